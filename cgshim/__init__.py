@@ -1,0 +1,12 @@
+"""One custom gradient, written once, right in NumPy, JAX, PyTorch and TensorFlow."""
+
+from cgshim._backend import available_backends as available_backends
+from cgshim._backend import config_backend as config_backend
+from cgshim._backend import set_backend as set_backend
+from cgshim._backend import use_backend as use_backend
+from cgshim._custom_gradient import op_custom_gradient as op_custom_gradient
+from cgshim._errors import BackendError as BackendError
+from cgshim._errors import CustomGradientError as CustomGradientError
+from cgshim._errors import CustomGradientTypeError as CustomGradientTypeError
+from cgshim._errors import CustomGradientValueError as CustomGradientValueError
+from cgshim._errors import TransformationError as TransformationError

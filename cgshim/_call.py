@@ -1,0 +1,94 @@
+"""One call of an op, as a backend sees it: tensors in, tensors and a rule out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from cgshim._backend import Backend, Tensor, name_of
+from cgshim._convention import Rule
+from cgshim._errors import CustomGradientTypeError, TransformationError, describe, function_name, sentence
+from cgshim._tree import ONE_TENSOR, Parts, take_apart
+
+
+class Call:
+    """What a backend is given: calling it runs f on tensors, and returns the output's tensors and the rule.
+
+    A backend may call it as often as its framework needs (a retrace, a second order), with other tensors of the same
+    shapes and dtypes: tracers, boxes, copies.
+    """
+
+    __slots__ = (
+        "arguments", "backend", "dtypes", "f", "forward_mode", "inputs", "name", "names", "options", "output", "shapes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        f: Callable[..., Any],
+        forward_mode: bool,
+        backend: Backend,
+        names: Sequence[str],
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        self.name = name
+        self.f = f
+        self.forward_mode = forward_mode
+        self.backend = backend
+        self.names = names
+        self.options = options
+        self.arguments: list[Parts] = []
+        self.output = ONE_TENSOR
+        inputs: list[Tensor] = []
+        for argument in arguments:
+            tensors, parts = take_apart(name, backend, argument)
+            inputs += tensors
+            self.arguments.append(parts)
+        self.inputs: Sequence[Tensor] = inputs
+        # What a gradient must fit is kept for the rule, not the tensors, which it would keep alive.
+        self.shapes = [x.shape for x in inputs]
+        self.dtypes = [x.dtype for x in inputs]
+
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
+        """Run f once on inputs; the tensors of its output, and the rule that goes with them."""
+        output, grad_fn = pair(self.name, self.f, self.f(*self.fill(inputs), **self.options))
+        outputs, self.output = take_apart(self.name, self.backend, output)
+        if inputs and not outputs:
+            raise CustomGradientTypeError(
+                sentence(self.name, "the output of f must hold a tensor when an argument does", describe(output),
+                         f"return a tensor of {name_of(self.backend)}")
+            )  # fmt: skip
+        return outputs, Rule(self, grad_fn, self.output)
+
+    def fill(self, tensors: Sequence[Any]) -> list[Any]:
+        """f's arguments round these tensors."""
+        filled, start = [], 0
+        for parts in self.arguments:
+            filled.append(parts.fill(tensors[start : start + parts.count]))
+            start += parts.count
+        return filled
+
+    def refuse(self, rule: str, transformation: str, instead: str) -> NoReturn:
+        """Raise the error for a transformation under which the gradient cannot be the rule's."""
+        raise TransformationError(sentence(self.name, rule, transformation, instead))
+
+    def refuse_captured(self, tensor: object) -> NoReturn:
+        """Raise the error for a tensor that is differentiated and reached f by another way than its arguments."""
+        raise CustomGradientTypeError(
+            sentence(self.name, "f must be given every tensor that is differentiated", f"a captured {describe(tensor)}",
+                     "pass it as an argument")
+        )  # fmt: skip
+
+
+def pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
+    """What f returned, when it is what f must return."""
+    if isinstance(result, tuple) and len(result) == 2 and callable(result[1]):
+        return result
+    got = describe(result)
+    if isinstance(result, tuple) and len(result) == 2:
+        got = f"({describe(result[0])}, {describe(result[1])})"
+    raise CustomGradientTypeError(
+        sentence(op, f"{function_name(f)} must return a pair (output, grad_fn)", got,
+                 "return the output and a function that turns upstream gradients into gradients of the arguments")
+    )  # fmt: skip

@@ -1,0 +1,325 @@
+"""How a grad_fn wants to be called, and what it may return: every check, and every message, once for all backends."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cgshim._backend import Tensor
+from cgshim._errors import (
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    describe,
+    describe_spec,
+    describe_tree,
+    dtype_name,
+    function_name,
+    listing,
+    sentence,
+    shape_of,
+)
+from cgshim._tree import Parts, as_tensor
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from cgshim._call import Call
+
+FORMS = "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), each with or without variables"
+
+
+# --- How it wants to be called ----------------------------------------------------------------------------------
+
+
+class Signature(NamedTuple):
+    """What there is to know of a grad_fn's parameters: how many it takes by position, and which by name."""
+
+    required: int
+    """positional parameters without a default"""
+    accepted: float
+    """positional parameters in all; infinite with *args"""
+    upstream_at: float | None
+    """where a parameter called upstream stands: its position, infinite when it is keyword-only"""
+    variables: bool | None
+    """whether a parameter takes the variables, and (True) whether it has to have them"""
+    foreign: bool
+    """whether it insists on a keyword that no form has"""
+
+
+def signature_of(grad_fn: Callable[..., Any]) -> Signature:
+    """grad_fn's parameters; those of a plain function are read once for all its closures."""
+    code = getattr(grad_fn, "__code__", None)
+    if code is None or hasattr(grad_fn, "__wrapped__"):
+        return _read_signature(grad_fn)
+    try:
+        return _signatures[code]
+    except KeyError:
+        return _signatures.setdefault(code, _read_signature(grad_fn))
+
+
+_signatures: dict[CodeType, Signature] = {}
+
+
+def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
+    try:
+        parameters = inspect.signature(grad_fn).parameters.values()
+    except ValueError:  # a function written in C tells nothing: it gets what most rules get, one upstream
+        return Signature(1, 1, None, None, False)
+    required, accepted, upstream_at, variables, foreign = 0, 0.0, None, None, False
+    for p in parameters:
+        needed = p.default is p.empty
+        if p.kind is p.VAR_POSITIONAL:
+            accepted = float("inf")
+        elif p.kind is p.VAR_KEYWORD:
+            variables = variables or False
+        elif p.name == "variables":
+            variables = needed
+        elif p.kind is p.KEYWORD_ONLY:
+            if p.name == "upstream":
+                upstream_at = float("inf")
+            else:
+                foreign |= needed
+        else:
+            if p.name == "upstream" and p.kind is not p.POSITIONAL_ONLY:
+                upstream_at = accepted
+            required += needed
+            accepted += 1
+    return Signature(required, accepted, upstream_at, variables, foreign)
+
+
+class Form(enum.Enum):
+    """The three ways to hand a rule its upstream gradients."""
+
+    STRUCTURED = enum.auto()
+    """grad(upstream), structured as the output"""
+    ARGUMENTS = enum.auto()
+    """grad(*args, upstream=...), structured as the output"""
+    FLAT = enum.auto()
+    """grad(d1, d2, ...), one a tensor output"""
+
+
+def form_of(signature: Signature, arguments: int, outputs: int) -> Form | None:
+    """The form that a rule of this signature is written in, None where it fits none."""
+    required, accepted, upstream_at, _, foreign = signature
+    if foreign:
+        return None
+    if upstream_at is None or upstream_at == 0:
+        if required == 1 and (accepted < _MANY or upstream_at == 0) or (required, accepted) == (0, 1):
+            return Form.STRUCTURED
+        return Form.FLAT if upstream_at is None and required <= outputs <= accepted else None
+    if upstream_at == _MANY:
+        return Form.ARGUMENTS if required <= arguments <= accepted else None
+    return Form.ARGUMENTS if arguments == upstream_at and required <= arguments + 1 else None
+
+
+_MANY = float("inf")
+
+
+# --- The rule of one run of f -----------------------------------------------------------------------------------
+
+
+class Rule:
+    """A grad_fn with its convention: flat upstream gradients in, flat and checked gradients out."""
+
+    __slots__ = ("_call", "_form", "_output", "_variables", "grad_fn")
+
+    def __init__(self, call: Call, grad_fn: Callable[..., Any], output: Parts) -> None:
+        signature = signature_of(grad_fn)
+        form = form_of(signature, len(call.arguments), output.count)
+        if form is None:
+            raise CustomGradientTypeError(_no_form(call, grad_fn, output))
+        self.grad_fn = grad_fn
+        self._call = call
+        self._form = form
+        self._variables = signature.variables
+        self._output = output
+
+    @property
+    def needs_inputs(self) -> bool:
+        """Whether grad_fn is called with f's arguments; where it is not, nobody has to keep them for it."""
+        return self._form is Form.ARGUMENTS
+
+    def with_grad_fn(self, grad_fn: Callable[..., Any]) -> Rule:
+        """The same rule round another grad_fn of the same signature: one whose residuals were replaced."""
+        rule = copy.copy(self)
+        rule.grad_fn = grad_fn
+        return rule
+
+    def require_variables(self, variables: Sequence[Tensor]) -> None:
+        """Raise unless grad_fn takes variables, or f read none."""
+        if variables and self._variables is None:
+            raise CustomGradientTypeError(
+                sentence(self._call.name, "grad_fn must take variables when f reads trainable state",
+                         f"{_spelled(self.grad_fn)} and {listing([describe(v) for v in variables])}",
+                         "write grad_fn(..., variables=None) and return (gradients, [one a variable]), "
+                         "or pass the state as an argument")
+            )  # fmt: skip
+
+    def __call__(
+        self, inputs: Sequence[Tensor], upstreams: Sequence[Tensor], variables: Sequence[Tensor] = ()
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """The gradients of the inputs and of the variables; inputs may be empty unless the rule needs_inputs.
+
+        upstreams holds a gradient for each tensor output: zeros where the output was not used, never None.
+        """
+        keywords = {"variables": list(variables)} if variables or self._variables else {}
+        if self._form is Form.FLAT:
+            result = self.grad_fn(*upstreams, **keywords)
+        else:
+            upstream = self._output.without_static().fill(upstreams)
+            if self._form is Form.STRUCTURED:
+                result = self.grad_fn(upstream, **keywords)
+            else:
+                result = self.grad_fn(*self._call.fill(inputs), upstream=upstream, **keywords)
+        if not keywords:
+            return _gradients_of_arguments(self._call, result), []
+        of_arguments, of_variables = _split(self._call, result)
+        return (
+            _gradients_of_arguments(self._call, of_arguments),
+            _gradients_of_variables(self._call, of_variables, variables),
+        )
+
+
+def _no_form(call: Call, grad_fn: Callable[..., Any], output: Parts) -> str:
+    arguments = len(call.arguments)
+    return sentence(
+        call.name, f"grad_fn must take its upstream gradients as {FORMS}",
+        f"{_spelled(grad_fn)} for {_count(arguments, 'argument')} and {_count(output.count, 'tensor output')}",
+        "write it in one of these forms",
+    )  # fmt: skip
+
+
+def _spelled(grad_fn: Callable[..., Any]) -> str:
+    try:
+        return f"{function_name(grad_fn)}{inspect.signature(grad_fn)}"
+    except ValueError:
+        return function_name(grad_fn)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+# --- What it may return -----------------------------------------------------------------------------------------
+
+
+def _gradients_of_arguments(call: Call, result: Any) -> list[Tensor | None]:
+    """What grad_fn returned for f's arguments, as one checked gradient a tensor input."""
+    gradients = _align(call, result)
+    return [
+        _checked(call, gradient, call.shapes[at], call.dtypes[at], functools.partial(_input_name, call, at))
+        for at, gradient in enumerate(gradients)
+    ]
+
+
+def _gradients_of_variables(call: Call, result: Any, variables: Sequence[Tensor]) -> list[Tensor | None]:
+    """What grad_fn returned for the variables that it was given, as one checked gradient a variable."""
+    gradients = [None] * len(variables) if result is None else result
+    if not isinstance(gradients, (list, tuple)) or len(gradients) != len(variables):
+        raise CustomGradientValueError(
+            sentence(call.name, f"grad_fn must return one gradient for each of {_count(len(variables), 'variable')}",
+                     describe(result), "return (gradients, [one a variable])")
+        )  # fmt: skip
+    return [
+        _checked(call, gradient, variable.shape, variable.dtype, lambda at=at: f"variables[{at}]")
+        for at, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+    ]
+
+
+def _split(call: Call, result: Any) -> tuple[Any, Any]:
+    if isinstance(result, (tuple, list)) and len(result) == 2:
+        return result[0], result[1]
+    raise CustomGradientValueError(
+        sentence(call.name, "grad_fn with variables must return a pair (gradients, variable_gradients)",
+                 describe(result), "return (gradients, [one a variable])")
+    )  # fmt: skip
+
+
+def _align(call: Call, result: Any) -> Sequence[Any]:
+    """The leaves of what grad_fn returned, one a tensor input, whichever return form it chose."""
+    for aligned in _readings(call, result):
+        if aligned is not None:
+            return aligned
+    names = [name for name, parts in zip(call.names, call.arguments, strict=True) if parts.count]
+    raise CustomGradientValueError(
+        sentence(call.name, f"grad_fn must return one gradient for each argument ({', '.join(names)})",
+                 describe_tree(result), "return them in order, each None, a tensor, or structured as its argument")
+    )  # fmt: skip
+
+
+def _readings(call: Call, result: Any) -> Iterator[Sequence[Any] | None]:
+    """The ways to read a result, the most literal first: one an argument, one an argument that holds a tensor, flat."""
+    holding = [parts for parts in call.arguments if parts.count]
+    total = len(call.shapes)
+    several = isinstance(result, (list, tuple))
+    if several and len(result) == len(call.arguments):
+        yield _align_each(call.arguments, result)
+    if several and len(result) == len(holding):
+        yield _align_each(holding, result)
+    if len(holding) == 1:
+        yield holding[0].align(result)
+    if several and len(result) == total and not any(isinstance(g, (list, tuple, dict)) for g in result):
+        yield result
+    if result is None:
+        yield [None] * total
+
+
+def _align_each(arguments: Sequence[Parts], gradients: Sequence[Any]) -> list[Any] | None:
+    aligned: list[Any] = []
+    for parts, gradient in zip(arguments, gradients, strict=True):
+        leaves = parts.align(gradient)
+        if leaves is None:
+            return None
+        aligned += leaves
+    return aligned
+
+
+def _checked(call: Call, gradient: Any, shape: Any, dtype: Any, of: Callable[[], str]) -> Tensor | None:
+    """A gradient that fits the tensor that it is the gradient of, in the tensor's dtype; None where there is none."""
+    if gradient is None or not is_differentiable(dtype):
+        return None
+    tensor = as_tensor(call.name, call.backend, gradient)
+    if tensor is None:
+        if not isinstance(gradient, (int, float, complex)):
+            raise CustomGradientTypeError(
+                sentence(call.name, f"the gradient of {of()} must be a tensor or None", describe(gradient),
+                         "return None where there is no gradient")
+            )  # fmt: skip
+        tensor = call.backend.convert_to_tensor(gradient)
+    if not _fits(tensor.shape, shape):
+        raise CustomGradientValueError(
+            sentence(call.name, f"the gradient of {of()} must have its shape {describe_spec(shape, dtype)}",
+                     describe(tensor), "sum over what was broadcast, or broadcast it in grad_fn")
+        )  # fmt: skip
+    if tensor.dtype == dtype:
+        return tensor
+    if dtype_name(tensor.dtype).startswith("complex") and not dtype_name(dtype).startswith("complex"):
+        raise CustomGradientValueError(
+            sentence(call.name, f"the gradient of {of()} must be real as it is ({describe_spec(shape, dtype)})",
+                     describe(tensor), "take the real part in grad_fn")
+        )  # fmt: skip
+    return call.backend.convert_to_tensor(tensor, dtype)
+
+
+def _fits(shape: Any, expected: Any) -> bool:
+    """Whether two shapes are the same as far as they are known; nothing is broadcast."""
+    got, wanted = shape_of(shape), shape_of(expected)
+    if ... in got or ... in wanted:
+        return True
+    return len(got) == len(wanted) and all(m is None or n is None or m == n for m, n in zip(got, wanted, strict=True))
+
+
+@functools.cache
+def is_differentiable(dtype: Any) -> bool:
+    """Whether tensors of this dtype have gradients: the floats and the complex numbers."""
+    return dtype_name(dtype).startswith(("float", "bfloat", "complex"))
+
+
+def _input_name(call: Call, at: int) -> str:
+    """What a reader calls a tensor input: its argument's name and the path inside it."""
+    paths = [path for name, parts in zip(call.names, call.arguments, strict=True) for path in parts.paths(name)]
+    return paths[at]

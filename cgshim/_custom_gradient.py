@@ -1,0 +1,170 @@
+"""op_custom_gradient: binds a call, asks for a backend, and hands over."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from cgshim._backend import select
+from cgshim._call import Call, pair
+from cgshim._errors import CustomGradientTypeError, describe, function_name, sentence
+
+P = ParamSpec("P")
+T_co = TypeVar("T_co", covariant=True)
+Q = ParamSpec("Q")
+S = TypeVar("S")
+
+
+class CustomGradient(Generic[P, T_co]):
+    """An op: f's output, with the gradient that f's own rule gives it. Made by op_custom_gradient."""
+
+    __name__: str
+    __qualname__: str
+    __wrapped__: Callable[P, tuple[T_co, Any]]
+
+    def __init__(self, f: Callable[P, tuple[T_co, Any]], *, forward_mode: bool, name: str | None) -> None:
+        functools.update_wrapper(self, f)
+        self.__wrapped__ = f
+        self.forward_mode = forward_mode
+        self.name = name or function_name(f)
+        self._parameters = _Parameters(f) if callable(f) else None  # a classmethod is callable only once it is bound
+
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
+        """f's output for these arguments, differentiable by f's rule in the framework of the arguments."""
+        assert self._parameters is not None
+        names, arguments, options = self._parameters.bind(self.name, args, kwargs)
+        backend = select(arguments)
+        if backend is None:
+            return pair(self.name, self.__wrapped__, self.__wrapped__(*args, **kwargs))[0]
+        call = Call(self.name, self.__wrapped__, self.forward_mode, backend, names, arguments, options)
+        if not call.inputs:  # nothing to differentiate
+            outputs, _ = call([])
+        else:
+            outputs = backend.custom_gradient(call, call.inputs)
+        return call.output.fill(outputs)
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> CustomGradient[P, T_co]: ...
+    @overload
+    def __get__(
+        self: CustomGradient[Concatenate[S, Q], T_co], instance: S, owner: type | None = None
+    ) -> CustomGradient[Q, T_co]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> CustomGradient[Any, T_co]:
+        """The op as a method: what f is bound to is no argument, it takes part as whatever f captures does."""
+        bind = getattr(self.__wrapped__, "__get__", None)
+        bound = self.__wrapped__ if bind is None else bind(instance, owner)
+        if bound is self.__wrapped__:
+            return self
+        return CustomGradient(bound, forward_mode=self.forward_mode, name=self.name)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By name where the op is found under f's, as functions are; else as f and the options."""
+        module = sys.modules.get(self.__module__)
+        try:
+            if operator.attrgetter(self.__qualname__)(module) is self:
+                return self.__qualname__
+        except AttributeError:
+            pass  # a local function, or an op that goes by another name than f
+        return _restore, (self.__wrapped__, self.forward_mode, self.name)
+
+    def __repr__(self) -> str:
+        return f"<op {self.name} with a custom gradient>"
+
+
+def _restore(f: Callable[..., tuple[Any, Any]], forward_mode: bool, name: str) -> CustomGradient[..., Any]:
+    return CustomGradient(f, forward_mode=forward_mode, name=name)
+
+
+class _Parameters:
+    """f's parameters: those by position are arguments, with gradients; the keyword-only ones are options."""
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        try:
+            self._signature = inspect.signature(f)
+        except ValueError:  # written in C, without a signature: whatever comes by position is an argument
+            self._signature = inspect.signature(lambda *args, **options: None)
+        parameters = self._signature.parameters.values()
+        self._names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        self._plain = self._rest is None and not any(p.kind is p.KEYWORD_ONLY for p in parameters)
+
+    def bind(
+        self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[list[str], tuple[Any, ...], Mapping[str, Any]]:
+        """The arguments' names, the arguments and the options: the same for a positional, keyword or default one."""
+        if self._plain and not kwargs and len(args) == len(self._names):
+            return self._names, args, kwargs
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise CustomGradientTypeError(f"{op}: {error}") from None
+        bound.apply_defaults()
+        names = self._names + [f"{self._rest}[{at}]" for at in range(len(bound.args) - len(self._names))]
+        return names, bound.args, bound.kwargs
+
+
+@overload
+def op_custom_gradient(
+    f: Callable[P, tuple[T_co, Any]], /, *, forward_mode: bool = False, name: str | None = None
+) -> CustomGradient[P, T_co]: ...
+@overload
+def op_custom_gradient(
+    f: None = None, /, *, forward_mode: bool = False, name: str | None = None
+) -> Callable[[Callable[P, tuple[T_co, Any]]], CustomGradient[P, T_co]]: ...
+def op_custom_gradient(
+    f: Callable[..., tuple[Any, Any]] | None = None, /, *, forward_mode: bool = False, name: str | None = None
+) -> Any:
+    """Give a function its own gradient, in every framework.
+
+    Parameters
+    ----------
+    f : callable
+        ``f(*args, **options) -> (output, grad_fn)``. Arguments and output are trees whose tensors (of any shape and
+        dtype) take part in differentiation; all the rest in them is static. Keyword-only parameters are options.
+        ``grad_fn`` turns upstream gradients, structured as the output, into one gradient for each argument. It is
+        written as ``grad(upstream)``, as ``grad(*args, upstream)`` or as ``grad(d1, d2, ...)`` with one upstream
+        gradient for each tensor output; with a parameter ``variables`` (or ``**kwargs``) it is given the trainable
+        state that f reads, and returns ``(gradients, [one for each variable])``.
+    forward_mode : bool
+        Promise that grad_fn is linear in upstream, so that forward mode (jvp, jacfwd) may use its transpose.
+    name : str, optional
+        What messages call the op; by default f's name.
+
+    Returns
+    -------
+    callable
+        f's parameters, and f's output without grad_fn. Used without ``f``, a decorator.
+
+    Raises
+    ------
+    CustomGradientTypeError
+        Where f does not return such a pair, or grad_fn is written in no known form.
+    CustomGradientValueError
+        In the backward pass, where a gradient does not have the shape of its argument.
+    BackendError
+        Where tensors of two frameworks meet, or the backend that was chosen cannot be imported.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> @op_custom_gradient
+    ... def double(x):
+    ...     return 2 * x, lambda upstream: 2 * upstream
+    >>> double(np.float64(3.0))
+    np.float64(6.0)
+
+    Notes
+    -----
+    The convention is that of ``tf.custom_gradient`` and ``keras.ops.custom_gradient``, for every backend alike.
+    """
+    if f is None:
+        return functools.partial(op_custom_gradient, forward_mode=forward_mode, name=name)
+    if not callable(f) and not hasattr(f, "__get__"):
+        raise CustomGradientTypeError(
+            sentence("op_custom_gradient", "f must be callable", describe(f), "decorate a function")
+        )
+    return CustomGradient(f, forward_mode=forward_mode, name=name)

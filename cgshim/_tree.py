@@ -1,0 +1,136 @@
+"""Trees of tensors and of anything else: taken apart for the backend, put together again for the author."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cgshim._backend import Backend, Tensor, framework_of, is_numpy_array, mixed, unwrap
+
+
+class Parts:
+    """A tree taken apart into its tensors, which take part in differentiation, and all the rest, which is static.
+
+    The parts hold no tensor: whoever takes a tree apart decides who keeps its tensors alive.
+    """
+
+    __slots__ = ("_backend", "_static", "_structure", "_tensor_at", "count")
+
+    def __init__(self, backend: Backend | None, static: list[Any], tensor_at: list[int], structure: Any) -> None:
+        self.count = len(tensor_at)
+        self._backend = backend
+        self._static = static
+        self._tensor_at = tensor_at
+        self._structure = structure
+
+    def fill(self, tensors: Sequence[Any]) -> Any:
+        """The tree again, round these tensors."""
+        if self._backend is None:
+            return tensors[0]
+        leaves = list(self._static)
+        for at, tensor in zip(self._tensor_at, tensors, strict=True):
+            leaves[at] = tensor
+        return self._backend.tree_unflatten(self._structure, leaves)
+
+    def without_static(self) -> Parts:
+        """The same tree with None for all that is no tensor: the structure of the tree's gradients."""
+        if len(self._static) == self.count:
+            return self
+        return Parts(self._backend, [None] * len(self._static), self._tensor_at, self._structure)
+
+    def align(self, gradient: Any) -> list[Any] | None:
+        """The leaves of a gradient of this tree, one a tensor; None when it is structured otherwise."""
+        return _align(self._backend, self._skeleton(), gradient)
+
+    def paths(self, name: str) -> list[str]:
+        """What a reader calls each tensor of the tree called name: x, params['w'], pair[1]."""
+        return _paths(self._backend, self._skeleton(), name)
+
+    def _skeleton(self) -> Any:
+        return self.fill([_SLOT] * self.count)
+
+
+class _Slot:
+    """Stands where a tensor stood."""
+
+
+_SLOT = _Slot()
+
+ONE_TENSOR = Parts(None, [None], [0], None)
+"""The parts of a tree that is a tensor."""
+
+
+def take_apart(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], Parts]:
+    """The tensors of a tree, NumPy arrays and Keras Variables among them made the backend's, and its other parts."""
+    if backend.is_tensor(tree):
+        return [tree], ONE_TENSOR
+    leaves, structure = backend.tree_flatten(tree)
+    tensors, tensor_at = [], []
+    for at, leaf in enumerate(leaves):
+        tensor = as_tensor(op, backend, leaf)
+        if tensor is not None:
+            tensors.append(tensor)
+            tensor_at.append(at)
+            leaves[at] = None
+    return tensors, Parts(backend, leaves, tensor_at, structure)
+
+
+def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
+    """leaf as the backend's tensor, None where it is static; another framework's tensor is an error."""
+    leaf = unwrap(leaf)
+    if backend.is_tensor(leaf):
+        return leaf
+    if is_numpy_array(leaf):
+        return backend.convert_to_tensor(leaf)
+    if framework_of(leaf) is not None:
+        raise mixed(op, backend, leaf)
+    return None
+
+
+def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
+    """The keys of a container of Python's own, in flat order, each with its spelling in a path; None for the rest."""
+    if isinstance(tree, (list, tuple)):
+        fields = getattr(tree, "_fields", None)
+        return [(at, f".{fields[at]}" if fields else f"[{at}]") for at in range(len(tree))]
+    if type(tree) is dict:
+        keys = list(tree)
+        order, _ = backend.tree_flatten(dict(zip(keys, range(len(keys)), strict=True)))
+        return [(keys[at], f"[{keys[at]!r}]") for at in order]
+    return None
+
+
+def _align(backend: Backend | None, tree: Any, gradient: Any) -> list[Any] | None:
+    """The leaves of gradient at the slots of tree; a None stands for a whole branch, list and tuple are alike."""
+    if tree is _SLOT:
+        return None if isinstance(gradient, (list, tuple, dict)) else [gradient]
+    assert backend is not None  # only a tree that is one tensor has none
+    leaves, structure = backend.tree_flatten(tree)
+    slots = [leaf is _SLOT for leaf in leaves]
+    if gradient is None or not any(slots):
+        return [None] * sum(slots)
+    children = _children(backend, tree)
+    if children is None:
+        given, structure_given = backend.tree_flatten(gradient)
+        return [g for g, slot in zip(given, slots, strict=True) if slot] if structure_given == structure else None
+    if not isinstance(gradient, Mapping if isinstance(tree, dict) else (list, tuple)) or len(gradient) != len(tree):
+        return None
+    aligned: list[Any] = []
+    for key, _ in children:
+        if isinstance(gradient, Mapping) and key not in gradient:
+            return None
+        part = _align(backend, tree[key], gradient[key])
+        if part is None:
+            return None
+        aligned += part
+    return aligned
+
+
+def _paths(backend: Backend | None, tree: Any, name: str) -> list[str]:
+    if tree is _SLOT:
+        return [name]
+    assert backend is not None  # only a tree that is one tensor has none
+    children = _children(backend, tree)
+    if children is not None:
+        return [path for key, suffix in children for path in _paths(backend, tree[key], name + suffix)]
+    leaves, _ = backend.tree_flatten(tree)
+    return [f"{name} (leaf {at})" for at, leaf in enumerate(leaves) if leaf is _SLOT]
