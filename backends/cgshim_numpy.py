@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optree
-from autograd import make_vjp
 from autograd import numpy as anp
 from autograd.builtins import tuple as tuple_of_boxes
+from autograd.core import make_vjp
 from autograd.extend import defvjp_argnums, primitive, vspace
 from autograd.tracer import getval, isbox
 
@@ -117,20 +117,23 @@ def _is_float(x: Array) -> bool:
 def vjp(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
 ) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array | None]]]:
-    differentiable = [at for at, x in enumerate(inputs) if _is_float(x)]
+    at_floats = [at for at, x in enumerate(inputs) if _is_float(x)]
 
-    def of_differentiable(*values: Array) -> Any:
+    def fn_of_floats(floats: Any) -> Any:
         full = list(inputs)
-        for at, value in zip(differentiable, values, strict=True):
-            full[at] = value
-        return tuple_of_boxes(tuple(fn(*full)))
+        for n, at in enumerate(at_floats):
+            full[at] = floats[n]
+        # The inputs come back with the outputs: autograd warns of an output that does not depend on them.
+        return tuple_of_boxes((tuple_of_boxes(tuple(fn(*full))), floats))
 
-    pullback, outputs = make_vjp(lambda values: of_differentiable(*values), tuple(inputs[at] for at in differentiable))
+    floats = tuple(inputs[at] for at in at_floats)
+    pull_back, (outputs, _) = make_vjp(fn_of_floats, floats)
 
-    def gradients(upstreams: Sequence[Array]) -> list[Array | None]:
-        found: list[Array | None] = [None] * len(inputs)
-        for at, gradient in zip(differentiable, pullback(tuple(upstreams)), strict=True):
-            found[at] = gradient
-        return found
+    def pullback(upstreams: Sequence[Array]) -> list[Array | None]:
+        gradients: list[Array | None] = [None] * len(inputs)
+        unused = vspace(floats).zeros()
+        for at, gradient in zip(at_floats, pull_back((tuple(upstreams), unused)), strict=True):
+            gradients[at] = gradient
+        return gradients
 
-    return list(outputs), gradients
+    return list(outputs), pullback

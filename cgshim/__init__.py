@@ -10,3 +10,6 @@ from cgshim._errors import CustomGradientError as CustomGradientError
 from cgshim._errors import CustomGradientTypeError as CustomGradientTypeError
 from cgshim._errors import CustomGradientValueError as CustomGradientValueError
 from cgshim._errors import TransformationError as TransformationError
+from cgshim._vjp import op_grad as op_grad
+from cgshim._vjp import op_value_and_grad as op_value_and_grad
+from cgshim._vjp import op_vjp as op_vjp

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from cgshim._backend import Backend, Tensor, name_of
 from cgshim._convention import Rule
 from cgshim._errors import CustomGradientTypeError, TransformationError, describe, function_name, sentence
-from cgshim._tree import ONE_TENSOR, Parts, take_apart
+from cgshim._tree import ONE_TENSOR, Parts, fill_each, take_apart
 
 
 class Call:
@@ -19,7 +19,7 @@ class Call:
     """
 
     __slots__ = (
-        "arguments", "backend", "dtypes", "f", "forward_mode", "inputs", "name", "names", "options", "output", "shapes",
+        "arguments", "backend", "dtypes", "f", "forward_mode", "name", "names", "options", "output", "shapes",
     )  # fmt: skip
 
     def __init__(
@@ -29,24 +29,19 @@ class Call:
         forward_mode: bool,
         backend: Backend,
         names: Sequence[str],
-        arguments: Sequence[Any],
+        arguments: Sequence[Parts],
         options: Mapping[str, Any],
+        inputs: Sequence[Tensor],
     ) -> None:
         self.name = name
         self.f = f
         self.forward_mode = forward_mode
         self.backend = backend
         self.names = names
+        self.arguments = arguments
         self.options = options
-        self.arguments: list[Parts] = []
         self.output = ONE_TENSOR
-        inputs: list[Tensor] = []
-        for argument in arguments:
-            tensors, parts = take_apart(name, backend, argument)
-            inputs += tensors
-            self.arguments.append(parts)
-        self.inputs: Sequence[Tensor] = inputs
-        # What a gradient must fit is kept for the rule, not the tensors, which it would keep alive.
+        # What a gradient must fit is kept, and not the inputs: whoever keeps the rule would keep them alive.
         self.shapes = [x.shape for x in inputs]
         self.dtypes = [x.dtype for x in inputs]
 
@@ -63,11 +58,7 @@ class Call:
 
     def fill(self, tensors: Sequence[Any]) -> list[Any]:
         """f's arguments round these tensors."""
-        filled, start = [], 0
-        for parts in self.arguments:
-            filled.append(parts.fill(tensors[start : start + parts.count]))
-            start += parts.count
-        return filled
+        return fill_each(self.arguments, tensors)
 
     def refuse(self, rule: str, transformation: str, instead: str) -> NoReturn:
         """Raise the error for a transformation under which the gradient cannot be the rule's."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import enum
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cgshim._backend import Tensor
+from cgshim._backend import Backend, Tensor
 from cgshim._errors import (
     CustomGradientTypeError,
     CustomGradientValueError,
@@ -211,7 +211,7 @@ def _gradients_of_arguments(call: Call, result: Any) -> list[Tensor | None]:
     """What grad_fn returned for f's arguments, as one checked gradient a tensor input."""
     gradients = _align(call, result)
     return [
-        _checked(call, gradient, call.shapes[at], call.dtypes[at], functools.partial(_input_name, call, at))
+        check_gradient(call.name, call.backend, gradient, call.shapes[at], call.dtypes[at], partial(_input_name, call, at))
         for at, gradient in enumerate(gradients)
     ]
 
@@ -225,7 +225,7 @@ def _gradients_of_variables(call: Call, result: Any, variables: Sequence[Tensor]
                      describe(result), "return (gradients, [one a variable])")
         )  # fmt: skip
     return [
-        _checked(call, gradient, variable.shape, variable.dtype, lambda at=at: f"variables[{at}]")
+        check_gradient(call.name, call.backend, gradient, variable.shape, variable.dtype, partial("variables[{}]".format, at))
         for at, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
     ]
 
@@ -278,31 +278,42 @@ def _align_each(arguments: Sequence[Parts], gradients: Sequence[Any]) -> list[An
     return aligned
 
 
-def _checked(call: Call, gradient: Any, shape: Any, dtype: Any, of: Callable[[], str]) -> Tensor | None:
+def _input_name(call: Call, at: int) -> str:
+    """What a reader calls a tensor input: its argument's name and the path inside it."""
+    paths = [path for name, parts in zip(call.names, call.arguments, strict=True) for path in parts.paths(name)]
+    return paths[at]
+
+
+# --- What fits --------------------------------------------------------------------------------------------------
+
+
+def check_gradient(
+    op: str, backend: Backend, gradient: Any, shape: Any, dtype: Any, of: Callable[[], str]
+) -> Tensor | None:
     """A gradient that fits the tensor that it is the gradient of, in the tensor's dtype; None where there is none."""
     if gradient is None or not is_differentiable(dtype):
         return None
-    tensor = as_tensor(call.name, call.backend, gradient)
+    tensor = as_tensor(op, backend, gradient)
     if tensor is None:
         if not isinstance(gradient, (int, float, complex)):
             raise CustomGradientTypeError(
-                sentence(call.name, f"the gradient of {of()} must be a tensor or None", describe(gradient),
+                sentence(op, f"the gradient of {of()} must be a tensor or None", describe(gradient),
                          "return None where there is no gradient")
             )  # fmt: skip
-        tensor = call.backend.convert_to_tensor(gradient)
+        tensor = backend.convert_to_tensor(gradient)
     if not _fits(tensor.shape, shape):
         raise CustomGradientValueError(
-            sentence(call.name, f"the gradient of {of()} must have its shape {describe_spec(shape, dtype)}",
-                     describe(tensor), "sum over what was broadcast, or broadcast it in grad_fn")
+            sentence(op, f"the gradient of {of()} must have its shape {describe_spec(shape, dtype)}",
+                     describe(tensor), "sum over what was broadcast, or broadcast it in the rule")
         )  # fmt: skip
     if tensor.dtype == dtype:
         return tensor
     if dtype_name(tensor.dtype).startswith("complex") and not dtype_name(dtype).startswith("complex"):
         raise CustomGradientValueError(
-            sentence(call.name, f"the gradient of {of()} must be real as it is ({describe_spec(shape, dtype)})",
-                     describe(tensor), "take the real part in grad_fn")
+            sentence(op, f"the gradient of {of()} must be real as it is ({describe_spec(shape, dtype)})",
+                     describe(tensor), "take the real part in the rule")
         )  # fmt: skip
-    return call.backend.convert_to_tensor(tensor, dtype)
+    return backend.convert_to_tensor(tensor, dtype)
 
 
 def _fits(shape: Any, expected: Any) -> bool:
@@ -313,13 +324,7 @@ def _fits(shape: Any, expected: Any) -> bool:
     return len(got) == len(wanted) and all(m is None or n is None or m == n for m, n in zip(got, wanted, strict=True))
 
 
-@functools.cache
+@cache
 def is_differentiable(dtype: Any) -> bool:
     """Whether tensors of this dtype have gradients: the floats and the complex numbers."""
     return dtype_name(dtype).startswith(("float", "bfloat", "complex"))
-
-
-def _input_name(call: Call, at: int) -> str:
-    """What a reader calls a tensor input: its argument's name and the path inside it."""
-    paths = [path for name, parts in zip(call.names, call.arguments, strict=True) for path in parts.paths(name)]
-    return paths[at]

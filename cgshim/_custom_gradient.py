@@ -12,6 +12,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 from cgshim._backend import select
 from cgshim._call import Call, pair
 from cgshim._errors import CustomGradientTypeError, describe, function_name, sentence
+from cgshim._tree import take_apart_each
 
 P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
@@ -40,11 +41,9 @@ class CustomGradient(Generic[P, T_co]):
         backend = select(arguments)
         if backend is None:
             return pair(self.name, self.__wrapped__, self.__wrapped__(*args, **kwargs))[0]
-        call = Call(self.name, self.__wrapped__, self.forward_mode, backend, names, arguments, options)
-        if not call.inputs:  # nothing to differentiate
-            outputs, _ = call([])
-        else:
-            outputs = backend.custom_gradient(call, call.inputs)
+        inputs, parts = take_apart_each(self.name, backend, arguments)
+        call = Call(self.name, self.__wrapped__, self.forward_mode, backend, names, parts, options, inputs)
+        outputs = backend.custom_gradient(call, inputs) if inputs else call(inputs)[0]
         return call.output.fill(outputs)
 
     @overload

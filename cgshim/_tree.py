@@ -75,6 +75,26 @@ def take_apart(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], Part
     return tensors, Parts(backend, leaves, tensor_at, structure)
 
 
+def take_apart_each(op: str, backend: Backend, trees: Sequence[Any]) -> tuple[list[Tensor], list[Parts]]:
+    """The tensors of several trees in a row, and the other parts of each."""
+    tensors: list[Tensor] = []
+    each: list[Parts] = []
+    for tree in trees:
+        found, parts = take_apart(op, backend, tree)
+        tensors += found
+        each.append(parts)
+    return tensors, each
+
+
+def fill_each(each: Sequence[Parts], tensors: Sequence[Any]) -> list[Any]:
+    """The trees again, round these tensors in a row."""
+    filled, start = [], 0
+    for parts in each:
+        filled.append(parts.fill(tensors[start : start + parts.count]))
+        start += parts.count
+    return filled
+
+
 def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
     """leaf as the backend's tensor, None where it is static; another framework's tensor is an error."""
     leaf = unwrap(leaf)

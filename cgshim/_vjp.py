@@ -1,0 +1,214 @@
+"""Gradients by the framework's own mechanism, with JAX's names and semantics: op_vjp, op_grad, op_value_and_grad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cgshim._backend import Backend, Tensor, load, select
+from cgshim._convention import check_gradient, is_differentiable
+from cgshim._errors import (
+    CustomGradientTypeError,
+    describe_tree,
+    dtype_name,
+    function_name,
+    sentence,
+)
+from cgshim._tree import ONE_TENSOR, Parts, fill_each, take_apart, take_apart_each
+
+
+def op_vjp(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+    """The output of a function, and its pullback: from upstream gradients to gradients of the arguments.
+
+    Parameters
+    ----------
+    fn : callable
+        Any function that the backend can differentiate.
+    *args : trees of tensors
+        Where to differentiate it, tensors of any shape. Python floats among them are tensors, as in ``jax.vjp``.
+
+    Returns
+    -------
+    output : tree of tensors
+        ``fn(*args)``.
+    pullback : callable
+        Takes upstream gradients structured as the output, and returns a tuple with one gradient for each argument,
+        structured as it, with None where it holds no float or complex tensor. It may be called several times.
+
+    Raises
+    ------
+    CustomGradientTypeError, CustomGradientValueError
+        From the pullback, where the upstream gradients do not fit the output.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> output, pullback = op_vjp(lambda x, y: x * y, np.array([2.0, 3.0]), np.array([5.0, 7.0]))
+    >>> pullback(np.array([1.0, 10.0]))
+    (array([ 5., 70.]), array([ 2., 30.]))
+
+    Notes
+    -----
+    Stands on ``jax.vjp``, ``torch.autograd``, ``tf.GradientTape`` or ``autograd``. Derivatives of derivatives work.
+    """
+    op = f"op_vjp({function_name(fn)})"
+    return _vjp(op, _backend_for(args), fn, args)
+
+
+def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., tuple[Any, Any]]:
+    """A function that returns both fn's scalar output and its gradient.
+
+    Parameters
+    ----------
+    fn : callable
+        Any function of tensors, with a real scalar output.
+    argnums : int or sequence of int
+        The positional arguments, trees of float or complex tensors, to differentiate with respect to.
+
+    Returns
+    -------
+    callable
+        fn's parameters, and ``(output, gradient)``: the gradient is structured as the argument, and is a tuple of
+        those where argnums is a sequence.
+
+    Raises
+    ------
+    CustomGradientTypeError
+        From the function, where the output is no real scalar or an argument holds no float.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> op_value_and_grad(lambda x, y: (x * y).sum(), argnums=1)(np.array([2.0, 3.0]), np.array([5.0, 7.0]))
+    (np.float64(31.0), array([2., 3.]))
+
+    Notes
+    -----
+    The names and the semantics are those of ``jax.value_and_grad``.
+    """
+    op = f"op_grad({function_name(fn)})"
+    numbers = [argnums] if isinstance(argnums, int) else list(argnums)
+
+    def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        backend = _backend_for(args)
+
+        def of_chosen(*chosen: Any) -> Any:
+            full = list(args)
+            for at, argument in zip(numbers, chosen, strict=True):
+                full[at] = argument
+            return _real_scalar(op, backend, fn(*full, **kwargs))
+
+        chosen = [_differentiable(op, backend, args[at], at) for at in numbers]
+        output, pullback = _vjp(op, backend, of_chosen, chosen)
+        gradients = pullback(backend.convert_to_tensor(1.0, output.dtype))
+        return output, gradients[0] if isinstance(argnums, int) else gradients
+
+    return value_and_gradient
+
+
+def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+    """A function that returns the gradient of fn's scalar output.
+
+    Parameters
+    ----------
+    fn : callable
+        Any function of tensors, with a real scalar output.
+    argnums : int or sequence of int
+        The positional arguments, trees of float or complex tensors, to differentiate with respect to.
+
+    Returns
+    -------
+    callable
+        fn's parameters, and the gradient, structured as the argument; a tuple of those where argnums is a sequence.
+
+    Raises
+    ------
+    CustomGradientTypeError
+        From the function, where the output is no real scalar or an argument holds no float.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> op_grad(op_grad(lambda x: x**3))(np.float64(2.0))
+    np.float64(12.0)
+
+    Notes
+    -----
+    The names and the semantics are those of ``jax.grad``.
+    """
+    value_and_gradient = op_value_and_grad(fn, argnums)
+    return lambda *args, **kwargs: value_and_gradient(*args, **kwargs)[1]
+
+
+def _backend_for(args: Sequence[Any]) -> Backend:
+    return select(args) or load("numpy")
+
+
+def _vjp(
+    op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[Any]
+) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+    inputs, arguments = take_apart_each(op, backend, [_floats_to_tensors(backend, arg) for arg in args])
+    parts_of_output = ONE_TENSOR
+
+    def flat_fn(*tensors: Tensor) -> Sequence[Tensor]:
+        nonlocal parts_of_output
+        outputs, parts_of_output = take_apart(op, backend, fn(*fill_each(arguments, tensors)))
+        return outputs
+
+    outputs, flat_pullback = backend.vjp(flat_fn, inputs)
+    parts_of_gradients = [parts.without_static() for parts in arguments]
+
+    def pullback(upstream: Any) -> tuple[Any, ...]:
+        upstreams = _fitting(op, backend, parts_of_output, outputs, upstream)
+        return tuple(fill_each(parts_of_gradients, flat_pullback(upstreams)))
+
+    return parts_of_output.fill(outputs), pullback
+
+
+def _floats_to_tensors(backend: Backend, tree: Any) -> Any:
+    if backend.is_tensor(tree):
+        return tree
+    leaves, structure = backend.tree_flatten(tree)
+    tensors = [backend.convert_to_tensor(x) if isinstance(x, (float, complex)) else x for x in leaves]
+    return backend.tree_unflatten(structure, tensors)
+
+
+def _fitting(op: str, backend: Backend, parts: Parts, outputs: Sequence[Tensor], upstream: Any) -> list[Tensor]:
+    """The leaves of upstream, one for each output: zeros where there is None, as for an integer output."""
+    leaves = parts.align(upstream)
+    if leaves is None:
+        raise CustomGradientTypeError(
+            sentence(op, "the upstream gradients must be structured as the output", describe_tree(upstream),
+                     f"write them as {describe_tree(parts.fill(outputs))}")
+        )  # fmt: skip
+    paths = parts.paths("the output")
+    return [
+        _upstream(op, backend, leaf, output, path)
+        for leaf, output, path in zip(leaves, outputs, paths, strict=True)
+    ]
+
+
+def _upstream(op: str, backend: Backend, gradient: Any, output: Tensor, path: str) -> Tensor:
+    checked = check_gradient(op, backend, gradient, output.shape, output.dtype, lambda: path)
+    return backend.convert_to_tensor(np.zeros(output.shape), output.dtype) if checked is None else checked
+
+
+def _differentiable(op: str, backend: Backend, argument: Any, at: int) -> Any:
+    """argument, when there is something in it to differentiate with respect to, and nothing that has no gradient."""
+    tensors, _ = take_apart(op, backend, _floats_to_tensors(backend, argument))
+    if tensors and all(is_differentiable(x.dtype) for x in tensors):
+        return argument
+    raise CustomGradientTypeError(
+        sentence(op, f"argument {at} must hold float or complex tensors alone", describe_tree(argument),
+                 "convert it, or leave it out of argnums")
+    )  # fmt: skip
+
+
+def _real_scalar(op: str, backend: Backend, output: Any) -> Any:
+    if backend.is_tensor(output) and tuple(output.shape) == () and dtype_name(output.dtype).startswith(("float", "bfloat")):
+        return output
+    raise CustomGradientTypeError(
+        sentence(op, "the function must return one real scalar", describe_tree(output), "use op_vjp for other outputs")
+    )
