@@ -1,5 +1,8 @@
 """One custom gradient, written once, right in NumPy, JAX, PyTorch and TensorFlow."""
 
+import importlib
+from typing import Any
+
 from cgshim._backend import available_backends as available_backends
 from cgshim._backend import config_backend as config_backend
 from cgshim._backend import set_backend as set_backend
@@ -13,3 +16,11 @@ from cgshim._errors import TransformationError as TransformationError
 from cgshim._vjp import op_grad as op_grad
 from cgshim._vjp import op_value_and_grad as op_value_and_grad
 from cgshim._vjp import op_vjp as op_vjp
+
+
+def __getattr__(name: str) -> Any:
+    """op_exp and all other op_<name>: the functions of cgshim.ops, imported (and NumPy with them) when first used."""
+    if name.startswith("op_"):
+        ops = importlib.import_module("cgshim.ops")
+        return getattr(ops, name.removeprefix("op_"))
+    raise AttributeError(f"module 'cgshim' has no attribute {name!r}")

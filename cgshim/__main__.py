@@ -1,0 +1,79 @@
+"""python -m cgshim: which backends there are, which is chosen and why, and whether they conform."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from cgshim._backend import chosen_by, config_backend, entry_points, load
+from cgshim._errors import BackendError
+
+
+class Row(NamedTuple):
+    """What there is to say of a registered backend."""
+
+    name: str
+    plug_in: str
+    framework: str
+    state: str
+
+    @property
+    def works(self) -> bool:
+        """Whether the backend can be used here."""
+        return self.state == "ok"
+
+
+def backends() -> list[Row]:
+    """A row for each registered backend; each one's framework is imported to see that it can be."""
+    return [Row(name, _plug_in(name), _framework(name), _state(name)) for name in entry_points()]
+
+
+def _plug_in(name: str) -> str:
+    point = entry_points()[name]
+    return f"{point.value} ({point.dist.name} {point.dist.version})" if point.dist else point.value
+
+
+def _framework(name: str) -> str:
+    distributions = importlib.metadata.packages_distributions().get(name, [])
+    return ", ".join(f"{d} {importlib.metadata.version(d)}" for d in sorted(set(distributions))) or "-"
+
+
+def _state(name: str) -> str:
+    try:
+        load(name)
+    except BackendError as error:
+        return str(error)
+    return "ok"
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for row in [header, ["-" * width for width in widths], *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _choice() -> str:
+    return f"chosen: {config_backend() or 'by call'}, by {chosen_by()}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what is asked for; the exit status is 1 when something required is missing or does not conform."""
+    parser = argparse.ArgumentParser(prog="python -m cgshim", description=__doc__)
+    parser.add_argument("--require", default="", metavar="NAMES", help="fail unless these backends work: jax,torch")
+    options = parser.parse_args(arguments)
+    rows = backends()
+    _print_table(Row._fields, rows)
+    print(_choice())
+    working = {row.name for row in rows if row.works}
+    missing = [name for name in filter(None, options.require.split(",")) if name not in working]
+    for name in missing:
+        print(f"required, and not working here: {name}", file=sys.stderr)
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
