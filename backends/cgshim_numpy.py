@@ -7,18 +7,22 @@ inside one primitive; the vjp of a boxed call runs f again on the boxes, which m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optree
 from autograd import numpy as anp
 from autograd.builtins import tuple as tuple_of_boxes
-from autograd.core import make_vjp
+from autograd.core import defjvp_argnums, make_vjp
 from autograd.extend import defvjp_argnums, primitive, vspace
-from autograd.tracer import getval, isbox
+from autograd.tracer import getval, isbox, trace_stack
+
+from cgshim._closure import lift
 
 if TYPE_CHECKING:
-    from cgshim._call import Call, Rule
+    from cgshim._call import Call
+    from cgshim._convention import Rule
 
 Array = Any
 
@@ -58,56 +62,113 @@ def stop_gradient(x: Array, /) -> Array:
 
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
-    if not any(map(isbox, inputs)):
+    if trace_stack.top < 0:  # nothing is being differentiated
         return call(inputs)[0]
-    run = _Run(call)
-    outputs = _apply(run, *inputs)
+    run = _Run(call, len(inputs))
+    if not any(map(isbox, (*inputs, *run.variables))):
+        return run.checked(call(inputs, run.remake_f(run.variables))[0])
+    outputs = _apply(run, *inputs, *run.variables)
     outputs = [outputs] if len(run.outputs) == 1 else list(outputs)
     return [out if _is_float(value) else value for out, value in zip(outputs, run.outputs, strict=True)]
 
 
 class _Run:
-    """One run of f on values, with the rule that came of it."""
+    """One run of f on values, with the rule that came of it.
+
+    The boxes that f captured are its variables: f is made again round their values, so that they take part as the
+    arguments do. While a rule runs, the boxes of the derivative that it is part of are constants to the ops in it.
+    """
 
     outputs: list[Array]
     rule: Rule
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, count: int) -> None:
         self.call = call
+        self.count = count
+        captured, self._remake = lift(call.f, isbox, _nothing)
+        level = _level_of_rule.get()
+        self.variables = [box for box in captured if box._trace > level]
+        self._constants = [None if box._trace > level else stop_gradient(box) for box in captured]
+
+    def remake_f(self, variables: Sequence[Array]) -> Callable[..., Any]:
+        """f round these values of its variables."""
+        values = iter(variables)
+        f: Callable[..., Any] = self._remake([next(values) if c is None else c for c in self._constants])
+        return f
 
     def __call__(self, values: Sequence[Array]) -> Array:
-        outputs, self.rule = self.call(values)
+        self.outputs, self.rule = self.at(values)
+        self.rule.require_variables(self.variables)
+        self.outputs = [out if _is_float(out) else np.asarray(out) for out in self.checked(self.outputs)]
+        return self.outputs[0] if len(self.outputs) == 1 else tuple(self.outputs)
+
+    def at(self, values: Sequence[Array]) -> tuple[list[Array], Rule]:
+        """f's outputs and its rule for these inputs and variables."""
+        return self.call(values[: self.count], self.remake_f(values[self.count :]))
+
+    def checked(self, outputs: list[Array]) -> list[Array]:
+        """The outputs, when they depend on no box that reached f in a way that lift does not see."""
         for output in outputs:
             if isbox(output):
                 self.call.refuse_captured(output)
-        self.outputs = [np.asarray(out) if not _is_float(out) else out for out in outputs]
-        return self.outputs[0] if len(self.outputs) == 1 else tuple(self.outputs)
+        return outputs
 
-    def rule_at(self, inputs: Sequence[Array]) -> Rule:
-        """The rule with residuals that are functions of these inputs, if they are boxes of an outer derivative."""
-        return self.call(inputs)[1] if any(map(isbox, inputs)) else self.rule
+    def gradients(self, values: Sequence[Array], upstreams: Sequence[Array], level: int) -> list[Array | None]:
+        """The rule's gradients; its residuals are functions of the values when these are boxes of an outer one."""
+        rule = self.at(values)[1] if any(map(isbox, values)) else self.rule
+        token = _level_of_rule.set(level)
+        try:
+            of_inputs, of_variables = rule(values[: self.count], upstreams, values[self.count :])
+        finally:
+            _level_of_rule.reset(token)
+        gradients = of_inputs + (of_variables or [None] * len(self.variables))
+        return [vspace(x).zeros() if g is None else g for x, g in zip(values, gradients, strict=True)]
 
 
-@primitive
-def _apply(run: _Run, *inputs: Array) -> Array:
-    return run([np.float64(x) if isinstance(x, float) else x for x in inputs])
+_level_of_rule: ContextVar[int] = ContextVar("cgshim_numpy_level_of_rule", default=-1)
+
+
+def _nothing() -> None:
+    """A function that captured nothing: whatever f captured is there to be lifted."""
+
+
+@primitive  # type: ignore[untyped-decorator]  # autograd has no types
+def _apply(run: _Run, *values: Array) -> Array:
+    return run([np.float64(x) if isinstance(x, float) else x for x in values])
 
 
 def _vjp_of_apply(
     argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any
 ) -> Callable[[Any], Sequence[Array]]:
-    run, *inputs = args
+    run, *values = args
 
     def vjp(upstream: Any) -> list[Array]:
         upstreams = [upstream] if len(run.outputs) == 1 else [upstream[i] for i in range(len(run.outputs))]
-        gradients, _ = run.rule_at(inputs)(inputs, upstreams)
-        at = [argnum - 1 for argnum in argnums]
-        return [vspace(inputs[i]).zeros() if gradients[i] is None else gradients[i] for i in at]
+        gradients = run.gradients(values, upstreams, trace_stack.top)
+        return [gradients[argnum - 1] for argnum in argnums]
 
     return vjp
 
 
+def _jvp_of_apply(argnums: Sequence[int], tangents: Sequence[Any], ans: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    """J v, as the transpose of the rule: the gradient of <rule(upstream), v> with respect to upstream."""
+    run, *values = args
+    if not run.call.forward_mode:
+        run.call.refuse_forward_mode("autograd's make_jvp")
+    level = trace_stack.top
+
+    def rule(upstream: Any) -> Any:
+        upstreams = [upstream] if len(run.outputs) == 1 else [upstream[i] for i in range(len(run.outputs))]
+        gradients = run.gradients(values, upstreams, level)
+        return tuple_of_boxes((tuple_of_boxes(tuple(gradients[argnum - 1] for argnum in argnums)), upstream))
+
+    zeros = vspace(ans).zeros()
+    transpose, _ = make_vjp(rule, zeros)
+    return transpose((tuple(tangents), zeros))
+
+
 defvjp_argnums(_apply, _vjp_of_apply)
+defjvp_argnums(_apply, _jvp_of_apply)
 
 
 def _is_float(x: Array) -> bool:

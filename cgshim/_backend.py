@@ -36,9 +36,11 @@ class Backend(Protocol):
 
     def is_tensor(self, x: object, /) -> bool:
         """Whether x is a tensor of the framework, and so takes part in differentiation."""
+        ...
 
     def tree_flatten(self, tree: Any, /) -> tuple[list[Any], Any]:
         """The leaves of tree and its structure; None is a leaf, and dicts go by sorted key."""
+        ...
 
     def tree_unflatten(self, structure: Any, leaves: Sequence[Any], /) -> Any:
         """The inverse of tree_flatten."""
@@ -58,11 +60,13 @@ class Backend(Protocol):
         `call(inputs) -> (outputs, rule)` runs the author's f; `rule(inputs, upstreams, variables)` gives
         `(gradients, variable_gradients)`, both already checked, None where there is no gradient.
         """
+        ...
 
     def vjp(
         self, fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /
     ) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor | None]]]:
         """fn's outputs at inputs, and the function from upstream gradients to gradients of inputs."""
+        ...
 
 
 # --- Which backends there are -----------------------------------------------------------------------------------

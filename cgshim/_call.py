@@ -45,9 +45,12 @@ class Call:
         self.shapes = [x.shape for x in inputs]
         self.dtypes = [x.dtype for x in inputs]
 
-    def __call__(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
-        """Run f once on inputs; the tensors of its output, and the rule that goes with them."""
-        output, grad_fn = pair(self.name, self.f, self.f(*self.fill(inputs), **self.options))
+    def __call__(self, inputs: Sequence[Tensor], f: Callable[..., Any] | None = None) -> tuple[list[Tensor], Rule]:
+        """Run f once on inputs; the tensors of its output, and the rule that goes with them.
+
+        A backend may give an f of its own: the author's, round other captured tensors.
+        """
+        output, grad_fn = pair(self.name, self.f, (f or self.f)(*self.fill(inputs), **self.options))
         outputs, self.output = take_apart(self.name, self.backend, output)
         if inputs and not outputs:
             raise CustomGradientTypeError(
@@ -63,6 +66,11 @@ class Call:
     def refuse(self, rule: str, transformation: str, instead: str) -> NoReturn:
         """Raise the error for a transformation under which the gradient cannot be the rule's."""
         raise TransformationError(sentence(self.name, rule, transformation, instead))
+
+    def refuse_forward_mode(self, transformation: str) -> NoReturn:
+        """Raise the error for forward mode that the author did not promise: J v is the transpose of a linear rule."""
+        self.refuse("forward mode needs a rule that is linear in upstream", transformation,
+                    "if it is, say so with op_custom_gradient(forward_mode=True)")  # fmt: skip
 
     def refuse_captured(self, tensor: object) -> NoReturn:
         """Raise the error for a tensor that is differentiated and reached f by another way than its arguments."""

@@ -7,6 +7,7 @@ import enum
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cgshim._backend import Backend, Tensor
@@ -52,9 +53,9 @@ class Signature(NamedTuple):
 
 def signature_of(grad_fn: Callable[..., Any]) -> Signature:
     """grad_fn's parameters; those of a plain function are read once for all its closures."""
-    code = getattr(grad_fn, "__code__", None)
-    if code is None or hasattr(grad_fn, "__wrapped__"):
+    if type(grad_fn) is not FunctionType or grad_fn.__dict__:  # a method shares its code, a decorated function lies
         return _read_signature(grad_fn)
+    code = grad_fn.__code__
     try:
         return _signatures[code]
     except KeyError:
@@ -108,7 +109,7 @@ def form_of(signature: Signature, arguments: int, outputs: int) -> Form | None:
     if foreign:
         return None
     if upstream_at is None or upstream_at == 0:
-        if required == 1 and (accepted < _MANY or upstream_at == 0) or (required, accepted) == (0, 1):
+        if (required == 1 and (accepted < _MANY or upstream_at == 0)) or (required, accepted) == (0, 1):
             return Form.STRUCTURED
         return Form.FLAT if upstream_at is None and required <= outputs <= accepted else None
     if upstream_at == _MANY:
@@ -211,7 +212,9 @@ def _gradients_of_arguments(call: Call, result: Any) -> list[Tensor | None]:
     """What grad_fn returned for f's arguments, as one checked gradient a tensor input."""
     gradients = _align(call, result)
     return [
-        check_gradient(call.name, call.backend, gradient, call.shapes[at], call.dtypes[at], partial(_input_name, call, at))
+        check_gradient(
+            call.name, call.backend, gradient, call.shapes[at], call.dtypes[at], partial(_input_name, call, at)
+        )
         for at, gradient in enumerate(gradients)
     ]
 
@@ -225,7 +228,9 @@ def _gradients_of_variables(call: Call, result: Any, variables: Sequence[Tensor]
                      describe(result), "return (gradients, [one a variable])")
         )  # fmt: skip
     return [
-        check_gradient(call.name, call.backend, gradient, variable.shape, variable.dtype, partial("variables[{}]".format, at))
+        check_gradient(
+            call.name, call.backend, gradient, variable.shape, variable.dtype, partial("variables[{}]".format, at)
+        )
         for at, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
     ]
 

@@ -28,7 +28,7 @@ class CustomGradient(Generic[P, T_co]):
     __wrapped__: Callable[P, tuple[T_co, Any]]
 
     def __init__(self, f: Callable[P, tuple[T_co, Any]], *, forward_mode: bool, name: str | None) -> None:
-        functools.update_wrapper(self, f)
+        functools.update_wrapper(self, f, updated=())
         self.__wrapped__ = f
         self.forward_mode = forward_mode
         self.name = name or function_name(f)
@@ -39,12 +39,15 @@ class CustomGradient(Generic[P, T_co]):
         assert self._parameters is not None
         names, arguments, options = self._parameters.bind(self.name, args, kwargs)
         backend = select(arguments)
+        output: T_co
         if backend is None:
-            return pair(self.name, self.__wrapped__, self.__wrapped__(*args, **kwargs))[0]
+            output, _ = pair(self.name, self.__wrapped__, self.__wrapped__(*args, **kwargs))
+            return output
         inputs, parts = take_apart_each(self.name, backend, arguments)
         call = Call(self.name, self.__wrapped__, self.forward_mode, backend, names, parts, options, inputs)
         outputs = backend.custom_gradient(call, inputs) if inputs else call(inputs)[0]
-        return call.output.fill(outputs)
+        output = call.output.fill(outputs)
+        return output
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> CustomGradient[P, T_co]: ...
@@ -63,9 +66,10 @@ class CustomGradient(Generic[P, T_co]):
     def __reduce__(self) -> str | tuple[Any, ...]:
         """By name where the op is found under f's, as functions are; else as f and the options."""
         module = sys.modules.get(self.__module__)
+        qualified_name: str = getattr(self, "__qualname__", self.name)
         try:
-            if operator.attrgetter(self.__qualname__)(module) is self:
-                return self.__qualname__
+            if operator.attrgetter(qualified_name)(module) is self:
+                return qualified_name
         except AttributeError:
             pass  # a local function, or an op that goes by another name than f
         return _restore, (self.__wrapped__, self.forward_mode, self.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 
@@ -82,8 +82,8 @@ def listing(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def function_name(f: Callable[..., Any]) -> str:
+def function_name(f: Any) -> str:
     """The name that a reader knows a function by: a partial's is its function's, an object's its class's."""
     while hasattr(f, "func"):
         f = f.func
-    return getattr(f, "__name__", type(f).__name__)
+    return str(getattr(f, "__name__", type(f).__name__))

@@ -183,8 +183,7 @@ def _fitting(op: str, backend: Backend, parts: Parts, outputs: Sequence[Tensor],
         )  # fmt: skip
     paths = parts.paths("the output")
     return [
-        _upstream(op, backend, leaf, output, path)
-        for leaf, output, path in zip(leaves, outputs, paths, strict=True)
+        _upstream(op, backend, leaf, output, path) for leaf, output, path in zip(leaves, outputs, paths, strict=True)
     ]
 
 
@@ -209,7 +208,11 @@ def _differentiable(op: str, backend: Backend, argument: Any, at: int) -> Any:
 
 
 def _real_scalar(op: str, backend: Backend, output: Any) -> Any:
-    if backend.is_tensor(output) and tuple(output.shape) == () and dtype_name(output.dtype).startswith(("float", "bfloat")):
+    if (
+        backend.is_tensor(output)
+        and tuple(output.shape) == ()
+        and dtype_name(output.dtype).startswith(("float", "bfloat"))
+    ):
         return output
     raise CustomGradientTypeError(
         sentence(op, "the function must return one real scalar", describe_tree(output), "use op_vjp for other outputs")

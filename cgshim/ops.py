@@ -188,7 +188,9 @@ fft = _Namespace("fft")
 
 @functools.cache
 def _found(name: str) -> Callable[..., Any]:
-    function = functools.reduce(lambda where, part: getattr(where, part, None), name.split("."), np)
+    function: Any = np
+    for part in name.split("."):
+        function = getattr(function, part, None)
     if not callable(function):
         raise AttributeError(f"numpy has no function {name}, and so cgshim.ops has none")
     return _numpy_named(name)

@@ -1,0 +1,91 @@
+"""`nox` runs what CI runs; `nox -l` lists the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+nox.options.sessions = ["tests", "tests_all", "lint", "package"]
+nox.options.reuse_venv = "yes"
+nox.options.error_on_missing_interpreters = True
+
+# What the tests of a backend import, beside cgshim: its framework, and the libraries of its own world.
+FRAMEWORKS = {
+    "numpy": [],
+    "jax": ["jax", "equinox", "flax"],
+    "torch": ["torch"],
+    "tensorflow": ["tensorflow-cpu", "keras"],
+}
+TEST = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test")
+LINT = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint")
+
+# The oldest versions that pass, as pyproject.toml promises them.
+OLDEST = {
+    "numpy": ["numpy==1.26.*"],
+    "jax": ["numpy==1.26.*", "jax==0.4.38", "jaxlib==0.4.38"],
+    "tensorflow": ["numpy==1.26.*", "tensorflow-cpu==2.18.*"],
+}
+
+
+def run_tests(session: nox.Session, *backends: str) -> None:
+    """The conformance cases and each backend's own tests; a backend that does not import fails the session."""
+    chosen = [word for backend in backends for word in ("--backend", backend)]
+    session.run("pytest", "-q", "-n", "2", *chosen, *session.posargs)
+
+
+@nox.session
+@nox.parametrize("backend", list(FRAMEWORKS), ids=list(FRAMEWORKS))
+def tests(session: nox.Session, backend: str) -> None:
+    """All tests of one backend, where no other framework is installed."""
+    session.install("-c", "constraints.txt", "-e", ".", *TEST, *FRAMEWORKS[backend])
+    run_tests(session, backend)
+
+
+@nox.session
+def tests_all(session: nox.Session) -> None:
+    """All backends in one process: dispatch by type, mixed frameworks."""
+    frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
+    session.install("-c", "constraints.txt", "-e", ".", *TEST, *frameworks)
+    run_tests(session, *FRAMEWORKS)
+
+
+@nox.session(python=["3.10", "3.12", "3.13"])
+@nox.parametrize("backend", list(FRAMEWORKS), ids=list(FRAMEWORKS))
+def pythons(session: nox.Session, backend: str) -> None:
+    """The conformance cases on the other Pythons."""
+    session.install("-c", "constraints.txt", "-e", ".", *TEST, *FRAMEWORKS[backend][:1])
+    run_tests(session, backend)
+
+
+@nox.session
+@nox.parametrize("backend", list(OLDEST), ids=list(OLDEST))
+def oldest(session: nox.Session, backend: str) -> None:
+    """The conformance cases on the oldest versions that pyproject.toml allows."""
+    session.install("-e", ".", *TEST, *OLDEST[backend])
+    run_tests(session, backend)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff, mypy and pyright."""
+    session.install("-c", "constraints.txt", "-e", ".", *LINT)
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("mypy")
+    session.run("pyright")
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """sdist, the wheel from it, and the quickstart with that wheel, away from the checkout."""
+    session.install("-c", "constraints.txt", "build", "twine")
+    dist = Path(session.create_tmp()).resolve()
+    session.run("python", "-m", "build", "--outdir", str(dist))
+    built = sorted(str(path) for path in dist.glob("cgshim-*"))
+    session.run("twine", "check", "--strict", *built)
+    session.install("-c", "constraints.txt", "--force-reinstall", *[path for path in built if path.endswith(".whl")])
+    quickstart = str(Path("examples/log1pexp.py").resolve())
+    session.chdir(dist)
+    session.run("python", quickstart)
+    session.run("python", "-m", "cgshim", "--require", "numpy")
