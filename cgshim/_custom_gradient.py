@@ -157,8 +157,8 @@ def op_custom_gradient(
     >>> @op_custom_gradient
     ... def double(x):
     ...     return 2 * x, lambda upstream: 2 * upstream
-    >>> double(np.float64(3.0))
-    np.float64(6.0)
+    >>> double(np.array([3.0]))
+    array([6.])
 
     Notes
     -----

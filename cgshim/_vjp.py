@@ -79,8 +79,9 @@ def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) 
     Examples
     --------
     >>> import numpy as np
-    >>> op_value_and_grad(lambda x, y: (x * y).sum(), argnums=1)(np.array([2.0, 3.0]), np.array([5.0, 7.0]))
-    (np.float64(31.0), array([2., 3.]))
+    >>> value, gradient = op_value_and_grad(lambda x, y: (x * y).sum(), argnums=1)(np.ones(2), np.array([5.0, 7.0]))
+    >>> float(value), gradient
+    (12.0, array([1., 1.]))
 
     Notes
     -----
@@ -129,8 +130,8 @@ def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callabl
     Examples
     --------
     >>> import numpy as np
-    >>> op_grad(op_grad(lambda x: x**3))(np.float64(2.0))
-    np.float64(12.0)
+    >>> float(op_grad(op_grad(lambda x: x**3))(2.0))
+    12.0
 
     Notes
     -----
