@@ -16,6 +16,7 @@ from autograd import numpy as anp
 from autograd.builtins import tuple as tuple_of_boxes
 from autograd.core import defjvp_argnums, make_vjp
 from autograd.extend import defvjp_argnums, primitive, vspace
+from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import getval, isbox, trace_stack
 
 from cgshim._closure import lift
@@ -30,7 +31,7 @@ Array = Any
 def is_tensor(x: object, /) -> bool:
     if isinstance(x, (np.ndarray, np.generic)):
         return x.dtype.kind in "biufc" or x.dtype.name in _ML_DTYPES
-    return isbox(x) and hasattr(x, "dtype")
+    return isinstance(x, ArrayBox)
 
 
 _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # of kind V, like records, but numbers

@@ -60,19 +60,43 @@ def _choice() -> str:
     return f"chosen: {config_backend() or 'by call'}, by {chosen_by()}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is asked for; the exit status is 1 when something required is missing or does not conform."""
-    parser = argparse.ArgumentParser(prog="python -m cgshim", description=__doc__)
-    parser.add_argument("--require", default="", metavar="NAMES", help="fail unless these backends work: jax,torch")
-    options = parser.parse_args(arguments)
+def _print_backends(require: str) -> bool:
+    """Print what there is; whether all that is required works."""
     rows = backends()
     _print_table(Row._fields, rows)
     print(_choice())
     working = {row.name for row in rows if row.works}
-    missing = [name for name in filter(None, options.require.split(",")) if name not in working]
+    missing = [name for name in filter(None, require.split(",")) if name not in working]
     for name in missing:
         print(f"required, and not working here: {name}", file=sys.stderr)
-    return 1 if missing else 0
+    return not missing
+
+
+def _print_conformance(name: str) -> bool:
+    """Print how each conformance case goes; whether none failed."""
+    from cgshim.testing import conformance
+
+    results = conformance.run(name)
+    _print_table(conformance.Result._fields, results)
+    failed = sum(result.outcome == "failed" for result in results)
+    print(f"{name}: {len(results) - failed} of {len(results)} conformance cases passed")
+    return not failed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what is asked for; the exit status is 1 when something required is missing or does not conform."""
+    parser = argparse.ArgumentParser(prog="python -m cgshim", description=__doc__)
+    parser.add_argument("--require", default="", metavar="NAMES", help="fail unless these backends work: jax,torch")
+    commands = parser.add_subparsers(dest="command", metavar="conformance")
+    conformance = commands.add_parser("conformance", help="run the conformance cases of one backend")
+    conformance.add_argument("name", help="the framework's import root")
+    options = parser.parse_args(arguments)
+    try:
+        good = _print_conformance(options.name) if options.command else _print_backends(options.require)
+    except BackendError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0 if good else 1
 
 
 if __name__ == "__main__":
