@@ -8,6 +8,7 @@ from cgshim._backend import config_backend as config_backend
 from cgshim._backend import set_backend as set_backend
 from cgshim._backend import use_backend as use_backend
 from cgshim._custom_gradient import op_custom_gradient as op_custom_gradient
+from cgshim._embed import op_embed_gradient as op_embed_gradient
 from cgshim._errors import BackendError as BackendError
 from cgshim._errors import CustomGradientError as CustomGradientError
 from cgshim._errors import CustomGradientTypeError as CustomGradientTypeError

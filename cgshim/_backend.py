@@ -14,7 +14,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cgshim._errors import BackendError, describe, sentence
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from cgshim._call import Call
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Tensor = Any
 """A tensor of whichever framework: an array, a tracer, a Variable, a Parameter, a box."""
@@ -103,14 +105,29 @@ def available_backends() -> list[str]:
     return [name for name in entry_points() if importlib.util.find_spec(name) is not None]
 
 
-@functools.cache
+def constant_when_traced(function: F) -> F:
+    """Mark a function that torch.compile shall call as it traces, and whose result it shall take for a constant."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # what torch.compiler reads
+    return function
+
+
 def load(name: str) -> Backend:
-    """Import the backend called name; a BackendError says what is missing, and whose it is."""
+    """The backend called name, imported; a BackendError says what is missing, and whose it is."""
+    if name not in _loaded:
+        _import(name)
+    return _loaded[name]
+
+
+_loaded: dict[str, Backend] = {}
+
+
+@constant_when_traced
+def _import(name: str) -> None:
     point = entry_points().get(name)
     if point is None:
         raise BackendError(_unknown(name))
     try:
-        return cast(Backend, point.load())
+        _loaded[name] = point.load()
     except Exception as error:  # a plug-in is a stranger's code: whatever it raises is its own fault, by name
         raise BackendError(_broken(name, point, error)) from error
 
@@ -143,6 +160,7 @@ _of_process: str | None = None
 _of_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("cgshim_backend", default=None)
 
 
+@constant_when_traced
 def config_backend() -> str | None:
     """The name of the chosen backend, or None where the inputs' types decide.
 
@@ -230,6 +248,7 @@ _KERAS = "keras"  # not a framework: its Variables stand for the tensors that th
 _owners: dict[type, str | None] = {}
 
 
+@constant_when_traced
 def owner(kind: type) -> str | None:
     """The name of the backend whose framework kind belongs to, subclasses and tracers included."""
     try:
@@ -261,10 +280,14 @@ def is_numpy_array(leaf: object) -> bool:
     return numpy is not None and isinstance(leaf, (numpy.ndarray, numpy.generic)) and load("numpy").is_tensor(leaf)
 
 
-def framework_of(leaf: object) -> str | None:
-    """The name of the backend whose tensor leaf is; None where it is no tensor."""
+def framework_of(leaf: Any) -> str | None:
+    """The name of the backend whose tensor leaf is, or a Keras Variable holds; None where it is no tensor."""
     name = owner(type(leaf))
-    return name if name is not None and name != _KERAS and load(name).is_tensor(leaf) else None
+    if name is None:
+        return None
+    if name == _KERAS:
+        return framework_of(leaf.value)
+    return name if load(name).is_tensor(leaf) else None
 
 
 def select(arguments: Sequence[Any]) -> Backend | None:
@@ -275,9 +298,9 @@ def select(arguments: Sequence[Any]) -> Backend | None:
 
 def _first(leaves: Iterable[Any]) -> str | None:
     """The first framework among the leaves; NumPy's arrays are everybody's constants, so NumPy comes last."""
-    names = (framework_of(unwrap(leaf)) for leaf in leaves)
     found = None
-    for name in names:
+    for leaf in leaves:
+        name = framework_of(leaf)
         if name == "numpy":
             found = name
         elif name is not None:
@@ -291,8 +314,13 @@ def _leaves(tree: Any) -> list[Any]:
     return optree.tree_leaves(tree, none_is_leaf=True)
 
 
+_NO_CONTAINERS = (type(None), bool, int, float, complex, str, bytes)
+
+
 def _first_registered(arguments: Sequence[Any]) -> str | None:
     """The framework that finds a tensor in a container which only its own tree registry knows."""
+    if all(isinstance(leaf, _NO_CONTAINERS) for leaf in _leaves(arguments)):
+        return None
     imported = [name for name in entry_points() if name in sys.modules]
     return next((name for name in imported if _first(load(name).tree_flatten(arguments)[0]) == name), None)
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import enum
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
-from types import FunctionType
+from functools import partial
+from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cgshim._backend import Backend, Tensor
+from cgshim._backend import Backend, Tensor, constant_when_traced
 from cgshim._errors import (
     CustomGradientTypeError,
     CustomGradientValueError,
@@ -26,8 +25,6 @@ from cgshim._errors import (
 from cgshim._tree import Parts, as_tensor
 
 if TYPE_CHECKING:
-    from types import CodeType
-
     from cgshim._call import Call
 
 FORMS = "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), each with or without variables"
@@ -53,16 +50,27 @@ class Signature(NamedTuple):
 
 def signature_of(grad_fn: Callable[..., Any]) -> Signature:
     """grad_fn's parameters; those of a plain function are read once for all its closures."""
-    if type(grad_fn) is not FunctionType or grad_fn.__dict__:  # a method shares its code, a decorated function lies
+    if not isinstance(grad_fn, FunctionType) or hasattr(grad_fn, "__wrapped__"):  # a decorated function lies
         return _read_signature(grad_fn)
-    code = grad_fn.__code__
     try:
-        return _signatures[code]
-    except KeyError:
-        return _signatures.setdefault(code, _read_signature(grad_fn))
+        keyword_defaults = tuple(grad_fn.__kwdefaults__ or ())
+    except AttributeError:  # under torch.compile, which hides them: then every keyword has one
+        keyword_defaults = grad_fn.__code__.co_varnames
+    return Signature(*_signature_of_code(grad_fn.__code__, len(grad_fn.__defaults__ or ()), keyword_defaults))
 
 
-_signatures: dict[CodeType, Signature] = {}
+@constant_when_traced
+def _signature_of_code(*key: Any) -> Signature:
+    if key not in _signatures:
+        code, defaults, keyword_defaults = key
+        closure = tuple([CellType() for _ in code.co_freevars])
+        like_it = FunctionType(code, {}, "", (None,) * defaults, closure)
+        like_it.__kwdefaults__ = dict.fromkeys(keyword_defaults)
+        _signatures[key] = _read_signature(like_it)
+    return _signatures[key]
+
+
+_signatures: dict[tuple[Any, ...], Signature] = {}
 
 
 def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
@@ -144,9 +152,15 @@ class Rule:
         """Whether grad_fn is called with f's arguments; where it is not, nobody has to keep them for it."""
         return self._form is Form.ARGUMENTS
 
+    @property
+    def takes_variables(self) -> bool:
+        """Whether grad_fn has a parameter for the variables that f read."""
+        return self._variables is not None
+
     def with_grad_fn(self, grad_fn: Callable[..., Any]) -> Rule:
         """The same rule round another grad_fn of the same signature: one whose residuals were replaced."""
-        rule = copy.copy(self)
+        rule = Rule.__new__(Rule)
+        rule._call, rule._form, rule._variables, rule._output = self._call, self._form, self._variables, self._output
         rule.grad_fn = grad_fn
         return rule
 
@@ -258,10 +272,12 @@ def _align(call: Call, result: Any) -> Sequence[Any]:
 
 def _readings(call: Call, result: Any) -> Iterator[Sequence[Any] | None]:
     """The ways to read a result, the most literal first: one an argument, one an argument that holds a tensor, flat."""
+    if len(call.arguments) == 1:
+        yield call.arguments[0].align(result)
     holding = [parts for parts in call.arguments if parts.count]
     total = len(call.shapes)
     several = isinstance(result, (list, tuple))
-    if several and len(result) == len(call.arguments):
+    if several and len(result) == len(call.arguments) and not _feeds_what_is_static(call, result):
         yield _align_each(call.arguments, result)
     if several and len(result) == len(holding):
         yield _align_each(holding, result)
@@ -269,8 +285,15 @@ def _readings(call: Call, result: Any) -> Iterator[Sequence[Any] | None]:
         yield holding[0].align(result)
     if several and len(result) == total and not any(isinstance(g, (list, tuple, dict)) for g in result):
         yield result
+    if several and len(result) == len(call.arguments):
+        yield _align_each(call.arguments, result)
     if result is None:
         yield [None] * total
+
+
+def _feeds_what_is_static(call: Call, result: Sequence[Any]) -> bool:
+    """Whether a gradient would go to an argument that holds no tensor, as when the result is flat."""
+    return any([not parts.count and g is not None for parts, g in zip(call.arguments, result, strict=True)])
 
 
 def _align_each(arguments: Sequence[Parts], gradients: Sequence[Any]) -> list[Any] | None:
@@ -298,6 +321,8 @@ def check_gradient(
     """A gradient that fits the tensor that it is the gradient of, in the tensor's dtype; None where there is none."""
     if gradient is None or not is_differentiable(dtype):
         return None
+    if backend.is_tensor(gradient) and gradient.dtype == dtype and gradient.shape == shape:
+        return gradient
     tensor = as_tensor(op, backend, gradient)
     if tensor is None:
         if not isinstance(gradient, (int, float, complex)):
@@ -305,8 +330,8 @@ def check_gradient(
                 sentence(op, f"the gradient of {of()} must be a tensor or None", describe(gradient),
                          "return None where there is no gradient")
             )  # fmt: skip
-        tensor = backend.convert_to_tensor(gradient)
-    if not _fits(tensor.shape, shape):
+        tensor = backend.convert_to_tensor(gradient, None if isinstance(gradient, complex) else dtype)
+    if not fits(tensor.shape, shape):
         raise CustomGradientValueError(
             sentence(op, f"the gradient of {of()} must have its shape {describe_spec(shape, dtype)}",
                      describe(tensor), "sum over what was broadcast, or broadcast it in the rule")
@@ -321,7 +346,7 @@ def check_gradient(
     return backend.convert_to_tensor(tensor, dtype)
 
 
-def _fits(shape: Any, expected: Any) -> bool:
+def fits(shape: Any, expected: Any) -> bool:
     """Whether two shapes are the same as far as they are known; nothing is broadcast."""
     got, wanted = shape_of(shape), shape_of(expected)
     if ... in got or ... in wanted:
@@ -329,7 +354,12 @@ def _fits(shape: Any, expected: Any) -> bool:
     return len(got) == len(wanted) and all(m is None or n is None or m == n for m, n in zip(got, wanted, strict=True))
 
 
-@cache
+@constant_when_traced
 def is_differentiable(dtype: Any) -> bool:
     """Whether tensors of this dtype have gradients: the floats and the complex numbers."""
-    return dtype_name(dtype).startswith(("float", "bfloat", "complex"))
+    if dtype not in _differentiable:
+        _differentiable[dtype] = dtype_name(dtype).startswith(("float", "bfloat", "complex"))
+    return _differentiable[dtype]
+
+
+_differentiable: dict[Any, bool] = {}

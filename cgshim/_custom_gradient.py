@@ -26,13 +26,14 @@ class CustomGradient(Generic[P, T_co]):
     __name__: str
     __qualname__: str
     __wrapped__: Callable[P, tuple[T_co, Any]]
+    autograph_info__: None = None  # TensorFlow's AutoGraph leaves what has this as it is; the backend converts f
 
     def __init__(self, f: Callable[P, tuple[T_co, Any]], *, forward_mode: bool, name: str | None) -> None:
         functools.update_wrapper(self, f, updated=())
         self.__wrapped__ = f
         self.forward_mode = forward_mode
         self.name = name or function_name(f)
-        self._parameters = _Parameters(f) if callable(f) else None  # a classmethod is callable only once it is bound
+        self._parameters = Parameters(f) if callable(f) else None  # a classmethod is callable only once it is bound
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """f's output for these arguments, differentiable by f's rule in the framework of the arguments."""
@@ -63,8 +64,15 @@ class CustomGradient(Generic[P, T_co]):
             return self
         return CustomGradient(bound, forward_mode=self.forward_mode, name=self.name)
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """f's parameters, for whoever asks without following __wrapped__, as inspect.getfullargspec does."""
+        if self._parameters is None:
+            raise AttributeError("__signature__")
+        return self._parameters.signature
+
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """By name where the op is found under f's, as functions are; else as f and the options."""
+        """By name where the op is found under f's, as functions and methods are; else as f and the options."""
         module = sys.modules.get(self.__module__)
         qualified_name: str = getattr(self, "__qualname__", self.name)
         try:
@@ -72,6 +80,9 @@ class CustomGradient(Generic[P, T_co]):
                 return qualified_name
         except AttributeError:
             pass  # a local function, or an op that goes by another name than f
+        instance = getattr(self.__wrapped__, "__self__", None)
+        if isinstance(getattr(instance, self.__name__, None), CustomGradient):  # a method, which Python pickles by name
+            return getattr, (instance, self.__name__)
         return _restore, (self.__wrapped__, self.forward_mode, self.name)
 
     def __repr__(self) -> str:
@@ -82,15 +93,15 @@ def _restore(f: Callable[..., tuple[Any, Any]], forward_mode: bool, name: str) -
     return CustomGradient(f, forward_mode=forward_mode, name=name)
 
 
-class _Parameters:
+class Parameters:
     """f's parameters: those by position are arguments, with gradients; the keyword-only ones are options."""
 
     def __init__(self, f: Callable[..., Any]) -> None:
         try:
-            self._signature = inspect.signature(f)
+            self.signature = inspect.signature(f)
         except ValueError:  # written in C, without a signature: whatever comes by position is an argument
-            self._signature = inspect.signature(lambda *args, **options: None)
-        parameters = self._signature.parameters.values()
+            self.signature = inspect.signature(lambda *args, **options: None)
+        parameters = self.signature.parameters.values()
         self._names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         self._plain = self._rest is None and not any(p.kind is p.KEYWORD_ONLY for p in parameters)
@@ -102,7 +113,7 @@ class _Parameters:
         if self._plain and not kwargs and len(args) == len(self._names):
             return self._names, args, kwargs
         try:
-            bound = self._signature.bind(*args, **kwargs)
+            bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise CustomGradientTypeError(f"{op}: {error}") from None
         bound.apply_defaults()

@@ -9,6 +9,8 @@ from typing import Any, cast
 class CustomGradientError(Exception):
     """Whatever cgshim refuses: catch this to catch them all."""
 
+    ag_pass_through = True  # TensorFlow's AutoGraph leaves an error that has this as it is
+
 
 class CustomGradientTypeError(CustomGradientError, TypeError):
     """A function or a rule that is not written in one of the forms that cgshim knows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from cgshim._backend import Backend, Tensor, framework_of, is_numpy_array, mixed, unwrap
@@ -40,6 +41,11 @@ class Parts:
 
     def align(self, gradient: Any) -> list[Any] | None:
         """The leaves of a gradient of this tree, one a tensor; None when it is structured otherwise."""
+        if self._backend is None:
+            return None if isinstance(gradient, (list, tuple, dict)) else [gradient]
+        leaves, structure = self._backend.tree_flatten(gradient)
+        if structure == self._structure:
+            return [leaves[at] for at in self._tensor_at]
         return _align(self._backend, self._skeleton(), gradient)
 
     def paths(self, name: str) -> list[str]:
@@ -62,6 +68,7 @@ ONE_TENSOR = Parts(None, [None], [0], None)
 
 def take_apart(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], Parts]:
     """The tensors of a tree, NumPy arrays and Keras Variables among them made the backend's, and its other parts."""
+    tree = unwrap(tree)
     if backend.is_tensor(tree):
         return [tree], ONE_TENSOR
     leaves, structure = backend.tree_flatten(tree)
@@ -88,11 +95,8 @@ def take_apart_each(op: str, backend: Backend, trees: Sequence[Any]) -> tuple[li
 
 def fill_each(each: Sequence[Parts], tensors: Sequence[Any]) -> list[Any]:
     """The trees again, round these tensors in a row."""
-    filled, start = [], 0
-    for parts in each:
-        filled.append(parts.fill(tensors[start : start + parts.count]))
-        start += parts.count
-    return filled
+    rest = iter(tensors)
+    return [next(rest) if parts is ONE_TENSOR else parts.fill(list(islice(rest, parts.count))) for parts in each]
 
 
 def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
@@ -119,11 +123,10 @@ def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
     return None
 
 
-def _align(backend: Backend | None, tree: Any, gradient: Any) -> list[Any] | None:
+def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
     """The leaves of gradient at the slots of tree; a None stands for a whole branch, list and tuple are alike."""
     if tree is _SLOT:
-        return None if isinstance(gradient, (list, tuple, dict)) else [gradient]
-    assert backend is not None  # only a tree that is one tensor has none
+        return ONE_TENSOR.align(gradient)
     leaves, structure = backend.tree_flatten(tree)
     slots = [leaf is _SLOT for leaf in leaves]
     if gradient is None or not any(slots):

@@ -148,7 +148,7 @@ def _backend_for(args: Sequence[Any]) -> Backend:
 def _vjp(
     op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[Any]
 ) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    inputs, arguments = take_apart_each(op, backend, [_floats_to_tensors(backend, arg) for arg in args])
+    inputs, arguments = take_apart_each(op, backend, [floats_to_tensors(backend, arg) for arg in args])
     parts_of_output = ONE_TENSOR
 
     def flat_fn(*tensors: Tensor) -> Sequence[Tensor]:
@@ -166,7 +166,7 @@ def _vjp(
     return parts_of_output.fill(outputs), pullback
 
 
-def _floats_to_tensors(backend: Backend, tree: Any) -> Any:
+def floats_to_tensors(backend: Backend, tree: Any) -> Any:
     if backend.is_tensor(tree):
         return tree
     leaves, structure = backend.tree_flatten(tree)
@@ -199,7 +199,7 @@ def _upstream(op: str, backend: Backend, gradient: Any, output: Tensor, path: st
 
 def _differentiable(op: str, backend: Backend, argument: Any, at: int) -> Any:
     """argument, when there is something in it to differentiate with respect to, and nothing that has no gradient."""
-    tensors, _ = take_apart(op, backend, _floats_to_tensors(backend, argument))
+    tensors, _ = take_apart(op, backend, floats_to_tensors(backend, argument))
     if tensors and all(is_differentiable(x.dtype) for x in tensors):
         return argument
     raise CustomGradientTypeError(

@@ -92,7 +92,7 @@ def is_tensor(x: object) -> bool:
     >>> is_tensor(np.zeros(2)), is_tensor(2.0)
     (True, False)
     """
-    return framework_of(unwrap(x)) is not None
+    return framework_of(x) is not None
 
 
 def shape(x: Any) -> tuple[Any, ...]:

@@ -1,0 +1,199 @@
+"""op_embed_gradient: a value whose gradient is known, with that gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cgshim._backend import Backend, Tensor, load, select
+from cgshim._convention import fits, is_differentiable
+from cgshim._custom_gradient import op_custom_gradient
+from cgshim._errors import (
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    describe,
+    describe_tree,
+    dtype_name,
+    sentence,
+    shape_of,
+)
+from cgshim._tree import Parts, as_tensor, take_apart
+from cgshim._vjp import floats_to_tensors
+
+
+def op_embed_gradient(
+    fx: Any, gx: Any, x: Any, fx_gx_manually_stopped: bool = False, name: str | None = None
+) -> Tensor:
+    """A value with the gradient that it is known to have.
+
+    Parameters
+    ----------
+    fx : tensor
+        The value: a scalar, or of a shape that the shape of each x begins with (a batch of values).
+    gx : tree of tensors
+        The gradient of fx with respect to each x, in its shape; a scalar stands for the same gradient in every
+        element, None for no gradient. Where fx is a batch, each value depends on its own part of x alone.
+    x : tree of tensors
+        What fx was computed from, of any float or complex dtype.
+    fx_gx_manually_stopped : bool
+        By default fx and gx are constants: the gradient of fx is gx with respect to x and zero with respect to all
+        else, and a derivative of that gradient is zero. With True they are used as they are: fx has its own gradients
+        too (stop those through x), and the second derivative is the gradient of gx.
+    name : str, optional
+        What messages call the op.
+
+    Returns
+    -------
+    tensor
+        fx, whose gradient with respect to each x is upstream times gx, in reverse and in forward mode.
+
+    Raises
+    ------
+    CustomGradientTypeError
+        Where x holds an integer tensor or no tensor at all, or gx is not structured as x.
+    CustomGradientValueError
+        Where shapes or dtypes do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cgshim import op_grad
+    >>> loss = lambda x: 3.0 * op_embed_gradient((x * x).sum(), 7.0 * x, x)
+    >>> op_grad(loss)(np.array([1.0, 10.0]))
+    array([ 21., 210.])
+
+    Notes
+    -----
+    The parameters are those of ``tfp.math.custom_gradient``; POT's ``set_gradients(value, x, gx)`` is the same.
+    """
+    op = name or "op_embed_gradient"
+    backend = select([fx, gx, x]) or load("numpy")
+    tensors, parts = take_apart(op, backend, floats_to_tensors(backend, x))
+    _check_holds_tensors(op, tensors, x)
+    value = _value(op, backend, fx, tensors[0].dtype)
+    sources, gradients, axes = [], [], []
+    for source, gradient, path in zip(tensors, _aligned(op, parts, gx, x), parts.paths("x"), strict=True):
+        _check_differentiable(op, source, path)
+        if gradient is not None:
+            sources.append(source)
+            gradients.append(_gradient(op, backend, gradient, source, path))
+            axes.append(_added_axes(op, value, source, path))
+    if not fx_gx_manually_stopped:
+        value, *gradients = map(backend.stop_gradient, [value, *gradients])
+    attach = _attach if name is None else op_custom_gradient(_with_gradients, forward_mode=True, name=name)
+    return attach(value, *gradients, *sources, backend=backend, axes=axes)
+
+
+def _with_gradients(
+    fx: Tensor, *gx_and_x: Tensor, backend: Backend, axes: Sequence[int]
+) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """The op itself. gx is an argument, and not captured, so that its own gradient is there for the second order."""
+    gx = gx_and_x[: len(axes)]
+
+    def grad_fn(upstream: Tensor) -> Any:
+        of_x = [_times(backend, upstream, gradient, added) for gradient, added in zip(gx, axes, strict=True)]
+        return upstream, *[None] * len(gx), *of_x
+
+    return fx, grad_fn
+
+
+_attach = op_custom_gradient(_with_gradients, forward_mode=True, name="op_embed_gradient")
+
+
+def _times(backend: Backend, upstream: Tensor, gradient: Tensor, added_axes: int) -> Tensor:
+    spread = upstream[(..., *[None] * added_axes)] if added_axes else upstream
+    return backend.convert_to_tensor(spread, gradient.dtype) * gradient
+
+
+def _check_holds_tensors(op: str, tensors: Sequence[Tensor], x: Any) -> None:
+    if not tensors:
+        raise CustomGradientTypeError(
+            sentence(op, "x must hold a float or complex tensor", describe_tree(x), "give what fx was computed from")
+        )
+
+
+def _check_differentiable(op: str, x: Tensor, path: str) -> None:
+    if not is_differentiable(x.dtype):
+        raise CustomGradientTypeError(
+            sentence(op, f"{path} must be a float or complex tensor", describe(x),
+                     "convert it before fx is computed from it, or leave it out")
+        )  # fmt: skip
+
+
+def _value(op: str, backend: Backend, fx: Any, dtype: Any) -> Tensor:
+    value = as_tensor(op, backend, fx)
+    if value is None and isinstance(fx, (int, float, complex)):
+        value = backend.convert_to_tensor(fx, dtype)
+    if value is None or not is_differentiable(value.dtype):
+        raise CustomGradientTypeError(
+            sentence(op, "fx must be one float or complex tensor", describe_tree(fx), "call it for each value")
+        )
+    return value
+
+
+def _added_axes(op: str, fx: Tensor, x: Tensor, path: str) -> int:
+    """How many axes x has beyond those of fx."""
+    if _is_complex(fx.dtype) and not _is_complex(x.dtype):
+        raise CustomGradientValueError(
+            sentence(op, f"{path} must be complex when fx is", f"{describe(x)} for fx {describe(fx)}",
+                     "embed the real and the imaginary part of fx by themselves")
+        )  # fmt: skip
+    batch, shape = shape_of(fx.shape), shape_of(x.shape)
+    if not batch:  # a scalar spreads by itself
+        return 0
+    if ... in batch or ... in shape or not fits(shape[: len(batch)], batch):
+        raise CustomGradientValueError(
+            sentence(op, f"the shape of {path} must begin with the shape of fx",
+                     f"{describe(x)} for fx {describe(fx)}",
+                     "reduce fx to a scalar, or to one value for each leading index of x")
+        )  # fmt: skip
+    return len(shape) - len(batch)
+
+
+def _aligned(op: str, parts: Parts, gx: Any, x: Any) -> list[Any]:
+    aligned = parts.align(gx)
+    if aligned is None:
+        raise CustomGradientTypeError(
+            sentence(op, "gx must be structured as x", f"{describe_tree(gx)} for x {describe_tree(x)}",
+                     "give one gradient for each tensor of x")
+        )  # fmt: skip
+    return aligned
+
+
+def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: str) -> Tensor:
+    """A gradient in the shape and the dtype of x."""
+    tensor = as_tensor(op, backend, gradient)
+    if tensor is None:
+        tensor = backend.convert_to_tensor(gradient)
+    if _is_complex(tensor.dtype) and not _is_complex(x.dtype):
+        raise CustomGradientValueError(
+            sentence(op, f"the gradient gx for {path} must be real as it is",
+                     f"{describe(tensor)} for {describe(x)}", "take its real part")
+        )  # fmt: skip
+    tensor = backend.convert_to_tensor(tensor, x.dtype)
+    if shape_of(tensor.shape) == () != shape_of(x.shape):
+        return _spread(op, tensor, x, path)
+    if fits(tensor.shape, x.shape):
+        return tensor
+    raise CustomGradientValueError(
+        sentence(op, f"the gradient gx for {path} must have its shape, or be a scalar",
+                 f"{describe(tensor)} for {describe(x)}", "sum over what was broadcast, or broadcast it")
+    )  # fmt: skip
+
+
+def _spread(op: str, scalar: Tensor, x: Tensor, path: str) -> Tensor:
+    """A scalar in every element of x."""
+    from cgshim import ops  # brings NumPy along, which `import cgshim` does without
+
+    try:
+        return ops.ones_like(x) * scalar
+    except NotImplementedError as error:
+        raise CustomGradientValueError(
+            sentence(op, f"the gradient gx for {path} must have its shape where {path} is sparse",
+                     f"{describe(scalar)} for {describe(x)}", "give it where x is given")
+        ) from error  # fmt: skip
+
+
+def _is_complex(dtype: object) -> bool:
+    """Whether a framework's dtype is one of its complex ones."""
+    return dtype_name(dtype).startswith("complex")

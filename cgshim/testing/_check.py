@@ -1,0 +1,252 @@
+"""check_gradients: derivatives against central differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from cgshim._backend import load, select
+from cgshim._custom_gradient import CustomGradient
+from cgshim._errors import CustomGradientValueError, describe, function_name, sentence
+from cgshim.testing._functions import Array, Function, double_precision, flatten
+
+DIRECTIONS = 2
+"""in which each argument is changed; in a random one a wrong derivative shows with probability one"""
+
+# The frameworks' own checkers were weighed (torch.autograd.gradcheck and gradgradcheck, jax.test_util.check_grads,
+# tf.test.compute_gradient, autograd.test_util.check_grads): none tells argument, output and index together, none takes
+# a surrogate, none knows a stranger's backend, JAX's needs a global switch for float64 and TensorFlow's has no second
+# order. One checker on the Backend protocol has all that; the tests hold its verdicts against theirs.
+
+
+def check_gradients(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    order: int = 2,
+    modes: Iterable[str] = ("reverse", "forward"),
+    rtol: float | None = None,
+    atol: float | None = None,
+    against: Callable[..., Any] | None = None,
+) -> None:
+    """Compare the derivatives of a function with central differences, each argument and each output by itself.
+
+    Parameters
+    ----------
+    fn : callable
+        An op, or any function of tensors. Tensors that it captures should be float64, as its arguments will be.
+    args : sequence of trees of tensors
+        Where to check it; float and complex tensors, of any shape, are changed, all the rest is kept.
+    order : int
+        The highest derivative to check: those of order n are compared with differences of those of order n - 1.
+    modes : iterable of str
+        "reverse", "forward" or both: an op has forward mode when it is made with ``forward_mode=True``.
+    rtol, atol : float, optional
+        By default the step of the differences, 6e-6 in float64.
+    against : callable, optional
+        What to take the differences of: the surrogate of a function that has other derivatives on purpose.
+
+    Raises
+    ------
+    AssertionError
+        Where a derivative is wrong; it names the argument, the output and the index. Where a difference is not
+        finite, it says so instead, for nothing is known there.
+    CustomGradientError
+        Whatever the op refuses: a gradient of a wrong shape, forward mode that it does not promise.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cgshim import op_custom_gradient
+    >>> cube = op_custom_gradient(lambda x: (x**3, lambda upstream: upstream * 3 * x**2), forward_mode=True)
+    >>> check_gradients(cube, [np.array([1.0, -2.0])])
+
+    Notes
+    -----
+    Directions and upstream gradients are random and the same in every run. The checks are made in float64, on JAX too,
+    whose switch for it is thrown for their duration alone; a framework without float64 is checked in what it has.
+    """
+    op = fn.name if isinstance(fn, CustomGradient) else function_name(fn)
+    modes = _known(op, modes)
+    backend = select(args) or load("numpy")
+    surrogate = "" if against is None else f" of {function_name(against)}"
+    random = np.random.default_rng(0)
+    with double_precision(backend):
+        derived, values = flatten(op, backend, fn, args)
+        differenced = derived if against is None else flatten(op, backend, against, args)[0]
+        _require_same_outputs(op, derived(values), differenced(values))
+        for n in range(1, order + 1):
+            check = _Check(f"{op}, order {n}", surrogate, derived, differenced, values, random, rtol, atol)
+            check(modes)
+            upstreams = [_random(random, output) for output in derived(values)]
+            derived, differenced, values = derived.gradient(), differenced.gradient(), [*values, *upstreams]
+
+
+def _known(op: str, modes: Iterable[str]) -> list[str]:
+    modes = list(modes)
+    if not modes or set(modes) - {"reverse", "forward"}:
+        raise CustomGradientValueError(
+            sentence(op, 'modes must be "reverse", "forward" or both', repr(modes), 'write modes=("reverse",)')
+        )
+    return modes
+
+
+def _require_same_outputs(op: str, outputs: Sequence[Array], of_surrogate: Sequence[Array]) -> None:
+    got, expected = ([describe(y) for y in each] for each in (of_surrogate, outputs))
+    if got != expected:
+        raise CustomGradientValueError(
+            sentence(op, f"against= must return what fn does ({', '.join(expected)})", ", ".join(got),
+                     "state a surrogate with the same outputs")
+        )  # fmt: skip
+
+
+class _Change(NamedTuple):
+    """A change of one input, and the difference that it makes to each output."""
+
+    input: int
+    step: Array
+    differences: Sequence[Array]
+
+
+@dataclass
+class _Check:
+    """The check of the first derivatives of one function against the differences of another."""
+
+    op: str
+    surrogate: str
+    derived: Function
+    differenced: Function
+    values: Sequence[Array]
+    random: np.random.Generator
+    rtol: float | None
+    atol: float | None
+
+    def __call__(self, modes: Sequence[str]) -> None:
+        changes = [
+            self._change(at, _random(self.random, value) * np.maximum(1, abs(value)))
+            for at, value in enumerate(self.values)
+            for _ in range(DIRECTIONS)
+        ]
+        if "reverse" in modes:
+            self._check_reverse(changes)
+        if "forward" in modes:
+            self._check_forward(changes)
+
+    def _change(self, at: int, step: Array) -> _Change:
+        size = _step_size(self.values[at])
+        after, before = (self.differenced(self._moved(at, sign * size * step)) for sign in (1, -1))
+        differences = [np.asarray((y - x) / (2 * size)) for x, y in zip(before, after, strict=True)]
+        for output, difference in zip(self.differenced.outputs, differences, strict=True):
+            self._require_finite(at, output, difference)
+        return _Change(at, step, differences)
+
+    def _moved(self, at: int, by: Array) -> list[Array]:
+        return [np.asarray(value + by, value.dtype) if n == at else value for n, value in enumerate(self.values)]
+
+    def _require_finite(self, at: int, output: str, difference: Array) -> None:
+        if not np.isfinite(difference).all():
+            index = tuple(np.argwhere(~np.isfinite(difference))[0])
+            what = (
+                f"the central difference{self.surrogate} of {output}{_spelled(index)} along {self.derived.inputs[at]}"
+            )
+            raise AssertionError(
+                sentence(self.op, f"{what} must be finite", str(difference[index]),
+                         "nothing is known of the gradient there: check it where the function is finite")
+            )  # fmt: skip
+
+    # --- In reverse mode <gradient, step> is <upstream, difference>, for a random upstream of one output at a time ---
+
+    def _check_reverse(self, changes: Sequence[_Change]) -> None:
+        outputs = self.derived(self.values)
+        for at, output in enumerate(outputs):
+            upstreams = [np.zeros_like(y) for y in outputs]
+            upstreams[at] = _random(self.random, output)
+            gradients = self.derived.vjp(self.values, upstreams)
+            for change in changes:
+                got, expected, size = self._paired(at, gradients, upstreams, change)
+                if not abs(got - expected) <= self._tolerance(change.input, size):
+                    self._fail_in_reverse(at, gradients, upstreams, change.input)
+
+    def _paired(
+        self, at: int, gradients: Sequence[Array], upstreams: Sequence[Array], change: _Change
+    ) -> tuple[float, float, float]:
+        """What the gradient says of an output's change, what the difference says, and the size of the terms in it."""
+        terms = self._conjugated(gradients[change.input]) * change.step
+        expected = self._conjugated(upstreams[at]) * change.differences[at]
+        return np.real(terms.sum()), np.real(expected.sum()), abs(expected).sum()
+
+    def _conjugated(self, gradient: Array) -> Array:
+        conjugates = np.iscomplexobj(gradient) and self.derived.has_conjugate_gradients()
+        return np.conj(gradient) if conjugates else gradient
+
+    def _fail_in_reverse(self, at: int, gradients: Sequence[Array], upstreams: Sequence[Array], input: int) -> NoReturn:
+        """Name the element of the input whose gradient is furthest off."""
+        found = [
+            (self._paired(at, gradients, upstreams, self._change(input, unit)), spelled)
+            for spelled, unit in _units(self.values[input])
+        ]
+        (got, expected, _), spelled = max(found, key=lambda each: _distance(each[0][0], each[0][1]))
+        self._fail(f"the gradient of {self.derived.inputs[input]}{spelled} through {self.derived.outputs[at]}",
+                   "reverse", got, expected)  # fmt: skip
+
+    # --- In forward mode the tangent is the difference ---
+
+    def _check_forward(self, changes: Sequence[_Change]) -> None:
+        for change in changes:
+            tangents = [np.zeros_like(value) for value in self.values]
+            tangents[change.input] = change.step
+            for at, tangent in enumerate(self.derived.jvp(self.values, tangents)):
+                self._check_tangent(at, tangent, change)
+
+    def _check_tangent(self, at: int, tangent: Array, change: _Change) -> None:
+        expected = change.differences[at]
+        for index in np.ndindex(expected.shape):
+            if not abs(tangent[index] - expected[index]) <= self._tolerance(change.input, abs(expected[index])):
+                output, input = f"{self.derived.outputs[at]}{_spelled(index)}", self.derived.inputs[change.input]
+                self._fail(f"the tangent of {output} along {input}", "forward", tangent[index], expected[index])
+
+    # --- What is close enough, and what is not ---
+
+    def _tolerance(self, input: int, size: float) -> float:
+        step = _step_size(self.values[input])
+        return (step if self.atol is None else self.atol) + (step if self.rtol is None else self.rtol) * size
+
+    def _fail(self, what: str, mode: str, got: complex, expected: complex) -> NoReturn:
+        raise AssertionError(
+            sentence(self.op, f"{what} must be that of central differences{self.surrogate} ({mode} mode)",
+                     f"{got:.6g} where {expected:.6g} is expected", "mend the rule, or state a surrogate with against=")
+        )  # fmt: skip
+
+
+def _step_size(value: Array) -> float:
+    """Where the errors of a central difference, by its order and by rounding, are of one size: both are its square."""
+    return float(np.finfo(value.dtype).eps ** (1 / 3))
+
+
+def _random(generator: np.random.Generator, like: Array) -> Array:
+    """Random numbers in the shape and the dtype of an array."""
+    numbers = generator.normal(size=like.shape)
+    if np.iscomplexobj(like):
+        numbers = numbers + 1j * generator.normal(size=like.shape)
+    return np.asarray(numbers, like.dtype)
+
+
+def _units(value: Array) -> Iterator[tuple[str, Array]]:
+    """A unit step for each real number in an array, with what a reader calls it."""
+    parts = [(".real", 1), (".imag", 1j)] if np.iscomplexobj(value) else [("", 1)]
+    for index in np.ndindex(value.shape):
+        for part, one in parts:
+            unit = np.zeros_like(value)
+            unit[index] = one
+            yield _spelled(index) + part, unit
+
+
+def _spelled(index: Sequence[int]) -> str:
+    return f"[{','.join(map(str, index))}]" if index else ""
+
+
+def _distance(got: complex, expected: complex) -> float:
+    return float(np.nan_to_num(abs(got - expected), nan=np.inf))

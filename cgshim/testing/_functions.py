@@ -1,0 +1,115 @@
+"""Functions as the checker sees them: of float tensors alone, with a name for each, and NumPy arrays at both ends."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cgshim._backend import Backend, Tensor, name_of
+from cgshim._convention import is_differentiable
+from cgshim._custom_gradient import Parameters
+from cgshim._errors import CustomGradientTypeError, describe_tree, dtype_name, sentence
+from cgshim._tree import fill_each, take_apart, take_apart_each
+from cgshim.testing._forward import jvp_of
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of float and complex tensors to such tensors, called with arrays and answering with arrays."""
+
+    backend: Backend
+    on_tensors: Callable[..., Sequence[Tensor]]
+    inputs: Sequence[str]
+    """what a reader calls each of them"""
+    outputs: Sequence[str]
+
+    def __call__(self, values: Sequence[Array]) -> list[Array]:
+        return self._arrays(self.on_tensors(*self._tensors(values)))
+
+    def vjp(self, values: Sequence[Array], upstreams: Sequence[Array]) -> list[Array]:
+        """The gradients of the inputs, by the framework's reverse mode."""
+        _, pullback = self.backend.vjp(self.on_tensors, self._tensors(values))
+        return self._arrays(pullback(self._tensors(upstreams)))
+
+    def jvp(self, values: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
+        """The tangents of the outputs, by the framework's forward mode."""
+        return self._arrays(jvp_of(self.backend)(self.on_tensors, self._tensors(values), self._tensors(tangents)))
+
+    def has_conjugate_gradients(self) -> bool:
+        """Whether the gradient of a complex number is the conjugate of the derivative: that of z * z at 1j is 2j."""
+        at_1j, one = self._tensors([np.asarray(1j, "complex64"), np.asarray(1, "complex64")])
+        _, pullback = self.backend.vjp(lambda z: [z * z], [at_1j])
+        (gradient,) = self._arrays(pullback([one]))
+        return bool(gradient.imag < 0)
+
+    def gradient(self) -> Function:
+        """The function from inputs and upstream gradients to gradients."""
+
+        def on_tensors(*tensors: Tensor) -> Sequence[Tensor]:
+            inputs, upstreams = tensors[: len(self.inputs)], tensors[len(self.inputs) :]
+            _, pullback = self.backend.vjp(self.on_tensors, inputs)
+            return pullback(upstreams)
+
+        upstreams = [f"the upstream gradient of {name}" for name in self.outputs]
+        return Function(
+            self.backend, on_tensors, [*self.inputs, *upstreams], [f"the gradient of {name}" for name in self.inputs]
+        )
+
+    def _tensors(self, values: Sequence[Array]) -> list[Tensor]:
+        return [self.backend.convert_to_tensor(value, value.dtype.name) for value in values]
+
+    def _arrays(self, tensors: Sequence[Tensor]) -> list[Array]:
+        return [self.backend.convert_to_numpy(tensor) for tensor in tensors]
+
+
+def flatten(op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Function, list[Array]]:
+    """fn as a function of the float tensors in args, and their values, in double precision where the backend has it."""
+    names, arguments, options = Parameters(fn).bind(op, tuple(args), {})
+    tensors, parts = take_apart_each(op, backend, arguments)
+    paths = [path for name, part in zip(names, parts, strict=True) for path in part.paths(name)]
+    chosen = [at for at, tensor in enumerate(tensors) if is_differentiable(tensor.dtype)]
+    if not chosen:
+        raise CustomGradientTypeError(
+            sentence(op, "args must hold a float or complex tensor", describe_tree(args), "convert one")
+        )
+
+    def output_at(xs: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
+        full = list(tensors)
+        for at, x in zip(chosen, xs, strict=True):
+            full[at] = x
+        outputs, output = take_apart(op, backend, fn(*fill_each(parts, full), **options))
+        named = zip(outputs, output.paths("output"), strict=True)
+        floats = [(y, path) for y, path in named if is_differentiable(y.dtype)]
+        return [y for y, _ in floats], [path for _, path in floats]
+
+    wide = [_widened(backend, tensors[at]) for at in chosen]
+    _, outputs = output_at(wide)
+    function = Function(backend, lambda *xs: output_at(xs)[0], [paths[at] for at in chosen], outputs)
+    return function, [backend.convert_to_numpy(x) for x in wide]
+
+
+def _widened(backend: Backend, x: Tensor) -> Tensor:
+    wide = "complex128" if dtype_name(x.dtype).startswith("complex") else "float64"
+    try:
+        return backend.convert_to_tensor(backend.convert_to_numpy(x), wide)
+    except TypeError:  # a framework without that dtype
+        return x
+
+
+@contextlib.contextmanager
+def double_precision(backend: Backend) -> Iterator[None]:
+    """Where float64 exists: JAX has it only within its own switch, which is thrown for this block alone."""
+    if name_of(backend) != "jax":
+        yield
+        return
+    jax = importlib.import_module("jax")
+    switch = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")  # before JAX 0.8
+    with switch.enable_x64(True):
+        yield

@@ -1,0 +1,28 @@
+"""What every backend has to get right: the same cases, with the same bodies, for cgshim's own and for a stranger's.
+
+A backend's test file is three lines::
+
+    @pytest.mark.parametrize("case", conformance.cases("mlx", gaps={"dtypes[float64]": "MLX issue 123: ..."}))
+    def test_conformance(case):
+        case()
+
+A gap is strict: a case that stands in the table and passes all the same fails, so that the table stays true.
+"""
+
+from cgshim.testing.conformance import (  # noqa: F401  # imported for the cases that they register
+    _arguments,
+    _calls,
+    _captured,
+    _conventions,
+    _examples,
+    _orders,
+    _outputs,
+    _returns,
+)
+from cgshim.testing.conformance._framework import Framework as Framework
+from cgshim.testing.conformance._framework import differentiate_traced as differentiate_traced
+from cgshim.testing.conformance._registry import Case as Case
+from cgshim.testing.conformance._registry import KnownGap as KnownGap
+from cgshim.testing.conformance._registry import Result as Result
+from cgshim.testing.conformance._registry import cases as cases
+from cgshim.testing.conformance._registry import run as run

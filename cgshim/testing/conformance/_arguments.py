@@ -1,0 +1,287 @@
+"""What an op may be called with: by name or position, in trees, of every dtype and shape, beside what is static."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cgshim import op_custom_gradient
+from cgshim._backend import Tensor
+from cgshim._errors import dtype_name
+from cgshim.testing.conformance._framework import Framework
+from cgshim.testing.conformance._registry import case
+
+
+@op_custom_gradient
+def scaled(x: Tensor, y: Tensor, scale: float = 2.0, *, shift: float = 1.0) -> Any:
+    """Its rule's factors, 7 and 11, are wrong on purpose, and so is what scale does to them."""
+    return x * y * scale + shift, lambda u: (7.0 * scale * u * y, 11.0 * u[0] * x[0] + 13.0 * u[1] * x[1])
+
+
+CALLS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float, float]] = {
+    "by position": (lambda x, y: scaled(x, y), 2.0, 1.0),
+    "by name": (lambda x, y: scaled(x=x, y=y), 2.0, 1.0),
+    "by name in another order": (lambda x, y: scaled(y=y, x=x), 2.0, 1.0),
+    "by both": (lambda x, y: scaled(x, y=y), 2.0, 1.0),
+    "default given by position": (lambda x, y: scaled(x, y, 3.0), 3.0, 1.0),
+    "default given by name": (lambda x, y: scaled(x, y, scale=3.0), 3.0, 1.0),
+    "keyword-only": (lambda x, y: scaled(x, y, shift=4.0), 2.0, 4.0),
+    "all by name": (lambda x, y: scaled(shift=4.0, scale=3.0, y=y, x=x), 3.0, 4.0),
+}
+
+
+@case(call=CALLS)
+def arguments(framework: Framework, call: tuple[Callable[..., Tensor], float, float]) -> None:
+    fn, scale, shift = call
+    framework.check(
+        fn, framework.tensor([1.0, 2.0]), framework.tensor(5.0), upstream=framework.tensor([2.0, -3.0]),
+        output=np.array([5.0, 10.0]) * scale + shift,
+        gradients=(scale * np.array([70.0, -105.0]), np.array(-56.0)),
+    )  # fmt: skip
+
+
+@case()
+def arguments_by_star(framework: Framework) -> None:
+    @op_custom_gradient
+    def op(first: Tensor, *rest: Tensor, factor: float = 1.0) -> Any:
+        def grad(*args: Tensor, upstream: Tensor) -> Any:
+            assert len(args) == 3
+            return [at * factor * upstream * x for at, x in enumerate(args, start=7)]
+
+        return functools.reduce(lambda a, b: a * b, rest, first), grad
+
+    framework.check(
+        functools.partial(op, factor=0.5), *(framework.tensor(x) for x in (2.0, 4.0, 6.0)),
+        upstream=framework.tensor(3.0), output=np.array(48.0),
+        gradients=(np.array(21.0), np.array(48.0), np.array(81.0)),
+    )  # fmt: skip
+
+
+@case()
+def same_tensor_twice(framework: Framework) -> None:
+    op = op_custom_gradient(lambda x, y: (x * y, lambda u: (7.0 * u * x, 11.0 * u * y)))
+    framework.check(
+        lambda x: op(x, x), framework.tensor([1.0, 2.0]),
+        upstream=framework.tensor([2.0, -3.0]), gradients=(np.array([36.0, -108.0]),),
+    )  # fmt: skip
+
+
+@case()
+def state_as_an_argument(framework: Framework) -> None:
+    """A Parameter or a Variable that f is given is an argument like another; grad_fn takes no variables."""
+    x = framework.tensor([1.0, 2.0])
+    op = op_custom_gradient(lambda x, w: (x * w, lambda u: (7.0 * u * w, 11.0 * u * x)))
+    output, pullback = framework.differentiate_state(lambda w: op(x, w), framework.tensor([3.0, 4.0]))
+    framework.check_equal(output, np.array([3.0, 8.0]))
+    framework.check_equal(pullback(framework.tensor([2.0, -3.0])), (np.array([22.0, -66.0]),))
+
+
+# --- Trees ------------------------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    """A container with fields."""
+
+    first: Any
+    second: Any
+
+
+TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], tuple[Any, Any]]]] = {
+    "a list": (lambda x, y: [x, y], lambda t: (t[0], t[1])),
+    "a tuple": (lambda x, y: (x, y), lambda t: (t[0], t[1])),
+    "a dict": (lambda x, y: {"x": x, "y": y}, lambda t: (t["x"], t["y"])),
+    "a dict in another order": (lambda x, y: {"y": y, "x": x}, lambda t: (t["x"], t["y"])),
+    "a dict of numbers": (lambda x, y: {2: x, 1: y}, lambda t: (t[2], t[1])),
+    "a namedtuple": (Pair, lambda t: (t.first, t.second)),
+    "with None": (lambda x, y: [None, x, y, None], lambda t: (t[1], t[2])),
+    "nested": (lambda x, y: {"a": [(x, None)], "b": Pair({}, [[y]])}, lambda t: (t["a"][0][0], t["b"].second[0][0])),
+}
+"""How a tree is built round two tensors, and how they are found in it."""
+
+
+@case(tree=TREES)
+def argument_tree(framework: Framework, tree: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
+    build, find = tree
+
+    @op_custom_gradient
+    def op(tree: Any) -> Any:
+        x, y = find(tree)
+        return x * y, lambda u: build(7.0 * u * y, 11.0 * u[0] * x[0] + 13.0 * u[1] * x[1])
+
+    framework.check(
+        op, build(framework.tensor([1.0, 2.0]), framework.tensor(5.0)), upstream=framework.tensor([2.0, -3.0]),
+        output=np.array([5.0, 10.0]), gradients=(build(np.array([70.0, -105.0]), np.array(-56.0)),),
+    )  # fmt: skip
+
+
+@case(tree=TREES)
+def argument_tree_of_a_rule(framework: Framework, tree: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
+    """A rule that is called with f's arguments is given the same tree."""
+    build, find = tree
+
+    @op_custom_gradient
+    def op(tree: Any, factor: Tensor) -> Any:
+        def grad(tree: Any, factor: Tensor, upstream: Tensor) -> Any:
+            x, y = find(tree)
+            return build(7.0 * upstream * y, upstream[0] * x[1]), 3.0 * factor
+
+        x, y = find(tree)
+        return x * y * factor, grad
+
+    framework.check(
+        op, build(framework.tensor([1.0, 2.0]), framework.tensor(5.0)), framework.tensor(4.0),
+        upstream=framework.tensor([2.0, -3.0]),
+        gradients=(build(np.array([70.0, -105.0]), np.array(4.0)), np.array(12.0)),
+    )  # fmt: skip
+
+
+# --- What is static ---------------------------------------------------------------------------------------------
+
+
+class Colour(enum.Enum):
+    """A choice."""
+
+    RED = 1
+
+
+class Config:
+    """An object of the user's own, which compares by identity and cannot be hashed."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+STATIC: dict[str, Any] = {
+    "None": None,
+    "a str": "mean",
+    "bytes": b"mean",
+    "a bool": True,
+    "an int": 3,
+    "a float": 0.5,
+    "a complex": 2j,
+    "a callable": np.maximum,
+    "a class": Config,
+    "a dtype": np.dtype("float32"),
+    "a slice": slice(1, None),
+    "an ellipsis": ...,
+    "an enum": Colour.RED,
+    "a set": {1, 2},
+    "an object": Config(),
+}
+
+
+@case(static=STATIC)
+def static_argument(framework: Framework, static: Any) -> None:
+    """What is no tensor reaches f and grad_fn as the very object that it is."""
+
+    @op_custom_gradient
+    def op(x: Tensor, alone: Any, tree: Any, *, option: Any) -> Any:
+        def grad(x: Tensor, alone: Any, tree: Any, upstream: Tensor) -> Any:
+            assert alone is static
+            assert tree["static"] is static
+            return 7.0 * upstream * x, None, {"x": 11.0 * upstream, "static": None}
+
+        assert alone is static
+        assert tree["static"] is static
+        assert option is static
+        return x * tree["x"], grad
+
+    framework.check(
+        lambda x, y: op(x, static, {"static": static, "x": y}, option=static),
+        framework.tensor([1.0, 2.0]), framework.tensor([5.0, 6.0]), upstream=framework.tensor([2.0, -3.0]),
+        output=np.array([5.0, 12.0]), gradients=(np.array([14.0, -42.0]), np.array([22.0, -33.0])),
+    )  # fmt: skip
+
+
+# --- Dtypes and shapes ------------------------------------------------------------------------------------------
+
+FLOATS = {name: name for name in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")}
+INTEGERS = {name: name for name in ("int8", "uint8", "int32", "int64", "bool")}
+SHAPES: dict[str, tuple[int, ...]] = {"0-d": (), "one": (1,), "3-d": (2, 1, 3), "empty": (0,), "empty 2-d": (2, 0)}
+
+
+@case(dtype=FLOATS)
+def dtypes(framework: Framework, dtype: str) -> None:
+    """The numbers go through unchanged (no conjugates are taken on the way), in the dtype that they have."""
+    op = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x))
+    x, upstream = framework.tensor([1.0, 2.0], dtype), framework.tensor([2.0, -3.0], dtype)
+    framework.check(op, x, upstream=upstream, output=np.array([1.0, 4.0]), gradients=(np.array([14.0, -42.0]),))
+    assert dtype_name(op(x).dtype) == dtype
+
+
+@case(dtype={name: name for name in FLOATS if name.startswith("complex")})
+def complex_numbers(framework: Framework, dtype: str) -> None:
+    """A rule's gradients of complex numbers are the framework's own: what its vjp of the same function gives."""
+    import cgshim
+
+    def square(z: Tensor) -> Tensor:
+        return z * z
+
+    @op_custom_gradient
+    def op(z: Tensor) -> Any:
+        return square(z), lambda u: 7.0 * cgshim.op_vjp(square, z)[1](u)[0]
+
+    z, upstream = framework.tensor([1.0 + 2.0j, 3.0 - 1.0j], dtype), framework.tensor([2.0 - 1.0j, 0.5j], dtype)
+    _, pullback = cgshim.op_vjp(square, z)
+    framework.check(op, z, upstream=upstream, gradients=(7.0 * framework.numpy(pullback(upstream)[0]),))
+
+
+@case(dtype=INTEGERS)
+def integer_argument(framework: Framework, dtype: str) -> None:
+    """Integers and booleans take part, without a gradient, and reach f in the dtype that they have."""
+
+    @op_custom_gradient
+    def op(x: Tensor, n: Tensor) -> Any:
+        def grad(x: Tensor, n: Tensor, upstream: Tensor) -> Any:
+            assert dtype_name(n.dtype) == dtype
+            return 7.0 * upstream * x, None
+
+        assert dtype_name(n.dtype) == dtype
+        return x * x, grad
+
+    framework.check(
+        op, framework.tensor([1.0, 2.0]), framework.tensor(np.array([1, 0, 1], dtype), dtype),
+        upstream=framework.tensor([2.0, -3.0]), gradients=(np.array([14.0, -42.0]), None),
+    )  # fmt: skip
+
+
+@case(shape=SHAPES)
+def shapes(framework: Framework, shape: tuple[int, ...]) -> None:
+    values = np.arange(1.0, 1.0 + np.prod(shape)).reshape(shape).astype("float32")
+    op = op_custom_gradient(lambda x: (x * x, lambda u: 7.0 * u * x))
+    framework.check(
+        op, framework.tensor(values), upstream=framework.tensor(values + 2.0),
+        output=values**2, gradients=(7.0 * values * (values + 2.0),),
+    )  # fmt: skip
+
+
+@case()
+def numpy_array_among_tensors(framework: Framework) -> None:
+    """NumPy arrays become the framework's constants, in their own dtype, alone and in a tree."""
+
+    @op_custom_gradient
+    def op(x: Tensor, constant: Tensor, tree: Any) -> Any:
+        for tensor, dtype in ((constant, "float32"), (tree["n"], "int32")):
+            assert framework.backend.is_tensor(tensor)
+            assert dtype_name(tensor.dtype) == dtype
+        return x * constant, lambda u: (7.0 * u * constant, None, None)
+
+    constant, numbers = np.array([3.0, 4.0], "float32"), np.array([1, 2], "int32")
+    framework.check(
+        lambda x: op(x, constant, {"n": numbers}), framework.tensor([1.0, 2.0]),
+        upstream=framework.tensor([2.0, -3.0]), output=np.array([3.0, 8.0]), gradients=(np.array([42.0, -84.0]),),
+    )  # fmt: skip
+
+
+@case()
+def numpy_array_before_tensors(framework: Framework) -> None:
+    """Where another framework's tensor comes later, it decides."""
+    op = op_custom_gradient(lambda c, x: (c * x, lambda u: (None, 7.0 * u * c)))
+    constant = np.array([3.0, 4.0], "float32")
+    framework.check(
+        lambda x: op(constant, x), framework.tensor([1.0, 2.0]),
+        upstream=framework.tensor([2.0, -3.0]), gradients=(np.array([42.0, -84.0]),),
+    )  # fmt: skip

@@ -1,0 +1,124 @@
+"""What a case may ask of a framework: tensors, gradients, trainable state. All of it stands on the Backend protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import cgshim
+from cgshim._backend import Tensor, load
+from cgshim._errors import dtype_name
+
+with contextlib.suppress(ImportError):
+    importlib.import_module("ml_dtypes")  # registers bfloat16 with NumPy, where it is installed
+
+Pullback = Callable[[Tensor], tuple[Any, ...]]
+Gradients = Callable[..., tuple[Tensor, Pullback]]
+"""`gradients(fn, *values) -> (fn(*state), pullback)`, where state are the framework's own objects for the values."""
+
+_BEFORE_IMPORT = {"jax": {"JAX_ENABLE_X64": "1"}}
+"""what a framework has to be told, before it is imported, to have float64"""
+
+
+class Framework:
+    """One framework, by the backend that is registered for it."""
+
+    def __init__(self, name: str, state: Gradients | None = None) -> None:
+        os.environ |= _BEFORE_IMPORT.get(name, {}) | os.environ
+        self.name = name
+        self.backend = load(name)
+        self.differentiate_state = state or _OBJECTS.get(name, differentiate_traced)
+        """`differentiate_state(fn, *values)`: fn's output for trainable state, and the pullback to that state"""
+
+    def __repr__(self) -> str:
+        return f"<framework {self.name}>"
+
+    def tensor(self, values: Any, dtype: str = "float32") -> Tensor:
+        """Numbers as the framework's tensor."""
+        tensor = self.backend.convert_to_tensor(values, dtype)
+        assert dtype_name(tensor.dtype) == dtype, f"{self.name} makes {tensor.dtype} of {dtype}"
+        return tensor
+
+    def numpy(self, tree: Any) -> Any:
+        """A tree with NumPy arrays for its tensors."""
+        leaves, structure = self.backend.tree_flatten(tree)
+        arrays = [self.backend.convert_to_numpy(x) if self.backend.is_tensor(x) else x for x in leaves]
+        return self.backend.tree_unflatten(structure, arrays)
+
+    def check(
+        self, fn: Callable[..., Any], *args: Any, upstream: Any, output: Any = ..., gradients: tuple[Any, ...]
+    ) -> None:
+        """Compare what fn gives for args, and its gradients, with what is expected: `...` stands for whatever it is."""
+        found, pullback = cgshim.op_vjp(fn, *args)
+        if output is not ...:
+            self.check_equal(found, output)
+        self.check_equal(pullback(upstream), gradients)
+
+    def check_equal(self, found: Any, expected: Any) -> None:
+        """Compare two trees, leaf by leaf: structure, shapes and numbers."""
+        (leaves, structure), (wanted, wanted_structure) = map(self.backend.tree_flatten, (found, expected))
+        assert structure == wanted_structure, f"{structure} is not {wanted_structure}"
+        for leaf, want in zip(leaves, wanted, strict=True):
+            if self.backend.is_tensor(leaf):
+                assert want is not None, f"{leaf} is not None"
+                _check_close(self.backend.convert_to_numpy(leaf), want)
+            else:
+                assert leaf is want or leaf == want, f"{leaf!r} is not {want!r}"
+
+    def is_state(self, variable: Any, state: Any) -> bool:
+        """Whether a rule was handed this very state; of what is traced, only its shape and dtype can be known."""
+        if self.differentiate_state is not differentiate_traced:
+            return variable is state
+        return (variable.shape, variable.dtype) == (state.shape, state.dtype)
+
+
+def _check_close(found: Any, expected: Any) -> None:
+    comparable = "complex128" if np.iscomplexobj(found) else "float64"
+    found, expected = found.astype(comparable), np.asarray(expected, comparable)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert found.shape == expected.shape, f"shape {found.shape} is not {expected.shape}"
+
+
+def raised(error: type[BaseException], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> BaseException:
+    """The exception that a call raises, which must be of this very class or one below it."""
+    try:
+        fn(*args, **kwargs)
+    except error as caught:
+        return caught
+    raise AssertionError(f"nothing was raised, not {error.__name__}")
+
+
+# --- Trainable state --------------------------------------------------------------------------------------------
+
+
+def differentiate_traced(fn: Callable[..., Tensor], *values: Any) -> tuple[Tensor, Pullback]:
+    """Where a framework has no objects for state, it is whatever is being differentiated further out."""
+    return cgshim.op_vjp(fn, *values)
+
+
+def _differentiate_parameters(fn: Callable[..., Tensor], *values: Any) -> tuple[Tensor, Pullback]:
+    torch = importlib.import_module("torch")
+    state = [torch.nn.Parameter(value) for value in values]
+    output = fn(*state)
+    return output, lambda upstream: torch.autograd.grad(output, state, upstream, materialize_grads=True)
+
+
+def _differentiate_tf_variables(fn: Callable[..., Tensor], *values: Any) -> tuple[Tensor, Pullback]:
+    tf = importlib.import_module("tensorflow")
+    state = [tf.Variable(value) for value in values]
+    with tf.GradientTape() as tape:
+        output = fn(*state)
+
+    def pullback(upstream: Tensor) -> tuple[Any, ...]:
+        zero = tf.UnconnectedGradients.ZERO
+        return tuple(tape.gradient(output, state, output_gradients=upstream, unconnected_gradients=zero))
+
+    return output, pullback
+
+
+_OBJECTS: dict[str, Gradients] = {"torch": _differentiate_parameters, "tensorflow": _differentiate_tf_variables}

@@ -1,0 +1,177 @@
+"""What f may return as its output, and what the rule is told of the parts that nobody used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import cgshim
+from cgshim import op_custom_gradient
+from cgshim._backend import Tensor
+from cgshim._errors import dtype_name
+from cgshim.testing.conformance._framework import Framework
+from cgshim.testing.conformance._registry import case
+
+
+@case()
+def output_is_the_input(framework: Framework) -> None:
+    op = op_custom_gradient(lambda x: (x, lambda u: 7.0 * u))
+    framework.check(
+        op, framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]),
+        output=np.array([1.0, 2.0]), gradients=(np.array([14.0, -21.0]),),
+    )  # fmt: skip
+
+
+@case()
+def output_holds_the_input(framework: Framework) -> None:
+    """And twice, beside what was computed from it."""
+    op = op_custom_gradient(lambda x: ((x, x * x, x), lambda u: 7.0 * u[0] + 11.0 * u[1] + 13.0 * u[2]))
+    upstream = tuple(framework.tensor(u) for u in ([1.0, 2.0], [-1.0, 3.0], [2.0, 0.5]))
+    framework.check(
+        op, framework.tensor([1.0, 2.0]), upstream=upstream,
+        output=(np.array([1.0, 2.0]), np.array([1.0, 4.0]), np.array([1.0, 2.0])),
+        gradients=(np.array([22.0, 53.5]),),
+    )  # fmt: skip
+
+
+@case()
+def output_twice_the_same(framework: Framework) -> None:
+    def op(x: Tensor) -> Any:
+        y = x * x
+        return [y, y], lambda u: 7.0 * u[0] + 11.0 * u[1]
+
+    framework.check(
+        op_custom_gradient(op), framework.tensor([1.0, 2.0]),
+        upstream=[framework.tensor([2.0, -3.0]), framework.tensor([1.0, 0.5])],
+        output=[np.array([1.0, 4.0])] * 2, gradients=(np.array([25.0, -15.5]),),
+    )  # fmt: skip
+
+
+@case()
+def output_of_another_shape_and_dtype(framework: Framework) -> None:
+    """The upstream gradient is the output's, not the argument's."""
+    wide = framework.tensor([[1.0], [3.0], [5.0]], "float16")
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        def grad(u: Tensor) -> Tensor:
+            assert (tuple(u.shape), dtype_name(u.dtype)) == ((3, 1), "float16")
+            return 7.0 * u[0] + 11.0 * u[1] + 13.0 * u[2]
+
+        return wide, grad
+
+    framework.check(
+        op, framework.tensor([2.0]), upstream=framework.tensor([[1.0], [-2.0], [0.5]], "float16"),
+        output=np.array([[1.0], [3.0], [5.0]]), gradients=(np.array([-8.5]),),
+    )  # fmt: skip
+
+
+@case()
+def output_does_not_depend_on_the_input(framework: Framework) -> None:
+    """Autodiff would find no gradient: the rule's is still the one."""
+    constant = framework.tensor([3.0, 4.0])
+    op = op_custom_gradient(lambda x: (constant, lambda u: 7.0 * u * x))
+    framework.check(
+        op, framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]),
+        output=np.array([3.0, 4.0]), gradients=(np.array([14.0, -42.0]),),
+    )  # fmt: skip
+
+
+@case()
+def output_numpy_array(framework: Framework) -> None:
+    """A NumPy array that f returns, from a routine that knows no framework, is the framework's tensor outside."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        return np.sqrt(framework.backend.convert_to_numpy(x)), lambda u: 7.0 * u * x
+
+    assert framework.backend.is_tensor(op(framework.tensor([4.0, 9.0])))
+
+
+@case()
+def output_with_static_leaves(framework: Framework) -> None:
+    marker = object()
+    op = op_custom_gradient(lambda x: ({"y": x * x, "about": (marker, None, 3)}, lambda u: 7.0 * u["y"] * x))
+    found = op(framework.tensor([1.0, 2.0]))
+    assert found["about"][0] is marker
+    assert found["about"][1:] == (None, 3)
+    framework.check(
+        op, framework.tensor([1.0, 2.0]), upstream={"y": framework.tensor([2.0, -3.0]), "about": None},
+        gradients=(np.array([14.0, -42.0]),),
+    )  # fmt: skip
+
+
+def _record(seen: list[Any]) -> Callable[[Tensor], Any]:
+    """An op of three outputs of different shapes, whose rule keeps what it is given."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        def grad(d1: Tensor, d2: Tensor, d3: Tensor) -> Tensor:
+            seen.extend([d1, d2, d3])
+            return 7.0 * d1 + 11.0 * d2 + 13.0 * d3[0]
+
+        return (x * x, x[0] * x[1], framework_stack(x)), grad
+
+    def framework_stack(x: Tensor) -> Tensor:
+        return x[None] * x[:, None]
+
+    return op
+
+
+USED: dict[str, tuple[int, Any, Any]] = {
+    "the first": (0, [2.0, -3.0], [14.0, -21.0]),
+    "the second": (1, 2.0, [22.0, 22.0]),
+    "the third": (2, [[2.0, -3.0], [1.0, 0.5]], [26.0, -39.0]),
+}
+
+
+@case(used=USED)
+def unused_outputs(framework: Framework, used: tuple[int, Any, Any]) -> None:
+    """The upstream gradients of what the loss does not use are zeros, of their outputs' shapes and dtype."""
+    at, upstream, expected = used
+    seen: list[Any] = []
+    op = _record(seen)
+    framework.check(
+        lambda x: op(x)[at], framework.tensor([1.0, 2.0]),
+        upstream=framework.tensor(upstream), gradients=(np.array(expected),),
+    )  # fmt: skip
+    zeros = [np.zeros(shape) for shape in ((2,), (), (2, 2))]
+    zeros[at] = np.array(upstream)
+    framework.check_equal(seen, zeros)
+    assert [dtype_name(d.dtype) for d in seen] == ["float32"] * 3
+
+
+@case()
+def integer_output(framework: Framework) -> None:
+    """Beside a float one it goes out as it is; its upstream gradient is zeros of its own shape and dtype."""
+    seen: list[Any] = []
+
+    @op_custom_gradient
+    def op(x: Tensor, n: Tensor) -> Any:
+        def grad(d1: Tensor, d2: Tensor) -> Any:
+            seen.append(d2)
+            return 7.0 * d1 * x, None
+
+        return (x * x, n + n), grad
+
+    output, pullback = cgshim.op_vjp(op, framework.tensor([1.0, 2.0]), framework.tensor([3, 4, 5], "int32"))
+    framework.check_equal(output, (np.array([1.0, 4.0]), np.array([6, 8, 10])))
+    assert dtype_name(output[1].dtype) == "int32"
+    gradients = pullback((framework.tensor([2.0, -3.0]), None))
+    framework.check_equal(gradients, (np.array([14.0, -42.0]), None))
+    framework.check_equal(seen, [np.zeros(3)])
+    assert dtype_name(seen[0].dtype) == "int32"
+
+
+@case()
+def outputs_reach_their_own_argument(framework: Framework) -> None:
+    """Two outputs, two arguments: neither upstream nor gradients change places."""
+    op = op_custom_gradient(lambda x, y: ((y * 2.0, x * 3.0), lambda u: (7.0 * u[1], 11.0 * u[0])))
+    framework.check(
+        op, framework.tensor([1.0, 2.0]), framework.tensor([[5.0]]),
+        upstream=(framework.tensor([[2.0]]), framework.tensor([0.5, -3.0])),
+        output=(np.array([[10.0]]), np.array([3.0, 6.0])),
+        gradients=(np.array([3.5, -21.0]), np.array([[22.0]])),
+    )  # fmt: skip

@@ -1,0 +1,141 @@
+"""The cases by name, and what runs them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import unittest
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from cgshim.testing.conformance._framework import Framework, Gradients
+
+Body = Callable[[Framework], None]
+
+_bodies: dict[str, Body] = {}
+
+
+def case(**tables: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a body, once for each combination of the rows of its tables."""
+
+    def register(body: Callable[..., None]) -> Callable[..., None]:
+        for rows in itertools.product(*(table.items() for table in tables.values())):
+            names = "-".join(name for name, _ in rows)
+            values = dict(zip(tables, (value for _, value in rows), strict=True))
+            _bodies[f"{body.__name__}[{names}]" if names else body.__name__] = functools.partial(body, **values)
+        return body
+
+    return register
+
+
+class KnownGap(unittest.SkipTest):
+    """A case that fails as the table of gaps says; test runners show it as skipped, with the table's reason."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case for one backend: calling it raises where the backend is wrong."""
+
+    framework: Framework
+    name: str
+    gap: str | None = None
+    """why it is known to fail, if it is"""
+
+    @property
+    def __name__(self) -> str:  # what pytest calls a parameter
+        return self.name
+
+    def __call__(self) -> None:
+        """Run it; a KnownGap where it fails as it is known to, an AssertionError where it no longer does."""
+        if self.gap is None:
+            _bodies[self.name](self.framework)
+            return
+        try:
+            _bodies[self.name](self.framework)
+        except Exception as error:  # whatever goes wrong is the gap
+            raise KnownGap(self.gap) from error
+        raise AssertionError(f"{self.name} passes on {self.framework.name}: take it off the table of gaps ({self.gap})")
+
+
+class Result(NamedTuple):
+    """How one case went."""
+
+    case: str
+    outcome: Literal["passed", "failed", "gap"]
+    reason: str
+    """what went wrong, or the reason of the gap; empty for a pass"""
+
+
+def cases(name: str, *, gaps: Mapping[str, str] | None = None, state: Gradients | None = None) -> list[Case]:
+    """Every conformance case for one backend.
+
+    Parameters
+    ----------
+    name : str
+        The backend, by its framework's import root.
+    gaps : mapping of str to str, optional
+        The cases that the backend is known to fail, each with the reason.
+    state : callable, optional
+        ``state(fn, *values) -> (fn(*state), pullback)`` for a framework that keeps trainable state in objects of its
+        own, as torch does in its Parameters; by default whatever is being differentiated is state.
+
+    Returns
+    -------
+    list of Case
+        Functions without arguments, which raise where the backend is wrong.
+
+    Raises
+    ------
+    BackendError
+        Where there is no such backend, or its framework cannot be imported.
+    ValueError
+        Where gaps names a case that does not exist.
+
+    Examples
+    --------
+    >>> [case() for case in cases("numpy") if case.name == "same_tensor_twice"]
+    [None]
+    """
+    gaps = gaps or {}
+    unknown = sorted(set(gaps) - set(_bodies))
+    if unknown:
+        raise ValueError(f"the table of gaps names cases that do not exist: {', '.join(unknown)}")
+    framework = Framework(name, state)
+    return [Case(framework, case, gaps.get(case)) for case in _bodies]
+
+
+def run(name: str, *, gaps: Mapping[str, str] | None = None, state: Gradients | None = None) -> list[Result]:
+    """Run every conformance case for one backend, and tell how each went.
+
+    Parameters
+    ----------
+    name, gaps, state
+        As in `cases`.
+
+    Returns
+    -------
+    list of Result
+        One for each case, in the order of their registration.
+
+    Raises
+    ------
+    BackendError
+        Where there is no such backend, or its framework cannot be imported.
+
+    Examples
+    --------
+    >>> {result.outcome for result in run("numpy", gaps={})} - {"passed", "failed"}
+    set()
+    """
+    return [_result(case) for case in cases(name, gaps=gaps, state=state)]
+
+
+def _result(case: Case) -> Result:
+    try:
+        case()
+    except KnownGap as gap:
+        return Result(case.name, "gap", str(gap))
+    except Exception as error:  # noqa: BLE001  # a failure of the backend, whatever it raises
+        return Result(case.name, "failed", f"{type(error).__name__}: {error}")
+    return Result(case.name, "passed", "")

@@ -1,0 +1,138 @@
+"""Everything that a grad_fn may return, and what is read from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cgshim import op_custom_gradient
+from cgshim._backend import Tensor
+from cgshim.testing.conformance._framework import Framework
+from cgshim.testing.conformance._registry import case
+
+
+class Point(NamedTuple):
+    """A container with fields."""
+
+    x: Any
+    y: Any
+
+
+SEVERAL: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], str]] = {
+    "a tuple": (lambda x, a, b: (x, {"a": a, "b": b}, None), "xab"),
+    "a list": (lambda x, a, b: [x, {"a": a, "b": b}, None], "xab"),
+    "keys in another order": (lambda x, a, b: (x, {"b": b, "a": a}, None), "xab"),
+    "static argument left out": (lambda x, a, b: (x, {"a": a, "b": b}), "xab"),
+    "flat": (lambda x, a, b: (x, a, b), "xab"),
+    "a flat list": (lambda x, a, b: [x, a, b], "xab"),
+    "None for a tensor": (lambda x, a, b: (None, {"a": a, "b": b}, None), "ab"),
+    "None for a tree": (lambda x, a, b: (x, None, None), "x"),
+    "None for a leaf": (lambda x, a, b: (x, {"a": None, "b": b}), "xb"),
+    "None for a flat leaf": (lambda x, a, b: (x, None, b), "xb"),
+    "None for all": (lambda x, a, b: (None, None, None), ""),
+    "None alone": (lambda x, a, b: None, ""),
+}
+"""What a rule returns for the arguments x, {"a": a, "b": b} and a static one, and the gradients that are not zero."""
+
+
+@case(form=SEVERAL)
+def return_for_several_arguments(framework: Framework, form: tuple[Callable[..., Any], str]) -> None:
+    write, given = form
+
+    @op_custom_gradient
+    def op(x: Tensor, p: Any, mode: str) -> Any:
+        assert mode == "static"
+        return x * p["a"] * p["b"], lambda u: write(7.0 * u * x, 11.0 * u[0] * p["a"], 13.0 * u * p["b"])
+
+    expected = {"x": np.array([14.0, -42.0]), "a": np.array(110.0), "b": np.array([78.0, -156.0])}
+    x, a, b = (expected[name] if name in given else np.zeros_like(expected[name]) for name in "xab")
+    framework.check(
+        lambda x, p: op(x, p, "static"),
+        framework.tensor([1.0, 2.0]), {"b": framework.tensor([3.0, 4.0]), "a": framework.tensor(5.0)},
+        upstream=framework.tensor([2.0, -3.0]), output=np.array([15.0, 40.0]), gradients=(x, {"a": a, "b": b}),
+    )  # fmt: skip
+
+
+ONE: dict[str, Callable[[Tensor], Any]] = {
+    "bare": lambda g: g,
+    "a one-tuple": lambda g: (g,),
+    "a one-list": lambda g: [g],
+}
+
+
+@case(write=ONE)
+def return_for_one_argument(framework: Framework, write: Callable[[Tensor], Any]) -> None:
+    op = op_custom_gradient(lambda x: (x * x, lambda u: write(7.0 * u * x)))
+    framework.check(
+        op, framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]), gradients=(np.array([14.0, -42.0]),)
+    )
+
+
+TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Any]]] = {
+    "a dict, its structure": (lambda x, y: {"x": x, "y": y}, lambda x, y: {"y": y, "x": x}),
+    "a dict, a one-tuple": (lambda x, y: {"x": x, "y": y}, lambda x, y: ({"x": x, "y": y},)),
+    "a dict, flat": (lambda x, y: {"y": y, "x": x}, lambda x, y: (x, y)),
+    "a list, its structure": (lambda x, y: [x, y], lambda x, y: [x, y]),
+    "a list, as a tuple": (lambda x, y: [x, y], lambda x, y: (x, y)),
+    "a list, in a one-tuple": (lambda x, y: [x, y], lambda x, y: ((x, y),)),
+    "a tuple, its structure": (lambda x, y: (x, y), lambda x, y: (x, y)),
+    "a tuple, as a list": (lambda x, y: (x, y), lambda x, y: [x, y]),
+    "a namedtuple, its structure": (Point, Point),
+    "a namedtuple, as a tuple": (Point, lambda x, y: (x, y)),
+    "a namedtuple, in a one-list": (Point, lambda x, y: [Point(x, y)]),
+    "nested, its structure": (lambda x, y: {"p": [x, None, Point("s", y)]}, lambda x, y: {"p": [x, None, (None, y)]}),
+    "nested, flat": (lambda x, y: {"p": [x, None, Point("s", y)]}, lambda x, y: [x, y]),
+    "a one-list in a list": (lambda x, y: [[x], y], lambda x, y: [[x], y]),
+    "a one-list in a list, flat": (lambda x, y: [[x], y], lambda x, y: [x, y]),
+}
+"""A tree round two tensors, and what a rule returns for it."""
+
+
+@case(form=TREES)
+def return_for_a_tree(framework: Framework, form: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
+    build, write = form
+    x, y = framework.tensor([1.0, 2.0]), framework.tensor(5.0)
+
+    @op_custom_gradient
+    def op(tree: Any) -> Any:
+        leaves, _ = framework.backend.tree_flatten(tree)
+        x, y = filter(framework.backend.is_tensor, leaves)
+        return x * y, lambda u: write(7.0 * u * y, 11.0 * u[0] * x[0] + 13.0 * u[1] * x[1])
+
+    gradients = framework.backend.tree_flatten(build(np.array([70.0, -105.0]), np.array(-56.0)))
+    without_static = [leaf if isinstance(leaf, np.ndarray) else None for leaf in gradients[0]]
+    framework.check(
+        op, build(x, y), upstream=framework.tensor([2.0, -3.0]),
+        gradients=(framework.backend.tree_unflatten(gradients[1], without_static),),
+    )  # fmt: skip
+
+
+@case()
+def return_a_python_number(framework: Framework) -> None:
+    """A gradient that is the same whatever comes in needs no tensor."""
+    op = op_custom_gradient(lambda x: (x * x, lambda u: 7))
+    framework.check(op, framework.tensor(2.0), upstream=framework.tensor(3.0), gradients=(np.array(7.0),))
+
+
+@case()
+def return_a_numpy_array(framework: Framework) -> None:
+    op = op_custom_gradient(lambda x: (x * x, lambda u: np.array([7.0, -9.0], "float32")))
+    framework.check(
+        op, framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]), gradients=(np.array([7.0, -9.0]),)
+    )
+
+
+CASTS = {f"{given} for {wanted}": (given, wanted) for given, wanted in
+         [("float64", "float32"), ("float32", "float64"), ("float32", "float16"), ("float16", "float32"),
+          ("float32", "complex64")]}  # fmt: skip
+
+
+@case(dtypes=CASTS)
+def return_another_float(framework: Framework, dtypes: tuple[str, str]) -> None:
+    """A gradient in another float is cast to the dtype of the argument."""
+    given, wanted = dtypes
+    x, gradient = framework.tensor([1.0, 2.0], wanted), framework.tensor([7.0, -9.0], given)
+    op = op_custom_gradient(lambda x: (x * x, lambda u: gradient))
+    framework.check(op, x, upstream=framework.tensor([2.0, -3.0], wanted), gradients=(np.array([7.0, -9.0]),))

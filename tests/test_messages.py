@@ -1,0 +1,352 @@
+"""The whole text of every message: the same on every backend, and written as a product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import cgshim
+from cgshim import CustomGradientTypeError, CustomGradientValueError
+from cgshim.testing.conformance import Framework
+
+FORMS = "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), each with or without variables"
+PAIR = "return the output and a function that turns upstream gradients into gradients of the arguments"
+IN_ORDER = "return them in order, each None, a tensor, or structured as its argument"
+BROADCAST = "sum over what was broadcast, or broadcast it in the rule"
+ONE_A_VARIABLE = "return (gradients, [one a variable])"
+
+
+class Point(NamedTuple):
+    first: Any
+    second: Any
+
+
+@pytest.fixture
+def framework(backend: str) -> Framework:
+    return Framework(backend)
+
+
+def raises(error: type[Exception], text: str, fn: Callable[..., Any], *args: Any) -> None:
+    with pytest.raises(error) as caught:
+        fn(*args)
+    assert type(caught.value) is error
+    assert str(caught.value) == text
+
+
+# --- At decoration and at the call --------------------------------------------------------------------------------
+
+
+def test_what_is_decorated_must_be_callable() -> None:
+    raises(
+        CustomGradientTypeError, "op_custom_gradient: f must be callable, got int; decorate a function",
+        cgshim.op_custom_gradient, 3,
+    )  # fmt: skip
+
+
+AT_THE_CALL: dict[str, tuple[Callable[..., Any], str]] = {
+    "no pair": (lambda x, y: x, f"<lambda> must return a pair (output, grad_fn), got f32[2]; {PAIR}"),
+    "nothing": (lambda x, y: None, f"<lambda> must return a pair (output, grad_fn), got None; {PAIR}"),
+    "no rule": (lambda x, y: (x, None), f"<lambda> must return a pair (output, grad_fn), got (f32[2], None); {PAIR}"),
+    "no callable": (lambda x, y: (x, 3), f"<lambda> must return a pair (output, grad_fn), got (f32[2], int); {PAIR}"),
+    "a list": (
+        lambda x, y: [x, lambda u: u],
+        f"<lambda> must return a pair (output, grad_fn), got a list of 2; {PAIR}",
+    ),
+    "three": (
+        lambda x, y: (x, y, lambda u: u),
+        f"<lambda> must return a pair (output, grad_fn), got a tuple of 3; {PAIR}",
+    ),
+    "no tensor": (
+        lambda x, y: (1.0, lambda u: u),
+        "the output of f must hold a tensor when an argument does, got float; return a tensor of {backend}",
+    ),
+    "an empty output": (
+        lambda x, y: ([], lambda u: u),
+        "the output of f must hold a tensor when an argument does, got a list of 0; return a tensor of {backend}",
+    ),
+    "no parameter": (
+        lambda x, y: (x, lambda: None),
+        f"grad_fn must take its upstream gradients as {FORMS}, got <lambda>() for 2 arguments and 1 tensor output; "
+        "write it in one of these forms",
+    ),
+    "two upstreams for one output": (
+        lambda x, y: (x, lambda d1, d2: None),
+        f"grad_fn must take its upstream gradients as {FORMS}, got <lambda>(d1, d2) for 2 arguments and "
+        "1 tensor output; write it in one of these forms",
+    ),
+    "three upstreams for two outputs": (
+        lambda x, y: ((x, {"y": y, "static": "s"}), lambda d1, d2, d3: None),
+        f"grad_fn must take its upstream gradients as {FORMS}, got <lambda>(d1, d2, d3) for 2 arguments and "
+        "2 tensor outputs; write it in one of these forms",
+    ),
+    "one argument for two": (
+        lambda x, y: (x, lambda x, upstream: None),
+        f"grad_fn must take its upstream gradients as {FORMS}, got <lambda>(x, upstream) for 2 arguments and "
+        "1 tensor output; write it in one of these forms",
+    ),
+    "a keyword of its own": (
+        lambda x, y: (x, lambda upstream, *, scale: None),
+        f"grad_fn must take its upstream gradients as {FORMS}, got <lambda>(upstream, *, scale) for 2 arguments and "
+        "1 tensor output; write it in one of these forms",
+    ),
+}
+"""f, and what is said of it, after the name of the op."""
+
+
+@pytest.mark.parametrize(("f", "text"), AT_THE_CALL.values(), ids=AT_THE_CALL.keys())
+@pytest.mark.parametrize("differentiated", [False, True], ids=["plain", "differentiated"])
+def test_at_the_call(framework: Framework, f: Callable[..., Any], text: str, differentiated: bool) -> None:
+    op = cgshim.op_custom_gradient(f, name="op")
+    args = framework.tensor([1.0, 2.0]), framework.tensor(5.0)
+    call = (lambda *args: cgshim.op_vjp(op, *args)) if differentiated else op
+    raises(CustomGradientTypeError, f"op: {text.replace('{backend}', framework.name)}", call, *args)
+
+
+BINDING: dict[str, tuple[Callable[..., Any], str]] = {
+    "too few": (lambda op, x: op(), "op: missing a required argument: 'x'"),
+    "too many": (lambda op, x: op(x, x), "op: too many positional arguments"),
+    "unknown": (lambda op, x: op(x, scale=x), "op: got an unexpected keyword argument 'scale'"),
+    "twice": (lambda op, x: op(x, x=x), "op: multiple values for argument 'x'"),
+}
+
+
+@pytest.mark.parametrize(("call", "text"), BINDING.values(), ids=BINDING.keys())
+def test_binding(framework: Framework, call: Callable[..., Any], text: str) -> None:
+    op = cgshim.op_custom_gradient(lambda x: (x, lambda u: u), name="op")
+    raises(CustomGradientTypeError, text, call, op, framework.tensor([1.0, 2.0]))
+
+
+# --- In the backward pass -----------------------------------------------------------------------------------------
+
+IN_BACKWARD: dict[str, tuple[Callable[..., Any], str]] = {
+    "too many": (lambda u: (u,) * 4, "one gradient for each argument (x, tree), got (f32[2], f32[2], f32[2], f32[2])"),
+    "too few": (lambda u: (u,), "one gradient for each argument (x, tree), got (f32[2])"),
+    "bare": (lambda u: u, "one gradient for each argument (x, tree), got f32[2]"),
+    "a dict": (lambda u: {"x": u}, "one gradient for each argument (x, tree), got dict"),
+    "another structure": (lambda u: (u, [u]), "one gradient for each argument (x, tree), got (f32[2], a list of 1)"),
+    "another key": (lambda u: (u, {"v": u, "p": None}), "one gradient for each argument (x, tree), got (f32[2], dict)"),
+    "nothing at all": (lambda u: [], "one gradient for each argument (x, tree), got []"),
+}
+"""A rule for x of shape (2,) and a tree, and what is said of it."""
+
+
+def _run_backward(framework: Framework, rule: Callable[..., Any]) -> None:
+    op = cgshim.op_custom_gradient(lambda x, tree: (x * 1.0, rule), name="op")
+    tree = {"w": [framework.tensor([[1.0, 2.0, 3.0]])], "p": Point("static", framework.tensor(1.0))}
+    _, pullback = cgshim.op_vjp(op, framework.tensor([1.0, 2.0]), tree)
+    pullback(framework.tensor([2.0, -3.0]))
+
+
+@pytest.mark.parametrize(("rule", "text"), IN_BACKWARD.values(), ids=IN_BACKWARD.keys())
+def test_count_and_structure(framework: Framework, rule: Callable[..., Any], text: str) -> None:
+    raises(CustomGradientValueError, f"op: grad_fn must return {text}; {IN_ORDER}", _run_backward, framework, rule)
+
+
+SHAPES: dict[str, tuple[Callable[..., Any], str]] = {
+    "a scalar": (lambda u: (u[0], None), "x must have its shape f32[2], got f32[]"),
+    "a row": (lambda u: (u[None], None), "x must have its shape f32[2], got f32[1,2]"),
+    "one that would broadcast": (lambda u: (u[:1], None), "x must have its shape f32[2], got f32[1]"),
+    "in a dict and a list": (
+        lambda u: (u, {"w": [u], "p": None}),
+        "tree['w'][0] must have its shape f32[1,3], got f32[2]",
+    ),
+    "in a namedtuple": (
+        lambda u: (u, {"w": None, "p": (None, u)}),
+        "tree['p'].second must have its shape f32[], got f32[2]",
+    ),
+    "in a flat list": (lambda u: [u, u, None], "tree['p'].second must have its shape f32[], got f32[2]"),
+    "a number": (lambda u: (3.0, None), "x must have its shape f32[2], got f32[]"),
+}
+
+
+@pytest.mark.parametrize(("rule", "text"), SHAPES.values(), ids=SHAPES.keys())
+def test_shape(framework: Framework, rule: Callable[..., Any], text: str) -> None:
+    raises(CustomGradientValueError, f"op: the gradient of {text}; {BROADCAST}", _run_backward, framework, rule)
+
+
+def test_shape_of_a_star_argument(framework: Framework) -> None:
+    op = cgshim.op_custom_gradient(lambda x, *rest: (x * 1.0, lambda u: (u, u, u[0])), name="op")
+    _, pullback = cgshim.op_vjp(op, *(framework.tensor([1.0, 2.0]) for _ in range(3)))
+    text = f"op: the gradient of rest[1] must have its shape f32[2], got f32[]; {BROADCAST}"
+    raises(CustomGradientValueError, text, pullback, framework.tensor([2.0, -3.0]))
+
+
+@pytest.mark.parametrize(
+    ("gradient", "what"), [("text", "str"), (object(), "object"), (len, "builtin_function_or_method")]
+)
+def test_gradient_that_is_no_tensor(framework: Framework, gradient: object, what: str) -> None:
+    text = f"op: the gradient of x must be a tensor or None, got {what}; return None where there is no gradient"
+    raises(CustomGradientTypeError, text, _run_backward, framework, lambda u: (gradient, None))
+
+
+def test_complex_gradient_of_a_real_argument(framework: Framework) -> None:
+    gradient = framework.tensor([1.0j, 2.0], "complex64")
+    text = "op: the gradient of x must be real as it is (f32[2]), got c64[2]; take the real part in the rule"
+    raises(CustomGradientValueError, text, _run_backward, framework, lambda u: (gradient, None))
+
+
+# --- Tensors of two frameworks ------------------------------------------------------------------------------------
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Every two frameworks of the run, and NumPy, which is always here, where it can be the first of two."""
+    if "other" in metafunc.fixturenames:
+        names = set(metafunc.config.option.backends)
+        first = names - {"numpy"} if "other_tensors" in metafunc.function.__name__ else names | {"numpy"}
+        pairs = sorted((name, other) for name in first for other in names - {name, "numpy"})
+        alone = pytest.param("numpy", "numpy", marks=pytest.mark.skip(reason="there is one framework in this run"))
+        metafunc.parametrize(("name", "other"), pairs or [alone])
+
+
+@pytest.fixture
+def add() -> Any:
+    return cgshim.op_custom_gradient(lambda x, y: (x + y, lambda u: (u, u)), name="op")
+
+
+TWO = "tensors of one call belong to one framework"
+
+
+def test_numpy_array_beside_other_tensors(add: Any, backend: str) -> None:
+    """NumPy's arrays are everybody's constants: beside them no tensor is a stranger's."""
+    framework = Framework(backend)
+    x, y = np.array([1.0, 2.0], "float32"), framework.tensor([3.0, 4.0])
+    framework.check_equal([add(x, y), add(y, x)], [np.array([4.0, 6.0])] * 2)
+
+
+def test_tensor_beside_other_tensors(add: Any, name: str, other: str) -> None:
+    text = (f"op: {TWO} (other tensors of this call are {name}'s), got f32[2] of {other}; "
+            f"convert it to {name} or choose another backend")  # fmt: skip
+    x, y = Framework(name).tensor([1.0, 2.0]), Framework(other).tensor([3.0, 4.0])
+    raises(cgshim.BackendError, text, add, x, y)
+    raises(cgshim.BackendError, text, add, [x, None], {"y": y})
+
+
+def _by_use_backend(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def within(*args: Any) -> Any:
+        with cgshim.use_backend(name):
+            return call(*args)
+
+    return within
+
+
+def test_tensor_of_another_backend_than_the_chosen(add: Any, name: str, other: str) -> None:
+    text = (f"op: {TWO} (use_backend chooses {name}), got f32[2] of {other}; "
+            f"convert it to {name} or choose another backend")  # fmt: skip
+    x = Framework(other).tensor([1.0, 2.0])
+    raises(cgshim.BackendError, text, _by_use_backend(name, add), x, 3.0)
+
+
+def test_gradient_of_another_backend(name: str, other: str) -> None:
+    """A rule that answers with another framework's tensor is told so, by name."""
+    stray = Framework(other).tensor([3.0, 4.0])
+    op = cgshim.op_custom_gradient(lambda x: (x * 1.0, lambda u: stray), name="op")
+    text = (f"op: {TWO} (other tensors of this call are {name}'s), got f32[2] of {other}; "
+            f"convert it to {name} or choose another backend")  # fmt: skip
+    _, pullback = cgshim.op_vjp(op, Framework(name).tensor([1.0, 2.0]))
+    raises(cgshim.BackendError, text, pullback, Framework(name).tensor([2.0, -3.0]))
+
+
+# --- Variables ----------------------------------------------------------------------------------------------------
+
+
+def _run_with_state(framework: Framework, rule: Callable[..., Any]) -> None:
+    x = framework.tensor([1.0, 2.0])
+    op_of = lambda w: cgshim.op_custom_gradient(lambda x: (x * w, rule), name="op")
+    _, pullback = framework.differentiate_state(lambda w: op_of(w)(x), framework.tensor(5.0))
+    pullback(framework.tensor([2.0, -3.0]))
+
+
+TELL = "write grad_fn(..., variables=None) and return (gradients, [one a variable]), or pass the state as an argument"
+
+STATE: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
+    "not taken": (
+        lambda upstream: upstream,
+        CustomGradientTypeError,
+        f"grad_fn must take variables when f reads trainable state, got <lambda>(upstream) and f32[]; {TELL}",
+    ),
+    "no pair": (
+        lambda upstream, variables: upstream,
+        CustomGradientValueError,
+        f"grad_fn with variables must return a pair (gradients, variable_gradients), got f32[2]; {ONE_A_VARIABLE}",
+    ),
+    "too many": (
+        lambda upstream, variables: (upstream, [upstream, upstream]),
+        CustomGradientValueError,
+        f"grad_fn must return one gradient for each of 1 variable, got a list of 2; {ONE_A_VARIABLE}",
+    ),
+    "bare": (
+        lambda upstream, variables: (upstream, upstream[0]),
+        CustomGradientValueError,
+        f"grad_fn must return one gradient for each of 1 variable, got f32[]; {ONE_A_VARIABLE}",
+    ),
+    "another shape": (
+        lambda upstream, variables: (upstream, [upstream]),
+        CustomGradientValueError,
+        f"the gradient of variables[0] must have its shape f32[], got f32[2]; {BROADCAST}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rule", "error", "text"), STATE.values(), ids=STATE.keys())
+def test_variables(framework: Framework, rule: Callable[..., Any], error: type[Exception], text: str) -> None:
+    raises(error, f"op: {text}", _run_with_state, framework, rule)
+
+
+def test_captured_tensor_that_is_differentiated(framework: Framework) -> None:
+    """To some frameworks what is being differentiated is state, to others only their own objects are."""
+    rule = lambda upstream: upstream
+    op_of = lambda w: cgshim.op_custom_gradient(lambda x: (x * w, rule), name="op")
+    with pytest.raises(CustomGradientTypeError) as caught:
+        cgshim.op_vjp(lambda w: op_of(w)(framework.tensor([1.0, 2.0])), framework.tensor(5.0))
+    assert str(caught.value) in (
+        f"op: {STATE['not taken'][2]}",
+        "op: f must be given every tensor that is differentiated, got a captured f32[]; pass it as an argument",
+    )
+
+
+# --- op_vjp and op_grad -------------------------------------------------------------------------------------------
+
+
+def square(x: Any) -> Any:
+    return x * x
+
+
+UPSTREAMS: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "a pair": (
+        lambda u: (u, u),
+        CustomGradientTypeError,
+        "the upstream gradients must be structured as the output, got (f32[2], f32[2]); write them as f32[2]",
+    ),
+    "another shape": (
+        lambda u: u[0],
+        CustomGradientValueError,
+        f"the gradient of the output must have its shape f32[2], got f32[]; {BROADCAST}",
+    ),
+    "text": (
+        lambda u: "text",
+        CustomGradientTypeError,
+        "the gradient of the output must be a tensor or None, got str; return None where there is no gradient",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "error", "text"), UPSTREAMS.values(), ids=UPSTREAMS.keys())
+def test_upstream_of_a_pullback(
+    framework: Framework, change: Callable[[Any], Any], error: type[Exception], text: str
+) -> None:
+    _, pullback = cgshim.op_vjp(square, framework.tensor([1.0, 2.0]))
+    raises(error, f"op_vjp(square): {text}", pullback, change(framework.tensor([2.0, -3.0])))
+
+
+def test_gradient_of_a_vector(framework: Framework) -> None:
+    text = "op_grad(square): the function must return one real scalar, got f32[2]; use op_vjp for other outputs"
+    raises(CustomGradientTypeError, text, cgshim.op_grad(square), framework.tensor([1.0, 2.0]))
+
+
+def test_gradient_by_an_integer(framework: Framework) -> None:
+    text = ("op_grad(square): argument 0 must hold float or complex tensors alone, got i32[]; "
+            "convert it, or leave it out of argnums")  # fmt: skip
+    raises(CustomGradientTypeError, text, cgshim.op_grad(square), framework.tensor(2, "int32"))
