@@ -1,0 +1,311 @@
+"""What JAX is doing around a call, and the calls that have to be staged."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from _cgshim_jax_transposed import Transposed
+from jax.core import Tracer
+from jax.custom_derivatives import SymbolicZero
+
+from cgshim._errors import CustomGradientError, CustomGradientTypeError
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+    from cgshim._convention import Rule
+
+Array = Any
+
+
+# --- What surrounds a call --------------------------------------------------------------------------------------
+
+
+class Surroundings(enum.Enum):
+    """The transformations that a call is under."""
+
+    NOTHING = enum.auto()
+    GRADIENTS = enum.auto()
+    """reverse mode alone: every value is concrete"""
+    STAGING = enum.auto()
+    """jit, vmap, scan, forward mode, ..., or a JAX that does not tell"""
+
+
+try:  # The only names of JAX's own that are used: a JAX without them is served by staging everything.
+    from jax._src.core import EvalTrace, trace_ctx
+    from jax._src.interpreters.ad import LinearizeTrace
+except ImportError:  # pragma: no cover
+
+    def surroundings() -> Surroundings:
+        """What surrounds the code that runs now."""
+        return Surroundings.STAGING
+
+else:
+
+    def surroundings() -> Surroundings:
+        """What surrounds the code that runs now."""
+        trace = trace_ctx.trace
+        if isinstance(trace, EvalTrace):
+            return Surroundings.NOTHING
+        while isinstance(trace, LinearizeTrace) and getattr(trace, "is_vjp", True):
+            trace = trace.parent_trace
+        # With jax_custom_vjp3 a custom_vjp stages whatever it is given.
+        concrete = isinstance(trace, EvalTrace) and not getattr(jax.config, "jax_custom_vjp3", False)
+        return Surroundings.GRADIENTS if concrete else Surroundings.STAGING
+
+
+def _is_differentiated(x: Any) -> bool | None:
+    """Whether a derivative is being taken of x; None where x is staged, and a later transformation decides."""
+    if not isinstance(x, Tracer):
+        return False
+    if hasattr(x, "tangent"):
+        return True
+    contents = [_is_differentiated(inner) for _, inner in x._contents()]
+    return None if not contents or None in contents else any(contents)
+
+
+# --- Running a rule ---------------------------------------------------------------------------------------------
+
+_rule_runs: contextvars.ContextVar[bool] = contextvars.ContextVar("cgshim_jax_rule_runs", default=False)
+
+
+def is_running_rule() -> bool:
+    """Whether a grad_fn is running: what an op captures is then constant."""
+    return _rule_runs.get()
+
+
+@contextlib.contextmanager
+def _running_rule() -> Iterator[None]:
+    token = _rule_runs.set(True)
+    try:
+        yield
+    finally:
+        _rule_runs.reset(token)
+
+
+def apply_rule(
+    rule: Rule,
+    inputs: Sequence[Array],
+    outputs: Sequence[Any],
+    upstreams: Mapping[int, Array],
+    variables: Sequence[Array] = (),
+) -> list[Array | None]:
+    """The gradients of inputs, then those of variables; an output without an upstream is an integer, with zeros."""
+    whole = [upstreams[at] if at in upstreams else jnp.zeros(y.shape, y.dtype) for at, y in enumerate(outputs)]
+    with _running_rule():
+        gradients, of_variables = rule(inputs, whole, variables)
+    return [*gradients, *of_variables]
+
+
+def is_differentiable(x: Any) -> bool:
+    """Whether x has a gradient; JAX gives everything else one of dtype float0, which no author is to see."""
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+# --- Staged calls -----------------------------------------------------------------------------------------------
+
+
+def run_staged(call: Call, inputs: Sequence[Array]) -> Sequence[Array]:
+    """Stage f and its rule, and give the outputs the rule's gradients."""
+    staged, arguments = _stage(call, inputs)
+    return staged(arguments)
+
+
+class _Jaxpr(NamedTuple):
+    """A jaxpr to which the tracers that it captured are given as arguments."""
+
+    jaxpr: Any
+    constants: list[Any]
+    captured_at: list[int]
+
+    def __call__(self, captured: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
+        constants = list(self.constants)
+        for at, tracer in zip(self.captured_at, captured, strict=True):
+            constants[at] = tracer
+        return list(jax.core.eval_jaxpr(self.jaxpr, constants, *arguments))
+
+
+def _trace(function: Callable[..., Sequence[Array]], examples: Sequence[Any]) -> tuple[_Jaxpr, list[Array]]:
+    """function's jaxpr, and the tracers that it captured."""
+    closed = jax.make_jaxpr(function)(*examples)
+    constants = list(closed.consts)
+    captured_at = [at for at, constant in enumerate(constants) if isinstance(constant, Tracer)]
+    captured = [constants[at] for at in captured_at]
+    for at in captured_at:
+        constants[at] = None
+    return _Jaxpr(closed.jaxpr, constants, captured_at), captured
+
+
+class _Staged:
+    """One call as two jaxprs, which keep no tracer alive.
+
+    f's goes from arguments (the inputs that are tracers, then what f captured) to outputs and residuals, the rule's
+    from residuals and upstreams to gradients.
+    """
+
+    f: _Jaxpr
+    rule: _Jaxpr | None = None
+    outputs: int
+    float_at: list[int]
+    """which outputs have an upstream"""
+    returned: list[int]
+    """which gradients the rule returns, of those of the inputs and then of the variables"""
+    gradient_at: list[int | None]
+    """for each argument, which of these gradients is its own"""
+
+    def __init__(self, call: Call) -> None:
+        self.op = call.name
+        self.refusal = None if call.forward_mode else _words_of(call.refuse_forward_mode, "jvp, jacfwd or linearize")
+
+    def __call__(self, arguments: Sequence[Array]) -> Sequence[Array]:
+        """The outputs at arguments, differentiated by the rule."""
+        op: Any = jax.custom_jvp(lambda *arguments: self.run(arguments)[0])
+
+        def jvp(arguments: Sequence[Array], tangents: Sequence[Any]) -> Any:
+            outputs, residuals = self.run(arguments)
+            attached = self.attach(arguments, residuals, outputs)
+            return attached, self.tangents(residuals, tangents, outputs, self.refusal)
+
+        op.defjvp(jvp, symbolic_zeros=True)
+        return list(op(*arguments))
+
+    def attach(self, arguments: Any, residuals: Any, outputs: Any) -> Sequence[Array]:
+        """outputs again, as an outer derivative has to see them: with the rule's gradient, not f's own."""
+        identity: Any = jax.custom_jvp(lambda arguments, residuals, outputs: outputs)
+
+        def jvp(primals: Any, tangents: Any) -> Any:
+            _, residuals, outputs = primals
+            return identity(*primals), self.tangents(residuals, tangents[0], outputs, None)
+
+        identity.defjvp(jvp, symbolic_zeros=True)
+        return list(identity(arguments, residuals, outputs))
+
+    def run(self, arguments: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+        """The outputs and the residuals."""
+        inputs = len(arguments) - len(self.f.captured_at)
+        values = self.f(arguments[inputs:], arguments[:inputs])
+        return values[: self.outputs], values[self.outputs :]
+
+    def tangents(
+        self, residuals: Sequence[Array], tangents: Sequence[Any], outputs: Sequence[Array], refusal: str | None
+    ) -> list[Array]:
+        """The outputs' tangents at the arguments' tangents, by the transpose of the rule."""
+        rule = self.rule
+        assert rule is not None
+        given = {at: t for at, t in zip(self.gradient_at, tangents, strict=True) if not isinstance(t, SymbolicZero)}
+        taken = [i for i, at in enumerate(self.returned) if at in given]
+
+        def gradients(residuals: Sequence[Array], upstreams: Sequence[Array]) -> list[Array]:
+            values = rule(residuals, upstreams)
+            return [values[i] for i in taken]
+
+        found = [_zero_tangent(y) for y in outputs]
+        if taken:
+            types = [outputs[at].aval.update(weak_type=False) for at in self.float_at]
+            transposed = Transposed(self.op, gradients, types, refusal)
+            of_floats = transposed(residuals, [given[self.returned[i]] for i in taken])
+            for at, tangent in zip(self.float_at, of_floats, strict=True):
+                found[at] = tangent
+        return found
+
+
+def _zero_tangent(x: Array) -> Any:
+    return jnp.zeros_like(x) if is_differentiable(x) else np.zeros(x.shape, jax.dtypes.float0)
+
+
+def _stage(call: Call, inputs: Sequence[Array]) -> tuple[_Staged, list[Array]]:
+    """A call, staged, and the arguments of that; f is staged a second time for a rule that takes variables."""
+    at = [i for i, x in enumerate(inputs) if isinstance(x, Tracer)]
+    staged, captured = _stage_with(call, inputs, at, None)
+    variables = [] if is_running_rule() else _choose_variables(captured)
+    refusal = None
+    if variables or staged.rule is None:
+        try:
+            staged, captured = _stage_with(call, inputs, at, variables)
+        except CustomGradientTypeError as error:
+            if staged.rule is None or any(map(_is_differentiated, variables)):
+                raise
+            variables, refusal = [], str(error)
+    place = {id(variable): len(inputs) + i for i, variable in enumerate(variables)}
+    staged.gradient_at = [*at, *(place.get(id(c)) for c in captured)]
+    arguments = [inputs[i] for i in at]
+    for c in captured:
+        constant = id(c) not in place and not is_running_rule()
+        arguments.append(_constant(c, refusal or _words_of(call.refuse_captured, c)) if constant else c)
+    return staged, arguments
+
+
+def _stage_with(
+    call: Call, inputs: Sequence[Array], at: Sequence[int], variables: Sequence[Array] | None
+) -> tuple[_Staged, list[Array]]:
+    """A call, staged with these variables, and what f captured; None leaves out a rule that asks for them."""
+    staged = _Staged(call)
+
+    def run(*tracers: Array) -> list[Array]:
+        full = list(inputs)
+        for i, x in zip(at, tracers, strict=True):
+            full[i] = x
+        outputs, rule = call(full)
+        staged.outputs = len(outputs)
+        staged.float_at = [i for i, y in enumerate(outputs) if is_differentiable(y)]
+        if variables is None and rule.takes_variables:
+            return outputs
+        rule.require_variables(variables or [])
+
+        def backward(*of_floats: Array) -> list[Array]:
+            upstreams = dict(zip(staged.float_at, of_floats, strict=True))
+            gradients = apply_rule(rule, full, outputs, upstreams, variables or [])
+            staged.returned = [i for i, gradient in enumerate(gradients) if gradient is not None]
+            return [gradients[i] for i in staged.returned]
+
+        staged.rule, residuals = _trace(backward, [_strong(outputs[i]) for i in staged.float_at])
+        return [*outputs, *residuals]
+
+    staged.f, captured = _trace(run, [inputs[i] for i in at])
+    return staged, captured
+
+
+def _strong(x: Array) -> Array:
+    """x without the weak type, which an upstream gradient does not have."""
+    return jax.lax.convert_element_type(x, x.dtype)
+
+
+# --- What f captured --------------------------------------------------------------------------------------------
+
+
+def captured_by(function: Callable[..., Any], *examples: Any) -> list[Array]:
+    """The tracers that function captures."""
+    return _trace(function, examples)[1]
+
+
+def _choose_variables(captured: Sequence[Array]) -> list[Array]:
+    """The captured tracers that are being differentiated, failing that those that may be later."""
+    floats = [c for c in captured if is_differentiable(c)]
+    return [c for c in floats if _is_differentiated(c)] or [c for c in floats if _is_differentiated(c) is None]
+
+
+def _constant(tracer: Array, refusal: str) -> Array:
+    """A captured tracer that is no variable, and may not be differentiated later either."""
+    if not is_differentiable(tracer):
+        return tracer
+
+    def refuse(primals: Any, tangents: Any) -> NoReturn:
+        raise CustomGradientTypeError(refusal)
+
+    constant: Any = jax.custom_jvp(lambda x: x)
+    constant.defjvp(refuse)
+    return constant(tracer)
+
+
+def _words_of(refuse: Callable[[Any], NoReturn], what: Any) -> str:
+    """What refuse says: words are kept where the call would keep tracers alive."""
+    try:
+        refuse(what)
+    except CustomGradientError as error:
+        return str(error)

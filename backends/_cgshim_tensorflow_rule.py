@@ -1,0 +1,165 @@
+"""How a rule becomes the gradient of f's outputs in TensorFlow: on tapes, in graphs and in forward mode.
+
+`tf.custom_gradient` by its own means, without its faults: what f computes stays on the tapes, so that residuals are
+functions of the inputs, but the outputs are cut off from it and hang on the rule alone; no transformation can take
+autodiff's number instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from _cgshim_tensorflow_forward import Backward
+from _cgshim_tensorflow_pfor import converter
+from tensorflow.python.eager import record
+from tensorflow.python.eager.forwardprop_util import pack_tangents
+from tensorflow.python.framework import op_callbacks, ops
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Tensor = Any
+
+# --- Attaching a gradient ---------------------------------------------------------------------------------------
+
+
+def attach(
+    call: Call, sources: Sequence[Tensor], values: Sequence[Tensor], backward: Backward, linear: Callable[[], bool]
+) -> list[Tensor]:
+    """The values again, as outputs of one operation on the sources with this gradient.
+
+    linear tells whether the rule can be seen to be linear, and so whether forward mode may use its transpose unasked.
+    """
+    if not call.forward_mode and pack_tangents(sources).tangents and not linear():
+        call.refuse("forward mode needs a grad_fn that is linear in upstream", "tf.autodiff.ForwardAccumulator",
+                    "promise it with op_custom_gradient(forward_mode=True)")  # fmt: skip
+    with record.stop_recording():
+        if tf.executing_eagerly():
+            outputs = [tf.identity(value) for value in values]
+        else:
+            outputs = _identity_in_graph(call, sources, values, backward, linear)
+    record.record_operation(call.name, outputs, sources, backward)
+    return outputs
+
+
+def _identity_in_graph(
+    call: Call, sources: Sequence[Tensor], values: Sequence[Tensor], backward: Backward, linear: Callable[[], bool]
+) -> list[Tensor]:
+    """One IdentityN from the values and the sources, whose registered gradient leads to the sources."""
+    count = len(values)
+    graph = tf.compat.v1.get_default_graph()
+
+    def gradient(op: Any, *upstreams: Tensor) -> list[Tensor | None]:
+        if op is not None and op.graph is not graph:
+            call.refuse("grad_fn finds what it keeps of f only in the graph that f ran in", "a copy of that graph",
+                        "call the op outside the tf.function that tf.vectorized_map runs")  # fmt: skip
+        return [None] * count + list(backward(*upstreams[:count]))
+
+    with graph.gradient_override_map({"IdentityN": _register(gradient)}):
+        outputs = tf.identity_n([*values, *sources])
+    operation = outputs[0].op
+    operation.pfor_converter = converter(count, backward, functools.partial(attach, call, linear=linear))
+    operation.cgshim_gradient = gradient  # the graph keeps its own gradients alive, and nothing else does
+    return list(outputs[:count])
+
+
+def _register(gradient: Callable[..., Any]) -> str:
+    """Register a gradient for as long as it lives, under a name of its own (a SavedModel finds it by that name)."""
+    name = f"CustomGradient-cgshim-{ops.uid()}"
+    alive = weakref.ref(gradient)
+    tf.RegisterGradient(name)(lambda op, *upstreams: alive()(op, *upstreams))  # type: ignore[misc]
+    weakref.finalize(gradient, ops.gradient_registry._registry.pop, name, None)
+    return name
+
+
+# --- Captured values --------------------------------------------------------------------------------------------
+
+_running_rule: contextvars.ContextVar[bool] = contextvars.ContextVar("cgshim_tensorflow_running_rule", default=False)
+
+
+@contextlib.contextmanager
+def running_rule() -> Iterator[None]:
+    """Within a rule, what an op captures is a constant: that lets an inner op define the second order."""
+    token = _running_rule.set(True)
+    try:
+        yield
+    finally:
+        _running_rule.reset(token)
+
+
+@contextlib.contextmanager
+def noticing_captures(call: Call, inputs: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Refuse what f reads within and was not given, where it is being differentiated.
+
+    What a graph in the making may yet be differentiated by is in the list that it yields, afterwards.
+    """
+    captured: list[Tensor] = []
+    if _running_rule.get() or (tf.executing_eagerly() and not record.could_possibly_record()):
+        yield captured
+        return
+    find = _read_by_eager_ops if tf.executing_eagerly() else _read_by_graph_ops
+    with find([part for x in inputs for part in tf.nest.flatten(x, expand_composites=True)]) as found:
+        yield captured
+    for tensor in found:
+        origins = list(_origins(tensor))
+        if any(map(_is_watched, origins)):
+            call.refuse_captured(tensor)
+        if not tf.executing_eagerly() and (len(origins) > 1 or tensor.op.inputs or tensor.op.type in _OPEN):
+            captured.append(tensor)
+
+
+_OPEN = ("Placeholder", "PlaceholderWithDefault")
+_READ_ONLY = ("Const", *_OPEN)
+
+
+@contextlib.contextmanager
+def _read_by_eager_ops(given: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Collects the tensors that operations read within, older than they and not given."""
+    ids = {x._id for x in given}
+    found: list[Tensor] = []
+    start = ops.uid()
+
+    def notice(op_type: str, inputs: Sequence[Tensor], *_: Any, **__: Any) -> None:
+        found.extend(t for t in inputs if t._id < start and t._id not in ids and _may_have_gradient(t))
+
+    op_callbacks.add_op_callback(notice)
+    try:
+        yield found
+    finally:
+        op_callbacks.remove_op_callback(notice)
+
+
+@contextlib.contextmanager
+def _read_by_graph_ops(given: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Collects the tensors that operations made within read, not made by them and not given."""
+    found: list[Tensor] = []
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield found
+    new = graph.get_operations()[before:]
+    known = {id(x) for x in given} | {id(t) for op in new if op.type not in _READ_ONLY for t in op.outputs}
+    read = {id(t): t for op in new for t in op.inputs}
+    found += [t for at, t in read.items() if at not in known and _may_have_gradient(t)]
+
+
+def _origins(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor, and what it stands for in the graphs around its own."""
+    while tensor is not None:
+        yield tensor
+        eager = isinstance(tensor, tf.__internal__.EagerTensor)
+        captures = () if eager else getattr(tensor.graph, "captures", ())
+        tensor = next((external for external, internal in captures if internal is tensor), None)
+
+
+def _is_watched(tensor: Tensor) -> bool:
+    return bool(record.should_record_backprop([tensor]) or pack_tangents([tensor]).tangents)
+
+
+def _may_have_gradient(tensor: Tensor) -> bool:
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)

@@ -1,0 +1,59 @@
+"""PyTorch: a call that Dynamo traces for torch.compile; imported by the first one, for Dynamo takes a second.
+
+Dynamo follows a rule that is kept on ctx, and saves what its closure holds itself. What it does not follow leaves the
+graph: it would drop a custom backward under the transformations of torch.func (PyTorch issues 186303, 192985 and
+193279), and it cannot name the variables that f reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch._dynamo
+from _cgshim_torch_functions import differentiable
+from _cgshim_torch_graph import is_transformed
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Tensor = torch.Tensor
+
+untraced = torch._dynamo.disable(differentiable, reason="cgshim: a part of a graph that Dynamo has left already")
+_transformed = torch._dynamo.disable(
+    differentiable, reason="cgshim: torch.compile would drop the rule of an op under torch.func; compile inside of it"
+)
+_with_variables = torch._dynamo.disable(
+    differentiable, reason="cgshim: torch.compile cannot name the variables that f reads; pass them as arguments"
+)
+_is_transformed = torch._dynamo.assume_constant_result(is_transformed)
+
+
+def traced(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """f's outputs with the rule for their gradient, in the graph that is being traced where it can be."""
+    if _is_transformed():
+        return _transformed(call, inputs)
+    if not torch.is_grad_enabled():
+        return call(inputs)[0]
+    outputs, rule = call([x.detach() for x in inputs])
+    if any(y.requires_grad for y in outputs):
+        return _with_variables(call, inputs)
+    if not any(x.requires_grad for x in inputs):
+        return outputs
+    return _Compiled.apply(rule, len(inputs), *inputs, *outputs)  # type: ignore[no-any-return]
+
+
+class _Compiled(torch.autograd.Function):
+    """Returns aliases of outputs, whose gradients come from the rule on ctx."""
+
+    @staticmethod
+    def forward(ctx: Any, rule: Any, inputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.rule = rule
+        ctx.save_for_backward(*tensors[:inputs])
+        return tuple([y.view_as(y) for y in tensors[inputs:]])
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, _ = ctx.rule(ctx.saved_tensors, upstreams)
+        return None, None, *gradients, *[None for _ in upstreams]

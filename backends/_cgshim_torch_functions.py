@@ -1,0 +1,287 @@
+"""PyTorch: run, then attach.
+
+f runs first, with gradients on and, in eager mode, on detached inputs, so that the graph records what f captured and
+nothing else. Then a Function is attached that returns aliases of f's outputs. It saves the inputs, the variables and
+the tensors in grad_fn's closure as autograd wants them saved: hooks and checkpoints see them, in-place changes are
+noticed, and nothing is held in a cycle. A derivative of the derivative runs f again, on the saved inputs, for
+residuals that are functions of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from _cgshim_torch_graph import captured, is_transformed, now
+from torch.autograd import forward_ad
+
+from cgshim._closure import lift
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+    from cgshim._convention import Rule
+
+Tensor = torch.Tensor
+Gradients = tuple["list[Tensor | None]", "list[Tensor | None]"]
+
+
+def is_tensor(x: object, /) -> bool:
+    return isinstance(x, Tensor)
+
+
+def differentiable(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """f's outputs, with the rule for their gradient where anything can be differentiated."""
+    if is_transformed():
+        return transformed(call, inputs)
+    return attached(call, inputs) if torch.is_grad_enabled() else call(inputs)[0]
+
+
+# --- One run of f -----------------------------------------------------------------------------------------------
+
+_a_rule_runs: contextvars.ContextVar[bool] = contextvars.ContextVar("cgshim_torch_a_rule_runs", default=False)
+
+
+def run(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], KeptRule]:
+    """f's outputs; the inputs, residuals and variables, for autograd to save; and the rule, to be put round them."""
+    start = now()
+    outputs, rule = call(inputs)
+    saved, grad_fn_round = lift(rule.grad_fn, is_tensor, call.f, known=inputs)
+    # in a rule captured tensors are constants: an op there defines the second order itself
+    variables = [] if _a_rule_runs.get() else captured(call, [*outputs, *saved], inputs, start)
+    rule.require_variables(variables)
+    kept = KeptRule(call, rule)
+    kept.grad_fn_round = grad_fn_round
+    kept.inputs, kept.outputs = len(inputs), len(outputs)
+    if variables:
+        kept.variables = _places_of(variables, saved)
+    return outputs, saved, kept
+
+
+def _places_of(variables: Sequence[Tensor], saved: list[Tensor]) -> list[int]:
+    """Where the variables stand among the saved tensors, put there where they are not residuals too."""
+    at = {id(tensor): place for place, tensor in enumerate(saved)}
+    for variable in variables:
+        if id(variable) not in at:
+            at[id(variable)] = len(saved)
+            saved.append(variable)
+    return [at[id(variable)] for variable in variables]
+
+
+class KeptRule:
+    """The rule of a run without the tensors in its closure, which autograd keeps: what a Function has to know."""
+
+    def __init__(self, call: Call, rule: Rule) -> None:
+        self.call = call
+        self.rule = rule
+        self.autocast = _autocast_state()
+        self.variables: list[int] = []
+        """their places among the saved tensors"""
+        rule.grad_fn = _released
+
+    def gradients(self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], again: bool = False) -> Gradients:
+        """What the rule says; f runs again for residuals that are functions of the saved inputs."""
+        inputs, variables = saved[: self.inputs], [saved[at] for at in self.variables]
+        with _under_autocast(self.autocast):
+            rule = self._of_another_run(saved) if again else self.rule.with_grad_fn(self.grad_fn_round(saved))
+            token = _a_rule_runs.set(True)
+            try:
+                return rule(inputs, upstreams, variables)
+            finally:
+                _a_rule_runs.reset(token)
+
+    def _of_another_run(self, saved: Sequence[Tensor]) -> Rule:
+        inputs = saved[: self.inputs]
+        _, rule = self.call(inputs)
+        residuals, _ = lift(rule.grad_fn, is_tensor, self.call.f, known=inputs)
+        if not all(map(_agree, residuals, saved)):
+            self.call.refuse("a second order runs f again, which must give grad_fn the same tensors", "others",
+                             "draw random numbers outside, and pass them as an argument")  # fmt: skip
+        return rule
+
+
+def _released(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("a kept rule is put round the saved tensors before it is called")
+
+
+def _agree(a: Tensor, b: Tensor) -> bool:
+    """Whether two runs of f gave the same residual, but for the order of sums."""
+    if a is b or a.is_meta or type(a) not in (Tensor, torch.nn.Parameter):
+        return True
+    if a.shape != b.shape or a.dtype != b.dtype or a.layout is not torch.strided:
+        return a.shape == b.shape
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    tolerance = 100 * torch.finfo(a.dtype).eps
+    return torch.allclose(a.detach(), b.detach(), rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+# --- Eager mode -------------------------------------------------------------------------------------------------
+
+
+def attached(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """f's outputs with the rule for their gradient, where anything is differentiated at all."""
+    differentiated = any([x.requires_grad for x in inputs])
+    outputs, saved, kept = run(call, [x.detach() for x in inputs] if differentiated else inputs)
+    if not (differentiated or kept.variables):
+        return [y.detach() if y.requires_grad else y for y in outputs]
+    variables = [saved[at] for at in kept.variables]
+    return _named(_Attached, call.name).apply(kept, outputs, saved, *inputs, *variables)  # type: ignore[no-any-return]
+
+
+class _Attached(torch.autograd.Function):
+    """Returns aliases of a run's outputs, whose gradients come from the rule of the run."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kept: KeptRule, outputs: list[Tensor], saved: list[Tensor], *differentiated: Tensor
+    ) -> tuple[Tensor, ...]:
+        inputs = differentiated[: kept.inputs]
+        ctx.kept = kept
+        ctx.save_for_backward(*inputs, *[t if t.is_leaf else t.detach() for t in saved[kept.inputs :]])
+        return tuple([_alias(y, saved, inputs) for y in outputs])
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        kept, saved = ctx.kept, ctx.saved_tensors
+        gradients, of_variables = kept.gradients(saved, upstreams, again=torch.is_grad_enabled())
+        variables = [saved[at] for at in kept.variables]
+        return None, None, None, *map(_beside, gradients, saved), *map(_beside, of_variables, variables)
+
+
+@functools.cache
+def _named(function: Any, op: str) -> Any:
+    """A Function under the name of an op: anomaly mode and a printed grad_fn tell whose it is."""
+    return type(op, (function,), {})
+
+
+def _alias(output: Tensor, detached: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensor:
+    """output as a tensor of its own; as a view of the input that it shows, which autograd guards as one."""
+    for hidden, x in zip(detached, inputs, strict=False):
+        if output is hidden:
+            return x
+        if output._base is hidden:
+            return x.as_strided(output.size(), output.stride(), output.storage_offset())
+    return output.detach()
+
+
+def _beside(gradient: Tensor | None, x: Tensor) -> Tensor | None:
+    """gradient on x's device: what NumPy computed is not there yet."""
+    return gradient if gradient is None or gradient.device == x.device else gradient.to(x.device)
+
+
+# --- The transformations of torch.func, and dual numbers --------------------------------------------------------
+
+
+def transformed(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """f's outputs with the rule for their gradient, at every level of the transformations that are active.
+
+    f runs on the inputs as they are: its residuals are functions of them at every level already. A detached output
+    has no gradient but the rule's, so a transformation that lost the rule could not answer with autodiff's.
+    """
+    outputs, saved, kept = run(call, inputs)
+    return _named(_Transformed, call.name).apply(kept, *saved, *[y.detach() for y in outputs])  # type: ignore[no-any-return]
+
+
+class _Transformed(torch.autograd.Function):
+    """Returns aliases of outputs, whose gradients come from a rule, inside the transformations of torch.func."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(kept: KeptRule, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple([y.view_as(y) for y in tensors[len(tensors) - kept.outputs :]])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        kept, *tensors = inputs
+        saved = tensors[: len(tensors) - kept.outputs]
+        ctx.kept = kept
+        ctx.zeros = [functools.partial(torch.zeros, y.shape, dtype=y.dtype, device=y.device) for y in output]
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        kept, saved = ctx.kept, ctx.saved_tensors
+        return None, *_in_place(kept, saved, kept.gradients(saved, upstreams)), *[None] * kept.outputs
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        kept, saved = ctx.kept, ctx.saved_tensors
+        if not kept.call.forward_mode:
+            kept.call.refuse_forward_mode("jvp, jacfwd or a dual number")
+        with forward_ad._set_fwd_grad_enabled(True):  # torch turned it off, and with it the outer levels
+            here = [forward_ad.unpack_dual(tensor).primal for tensor in saved]
+            return _push_forward(kept, here, [zeros() for zeros in ctx.zeros], tangents)
+
+
+def _in_place(kept: KeptRule, saved: Sequence[Tensor], gradients: Gradients) -> list[Tensor | None]:
+    """The gradients where the tensors stand that they are the gradients of; residuals have none of their own."""
+    of_inputs, of_variables = gradients
+    placed: list[Tensor | None] = [*map(_beside, of_inputs, saved), *[None] * (len(saved) - kept.inputs)]
+    for at, gradient in zip(kept.variables, of_variables, strict=True):
+        placed[at] = _beside(gradient, saved[at])
+    return placed
+
+
+def _push_forward(
+    kept: KeptRule, saved: Sequence[Tensor], zeros: Sequence[Tensor], tangents: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """The tangents of the outputs: the transpose of the rule, which is linear, applied to those of the inputs."""
+    given: list[Tensor] = []
+
+    def rule(*upstreams: Tensor) -> tuple[Tensor, ...]:
+        gradients = _in_place(kept, saved, kept.gradients(saved, _merged(zeros, upstreams)))
+        paired = [(g, t) for g, t in zip(gradients, tangents, strict=False) if g is not None and t is not None]
+        given[:] = [t for _, t in paired]
+        return tuple([g for g, _ in paired])
+
+    floats = [z for z in zeros if z.is_floating_point() or z.is_complex()]
+    _, transpose = torch.func.vjp(rule, *floats)
+    pushed = iter(transpose(tuple(given)) if given else floats)
+    return tuple([next(pushed) if z.is_floating_point() or z.is_complex() else None for z in zeros])
+
+
+def _merged(zeros: Sequence[Tensor], upstreams: Sequence[Tensor]) -> list[Tensor]:
+    """The upstreams of the float outputs among the zeros of the others."""
+    following = iter(upstreams)
+    return [next(following) if z.is_floating_point() or z.is_complex() else z for z in zeros]
+
+
+# --- Autocast ---------------------------------------------------------------------------------------------------
+
+Autocast = tuple[tuple[str, torch.dtype, bool], ...]
+
+
+def _autocast_state() -> Autocast | None:
+    """What autocast is set to, for each kind of device; None where it is off."""
+    if not torch._C._is_any_autocast_enabled():  # type: ignore[attr-defined]
+        return None
+    return tuple([(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in _device_types()])
+
+
+@functools.cache
+def _device_types() -> list[str]:
+    return ["cpu", torch.accelerator.current_accelerator().type] if torch.accelerator.is_available() else ["cpu"]
+
+
+def _under_autocast(state: Autocast | None) -> contextlib.AbstractContextManager[None]:
+    """Set autocast as it was."""
+    if state is None and not torch._C._is_any_autocast_enabled():  # type: ignore[attr-defined]
+        return _nothing
+    return _autocast(state or tuple([(kind, torch.get_autocast_dtype(kind), False) for kind in _device_types()]))
+
+
+_nothing = contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _autocast(state: Autocast) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for kind, dtype, enabled in state:
+            stack.enter_context(torch.autocast(kind, dtype, enabled))
+        yield

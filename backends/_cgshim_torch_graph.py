@@ -1,0 +1,98 @@
+"""PyTorch: what the graph of autograd tells about tensors that reached f by another way than its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import _functorch as functorch
+from torch.autograd import forward_ad
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Tensor = torch.Tensor
+Edge = tuple[Any, int]
+
+
+def now() -> int:
+    """A point in the history of the graph: nodes that are made later have this number or a higher one."""
+    return torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined,no-any-return]
+
+
+def is_transformed() -> bool:
+    """Whether a transformation of torch.func, or a level of dual numbers, is active."""
+    return functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+
+
+def captured(call: Call, tensors: Iterable[Tensor], inputs: Sequence[Tensor], start: int) -> list[Tensor]:
+    """The variables that tensors, made since start, depend on; what else they depend on but inputs is refused."""
+    variables: list[Tensor] = []
+    known = _Known(inputs)
+    made = list(tensors)
+    while made:  # first as they are, and then as each transformation of torch.func has wrapped them
+        leaves, older = known.reached_beyond([t for t in made if t.requires_grad], start)
+        if older:
+            call.refuse_captured(older[0])
+        known.add(leaves)
+        variables += leaves
+        made = [functorch.get_unwrapped(t) for t in made if functorch.is_functorch_wrapped_tensor(t)]
+    return variables
+
+
+def depends_on_more(tensors: Sequence[Tensor], than: Sequence[Tensor]) -> bool:
+    """Whether tensors are connected with anything that requires grad beyond those."""
+    leaves, _ = _Known(than).reached_beyond(tensors)
+    return bool(leaves)
+
+
+class _Known:
+    """Tensors at which a walk through the graph turns back, at every level of torch.func that wraps them."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._leaves: list[Tensor] = []
+        self._edges: set[Edge] = set()
+        self.add(tensors)
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            for level in _levels(tensor):
+                if not level.is_leaf:
+                    self._edges.add((level.grad_fn, level.output_nr))
+                elif level.requires_grad:
+                    self._leaves.append(level)
+
+    def reached_beyond(self, tensors: Sequence[Tensor], start: int = 0) -> tuple[list[Tensor], list[Any]]:
+        """The other leaves that tensors depend on, in the order of their use, and what is older than start."""
+        used_at = {id(t): (t, 0) for t in tensors if t.is_leaf}
+        older: list[Any] = []
+        edges: list[Edge] = [(t.grad_fn, t.output_nr) for t in tensors if not t.is_leaf]
+        seen = set(self._edges)
+        while edges:
+            edge = edges.pop()
+            if edge in seen:
+                continue
+            seen.add(edge)
+            node, output = edge
+            number = node._sequence_nr()
+            if number < start:
+                older.append(node._input_metadata[output])
+                continue
+            for following in node.next_functions:
+                leaf = getattr(following[0], "variable", None)
+                if leaf is None:
+                    edges += [following] if following[0] is not None else []
+                elif id(leaf) not in used_at or number < used_at[id(leaf)][1]:
+                    used_at[id(leaf)] = leaf, number
+        for leaf in self._leaves:
+            used_at.pop(id(leaf), None)
+        return [leaf for leaf, _ in sorted(used_at.values(), key=lambda use: use[1])], older
+
+
+def _levels(tensor: Tensor) -> Iterable[Tensor]:
+    """A tensor, and what each transformation of torch.func has wrapped."""
+    yield tensor
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+        yield tensor

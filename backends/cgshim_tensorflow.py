@@ -1,0 +1,205 @@
+"""TensorFlow: a rule on tapes, in graphs and in forward mode, over tensors alone; what is static is bound outside."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import optree
+import tensorflow as tf
+from _cgshim_tensorflow_forward import Backward, is_linear
+from _cgshim_tensorflow_rule import attach, noticing_captures, running_rule
+from tensorflow.python.eager.record import VariableWatcher
+from tensorflow.python.trackable.data_structures import ListWrapper, _DictWrapper, _TupleWrapper
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+    from cgshim._convention import Rule
+
+Tensor = Any
+
+
+def is_tensor(x: object, /) -> bool:
+    return bool(tf.is_tensor(x))
+
+
+def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
+    leaves, structure = optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
+    if any([_learn(type(leaf)) for leaf in leaves]):  # every one of them, before the tree is looked at again
+        return tree_flatten(tree)
+    return leaves, structure
+
+
+def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
+    return optree.tree_unflatten(structure, leaves)
+
+
+def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
+    dtype = None if dtype is None else tf.as_dtype(dtype)
+    if hasattr(x, "dtype"):  # a tensor or an array is cast; a number is read in its dtype at once
+        x = x if _is_composite(x) else tf.convert_to_tensor(x)
+        return x if dtype in (None, x.dtype) else tf.cast(x, dtype)
+    return tf.convert_to_tensor(x, dtype)
+
+
+def convert_to_numpy(x: Tensor, /) -> Any:
+    return x.numpy() if isinstance(x, tf.RaggedTensor) else _dense(x).numpy()
+
+
+def stop_gradient(x: Tensor, /) -> Tensor:
+    return _with_values(x, tf.stop_gradient(_values(x)))
+
+
+def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Sequence[Tensor]:
+    inputs = [_readable(x) for x in inputs]
+    follow = _autograph()
+    call.f = follow(call.f)
+    with VariableWatcher() as watcher, noticing_captures(call, inputs) as captured:
+        outputs, rule = call(inputs)
+    variables = sorted(watcher.watched_variables(), key=lambda variable: variable._unique_id)
+    rule.require_variables(variables)
+    rule = rule.with_grad_fn(follow(rule.grad_fn))
+    backward = _backward(rule, inputs, outputs, variables, captured)
+    sources = [*map(_values, inputs), *map(tf.convert_to_tensor, variables), *captured]
+    values = [_values(output) for output in outputs]
+    attached = attach(call, sources, values, backward, functools.partial(is_linear, backward, values))
+    return [_with_values(output, value) for output, value in zip(outputs, attached, strict=True)]
+
+
+def _backward(
+    rule: Rule,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    variables: Sequence[Tensor],
+    captured: Sequence[Tensor],
+) -> Backward:
+    """The rule over what tapes and graphs hand around: the values of tensors, and None for what is not there."""
+    kept = inputs if rule.needs_inputs else ()
+
+    def backward(*upstreams: Tensor | None) -> list[Tensor | None]:
+        given = [_upstream(u, y) for u, y in zip(upstreams, outputs, strict=True)]
+        with running_rule():
+            gradients, of_variables = rule(kept, given, variables)
+        of_values = [_values(g) if composite else g for g, composite in zip(gradients, composites, strict=True)]
+        return [*of_values, *of_variables, *map(_unknown_gradient, captured)]
+
+    composites = [_is_composite(x) for x in inputs]
+    return backward
+
+
+def _unknown_gradient(x: Tensor) -> Tensor:
+    """NaN for a tensor of a graph that f captured: whether it is differentiated is only known when it is too late."""
+    return tf.fill(tf.shape(x), tf.constant(float("nan"), x.dtype))
+
+
+def vjp(
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /
+) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor | None]]]:
+    sources = [tf.identity(x) for x in inputs]  # a tensor that is given twice has two gradients
+    watched = [x for x in sources if _is_differentiable(x)]
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(watched)
+        outputs = list(fn(*sources))
+
+    def pullback(upstreams: Sequence[Tensor]) -> list[Tensor | None]:
+        used = [(y, u) for y, u in zip(outputs, upstreams, strict=True) if _is_differentiable(y)]
+        found = iter(
+            tape.gradient([y for y, _ in used], watched, output_gradients=[u for _, u in used],
+                          unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        )  # fmt: skip
+        return [_dense(next(found)) if _is_differentiable(x) else None for x in sources]
+
+    return outputs, pullback
+
+
+def _readable(x: Tensor) -> Tensor:
+    """An input as f reads it: a variable's value, and in a graph a tensor of that graph."""
+    x = tf.convert_to_tensor(x) if isinstance(x, tf.Variable) else x
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    return tf.nest.map_structure(graph.capture, x, expand_composites=True) if hasattr(graph, "capture") else x
+
+
+def _autograph() -> Callable[[Any], Any]:
+    """What converts a function as AutoGraph converts its caller, so that `if` and `while` on tensors work in it."""
+    if tf.executing_eagerly():
+        return lambda function: function
+    autograph = tf.__internal__.autograph
+    return functools.partial(autograph.tf_convert, ctx=autograph.control_status_ctx())
+
+
+def _upstream(upstream: Tensor | None, output: Tensor) -> Tensor:
+    """The gradient of an output as the rule expects it: zeros where it was not used, and never sparse."""
+    if upstream is None:
+        upstream = tf.zeros_like(_values(output))
+    return _with_values(output, tf.convert_to_tensor(upstream))
+
+
+def _is_differentiable(x: Tensor) -> bool:
+    return bool(x.dtype.is_floating or x.dtype.is_complex)
+
+
+# --- Composite tensors: leaves whose values alone have gradients ------------------------------------------------
+
+
+def _is_composite(x: object) -> bool:
+    return isinstance(x, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
+
+
+def _values(x: Tensor) -> Tensor:
+    """What of x is differentiated."""
+    if isinstance(x, tf.RaggedTensor):
+        return x.flat_values
+    return x.values if _is_composite(x) else x
+
+
+def _with_values(x: Tensor, values: Tensor) -> Tensor:
+    """A tensor like x round other values."""
+    if isinstance(x, tf.RaggedTensor):
+        return x.with_flat_values(values)
+    if isinstance(x, tf.SparseTensor):
+        return x.with_values(values)
+    if isinstance(x, tf.IndexedSlices):
+        return tf.IndexedSlices(values, x.indices, x.dense_shape)
+    return values
+
+
+def _dense(x: Tensor) -> Tensor:
+    if isinstance(x, tf.RaggedTensor):
+        return x
+    return tf.sparse.to_dense(x) if isinstance(x, tf.SparseTensor) else tf.convert_to_tensor(x)
+
+
+# --- Containers that `tf.nest` knows and optree does not ---------------------------------------------------------
+
+_NAMESPACE = "cgshim.tensorflow"
+
+for _wrapper, _plain in ((ListWrapper, list), (_DictWrapper, dict), (_TupleWrapper, tuple)):  # attributes of tf.Module
+    optree.register_pytree_node(
+        _wrapper,
+        lambda wrapped, plain=_plain: ((plain(wrapped),), None),
+        lambda _, children: next(iter(children)),
+        namespace=_NAMESPACE,
+    )
+
+
+@functools.cache
+def _learn(kind: type) -> bool:
+    """Register a dataclass that tells `tf.nest` its parts, or an attrs class; False for what is a leaf indeed."""
+    if hasattr(kind, "__tf_flatten__"):
+        optree.register_pytree_node(
+            kind,
+            lambda x: x.__tf_flatten__()[::-1],
+            lambda metadata, children: kind.__tf_unflatten__(metadata, tuple(children)),  # type: ignore[attr-defined]
+            namespace=_NAMESPACE,
+        )
+        return True
+    names = [field.name for field in getattr(kind, "__attrs_attrs__", ())]
+    if names:
+        optree.register_pytree_node(
+            kind,
+            lambda x: ([getattr(x, name) for name in names], None),
+            lambda _, children: kind(*children),
+            namespace=_NAMESPACE,
+        )
+    return bool(names)

@@ -1,0 +1,137 @@
+"""PyTorch: the members of the backend protocol, and which way a call goes.
+
+How a rule becomes a gradient stands in `_cgshim_torch_functions` (eager mode, and the transformations of torch.func)
+and in `_cgshim_torch_compiled` (torch.compile).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optree
+import torch
+from _cgshim_torch_functions import differentiable
+from _cgshim_torch_functions import is_tensor as is_tensor
+from _cgshim_torch_graph import depends_on_more, is_transformed
+from torch.utils._pytree import SUPPORTED_NODES
+
+from cgshim._backend import constant_when_traced
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Tensor = torch.Tensor
+
+
+def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
+    leaves, structure = optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
+    nodes = [type(leaf) for leaf in leaves if type(leaf) in SUPPORTED_NODES]
+    if not nodes:
+        return leaves, structure
+    for kind in nodes:
+        _register(kind)
+    return tree_flatten(tree)
+
+
+_NAMESPACE = "cgshim_torch"  # in optree's own namespace "torch" the order of a dict's keys would matter
+
+
+@constant_when_traced
+def _register(kind: type) -> None:
+    """Let optree take apart a type that is registered with torch's pytree."""
+    node = SUPPORTED_NODES[kind]
+    if optree.register_pytree_node.get(kind, namespace=_NAMESPACE) is None:  # type: ignore[attr-defined]
+        optree.register_pytree_node(
+            kind, node.flatten_fn, lambda context, children: node.unflatten_fn(list(children), context),
+            namespace=_NAMESPACE,
+        )  # fmt: skip
+
+
+def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
+    return optree.tree_unflatten(structure, leaves)
+
+
+def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
+    if isinstance(x, (np.ndarray, np.generic)):
+        return _from_numpy(np.array(x)).to(dtype)  # a copy: NumPy's memory may change, or be locked
+    return torch.as_tensor(x, dtype=dtype)
+
+
+def _from_numpy(array: Any) -> Tensor:
+    if array.dtype.name == "bfloat16":  # an extension of NumPy, which torch does not know
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def convert_to_numpy(x: Tensor, /) -> Any:
+    x = x.detach().resolve_conj().resolve_neg()
+    if x.layout is not torch.strided:
+        x = x.to_dense()
+    if x.dtype is torch.bfloat16:  # each of them is a float32 too, and NumPy has no bfloat16 of its own
+        x = x.float()
+    return x.cpu().numpy()
+
+
+def stop_gradient(x: Tensor, /) -> Tensor:
+    return x.detach()
+
+
+def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Sequence[Tensor]:
+    if torch.compiler.is_dynamo_compiling():
+        from _cgshim_torch_compiled import traced
+
+        return traced(call, inputs)
+    if torch._C._dynamo.eval_frame.get_eval_frame_callback():
+        from _cgshim_torch_compiled import untraced
+
+        return untraced(call, inputs)
+    return differentiable(call, inputs)
+
+
+def vjp(
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /
+) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor | None]]]:
+    differentiable = [at for at, x in enumerate(inputs) if x.is_floating_point() or x.is_complex()]
+
+    def of_differentiable(*tensors: Tensor) -> tuple[Tensor, ...]:
+        full = list(inputs)
+        for at, tensor in zip(differentiable, tensors, strict=True):
+            full[at] = tensor
+        return tuple(fn(*full))
+
+    in_levels = torch.compiler.is_dynamo_compiling() or is_transformed()
+    of = torch.func.vjp if in_levels else _vjp_in_graph
+    outputs, pullback = of(of_differentiable, *[inputs[at] for at in differentiable])
+
+    def gradients(upstreams: Sequence[Tensor]) -> list[Tensor | None]:
+        found: list[Tensor | None] = [None] * len(inputs)
+        for at, gradient in zip(differentiable, pullback(tuple(upstreams)), strict=True):
+            found[at] = gradient
+        return found
+
+    return outputs, gradients
+
+
+def _vjp_in_graph(fn: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[tuple[Tensor, ...], Any]:
+    """torch.func.vjp by torch.autograd: what comes of it requires grad only when something outside does."""
+    outside = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # each its own node of the graph: an input that comes twice has two gradients
+        own = [x.view_as(x) if x.requires_grad and outside else x.detach().requires_grad_() for x in inputs]
+        outputs = fn(*own)
+    connected = [y for y in outputs if y.requires_grad]
+    outside = outside and (any(x.requires_grad for x in inputs) or depends_on_more(connected, own))
+
+    def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:
+        of_connected = [u for u, y in zip(upstreams, outputs, strict=True) if y.requires_grad]
+        further = torch.is_grad_enabled() and (outside or any(u.requires_grad for u in upstreams))
+        gradients = torch.autograd.grad(
+            connected, own, of_connected, retain_graph=True, create_graph=further, materialize_grads=True
+        ) if connected else [torch.zeros_like(x) for x in own]  # fmt: skip
+        return list(gradients)
+
+    return tuple(y if outside else y.detach() for y in outputs), pullback
