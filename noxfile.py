@@ -28,10 +28,13 @@ OLDEST = {
 }
 
 
-def run_tests(session: nox.Session, *backends: str) -> None:
-    """The conformance cases and each backend's own tests; a backend that does not import fails the session."""
+COMMON = ["tests/conformance", "tests/front", "tests/test_messages.py"]
+
+
+def run_tests(session: nox.Session, backends: list[str], *paths: str) -> None:
+    """The tests (by default all) of these backends; one that does not import fails the session."""
     chosen = [word for backend in backends for word in ("--backend", backend)]
-    session.run("pytest", "-q", "-n", "2", *chosen, *session.posargs)
+    session.run("pytest", "-q", "-n", "2", *chosen, *paths, *session.posargs)
 
 
 @nox.session
@@ -39,7 +42,7 @@ def run_tests(session: nox.Session, *backends: str) -> None:
 def tests(session: nox.Session, backend: str) -> None:
     """All tests of one backend, where no other framework is installed."""
     session.install("-c", "constraints.txt", "-e", ".", *TEST, *FRAMEWORKS[backend])
-    run_tests(session, backend)
+    run_tests(session, [backend])
 
 
 @nox.session
@@ -47,7 +50,7 @@ def tests_all(session: nox.Session) -> None:
     """All backends in one process: dispatch by type, mixed frameworks."""
     frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
     session.install("-c", "constraints.txt", "-e", ".", *TEST, *frameworks)
-    run_tests(session, *FRAMEWORKS)
+    run_tests(session, list(FRAMEWORKS), *COMMON)
 
 
 @nox.session(python=["3.10", "3.12", "3.13"])
@@ -55,7 +58,7 @@ def tests_all(session: nox.Session) -> None:
 def pythons(session: nox.Session, backend: str) -> None:
     """The conformance cases on the other Pythons."""
     session.install("-c", "constraints.txt", "-e", ".", *TEST, *FRAMEWORKS[backend][:1])
-    run_tests(session, backend)
+    run_tests(session, [backend], *COMMON)
 
 
 @nox.session
@@ -63,7 +66,7 @@ def pythons(session: nox.Session, backend: str) -> None:
 def oldest(session: nox.Session, backend: str) -> None:
     """The conformance cases on the oldest versions that pyproject.toml allows."""
     session.install("-e", ".", *TEST, *OLDEST[backend])
-    run_tests(session, backend)
+    run_tests(session, [backend], *COMMON)
 
 
 @nox.session
@@ -89,3 +92,16 @@ def package(session: nox.Session) -> None:
     session.chdir(dist)
     session.run("python", quickstart)
     session.run("python", "-m", "cgshim", "--require", "numpy")
+
+
+@nox.session
+def transformations(session: nox.Session) -> None:
+    """Run every transformation on every backend, and write docs/transformations.md."""
+    frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
+    session.install("-c", "constraints.txt", "-e", ".", *frameworks)
+    results = session.create_tmp()
+    report = "tests/transformations/report.py"
+    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_ENABLE_X64": "1"}
+    for backend in FRAMEWORKS:
+        session.run("python", report, "run", backend, results, env=devices)
+    session.run("python", report, "write", results, "docs/transformations.md")

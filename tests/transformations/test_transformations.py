@@ -1,0 +1,46 @@
+"""Every cell of the table of transformations: right, or refused in one sentence that names the op."""
+
+import os
+
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+
+import cells
+import numpy as np
+import pytest
+
+from cgshim import TransformationError
+
+
+def pytest_generate_tests(metafunc):
+    if "cell" in metafunc.fixturenames:
+        rows = [
+            (name, row, cell)
+            for name in metafunc.config.option.backends
+            for row, cell in cells.of_backend(name).items()
+        ]
+        metafunc.parametrize("cell", [c for _, _, c in rows], ids=[f"{name}-{row}" for name, row, _ in rows])
+
+
+def test_no_cell_is_wrong(cell):
+    result = cells.run(cell)
+    assert result.outcome in ("ok", "refused"), result.detail
+    if result.outcome == "refused":
+        assert result.detail.startswith("cube: ")
+
+
+def refusing():
+    raise TransformationError("cube: some reason")
+
+
+@pytest.mark.parametrize(
+    ("cell", "outcome"),
+    [
+        (lambda: (np.ones(2), np.ones(2)), "ok"),
+        (lambda: (np.ones(2), np.zeros(2)), "wrong"),
+        (lambda: (np.ones(2), np.ones(1)), "wrong"),
+        (refusing, "refused"),
+    ],
+    ids=["ok", "wrong number", "wrong shape", "refused"],
+)
+def test_a_cell_can_fail(cell, outcome):
+    assert cells.run(cell).outcome == outcome
