@@ -12,7 +12,7 @@ nox.options.error_on_missing_interpreters = True
 
 # What the tests of a backend import, beside cgshim: its framework, and the libraries of its own world.
 FRAMEWORKS = {
-    "numpy": [],
+    "numpy": ["ml_dtypes"],  # bfloat16
     "jax": ["jax", "equinox", "flax"],
     "torch": ["torch"],
     "tensorflow": ["tensorflow-cpu", "keras"],

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax._src.core import unmapped_aval
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -53,14 +54,34 @@ class Transposed:
                          "one that JAX cannot transpose", "write it in linear operations, or use reverse mode")
             ) from error  # fmt: skip
 
-    def over(self, axis: Any, residuals_at: Sequence[int | None]) -> Transposed:
-        """The map over a batch, which the residuals have at these axes and all the rest at the first."""
+    def over(self, axis: Any, residuals_at: Sequence[int | None], tangents_at: Sequence[int | None]) -> Transposed:
+        """The map over a batch, which the operands have at these axes, and the outputs at the first."""
         rule = jax.vmap(
-            self.rule, in_axes=(list(residuals_at), 0),
-            axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name,
+            self.rule, in_axes=(list(residuals_at), 0), out_axes=[at or 0 for at in tangents_at],
+            axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name or _mesh_axis(axis),
         )  # fmt: skip
-        outputs = [y.update(shape=(axis.size, *y.shape)) for y in self.outputs]
-        return Transposed(self.op, rule, outputs, self.refusal)
+
+        def summed(residuals: list[Array], upstreams: list[Array]) -> list[Array]:
+            gradients = rule(residuals, upstreams)
+            return [g.sum(0) if at is None else g for g, at in zip(gradients, tangents_at, strict=True)]
+
+        return Transposed(self.op, summed, [_batched(y, axis) for y in self.outputs], self.refusal)
+
+
+def _batched(kind: Any, axis: Any) -> Any:
+    if _mesh_axis(axis) is None:
+        return kind.update(shape=(axis.size, *kind.shape))
+    return unmapped_aval(axis.size, 0, kind, _mesh_axis(axis))
+
+
+def _mesh_axis(axis: Any) -> Any:
+    """The mesh axes over which a batch is sharded where shardings are a part of types."""
+    return getattr(axis, "explicit_mesh_axis", None)
+
+
+def _varies_over(kind: Any) -> frozenset[Any]:
+    """The mesh axes of a shard_map over which values of this type differ."""
+    return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())
 
 
 _transposed = Primitive("cgshim_transposed")
@@ -76,23 +97,28 @@ def _execute(*operands: Array, map: Transposed, residuals: int) -> list[Array]:
 
 
 def _jvp(primals: Sequence[Array], tangents: Sequence[Array], **parameters: Any) -> Any:
-    whole = [ad.instantiate_zeros(tangent) for tangent in tangents]
-    return jax.jvp(functools.partial(_execute, **parameters), primals, whole)
+    whole = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
+    return jax.jvp(functools.partial(_execute, **parameters), tuple(primals), whole)
 
 
 def _transpose(upstreams: Sequence[Array], *operands: Array, map: Transposed, residuals: int) -> list[Array | None]:
     gradients = map.rule(list(operands[:residuals]), [ad.instantiate_zeros(u) for u in upstreams])
-    tangents = operands[residuals:]
-    linear = [g if ad.is_undefined_primal(t) else None for g, t in zip(gradients, tangents, strict=True)]
-    return [None] * residuals + linear
+    return [None] * residuals + [_fit(g, t) for g, t in zip(gradients, operands[residuals:], strict=True)]
+
+
+def _fit(gradient: Array, tangent: Any) -> Array | None:
+    """The gradient, summed over the devices of a shard_map that have the same argument."""
+    if not ad.is_undefined_primal(tangent):
+        return None
+    same_on = _varies_over(gradient.aval) - _varies_over(tangent.aval)
+    return jax.lax.psum(gradient, tuple(sorted(same_on))) if same_on else gradient
 
 
 def _batch(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, map: Transposed, residuals: int) -> Any:
-    tangents = [
-        batching.bdim_at_front(t, i, axis.size) for t, i in zip(operands[residuals:], at[residuals:], strict=True)
-    ]
-    outputs = map.over(axis, at[:residuals])(operands[:residuals], tangents)
-    return outputs, [0] * len(outputs)
+    batched = any(i is not None for i in at)  # JAX asks even where nothing is
+    over = map.over(axis, at[:residuals], at[residuals:]) if batched else map
+    outputs = over(operands[:residuals], operands[residuals:])
+    return outputs, [0 if batched else None] * len(outputs)
 
 
 _transposed.def_abstract_eval(_types)

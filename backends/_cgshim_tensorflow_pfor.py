@@ -36,25 +36,27 @@ class _Traced:
     """A rule as a function of tensors alone: its upstream gradients, and the residuals that it closes over."""
 
     def __init__(self, backward: Backward, values: Sequence[Tensor]) -> None:
-        def present(*upstreams: Tensor) -> list[Tensor]:
+        self._present: list[bool] = []
+
+        def of_sources(*upstreams: Tensor) -> list[Tensor]:
             gradients = backward(*upstreams)
-            self._slots = [gradient is not None for gradient in gradients]
+            self._present = [gradient is not None for gradient in gradients]
             return [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
 
         with graph_of(values[0]):
             specs = [tf.TensorSpec(value.shape, value.dtype) for value in values]
-            self._function = tf.function(present, autograph=False).get_concrete_function(*specs)
+            self._function = tf.function(of_sources, autograph=False).get_concrete_function(*specs)
         self.residuals = self._function.captured_inputs
 
     def __call__(self, upstreams: Sequence[Tensor], residuals: Sequence[Tensor]) -> list[Tensor]:
         types = [output.dtype for output in self._function.outputs]
         with stop_recording():  # only what pfor makes of it is ever run, and differentiated
-            return tf.raw_ops.StatefulPartitionedCall(args=[*upstreams, *residuals], Tout=types, f=self._function)
+            return list(tf.raw_ops.StatefulPartitionedCall(args=[*upstreams, *residuals], Tout=types, f=self._function))
 
     def fill(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """One gradient a source again, None where the rule returned none."""
         given = iter(gradients)
-        return [next(given) if present else None for present in self._slots]
+        return [next(given) if present else None for present in self._present]
 
 
 def _converted(pfor: Any, residual: Tensor) -> tuple[Tensor, bool]:

@@ -19,7 +19,8 @@ from _cgshim_tensorflow_forward import Backward
 from _cgshim_tensorflow_pfor import converter
 from tensorflow.python.eager import record
 from tensorflow.python.eager.forwardprop_util import pack_tangents
-from tensorflow.python.framework import op_callbacks, ops
+from tensorflow.python.framework.op_callbacks import add_op_callback, remove_op_callback
+from tensorflow.python.framework.ops import gradient_registry, uid
 
 if TYPE_CHECKING:
     from cgshim._call import Call
@@ -71,10 +72,10 @@ def _identity_in_graph(
 
 def _register(gradient: Callable[..., Any]) -> str:
     """Register a gradient for as long as it lives, under a name of its own (a SavedModel finds it by that name)."""
-    name = f"CustomGradient-cgshim-{ops.uid()}"
+    name = f"CustomGradient-cgshim-{uid()}"
     alive = weakref.ref(gradient)
     tf.RegisterGradient(name)(lambda op, *upstreams: alive()(op, *upstreams))  # type: ignore[misc]
-    weakref.finalize(gradient, ops.gradient_registry._registry.pop, name, None)
+    weakref.finalize(gradient, gradient_registry._registry.pop, name, None)
     return name
 
 
@@ -123,16 +124,16 @@ def _read_by_eager_ops(given: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Collects the tensors that operations read within, older than they and not given."""
     ids = {x._id for x in given}
     found: list[Tensor] = []
-    start = ops.uid()
+    start = uid()
 
     def notice(op_type: str, inputs: Sequence[Tensor], *_: Any, **__: Any) -> None:
         found.extend(t for t in inputs if t._id < start and t._id not in ids and _may_have_gradient(t))
 
-    op_callbacks.add_op_callback(notice)
+    add_op_callback(notice)
     try:
         yield found
     finally:
-        op_callbacks.remove_op_callback(notice)
+        remove_op_callback(notice)
 
 
 @contextlib.contextmanager

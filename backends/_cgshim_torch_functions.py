@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from _cgshim_torch_graph import captured, is_transformed, now
+from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
 from cgshim._closure import lift
@@ -215,8 +216,16 @@ class _Transformed(torch.autograd.Function):
         if not kept.call.forward_mode:
             kept.call.refuse_forward_mode("jvp, jacfwd or a dual number")
         with forward_ad._set_fwd_grad_enabled(True):  # torch turned it off, and with it the outer levels
-            here = [forward_ad.unpack_dual(tensor).primal for tensor in saved]
+            here = [_primal(tensor) for tensor in saved]
             return _push_forward(kept, here, [zeros() for zeros in ctx.zeros], tangents)
+
+
+def _primal(tensor: Tensor) -> Tensor:
+    """tensor without its tangent at this level; torch 2.13 has no batching rule for that."""
+    if functorch.is_batchedtensor(tensor):
+        batched_at, level = functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor)
+        return functorch._add_batch_dim(_primal(functorch.get_unwrapped(tensor)), batched_at, level)
+    return forward_ad.unpack_dual(tensor).primal  # type: ignore[no-any-return]
 
 
 def _in_place(kept: KeptRule, saved: Sequence[Tensor], gradients: Gradients) -> list[Tensor | None]:

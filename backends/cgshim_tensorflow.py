@@ -26,7 +26,7 @@ def is_tensor(x: object, /) -> bool:
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
     leaves, structure = optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
-    if any([_learn(type(leaf)) for leaf in leaves]):  # every one of them, before the tree is looked at again
+    if any(_learn(type(leaf)) for leaf in leaves):
         return tree_flatten(tree)
     return leaves, structure
 
@@ -116,8 +116,10 @@ def vjp(
 def _readable(x: Tensor) -> Tensor:
     """An input as f reads it: a variable's value, and in a graph a tensor of that graph."""
     x = tf.convert_to_tensor(x) if isinstance(x, tf.Variable) else x
-    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    return tf.nest.map_structure(graph.capture, x, expand_composites=True) if hasattr(graph, "capture") else x
+    if tf.executing_eagerly():
+        return x
+    capture = getattr(tf.compat.v1.get_default_graph(), "capture", None)
+    return tf.nest.map_structure(capture, x, expand_composites=True) if capture else x
 
 
 def _autograph() -> Callable[[Any], Any]:
@@ -130,9 +132,8 @@ def _autograph() -> Callable[[Any], Any]:
 
 def _upstream(upstream: Tensor | None, output: Tensor) -> Tensor:
     """The gradient of an output as the rule expects it: zeros where it was not used, and never sparse."""
-    if upstream is None:
-        upstream = tf.zeros_like(_values(output))
-    return _with_values(output, tf.convert_to_tensor(upstream))
+    values = tf.zeros_like(_values(output)) if upstream is None else tf.convert_to_tensor(upstream)
+    return _with_values(output, values)
 
 
 def _is_differentiable(x: Tensor) -> bool:
@@ -174,32 +175,26 @@ def _dense(x: Tensor) -> Tensor:
 
 _NAMESPACE = "cgshim.tensorflow"
 
-for _wrapper, _plain in ((ListWrapper, list), (_DictWrapper, dict), (_TupleWrapper, tuple)):  # attributes of tf.Module
+
+def _register(kind: Any, children: Callable[[Any], Sequence[Any]], rebuild: Callable[[Sequence[Any]], Any]) -> None:
     optree.register_pytree_node(
-        _wrapper,
-        lambda wrapped, plain=_plain: ((plain(wrapped),), None),
-        lambda _, children: next(iter(children)),
-        namespace=_NAMESPACE,
+        kind, lambda x: (children(x), None), lambda _, leaves: rebuild(list(leaves)), namespace=_NAMESPACE
     )
 
 
-@functools.cache
-def _learn(kind: type) -> bool:
-    """Register a dataclass that tells `tf.nest` its parts, or an attrs class; False for what is a leaf indeed."""
-    if hasattr(kind, "__tf_flatten__"):
-        optree.register_pytree_node(
-            kind,
-            lambda x: x.__tf_flatten__()[::-1],
-            lambda metadata, children: kind.__tf_unflatten__(metadata, tuple(children)),  # type: ignore[attr-defined]
-            namespace=_NAMESPACE,
-        )
-        return True
+for _wrapper, _plain in ((ListWrapper, list), (_DictWrapper, dict), (_TupleWrapper, tuple)):  # attributes of tf.Module
+    _register(_wrapper, lambda x, plain=_plain: [plain(x)], lambda children: children[0])  # type: ignore[misc]
+
+
+def _learn(kind: Any) -> bool:
+    """Register a class with `__tf_flatten__`, or one of attrs; False for what is a leaf indeed."""
     names = [field.name for field in getattr(kind, "__attrs_attrs__", ())]
-    if names:
-        optree.register_pytree_node(
-            kind,
-            lambda x: ([getattr(x, name) for name in names], None),
-            lambda _, children: kind(*children),
-            namespace=_NAMESPACE,
-        )
-    return bool(names)
+    if hasattr(kind, "__tf_flatten__"):
+        apart: Callable[[Any], Any] = lambda x: x.__tf_flatten__()[::-1]
+        together: Callable[[Any, Any], Any] = lambda static, parts: kind.__tf_unflatten__(static, tuple(parts))
+        optree.register_pytree_node(kind, apart, together, namespace=_NAMESPACE)
+    elif names:
+        _register(kind, lambda x: [getattr(x, name) for name in names], lambda children: kind(*children))
+    else:
+        return False
+    return True

@@ -108,6 +108,7 @@ def available_backends() -> list[str]:
 def constant_when_traced(function: F) -> F:
     """Mark a function that torch.compile shall call as it traces, and whose result it shall take for a constant."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # what torch.compiler reads
+    function.autograph_info__ = {}  # type: ignore[attr-defined]  # and AutoGraph, which then does not convert it
     return function
 
 
@@ -335,6 +336,7 @@ def mixed(op: str, backend: Backend, leaf: object) -> BackendError:
     )  # fmt: skip
 
 
+@constant_when_traced
 def name_of(backend: Backend) -> str:
     """The name under which a loaded backend is registered."""
     return next(name for name, point in entry_points().items() if point.module == backend.__name__)

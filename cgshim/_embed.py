@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from cgshim._backend import Backend, Tensor, load, select
@@ -72,7 +73,8 @@ def op_embed_gradient(
     _check_holds_tensors(op, tensors, x)
     value = _value(op, backend, fx, tensors[0].dtype)
     sources, gradients, axes = [], [], []
-    for source, gradient, path in zip(tensors, _aligned(op, parts, gx, x), parts.paths("x"), strict=True):
+    for at, (source, gradient) in enumerate(zip(tensors, _aligned(op, parts, gx, x), strict=True)):
+        path = partial(_path, parts, at)  # asked for in messages alone
         _check_differentiable(op, source, path)
         if gradient is not None:
             sources.append(source)
@@ -102,7 +104,15 @@ _attach = op_custom_gradient(_with_gradients, forward_mode=True, name="op_embed_
 
 def _times(backend: Backend, upstream: Tensor, gradient: Tensor, added_axes: int) -> Tensor:
     spread = upstream[(..., *[None] * added_axes)] if added_axes else upstream
-    return backend.convert_to_tensor(spread, gradient.dtype) * gradient
+    return _cast(backend, spread, gradient.dtype) * gradient
+
+
+def _cast(backend: Backend, tensor: Tensor, dtype: Any) -> Tensor:
+    return tensor if tensor.dtype == dtype else backend.convert_to_tensor(tensor, dtype)
+
+
+def _path(parts: Parts, at: int) -> str:
+    return parts.paths("x")[at]
 
 
 def _check_holds_tensors(op: str, tensors: Sequence[Tensor], x: Any) -> None:
@@ -112,10 +122,10 @@ def _check_holds_tensors(op: str, tensors: Sequence[Tensor], x: Any) -> None:
         )
 
 
-def _check_differentiable(op: str, x: Tensor, path: str) -> None:
+def _check_differentiable(op: str, x: Tensor, path: Callable[[], str]) -> None:
     if not is_differentiable(x.dtype):
         raise CustomGradientTypeError(
-            sentence(op, f"{path} must be a float or complex tensor", describe(x),
+            sentence(op, f"{path()} must be a float or complex tensor", describe(x),
                      "convert it before fx is computed from it, or leave it out")
         )  # fmt: skip
 
@@ -131,11 +141,11 @@ def _value(op: str, backend: Backend, fx: Any, dtype: Any) -> Tensor:
     return value
 
 
-def _added_axes(op: str, fx: Tensor, x: Tensor, path: str) -> int:
+def _added_axes(op: str, fx: Tensor, x: Tensor, path: Callable[[], str]) -> int:
     """How many axes x has beyond those of fx."""
     if _is_complex(fx.dtype) and not _is_complex(x.dtype):
         raise CustomGradientValueError(
-            sentence(op, f"{path} must be complex when fx is", f"{describe(x)} for fx {describe(fx)}",
+            sentence(op, f"{path()} must be complex when fx is", f"{describe(x)} for fx {describe(fx)}",
                      "embed the real and the imaginary part of fx by themselves")
         )  # fmt: skip
     batch, shape = shape_of(fx.shape), shape_of(x.shape)
@@ -143,7 +153,7 @@ def _added_axes(op: str, fx: Tensor, x: Tensor, path: str) -> int:
         return 0
     if ... in batch or ... in shape or not fits(shape[: len(batch)], batch):
         raise CustomGradientValueError(
-            sentence(op, f"the shape of {path} must begin with the shape of fx",
+            sentence(op, f"the shape of {path()} must begin with the shape of fx",
                      f"{describe(x)} for fx {describe(fx)}",
                      "reduce fx to a scalar, or to one value for each leading index of x")
         )  # fmt: skip
@@ -160,28 +170,28 @@ def _aligned(op: str, parts: Parts, gx: Any, x: Any) -> list[Any]:
     return aligned
 
 
-def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: str) -> Tensor:
+def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: Callable[[], str]) -> Tensor:
     """A gradient in the shape and the dtype of x."""
     tensor = as_tensor(op, backend, gradient)
     if tensor is None:
         tensor = backend.convert_to_tensor(gradient)
     if _is_complex(tensor.dtype) and not _is_complex(x.dtype):
         raise CustomGradientValueError(
-            sentence(op, f"the gradient gx for {path} must be real as it is",
+            sentence(op, f"the gradient gx for {path()} must be real as it is",
                      f"{describe(tensor)} for {describe(x)}", "take its real part")
         )  # fmt: skip
-    tensor = backend.convert_to_tensor(tensor, x.dtype)
+    tensor = _cast(backend, tensor, x.dtype)
     if shape_of(tensor.shape) == () != shape_of(x.shape):
         return _spread(op, tensor, x, path)
     if fits(tensor.shape, x.shape):
         return tensor
     raise CustomGradientValueError(
-        sentence(op, f"the gradient gx for {path} must have its shape, or be a scalar",
+        sentence(op, f"the gradient gx for {path()} must have its shape, or be a scalar",
                  f"{describe(tensor)} for {describe(x)}", "sum over what was broadcast, or broadcast it")
     )  # fmt: skip
 
 
-def _spread(op: str, scalar: Tensor, x: Tensor, path: str) -> Tensor:
+def _spread(op: str, scalar: Tensor, x: Tensor, path: Callable[[], str]) -> Tensor:
     """A scalar in every element of x."""
     from cgshim import ops  # brings NumPy along, which `import cgshim` does without
 
@@ -189,7 +199,7 @@ def _spread(op: str, scalar: Tensor, x: Tensor, path: str) -> Tensor:
         return ops.ones_like(x) * scalar
     except NotImplementedError as error:
         raise CustomGradientValueError(
-            sentence(op, f"the gradient gx for {path} must have its shape where {path} is sparse",
+            sentence(op, f"the gradient gx for {path()} must have its shape where {path()} is sparse",
                      f"{describe(scalar)} for {describe(x)}", "give it where x is given")
         ) from error  # fmt: skip
 

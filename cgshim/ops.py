@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cgshim._backend import Backend, Tensor, framework_of, load, name_of, select, unwrap
+from cgshim._backend import Backend, Tensor, constant_when_traced, framework_of, load, name_of, select, unwrap
 from cgshim._errors import BackendError, dtype_name, sentence
 from cgshim._tree import as_tensor
 
@@ -127,24 +127,35 @@ def _numpy_named(name: str) -> Callable[..., Any]:
     elementwise = isinstance(getattr(np, name, None), np.ufunc)
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        import autoray
-
-        backend = _backend_of([args, kwargs])
+        backend = _backend_of([*args, *kwargs.values()])
         args = tuple(_tensors_of(name, backend, arg) for arg in args)
         kwargs = {key: _tensors_of(name, backend, value) for key, value in kwargs.items()}
-        framework = name_of(backend)
-        try:
-            translated = autoray.get_lib_fn(_NAMESPACES.get(framework, framework), name)
-        except (ImportError, AttributeError) as error:
-            raise BackendError(
-                sentence(f"op_{name}", f"NumPy's {name} must exist in {framework}", "nothing of that name",
-                         f"call {framework}'s own function")
-            ) from error  # fmt: skip
-        return translated(*(_numbers_to_tensors(backend, args) if elementwise else args), **kwargs)
+        key = name, name_of(backend)
+        _translate(*key)
+        return _translated[key](*(_numbers_to_tensors(backend, args) if elementwise else args), **kwargs)
 
     function.__name__ = function.__qualname__ = name.rpartition(".")[2]
     function.__doc__ = f"numpy.{name} on the tensors of any backend."
     return function
+
+
+_translated: dict[tuple[str, str], Callable[..., Any]] = {}
+
+
+@constant_when_traced
+def _translate(name: str, framework: str) -> None:
+    """Find the framework's function of this NumPy name."""
+    if (name, framework) in _translated:
+        return
+    import autoray
+
+    try:
+        _translated[name, framework] = autoray.get_lib_fn(_NAMESPACES.get(framework, framework), name)
+    except (ImportError, AttributeError) as error:
+        raise BackendError(
+            sentence(f"op_{name}", f"NumPy's {name} must exist in {framework}", "nothing of that name",
+                     f"call {framework}'s own function")
+        ) from error  # fmt: skip
 
 
 def _backend_of(values: Sequence[Any]) -> Backend:

@@ -29,7 +29,8 @@ class Framework:
     """One framework, by the backend that is registered for it."""
 
     def __init__(self, name: str, state: Gradients | None = None) -> None:
-        os.environ |= _BEFORE_IMPORT.get(name, {}) | os.environ
+        for variable, value in _BEFORE_IMPORT.get(name, {}).items():
+            os.environ.setdefault(variable, value)
         self.name = name
         self.backend = load(name)
         self.differentiate_state = state or _OBJECTS.get(name, differentiate_traced)
