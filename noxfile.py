@@ -12,7 +12,7 @@ nox.options.error_on_missing_interpreters = True
 
 # What the tests of a backend import, beside cgshim: its framework, and the libraries of its own world.
 FRAMEWORKS = {
-    "numpy": ["ml_dtypes"],  # bfloat16
+    "numpy": [],
     "jax": ["jax", "equinox", "flax"],
     "torch": ["torch"],
     "tensorflow": ["tensorflow-cpu", "keras"],
@@ -105,3 +105,14 @@ def transformations(session: nox.Session) -> None:
     for backend in FRAMEWORKS:
         session.run("python", report, "run", backend, results, env=devices)
     session.run("python", report, "write", results, "docs/transformations.md")
+
+
+@nox.session
+def mlx(session: nox.Session) -> None:
+    """The stranger's backend in examples/cgshim-mlx: built, installed and run."""
+    session.install("-c", "constraints.txt", ".", "build", "mlx[cpu]", *TEST)
+    dist = Path(session.create_tmp())
+    session.run("python", "-m", "build", "--outdir", str(dist), "examples/cgshim-mlx")
+    session.install("-c", "constraints.txt", "--force-reinstall", "--no-deps", *map(str, dist.glob("*.whl")))
+    session.run("pytest", "-q", "examples/cgshim-mlx")
+    session.run("python", "-m", "cgshim", "--require", "mlx")

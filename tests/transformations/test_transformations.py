@@ -33,7 +33,7 @@ def refusing():
 
 
 @pytest.mark.parametrize(
-    ("cell", "outcome"),
+    ("planted", "outcome"),
     [
         (lambda: (np.ones(2), np.ones(2)), "ok"),
         (lambda: (np.ones(2), np.zeros(2)), "wrong"),
@@ -42,5 +42,5 @@ def refusing():
     ],
     ids=["ok", "wrong number", "wrong shape", "refused"],
 )
-def test_a_cell_can_fail(cell, outcome):
-    assert cells.run(cell).outcome == outcome
+def test_a_cell_can_fail(planted, outcome):
+    assert cells.run(planted).outcome == outcome
