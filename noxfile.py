@@ -12,10 +12,10 @@ nox.options.error_on_missing_interpreters = True
 
 # What the tests of a backend import, beside cgshim: its framework, and the libraries of its own world.
 FRAMEWORKS = {
-    "numpy": [],
-    "jax": ["jax", "equinox", "flax"],
-    "torch": ["torch"],
-    "tensorflow": ["tensorflow-cpu", "keras"],
+    "numpy": ["scikit-learn"],
+    "jax": ["jax", "equinox", "flax", "keras", "scikit-learn"],
+    "torch": ["torch", "keras", "scikit-learn"],
+    "tensorflow": ["tensorflow-cpu", "keras", "scikit-learn"],
 }
 TEST = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test")
 LINT = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint")

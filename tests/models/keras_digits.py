@@ -1,0 +1,72 @@
+"""Train a Keras model with an op inside on scikit-learn's digits for one epoch, and print the loss of each batch.
+
+python keras_digits.py BACKEND, where numpy stands for the same model written out by hand over cgshim's NumPy backend:
+Keras itself cannot train there.
+"""
+
+import os
+import sys
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+from cgshim import op_custom_gradient, op_value_and_grad, ops
+
+HIDDEN, CLASSES, BATCH, RATE = 16, 10, 64, 0.1
+
+
+@op_custom_gradient
+def stretched(x):
+    """The identity, with a rule that makes the gradient 3 times as large: it trains otherwise than the identity."""
+    return x * 1.0, lambda upstream: 3.0 * upstream
+
+
+def data():
+    x, labels = load_digits(return_X_y=True)
+    count = len(x) // BATCH * BATCH
+    return (x[:count] / 16).astype("float32"), np.eye(CLASSES, dtype="float32")[labels[:count]]
+
+
+def weights():
+    rng = np.random.default_rng(0)
+    shapes = [(64, HIDDEN), (HIDDEN,), (HIDDEN, CLASSES), (CLASSES,)]
+    return [(0.3 * rng.normal(size=shape)).astype("float32") for shape in shapes]
+
+
+def losses_of_keras():
+    import keras
+
+    class Op(keras.layers.Layer):
+        def call(self, x):
+            return stretched(x)
+
+    model = keras.Sequential(
+        [keras.Input((64,)), keras.layers.Dense(HIDDEN, "tanh"), Op(), keras.layers.Dense(CLASSES)]
+    )
+    model.set_weights(weights())
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(RATE), loss)
+    history = model.fit(*data(), batch_size=BATCH, epochs=1, shuffle=False, verbose=0)
+    return history.history["loss"]
+
+
+def losses_by_hand():
+    def loss(parameters, x, y):
+        w, b, v, c = parameters
+        logits = ops.matmul(stretched(ops.tanh(ops.matmul(x, w) + b)), v) + c
+        return ops.mean(ops.log(ops.sum(ops.exp(logits), axis=1)) - ops.sum(logits * y, axis=1))
+
+    parameters, found = weights(), []
+    x, y = data()
+    for start in range(0, len(x), BATCH):
+        batch = slice(start, start + BATCH)
+        value, gradients = op_value_and_grad(loss)(parameters, x[batch], y[batch])
+        parameters = [p - RATE * g for p, g in zip(parameters, gradients, strict=True)]
+        found.append(float(value))
+    return [float(np.mean(found))]
+
+
+if __name__ == "__main__":
+    backend = sys.argv[1]
+    os.environ["KERAS_BACKEND"] = backend
+    print("loss", *(losses_by_hand() if backend == "numpy" else losses_of_keras()))
