@@ -20,7 +20,7 @@ FRAMEWORKS = {
 TEST = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test")
 LINT = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint")
 
-# The oldest versions that pass, as pyproject.toml promises them.
+# The oldest versions that pass, as pyproject.toml promises them. PyTorch's older CPU builds are not on PyPI.
 OLDEST = {
     "numpy": ["numpy==1.26.*"],
     "jax": ["numpy==1.26.*", "jax==0.4.38", "jaxlib==0.4.38"],
@@ -54,7 +54,7 @@ def tests_all(session: nox.Session) -> None:
 
 
 @nox.session(python=["3.10", "3.12", "3.13"])
-@nox.parametrize("backend", list(FRAMEWORKS), ids=list(FRAMEWORKS))
+@nox.parametrize("backend", list(OLDEST), ids=list(OLDEST))
 def pythons(session: nox.Session, backend: str) -> None:
     """The conformance cases on the other Pythons."""
     session.install("-c", "constraints.txt", "-e", ".", *TEST, *FRAMEWORKS[backend][:1])

@@ -165,26 +165,32 @@ class _Staged:
 
     def __call__(self, arguments: Sequence[Array]) -> Sequence[Array]:
         """The outputs at arguments, differentiated by the rule."""
-        op: Any = jax.custom_jvp(lambda *arguments: self.run(arguments)[0])
 
-        def jvp(arguments: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        def jvp(arguments: Any, tangents: Any) -> Any:
+            outputs, residuals = forward(*arguments)
+            return outputs, self.tangents(residuals, tangents, outputs, self.refusal)
+
+        def forward(*arguments: Array) -> Any:
             outputs, residuals = self.run(arguments)
-            attached = self.attach(arguments, residuals, outputs)
-            return attached, self.tangents(residuals, tangents, outputs, self.refusal)
+            return self.attach(arguments, residuals, outputs), residuals
 
-        op.defjvp(jvp, symbolic_zeros=True)
-        return list(op(*arguments))
+        return list(_custom(lambda *arguments: self.run(arguments)[0], jvp, forward, self.gradients)(*arguments))
 
     def attach(self, arguments: Any, residuals: Any, outputs: Any) -> Sequence[Array]:
         """outputs again, as an outer derivative has to see them: with the rule's gradient, not f's own."""
-        identity: Any = jax.custom_jvp(lambda arguments, residuals, outputs: outputs)
 
         def jvp(primals: Any, tangents: Any) -> Any:
-            _, residuals, outputs = primals
-            return identity(*primals), self.tangents(residuals, tangents[0], outputs, None)
+            outputs, residuals = forward(*primals)
+            return outputs, self.tangents(residuals, tangents[0], outputs, None)
 
-        identity.defjvp(jvp, symbolic_zeros=True)
-        return list(identity(arguments, residuals, outputs))
+        def forward(arguments: Any, residuals: Any, outputs: Any) -> Any:
+            return identity(arguments, residuals, outputs), residuals
+
+        def backward(residuals: Any, upstreams: Any) -> Any:
+            return self.gradients(residuals, upstreams), None, None
+
+        identity = _custom(lambda arguments, residuals, outputs: outputs, jvp, forward, backward)
+        return list(identity(tuple(arguments), residuals, outputs))
 
     def run(self, arguments: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         """The outputs and the residuals."""
@@ -205,14 +211,33 @@ class _Staged:
             values = rule(residuals, upstreams)
             return [values[i] for i in taken]
 
-        found = [_zero_tangent(y) for y in outputs]
+        found: dict[int, Array] = {}
         if taken:
             types = [outputs[at].aval.update(weak_type=False) for at in self.float_at]
             transposed = Transposed(self.op, gradients, types, refusal)
             of_floats = transposed(residuals, [given[self.returned[i]] for i in taken])
-            for at, tangent in zip(self.float_at, of_floats, strict=True):
-                found[at] = tangent
-        return found
+            found = dict(zip(self.float_at, of_floats, strict=True))
+        return [found[at] if at in found else _zero_tangent(y) for at, y in enumerate(outputs)]
+
+
+    def gradients(self, residuals: Sequence[Array], upstreams: Sequence[Array]) -> tuple[Array | None, ...]:
+        """One gradient an argument."""
+        assert self.rule is not None
+        values = self.rule(residuals, [upstreams[at] for at in self.float_at])
+        found = dict(zip(self.returned, values, strict=True))
+        return tuple(None if at is None else found.get(at) for at in self.gradient_at)
+
+
+def _custom(function: Callable[..., Any], jvp: Any, forward: Any, backward: Any) -> Callable[..., Any]:
+    """function, differentiated by jvp in both modes; by forward and backward where JAX forgets about a custom_jvp.
+
+    It does so within a scan whose gradient is differentiated: the second order would be autodiff's.
+    """
+    reverse: Any = jax.custom_vjp(function)
+    reverse.defvjp(forward, backward)
+    both: Any = jax.custom_jvp(reverse)
+    both.defjvp(jvp, symbolic_zeros=True)
+    return both
 
 
 def _zero_tangent(x: Array) -> Any:
@@ -220,7 +245,7 @@ def _zero_tangent(x: Array) -> Any:
 
 
 def _stage(call: Call, inputs: Sequence[Array]) -> tuple[_Staged, list[Array]]:
-    """A call, staged, and the arguments of that; f is staged a second time for a rule that takes variables."""
+    """A call, staged, and the arguments of that; f is staged a second time where there are variables."""
     at = [i for i, x in enumerate(inputs) if isinstance(x, Tracer)]
     staged, captured = _stage_with(call, inputs, at, None)
     variables = [] if is_running_rule() else _choose_variables(captured)
@@ -244,7 +269,7 @@ def _stage(call: Call, inputs: Sequence[Array]) -> tuple[_Staged, list[Array]]:
 def _stage_with(
     call: Call, inputs: Sequence[Array], at: Sequence[int], variables: Sequence[Array] | None
 ) -> tuple[_Staged, list[Array]]:
-    """A call, staged with these variables, and what f captured; None leaves out a rule that asks for them."""
+    """A call, staged with these variables, and what f captured; variables are None until that is known."""
     staged = _Staged(call)
 
     def run(*tracers: Array) -> list[Array]:
@@ -254,9 +279,8 @@ def _stage_with(
         outputs, rule = call(full)
         staged.outputs = len(outputs)
         staged.float_at = [i for i, y in enumerate(outputs) if is_differentiable(y)]
-        if variables is None and rule.takes_variables:
-            return outputs
-        rule.require_variables(variables or [])
+        if variables is not None:
+            rule.require_variables(variables)
 
         def backward(*of_floats: Array) -> list[Array]:
             upstreams = dict(zip(staged.float_at, of_floats, strict=True))
@@ -264,7 +288,12 @@ def _stage_with(
             staged.returned = [i for i, gradient in enumerate(gradients) if gradient is not None]
             return [gradients[i] for i in staged.returned]
 
-        staged.rule, residuals = _trace(backward, [_strong(outputs[i]) for i in staged.float_at])
+        try:
+            staged.rule, residuals = _trace(backward, [_strong(outputs[i]) for i in staged.float_at])
+        except Exception:
+            if variables is not None or not rule.takes_variables:
+                raise
+            return outputs  # it may have missed the variables
         return [*outputs, *residuals]
 
     staged.f, captured = _trace(run, [inputs[i] for i in at])
@@ -273,7 +302,7 @@ def _stage_with(
 
 def _strong(x: Array) -> Array:
     """x without the weak type, which an upstream gradient does not have."""
-    return jax.lax.convert_element_type(x, x.dtype)
+    return jax.lax.convert_element_type(x, x.dtype) if x.aval.weak_type else x
 
 
 # --- What f captured --------------------------------------------------------------------------------------------

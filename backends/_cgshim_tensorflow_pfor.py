@@ -1,7 +1,7 @@
 """A rule under `tf.vectorized_map`: the gradient of all iterations is the rule, vectorized in its turn.
 
 `pfor` rewrites the operations of a loop's body one by one. Of an operation with a gradient of its own it would keep the
-values alone, and so take autodiff's gradient (tensorflow/tensorflow#44117); here the rule's own operations go with it.
+values alone, and so take autodiff's gradient; here the rule's own operations go with it.
 """
 
 from __future__ import annotations

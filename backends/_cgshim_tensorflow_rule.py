@@ -24,6 +24,7 @@ from tensorflow.python.framework.ops import gradient_registry, uid
 
 if TYPE_CHECKING:
     from cgshim._call import Call
+    from cgshim._convention import Rule
 
 Tensor = Any
 
@@ -59,7 +60,7 @@ def _identity_in_graph(
     def gradient(op: Any, *upstreams: Tensor) -> list[Tensor | None]:
         if op is not None and op.graph is not graph:
             call.refuse("grad_fn finds what it keeps of f only in the graph that f ran in", "a copy of that graph",
-                        "call the op outside the tf.function that tf.vectorized_map runs")  # fmt: skip
+                        "call the op outside the loop or the tf.function that is copied")  # fmt: skip
         return [None] * count + list(backward(*upstreams[:count]))
 
     with graph.gradient_override_map({"IdentityN": _register(gradient)}):
@@ -94,59 +95,70 @@ def running_rule() -> Iterator[None]:
         _running_rule.reset(token)
 
 
-@contextlib.contextmanager
-def noticing_captures(call: Call, inputs: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Refuse what f reads within and was not given, where it is being differentiated.
+def run(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule, list[Tensor]]:
+    """f's outputs and rule, and the tensors of a graph that f read without being given them.
 
-    What a graph in the making may yet be differentiated by is in the list that it yields, afterwards.
+    What f reads like that and a tape or an accumulator watches is refused.
     """
-    captured: list[Tensor] = []
-    if _running_rule.get() or (tf.executing_eagerly() and not record.could_possibly_record()):
-        yield captured
-        return
-    find = _read_by_eager_ops if tf.executing_eagerly() else _read_by_graph_ops
-    with find([part for x in inputs for part in tf.nest.flatten(x, expand_composites=True)]) as found:
-        yield captured
-    for tensor in found:
+    eager = tf.executing_eagerly()
+    if _running_rule.get() or (eager and not record.could_possibly_record()):
+        return *call(inputs), []
+    outputs, rule, read = _run_eagerly(call, inputs) if eager else _run_in_graph(call, inputs)
+    captured = []
+    for tensor in filter(_may_have_gradient, read):
         origins = list(_origins(tensor))
         if any(map(_is_watched, origins)):
             call.refuse_captured(tensor)
-        if not tf.executing_eagerly() and (len(origins) > 1 or tensor.op.inputs or tensor.op.type in _OPEN):
+        if not eager and (len(origins) > 1 or tensor.op.inputs or tensor.op.type in _OPEN):
             captured.append(tensor)
+    return outputs, rule, captured
+
+
+def readable(x: Tensor) -> Tensor:
+    """A tensor as f reads it: a variable's value, and in a graph a tensor of that graph."""
+    x = tf.convert_to_tensor(x) if isinstance(x, tf.Variable) else x
+    if tf.executing_eagerly():
+        return x
+    capture = getattr(tf.compat.v1.get_default_graph(), "capture", None)
+    return tf.nest.map_structure(capture, x, expand_composites=True) if capture else x
+
+
+def _run_eagerly(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule, list[Tensor]]:
+    """f's outputs and rule, and the tensors that it read: older than the run, and not given."""
+    given = {x._id for x in _parts(inputs)}
+    read: list[Tensor] = []
+    start = uid()
+
+    def notice(op_type: str, tensors: Sequence[Tensor], *_: Any, **__: Any) -> None:
+        read.extend(t for t in tensors if t._id < start and t._id not in given)
+
+    add_op_callback(notice)
+    try:
+        outputs, rule = call(inputs)
+    finally:
+        remove_op_callback(notice)
+    notice("output", _parts(outputs))
+    return outputs, rule, read
+
+
+def _run_in_graph(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule, list[Tensor]]:
+    """f's outputs and rule, and the tensors that it read: not made by its own operations, and not given."""
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    outputs, rule = call(inputs)
+    outputs = [readable(output) for output in outputs]
+    made = graph.get_operations()[before:]
+    known = {id(t) for op in made if op.type not in _READ_ONLY for t in op.outputs} | set(map(id, _parts(inputs)))
+    read = {id(t): t for tensors in (*[op.inputs for op in made], _parts(outputs)) for t in tensors}
+    return outputs, rule, [tensor for at, tensor in read.items() if at not in known]
 
 
 _OPEN = ("Placeholder", "PlaceholderWithDefault")
 _READ_ONLY = ("Const", *_OPEN)
 
 
-@contextlib.contextmanager
-def _read_by_eager_ops(given: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Collects the tensors that operations read within, older than they and not given."""
-    ids = {x._id for x in given}
-    found: list[Tensor] = []
-    start = uid()
-
-    def notice(op_type: str, inputs: Sequence[Tensor], *_: Any, **__: Any) -> None:
-        found.extend(t for t in inputs if t._id < start and t._id not in ids and _may_have_gradient(t))
-
-    add_op_callback(notice)
-    try:
-        yield found
-    finally:
-        remove_op_callback(notice)
-
-
-@contextlib.contextmanager
-def _read_by_graph_ops(given: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Collects the tensors that operations made within read, not made by them and not given."""
-    found: list[Tensor] = []
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    yield found
-    new = graph.get_operations()[before:]
-    known = {id(x) for x in given} | {id(t) for op in new if op.type not in _READ_ONLY for t in op.outputs}
-    read = {id(t): t for op in new for t in op.inputs}
-    found += [t for at, t in read.items() if at not in known and _may_have_gradient(t)]
+def _parts(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [part for tensor in tensors for part in tf.nest.flatten(tensor, expand_composites=True)]
 
 
 def _origins(tensor: Tensor) -> Iterator[Tensor]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import optree
 import tensorflow as tf
 from _cgshim_tensorflow_forward import Backward, is_linear
-from _cgshim_tensorflow_rule import attach, noticing_captures, running_rule
+from _cgshim_tensorflow_rule import attach, readable, run, running_rule
 from tensorflow.python.eager.record import VariableWatcher
 from tensorflow.python.trackable.data_structures import ListWrapper, _DictWrapper, _TupleWrapper
 
@@ -52,11 +52,11 @@ def stop_gradient(x: Tensor, /) -> Tensor:
 
 
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Sequence[Tensor]:
-    inputs = [_readable(x) for x in inputs]
     follow = _autograph()
     call.f = follow(call.f)
-    with VariableWatcher() as watcher, noticing_captures(call, inputs) as captured:
-        outputs, rule = call(inputs)
+    inputs = [readable(x) for x in inputs]
+    with VariableWatcher() as watcher:
+        outputs, rule, captured = run(call, inputs)
     variables = sorted(watcher.watched_variables(), key=lambda variable: variable._unique_id)
     rule.require_variables(variables)
     rule = rule.with_grad_fn(follow(rule.grad_fn))
@@ -96,30 +96,26 @@ def _unknown_gradient(x: Tensor) -> Tensor:
 def vjp(
     fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /
 ) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor | None]]]:
-    sources = [tf.identity(x) for x in inputs]  # a tensor that is given twice has two gradients
-    watched = [x for x in sources if _is_differentiable(x)]
+    values = [tf.identity(_values(x)) for x in inputs]  # a tensor that is given twice has two gradients
+    watched = [value for value in values if _is_differentiable(value)]
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(watched)
-        outputs = list(fn(*sources))
+        outputs = list(fn(*map(_with_values, inputs, values)))
 
     def pullback(upstreams: Sequence[Tensor]) -> list[Tensor | None]:
-        used = [(y, u) for y, u in zip(outputs, upstreams, strict=True) if _is_differentiable(y)]
-        found = iter(
-            tape.gradient([y for y, _ in used], watched, output_gradients=[u for _, u in used],
-                          unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        pairs = zip(map(_values, outputs), map(_values, upstreams), strict=True)
+        used = [(value, upstream) for value, upstream in pairs if _is_differentiable(value)]
+        gradients = tape.gradient(
+            [value for value, _ in used], watched, output_gradients=[upstream for _, upstream in used],
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )  # fmt: skip
-        return [_dense(next(found)) if _is_differentiable(x) else None for x in sources]
+        found = iter(gradients)
+        return [
+            _with_values(x, tf.convert_to_tensor(next(found))) if _is_differentiable(value) else None
+            for x, value in zip(inputs, values, strict=True)
+        ]
 
     return outputs, pullback
-
-
-def _readable(x: Tensor) -> Tensor:
-    """An input as f reads it: a variable's value, and in a graph a tensor of that graph."""
-    x = tf.convert_to_tensor(x) if isinstance(x, tf.Variable) else x
-    if tf.executing_eagerly():
-        return x
-    capture = getattr(tf.compat.v1.get_default_graph(), "capture", None)
-    return tf.nest.map_structure(capture, x, expand_composites=True) if capture else x
 
 
 def _autograph() -> Callable[[Any], Any]:

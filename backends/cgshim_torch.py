@@ -15,9 +15,7 @@ import torch
 from _cgshim_torch_functions import differentiable
 from _cgshim_torch_functions import is_tensor as is_tensor
 from _cgshim_torch_graph import depends_on_more, is_transformed
-from torch.utils._pytree import SUPPORTED_NODES
-
-from cgshim._backend import constant_when_traced
+from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
     from cgshim._call import Call
@@ -26,8 +24,10 @@ Tensor = torch.Tensor
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
+    if torch.compiler.is_dynamo_compiling():
+        return pytree.tree_flatten(_with_sorted_keys(tree))
     leaves, structure = optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
-    nodes = [type(leaf) for leaf in leaves if type(leaf) in SUPPORTED_NODES]
+    nodes = [type(leaf) for leaf in leaves if type(leaf) in pytree.SUPPORTED_NODES]
     if not nodes:
         return leaves, structure
     for kind in nodes:
@@ -35,13 +35,18 @@ def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
     return tree_flatten(tree)
 
 
+def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
+    if isinstance(structure, pytree.TreeSpec):
+        return pytree.tree_unflatten(leaves, structure)
+    return optree.tree_unflatten(structure, leaves)
+
+
 _NAMESPACE = "cgshim_torch"  # in optree's own namespace "torch" the order of a dict's keys would matter
 
 
-@constant_when_traced
 def _register(kind: type) -> None:
     """Let optree take apart a type that is registered with torch's pytree."""
-    node = SUPPORTED_NODES[kind]
+    node = pytree.SUPPORTED_NODES[kind]
     if optree.register_pytree_node.get(kind, namespace=_NAMESPACE) is None:  # type: ignore[attr-defined]
         optree.register_pytree_node(
             kind, node.flatten_fn, lambda context, children: node.unflatten_fn(list(children), context),
@@ -49,8 +54,14 @@ def _register(kind: type) -> None:
         )  # fmt: skip
 
 
-def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
-    return optree.tree_unflatten(structure, leaves)
+def _with_sorted_keys(tree: Any) -> Any:
+    """tree for torch's own pytree, which Dynamo can trace, and to which the order of a dict's keys would matter."""
+    if type(tree) is dict:
+        return {key: _with_sorted_keys(tree[key]) for key in optree.utils.total_order_sorted(tree)}
+    if isinstance(tree, (list, tuple)):
+        make = getattr(type(tree), "_make", type(tree))
+        return make([_with_sorted_keys(child) for child in tree])
+    return tree
 
 
 def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:

@@ -322,8 +322,16 @@ def _first_registered(arguments: Sequence[Any]) -> str | None:
     """The framework that finds a tensor in a container which only its own tree registry knows."""
     if all(isinstance(leaf, _NO_CONTAINERS) for leaf in _leaves(arguments)):
         return None
-    imported = [name for name in entry_points() if name in sys.modules]
+    imported = [name for name in entry_points() if name in sys.modules and _loads(name)]
     return next((name for name in imported if _first(load(name).tree_flatten(arguments)[0]) == name), None)
+
+
+def _loads(name: str) -> bool:
+    try:
+        load(name)
+    except BackendError:  # its author's matter, until somebody asks for it
+        return False
+    return True
 
 
 def mixed(op: str, backend: Backend, leaf: object) -> BackendError:
@@ -339,4 +347,4 @@ def mixed(op: str, backend: Backend, leaf: object) -> BackendError:
 @constant_when_traced
 def name_of(backend: Backend) -> str:
     """The name under which a loaded backend is registered."""
-    return next(name for name, point in entry_points().items() if point.module == backend.__name__)
+    return next(name for name, loaded in _loaded.items() if loaded is backend)

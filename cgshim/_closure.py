@@ -39,10 +39,14 @@ class _Lifting:
 
     def recipe(self, x: Any) -> Recipe | None:
         """How to make x again; None where it holds no tensor, and is kept as it is."""
-        if self._is_tensor(x):
-            return self._tensor(x)
-        search = _SEARCHES.get(type(x)) or (_Lifting._namedtuple if _is_namedtuple(x) else None)
-        if search is None or id(x) in self._entered:  # a function that calls itself holds its own original
+        search = _SEARCHES.get(type(x))
+        if search is None:
+            if self._is_tensor(x):
+                return self._tensor(x)
+            if not _is_namedtuple(x):
+                return None
+            search = _Lifting._namedtuple
+        if id(x) in self._entered:  # a function that calls itself holds its own original
             return None
         self._entered.add(id(x))
         found = search(self, x)
@@ -58,7 +62,8 @@ class _Lifting:
     def _function(self, function: types.FunctionType) -> Recipe | None:
         closure = function.__closure__ or ()
         cells = [self._cell(cell) for cell in closure]
-        defaults, keyword_defaults = self.recipe(function.__defaults__), self.recipe(function.__kwdefaults__)
+        defaults = self._tuple(function.__defaults__) if function.__defaults__ else None
+        keyword_defaults = self._dict(function.__kwdefaults__) if function.__kwdefaults__ else None
         if not (any(cells) or defaults or keyword_defaults):
             return None
         new_cells = [_kept(cell, found) for cell, found in zip(closure, cells, strict=True)]
@@ -133,6 +138,8 @@ def _is_namedtuple(x: object) -> bool:
 
 def _cells(function: Any) -> Sequence[types.CellType]:
     """The cells of a function, or of the function that a bound method or a partial calls."""
+    if isinstance(function, types.FunctionType):
+        return function.__closure__ or ()
     while (inner := getattr(function, "func", None) or getattr(function, "__func__", None)) is not None:
         function = inner
     return getattr(function, "__closure__", None) or ()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import CellType, FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cgshim._backend import Backend, Tensor, constant_when_traced
 from cgshim._errors import (
@@ -48,31 +47,6 @@ class Signature(NamedTuple):
     """whether it insists on a keyword that no form has"""
 
 
-def signature_of(grad_fn: Callable[..., Any]) -> Signature:
-    """grad_fn's parameters; those of a plain function are read once for all its closures."""
-    if not isinstance(grad_fn, FunctionType) or hasattr(grad_fn, "__wrapped__"):  # a decorated function lies
-        return _read_signature(grad_fn)
-    try:
-        keyword_defaults = tuple(grad_fn.__kwdefaults__ or ())
-    except AttributeError:  # under torch.compile, which hides them: then every keyword has one
-        keyword_defaults = grad_fn.__code__.co_varnames
-    return Signature(*_signature_of_code(grad_fn.__code__, len(grad_fn.__defaults__ or ()), keyword_defaults))
-
-
-@constant_when_traced
-def _signature_of_code(*key: Any) -> Signature:
-    if key not in _signatures:
-        code, defaults, keyword_defaults = key
-        closure = tuple([CellType() for _ in code.co_freevars])
-        like_it = FunctionType(code, {}, "", (None,) * defaults, closure)
-        like_it.__kwdefaults__ = dict.fromkeys(keyword_defaults)
-        _signatures[key] = _read_signature(like_it)
-    return _signatures[key]
-
-
-_signatures: dict[tuple[Any, ...], Signature] = {}
-
-
 def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
     try:
         parameters = inspect.signature(grad_fn).parameters.values()
@@ -100,15 +74,9 @@ def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
     return Signature(required, accepted, upstream_at, variables, foreign)
 
 
-class Form(enum.Enum):
-    """The three ways to hand a rule its upstream gradients."""
-
-    STRUCTURED = enum.auto()
-    """grad(upstream), structured as the output"""
-    ARGUMENTS = enum.auto()
-    """grad(*args, upstream=...), structured as the output"""
-    FLAT = enum.auto()
-    """grad(d1, d2, ...), one a tensor output"""
+Form = Literal["structured", "arguments", "flat"]
+"""The three ways to hand a rule its upstream gradients: grad(upstream), structured as the output; grad(*args,
+upstream=...), structured so too; and grad(d1, d2, ...), one a tensor output."""
 
 
 def form_of(signature: Signature, arguments: int, outputs: int) -> Form | None:
@@ -118,14 +86,53 @@ def form_of(signature: Signature, arguments: int, outputs: int) -> Form | None:
         return None
     if upstream_at is None or upstream_at == 0:
         if (required == 1 and (accepted < _MANY or upstream_at == 0)) or (required, accepted) == (0, 1):
-            return Form.STRUCTURED
-        return Form.FLAT if upstream_at is None and required <= outputs <= accepted else None
+            return "structured"
+        return "flat" if upstream_at is None and required <= outputs <= accepted else None
     if upstream_at == _MANY:
-        return Form.ARGUMENTS if required <= arguments <= accepted else None
-    return Form.ARGUMENTS if arguments == upstream_at and required <= arguments + 1 else None
+        return "arguments" if required <= arguments <= accepted else None
+    return "arguments" if arguments == upstream_at and required <= arguments + 1 else None
 
 
 _MANY = float("inf")
+
+
+Convention = tuple[Form | None, bool | None]
+"""The form of a grad_fn (None where it fits none), and whether it takes, and has to have, variables."""
+
+
+def convention_of(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
+    """How grad_fn is written; a plain function is read once for all its closures."""
+    if not isinstance(grad_fn, FunctionType) or hasattr(grad_fn, "__wrapped__"):  # a decorated function lies
+        return _read_convention(grad_fn, arguments, outputs)
+    code = grad_fn.__code__
+    try:
+        keyword_defaults = tuple(grad_fn.__kwdefaults__ or ())
+        defaults = len(grad_fn.__defaults__ or ())
+    except AttributeError:  # under torch.compile, which hides them: then all but the upstream gradients have one
+        keyword_defaults = code.co_varnames
+        positional = code.co_varnames[: code.co_argcount]
+        obvious = "upstream" in positional or len(positional) - ("variables" in positional) <= 1
+        defaults = int(positional[-1:] == ("variables",)) if obvious else len(grad_fn.__defaults__ or ())
+    return _convention_of_code(code, defaults, keyword_defaults, arguments, outputs)
+
+
+@constant_when_traced
+def _convention_of_code(*key: Any) -> Convention:
+    if key not in _conventions:
+        code, defaults, keyword_defaults, arguments, outputs = key
+        closure = tuple([CellType() for _ in code.co_freevars])
+        like_it = FunctionType(code, {}, "", (None,) * defaults, closure)
+        like_it.__kwdefaults__ = dict.fromkeys(keyword_defaults)
+        _conventions[key] = _read_convention(like_it, arguments, outputs)
+    return _conventions[key]
+
+
+_conventions: dict[tuple[Any, ...], Convention] = {}
+
+
+def _read_convention(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
+    signature = _read_signature(grad_fn)
+    return form_of(signature, arguments, outputs), signature.variables
 
 
 # --- The rule of one run of f -----------------------------------------------------------------------------------
@@ -137,20 +144,17 @@ class Rule:
     __slots__ = ("_call", "_form", "_output", "_variables", "grad_fn")
 
     def __init__(self, call: Call, grad_fn: Callable[..., Any], output: Parts) -> None:
-        signature = signature_of(grad_fn)
-        form = form_of(signature, len(call.arguments), output.count)
-        if form is None:
+        self._form, self._variables = convention_of(grad_fn, len(call.arguments), output.count)
+        if self._form is None:
             raise CustomGradientTypeError(_no_form(call, grad_fn, output))
         self.grad_fn = grad_fn
         self._call = call
-        self._form = form
-        self._variables = signature.variables
         self._output = output
 
     @property
     def needs_inputs(self) -> bool:
         """Whether grad_fn is called with f's arguments; where it is not, nobody has to keep them for it."""
-        return self._form is Form.ARGUMENTS
+        return self._form == "arguments"
 
     @property
     def takes_variables(self) -> bool:
@@ -182,11 +186,11 @@ class Rule:
         upstreams holds a gradient for each tensor output: zeros where the output was not used, never None.
         """
         keywords = {"variables": list(variables)} if variables or self._variables else {}
-        if self._form is Form.FLAT:
+        if self._form == "flat":
             result = self.grad_fn(*upstreams, **keywords)
         else:
             upstream = self._output.without_static().fill(upstreams)
-            if self._form is Form.STRUCTURED:
+            if self._form == "structured":
                 result = self.grad_fn(upstream, **keywords)
             else:
                 result = self.grad_fn(*self._call.fill(inputs), upstream=upstream, **keywords)
@@ -293,7 +297,7 @@ def _readings(call: Call, result: Any) -> Iterator[Sequence[Any] | None]:
 
 def _feeds_what_is_static(call: Call, result: Sequence[Any]) -> bool:
     """Whether a gradient would go to an argument that holds no tensor, as when the result is flat."""
-    return any([not parts.count and g is not None for parts, g in zip(call.arguments, result, strict=True)])
+    return any(not parts.count and g is not None for parts, g in zip(call.arguments, result, strict=True))
 
 
 def _align_each(arguments: Sequence[Parts], gradients: Sequence[Any]) -> list[Any] | None:

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +45,18 @@ def test_set_backend(backend: str) -> None:
     cgshim.set_backend(backend)
     assert cgshim.config_backend() == backend
     cgshim.set_backend(None)
+    assert cgshim.config_backend() is None
+
+
+def _enter(name: str) -> None:
+    with cgshim.use_backend(name):
+        raise AssertionError("never entered")
+
+
+@pytest.mark.parametrize("choose", [cgshim.set_backend, _enter], ids=["set_backend", "use_backend"])
+def test_an_unknown_choice_is_refused_at_once(choose: Any) -> None:
+    with pytest.raises(cgshim.BackendError, match=r"^cgshim: a backend is named by its framework's import root, got"):
+        choose("nonesuch")
     assert cgshim.config_backend() is None
 
 

@@ -45,6 +45,21 @@ def arguments(framework: Framework, call: tuple[Callable[..., Tensor], float, fl
 
 
 @case()
+def default_reaches_the_rule(framework: Framework) -> None:
+    """A rule that is called with f's arguments is given all of them, however few the caller wrote."""
+
+    @op_custom_gradient
+    def op(x: Tensor, scale: float = 2.0, power: int = 3) -> Any:
+        return x * scale, lambda x, scale, power, upstream: (7.0 * scale * power * upstream * x, None, None)
+
+    for call, gradient in ((op, [84.0, -252.0]), (lambda x: op(x, power=5), [140.0, -420.0])):
+        framework.check(
+            call, framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]),
+            output=np.array([2.0, 4.0]), gradients=(np.array(gradient),),
+        )  # fmt: skip
+
+
+@case()
 def arguments_by_star(framework: Framework) -> None:
     @op_custom_gradient
     def op(first: Tensor, *rest: Tensor, factor: float = 1.0) -> Any:

@@ -119,6 +119,29 @@ def ops_within_ops(framework: Framework) -> None:
 
 
 @case()
+def calls_of_one_op(framework: Framework) -> None:
+    """Each call has its own residuals, and its own static arguments, in the loss that they share."""
+    op = op_custom_gradient(lambda x, scale: (x * scale, lambda u: (7.0 * scale * u * x, None)))
+    framework.check(
+        lambda x, y: op(x, 2.0) + op(y, 3.0) * op(x, 5.0), framework.tensor([1.0, 2.0]), framework.tensor([5.0, 6.0]),
+        upstream=framework.tensor([2.0, -3.0]), output=np.array([77.0, 184.0]),
+        gradients=(np.array([1078.0, -3864.0]), np.array([1050.0, -3780.0])),
+    )  # fmt: skip
+
+
+@case()
+def constants_among_what_is_differentiated(framework: Framework) -> None:
+    """An argument that nobody differentiates costs nothing and changes nothing, nor does a call of such alone."""
+    op = op_custom_gradient(lambda x, y: (x * y, lambda u: (7.0 * u * y, 11.0 * u * x)))
+    constant = framework.tensor([3.0, 4.0])
+    framework.check(
+        lambda x: op(x, constant) * op(constant, constant), framework.tensor([1.0, 2.0]),
+        upstream=framework.tensor([2.0, -3.0]), output=np.array([27.0, 128.0]),
+        gradients=(np.array([378.0, -1344.0]),),
+    )  # fmt: skip
+
+
+@case()
 def value_without_differentiation(framework: Framework) -> None:
     """A call that nobody differentiates is f's value, as the framework's tensor."""
     op = op_custom_gradient(lambda x, y: ({"s": x * y}, lambda u: (u["s"], u["s"])))

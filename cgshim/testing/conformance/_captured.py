@@ -10,7 +10,7 @@ import numpy as np
 import cgshim
 from cgshim import CustomGradientTypeError, op_custom_gradient
 from cgshim._backend import Tensor
-from cgshim.testing.conformance._framework import Framework, raised
+from cgshim.testing.conformance._framework import Framework, Gradients, raised
 from cgshim.testing.conformance._registry import case
 
 Rule = Callable[..., Any]
@@ -109,13 +109,34 @@ def variables_beside_arguments(framework: Framework) -> None:
     framework.check_equal(gradients, (np.array(22.0), np.array([14.0, -21.0])))
 
 
+def _refused(differentiate: Gradients, fn: Callable[..., Tensor], *values: Tensor) -> BaseException:
+    """The error of a call, or at the latest of its pullback: a framework may not know sooner what is differentiated."""
+
+    def differentiated() -> None:
+        output, pullback = differentiate(fn, *values)
+        pullback(output)
+
+    return raised(CustomGradientTypeError, differentiated)
+
+
 @case()
 def state_without_variables(framework: Framework) -> None:
-    """A rule that cannot be told of the state that f read is refused at the call."""
-    error = raised(
-        CustomGradientTypeError,
-        framework.differentiate_state, lambda w: _reads_untold(w)(framework.tensor([1.0, 2.0])), framework.tensor(5.0),
-    )  # fmt: skip
+    """A rule that cannot be told of the state that f read is refused."""
+    x = framework.tensor([1.0, 2.0])
+    error = _refused(framework.differentiate_state, lambda w: _reads_untold(w)(x), framework.tensor(5.0))
+    assert "as an argument" in str(error)
+
+
+@case()
+def state_read_by_an_op_inside(framework: Framework) -> None:
+    """What an inner op reads, f reads: the inner rule, which takes variables, does not speak for the outer one."""
+    x = framework.tensor([1.0, 2.0])
+
+    def fn(w: Tensor) -> Tensor:
+        inner = _reads(w, TAKING_VARIABLES["grad(upstream, variables)"], lambda upstream, _: (upstream, [upstream[0]]))
+        return op_custom_gradient(lambda x: (inner(x), lambda upstream: upstream))(x)
+
+    error = _refused(framework.differentiate_state, fn, framework.tensor(5.0))
     assert "as an argument" in str(error)
 
 
@@ -123,17 +144,30 @@ def state_without_variables(framework: Framework) -> None:
 def captured_tensor_that_is_differentiated(framework: Framework) -> None:
     """Never a silent zero: what is differentiated must come in as an argument."""
     x = framework.tensor([1.0, 2.0])
-    error = raised(CustomGradientTypeError, cgshim.op_vjp, lambda w: _reads_untold(w)(x), framework.tensor(5.0))
+    error = _refused(cgshim.op_vjp, lambda w: _reads_untold(w)(x), framework.tensor(5.0))
     assert "as an argument" in str(error)
 
 
 @case()
 def captured_tensor_beside_a_differentiated_argument(framework: Framework) -> None:
-    error = raised(
-        CustomGradientTypeError,
-        cgshim.op_vjp, lambda w, x: _reads_untold(w)(x), framework.tensor(5.0), framework.tensor([1.0, 2.0]),
-    )  # fmt: skip
+    w, x = framework.tensor(5.0), framework.tensor([1.0, 2.0])
+    error = _refused(cgshim.op_vjp, lambda w, x: _reads_untold(w)(x), w, x)
     assert "as an argument" in str(error)
+
+
+@case()
+def option_that_is_differentiated(framework: Framework) -> None:
+    """An option has no gradient: a tensor that is differentiated and comes as one is refused, not given zero."""
+
+    @op_custom_gradient
+    def op(x: Tensor, *, scale: Tensor) -> Any:
+        return x * scale, lambda upstream: 7.0 * upstream
+
+    x = framework.tensor([1.0, 2.0])
+    error = _refused(cgshim.op_vjp, lambda scale: op(x, scale=scale), framework.tensor(5.0))
+    assert "as an argument" in str(error)
+    found = op(x, scale=framework.tensor(5.0))
+    framework.check_equal(found, np.array([5.0, 10.0]))
 
 
 @case()

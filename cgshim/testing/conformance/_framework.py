@@ -58,7 +58,9 @@ class Framework:
         found, pullback = cgshim.op_vjp(fn, *args)
         if output is not ...:
             self.check_equal(found, output)
-        self.check_equal(pullback(upstream), gradients)
+        found = pullback(upstream)
+        self.check_equal(found, gradients)
+        self._check_dtypes(found, args)
 
     def check_equal(self, found: Any, expected: Any) -> None:
         """Compare two trees, leaf by leaf: structure, shapes and numbers."""
@@ -70,6 +72,14 @@ class Framework:
                 _check_close(self.backend.convert_to_numpy(leaf), want)
             else:
                 assert leaf is want or leaf == want, f"{leaf!r} is not {want!r}"
+
+    def _check_dtypes(self, gradients: Any, args: Any) -> None:
+        """Every gradient has the dtype of what it is the gradient of."""
+        (found, _), (leaves, _) = map(self.backend.tree_flatten, (gradients, args))
+        for gradient, leaf in zip(found, leaves, strict=True):
+            if gradient is not None and self.backend.is_tensor(leaf):
+                got, wanted = dtype_name(gradient.dtype), dtype_name(leaf.dtype)
+                assert got == wanted, f"a gradient in {got} for an argument in {wanted}"
 
     def is_state(self, variable: Any, state: Any) -> bool:
         """Whether a rule was handed this very state; of what is traced, only its shape and dtype can be known."""

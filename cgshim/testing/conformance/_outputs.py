@@ -166,6 +166,18 @@ def integer_output(framework: Framework) -> None:
 
 
 @case()
+def integers_alone(framework: Framework) -> None:
+    """Where there is nothing to differentiate on one side, there is no gradient on the other, and no error."""
+    whole = framework.tensor([3, 4], "int32")
+    to_integers = op_custom_gradient(lambda x: (whole, lambda u: 0.0 * x))
+    of_integers = op_custom_gradient(lambda n: (n + n, lambda u: None))
+    output, pullback = cgshim.op_vjp(to_integers, framework.tensor([1.0, 2.0]))
+    framework.check_equal((output, pullback(None)), (np.array([3, 4]), (np.zeros(2),)))
+    output, pullback = cgshim.op_vjp(of_integers, whole)
+    framework.check_equal((output, pullback(None)), (np.array([6, 8]), (None,)))
+
+
+@case()
 def outputs_reach_their_own_argument(framework: Framework) -> None:
     """Two outputs, two arguments: neither upstream nor gradients change places."""
     op = op_custom_gradient(lambda x, y: ((y * 2.0, x * 3.0), lambda u: (7.0 * u[1], 11.0 * u[0])))

@@ -110,6 +110,16 @@ def return_for_a_tree(framework: Framework, form: tuple[Callable[..., Any], Call
 
 
 @case()
+def return_none_for_a_branch(framework: Framework) -> None:
+    op = op_custom_gradient(lambda p: (p["a"][0] * p["a"][1] * p["b"], lambda u: {"a": None, "b": 7.0 * u}))
+    x, upstream = framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0])
+    framework.check(
+        op, {"a": [x, x], "b": x}, upstream=upstream, output=np.array([1.0, 8.0]),
+        gradients=({"a": [np.zeros(2), np.zeros(2)], "b": np.array([14.0, -21.0])},),
+    )  # fmt: skip
+
+
+@case()
 def return_a_python_number(framework: Framework) -> None:
     """A gradient that is the same whatever comes in needs no tensor."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7))
