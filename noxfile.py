@@ -108,6 +108,14 @@ def transformations(session: nox.Session) -> None:
 
 
 @nox.session
+def benchmarks(session: nox.Session) -> None:
+    """Measure every backend against code by hand, and write docs/performance.md."""
+    frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
+    session.install("-c", "constraints.txt", "-e", ".", *frameworks)
+    session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session
 def mlx(session: nox.Session) -> None:
     """The stranger's backend in examples/cgshim-mlx: built, installed and run."""
     session.install("-c", "constraints.txt", ".", "build", "mlx[cpu]", *TEST)
@@ -116,3 +124,12 @@ def mlx(session: nox.Session) -> None:
     session.install("-c", "constraints.txt", "--force-reinstall", "--no-deps", *map(str, dist.glob("*.whl")))
     session.run("pytest", "-q", "examples/cgshim-mlx")
     session.run("python", "-m", "cgshim", "--require", "mlx")
+
+
+@nox.session
+def pictures(session: nox.Session) -> None:
+    """The pictures of docs/cookbook.md, drawn by the examples on NumPy."""
+    session.install("-c", "constraints.txt", "-e", ".", "scikit-learn", "matplotlib")
+    session.env["CGSHIM_BACKEND"] = "numpy"
+    for name in ["straight_through", "gradient_reversal", "clipped_gradient", "scipy_adjoint"]:
+        session.run("python", f"examples/{name}.py", "--picture", f"docs/img/{name}.png")

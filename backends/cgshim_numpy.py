@@ -48,7 +48,7 @@ def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
 
 def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
     if isbox(x):
-        return x if dtype is None else x.astype(dtype)
+        return x if dtype is None or x.dtype == dtype else x.astype(dtype)
     return anp.array(x, dtype=dtype) if any(map(isbox, optree.tree_leaves(x))) else np.asarray(x, dtype=dtype)
 
 

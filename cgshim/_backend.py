@@ -140,10 +140,16 @@ def _unknown(name: str) -> str:
             "run pip install -e . (or pip install cgshim) in this environment",
         )  # fmt: skip
     here = available_backends()
-    missing = [f"{n} (pip install 'cgshim[{n}]')" for n in entry_points() if n not in here]
+    missing = [f"{n} (pip install {_distribution(n)})" for n in entry_points() if n not in here]
     could = f"; could be installed: {', '.join(missing)}" if missing else ""
     return sentence("cgshim", "a backend is named by its framework's import root", repr(name),
                     f"installed: {', '.join(here)}{could}")  # fmt: skip
+
+
+def _distribution(name: str) -> str:
+    """What to install for a backend's framework to come along."""
+    dist = entry_points()[name].dist
+    return f"'cgshim[{name}]'" if dist is None or dist.name == "cgshim" else dist.name
 
 
 def _broken(name: str, point: EntryPoint, error: Exception) -> str:
@@ -295,6 +301,11 @@ def select(arguments: Sequence[Any]) -> Backend | None:
     """The backend of a call: the chosen one, or the one whose tensors the arguments hold; None where they hold none."""
     name = config_backend() or _first(arguments) or _first(_leaves(arguments)) or _first_registered(arguments)
     return None if name is None else load(name)
+
+
+def backend_of(values: Sequence[Any]) -> Backend:
+    """The backend of a call, and NumPy's where neither a choice nor a tensor tells."""
+    return select(values) or load("numpy")
 
 
 def _first(leaves: Iterable[Any]) -> str | None:

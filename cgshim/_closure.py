@@ -24,29 +24,27 @@ def lift(
     """
     lifting = _Lifting(is_tensor, of, known)
     recipe = lifting.recipe(function)
-    return lifting.tensors, recipe or (lambda tensors: function)
+    return lifting.tensors, recipe or _keep(function)
 
 
 class _Lifting:
     """One search of a function: the tensors found so far, each once."""
 
+    __slots__ = ("_entered", "_index", "_is_tensor", "_of", "tensors")
+
     def __init__(self, is_tensor: Callable[[Any], bool], of: Function, known: Sequence[Any]) -> None:
         self.tensors = list(known)
         self._is_tensor = is_tensor
-        self._outer_cells = {id(cell) for cell in _cells(of)}
+        self._of = of
         self._index = {id(tensor): at for at, tensor in enumerate(known)}
         self._entered: set[int] = set()
 
     def recipe(self, x: Any) -> Recipe | None:
         """How to make x again; None where it holds no tensor, and is kept as it is."""
-        search = _SEARCHES.get(type(x))
-        if search is None:
-            if self._is_tensor(x):
-                return self._tensor(x)
-            if not _is_namedtuple(x):
-                return None
-            search = _Lifting._namedtuple
-        if id(x) in self._entered:  # a function that calls itself holds its own original
+        if self._is_tensor(x):
+            return self._tensor(x)
+        search = _SEARCHES.get(type(x)) or (_Lifting._namedtuple if _is_namedtuple(x) else None)
+        if search is None or id(x) in self._entered:  # a function that calls itself holds its own original
             return None
         self._entered.add(id(x))
         found = search(self, x)
@@ -61,33 +59,32 @@ class _Lifting:
 
     def _function(self, function: types.FunctionType) -> Recipe | None:
         closure = function.__closure__ or ()
-        cells = [self._cell(cell) for cell in closure]
-        defaults = self._tuple(function.__defaults__) if function.__defaults__ else None
-        keyword_defaults = self._dict(function.__kwdefaults__) if function.__kwdefaults__ else None
-        if not (any(cells) or defaults or keyword_defaults):
+        found = [self._content(cell) for cell in closure]
+        defaults = self.recipe(function.__defaults__) if function.__defaults__ else None
+        keyword_defaults = self.recipe(function.__kwdefaults__) if function.__kwdefaults__ else None
+        if not (any(found) or defaults or keyword_defaults):
             return None
-        new_cells = [_kept(cell, found) for cell, found in zip(closure, cells, strict=True)]
-        new_defaults = _kept(function.__defaults__, defaults)
-        new_keyword_defaults = _kept(function.__kwdefaults__, keyword_defaults)
+        cells = [(recipe, None if recipe else cell) for recipe, cell in zip(found, closure, strict=True)]
+        make_defaults = defaults or _keep(function.__defaults__)
+        make_keyword_defaults = keyword_defaults or _keep(function.__kwdefaults__)
         code, scope, name = function.__code__, function.__globals__, function.__name__
 
         def make(tensors: Sequence[Any]) -> types.FunctionType:
-            cells = tuple([cell(tensors) for cell in new_cells])
-            made = types.FunctionType(code, scope, name, new_defaults(tensors), cells)
-            made.__kwdefaults__ = new_keyword_defaults(tensors)
+            closure = tuple([types.CellType(recipe(tensors)) if recipe else cell for recipe, cell in cells])
+            made = types.FunctionType(code, scope, name, make_defaults(tensors), closure)
+            made.__kwdefaults__ = make_keyword_defaults(tensors)
             return made
 
         return make
 
-    def _cell(self, cell: types.CellType) -> Recipe | None:
+    def _content(self, cell: types.CellType) -> Recipe | None:
         try:
             content = cell.cell_contents
         except ValueError:  # a name that was never assigned
             return None
-        if id(cell) in self._outer_cells and not self._is_tensor(content):
+        if not self._is_tensor(content) and any(cell is outer for outer in _cells(self._of)):
             return None
-        found = self.recipe(content)
-        return found and (lambda tensors: types.CellType(found(tensors)))
+        return self.recipe(content)
 
     def _partial(self, partial: functools.partial[Any]) -> Recipe | None:
         return self._joined([partial.func, partial.args, partial.keywords], _make_partial)
@@ -110,7 +107,7 @@ class _Lifting:
         found = [self.recipe(part) for part in parts]
         if not any(found):
             return None
-        recipes = [_kept(part, recipe) for part, recipe in zip(parts, found, strict=True)]
+        recipes = [recipe or _keep(part) for part, recipe in zip(parts, found, strict=True)]
         return lambda tensors: join([recipe(tensors) for recipe in recipes])
 
 
@@ -123,8 +120,8 @@ _SEARCHES: dict[type, Callable[[_Lifting, Any], Recipe | None]] = {
 }
 
 
-def _kept(x: Any, recipe: Recipe | None) -> Recipe:
-    return recipe or (lambda tensors: x)
+def _keep(x: Any) -> Recipe:
+    return lambda tensors: x
 
 
 def _make_partial(parts: list[Any]) -> functools.partial[Any]:

@@ -161,6 +161,11 @@ class Rule:
         """Whether grad_fn has a parameter for the variables that f read."""
         return self._variables is not None
 
+    @property
+    def needs_variables(self) -> bool:
+        """Whether grad_fn cannot be called without them."""
+        return bool(self._variables)
+
     def with_grad_fn(self, grad_fn: Callable[..., Any]) -> Rule:
         """The same rule round another grad_fn of the same signature: one whose residuals were replaced."""
         rule = Rule.__new__(Rule)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from cgshim._backend import Backend, Tensor, load, select
+from cgshim._backend import Backend, Tensor, backend_of
 from cgshim._convention import fits, is_differentiable
 from cgshim._custom_gradient import op_custom_gradient
 from cgshim._errors import (
@@ -68,7 +68,7 @@ def op_embed_gradient(
     The parameters are those of ``tfp.math.custom_gradient``; POT's ``set_gradients(value, x, gx)`` is the same.
     """
     op = name or "op_embed_gradient"
-    backend = select([fx, gx, x]) or load("numpy")
+    backend = backend_of([fx, gx, x])
     tensors, parts = take_apart(op, backend, floats_to_tensors(backend, x))
     _check_holds_tensors(op, tensors, x)
     value = _value(op, backend, fx, tensors[0].dtype)

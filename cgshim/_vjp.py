@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cgshim._backend import Backend, Tensor, load, select
+from cgshim._backend import Backend, Tensor, backend_of
 from cgshim._convention import check_gradient, is_differentiable
 from cgshim._errors import (
     CustomGradientTypeError,
@@ -52,7 +52,7 @@ def op_vjp(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Callable[[Any], 
     Stands on ``jax.vjp``, ``torch.autograd``, ``tf.GradientTape`` or ``autograd``. Derivatives of derivatives work.
     """
     op = f"op_vjp({function_name(fn)})"
-    return _vjp(op, _backend_for(args), fn, args)
+    return _vjp(op, backend_of(args), fn, args)
 
 
 def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., tuple[Any, Any]]:
@@ -91,7 +91,7 @@ def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) 
     numbers = [argnums] if isinstance(argnums, int) else list(argnums)
 
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        backend = _backend_for(args)
+        backend = backend_of(args)
 
         def of_chosen(*chosen: Any) -> Any:
             full = list(args)
@@ -139,10 +139,6 @@ def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callabl
     """
     value_and_gradient = op_value_and_grad(fn, argnums)
     return lambda *args, **kwargs: value_and_gradient(*args, **kwargs)[1]
-
-
-def _backend_for(args: Sequence[Any]) -> Backend:
-    return select(args) or load("numpy")
 
 
 def _vjp(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cgshim._backend import Backend, Tensor, constant_when_traced, framework_of, load, name_of, select, unwrap
+from cgshim._backend import Backend, Tensor, backend_of, constant_when_traced, framework_of, load, name_of, unwrap
 from cgshim._errors import BackendError, dtype_name, sentence
 from cgshim._tree import as_tensor
 
@@ -43,7 +43,7 @@ def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
     >>> convert_to_tensor([1, 2], "float32")
     array([1., 2.], dtype=float32)
     """
-    backend = _backend_of([x])
+    backend = backend_of([x])
     tensor = as_tensor("op_convert_to_tensor", backend, x)
     return backend.convert_to_tensor(x if tensor is None else tensor, dtype)
 
@@ -80,7 +80,7 @@ def stop_gradient(x: Any) -> Tensor:
     >>> stop_gradient(np.array([2.5]))
     array([2.5])
     """
-    backend = _backend_of([x])
+    backend = backend_of([x])
     return backend.stop_gradient(convert_to_tensor(x))
 
 
@@ -127,7 +127,7 @@ def _numpy_named(name: str) -> Callable[..., Any]:
     elementwise = isinstance(getattr(np, name, None), np.ufunc)
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        backend = _backend_of([*args, *kwargs.values()])
+        backend = backend_of([*args, *kwargs.values()])
         args = tuple(_tensors_of(name, backend, arg) for arg in args)
         kwargs = {key: _tensors_of(name, backend, value) for key, value in kwargs.items()}
         key = name, name_of(backend)
@@ -156,10 +156,6 @@ def _translate(name: str, framework: str) -> None:
             sentence(f"op_{name}", f"NumPy's {name} must exist in {framework}", "nothing of that name",
                      f"call {framework}'s own function")
         ) from error  # fmt: skip
-
-
-def _backend_of(values: Sequence[Any]) -> Backend:
-    return select(values) or load("numpy")
 
 
 def _tensors_of(name: str, backend: Backend, value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from cgshim._backend import load, select
+from cgshim._backend import backend_of
 from cgshim._custom_gradient import CustomGradient
 from cgshim._errors import CustomGradientValueError, describe, function_name, sentence
 from cgshim.testing._functions import Array, Function, double_precision, flatten
@@ -70,8 +70,8 @@ def check_gradients(
     whose switch for it is thrown for their duration alone; a framework without float64 is checked in what it has.
     """
     op = fn.name if isinstance(fn, CustomGradient) else function_name(fn)
-    modes = _known(op, modes)
-    backend = select(args) or load("numpy")
+    modes = _known(op, modes, order)
+    backend = backend_of(args)
     surrogate = "" if against is None else f" of {function_name(against)}"
     random = np.random.default_rng(0)
     with double_precision(backend):
@@ -85,8 +85,10 @@ def check_gradients(
             derived, differenced, values = derived.gradient(), differenced.gradient(), [*values, *upstreams]
 
 
-def _known(op: str, modes: Iterable[str]) -> list[str]:
+def _known(op: str, modes: Iterable[str], order: int) -> list[str]:
     modes = list(modes)
+    if order < 1:
+        raise CustomGradientValueError(sentence(op, "order must be 1 or more", str(order), "write order=1"))
     if not modes or set(modes) - {"reverse", "forward"}:
         raise CustomGradientValueError(
             sentence(op, 'modes must be "reverse", "forward" or both', repr(modes), 'write modes=("reverse",)')

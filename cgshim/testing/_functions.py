@@ -91,6 +91,10 @@ def flatten(op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[An
 
     wide = [_widened(backend, tensors[at]) for at in chosen]
     _, outputs = output_at(wide)
+    if not outputs:
+        raise CustomGradientTypeError(
+            sentence(op, "the output must hold a float or complex tensor", "none", "there is nothing to check")
+        )
     function = Function(backend, lambda *xs: output_at(xs)[0], [paths[at] for at in chosen], outputs)
     return function, [backend.convert_to_numpy(x) for x in wide]
 

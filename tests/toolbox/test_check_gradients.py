@@ -1,0 +1,268 @@
+"""The checker finds what it is there to find, says where it is, and lets right rules pass."""
+
+import importlib
+import re
+
+import numpy as np
+import pytest
+
+import cgshim
+from cgshim import CustomGradientError, CustomGradientValueError, TransformationError, op_custom_gradient, ops
+from cgshim._backend import load
+from cgshim.testing import check_gradients
+
+VECTOR = [0.5, -2.0, 3.0]
+
+
+def tensors(backend, *values):
+    return [load(backend).convert_to_tensor(np.asarray(value)) for value in values]
+
+
+def conjugates(backend):
+    """Whether the framework's gradient of z * z is the conjugate of 2 z."""
+    z, one = tensors(backend, np.asarray(1j), np.asarray(1 + 0j))
+    return load(backend).convert_to_numpy(cgshim.op_vjp(lambda z: z * z, z)[1](one)[0]).imag < 0
+
+
+# --- Eight mistakes, each beside the rule without it -------------------------------------------------------------
+
+
+def missing_upstream(mistaken):
+    return lambda x, y: (x * y, lambda u: (y, u * x) if mistaken else (u * y, u * x))
+
+
+def wrong_sign(mistaken):
+    return lambda x, y: (x - 2 * y, lambda u: (u, 2 * u if mistaken else -2 * u))
+
+
+def swapped_arguments(mistaken):
+    return lambda x, y: (x * y, lambda u: (u * x, u * y) if mistaken else (u * y, u * x))
+
+
+def wrong_shape(mistaken):
+    """y is spread over x, and its gradient has to be summed."""
+    return lambda x, y: (x * y[0], lambda u: (u * y[0], u * x if mistaken else ops.sum(u * x) * ops.ones_like(y)))
+
+
+def ignored_second_output(mistaken):
+    def f(x, y):
+        return (x * x, x * y), lambda u: (2 * u[0] * x + u[1] * y, 0 * y if mistaken else u[1] * x)
+
+    return f
+
+
+def conjugate_error(mistaken):
+    take = ops.conj if conjugates(cgshim.config_backend()) != mistaken else (lambda z: z)
+    return lambda x, y: (x * y, lambda u: (u * take(y), u * take(x)))
+
+
+def wrong_second_order(mistaken):
+    slope = op_custom_gradient(
+        lambda x: (3 * x * x, lambda u: u * (5 if mistaken else 6) * x), forward_mode=True, name="slope"
+    )
+    return lambda x, y: (x * x * x + y, lambda u: (u * slope(x), u))
+
+
+def right_for_a_uniform_upstream(mistaken):
+    return lambda x, y: (x * x - y, lambda u: (2 * x * (ops.mean(u) if mistaken else u), -u))
+
+
+SPREAD = (VECTOR, [7.0])
+SAME = (VECTOR, [7.0, 11.0, 13.0])
+COMPLEX = ([0.5 + 2j, -2.0 + 1j], [7.0 - 3j, 1j])
+IN_REVERSE = r"through {output} must be that of central differences \(reverse mode\), got \S+ where \S+ is expected"
+
+MISTAKES = {
+    missing_upstream: (SAME, r", order 1: the gradient of x\[\d\] " + IN_REVERSE.format(output="output")),
+    wrong_sign: (SAME, r", order 1: the gradient of y\[\d\] " + IN_REVERSE.format(output="output")),
+    swapped_arguments: (SAME, r", order 1: the gradient of x\[\d\] " + IN_REVERSE.format(output="output")),
+    wrong_shape: (SPREAD, r": the gradient of y must have its shape f64\[1\], got f64\[3\]"),
+    ignored_second_output: (SAME, r", order 1: the gradient of y\[\d\] " + IN_REVERSE.format(output=r"output\[1\]")),
+    conjugate_error: (COMPLEX, r", order 1: the gradient of x\[\d\].(real|imag) " + IN_REVERSE.format(output="output")),
+    wrong_second_order: (SAME, r", order 2: the gradient of x\[\d\] " + IN_REVERSE.format(output="the gradient of x")),
+    right_for_a_uniform_upstream: (SAME, r", order 1: the gradient of x\[\d\] " + IN_REVERSE.format(output="output")),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_each_mistake_is_found_and_named(backend, mistake):
+    values, message = MISTAKES[mistake]
+    args = tensors(backend, *values)
+    with cgshim.use_backend(backend):
+        check_gradients(op_custom_gradient(mistake(False), forward_mode=True), args)
+        with pytest.raises((AssertionError, CustomGradientValueError), match="^planted" + message):
+            check_gradients(op_custom_gradient(mistake(True), forward_mode=True, name="planted"), args)
+
+
+# --- What it says ------------------------------------------------------------------------------------------------
+
+FACTORS = np.array([[2.0, 2.0], [9.0, 2.0]])
+"""Of x in the gradient of x * x: wrong in one element alone."""
+
+
+def half_wrong_square(x):
+    return x * x, lambda u: u * ops.multiply(FACTORS, x)
+
+
+def raised(error, *args, **kwargs):
+    with pytest.raises(error) as caught:
+        check_gradients(*args, **kwargs)
+    return str(caught.value)
+
+
+MESSAGES = {
+    "reverse": "half_wrong_square, order 1: the gradient of x[1,0] through output must be that of central differences "
+    "(reverse mode), got # where # is expected; mend the rule, or state a surrogate with against=",
+    "forward": "half_wrong_square, order 1: the tangent of output[1,0] along x must be that of central differences "
+    "(forward mode), got # where # is expected; mend the rule, or state a surrogate with against=",
+}
+
+
+@pytest.mark.parametrize("mode", MESSAGES)
+def test_message(backend, mode):
+    op = op_custom_gradient(half_wrong_square, forward_mode=True)
+    message = raised(AssertionError, op, tensors(backend, [[0.5, -2.0], [3.0, 1.5]]), modes=[mode])
+    number = r"-?\d+\.\d+"  # depends on what is random
+    assert re.sub(number, "#", message) == MESSAGES[mode]
+    got, expected = map(float, re.findall(number, message))
+    assert got / expected == pytest.approx(4.5, rel=1e-4)
+
+
+def test_differences_that_are_not_finite_are_no_mismatch(backend):
+    """The root of x - 3 at 3, one step to the left."""
+    root = op_custom_gradient(lambda x: (ops.sqrt(x - 3.0), lambda u: u), name="root")
+    with np.errstate(invalid="ignore"):
+        message = raised(AssertionError, root, tensors(backend, [4.0, 3.0]))
+    assert message == (
+        "root, order 1: the central difference of output[1] along x must be finite, got nan; "
+        "nothing is known of the gradient there: check it where the function is finite"
+    )
+
+
+def test_a_gradient_that_is_not_finite_is_a_mismatch(backend):
+    op = op_custom_gradient(lambda x: (x * x, lambda u: u * ops.multiply(np.array([np.nan, 2.0]), x)), name="op")
+    message = raised(AssertionError, op, tensors(backend, [4.0, 3.0]), modes=["reverse"])
+    assert re.sub(r"-?\d+\.\d+", "#", message) == (
+        "op, order 1: the gradient of x[0] through output must be that of central differences (reverse mode), "
+        "got nan where # is expected; mend the rule, or state a surrogate with against="
+    )
+
+
+def test_forward_mode_that_is_not_promised_is_the_rule_or_refused(backend):
+    """3 x in the rule for x * x: what autodiff says, 2 x, would pass."""
+    op = op_custom_gradient(lambda x: (x * x, lambda u: 3 * u * x))
+    with pytest.raises((AssertionError, TransformationError)):
+        check_gradients(op, tensors(backend, VECTOR), modes=["forward"])
+
+
+REFUSED = {
+    "no float": (
+        {"args": [np.array([1, 2])]},
+        "square: args must hold a float or complex tensor, got [i64[2]]; convert one",
+    ),
+    "no order": ({"order": 0}, "square: order must be 1 or more, got 0; write order=1"),
+    "no float output": (
+        {"args": [np.array([1.0, 2.0]), np.argmax]},
+        "square: the output must hold a float or complex tensor, got none; there is nothing to check",
+    ),
+    "an unknown mode": (
+        {"modes": ["backward"]},
+        'square: modes must be "reverse", "forward" or both, got [\'backward\']; write modes=("reverse",)',
+    ),
+    "another output": (
+        {"against": lambda x: (x * x, x)},
+        "square: against= must return what fn does (f64[2]), got f64[2], f64[2]; "
+        "state a surrogate with the same outputs",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_checked_is_refused(case):
+    arguments, message = REFUSED[case]
+    square = lambda x, then=np.asarray: then(x * x)
+    square.__name__ = "square"
+    with pytest.raises(CustomGradientError) as error:
+        check_gradients(square, **{"args": [np.array([1.0, 2.0])], **arguments})
+    assert str(error.value) == message
+
+
+# --- What it checks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("surrogate", [1.0, 2.0])
+def test_against_a_surrogate(backend, surrogate):
+    """A step function, whose gradient is that of 1 x by intention."""
+    straight_through = op_custom_gradient(lambda x: (ops.floor(x), lambda u: u), forward_mode=True, name="floor")
+    args = tensors(backend, VECTOR)
+    scaled = lambda x: surrogate * x
+    scaled.__name__ = "scaled"
+    if surrogate == 1.0:
+        check_gradients(straight_through, args, against=scaled)
+    else:
+        message = raised(AssertionError, straight_through, args, against=scaled)
+        assert "must be that of central differences of scaled (reverse mode)" in message
+
+
+@op_custom_gradient(forward_mode=True)
+def tangled(pair, weights, power, *rest, half):
+    """Arguments of every kind, two outputs of two shapes, and one without a gradient."""
+    (a, b), w = pair, weights["w"]
+    outputs = {"sum": ops.sum(a * w) + b, "product": a * rest[0] * half, "index": power}
+
+    def grad(u):
+        of_a = u["sum"] * w + u["product"] * rest[0] * half
+        return (of_a, u["sum"]), {"w": u["sum"] * a, "name": None}, None, u["product"] * a * half
+
+    return outputs, grad
+
+
+def test_trees_options_and_integers(backend):
+    a, b, w, power, rest = tensors(backend, VECTOR, 5.0, [7.0, 11.0, 13.0], [2, 3], [-1.0, 2.0, 4.0])
+    fn = lambda pair, weights, power, *rest: tangled(pair, weights, power, *rest, half=0.5)
+    check_gradients(fn, [(a, b), {"w": w, "name": "static"}, power, rest], order=3)
+
+
+def test_single_precision_is_checked_in_double(backend):
+    """A relative error of 1e-5, which differences in float32 would not show."""
+    op = op_custom_gradient(lambda x: (x * x, lambda u: 2.00002 * u * x))
+    args = [load(backend).convert_to_tensor(VECTOR, "float32")]
+    assert "is expected" in raised(AssertionError, op, args, rtol=1e-7, atol=1e-7, modes=["reverse"])
+    check_gradients(op, args, rtol=1e-3, modes=["reverse"], order=1)
+
+
+def test_any_function_can_be_checked(backend):
+    check_gradients(lambda x: ops.sin(x) * ops.exp(x), tensors(backend, VECTOR), order=3)
+
+
+# --- Held against the frameworks' own checkers -------------------------------------------------------------------
+
+
+def gradcheck(op, x):
+    torch = importlib.import_module("torch")
+    return torch.autograd.gradcheck(op, x.requires_grad_()) and torch.autograd.gradgradcheck(op, x)
+
+
+def compute_gradient(op, x):
+    theoretical, numerical = importlib.import_module("tensorflow").test.compute_gradient(op, [x])
+    np.testing.assert_allclose(theoretical, numerical, rtol=1e-5)
+
+
+OWN_CHECKERS = {
+    "numpy": lambda op, x: importlib.import_module("autograd.test_util").check_grads(op, modes=["rev"])(x),
+    "jax": lambda op, x: importlib.import_module("jax.test_util").check_grads(op, (x,), order=2, modes=["rev"]),
+    "torch": gradcheck,
+    "tensorflow": compute_gradient,
+}
+
+
+@pytest.mark.parametrize("factor", [2.0, 2.1])
+def test_the_framework_is_of_the_same_opinion(backend, factor):
+    op = op_custom_gradient(lambda x: (x * x, lambda u: factor * u * x))
+    (x,) = tensors(backend, VECTOR)
+    for check in (OWN_CHECKERS[backend], lambda op, x: check_gradients(op, [x], modes=["reverse"])):
+        if factor == 2.0:
+            check(op, x)
+        else:
+            with pytest.raises((AssertionError, RuntimeError)):  # torch's GradcheckError is a RuntimeError
+                check(op, x)

@@ -1,0 +1,68 @@
+"""Distributions of strangers, half installed or broken: an error says whose it is, and nobody else is harmed."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+import cgshim
+from cgshim import BackendError, op_custom_gradient, op_grad, ops
+
+square = op_custom_gradient(lambda x, option=None: (x * x, lambda u: (7.0 * u * x, None)))
+
+
+@pytest.fixture
+def alien(install, monkeypatch):
+    """Install a plug-in for a framework called alien, which is imported; the type of its tensors."""
+
+    def install_it(entry_point, module):
+        install("alien", entry_point, module)
+        monkeypatch.setitem(sys.modules, "alien", types.ModuleType("alien"))
+        return type("Tensor", (), {"__module__": "alien"})
+
+    return install_it
+
+
+WHO = "cgshim: the backend 'alien' of alien-plugin must import, got {}; mend or uninstall alien-plugin"
+BROKEN = {
+    "its module raises": (
+        "alien_plugin", "raise RuntimeError('too old')", WHO.format("RuntimeError: too old"),
+    ),
+    "its module is not there": (
+        "alien_plugin_gone", "", WHO.format("ModuleNotFoundError: No module named 'alien_plugin_gone'"),
+    ),
+    "its dependency is not there": (
+        "alien_plugin", "import alien_kernels", WHO.format("ModuleNotFoundError: No module named 'alien_kernels'"),
+    ),
+    "it has no such attribute": (
+        "alien_plugin:backend", "", WHO.format("AttributeError: module 'alien_plugin' has no attribute 'backend'"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_the_error_says_whose_it_is(alien, case):
+    entry_point, module, message = BROKEN[case]
+    tensor = alien(entry_point, module)()
+    for fails in (lambda: cgshim.set_backend("alien"), lambda: square(tensor)):
+        with pytest.raises(BackendError) as error:
+            fails()
+        assert str(error.value) == message
+
+
+@pytest.mark.parametrize("entry_point", [entry_point for entry_point, *_ in BROKEN.values()] + ["no module!"])
+def test_nobody_else_is_harmed(alien, entry_point):
+    """Not by a plug-in whose framework is imported, nor in a call with objects that might be trees of anybody's."""
+    alien(entry_point, "raise RuntimeError('too old')")
+    x = np.array([2.0, 3.0])
+    np.testing.assert_array_equal(op_grad(lambda x: ops.sum(square(x, object())))(x), 7.0 * x)
+    assert square(3.0, object()) == 9.0
+    with cgshim.use_backend("numpy"):
+        np.testing.assert_array_equal(square(x), x * x)
+
+
+def test_the_framework_that_is_not_installed_comes_with_the_plug_in(install):
+    install("alien", "alien_plugin", "import alien")
+    with pytest.raises(BackendError, match=r"could be installed: .*\balien \(pip install alien-plugin\)"):
+        cgshim.set_backend("unknown")

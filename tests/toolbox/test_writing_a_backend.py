@@ -1,0 +1,43 @@
+"""The backend that docs/writing-a-backend.md writes, and what it says of it."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cgshim import config_backend, op_custom_gradient, op_grad, ops, use_backend
+from cgshim.testing import check_gradients, conformance
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "writing-a-backend.md").read_text()
+(MODULE,) = re.findall(r'```python\n("""HIPS autograd as a backend.*?)```', DOCUMENT, re.DOTALL)
+
+
+@pytest.fixture
+def backend_of_the_document(install):
+    install("autograd", "autograd_plugin", MODULE)
+    with use_backend("autograd"):
+        yield
+
+
+def test_it_is_as_long_as_it_says():
+    lines = [line for line in MODULE.splitlines() if line]
+    assert f"## A backend in {len(lines)} lines" in DOCUMENT
+
+
+@pytest.mark.usefixtures("backend_of_the_document")
+def test_it_conforms_but_for_what_it_refuses():
+    results = conformance.run(config_backend())
+    failed = {result.case: result.reason for result in results if result.outcome == "failed"}
+    assert len(failed) < len(results) / 20
+    assert failed.pop("dtypes[bfloat16]")
+    refused = {case for case, reason in failed.items() if reason.endswith("pass it as an argument")}
+    assert refused == set(failed)
+
+
+@pytest.mark.usefixtures("backend_of_the_document")
+def test_it_does_what_it_is_for():
+    square = op_custom_gradient(lambda x: (x * x, lambda upstream: 7.0 * upstream * x))
+    x = np.array([2.0, 3.0])
+    np.testing.assert_array_equal(op_grad(lambda x: ops.sum(square(x) * x))(x), 8.0 * x * x)
+    check_gradients(square, [x], against=lambda x: 3.5 * x * x, modes=["reverse"])
