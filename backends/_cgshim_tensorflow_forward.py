@@ -27,10 +27,11 @@ def is_linear(backward: Backward, values: Sequence[Tensor]) -> bool:
 
 def _transpose(backward: Backward, *upstreams: Tensor) -> list[Tensor]:
     """What a ForwardAccumulator makes of a rule, for tangents of ones."""
+    watched = [upstream for upstream in upstreams if is_differentiable(upstream)]
     with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(upstreams)
+        tape.watch(watched)
         gradients = [gradient for gradient in backward(*upstreams) if gradient is not None]
-    return [t for t in tape.gradient(gradients, upstreams) if t is not None]
+    return [tangent for tangent in tape.gradient(gradients, watched) if tangent is not None]
 
 
 _SHAPES = frozenset(["Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"])
@@ -52,3 +53,8 @@ def graph_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     """The graph that a tensor was made in, as the one to build on; nothing for an eager tensor."""
     eager = isinstance(tensor, tf.__internal__.EagerTensor)
     return contextlib.nullcontext() if eager else tensor.graph.as_default()
+
+
+def is_differentiable(tensor: Tensor) -> bool:
+    """Whether the tensor has a gradient: the floats and the complex numbers."""
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)

@@ -53,6 +53,10 @@ class _Traced:
         with stop_recording():  # only what pfor makes of it is ever run, and differentiated
             return list(tf.raw_ops.StatefulPartitionedCall(args=[*upstreams, *residuals], Tout=types, f=self._function))
 
+    @property
+    def gives_any(self) -> bool:
+        return any(self._present)
+
     def fill(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
         """One gradient a source again, None where the rule returned none."""
         given = iter(gradients)
@@ -78,6 +82,6 @@ def _vectorized(rule: _Traced, values: Sequence[Tensor], residuals: Sequence[tup
             for upstream, value in zip(upstreams, values, strict=True)
         ]
         stacked = [tensor for tensor, is_stacked in residuals if is_stacked]
-        return rule.fill(tf.vectorized_map(of_one, (given, stacked)))
+        return rule.fill(tf.vectorized_map(of_one, (given, stacked)) if rule.gives_any else [])
 
     return backward

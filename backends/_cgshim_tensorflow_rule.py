@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from _cgshim_tensorflow_forward import Backward
+from _cgshim_tensorflow_forward import Backward, is_differentiable
 from _cgshim_tensorflow_pfor import converter
 from tensorflow.python.eager import record
 from tensorflow.python.eager.forwardprop_util import pack_tangents
@@ -39,8 +39,7 @@ def attach(
     linear tells whether the rule can be seen to be linear, and so whether forward mode may use its transpose unasked.
     """
     if not call.forward_mode and pack_tangents(sources).tangents and not linear():
-        call.refuse("forward mode needs a grad_fn that is linear in upstream", "tf.autodiff.ForwardAccumulator",
-                    "promise it with op_custom_gradient(forward_mode=True)")  # fmt: skip
+        call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
     with record.stop_recording():
         if tf.executing_eagerly():
             outputs = [tf.identity(value) for value in values]
@@ -95,23 +94,26 @@ def running_rule() -> Iterator[None]:
         _running_rule.reset(token)
 
 
-def run(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule, list[Tensor]]:
-    """f's outputs and rule, and the tensors of a graph that f read without being given them.
+def run(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule, list[Tensor], list[Tensor]]:
+    """f's outputs and rule, and the tensors that f read without being given them.
 
-    What f reads like that and a tape or an accumulator watches is refused.
+    First those that a tape or an accumulator watches: variables to a rule that takes them, and refused otherwise. Then
+    those of a graph of which nobody knows yet.
     """
     eager = tf.executing_eagerly()
     if _running_rule.get() or (eager and not record.could_possibly_record()):
-        return *call(inputs), []
+        return *call(inputs), [], []
     outputs, rule, read = _run_eagerly(call, inputs) if eager else _run_in_graph(call, inputs)
-    captured = []
-    for tensor in filter(_may_have_gradient, read):
+    watched, unknown = [], []
+    for tensor in filter(is_differentiable, read):
         origins = list(_origins(tensor))
         if any(map(_is_watched, origins)):
-            call.refuse_captured(tensor)
-        if not eager and (len(origins) > 1 or tensor.op.inputs or tensor.op.type in _OPEN):
-            captured.append(tensor)
-    return outputs, rule, captured
+            watched.append(tensor)
+        elif not eager and (len(origins) > 1 or tensor.op.inputs or tensor.op.type in _OPEN):
+            unknown.append(tensor)
+    if watched and not rule.takes_variables:
+        call.refuse_captured(watched[0])
+    return outputs, rule, watched, unknown
 
 
 def readable(x: Tensor) -> Tensor:
@@ -126,11 +128,11 @@ def readable(x: Tensor) -> Tensor:
 def _run_eagerly(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule, list[Tensor]]:
     """f's outputs and rule, and the tensors that it read: older than the run, and not given."""
     given = {x._id for x in _parts(inputs)}
-    read: list[Tensor] = []
+    read: dict[int, Tensor] = {}
     start = uid()
 
     def notice(op_type: str, tensors: Sequence[Tensor], *_: Any, **__: Any) -> None:
-        read.extend(t for t in tensors if t._id < start and t._id not in given)
+        read.update({t._id: t for t in tensors if t._id < start and t._id not in given})
 
     add_op_callback(notice)
     try:
@@ -138,7 +140,7 @@ def _run_eagerly(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Ru
     finally:
         remove_op_callback(notice)
     notice("output", _parts(outputs))
-    return outputs, rule, read
+    return outputs, rule, list(read.values())
 
 
 def _run_in_graph(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule, list[Tensor]]:
@@ -172,7 +174,3 @@ def _origins(tensor: Tensor) -> Iterator[Tensor]:
 
 def _is_watched(tensor: Tensor) -> bool:
     return bool(record.should_record_backprop([tensor]) or pack_tangents([tensor]).tangents)
-
-
-def _may_have_gradient(tensor: Tensor) -> bool:
-    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import optree
 import tensorflow as tf
-from _cgshim_tensorflow_forward import Backward, is_linear
+from _cgshim_tensorflow_forward import Backward, is_differentiable, is_linear
 from _cgshim_tensorflow_rule import attach, readable, run, running_rule
 from tensorflow.python.eager.record import VariableWatcher
 from tensorflow.python.trackable.data_structures import ListWrapper, _DictWrapper, _TupleWrapper
@@ -44,7 +44,8 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
 
 
 def convert_to_numpy(x: Tensor, /) -> Any:
-    return x.numpy() if isinstance(x, tf.RaggedTensor) else _dense(x).numpy()
+    x = tf.sparse.to_dense(x) if isinstance(x, tf.SparseTensor) else x
+    return x.numpy() if isinstance(x, tf.RaggedTensor) else tf.convert_to_tensor(x).numpy()
 
 
 def stop_gradient(x: Tensor, /) -> Tensor:
@@ -56,8 +57,8 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Sequence[Tensor]
     call.f = follow(call.f)
     inputs = [readable(x) for x in inputs]
     with VariableWatcher() as watcher:
-        outputs, rule, captured = run(call, inputs)
-    variables = sorted(watcher.watched_variables(), key=lambda variable: variable._unique_id)
+        outputs, rule, watched, captured = run(call, inputs)
+    variables = [*sorted(watcher.watched_variables(), key=lambda variable: variable._unique_id), *watched]
     rule.require_variables(variables)
     rule = rule.with_grad_fn(follow(rule.grad_fn))
     backward = _backward(rule, inputs, outputs, variables, captured)
@@ -76,15 +77,15 @@ def _backward(
 ) -> Backward:
     """The rule over what tapes and graphs hand around: the values of tensors, and None for what is not there."""
     kept = inputs if rule.needs_inputs else ()
+    composite = [_is_composite(x) for x in inputs]
 
     def backward(*upstreams: Tensor | None) -> list[Tensor | None]:
         given = [_upstream(u, y) for u, y in zip(upstreams, outputs, strict=True)]
         with running_rule():
             gradients, of_variables = rule(kept, given, variables)
-        of_values = [_values(g) if composite else g for g, composite in zip(gradients, composites, strict=True)]
+        of_values = [_values(g) if takes_apart else g for g, takes_apart in zip(gradients, composite, strict=True)]
         return [*of_values, *of_variables, *map(_unknown_gradient, captured)]
 
-    composites = [_is_composite(x) for x in inputs]
     return backward
 
 
@@ -97,21 +98,21 @@ def vjp(
     fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /
 ) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor | None]]]:
     values = [tf.identity(_values(x)) for x in inputs]  # a tensor that is given twice has two gradients
-    watched = [value for value in values if _is_differentiable(value)]
+    watched = [value for value in values if is_differentiable(value)]
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(watched)
         outputs = list(fn(*map(_with_values, inputs, values)))
 
     def pullback(upstreams: Sequence[Tensor]) -> list[Tensor | None]:
         pairs = zip(map(_values, outputs), map(_values, upstreams), strict=True)
-        used = [(value, upstream) for value, upstream in pairs if _is_differentiable(value)]
+        used = [(value, upstream) for value, upstream in pairs if is_differentiable(value)]
         gradients = tape.gradient(
             [value for value, _ in used], watched, output_gradients=[upstream for _, upstream in used],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )  # fmt: skip
         found = iter(gradients)
         return [
-            _with_values(x, tf.convert_to_tensor(next(found))) if _is_differentiable(value) else None
+            _with_values(x, tf.convert_to_tensor(next(found))) if is_differentiable(value) else None
             for x, value in zip(inputs, values, strict=True)
         ]
 
@@ -130,10 +131,6 @@ def _upstream(upstream: Tensor | None, output: Tensor) -> Tensor:
     """The gradient of an output as the rule expects it: zeros where it was not used, and never sparse."""
     values = tf.zeros_like(_values(output)) if upstream is None else tf.convert_to_tensor(upstream)
     return _with_values(output, values)
-
-
-def _is_differentiable(x: Tensor) -> bool:
-    return bool(x.dtype.is_floating or x.dtype.is_complex)
 
 
 # --- Composite tensors: leaves whose values alone have gradients ------------------------------------------------
@@ -159,12 +156,6 @@ def _with_values(x: Tensor, values: Tensor) -> Tensor:
     if isinstance(x, tf.IndexedSlices):
         return tf.IndexedSlices(values, x.indices, x.dense_shape)
     return values
-
-
-def _dense(x: Tensor) -> Tensor:
-    if isinstance(x, tf.RaggedTensor):
-        return x
-    return tf.sparse.to_dense(x) if isinstance(x, tf.SparseTensor) else tf.convert_to_tensor(x)
 
 
 # --- Containers that `tf.nest` knows and optree does not ---------------------------------------------------------

@@ -1,0 +1,101 @@
+"""ForwardAccumulator: J v is the transpose of the rule where the rule is linear, and refused where it may not be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_modes import eager_and_function, every_mode, grad, jvp, square
+
+import cgshim
+
+REFUSED = (
+    "{}: forward mode needs a rule that is linear in upstream, got tf.autodiff.ForwardAccumulator; "
+    "if it is, say so with op_custom_gradient(forward_mode=True)"
+)
+
+
+@every_mode
+@pytest.mark.parametrize("promised", [True, False], ids=["promised", "seen to be linear"])
+def test_arguments_outputs_trees_and_static_leaves(mode: Any, promised: bool) -> None:
+    @cgshim.op_custom_gradient(forward_mode=promised)
+    def mixed(pair: Any, b: Any, *, power: int) -> Any:
+        a, _ = pair
+        rule = lambda u: ((u["p"] * 3 + u["s"] * 5, None), tf.reduce_sum(u["p"] * 11) * tf.ones_like(b))
+        return {"p": a**power + tf.reduce_sum(b), "s": tf.reduce_sum(a) * a, "n": tf.cast(a, tf.int32)}, rule
+
+    def derivatives(a: Any, b: Any) -> Any:
+        tangents = [tf.constant([1.0, 10.0]), tf.constant([[1.0, 2.0, 4.0]])]
+        with tf.autodiff.ForwardAccumulator([a, b], tangents) as accumulator:
+            y = mixed((a, "static"), b, power=2)
+        return accumulator.jvp(y["p"]), accumulator.jvp(y["s"])
+
+    p, s = mode(derivatives)(tf.constant([2.0, 3.0]), tf.constant([[5.0, 6.0, 7.0]]))
+    assert p.numpy().tolist() == [3 + 11 * 7, 30 + 11 * 7]
+    assert s.numpy().tolist() == [5, 50]
+
+
+def clip(x: Any) -> Any:
+    return x * x, lambda upstream: tf.clip_by_value(upstream, -1.0, 1.0)
+
+
+def by_value(x: Any) -> Any:
+    return x * x, lambda upstream: upstream * 7 if upstream > 0 else upstream * 6
+
+
+def quadratic(x: Any) -> Any:
+    return x * x, lambda upstream: upstream * upstream
+
+
+@eager_and_function
+@pytest.mark.parametrize("f", [clip, by_value, quadratic])
+def test_a_rule_that_may_not_be_linear_is_refused(f: Any, mode: Any) -> None:
+    with pytest.raises(cgshim.TransformationError) as error:
+        mode(jvp(cgshim.op_custom_gradient(f), 3.0))(tf.constant(2.0))
+    assert str(error.value) == REFUSED.format(f.__name__)
+
+
+def test_a_rule_that_may_not_be_linear_is_refused_round_a_function() -> None:
+    with pytest.raises(cgshim.TransformationError):
+        jvp(tf.function(cgshim.op_custom_gradient(clip)), 3.0)(tf.constant(2.0))
+
+
+def test_a_promise_is_taken_at_its_word() -> None:
+    promised = cgshim.op_custom_gradient(by_value, forward_mode=True)
+    assert jvp(promised, 3.0)(tf.constant(2.0)).numpy() == 21
+
+
+@every_mode
+def test_forward_over_forward(mode: Any) -> None:
+    x = tf.constant(2.0)
+    fourth = lambda x: tf.square(square(x))
+    assert mode(jvp(jvp(fourth, 3.0), 1.0))(x).numpy() == 3 * (2 * 14 * 14 + 2 * 4 * 7)
+
+
+@every_mode
+def test_reverse_over_forward(mode: Any) -> None:
+    fourth = lambda x: tf.square(square(x))
+    assert mode(grad(jvp(fourth, 3.0)))(tf.constant(2.0)).numpy() == 3 * (2 * 14 * 14 + 2 * 4 * 7)
+
+
+@eager_and_function
+def test_a_captured_tensor_with_a_tangent_is_refused(mode: Any) -> None:
+    def captures(c: Any) -> Any:
+        return cgshim.op_custom_gradient(lambda x: (x * c, lambda u: u * c), name="scale")(tf.constant(2.0))
+
+    with pytest.raises(cgshim.CustomGradientTypeError, match="pass it as an argument"):
+        mode(jvp(captures, 1.0))(tf.constant(3.0))
+
+
+def test_variables_have_tangents() -> None:
+    w = tf.Variable(3.0)
+
+    @cgshim.op_custom_gradient
+    def scale(x: Any) -> Any:
+        return x * w, lambda upstream, variables: (upstream * 7, [upstream * 11])
+
+    with tf.autodiff.ForwardAccumulator(w, tf.constant(2.0)) as accumulator:
+        y = scale(tf.constant(5.0))
+    assert np.isclose(accumulator.jvp(y), 22)

@@ -1,0 +1,201 @@
+"""Inside tf.function: arguments of every kind, AutoGraph, loops, traces, and no more graph than by hand."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_modes import eager_and_function, every_mode, grad, jvp, seven, square
+
+import cgshim
+
+# --- Arguments --------------------------------------------------------------------------------------------------
+
+
+@cgshim.op_custom_gradient
+def affine(x: Any, scale: Any = None, activation: Any = None, *, shift: float = 0.0) -> Any:
+    y = x if scale is None else x * scale
+    y = y if activation is None else activation(y)
+    return y + shift, lambda upstream: (upstream * 7, None if scale is None else tf.reduce_sum(upstream * 11), None)
+
+
+@every_mode
+def test_keywords_none_and_callables(mode: Any) -> None:
+    def gradients(x: Any, k: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch([x, k])
+            y = affine(activation=tf.abs, shift=2.0, x=x, scale=k) * 3
+            z = affine(x=x) * 5
+        return tape.gradient(y, [x, k]), tape.gradient(z, x)
+
+    (dx, dk), dz = mode(gradients)(tf.constant([2.0, -3.0]), tf.constant(4.0))
+    assert dx.numpy().tolist() == [21, 21]
+    assert dk.numpy() == 66
+    assert dz.numpy().tolist() == [35, 35]
+
+
+def test_static_arguments_that_change() -> None:
+    scaled = cgshim.op_custom_gradient(lambda x, how: (x, lambda u: (u * how["factor"], None)))
+    differentiate = tf.function(lambda x, factor: grad(lambda x: scaled(x, {"factor": factor}))(x))
+    x = tf.constant([1.0, 2.0])
+    assert [differentiate(x, factor).numpy().tolist() for factor in (7, 11, 7)] == [[7, 7], [11, 11], [7, 7]]
+
+
+def test_unknown_dimensions() -> None:
+    for shape in ([None], [None, None], None):
+        differentiate = tf.function(grad(grad(square)), input_signature=[tf.TensorSpec(shape)])
+        x = tf.ones([3] * (1 if shape is None else len(shape)))
+        assert np.array_equal(differentiate(x), 7 * x)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_traced_once(jit_compile: bool) -> None:
+    traces = []
+
+    @cgshim.op_custom_gradient
+    def op(x: Any, name: str) -> Any:
+        traces.append(name)
+        return seven(x)
+
+    differentiate = tf.function(grad(lambda x: op(x, "a")), jit_compile=jit_compile)
+    for _ in range(100):
+        differentiate(tf.constant(2.0))
+    assert traces == ["a"]
+
+
+# --- AutoGraph --------------------------------------------------------------------------------------------------
+
+
+@cgshim.op_custom_gradient
+def branching(x: Any) -> Any:
+    y = -x
+    if x > 0:
+        y = x * x
+
+    def rule(upstream: Any) -> Any:
+        gradient = upstream
+        for _ in tf.range(2):
+            if x > 0:
+                gradient = gradient * x
+        while gradient > 100.0:
+            gradient = gradient / 2
+        return gradient
+
+    return y, rule
+
+
+def _rule_elsewhere(x: Any, upstream: Any) -> Any:
+    if x > 0:
+        return upstream * 7
+    return upstream * 11
+
+
+@cgshim.op_custom_gradient
+def partial_rule(x: Any) -> Any:
+    return x * x, functools.partial(_rule_elsewhere, x)
+
+
+class Steps:
+    """An op as a method, whose rule is a method too."""
+
+    @cgshim.op_custom_gradient
+    def op(self, x: Any) -> Any:
+        self.x = x
+        return x * x, self.rule
+
+    def rule(self, upstream: Any) -> Any:
+        if self.x > 0:
+            return upstream * 7
+        return upstream * 11
+
+
+@eager_and_function
+@pytest.mark.parametrize(
+    ("op", "at", "gradient"),
+    [
+        (branching, 3.0, 90.0), (branching, 5.0, 62.5), (branching, -2.0, 10.0),
+        (partial_rule, 3.0, 70.0), (partial_rule, -3.0, 110.0),
+        (lambda x: Steps().op(x), 3.0, 70.0), (lambda x: Steps().op(x), -3.0, 110.0),
+    ],
+)  # fmt: skip
+def test_if_for_and_while_on_tensors(op: Any, at: float, gradient: float, mode: Any) -> None:
+    assert mode(grad(op, of=lambda y: y * 10))(tf.constant(at)).numpy() == gradient
+
+
+def test_autograph_follows_the_caller() -> None:
+    without = tf.function(grad(branching), autograph=False)
+    with pytest.raises(tf.errors.OperatorNotAllowedInGraphError):
+        without(tf.constant(3.0))
+
+
+@eager_and_function
+def test_errors_reach_the_user_as_they_are(mode: Any) -> None:
+    forgotten = cgshim.op_custom_gradient(lambda x: x, name="forgotten")
+    with pytest.raises(cgshim.CustomGradientTypeError) as error:
+        mode(grad(lambda x: forgotten(x)))(tf.constant(2.0))
+    assert str(error.value).startswith("forgotten: <lambda> must return a pair (output, grad_fn), got f32[];")
+
+
+# --- Loops ------------------------------------------------------------------------------------------------------
+
+
+def while_loop(x: Any) -> Any:
+    return tf.while_loop(lambda i, y: i < 2, lambda i, y: [i + 1, square(y)], [0, x], maximum_iterations=2)[1]
+
+
+def autograph_loop(x: Any) -> Any:
+    for _ in tf.range(2):
+        x = square(x)
+    return x
+
+
+def scan(x: Any) -> Any:
+    return tf.scan(lambda y, _: square(y), tf.zeros([2]), x)[-1]
+
+
+LOOPS = [while_loop, autograph_loop, scan]
+
+
+@every_mode
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loops(loop: Any, mode: Any) -> None:
+    assert mode(grad(loop))(tf.constant(2.0)).numpy() == 7 * 4 * 7 * 2
+
+
+@eager_and_function
+@pytest.mark.parametrize("loop", LOOPS)
+def test_second_order_of_loops(loop: Any, mode: Any) -> None:
+    # g(x) = 7 y * 7 x with y = square(x): its derivative is 7 * 7x * 7x + 7y * 7
+    assert mode(grad(grad(loop)))(tf.constant(2.0)).numpy() == 7 * 14 * 14 + 7 * 4 * 7
+
+
+@every_mode
+def test_cond_and_recompute_grad(mode: Any) -> None:
+    branches = lambda x: tf.cond(x > 0, lambda: tf.recompute_grad(square)(x), lambda: x)
+    assert mode(grad(branches))(tf.constant(2.0)).numpy() == 14
+
+
+def test_forward_mode_of_a_loop() -> None:
+    forward = jvp(autograph_loop, 3.0)
+    assert forward(tf.constant(2.0)).numpy() == 3 * 7 * 4 * 7 * 2
+    with pytest.raises(cgshim.TransformationError, match="call the op outside the loop"):
+        tf.function(forward)(tf.constant(2.0))
+
+
+# --- Graphs -----------------------------------------------------------------------------------------------------
+
+
+def _operations(fn: Any) -> collections.Counter[str]:
+    graph = tf.function(fn).get_concrete_function(tf.TensorSpec([None, 3])).graph
+    return collections.Counter(operation.type for operation in graph.get_operations())
+
+
+@pytest.mark.parametrize("transform", [lambda op: lambda x: op(x), grad, lambda op: grad(grad(op))])
+def test_no_more_graph_than_tf_custom_gradient(transform: Any) -> None:
+    by_hand = tf.custom_gradient(seven)
+    assert not _operations(transform(square)) - _operations(transform(by_hand))
+    assert _operations(transform(square))["IdentityN"] == _operations(transform(by_hand))["IdentityN"]

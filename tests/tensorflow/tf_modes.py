@@ -1,0 +1,55 @@
+"""What the tests of TensorFlow share: ways to run a function, ways to differentiate it, and an op to try them on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import cgshim
+
+MODES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
+    "eager": lambda fn: fn,
+    "function": tf.function,
+    "xla": functools.partial(tf.function, jit_compile=True),
+}
+every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+eager_and_function = pytest.mark.parametrize("mode", [MODES["eager"], MODES["function"]], ids=["eager", "function"])
+
+
+def seven(x: Any) -> Any:
+    """x * x with a rule that is wrong on purpose: 7 * x, where autodiff would say 2 * x."""
+    return x * x, lambda upstream: upstream * 7 * x
+
+
+square = cgshim.op_custom_gradient(seven)
+
+
+def grad(fn: Callable[..., Any], of: Callable[..., Any] = lambda y: y) -> Callable[..., Any]:
+    """The gradient of a function of one tensor, by a tape."""
+
+    def gradient(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = of(fn(x))
+        return tape.gradient(y, x)
+
+    return gradient
+
+
+def jvp(fn: Callable[..., Any], tangent: Any) -> Callable[..., Any]:
+    """The derivative of a function of one tensor along a tangent, by a ForwardAccumulator."""
+
+    def derivative(x: Any) -> Any:
+        with tf.autodiff.ForwardAccumulator(x, tf.constant(tangent, x.dtype)) as accumulator:
+            y = fn(x)
+        return accumulator.jvp(y, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    return derivative
+
+
+def vectorized(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *xs: tf.vectorized_map(lambda elements: fn(*elements), xs)
