@@ -1,8 +1,12 @@
-"""A linear map that is given by its transpose, as a JAX primitive: what a rule is to forward mode.
+"""Two primitives of JAX that carry a rule where jax.custom_jvp and jax.custom_vjp cannot.
 
-Reverse mode transposes it, and so runs the rule itself. Only where the map is executed, in forward mode, is the rule
-transposed, or refused. jax.custom_vjp has such a primitive inside, which can be neither executed nor batched;
-jax.custom_derivatives.linear_call cannot be batched.
+`transposed` is a linear map that is given by its transpose: what a rule is to forward mode. Reverse mode transposes
+it, and so runs the rule itself. Only where the map is executed, in forward mode, is the rule transposed, or refused.
+(jax.custom_vjp has such a primitive inside, which can be neither executed nor batched;
+jax.custom_derivatives.linear_call cannot be batched.)
+
+`attached` gives values that are known already the rule's derivative. (A custom_jvp does too, but JAX forgets it within
+a scan whose gradient is differentiated, and a custom_vjp has no forward mode.)
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from jax.interpreters import ad, batching, mlir
 from cgshim._errors import TransformationError, sentence
 
 Array = Any
-Rule = Callable[[list[Array], list[Array]], Sequence[Array]]
+Rule = Callable[[list[Array], list[Array]], list[Array]]
 
 _NOT_TRANSPOSABLE = (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """what JAX raises for what is not linear, each primitive in its own way"""
@@ -28,11 +32,11 @@ _NOT_TRANSPOSABLE = (AssertionError, NotImplementedError, RuntimeError, TypeErro
 class Transposed:
     """The transpose of `rule(residuals, upstreams) -> gradients`: a map from tangents to tangents of the outputs."""
 
-    def __init__(self, op: str, rule: Rule, outputs: Sequence[Any], refusal: str | None) -> None:
+    def __init__(self, op: str, rule: Rule, outputs: Sequence[Any], refusal: str | None = None) -> None:
         self.op = op
         self.rule = rule
         self.outputs = outputs
-        """the types of the map's outputs, which are those of the rule's upstreams"""
+        """the types of the outputs, which are those of the rule's upstreams"""
         self.refusal = refusal
         """why the map may not be executed"""
 
@@ -40,6 +44,11 @@ class Transposed:
         """The outputs' tangents."""
         outputs: list[Array] = _transposed.bind(*residuals, *tangents, map=self, residuals=len(residuals))
         return outputs
+
+    def attach(self, residuals: Sequence[Array], arguments: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
+        """outputs, with this map for their derivative by arguments."""
+        attached: list[Array] = _attached.bind(*residuals, *arguments, *outputs, map=self, residuals=len(residuals))
+        return attached
 
     def execute(self, residuals: list[Array], tangents: list[Array]) -> list[Array]:
         """The outputs' tangents in forward mode."""
@@ -54,8 +63,17 @@ class Transposed:
                          "one that JAX cannot transpose", "write it in linear operations, or use reverse mode")
             ) from error  # fmt: skip
 
+    def only(self, picked: Sequence[int]) -> Transposed:
+        """The map from some of the tangents, the others being zero."""
+
+        def rule(residuals: list[Array], upstreams: list[Array]) -> list[Array]:
+            gradients = self.rule(residuals, upstreams)
+            return [gradients[i] for i in picked]
+
+        return Transposed(self.op, rule, self.outputs, self.refusal)
+
     def over(self, axis: Any, residuals_at: Sequence[int | None], tangents_at: Sequence[int | None]) -> Transposed:
-        """The map over a batch, which the operands have at these axes, and the outputs at the first."""
+        """The map over a batch, that the operands have at these axes, and the outputs at the first axis."""
         rule = jax.vmap(
             self.rule, in_axes=(list(residuals_at), 0), out_axes=[at or 0 for at in tangents_at],
             axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name or _mesh_axis(axis),
@@ -84,8 +102,7 @@ def _varies_over(kind: Any) -> frozenset[Any]:
     return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())
 
 
-_transposed = Primitive("cgshim_transposed")
-_transposed.multiple_results = True
+# --- The map ----------------------------------------------------------------------------------------------------
 
 
 def _types(*operands: Any, map: Transposed, residuals: int) -> list[Any]:
@@ -121,9 +138,48 @@ def _batch(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, ma
     return outputs, [0 if batched else None] * len(outputs)
 
 
+_transposed = Primitive("cgshim_transposed")
+_transposed.multiple_results = True
 _transposed.def_abstract_eval(_types)
 _transposed.def_impl(_execute)
 ad.primitive_jvps[_transposed] = _jvp
 ad.primitive_transposes[_transposed] = _transpose
 batching.fancy_primitive_batchers[_transposed] = _batch
 mlir.register_lowering(_transposed, mlir.lower_fun(_execute, multiple_results=True))
+
+
+# --- Values that have it for a derivative -----------------------------------------------------------------------
+
+
+def _outputs(*operands: Any, map: Transposed, residuals: int) -> list[Any]:
+    return list(operands[len(operands) - len(map.outputs) :])
+
+
+def _jvp_of_attached(primals: Sequence[Array], tangents: Sequence[Any], *, map: Transposed, residuals: int) -> Any:
+    outputs = _attached.bind(*primals, map=map, residuals=residuals)
+    moving = tangents[residuals : len(primals) - len(outputs)]
+    picked = [i for i, tangent in enumerate(moving) if not isinstance(tangent, ad.Zero)]
+    if not picked:
+        return outputs, [ad.Zero(kind.to_tangent_aval()) for kind in map.outputs]
+    return outputs, map.only(picked)(primals[:residuals], [moving[i] for i in picked])
+
+
+def _batch_of_attached(
+    axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, map: Transposed, residuals: int
+) -> Any:
+    first = len(operands) - len(map.outputs)
+    if all(i is None for i in at):
+        outputs = map.attach(operands[:residuals], operands[residuals:first], operands[first:])
+        return outputs, [None] * len(outputs)
+    values = [batching.bdim_at_front(y, i, axis.size) for y, i in zip(operands[first:], at[first:], strict=True)]
+    over = map.over(axis, at[:residuals], at[residuals:first])
+    return over.attach(operands[:residuals], operands[residuals:first], values), [0] * len(values)
+
+
+_attached = Primitive("cgshim_attached")
+_attached.multiple_results = True
+_attached.def_abstract_eval(_outputs)
+_attached.def_impl(_outputs)
+ad.primitive_jvps[_attached] = _jvp_of_attached
+batching.fancy_primitive_batchers[_attached] = _batch_of_attached
+mlir.register_lowering(_attached, mlir.lower_fun(_outputs, multiple_results=True))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _cgshim_jax_transposed import Transposed
+from _cgshim_jax_primitives import Transposed
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
@@ -156,8 +156,10 @@ class _Staged:
     """which outputs have an upstream"""
     returned: list[int]
     """which gradients the rule returns, of those of the inputs and then of the variables"""
-    gradient_at: list[int | None]
-    """for each argument, which of these gradients is its own"""
+    taking: list[int]
+    """which arguments have a gradient"""
+    taken: list[int]
+    """which of the gradients theirs are"""
 
     def __init__(self, call: Call) -> None:
         self.op = call.name
@@ -165,32 +167,27 @@ class _Staged:
 
     def __call__(self, arguments: Sequence[Array]) -> Sequence[Array]:
         """The outputs at arguments, differentiated by the rule."""
+        count = len(arguments)
 
-        def jvp(arguments: Any, tangents: Any) -> Any:
-            outputs, residuals = forward(*arguments)
-            return outputs, self.tangents(residuals, tangents, outputs, self.refusal)
-
-        def forward(*arguments: Array) -> Any:
+        def forward(*arguments: Array) -> tuple[list[Array], list[Array]]:
             outputs, residuals = self.run(arguments)
-            return self.attach(arguments, residuals, outputs), residuals
+            return self.attach(residuals, arguments, outputs), residuals
 
-        return list(_custom(lambda *arguments: self.run(arguments)[0], jvp, forward, self.gradients)(*arguments))
+        def backward(residuals: list[Array], upstreams: Sequence[Array]) -> tuple[Array | None, ...]:
+            gradients = self.gradients(residuals, [upstreams[at] for at in self.float_at])
+            of_argument = dict(zip(self.taking, gradients, strict=True))
+            return tuple(of_argument.get(at) for at in range(count))
 
-    def attach(self, arguments: Any, residuals: Any, outputs: Any) -> Sequence[Array]:
-        """outputs again, as an outer derivative has to see them: with the rule's gradient, not f's own."""
+        def jvp(arguments: Sequence[Array], tangents: Sequence[Any]) -> tuple[list[Array], list[Array]]:
+            outputs, residuals = forward(*arguments)
+            return outputs, self.tangents(residuals, [tangents[at] for at in self.taking], outputs)
 
-        def jvp(primals: Any, tangents: Any) -> Any:
-            outputs, residuals = forward(*primals)
-            return outputs, self.tangents(residuals, tangents[0], outputs, None)
-
-        def forward(arguments: Any, residuals: Any, outputs: Any) -> Any:
-            return identity(arguments, residuals, outputs), residuals
-
-        def backward(residuals: Any, upstreams: Any) -> Any:
-            return self.gradients(residuals, upstreams), None, None
-
-        identity = _custom(lambda arguments, residuals, outputs: outputs, jvp, forward, backward)
-        return list(identity(tuple(arguments), residuals, outputs))
+        # JAX forgets a custom_jvp in the gradient of a scan by something else: then the custom_vjp is left.
+        reverse: Any = jax.custom_vjp(lambda *arguments: self.run(arguments)[0])
+        reverse.defvjp(forward, backward)
+        both: Any = jax.custom_jvp(reverse)
+        both.defjvp(jvp, symbolic_zeros=True)
+        return list(both(*arguments))
 
     def run(self, arguments: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         """The outputs and the residuals."""
@@ -198,50 +195,40 @@ class _Staged:
         values = self.f(arguments[inputs:], arguments[:inputs])
         return values[: self.outputs], values[self.outputs :]
 
-    def tangents(
-        self, residuals: Sequence[Array], tangents: Sequence[Any], outputs: Sequence[Array], refusal: str | None
-    ) -> list[Array]:
-        """The outputs' tangents at the arguments' tangents, by the transpose of the rule."""
-        rule = self.rule
-        assert rule is not None
-        given = {at: t for at, t in zip(self.gradient_at, tangents, strict=True) if not isinstance(t, SymbolicZero)}
-        taken = [i for i, at in enumerate(self.returned) if at in given]
+    def attach(self, residuals: Sequence[Array], arguments: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
+        """outputs, as an outer derivative has to see them: with the rule's gradient, not f's own."""
+        floats = self.transposed(outputs, None).attach(
+            residuals, [arguments[at] for at in self.taking], [outputs[at] for at in self.float_at]
+        )
+        attached = dict(zip(self.float_at, floats, strict=True))
+        return [attached.get(at, y) for at, y in enumerate(outputs)]
 
-        def gradients(residuals: Sequence[Array], upstreams: Sequence[Array]) -> list[Array]:
-            values = rule(residuals, upstreams)
-            return [values[i] for i in taken]
-
+    def tangents(self, residuals: list[Array], tangents: Sequence[Any], outputs: Sequence[Array]) -> list[Array]:
+        """The outputs' tangents, by the transpose of the rule."""
+        picked = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
         found: dict[int, Array] = {}
-        if taken:
-            types = [outputs[at].aval.update(weak_type=False) for at in self.float_at]
-            transposed = Transposed(self.op, gradients, types, refusal)
-            of_floats = transposed(residuals, [given[self.returned[i]] for i in taken])
-            found = dict(zip(self.float_at, of_floats, strict=True))
+        if picked:
+            map = self.transposed(outputs, self.refusal).only(picked)
+            found = dict(zip(self.float_at, map(residuals, [tangents[i] for i in picked]), strict=True))
         return [found[at] if at in found else _zero_tangent(y) for at, y in enumerate(outputs)]
 
+    def transposed(self, outputs: Sequence[Array], refusal: str | None) -> Transposed:
+        """The map from the tangents of the arguments that have a gradient to those of the outputs."""
+        types = [outputs[at].aval.update(weak_type=False) for at in self.float_at]
+        return Transposed(self.op, self.gradients, types, refusal)
 
-    def gradients(self, residuals: Sequence[Array], upstreams: Sequence[Array]) -> tuple[Array | None, ...]:
-        """One gradient an argument."""
+    def gradients(self, residuals: list[Array], upstreams: list[Array]) -> list[Array]:
+        """The gradients of the arguments that have one."""
         assert self.rule is not None
-        values = self.rule(residuals, [upstreams[at] for at in self.float_at])
-        found = dict(zip(self.returned, values, strict=True))
-        return tuple(None if at is None else found.get(at) for at in self.gradient_at)
-
-
-def _custom(function: Callable[..., Any], jvp: Any, forward: Any, backward: Any) -> Callable[..., Any]:
-    """function, differentiated by jvp in both modes; by forward and backward where JAX forgets about a custom_jvp.
-
-    It does so within a scan whose gradient is differentiated: the second order would be autodiff's.
-    """
-    reverse: Any = jax.custom_vjp(function)
-    reverse.defvjp(forward, backward)
-    both: Any = jax.custom_jvp(reverse)
-    both.defjvp(jvp, symbolic_zeros=True)
-    return both
+        values = dict(zip(self.returned, self.rule(residuals, upstreams), strict=True))
+        return [values[at] for at in self.taken]
 
 
 def _zero_tangent(x: Array) -> Any:
     return jnp.zeros_like(x) if is_differentiable(x) else np.zeros(x.shape, jax.dtypes.float0)
+
+
+_NOWHERE = -1
 
 
 def _stage(call: Call, inputs: Sequence[Array]) -> tuple[_Staged, list[Array]]:
@@ -258,7 +245,9 @@ def _stage(call: Call, inputs: Sequence[Array]) -> tuple[_Staged, list[Array]]:
                 raise
             variables, refusal = [], str(error)
     place = {id(variable): len(inputs) + i for i, variable in enumerate(variables)}
-    staged.gradient_at = [*at, *(place.get(id(c)) for c in captured)]
+    gradient_at = [*at, *(place.get(id(c), _NOWHERE) for c in captured)]
+    staged.taking = [i for i, gradient in enumerate(gradient_at) if gradient in staged.returned]
+    staged.taken = [gradient_at[i] for i in staged.taking]
     arguments = [inputs[i] for i in at]
     for c in captured:
         constant = id(c) not in place and not is_running_rule()
@@ -281,6 +270,8 @@ def _stage_with(
         staged.float_at = [i for i, y in enumerate(outputs) if is_differentiable(y)]
         if variables is not None:
             rule.require_variables(variables)
+        elif rule.needs_variables:
+            return outputs
 
         def backward(*of_floats: Array) -> list[Array]:
             upstreams = dict(zip(staged.float_at, of_floats, strict=True))

@@ -7,7 +7,7 @@ graph: it would drop a custom backward under the transformations of torch.func (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,13 +18,15 @@ from _cgshim_torch_graph import is_transformed
 if TYPE_CHECKING:
     from cgshim._call import Call
 
-Tensor = torch.Tensor
+Tensor = Any
 
-untraced = torch._dynamo.disable(differentiable, reason="cgshim: a part of a graph that Dynamo has left already")
-_transformed = torch._dynamo.disable(
+Attach = Callable[..., Sequence[Tensor]]
+
+untraced: Attach = torch._dynamo.disable(differentiable, reason="cgshim: Dynamo has left the graph already")
+_transformed: Attach = torch._dynamo.disable(
     differentiable, reason="cgshim: torch.compile would drop the rule of an op under torch.func; compile inside of it"
 )
-_with_variables = torch._dynamo.disable(
+_with_variables: Attach = torch._dynamo.disable(
     differentiable, reason="cgshim: torch.compile cannot name the variables that f reads; pass them as arguments"
 )
 _is_transformed = torch._dynamo.assume_constant_result(is_transformed)
@@ -36,15 +38,17 @@ def traced(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         return _transformed(call, inputs)
     if not torch.is_grad_enabled():
         return call(inputs)[0]
-    outputs, rule = call([x.detach() for x in inputs])
+    differentiated = any(x.requires_grad for x in inputs)
+    outputs, rule = call([x.detach() for x in inputs] if differentiated else inputs)
     if any(y.requires_grad for y in outputs):
         return _with_variables(call, inputs)
-    if not any(x.requires_grad for x in inputs):
+    if not differentiated:
         return outputs
-    return _Compiled.apply(rule, len(inputs), *inputs, *outputs)  # type: ignore[no-any-return]
+    attach: Attach = _Compiled.apply
+    return attach(rule, len(inputs), *inputs, *outputs)
 
 
-class _Compiled(torch.autograd.Function):
+class _Compiled(torch.autograd.Function):  # type: ignore[misc]
     """Returns aliases of outputs, whose gradients come from the rule on ctx."""
 
     @staticmethod

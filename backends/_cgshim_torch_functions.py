@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,18 +20,19 @@ from _cgshim_torch_graph import captured, is_transformed, now
 from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
-from cgshim._closure import lift
+from cgshim._closure import Recipe, lift
 
 if TYPE_CHECKING:
     from cgshim._call import Call
     from cgshim._convention import Rule
 
-Tensor = torch.Tensor
+Tensor = Any
+Function = Callable[..., tuple[Tensor, ...]]
 Gradients = tuple["list[Tensor | None]", "list[Tensor | None]"]
 
 
 def is_tensor(x: object, /) -> bool:
-    return isinstance(x, Tensor)
+    return isinstance(x, torch.Tensor)
 
 
 def differentiable(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -53,17 +54,17 @@ def run(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor
     saved, grad_fn_round = lift(rule.grad_fn, is_tensor, call.f, known=inputs)
     # in a rule captured tensors are constants: an op there defines the second order itself
     variables = [] if _a_rule_runs.get() else captured(call, [*outputs, *saved], inputs, start)
-    rule.require_variables(variables)
-    kept = KeptRule(call, rule)
-    kept.grad_fn_round = grad_fn_round
-    kept.inputs, kept.outputs = len(inputs), len(outputs)
     if variables:
-        kept.variables = _places_of(variables, saved)
-    return outputs, saved, kept
+        rule.require_variables(variables)
+    rule.grad_fn = _released
+    places = _places_of(variables, saved)
+    return outputs, saved, KeptRule(call, rule, grad_fn_round, places, len(inputs), len(outputs))
 
 
 def _places_of(variables: Sequence[Tensor], saved: list[Tensor]) -> list[int]:
     """Where the variables stand among the saved tensors, put there where they are not residuals too."""
+    if not variables:
+        return []
     at = {id(tensor): place for place, tensor in enumerate(saved)}
     for variable in variables:
         if id(variable) not in at:
@@ -75,13 +76,19 @@ def _places_of(variables: Sequence[Tensor], saved: list[Tensor]) -> list[int]:
 class KeptRule:
     """The rule of a run without the tensors in its closure, which autograd keeps: what a Function has to know."""
 
-    def __init__(self, call: Call, rule: Rule) -> None:
+    __slots__ = ("autocast", "call", "grad_fn_round", "inputs", "outputs", "rule", "variables")
+
+    def __init__(
+        self, call: Call, rule: Rule, grad_fn_round: Recipe, variables: list[int], inputs: int, outputs: int
+    ) -> None:
         self.call = call
         self.rule = rule
-        self.autocast = _autocast_state()
-        self.variables: list[int] = []
+        self.grad_fn_round = grad_fn_round
+        self.variables = variables
         """their places among the saved tensors"""
-        rule.grad_fn = _released
+        self.inputs = inputs
+        self.outputs = outputs
+        self.autocast = _autocast_state()
 
     def gradients(self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], again: bool = False) -> Gradients:
         """What the rule says; f runs again for residuals that are functions of the saved inputs."""
@@ -110,14 +117,12 @@ def _released(*args: Any, **kwargs: Any) -> Any:
 
 def _agree(a: Tensor, b: Tensor) -> bool:
     """Whether two runs of f gave the same residual, but for the order of sums."""
-    if a is b or a.is_meta or type(a) not in (Tensor, torch.nn.Parameter):
+    if a is b or a.is_meta or type(a) not in (torch.Tensor, torch.nn.Parameter) or a.layout is not torch.strided:
         return True
-    if a.shape != b.shape or a.dtype != b.dtype or a.layout is not torch.strided:
-        return a.shape == b.shape
-    if not (a.is_floating_point() or a.is_complex()):
-        return torch.equal(a, b)
-    tolerance = 100 * torch.finfo(a.dtype).eps
-    return torch.allclose(a.detach(), b.detach(), rtol=tolerance, atol=tolerance, equal_nan=True)
+    exact = not (a.is_floating_point() or a.is_complex())
+    tolerance = 0.0 if exact else 100 * torch.finfo(a.dtype).eps
+    same = a.shape == b.shape and torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=not exact)
+    return bool(same)
 
 
 # --- Eager mode -------------------------------------------------------------------------------------------------
@@ -125,15 +130,16 @@ def _agree(a: Tensor, b: Tensor) -> bool:
 
 def attached(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """f's outputs with the rule for their gradient, where anything is differentiated at all."""
-    differentiated = any([x.requires_grad for x in inputs])
+    differentiated = any(x.requires_grad for x in inputs)
     outputs, saved, kept = run(call, [x.detach() for x in inputs] if differentiated else inputs)
     if not (differentiated or kept.variables):
         return [y.detach() if y.requires_grad else y for y in outputs]
     variables = [saved[at] for at in kept.variables]
-    return _named(_Attached, call.name).apply(kept, outputs, saved, *inputs, *variables)  # type: ignore[no-any-return]
+    attach: Function = _named(_Attached, call.name).apply
+    return attach(kept, outputs, saved, *inputs, *variables)
 
 
-class _Attached(torch.autograd.Function):
+class _Attached(torch.autograd.Function):  # type: ignore[misc]
     """Returns aliases of a run's outputs, whose gradients come from the rule of the run."""
 
     @staticmethod
@@ -154,7 +160,7 @@ class _Attached(torch.autograd.Function):
 
 
 @functools.cache
-def _named(function: Any, op: str) -> Any:
+def _named(function: type, op: str) -> Any:
     """A Function under the name of an op: anomaly mode and a printed grad_fn tell whose it is."""
     return type(op, (function,), {})
 
@@ -184,10 +190,11 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     has no gradient but the rule's, so a transformation that lost the rule could not answer with autodiff's.
     """
     outputs, saved, kept = run(call, inputs)
-    return _named(_Transformed, call.name).apply(kept, *saved, *[y.detach() for y in outputs])  # type: ignore[no-any-return]
+    attach: Function = _named(_Transformed, call.name).apply
+    return attach(kept, *saved, *[y.detach() for y in outputs])
 
 
-class _Transformed(torch.autograd.Function):
+class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     """Returns aliases of outputs, whose gradients come from a rule, inside the transformations of torch.func."""
 
     generate_vmap_rule = True
@@ -225,7 +232,7 @@ def _primal(tensor: Tensor) -> Tensor:
     if functorch.is_batchedtensor(tensor):
         batched_at, level = functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor)
         return functorch._add_batch_dim(_primal(functorch.get_unwrapped(tensor)), batched_at, level)
-    return forward_ad.unpack_dual(tensor).primal  # type: ignore[no-any-return]
+    return forward_ad.unpack_dual(tensor).primal
 
 
 def _in_place(kept: KeptRule, saved: Sequence[Tensor], gradients: Gradients) -> list[Tensor | None]:
@@ -268,7 +275,7 @@ Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 
 def _autocast_state() -> Autocast | None:
     """What autocast is set to, for each kind of device; None where it is off."""
-    if not torch._C._is_any_autocast_enabled():  # type: ignore[attr-defined]
+    if not torch._C._is_any_autocast_enabled():
         return None
     return tuple([(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in _device_types()])
 
@@ -280,7 +287,7 @@ def _device_types() -> list[str]:
 
 def _under_autocast(state: Autocast | None) -> contextlib.AbstractContextManager[None]:
     """Set autocast as it was."""
-    if state is None and not torch._C._is_any_autocast_enabled():  # type: ignore[attr-defined]
+    if state is None and not torch._C._is_any_autocast_enabled():
         return _nothing
     return _autocast(state or tuple([(kind, torch.get_autocast_dtype(kind), False) for kind in _device_types()]))
 

@@ -12,25 +12,26 @@ from torch.autograd import forward_ad
 if TYPE_CHECKING:
     from cgshim._call import Call
 
-Tensor = torch.Tensor
+Tensor = Any
 Edge = tuple[Any, int]
 
 
 def now() -> int:
     """A point in the history of the graph: nodes that are made later have this number or a higher one."""
-    return torch._C._autograd._get_sequence_nr()  # type: ignore[attr-defined,no-any-return]
+    return int(torch._C._autograd._get_sequence_nr())
 
 
 def is_transformed() -> bool:
     """Whether a transformation of torch.func, or a level of dual numbers, is active."""
-    return functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+    return functorch.maybe_current_level() is not None or bool(forward_ad._current_level >= 0)
 
 
-def captured(call: Call, tensors: Iterable[Tensor], inputs: Sequence[Tensor], start: int) -> list[Tensor]:
+def captured(call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor], start: int) -> list[Tensor]:
     """The variables that tensors, made since start, depend on; what else they depend on but inputs is refused."""
     variables: list[Tensor] = []
+    if not any([t.requires_grad or functorch.is_functorch_wrapped_tensor(t) for t in made]):  # noqa: C419
+        return variables
     known = _Known(inputs)
-    made = list(tensors)
     while made:  # first as they are, and then as each transformation of torch.func has wrapped them
         leaves, older = known.reached_beyond([t for t in made if t.requires_grad], start)
         if older:

@@ -20,12 +20,13 @@ from torch.utils import _pytree as pytree
 if TYPE_CHECKING:
     from cgshim._call import Call
 
-Tensor = torch.Tensor
+Tensor = Any
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
     if torch.compiler.is_dynamo_compiling():
-        return pytree.tree_flatten(_with_sorted_keys(tree))
+        leaves, structure = pytree.tree_flatten(_with_sorted_keys(tree))
+        return leaves, structure
     leaves, structure = optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
     nodes = [type(leaf) for leaf in leaves if type(leaf) in pytree.SUPPORTED_NODES]
     if not nodes:
@@ -47,7 +48,7 @@ _NAMESPACE = "cgshim_torch"  # in optree's own namespace "torch" the order of a 
 def _register(kind: type) -> None:
     """Let optree take apart a type that is registered with torch's pytree."""
     node = pytree.SUPPORTED_NODES[kind]
-    if optree.register_pytree_node.get(kind, namespace=_NAMESPACE) is None:  # type: ignore[attr-defined]
+    if optree.register_pytree_node.get(kind, namespace=_NAMESPACE) is None:
         optree.register_pytree_node(
             kind, node.flatten_fn, lambda context, children: node.unflatten_fn(list(children), context),
             namespace=_NAMESPACE,

@@ -82,7 +82,9 @@ class _Lifting:
             content = cell.cell_contents
         except ValueError:  # a name that was never assigned
             return None
-        if not self._is_tensor(content) and any(cell is outer for outer in _cells(self._of)):
+        if self._is_tensor(content):
+            return self._tensor(content)
+        if type(content) in _SIMPLE or any(cell is outer for outer in _cells(self._of)):
             return None
         return self.recipe(content)
 
@@ -110,6 +112,8 @@ class _Lifting:
         recipes = [recipe or _keep(part) for part, recipe in zip(parts, found, strict=True)]
         return lambda tensors: join([recipe(tensors) for recipe in recipes])
 
+
+_SIMPLE = {bool, int, float, complex, str, type(None)}
 
 _SEARCHES: dict[type, Callable[[_Lifting, Any], Recipe | None]] = {
     types.FunctionType: _Lifting._function,
