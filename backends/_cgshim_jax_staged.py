@@ -37,9 +37,10 @@ class Surroundings(enum.Enum):
     """jit, vmap, scan, forward mode, ..., or a JAX that does not tell"""
 
 
-try:  # The only names of JAX's own that are used: a JAX without them is served by staging everything.
+try:  # Names of JAX's own: a JAX without them is served by staging everything.
     from jax._src.core import EvalTrace, trace_ctx
-    from jax._src.interpreters.ad import LinearizeTrace
+    from jax._src.interpreters.ad import JVPTrace, LinearizeTrace
+    from jax._src.interpreters.partial_eval import JaxprTrace
 except ImportError:  # pragma: no cover
 
     def surroundings() -> Surroundings:
@@ -51,13 +52,22 @@ else:
     def surroundings() -> Surroundings:
         """What surrounds the code that runs now."""
         trace = trace_ctx.trace
+        while isinstance(trace, JaxprTrace):  # what is known passes through it
+            trace = trace.parent_trace
         if isinstance(trace, EvalTrace):
             return Surroundings.NOTHING
-        while isinstance(trace, LinearizeTrace) and getattr(trace, "is_vjp", True):
-            trace = trace.parent_trace
+        while (below := _below_reverse_mode(trace)) is not None:
+            trace = below
         # With jax_custom_vjp3 a custom_vjp stages whatever it is given.
         concrete = isinstance(trace, EvalTrace) and not getattr(jax.config, "jax_custom_vjp3", False)
         return Surroundings.GRADIENTS if concrete else Surroundings.STAGING
+
+    def _below_reverse_mode(trace: Any) -> Any:
+        if isinstance(trace, LinearizeTrace) and getattr(trace, "is_vjp", True):
+            return trace.parent_trace
+        if isinstance(trace, JVPTrace) and isinstance(trace.parent_trace, JaxprTrace):  # JAX before 0.7
+            return trace.parent_trace.parent_trace
+        return None
 
 
 def _is_differentiated(x: Any) -> bool | None:

@@ -135,8 +135,7 @@ def attached(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     if not (differentiated or kept.variables):
         return [y.detach() if y.requires_grad else y for y in outputs]
     variables = [saved[at] for at in kept.variables]
-    attach: Function = _named(_Attached, call.name).apply
-    return attach(kept, outputs, saved, *inputs, *variables)
+    return _named(_Attached, call.name)(kept, outputs, saved, *inputs, *variables)
 
 
 class _Attached(torch.autograd.Function):  # type: ignore[misc]
@@ -159,10 +158,15 @@ class _Attached(torch.autograd.Function):  # type: ignore[misc]
         return None, None, None, *map(_beside, gradients, saved), *map(_beside, of_variables, variables)
 
 
-@functools.cache
-def _named(function: type, op: str) -> Any:
+def _named(function: Any, op: str) -> Function:
     """A Function under the name of an op: anomaly mode and a printed grad_fn tell whose it is."""
-    return type(op, (function,), {})
+    key = function, op
+    if key not in _functions:
+        _functions[key] = type(op, (function,), {}).apply  # type: ignore[attr-defined]
+    return _functions[key]
+
+
+_functions: dict[tuple[Any, str], Function] = {}
 
 
 def _alias(output: Tensor, detached: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensor:
@@ -190,8 +194,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     has no gradient but the rule's, so a transformation that lost the rule could not answer with autodiff's.
     """
     outputs, saved, kept = run(call, inputs)
-    attach: Function = _named(_Transformed, call.name).apply
-    return attach(kept, *saved, *[y.detach() for y in outputs])
+    return _named(_Transformed, call.name)(kept, *saved, *[y.detach() for y in outputs])
 
 
 class _Transformed(torch.autograd.Function):  # type: ignore[misc]

@@ -65,7 +65,7 @@ def stop_gradient(x: Array, /) -> Array:
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
     around = surroundings()
-    if around is Surroundings.NOTHING:
+    if around is Surroundings.NOTHING and not any(isinstance(x, Tracer) for x in inputs):
         return call(inputs)[0]
     if around is Surroundings.GRADIENTS and not (call.forward_mode or is_running_rule()):
         outputs = _run_eagerly(call, inputs)

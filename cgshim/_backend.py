@@ -114,8 +114,7 @@ def constant_when_traced(function: F) -> F:
 
 def load(name: str) -> Backend:
     """The backend called name, imported; a BackendError says what is missing, and whose it is."""
-    if name not in _loaded:
-        _import(name)
+    _import(name)
     return _loaded[name]
 
 
@@ -124,6 +123,8 @@ _loaded: dict[str, Backend] = {}
 
 @constant_when_traced
 def _import(name: str) -> None:
+    if name in _loaded:
+        return
     point = entry_points().get(name)
     if point is None:
         raise BackendError(_unknown(name))

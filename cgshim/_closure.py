@@ -64,14 +64,14 @@ class _Lifting:
         keyword_defaults = self.recipe(function.__kwdefaults__) if function.__kwdefaults__ else None
         if not (any(found) or defaults or keyword_defaults):
             return None
-        cells = [(recipe, None if recipe else cell) for recipe, cell in zip(found, closure, strict=True)]
+        make_cells = [_new_cell(recipe) if recipe else _keep(cell) for recipe, cell in zip(found, closure, strict=True)]
         make_defaults = defaults or _keep(function.__defaults__)
         make_keyword_defaults = keyword_defaults or _keep(function.__kwdefaults__)
         code, scope, name = function.__code__, function.__globals__, function.__name__
 
         def make(tensors: Sequence[Any]) -> types.FunctionType:
-            closure = tuple([types.CellType(recipe(tensors)) if recipe else cell for recipe, cell in cells])
-            made = types.FunctionType(code, scope, name, make_defaults(tensors), closure)
+            cells = tuple([make_cell(tensors) for make_cell in make_cells])
+            made = types.FunctionType(code, scope, name, make_defaults(tensors), cells)
             made.__kwdefaults__ = make_keyword_defaults(tensors)
             return made
 
@@ -126,6 +126,10 @@ _SEARCHES: dict[type, Callable[[_Lifting, Any], Recipe | None]] = {
 
 def _keep(x: Any) -> Recipe:
     return lambda tensors: x
+
+
+def _new_cell(recipe: Recipe) -> Recipe:
+    return lambda tensors: types.CellType(recipe(tensors))
 
 
 def _make_partial(parts: list[Any]) -> functools.partial[Any]:

@@ -1,0 +1,118 @@
+"""lift finds what a function holds, here floats, and makes it again round others."""
+
+import functools
+from typing import NamedTuple
+
+import pytest
+
+from cgshim._closure import lift
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+def _is_float(x):
+    return isinstance(x, float)
+
+
+def _in_a_cell(a, b):
+    return lambda: (a, b)
+
+
+def _in_containers(a, b):
+    held = {"list": [a, "static"], "pair": Pair(b, None)}
+    return lambda: (held["list"][0], held["pair"].left)
+
+
+def _in_a_nested_function(a, b):
+    def inner():
+        return a
+
+    return lambda: (inner(), b)
+
+
+def _in_defaults(a, b):
+    return lambda x=a, *, y=b: (x, y)
+
+
+def _in_a_partial(a, b):
+    return functools.partial(lambda x, y: (x, y), a, y=b)
+
+
+def _in_a_decorated_function(a, b):
+    @functools.wraps(_in_a_cell)
+    def decorated():
+        return _in_a_cell(a, b)()
+
+    return decorated
+
+
+HOLDERS = [_in_a_cell, _in_containers, _in_a_nested_function, _in_defaults, _in_a_partial, _in_a_decorated_function]
+
+
+@pytest.mark.parametrize("make", HOLDERS)
+def test_what_is_held_is_found_and_replaced(make):
+    function = make(2.5, 3.5)
+    tensors, round_others = lift(function, _is_float, make)
+    others = [100 * t for t in tensors]
+    assert sorted(tensors) == [2.5, 3.5]
+    assert round_others(others)() == (250, 350)
+    assert function() == (2.5, 3.5)
+
+
+def test_a_tensor_is_found_once_and_after_the_known_ones():
+    known, other = 1.5, 2.5
+    tensors, round_others = lift(_in_containers(known, other), _is_float, _in_containers, known=[7.5, known])
+    assert tensors == [7.5, known, other]
+    assert round_others([0.0, 10.0, 20.0])() == (10, 20)
+
+
+def test_what_holds_nothing_stays_the_same():
+    static = {"list": [1, 2]}
+    function = lambda: static
+    tensors, round_others = lift(function, _is_float, _in_a_cell)
+    assert tensors == []
+    assert round_others([]) is function
+
+
+def test_containers_of_the_maker_stay_the_same():
+    seen = [1.5]
+
+    def make(a):
+        return lambda: (seen.append(a), seen)[1]
+
+    tensors, round_others = lift(make(2.5), _is_float, make)
+    assert tensors == [2.5]
+    assert round_others([9.5])() is seen
+    assert seen == [1.5, 9.5]
+
+
+def test_a_function_that_calls_itself_and_a_name_without_a_value():
+    def make(a):
+        def count_down(n):
+            return a if n == 0 else count_down(n - 1)
+
+        def unassigned():
+            return never
+
+        if a is None:
+            never = 0
+        return lambda n: (count_down(n), unassigned)[0]
+
+    tensors, round_others = lift(make(2.5), _is_float, make)
+    assert tensors == [2.5]
+    assert round_others([9.5])(0) == 9.5
+
+
+def test_keywords_and_names_survive():
+    def make(a):
+        def rule(upstream, *, factor=2):
+            return upstream * factor * a
+
+        return rule
+
+    _, round_others = lift(make(2.5), _is_float, make)
+    assert (round_others([3.0])(1), round_others([3.0])(1, factor=5)) == (6, 15)
+    assert round_others([3.0]).__name__ == "rule"

@@ -1,0 +1,195 @@
+"""Tensors that reach f by another way than its arguments, and the backend's vjp."""
+
+import pytest
+import torch
+
+from cgshim import CustomGradientTypeError, op_custom_gradient, op_grad, op_value_and_grad, op_vjp
+
+
+class Line(torch.nn.Module):
+    """w[1] * x + w[0], with the factors 3, 5 and 7 in its rule."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        self.linear = torch.nn.Linear(3, 3)
+
+    @op_custom_gradient
+    def forward(self, x):
+        def rule(upstream, variables):
+            assert [id(v) for v in variables] == [id(p) for p in (self.weight, self.linear.weight, self.linear.bias)]
+            of_weight = 7 * torch.stack([upstream.sum(), (upstream * x).sum()])
+            return 3 * upstream * self.weight[1], [of_weight, None, 5 * upstream]
+
+        return self.weight[1] * self.linear(x) + self.weight[0], rule
+
+
+def test_parameters_of_a_module_are_its_variables_in_the_order_of_their_use():
+    module, x = Line(), torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    (2 * module.forward(x)).sum().backward()
+    assert x.grad.tolist() == [12, 12, 12]
+    assert module.weight.grad.tolist() == [42, 84]
+    assert module.linear.bias.grad.tolist() == [10, 10, 10]
+    assert module.linear.weight.grad is None
+
+
+def test_variables_have_gradients_when_no_argument_needs_one():
+    module = Line()
+    module.forward(torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert module.weight.grad.tolist() == [21, 42]
+
+
+def test_a_second_order_goes_through_variables():
+    weight = torch.nn.Parameter(torch.tensor(3.0))
+    op = op_custom_gradient(
+        lambda x: (x * weight, lambda upstream, variables: (7 * upstream * weight, [5 * upstream * x]))
+    )
+    x = torch.tensor(2.0, requires_grad=True)
+    (of_x,) = torch.autograd.grad(op(x), x, create_graph=True)
+    assert [g.item() for g in torch.autograd.grad(of_x, weight)] == [7]
+    (of_weight,) = torch.autograd.grad(op(x), weight, create_graph=True)
+    assert [g.item() for g in torch.autograd.grad(of_weight, x)] == [5]
+
+
+def test_a_frozen_parameter_is_a_constant():
+    weight = torch.nn.Parameter(torch.tensor(3.0), requires_grad=False)
+    x = torch.tensor(2.0, requires_grad=True)
+    op_custom_gradient(lambda x: (x * weight, lambda upstream: 7 * upstream * weight))(x).backward()
+    assert x.grad.item() == 21
+
+
+CAPTURED = {
+    "leaf": "scaled: grad_fn must take variables when f reads trainable state, got <lambda>(upstream) and f32[2]; "
+    "write grad_fn(..., variables=None) and return (gradients, [one a variable]), or pass the state as an argument",
+    "other": "scaled: f must be given every tensor that is differentiated, got a captured f32[2]; "
+    "pass it as an argument",
+}
+
+
+@pytest.mark.parametrize("read_by", ["f", "the rule"])
+@pytest.mark.parametrize("kind", ["leaf", "other"])
+def test_what_is_captured_is_never_dropped_in_silence(kind, read_by):
+    weight = torch.tensor([2.0, 3.0], requires_grad=True)
+    captured = weight if kind == "leaf" else weight * 2
+
+    @op_custom_gradient
+    def scaled(x):
+        return (x * captured if read_by == "f" else x * 2), lambda upstream: upstream * captured
+
+    with pytest.raises(CustomGradientTypeError) as error:
+        scaled(torch.ones(2))
+    assert str(error.value) == CAPTURED[kind]
+
+
+def test_what_is_captured_may_be_used_without_gradients():
+    captured = torch.tensor([2.0, 3.0], requires_grad=True) * 2
+    op = op_custom_gradient(lambda x: (x * captured, lambda upstream: upstream * captured))
+    with torch.no_grad():
+        assert op(torch.ones(2)).tolist() == [4, 6]
+
+
+def test_an_op_inside_f_hands_its_variables_on():
+    weight = torch.nn.Parameter(torch.tensor(3.0))
+    inner = op_custom_gradient(lambda x: (x * weight, lambda u, variables: (2 * u * weight, [5 * u * x])))
+    outer = op_custom_gradient(lambda x: (inner(x), lambda u, variables: (7 * u, [11 * u])))
+    x = torch.tensor(2.0, requires_grad=True)
+    outer(x).backward()
+    assert (x.grad.item(), weight.grad.item()) == (7, 11)
+
+
+def test_an_inner_op_defines_the_second_order():
+    @op_custom_gradient
+    def fused(x):
+        first = 4 * x**3
+
+        def rule(upstream):
+            @op_custom_gradient
+            def derivative(x):
+                return first, lambda upstream: upstream * 5 * x
+
+            return upstream * derivative(x)
+
+        return x**4, rule
+
+    x = torch.tensor(2.0, requires_grad=True)
+    (first,) = torch.autograd.grad(fused(x), x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x, create_graph=True)
+    (third,) = torch.autograd.grad(second, x)
+    assert (first.item(), second.item(), third.item()) == (32, 10, 5)
+
+
+def test_what_a_rule_does_to_a_callers_list_is_seen():
+    seen = []
+
+    @op_custom_gradient
+    def op(x):
+        def rule(upstream):
+            seen.append(upstream)
+            return upstream * 7
+
+        return x * 2, rule
+
+    x = torch.tensor(1.0, requires_grad=True)
+    for _ in range(3):
+        op(x).backward()
+    assert len(seen) == 3
+
+
+# --- vjp, which op_vjp and op_grad stand on ---------------------------------------------------------------------
+
+
+@op_custom_gradient
+def cube(x):
+    square = x * x
+    return square * x, lambda upstream: upstream * 3 * square
+
+
+def test_vjp_nests():
+    derivative = lambda x: cube(x) * x
+    for expected in (32, 48, 48, 24):
+        derivative = op_grad(derivative)
+        assert derivative(torch.tensor(2.0)).item() == expected
+    assert not derivative(torch.tensor(2.0)).requires_grad
+
+
+@pytest.mark.parametrize("outside", ["nothing", "the input", "the upstream", "a captured tensor"])
+def test_results_require_grad_only_when_something_outside_does(outside):
+    x = torch.tensor([2.0, 3.0], requires_grad=outside == "the input")
+    by = torch.tensor(5.0, requires_grad=outside == "a captured tensor")
+    upstream = torch.ones(2, requires_grad=outside == "the upstream")
+    output, pullback = op_vjp(lambda x: cube(x) * by, x)
+    (gradient,) = pullback(upstream)
+    assert gradient.tolist() == [60, 135]
+    assert gradient.requires_grad == (outside != "nothing")
+    assert output.requires_grad == (outside in ("the input", "a captured tensor"))
+
+
+def test_a_derivative_of_a_vjp_with_respect_to_what_it_captures():
+    by = torch.tensor(5.0, requires_grad=True)
+    gradient = op_grad(lambda x: cube(x) * by**2)(torch.tensor(2.0))
+    gradient.backward()
+    assert (gradient.item(), by.grad.item()) == (300, 120)
+
+
+def test_pullbacks_many_times_and_without_dependence():
+    x, y = torch.tensor([1.0, 2.0]), torch.tensor(3.0)
+    (_, constant), pullback = op_vjp(lambda x, y, n: (x * n, torch.ones(2)), x, y, torch.tensor(4))
+    for factor in (1.0, 2.0):
+        of_x, of_y, of_n = pullback((torch.full((2,), factor), torch.ones(2)))
+        assert (of_x.tolist(), of_y.item(), of_n) == ([4 * factor, 4 * factor], 0, None)
+    assert not constant.requires_grad
+
+
+def test_vjp_inside_torch_func_and_without_gradients():
+    derivative = lambda x: op_grad(lambda x: cube(x) * x)(x)
+    assert torch.func.grad(derivative)(torch.tensor(2.0)) == 48
+    assert torch.vmap(derivative)(torch.tensor([2.0, 1.0])).tolist() == [32, 4]
+    with torch.no_grad():
+        value, gradient = op_value_and_grad(lambda x: cube(x) * x)(torch.tensor(2.0))
+    assert (value.item(), gradient.item(), gradient.requires_grad) == (16, 32, False)
+
+
+def test_the_same_tensor_as_two_arguments():
+    x = torch.tensor(2.0, requires_grad=True)
+    of_x, of_y = op_grad(lambda x, y: x * x * y, argnums=(0, 1))(x, x)
+    assert (of_x.item(), of_y.item()) == (8, 4)

@@ -1,0 +1,279 @@
+"""The transformations of torch.func and dual numbers, nested in each other and under torch.compile.
+
+Rules are wrong on purpose, by a factor: a number that autodiff found by itself does not pass.
+"""
+
+import functools
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+
+from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient
+
+X = torch.tensor([0.5, -1.25, 2.0], dtype=torch.float64)
+
+
+def _sine(x):
+    slope = x.cos()
+    return x.sin(), lambda upstream: upstream * 7 * slope
+
+
+sine = op_custom_gradient(_sine)
+linear_sine = op_custom_gradient(_sine, forward_mode=True)
+
+
+@op_custom_gradient(forward_mode=True)
+def weighted(tree, power, count):
+    """Outputs of three shapes, an integer among them, from a tree, a static leaf and an integer."""
+    a, b = tree["a"], tree["b"]
+
+    def rule(u, of_count, v):
+        return {"b": 7 * u * a[:, None] ** power, "a": 5 * (u * b).sum(-1) + v * a}, None, None
+
+    return (a[:, None] ** power * b, count + 1, a.square()), rule
+
+
+def expected(order, x):
+    """The derivatives of linear_sine(x) ** 2: 7 cos for that of the op, autodiff's for that of its residual."""
+    s, c = x.sin(), x.cos()
+    return {1: 14 * s * c, 2: 98 * c * c - 14 * s * s, 3: -196 * c * s - 98 * c * s - 14 * s * c}[order]
+
+
+# --- Orders and nestings ----------------------------------------------------------------------------------------
+
+
+def _of_cube(x):
+    return cube(x) * x
+
+
+@op_custom_gradient
+def cube(x):
+    square = x * x
+    return square * x, lambda upstream: upstream * 3 * square
+
+
+@pytest.mark.parametrize(("order", "value"), [(1, 32.0), (2, 48.0), (3, 48.0), (4, 24.0)])
+def test_every_order_goes_through_the_residuals(order, value):
+    derivative = functools.reduce(lambda f, _: grad(f), range(order), _of_cube)
+    assert derivative(torch.tensor(2.0)) == value
+    assert vmap(derivative)(torch.tensor([2.0, 2.0])).tolist() == [value, value]
+
+
+NESTINGS = {
+    "grad": (1, lambda f: vmap(grad(f))),
+    "grad of vmap": (1, lambda f: grad(lambda x: vmap(f)(x).sum())),
+    "vjp": (1, lambda f: lambda x: vjp(lambda x: f(x), x)[1](torch.ones_like(x))[0]),
+    "jacrev": (1, lambda f: lambda x: jacrev(f)(x).diagonal()),
+    "jacrev of jacrev": (2, lambda f: lambda x: torch.einsum("iii->i", jacrev(jacrev(f))(x))),
+    "grad of grad": (2, lambda f: vmap(grad(grad(f)))),
+    "vmap of vmap of grad": (1, lambda f: lambda x: vmap(vmap(grad(f)))(x[:, None])[:, 0]),
+    "grad of vmap of grad": (2, lambda f: grad(lambda x: vmap(grad(f))(x).sum())),
+    "eager backward of vmap": (1, lambda f: lambda x: _backward(lambda x: vmap(f)(x), x)),
+    "eager backward of grad": (2, lambda f: lambda x: _backward(vmap(grad(f)), x)),
+    "grads in a batch": (1, lambda f: lambda x: _batched_backward(f, x).diagonal()),
+}
+FORWARD_NESTINGS = {
+    "jvp": (1, lambda f: lambda x: jvp(f, (x,), (torch.ones_like(x),))[1]),
+    "jacfwd": (1, lambda f: lambda x: jacfwd(f)(x).diagonal()),
+    "hessian": (2, lambda f: lambda x: hessian(lambda x: f(x).sum())(x).diagonal()),
+    "jacfwd of jacfwd": (2, lambda f: lambda x: torch.einsum("iii->i", jacfwd(jacfwd(f))(x))),
+    "jacrev of jacfwd": (2, lambda f: lambda x: torch.einsum("iii->i", jacrev(jacfwd(f))(x))),
+    "jacfwd of hessian": (3, lambda f: lambda x: torch.einsum("iii->i", jacfwd(hessian(lambda x: f(x).sum()))(x))),
+    "vmap of jvp": (1, lambda f: vmap(lambda x: jvp(f, (x,), (torch.ones_like(x),))[1])),
+    "jvp of vmap": (1, lambda f: lambda x: jvp(vmap(f), (x,), (torch.ones_like(x),))[1]),
+    "dual numbers": (1, lambda f: lambda x: _dual(f, x)),
+    "linearize": (1, lambda f: lambda x: torch.func.linearize(f, x)[1](torch.ones_like(x))),
+}
+
+
+def _backward(f, x):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(f(x).sum(), x)[0]
+
+
+def _batched_backward(f, x):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(f(x), x, torch.eye(len(x), dtype=x.dtype), is_grads_batched=True)[0]
+
+
+def _dual(f, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+
+@pytest.mark.parametrize("op", [sine, linear_sine], ids=["reverse", "forward_mode"])
+@pytest.mark.parametrize("nesting", NESTINGS)
+def test_reverse_mode(nesting, op):
+    order, transformation = NESTINGS[nesting]
+    torch.testing.assert_close(transformation(lambda x: op(x) ** 2)(X), expected(order, X))
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr:UserWarning")  # linearize of torch 2.13
+@pytest.mark.parametrize("nesting", FORWARD_NESTINGS)
+def test_forward_mode_is_the_transpose_of_the_rule(nesting):
+    order, transformation = FORWARD_NESTINGS[nesting]
+    torch.testing.assert_close(transformation(lambda x: linear_sine(x) ** 2)(X), expected(order, X))
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr:UserWarning")  # linearize of torch 2.13
+@pytest.mark.parametrize("nesting", FORWARD_NESTINGS)
+def test_forward_mode_that_was_not_promised_is_refused(nesting):
+    _, transformation = FORWARD_NESTINGS[nesting]
+    with pytest.raises(TransformationError) as error:
+        transformation(sine)(X)
+    assert str(error.value) == (
+        "_sine: forward mode needs a rule that is linear in upstream, got jvp, jacfwd or a dual number; "
+        "if it is, say so with op_custom_gradient(forward_mode=True)"
+    )
+
+
+def test_forward_mode_past_an_op_needs_no_promise():
+    value, tangent = jvp(lambda t: sine(X) * t, (torch.tensor(2.0),), (torch.tensor(3.0),))
+    torch.testing.assert_close((value, tangent), (2 * X.sin(), 3 * X.sin()))
+
+
+def test_forward_mode_of_a_tree():
+    a, b, count = torch.randn(2), torch.randn(2, 3), torch.tensor(4)
+    tangents = torch.randn(2), torch.randn(2, 3)
+    (_, count, _), (of_product, of_count, of_square) = jvp(
+        lambda a, b: weighted({"b": b, "a": a}, 1, count), (a, b), tangents
+    )
+    torch.testing.assert_close(of_product, 5 * tangents[0][:, None] * b + 7 * a[:, None] * tangents[1])
+    torch.testing.assert_close(of_square, tangents[0] * a)
+    assert (count, of_count) == (5, 0)
+
+
+# --- vmap -------------------------------------------------------------------------------------------------------
+
+
+@op_custom_gradient
+def product(x, y):
+    return x * y, lambda upstream: (3 * upstream * y, 5 * upstream * x)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3])
+@pytest.mark.parametrize(("in_dims", "shapes"), [((0, None), (1, 0)), ((None, 0), (0, 1)), ((0, 0), (1, 1))])
+def test_vmap_over_some_arguments(in_dims, shapes, size):
+    x, y = (torch.randn((size, 2) if batched else 2) for batched in shapes)
+    of_x, of_y = vmap(grad(lambda x, y: (2 * product(x, y)).sum(), argnums=(0, 1)), in_dims)(x, y)
+    torch.testing.assert_close(of_x, (6 * y).expand(size, 2))
+    torch.testing.assert_close(of_y, (10 * x).expand(size, 2))
+
+
+def test_gradients_per_sample_of_a_module():
+    class Scale(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 3)
+            self.weight = torch.nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, x):
+            return product(self.linear(x), self.weight.expand(3))
+
+    module, x = Scale(), torch.randn(4, 2)
+    parameters = {name: p.detach() for name, p in module.named_parameters()}
+    loss = lambda parameters, x: functional_call(module, parameters, (x,)).sum()
+    gradients = vmap(grad(loss), (None, 0))(parameters, x)
+    torch.testing.assert_close(gradients["weight"], 5 * module.linear(x).sum(-1).detach())
+    torch.testing.assert_close(gradients["linear.weight"], (4.5 * x)[:, None].expand(4, 3, 2))
+
+
+# --- Captured values --------------------------------------------------------------------------------------------
+
+
+def test_variables_are_found_under_functional_call():
+    class Line(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+
+        def forward(self, x):
+            @op_custom_gradient
+            def line(x):
+                def rule(upstream, variables):
+                    (weight,) = variables
+                    return 3 * upstream * weight[1], [5 * torch.stack([upstream.sum(), (upstream * x).sum()])]
+
+                return self.weight[0] + self.weight[1] * x, rule
+
+            return line(x)
+
+    x, weight = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0])
+    of_weight, of_x = grad(lambda w, x: 2 * functional_call(Line(), {"weight": w}, (x,)).sum(), (0, 1))(weight, x)
+    assert of_weight.tolist() == [30.0, 60.0]
+    assert of_x.tolist() == [30.0, 30.0, 30.0]
+
+
+@pytest.mark.parametrize("transformation", [grad, lambda f: lambda x: vmap(grad(f))(x[None]), jacrev])
+def test_a_tensor_of_an_outer_level_is_refused(transformation):
+    @op_custom_gradient
+    def scaled(x, *, by):
+        return x * by, lambda upstream: upstream * by
+
+    def outer(y):
+        return transformation(lambda x: scaled(x, by=y * 2))(torch.tensor(3.0)).sum()
+
+    with pytest.raises(CustomGradientTypeError) as error:
+        grad(outer)(torch.tensor(2.0))
+    assert str(error.value) == (
+        "scaled: f must be given every tensor that is differentiated, got a captured f32[]; pass it as an argument"
+    )
+
+
+def test_an_inner_op_defines_the_second_order():
+    @op_custom_gradient
+    def fused(x):
+        first = 4 * x**3
+
+        def rule(upstream):
+            @op_custom_gradient
+            def derivative(x):
+                return first, lambda upstream: upstream * 5 * x
+
+            return upstream * derivative(x)
+
+        return x**4, rule
+
+    x = torch.tensor(2.0)
+    assert grad(fused)(x) == 32
+    assert grad(grad(fused))(x) == 10
+    assert vmap(grad(grad(fused)))(x[None]) == 10
+
+
+# --- Never dropped ----------------------------------------------------------------------------------------------
+
+
+@op_custom_gradient(forward_mode=True)
+def dead_sine(x):
+    return x.sin(), lambda upstream: torch.zeros_like(upstream)
+
+
+WAYS = {
+    "plain": dead_sine,
+    "vmap": vmap(dead_sine),
+    "grad": grad(lambda x: dead_sine(x).sum()),
+    "grad of vmap": grad(lambda x: vmap(dead_sine)(x).sum()),
+    "vmap of grad": vmap(grad(dead_sine)),
+    "jacrev": lambda x: jacrev(dead_sine)(x).sum(0),
+    "jvp": lambda x: jvp(dead_sine, (x,), (torch.ones_like(x),))[1],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("compiler", [None, "eager", "aot_eager", "inductor"])
+@pytest.mark.usefixtures("compiling")
+def test_a_rule_is_never_dropped(way, compiler):
+    transformed = WAYS[way] if compiler is None else torch.compile(WAYS[way], backend=compiler)
+    x = X.clone().requires_grad_()
+    if compiler == "eager" and ("grad" in way or "jac" in way):
+        # Dynamo cannot go on after any break in a graph of torch.func with its debugging backend
+        with pytest.raises(AssertionError, match="False != True"):
+            transformed(x)
+        return
+    result = transformed(x)
+    if way in ("plain", "vmap"):
+        torch.testing.assert_close(result, X.sin())
+        (result,) = torch.autograd.grad(result.sum(), x)
+    assert result.tolist() == [0, 0, 0]
