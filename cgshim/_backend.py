@@ -14,7 +14,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from cgshim._errors import BackendError, describe, sentence
 
@@ -114,22 +114,24 @@ def constant_when_traced(function: F) -> F:
 
 def load(name: str) -> Backend:
     """The backend called name, imported; a BackendError says what is missing, and whose it is."""
-    _import(name)
-    return _loaded[name]
+    return cast(Backend, sys.modules[_import(name)])
 
 
-_loaded: dict[str, Backend] = {}
+_modules: dict[str, str] = {}
 
 
 @constant_when_traced
-def _import(name: str) -> None:
-    if name in _loaded:
-        return
+def _import(name: str) -> str:
+    """Import the backend called name, once; the name of its module."""
+    try:
+        return _modules[name]
+    except KeyError:
+        pass
     point = entry_points().get(name)
     if point is None:
         raise BackendError(_unknown(name))
     try:
-        _loaded[name] = point.load()
+        return _modules.setdefault(name, point.load().__name__)
     except Exception as error:  # a plug-in is a stranger's code: whatever it raises is its own fault, by name
         raise BackendError(_broken(name, point, error)) from error
 
@@ -359,4 +361,4 @@ def mixed(op: str, backend: Backend, leaf: object) -> BackendError:
 @constant_when_traced
 def name_of(backend: Backend) -> str:
     """The name under which a loaded backend is registered."""
-    return next(name for name, loaded in _loaded.items() if loaded is backend)
+    return next(name for name, module in _modules.items() if module == backend.__name__)

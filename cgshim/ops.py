@@ -8,6 +8,8 @@ needs and that frameworks spell differently. `cgshim.op_<name>` is `cgshim.ops.<
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -130,32 +132,42 @@ def _numpy_named(name: str) -> Callable[..., Any]:
         backend = backend_of([*args, *kwargs.values()])
         args = tuple(_tensors_of(name, backend, arg) for arg in args)
         kwargs = {key: _tensors_of(name, backend, value) for key, value in kwargs.items()}
-        key = name, name_of(backend)
-        _translate(*key)
-        return _translated[key](*(_numbers_to_tensors(backend, args) if elementwise else args), **kwargs)
+        translated, keywords = getattr(_translations, _translate(name, name_of(backend)))
+        by_position = _numbers_to_tensors(backend, args) if elementwise else args
+        by_name = dict(zip(keywords, by_position))  # noqa: B905  # where autoray names none, all stay as they are
+        return translated(*by_position[len(by_name) :], **by_name, **kwargs)
 
     function.__name__ = function.__qualname__ = name.rpartition(".")[2]
     function.__doc__ = f"numpy.{name} on the tensors of any backend."
     return function
 
 
-_translated: dict[tuple[str, str], Callable[..., Any]] = {}
+_translations = types.SimpleNamespace()  # torch.compile reads an attribute when it comes to it, a dict as a whole
 
 
 @constant_when_traced
-def _translate(name: str, framework: str) -> None:
-    """Find the framework's function of this NumPy name."""
-    if (name, framework) in _translated:
-        return
+def _translate(name: str, framework: str) -> str:
+    """Find the framework's function of this NumPy name, once; the attribute of _translations that holds it."""
+    attribute = f"{framework}_{name}".replace(".", "_")
+    if hasattr(_translations, attribute):
+        return attribute
     import autoray
 
     try:
-        _translated[name, framework] = autoray.get_lib_fn(_NAMESPACES.get(framework, framework), name)
+        translated = autoray.get_lib_fn(_NAMESPACES.get(framework, framework), name)
     except (ImportError, AttributeError) as error:
         raise BackendError(
             sentence(f"op_{name}", f"NumPy's {name} must exist in {framework}", "nothing of that name",
                      f"call {framework}'s own function")
         ) from error  # fmt: skip
+    setattr(_translations, attribute, (translated, _keywords(translated)))
+    return attribute
+
+
+def _keywords(translated: Callable[..., Any]) -> list[str]:
+    """NumPy's names for the parameters that autoray renames; by name, for torch.compile mistakes their order."""
+    closed_over = inspect.getclosurevars(translated).nonlocals if inspect.isfunction(translated) else {}
+    return list(closed_over.get("translator", ()))
 
 
 def _tensors_of(name: str, backend: Backend, value: Any) -> Any:

@@ -21,7 +21,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / f"{framework}_plugin.py").write_text(module)
         monkeypatch.syspath_prepend(str(tmp_path))
         finding.entry_points.cache_clear()
-        monkeypatch.setattr(finding, "_loaded", dict(finding._loaded))
+        monkeypatch.setattr(finding, "_modules", dict(finding._modules))
 
     yield install_it
     finding.entry_points.cache_clear()

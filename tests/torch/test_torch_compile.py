@@ -1,5 +1,8 @@
 """torch.compile and torch.export. Rules are wrong on purpose, by a factor."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -207,3 +210,24 @@ def test_export_of_the_forward_pass(strict):
     model, x = Model(), torch.randn(3)
     exported = torch.export.export(model, (x,), strict=strict)
     torch.testing.assert_close(exported.module()(x), model(x))
+
+
+FIRST_USE = """
+import torch, cgshim
+
+@cgshim.op_custom_gradient
+def column_sums(x):
+    e = cgshim.op_exp(x)
+    return cgshim.op_sum(e, axis=0), lambda upstream: 7 * e * upstream
+
+x = torch.arange(6.0).reshape(3, 2).div(10).requires_grad_()
+y = torch.compile(column_sums, fullgraph=True, backend="aot_eager")(x)
+y.backward(torch.tensor([2.0, -3.0]))
+torch.testing.assert_close(y, x.exp().sum(0))
+torch.testing.assert_close(x.grad, 7 * x.exp() * torch.tensor([2.0, -3.0]))
+"""
+
+
+def test_first_use_of_cgshim_and_of_its_ops_may_be_in_a_compiled_function():
+    program = subprocess.run([sys.executable, "-c", FIRST_USE], capture_output=True, text=True)
+    assert program.returncode == 0, program.stderr
