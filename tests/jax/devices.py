@@ -1,0 +1,79 @@
+"""Run by test_jax_devices.py in a process of its own, where the CPU is several devices: prints what it checked."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax_ops import CUBES, PRODUCTS, by_rule, cube_both_modes, product_both_modes
+
+N = jax.device_count()
+MESH = jax.make_mesh((N,), ("d",), axis_types=(AxisType.Auto,))
+EXPLICIT = jax.make_mesh((N,), ("d",), axis_types=(AxisType.Explicit,))
+X = jnp.linspace(-2.0, 3.0, 2 * N)
+Y = jnp.array(10.0)
+
+
+def shard(f, mesh=MESH):
+    """f over slices of its first argument."""
+    return jax.shard_map(f, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
+
+
+def pmap(one, product):
+    x = X.reshape(N, 2)
+    yield jax.pmap(jax.grad(lambda x: (x * one(x)).sum()))(x), by_rule(x)
+    yield jax.grad(lambda x: jax.pmap(lambda x: x * one(x))(x).sum())(x), by_rule(x)
+
+
+def shard_map(one, product):
+    yield shard(lambda x, y: jax.grad(lambda x: (x * one(x)).sum())(x))(X, Y), by_rule(X)
+    loss = jax.grad(lambda x, y: (shard(product)(x, y) * x).sum(), (0, 1))
+    for gradient in loss, jax.jit(loss):
+        of_x, of_y = gradient(X, Y)
+        yield of_x, 7 * Y * X + Y * X
+        yield of_y, 11 * (X * X).sum()  # the devices share y: its gradient is their sum
+    second = jax.grad(lambda y: jax.grad(lambda x: (shard(product)(x, y) * x).sum())(X).sum())
+    yield second(Y), (7 + 11) * X.sum()
+    yield jax.grad(lambda x: shard(jax.vmap(product, (0, None)))(x, Y).sum())(X), 7 * Y + 0 * X
+    yield shard(lambda x, y: jax.grad(lambda x: jax.vmap(product, (0, None))(x, y).sum())(x))(X, Y), 7 * Y + 0 * X
+    hessian = jax.jvp(jax.grad(lambda x: shard(lambda x, y: x * one(x))(x, Y).sum()), (X,), (jnp.ones_like(X),))[1]
+    yield hessian, by_rule(X, 2)
+
+
+def forward_shard_map(one, product):
+    yield jax.jvp(lambda x: shard(product_both_modes)(x, Y), (X,), (X,))[1], 7 * Y * X
+    yield shard(lambda x, y: jax.jvp(cube_both_modes, (x,), (x,))[1])(X, Y), 15 * X**3
+
+
+def sharded_jit(one, product):
+    x = jax.device_put(X, NamedSharding(MESH, P("d")))
+    gradient = jax.jit(jax.grad(lambda x: (x * one(x)).sum()))(x)
+    assert gradient.sharding.spec == P("d")
+    yield gradient, by_rule(X)
+    yield jax.jit(jax.grad(lambda y: (product(x, y) * x).sum()))(Y), 11 * (X * X).sum()
+
+
+def explicit_shardings(one, product):
+    with jax.set_mesh(EXPLICIT):
+        x = jax.device_put(X, NamedSharding(EXPLICIT, P("d")))
+        of_x, of_y = jax.jit(jax.grad(lambda x, y: (product(x, y) * x).sum(), (0, 1)))(x, Y)
+        assert jax.typeof(of_x).sharding.spec == P("d")
+        yield of_x, 7 * Y * X + Y * X
+        yield of_y, 11 * (X * X).sum()
+        yield jax.jit(jax.vmap(jax.grad(product), (0, None)))(x, Y), 7 * Y + 0 * X
+        yield jax.jit(jax.grad(lambda x: jax.vmap(product, (0, None))(x, Y).sum()))(x), 7 * Y + 0 * X
+        yield jax.jit(jax.grad(lambda y: jax.vmap(product, (0, None))(x, y).sum()))(Y), 11 * X.sum()
+        yield jax.grad(lambda x: jax.grad(lambda x: (x * one(x)).sum())(x).sum())(x), by_rule(X, 2)
+
+
+CHECKS = (pmap, shard_map, forward_shard_map, sharded_jit, explicit_shardings)
+
+if __name__ == "__main__":
+    assert int(sys.argv[1]) == N
+    for mode in CUBES:
+        for check in CHECKS:
+            for found, expected in check(CUBES[mode], PRODUCTS[mode]):
+                np.testing.assert_allclose(found, expected, rtol=1e-5, err_msg=check.__name__)
+            print(N, mode, check.__name__)

@@ -1,0 +1,26 @@
+"""pmap, shard_map and sharded programs on several devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("devices.py")
+MODES = ("reverse", "both modes")
+CHECKS = ("pmap", "shard_map", "forward_shard_map", "sharded_jit", "explicit_shardings")
+
+
+@pytest.mark.parametrize("devices", [4, 8])
+def test_on_simulated_devices(devices):
+    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    run = subprocess.run(
+        [sys.executable, "-W", "error", PROGRAM, str(devices)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == [f"{devices} {mode} {check}" for mode in MODES for check in CHECKS]

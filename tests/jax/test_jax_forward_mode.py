@@ -1,0 +1,107 @@
+"""Forward mode is the transpose of the rule where the author promises that it is linear; else one sentence."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax_ops import STAGINGS, cube, cube_both_modes, product_both_modes
+
+from cgshim import TransformationError, op_custom_gradient
+
+X = jnp.array([0.5, -2.0, 3.0])
+V = jnp.array([1.0, 10.0, 100.0])
+
+FORWARD = {
+    "jvp": lambda f: jax.jvp(f, (X,), (V,))[1],
+    "jacfwd": lambda f: jax.jacfwd(f)(X) @ V,
+    "linearize": lambda f: jax.linearize(f, X)[1](V),
+    "jit of jvp": lambda f: jax.jit(lambda x, v: jax.jvp(f, (x,), (v,))[1])(X, V),
+    "jit of jacfwd": lambda f: jax.jit(jax.jacfwd(f))(X) @ V,
+    "jit of linearize": lambda f: jax.jit(lambda x, v: jax.linearize(f, x)[1](v))(X, V),
+    "vmap of jvp": lambda f: jax.vmap(lambda x, v: jax.jvp(f, (x,), (v,))[1])(X, V),
+    "jvp of vmap": lambda f: jax.jvp(jax.vmap(f), (X,), (V,))[1],
+    "jvp of a while loop": lambda f: jax.jvp(
+        lambda x: jax.lax.while_loop(lambda c: c[1], lambda c: (f(c[0]), False), (x, True))[0], (X,), (V,)
+    )[1],
+}
+
+
+@pytest.fixture(params=FORWARD)
+def forward(request):
+    return FORWARD[request.param]
+
+
+@pytest.fixture(params=STAGINGS)
+def staging(request):
+    return STAGINGS[request.param]
+
+
+def test_the_transpose_of_a_promised_rule(forward, staging):
+    np.testing.assert_allclose(forward(staging(cube_both_modes)), 15 * V * X**2)
+
+
+def test_what_is_not_promised_is_refused(forward, staging):
+    with pytest.raises(TransformationError) as refusal:
+        forward(staging(cube))
+    assert str(refusal.value) == (
+        "cube: forward mode needs a rule that is linear in upstream, got jvp, jacfwd or linearize; "
+        "if it is, say so with op_custom_gradient(forward_mode=True)"
+    )
+
+
+@pytest.mark.parametrize(
+    "rule", [lambda u: jnp.clip(u, -1, 1), lambda u: u**2, lambda u: u * u, lambda u: u / jnp.linalg.norm(u)]
+)
+def test_a_promise_that_is_not_kept_is_refused(rule):
+    bent = op_custom_gradient(lambda x: (x * x, rule), forward_mode=True, name="bent")
+    with pytest.raises(TransformationError) as refusal:
+        jax.jvp(bent, (X,), (V,))
+    assert str(refusal.value) == (
+        "bent: forward mode needs a rule that is linear in upstream, got one that JAX cannot transpose; "
+        "write it in linear operations, or use reverse mode"
+    )
+    assert jax.grad(lambda x: bent(x).sum())(X).shape == X.shape
+
+
+@op_custom_gradient(forward_mode=True)
+def mixed(tree, k, scale, *, factor=3):
+    """Trees, several outputs, an integer argument and output, static leaves and options."""
+    a, b = tree["a"], tree["b"][0]
+
+    def rule(upstream):
+        of_a = 2.0 * upstream["product"] * b * factor + 5.0 * upstream["sum"][0]
+        of_b = 7.0 * (upstream["product"] * a).sum() + upstream["sum"][0].sum()
+        return {"a": of_a, "b": (of_b, None)}, None, None
+
+    return {"product": a * b, "sum": (a + b, k + 1), "word": scale}, rule
+
+
+@pytest.mark.parametrize("compiler", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_trees_several_arguments_and_static_leaves(compiler):
+    b, k = jnp.array(2.0), jnp.arange(3)
+
+    def f(a, b):
+        out = mixed({"a": a, "b": (b, "static")}, k, "word", factor=4)
+        assert out["word"] == "word"
+        return out["product"], out["sum"][0], out["sum"][1] * 1.0
+
+    values, tangents = compiler(lambda *v: jax.jvp(f, (X, b), v))(V, jnp.array(10.0))
+    np.testing.assert_allclose(values[2], [1, 2, 3])
+    of_product, of_sum, of_integers = tangents
+    np.testing.assert_allclose(of_product, 16 * V + 70 * X)
+    np.testing.assert_allclose(of_sum, 5 * V + 10)
+    np.testing.assert_allclose(of_integers, 0)
+    np.testing.assert_allclose(compiler(lambda v: jax.jvp(lambda b: f(X, b), (b,), (v,))[1][0])(10.0), 70 * X)
+
+
+def test_forward_mode_of_one_of_two_arguments_is_free_of_the_other():
+    for y in (2.0, jnp.array(2.0)):
+        assert jax.jvp(lambda x: product_both_modes(x, jnp.asarray(y)), (X,), (V,))[1].tolist() == (14 * V).tolist()  # noqa: B023
+    assert jax.jvp(lambda y: product_both_modes(X, y), (2.0,), (1.0,))[1].tolist() == (11 * X).tolist()
+
+
+def test_complex_numbers():
+    z = jnp.array([1 + 2j, 3 - 1j])
+    square = op_custom_gradient(lambda z: (z * z, lambda upstream: upstream * 6 * z), forward_mode=True)
+    np.testing.assert_allclose(jax.jvp(square, (z,), (1j * z,))[1], 6j * z * z)
+    np.testing.assert_allclose(jax.grad(lambda z: square(z).real.sum())(z), 6 * z)

@@ -1,0 +1,60 @@
+"""JAX's own settings change nothing: the second custom_vjp, leak checks, strict promotion, 32 bits, more checks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax_ops import STAGINGS, by_rule, cube, cube_both_modes, product
+
+from cgshim import CustomGradientTypeError, op_custom_gradient
+
+SETTINGS = {
+    "jax_custom_vjp3": True,
+    "jax_check_tracer_leaks": True,
+    "jax_numpy_dtype_promotion": "strict",
+    "jax_enable_x64": False,
+    "jax_enable_checks": True,
+    "jax_use_direct_linearize": False,
+}
+
+
+@pytest.fixture(params=SETTINGS, autouse=True)
+def _setting(request):
+    before = getattr(jax.config, request.param)
+    jax.config.update(request.param, SETTINGS[request.param])
+    yield
+    jax.config.update(request.param, before)
+
+
+@pytest.mark.parametrize("staging", ["eager", "jit", "scan"])
+def test_orders_and_modes(staging):
+    x = jnp.array([0.5, -2.0, 3.0])
+    for op in cube, cube_both_modes:
+        loss = STAGINGS[staging](lambda x: (x * op(x)).sum())  # noqa: B023
+        np.testing.assert_allclose(jax.grad(loss)(x), by_rule(x), rtol=1e-6)
+        np.testing.assert_allclose(jax.jit(jax.hessian(loss))(x), jnp.diag(by_rule(x, 2)), rtol=1e-6)
+        np.testing.assert_allclose(jax.jacrev(jax.jacrev(loss))(x), jnp.diag(by_rule(x, 2)), rtol=1e-6)
+    forward = STAGINGS[staging](cube_both_modes)
+    np.testing.assert_allclose(jax.jvp(forward, (x,), (x,))[1], 15 * x**3, rtol=1e-6)
+
+
+def test_batches():
+    x, y = jnp.array([[0.5, -2.0, 3.0]]), jnp.array([10.0])
+    of_y = jax.jit(jax.grad(lambda y: jax.vmap(product, (0, None))(x, y[0]).sum()))(y)
+    np.testing.assert_allclose(of_y, [16.5])
+
+
+def test_captured_tracers():
+    def loss(w, x, rule):
+        return op_custom_gradient(lambda x: (w * x, lambda upstream, **kw: rule(upstream, w, x, kw)))(x)
+
+    def takes(upstream, w, x, given):
+        return (3 * upstream * w, [5 * upstream * x]) if given else 3 * upstream * w
+
+    args = jnp.array(2.0), jnp.array(10.0)
+    for gradient in (jax.grad(loss, (0, 1)), jax.jit(jax.grad(loss, (0, 1)), static_argnums=2)):
+        assert [g.item() for g in gradient(*args, takes)] == [50, 6]
+    refused = op_custom_gradient(lambda x: (x, lambda upstream: upstream))
+    assert jax.grad(refused)(args[0]) == 1
+    with pytest.raises(CustomGradientTypeError, match="grad_fn must take variables"):
+        jax.grad(lambda w: op_custom_gradient(lambda x: (w * x, lambda upstream: upstream))(args[1]))(args[0])
