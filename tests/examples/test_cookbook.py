@@ -1,0 +1,137 @@
+"""Each recipe is right: its op by differences, and in what it is there for."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cgshim import op_clip, op_convert_to_numpy, op_convert_to_tensor, op_grad, op_sum, op_vjp
+from cgshim.testing import check_gradients
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+X = np.array([-1.3, 0.4, 2.1, 0.7])
+IMAGE = np.linspace(-1.0, 2.0, 30).reshape(5, 6) ** 3
+MATRIX = np.array([[4.0, -1.0, 0.5], [0.3, 3.0, 1.0], [-0.7, 0.2, 5.0]])
+PARAMETERS = (0.1 * MATRIX, X[:3])
+
+
+def tensor(array, dtype="float64"):
+    return op_convert_to_tensor(np.asarray(array), dtype)
+
+
+# --- Every op against differences, or against the surrogate that it states ---------------------------------------
+
+OPS = {
+    "straight_through.quantise": ([X], lambda op: lambda x: op(x, 2), lambda x: op_clip(x, -1.0, 1.0)),
+    "gradient_reversal.reverse_gradient": ([X], lambda op: lambda x: op(x, 0.3), lambda x: -0.3 * x),
+    "clipped_gradient.clip_gradient": ([X], lambda op: lambda x: op(x, 1e3), None),
+    "stable_functions.log1pexp": ([X], None, None),
+    "stable_functions.logsumexp": ([X], None, None),
+    "stable_functions.safe_norm": ([X], None, None),
+    "stable_functions.log_sinh": ([X**2], None, None),
+    "implicit_differentiation.solve": ([MATRIX, X[:3]], None, None),
+    "scipy_adjoint.blur": ([IMAGE], None, None),
+    "scipy_adjoint.adjoint_of_blur": ([IMAGE], None, None),
+}
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_gradients(name):
+    arrays, wrap, surrogate = OPS[name]
+    module, _, attribute = name.partition(".")
+    op = getattr(importlib.import_module(module), attribute)
+    modes = ("reverse", "forward") if op.forward_mode else ("reverse",)
+    args = [tensor(array) for array in arrays]
+    check_gradients(wrap(op) if wrap else op, args, modes=modes, against=surrogate)
+
+
+def test_gradients_of_the_fixed_point():
+    from implicit_differentiation import fixed_point, layer
+
+    start = tensor(X[:3])
+    parameters = tuple(tensor(array) for array in PARAMETERS)
+    check_gradients(lambda p: fixed_point(layer, p, start), [parameters], modes=("reverse",))
+
+
+def test_gradients_of_what_is_recomputed():
+    from recompute import block, recompute
+
+    check_gradients(recompute(block), [tensor(X), tensor(1.1)], modes=("reverse",))
+
+
+# --- What each is there for --------------------------------------------------------------------------------------
+
+
+def test_the_clipped_gradient_keeps_its_direction():
+    from clipped_gradient import clip_gradient
+
+    upstream = np.array([3.0, -4.0])
+    for norm, expected in [(1.0, upstream / 5), (10.0, upstream)]:
+        _, pullback = op_vjp(lambda x, norm=norm: clip_gradient(x, norm), tensor([1.0, 2.0]))
+        np.testing.assert_allclose(op_convert_to_numpy(pullback(tensor(upstream))[0]), expected, rtol=1e-9)
+
+
+STABLE = {
+    "log1pexp": lambda x: (np.logaddexp(0, x), 1 / (1 + np.exp(-x)), np.exp(-abs(x)) / (1 + np.exp(-abs(x))) ** 2),
+    "log_sinh": lambda x: (x + np.log(-np.expm1(-2 * x) / 2), 1 / np.tanh(x), -1 / np.sinh(x) ** 2),
+}
+
+
+@pytest.mark.parametrize(("name", "at"), [*(("log1pexp", x) for x in (-80.0, -5.0, 0.0, 3.0, 100.0)),
+                                          *(("log_sinh", x) for x in (1e-3, 2.0, 100.0))])  # fmt: skip
+def test_a_stable_function_is_right_in_float32_at_two_orders(name, at):
+    import stable_functions
+
+    op, x = getattr(stable_functions, name), tensor(at, "float32")
+    found = [op_convert_to_numpy(fn(x)) for fn in (op, op_grad(op), op_grad(op_grad(op)))]
+    np.testing.assert_allclose(found, STABLE[name](at), rtol=2e-5, atol=1e-30)
+
+
+def test_the_adjoint_of_scipys_routine():
+    from scipy_adjoint import adjoint_of_blur, blur
+
+    product = lambda a, b: np.sum(op_convert_to_numpy(a) * op_convert_to_numpy(b))
+    other = tensor(np.cos(IMAGE))
+    np.testing.assert_allclose(product(blur(tensor(IMAGE)), other), product(tensor(IMAGE), adjoint_of_blur(other)))
+
+
+COMPILERS = {"jax": "jit", "tensorflow": "function"}
+
+
+def test_scipys_routine_in_compiled_code(backend):
+    from scipy_adjoint import misfit
+
+    if backend not in COMPILERS:
+        pytest.skip(f"the example has no door from compiled code of {backend} to the host")
+    compiler = getattr(importlib.import_module(backend), COMPILERS[backend])
+    image, observed = tensor(IMAGE, "float32"), tensor(IMAGE[::-1].copy(), "float32")
+    eager, compiled = (op_convert_to_numpy(fn(image, observed)) for fn in (op_grad(misfit), compiler(op_grad(misfit))))
+    np.testing.assert_allclose(compiled, eager, rtol=1e-5, atol=1e-5)
+
+
+def test_recomputing_takes_less_memory(backend):
+    grown = {name: peak_growth(backend, name) for name in ("plain", "recomputed")}
+    assert grown["recomputed"] < 0.8 * grown["plain"]
+
+
+def peak_growth(backend, name):
+    command = [sys.executable, str(EXAMPLES / "recompute.py"), "--memory", name]
+    environment = {**os.environ, "CGSHIM_BACKEND": backend}
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"(\d+) MB,", printed)[1])
+
+
+def test_a_gradient_penalty_through_the_linear_solve():
+    from implicit_differentiation import solve
+
+    penalty = lambda solver: lambda right: op_sum(op_grad(lambda b: op_sum(solver(tensor(MATRIX), b) ** 2))(right) ** 2)
+    inverse = np.linalg.inv(MATRIX)
+    quadratic = inverse.T @ inverse  # the gradient of |x|^2 with respect to b is 2 Q b
+    found = op_convert_to_numpy(op_grad(penalty(solve))(tensor(X[:3])))
+    np.testing.assert_allclose(found, 8 * quadratic @ quadratic @ X[:3], rtol=1e-6)
