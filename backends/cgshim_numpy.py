@@ -69,8 +69,8 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
     if not any(map(isbox, (*inputs, *run.variables))):
         return run.checked(call(inputs, run.remake_f(run.variables))[0])
     outputs = _apply(run, *inputs, *run.variables)
-    outputs = [outputs] if len(run.outputs) == 1 else list(outputs)
-    return [out if _is_float(value) else value for out, value in zip(outputs, run.outputs, strict=True)]
+    outputs = [outputs] if run.outputs == 1 else list(outputs)
+    return [out if _is_float(out) else convert_to_numpy(out) for out in outputs]
 
 
 class _Run:
@@ -80,7 +80,7 @@ class _Run:
     arguments do. While a rule runs, the boxes of the derivative that it is part of are constants to the ops in it.
     """
 
-    outputs: list[Array]
+    outputs: int
     rule: Rule
 
     def __init__(self, call: Call, count: int) -> None:
@@ -98,10 +98,11 @@ class _Run:
         return f
 
     def __call__(self, values: Sequence[Array]) -> Array:
-        self.outputs, self.rule = self.at(values)
+        outputs, self.rule = self.at(values)
         self.rule.require_variables(self.variables)
-        self.outputs = [out if _is_float(out) else np.asarray(out) for out in self.checked(self.outputs)]
-        return self.outputs[0] if len(self.outputs) == 1 else tuple(self.outputs)
+        self.outputs = len(outputs)
+        outputs = [out if _is_float(out) else np.asarray(out) for out in self.checked(outputs)]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def at(self, values: Sequence[Array]) -> tuple[list[Array], Rule]:
         """f's outputs and its rule for these inputs and variables."""
@@ -114,6 +115,12 @@ class _Run:
                 self.call.refuse_captured(output)
         return outputs
 
+    def kept(self, values: Sequence[Array]) -> Sequence[Array]:
+        """Of the values only the variables, unless the rule or an outer derivative needs the inputs too."""
+        if self.rule.needs_inputs or any(map(isbox, values)):
+            return values
+        return [None] * self.count + list(values[self.count :])
+
     def gradients(self, values: Sequence[Array], upstreams: Sequence[Array], level: int) -> list[Array | None]:
         """The rule's gradients; its residuals are functions of the values when these are boxes of an outer one."""
         rule = self.at(values)[1] if any(map(isbox, values)) else self.rule
@@ -123,7 +130,12 @@ class _Run:
         finally:
             _level_of_rule.reset(token)
         gradients = of_inputs + (of_variables or [None] * len(self.variables))
-        return [vspace(x).zeros() if g is None else g for x, g in zip(values, gradients, strict=True)]
+        return [self._zeros(at) if g is None else g for at, g in enumerate(gradients)]
+
+    def _zeros(self, at: int) -> Array:
+        shapes = [*self.call.shapes, *[box.shape for box in self.variables]]
+        dtypes = [*self.call.dtypes, *[box.dtype for box in self.variables]]
+        return np.zeros(shapes[at], dtypes[at])
 
 
 _level_of_rule: ContextVar[int] = ContextVar("cgshim_numpy_level_of_rule", default=-1)
@@ -142,9 +154,10 @@ def _vjp_of_apply(
     argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any
 ) -> Callable[[Any], Sequence[Array]]:
     run, *values = args
+    values = run.kept(values)
 
     def vjp(upstream: Any) -> list[Array]:
-        upstreams = [upstream] if len(run.outputs) == 1 else [upstream[i] for i in range(len(run.outputs))]
+        upstreams = [upstream] if run.outputs == 1 else [upstream[i] for i in range(run.outputs)]
         gradients = run.gradients(values, upstreams, trace_stack.top)
         return [gradients[argnum - 1] for argnum in argnums]
 
@@ -159,7 +172,7 @@ def _jvp_of_apply(argnums: Sequence[int], tangents: Sequence[Any], ans: Any, arg
     level = trace_stack.top
 
     def rule(upstream: Any) -> Any:
-        upstreams = [upstream] if len(run.outputs) == 1 else [upstream[i] for i in range(len(run.outputs))]
+        upstreams = [upstream] if run.outputs == 1 else [upstream[i] for i in range(run.outputs)]
         gradients = run.gradients(values, upstreams, level)
         return tuple_of_boxes((tuple_of_boxes(tuple(gradients[argnum - 1] for argnum in argnums)), upstream))
 
@@ -173,7 +186,7 @@ defjvp_argnums(_apply, _jvp_of_apply)
 
 
 def _is_float(x: Array) -> bool:
-    return np.result_type(x).kind in "fcV"
+    return x.dtype.kind in "fcV"
 
 
 def vjp(

@@ -1,0 +1,118 @@
+"""Measures cgshim against code by hand on every backend, prints the table, and writes docs/performance.md.
+
+`python -m benchmarks --quick` takes some minutes, and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.cases import CASES, EVERYWHERE, MILLISECONDS_OF_IMPORT, Case
+
+HERE = Path(__file__).parent
+REPORT = HERE.parent / "docs" / "performance.md"
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_ENABLE_ONEDNN_OPTS": "0",  # with it TensorFlow hands no memory back, and a peak shows once
+}
+HEADER = "| backend | case | by hand | cgshim | target | | Keras |\n|---|---|--:|--:|--:|---|--:|"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a fifth of a second a case, and no report")
+    parser.add_argument("--backend", action="append", dest="backends", choices=EVERYWHERE)
+    parser.add_argument("--only", default="", help="the cases whose names hold this")
+    options = parser.parse_args()
+    lines = [HEADER]
+    print(HEADER)
+    for line in _rows(options.backends or EVERYWHERE, 0.2 if options.quick else 1.0, options.only):
+        lines.append(line)
+        print(line, flush=True)
+    if not (options.quick or options.backends or options.only):
+        REPORT.write_text(f"{(HERE / 'performance.md').read_text().format(about=_about(), table=chr(10).join(lines))}")
+
+
+def _rows(backends: tuple[str, ...], seconds: float, only: str) -> Iterator[str]:
+    for backend in backends:
+        for at, measured in _measured(backend, seconds, only):
+            yield _row(backend, CASES[at], measured)
+    if not only:
+        yield _row_of_import()
+
+
+def _measured(backend: str, seconds: float, only: str) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
+    """What a process of its own measures for a backend."""
+    command = [sys.executable, "-m", "benchmarks.worker", backend, "--seconds", str(seconds), "--only", only]
+    environment = os.environ | ENVIRONMENT
+    if backend != "numpy":  # where Keras's custom_gradient has no gradient
+        environment |= {"KERAS_BACKEND": backend}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        yield from map(json.loads, worker.stdout)
+    if worker.returncode:
+        raise SystemExit(f"the measurements of {backend} failed")
+
+
+def _row(backend: str, case: Case, measured: dict[str, dict[str, float]]) -> str:
+    by_hand = measured["by hand"]["median"]
+    unit = f"{by_hand / 1e6:.0f} MB" if case.measured == "peaks" else _in_units(by_hand)
+    keras = f"{measured['keras']['ratio']:.2f}" if "keras" in measured else ""
+    return _cells(backend, case.name, unit, measured["cgshim"]["ratio"], case.targets.get(backend), keras)
+
+
+def _cells(backend: str, name: str, by_hand: str, got: float, target: float | None, keras: str) -> str:
+    verdict = "" if target is None else "met" if round(got, 2) <= target else "missed"
+    return f"| {backend} | {name} | {by_hand} | {got:.2f} | {target or ''} | {verdict} | {keras} |"
+
+
+def _in_units(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
+
+
+def _row_of_import() -> str:
+    """Milliseconds of the processor that `import cgshim` takes, beyond Python's own start."""
+    taken = [_seconds_of("import cgshim") - _seconds_of("pass") for _ in range(21)]
+    milliseconds = 1e3 * statistics.median(taken)
+    return _cells("", "import cgshim, in ms", "", milliseconds, MILLISECONDS_OF_IMPORT, "")
+
+
+def _seconds_of(code: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def _about() -> str:
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _MEASURED)
+    machine = f"{_processor()}, {os.cpu_count()} cores, {platform.system()}"
+    return f"{datetime.date.today()}: {machine}; Python {platform.python_version()}; {versions}"
+
+
+_MEASURED = ("cgshim", "numpy", "autograd", "jax", "torch", "tensorflow-cpu", "keras", "optree")
+
+
+def _processor() -> str:
+    """The processor's name, where Linux tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What is measured: one row a case, and for each backend the ratio to code by hand that it should not exceed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+EVERYWHERE = ("numpy", "jax", "torch", "tensorflow")
+
+
+class Case(NamedTuple):
+    """An op, in a use of it that a framework knows by name, on arguments of a size."""
+
+    name: str
+    op: str
+    use: str
+    size: int = 1
+    """how many elements a tensor has; one is a scalar"""
+    width: int = 1
+    """how many leaves, or how many levels"""
+    targets: Mapping[str, float] = MappingProxyType({})
+    measured: str = "times"
+
+
+EAGER = {"torch": 1.25, "jax": 1.2, "tensorflow": 1.1, "numpy": 1.2}
+COMPILED = {"torch": 1.02, "jax": 1.02, "tensorflow": 1.02}
+FUNC = {"torch": 1.25}
+LARGE = {"torch": 1.03}
+WIDE = dict.fromkeys(EVERYWHERE, 1.5)
+MEMORY = dict.fromkeys(EVERYWHERE, 1.01)
+PLAIN = {"torch": 1.5, "numpy": 1.5}
+
+CASES = [
+    Case("scalar, no gradient needed", "cube", "plain", targets=PLAIN),
+    Case("scalar, forward", "cube", "forward"),
+    Case("scalar, forward and backward", "cube", "gradient", targets=EAGER),
+    Case("the same, with a residual", "residual", "gradient", targets=EAGER),
+    Case("scalar, double backward", "cube", "second order"),
+    Case("100k elements, no gradient needed", "cube", "plain", 100_000, targets=PLAIN),
+    Case("100k elements, forward and backward", "cube", "gradient", 100_000, targets=LARGE),
+    Case("10M elements, forward and backward", "cube", "gradient", 10_000_000, targets=LARGE),
+    Case("three static leaves", "static", "gradient"),
+    Case("three outputs", "three_outputs", "gradient"),
+    Case("eight tensors in a nested dict", "tree", "gradient"),
+    Case("the framework's grad", "cube", "func grad", targets=FUNC),
+    Case("vmap of grad, 100 scalars", "cube", "vmap of grad", 100, targets=FUNC),
+    Case("compiled, 100k elements", "cube", "compiled", 100_000, targets=COMPILED),
+    Case("compiled by XLA, 100k elements", "cube", "compiled by XLA", 100_000, targets=COMPILED),
+    Case("tracing", "cube", "tracing", targets={"jax": 1.15}),
+    Case("1 leaf", "leaves", "gradient"),
+    Case("10 leaves", "leaves", "gradient", width=10),
+    Case("100 leaves", "leaves", "gradient", width=100),
+    Case("1000 leaves", "leaves", "gradient", width=1000, targets=WIDE),
+    Case("1 level deep", "nested", "gradient"),
+    Case("10 levels deep", "nested", "gradient", width=10),
+    Case("peak memory of four in a row", "cube", "chain", 10_000_000, targets=MEMORY, measured="peaks"),
+    Case("the same, with a residual", "residual", "chain", 10_000_000, targets=MEMORY, measured="peaks"),
+    Case("peak memory under checkpoint", "residual", "checkpointed chain", 10_000_000,
+         targets=MEMORY, measured="peaks"),
+]  # fmt: skip
+
+MILLISECONDS_OF_IMPORT = 15

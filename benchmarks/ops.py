@@ -1,0 +1,97 @@
+"""The ops that are compared, by cgshim: plain arithmetic, so that each is written once for all frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cgshim import op_custom_gradient
+
+Op = Callable[..., Any]
+
+
+def cube(x):
+    return x * x * x, lambda upstream: 3 * upstream * x * x
+
+
+def residual(x):
+    """The same number, by a rule that keeps an intermediate result."""
+    square = x * x
+    return square * x, lambda upstream: 3 * upstream * square
+
+
+def static(x, kind, config, scale):
+    """Three leaves of the arguments are no tensors."""
+    assert kind == "cube"
+    assert config is None
+    return scale * x * x * x, lambda upstream: 3 * scale * upstream * x * x
+
+
+def three_outputs(x):
+    return (2 * x, x * x, 5 * x), lambda a, b, c: 2 * a + 2 * b * x + 5 * c
+
+
+def tree(params):
+    """Eight tensors in a nested dict."""
+
+    def grad(upstream):
+        return {name: {key: 2 * upstream * leaf for key, leaf in layer.items()} for name, layer in params.items()}
+
+    return sum(leaf * leaf for layer in params.values() for leaf in layer.values()), grad
+
+
+def leaves(tensors):
+    """A list of any number of tensors."""
+    return sum(tensors), lambda upstream: [7 * upstream for _ in tensors]
+
+
+def nested(lists):
+    """One tensor, some lists deep."""
+    x = innermost(lists)
+    return x * x, lambda upstream: nest(2 * upstream * x, depth_of(lists))
+
+
+def innermost(lists):
+    while isinstance(lists, list):
+        lists = lists[0]
+    return lists
+
+
+def depth_of(lists):
+    return 1 + depth_of(lists[0]) if isinstance(lists, list) else 0
+
+
+def nest(x, depth):
+    return [nest(x, depth - 1)] if depth else x
+
+
+FUNCTIONS = (cube, residual, static, three_outputs, tree, leaves, nested)
+
+BY_CGSHIM: dict[str, Op] = {f.__name__: op_custom_gradient(f) for f in FUNCTIONS}
+
+
+def arguments(op: str, tensor: Callable[[], Any], width: int) -> tuple[Any, ...]:
+    """What an op is called with; the first argument is differentiated."""
+    if op == "static":
+        return tensor(), "cube", None, 2.0
+    if op == "tree":
+        return ({f"layer{n}": {"w": tensor(), "b": tensor()} for n in range(4)},)
+    if op == "leaves":
+        return ([tensor() for _ in range(width)],)
+    if op == "nested":
+        return (nest(tensor(), width),)
+    return (tensor(),)
+
+
+def by_keras() -> dict[str, Op]:
+    """The ops of one tensor, in the only form that Keras's custom_gradient takes on each of its backends."""
+    import keras
+
+    def portable(f: Op) -> Op:
+        def with_portable_rule(x):
+            output, rule = f(x)
+            return output, lambda *args, upstream=None: rule(args[0] if upstream is None else upstream)
+
+        return keras.ops.custom_gradient(with_portable_rule)
+
+    return {f.__name__: portable(f) for f in (cube, residual)}

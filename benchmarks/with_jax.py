@@ -1,0 +1,125 @@
+"""JAX: the ops as jax.custom_vjps, and the uses of them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.ops import depth_of, innermost, nest
+
+
+def _by_hand(function, forward, backward, static=()):
+    op = jax.custom_vjp(function, nondiff_argnums=static)
+    op.defvjp(forward, backward)
+    return op
+
+
+def _residual(x):
+    square = x * x
+    return square * x, square
+
+
+def _sum_of_squares(params):
+    return sum(leaf * leaf for layer in params.values() for leaf in layer.values())
+
+
+def _static(x, kind, config, scale):
+    assert kind == "cube"
+    assert config is None
+    return scale * x * x * x
+
+
+def _three_outputs(x):
+    return 2 * x, x * x, 5 * x
+
+
+BY_HAND = {
+    "cube": _by_hand(lambda x: x * x * x, lambda x: (x * x * x, x), lambda x, upstream: (3 * upstream * x * x,)),
+    "residual": _by_hand(lambda x: x * x * x, _residual, lambda square, upstream: (3 * upstream * square,)),
+    "static": _by_hand(
+        _static, lambda x, *rest: (_static(x, *rest), x),
+        lambda kind, config, scale, x, upstream: (3 * scale * upstream * x * x,), static=(1, 2, 3),
+    ),
+    "three_outputs": _by_hand(
+        _three_outputs, lambda x: (_three_outputs(x), x),
+        lambda x, upstream: (2 * upstream[0] + 2 * upstream[1] * x + 5 * upstream[2],),
+    ),
+    "tree": _by_hand(
+        _sum_of_squares, lambda params: (_sum_of_squares(params), params),
+        lambda params, upstream: (jax.tree.map(lambda leaf: 2 * upstream * leaf, params),),
+    ),
+    "leaves": _by_hand(
+        lambda tensors: sum(tensors), lambda tensors: (sum(tensors), tensors),
+        lambda tensors, upstream: ([7 * upstream for _ in tensors],),
+    ),
+    "nested": _by_hand(
+        lambda lists: innermost(lists) ** 2, lambda lists: (innermost(lists) ** 2, lists),
+        lambda lists, upstream: (nest(2 * upstream * innermost(lists), depth_of(lists)),),
+    ),
+}  # fmt: skip
+
+
+def tensor(size):
+    return jnp.linspace(0.5, 1.5, size) if size > 1 else jnp.float32(0.7)
+
+
+def plain(op, *args):
+    return _done(lambda: op(*args))
+
+
+def forward(op, x):
+    return _done(lambda: jax.vjp(op, x)[0])
+
+
+def gradient(op, first, *static):
+    upstream = jax.tree.map(jnp.ones_like, op(first, *static))
+    return _done(lambda: jax.vjp(lambda first: op(first, *static), first)[1](upstream))
+
+
+def second_order(op, x):
+    return _done(partial(jax.grad(jax.grad(op)), x))
+
+
+def func_grad(op, x):
+    return _done(partial(jax.grad(op), x))
+
+
+def vmap_of_grad(op, xs):
+    return _done(partial(jax.vmap(jax.grad(op)), xs))
+
+
+def compiled(op, x):
+    return _done(partial(jax.jit(jax.grad(lambda x: op(x).sum())), x))
+
+
+def tracing(op, x):
+    return lambda: jax.jit(lambda x: jax.grad(op)(x)).lower(x)
+
+
+def chain(op, x):
+    return gradient(lambda x: op(op(op(op(x)))), x)
+
+
+def checkpointed_chain(op, x):
+    twice = jax.checkpoint(lambda x: op(op(x)))
+    return gradient(lambda x: twice(twice(x)), x)
+
+
+def _done(run):
+    return lambda: jax.block_until_ready(run())
+
+
+USES = {
+    "plain": plain,
+    "forward": forward,
+    "gradient": gradient,
+    "second order": second_order,
+    "func grad": func_grad,
+    "vmap of grad": vmap_of_grad,
+    "compiled": compiled,
+    "tracing": tracing,
+    "chain": chain,
+    "checkpointed chain": checkpointed_chain,
+}

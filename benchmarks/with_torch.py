@@ -1,0 +1,208 @@
+"""PyTorch: the ops as torch.autograd.Functions, and the uses of them."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks.ops import innermost
+
+torch.set_num_threads(1)
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (x,) = ctx.saved_tensors
+        return 3 * upstream * x * x
+
+
+class CubeOfFunc(torch.autograd.Function):
+    """For torch.func, which wants setup_context; that costs 15 us a call in eager mode."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    backward = Cube.backward
+
+
+class Residual(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        square = x * x
+        ctx.save_for_backward(square)
+        return square * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (square,) = ctx.saved_tensors
+        return 3 * upstream * square
+
+
+class Static(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, kind, config, scale):
+        assert kind == "cube"
+        assert config is None
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return scale * x * x * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (x,) = ctx.saved_tensors
+        return 3 * ctx.scale * upstream * x * x, None, None, None
+
+
+class ThreeOutputs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 2 * x, x * x, 5 * x
+
+    @staticmethod
+    def backward(ctx, a, b, c):
+        (x,) = ctx.saved_tensors
+        return 2 * a + 2 * b * x + 5 * c
+
+
+class Tree(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *leaves):
+        ctx.save_for_backward(*leaves)
+        return sum(leaf * leaf for leaf in leaves)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return tuple(2 * upstream * leaf for leaf in ctx.saved_tensors)
+
+
+class Leaves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *tensors):
+        ctx.count = len(tensors)
+        return sum(tensors)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return tuple(7 * upstream for _ in range(ctx.count))
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (x,) = ctx.saved_tensors
+        return 2 * upstream * x
+
+
+BY_HAND = {
+    "cube": Cube.apply,
+    "residual": Residual.apply,
+    "static": Static.apply,
+    "three_outputs": ThreeOutputs.apply,
+    "tree": lambda params: Tree.apply(*[leaf for layer in params.values() for leaf in layer.values()]),
+    "leaves": lambda tensors: Leaves.apply(*tensors),
+    "nested": lambda lists: Square.apply(innermost(lists)),
+    ("cube", "func grad"): CubeOfFunc.apply,
+    ("cube", "vmap of grad"): CubeOfFunc.apply,
+}
+
+
+def tensor(size):
+    return torch.linspace(0.5, 1.5, size) if size > 1 else torch.tensor(0.7)
+
+
+def plain(op, *args):
+    return lambda: op(*args)
+
+
+def forward(op, *args):
+    _differentiated(args)
+    return lambda: op(*args)
+
+
+def gradient(op, *args):
+    inputs = _differentiated(args)
+    outputs = op(*args)
+    upstream = [torch.ones_like(y) for y in (outputs if isinstance(outputs, tuple) else [outputs])]
+    return lambda: torch.autograd.grad(op(*args), inputs, upstream)
+
+
+def second_order(op, x):
+    one = torch.ones_like(x.requires_grad_())
+
+    def run():
+        (first,) = torch.autograd.grad(op(x), x, one, create_graph=True)
+        return torch.autograd.grad(first, x, one)
+
+    return run
+
+
+def func_grad(op, x):
+    gradient = torch.func.grad(op)
+    return lambda: gradient(x)
+
+
+def vmap_of_grad(op, xs):
+    gradients = torch.vmap(torch.func.grad(op))
+    return lambda: gradients(xs)
+
+
+def compiled(op, x):
+    run = torch.compile(lambda x: op(x), fullgraph=True)
+    return gradient(run, x)
+
+
+def tracing(op, x):
+    one = torch.ones_like(x.requires_grad_())
+
+    def run():
+        torch.compiler.reset()
+        return torch.autograd.grad(torch.compile(lambda x: op(x), backend="aot_eager", fullgraph=True)(x), x, one)
+
+    return run
+
+
+def chain(op, x):
+    return gradient(lambda x: op(op(op(op(x)))), x)
+
+
+def checkpointed_chain(op, x):
+    twice = lambda x: checkpoint(lambda x: op(op(x)), x, use_reentrant=False)
+    return gradient(lambda x: twice(twice(x)), x)
+
+
+def _differentiated(args):
+    leaves = torch.utils._pytree.tree_leaves(args)
+    return [x.requires_grad_() for x in leaves if isinstance(x, torch.Tensor)]
+
+
+USES = {
+    "plain": plain,
+    "forward": forward,
+    "gradient": gradient,
+    "second order": second_order,
+    "func grad": func_grad,
+    "vmap of grad": vmap_of_grad,
+    "compiled": compiled,
+    "tracing": tracing,
+    "chain": chain,
+    "checkpointed chain": checkpointed_chain,
+}
