@@ -13,7 +13,7 @@ nox.options.error_on_missing_interpreters = True
 # What the tests of a backend import, beside cgshim: its framework, and the libraries of its own world.
 FRAMEWORKS = {
     "numpy": ["scikit-learn"],
-    "jax": ["jax", "equinox", "flax", "keras", "scikit-learn"],
+    "jax": ["jax", "equinox", "flax", "flatbuffers", "keras", "scikit-learn"],
     "torch": ["torch", "keras", "scikit-learn"],
     "tensorflow": ["tensorflow-cpu", "keras", "scikit-learn"],
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -15,6 +16,7 @@ from _cgshim_jax_primitives import Transposed
 from jax.core import Tracer
 from jax.custom_derivatives import SymbolicZero
 
+from cgshim._closure import lift
 from cgshim._errors import CustomGradientError, CustomGradientTypeError
 
 if TYPE_CHECKING:
@@ -123,6 +125,46 @@ def is_differentiable(x: Any) -> bool:
 
 def run_staged(call: Call, inputs: Sequence[Array]) -> Sequence[Array]:
     """Stage f and its rule, and give the outputs the rule's gradients."""
+    return _run_in_rule(call, inputs) if is_running_rule() else _run_staged_now(call, inputs)
+
+
+def _run_in_rule(call: Call, inputs: Sequence[Array]) -> Sequence[Array]:
+    """An op in a rule: its own rule is staged only once that is differentiated, for rules may call each other."""
+    captured, remake = lift(call.f, _is_tracer, _nothing)
+    at = [i for i, x in enumerate(inputs) if isinstance(x, Tracer)]
+
+    def bind(arguments: Sequence[Array]) -> tuple[Call, list[Array]]:
+        bound = copy.copy(call)
+        bound.f = remake(arguments[len(at) :])
+        full = list(inputs)
+        for i, x in zip(at, arguments[: len(at)], strict=True):
+            full[i] = x
+        return bound, full
+
+    def run(*arguments: Array) -> list[Array]:
+        bound, full = bind(arguments)
+        outputs = bound(full)[0]
+        call.output = bound.output
+        return outputs
+
+    def differentiated(*arguments: Array) -> list[Array]:
+        with _running_rule():
+            return list(_run_staged_now(*bind(arguments)))
+
+    op: Any = jax.custom_jvp(run)
+    op.defjvp(lambda primals, tangents: jax.jvp(differentiated, primals, tangents))
+    return list(op(*(inputs[i] for i in at), *captured))
+
+
+def _is_tracer(x: object) -> bool:
+    return isinstance(x, Tracer)
+
+
+def _nothing() -> None:
+    """A function that captured nothing: whatever f captured is there to be lifted."""
+
+
+def _run_staged_now(call: Call, inputs: Sequence[Array]) -> Sequence[Array]:
     staged, arguments = _stage(call, inputs)
     return staged(arguments)
 

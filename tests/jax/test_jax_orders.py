@@ -123,3 +123,20 @@ def test_clipping_is_no_linear_rule_and_has_a_second_order(staging):
     assert jax.grad(loss)(THREE) == 21
     assert jax.grad(jax.grad(loss))(THREE) == 7
     assert jax.grad(lambda x: x * jax.grad(lambda x: x * clip(x))(x))(2.0) == 18 + 14 + 2 * 7
+
+
+@pytest.mark.parametrize("forward_mode", [False, True])
+def test_rules_that_call_each_other(forward_mode, staging):
+    """To stage a rule is to stage the ops in it, but not their rules in turn: there is no end to these."""
+
+    @op_custom_gradient(forward_mode=forward_mode)
+    def sine(x):
+        return jnp.sin(x), lambda upstream: upstream * 3.0 * cosine(x)
+
+    @op_custom_gradient(forward_mode=forward_mode)
+    def cosine(x):
+        return jnp.cos(x), lambda upstream: upstream * -5.0 * sine(x)
+
+    second = staging(jax.grad(jax.grad(sine)))
+    np.testing.assert_allclose(staging(sine)(THREE), np.sin(3.0), rtol=1e-6)
+    np.testing.assert_allclose(second(THREE), -15 * np.sin(3.0), rtol=1e-6)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import cgshim
+import cgshim.ops
 from cgshim import op_custom_gradient
 from cgshim._backend import Tensor
 from cgshim.testing.conformance._framework import Framework
@@ -156,3 +157,19 @@ def nested_recipe_of_an_expression(framework: Framework, op: Callable[[Tensor], 
     second = nth_derivative(lambda x: op(3.0 * x) * x, 2)
     first_slope, second_slope = 11.0 * 36.0, 13.0 * 6.0
     framework.check_equal(second(framework.tensor(2.0)), np.array(2 * 3.0 * first_slope + 9.0 * second_slope * 2.0))
+
+
+@op_custom_gradient
+def sine(x: Tensor) -> Any:
+    return cgshim.ops.sin(x), lambda u: u * 3.0 * cosine(x)
+
+
+@op_custom_gradient
+def cosine(x: Tensor) -> Any:
+    return cgshim.ops.cos(x), lambda u: u * -5.0 * sine(x)
+
+
+@case(order={"1": (1, 3 * np.cos(2.0)), "2": (2, -15 * np.sin(2.0)), "3": (3, -45 * np.cos(2.0))})
+def rules_that_call_each_other(framework: Framework, order: tuple[int, float]) -> None:
+    times, expected = order
+    framework.check_equal(nth_derivative(sine, times)(framework.tensor(2.0)), np.array(expected))
