@@ -11,6 +11,9 @@ from pathlib import Path
 
 import cells
 
+sys.path.append(str(Path(__file__).parents[1]))
+from gaps import GAPS
+
 HEAD = """\
 # Transformations
 
@@ -35,6 +38,8 @@ def write(folder: Path, document: Path) -> int:
         words = [_word(column.get(row), notes) for column in columns.values()]
         lines.append(f"| {row} | {' | '.join(words)} |")
     lines += ["", *(f"{number}. {note}" for number, note in enumerate(notes, 1))]
+    lines += ["", "Known gaps, each a test that fails as long as its reason stands:", ""]
+    lines += [f"- {backend}, `{test}`: {reason}" for (backend, test), reason in GAPS.items()]
     document.write_text("\n".join(lines).rstrip() + "\n")
     return sum(outcome == "wrong" for column in columns.values() for outcome, _ in column.values())
 
