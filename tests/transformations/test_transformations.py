@@ -10,6 +10,12 @@ import pytest
 
 from cgshim import TransformationError
 
+# Seen with torch 2.13 in November 2026, in torch itself: Dynamo makes a Function to stand for ctx; inductor imports.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+]
+
 
 def pytest_generate_tests(metafunc):
     if "cell" in metafunc.fixturenames:
