@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import optree
@@ -202,7 +202,7 @@ def vjp(
         return tuple_of_boxes((tuple_of_boxes(tuple(fn(*full))), floats))
 
     floats = tuple(inputs[at] for at in at_floats)
-    pull_back, (outputs, _) = make_vjp(fn_of_floats, floats)
+    pull_back, (outputs, _) = cast(Any, make_vjp)(fn_of_floats, floats)  # autograd has no types
 
     def pullback(upstreams: Sequence[Array]) -> list[Array | None]:
         gradients: list[Array | None] = [None] * len(inputs)

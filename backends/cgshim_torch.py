@@ -15,6 +15,7 @@ import torch
 from _cgshim_torch_functions import differentiable
 from _cgshim_torch_functions import is_tensor as is_tensor
 from _cgshim_torch_graph import depends_on_more, is_transformed
+from optree.utils import total_order_sorted
 from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _register(kind: type) -> None:
 def _with_sorted_keys(tree: Any) -> Any:
     """tree for torch's own pytree, which Dynamo can trace, and to which the order of a dict's keys would matter."""
     if type(tree) is dict:
-        return {key: _with_sorted_keys(tree[key]) for key in optree.utils.total_order_sorted(tree)}
+        return {key: _with_sorted_keys(tree[key]) for key in total_order_sorted(tree)}
     if isinstance(tree, (list, tuple)):
         make = getattr(type(tree), "_make", type(tree))
         return make([_with_sorted_keys(child) for child in tree])
