@@ -43,7 +43,7 @@ try:  # Names of JAX's own: a JAX without them is served by staging everything.
     from jax._src.core import EvalTrace, trace_ctx
     from jax._src.interpreters.ad import JVPTrace, LinearizeTrace
     from jax._src.interpreters.partial_eval import JaxprTrace
-except ImportError:  # pragma: no cover
+except ImportError:
 
     def surroundings() -> Surroundings:
         """What surrounds the code that runs now."""
@@ -130,26 +130,25 @@ def run_staged(call: Call, inputs: Sequence[Array]) -> Sequence[Array]:
 
 def _run_in_rule(call: Call, inputs: Sequence[Array]) -> Sequence[Array]:
     """An op in a rule: its own rule is staged only once that is differentiated, for rules may call each other."""
-    captured, remake = lift(call.f, _is_tracer, _nothing)
+    captured, remake = lift(call.f, _is_tracer)
     at = [i for i, x in enumerate(inputs) if isinstance(x, Tracer)]
 
-    def bind(arguments: Sequence[Array]) -> tuple[Call, list[Array]]:
-        bound = copy.copy(call)
-        bound.f = remake(arguments[len(at) :])
+    def filled(arguments: Sequence[Array]) -> list[Array]:
         full = list(inputs)
-        for i, x in zip(at, arguments[: len(at)], strict=True):
+        for i, x in zip(at, arguments, strict=False):
             full[i] = x
-        return bound, full
+        return full
 
     def run(*arguments: Array) -> list[Array]:
-        bound, full = bind(arguments)
-        outputs = bound(full)[0]
-        call.output = bound.output
-        return outputs
+        return call(filled(arguments), remake(arguments[len(at) :]))[0]
 
     def differentiated(*arguments: Array) -> list[Array]:
+        bound = copy.copy(call)
+        bound.f = remake(arguments[len(at) :])
         with _running_rule():
-            return list(_run_staged_now(*bind(arguments)))
+            outputs = list(_run_staged_now(bound, filled(arguments)))
+        call.output = bound.output  # where it is differentiated at once, nothing else runs
+        return outputs
 
     op: Any = jax.custom_jvp(run)
     op.defjvp(lambda primals, tangents: jax.jvp(differentiated, primals, tangents))
@@ -158,10 +157,6 @@ def _run_in_rule(call: Call, inputs: Sequence[Array]) -> Sequence[Array]:
 
 def _is_tracer(x: object) -> bool:
     return isinstance(x, Tracer)
-
-
-def _nothing() -> None:
-    """A function that captured nothing: whatever f captured is there to be lifted."""
 
 
 def _run_staged_now(call: Call, inputs: Sequence[Array]) -> Sequence[Array]:

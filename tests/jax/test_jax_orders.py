@@ -140,3 +140,23 @@ def test_rules_that_call_each_other(forward_mode, staging):
     second = staging(jax.grad(jax.grad(sine)))
     np.testing.assert_allclose(staging(sine)(THREE), np.sin(3.0), rtol=1e-6)
     np.testing.assert_allclose(second(THREE), -15 * np.sin(3.0), rtol=1e-6)
+
+
+@op_custom_gradient
+def pieces(x):
+    """Outputs in a tree, with the rules 3 and 5 x."""
+    return {"a": x * 2.0, "b": (x * x, "static")}, lambda upstream: 3.0 * upstream["a"] + 5.0 * upstream["b"][0] * x
+
+
+@op_custom_gradient
+def summed(x):
+    def rule(upstream):
+        found = pieces(x)
+        return upstream * (found["a"] + found["b"][0])
+
+    return jnp.sin(x), rule
+
+
+def test_an_op_in_a_rule_has_its_tree_of_outputs(staging):
+    np.testing.assert_allclose(staging(jax.grad(summed))(THREE), 15.0)
+    np.testing.assert_allclose(staging(jax.grad(jax.grad(summed)))(THREE), 18.0)
