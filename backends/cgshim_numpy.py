@@ -86,7 +86,7 @@ class _Run:
     def __init__(self, call: Call, count: int) -> None:
         self.call = call
         self.count = count
-        captured, self._remake = lift(call.f, isbox, _nothing)
+        captured, self._remake = lift(call.f, isbox)
         level = _level_of_rule.get()
         self.variables = [box for box in captured if box._trace > level]
         self._constants = [None if box._trace > level else stop_gradient(box) for box in captured]
@@ -139,10 +139,6 @@ class _Run:
 
 
 _level_of_rule: ContextVar[int] = ContextVar("cgshim_numpy_level_of_rule", default=-1)
-
-
-def _nothing() -> None:
-    """A function that captured nothing: whatever f captured is there to be lifted."""
 
 
 @primitive  # type: ignore[untyped-decorator]  # autograd has no types

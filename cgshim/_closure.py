@@ -14,13 +14,14 @@ Recipe = Callable[[Sequence[Any]], Any]
 
 
 def lift(
-    function: Function, is_tensor: Callable[[Any], bool], of: Function, known: Sequence[Any] = ()
+    function: Function, is_tensor: Callable[[Any], bool], of: Function | None = None, known: Sequence[Any] = ()
 ) -> tuple[list[Any], Recipe]:
     """The known tensors and then those in the closure of a function that `of` made; how to make it round others.
 
     Cells, default values, nested functions, partials and Python's containers are searched; the attributes of objects
     are not, for an object is known by its identity. What `of` captured itself was there before the call: a function
-    or a container among it stays the one that it is, so that the caller sees what the rule does to it.
+    or a container among it stays the one that it is, so that the caller sees what the rule does to it. Without `of`
+    nothing was there before.
     """
     lifting = _Lifting(is_tensor, of, known)
     recipe = lifting.recipe(function)
@@ -32,7 +33,7 @@ class _Lifting:
 
     __slots__ = ("_entered", "_index", "_is_tensor", "_of", "tensors")
 
-    def __init__(self, is_tensor: Callable[[Any], bool], of: Function, known: Sequence[Any]) -> None:
+    def __init__(self, is_tensor: Callable[[Any], bool], of: Function | None, known: Sequence[Any]) -> None:
         self.tensors = list(known)
         self._is_tensor = is_tensor
         self._of = of

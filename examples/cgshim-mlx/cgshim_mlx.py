@@ -84,7 +84,7 @@ def _running_rule() -> Iterator[None]:
 
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
-    captured, remake = lift(call.f, is_tensor, _nothing)
+    captured, remake = lift(call.f, is_tensor)
     outputs, rule = call(_stopped(inputs), remake(_stopped(captured)))
     variable = [_is_variable(rule, x) for x in captured]
     # Whatever else reached f must not be differentiated; but in a running rule all that is captured is a constant.
@@ -102,10 +102,6 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
         return [mx.zeros_like(x) if g is None else g for x, g in zip(sources, found, strict=True)]
 
     return _attaching(call, gradients)([*inputs, *read], constant(outputs))
-
-
-def _nothing() -> None:
-    """A function that captured nothing: whatever f captured is there to be lifted."""
 
 
 def _is_variable(rule: Rule, captured: Array) -> bool:
