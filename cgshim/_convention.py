@@ -17,6 +17,7 @@ from cgshim._errors import (
     describe_tree,
     dtype_name,
     function_name,
+    is_complex,
     listing,
     sentence,
     shape_of,
@@ -347,7 +348,7 @@ def check_gradient(
         )  # fmt: skip
     if tensor.dtype == dtype:
         return tensor
-    if dtype_name(tensor.dtype).startswith("complex") and not dtype_name(dtype).startswith("complex"):
+    if is_complex(tensor.dtype) and not is_complex(dtype):
         raise CustomGradientValueError(
             sentence(op, f"the gradient of {of()} must be real as it is ({describe_spec(shape, dtype)})",
                      describe(tensor), "take the real part in the rule")

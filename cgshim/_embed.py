@@ -14,7 +14,7 @@ from cgshim._errors import (
     CustomGradientValueError,
     describe,
     describe_tree,
-    dtype_name,
+    is_complex,
     sentence,
     shape_of,
 )
@@ -143,7 +143,7 @@ def _value(op: str, backend: Backend, fx: Any, dtype: Any) -> Tensor:
 
 def _added_axes(op: str, fx: Tensor, x: Tensor, path: Callable[[], str]) -> int:
     """How many axes x has beyond those of fx."""
-    if _is_complex(fx.dtype) and not _is_complex(x.dtype):
+    if is_complex(fx.dtype) and not is_complex(x.dtype):
         raise CustomGradientValueError(
             sentence(op, f"{path()} must be complex when fx is", f"{describe(x)} for fx {describe(fx)}",
                      "embed the real and the imaginary part of fx by themselves")
@@ -175,7 +175,7 @@ def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: Callabl
     tensor = as_tensor(op, backend, gradient)
     if tensor is None:
         tensor = backend.convert_to_tensor(gradient)
-    if _is_complex(tensor.dtype) and not _is_complex(x.dtype):
+    if is_complex(tensor.dtype) and not is_complex(x.dtype):
         raise CustomGradientValueError(
             sentence(op, f"the gradient gx for {path()} must be real as it is",
                      f"{describe(tensor)} for {describe(x)}", "take its real part")
@@ -202,8 +202,3 @@ def _spread(op: str, scalar: Tensor, x: Tensor, path: Callable[[], str]) -> Tens
             sentence(op, f"the gradient gx for {path()} must have its shape where {path()} is sparse",
                      f"{describe(scalar)} for {describe(x)}", "give it where x is given")
         ) from error  # fmt: skip
-
-
-def _is_complex(dtype: object) -> bool:
-    """Whether a framework's dtype is one of its complex ones."""
-    return dtype_name(dtype).startswith("complex")

@@ -39,6 +39,11 @@ def dtype_name(dtype: object) -> str:
     return name if isinstance(name, str) else str(dtype).rpartition(".")[2]
 
 
+def is_complex(dtype: object) -> bool:
+    """Whether a framework's dtype is one of its complex ones."""
+    return dtype_name(dtype).startswith("complex")
+
+
 _SHORT = (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "i"))
 
 

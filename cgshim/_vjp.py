@@ -10,8 +10,8 @@ from cgshim._convention import check_gradient, is_differentiable
 from cgshim._errors import (
     CustomGradientTypeError,
     describe_tree,
-    dtype_name,
     function_name,
+    is_complex,
     sentence,
 )
 from cgshim._tree import ONE_TENSOR, Parts, fill_each, take_apart, take_apart_each
@@ -208,7 +208,8 @@ def _real_scalar(op: str, backend: Backend, output: Any) -> Any:
     if (
         backend.is_tensor(output)
         and tuple(output.shape) == ()
-        and dtype_name(output.dtype).startswith(("float", "bfloat"))
+        and is_differentiable(output.dtype)
+        and not is_complex(output.dtype)
     ):
         return output
     raise CustomGradientTypeError(

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from cgshim._backend import Backend, Tensor, backend_of, constant_when_traced, framework_of, load, name_of, unwrap
-from cgshim._errors import BackendError, dtype_name, sentence
+from cgshim._convention import is_differentiable
+from cgshim._errors import BackendError, dtype_name, is_complex, sentence
 from cgshim._tree import as_tensor
 
 
@@ -185,10 +186,12 @@ def _numbers_to_tensors(backend: Backend, args: Sequence[Any]) -> list[Any]:
 
 
 def _bend(backend: Backend, number: complex, tensors: Sequence[Tensor]) -> Tensor:
-    kind = dtype_name(tensors[0].dtype) if tensors else ""
-    fits = kind.startswith("complex") or (isinstance(number, (int, float)) and kind.startswith(("float", "bfloat")))
-    fits = fits or (isinstance(number, int) and kind != "bool")
-    return backend.convert_to_tensor(number, tensors[0].dtype if tensors and fits else None)
+    if not tensors:
+        return backend.convert_to_tensor(number)
+    kind = tensors[0].dtype
+    fits = is_complex(kind) or (isinstance(number, (int, float)) and is_differentiable(kind))
+    fits = fits or (isinstance(number, int) and dtype_name(kind) != "bool")
+    return backend.convert_to_tensor(number, kind if fits else None)
 
 
 class _Namespace:

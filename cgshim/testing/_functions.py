@@ -13,7 +13,7 @@ import numpy as np
 from cgshim._backend import Backend, Tensor, name_of
 from cgshim._convention import is_differentiable
 from cgshim._custom_gradient import Parameters
-from cgshim._errors import CustomGradientTypeError, describe_tree, dtype_name, sentence
+from cgshim._errors import CustomGradientTypeError, describe_tree, is_complex, sentence
 from cgshim._tree import fill_each, take_apart, take_apart_each
 from cgshim.testing._forward import jvp_of
 
@@ -100,7 +100,7 @@ def flatten(op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[An
 
 
 def _widened(backend: Backend, x: Tensor) -> Tensor:
-    wide = "complex128" if dtype_name(x.dtype).startswith("complex") else "float64"
+    wide = "complex128" if is_complex(x.dtype) else "float64"
     try:
         return backend.convert_to_tensor(backend.convert_to_numpy(x), wide)
     except TypeError:  # a framework without that dtype

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from cgshim import op_custom_gradient
+
 DYNAMO_WARNS = [  # seen with torch 2.13, November 2026, in code of torch's own
     "ignore:.*should not be instantiated:DeprecationWarning",  # Dynamo makes a Function to stand for ctx
     "ignore:The .grad attribute:UserWarning",  # Dynamo reads .grad of what torch.autograd.grad is given
@@ -29,3 +31,23 @@ def compiling():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def fused():
+    """x**4, with the first derivative as a residual, and an op in the rule that makes the second one 5 x."""
+
+    @op_custom_gradient
+    def fused(x):
+        first = 4 * x**3
+
+        def rule(upstream):
+            @op_custom_gradient
+            def derivative(x):
+                return first, lambda upstream: upstream * 5 * x
+
+            return upstream * derivative(x)
+
+        return x**4, rule
+
+    return fused
