@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _cgshim_torch_graph import captured, is_transformed, now
+from _cgshim_torch_graph import captured, is_transformed, now, requires_grad
 from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
@@ -57,14 +57,12 @@ def run(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor
     if variables:
         rule.require_variables(variables)
     rule.grad_fn = _released
-    places = _places_of(variables, saved)
+    places = _places_of(variables, saved) if variables else []
     return outputs, saved, KeptRule(call, rule, grad_fn_round, places, len(inputs), len(outputs))
 
 
 def _places_of(variables: Sequence[Tensor], saved: list[Tensor]) -> list[int]:
     """Where the variables stand among the saved tensors, put there where they are not residuals too."""
-    if not variables:
-        return []
     at = {id(tensor): place for place, tensor in enumerate(saved)}
     for variable in variables:
         if id(variable) not in at:
@@ -92,14 +90,22 @@ class KeptRule:
 
     def gradients(self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], again: bool = False) -> Gradients:
         """What the rule says; f runs again for residuals that are functions of the saved inputs."""
-        inputs, variables = saved[: self.inputs], [saved[at] for at in self.variables]
-        with _under_autocast(self.autocast):
-            rule = self._of_another_run(saved) if again else self.rule.with_grad_fn(self.grad_fn_round(saved))
-            token = _a_rule_runs.set(True)
-            try:
-                return rule(inputs, upstreams, variables)
-            finally:
-                _a_rule_runs.reset(token)
+        if self.autocast is not None or torch._C._is_any_autocast_enabled():
+            with _autocast(self.autocast):
+                return self._gradients(saved, upstreams, again)
+        return self._gradients(saved, upstreams, again)
+
+    def _gradients(self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], again: bool) -> Gradients:
+        rule = self._of_another_run(saved) if again else self.rule.with_grad_fn(self.grad_fn_round(saved))
+        token = _a_rule_runs.set(True)
+        try:
+            return rule(saved[: self.inputs], upstreams, self.variables_among(saved))
+        finally:
+            _a_rule_runs.reset(token)
+
+    def variables_among(self, saved: Sequence[Tensor]) -> list[Tensor]:
+        """The variables that f read."""
+        return [saved[at] for at in self.variables] if self.variables else []
 
     def _of_another_run(self, saved: Sequence[Tensor]) -> Rule:
         inputs = saved[: self.inputs]
@@ -130,16 +136,19 @@ def _agree(a: Tensor, b: Tensor) -> bool:
 
 def attached(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """f's outputs with the rule for their gradient, where anything is differentiated at all."""
-    differentiated = any(x.requires_grad for x in inputs)
+    differentiated = any(map(requires_grad, inputs))
     outputs, saved, kept = run(call, [x.detach() for x in inputs] if differentiated else inputs)
     if not (differentiated or kept.variables):
         return [y.detach() if y.requires_grad else y for y in outputs]
-    variables = [saved[at] for at in kept.variables]
-    return _named(_Attached, call.name)(kept, outputs, saved, *inputs, *variables)
+    alive = map(functorch.unwrap_if_dead, inputs)
+    return _named(_Attached, call.name)(kept, outputs, saved, *alive, *kept.variables_among(saved))
 
 
-class _Attached(torch.autograd.Function):  # type: ignore[misc]
-    """Returns aliases of a run's outputs, whose gradients come from the rule of the run."""
+class _Attached(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
+    """Returns aliases of a run's outputs, whose gradients come from the rule of the run.
+
+    It is applied outside of torch.func alone: Function.apply would ask for that again, at length.
+    """
 
     @staticmethod
     def forward(
@@ -154,8 +163,8 @@ class _Attached(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         kept, saved = ctx.kept, ctx.saved_tensors
         gradients, of_variables = kept.gradients(saved, upstreams, again=torch.is_grad_enabled())
-        variables = [saved[at] for at in kept.variables]
-        return None, None, None, *map(_beside, gradients, saved), *map(_beside, of_variables, variables)
+        of_variables = map(_beside, of_variables, kept.variables_among(saved))
+        return None, None, None, *map(_beside, gradients, saved), *of_variables
 
 
 def _named(function: Any, op: str) -> Function:
@@ -171,10 +180,11 @@ _functions: dict[tuple[Any, str], Function] = {}
 
 def _alias(output: Tensor, detached: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensor:
     """output as a tensor of its own; as a view of the input that it shows, which autograd guards as one."""
+    shown = output._base if output._is_view() else output
     for hidden, x in zip(detached, inputs, strict=False):
-        if output is hidden:
-            return x
-        if output._base is hidden:
+        if shown is hidden:
+            if output is hidden:
+                return x
             return x.as_strided(output.size(), output.stride(), output.storage_offset())
     return output.detach()
 
@@ -288,18 +298,10 @@ def _device_types() -> list[str]:
     return ["cpu", torch.accelerator.current_accelerator().type] if torch.accelerator.is_available() else ["cpu"]
 
 
-def _under_autocast(state: Autocast | None) -> contextlib.AbstractContextManager[None]:
-    """Set autocast as it was."""
-    if state is None and not torch._C._is_any_autocast_enabled():
-        return _nothing
-    return _autocast(state or tuple([(kind, torch.get_autocast_dtype(kind), False) for kind in _device_types()]))
-
-
-_nothing = contextlib.nullcontext()
-
-
 @contextlib.contextmanager
-def _autocast(state: Autocast) -> Iterator[None]:
+def _autocast(state: Autocast | None) -> Iterator[None]:
+    """Set autocast as it was."""
+    state = state or tuple([(kind, torch.get_autocast_dtype(kind), False) for kind in _device_types()])
     with contextlib.ExitStack() as stack:
         for kind, dtype, enabled in state:
             stack.enter_context(torch.autocast(kind, dtype, enabled))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 Tensor = Any
 Edge = tuple[Any, int]
+
+requires_grad = operator.attrgetter("requires_grad")
 
 
 def now() -> int:
@@ -29,7 +32,7 @@ def is_transformed() -> bool:
 def captured(call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor], start: int) -> list[Tensor]:
     """The variables that tensors, made since start, depend on; what else they depend on but inputs is refused."""
     variables: list[Tensor] = []
-    if not any([t.requires_grad or functorch.is_functorch_wrapped_tensor(t) for t in made]):  # noqa: C419
+    if not (any(map(requires_grad, made)) or any(map(functorch.is_functorch_wrapped_tensor, made))):
         return variables
     known = _Known(inputs)
     while made:  # first as they are, and then as each transformation of torch.func has wrapped them

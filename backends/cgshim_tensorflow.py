@@ -11,6 +11,7 @@ import tensorflow as tf
 from _cgshim_tensorflow_forward import Backward, is_differentiable, is_linear
 from _cgshim_tensorflow_rule import attach, readable, run, running_rule
 from tensorflow.python.eager.record import VariableWatcher
+from tensorflow.python.framework.weak_tensor import WeakTensor
 from tensorflow.python.trackable.data_structures import ListWrapper, _DictWrapper, _TupleWrapper
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ Tensor = Any
 
 
 def is_tensor(x: object, /) -> bool:
-    return bool(tf.is_tensor(x))
+    return isinstance(x, _TENSORS)  # tf.is_tensor is true of a Keras Variable too
+
+
+_TENSORS = (tf.Tensor, tf.Variable, WeakTensor, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:

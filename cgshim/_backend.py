@@ -14,7 +14,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cgshim._errors import BackendError, describe, sentence
 
@@ -29,6 +29,9 @@ Tensor = Any
 """A tensor of whichever framework: an array, a tracer, a Variable, a Parameter, a box."""
 
 ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
+# os.environ encodes the name anew whenever it is asked, which would be a tenth of a call without gradients
+_environment = getattr(os.environ, "_data", os.environ)
+_KEY = os.environ.encodekey(ENVIRONMENT_VARIABLE)
 
 
 class Backend(Protocol):
@@ -114,7 +117,8 @@ def constant_when_traced(function: F) -> F:
 
 def load(name: str) -> Backend:
     """The backend called name, imported; a BackendError says what is missing, and whose it is."""
-    return cast(Backend, sys.modules[_import(name)])
+    backend: Any = sys.modules[_import(name)]
+    return backend  # type: ignore[no-any-return]
 
 
 _modules: dict[str, str] = {}
@@ -185,7 +189,7 @@ def config_backend() -> str | None:
     ...     config_backend()
     'numpy'
     """
-    return _of_context.get() or _of_process or os.environ.get(ENVIRONMENT_VARIABLE) or None
+    return _of_context.get() or _of_process or (_KEY in _environment and os.environ[ENVIRONMENT_VARIABLE]) or None
 
 
 def chosen_by() -> str:

@@ -19,7 +19,7 @@ class Call:
     """
 
     __slots__ = (
-        "arguments", "backend", "dtypes", "f", "forward_mode", "name", "names", "options", "output", "shapes",
+        "arguments", "backend", "f", "forward_mode", "name", "names", "options", "output", "specs",
     )  # fmt: skip
 
     def __init__(
@@ -42,8 +42,7 @@ class Call:
         self.options = options
         self.output = ONE_TENSOR
         # What a gradient must fit is kept, and not the inputs: whoever keeps the rule would keep them alive.
-        self.shapes = [x.shape for x in inputs]
-        self.dtypes = [x.dtype for x in inputs]
+        self.specs = [(x.shape, x.dtype) for x in inputs]
 
     def __call__(self, inputs: Sequence[Tensor], f: Callable[..., Any] | None = None) -> tuple[list[Tensor], Rule]:
         """Run f once on inputs; the tensors of its output, and the rule that goes with them.

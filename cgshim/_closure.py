@@ -23,21 +23,52 @@ def lift(
     or a container among it stays the one that it is, so that the caller sees what the rule does to it. Without `of`
     nothing was there before.
     """
+    lifted = _lift_plain(function, is_tensor, known)
+    if lifted is not None:
+        return lifted
     lifting = _Lifting(is_tensor, of, known)
     recipe = lifting.recipe(function)
     return lifting.tensors, recipe or _keep(function)
 
 
+def _lift_plain(
+    function: Function, is_tensor: Callable[[Any], bool], known: Sequence[Any]
+) -> tuple[list[Any], Recipe] | None:
+    """What lift gives for a function that holds tensors and numbers alone, as most rules do; None for any other."""
+    if type(function) is not types.FunctionType or function.__defaults__ or function.__kwdefaults__:
+        return None
+    tensors = list(known)
+    place = {id(tensor): at for at, tensor in enumerate(known)}
+    cells: list[types.CellType | Recipe] = []
+    recipe: Recipe | None = None
+    for cell in function.__closure__ or ():
+        try:
+            content = cell.cell_contents
+        except ValueError:  # a name that was never assigned
+            return None
+        if is_tensor(content):
+            at = place.setdefault(id(content), len(tensors))
+            if at == len(tensors):
+                tensors.append(content)
+            recipe = operator.itemgetter(at)
+            cells.append(recipe)
+        elif type(content) in _SIMPLE:
+            cells.append(cell)
+        else:
+            return None
+    return tensors, _keep(function) if recipe is None else _make_function(function, cells)
+
+
 class _Lifting:
     """One search of a function: the tensors found so far, each once."""
 
-    __slots__ = ("_entered", "_index", "_is_tensor", "_of", "tensors")
+    __slots__ = ("_entered", "_is_tensor", "_of", "_place", "tensors")
 
     def __init__(self, is_tensor: Callable[[Any], bool], of: Function | None, known: Sequence[Any]) -> None:
         self.tensors = list(known)
         self._is_tensor = is_tensor
         self._of = of
-        self._index = {id(tensor): at for at, tensor in enumerate(known)}
+        self._place = {id(tensor): at for at, tensor in enumerate(known)}
         self._entered: set[int] = set()
 
     def recipe(self, x: Any) -> Recipe | None:
@@ -53,41 +84,29 @@ class _Lifting:
         return found
 
     def _tensor(self, tensor: Any) -> Recipe:
-        at = self._index.setdefault(id(tensor), len(self.tensors))
+        at = self._place.setdefault(id(tensor), len(self.tensors))
         if at == len(self.tensors):
             self.tensors.append(tensor)
         return operator.itemgetter(at)
 
     def _function(self, function: types.FunctionType) -> Recipe | None:
-        closure = function.__closure__ or ()
-        found = [self._content(cell) for cell in closure]
-        defaults = self.recipe(function.__defaults__) if function.__defaults__ else None
-        keyword_defaults = self.recipe(function.__kwdefaults__) if function.__kwdefaults__ else None
-        if not (any(found) or defaults or keyword_defaults):
+        cells = [*map(self._cell, function.__closure__ or ())]
+        defaults = function.__defaults__, function.__kwdefaults__
+        make_defaults = self.recipe(defaults) if any(defaults) else None
+        if make_defaults is None and all(type(cell) is types.CellType for cell in cells):
             return None
-        make_cells = [_new_cell(recipe) if recipe else _keep(cell) for recipe, cell in zip(found, closure, strict=True)]
-        make_defaults = defaults or _keep(function.__defaults__)
-        make_keyword_defaults = keyword_defaults or _keep(function.__kwdefaults__)
-        code, scope, name = function.__code__, function.__globals__, function.__name__
+        return _make_function(function, cells, make_defaults)
 
-        def make(tensors: Sequence[Any]) -> types.FunctionType:
-            cells = tuple([make_cell(tensors) for make_cell in make_cells])
-            made = types.FunctionType(code, scope, name, make_defaults(tensors), cells)
-            made.__kwdefaults__ = make_keyword_defaults(tensors)
-            return made
-
-        return make
-
-    def _content(self, cell: types.CellType) -> Recipe | None:
+    def _cell(self, cell: types.CellType) -> types.CellType | Recipe:
         try:
             content = cell.cell_contents
         except ValueError:  # a name that was never assigned
-            return None
+            return cell
         if self._is_tensor(content):
             return self._tensor(content)
         if type(content) in _SIMPLE or any(cell is outer for outer in _cells(self._of)):
-            return None
-        return self.recipe(content)
+            return cell
+        return self.recipe(content) or cell
 
     def _partial(self, partial: functools.partial[Any]) -> Recipe | None:
         return self._joined([partial.func, partial.args, partial.keywords], _make_partial)
@@ -129,8 +148,21 @@ def _keep(x: Any) -> Recipe:
     return lambda tensors: x
 
 
-def _new_cell(recipe: Recipe) -> Recipe:
-    return lambda tensors: types.CellType(recipe(tensors))
+def _make_function(
+    function: types.FunctionType, cells: Sequence[types.CellType | Recipe], make_defaults: Recipe | None = None
+) -> Recipe:
+    """How to make a function again that holds what these cells, or the recipes of their contents, say."""
+    code, scope, name = function.__code__, function.__globals__, function.__name__
+    make_defaults = make_defaults or _keep((function.__defaults__, function.__kwdefaults__))
+
+    def make(tensors: Sequence[Any]) -> types.FunctionType:
+        closure = [cell if type(cell) is types.CellType else types.CellType(cell(tensors)) for cell in cells]
+        defaults, keyword_defaults = make_defaults(tensors)
+        made = types.FunctionType(code, scope, name, defaults, tuple(closure))
+        made.__kwdefaults__ = keyword_defaults
+        return made
+
+    return make
 
 
 def _make_partial(parts: list[Any]) -> functools.partial[Any]:

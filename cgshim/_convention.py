@@ -234,12 +234,11 @@ def _count(number: int, noun: str) -> str:
 
 def _gradients_of_arguments(call: Call, result: Any) -> list[Tensor | None]:
     """What grad_fn returned for f's arguments, as one checked gradient a tensor input."""
-    gradients = _align(call, result)
     return [
-        check_gradient(
-            call.name, call.backend, gradient, call.shapes[at], call.dtypes[at], partial(_input_name, call, at)
-        )
-        for at, gradient in enumerate(gradients)
+        gradient
+        if _is_as(call.backend, gradient, shape, dtype)
+        else check_gradient(call.name, call.backend, gradient, shape, dtype, partial(_input_name, call, at))
+        for at, (gradient, (shape, dtype)) in enumerate(zip(_align(call, result), call.specs, strict=True))
     ]
 
 
@@ -270,6 +269,8 @@ def _split(call: Call, result: Any) -> tuple[Any, Any]:
 
 def _align(call: Call, result: Any) -> Sequence[Any]:
     """The leaves of what grad_fn returned, one a tensor input, whichever return form it chose."""
+    if len(call.arguments) == 1 and (leaves := call.arguments[0].align(result)) is not None:
+        return leaves
     for aligned in _readings(call, result):
         if aligned is not None:
             return aligned
@@ -282,10 +283,8 @@ def _align(call: Call, result: Any) -> Sequence[Any]:
 
 def _readings(call: Call, result: Any) -> Iterator[Sequence[Any] | None]:
     """The ways to read a result, the most literal first: one an argument, one an argument that holds a tensor, flat."""
-    if len(call.arguments) == 1:
-        yield call.arguments[0].align(result)
     holding = [parts for parts in call.arguments if parts.count]
-    total = len(call.shapes)
+    total = len(call.specs)
     several = isinstance(result, (list, tuple))
     if several and len(result) == len(call.arguments) and not _feeds_what_is_static(call, result):
         yield _align_each(call.arguments, result)
@@ -331,7 +330,7 @@ def check_gradient(
     """A gradient that fits the tensor that it is the gradient of, in the tensor's dtype; None where there is none."""
     if gradient is None or not is_differentiable(dtype):
         return None
-    if backend.is_tensor(gradient) and gradient.dtype == dtype and gradient.shape == shape:
+    if _is_as(backend, gradient, shape, dtype):
         return gradient
     tensor = as_tensor(op, backend, gradient)
     if tensor is None:
@@ -354,6 +353,13 @@ def check_gradient(
                      describe(tensor), "take the real part in the rule")
         )  # fmt: skip
     return backend.convert_to_tensor(tensor, dtype)
+
+
+def _is_as(backend: Backend, gradient: Any, shape: Any, dtype: Any) -> bool:
+    """Whether a gradient is just what it has to be, as nearly all are."""
+    return (
+        backend.is_tensor(gradient) and gradient.dtype == dtype and gradient.shape == shape and is_differentiable(dtype)
+    )
 
 
 def fits(shape: Any, expected: Any) -> bool:

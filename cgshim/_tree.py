@@ -68,7 +68,6 @@ ONE_TENSOR = Parts(None, [None], [0], None)
 
 def take_apart(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], Parts]:
     """The tensors of a tree, NumPy arrays and Keras Variables among them made the backend's, and its other parts."""
-    tree = unwrap(tree)
     if backend.is_tensor(tree):
         return [tree], ONE_TENSOR
     leaves, structure = backend.tree_flatten(tree)
@@ -84,6 +83,8 @@ def take_apart(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], Part
 
 def take_apart_each(op: str, backend: Backend, trees: Sequence[Any]) -> tuple[list[Tensor], list[Parts]]:
     """The tensors of several trees in a row, and the other parts of each."""
+    if all(map(backend.is_tensor, trees)):
+        return list(trees), [ONE_TENSOR] * len(trees)
     tensors: list[Tensor] = []
     each: list[Parts] = []
     for tree in trees:
@@ -101,6 +102,8 @@ def fill_each(each: Sequence[Parts], tensors: Sequence[Any]) -> list[Any]:
 
 def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
     """leaf as the backend's tensor, None where it is static; another framework's tensor is an error."""
+    if backend.is_tensor(leaf):
+        return leaf
     leaf = unwrap(leaf)
     if backend.is_tensor(leaf):
         return leaf

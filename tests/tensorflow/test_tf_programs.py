@@ -12,7 +12,10 @@ import pytest
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-@pytest.mark.parametrize(("program", "last_line"), [("mirrored.py", "2 replicas"), ("keras_fit.py", "fitted")])
+PRINTED = {"mirrored.py": "2 replicas", "keras_fit.py": "fitted", "weak.py": "105.0"}
+
+
+@pytest.mark.parametrize(("program", "last_line"), PRINTED.items())
 def test_program(program: str, last_line: str) -> None:
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
     command = [sys.executable, str(PROGRAMS / program)]

@@ -264,3 +264,18 @@ def test_a_rule_is_never_dropped(way, compiler):
         torch.testing.assert_close(result, X.sin())
         (result,) = torch.autograd.grad(result.sum(), x)
     assert result.tolist() == [0, 0, 0]
+
+
+def test_a_tensor_that_outlived_its_transformation_is_differentiated():
+    """torch wraps it still, and a Function that does not look inside is connected with nothing."""
+    kept = []
+
+    def keep(x):
+        kept.append(x)
+        return (x * x).sum()
+
+    x = torch.tensor([2.0, 3.0], requires_grad=True)
+    torch.func.grad(keep)(x)
+    square = op_custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream * x))
+    (gradient,) = torch.autograd.grad(square(kept[0]), x, torch.tensor([5.0, 11.0]))
+    assert gradient.tolist() == [70.0, 231.0]
