@@ -333,12 +333,12 @@ def _leaves(tree: Any) -> list[Any]:
     return optree.tree_leaves(tree, none_is_leaf=True)
 
 
-_NO_CONTAINERS = (type(None), bool, int, float, complex, str, bytes)
+NO_CONTAINERS = {type(None), bool, int, float, complex, str, bytes}
 
 
 def _first_registered(arguments: Sequence[Any]) -> str | None:
     """The framework that finds a tensor in a container which only its own tree registry knows."""
-    if all(isinstance(leaf, _NO_CONTAINERS) for leaf in _leaves(arguments)):
+    if all(type(leaf) in NO_CONTAINERS for leaf in _leaves(arguments)):
         return None
     imported = [name for name in entry_points() if name in sys.modules and _loads(name)]
     return next((name for name in imported if _first(load(name).tree_flatten(arguments)[0]) == name), None)

@@ -4,20 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
-from cgshim._backend import Backend, Tensor, framework_of, is_numpy_array, mixed, unwrap
+from cgshim._backend import NO_CONTAINERS, Backend, Tensor, framework_of, is_numpy_array, mixed, unwrap
 
 
-class Parts:
+class Parts(Protocol):
     """A tree taken apart into its tensors, which take part in differentiation, and all the rest, which is static.
 
     The parts hold no tensor: whoever takes a tree apart decides who keeps its tensors alive.
     """
 
-    __slots__ = ("_backend", "_static", "_structure", "_tensor_at", "count")
+    count: int
+    """how many tensors"""
 
-    def __init__(self, backend: Backend | None, static: list[Any], tensor_at: list[int], structure: Any) -> None:
+    def fill(self, tensors: Sequence[Any]) -> Any:
+        """The tree again, round these tensors."""
+
+    def without_static(self) -> Parts:
+        """The same tree with None for all that is no tensor: the structure of the tree's gradients."""
+        ...
+
+    def align(self, gradient: Any) -> list[Any] | None:
+        """The leaves of a gradient of this tree, one a tensor; None when it is structured otherwise."""
+
+    def paths(self, name: str) -> list[str]:
+        """What a reader calls each tensor of the tree called name: x, params['w'], pair[1]."""
+        ...
+
+
+class _OneTensor:
+    """A tree that is a tensor."""
+
+    count = 1
+
+    def fill(self, tensors: Sequence[Any]) -> Any:
+        return tensors[0]
+
+    def without_static(self) -> Parts:
+        return self
+
+    def align(self, gradient: Any) -> list[Any] | None:
+        return None if isinstance(gradient, (list, tuple, dict)) else [gradient]
+
+    def paths(self, name: str) -> list[str]:
+        return [name]
+
+
+ONE_TENSOR = _OneTensor()
+
+
+class _Static:
+    """A tree that is a leaf, and no tensor."""
+
+    count = 0
+
+    def __init__(self, leaf: Any) -> None:
+        self._leaf = leaf
+
+    def fill(self, tensors: Sequence[Any]) -> Any:
+        return self._leaf
+
+    def without_static(self) -> Parts:
+        return _Static(None)
+
+    def align(self, gradient: Any) -> list[Any] | None:
+        return []
+
+    def paths(self, name: str) -> list[str]:
+        return []
+
+
+class _Tree:
+    """Any other tree."""
+
+    def __init__(self, backend: Backend, static: list[Any], tensor_at: list[int], structure: Any) -> None:
         self.count = len(tensor_at)
         self._backend = backend
         self._static = static
@@ -25,31 +86,23 @@ class Parts:
         self._structure = structure
 
     def fill(self, tensors: Sequence[Any]) -> Any:
-        """The tree again, round these tensors."""
-        if self._backend is None:
-            return tensors[0]
         leaves = list(self._static)
         for at, tensor in zip(self._tensor_at, tensors, strict=True):
             leaves[at] = tensor
         return self._backend.tree_unflatten(self._structure, leaves)
 
     def without_static(self) -> Parts:
-        """The same tree with None for all that is no tensor: the structure of the tree's gradients."""
         if len(self._static) == self.count:
             return self
-        return Parts(self._backend, [None] * len(self._static), self._tensor_at, self._structure)
+        return _Tree(self._backend, [None] * len(self._static), self._tensor_at, self._structure)
 
     def align(self, gradient: Any) -> list[Any] | None:
-        """The leaves of a gradient of this tree, one a tensor; None when it is structured otherwise."""
-        if self._backend is None:
-            return None if isinstance(gradient, (list, tuple, dict)) else [gradient]
         leaves, structure = self._backend.tree_flatten(gradient)
         if structure == self._structure:
             return [leaves[at] for at in self._tensor_at]
         return _align(self._backend, self._skeleton(), gradient)
 
     def paths(self, name: str) -> list[str]:
-        """What a reader calls each tensor of the tree called name: x, params['w'], pair[1]."""
         return _paths(self._backend, self._skeleton(), name)
 
     def _skeleton(self) -> Any:
@@ -62,14 +115,13 @@ class _Slot:
 
 _SLOT = _Slot()
 
-ONE_TENSOR = Parts(None, [None], [0], None)
-"""The parts of a tree that is a tensor."""
-
 
 def take_apart(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], Parts]:
     """The tensors of a tree, NumPy arrays and Keras Variables among them made the backend's, and its other parts."""
     if backend.is_tensor(tree):
         return [tree], ONE_TENSOR
+    if type(tree) in NO_CONTAINERS:
+        return [], _Static(tree)
     leaves, structure = backend.tree_flatten(tree)
     tensors, tensor_at = [], []
     for at, leaf in enumerate(leaves):
@@ -78,7 +130,7 @@ def take_apart(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], Part
             tensors.append(tensor)
             tensor_at.append(at)
             leaves[at] = None
-    return tensors, Parts(backend, leaves, tensor_at, structure)
+    return tensors, _Tree(backend, leaves, tensor_at, structure)
 
 
 def take_apart_each(op: str, backend: Backend, trees: Sequence[Any]) -> tuple[list[Tensor], list[Parts]]:
@@ -104,14 +156,14 @@ def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
     """leaf as the backend's tensor, None where it is static; another framework's tensor is an error."""
     if backend.is_tensor(leaf):
         return leaf
+    if framework_of(leaf) is None:
+        return None
     leaf = unwrap(leaf)
     if backend.is_tensor(leaf):
         return leaf
     if is_numpy_array(leaf):
         return backend.convert_to_tensor(leaf)
-    if framework_of(leaf) is not None:
-        raise mixed(op, backend, leaf)
-    return None
+    raise mixed(op, backend, leaf)
 
 
 def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
@@ -151,10 +203,9 @@ def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
     return aligned
 
 
-def _paths(backend: Backend | None, tree: Any, name: str) -> list[str]:
+def _paths(backend: Backend, tree: Any, name: str) -> list[str]:
     if tree is _SLOT:
         return [name]
-    assert backend is not None  # only a tree that is one tensor has none
     children = _children(backend, tree)
     if children is not None:
         return [path for key, suffix in children for path in _paths(backend, tree[key], name + suffix)]
