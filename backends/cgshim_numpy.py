@@ -69,8 +69,8 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
     if not any(map(isbox, (*inputs, *run.variables))):
         return run.checked(call(inputs, run.remake_f(run.variables))[0])
     outputs = _apply(run, *inputs, *run.variables)
-    outputs = [outputs] if run.outputs == 1 else list(outputs)
-    return [out if _is_float(out) else convert_to_numpy(out) for out in outputs]
+    outputs = [outputs] if len(run.floats) == 1 else outputs
+    return [out if is_float else convert_to_numpy(out) for out, is_float in zip(outputs, run.floats, strict=True)]
 
 
 class _Run:
@@ -80,8 +80,9 @@ class _Run:
     arguments do. While a rule runs, the boxes of the derivative that it is part of are constants to the ops in it.
     """
 
-    outputs: int
     rule: Rule
+    floats: list[bool]
+    """for each output, whether it has a gradient"""
 
     def __init__(self, call: Call, count: int) -> None:
         self.call = call
@@ -93,6 +94,8 @@ class _Run:
 
     def remake_f(self, variables: Sequence[Array]) -> Callable[..., Any]:
         """f round these values of its variables."""
+        if not self._constants:
+            return self.call.f
         values = iter(variables)
         f: Callable[..., Any] = self._remake([next(values) if c is None else c for c in self._constants])
         return f
@@ -100,8 +103,8 @@ class _Run:
     def __call__(self, values: Sequence[Array]) -> Array:
         outputs, self.rule = self.at(values)
         self.rule.require_variables(self.variables)
-        self.outputs = len(outputs)
-        outputs = [out if _is_float(out) else np.asarray(out) for out in self.checked(outputs)]
+        self.floats = [*map(_is_float, self.checked(outputs))]
+        outputs = [out if is_float else np.asarray(out) for out, is_float in zip(outputs, self.floats, strict=True)]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def at(self, values: Sequence[Array]) -> tuple[list[Array], Rule]:
@@ -114,6 +117,11 @@ class _Run:
             if isbox(output):
                 self.call.refuse_captured(output)
         return outputs
+
+    def separate(self, upstream: Any) -> list[Array]:
+        """The upstream gradient of each output."""
+        count = len(self.floats)
+        return [upstream] if count == 1 else [upstream[i] for i in range(count)]
 
     def kept(self, values: Sequence[Array]) -> Sequence[Array]:
         """Of the values only the variables, unless the rule or an outer derivative needs the inputs too."""
@@ -133,7 +141,7 @@ class _Run:
         return [self._zeros(at) if g is None else g for at, g in enumerate(gradients)]
 
     def _zeros(self, at: int) -> Array:
-        shape, dtype = [*self.call.specs, *[(box.shape, box.dtype) for box in self.variables]][at]
+        shape, dtype = [*self.rule.specs, *[(box.shape, box.dtype) for box in self.variables]][at]
         return np.zeros(shape, dtype)
 
 
@@ -152,8 +160,7 @@ def _vjp_of_apply(
     values = run.kept(values)
 
     def vjp(upstream: Any) -> list[Array]:
-        upstreams = [upstream] if run.outputs == 1 else [upstream[i] for i in range(run.outputs)]
-        gradients = run.gradients(values, upstreams, trace_stack.top)
+        gradients = run.gradients(values, run.separate(upstream), trace_stack.top)
         return [gradients[argnum - 1] for argnum in argnums]
 
     return vjp
@@ -167,8 +174,7 @@ def _jvp_of_apply(argnums: Sequence[int], tangents: Sequence[Any], ans: Any, arg
     level = trace_stack.top
 
     def rule(upstream: Any) -> Any:
-        upstreams = [upstream] if run.outputs == 1 else [upstream[i] for i in range(run.outputs)]
-        gradients = run.gradients(values, upstreams, level)
+        gradients = run.gradients(values, run.separate(upstream), level)
         return tuple_of_boxes((tuple_of_boxes(tuple(gradients[argnum - 1] for argnum in argnums)), upstream))
 
     zeros = vspace(ans).zeros()

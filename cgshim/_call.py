@@ -19,7 +19,7 @@ class Call:
     """
 
     __slots__ = (
-        "arguments", "backend", "f", "forward_mode", "name", "names", "options", "output", "specs",
+        "arguments", "backend", "f", "forward_mode", "name", "names", "options", "output",
     )  # fmt: skip
 
     def __init__(
@@ -31,7 +31,6 @@ class Call:
         names: Sequence[str],
         arguments: Sequence[Parts],
         options: Mapping[str, Any],
-        inputs: Sequence[Tensor],
     ) -> None:
         self.name = name
         self.f = f
@@ -40,27 +39,21 @@ class Call:
         self.names = names
         self.arguments = arguments
         self.options = options
-        self.output = ONE_TENSOR
-        # What a gradient must fit is kept, and not the inputs: whoever keeps the rule would keep them alive.
-        self.specs = [(x.shape, x.dtype) for x in inputs]
+        self.output: Parts = ONE_TENSOR
 
     def __call__(self, inputs: Sequence[Tensor], f: Callable[..., Any] | None = None) -> tuple[list[Tensor], Rule]:
         """Run f once on inputs; the tensors of its output, and the rule that goes with them.
 
         A backend may give an f of its own: the author's, round other captured tensors.
         """
-        output, grad_fn = pair(self.name, self.f, (f or self.f)(*self.fill(inputs), **self.options))
+        output, grad_fn = pair(self.name, self.f, (f or self.f)(*fill_each(self.arguments, inputs), **self.options))
         outputs, self.output = take_apart(self.name, self.backend, output)
         if inputs and not outputs:
             raise CustomGradientTypeError(
                 sentence(self.name, "the output of f must hold a tensor when an argument does", describe(output),
                          f"return a tensor of {name_of(self.backend)}")
             )  # fmt: skip
-        return outputs, Rule(self, grad_fn, self.output)
-
-    def fill(self, tensors: Sequence[Any]) -> list[Any]:
-        """f's arguments round these tensors."""
-        return fill_each(self.arguments, tensors)
+        return outputs, Rule(self, grad_fn, self.output, inputs)
 
     def refuse(self, rule: str, transformation: str, instead: str) -> NoReturn:
         """Raise the error for a transformation under which the gradient cannot be the rule's."""

@@ -156,7 +156,7 @@ def _make_function(
     make_defaults = make_defaults or _keep((function.__defaults__, function.__kwdefaults__))
 
     def make(tensors: Sequence[Any]) -> types.FunctionType:
-        closure = [cell if type(cell) is types.CellType else types.CellType(cell(tensors)) for cell in cells]
+        closure = [cell if isinstance(cell, types.CellType) else types.CellType(cell(tensors)) for cell in cells]
         defaults, keyword_defaults = make_defaults(tensors)
         made = types.FunctionType(code, scope, name, defaults, tuple(closure))
         made.__kwdefaults__ = keyword_defaults

@@ -22,7 +22,7 @@ from cgshim._errors import (
     sentence,
     shape_of,
 )
-from cgshim._tree import Parts, as_tensor
+from cgshim._tree import Parts, as_tensor, fill_each
 
 if TYPE_CHECKING:
     from cgshim._call import Call
@@ -142,15 +142,17 @@ def _read_convention(grad_fn: Callable[..., Any], arguments: int, outputs: int) 
 class Rule:
     """A grad_fn with its convention: flat upstream gradients in, flat and checked gradients out."""
 
-    __slots__ = ("_call", "_form", "_output", "_variables", "grad_fn")
+    __slots__ = ("_call", "_form", "_output", "_variables", "grad_fn", "specs")
 
-    def __init__(self, call: Call, grad_fn: Callable[..., Any], output: Parts) -> None:
+    def __init__(self, call: Call, grad_fn: Callable[..., Any], output: Parts, inputs: Sequence[Tensor]) -> None:
         self._form, self._variables = convention_of(grad_fn, len(call.arguments), output.count)
         if self._form is None:
             raise CustomGradientTypeError(_no_form(call, grad_fn, output))
         self.grad_fn = grad_fn
         self._call = call
         self._output = output
+        # What a gradient must fit is kept, and not the inputs: whoever keeps the rule would keep them alive.
+        self.specs = [(x.shape, x.dtype) for x in inputs]
 
     @property
     def needs_inputs(self) -> bool:
@@ -170,8 +172,8 @@ class Rule:
     def with_grad_fn(self, grad_fn: Callable[..., Any]) -> Rule:
         """The same rule round another grad_fn of the same signature: one whose residuals were replaced."""
         rule = Rule.__new__(Rule)
-        rule._call, rule._form, rule._variables, rule._output = self._call, self._form, self._variables, self._output
-        rule.grad_fn = grad_fn
+        rule._call, rule._form, rule._variables = self._call, self._form, self._variables
+        rule._output, rule.specs, rule.grad_fn = self._output, self.specs, grad_fn
         return rule
 
     def require_variables(self, variables: Sequence[Tensor]) -> None:
@@ -199,12 +201,12 @@ class Rule:
             if self._form == "structured":
                 result = self.grad_fn(upstream, **keywords)
             else:
-                result = self.grad_fn(*self._call.fill(inputs), upstream=upstream, **keywords)
+                result = self.grad_fn(*fill_each(self._call.arguments, inputs), upstream=upstream, **keywords)
         if not keywords:
-            return _gradients_of_arguments(self._call, result), []
+            return _gradients_of_arguments(self._call, result, self.specs), []
         of_arguments, of_variables = _split(self._call, result)
         return (
-            _gradients_of_arguments(self._call, of_arguments),
+            _gradients_of_arguments(self._call, of_arguments, self.specs),
             _gradients_of_variables(self._call, of_variables, variables),
         )
 
@@ -232,13 +234,13 @@ def _count(number: int, noun: str) -> str:
 # --- What it may return -----------------------------------------------------------------------------------------
 
 
-def _gradients_of_arguments(call: Call, result: Any) -> list[Tensor | None]:
+def _gradients_of_arguments(call: Call, result: Any, specs: Sequence[tuple[Any, Any]]) -> list[Tensor | None]:
     """What grad_fn returned for f's arguments, as one checked gradient a tensor input."""
     return [
         gradient
         if _is_as(call.backend, gradient, shape, dtype)
         else check_gradient(call.name, call.backend, gradient, shape, dtype, partial(_input_name, call, at))
-        for at, (gradient, (shape, dtype)) in enumerate(zip(_align(call, result), call.specs, strict=True))
+        for at, (gradient, (shape, dtype)) in enumerate(zip(_align(call, result), specs, strict=True))
     ]
 
 
@@ -284,7 +286,7 @@ def _align(call: Call, result: Any) -> Sequence[Any]:
 def _readings(call: Call, result: Any) -> Iterator[Sequence[Any] | None]:
     """The ways to read a result, the most literal first: one an argument, one an argument that holds a tensor, flat."""
     holding = [parts for parts in call.arguments if parts.count]
-    total = len(call.specs)
+    total = sum(parts.count for parts in call.arguments)
     several = isinstance(result, (list, tuple))
     if several and len(result) == len(call.arguments) and not _feeds_what_is_static(call, result):
         yield _align_each(call.arguments, result)

@@ -45,7 +45,7 @@ class CustomGradient(Generic[P, T_co]):
             output, _ = pair(self.name, self.__wrapped__, self.__wrapped__(*args, **kwargs))
             return output
         inputs, parts = take_apart_each(self.name, backend, arguments)
-        call = Call(self.name, self.__wrapped__, self.forward_mode, backend, names, parts, options, inputs)
+        call = Call(self.name, self.__wrapped__, self.forward_mode, backend, names, parts, options)
         outputs = backend.custom_gradient(call, inputs) if inputs else call(inputs)[0]
         output = call.output.fill(outputs)
         return output

@@ -145,7 +145,7 @@ def _vjp(
     op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[Any]
 ) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
     inputs, arguments = take_apart_each(op, backend, [floats_to_tensors(backend, arg) for arg in args])
-    parts_of_output = ONE_TENSOR
+    parts_of_output: Parts = ONE_TENSOR
 
     def flat_fn(*tensors: Tensor) -> Sequence[Tensor]:
         nonlocal parts_of_output
