@@ -120,14 +120,14 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Array], **parameters: Any)
 
 def _transpose(upstreams: Sequence[Array], *operands: Array, map: Transposed, residuals: int) -> list[Array | None]:
     gradients = map.rule(list(operands[:residuals]), [ad.instantiate_zeros(u) for u in upstreams])
-    return [None] * residuals + [_fit(g, t) for g, t in zip(gradients, operands[residuals:], strict=True)]
+    tangents = operands[residuals:]
+    fitting = [fit(g, t.aval) if ad.is_undefined_primal(t) else None for g, t in zip(gradients, tangents, strict=True)]
+    return [None] * residuals + fitting
 
 
-def _fit(gradient: Array, tangent: Any) -> Array | None:
-    """The gradient, summed over the devices of a shard_map that have the same argument."""
-    if not ad.is_undefined_primal(tangent):
-        return None
-    same_on = _varies_over(gradient.aval) - _varies_over(tangent.aval)
+def fit(gradient: Array, kind: Any) -> Array:
+    """The gradient of an argument of this type, summed over the devices of a shard_map that have the same argument."""
+    same_on = _varies_over(gradient.aval) - _varies_over(kind)
     return jax.lax.psum(gradient, tuple(sorted(same_on))) if same_on else gradient
 
 

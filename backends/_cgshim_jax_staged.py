@@ -1,19 +1,18 @@
-"""What JAX is doing around a call, and the calls that have to be staged."""
+"""Running a rule, and the calls that have to be staged."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import copy
-import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _cgshim_jax_primitives import Transposed
-from jax.core import Tracer
+from _cgshim_jax_primitives import Transposed, fit
+from _cgshim_jax_tracing import Jaxpr, is_differentiated, is_in_reverse_mode, is_tracer, jaxpr_of
 from jax.custom_derivatives import SymbolicZero
 
 from cgshim._closure import lift
@@ -24,62 +23,6 @@ if TYPE_CHECKING:
     from cgshim._convention import Rule
 
 Array = Any
-
-
-# --- What surrounds a call --------------------------------------------------------------------------------------
-
-
-class Surroundings(enum.Enum):
-    """The transformations that a call is under."""
-
-    NOTHING = enum.auto()
-    GRADIENTS = enum.auto()
-    """reverse mode alone: every value is concrete"""
-    STAGING = enum.auto()
-    """jit, vmap, scan, forward mode, ..., or a JAX that does not tell"""
-
-
-try:  # Names of JAX's own: a JAX without them is served by staging everything.
-    from jax._src.core import EvalTrace, trace_ctx
-    from jax._src.interpreters.ad import JVPTrace, LinearizeTrace
-    from jax._src.interpreters.partial_eval import JaxprTrace
-except ImportError:
-
-    def surroundings() -> Surroundings:
-        """What surrounds the code that runs now."""
-        return Surroundings.STAGING
-
-else:
-
-    def surroundings() -> Surroundings:
-        """What surrounds the code that runs now."""
-        trace = trace_ctx.trace
-        while isinstance(trace, JaxprTrace):  # what is known passes through it
-            trace = trace.parent_trace
-        if isinstance(trace, EvalTrace):
-            return Surroundings.NOTHING
-        while (below := _below_reverse_mode(trace)) is not None:
-            trace = below
-        # With jax_custom_vjp3 a custom_vjp stages whatever it is given.
-        concrete = isinstance(trace, EvalTrace) and not getattr(jax.config, "jax_custom_vjp3", False)
-        return Surroundings.GRADIENTS if concrete else Surroundings.STAGING
-
-    def _below_reverse_mode(trace: Any) -> Any:
-        if isinstance(trace, LinearizeTrace) and getattr(trace, "is_vjp", True):
-            return trace.parent_trace
-        if isinstance(trace, JVPTrace) and isinstance(trace.parent_trace, JaxprTrace):  # JAX before 0.7
-            return trace.parent_trace.parent_trace
-        return None
-
-
-def _is_differentiated(x: Any) -> bool | None:
-    """Whether a derivative is being taken of x; None where x is staged, and a later transformation decides."""
-    if not isinstance(x, Tracer):
-        return False
-    if hasattr(x, "tangent"):
-        return True
-    contents = [_is_differentiated(inner) for _, inner in x._contents()]
-    return None if not contents or None in contents else any(contents)
 
 
 # --- Running a rule ---------------------------------------------------------------------------------------------
@@ -130,8 +73,8 @@ def run_staged(call: Call, inputs: Sequence[Array]) -> Sequence[Array]:
 
 def _run_in_rule(call: Call, inputs: Sequence[Array]) -> Sequence[Array]:
     """An op in a rule: its own rule is staged only once that is differentiated, for rules may call each other."""
-    captured, remake = lift(call.f, _is_tracer)
-    at = [i for i, x in enumerate(inputs) if isinstance(x, Tracer)]
+    captured, remake = lift(call.f, is_tracer)
+    at = [i for i, x in enumerate(inputs) if is_tracer(x)]
 
     def filled(arguments: Sequence[Array]) -> list[Array]:
         full = list(inputs)
@@ -155,38 +98,9 @@ def _run_in_rule(call: Call, inputs: Sequence[Array]) -> Sequence[Array]:
     return list(op(*(inputs[i] for i in at), *captured))
 
 
-def _is_tracer(x: object) -> bool:
-    return isinstance(x, Tracer)
-
-
 def _run_staged_now(call: Call, inputs: Sequence[Array]) -> Sequence[Array]:
     staged, arguments = _stage(call, inputs)
     return staged(arguments)
-
-
-class _Jaxpr(NamedTuple):
-    """A jaxpr to which the tracers that it captured are given as arguments."""
-
-    jaxpr: Any
-    constants: list[Any]
-    captured_at: list[int]
-
-    def __call__(self, captured: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
-        constants = list(self.constants)
-        for at, tracer in zip(self.captured_at, captured, strict=True):
-            constants[at] = tracer
-        return list(jax.core.eval_jaxpr(self.jaxpr, constants, *arguments))
-
-
-def _trace(function: Callable[..., Sequence[Array]], examples: Sequence[Any]) -> tuple[_Jaxpr, list[Array]]:
-    """function's jaxpr, and the tracers that it captured."""
-    closed = jax.make_jaxpr(function)(*examples)
-    constants = list(closed.consts)
-    captured_at = [at for at, constant in enumerate(constants) if isinstance(constant, Tracer)]
-    captured = [constants[at] for at in captured_at]
-    for at in captured_at:
-        constants[at] = None
-    return _Jaxpr(closed.jaxpr, constants, captured_at), captured
 
 
 class _Staged:
@@ -196,8 +110,8 @@ class _Staged:
     from residuals and upstreams to gradients.
     """
 
-    f: _Jaxpr
-    rule: _Jaxpr | None = None
+    f: Jaxpr
+    rule: Jaxpr | None = None
     outputs: int
     float_at: list[int]
     """which outputs have an upstream"""
@@ -214,7 +128,7 @@ class _Staged:
 
     def __call__(self, arguments: Sequence[Array]) -> Sequence[Array]:
         """The outputs at arguments, differentiated by the rule."""
-        count = len(arguments)
+        types = [x.aval for x in arguments]
 
         def forward(*arguments: Array) -> tuple[list[Array], list[Array]]:
             outputs, residuals = self.run(arguments)
@@ -222,8 +136,8 @@ class _Staged:
 
         def backward(residuals: list[Array], upstreams: Sequence[Array]) -> tuple[Array | None, ...]:
             gradients = self.gradients(residuals, [upstreams[at] for at in self.float_at])
-            of_argument = dict(zip(self.taking, gradients, strict=True))
-            return tuple(of_argument.get(at) for at in range(count))
+            of_argument = {at: fit(g, types[at]) for at, g in zip(self.taking, gradients, strict=True)}
+            return tuple(of_argument.get(at) for at in range(len(types)))
 
         def jvp(arguments: Sequence[Array], tangents: Sequence[Any]) -> tuple[list[Array], list[Array]]:
             outputs, residuals = forward(*arguments)
@@ -232,6 +146,8 @@ class _Staged:
         # JAX forgets a custom_jvp in the gradient of a scan by something else: then the custom_vjp is left.
         reverse: Any = jax.custom_vjp(lambda *arguments: self.run(arguments)[0])
         reverse.defvjp(forward, backward)
+        if is_in_reverse_mode(arguments):  # then no forward mode can reach it
+            return list(reverse(*arguments))
         both: Any = jax.custom_jvp(reverse)
         both.defjvp(jvp, symbolic_zeros=True)
         return list(both(*arguments))
@@ -261,7 +177,7 @@ class _Staged:
 
     def transposed(self, outputs: Sequence[Array], refusal: str | None) -> Transposed:
         """The map from the tangents of the arguments that have a gradient to those of the outputs."""
-        types = [outputs[at].aval.update(weak_type=False) for at in self.float_at]
+        types = [_type_of_upstream(outputs[at]) for at in self.float_at]
         return Transposed(self.op, self.gradients, types, refusal)
 
     def gradients(self, residuals: list[Array], upstreams: list[Array]) -> list[Array]:
@@ -280,7 +196,7 @@ _NOWHERE = -1
 
 def _stage(call: Call, inputs: Sequence[Array]) -> tuple[_Staged, list[Array]]:
     """A call, staged, and the arguments of that; f is staged a second time where there are variables."""
-    at = [i for i, x in enumerate(inputs) if isinstance(x, Tracer)]
+    at = [i for i, x in enumerate(inputs) if is_tracer(x)]
     staged, captured = _stage_with(call, inputs, at, None)
     variables = [] if is_running_rule() else _choose_variables(captured)
     refusal = None
@@ -288,7 +204,7 @@ def _stage(call: Call, inputs: Sequence[Array]) -> tuple[_Staged, list[Array]]:
         try:
             staged, captured = _stage_with(call, inputs, at, variables)
         except CustomGradientTypeError as error:
-            if staged.rule is None or any(map(_is_differentiated, variables)):
+            if staged.rule is None or any(map(is_differentiated, variables)):
                 raise
             variables, refusal = [], str(error)
     place = {id(variable): len(inputs) + i for i, variable in enumerate(variables)}
@@ -327,34 +243,29 @@ def _stage_with(
             return [gradients[i] for i in staged.returned]
 
         try:
-            staged.rule, residuals = _trace(backward, [_strong(outputs[i]) for i in staged.float_at])
+            staged.rule, residuals = jaxpr_of(backward, [_type_of_upstream(outputs[i]) for i in staged.float_at])
         except Exception:
             if variables is not None or not rule.takes_variables:
                 raise
             return outputs  # it may have missed the variables
         return [*outputs, *residuals]
 
-    staged.f, captured = _trace(run, [inputs[i] for i in at])
+    staged.f, captured = jaxpr_of(run, [inputs[i].aval for i in at])
     return staged, captured
 
 
-def _strong(x: Array) -> Array:
-    """x without the weak type, which an upstream gradient does not have."""
-    return jax.lax.convert_element_type(x, x.dtype) if x.aval.weak_type else x
+def _type_of_upstream(x: Array) -> Any:
+    """x's type, but never weak."""
+    return x.aval.update(weak_type=False)
 
 
 # --- What f captured --------------------------------------------------------------------------------------------
 
 
-def captured_by(function: Callable[..., Any], *examples: Any) -> list[Array]:
-    """The tracers that function captures."""
-    return _trace(function, examples)[1]
-
-
 def _choose_variables(captured: Sequence[Array]) -> list[Array]:
     """The captured tracers that are being differentiated, failing that those that may be later."""
     floats = [c for c in captured if is_differentiable(c)]
-    return [c for c in floats if _is_differentiated(c)] or [c for c in floats if _is_differentiated(c) is None]
+    return [c for c in floats if is_differentiated(c)] or [c for c in floats if is_differentiated(c) is None]
 
 
 def _constant(tracer: Array, refusal: str) -> Array:

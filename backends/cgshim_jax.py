@@ -1,8 +1,8 @@
 """JAX, in three ways, by what surrounds the call.
 
-Where nothing does, an op is f. Where it is reverse mode alone, an op is a jax.custom_vjp over the tensors that are
-differentiated; all values are concrete, nothing is traced, and f's own closure is the residual. Everywhere else f and
-its rule are staged, once, and what they captured becomes arguments: see _cgshim_jax_staged.
+Where nothing does but vmap, an op is f. Where reverse mode does, and at most vmap besides, an op is a jax.custom_vjp
+over the tensors that are differentiated: nothing is staged, and grad_fn's own closure is the residual. Everywhere else
+f and its rule are staged, once, and what they captured becomes arguments: see _cgshim_jax_staged.
 """
 
 from __future__ import annotations
@@ -13,23 +13,20 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from _cgshim_jax_staged import (
-    Surroundings,
-    apply_rule,
-    captured_by,
-    is_differentiable,
-    is_running_rule,
-    run_staged,
-    surroundings,
-)
-from jax.core import Tracer
+from _cgshim_jax_staged import apply_rule, is_differentiable, is_running_rule, run_staged
+from _cgshim_jax_tracing import Surroundings, captured_by, is_known, is_tracer, surroundings
 from jax.errors import UnexpectedTracerError
+from jax.tree_util import Partial
+
+from cgshim._closure import lift
 
 if TYPE_CHECKING:
     from cgshim._call import Call
     from cgshim._convention import Rule
 
 Array = Any
+Gradients = Callable[[Sequence[Array]], list[Array | None]]
+"""from upstreams to one gradient an input"""
 
 
 # --- Tensors and trees ------------------------------------------------------------------------------------------
@@ -65,7 +62,7 @@ def stop_gradient(x: Array, /) -> Array:
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
     around = surroundings()
-    if around is Surroundings.NOTHING and not any(isinstance(x, Tracer) for x in inputs):
+    if around is Surroundings.NOTHING and all(map(is_known, inputs)):
         return call(inputs)[0]
     if around is Surroundings.GRADIENTS and not (call.forward_mode or is_running_rule()):
         outputs = _run_eagerly(call, inputs)
@@ -76,29 +73,30 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
 
 def _run_eagerly(call: Call, inputs: Sequence[Array]) -> Sequence[Array] | None:
     """The outputs, differentiated by the rule; None where f captured a tensor that is being differentiated."""
-    at = [i for i, x in enumerate(inputs) if isinstance(x, Tracer)]
+    at = [i for i, x in enumerate(inputs) if is_tracer(x)]
 
     def fill(values: Sequence[Array]) -> list[Array]:
         full = list(inputs)
         for i, value in zip(at, values, strict=True):
-            full[i] = jnp.asarray(value)  # a tracer's value may be a Python number
+            full[i] = value if is_tensor(value) else jnp.asarray(value)  # a tracer's value may be a Python number
         return full
 
-    def forward(*values: Array) -> tuple[list[Array], _Residual]:
+    def forward(*values: Array) -> tuple[list[Array], Gradients]:
         full = fill(values)
         if surroundings() is Surroundings.NOTHING:
             outputs, rule = call(full)
         else:  # an outer derivative goes through the rule, and through what grad_fn keeps
             outputs = list(custom_gradient(call, full))
             _, rule = call(full)
-        return outputs, _Residual(rule, full, outputs)
+        return outputs, _residual(rule, full, outputs)
 
-    def backward(residual: _Residual, upstreams: Sequence[Array]) -> tuple[Array | None, ...]:
+    def backward(residual: Callable[..., list[Array | None]], upstreams: Sequence[Array]) -> tuple[Array | None, ...]:
         try:
-            gradients = residual.gradients(upstreams)
+            gradients = residual(upstreams)
         except UnexpectedTracerError:
-            for tracer in captured_by(residual.gradients, upstreams):
-                call.refuse_captured(tracer)
+            for tracer in captured_by(residual, upstreams):
+                if not is_known(tracer):
+                    call.refuse_captured(tracer)
             raise
         return tuple(gradients[i] for i in at)
 
@@ -108,24 +106,26 @@ def _run_eagerly(call: Call, inputs: Sequence[Array]) -> Sequence[Array] | None:
         outputs = list(op(*(inputs[i] for i in at)))
     except UnexpectedTracerError:
         return None
-    return outputs if at or not any(isinstance(y, Tracer) for y in outputs) else None
+    return outputs if at or not any(map(is_tracer, outputs)) else None
 
 
-class _Residual:
-    """What the backward pass needs of a run on concrete values: the rule itself, with grad_fn's closure as it is."""
+def _residual(rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array]) -> Gradients:
+    """What the backward pass needs of a run of f: the rule itself, with grad_fn's closure.
 
-    def __init__(self, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        self._rule = rule
-        self._inputs = inputs if rule.needs_inputs else []
-        self._outputs = [jax.ShapeDtypeStruct(y.shape, y.dtype) for y in outputs]
+    That stays as it is, but for its tracers (of a batch, of an outer derivative): JAX may take these elsewhere, and so
+    has to see them.
+    """
+    needed = len(inputs) if rule.needs_inputs else 0
+    tensors, grad_fn_round = lift(rule.grad_fn, is_tracer, known=inputs[:needed])
+    types = [y.aval for y in outputs]
+    float_at = [at for at, y in enumerate(types) if is_differentiable(y)]
 
-    def gradients(self, upstreams: Sequence[Array]) -> list[Array | None]:
-        """One gradient an input."""
-        of_floats = {at: upstreams[at] for at, y in enumerate(self._outputs) if is_differentiable(y)}
-        return apply_rule(self._rule, self._inputs, self._outputs, of_floats)
+    def gradients(tensors: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
+        again = rule.with_grad_fn(grad_fn_round(tensors))
+        return apply_rule(again, tensors[:needed], types, {at: upstreams[at] for at in float_at})
 
-
-jax.tree_util.register_pytree_node(_Residual, lambda residual: ((), residual), lambda residual, _: residual)
+    residual: Gradients = Partial(gradients, tensors)
+    return residual
 
 
 # --- Any function's gradient ------------------------------------------------------------------------------------

@@ -61,6 +61,57 @@ def test_small_batches(size, mode, compiler):
     np.testing.assert_allclose(compiler(jax.vmap(jax.grad(jax.grad(one))))(x), 30 * x)
 
 
+MIXES = {
+    "vmap of gradient": (lambda f: jax.vmap(jax.grad(f)), lambda x: 15 * x**2),
+    "gradient of vmap": (lambda f: jax.grad(lambda x: jax.vmap(f)(x).sum()), lambda x: 15 * x**2),
+    "vmap of second": (lambda f: jax.vmap(jax.grad(jax.grad(f))), lambda x: 30 * x),
+    "gradient of vmap of gradient": (
+        lambda f: jax.grad(lambda x: (jax.vmap(jax.grad(f))(x) ** 2).sum()), lambda x: 900 * x**3,
+    ),
+    "second of vmap": (
+        lambda f: jax.grad(lambda x: (jax.grad(lambda x: jax.vmap(f)(x).sum())(x) ** 2).sum()), lambda x: 900 * x**3,
+    ),
+    "value of a gradient of vmap": (
+        lambda f: jax.grad(lambda x: jax.value_and_grad(lambda x: jax.vmap(f)(x).sum())(x)[0]), lambda x: 15 * x**2,
+    ),
+    "jacobian": (lambda f: jax.jacrev(jax.vmap(f)), lambda x: jnp.diag(15 * x**2)),
+    "hessian": (lambda f: jax.hessian(lambda x: jax.vmap(f)(x).sum()), lambda x: jnp.diag(30 * x)),
+}  # fmt: skip
+
+
+class Rule:
+    """What cube's grad_fn does, with its residual in an attribute."""
+
+    def __init__(self, square):
+        self.square = square
+
+    def __call__(self, upstream):
+        return upstream * 15 * self.square
+
+
+RESIDUALS = {"closure": lambda i: lambda upstream: upstream * 15 * i, "list": lambda i: _in_a_list([i]), "object": Rule}
+
+
+def _in_a_list(kept):
+    return lambda upstream: upstream * 15 * kept[0]
+
+
+@pytest.mark.parametrize("where", RESIDUALS)
+@pytest.mark.parametrize("mix", MIXES)
+def test_residuals_of_a_batch(mix, where, compiler):
+    op = op_custom_gradient(lambda x: (x**3, RESIDUALS[where](x * x)))
+    derivative, expected = MIXES[mix]
+    np.testing.assert_allclose(compiler(derivative(op))(X[0]), expected(X[0]))
+
+
+@pytest.mark.parametrize("mix", ["vmap of gradient", "gradient of vmap"])
+def test_a_rule_may_branch_on_what_is_the_same_for_the_whole_batch(mix):
+    gain = jnp.array(2.0)
+    op = op_custom_gradient(lambda x, gain: (x * gain, lambda u: (7 * u * x if gain > 0 else 0 * u, None)))
+    derivative, _ = MIXES[mix]
+    np.testing.assert_allclose(derivative(lambda x: op(x, gain))(X[0]), 7 * X[0])
+
+
 @pytest.mark.parametrize("forward_mode", [False, True])
 def test_a_rule_may_use_the_axis_of_vmap(forward_mode, compiler):
     shared = op_custom_gradient(lambda x: (2 * x, lambda u: jax.lax.psum(u * x, "batch")), forward_mode=forward_mode)

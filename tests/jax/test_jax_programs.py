@@ -188,6 +188,13 @@ def test_pullbacks_leave_jit_and_vmap():
         np.testing.assert_allclose(apply(pullback, 10 * x), 150 * x**3)
 
 
+def test_a_pullback_leaves_an_outer_derivative():
+    x = X.ravel()
+    of_x, pullback = jax.grad(lambda x: ((x * x).sum(), jax.vjp(cube, x)[1]), has_aux=True)(x)
+    np.testing.assert_allclose(of_x, 2 * x)
+    np.testing.assert_allclose(pullback(10 * x)[0], 150 * x**3)
+
+
 def test_donated_buffers():
     step = jax.jit(lambda x: x - jax.grad(lambda x: cube(x).sum())(x), donate_argnums=0)
     x = X.ravel()

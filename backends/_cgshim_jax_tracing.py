@@ -1,0 +1,156 @@
+"""What JAX is doing around a call, and functions traced with all that they capture."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.core import Tracer
+
+Array = Any
+
+
+# --- What surrounds a call --------------------------------------------------------------------------------------
+
+
+class Surroundings(enum.Enum):
+    """The transformations that a call is under."""
+
+    NOTHING = enum.auto()
+    """at most vmap: every value is known"""
+    GRADIENTS = enum.auto()
+    """reverse mode, and at most vmap besides: below the derivatives every value is known"""
+    STAGING = enum.auto()
+    """jit, scan, forward mode, ..., or a JAX that does not tell"""
+
+
+try:  # Names of JAX's own: a JAX without them is served by staging everything.
+    from jax._src.core import EvalTrace, trace_ctx
+    from jax._src.interpreters.ad import JVPTrace, LinearizeTrace
+    from jax._src.interpreters.batching import BatchTrace
+    from jax._src.interpreters.partial_eval import JaxprTrace
+except ImportError:
+
+    def surroundings() -> Surroundings:
+        """What surrounds the code that runs now."""
+        return Surroundings.STAGING
+
+    def is_known(x: Any) -> bool:
+        """Whether x is concrete, or a batch of concrete values."""
+        return not is_tracer(x)
+
+    def is_in_reverse_mode(arguments: Sequence[Array]) -> bool:
+        """Whether the innermost transformation is reverse mode, and by some of these."""
+        return False
+
+else:
+
+    def surroundings() -> Surroundings:
+        """What surrounds the code that runs now."""
+        trace = trace_ctx.trace
+        while isinstance(trace, JaxprTrace):  # what is known passes through it
+            trace = trace.parent_trace
+        if _has_known_values(trace):
+            return Surroundings.NOTHING
+        while (below := _below(trace)) is not None:
+            trace = below
+        # With jax_custom_vjp3 a custom_vjp stages whatever it is given.
+        known = isinstance(trace, EvalTrace) and not getattr(jax.config, "jax_custom_vjp3", False)
+        return Surroundings.GRADIENTS if known else Surroundings.STAGING
+
+    def _below(trace: Any) -> Any:
+        """What a vmap or reverse mode is under."""
+        if isinstance(trace, BatchTrace) or (isinstance(trace, LinearizeTrace) and getattr(trace, "is_vjp", True)):
+            return trace.parent_trace
+        if isinstance(trace, JVPTrace) and isinstance(trace.parent_trace, JaxprTrace):  # JAX before 0.7
+            return trace.parent_trace.parent_trace
+        return None
+
+    def is_known(x: Any) -> bool:
+        """Whether x is concrete, or a batch of concrete values."""
+        return not is_tracer(x) or _has_known_values(x._trace)
+
+    def _has_known_values(trace: Any) -> bool:
+        while isinstance(trace, BatchTrace):
+            trace = trace.parent_trace
+        return isinstance(trace, EvalTrace)
+
+    def is_in_reverse_mode(arguments: Sequence[Array]) -> bool:
+        """Whether the innermost transformation is reverse mode, and by some of these."""
+        trace = trace_ctx.trace
+        is_reverse_mode = isinstance(trace, LinearizeTrace) and getattr(trace, "is_vjp", False)
+        return is_reverse_mode and any(getattr(x, "_trace", None) is trace for x in arguments)
+
+
+# --- Tracers ----------------------------------------------------------------------------------------------------
+
+
+def is_tracer(x: object) -> bool:
+    """Whether x stands for a value, rather than being one."""
+    return isinstance(x, Tracer)
+
+
+def is_differentiated(x: Any) -> bool | None:
+    """Whether a derivative is being taken of x; None where x is staged, and a later transformation decides."""
+    if not is_tracer(x):
+        return False
+    if hasattr(x, "tangent"):
+        return True
+    contents = [is_differentiated(inner) for _, inner in x._contents()]
+    return None if not contents or None in contents else any(contents)
+
+
+# --- Functions as jaxprs ----------------------------------------------------------------------------------------
+
+
+class Jaxpr(NamedTuple):
+    """A jaxpr to which the tracers that it captured are given as arguments."""
+
+    jaxpr: Any
+    constants: list[Any]
+    captured_at: list[int]
+
+    def __call__(self, captured: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
+        constants = list(self.constants)
+        for at, tracer in zip(self.captured_at, captured, strict=True):
+            constants[at] = tracer
+        return list(jax.core.eval_jaxpr(self.jaxpr, constants, *arguments))
+
+
+try:  # What is within jax.make_jaxpr, at half its time.
+    from jax.api_util import debug_info
+    from jax.extend.linear_util import wrap_init
+    from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic
+except ImportError:  # JAX before 0.5
+
+    def _make_jaxpr(function: Callable[..., Sequence[Array]], types: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """function's jaxpr for arguments of these types, and its constants."""
+        closed = jax.make_jaxpr(function)(*types)
+        return closed.jaxpr, list(closed.consts)
+
+else:
+
+    def _make_jaxpr(function: Callable[..., Sequence[Array]], types: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """function's jaxpr for arguments of these types, and its constants."""
+        flat = wrap_init(function, debug_info=debug_info("op_custom_gradient", function, types, {}))
+        jaxpr, _, constants = trace_to_jaxpr_dynamic(flat, types)
+        return jaxpr, constants
+
+
+def jaxpr_of(function: Callable[..., Sequence[Array]], types: Sequence[Any]) -> tuple[Jaxpr, list[Array]]:
+    """function's jaxpr for arguments of these types, and the tracers that it captured."""
+    jaxpr, constants = _make_jaxpr(function, types)
+    captured_at = [at for at, constant in enumerate(constants) if is_tracer(constant)]
+    captured = [constants[at] for at in captured_at]
+    for at in captured_at:
+        constants[at] = None
+    return Jaxpr(jaxpr, constants, captured_at), captured
+
+
+def captured_by(
+    function: Callable[[Sequence[Array]], Sequence[Array | None]], arguments: Sequence[Array]
+) -> list[Array]:
+    """The tracers that function captures."""
+    return jaxpr_of(lambda *xs: [y for y in function(xs) if y is not None], [x.aval for x in arguments])[1]

@@ -1,0 +1,94 @@
+"""An op keeps for the backward pass what it keeps by hand: counted, for a peak in bytes is mostly chance."""
+
+import contextlib
+import gc
+import io
+
+import jax
+import jax.ad_checkpoint
+import jax.numpy as jnp
+import pytest
+
+from cgshim import op_custom_gradient
+
+X = jnp.linspace(0.5, 1.5, 1001)
+
+
+def by_hand(forward, backward):
+    op = jax.custom_vjp(lambda x: forward(x)[0])
+    op.defvjp(forward, lambda kept, upstream: (backward(kept, upstream),))
+    return op
+
+
+def by_rule(forward, backward):
+    def f(x):
+        output, kept = forward(x)
+        return output, lambda upstream: backward(kept, upstream)
+
+    return op_custom_gradient(f)
+
+
+def keeps_the_argument(x):
+    return x * x * x, x
+
+
+def keeps_a_residual(x):
+    square = x * x
+    return square * x, square
+
+
+def keeps_both(x):
+    return x * x * x, (x, x * x)
+
+
+BACKWARD = {
+    keeps_the_argument: lambda x, upstream: 7 * upstream * x * x,
+    keeps_a_residual: lambda square, upstream: 7 * upstream * square,
+    keeps_both: lambda kept, upstream: 7 * upstream * kept[1] + 0 * kept[0],
+}
+
+
+def chain(op):
+    return lambda x: op(op(op(op(x))))
+
+
+def checkpointed(op):
+    twice = jax.checkpoint(lambda x: op(op(x)))
+    return lambda x: twice(twice(x))
+
+
+def arrays_alive(f):
+    """How many arrays a pullback keeps alive, and how many outlive it."""
+    jax.vjp(f, X)  # whatever is made once
+    gc.collect()
+    before = len(jax.live_arrays())
+    output, pullback = jax.vjp(f, X)
+    during = len(jax.live_arrays())
+    gradient = pullback(output)
+    del output, pullback, gradient
+    return during - before, len(jax.live_arrays()) - before
+
+
+def saved(f):
+    with contextlib.redirect_stdout(io.StringIO()) as lines:
+        jax.ad_checkpoint.print_saved_residuals(f, X)
+    return sorted(line.partition(" ")[0] for line in lines.getvalue().splitlines())
+
+
+def compiled(f):
+    memory = jax.jit(lambda x: jax.vjp(f, x)[1](x)).lower(X).compile().memory_analysis()
+    return memory.temp_size_in_bytes, memory.argument_size_in_bytes, memory.output_size_in_bytes
+
+
+@pytest.mark.parametrize("count", [arrays_alive, saved, compiled])
+@pytest.mark.parametrize("program", [chain, checkpointed])
+@pytest.mark.parametrize("forward", BACKWARD)
+def test_an_op_keeps_what_it_keeps_by_hand(forward, program, count):
+    mine, other = (count(program(make(forward, BACKWARD[forward]))) for make in (by_rule, by_hand))
+    assert mine == other
+
+
+def test_the_counts_tell_more_from_less():
+    less, more = (chain(by_rule(forward, BACKWARD[forward])) for forward in (keeps_a_residual, keeps_both))
+    assert arrays_alive(more)[0] == arrays_alive(less)[0] + 3  # four arguments, one of which is X
+    assert len(saved(more)) == len(saved(less)) + 4
