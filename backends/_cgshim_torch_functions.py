@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _cgshim_torch_graph import captured, is_transformed, now, requires_grad
+from _cgshim_torch_graph import captured, is_transformed, now, refuse_captured_tangents, requires_grad
 from torch._C import _functorch as functorch
 from torch._functorch.autograd_function import custom_function_call
 from torch.autograd import forward_ad
@@ -205,6 +205,8 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     has no gradient but the rule's, so a transformation that lost the rule could not answer with autodiff's.
     """
     outputs, saved, kept = run(call, inputs)
+    if forward_ad._current_level >= 0 and not _a_rule_runs.get():
+        refuse_captured_tangents(call, outputs, inputs)
     return _named(_Transformed, call.name)(kept, *saved, *[y.detach() for y in outputs])
 
 

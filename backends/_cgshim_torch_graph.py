@@ -10,6 +10,8 @@ import torch
 from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
+from cgshim._closure import lift
+
 if TYPE_CHECKING:
     from cgshim._call import Call
 
@@ -43,6 +45,22 @@ def captured(call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor], start
         variables += leaves
         made = [functorch.get_unwrapped(t) for t in made if functorch.is_functorch_wrapped_tensor(t)]
     return variables
+
+
+def refuse_captured_tangents(call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """Raise where forward mode reached f by another way: seen in its closure, and in what it made of mere constants."""
+    captured, _ = lift(call.f, torch.is_tensor)
+    given = set(map(id, inputs))
+    suspects = [tensor for tensor in captured if id(tensor) not in given]
+    if not any(map(_has_tangent, inputs)):
+        suspects += made
+    for tensor in filter(_has_tangent, suspects):
+        call.refuse_captured(tensor)
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    duals = [level for level in _levels(tensor) if not functorch.is_batchedtensor(level)]
+    return any(forward_ad.unpack_dual(dual).tangent is not None for dual in duals)
 
 
 def depends_on_more(tensors: Sequence[Tensor], than: Sequence[Tensor]) -> bool:

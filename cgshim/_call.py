@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
-from cgshim._backend import Backend, Tensor, name_of
+from cgshim._backend import Backend, Tensor, name_of, select
 from cgshim._convention import Rule
 from cgshim._errors import CustomGradientTypeError, TransformationError, describe, function_name, sentence
 from cgshim._tree import ONE_TENSOR, Parts, fill_each, take_apart
+
+T = TypeVar("T")
 
 
 class Call:
@@ -83,3 +86,33 @@ def pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Callable[...
         sentence(op, f"{function_name(f)} must return a pair (output, grad_fn)", got,
                  "return the output and a function that turns upstream gradients into gradients of the arguments")
     )  # fmt: skip
+
+
+def constant(op: str, output: T) -> T:
+    """The output of an f that was given no tensor; refused where it depends on one that is differentiated."""
+    backend = select([output])
+    if backend is None:
+        return output
+    tensors, parts = take_apart(op, backend, output)
+    if not tensors:
+        return output
+    call = Call(op, partial(_made, tensors), False, backend, [], [], {})
+    try:
+        constant: T = parts.fill(backend.custom_gradient(call, []))
+    except CustomGradientTypeError:
+        raise CustomGradientTypeError(
+            sentence(op, "f must be given every tensor that is differentiated", "none among its arguments",
+                     "pass it as an argument")
+        ) from None  # fmt: skip
+    return constant
+
+
+def _made(tensors: list[Tensor]) -> tuple[list[Tensor], Callable[..., None]]:
+    return tensors, _no_gradients
+
+
+def _no_gradients(*upstreams: Tensor) -> None:
+    """The rule of no arguments."""
+
+
+_made.autograph_info__ = _no_gradients.autograph_info__ = {}  # type: ignore[attr-defined]  # not to be converted

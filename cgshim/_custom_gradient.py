@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from cgshim._backend import select
-from cgshim._call import Call, pair
+from cgshim._call import Call, constant, pair
 from cgshim._errors import CustomGradientTypeError, describe, function_name, sentence
 from cgshim._tree import take_apart_each
 
@@ -39,14 +39,14 @@ class CustomGradient(Generic[P, T_co]):
         """f's output for these arguments, differentiable by f's rule in the framework of the arguments."""
         assert self._parameters is not None
         names, arguments, options = self._parameters.bind(self.name, args, kwargs)
-        backend = select(arguments)
         output: T_co
-        if backend is None:
+        backend = select(arguments)
+        inputs, parts = take_apart_each(self.name, backend, arguments) if backend else ([], [])
+        if backend is None or not inputs:
             output, _ = pair(self.name, self.__wrapped__, self.__wrapped__(*args, **kwargs))
-            return output
-        inputs, parts = take_apart_each(self.name, backend, arguments)
+            return constant(self.name, output)
         call = Call(self.name, self.__wrapped__, self.forward_mode, backend, names, parts, options)
-        outputs = backend.custom_gradient(call, inputs) if inputs else call(inputs)[0]
+        outputs = backend.custom_gradient(call, inputs)
         output = call.output.fill(outputs)
         return output
 

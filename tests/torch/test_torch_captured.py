@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from cgshim import CustomGradientTypeError, op_custom_gradient, op_grad, op_value_and_grad, op_vjp
 
@@ -180,3 +181,37 @@ def test_the_same_tensor_as_two_arguments():
     x = torch.tensor(2.0, requires_grad=True)
     of_x, of_y = op_grad(lambda x, y: x * x * y, argnums=(0, 1))(x, x)
     assert (of_x.item(), of_y.item()) == (8, 4)
+
+
+def dual(fn, w):
+    with forward_ad.dual_level():
+        return fn(forward_ad.make_dual(w, torch.ones_like(w)))
+
+
+FORWARD = {
+    "jvp": lambda fn, w: torch.func.jvp(fn, (w,), (w,)),
+    "jacfwd": lambda fn, w: torch.func.jacfwd(fn)(w),
+    "hessian": lambda fn, w: torch.func.hessian(fn)(w),
+    "vmap of jvp": lambda fn, w: torch.vmap(lambda w: torch.func.jvp(fn, (w,), (w,)))(w[None]),
+    "jvp of vmap": lambda fn, w: torch.func.jvp(torch.vmap(fn), (w[None],), (w[None],)),
+    "a dual number": dual,
+}
+READERS = {
+    "beside a constant": lambda op, w: op(torch.tensor(3.0)),
+    "beside what is differentiated too": lambda op, w: op(2 * w),
+    "alone": lambda op, w: op(3.0),
+}
+
+
+@pytest.mark.parametrize("forward_mode", [False, True])
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+@pytest.mark.parametrize("differentiate", FORWARD.values(), ids=FORWARD)
+def test_forward_mode_through_what_f_captured_is_refused(differentiate, read, forward_mode):
+    """A detached output would have no tangent, and nobody would know."""
+
+    def fn(w):
+        return read(op_custom_gradient(lambda x: (x * w, lambda u: 7 * u), forward_mode=forward_mode), w)
+
+    with pytest.raises(CustomGradientTypeError, match="as an argument"):
+        differentiate(fn, torch.tensor(5.0))
+    assert fn(torch.tensor(5.0)) == read(lambda x: x * torch.tensor(5.0), torch.tensor(5.0))

@@ -156,6 +156,20 @@ def captured_tensor_beside_a_differentiated_argument(framework: Framework) -> No
 
 
 @case()
+def captured_tensor_without_an_argument(framework: Framework) -> None:
+    """Where f is given no tensor, nobody knows its framework in time: not even a rule that takes variables may run."""
+
+    def twice(w: Tensor) -> Tensor:
+        op = op_custom_gradient(lambda factor: (w * factor, lambda upstream, variables: (None, [7.0 * upstream])))
+        return op(2.0)
+
+    for differentiate in (cgshim.op_vjp, framework.differentiate_state):
+        error = _refused(differentiate, twice, framework.tensor(5.0))
+        assert "as an argument" in str(error)
+    framework.check_equal(twice(framework.tensor(5.0)), np.array(10.0))
+
+
+@case()
 def option_that_is_differentiated(framework: Framework) -> None:
     """An option has no gradient: a tensor that is differentiated and comes as one is refused, not given zero."""
 
