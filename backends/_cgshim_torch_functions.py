@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _cgshim_torch_graph import captured, is_transformed, now, refuse_captured_tangents, requires_grad
+from _cgshim_torch_graph import (
+    captured,
+    is_transformed,
+    is_wrapped_or_requires_grad,
+    now,
+    refuse_captured_tangents,
+    requires_grad,
+)
 from torch._C import _functorch as functorch
 from torch._functorch.autograd_function import custom_function_call
 from torch.autograd import forward_ad
@@ -48,17 +55,24 @@ def differentiable(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
 _a_rule_runs: contextvars.ContextVar[bool] = contextvars.ContextVar("cgshim_torch_a_rule_runs", default=False)
 
 
-def run(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], KeptRule]:
-    """f's outputs; the inputs, residuals and variables, for autograd to save; and the rule, to be put round them."""
+def run(
+    call: Call, inputs: Sequence[Tensor], may_depend: Callable[[Tensor], bool] = requires_grad
+) -> tuple[list[Tensor], list[Tensor], KeptRule]:
+    """f's outputs; the inputs, residuals and variables, for autograd to save; and the rule, to be put round them.
+
+    may_depend tells of a tensor whether it can be connected with anything that is differentiated.
+    """
     start = now()
     outputs, rule = call(inputs)
     saved, grad_fn_round = lift(rule.grad_fn, is_tensor, call.f, known=inputs)
+    places: list[int] = []
+    made = [*outputs, *saved]
     # in a rule captured tensors are constants: an op there defines the second order itself
-    variables = [] if _a_rule_runs.get() else captured(call, [*outputs, *saved], inputs, start)
-    if variables:
+    if any(map(may_depend, made)) and not _a_rule_runs.get():
+        variables = captured(call, made, inputs, start)
         rule.require_variables(variables)
+        places = _places_of(variables, saved)
     rule.grad_fn = _released
-    places = _places_of(variables, saved) if variables else []
     return outputs, saved, KeptRule(call, rule, grad_fn_round, places, len(inputs), len(outputs))
 
 
@@ -204,7 +218,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     f runs on the inputs as they are: its residuals are functions of them at every level already. A detached output
     has no gradient but the rule's, so a transformation that lost the rule could not answer with autodiff's.
     """
-    outputs, saved, kept = run(call, inputs)
+    outputs, saved, kept = run(call, inputs, may_depend=is_wrapped_or_requires_grad)
     if forward_ad._current_level >= 0 and not _a_rule_runs.get():
         refuse_captured_tangents(call, outputs, inputs)
     return _named(_Transformed, call.name)(kept, *saved, *[y.detach() for y in outputs])

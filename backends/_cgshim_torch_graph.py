@@ -31,11 +31,14 @@ def is_transformed() -> bool:
     return functorch.maybe_current_level() is not None or bool(forward_ad._current_level >= 0)
 
 
+def is_wrapped_or_requires_grad(tensor: Tensor) -> bool:
+    """Whether a derivative of tensor can be taken at some level of torch.func."""
+    return bool(tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor))
+
+
 def captured(call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor], start: int) -> list[Tensor]:
     """The variables that tensors, made since start, depend on; what else they depend on but inputs is refused."""
     variables: list[Tensor] = []
-    if not (any(map(requires_grad, made)) or any(map(functorch.is_functorch_wrapped_tensor, made))):
-        return variables
     known = _Known(inputs)
     while made:  # first as they are, and then as each transformation of torch.func has wrapped them
         leaves, older = known.reached_beyond([t for t in made if t.requires_grad], start)
