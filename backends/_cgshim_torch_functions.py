@@ -39,8 +39,7 @@ Function = Callable[..., tuple[Tensor, ...]]
 Gradients = tuple["list[Tensor | None]", "list[Tensor | None]"]
 
 
-def is_tensor(x: object, /) -> bool:
-    return isinstance(x, torch.Tensor)
+is_tensor = torch.is_tensor
 
 
 def differentiable(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -195,11 +194,11 @@ _functions: dict[tuple[Any, str], Function] = {}
 
 def _alias(output: Tensor, detached: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensor:
     """output as a tensor of its own; as a view of the input that it shows, which autograd guards as one."""
-    shown = output._base if output._is_view() else output
+    base = output._base if output._is_view() else None
     for hidden, x in zip(detached, inputs, strict=False):
-        if shown is hidden:
-            if output is hidden:
-                return x
+        if output is hidden:
+            return x
+        if base is hidden:
             return x.as_strided(output.size(), output.stride(), output.storage_offset())
     return output.detach()
 

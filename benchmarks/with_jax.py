@@ -98,15 +98,6 @@ def tracing(op, x):
     return lambda: jax.jit(lambda x: jax.grad(op)(x)).lower(x)
 
 
-def chain(op, x):
-    return gradient(lambda x: op(op(op(op(x)))), x)
-
-
-def checkpointed_chain(op, x):
-    twice = jax.checkpoint(lambda x: op(op(x)))
-    return gradient(lambda x: twice(twice(x)), x)
-
-
 def _done(run):
     return lambda: jax.block_until_ready(run())
 
@@ -120,6 +111,4 @@ USES = {
     "vmap of grad": vmap_of_grad,
     "compiled": compiled,
     "tracing": tracing,
-    "chain": chain,
-    "checkpointed chain": checkpointed_chain,
 }

@@ -30,7 +30,7 @@ Tensor = Any
 
 ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
 # os.environ encodes the name anew whenever it is asked, which would be a tenth of a call without gradients
-_environment = getattr(os.environ, "_data", os.environ)
+_environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
 _KEY = os.environ.encodekey(ENVIRONMENT_VARIABLE)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 from cgshim._backend import Backend, Tensor, name_of, select
 from cgshim._convention import Rule
 from cgshim._errors import CustomGradientTypeError, TransformationError, describe, function_name, sentence
-from cgshim._tree import ONE_TENSOR, Parts, fill_each, take_apart
+from cgshim._tree import Parts, fill_each, take_apart
 
 T = TypeVar("T")
 
@@ -24,6 +24,9 @@ class Call:
     __slots__ = (
         "arguments", "backend", "f", "forward_mode", "name", "names", "options", "output",
     )  # fmt: skip
+
+    output: Parts
+    """the parts of what f returned, once it has run"""
 
     def __init__(
         self,
@@ -42,7 +45,6 @@ class Call:
         self.names = names
         self.arguments = arguments
         self.options = options
-        self.output: Parts = ONE_TENSOR
 
     def __call__(self, inputs: Sequence[Tensor], f: Callable[..., Any] | None = None) -> tuple[list[Tensor], Rule]:
         """Run f once on inputs; the tensors of its output, and the rule that goes with them.
@@ -98,13 +100,13 @@ def constant(op: str, output: T) -> T:
         return output
     call = Call(op, partial(_made, tensors), False, backend, [], [], {})
     try:
-        constant: T = parts.fill(backend.custom_gradient(call, []))
+        constants: T = parts.fill(backend.custom_gradient(call, []))
     except CustomGradientTypeError:
         raise CustomGradientTypeError(
             sentence(op, "f must be given every tensor that is differentiated", "none among its arguments",
                      "pass it as an argument")
         ) from None  # fmt: skip
-    return constant
+    return constants
 
 
 def _made(tensors: list[Tensor]) -> tuple[list[Tensor], Callable[..., None]]:
