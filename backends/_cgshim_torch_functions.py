@@ -244,9 +244,10 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         kept, *tensors = inputs
         saved = tensors[: len(tensors) - kept.outputs]
         ctx.kept = kept
-        ctx.zeros = [functools.partial(torch.zeros, y.shape, dtype=y.dtype, device=y.device) for y in output]
         ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+        if forward_ad._current_level >= 0:
+            ctx.zeros = [functools.partial(torch.zeros, y.shape, dtype=y.dtype, device=y.device) for y in output]
+            ctx.save_for_forward(*saved)
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:

@@ -141,8 +141,9 @@ class _Run:
         return [self._zeros(at) if g is None else g for at, g in enumerate(gradients)]
 
     def _zeros(self, at: int) -> Array:
-        shape, dtype = [*self.rule.specs, *[(box.shape, box.dtype) for box in self.variables]][at]
-        return np.zeros(shape, dtype)
+        shapes = [*self.rule.shapes, *[box.shape for box in self.variables]]
+        dtypes = [*self.rule.dtypes, *[box.dtype for box in self.variables]]
+        return np.zeros(shapes[at], dtypes[at])
 
 
 _level_of_rule: ContextVar[int] = ContextVar("cgshim_numpy_level_of_rule", default=-1)

@@ -142,7 +142,7 @@ def _read_convention(grad_fn: Callable[..., Any], arguments: int, outputs: int) 
 class Rule:
     """A grad_fn with its convention: flat upstream gradients in, flat and checked gradients out."""
 
-    __slots__ = ("_call", "_form", "_output", "_variables", "grad_fn", "specs")
+    __slots__ = ("_call", "_form", "_output", "_variables", "dtypes", "grad_fn", "shapes")
 
     def __init__(self, call: Call, grad_fn: Callable[..., Any], output: Parts, inputs: Sequence[Tensor]) -> None:
         self._form, self._variables = convention_of(grad_fn, len(call.arguments), output.count)
@@ -152,7 +152,8 @@ class Rule:
         self._call = call
         self._output = output
         # What a gradient must fit is kept, and not the inputs: whoever keeps the rule would keep them alive.
-        self.specs = [(x.shape, x.dtype) for x in inputs]
+        self.shapes = [x.shape for x in inputs]
+        self.dtypes = [x.dtype for x in inputs]
 
     @property
     def needs_inputs(self) -> bool:
@@ -172,8 +173,8 @@ class Rule:
     def with_grad_fn(self, grad_fn: Callable[..., Any]) -> Rule:
         """The same rule round another grad_fn of the same signature: one whose residuals were replaced."""
         rule = Rule.__new__(Rule)
-        rule._call, rule._form, rule._variables = self._call, self._form, self._variables
-        rule._output, rule.specs, rule.grad_fn = self._output, self.specs, grad_fn
+        rule._call, rule._form, rule._variables, rule._output = self._call, self._form, self._variables, self._output
+        rule.shapes, rule.dtypes, rule.grad_fn = self.shapes, self.dtypes, grad_fn
         return rule
 
     def require_variables(self, variables: Sequence[Tensor]) -> None:
@@ -203,10 +204,10 @@ class Rule:
             else:
                 result = self.grad_fn(*fill_each(self._call.arguments, inputs), upstream=upstream, **keywords)
         if not keywords:
-            return _gradients_of_arguments(self._call, result, self.specs), []
+            return _gradients_of_arguments(self, result), []
         of_arguments, of_variables = _split(self._call, result)
         return (
-            _gradients_of_arguments(self._call, of_arguments, self.specs),
+            _gradients_of_arguments(self, of_arguments),
             _gradients_of_variables(self._call, of_variables, variables),
         )
 
@@ -234,13 +235,15 @@ def _count(number: int, noun: str) -> str:
 # --- What it may return -----------------------------------------------------------------------------------------
 
 
-def _gradients_of_arguments(call: Call, result: Any, specs: Sequence[tuple[Any, Any]]) -> list[Tensor | None]:
+def _gradients_of_arguments(rule: Rule, result: Any) -> list[Tensor | None]:
     """What grad_fn returned for f's arguments, as one checked gradient a tensor input."""
+    call = rule._call
+    gradients = zip(_align(call, result), rule.shapes, rule.dtypes, strict=True)
     return [
         gradient
         if _is_as(call.backend, gradient, shape, dtype)
         else check_gradient(call.name, call.backend, gradient, shape, dtype, partial(_input_name, call, at))
-        for at, (gradient, (shape, dtype)) in enumerate(zip(_align(call, result), specs, strict=True))
+        for at, (gradient, shape, dtype) in enumerate(gradients)
     ]
 
 
