@@ -19,11 +19,6 @@ def product(request):
     return PRODUCTS[request.param]
 
 
-@pytest.fixture(params=[lambda f: f, jax.jit], ids=["eager", "jit"])
-def compiler(request):
-    return request.param
-
-
 def test_over_one_of_two_arguments(product, compiler):
     gradients = jax.grad(lambda x, y: product(x, y).sum(), (0, 1))
     of_x, of_y = compiler(jax.vmap(gradients, (0, None)))(X, Y[0])

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax_ops import STAGINGS
 
 from cgshim import CustomGradientTypeError, op_custom_gradient
 
@@ -44,11 +43,6 @@ GRADIENTS = {
 @pytest.fixture(params=GRADIENTS)
 def gradient(request):
     return GRADIENTS[request.param]
-
-
-@pytest.fixture(params=STAGINGS)
-def staging(request):
-    return STAGINGS[request.param]
 
 
 def test_what_is_differentiated_arrives_as_variables(gradient, staging):

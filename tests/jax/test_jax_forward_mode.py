@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax_ops import STAGINGS, cube, cube_both_modes, product_both_modes
+from jax_ops import cube, cube_both_modes, product_both_modes
 
 from cgshim import TransformationError, op_custom_gradient
 
@@ -29,11 +29,6 @@ FORWARD = {
 @pytest.fixture(params=FORWARD)
 def forward(request):
     return FORWARD[request.param]
-
-
-@pytest.fixture(params=STAGINGS)
-def staging(request):
-    return STAGINGS[request.param]
 
 
 def test_the_transpose_of_a_promised_rule(forward, staging):

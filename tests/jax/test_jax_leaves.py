@@ -17,11 +17,6 @@ from cgshim import op_custom_gradient
 X = jnp.array([0.5, -2.0, 3.0])
 
 
-@pytest.fixture(params=[lambda f: f, jax.jit], ids=["eager", "jit"])
-def compiler(request):
-    return request.param
-
-
 @pytest.fixture(params=[False, True], ids=["reverse", "both modes"])
 def forward_mode(request):
     return request.param

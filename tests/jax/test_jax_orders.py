@@ -14,11 +14,6 @@ X = jnp.array([0.5, -2.0, 3.0])
 THREE = jnp.array(3.0)
 
 
-@pytest.fixture(params=STAGINGS)
-def staging(request):
-    return STAGINGS[request.param]
-
-
 @pytest.fixture(params=CUBES)
 def one(request):
     cube = CUBES[request.param]
