@@ -15,6 +15,7 @@ class Case(NamedTuple):
     name: str
     op: str
     use: str
+    """the function, in the benchmarks of each framework that has it, that makes a run of an op and its arguments"""
     size: int = 1
     """how many elements a tensor has; one is a scalar"""
     width: int = 1
@@ -36,17 +37,17 @@ CASES = [
     Case("scalar, forward", "cube", "forward"),
     Case("scalar, forward and backward", "cube", "gradient", targets=EAGER),
     Case("the same, with a residual", "residual", "gradient", targets=EAGER),
-    Case("scalar, double backward", "cube", "second order"),
+    Case("scalar, double backward", "cube", "second_order"),
     Case("100k elements, no gradient needed", "cube", "plain", 100_000, targets=PLAIN),
     Case("100k elements, forward and backward", "cube", "gradient", 100_000, targets=LARGE),
     Case("10M elements, forward and backward", "cube", "gradient", 10_000_000, targets=LARGE),
     Case("three static leaves", "static", "gradient"),
     Case("three outputs", "three_outputs", "gradient"),
     Case("eight tensors in a nested dict", "tree", "gradient"),
-    Case("the framework's grad", "cube", "func grad", targets=FUNC),
-    Case("vmap of grad, 100 scalars", "cube", "vmap of grad", 100, targets=FUNC),
+    Case("the framework's grad", "cube", "func_grad", targets=FUNC),
+    Case("vmap of grad, 100 scalars", "cube", "vmap_of_grad", 100, targets=FUNC),
     Case("compiled, 100k elements", "cube", "compiled", 100_000, targets=COMPILED),
-    Case("compiled by XLA, 100k elements", "cube", "compiled by XLA", 100_000, targets=COMPILED),
+    Case("compiled by XLA, 100k elements", "cube", "compiled_by_xla", 100_000, targets=COMPILED),
     Case("tracing", "cube", "tracing", targets={"jax": 1.15}),
     Case("1 leaf", "leaves", "gradient"),
     Case("10 leaves", "leaves", "gradient", width=10),
@@ -56,7 +57,7 @@ CASES = [
     Case("10 levels deep", "nested", "gradient", width=10),
     Case("peak memory of four in a row", "cube", "chain", 10_000_000, targets=MEMORY, measured="peaks"),
     Case("the same, with a residual", "residual", "chain", 10_000_000, targets=MEMORY, measured="peaks"),
-    Case("peak memory under checkpoint", "residual", "checkpointed chain", 10_000_000,
+    Case("peak memory under checkpoint", "residual", "checkpointed_chain", 10_000_000,
          targets=MEMORY, measured="peaks"),
 ]  # fmt: skip
 

@@ -100,15 +100,3 @@ def tracing(op, x):
 
 def _done(run):
     return lambda: jax.block_until_ready(run())
-
-
-USES = {
-    "plain": plain,
-    "forward": forward,
-    "gradient": gradient,
-    "second order": second_order,
-    "func grad": func_grad,
-    "vmap of grad": vmap_of_grad,
-    "compiled": compiled,
-    "tracing": tracing,
-}

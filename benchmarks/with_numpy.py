@@ -123,14 +123,3 @@ def chain(op, x):
 def checkpointed_chain(op, x):
     twice = checkpoint(lambda x: op(op(x)))
     return gradient(lambda x: twice(twice(x)), x)
-
-
-USES = {
-    "plain": plain,
-    "forward": forward,
-    "gradient": gradient,
-    "second order": second_order,
-    "func grad": func_grad,
-    "chain": chain,
-    "checkpointed chain": checkpointed_chain,
-}

@@ -103,16 +103,3 @@ def chain(op, x):
 def checkpointed_chain(op, x):
     twice = tf.recompute_grad(lambda x: op(op(x)))
     return gradient(lambda x: twice(twice(x)), x)
-
-
-USES = {
-    "plain": plain,
-    "forward": forward,
-    "gradient": gradient,
-    "second order": second_order,
-    "compiled": compiled,
-    "compiled by XLA": compiled_by_xla,
-    "tracing": tracing,
-    "chain": chain,
-    "checkpointed chain": checkpointed_chain,
-}

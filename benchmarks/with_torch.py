@@ -120,8 +120,8 @@ BY_HAND = {
     "tree": lambda params: Tree.apply(*[leaf for layer in params.values() for leaf in layer.values()]),
     "leaves": lambda tensors: Leaves.apply(*tensors),
     "nested": lambda lists: Square.apply(innermost(lists)),
-    ("cube", "func grad"): CubeOfFunc.apply,
-    ("cube", "vmap of grad"): CubeOfFunc.apply,
+    ("cube", "func_grad"): CubeOfFunc.apply,
+    ("cube", "vmap_of_grad"): CubeOfFunc.apply,
 }
 
 
@@ -192,17 +192,3 @@ def checkpointed_chain(op, x):
 def _differentiated(args):
     leaves = torch.utils._pytree.tree_leaves(args)
     return [x.requires_grad_() for x in leaves if isinstance(x, torch.Tensor)]
-
-
-USES = {
-    "plain": plain,
-    "forward": forward,
-    "gradient": gradient,
-    "second order": second_order,
-    "func grad": func_grad,
-    "vmap of grad": vmap_of_grad,
-    "compiled": compiled,
-    "tracing": tracing,
-    "chain": chain,
-    "checkpointed chain": checkpointed_chain,
-}

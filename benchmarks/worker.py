@@ -22,7 +22,7 @@ def main() -> None:
     options = parser.parse_args()
     framework = importlib.import_module(f"benchmarks.with_{options.backend}")
     for at, case in enumerate(CASES):
-        if case.use in framework.USES and options.only in case.name:
+        if hasattr(framework, case.use) and options.only in case.name:
             print(json.dumps([at, _measured(framework, case, options.seconds)]), flush=True)
 
 
@@ -43,7 +43,8 @@ def _sides(framework: Any, case: Case) -> dict[str, Callable[..., Any]]:
 def _ready(framework: Any, case: Case, op: Callable[..., Any]) -> Callable[[], Any] | None:
     """The case as a function without arguments; None where the op is Keras's, and does not work here."""
     try:
-        run = framework.USES[case.use](op, *arguments(case.op, lambda: framework.tensor(case.size), case.width))
+        use = getattr(framework, case.use)
+        run = use(op, *arguments(case.op, lambda: framework.tensor(case.size), case.width))
         run()  # once, for whatever is imported or compiled on first use
     except Exception:
         if op is BY_CGSHIM[case.op] or op in framework.BY_HAND.values():
