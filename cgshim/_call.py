@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from cgshim._backend import Backend, Tensor, name_of, select
+from cgshim._closure import SIMPLE, tensors_inside
 from cgshim._convention import Rule
 from cgshim._errors import CustomGradientTypeError, TransformationError, describe, function_name, sentence
-from cgshim._tree import Parts, fill_each, take_apart
+from cgshim._tree import ONE_TENSOR, Parts, fill_each, take_apart
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ class Call:
     """
 
     __slots__ = (
-        "arguments", "backend", "f", "forward_mode", "name", "names", "options", "output",
+        "arguments", "backend", "f", "forward_mode", "name", "names", "once_differentiable", "options", "output",
     )  # fmt: skip
 
     output: Parts
@@ -37,6 +38,7 @@ class Call:
         names: Sequence[str],
         arguments: Sequence[Parts],
         options: Mapping[str, Any],
+        once_differentiable: bool = False,
     ) -> None:
         self.name = name
         self.f = f
@@ -45,6 +47,7 @@ class Call:
         self.names = names
         self.arguments = arguments
         self.options = options
+        self.once_differentiable = once_differentiable
 
     def __call__(self, inputs: Sequence[Tensor], f: Callable[..., Any] | None = None) -> tuple[list[Tensor], Rule]:
         """Run f once on inputs; the tensors of its output, and the rule that goes with them.
@@ -58,7 +61,22 @@ class Call:
                 sentence(self.name, "the output of f must hold a tensor when an argument does", describe(output),
                          f"return a tensor of {name_of(self.backend)}")
             )  # fmt: skip
+        if self.output is not ONE_TENSOR:
+            self._refuse_tensors_in(self.output.static_leaves())
         return outputs, Rule(self, grad_fn, self.output, inputs)
+
+    def _refuse_tensors_in(self, leaves: Sequence[Any]) -> None:
+        """Raise where a leaf of the output that is no tensor holds one: no rule speaks for it."""
+        for leaf in leaves:
+            if type(leaf) in SIMPLE or any(
+                leaf is given for parts in self.arguments for given in parts.static_leaves()
+            ):
+                continue
+            for tensor in tensors_inside(leaf, self.backend.is_tensor):
+                raise CustomGradientTypeError(
+                    sentence(self.name, "the output of f must hold its tensors in containers that the backend knows",
+                             f"{describe(tensor)} in {describe(leaf)}", "return the tensor itself")
+                )  # fmt: skip
 
     def refuse(self, rule: str, transformation: str, instead: str) -> NoReturn:
         """Raise the error for a transformation under which the gradient cannot be the rule's."""
@@ -68,6 +86,16 @@ class Call:
         """Raise the error for forward mode that the author did not promise: J v is the transpose of a linear rule."""
         self.refuse("forward mode needs a rule that is linear in upstream", transformation,
                     "if it is, say so with op_custom_gradient(forward_mode=True)")  # fmt: skip
+
+    def refuse_nonlinear(self, what: str) -> NoReturn:
+        """Raise the error for forward mode of a rule that is seen not to be linear, whatever was promised."""
+        self.refuse("forward mode needs a rule that is linear in upstream", what,
+                    "write it in linear operations, or use reverse mode")  # fmt: skip
+
+    def refuse_second_order(self, transformation: str) -> NoReturn:
+        """Raise the error for the derivative of a gradient that is once_differentiable."""
+        self.refuse("a rule that is once_differentiable gives a gradient without derivatives", transformation,
+                    "leave out once_differentiable=True if the rule can be differentiated")  # fmt: skip
 
     def refuse_captured(self, tensor: object) -> NoReturn:
         """Raise the error for a tensor that is differentiated and reached f by another way than its arguments."""

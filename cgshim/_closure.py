@@ -1,46 +1,59 @@
-"""The tensors that a function holds in its closure, lifted out so that a framework can look after them."""
+"""The tensors that a function holds in its closure, taken out so that a framework can look after them."""
 
 from __future__ import annotations
 
 import functools
-import operator
 import types
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 Function = Callable[..., Any]
-Recipe = Callable[[Sequence[Any]], Any]
-"""Makes an object again, round other tensors."""
+Remake = Callable[[Sequence[Any]], Any]
+"""Makes a function again, around other tensors."""
+
+
+class Lifted(NamedTuple):
+    """What was found in a function."""
+
+    tensors: list[Any]
+    """the known tensors, and then those that the function holds besides"""
+    remake: Remake
+    held: frozenset[int]
+    """the places, among the tensors, of those that the function holds"""
+    objects: list[Any]
+    """other objects that it holds, into whose attributes nobody has looked"""
 
 
 def lift(
     function: Function, is_tensor: Callable[[Any], bool], of: Function | None = None, known: Sequence[Any] = ()
-) -> tuple[list[Any], Recipe]:
-    """The known tensors and then those in the closure of a function that `of` made; how to make it round others.
+) -> tuple[list[Any], Remake]:
+    """The known tensors and then those in the closure of a function that `of` made; how to make it around others.
 
     Cells, default values, nested functions, partials and Python's containers are searched; the attributes of objects
-    are not, for an object is known by its identity. What `of` captured itself was there before the call: a function
-    or a container among it stays the one that it is, so that the caller sees what the rule does to it. Without `of`
-    nothing was there before.
+    are not, for an object is known by its identity. What is shared stays shared: a cell, a helper or a list that two
+    functions hold is made once for both. What was there before the call (all that `of` holds) stays the one that it
+    is, and so does a variable that a function assigns to: the author sees what the rule does to it.
     """
-    lifted = _lift_plain(function, is_tensor, known)
-    if lifted is not None:
-        return lifted
-    lifting = _Lifting(is_tensor, of, known)
-    recipe = lifting.recipe(function)
-    return lifting.tensors, recipe or _keep(function)
+    return search(function, is_tensor, of, known)[:2]
 
 
-def _lift_plain(
-    function: Function, is_tensor: Callable[[Any], bool], known: Sequence[Any]
-) -> tuple[list[Any], Recipe] | None:
-    """What lift gives for a function that holds tensors and numbers alone, as most rules do; None for any other."""
+def search(
+    function: Function, is_tensor: Callable[[Any], bool], of: Function | None = None, known: Sequence[Any] = ()
+) -> Lifted:
+    """What `lift` finds, and what else there is to know about it."""
+    return _search_plain(function, is_tensor, known) or _Search(is_tensor, of, known)(function)
+
+
+SIMPLE = frozenset([bool, int, float, complex, str, bytes, type(None)])
+
+
+def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: Sequence[Any]) -> Lifted | None:
+    """What is found in a function that holds tensors and numbers alone, as most rules do; None for any other."""
     if type(function) is not types.FunctionType or function.__defaults__ or function.__kwdefaults__:
         return None
     tensors = list(known)
-    place = {id(tensor): at for at, tensor in enumerate(known)}
-    cells: list[types.CellType | Recipe] = []
-    recipe: Recipe | None = None
+    place = {id(tensor): at for at, tensor in reversed([*enumerate(known)])}
+    contents: list[tuple[types.CellType, int | None]] = []
     for cell in function.__closure__ or ():
         try:
             content = cell.cell_contents
@@ -50,134 +63,246 @@ def _lift_plain(
             at = place.setdefault(id(content), len(tensors))
             if at == len(tensors):
                 tensors.append(content)
-            recipe = operator.itemgetter(at)
-            cells.append(recipe)
-        elif type(content) in _SIMPLE:
-            cells.append(cell)
+            contents.append((cell, at))
+        elif type(content) in SIMPLE:
+            contents.append((cell, None))
         else:
             return None
-    return tensors, _keep(function) if recipe is None else _make_function(function, cells)
+    held = frozenset([at for _, at in contents if at is not None])
+    if not held:
+        return Lifted(tensors, lambda tensors: function, held, [])
+    if assigned_names(function.__code__):
+        return None
+
+    def remake(tensors: Sequence[Any]) -> Function:
+        return _like(function, tuple([cell if at is None else types.CellType(tensors[at]) for cell, at in contents]))
+
+    return Lifted(tensors, remake, held, [])
 
 
-class _Lifting:
-    """One search of a function: the tensors found so far, each once."""
-
-    __slots__ = ("_entered", "_is_tensor", "_of", "_place", "tensors")
+class _Search:
+    """One search of a function: a graph of what it holds, and the tensors found in it, each once."""
 
     def __init__(self, is_tensor: Callable[[Any], bool], of: Function | None, known: Sequence[Any]) -> None:
-        self.tensors = list(known)
         self._is_tensor = is_tensor
-        self._of = of
-        self._place = {id(tensor): at for at, tensor in enumerate(known)}
-        self._entered: set[int] = set()
+        self._tensors = list(known)
+        self._place = {id(tensor): at for at, tensor in reversed([*enumerate(known)])}
+        self._held: set[int] = set()
+        self._objects: list[Any] = []
+        self._nodes: dict[int, tuple[Any, list[Any]]] = {}  # by identity: what is searched, and what it holds
+        self._stays = _identities_in(of)
 
-    def recipe(self, x: Any) -> Recipe | None:
-        """How to make x again; None where it holds no tensor, and is kept as it is."""
-        if self._is_tensor(x):
-            return self._tensor(x)
-        search = _SEARCHES.get(type(x)) or (_Lifting._namedtuple if _is_namedtuple(x) else None)
-        if search is None or id(x) in self._entered:  # a function that calls itself holds its own original
-            return None
-        self._entered.add(id(x))
-        found = search(self, x)
-        self._entered.discard(id(x))
-        return found
+    def __call__(self, function: Function) -> Lifted:
+        self._visit(function)
+        remade = self._leading_to_tensors()
+        recipes = {key: self._recipe(x, remade) for key, x in remade.items()}
+        remake: Remake = lambda tensors: function
+        if id(function) in remade:
+            root = id(function)
+            remake = lambda tensors: _Remaking(recipes, tensors).made(root)
+        return Lifted(self._tensors, remake, frozenset(self._held), self._objects)
 
-    def _tensor(self, tensor: Any) -> Recipe:
-        at = self._place.setdefault(id(tensor), len(self.tensors))
-        if at == len(self.tensors):
-            self.tensors.append(tensor)
-        return operator.itemgetter(at)
+    def _visit(self, x: Any) -> None:
+        todo = [x]
+        while todo:
+            x = todo.pop()
+            if self._is_tensor(x):
+                self._hold(x)
+                continue
+            if id(x) in self._nodes or type(x) in SIMPLE:
+                continue
+            inner = contents_of(x)
+            if inner is None:
+                if id(x) not in self._stays and not isinstance(x, (type, types.ModuleType)):
+                    self._objects.append(x)
+                inner = []
+            elif id(x) in self._stays:  # a tensor may be held by what was there before the call
+                inner = [each for each in inner if self._is_tensor(each)] if isinstance(x, types.CellType) else []
+            self._nodes[id(x)] = x, inner
+            todo += reversed(inner)
 
-    def _function(self, function: types.FunctionType) -> Recipe | None:
-        cells = [*map(self._cell, function.__closure__ or ())]
-        defaults = function.__defaults__, function.__kwdefaults__
-        make_defaults = self.recipe(defaults) if any(defaults) else None
-        if make_defaults is None and all(type(cell) is types.CellType for cell in cells):
-            return None
-        return _make_function(function, cells, make_defaults)
+    def _hold(self, tensor: Any) -> None:
+        at = self._place.setdefault(id(tensor), len(self._tensors))
+        if at == len(self._tensors):
+            self._tensors.append(tensor)
+        self._held.add(at)
 
-    def _cell(self, cell: types.CellType) -> types.CellType | Recipe:
-        try:
-            content = cell.cell_contents
-        except ValueError:  # a name that was never assigned
-            return cell
-        if self._is_tensor(content):
-            return self._tensor(content)
-        if type(content) in _SIMPLE or any(cell is outer for outer in _cells(self._of)):
-            return cell
-        return self.recipe(content) or cell
+    def _leading_to_tensors(self) -> dict[int, Any]:
+        """What has to be made again, by identity: whatever leads to a tensor, but for what a function assigns to."""
+        assigned = {id(cell) for x, _ in self._nodes.values() for cell in _assigned_cells(x)}
+        holders: dict[int, list[int]] = {}
+        for holder, (_, inner) in self._nodes.items():
+            for each in inner:
+                holders.setdefault(id(each), []).append(holder)
+        remade: dict[int, Any] = {}
+        todo = [self._id_of(at) for at in self._held]
+        while todo:
+            for holder in holders.get(todo.pop(), ()):
+                if holder not in remade and holder not in assigned:
+                    remade[holder] = self._nodes[holder][0]
+                    todo.append(holder)
+        return remade
 
-    def _partial(self, partial: functools.partial[Any]) -> Recipe | None:
-        return self._joined([partial.func, partial.args, partial.keywords], _make_partial)
+    def _id_of(self, at: int) -> int:
+        return id(self._tensors[at])
 
-    def _list(self, items: list[Any]) -> Recipe | None:
-        return self._joined(items, list)
+    # --- Recipes, which hold no tensor -----------------------------------------------------------------------
 
-    def _tuple(self, items: tuple[Any, ...]) -> Recipe | None:
-        return self._joined(items, tuple)
+    def _recipe(self, x: Any, remade: dict[int, Any]) -> _Recipe:
+        """How to make x again; a function's cells come with it."""
+        part = functools.partial(self._part, remade)
+        if isinstance(x, types.FunctionType):
+            return _recipe_of_function(
+                x, [(id(cell) in remade and id(cell), cell) for cell in x.__closure__ or ()], part
+            )
+        if isinstance(x, types.CellType):
+            return part(x.cell_contents)
+        if isinstance(x, functools.partial):
+            func, args, keywords = part(x.func), [*map(part, x.args)], {k: part(v) for k, v in x.keywords.items()}
+            return lambda r: functools.partial(func(r), *[a(r) for a in args], **{k: v(r) for k, v in keywords.items()})
+        if isinstance(x, types.MethodType):
+            func, instance = part(x.__func__), x.__self__
+            return lambda r: types.MethodType(func(r), instance)
+        if isinstance(x, dict):
+            table = {key: part(value) for key, value in x.items()}
+            return lambda r: {key: value(r) for key, value in table.items()}
+        items = [*map(part, x)]
+        join = list if isinstance(x, list) else getattr(type(x), "_make", tuple)
+        return lambda r: join([item(r) for item in items])
 
-    def _namedtuple(self, items: Any) -> Recipe | None:
-        return self._joined(items, type(items)._make)
-
-    def _dict(self, items: dict[Any, Any]) -> Recipe | None:
-        keys = list(items)
-        return self._joined(items.values(), lambda values: dict(zip(keys, values, strict=True)))
-
-    def _joined(self, parts: Iterable[Any], join: Callable[[list[Any]], Any]) -> Recipe | None:
-        parts = list(parts)
-        found = [self.recipe(part) for part in parts]
-        if not any(found):
-            return None
-        recipes = [recipe or _keep(part) for part, recipe in zip(parts, found, strict=True)]
-        return lambda tensors: join([recipe(tensors) for recipe in recipes])
-
-
-_SIMPLE = {bool, int, float, complex, str, type(None)}
-
-_SEARCHES: dict[type, Callable[[_Lifting, Any], Recipe | None]] = {
-    types.FunctionType: _Lifting._function,
-    functools.partial: _Lifting._partial,
-    list: _Lifting._list,
-    tuple: _Lifting._tuple,
-    dict: _Lifting._dict,
-}
-
-
-def _keep(x: Any) -> Recipe:
-    return lambda tensors: x
+    def _part(self, remade: dict[int, Any], x: Any) -> _Recipe:
+        """How to get what a thing holds: a tensor, something that is made again, or x as it is."""
+        at, key = self._place.get(id(x)), id(x)
+        if at is not None:
+            return lambda r: r.tensors[at]
+        if key in remade:
+            return lambda r: r.made(key)
+        return lambda r: x
 
 
-def _make_function(
-    function: types.FunctionType, cells: Sequence[types.CellType | Recipe], make_defaults: Recipe | None = None
-) -> Recipe:
-    """How to make a function again that holds what these cells, or the recipes of their contents, say."""
-    code, scope, name = function.__code__, function.__globals__, function.__name__
-    make_defaults = make_defaults or _keep((function.__defaults__, function.__kwdefaults__))
+class _Remaking:
+    """What leads from a function to tensors, made once more around other tensors: each thing once."""
 
-    def make(tensors: Sequence[Any]) -> types.FunctionType:
-        closure = [cell if isinstance(cell, types.CellType) else types.CellType(cell(tensors)) for cell in cells]
-        defaults, keyword_defaults = make_defaults(tensors)
-        made = types.FunctionType(code, scope, name, defaults, tuple(closure))
-        made.__kwdefaults__ = keyword_defaults
+    def __init__(self, recipes: dict[int, _Recipe], tensors: Sequence[Any]) -> None:
+        self.recipes = recipes
+        self.tensors = tensors
+        self.things: dict[int, Any] = {}
+
+    def made(self, key: int) -> Any:
+        if key not in self.things:
+            self.things[key] = self.recipes[key](self)
+        return self.things[key]
+
+
+_Recipe = Callable[[_Remaking], Any]
+
+
+def _recipe_of_function(
+    function: types.FunctionType, cells: Sequence[tuple[int, types.CellType]], part: Callable[[Any], _Recipe]
+) -> _Recipe:
+    """How to make a function again; it is known before its cells are filled, for they may hold the function itself."""
+    kept = [(key, None if key else cell) for key, cell in cells]
+    bare, own = _like(function, tuple([types.CellType() for _ in cells])), id(function)
+    defaults, keyword_defaults = part(function.__defaults__), part(function.__kwdefaults__)
+    bare.__defaults__ = bare.__kwdefaults__ = None
+
+    def make(r: _Remaking) -> types.FunctionType:
+        empty = [key for key, _ in kept if key and -key not in r.things]
+        r.things.update({-key: types.CellType() for key in empty})
+        made = r.things[own] = _like(bare, tuple([cell or r.things[-key] for key, cell in kept]))
+        made.__defaults__, made.__kwdefaults__ = defaults(r), keyword_defaults(r)
+        for key in empty:
+            r.things[-key].cell_contents = r.made(key)
         return made
 
     return make
 
 
-def _make_partial(parts: list[Any]) -> functools.partial[Any]:
-    func, args, keywords = parts
-    return functools.partial(func, *args, **keywords)
+def contents_of(x: Any) -> list[Any] | None:
+    """What a thing that is searched holds; None for any other object."""
+    if isinstance(x, types.FunctionType):
+        return [*(x.__closure__ or ()), x.__defaults__, x.__kwdefaults__]
+    if isinstance(x, types.CellType):
+        try:
+            return [x.cell_contents]
+        except ValueError:  # a name that was never assigned
+            return []
+    if type(x) in (list, tuple) or (isinstance(x, tuple) and hasattr(x, "_fields")):
+        return list(x)
+    if type(x) is dict:
+        return list(x.values())
+    if type(x) is functools.partial:
+        return [x.func, *x.args, *x.keywords.values()]
+    if isinstance(x, types.MethodType):
+        return [x.__func__, x.__self__]
+    return None
 
 
-def _is_namedtuple(x: object) -> bool:
-    return isinstance(x, tuple) and hasattr(x, "_fields")
+def _identities_in(of: Any) -> frozenset[int] | set[int]:
+    """The identities of all that a function holds: what was there before it was called."""
+    found: set[int] = set()
+    todo = [of]
+    while todo:
+        x = todo.pop()
+        if id(x) not in found and type(x) not in SIMPLE:
+            found.add(id(x))
+            todo += contents_of(x) or ()
+    return found
 
 
-def _cells(function: Any) -> Sequence[types.CellType]:
-    """The cells of a function, or of the function that a bound method or a partial calls."""
-    if isinstance(function, types.FunctionType):
-        return function.__closure__ or ()
-    while (inner := getattr(function, "func", None) or getattr(function, "__func__", None)) is not None:
-        function = inner
-    return getattr(function, "__closure__", None) or ()
+def _like(function: types.FunctionType, closure: tuple[types.CellType, ...]) -> types.FunctionType:
+    """The same function, around other cells."""
+    made = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, closure
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__dict__.update({k: v for k, v in function.__dict__.items() if k != "__wrapped__"})  # which holds the tensors
+    return made
+
+
+def attributes_of(x: Any) -> list[Any]:
+    """What an object holds in its attributes."""
+    slots = [name for base in type(x).__mro__ for name in _as_names(base.__dict__.get("__slots__", ()))]
+    return [*getattr(x, "__dict__", {}).values(), *(getattr(x, name, None) for name in slots if name != "__dict__")]
+
+
+def _as_names(slots: Any) -> list[str]:
+    return [slots] if isinstance(slots, str) else list(slots)
+
+
+def tensors_inside(x: Any, is_tensor: Callable[[Any], bool], depth: int = 5) -> Iterator[Any]:
+    """The tensors that an object holds, in its attributes too, down to a depth at which configuration ends."""
+    seen: set[int] = set()
+    level = [x]
+    for _ in range(depth):
+        inner = [each for x in level for each in (contents_of(x) or attributes_of(x))]
+        yield from filter(is_tensor, inner)
+        level = [each for each in inner if id(each) not in seen and _may_hold(each) and not is_tensor(each)]
+        seen.update(map(id, level))
+
+
+def _may_hold(x: Any) -> bool:
+    return type(x) not in SIMPLE and not isinstance(x, (type, types.ModuleType))
+
+
+def _assigned_cells(x: Any) -> Iterator[types.CellType]:
+    """The cells that a function assigns to, which belong to whoever else reads them."""
+    if isinstance(x, types.FunctionType) and x.__closure__:
+        assigned = assigned_names(x.__code__)
+        for name, cell in zip(x.__code__.co_freevars, x.__closure__, strict=True):
+            if name in assigned:
+                yield cell
+
+
+@functools.lru_cache(maxsize=4096)
+def assigned_names(code: types.CodeType) -> frozenset[str]:
+    """The names of an outer function that code, or a function that it makes, declares nonlocal and assigns to."""
+    import dis  # costs as much as all of cgshim, and few processes come here more than a few times
+
+    own = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("STORE_DEREF", "DELETE_DEREF")
+    }
+    inner = (assigned_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(own.union(*inner)) & frozenset(code.co_freevars)

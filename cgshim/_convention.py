@@ -204,12 +204,17 @@ class Rule:
             else:
                 result = self.grad_fn(*fill_each(self._call.arguments, inputs), upstream=upstream, **keywords)
         if not keywords:
-            return _gradients_of_arguments(self, result), []
+            return _gradients_of_arguments(self, self._without_variables(result)), []
         of_arguments, of_variables = _split(self._call, result)
         return (
             _gradients_of_arguments(self, of_arguments),
             _gradients_of_variables(self._call, of_variables, variables),
         )
+
+    def _without_variables(self, result: Any) -> Any:
+        """The gradients of the arguments alone, from a rule with `variables=None` that returns a pair all the same."""
+        is_pair = self._variables is not None and isinstance(result, tuple) and len(result) == 2
+        return result[0] if is_pair and isinstance(result[1], (list, tuple)) and not result[1] else result
 
 
 def _no_form(call: Call, grad_fn: Callable[..., Any], output: Parts) -> str:

@@ -7,7 +7,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from cgshim._backend import select
 from cgshim._call import Call, constant, pair
@@ -21,19 +21,39 @@ S = TypeVar("S")
 
 
 class CustomGradient(Generic[P, T_co]):
-    """An op: f's output, with the gradient that f's own rule gives it. Made by op_custom_gradient."""
+    """An op: f's output, with the gradient that f's own rule gives it. Made by op_custom_gradient.
+
+    What it runs stands in slots: functools.wraps(other)(op) and its like may write what they want into its __dict__,
+    __wrapped__ included, and it goes on being this op.
+    """
+
+    __slots__ = (
+        "__dict__", "__weakref__", "_bound", "_f", "_parameters", "_signature", "forward_mode", "name",
+        "once_differentiable",
+    )  # fmt: skip
 
     __name__: str
     __qualname__: str
     __wrapped__: Callable[P, tuple[T_co, Any]]
-    autograph_info__: None = None  # TensorFlow's AutoGraph leaves what has this as it is; the backend converts f
+    autograph_info__: ClassVar[None] = None  # TensorFlow's AutoGraph leaves what has this; the backend converts f
 
-    def __init__(self, f: Callable[P, tuple[T_co, Any]], *, forward_mode: bool, name: str | None) -> None:
+    def __init__(
+        self,
+        f: Callable[P, tuple[T_co, Any]],
+        *,
+        forward_mode: bool = False,
+        once_differentiable: bool = False,
+        name: str | None = None,
+        bound: tuple[CustomGradient[..., Any], Callable[..., Any]] | None = None,
+    ) -> None:
         functools.update_wrapper(self, f, updated=())
-        self.__wrapped__ = f
-        self.forward_mode = forward_mode
-        self.name = name or function_name(f)
+        self._f = f
+        self._bound = bound
         self._parameters = Parameters(f) if callable(f) else None  # a classmethod is callable only once it is bound
+        self._signature: inspect.Signature | None = None
+        self.forward_mode = forward_mode
+        self.once_differentiable = once_differentiable
+        self.name = name or function_name(f)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """f's output for these arguments, differentiable by f's rule in the framework of the arguments."""
@@ -43,9 +63,9 @@ class CustomGradient(Generic[P, T_co]):
         backend = select(arguments)
         inputs, parts = take_apart_each(self.name, backend, arguments) if backend else ([], [])
         if backend is None or not inputs:
-            output, _ = pair(self.name, self.__wrapped__, self.__wrapped__(*args, **kwargs))
+            output, _ = pair(self.name, self._f, self._f(*args, **kwargs))
             return constant(self.name, output)
-        call = Call(self.name, self.__wrapped__, self.forward_mode, backend, names, parts, options)
+        call = Call(self.name, self._f, self.forward_mode, backend, names, parts, options, self.once_differentiable)
         outputs = backend.custom_gradient(call, inputs)
         output = call.output.fill(outputs)
         return output
@@ -58,18 +78,37 @@ class CustomGradient(Generic[P, T_co]):
     ) -> CustomGradient[Q, T_co]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> CustomGradient[Any, T_co]:
         """The op as a method: what f is bound to is no argument, it takes part as whatever f captures does."""
-        bind = getattr(self.__wrapped__, "__get__", None)
-        bound = self.__wrapped__ if bind is None else bind(instance, owner)
-        if bound is self.__wrapped__:
+        bind = getattr(self._f, "__get__", None)
+        bound = self._f if bind is None else bind(instance, owner)
+        if bound is self._f:
             return self
-        return CustomGradient(bound, forward_mode=self.forward_mode, name=self.name)
+        return CustomGradient(
+            bound, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable, name=self.name,
+            bound=(self, bound),
+        )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        """An op is itself; a method is what the same op, bound to the same object, is."""
+        if self is other or not isinstance(other, CustomGradient) or not (self._bound and other._bound):
+            return self is other
+        return self._bound[0] is other._bound[0] and self._bound[1] == other._bound[1]
+
+    def __hash__(self) -> int:
+        return object.__hash__(self) if self._bound is None else hash((id(self._bound[0]), self._bound[1]))
 
     @property
     def __signature__(self) -> inspect.Signature:
         """f's parameters, for whoever asks without following __wrapped__, as inspect.getfullargspec does."""
+        if self._signature is not None:
+            return self._signature
         if self._parameters is None:
             raise AttributeError("__signature__")
         return self._parameters.signature
+
+    @__signature__.setter
+    def __signature__(self, signature: inspect.Signature) -> None:
+        """What to show instead, as decorators do that wrap an op; a call goes on being bound by f's own."""
+        self._signature = signature
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """By name where the op is found under f's, as functions and methods are; else as f and the options."""
@@ -80,17 +119,19 @@ class CustomGradient(Generic[P, T_co]):
                 return qualified_name
         except AttributeError:
             pass  # a local function, or an op that goes by another name than f
-        instance = getattr(self.__wrapped__, "__self__", None)
+        instance = getattr(self._f, "__self__", None)
         if isinstance(getattr(instance, self.__name__, None), CustomGradient):  # a method, which Python pickles by name
             return getattr, (instance, self.__name__)
-        return _restore, (self.__wrapped__, self.forward_mode, self.name)
+        return _restore, (self._f, self.forward_mode, self.name, self.once_differentiable)
 
     def __repr__(self) -> str:
         return f"<op {self.name} with a custom gradient>"
 
 
-def _restore(f: Callable[..., tuple[Any, Any]], forward_mode: bool, name: str) -> CustomGradient[..., Any]:
-    return CustomGradient(f, forward_mode=forward_mode, name=name)
+def _restore(
+    f: Callable[..., tuple[Any, Any]], forward_mode: bool, name: str, once_differentiable: bool
+) -> CustomGradient[..., Any]:
+    return CustomGradient(f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name)
 
 
 class Parameters:
@@ -123,14 +164,24 @@ class Parameters:
 
 @overload
 def op_custom_gradient(
-    f: Callable[P, tuple[T_co, Any]], /, *, forward_mode: bool = False, name: str | None = None
+    f: Callable[P, tuple[T_co, Any]],
+    /,
+    *,
+    forward_mode: bool = False,
+    once_differentiable: bool = False,
+    name: str | None = None,
 ) -> CustomGradient[P, T_co]: ...
 @overload
 def op_custom_gradient(
-    f: None = None, /, *, forward_mode: bool = False, name: str | None = None
+    f: None = None, /, *, forward_mode: bool = False, once_differentiable: bool = False, name: str | None = None
 ) -> Callable[[Callable[P, tuple[T_co, Any]]], CustomGradient[P, T_co]]: ...
 def op_custom_gradient(
-    f: Callable[..., tuple[Any, Any]] | None = None, /, *, forward_mode: bool = False, name: str | None = None
+    f: Callable[..., tuple[Any, Any]] | None = None,
+    /,
+    *,
+    forward_mode: bool = False,
+    once_differentiable: bool = False,
+    name: str | None = None,
 ) -> Any:
     """Give a function its own gradient, in every framework.
 
@@ -145,6 +196,9 @@ def op_custom_gradient(
         state that f reads, and returns ``(gradients, [one for each variable])``.
     forward_mode : bool
         Promise that grad_fn is linear in upstream, so that forward mode (jvp, jacfwd) may use its transpose.
+    once_differentiable : bool
+        Refuse the derivative of the gradient, in a sentence. f is then never run again, and nothing is saved but what
+        grad_fn keeps.
     name : str, optional
         What messages call the op; by default f's name.
 
@@ -176,9 +230,11 @@ def op_custom_gradient(
     The convention is that of ``tf.custom_gradient`` and ``keras.ops.custom_gradient``, for every backend alike.
     """
     if f is None:
-        return functools.partial(op_custom_gradient, forward_mode=forward_mode, name=name)
+        return functools.partial(
+            op_custom_gradient, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name
+        )
     if not callable(f) and not hasattr(f, "__get__"):
         raise CustomGradientTypeError(
             sentence("op_custom_gradient", "f must be callable", describe(f), "decorate a function")
         )
-    return CustomGradient(f, forward_mode=forward_mode, name=name)
+    return CustomGradient(f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name)

@@ -25,6 +25,10 @@ class Parts(Protocol):
         """The same tree with None for all that is no tensor: the structure of the tree's gradients."""
         ...
 
+    def static_leaves(self) -> Sequence[Any]:
+        """The leaves that are no tensors."""
+        ...
+
     def align(self, gradient: Any) -> list[Any] | None:
         """The leaves of a gradient of this tree, one a tensor; None when it is structured otherwise."""
 
@@ -43,6 +47,9 @@ class _OneTensor:
 
     def without_static(self) -> Parts:
         return self
+
+    def static_leaves(self) -> Sequence[Any]:
+        return ()
 
     def align(self, gradient: Any) -> list[Any] | None:
         return None if isinstance(gradient, (list, tuple, dict)) else [gradient]
@@ -67,6 +74,9 @@ class _Static:
 
     def without_static(self) -> Parts:
         return _Static(None)
+
+    def static_leaves(self) -> Sequence[Any]:
+        return (self._leaf,)
 
     def align(self, gradient: Any) -> list[Any] | None:
         return []
@@ -95,6 +105,9 @@ class _Tree:
         if len(self._static) == self.count:
             return self
         return _Tree(self._backend, [None] * len(self._static), self._tensor_at, self._structure)
+
+    def static_leaves(self) -> Sequence[Any]:
+        return [leaf for leaf in self._static if leaf is not None]
 
     def align(self, gradient: Any) -> list[Any] | None:
         leaves, structure = self._backend.tree_flatten(gradient)

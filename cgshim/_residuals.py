@@ -1,0 +1,124 @@
+"""What the rule of one run of f keeps of it: arguments, outputs, and other tensors.
+
+The derivative of the derivative goes through all of them. An argument is itself. An output stands for the op's own
+output, so its derivative is the rule's: f may be opaque. Any other tensor is a function of the arguments, through f's
+own operations: a framework that did not record these has to run f again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from cgshim._backend import Tensor
+from cgshim._closure import search, tensors_inside
+from cgshim._convention import Rule, is_differentiable
+from cgshim._errors import describe
+from cgshim._generators import Drawing, Generator, generators_of
+from cgshim._same import same
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Agree = Callable[[Tensor, Tensor], bool]
+"""Whether two tensors are the same but for the order of sums: a few units in the last place of their dtype."""
+
+
+class Residuals:
+    """The tensors in a rule's closure, taken out of it; the rule itself holds none of them from then on."""
+
+    __slots__ = ("_is_tensor", "_objects", "_outputs", "_remake", "_rule", "inputs", "others", "outputs")
+
+    def __init__(
+        self, call: Call, rule: Rule, is_tensor: Callable[[Any], bool], inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+    ) -> None:  # fmt: skip
+        """What `call(inputs)`, which returned outputs and rule, has left behind."""
+        first_output, first_other = len(inputs), len(inputs) + len(outputs)
+        found = search(rule.grad_fn, is_tensor, call.f, known=[*inputs, *outputs])
+        held = sorted(found.held)
+        self.inputs: Sequence[int] = (
+            range(first_output) if rule.needs_inputs else [at for at in held if at < first_output]
+        )
+        """which inputs the rule keeps, or is called with"""
+        self.outputs = [at - first_output for at in held if first_output <= at < first_other]
+        """which outputs it keeps; one that is an input too is an input"""
+        self.others: list[Tensor] = found.tensors[first_other:]
+        """the other tensors; whoever puts them away empties this list"""
+        self._outputs = len(outputs)
+        self._objects = found.objects
+        self._remake = found.remake
+        self._is_tensor = is_tensor
+        self._rule = rule.with_grad_fn(_taken_apart)
+
+    def around(
+        self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], others: Sequence[Tensor]
+    ) -> Rule:
+        """The rule around these tensors; what it does not keep may be None."""
+        return self._rule.with_grad_fn(self._remake([*inputs, *outputs, *others]))
+
+    @property
+    def rule(self) -> Rule:
+        """The rule without its grad_fn: what there is to know of it."""
+        return self._rule
+
+    def hidden(self) -> list[Tensor]:
+        """Float tensors in attributes of objects that the rule keeps: nobody can put others in their place."""
+        return [
+            tensor
+            for x in self._objects
+            for tensor in tensors_inside(x, self._is_tensor)
+            if is_differentiable(tensor.dtype)
+        ]
+
+
+def has_a_derivative(others: Sequence[Tensor]) -> bool:
+    """Whether one of the other residuals is a float or complex tensor: integers and booleans are constants."""
+    return any(is_differentiable(tensor.dtype) for tensor in others)
+
+
+def run_again(
+    call: Call,
+    inputs: Sequence[Tensor],
+    first: Rule,
+    is_tensor: Callable[[Any], bool],
+    agree: Agree,
+    *,
+    f: Callable[..., Any] | None = None,
+    generators: Sequence[Generator] = (),
+) -> list[Tensor]:
+    """The other residuals of one more run of f, on inputs: functions of these, with which they may be connected.
+
+    Another run gives derivatives, never values. So it must have kept what the first one did: `first` is the first
+    run's rule, around what that kept. Refused where it differs, and where f draws random numbers. generators are those
+    of the framework; inputs should be copies, for f may write into them.
+    """
+    drawing = Drawing([*generators_of(call.f), *generators])
+    outputs, rule = call(inputs, f)
+    drew = drawing.happened()
+    if drew:
+        refuse_another_run(call, "one that draws random numbers", "draw them outside, and pass them as an argument")
+    if not same(first.grad_fn, rule.grad_fn, lambda a, b: _tensors_agree(a, b, is_tensor, agree)):
+        refuse_another_run(call, "others", "compute them from the arguments alone, or pass them as an argument")
+    return Residuals(call, rule, is_tensor, inputs, outputs).others
+
+
+def refuse_another_run(call: Call, got: str, do: str) -> NoReturn:
+    """Raise the error for an f that cannot be run again for the derivatives of what its rule keeps."""
+    call.refuse("a second order runs f again, which must give grad_fn the same tensors", got, do)
+
+
+def refuse_hidden(call: Call, tensor: Tensor) -> NoReturn:
+    """Raise the error for a tensor that grad_fn keeps where nobody can connect it with the arguments."""
+    call.refuse("a second order needs the tensors that grad_fn keeps in its closure",
+                f"{describe(tensor)} in an attribute", "keep it in a variable of f")  # fmt: skip
+
+
+def _tensors_agree(a: Any, b: Any, is_tensor: Callable[[Any], bool], agree: Agree) -> bool | None:
+    if not (is_tensor(a) or is_tensor(b)):
+        return None
+    return is_tensor(a) and is_tensor(b) and bool(a.shape == b.shape and a.dtype == b.dtype) and agree(a, b)
+
+
+def _taken_apart(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("a rule whose tensors were taken out is put around others before it is called")
