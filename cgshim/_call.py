@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from cgshim._backend import Backend, Tensor, name_of, select
+from cgshim._backend import Backend, Tensor, config_backend, is_numpy_array, name_of, select
 from cgshim._closure import SIMPLE, tensors_inside
 from cgshim._convention import Rule
-from cgshim._errors import CustomGradientTypeError, TransformationError, describe, function_name, sentence
+from cgshim._errors import BackendError, CustomGradientTypeError, TransformationError, describe, function_name, sentence
 from cgshim._tree import ONE_TENSOR, Parts, fill_each, take_apart
 
 T = TypeVar("T")
@@ -55,7 +55,10 @@ class Call:
         A backend may give an f of its own: the author's, round other captured tensors.
         """
         output, grad_fn = pair(self.name, self.f, (f or self.f)(*fill_each(self.arguments, inputs), **self.options))
-        outputs, self.output = take_apart(self.name, self.backend, output)
+        try:
+            outputs, self.output = take_apart(self.name, self.backend, output)
+        except BackendError as error:
+            raise ForeignOutputError(output, error) from None
         if inputs and not outputs:
             raise CustomGradientTypeError(
                 sentence(self.name, "the output of f must hold a tensor when an argument does", describe(output),
@@ -103,6 +106,20 @@ class Call:
             sentence(self.name, "f must be given every tensor that is differentiated", f"a captured {describe(tensor)}",
                      "pass it as an argument")
         )  # fmt: skip
+
+
+class ForeignOutputError(BackendError):
+    """What f returned belongs to another framework than its arguments."""
+
+    def __init__(self, output: Any, error: BackendError) -> None:
+        super().__init__(*error.args)
+        self._output = output
+
+    def constant_of(self, inputs: Sequence[Tensor]) -> Any:
+        """The output, if f was given NumPy arrays, which are everybody's constants, and nobody chose a backend."""
+        if config_backend() or not all(map(is_numpy_array, inputs)):
+            raise BackendError(*self.args) from None
+        return self._output
 
 
 def pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:

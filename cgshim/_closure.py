@@ -12,6 +12,21 @@ Remake = Callable[[Sequence[Any]], Any]
 """Makes a function again, around other tensors."""
 
 
+class FunctionHolder:
+    """An object that is called as the function that it holds, as an op is: its closure is searched too."""
+
+    __slots__ = ()
+
+    @property
+    def held_function(self) -> Function:
+        """The function."""
+        raise NotImplementedError
+
+    def holding(self, function: Function) -> FunctionHolder:
+        """A like object that holds another function of the same code."""
+        raise NotImplementedError
+
+
 class Lifted(NamedTuple):
     """What was found in a function."""
 
@@ -22,6 +37,8 @@ class Lifted(NamedTuple):
     """the places, among the tensors, of those that the function holds"""
     objects: list[Any]
     """other objects that it holds, into whose attributes nobody has looked"""
+    old: list[Any]
+    """objects and containers that it holds and that were there before: nobody has looked into them either"""
 
 
 def lift(
@@ -47,13 +64,16 @@ def search(
 SIMPLE = frozenset([bool, int, float, complex, str, bytes, type(None)])
 
 
+_EMPTY = types.CellType()
+
+
 def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: Sequence[Any]) -> Lifted | None:
     """What is found in a function that holds tensors and numbers alone, as most rules do; None for any other."""
     if type(function) is not types.FunctionType or function.__defaults__ or function.__kwdefaults__:
         return None
     tensors = list(known)
     place = {id(tensor): at for at, tensor in reversed([*enumerate(known)])}
-    contents: list[tuple[types.CellType, int | None]] = []
+    cells: list[tuple[types.CellType, int | None]] = []
     for cell in function.__closure__ or ():
         try:
             content = cell.cell_contents
@@ -63,21 +83,23 @@ def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: S
             at = place.setdefault(id(content), len(tensors))
             if at == len(tensors):
                 tensors.append(content)
-            contents.append((cell, at))
+            cells.append((_EMPTY, at))
         elif type(content) in SIMPLE:
-            contents.append((cell, None))
+            cells.append((cell, None))
         else:
             return None
-    held = frozenset([at for _, at in contents if at is not None])
+    held = frozenset([at for _, at in cells if at is not None])
     if not held:
-        return Lifted(tensors, lambda tensors: function, held, [])
+        return Lifted(tensors, lambda tensors: function, held, [], [])
     if assigned_names(function.__code__):
         return None
 
-    def remake(tensors: Sequence[Any]) -> Function:
-        return _like(function, tuple([cell if at is None else types.CellType(tensors[at]) for cell, at in contents]))
+    bare = _like(function, tuple([_EMPTY for _ in cells]))  # without the tensors
 
-    return Lifted(tensors, remake, held, [])
+    def remake(tensors: Sequence[Any]) -> Function:
+        return _like(bare, tuple([cell if at is None else types.CellType(tensors[at]) for cell, at in cells]))
+
+    return Lifted(tensors, remake, held, [], [])
 
 
 class _Search:
@@ -89,6 +111,7 @@ class _Search:
         self._place = {id(tensor): at for at, tensor in reversed([*enumerate(known)])}
         self._held: set[int] = set()
         self._objects: list[Any] = []
+        self._old: list[Any] = []
         self._nodes: dict[int, tuple[Any, list[Any]]] = {}  # by identity: what is searched, and what it holds
         self._stays = _identities_in(of)
 
@@ -100,7 +123,7 @@ class _Search:
         if id(function) in remade:
             root = id(function)
             remake = lambda tensors: _Remaking(recipes, tensors).made(root)
-        return Lifted(self._tensors, remake, frozenset(self._held), self._objects)
+        return Lifted(self._tensors, remake, frozenset(self._held), self._objects, self._old)
 
     def _visit(self, x: Any) -> None:
         todo = [x]
@@ -112,12 +135,13 @@ class _Search:
             if id(x) in self._nodes or type(x) in SIMPLE:
                 continue
             inner = contents_of(x)
-            if inner is None:
-                if id(x) not in self._stays and not isinstance(x, (type, types.ModuleType)):
+            if id(x) in self._stays:  # a tensor may be held by what was there before the call
+                self._old += [x] if inner is None or isinstance(x, (list, dict)) else []
+                inner = inner if inner and isinstance(x, types.CellType) else []
+            elif inner is None:
+                if not isinstance(x, types.ModuleType) and (not isinstance(x, type) or "<locals>" in x.__qualname__):
                     self._objects.append(x)
                 inner = []
-            elif id(x) in self._stays:  # a tensor may be held by what was there before the call
-                inner = [each for each in inner if self._is_tensor(each)] if isinstance(x, types.CellType) else []
             self._nodes[id(x)] = x, inner
             todo += reversed(inner)
 
@@ -161,8 +185,14 @@ class _Search:
             func, args, keywords = part(x.func), [*map(part, x.args)], {k: part(v) for k, v in x.keywords.items()}
             return lambda r: functools.partial(func(r), *[a(r) for a in args], **{k: v(r) for k, v in keywords.items()})
         if isinstance(x, types.MethodType):
-            func, instance = part(x.__func__), x.__self__
-            return lambda r: types.MethodType(func(r), instance)
+            func, instance = part(x.__func__), part(x.__self__)
+            return lambda r: types.MethodType(func(r), instance(r))
+        if isinstance(x, _METHODS_IN_C):
+            instance, name = part(x.__self__), x.__name__
+            return lambda r: getattr(instance(r), name)
+        if isinstance(x, FunctionHolder):
+            func, holding = part(x.held_function), _without_tensors(x).holding
+            return lambda r: holding(func(r))
         if isinstance(x, dict):
             table = {key: part(value) for key, value in x.items()}
             return lambda r: {key: value(r) for key, value in table.items()}
@@ -218,6 +248,9 @@ def _recipe_of_function(
     return make
 
 
+_METHODS_IN_C = (types.BuiltinMethodType, types.MethodWrapperType)
+
+
 def contents_of(x: Any) -> list[Any] | None:
     """What a thing that is searched holds; None for any other object."""
     if isinstance(x, types.FunctionType):
@@ -235,7 +268,19 @@ def contents_of(x: Any) -> list[Any] | None:
         return [x.func, *x.args, *x.keywords.values()]
     if isinstance(x, types.MethodType):
         return [x.__func__, x.__self__]
+    if isinstance(x, _METHODS_IN_C) and not isinstance(x.__self__, types.ModuleType | None):
+        return [x.__self__]
+    if isinstance(x, FunctionHolder):
+        return [x.held_function]
     return None
+
+
+def _without_tensors(holder: FunctionHolder) -> FunctionHolder:
+    return holder.holding(_nothing)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> Any:
+    """Stands where a function with its tensors stood."""
 
 
 def _identities_in(of: Any) -> frozenset[int] | set[int]:
@@ -263,7 +308,8 @@ def _like(function: types.FunctionType, closure: tuple[types.CellType, ...]) -> 
 def attributes_of(x: Any) -> list[Any]:
     """What an object holds in its attributes."""
     slots = [name for base in type(x).__mro__ for name in _as_names(base.__dict__.get("__slots__", ()))]
-    return [*getattr(x, "__dict__", {}).values(), *(getattr(x, name, None) for name in slots if name != "__dict__")]
+    slots = [name for name in slots if name not in ("__dict__", "__weakref__")]
+    return [*getattr(x, "__dict__", {}).values(), *(getattr(x, name, None) for name in slots)]
 
 
 def _as_names(slots: Any) -> list[str]:

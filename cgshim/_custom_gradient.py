@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from cgshim._backend import select
-from cgshim._call import Call, constant, pair
+from cgshim._backend import load, select
+from cgshim._call import Call, ForeignOutputError, constant, pair
+from cgshim._closure import FunctionHolder
 from cgshim._errors import CustomGradientTypeError, describe, function_name, sentence
 from cgshim._tree import take_apart_each
 
@@ -20,7 +21,7 @@ Q = ParamSpec("Q")
 S = TypeVar("S")
 
 
-class CustomGradient(Generic[P, T_co]):
+class CustomGradient(FunctionHolder, Generic[P, T_co]):
     """An op: f's output, with the gradient that f's own rule gives it. Made by op_custom_gradient.
 
     What it runs stands in slots: functools.wraps(other)(op) and its like may write what they want into its __dict__,
@@ -57,7 +58,11 @@ class CustomGradient(Generic[P, T_co]):
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
         """f's output for these arguments, differentiable by f's rule in the framework of the arguments."""
-        assert self._parameters is not None
+        if self._parameters is None:
+            raise CustomGradientTypeError(
+                sentence(self.name, "a classmethod must be bound when it is called", "one that is not",
+                         "call it as an attribute of its class")
+            )  # fmt: skip
         names, arguments, options = self._parameters.bind(self.name, args, kwargs)
         output: T_co
         backend = select(arguments)
@@ -66,7 +71,11 @@ class CustomGradient(Generic[P, T_co]):
             output, _ = pair(self.name, self._f, self._f(*args, **kwargs))
             return constant(self.name, output)
         call = Call(self.name, self._f, self.forward_mode, backend, names, parts, options, self.once_differentiable)
-        outputs = backend.custom_gradient(call, inputs)
+        try:
+            outputs = backend.custom_gradient(call, inputs)
+        except ForeignOutputError as foreign:
+            output = constant(self.name, foreign.constant_of(inputs))
+            return output
         output = call.output.fill(outputs)
         return output
 
@@ -86,6 +95,20 @@ class CustomGradient(Generic[P, T_co]):
             bound, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable, name=self.name,
             bound=(self, bound),
         )  # fmt: skip
+
+    @property
+    def held_function(self) -> Callable[..., Any]:
+        """f, for whoever looks after the tensors in its closure."""
+        return self._f
+
+    def holding(self, function: Callable[..., Any]) -> CustomGradient[P, T_co]:
+        """The same op of another f, which has the same code."""
+        op = object.__new__(type(self))
+        op.__dict__.update(self.__dict__)
+        op._f = op.__wrapped__ = function
+        op._bound, op._parameters, op._signature = None, self._parameters, self._signature
+        op.forward_mode, op.once_differentiable, op.name = self.forward_mode, self.once_differentiable, self.name
+        return op
 
     def __eq__(self, other: object) -> bool:
         """An op is itself; a method is what the same op, bound to the same object, is."""
@@ -109,6 +132,11 @@ class CustomGradient(Generic[P, T_co]):
     def __signature__(self, signature: inspect.Signature) -> None:
         """What to show instead, as decorators do that wrap an op; a call goes on being bound by f's own."""
         self._signature = signature
+
+    def __tf_tracing_type__(self, context: Any) -> Any:
+        """What TensorFlow knows an op by that is an argument of a tf.function; it would take __wrapped__ otherwise."""
+        backend: Any = load("tensorflow")
+        return backend.tracing_type(self)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """By name where the op is found under f's, as functions and methods are; else as f and the options."""
@@ -228,12 +256,20 @@ def op_custom_gradient(
     Notes
     -----
     The convention is that of ``tf.custom_gradient`` and ``keras.ops.custom_gradient``, for every backend alike.
+
+    The derivative of a gradient goes through grad_fn and what it keeps: a kept output of f is the op's output, with
+    grad_fn for its derivative, and any other kept tensor is a function of the arguments, through f's own operations.
+    f runs once per call; if the derivative of such a tensor is needed and was not recorded, f runs once more for it.
+    A gradient of None is zero. A grad_fn that raises an exception forbids the gradient: it comes when one is taken.
+
+    Complex numbers: upstream and gradients of a real loss L are dL/dx + i dL/dy, so the rule of ``z * z`` is
+    ``upstream * conj(2 * z)``. Where a framework uses the conjugate (JAX, autograd), cgshim conjugates.
     """
     if f is None:
         return functools.partial(
             op_custom_gradient, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name
         )
-    if not callable(f) and not hasattr(f, "__get__"):
+    if not (callable(f) or hasattr(f, "__get__")) or isinstance(f, (property, functools.cached_property)):
         raise CustomGradientTypeError(
             sentence("op_custom_gradient", "f must be callable", describe(f), "decorate a function")
         )

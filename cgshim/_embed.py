@@ -30,10 +30,11 @@ def op_embed_gradient(
     Parameters
     ----------
     fx : tensor
-        The value: a scalar, or of a shape that the shape of each x begins with (a batch of values).
+        The value: a scalar or one element, or of a shape that the shape of each x begins with (a batch of values).
     gx : tree of tensors
         The gradient of fx with respect to each x, in its shape; a scalar stands for the same gradient in every
-        element, None for no gradient. Where fx is a batch, each value depends on its own part of x alone.
+        element, None for no gradient. Where fx is a batch, each value depends on its own part of x alone. For a
+        complex x it is dfx/dRe(x) + i dfx/dIm(x), as in rules, on every backend.
     x : tree of tensors
         What fx was computed from, of any float or complex dtype.
     fx_gx_manually_stopped : bool
@@ -102,8 +103,14 @@ def _with_gradients(
 _attach = op_custom_gradient(_with_gradients, forward_mode=True, name="op_embed_gradient")
 
 
+_ONE_VALUE = -1
+"""in the place of a number of added axes: fx holds one value, which spreads as a scalar does"""
+
+
 def _times(backend: Backend, upstream: Tensor, gradient: Tensor, added_axes: int) -> Tensor:
-    spread = upstream[(..., *[None] * added_axes)] if added_axes else upstream
+    if added_axes == _ONE_VALUE:
+        upstream = upstream[(0,) * len(shape_of(upstream.shape))]
+    spread = upstream[(..., *[None] * added_axes)] if added_axes > 0 else upstream
     return _cast(backend, spread, gradient.dtype) * gradient
 
 
@@ -151,6 +158,8 @@ def _added_axes(op: str, fx: Tensor, x: Tensor, path: Callable[[], str]) -> int:
     batch, shape = shape_of(fx.shape), shape_of(x.shape)
     if not batch:  # a scalar spreads by itself
         return 0
+    if all(size == 1 for size in batch) and batch != shape[: len(batch)]:
+        return _ONE_VALUE
     if ... in batch or ... in shape or not fits(shape[: len(batch)], batch):
         raise CustomGradientValueError(
             sentence(op, f"the shape of {path()} must begin with the shape of fx",

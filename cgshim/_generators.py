@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import types
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cgshim._closure import attributes_of, contents_of
+from cgshim._hidden import names_in
 from cgshim._same import same
 
 
@@ -27,7 +29,7 @@ class Drawing:
 
     def happened(self) -> bool:
         """Whether a number was drawn since; if so, the generators are set back."""
-        drawn = [(g, before) for g, before in self._before if not same(before, g.get(), _tensors_agree)]
+        drawn = [(g, before) for g, before in self._before if not _same_state(before, g.get())]
         for generator, before in drawn:
             generator.set(before)
         return bool(drawn)
@@ -49,20 +51,41 @@ def _within_reach(f: Any) -> list[Any]:
     """What f holds in its closure and its object, and the globals that it and its helpers of one module name."""
     found: list[Any] = []
     todo, seen = [f], {id(f)}
-    scope = getattr(inspect.unwrap(f), "__globals__", None)
+    scope: dict[str, Any] = getattr(_code_of(f), "__globals__", {})
     while todo:
         x = todo.pop()
         inner = [*(contents_of(x) or ())]
-        if getattr(x, "__globals__", None) is scope and scope is not None:
-            inner += [scope[name] for name in x.__code__.co_names if name in scope]
+        function = _code_of(x)
+        if getattr(function, "__globals__", None) is scope:
+            inner += _named(names_in(function.__code__), scope)
         instance = getattr(x, "__self__", None) if callable(x) else None
+        if instance is None and x is f and not isinstance(f, types.FunctionType):
+            instance = f  # an object that is called
         if instance is not None:
             inner += [instance, *attributes_of(instance)]
+        inner += [each for each in attributes_of(x) if _as_generator(each) is not None]
         fresh = [each for each in inner if id(each) not in seen and not isinstance(each, (type, types.ModuleType))]
         seen.update(map(id, fresh))
         found += fresh
         todo += fresh
     return found
+
+
+def _code_of(x: Any) -> Any:
+    """The function that runs when x is called: a partial's, a decorated one's, that of an object's class."""
+    while isinstance(x, functools.partial):
+        x = x.func
+    if not callable(x) or isinstance(x, type):
+        return None
+    x = inspect.unwrap(x)
+    return x if hasattr(x, "__code__") else type(x).__call__
+
+
+def _named(names: frozenset[str], scope: dict[str, Any]) -> list[Any]:
+    """What the names stand for in a module; with a module among them, what they stand for in that one."""
+    found = [scope[name] for name in names if name in scope]
+    modules = [vars(x) for x in found if isinstance(x, types.ModuleType)]
+    return found + [module[name] for module in modules for name in names if name in module]
 
 
 def _as_generator(x: Any) -> Generator | None:
@@ -76,6 +99,15 @@ def _as_generator(x: Any) -> Generator | None:
         if hasattr(x, "initial_seed") and hasattr(x, "get_state"):
             return Generator(x.get_state, x.set_state)
     return None
+
+
+_STATE_OF_PYTHON = [int, tuple]
+
+
+def _same_state(a: Any, b: Any) -> bool:
+    if type(a) is tuple and [*map(type, a)][:2] == _STATE_OF_PYTHON:  # of 625 integers
+        return bool(a == b)
+    return same(a, b, _tensors_agree)
 
 
 def _tensors_agree(a: Any, b: Any) -> bool | None:

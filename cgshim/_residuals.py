@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cgshim._backend import Tensor
-from cgshim._closure import search, tensors_inside
+from cgshim._closure import search
 from cgshim._convention import Rule, is_differentiable
 from cgshim._errors import describe
 from cgshim._generators import Drawing, Generator, generators_of
+from cgshim._hidden import globals_of, tensors_in, writes
 from cgshim._same import same
 
 if TYPE_CHECKING:
@@ -27,7 +28,10 @@ Agree = Callable[[Tensor, Tensor], bool]
 class Residuals:
     """The tensors in a rule's closure, taken out of it; the rule itself holds none of them from then on."""
 
-    __slots__ = ("_is_tensor", "_objects", "_outputs", "_remake", "_rule", "inputs", "others", "outputs")
+    __slots__ = (
+        "_code", "_converted", "_f", "_globals", "_is_tensor", "_objects", "_old", "_outputs", "_remake", "_rule",
+        "inputs", "others", "outputs",
+    )  # fmt: skip
 
     def __init__(
         self, call: Call, rule: Rule, is_tensor: Callable[[Any], bool], inputs: Sequence[Tensor],
@@ -47,6 +51,11 @@ class Residuals:
         """the other tensors; whoever puts them away empties this list"""
         self._outputs = len(outputs)
         self._objects = found.objects
+        self._old = found.old
+        self._f = call.f
+        self._code = getattr(rule.grad_fn, "__code__", None)
+        self._globals: dict[str, Any] = getattr(rule.grad_fn, "__globals__", {})
+        self._converted = [x for x in found.objects if id(x) in call.output.converted]
         self._remake = found.remake
         self._is_tensor = is_tensor
         self._rule = rule.with_grad_fn(_taken_apart)
@@ -62,14 +71,22 @@ class Residuals:
         """The rule without its grad_fn: what there is to know of it."""
         return self._rule
 
-    def hidden(self) -> list[Tensor]:
-        """Float tensors in attributes of objects that the rule keeps: nobody can put others in their place."""
-        return [
-            tensor
-            for x in self._objects
-            for tensor in tensors_inside(x, self._is_tensor)
-            if is_differentiable(tensor.dtype)
-        ]
+    @property
+    def objects(self) -> list[Any]:
+        """What the rule keeps and nobody has looked into yet: objects, and what f may have written to."""
+        named = globals_of(self._code, self._globals, self._f) if self._code else []
+        if (named or self._old) and writes(self._f, but=self._code):
+            return [*self._objects, *self._old, *named]
+        return self._objects
+
+    def hidden(self) -> list[Any]:
+        """What the rule keeps where nobody can put other tensors: in attributes of objects, or as another type.
+
+        Floats in attributes, in containers that are not Python's own, and in what f may have written to; and outputs
+        that were NumPy arrays when f returned them.
+        """
+        inside = tensors_in(self.objects, self._is_tensor)
+        return self._converted + [tensor for tensor in inside if is_differentiable(tensor.dtype)]
 
 
 def has_a_derivative(others: Sequence[Tensor]) -> bool:
@@ -108,10 +125,10 @@ def refuse_another_run(call: Call, got: str, do: str) -> NoReturn:
     call.refuse("a second order runs f again, which must give grad_fn the same tensors", got, do)
 
 
-def refuse_hidden(call: Call, tensor: Tensor) -> NoReturn:
-    """Raise the error for a tensor that grad_fn keeps where nobody can connect it with the arguments."""
-    call.refuse("a second order needs the tensors that grad_fn keeps in its closure",
-                f"{describe(tensor)} in an attribute", "keep it in a variable of f")  # fmt: skip
+def refuse_hidden(call: Call, hidden: Any) -> NoReturn:
+    """Raise the error for what grad_fn keeps where nobody can connect it with the arguments."""
+    call.refuse("a second order needs what grad_fn keeps as a tensor, in a variable of f",
+                f"{describe(hidden)} in an object or in NumPy", "assign the tensor to a variable of f")  # fmt: skip
 
 
 def _tensors_agree(a: Any, b: Any, is_tensor: Callable[[Any], bool], agree: Agree) -> bool | None:

@@ -17,6 +17,8 @@ class Parts(Protocol):
 
     count: int
     """how many tensors"""
+    converted: Sequence[int]
+    """the identities of the leaves that became tensors: NumPy arrays and Keras Variables"""
 
     def fill(self, tensors: Sequence[Any]) -> Any:
         """The tree again, round these tensors."""
@@ -41,6 +43,7 @@ class _OneTensor:
     """A tree that is a tensor."""
 
     count = 1
+    converted: Sequence[int] = ()
 
     def fill(self, tensors: Sequence[Any]) -> Any:
         return tensors[0]
@@ -65,6 +68,7 @@ class _Static:
     """A tree that is a leaf, and no tensor."""
 
     count = 0
+    converted: Sequence[int] = ()
 
     def __init__(self, leaf: Any) -> None:
         self._leaf = leaf
@@ -88,8 +92,11 @@ class _Static:
 class _Tree:
     """Any other tree."""
 
-    def __init__(self, backend: Backend, static: list[Any], tensor_at: list[int], structure: Any) -> None:
+    def __init__(
+        self, backend: Backend, static: list[Any], tensor_at: list[int], structure: Any, converted: Sequence[int] = ()
+    ) -> None:
         self.count = len(tensor_at)
+        self.converted = converted
         self._backend = backend
         self._static = static
         self._tensor_at = tensor_at
@@ -136,14 +143,16 @@ def take_apart(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], Part
     if type(tree) in NO_CONTAINERS:
         return [], _Static(tree)
     leaves, structure = backend.tree_flatten(tree)
-    tensors, tensor_at = [], []
+    tensors, tensor_at, converted = [], [], []
     for at, leaf in enumerate(leaves):
         tensor = as_tensor(op, backend, leaf)
         if tensor is not None:
             tensors.append(tensor)
             tensor_at.append(at)
             leaves[at] = None
-    return tensors, _Tree(backend, leaves, tensor_at, structure)
+            if tensor is not leaf:
+                converted.append(id(leaf))
+    return tensors, _Tree(backend, leaves, tensor_at, structure, converted)
 
 
 def take_apart_each(op: str, backend: Backend, trees: Sequence[Any]) -> tuple[list[Tensor], list[Parts]]:
