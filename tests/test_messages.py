@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,8 +11,9 @@ import numpy as np
 import pytest
 
 import cgshim
-from cgshim import CustomGradientTypeError, CustomGradientValueError
+from cgshim import CustomGradientTypeError, CustomGradientValueError, ops
 from cgshim.testing.conformance import Framework
+from cgshim.testing.conformance._framework import tangent
 
 FORMS = "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), each with or without variables"
 PAIR = "return the output and a function that turns upstream gradients into gradients of the arguments"
@@ -305,6 +308,104 @@ def test_captured_tensor_that_is_differentiated(framework: Framework) -> None:
         f"op: {STATE['not taken'][2]}",
         "op: f must be given every tensor that is differentiated, got a captured f32[]; pass it as an argument",
     )
+
+
+# --- Second orders, forward mode and ops in rules -----------------------------------------------------------------
+
+
+class Refused(NamedTuple):
+    """An op, what is done to it, and the whole of what is said: `*` stands for the framework's own name of it."""
+
+    f: Callable[..., Any]
+    options: dict[str, Any]
+    ask: Callable[[Framework, Any], Any]
+    text: str
+
+
+def second(framework: Framework, op: Any) -> Any:
+    return cgshim.op_grad(cgshim.op_grad(op))(framework.tensor(2.0))
+
+
+def forward(framework: Framework, op: Any) -> Any:
+    return tangent(framework, op, framework.tensor(2.0), framework.tensor(3.0))
+
+
+def forward_over_reverse(framework: Framework, op: Any) -> Any:
+    return forward(framework, cgshim.op_grad(op))
+
+
+def keeping_in_an_object(x: Any) -> Any:
+    y = ops.exp(x)
+    kept = types.SimpleNamespace(y=y)
+    return y, lambda upstream: upstream * kept.y
+
+
+ONCE = ("a rule that is once_differentiable gives a gradient without derivatives, got *; "
+        "leave out once_differentiable=True if the rule can be differentiated")  # fmt: skip
+LINEAR = "forward mode needs a rule that is linear in upstream, got *; "
+
+REFUSED: dict[str, Refused] = {
+    "a second order of what has one order": Refused(
+        lambda x: (x * x, lambda upstream: 7.0 * upstream * x), {"once_differentiable": True}, second, ONCE
+    ),
+    "forward over reverse of what has one order": Refused(
+        lambda x: (x * x, lambda upstream: 7.0 * upstream * x), {"once_differentiable": True, "forward_mode": True},
+        forward_over_reverse, ONCE,
+    ),
+    "forward mode that is not promised": Refused(
+        lambda x: (x * x, lambda upstream: 7.0 * ops.sin(upstream)), {}, forward,
+        LINEAR + "if it is, say so with op_custom_gradient(forward_mode=True)",
+    ),
+    "an affine rule": Refused(
+        lambda x: (x * x, lambda upstream: upstream + 1.0), {"forward_mode": True}, forward,
+        LINEAR + "write it in linear operations, or use reverse mode",
+    ),
+    "a rule that is not linear": Refused(
+        lambda x: (x * x, lambda upstream: upstream * upstream), {"forward_mode": True}, forward,
+        LINEAR + "write it in linear operations, or use reverse mode",
+    ),
+    "a hidden output": Refused(
+        keeping_in_an_object, {}, second,
+        "a second order needs what grad_fn keeps as a tensor, in a variable of f, got f32[] in an object or in NumPy; "
+        "assign the tensor to a variable of f",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("refused", REFUSED.values(), ids=REFUSED.keys())
+def test_refused_transformation(framework: Framework, refused: Refused) -> None:
+    op = cgshim.op_custom_gradient(refused.f, name="op", **refused.options)
+    with pytest.raises(cgshim.TransformationError) as caught:
+        refused.ask(framework, op)
+    assert re.fullmatch(re.escape(f"op: {refused.text}").replace(r"\*", "[^;]+"), str(caught.value))
+
+
+def test_inner_op_that_captures_the_argument(framework: Framework) -> None:
+    """To some frameworks what is being differentiated is state, to others only their own objects are."""
+    three = framework.tensor(3.0)
+    inner_of = lambda x: cgshim.op_custom_gradient(lambda c: (c * x * x, lambda upstream: 7.0 * upstream), name="op")
+    outer = cgshim.op_custom_gradient(lambda x: (x * x * x, lambda u: u * inner_of(x)(three)), name="outer")
+    with pytest.raises(CustomGradientTypeError) as caught:
+        second(framework, outer)
+    assert str(caught.value) in (
+        f"op: {STATE['not taken'][2]}",
+        "op: f must be given every tensor that is differentiated, got a captured f32[]; pass it as an argument",
+    )
+
+
+def test_tensor_in_a_static_leaf(framework: Framework) -> None:
+    f = lambda x: ((x * x, types.SimpleNamespace(held=x * 2.0)), lambda upstream: upstream[0])
+    text = ("op: the output of f must hold its tensors in containers that the backend knows, "
+            "got f32[2] in SimpleNamespace; return the tensor itself")  # fmt: skip
+    op = cgshim.op_custom_gradient(f, name="op")
+    raises(CustomGradientTypeError, text, op, framework.tensor([1.0, 2.0]))
+
+
+def test_classmethod_that_is_not_bound(framework: Framework) -> None:
+    op = cgshim.op_custom_gradient(classmethod(lambda cls, x: (x, lambda upstream: upstream)), name="op")
+    text = ("op: a classmethod must be bound when it is called, got one that is not; "
+            "call it as an attribute of its class")  # fmt: skip
+    raises(CustomGradientTypeError, text, op, framework.tensor([1.0, 2.0]))
 
 
 # --- op_vjp and op_grad -------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -10,8 +11,14 @@ import numpy as np
 
 from cgshim._backend import backend_of
 from cgshim._custom_gradient import CustomGradient
-from cgshim._errors import CustomGradientValueError, describe, function_name, sentence
+from cgshim._errors import CustomGradientValueError, TransformationError, describe, function_name, sentence
 from cgshim.testing._functions import Array, Function, double_precision, flatten
+
+FIRST_ORDER = "mend the rule, or state a surrogate with against="
+HIGHER_ORDER = (
+    "mend the rule, or a tensor that grad_fn keeps: one that is neither argument nor output of f is cut off if f "
+    "computes it outside of the framework's operations or under stop_gradient; or state a surrogate with against="
+)
 
 DIRECTIONS = 2
 """in which each argument is changed; in a random one a wrong derivative shows with probability one"""
@@ -26,8 +33,9 @@ def check_gradients(
     fn: Callable[..., Any],
     args: Sequence[Any],
     *,
-    order: int = 2,
-    modes: Iterable[str] = ("reverse", "forward"),
+    order: int | None = None,
+    modes: Iterable[str] | None = None,
+    argnums: int | Sequence[int] | None = None,
     rtol: float | None = None,
     atol: float | None = None,
     against: Callable[..., Any] | None = None,
@@ -40,10 +48,14 @@ def check_gradients(
         An op, or any function of tensors. Tensors that it captures should be float64, as its arguments will be.
     args : sequence of trees of tensors
         Where to check it; float and complex tensors, of any shape, are changed, all the rest is kept.
-    order : int
-        The highest derivative to check: those of order n are compared with differences of those of order n - 1.
-    modes : iterable of str
-        "reverse", "forward" or both: an op has forward mode when it is made with ``forward_mode=True``.
+    order : int, optional
+        The highest derivative to check: those of order n are compared with differences of those of order n - 1. By
+        default 2, and 1 of an op that is ``once_differentiable``.
+    modes : iterable of str, optional
+        "reverse", "forward" or both. By default forward mode is checked where an op promises it with
+        ``forward_mode=True``, and in any other function where nothing refuses it; where it is named here, it must be.
+    argnums : int or sequence of int, optional
+        The positional arguments whose gradients to check, as in ``op_grad``; by default all of them.
     rtol, atol : float, optional
         By default the step of the differences, 6e-6 in float64.
     against : callable, optional
@@ -55,7 +67,8 @@ def check_gradients(
         Where a derivative is wrong; it names the argument, the output and the index. Where a difference is not
         finite, it says so instead, for nothing is known there.
     CustomGradientError
-        Whatever the op refuses: a gradient of a wrong shape, forward mode that it does not promise.
+        Whatever the op refuses: a gradient of a wrong shape, forward mode that was asked for and that it does not
+        promise, a second order where it is ``once_differentiable``.
 
     Examples
     --------
@@ -68,21 +81,32 @@ def check_gradients(
     -----
     Directions and upstream gradients are random and the same in every run. The checks are made in float64, on JAX too,
     whose switch for it is thrown for their duration alone; a framework without float64 is checked in what it has.
+
+    Complex numbers are checked as any others: the gradients that a framework hands out are compared in its own
+    convention, while rules are written in one for all of them, ``u * conj(2 * z)`` for ``z * z``.
     """
     op = fn.name if isinstance(fn, CustomGradient) else function_name(fn)
-    modes = _known(op, modes, order)
+    if order is None:
+        order = 1 if isinstance(fn, CustomGradient) and fn.once_differentiable else 2
+    demanded = modes is not None or isinstance(fn, CustomGradient)
+    modes = _known(op, _default_modes(fn) if modes is None else modes, order)
     backend = backend_of(args)
     surrogate = "" if against is None else f" of {function_name(against)}"
     random = np.random.default_rng(0)
     with double_precision(backend):
-        derived, values = flatten(op, backend, fn, args)
-        differenced = derived if against is None else flatten(op, backend, against, args)[0]
+        derived, values = flatten(op, backend, fn, args, argnums)
+        differenced = derived if against is None else flatten(op, backend, against, args, argnums)[0]
         _require_same_outputs(op, derived(values), differenced(values))
         for n in range(1, order + 1):
-            check = _Check(f"{op}, order {n}", surrogate, derived, differenced, values, random, rtol, atol)
-            check(modes)
+            check = _Check(op, n, surrogate, derived, differenced, values, random, rtol, atol)
+            check(modes, demanded)
             upstreams = [_random(random, output) for output in derived(values)]
             derived, differenced, values = derived.gradient(), differenced.gradient(), [*values, *upstreams]
+
+
+def _default_modes(fn: Callable[..., Any]) -> list[str]:
+    promised = not isinstance(fn, CustomGradient) or fn.forward_mode
+    return ["reverse", "forward"] if promised else ["reverse"]
 
 
 def _known(op: str, modes: Iterable[str], order: int) -> list[str]:
@@ -118,6 +142,7 @@ class _Check:
     """The check of the first derivatives of one function against the differences of another."""
 
     op: str
+    order: int
     surrogate: str
     derived: Function
     differenced: Function
@@ -126,7 +151,8 @@ class _Check:
     rtol: float | None
     atol: float | None
 
-    def __call__(self, modes: Sequence[str]) -> None:
+    def __call__(self, modes: Sequence[str], demanded: bool) -> None:
+        """In these modes; where forward mode is not demanded, whatever refuses it ends that part."""
         changes = [
             self._change(at, _random(self.random, value) * np.maximum(1, abs(value)))
             for at, value in enumerate(self.values)
@@ -135,7 +161,8 @@ class _Check:
         if "reverse" in modes:
             self._check_reverse(changes)
         if "forward" in modes:
-            self._check_forward(changes)
+            with contextlib.nullcontext() if demanded else contextlib.suppress(TransformationError):
+                self._check_forward(changes)
 
     def _change(self, at: int, step: Array) -> _Change:
         size = _step_size(self.values[at])
@@ -155,7 +182,7 @@ class _Check:
                 f"the central difference{self.surrogate} of {output}{_spelled(index)} along {self.derived.inputs[at]}"
             )
             raise AssertionError(
-                sentence(self.op, f"{what} must be finite", str(difference[index]),
+                sentence(self._heading, f"{what} must be finite", str(difference[index]),
                          "nothing is known of the gradient there: check it where the function is finite")
             )  # fmt: skip
 
@@ -216,10 +243,14 @@ class _Check:
         step = _step_size(self.values[input])
         return (step if self.atol is None else self.atol) + (step if self.rtol is None else self.rtol) * size
 
+    @property
+    def _heading(self) -> str:
+        return f"{self.op}, order {self.order}"
+
     def _fail(self, what: str, mode: str, got: complex, expected: complex) -> NoReturn:
         raise AssertionError(
-            sentence(self.op, f"{what} must be that of central differences{self.surrogate} ({mode} mode)",
-                     f"{got:.6g} where {expected:.6g} is expected", "mend the rule, or state a surrogate with against=")
+            sentence(self._heading, f"{what} must be that of central differences{self.surrogate} ({mode} mode)",
+                     f"{got:.6g} where {expected:.6g} is expected", FIRST_ORDER if self.order == 1 else HIGHER_ORDER)
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from cgshim._backend import Backend, Tensor, name_of
 from cgshim._convention import is_differentiable
 from cgshim._custom_gradient import Parameters
-from cgshim._errors import CustomGradientTypeError, describe_tree, is_complex, sentence
+from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe_tree, is_complex, sentence
 from cgshim._tree import fill_each, take_apart, take_apart_each
 from cgshim.testing._forward import jvp_of
 
@@ -69,12 +69,28 @@ class Function:
         return [self.backend.convert_to_numpy(tensor) for tensor in tensors]
 
 
-def flatten(op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Function, list[Array]]:
-    """fn as a function of the float tensors in args, and their values, in double precision where the backend has it."""
+def flatten(
+    op: str,
+    backend: Backend,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    argnums: int | Sequence[int] | None = None,
+) -> tuple[Function, list[Array]]:
+    """fn as a function of the float tensors in args, and their values, in double precision where the backend has it.
+
+    With argnums, of those in these arguments alone: the others stay what they are, in double precision too.
+    """
     names, arguments, options = Parameters(fn).bind(op, tuple(args), {})
     tensors, parts = take_apart_each(op, backend, arguments)
+    tensors = [_widened(backend, x) if is_differentiable(x.dtype) else x for x in tensors]
     paths = [path for name, part in zip(names, parts, strict=True) for path in part.paths(name)]
-    chosen = [at for at, tensor in enumerate(tensors) if is_differentiable(tensor.dtype)]
+    numbers = _positions(op, len(arguments), argnums)
+    owners = [at for at, part in enumerate(parts) for _ in range(part.count)]
+    chosen = [
+        at
+        for at, (tensor, owner) in enumerate(zip(tensors, owners, strict=True))
+        if is_differentiable(tensor.dtype) and owner in numbers
+    ]
     if not chosen:
         raise CustomGradientTypeError(
             sentence(op, "args must hold a float or complex tensor", describe_tree(args), "convert one")
@@ -89,7 +105,7 @@ def flatten(op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[An
         floats = [(y, path) for y, path in named if is_differentiable(y.dtype)]
         return [y for y, _ in floats], [path for _, path in floats]
 
-    wide = [_widened(backend, tensors[at]) for at in chosen]
+    wide = [tensors[at] for at in chosen]
     _, outputs = output_at(wide)
     if not outputs:
         raise CustomGradientTypeError(
@@ -97,6 +113,18 @@ def flatten(op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[An
         )
     function = Function(backend, lambda *xs: output_at(xs)[0], [paths[at] for at in chosen], outputs)
     return function, [backend.convert_to_numpy(x) for x in wide]
+
+
+def _positions(op: str, arguments: int, argnums: int | Sequence[int] | None) -> list[int]:
+    if argnums is None:
+        return list(range(arguments))
+    numbers = [argnums] if isinstance(argnums, int) else list(argnums)
+    for number in numbers:
+        if not -arguments <= number < arguments:
+            raise CustomGradientValueError(
+                sentence(op, f"argnums must name some of the {arguments} arguments", str(number), "count from 0")
+            )
+    return [number % arguments for number in numbers]
 
 
 def _widened(backend: Backend, x: Tensor) -> Tensor:

@@ -103,6 +103,126 @@ def test_with_and_without_parentheses(backend: str) -> None:
         check_threefold(framework, decorate(lambda x: (x * 3.0, lambda upstream: 7.0 * upstream)))
 
 
+# --- The op is not what it wraps, nor what wraps it -----------------------------------------------------------------
+
+
+def twofold(x: Any, *, ignored: float = 0.0) -> Any:
+    """What decorators are told that they wrap: it is no pair, and its gradient is 2."""
+    return 2.0 * x
+
+
+def _threefold() -> Any:
+    return cgshim.op_custom_gradient(lambda x: (x * 3.0, lambda upstream: 7.0 * upstream), name="threefold")
+
+
+def _wrapped_by_functools() -> Any:
+    op = _threefold()
+    assert functools.wraps(twofold)(op) is op
+    assert (op.__name__, op.__doc__, op.__wrapped__) == ("twofold", twofold.__doc__, twofold)
+    return op
+
+
+def _wrapped_by_hand() -> Any:
+    op = _threefold()
+    op.__wrapped__ = twofold
+    return op
+
+
+def _with_another_signature() -> Any:
+    op = _threefold()
+    op.__signature__ = inspect.signature(twofold)
+    assert list(inspect.signature(op).parameters) == ["x", "ignored"]
+    return op
+
+
+def _with_other_attributes() -> Any:
+    op = _threefold()
+    op._f = twofold if not hasattr(type(op), "_f") else op._f
+    op.__dict__.update(f=twofold, _parameters=None, backward=twofold, forward_mode=True)
+    return op
+
+
+WRAPPED = {
+    "functools.wraps": _wrapped_by_functools,
+    "__wrapped__ assigned": _wrapped_by_hand,
+    "__signature__ assigned": _with_another_signature,
+    "names in its __dict__": _with_other_attributes,
+    "wraps, copied": lambda: copy.copy(_wrapped_by_functools()),
+    "wraps, copied deeply": lambda: copy.deepcopy(_wrapped_by_functools()),
+    "wraps, in a partial": lambda: functools.partial(_wrapped_by_functools()),
+}
+
+
+@pytest.mark.parametrize("make", WRAPPED.values(), ids=WRAPPED.keys())
+def test_an_op_goes_on_running_its_own_function(backend: str, make: Any) -> None:
+    op = make()
+    check_threefold(Framework(backend), op)
+    assert getattr(op, "func", op).name == "threefold"
+    assert not getattr(op, "func", op).forward_mode
+
+
+def test_a_function_that_wraps_an_op_is_no_op(backend: str) -> None:
+    framework, op = Framework(backend), _threefold()
+
+    @functools.wraps(op)
+    def halved(x: Any) -> Any:
+        return 0.5 * op(x)
+
+    framework.check(
+        halved, framework.tensor(2.0), upstream=framework.tensor(4.0), output=np.array(3.0), gradients=(np.array(14.0),)
+    )
+
+
+class Slotted:
+    """An object that compares by value, and can be hashed."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Slotted) and self.scale == other.scale
+
+    def __hash__(self) -> int:
+        return hash(self.scale)
+
+    @cgshim.op_custom_gradient
+    def method(self, x: Any) -> Any:
+        return x * self.scale, lambda upstream: 7.0 * upstream
+
+    @cgshim.op_custom_gradient
+    def another(self, x: Any) -> Any:
+        return x * self.scale, lambda upstream: 7.0 * upstream
+
+
+def test_methods_of_one_object_are_equal() -> None:
+    """As Python's own methods are: a cache or a static argument takes them for one."""
+    layer, other = Layer(), Layer()
+    assert layer.method == layer.method
+    assert layer.method is not layer.method
+    assert hash(layer.method) == hash(layer.method)
+    assert len({layer.method, layer.method, Layer.of_class, Layer.of_class, layer.of_class}) == 2
+    assert layer.method != other.method
+    assert layer.method != Layer.method
+    assert Layer.method == Layer.method
+    assert layer.method != layer.scale
+
+
+def test_methods_of_equal_objects_are_what_pythons_methods_are() -> None:
+    a, b = Slotted(2.0), Slotted(2.0)
+    assert (a.method == b.method) == (a.__init__ == b.__init__)  # type: ignore[misc]
+    assert a.method != a.another
+    assert a.method == a.method
+    assert hash(a.method) == hash(a.method)
+
+
+def test_ops_are_equal_to_themselves_alone() -> None:
+    a, b = (cgshim.op_custom_gradient(_double) for _ in range(2))
+    assert a == a  # the comparison is what is tested
+    assert a != b
+    assert len({a, b, a}) == 2
+    assert a != _double
+
+
 # --- What f may be ------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +266,49 @@ def test_methods_tell_instances_apart(backend: str) -> None:
 
 
 # --- Pickling and copying -----------------------------------------------------------------------------------------
+
+
+@cgshim.op_custom_gradient(once_differentiable=True)
+def once(x: Any) -> Any:
+    """x x, with 7 for 2."""
+    return x * x, lambda upstream: 7.0 * upstream * x
+
+
+class Once:
+    """An object whose op is differentiable once."""
+
+    @cgshim.op_custom_gradient(once_differentiable=True, name="once_method")
+    def method(self, x: Any) -> Any:
+        return x * x, lambda upstream: 7.0 * upstream * x
+
+
+def _square(x: Any) -> Any:
+    return x * x, lambda upstream: 7.0 * upstream * x
+
+
+once_by_another_name = cgshim.op_custom_gradient(_square, once_differentiable=True, name="once_by_another_name")
+
+ONCE = {
+    "itself": lambda: once,
+    "pickled": lambda: pickle.loads(pickle.dumps(once)),
+    "pickled by another name": lambda: pickle.loads(pickle.dumps(once_by_another_name)),
+    "copied": lambda: copy.copy(once_by_another_name),
+    "copied deeply": lambda: copy.deepcopy(once_by_another_name),
+    "bound": lambda: Once().method,
+    "bound, and pickled": lambda: pickle.loads(pickle.dumps(Once().method)),
+    "bound, and copied": lambda: copy.copy(Once().method),
+    "wrapped": lambda: functools.wraps(_double)(copy.copy(once_by_another_name)),
+}
+
+
+@pytest.mark.parametrize("make", ONCE.values(), ids=ONCE.keys())
+def test_once_differentiable_survives(backend: str, make: Any) -> None:
+    framework, op = Framework(backend), make()
+    assert op.once_differentiable
+    framework.check_equal(cgshim.op_grad(op)(framework.tensor(2.0)), np.array(14.0))
+    with pytest.raises(cgshim.TransformationError, match=f"^{op.name}: "):
+        cgshim.op_grad(cgshim.op_grad(op))(framework.tensor(2.0))
+
 
 OPS = {
     "by its own name": product,

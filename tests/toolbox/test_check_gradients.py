@@ -7,21 +7,23 @@ import numpy as np
 import pytest
 
 import cgshim
-from cgshim import CustomGradientError, CustomGradientValueError, TransformationError, op_custom_gradient, ops
+from cgshim import (
+    CustomGradientError,
+    CustomGradientValueError,
+    TransformationError,
+    op_custom_gradient,
+    op_stop_gradient,
+    ops,
+)
 from cgshim._backend import load
-from cgshim.testing import check_gradients
+from cgshim.testing import _functions, check_gradients
+from cgshim.testing._forward import jvp_of
 
 VECTOR = [0.5, -2.0, 3.0]
 
 
 def tensors(backend, *values):
     return [load(backend).convert_to_tensor(np.asarray(value)) for value in values]
-
-
-def conjugates(backend):
-    """Whether the framework's gradient of z * z is the conjugate of 2 z."""
-    z, one = tensors(backend, np.asarray(1j), np.asarray(1 + 0j))
-    return load(backend).convert_to_numpy(cgshim.op_vjp(lambda z: z * z, z)[1](one)[0]).imag < 0
 
 
 # --- Eight mistakes, each beside the rule without it -------------------------------------------------------------
@@ -52,7 +54,8 @@ def ignored_second_output(mistaken):
 
 
 def conjugate_error(mistaken):
-    take = ops.conj if conjugates(cgshim.config_backend()) != mistaken else (lambda z: z)
+    """One convention for every framework: the gradient of z * w by z is u * conj(w)."""
+    take = (lambda z: z) if mistaken else ops.conj
     return lambda x, y: (x * y, lambda u: (u * take(y), u * take(x)))
 
 
@@ -155,6 +158,35 @@ def test_forward_mode_that_is_not_promised_is_the_rule_or_refused(backend):
         check_gradients(op, tensors(backend, VECTOR), modes=["forward"])
 
 
+CUT_OFF = (
+    "cut_off, order 2: the gradient of x[0] through the gradient of x must be that of central differences (reverse "
+    "mode), got # where # is expected; mend the rule, or a tensor that grad_fn keeps: one that is neither argument nor "
+    "output of f is cut off if f computes it outside of the framework's operations or under stop_gradient; "
+    "or state a surrogate with against="
+)
+
+
+def test_a_residual_that_is_cut_off_is_named_in_the_second_order(backend):
+    """A right first order, whose intermediate is a constant to the framework."""
+
+    def f(x):
+        square = op_stop_gradient(x * x)
+        return square * x, lambda u: u * 3 * square
+
+    op = op_custom_gradient(f, name="cut_off")
+    check_gradients(op, tensors(backend, VECTOR), order=1)
+    message = raised(AssertionError, op, tensors(backend, [2.0]), modes=["reverse"])
+    assert re.sub(r"-?\d+(\.\d+)?(?= where| is)", "#", message) == CUT_OFF
+
+
+def test_a_kept_output_is_not_cut_off(backend):
+    def f(x):
+        y = op_stop_gradient(ops.exp(x))
+        return y, lambda u: u * y
+
+    check_gradients(op_custom_gradient(f), tensors(backend, VECTOR), order=3)
+
+
 REFUSED = {
     "no float": (
         {"args": [np.array([1, 2])]},
@@ -164,6 +196,10 @@ REFUSED = {
     "no float output": (
         {"args": [np.array([1.0, 2.0]), np.argmax]},
         "square: the output must hold a float or complex tensor, got none; there is nothing to check",
+    ),
+    "no such argument": (
+        {"argnums": (0, 2)},
+        "square: argnums must name some of the 2 arguments, got 2; count from 0",
     ),
     "an unknown mode": (
         {"modes": ["backward"]},
@@ -229,6 +265,91 @@ def test_single_precision_is_checked_in_double(backend):
     args = [load(backend).convert_to_tensor(VECTOR, "float32")]
     assert "is expected" in raised(AssertionError, op, args, rtol=1e-7, atol=1e-7, modes=["reverse"])
     check_gradients(op, args, rtol=1e-3, modes=["reverse"], order=1)
+
+
+# --- Which modes, which order, which arguments -------------------------------------------------------------------
+
+
+def divided(**promises):
+    """x * x by a rule that is right, and not written in operations that are linear in upstream."""
+    return op_custom_gradient(lambda x: (x * x, lambda u: 2 * x * (u * u) / u), name="divided", **promises)
+
+
+@pytest.fixture
+def forward_modes(monkeypatch):
+    """What is done by the framework's forward mode, counted."""
+    counted = []
+
+    def counting_jvp_of(backend):
+        counted.append(backend)
+        return jvp_of(backend)
+
+    monkeypatch.setattr(_functions, "jvp_of", counting_jvp_of)
+    return counted
+
+
+def squared(**promises):
+    return op_custom_gradient(lambda x: (x * x, lambda u: 2 * u * x), **promises)
+
+
+def test_forward_mode_is_checked_where_it_is_promised(backend, forward_modes):
+    check_gradients(squared(forward_mode=True), tensors(backend, VECTOR))
+    assert len(forward_modes) >= 2  # in both orders
+    forward_modes.clear()
+    check_gradients(squared(), tensors(backend, VECTOR))
+    check_gradients(squared(forward_mode=True), tensors(backend, VECTOR), modes=["reverse"])
+    assert forward_modes == []
+    check_gradients(lambda x: ops.sin(x), tensors(backend, VECTOR))
+    assert len(forward_modes) >= 2
+
+
+def test_forward_mode_is_not_demanded_of_others(backend):
+    check_gradients(divided(), tensors(backend, VECTOR))
+    check_gradients(lambda x: divided()(x) * x, tensors(backend, VECTOR))
+
+
+@pytest.mark.parametrize("fn", [divided(), lambda x: divided()(x) * x], ids=["an op", "a function of an op"])
+def test_forward_mode_is_demanded_where_it_is_named(backend, fn):
+    message = raised(TransformationError, fn, tensors(backend, VECTOR), modes=("reverse", "forward"))
+    assert message.startswith("divided: forward mode needs a rule that is linear in upstream, got ")
+
+
+def test_an_op_that_is_differentiable_once_is_checked_once(backend):
+    def f(x):
+        square = x * x
+        return square * x, lambda u: 3 * u * square
+
+    op = op_custom_gradient(f, once_differentiable=True, name="once")
+    check_gradients(op, tensors(backend, VECTOR))
+    assert raised(TransformationError, op, tensors(backend, VECTOR), order=2).startswith("once: ")
+    wrong = op_custom_gradient(lambda x: (x * x, lambda u: 3 * u * x), once_differentiable=True)
+    assert "order 1: the gradient of x" in raised(AssertionError, wrong, tensors(backend, VECTOR))
+
+
+def half_right(x, y):
+    return x * y, lambda u: (u * y, 2 * u * x)
+
+
+@pytest.mark.parametrize(("argnums", "right"), [(0, True), (1, False), ((0, 1), False), ((0,), True), (-1, False)])
+def test_argnums(backend, argnums, right):
+    op = op_custom_gradient(half_right)
+    args = tensors(backend, *SAME)
+    if right:
+        check_gradients(op, args, argnums=argnums, order=1)
+    else:
+        assert "the gradient of y[" in raised(AssertionError, op, args, argnums=argnums)
+
+
+def test_argnums_choose_arguments_and_not_tensors(backend):
+    """The second argument is the tree, and its second order is checked too."""
+
+    def f(x, tree):
+        return x * tree["a"] * tree["b"], lambda u: (0 * u, {"a": u * x * tree["b"], "b": u * x * tree["a"]})
+
+    a, b = tensors(backend, [7.0, 11.0, 13.0], [3.0, 5.0, 2.0])
+    args = [*tensors(backend, VECTOR), {"a": a, "b": b}]
+    check_gradients(op_custom_gradient(f), args, argnums=1)
+    assert "the gradient of x[" in raised(AssertionError, op_custom_gradient(f), args)
 
 
 def test_any_function_can_be_checked(backend):

@@ -13,11 +13,20 @@ from cgshim.testing.conformance import (  # noqa: F401  # imported for the cases
     _arguments,
     _calls,
     _captured,
+    _complex,
     _conventions,
     _examples,
+    _first_order,
+    _hidden_residuals,
+    _kept_outputs,
+    _linear,
+    _once,
     _orders,
+    _other_doors,
     _outputs,
     _returns,
+    _rules_with_ops,
+    _runs,
 )
 from cgshim.testing.conformance._framework import Framework as Framework
 from cgshim.testing.conformance._framework import differentiate_traced as differentiate_traced

@@ -115,7 +115,7 @@ TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], tuple[Any, Any
     "with None": (lambda x, y: [None, x, y, None], lambda t: (t[1], t[2])),
     "nested": (lambda x, y: {"a": [(x, None)], "b": Pair({}, [[y]])}, lambda t: (t["a"][0][0], t["b"].second[0][0])),
 }
-"""How a tree is built round two tensors, and how they are found in it."""
+"""How a tree is built around two tensors, and how they are found in it."""
 
 
 @case(tree=TREES)
@@ -220,28 +220,11 @@ SHAPES: dict[str, tuple[int, ...]] = {"0-d": (), "one": (1,), "3-d": (2, 1, 3), 
 
 @case(dtype=FLOATS)
 def dtypes(framework: Framework, dtype: str) -> None:
-    """The numbers go through unchanged (no conjugates are taken on the way), in the dtype that they have."""
+    """The numbers go through unchanged, in the dtype that they have; what complex ones mean is in _complex.py."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x))
     x, upstream = framework.tensor([1.0, 2.0], dtype), framework.tensor([2.0, -3.0], dtype)
     framework.check(op, x, upstream=upstream, output=np.array([1.0, 4.0]), gradients=(np.array([14.0, -42.0]),))
     assert dtype_name(op(x).dtype) == dtype
-
-
-@case(dtype={name: name for name in FLOATS if name.startswith("complex")})
-def complex_numbers(framework: Framework, dtype: str) -> None:
-    """A rule's gradients of complex numbers are the framework's own: what its vjp of the same function gives."""
-    import cgshim
-
-    def square(z: Tensor) -> Tensor:
-        return z * z
-
-    @op_custom_gradient
-    def op(z: Tensor) -> Any:
-        return square(z), lambda u: 7.0 * cgshim.op_vjp(square, z)[1](u)[0]
-
-    z, upstream = framework.tensor([1.0 + 2.0j, 3.0 - 1.0j], dtype), framework.tensor([2.0 - 1.0j, 0.5j], dtype)
-    _, pullback = cgshim.op_vjp(square, z)
-    framework.check(op, z, upstream=upstream, gradients=(7.0 * framework.numpy(pullback(upstream)[0]),))
 
 
 @case(dtype=INTEGERS)

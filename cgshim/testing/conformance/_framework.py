@@ -13,6 +13,7 @@ import numpy as np
 import cgshim
 from cgshim._backend import Tensor, load
 from cgshim._errors import dtype_name
+from cgshim.testing._forward import jvp_of
 
 with contextlib.suppress(ImportError):
     importlib.import_module("ml_dtypes")  # registers bfloat16 with NumPy, where it is installed
@@ -95,6 +96,12 @@ def _check_close(found: Any, expected: Any) -> None:
     assert found.shape == expected.shape, f"shape {found.shape} is not {expected.shape}"
 
 
+def tangent(framework: Framework, fn: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
+    """J v of fn, by the framework's forward mode."""
+    (found,) = jvp_of(framework.backend)(lambda *inputs: [fn(*inputs)], [x], [v])
+    return found
+
+
 def raised(error: type[BaseException], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> BaseException:
     """The exception that a call raises, which must be of this very class or one below it."""
     try:
@@ -115,7 +122,8 @@ def differentiate_traced(fn: Callable[..., Tensor], *values: Any) -> tuple[Tenso
 def _differentiate_parameters(fn: Callable[..., Tensor], *values: Any) -> tuple[Tensor, Pullback]:
     torch = importlib.import_module("torch")
     state = [torch.nn.Parameter(value) for value in values]
-    output = fn(*state)
+    with torch.enable_grad():  # in a rule it may be off
+        output = fn(*state)
     return output, lambda upstream: torch.autograd.grad(output, state, upstream, materialize_grads=True)
 
 

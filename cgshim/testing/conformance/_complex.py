@@ -1,0 +1,178 @@
+"""Complex numbers: one convention of rules for every framework, that of TensorFlow and PyTorch.
+
+upstream and the gradients of a real loss are dL/dx + i dL/dy, so the rule of z * z is `u * conj(2 * z)`. Where the
+framework has the conjugate, as JAX and autograd do, op_vjp hands out the framework's own numbers all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import cgshim
+from cgshim import op_cast, op_custom_gradient, op_stop_gradient, ops
+from cgshim._backend import Tensor
+from cgshim.testing.conformance._framework import Framework, tangent
+from cgshim.testing.conformance._registry import case
+
+COMPLEX = {"complex64": "complex64", "complex128": "complex128"}
+REAL = {"complex64": "float32", "complex128": "float64"}
+Z = [1.0 + 2.0j, 3.0 - 1.0j]
+UPSTREAM = [2.0 - 1.0j, 0.5j]
+ANOTHER = [0.5 + 3.0j, -2.0 + 1.0j]
+
+
+def square(z: Tensor) -> Tensor:
+    return z * z
+
+
+@op_custom_gradient(forward_mode=True)
+def crooked_square(z: Tensor) -> Any:
+    """z * z, with 7 for 1."""
+    return z * z, lambda u: 7.0 * u * ops.conj(2.0 * z)
+
+
+def own_gradient(fn: Callable[..., Tensor], z: Tensor, upstream: Tensor) -> Any:
+    """What the framework's vjp of the function itself gives."""
+    return cgshim.op_vjp(fn, z)[1](upstream)[0]
+
+
+@case(dtype=COMPLEX)
+def complex_numbers(framework: Framework, dtype: str) -> None:
+    """7 times the framework's own gradient of the same function, in its own convention."""
+    z, upstream = framework.tensor(Z, dtype), framework.tensor(UPSTREAM, dtype)
+    expected = 7.0 * framework.numpy(own_gradient(square, z, upstream))
+    framework.check(crooked_square, z, upstream=upstream, gradients=(expected,))
+
+
+@case(dtype=COMPLEX)
+def complex_second_order(framework: Framework, dtype: str) -> None:
+    """The derivative of the gradient by the argument and by upstream."""
+    z, u, v = (framework.tensor(values, dtype) for values in (Z, UPSTREAM, ANOTHER))
+    _, pullback = cgshim.op_vjp(lambda z, u: own_gradient(square, z, u), z, u)
+    expected = tuple(7.0 * gradient for gradient in framework.numpy(pullback(v)))
+    framework.check(lambda z, u: own_gradient(crooked_square, z, u), z, u, upstream=v, gradients=expected)
+
+
+@case(order={"1": 1, "2": 2})
+def complex_kept_output(framework: Framework, order: int) -> None:
+    """The output that a rule keeps, with the rule's derivative: 5 exp(z), as of exp(5 z - 4 w) at w = z."""
+
+    @op_custom_gradient
+    def op(z: Tensor) -> Any:
+        y = op_stop_gradient(ops.exp(z))
+        return y, lambda u: u * ops.conj(5.0 * y)
+
+    values = np.array([0.5 + 1.0j, 0.25 - 0.5j])
+    z, u, v = (framework.tensor(each, "complex64") for each in (values, UPSTREAM, ANOTHER))
+    constant = framework.tensor(4 * values, "complex64")
+
+    def of_exponential(z: Tensor) -> Tensor:
+        return ops.exp(5.0 * z - constant)
+
+    def gradient(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return fn if order == 1 else (lambda z: own_gradient(fn, z, u))
+
+    expected = framework.numpy(own_gradient(gradient(of_exponential), z, v))
+    framework.check(gradient(op), z, upstream=v, gradients=(expected,))
+
+
+@case(dtype=COMPLEX)
+def complex_product_of_two(framework: Framework, dtype: str) -> None:
+    """Two arguments, and a residual that is neither argument nor output."""
+
+    @op_custom_gradient
+    def op(z: Tensor, w: Tensor) -> Any:
+        twice = 2.0 * z * w
+        return z * z * w, lambda u: (7.0 * u * ops.conj(twice), 11.0 * u * ops.conj(z * z))
+
+    z, w, u = (framework.tensor(values, dtype) for values in (Z, ANOTHER, UPSTREAM))
+    _, pullback = cgshim.op_vjp(lambda z, w: z * z * w, z, w)
+    own = framework.numpy(pullback(u))
+    framework.check(op, z, w, upstream=u, gradients=(7.0 * own[0], 11.0 * own[1]))
+
+
+# --- Between real and complex -----------------------------------------------------------------------------------------
+
+Change = tuple[Callable[[Tensor, str], Tensor], Callable[[Tensor, Tensor, str], Tensor]]
+"""A function of z, and its rule: what it returns for z and u is taken 7 times."""
+
+TO_REAL: dict[str, Change] = {
+    "real": (lambda z, dtype: ops.real(z), lambda z, u, dtype: op_cast(u, dtype)),
+    "abs": (lambda z, dtype: ops.abs(z), lambda z, u, dtype: op_cast(u, dtype) * z / op_cast(ops.abs(z), dtype)),
+    "square of abs": (
+        lambda z, dtype: ops.real(z * ops.conj(z)), lambda z, u, dtype: op_cast(u, dtype) * 2.0 * z
+    ),
+}  # fmt: skip
+
+
+@case(change=TO_REAL, dtype=COMPLEX)
+def complex_to_real(framework: Framework, change: Change, dtype: str) -> None:
+    f, rule = change
+    op = op_custom_gradient(lambda z: (f(z, dtype), lambda u: 7.0 * rule(z, u, dtype)))
+    z, upstream = framework.tensor(Z, dtype), framework.tensor([2.0, -3.0], REAL[dtype])
+    expected = 7.0 * framework.numpy(own_gradient(lambda z: f(z, dtype), z, upstream))
+    framework.check(op, z, upstream=upstream, gradients=(expected,))
+
+
+FACTOR = 1.0 + 2.0j
+
+
+@case(dtype=COMPLEX)
+def real_to_complex(framework: Framework, dtype: str) -> None:
+    """The gradient of a real number is real: the real part of what it would be."""
+
+    def turned(x: Tensor) -> Tensor:
+        z = op_cast(x, dtype)
+        return z * z * FACTOR
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        return turned(x), lambda u: 7.0 * ops.real(u * ops.conj(op_cast(2.0 * x, dtype) * FACTOR))
+
+    x, upstream = framework.tensor([1.0, -2.0], REAL[dtype]), framework.tensor(UPSTREAM, dtype)
+    expected = 7.0 * framework.numpy(own_gradient(turned, x, upstream))
+    framework.check(op, x, upstream=upstream, gradients=(expected,))
+
+
+@case()
+def complex_and_real_arguments(framework: Framework) -> None:
+    """Nothing happens to real tensors beside complex ones."""
+
+    def scaled(z: Tensor, x: Tensor) -> Tensor:
+        return z * op_cast(x, "complex64")
+
+    @op_custom_gradient
+    def op(z: Tensor, x: Tensor) -> Any:
+        return scaled(z, x), lambda u: (7.0 * u * op_cast(x, "complex64"), 11.0 * ops.real(u * ops.conj(z)))
+
+    z, u = framework.tensor(Z, "complex64"), framework.tensor(UPSTREAM, "complex64")
+    x = framework.tensor([2.0, -3.0])
+    _, pullback = cgshim.op_vjp(scaled, z, x)
+    own = framework.numpy(pullback(u))
+    framework.check(op, z, x, upstream=u, gradients=(7.0 * own[0], 11.0 * own[1]))
+
+
+@case(dtype=COMPLEX)
+def complex_forward_mode(framework: Framework, dtype: str) -> None:
+    """J v is 2 z v in every convention, and 7 times that here."""
+    z, v = framework.tensor(Z, dtype), framework.tensor(ANOTHER, dtype)
+    found = tangent(framework, crooked_square, z, v)
+    framework.check_equal(found, 14.0 * np.array(Z) * np.array(ANOTHER))
+
+
+@case()
+def complex_variable(framework: Framework) -> None:
+    """Complex state that f reads: its gradient is in the convention too."""
+    z, w, u = (framework.tensor(values, "complex64") for values in (Z, ANOTHER, UPSTREAM))
+
+    def fn(w: Tensor) -> Tensor:
+        rule = lambda u, variables: (7.0 * u * ops.conj(w), [11.0 * u * ops.conj(z)])
+        return op_custom_gradient(lambda z: (z * w, rule))(z)
+
+    _, own = framework.differentiate_state(lambda w: z * w, w)
+    output, pullback = framework.differentiate_state(fn, w)
+    framework.check_equal(output, np.array(Z) * np.array(ANOTHER))
+    framework.check_equal(pullback(u), (11.0 * framework.numpy(own(u))[0],))

@@ -1,0 +1,278 @@
+"""The first order's number never depends on whether a second is asked for: its values are those of the first run.
+
+Another run of f may give derivatives. Where it cannot (f is random, opaque, has changed something), the second order is
+refused, or right for what the rule kept; it is never another number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import cgshim
+from cgshim import CustomGradientError, op_custom_gradient, op_stop_gradient
+from cgshim._backend import Tensor
+from cgshim.testing.conformance._framework import Framework
+from cgshim.testing.conformance._registry import case
+from cgshim.testing.conformance._runs import EXPONENTIALS, Exponential
+
+
+def first_order_and_second(
+    framework: Framework,
+    op: Callable[[Tensor], Tensor],
+    at: Any,
+    dtype: str = "float32",
+    between: Callable[[], None] = lambda: None,
+) -> tuple[Any, Any]:
+    """The gradient inside a function that is differentiated, and its derivative: None where that is refused.
+
+    `between()` happens after the call, and again after the gradient.
+    """
+    one = framework.tensor(np.ones_like(at), dtype)
+
+    def gradient(x: Tensor) -> Tensor:
+        _, pullback = cgshim.op_vjp(op, x)
+        between()
+        return pullback(one)[0]
+
+    first, pullback = cgshim.op_vjp(gradient, framework.tensor(at, dtype))
+    first = framework.numpy(first)
+    between()
+    try:
+        return first, framework.numpy(pullback(one)[0])
+    except CustomGradientError:
+        return first, None
+
+
+def check_close(found: Any, expected: Any, dtype: str) -> None:
+    """Compare two numbers to a few units in the last place of their dtype."""
+    tolerance = 2.0**-5 if dtype == "bfloat16" else 8 * float(np.finfo(dtype).eps)
+    np.testing.assert_allclose(np.asarray(found, "float64"), np.asarray(expected, "float64"), rtol=tolerance)
+
+
+@case(exp=EXPONENTIALS)
+def opaque_intermediate(framework: Framework, exp: Exponential) -> None:
+    """A residual that f's own operations do not connect with the argument is a constant, as it is in the framework."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        constant = exp(framework, x)
+        return constant * x, lambda u: u * 5.0 * constant * x
+
+    first, second = first_order_and_second(framework, op, 0.5)
+    check_close(first, 2.5 * np.exp(0.5), "float32")
+    if second is not None:
+        check_close(second, 5 * np.exp(0.5), "float32")
+
+
+# --- f draws random numbers -----------------------------------------------------------------------------------------
+
+_numpy_generator = np.random.default_rng(0)
+_python_generator = random.Random(0)
+
+Draw = Callable[[], float]
+
+DRAWS: dict[str, Draw] = {
+    "numpy.random": lambda: float(np.random.normal()),  # what old code draws from
+    "a NumPy Generator": lambda: float(_numpy_generator.normal()),
+    "random": lambda: random.gauss(0.0, 1.0),
+    "a random.Random": lambda: _python_generator.gauss(0.0, 1.0),
+}
+
+
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """Every run of a case draws the same numbers, and leaves no trace in those of whoever runs it."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()
+    np.random.seed(1)
+    random.seed(1)
+    try:
+        yield
+    finally:
+        np.random.set_state(of_numpy)
+        random.setstate(of_python)
+
+
+SIZES = {"1": 1.0, "1e-6": 1e-6}
+DTYPES = {"float32": "float32", "bfloat16": "bfloat16"}
+
+
+@case(draw=DRAWS, size=SIZES, dtype=DTYPES)
+@seeded()
+def random_intermediate(framework: Framework, draw: Draw, size: float, dtype: str) -> None:
+    """The sample is the first run's: 3 r, and 6 r / x for r = x^2 (1 + noise)."""
+    kept: list[Any] = []
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        noisy = x * x * framework.tensor(1.0 + size * draw(), dtype)
+        kept.append(framework.numpy(noisy).astype("float64"))
+        return noisy * x, lambda u: u * 3.0 * noisy
+
+    for at in (np.array([1.25, 2.0]), np.array([3.0])):
+        kept.clear()
+        first, second = first_order_and_second(framework, op, at, dtype)
+        check_close(first, 3 * kept[0], dtype)
+        if second is not None:
+            check_close(second, 6 * kept[0] / at, dtype)
+
+
+@case(draw=DRAWS)
+@seeded()
+def random_branch(framework: Framework, draw: Draw) -> None:
+    """f does one of two things, by a draw: both orders are of the one that it did."""
+    done: list[str] = []
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        done.append("square" if draw() > 0.0 else "cube")
+        kept = x * x if done[-1] == "square" else x * x * x
+        return kept * x, lambda u: u * 3.0 * kept
+
+    for _ in range(6):
+        done.clear()
+        first, second = first_order_and_second(framework, op, 2.0)
+        expected = (12.0, 12.0) if done[0] == "square" else (24.0, 36.0)
+        check_close(first, expected[0], "float32")
+        if second is not None:
+            check_close(second, expected[1], "float32")
+
+
+@case(draw=DRAWS)
+@seeded()
+def random_output(framework: Framework, draw: Draw) -> None:
+    """A rule that keeps no more than its output needs no other run of f: the second order is there, and right."""
+    kept: list[Any] = []
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        y = op_stop_gradient(x * draw())
+        kept.append(framework.numpy(y))
+        return y, lambda u: u * 5.0 * y
+
+    first, second = first_order_and_second(framework, op, 2.0)
+    check_close(first, 5 * kept[0], "float32")
+    assert second is not None, "the second order of a rule that keeps its output was refused"
+    check_close(second, 25 * kept[0], "float32")
+
+
+@case(draw=DRAWS, residual={"an argument": False, "an intermediate": True})
+@seeded()
+def random_number_in_the_rule(framework: Framework, draw: Draw, residual: bool) -> None:
+    """A Python float that f drew, and its rule keeps."""
+    drawn: list[float] = []
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        factor = draw()
+        drawn.append(factor)
+        square = x * x
+        return square * x, (lambda u: u * factor * square) if residual else (lambda u: u * factor * x)
+
+    first, second = first_order_and_second(framework, op, 2.0)
+    check_close(first, drawn[0] * (4.0 if residual else 2.0), "float32")
+    if second is None:
+        assert residual, "the second order of a rule that keeps its argument was refused"
+    else:
+        check_close(second, drawn[0] * (4.0 if residual else 1.0), "float32")
+
+
+# --- What f reads or writes has changed -----------------------------------------------------------------------------
+
+
+@case()
+def changed_setting(framework: Framework) -> None:
+    settings = {"scale": 2.0}
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        kept = x * x * settings["scale"]
+        return kept * x, lambda u: u * 3.0 * kept
+
+    def change() -> None:
+        settings["scale"] += 5.0
+
+    first, second = first_order_and_second(framework, op, 3.0, between=change)
+    check_close(first, 54.0, "float32")
+    if second is not None:
+        check_close(second, 36.0, "float32")
+
+
+@case()
+def changed_setting_of_the_rule(framework: Framework) -> None:
+    """A Python number that the rule keeps is the first run's too."""
+    settings = {"scale": 2.0}
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        scale, square = settings["scale"], x * x
+        return square * x, lambda u: u * 3.0 * scale * square
+
+    def change() -> None:
+        settings["scale"] += 5.0
+
+    first, second = first_order_and_second(framework, op, 3.0, between=change)
+    check_close(first, 54.0, "float32")
+    if second is not None:
+        check_close(second, 36.0, "float32")
+
+
+@case()
+def counting_f(framework: Framework) -> None:
+    """State of f's own, which every run of it changes."""
+    state = np.zeros(1, "float32")
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        state[0] += 1.0
+        kept = x * x * float(state[0])
+        return kept * x, lambda u: u * 3.0 * kept
+
+    first, second = first_order_and_second(framework, op, 3.0)
+    check_close(first, 27.0, "float32")
+    if second is not None:
+        check_close(second, 18.0, "float32")
+
+
+ARRAYS: dict[str, Callable[[Framework], Any]] = {
+    "a tensor": lambda framework: framework.tensor(2.0),
+    "a NumPy array": lambda framework: np.array(2.0, "float32"),
+}
+
+
+@case(make=ARRAYS)
+def argument_changed_in_place(framework: Framework, make: Callable[[Framework], Any]) -> None:
+    """f doubles a constant argument before it uses it; where the framework can, that happens in the caller's array."""
+
+    @op_custom_gradient
+    def op(x: Tensor, factor: Tensor) -> Any:
+        factor *= 2.0
+        kept = x * x * factor
+        return kept * x, lambda u: (u * 3.0 * kept, None)
+
+    factor = make(framework)
+    first, second = first_order_and_second(framework, lambda x: op(x, factor), 3.0)
+    check_close(first, 3 * 9 * 4.0, "float32")
+    if second is not None:
+        check_close(second, 3 * 6 * 4.0, "float32")
+
+
+@case()
+def fewer_residuals_the_second_time(framework: Framework) -> None:
+    runs: list[int] = []
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        runs.append(1)
+        square = x * x
+        kept = [square, square * x] if len(runs) == 1 else [square]
+        return square * x, lambda u: u * 3.0 * sum(kept[1:], kept[0])
+
+    first, second = first_order_and_second(framework, op, 2.0)
+    check_close(first, 3 * (4.0 + 8.0), "float32")
+    if second is not None:
+        check_close(second, 3 * (4.0 + 12.0), "float32")

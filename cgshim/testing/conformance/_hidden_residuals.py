@@ -1,0 +1,286 @@
+"""Residuals where nobody can put others in their place, or that f writes to what was there before.
+
+The first order is right. The second is right or refused: never the number of a rule that keeps a constant.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import operator
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from cgshim import CustomGradientError, op_custom_gradient, ops
+from cgshim._backend import Tensor
+from cgshim.testing.conformance._framework import Framework
+from cgshim.testing.conformance._orders import nth_derivative
+from cgshim.testing.conformance._registry import case
+
+AT = 0.5
+EXP = float(np.exp(AT))
+SECOND = {"an output": 25 * EXP, "an intermediate": 5 * EXP}
+"""of exp with 5 for 1 in its rule: an output's derivative is the rule's, an intermediate's that of f's operations"""
+
+
+def check(framework: Framework, op: Callable[[Tensor], Tensor], second: float) -> None:
+    """The first derivative is 5 exp(x); the second is this, or refused."""
+    framework.check_equal(nth_derivative(op, 1)(framework.tensor(AT)), np.array(5 * EXP))
+    with contextlib.suppress(CustomGradientError):
+        framework.check_equal(nth_derivative(op, 2)(framework.tensor(AT)), np.array(second))
+
+
+# --- Kept where no search looks ---------------------------------------------------------------------------------------
+
+Rule = Callable[[Tensor], Tensor]
+
+
+class Holder:
+    """An object with an attribute."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def grad(self, u: Tensor) -> Tensor:
+        return u * 5.0 * self.held
+
+
+class ListOfTheirOwn(list[Any]):
+    """A container of the user's own."""
+
+
+def _in_an_object(y: Tensor) -> Rule:
+    holder = Holder(y)
+    return lambda u: u * 5.0 * holder.held
+
+
+def _in_a_local_class(y: Tensor) -> Rule:
+    class Slope:
+        def __call__(self, u: Tensor) -> Tensor:
+            return u * 5.0 * y
+
+    return Slope()
+
+
+def _in_an_attribute_of_a_class(y: Tensor) -> Rule:
+    class Kept:
+        held = y
+
+    return lambda u: u * 5.0 * Kept.held
+
+
+def _in_a_static_method(y: Tensor) -> Rule:
+    class Slope:
+        @staticmethod
+        def grad(u: Tensor) -> Tensor:
+            return u * 5.0 * y
+
+    return lambda u: Slope.grad(u)
+
+
+def _in_an_iterator(y: Tensor) -> Rule:
+    kept: Iterator[Tensor] = iter([y])
+    return lambda u: u * 5.0 * next(kept)
+
+
+def _in_a_generator(y: Tensor) -> Rule:
+    kept = (each for each in [y])
+    return lambda u: u * 5.0 * next(kept)
+
+
+def _in_a_cached_function(y: Tensor) -> Rule:
+    @functools.lru_cache
+    def slope() -> Tensor:
+        return 5.0 * y
+
+    return lambda u: u * slope()
+
+
+def _in_a_method_caller(y: Tensor) -> Rule:
+    times = operator.methodcaller("__mul__", y)
+    return lambda u: times(5.0 * u)
+
+
+def _in_an_ordered_dict(y: Tensor) -> Rule:
+    kept = collections.OrderedDict(y=y)
+    return lambda u: u * 5.0 * kept["y"]
+
+
+def _in_a_default_dict(y: Tensor) -> Rule:
+    kept = collections.defaultdict(int, {"y": y})
+    return lambda u: u * 5.0 * kept["y"]
+
+
+def _in_a_deque(y: Tensor) -> Rule:
+    kept = collections.deque([y])
+    return lambda u: u * 5.0 * kept[0]
+
+
+def _in_a_container_of_their_own(y: Tensor) -> Rule:
+    kept = ListOfTheirOwn([y])
+    return lambda u: u * 5.0 * kept[0]
+
+
+def _in_a_read_only_dict(y: Tensor) -> Rule:
+    kept = types.MappingProxyType({"y": y})
+    return lambda u: u * 5.0 * kept["y"]
+
+
+def _in_an_array_of_objects(y: Tensor) -> Rule:
+    kept = np.empty(1, object)
+    kept[0] = Holder(y)
+    return lambda u: u * 5.0 * kept[0].held
+
+
+HOLDERS: dict[str, Callable[[Tensor], Rule]] = {
+    "an object": _in_an_object,
+    "a method of an object": lambda y: Holder(y).grad,
+    "a method of the tensor": lambda y: (lambda times: lambda u: times(5.0 * u))(y.__mul__),
+    "a local class": _in_a_local_class,
+    "an attribute of a class": _in_an_attribute_of_a_class,
+    "a static method": _in_a_static_method,
+    "an iterator": _in_an_iterator,
+    "a generator": _in_a_generator,
+    "a cached function": _in_a_cached_function,
+    "a method caller": _in_a_method_caller,
+    "an ordered dict": _in_an_ordered_dict,
+    "a default dict": _in_a_default_dict,
+    "a deque": _in_a_deque,
+    "a container of their own": _in_a_container_of_their_own,
+    "a read-only dict": _in_a_read_only_dict,
+    "an array of objects": _in_an_array_of_objects,
+}
+
+
+@case(holder=HOLDERS, kept={name: name for name in SECOND})
+def hidden_residual(framework: Framework, holder: Callable[[Tensor], Rule], kept: str) -> None:
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        y = ops.exp(x)
+        return (y if kept == "an output" else y * 1.0), holder(y)
+
+    check(framework, op, SECOND[kept])
+
+
+# --- Written to what was there before ---------------------------------------------------------------------------------
+
+
+class Layer:
+    """An object that remembers what it computed."""
+
+    def remember(self, y: Tensor) -> None:
+        self.remembered = y
+
+    @op_custom_gradient
+    def directly(self, x: Tensor) -> Any:
+        self.y = y = ops.exp(x)
+        return y, lambda u: u * 5.0 * self.y
+
+    @op_custom_gradient
+    def by_a_helper(self, x: Tensor) -> Any:
+        self.remember(ops.exp(x))
+        return self.remembered, self.grad
+
+    def grad(self, u: Tensor) -> Tensor:
+        return u * 5.0 * self.remembered
+
+
+def _to_an_outer_dict() -> Callable[[Tensor], Tensor]:
+    cache: dict[str, Tensor] = {}
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        cache["y"] = ops.exp(x)
+        return cache["y"], lambda u: u * 5.0 * cache["y"]
+
+    return op
+
+
+def _to_an_outer_list() -> Callable[[Tensor], Tensor]:
+    cache: list[Tensor] = []
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        cache.append(ops.exp(x))
+        return cache[-1], lambda u: u * 5.0 * cache[-1]
+
+    return op
+
+
+def _to_an_outer_object() -> Callable[[Tensor], Tensor]:
+    holder = Holder(None)
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        holder.held = ops.exp(x)
+        return holder.held, lambda u: u * 5.0 * holder.held
+
+    return op
+
+
+def _to_an_outer_variable() -> Callable[[Tensor], Tensor]:
+    remembered: Any = None
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        nonlocal remembered
+        remembered = ops.exp(x)
+        return remembered, lambda u: u * 5.0 * remembered
+
+    return op
+
+
+_cache: dict[str, Tensor] = {}
+_remembered: Any = None
+
+
+@op_custom_gradient
+def _to_a_global_dict(x: Tensor) -> Any:
+    _cache["y"] = ops.exp(x)
+    return _cache["y"], lambda u: u * 5.0 * _cache["y"]
+
+
+@op_custom_gradient
+def _to_a_global(x: Tensor) -> Any:
+    global _remembered
+    _remembered = ops.exp(x)
+    return _remembered, lambda u: u * 5.0 * _remembered
+
+
+WRITERS: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+    "an attribute": lambda: Layer().directly,
+    "an attribute, by a helper": lambda: Layer().by_a_helper,
+    "an outer dict": _to_an_outer_dict,
+    "an outer list": _to_an_outer_list,
+    "an outer object": _to_an_outer_object,
+    "an outer variable": _to_an_outer_variable,
+    "a global dict": lambda: _to_a_global_dict,
+    "a global": lambda: _to_a_global,
+}
+
+
+@case(make=WRITERS)
+def residual_written_to(framework: Framework, make: Callable[[], Callable[[Tensor], Tensor]]) -> None:
+    check(framework, make(), SECOND["an output"])
+
+
+class Scaled:
+    """An object with a constant, which its rule reads."""
+
+    def __init__(self, scale: Tensor) -> None:
+        self.scale = scale
+
+    @op_custom_gradient
+    def square(self, x: Tensor) -> Any:
+        return x * x, lambda u: u * self.scale * x
+
+
+@case()
+def constant_of_an_object(framework: Framework) -> None:
+    """What was there before, and f does not write to, is a constant: the second order is there, and right."""
+    op = Scaled(framework.tensor(5.0)).square
+    framework.check_equal(nth_derivative(op, 2)(framework.tensor(AT)), np.array(5.0))

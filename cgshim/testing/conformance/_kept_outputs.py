@@ -1,0 +1,345 @@
+"""Rules that keep an output of f: it stands for the op's own output, whose derivative is the rule's, in every order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import cgshim
+from cgshim import TransformationError, op_custom_gradient, op_stop_gradient, ops
+from cgshim._backend import Tensor
+from cgshim._custom_gradient import CustomGradient
+from cgshim.testing.conformance._framework import Framework, tangent
+from cgshim.testing.conformance._orders import nth_derivative
+from cgshim.testing.conformance._registry import case
+
+AT = 0.5
+EXP = float(np.exp(AT))
+"""what the op of this file gives there; its n-th derivative is 5^n times that, for its rule has 5 for 1"""
+
+ORDERS = {"1": 1, "2": 2, "3": 3}
+
+
+def opaque_exp(x: Tensor) -> Tensor:
+    """exp, through which no autodiff can see."""
+    return op_stop_gradient(ops.exp(x))
+
+
+# --- Where a rule may keep it -------------------------------------------------------------------------------------
+
+
+class Kept(NamedTuple):
+    """A container with fields."""
+
+    output: Any
+    factor: float
+
+
+def _in_a_closure(y: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda u: u * 5.0 * y
+
+
+def _in_a_list(y: Tensor) -> Callable[[Tensor], Tensor]:
+    kept = [y]
+    return lambda u: u * 5.0 * kept[0]
+
+
+def _in_a_dict(y: Tensor) -> Callable[[Tensor], Tensor]:
+    kept = {"output": y}
+    return lambda u: u * 5.0 * kept["output"]
+
+
+def _in_a_tuple(y: Tensor) -> Callable[[Tensor], Tensor]:
+    kept = (5.0, (y,))
+    return lambda u: u * kept[0] * kept[1][0]
+
+
+def _in_a_namedtuple(y: Tensor) -> Callable[[Tensor], Tensor]:
+    kept = Kept(y, 5.0)
+    return lambda u: u * kept.factor * kept.output
+
+
+def _in_a_partial(y: Tensor) -> Callable[[Tensor], Tensor]:
+    return functools.partial(lambda y, u: u * 5.0 * y, y)
+
+
+def _in_a_partial_by_name(y: Tensor) -> Callable[[Tensor], Tensor]:
+    return functools.partial(lambda u, *, y: u * 5.0 * y, y=y)
+
+
+def _in_an_inner_function(y: Tensor) -> Callable[[Tensor], Tensor]:
+    def slope() -> Tensor:
+        return 5.0 * y
+
+    return lambda u: u * slope()
+
+
+def _in_a_default_value(y: Tensor) -> Callable[[Tensor], Tensor]:
+    def grad(u: Tensor, y: Tensor = y) -> Tensor:
+        return u * 5.0 * y
+
+    return grad
+
+
+def _in_a_default_value_by_name(y: Tensor) -> Callable[[Tensor], Tensor]:
+    def grad(u: Tensor, *, y: Tensor = y) -> Tensor:
+        return u * 5.0 * y
+
+    return grad
+
+
+def _in_a_helper_of_two_functions(y: Tensor) -> Callable[[Tensor], Tensor]:
+    def output() -> Tensor:
+        return y
+
+    def twofold(u: Tensor) -> Tensor:
+        return 2.0 * u * output()
+
+    def threefold(u: Tensor) -> Tensor:
+        return 3.0 * u * output()
+
+    return lambda u: twofold(u) + threefold(u)
+
+
+def _held_twice(y: Tensor) -> Callable[[Tensor], Tensor]:
+    kept = [y, {"again": y}]
+    return lambda u: u * (2.0 * kept[0] + 3.0 * kept[1]["again"])
+
+
+HOLDERS: dict[str, Callable[[Tensor], Callable[[Tensor], Tensor]]] = {
+    "a closure": _in_a_closure,
+    "a list": _in_a_list,
+    "a dict": _in_a_dict,
+    "a tuple": _in_a_tuple,
+    "a namedtuple": _in_a_namedtuple,
+    "a partial": _in_a_partial,
+    "a partial by name": _in_a_partial_by_name,
+    "an inner function": _in_an_inner_function,
+    "a default value": _in_a_default_value,
+    "a default value by name": _in_a_default_value_by_name,
+    "a helper of two functions": _in_a_helper_of_two_functions,
+    "two places": _held_twice,
+}
+
+
+@case(order=ORDERS, holder=HOLDERS)
+def kept_output(framework: Framework, order: int, holder: Callable[[Tensor], Callable[[Tensor], Tensor]]) -> None:
+    """Autodiff finds 0 in the second order, for f is opaque; a second run of f finds 0 too."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        y = opaque_exp(x)
+        return y, holder(y)
+
+    framework.check_equal(nth_derivative(op, order)(framework.tensor(AT)), np.array(5**order * EXP))
+
+
+FORMS: dict[str, Callable[[Tensor], Any]] = {
+    "grad(upstream)": lambda y: lambda upstream: upstream["y"] * 5.0 * y,
+    "grad(*args, upstream)": lambda y: lambda *args, upstream: upstream["y"] * (5.0 * y + 0.0 * args[0]),
+    "grad(x, upstream)": lambda y: lambda x, upstream: upstream["y"] * (5.0 * y + 0.0 * x),
+    "grad(d1)": lambda y: lambda *dys: dys[0] * 5.0 * y,
+}
+
+
+@case(order=ORDERS, form=FORMS)
+def kept_output_of_a_tree(framework: Framework, order: int, form: Callable[[Tensor], Any]) -> None:
+    """Every form of a rule, for an output in a dict."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        y = opaque_exp(x)
+        return {"static": "s", "y": y}, form(y)
+
+    derivative = nth_derivative(lambda x: op(x)["y"], order)
+    framework.check_equal(derivative(framework.tensor(AT)), np.array(5**order * EXP))
+
+
+@op_custom_gradient
+def five_exp(x: Tensor) -> Any:
+    """exp, of an f that is opaque; its rule keeps the output, and has 5 for 1."""
+    y = opaque_exp(x)
+    return y, lambda u: u * 5.0 * y
+
+
+@op_custom_gradient
+def seen_through(x: Tensor) -> Any:
+    """The same, of an f that autodiff could see through: it would find 5 and not 25 in the second order."""
+    y = ops.exp(x)
+    return y, lambda u: u * 5.0 * y
+
+
+OPS: dict[str, CustomGradient[..., Tensor]] = {"opaque": five_exp, "seen through": seen_through}
+
+
+@case(op=OPS, order=ORDERS)
+def kept_output_of_an_expression(framework: Framework, op: Callable[[Tensor], Tensor], order: int) -> None:
+    """op(2 x) * x, where the upstream gradient is itself differentiated."""
+    value = float(np.exp(2 * AT))
+    expected = order * 2 ** (order - 1) * 5 ** (order - 1) * value + AT * 2**order * 5**order * value
+    framework.check_equal(nth_derivative(lambda x: op(2.0 * x) * x, order)(framework.tensor(AT)), np.array(expected))
+
+
+@case(op=OPS, order={"1": 1, "2": 2})
+def kept_output_of_an_op_of_an_op(framework: Framework, op: Callable[[Tensor], Tensor], order: int) -> None:
+    inner = float(np.exp(0.1))
+    outer = float(np.exp(inner))
+    expected = {1: 25 * inner * outer, 2: 25 * (5 * inner * outer + 25 * inner * inner * outer)}
+    framework.check_equal(nth_derivative(lambda x: op(op(x)), order)(framework.tensor(0.1)), np.array(expected[order]))
+
+
+@case(op=OPS, promised={"promised": True, "not promised": False})
+def kept_output_forward_over_reverse(framework: Framework, op: CustomGradient[..., Tensor], promised: bool) -> None:
+    """The tangent of the gradient, 25 exp(x); where forward mode is not promised, it may be refused."""
+    op = op_custom_gradient(op.__wrapped__, forward_mode=promised)
+    try:
+        found = tangent(framework, cgshim.op_grad(op), framework.tensor(AT), framework.tensor(3.0))
+    except TransformationError:
+        assert not promised
+        return
+    framework.check_equal(found, np.array(75 * EXP))
+
+
+@case(order=ORDERS)
+def kept_output_of_an_op_inside(framework: Framework, order: int) -> None:
+    """f's output is that of another op, whose rule has 5: the outer rule's 3 is asked, in every order."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        y = five_exp(x)
+        return y, lambda u: u * 3.0 * y
+
+    framework.check_equal(nth_derivative(op, order)(framework.tensor(AT)), np.array(3**order * EXP))
+
+
+@case(order=ORDERS)
+def kept_output_that_is_returned_twice(framework: Framework, order: int) -> None:
+    """Each place is an output, and what the rule keeps may be either: they have one derivative."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        y = opaque_exp(x)
+        return (y, {"again": y}), lambda u: (5.0 * u[0] + 5.0 * u[1]["again"]) * y
+
+    def both(x: Tensor) -> Tensor:
+        first, second = op(x)
+        return first + 2.0 * second["again"]
+
+    framework.check_equal(nth_derivative(both, order)(framework.tensor(AT)), np.array(3 * 5**order * EXP))
+
+
+# --- Beside other outputs and other residuals ---------------------------------------------------------------------
+
+
+@case(order=ORDERS)
+def kept_output_beside_others(framework: Framework, order: int) -> None:
+    """Of two outputs the rule keeps one, on which the gradient through both depends."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        y = opaque_exp(x)
+        return [x * x, y], lambda u: 7.0 * u[0] * y + 5.0 * u[1] * y
+
+    def both(x: Tensor) -> Tensor:
+        outputs = op(x)
+        return 2.0 * outputs[0] + outputs[1]
+
+    framework.check_equal(nth_derivative(both, order)(framework.tensor(AT)), np.array(19 * 5 ** (order - 1) * EXP))
+
+
+@case(order={"1": 1, "2": 2, "3": 3})
+def kept_outputs_that_depend_on_each_other(framework: Framework, order: int) -> None:
+    """Sine and cosine, each of which the rule needs for the other: it has 3 for 1 and -5 for -1."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        sine, cosine = op_stop_gradient(ops.sin(x)), op_stop_gradient(ops.cos(x))
+        return (sine, cosine), lambda d1, d2: 3.0 * d1 * cosine - 5.0 * d2 * sine
+
+    def both(x: Tensor) -> Tensor:
+        sine, cosine = op(x)
+        return sine + 2.0 * cosine
+
+    s, c = float(np.sin(AT)), float(np.cos(AT))
+    expected = {1: 3 * c - 10 * s, 2: -15 * s - 30 * c, 3: -45 * c + 150 * s}
+    framework.check_equal(nth_derivative(both, order)(framework.tensor(AT)), np.array(expected[order]))
+
+
+@case(order={"1": 1, "2": 2, "3": 3})
+def kept_output_beside_an_intermediate(framework: Framework, order: int) -> None:
+    """The output's derivative is the rule's, the intermediate's (x * x) is that of f's own operations."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        y, square = opaque_exp(x), x * x
+        return y, lambda u: u * (5.0 * y + 3.0 * square)
+
+    first = 5 * EXP + 3 * AT * AT
+    second = 5 * first + 6 * AT
+    expected = {1: first, 2: second, 3: 5 * second + 6}
+    framework.check_equal(nth_derivative(op, order)(framework.tensor(AT)), np.array(expected[order]))
+
+
+@case(order={"1": (1, 17 * AT), "2": (2, 17.0), "3": (3, 0.0)})
+def kept_output_that_is_an_argument(framework: Framework, order: tuple[int, float]) -> None:
+    """It counts as the argument: its derivative is 1, and not the rule's."""
+    times, expected = order
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        return (x, op_stop_gradient(x * x)), lambda d1, d2: 7.0 * d1 * x + 5.0 * d2 * x
+
+    def both(x: Tensor) -> Tensor:
+        same, square = op(x)
+        return same + 2.0 * square
+
+    framework.check_equal(nth_derivative(both, times)(framework.tensor(AT)), np.array(expected))
+
+
+# --- Several arguments --------------------------------------------------------------------------------------------
+
+
+@op_custom_gradient
+def of_two(x: Tensor, b: Tensor) -> Any:
+    """b exp(x) for x of shape (2,) and a scalar b; 7, 11 and 13 are wrong on purpose."""
+    y = op_stop_gradient(b * ops.exp(x))
+    return y, lambda u: (7.0 * u * y, 11.0 * u[0] * y[0] + 13.0 * u[1] * y[1])
+
+
+def _rule_of_two(y: Any, u: Any) -> tuple[Any, Any]:
+    return 7 * u * y, np.array(11 * u[0] * y[0] + 13 * u[1] * y[1])
+
+
+@case(of={"the gradient of x": 0, "the gradient of b": 1})
+def kept_output_in_mixed_partials(framework: Framework, of: int) -> None:
+    """The derivative of one gradient by both arguments and by upstream."""
+    x, b, w = np.array([0.5, -0.25]), 3.0, np.array([2.0, -3.0])
+    y = b * np.exp(x)
+
+    def gradient(x: Tensor, b: Tensor, w: Tensor) -> Tensor:
+        return cgshim.op_vjp(of_two, x, b)[1](w)[of]
+
+    factor = np.array([7.0, 7.0]) if of == 0 else np.array([11.0, 13.0])
+    v = np.array([0.5, 1.5]) if of == 0 else np.array(0.5)
+    framework.check(
+        gradient, framework.tensor(x), framework.tensor(b), framework.tensor(w), upstream=framework.tensor(v),
+        output=_rule_of_two(y, w)[of], gradients=(*_rule_of_two(y, factor * w * v), factor * y * v),
+    )  # fmt: skip
+
+
+@case()
+def kept_output_does_not_keep_other_gradients(framework: Framework) -> None:
+    """A gradient penalty over a vector: every element gets the rule of its own output."""
+
+    def penalty(x: Tensor) -> Tensor:
+        y = five_exp(x)
+        slopes = cgshim.op_grad(lambda x: five_exp(x)[0] + 2.0 * five_exp(x)[1])(x)
+        return y[0] + slopes[0] * slopes[1]
+
+    x = np.array([0.5, -0.25])
+    y = np.exp(x)
+    product = 5 * y[0] * 10 * y[1]
+    framework.check_equal(cgshim.op_grad(penalty)(framework.tensor(x)), np.array([5 * y[0] + 5 * product, 5 * product]))

@@ -1,0 +1,153 @@
+"""Forward mode where it is promised: J v is the transpose of a rule that is linear in upstream; no other has one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cgshim import TransformationError, op_cast, op_custom_gradient, op_stop_gradient, ops
+from cgshim._backend import Tensor
+from cgshim.testing._forward import jvp_of
+from cgshim.testing.conformance._framework import Framework, raised, tangent
+from cgshim.testing.conformance._registry import case
+
+VECTOR = np.array([1.0, 2.0, -3.0])
+MATRIX = np.array([[1.0, 2.0], [-3.0, 0.5], [4.0, -1.0]])
+"""for which a rule has 7 times the transpose"""
+
+
+class Linear(NamedTuple):
+    """A function, its rule (linear in u, with factors that are wrong on purpose), and the J v that follows."""
+
+    f: Callable[[Tensor, Tensor], Tensor]
+    """of MATRIX and x"""
+    rule: Callable[[Tensor, Tensor, Tensor], Any]
+    """of MATRIX, x and upstream"""
+    tangent: Callable[[Any, Any], Any]
+    at: Any = VECTOR
+
+
+LINEAR: dict[str, Linear] = {
+    "scale": Linear(lambda m, x: x * x, lambda m, x, u: 7.0 * u * x, lambda x, v: 7 * x * v),
+    "negative and quotient": Linear(
+        lambda m, x: x * x, lambda m, x, u: -u * x / 2.0 + u, lambda x, v: v - x * v / 2
+    ),
+    "difference": Linear(lambda m, x: x * x, lambda m, x, u: 7.0 * u * x - u, lambda x, v: 7 * x * v - v),
+    "of the sum": Linear(
+        lambda m, x: ops.sum(x * x), lambda m, x, u: 7.0 * u * x, lambda x, v: 7 * (x * v).sum()
+    ),
+    "of broadcasting": Linear(
+        lambda m, x: x * m, lambda m, x, u: 7.0 * ops.sum(u * m),
+        lambda x, v: 7 * v * MATRIX, np.array(3.0),
+    ),
+    "of a sum over an axis": Linear(
+        lambda m, x: ops.sum(x * x, axis=0), lambda m, x, u: 7.0 * u * x, lambda x, v: 7 * (x * v).sum(0), MATRIX,
+    ),
+    "of a product of matrices": Linear(
+        lambda m, x: ops.matmul(x, m), lambda m, x, u: 7.0 * ops.matmul(m, u), lambda x, v: 7 * v @ MATRIX,
+    ),
+    "of a reshape and a transposition": Linear(
+        lambda m, x: ops.reshape(ops.transpose(x), (3, 2)),
+        lambda m, x, u: 7.0 * ops.transpose(ops.reshape(u, (2, 3))),
+        lambda x, v: 7 * v.T.reshape(3, 2), MATRIX,
+    ),
+    "of an index": Linear(lambda m, x: x[None], lambda m, x, u: 7.0 * u[0], lambda x, v: 7 * v[None]),
+    "of a slice": Linear(
+        lambda m, x: ops.concatenate([x, x]), lambda m, x, u: 7.0 * u[:3] + 11.0 * u[3:],
+        lambda x, v: np.concatenate([7 * v, 11 * v]),
+    ),
+    "of a concatenation": Linear(
+        lambda m, x: x[:2], lambda m, x, u: ops.concatenate([7.0 * u, 0.0 * u[:1]]), lambda x, v: 7 * v[:2]
+    ),
+    "of a stack": Linear(
+        lambda m, x: x[0] + x[1], lambda m, x, u: ops.stack([7.0 * u, 11.0 * u, 0.0 * u]),
+        lambda x, v: np.array(7 * v[0] + 11 * v[1]),
+    ),
+    "of a mask": Linear(
+        lambda m, x: ops.where(x > 0.0, x, 0.0 * x), lambda m, x, u: ops.where(x > 0.0, 7.0 * u, 0.0 * u),
+        lambda x, v: np.where(x > 0, 7 * v, 0),
+    ),
+    "of a float mask": Linear(
+        lambda m, x: x * op_cast(x > 0.0, "float32"), lambda m, x, u: 7.0 * u * op_cast(x > 0.0, "float32"),
+        lambda x, v: np.where(x > 0, 7 * v, 0),
+    ),
+    "of nothing": Linear(lambda m, x: x * 3.0, lambda m, x, u: None, lambda x, v: 0 * v),
+    "by a nonlinear factor": Linear(
+        lambda m, x: ops.exp(x), lambda m, x, u: 7.0 * u * ops.sin(x) * abs(x),
+        lambda x, v: 7 * v * np.sin(x) * abs(x),
+    ),
+}  # fmt: skip
+
+
+@case(linear=LINEAR)
+def linear_rule(framework: Framework, linear: Linear) -> None:
+    m = framework.tensor(MATRIX)
+    op = op_custom_gradient(lambda x: (linear.f(m, x), lambda u: linear.rule(m, x, u)), forward_mode=True)
+    v = np.linspace(0.5, 2.0, linear.at.size).reshape(linear.at.shape)
+    found = tangent(framework, op, framework.tensor(linear.at), framework.tensor(v))
+    framework.check_equal(found, np.asarray(linear.tangent(linear.at, v)))
+
+
+@case()
+def linear_rule_of_two_arguments_and_outputs(framework: Framework) -> None:
+    """The transposed rule: a tangent of each output from the tangents of both arguments."""
+
+    @op_custom_gradient(forward_mode=True)
+    def op(x: Tensor, y: Tensor) -> Any:
+        return (x * y, x + y), lambda d1, d2: (7.0 * d1 * y + 2.0 * d2, 11.0 * d1 * x + 3.0 * d2)
+
+    x, y, s, t = (framework.tensor(value) for value in (2.0, 3.0, 0.5, 0.25))
+    found = jvp_of(framework.backend)(lambda *xs: op(*xs), [x, y], [s, t])
+    framework.check_equal(list(found), [np.array(21 * 0.5 + 22 * 0.25), np.array(2 * 0.5 + 3 * 0.25)])
+
+
+@case()
+def linear_rule_that_keeps_its_output(framework: Framework) -> None:
+    @op_custom_gradient(forward_mode=True)
+    def op(x: Tensor) -> Any:
+        y = op_stop_gradient(ops.exp(x))
+        return y, lambda u: 5.0 * u * y
+
+    found = tangent(framework, op, framework.tensor(0.5), framework.tensor(3.0))
+    framework.check_equal(found, np.array(15.0 * np.exp(0.5)))
+
+
+def _one_as(x: Tensor) -> Tensor:
+    return 0.0 * op_stop_gradient(x) + 1.0
+
+
+NONLINEAR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "affine": lambda x, u: u + 1.0,
+    "affine in x": lambda x, u: 7.0 * u + x,
+    "affine by subtraction": lambda x, u: x - u,
+    "constant": lambda x, u: _one_as(x) * 3.0,
+    "square": lambda x, u: u * u,
+    "quotient": lambda x, u: x / (u + 0.0 * x),
+    "sign": lambda x, u: ops.sign(u) * x,
+    "floor": lambda x, u: ops.floor(u),
+    "absolute value": lambda x, u: abs(u),
+    "stop_gradient": lambda x, u: op_stop_gradient(u) * x,
+    "a cast to integers": lambda x, u: op_cast(op_cast(u, "int32"), "float32"),
+    "a mask of upstream": lambda x, u: ops.where(u > 0.0, 7.0 * u, 0.0 * u),
+    "exponential": lambda x, u: ops.exp(u),
+}
+
+
+@case(rule=NONLINEAR)
+def nonlinear_rule(framework: Framework, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """What was promised is seen not to hold."""
+    op = op_custom_gradient(lambda x: (x * x, lambda u: rule(x, u)), forward_mode=True, name="promising")
+    x, v = framework.tensor([1.0, 2.0, -3.0]), framework.tensor([2.0, -3.0, 0.5])
+    error = raised(TransformationError, tangent, framework, op, x, v)
+    assert str(error).startswith("promising: "), error
+
+
+@case(rule=NONLINEAR)
+def nonlinear_rule_in_reverse(framework: Framework, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """In reverse mode it is the author's: clipping, signs and noise are what such rules are written for."""
+    op = op_custom_gradient(lambda x: (x * x, lambda u: rule(x, u)), forward_mode=True)
+    x, u = framework.tensor([1.0, 2.0, -3.0]), framework.tensor([2.0, -3.0, 0.5])
+    expected = framework.numpy(rule(x, u))
+    framework.check(op, x, upstream=u, output=np.array([1.0, 4.0, 9.0]), gradients=(expected,))
