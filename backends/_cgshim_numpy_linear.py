@@ -1,0 +1,171 @@
+"""NumPy: forward mode, as the transpose of a rule, which has to be seen to be linear in upstream.
+
+The rule is traced as for any derivative in reverse mode, with nodes that look at each operation as it is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from autograd import builtins
+from autograd.builtins import tuple as tuple_of_boxes
+from autograd.core import VSpace, backward_pass, sparse_add
+from autograd.extend import VJPNode, register_notrace, vspace
+from autograd.numpy import fft, linalg, numpy_vjps
+from autograd.numpy import numpy_wrapper as anp
+from autograd.numpy.numpy_boxes import ArrayBox
+from autograd.tracer import getval, isbox, trace, trace_primitives_map
+from autograd.util import func
+
+
+class NonlinearError(Exception):
+    """A rule does with its upstream gradient what is not linear; the message says what."""
+
+
+class UpstreamNode(VJPNode):  # type: ignore[misc]  # autograd has no types
+    """A node of what is computed from upstream: made for linear operations alone."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, value: Any, fun: Any, args: Sequence[Any], kwargs: Any, parent_argnums: Sequence[int], parents: Any
+    ) -> None:
+        _require_linear(fun, args, kwargs, parent_argnums)
+        super().__init__(value, fun, args, kwargs, parent_argnums, parents)
+
+
+def depends_on_upstream(x: Any) -> bool:
+    """Whether x is a function of the upstream gradient of a rule that is being transposed."""
+    while isbox(x):
+        if type(x._node) is UpstreamNode:
+            return True
+        x = x._value
+    return False
+
+
+Rule = Callable[[Any], Sequence[Any]]
+"""From the upstream gradient of an output, structured as it is, to gradients."""
+
+
+def transposed(rule: Rule, rule_of_constants: Rule, output: Any, tangents: Sequence[Any]) -> Any:
+    """The gradient of <rule(upstream), tangents> with respect to upstream, which has the structure of output.
+
+    The transpose of a linear rule is the same everywhere. It is taken at a point other than zero, where a constant is
+    told from upstream; and the rule, of constants, is evaluated at -2 times the point, for what no operation shows.
+    """
+
+    def gradients_and_upstream(upstream: Any) -> Any:
+        # The upstream comes back with the gradients: autograd warns of an output that does not depend on it.
+        return tuple_of_boxes((tuple_of_boxes(tuple(rule(upstream))), upstream))
+
+    point = _numbers_like(getval(output), 1.0)
+    gradients, end = trace(UpstreamNode.new_root(), gradients_and_upstream, point)
+    _require_homogeneous(getval(gradients)[0], rule_of_constants(_numbers_like(point, -2.0)))
+    return backward_pass(tuple_of_boxes((tuple_of_boxes(tuple(tangents)), vspace(output).zeros())), end)
+
+
+def _numbers_like(x: Any, scale: float) -> Any:
+    """Numbers other than zero, in the place of the floats of x."""
+    if isinstance(x, tuple):
+        return tuple(_numbers_like(each, scale) for each in x)
+    if x.dtype.kind not in "fc":
+        return np.zeros(x.shape, x.dtype)
+    return (scale * np.cos(np.arange(x.size))).reshape(x.shape).astype(x.dtype)
+
+
+def _require_homogeneous(at_point: Sequence[Any], at_minus_twice: Sequence[Any]) -> None:
+    for once, other in zip(at_point, at_minus_twice, strict=True):
+        size = np.max(np.abs(other), initial=0.0, where=np.isfinite(other))
+        if not np.allclose(other, -2.0 * once, rtol=0.0, atol=_TOLERANCE * size, equal_nan=True):
+            raise NonlinearError("a gradient that is not proportional to upstream")
+
+
+_TOLERANCE = 1e-3
+"""of the largest number: a linear rule may be a solver that stops early, or in 16 bits"""
+
+
+# --- Which operations are linear, and in what -------------------------------------------------------------------
+
+
+def _named(module: Any, names: str) -> set[Any]:
+    return {getattr(module, name) for name in names.split() if hasattr(module, name)}
+
+
+_IN_EACH = _named(anp, "multiply matmul dot tensordot outer inner einsum kron cross")
+_IN_EACH |= _named(numpy_vjps, "dot_adjoint_0 dot_adjoint_1 tensordot_adjoint_0 tensordot_adjoint_1")
+_IN_EACH |= {func(VSpace.scalar_mul), func(VSpace.inner_prod)}
+"""Linear in each argument while the others stay: u * u is not."""
+
+_IN_ALL = _named(anp, "add subtract concatenate_args array_from_args")
+_IN_ALL |= {builtins.make_sequence, builtins.sequence_extend_left, builtins.sequence_extend_right, builtins._make_dict}
+_IN_ALL |= {func(VSpace.add), func(VSpace.mut_add), sparse_add}
+"""Linear in all arguments together: with a constant that is not zero, affine."""
+
+_IN_FIRST = _named(
+    anp,
+    "divide true_divide negative positive reshape roll array_split split vsplit hsplit dsplit ravel expand_dims squeeze"
+    " diag diagonal make_diagonal flipud fliplr rot90 trace triu tril swapaxes rollaxis moveaxis broadcast_to real imag"
+    " conj conjugate diff gradient repeat tile transpose sum _primitive_mean cumsum atleast_1d atleast_2d atleast_3d"
+    " rad2deg degrees deg2rad radians",
+)
+_IN_FIRST |= _named(fft, "fft ifft fft2 ifft2 fftn ifftn rfft irfft rfft2 irfft2 rfftn irfftn fftshift ifftshift")
+_IN_FIRST |= _named(numpy_vjps, "untake") | {func(ArrayBox.__getitem__)}
+_IN_FIRST |= {builtins.container_take, builtins.container_untake}
+"""Linear in the first argument."""
+
+_WHERE = trace_primitives_map[np.where]  # autograd.numpy.where is a function around it
+
+_IN_ONE = {linalg.solve: 1, anp.full: 1, anp._array_from_scalar_or_array: 2, func(VSpace.covector): 1}
+"""Linear in the argument at this place."""
+
+for _function in _named(anp, "ndim shape size result_type isscalar iscomplexobj zeros_like ones_like empty_like"):
+    register_notrace(UpstreamNode, _function)  # which are not functions of the numbers in an array
+
+
+def _require_linear(fun: Any, args: Sequence[Any], kwargs: Any, places: Sequence[int]) -> None:
+    if fun in _IN_EACH:
+        linear = len(places) == 1
+    elif fun in _IN_ALL:
+        _require_zeros([x for at, x in enumerate(args) if at not in places and not _is_about(fun, at)])
+        linear = True
+    elif fun in _IN_FIRST:
+        linear = tuple(places) == (0,)
+    elif fun in _IN_ONE:
+        linear = tuple(places) == (_IN_ONE[fun],)
+    elif fun is _WHERE:
+        _require_zeros([x for at, x in enumerate(args[1:], 1) if at not in places])
+        linear = 0 not in places
+    elif fun is anp._astype:
+        linear = np.dtype(kwargs.get("dtype", args[1] if len(args) > 1 else float)).kind in "fc"
+    elif fun is anp.pad:
+        linear = kwargs.get("mode", args[2] if len(args) > 2 else "constant") == "constant" and not np.any(
+            kwargs.get("constant_values", 0)
+        )
+    else:
+        linear = not _is_of_a_library(fun)  # of a function that the author made a primitive, the promise speaks
+    if not linear:
+        raise NonlinearError(f"{getattr(fun, '__name__', fun)} of upstream")
+
+
+def _is_about(fun: Any, at: int) -> bool:
+    """Whether an argument of a joint operation says how to join."""
+    about = {anp.concatenate_args: 1, anp.array_from_args: 2, builtins.make_sequence: 1, builtins._make_dict: 1}
+    about |= {func(VSpace.add): 1, func(VSpace.mut_add): 1, sparse_add: 1}
+    return at < about.get(fun, 0)
+
+
+def _require_zeros(constants: Sequence[Any]) -> None:
+    for constant in constants:
+        if isinstance(constant, (tuple, list)):
+            _require_zeros(constant)
+        elif np.any(getval(constant)):
+            raise NonlinearError("a constant beside upstream")
+
+
+def _is_of_a_library(fun: Any) -> bool:
+    """Whether a primitive is NumPy's or autograd's own, of which the linear ones are listed above."""
+    raw = getattr(fun, "fun", fun)
+    module = str(getattr(raw, "__module__", None))
+    return isinstance(raw, np.ufunc) or module.startswith(("numpy", "autograd.numpy", "autograd.builtins"))
