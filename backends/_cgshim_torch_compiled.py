@@ -2,7 +2,8 @@
 
 Dynamo follows a rule that is kept on ctx, and saves what its closure holds itself. What it does not follow leaves the
 graph: it would drop a custom backward under the transformations of torch.func (PyTorch issues 186303, 192985 and
-193279), and it cannot name the variables that f reads.
+193279), it cannot name the variables that f reads, and it forgets in silence that a derivative is refused, where the
+backward pass reads none of the inputs (181581).
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _transformed: Attach = torch._dynamo.disable(
 _with_variables: Attach = torch._dynamo.disable(
     differentiable, reason="cgshim: torch.compile cannot name the variables that f reads; pass them as arguments"
 )
+_once: Attach = torch._dynamo.disable(
+    differentiable, reason="cgshim: torch.compile would lose that a gradient is once_differentiable"
+)
 _is_transformed = torch._dynamo.assume_constant_result(is_transformed)
 
 
@@ -39,6 +43,8 @@ def traced(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     if not torch.is_grad_enabled():
         return call(inputs)[0]
     differentiated = any(x.requires_grad for x in inputs)
+    if differentiated and call.once_differentiable:
+        return _once(call, inputs)
     outputs, rule = call([x.detach() for x in inputs] if differentiated else inputs)
     if any(y.requires_grad for y in outputs):
         return _with_variables(call, inputs)

@@ -10,7 +10,7 @@ import torch
 from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
-from cgshim._closure import lift
+from cgshim._closure import lift, tensors_inside
 
 if TYPE_CHECKING:
     from cgshim._call import Call
@@ -36,16 +36,23 @@ def is_wrapped_or_requires_grad(tensor: Tensor) -> bool:
     return bool(tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor))
 
 
-def captured(call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor], start: int) -> list[Tensor]:
-    """The variables that tensors, made since start, depend on; what else they depend on but inputs is refused."""
+def captured(
+    call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor], start: int, in_a_rule: bool = False
+) -> list[Tensor]:
+    """The variables that tensors, made since start, depend on; what else they depend on but inputs is refused.
+
+    In a rule a tensor that is older than start is a constant where it depends on nothing but the inputs: there the
+    op's own rule speaks for them.
+    """
     variables: list[Tensor] = []
     known = _Known(inputs)
     while made:  # first as they are, and then as each transformation of torch.func has wrapped them
         leaves, older = known.reached_beyond([t for t in made if t.requires_grad], start)
-        if older:
-            call.refuse_captured(older[0])
         known.add(leaves)
         variables += leaves
+        for edge in older:
+            if not in_a_rule or known.is_passed_from(edge):
+                call.refuse_captured(edge[0]._input_metadata[edge[1]])
         made = [functorch.get_unwrapped(t) for t in made if functorch.is_functorch_wrapped_tensor(t)]
     return variables
 
@@ -62,7 +69,7 @@ def refuse_captured_tangents(call: Call, made: Sequence[Tensor], inputs: Sequenc
 
 
 def _has_tangent(tensor: Tensor) -> bool:
-    duals = [level for level in _levels(tensor) if not functorch.is_batchedtensor(level)]
+    duals = [level for level in levels(tensor) if not functorch.is_batchedtensor(level)]
     return any(forward_ad.unpack_dual(dual).tangent is not None for dual in duals)
 
 
@@ -70,6 +77,22 @@ def depends_on_more(tensors: Sequence[Tensor], than: Sequence[Tensor]) -> bool:
     """Whether tensors are connected with anything that requires grad beyond those."""
     leaves, _ = _Known(than).reached_beyond(tensors)
     return bool(leaves)
+
+
+def read_by_rules(tensors: Sequence[Tensor]) -> bool:
+    """Whether a rule of an op that tensors depend on may read more than is saved, and of that what requires grad."""
+    edges: list[Any] = [t.grad_fn for t in tensors]
+    seen = set()
+    while edges:
+        node = edges.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        kept = getattr(node, "kept", None)
+        if kept is not None and any(map(requires_grad, tensors_inside(kept.call.f, torch.is_tensor))):
+            return True
+        edges += [following for following, _ in node.next_functions]
+    return False
 
 
 class _Known:
@@ -82,16 +105,16 @@ class _Known:
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
-            for level in _levels(tensor):
+            for level in levels(tensor):
                 if not level.is_leaf:
                     self._edges.add((level.grad_fn, level.output_nr))
                 elif level.requires_grad:
                     self._leaves.append(level)
 
-    def reached_beyond(self, tensors: Sequence[Tensor], start: int = 0) -> tuple[list[Tensor], list[Any]]:
+    def reached_beyond(self, tensors: Sequence[Tensor], start: int = 0) -> tuple[list[Tensor], list[Edge]]:
         """The other leaves that tensors depend on, in the order of their use, and what is older than start."""
         used_at = {id(t): (t, 0) for t in tensors if t.is_leaf}
-        older: list[Any] = []
+        older: list[Edge] = []
         edges: list[Edge] = [(t.grad_fn, t.output_nr) for t in tensors if not t.is_leaf]
         seen = set(self._edges)
         while edges:
@@ -99,10 +122,10 @@ class _Known:
             if edge in seen:
                 continue
             seen.add(edge)
-            node, output = edge
+            node = edge[0]
             number = node._sequence_nr()
             if number < start:
-                older.append(node._input_metadata[output])
+                older.append(edge)
                 continue
             for following in node.next_functions:
                 leaf = getattr(following[0], "variable", None)
@@ -114,8 +137,23 @@ class _Known:
             used_at.pop(id(leaf), None)
         return [leaf for leaf, _ in sorted(used_at.values(), key=lambda use: use[1])], older
 
+    def is_passed_from(self, edge: Edge) -> bool:
+        """Whether a walk from an edge reaches a leaf that is not known."""
+        known = set(map(id, self._leaves))
+        edges, seen = [edge], set(self._edges)
+        while edges:
+            edge = edges.pop()
+            if edge[0] is None or edge in seen:
+                continue
+            seen.add(edge)
+            leaf = getattr(edge[0], "variable", None)
+            if leaf is not None and id(leaf) not in known:
+                return True
+            edges += edge[0].next_functions
+        return False
 
-def _levels(tensor: Tensor) -> Iterable[Tensor]:
+
+def levels(tensor: Tensor) -> Iterable[Tensor]:
     """A tensor, and what each transformation of torch.func has wrapped."""
     yield tensor
     while functorch.is_functorch_wrapped_tensor(tensor):

@@ -1,7 +1,7 @@
 """PyTorch: the members of the backend protocol, and which way a call goes.
 
-How a rule becomes a gradient stands in `_cgshim_torch_functions` (eager mode, and the transformations of torch.func)
-and in `_cgshim_torch_compiled` (torch.compile).
+How a rule becomes a gradient stands in `_cgshim_torch_functions` (eager mode), in `_cgshim_torch_transformed` (the
+transformations of torch.func) and in `_cgshim_torch_compiled` (torch.compile).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 import optree
 import torch
 from _cgshim_torch_functions import differentiable
-from _cgshim_torch_functions import is_tensor as is_tensor
-from _cgshim_torch_graph import depends_on_more, is_transformed
+from _cgshim_torch_graph import depends_on_more, is_transformed, read_by_rules
+from _cgshim_torch_kept import is_tensor as is_tensor
 from optree.utils import total_order_sorted
 from torch.utils import _pytree as pytree
 
@@ -137,7 +137,9 @@ def _vjp_in_graph(fn: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tup
         own = [x.view_as(x) if x.requires_grad and outside else x.detach().requires_grad_() for x in inputs]
         outputs = fn(*own)
     connected = [y for y in outputs if y.requires_grad]
-    outside = outside and (any(x.requires_grad for x in inputs) or depends_on_more(connected, own))
+    outside = outside and (
+        any(x.requires_grad for x in inputs) or depends_on_more(connected, own) or read_by_rules(connected)
+    )
 
     def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:
         of_connected = [u for u, y in zip(upstreams, outputs, strict=True) if y.requires_grad]

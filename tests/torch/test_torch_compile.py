@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from cgshim import op_custom_gradient, op_grad
+from cgshim import TransformationError, op_custom_gradient, op_grad
 
 pytestmark = pytest.mark.usefixtures("compiling")
 COMPILERS = [{"backend": "eager"}, {"backend": "aot_eager"}, {"backend": "inductor"}, {"mode": "reduce-overhead"}]
@@ -190,6 +190,54 @@ def test_a_second_order_is_never_dropped(compiler):
     except RuntimeError:
         return
     torch.testing.assert_close(second, 2 - 7 * x.sin())
+
+
+@op_custom_gradient(once_differentiable=True)
+def once(x):
+    product = x * x.sum()
+    return product * 1, lambda upstream: upstream * 7 * product
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
+def test_a_gradient_without_derivatives_leaves_the_graph(compiler):
+    x = leaf(3)
+    value = torch.compile(lambda x: once(x) * 2, backend=compiler)(x).sum() + x.square().sum()
+    (first,) = torch.autograd.grad(value, x, create_graph=True)
+    torch.testing.assert_close(first, 14 * x * x.sum() + 2 * x)
+    with pytest.raises(TransformationError, match="once_differentiable"):
+        torch.autograd.grad(first.sum(), x)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(once, backend=compiler, fullgraph=True)(x), x * x.sum())
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "inductor"])
+def test_a_rule_that_forbids_gradients_raises_where_one_is_taken(compiler):
+    def forbid(upstream):
+        raise NotImplementedError("no gradient")
+
+    op, x = op_custom_gradient(lambda x: (x * 2, forbid)), leaf(3)
+    y = torch.compile(lambda x: op(x) + 1, backend=compiler)(x)
+    torch.testing.assert_close(y, 2 * x + 1)
+    with pytest.raises(NotImplementedError, match="no gradient"):
+        y.sum().backward()
+
+
+@op_custom_gradient
+def slope(x):
+    return 3 * x * x, lambda upstream: upstream * 42 * x
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_an_op_inside_a_rule_is_right_or_refused(compiler):
+    op, x = op_custom_gradient(lambda x: (x**3, lambda upstream: upstream * 5 * slope(x))), leaf(3)
+    y = torch.compile(lambda x: op(x) + 1, backend=compiler)(x)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    torch.testing.assert_close(first, 15 * x * x)
+    try:
+        (second,) = torch.autograd.grad(first.sum(), x)
+    except RuntimeError:
+        return
+    torch.testing.assert_close(second, 5 * 42 * x)
 
 
 def test_op_grad_inside_a_compiled_function():

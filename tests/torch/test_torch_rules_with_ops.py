@@ -1,0 +1,77 @@
+"""Ops that are called while a rule runs."""
+
+import pytest
+import torch
+
+from cgshim import CustomGradientTypeError, op_custom_gradient
+
+
+def leaf(*values, dtype=torch.float64):
+    return torch.tensor(values, dtype=dtype, requires_grad=True)
+
+
+def _recomputed(fn, own=True):
+    """fn in a checkpoint that is written as an op."""
+
+    @op_custom_gradient
+    def op(x):
+        def rule(upstream):
+            at = x.detach().requires_grad_()
+            with torch.enable_grad():
+                y = fn(at)
+            if own:
+                y.backward(upstream)
+                return at.grad
+            return torch.autograd.grad(y, at, upstream)[0]
+
+        with torch.no_grad():
+            return fn(x), rule
+
+    return op
+
+
+def test_a_checkpoint_written_as_an_op():
+    weight = torch.nn.Parameter(torch.tensor([3.0], dtype=torch.float64))
+    scaled = op_custom_gradient(lambda x: (x * weight, lambda u, variables: (7 * u * weight, [5 * u * x])))
+    x = leaf(2.0)
+    _recomputed(lambda x: scaled(x) + 2 * weight)(x).backward()
+    assert (x.grad.item(), weight.grad.item()) == (21, 12)
+
+
+def test_an_inner_op_that_captures_an_outer_argument_is_refused():
+    @op_custom_gradient
+    def cube(x):
+        def rule(upstream):
+            inner = op_custom_gradient(lambda u: (u * 3 * x * x, lambda v: v * 3 * x * x))
+            return inner(upstream)
+
+        return x**3, rule
+
+    for x in (leaf(2.0), leaf(2.0) * 1):
+        y = cube(x)
+        assert torch.autograd.grad(y, x, retain_graph=True)[0].item() == 12
+        with pytest.raises(CustomGradientTypeError):
+            torch.autograd.grad(y, x, create_graph=True)
+    with pytest.raises(CustomGradientTypeError):
+        torch.func.grad(torch.func.grad(lambda x: cube(x)))(torch.tensor(2.0))
+
+
+def test_residuals_and_outputs_in_an_inner_op_that_is_given_the_arguments():
+    @op_custom_gradient
+    def op(x):
+        y, square = x.exp(), x * x
+
+        def rule(upstream):
+            inner = op_custom_gradient(lambda x: (3 * y * square, lambda v: v * 11 * x))
+            return upstream * inner(x)
+
+        return y, rule
+
+    x = leaf(2.0) * 1.0
+    value = op(x)
+    (first,) = torch.autograd.grad(value, x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x, create_graph=True)
+    (third,) = torch.autograd.grad(second, x)
+    torch.testing.assert_close(first, 3 * value * 4)
+    assert (second.item(), third.item()) == (22, 11)
+    assert torch.func.grad(torch.func.grad(lambda x: op(x)))(torch.tensor(2.0)) == 22

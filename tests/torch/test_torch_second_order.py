@@ -1,0 +1,402 @@
+"""What a rule keeps, and the derivative of the gradient that follows, beside functions written by hand."""
+
+import functools
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
+
+from cgshim import TransformationError, op_custom_gradient
+
+
+def leaf(*values, dtype=torch.float64):
+    return torch.tensor(values, dtype=dtype, requires_grad=True)
+
+
+def derivatives(fn, x, order=3):
+    """fn's value and its derivatives, summed each, of which the next is the derivative."""
+    found = [fn(x)]
+    for _ in range(order):
+        found += torch.autograd.grad(found[-1].sum(), x, create_graph=True)
+    return [y.detach() for y in found]
+
+
+# --- A kept output ----------------------------------------------------------------------------------------------
+
+
+class Exponential(torch.autograd.Function):
+    """By hand: exp(x), in NumPy, with 5 times the derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = torch.from_numpy(np.exp(x.detach().numpy()))
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (y,) = ctx.saved_tensors
+        return upstream * 5 * y
+
+
+def _rule_of_default(y):
+    def rule(upstream, y=y):
+        return upstream * 5 * y
+
+    return lambda upstream: rule(upstream)
+
+
+KEPT = {
+    "directly": lambda y: lambda u: u * 5 * y,
+    "in a list": lambda y: functools.partial(lambda kept, u: u * 5 * kept[0], [y]),
+    "in a dict": lambda y: (lambda kept: lambda u: u * 5 * kept["y"])({"y": y}),
+    "in a partial": lambda y: functools.partial(lambda y, u: u * 5 * y, y),
+    "in an inner function": lambda y: (lambda times: lambda u: times(u) * 5)(lambda u: u * y),
+    "in a default argument": _rule_of_default,
+}
+
+
+def exponential(keep, **options):
+    return op_custom_gradient(lambda x: (lambda y: (y, keep(y)))(torch.from_numpy(np.exp(x.numpy()))), **options)
+
+
+@pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
+def test_a_kept_output_is_the_ops_output(keep):
+    x = leaf(0.5, -1.0)
+    torch.testing.assert_close(derivatives(exponential(keep), x), derivatives(Exponential.apply, x))
+    torch.testing.assert_close(derivatives(exponential(keep), x)[3], 125 * x.detach().exp())
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_kept_output_under_a_checkpoint(use_reentrant):
+    op = exponential(KEPT["directly"])
+    x, by_hand = leaf(0.5), leaf(0.5)
+    for function, at in ((op, x), (Exponential.apply, by_hand)):
+        checkpoint(lambda at, function=function: function(at * 3), at, use_reentrant=use_reentrant).sum().backward()
+    assert torch.equal(x.grad, by_hand.grad)
+    if not use_reentrant:  # which has no second order at all
+        through = lambda function: lambda x: checkpoint(function, x, use_reentrant=False)
+        torch.testing.assert_close(derivatives(through(op), x, 2), derivatives(through(Exponential.apply), x, 2))
+
+
+def _packed(function, x):
+    """What hooks on saved tensors are given and give back, and the derivatives."""
+    packed, unpacked = [], []
+
+    def pack(tensor):
+        packed.append(tensor.detach().clone())
+        return tensor.detach().numpy(force=True)
+
+    def unpack(array):
+        unpacked.append(array.tolist())
+        return torch.from_numpy(array)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return derivatives(function, x, 2), packed, unpacked
+
+
+def test_hooks_see_what_they_see_of_a_function_by_hand():
+    ours, by_hand = (_packed(f, leaf(0.5, 2.0)) for f in (exponential(KEPT["directly"]), Exponential.apply))
+    torch.testing.assert_close(ours, by_hand)
+
+
+USED = {
+    "both": lambda y, z, mask: y * z,
+    "the other one": lambda y, z, mask: z * y.detach() * mask,
+    "the kept one": lambda y, z, mask: y * mask,
+}
+
+
+@pytest.mark.parametrize("used", USED.values(), ids=USED)
+def test_one_of_several_outputs_is_kept(used):
+    @op_custom_gradient
+    def both(x):
+        y = torch.from_numpy(np.exp(x.numpy()))
+        return (y, 3 * x, y > 1), lambda u, v, _: u * 5 * y + 7 * v
+
+    class ByHand(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = x.exp()
+            ctx.save_for_backward(y)
+            return y, 3 * x, y > 1
+
+        @staticmethod
+        def backward(ctx, u, v, _):
+            return u * 5 * ctx.saved_tensors[0] + 7 * v
+
+    ours, by_hand = (derivatives(lambda x, f=f: used(*f(x)), leaf(0.5, 2.0)) for f in (both, ByHand.apply))
+    torch.testing.assert_close(ours, by_hand)
+
+
+def test_gradcheck_and_gradgradcheck_of_kept_outputs():
+    @op_custom_gradient
+    def eigh(a):
+        """A symmetric eigenproblem, by NumPy."""
+        values, vectors = map(torch.from_numpy, np.linalg.eigh(a.numpy()))
+
+        def rule(u, v):
+            gaps = values[None] - values[:, None]
+            gaps = torch.where(gaps == 0, torch.inf, gaps)
+            inner = vectors.T @ v / gaps
+            gradient = vectors @ (torch.diag(u) + inner) @ vectors.T
+            return (gradient + gradient.T) / 2
+
+        return (values, vectors), rule
+
+    def fn(a):
+        values, vectors = eigh((a + a.T) / 2)
+        return values, vectors.abs()
+
+    a = torch.tensor([[1.0, 0.3, 0.2], [0.3, 3.0, -0.4], [0.2, -0.4, 7.0]], dtype=torch.float64, requires_grad=True)
+    assert gradcheck(fn, a)
+    assert gradgradcheck(fn, a)
+
+
+def test_a_change_of_a_kept_output_raises():
+    x = leaf(0.5)
+    y = exponential(KEPT["directly"])(x)
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_retained_graphs_and_double_use():
+    op, x = exponential(KEPT["directly"]), leaf(0.5)
+    y = op(x)
+    first = [torch.autograd.grad(y.sum(), x, create_graph=True)[0] for _ in range(2)]
+    seconds = [torch.autograd.grad(g.sum(), x, retain_graph=True)[0] for g in first for _ in range(2)]
+    torch.testing.assert_close(seconds, [25 * x.detach().exp()] * 4)
+
+
+def test_a_rule_may_take_its_output_to_numpy():
+    op = op_custom_gradient(lambda x: (lambda y: (y, lambda u: u * 7 * torch.from_numpy(y.numpy())))(x.exp()))
+    x = leaf(0.5)
+    op(x).sum().backward()
+    torch.testing.assert_close(x.grad, 7 * x.detach().exp())
+
+
+LEVELS = {
+    "grad": lambda f: torch.vmap(torch.func.grad(f)),
+    "grad of grad": lambda f: torch.vmap(torch.func.grad(torch.func.grad(f))),
+    "grad of grad of grad": lambda f: torch.vmap(torch.func.grad(torch.func.grad(torch.func.grad(f)))),
+    "grad of vmap": lambda f: torch.func.grad(lambda x: torch.vmap(f)(x).sum()),
+    "jacrev of jacrev": lambda f: lambda x: torch.einsum("iii->i", torch.func.jacrev(torch.func.jacrev(f))(x)),
+    "hessian": lambda f: lambda x: torch.einsum("iii->i", torch.func.hessian(f)(x)),
+    "jacfwd of jacfwd": lambda f: lambda x: torch.einsum("iii->i", torch.func.jacfwd(torch.func.jacfwd(f))(x)),
+    "jacrev of jacfwd": lambda f: lambda x: torch.einsum("iii->i", torch.func.jacrev(torch.func.jacfwd(f))(x)),
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_kept_output_at_each_level(level):
+    y = op_custom_gradient(lambda x: (lambda y: (y, lambda u: u * 5 * y))(x.detach().exp()), forward_mode=True)
+    x, order = torch.tensor([0.5, -1.0], dtype=torch.float64), {"grad": 1, "grad of grad of grad": 3, "grad of vmap": 1}
+    torch.testing.assert_close(LEVELS[level](y)(x), 5.0 ** order.get(level, 2) * x.exp())
+
+
+# --- f runs once, or again when it has to -----------------------------------------------------------------------
+
+
+def counting(f):
+    runs = []
+    return op_custom_gradient(lambda x: (runs.append(1), f(x))[1]), runs
+
+
+ONCE = {
+    "arguments": lambda x: (x * x * x, lambda u: u * 5 * x * x),
+    "the rule is called with them": lambda x: (x * x * x, lambda *args, upstream: upstream * 5 * args[0] ** 2),
+    "outputs": lambda x: (lambda y: (y, lambda u: u * y))(x * x),
+    "integers": lambda x: (lambda mask: (x * mask, lambda u: u * 5 * mask))(x > 0),
+}
+
+
+@pytest.mark.parametrize("f", ONCE.values(), ids=ONCE)
+def test_f_is_not_run_again(f):
+    op, runs = counting(f)
+    derivatives(lambda x: op(x) * x**3, leaf(2.0, -3.0))
+    assert len(runs) == 1
+
+
+def test_a_second_run_comes_when_it_is_asked_for():
+    op, runs = counting(lambda x: (lambda square: (square * x, lambda u: u * 5 * square))(x * x))
+    x = leaf(2.0)
+    (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
+    assert len(runs) == 1
+    assert torch.autograd.grad(first.sum(), x)[0].item() == 20
+    assert len(runs) == 2
+
+
+GENERATOR = torch.Generator().manual_seed(3)
+RANDOM = {
+    "torch": lambda x: torch.rand_like(x),
+    "NumPy": lambda x: torch.as_tensor(np.random.rand(*x.shape)).to(x.dtype),
+    "Python": lambda x: torch.full_like(x, random.random()),
+    "a torch.Generator": lambda x: torch.rand(x.shape, generator=GENERATOR).to(x.dtype),
+    "a branch": lambda x: x * (2.0 if random.random() < 0.5 else 3.0),
+}
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("draw", RANDOM.values(), ids=RANDOM)
+def test_random_numbers_do_not_change_the_first_order(draw, dtype, size):
+    @op_custom_gradient
+    def noisy(x):
+        noise = size * draw(x)
+        return x * noise, lambda u: u * noise
+
+    x = torch.ones(8, dtype=dtype, requires_grad=True)
+    y = noisy(x)
+    plain, differentiable = (
+        torch.autograd.grad(y.sum(), x, create_graph=more, retain_graph=True)[0] for more in (0, 1)
+    )
+    assert torch.equal(plain, differentiable)
+    assert torch.equal(plain, y / x)
+    with pytest.raises(TransformationError, match="draws random numbers"):
+        torch.autograd.grad((differentiable * x).sum(), x)
+
+
+def test_generators_are_where_they_were_after_a_refusal():
+    op = op_custom_gradient(lambda x: (lambda noise: (x * noise, lambda u: u * noise))(torch.rand_like(x)))
+    x = leaf(1.0, 2.0)
+    (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
+    state = torch.get_rng_state()
+    with pytest.raises(TransformationError):
+        torch.autograd.grad(first.sum(), x)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def _in_place(x):
+    x.mul_(2)
+    square = x * x
+    return square * 1, lambda u: u * 7 * square
+
+
+CALLS: list[int] = []
+
+
+def _other_setting(x):
+    CALLS.append(1)
+    square = x * x * len(CALLS)
+    return square * 1, lambda u: u * 7 * square
+
+
+def _fewer(x):
+    CALLS.append(1)
+    kept = [x * x, x * 2] if len(CALLS) == 1 else [x * x]
+    return x * 1, lambda u: u * 7 * sum(kept)
+
+
+@pytest.mark.parametrize("f", [_in_place, _other_setting, _fewer])
+def test_another_run_that_differs_is_refused(f):
+    CALLS.clear()
+    hidden = leaf(1.0, 2.0)
+    x = hidden * 1
+    y = op_custom_gradient(f)(x)
+    plain, first = (torch.autograd.grad(y.sum(), x, create_graph=more, retain_graph=True)[0] for more in (0, 1))
+    assert torch.equal(plain, first)
+    with pytest.raises(TransformationError, match="a second order runs f again"):
+        torch.autograd.grad(first.sum(), x)
+
+
+SHOWN = {
+    "transposed": lambda x: x.T,
+    "every second": lambda x: x[:, ::2],
+    "expanded": lambda x: x[:1].expand(4, 4),
+    "as it is": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("show", SHOWN.values(), ids=SHOWN)
+def test_an_input_that_lies_otherwise_in_memory(show):
+    """A contiguous copy is a residual; in another run, of a contiguous input, it would be the argument."""
+    op = op_custom_gradient(lambda x: (lambda c: (c * c, lambda u: 7 * u * c))(x.contiguous()))
+    x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    found = derivatives(lambda x: op(show(x)), x, 2)[1:]
+    torch.testing.assert_close(found, derivatives(lambda x: 7 / 2 * show(x) ** 2, x, 2)[1:])
+
+
+def test_a_parameter_that_is_kept_needs_no_other_run():
+    weight = torch.nn.Parameter(torch.tensor(3.0))
+    op, runs = counting(lambda x: (x * weight, lambda u, variables: (7 * u * weight, [5 * (u * x).sum()])))
+    x = leaf(2.0, dtype=torch.float32)
+    (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
+    assert (torch.autograd.grad(first.sum(), weight)[0].item(), len(runs)) == (7, 1)
+
+
+def test_a_residual_of_a_parameter():
+    weight = torch.nn.Parameter(torch.tensor(3.0))
+
+    @op_custom_gradient
+    def op(x):
+        product = x * x * weight
+        return product.sum(), lambda u, variables: (7 * u * product, [None])
+
+    x = leaf(2.0)
+    (first,) = torch.autograd.grad(op(x), x, create_graph=True)
+    of_x, of_weight = torch.autograd.grad(first.sum(), (x, weight), create_graph=True)
+    assert (of_x.item(), of_weight.item()) == (7 * 2 * 2 * 3, 7 * 4)
+    assert torch.autograd.grad(of_x.sum(), weight)[0].item() == 7 * 4
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_hessians_of_torch_autograd(vectorize):
+    op = op_custom_gradient(lambda x: (lambda square: ((square * x).sum(), lambda u: u * 5 * square))(x * x))
+    x = torch.tensor([2.0, -3.0])
+    hessian = torch.autograd.functional.hessian(op, x, vectorize=vectorize)
+    assert hessian.tolist() == [[20, 0], [0, -30]]
+
+
+def test_autocast_is_the_same_in_another_run():
+    @op_custom_gradient
+    def op(x):
+        product = x @ x
+        assert product.dtype is torch.bfloat16
+        return product.float(), lambda u: u * 7 * product
+
+    x = torch.eye(2, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = op(x)
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert torch.autograd.grad(first.sum(), x)[0].any()
+
+
+def test_threads_do_not_disturb_each_other():
+    op = op_custom_gradient(lambda x: (lambda square: (square * x, lambda u: u * 5 * square))(x * x))
+    found = {}
+
+    def work(n):
+        found[n] = derivatives(op, leaf(float(n)), 2)[2].item()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: 10 * n for n in range(8)}
+
+
+class Box:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def test_what_an_object_hides_is_refused_in_a_second_order():
+    @op_custom_gradient
+    def op(x):
+        box = Box(x * x)
+        return x * x * x, lambda u: u * 5 * box.tensor
+
+    x = leaf(2.0)
+    plain, first = (torch.autograd.grad(op(x).sum(), x, create_graph=more)[0] for more in (False, True))
+    assert (plain.item(), first.item()) == (20, 20)
+    with pytest.raises(TransformationError, match="in a variable of f"):
+        torch.autograd.grad(first.sum(), x)
+    assert torch.func.grad(torch.func.grad(lambda x: op(x)))(torch.tensor(2.0)) == 20
+    with pytest.raises(TransformationError, match="in a variable of f"):
+        torch.vmap(op)(torch.ones(3))
