@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 from jax._src.core import unmapped_aval
@@ -24,6 +24,7 @@ from cgshim._errors import TransformationError, sentence
 
 Array = Any
 Rule = Callable[[list[Array], list[Array]], list[Array]]
+Refusal = Callable[[], str | None]
 
 _NOT_TRANSPOSABLE = (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """what JAX raises for what is not linear, each primitive in its own way"""
@@ -32,36 +33,48 @@ _NOT_TRANSPOSABLE = (AssertionError, NotImplementedError, RuntimeError, TypeErro
 class Transposed:
     """The transpose of `rule(residuals, upstreams) -> gradients`: a map from tangents to tangents of the outputs."""
 
-    def __init__(self, op: str, rule: Rule, outputs: Sequence[Any], refusal: str | None = None) -> None:
+    def __init__(
+        self, op: str, rule: Rule, outputs: Sequence[Any], refusal: Refusal | None = None, once: str | None = None
+    ) -> None:
         self.op = op
         self.rule = rule
         self.outputs = outputs
         """the types of the outputs, which are those of the rule's upstreams"""
         self.refusal = refusal
-        """why the map may not be executed"""
+        """tells why the map may not be executed"""
+        self.once = once
+        """why what the map makes may not be differentiated"""
 
     def __call__(self, residuals: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
         """The outputs' tangents."""
         outputs: list[Array] = _transposed.bind(*residuals, *tangents, map=self, residuals=len(residuals))
         return outputs
 
-    def attach(self, residuals: Sequence[Array], arguments: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
-        """outputs, with this map for their derivative by arguments."""
-        attached: list[Array] = _attached.bind(*residuals, *arguments, *outputs, map=self, residuals=len(residuals))
+    def attach(
+        self, residuals: Sequence[Array], arguments: Sequence[Array], outputs: Sequence[Array], kept: Sequence[int] = ()
+    ) -> list[Array]:
+        """outputs, with this map for their derivative by arguments; the kept ones are its last residuals."""
+        attached: list[Array] = _attached.bind(
+            *residuals, *arguments, *outputs, map=self, residuals=len(residuals), kept=tuple(kept)
+        )
         return attached
 
     def execute(self, residuals: list[Array], tangents: list[Array]) -> list[Array]:
         """The outputs' tangents in forward mode."""
-        if self.refusal is not None:
-            raise TransformationError(self.refusal)
+        refusal = self.refusal and self.refusal()
+        if refusal is not None:
+            raise TransformationError(refusal)
         try:
             transpose = jax.linear_transpose(lambda *us: self.rule(residuals, list(us)), *self.outputs)
-            return list(transpose(tangents))
+            outputs = list(transpose(tangents))
         except _NOT_TRANSPOSABLE as error:
             raise TransformationError(
                 sentence(self.op, "forward mode needs a rule that is linear in upstream",
                          "one that JAX cannot transpose", "write it in linear operations, or use reverse mode")
             ) from error  # fmt: skip
+        if self.once is not None:
+            return without_derivative(self.op, outputs, [*residuals, *tangents], self.once)
+        return outputs
 
     def only(self, picked: Sequence[int]) -> Transposed:
         """The map from some of the tangents, the others being zero."""
@@ -70,7 +83,7 @@ class Transposed:
             gradients = self.rule(residuals, upstreams)
             return [gradients[i] for i in picked]
 
-        return Transposed(self.op, rule, self.outputs, self.refusal)
+        return Transposed(self.op, rule, self.outputs, self.refusal, self.once)
 
     def over(self, axis: Any, residuals_at: Sequence[int | None], tangents_at: Sequence[int | None]) -> Transposed:
         """The map over a batch, that the operands have at these axes, and the outputs at the first axis."""
@@ -83,7 +96,7 @@ class Transposed:
             gradients = rule(residuals, upstreams)
             return [g.sum(0) if at is None else g for g, at in zip(gradients, tangents_at, strict=True)]
 
-        return Transposed(self.op, summed, [_batched(y, axis) for y in self.outputs], self.refusal)
+        return Transposed(self.op, summed, [_batched(y, axis) for y in self.outputs], self.refusal, self.once)
 
 
 def _batched(kind: Any, axis: Any) -> Any:
@@ -119,7 +132,10 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Array], **parameters: Any)
 
 
 def _transpose(upstreams: Sequence[Array], *operands: Array, map: Transposed, residuals: int) -> list[Array | None]:
-    gradients = map.rule(list(operands[:residuals]), [ad.instantiate_zeros(u) for u in upstreams])
+    of_rule = list(operands[:residuals]), [ad.instantiate_zeros(u) for u in upstreams]
+    gradients: Sequence[Array | None] = map.rule(*of_rule)
+    if map.once is not None:
+        gradients = without_derivative(map.op, gradients, [*of_rule[0], *of_rule[1]], map.once)
     tangents = operands[residuals:]
     fitting = [fit(g, t.aval) if ad.is_undefined_primal(t) else None for g, t in zip(gradients, tangents, strict=True)]
     return [None] * residuals + fitting
@@ -151,29 +167,33 @@ mlir.register_lowering(_transposed, mlir.lower_fun(_execute, multiple_results=Tr
 # --- Values that have it for a derivative -----------------------------------------------------------------------
 
 
-def _outputs(*operands: Any, map: Transposed, residuals: int) -> list[Any]:
+def _outputs(*operands: Any, map: Transposed, residuals: int, kept: tuple[int, ...]) -> list[Any]:
     return list(operands[len(operands) - len(map.outputs) :])
 
 
-def _jvp_of_attached(primals: Sequence[Array], tangents: Sequence[Any], *, map: Transposed, residuals: int) -> Any:
-    outputs = _attached.bind(*primals, map=map, residuals=residuals)
+def _jvp_of_attached(
+    primals: Sequence[Array], tangents: Sequence[Any], *, map: Transposed, residuals: int, kept: tuple[int, ...]
+) -> Any:
+    outputs = _attached.bind(*primals, map=map, residuals=residuals, kept=kept)
     moving = tangents[residuals : len(primals) - len(outputs)]
     picked = [i for i, tangent in enumerate(moving) if not isinstance(tangent, ad.Zero)]
     if not picked:
         return outputs, [ad.Zero(kind.to_tangent_aval()) for kind in map.outputs]
-    return outputs, map.only(picked)(primals[:residuals], [moving[i] for i in picked])
+    of_rule = [*primals[:residuals], *(outputs[at] for at in kept)]  # a kept output has the rule's derivative too
+    return outputs, map.only(picked)(of_rule, [moving[i] for i in picked])
 
 
 def _batch_of_attached(
-    axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, map: Transposed, residuals: int
-) -> Any:
+    axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, map: Transposed, residuals: int,
+    kept: tuple[int, ...],
+) -> Any:  # fmt: skip
     first = len(operands) - len(map.outputs)
     if all(i is None for i in at):
-        outputs = map.attach(operands[:residuals], operands[residuals:first], operands[first:])
+        outputs = map.attach(operands[:residuals], operands[residuals:first], operands[first:], kept)
         return outputs, [None] * len(outputs)
     values = [batching.bdim_at_front(y, i, axis.size) for y, i in zip(operands[first:], at[first:], strict=True)]
-    over = map.over(axis, at[:residuals], at[residuals:first])
-    return over.attach(operands[:residuals], operands[residuals:first], values), [0] * len(values)
+    over = map.over(axis, [*at[:residuals], *(0 for _ in kept)], at[residuals:first])
+    return over.attach(operands[:residuals], operands[residuals:first], values, kept), [0] * len(values)
 
 
 _attached = Primitive("cgshim_attached")
@@ -183,3 +203,25 @@ _attached.def_impl(_outputs)
 ad.primitive_jvps[_attached] = _jvp_of_attached
 batching.fancy_primitive_batchers[_attached] = _batch_of_attached
 mlir.register_lowering(_attached, mlir.lower_fun(_outputs, multiple_results=True))
+
+
+def without_derivative(
+    op: str, values: Sequence[Array | None], of: Sequence[Array], refusal: str
+) -> list[Array | None]:
+    """values, whose derivative by the tensors that they are made of is refused, if somebody asks for it."""
+    arguments = [x for x in of if _is_float(x)]
+    at = [i for i, value in enumerate(values) if value is not None]
+
+    def refuse(residuals: list[Array], upstreams: list[Array]) -> NoReturn:
+        raise TransformationError(refusal)
+
+    if not any(isinstance(x, jax.core.Tracer) for x in arguments):
+        return list(values)
+    made = [jax.lax.stop_gradient(values[i]) for i in at]
+    map = Transposed(op, refuse, [x.aval.update(weak_type=False) for x in made], lambda: refusal)
+    attached = dict(zip(at, map.attach([], arguments, made), strict=True))
+    return [attached.get(i) for i in range(len(values))]
+
+
+def _is_float(x: Array) -> bool:
+    return bool(jax.numpy.issubdtype(x.dtype, jax.numpy.inexact))

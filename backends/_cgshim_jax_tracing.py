@@ -22,6 +22,8 @@ class Surroundings(enum.Enum):
     """at most vmap: every value is known"""
     GRADIENTS = enum.auto()
     """reverse mode, and at most vmap besides: below the derivatives every value is known"""
+    LINEARIZATIONS = enum.auto()
+    """the same, or jax.linearize: a JAX that does not tell the two apart"""
     STAGING = enum.auto()
     """jit, scan, forward mode, ..., or a JAX that does not tell"""
 
@@ -32,6 +34,14 @@ try:  # Names of JAX's own: a JAX without them is served by staging everything.
     from jax._src.interpreters.batching import BatchTrace
     from jax._src.interpreters.partial_eval import JaxprTrace
 except ImportError:
+
+    def current_trace() -> Any:
+        """What JAX does with the operations that run now."""
+        return None
+
+    def without_batches(trace: Any) -> Any:
+        """What is below the batches of a trace."""
+        return object()  # not known, and so not the same as any other
 
     def surroundings() -> Surroundings:
         """What surrounds the code that runs now."""
@@ -47,6 +57,16 @@ except ImportError:
 
 else:
 
+    def current_trace() -> Any:
+        """What JAX does with the operations that run now."""
+        return trace_ctx.trace
+
+    def without_batches(trace: Any) -> Any:
+        """What is below the batches of a trace."""
+        while isinstance(trace, BatchTrace):
+            trace = trace.parent_trace
+        return trace
+
     def surroundings() -> Surroundings:
         """What surrounds the code that runs now."""
         trace = trace_ctx.trace
@@ -54,11 +74,14 @@ else:
             trace = trace.parent_trace
         if _has_known_values(trace):
             return Surroundings.NOTHING
+        around = Surroundings.GRADIENTS
         while (below := _below(trace)) is not None:
+            if not (isinstance(trace, BatchTrace) or hasattr(trace, "is_vjp")):
+                around = Surroundings.LINEARIZATIONS
             trace = below
         # With jax_custom_vjp3 a custom_vjp stages whatever it is given.
         known = isinstance(trace, EvalTrace) and not getattr(jax.config, "jax_custom_vjp3", False)
-        return Surroundings.GRADIENTS if known else Surroundings.STAGING
+        return around if known else Surroundings.STAGING
 
     def _below(trace: Any) -> Any:
         """What a vmap or reverse mode is under."""
@@ -73,9 +96,7 @@ else:
         return not is_tracer(x) or _has_known_values(x._trace)
 
     def _has_known_values(trace: Any) -> bool:
-        while isinstance(trace, BatchTrace):
-            trace = trace.parent_trace
-        return isinstance(trace, EvalTrace)
+        return isinstance(without_batches(trace), EvalTrace)
 
     def is_in_reverse_mode(arguments: Sequence[Array]) -> bool:
         """Whether the innermost transformation is reverse mode, and by some of these."""
@@ -102,6 +123,15 @@ def is_differentiated(x: Any) -> bool | None:
     return None if not contents or None in contents else any(contents)
 
 
+def value_of(x: Any) -> Any:
+    """The concrete value below a tracer's derivatives and batches (these come as some axis); None if it is unknown."""
+    while is_tracer(x):
+        x = getattr(x, "primal", None) if hasattr(x, "primal") else getattr(x, "val", None)
+        if not (is_tracer(x) or hasattr(x, "dtype")):
+            return None
+    return x
+
+
 # --- Functions as jaxprs ----------------------------------------------------------------------------------------
 
 
@@ -113,10 +143,14 @@ class Jaxpr(NamedTuple):
     captured_at: list[int]
 
     def __call__(self, captured: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
+        return list(jax.core.eval_jaxpr(self.jaxpr, self.constants_with(captured), *arguments))
+
+    def constants_with(self, captured: Sequence[Array]) -> list[Array]:
+        """The constants, of which those that were tracers are these."""
         constants = list(self.constants)
         for at, tracer in zip(self.captured_at, captured, strict=True):
             constants[at] = tracer
-        return list(jax.core.eval_jaxpr(self.jaxpr, constants, *arguments))
+        return constants
 
 
 try:  # What is within jax.make_jaxpr, at half its time.
@@ -147,6 +181,13 @@ def jaxpr_of(function: Callable[..., Sequence[Array]], types: Sequence[Any]) -> 
     for at in captured_at:
         constants[at] = None
     return Jaxpr(jaxpr, constants, captured_at), captured
+
+
+def captured_so_far() -> list[Array] | None:
+    """The tracers that the function that is being traced now has captured until now; None if JAX does not tell."""
+    frame = getattr(current_trace(), "frame", None)
+    constants = getattr(frame, "constvar_to_val", None)
+    return None if constants is None else [c for c in list(constants.values()) if is_tracer(c)]
 
 
 def captured_by(

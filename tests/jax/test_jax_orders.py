@@ -104,7 +104,7 @@ def test_a_rule_on_concrete_values_may_branch():
         def rule(upstream):
             return 7 * upstream * i if i > 1 and upstream > 0 else 100 * upstream * x
 
-        return i, rule
+        return 1.0 * i, rule
 
     assert [jax.grad(f)(x).item() for x in (3.0, 0.5)] == [63, 50]
     assert jax.grad(lambda x: -f(x))(3.0) == -300
