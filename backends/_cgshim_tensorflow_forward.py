@@ -3,58 +3,85 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from _cgshim_tensorflow_linear import Linearity
+from _cgshim_tensorflow_origins import listening
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
 
 Tensor = Any
 Backward = Callable[..., Sequence[Tensor | None]]
-"""From one upstream gradient an output, None where it was not used, to one gradient a source."""
+"""From one upstream gradient for each output, None where it was not used, to one gradient for each source."""
+
+ACCUMULATOR = "tf.autodiff.ForwardAccumulator"
 
 
-def is_linear(backward: Backward, values: Sequence[Tensor]) -> bool:
-    """Whether the transpose of a rule can be seen not to depend on where it was taken."""
-    with graph_of(values[0]):
-        transpose = tf.function(functools.partial(_transpose, backward), autograph=False)
+class Transposition:
+    """The runs of a rule by which an accumulator transposes it: each is looked at, and judged when all are done."""
+
+    def __init__(self) -> None:
+        self._seen: list[Linearity] = []
+
+    @contextlib.contextmanager
+    def going_on(self) -> Iterator[None]:
+        """While the runs of the rule are those of an accumulator."""
+        token = _transposition.set(self)
         try:
-            graph = transpose.get_concrete_function(*[tf.TensorSpec(v.shape, v.dtype) for v in values]).graph
-        except (TypeError, AttributeError, NotImplementedError):  # the rule wants values where a graph has none
-            return False
-    return not _ancestors(graph.outputs) & {upstream.op for upstream in graph.inputs[: len(values)]}
+            yield
+        finally:
+            _transposition.reset(token)
+
+    def run(self, rule: Callable[..., Sequence[Tensor | None]], upstreams: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """The rule's gradients, while its operations are looked at."""
+        token = _transposition.set(None)  # a rule within the rule is not this one
+        linearity = Linearity(upstreams)
+        self._seen.append(linearity)
+        try:
+            with listening(linearity.notice):
+                gradients = rule(*upstreams)
+            linearity.conclude(gradients)
+        finally:
+            _transposition.reset(token)
+        return gradients
+
+    def refuse_what_is_not_linear(self, call: Call) -> None:
+        """Raise where a run was seen not to be linear, or, unless the author promised it, not seen to be linear."""
+        for linearity in self._seen:
+            judge(call, linearity)
 
 
-def _transpose(backward: Backward, *upstreams: Tensor) -> list[Tensor]:
-    """What a ForwardAccumulator makes of a rule, for tangents of ones."""
-    watched = [upstream for upstream in upstreams if is_differentiable(upstream)]
-    with tf.GradientTape(watch_accessed_variables=False) as tape:
-        tape.watch(watched)
-        gradients = [gradient for gradient in backward(*upstreams) if gradient is not None]
-    return [tangent for tangent in tape.gradient(gradients, watched) if tangent is not None]
+def judge(call: Call, linearity: Linearity) -> None:
+    """Raise for a rule that is not linear; where nobody can tell, unless the author promised that it is."""
+    if not call.forward_mode and (linearity.doubt or linearity.fault):
+        call.refuse_forward_mode(ACCUMULATOR)
+    if linearity.fault:
+        call.refuse_nonlinear(linearity.fault)
 
 
-_SHAPES = frozenset(["Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"])
+_transposition: ContextVar[Transposition | None] = ContextVar("cgshim_tensorflow_transposition", default=None)
 
 
-def _ancestors(tensors: Iterable[Tensor]) -> set[Any]:
-    """The operations whose values, not just whose shapes, the tensors depend on."""
-    found: set[Any] = set()
-    todo = [tensor.op for tensor in tensors]
-    while todo:
-        op = todo.pop()
-        if op not in found and op.type not in _SHAPES:
-            found.add(op)
-            todo += [tensor.op for tensor in op.inputs]
-    return found
+def transposition() -> Transposition | None:
+    """What looks at the run of a rule that goes on, if an accumulator transposes the rule by it."""
+    return _transposition.get()
+
+
+def of_graph(graph: Any, upstreams: Sequence[Tensor], gradients: Sequence[Tensor]) -> Linearity:
+    """What is seen of a rule that was traced."""
+    linearity = Linearity(upstreams)
+    for operation in graph.get_operations():
+        attributes = ("f", operation.get_attr("f")) if "f" in operation.node_def.attr else ()
+        linearity.notice(operation.type, list(operation.inputs), attributes, list(operation.outputs))
+    linearity.conclude(gradients)
+    return linearity
 
 
 def graph_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     """The graph that a tensor was made in, as the one to build on; nothing for an eager tensor."""
     eager = isinstance(tensor, tf.__internal__.EagerTensor)
     return contextlib.nullcontext() if eager else tensor.graph.as_default()
-
-
-def is_differentiable(tensor: Tensor) -> bool:
-    """Whether the tensor has a gradient: the floats and the complex numbers."""
-    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
