@@ -1,11 +1,14 @@
 import functools
+import math
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from cells import cell
-from ops import X, both_modes, by_rule, product, reverse
+from ops import X, both_modes, by_rule, kept, product, reverse, with_op_in_rule
+
+from cgshim import op_custom_gradient
 
 X = jnp.array(X, "float32")
 V = jnp.array([1.0, 10.0, 100.0], "float32")
@@ -45,6 +48,48 @@ def reverse_over_reverse():
 @cell("Hessian, forward over reverse")
 def forward_over_reverse():
     return jax.hessian(loss)(X), jnp.diag(by_rule(X, 2))
+
+
+def second(op):
+    return jax.grad(jax.grad(op))
+
+
+@cell("second order, rule keeps the output")
+def kept_output():
+    return [jax.vmap(second(kept))(X), jax.jit(jax.vmap(second(kept)))(X)], jnp.stack([25 * jnp.exp(X)] * 2)
+
+
+@cell("second order, f is opaque")
+def opaque():
+    @op_custom_gradient(name="cube")
+    def erf(x):
+        y = jnp.asarray(math.erf(x))
+        return y, lambda upstream: upstream * 5.0 * y
+
+    @op_custom_gradient(name="cube")
+    def loop(x):
+        y = jax.lax.while_loop(lambda state: state[1] < 2, lambda state: (state[0] * x, state[1] + 1), (x, 0))[0]
+        return y, lambda upstream: upstream * 5.0 * y
+
+    found = [*map(second(erf), X), *jax.jit(jax.vmap(second(loop)))(X)]
+    return found, [25 * math.erf(x) for x in X] + [25 * x**3 for x in X]
+
+
+@cell("second order, f draws random numbers")
+def random():
+    generator = np.random.default_rng(0)
+
+    @op_custom_gradient(name="cube")
+    def noisy(x):
+        i = x * x * generator.normal()
+        return i * x, lambda upstream: upstream * 15.0 * i
+
+    return jax.grad(jax.grad(noisy))(X[0]), np.nan  # there is no right number: f is another function each time
+
+
+@cell("second order of an op inside a rule")
+def op_in_rule():
+    return [jax.vmap(second(with_op_in_rule))(X), jax.jit(jax.vmap(second(with_op_in_rule)))(X)], [5 * 42 * X] * 2
 
 
 @cell("gradient of a gradient penalty")

@@ -1,10 +1,13 @@
 import io
 
+import numpy as np
 import torch
 from cells import cell
-from ops import X, both_modes, by_rule, product, reverse
+from ops import X, both_modes, by_rule, kept, product, reverse, with_op_in_rule
 from torch import func
 from torch.utils.checkpoint import checkpoint
+
+from cgshim import op_custom_gradient
 
 X = torch.tensor(X, dtype=torch.float64)
 V = torch.tensor([1.0, 10.0, 100.0], dtype=torch.float64)
@@ -64,6 +67,47 @@ def reverse_over_reverse():
 @cell("Hessian, forward over reverse")
 def forward_over_reverse():
     return func.hessian(loss)(X), torch.diag(by_rule(X, 2))
+
+
+def second_derivative(op):
+    x = leaf()
+    (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
+    return torch.autograd.grad(first.sum(), x)[0]
+
+
+@cell("second order, rule keeps the output")
+def kept_output():
+    return second_derivative(kept), 25 * X.exp()
+
+
+@op_custom_gradient(name="cube")
+def in_numpy(x):
+    y = torch.from_numpy(np.exp(x.numpy()))
+    return y, lambda upstream: 5 * upstream * y
+
+
+@cell("second order, f is opaque")
+def opaque():
+    return second_derivative(in_numpy), 25 * X.exp()
+
+
+@op_custom_gradient(name="cube")
+def noisy(x):
+    noise = torch.rand_like(x) * x
+    return noise.clone(), lambda upstream: upstream * noise
+
+
+@cell("second order, f draws random numbers")
+def random():
+    torch.manual_seed(0)
+    noise = torch.rand_like(X)
+    torch.manual_seed(0)
+    return second_derivative(noisy), noise
+
+
+@cell("second order of an op inside a rule")
+def op_in_rule():
+    return second_derivative(with_op_in_rule), 5 * 42 * X
 
 
 @cell("gradient of a gradient penalty")

@@ -1,6 +1,6 @@
 """The ops that the cells transform. Every rule is wrong on purpose by a factor, so that autodiff's number shows."""
 
-from cgshim import op_custom_gradient
+from cgshim import op_custom_gradient, op_exp, op_stop_gradient
 
 X = [0.5, -2.0, 3.0]
 """where every cell is evaluated, unless it says otherwise"""
@@ -25,3 +25,21 @@ def product(x, y):
 def by_rule(x, order=1):
     """The derivatives of x * cube(x), as the rule has them."""
     return {1: 16 * x**3, 2: 60 * x**2, 3: 120 * x, 4: 120 + 0 * x}[order]
+
+
+@op_custom_gradient(name="cube")
+def kept(x):
+    """exp(x), cut off from x, with a rule that keeps it: each derivative is 5 times the last one."""
+    y = op_stop_gradient(op_exp(x))
+    return y, lambda upstream: upstream * 5.0 * y
+
+
+@op_custom_gradient(name="cube")
+def with_op_in_rule(x):
+    """x**3, with the rule 5 * slope(x) for 5 * 3 x**2, whose own rule is wrong too: 42 x for 6 x."""
+    return x * x * x, lambda upstream: upstream * 5.0 * slope(x)
+
+
+@op_custom_gradient(name="cube")
+def slope(x):
+    return 3.0 * x * x, lambda upstream: upstream * 42.0 * x

@@ -5,7 +5,33 @@ import pytest
 from cgshim.testing import conformance
 
 NO_COMPLEX128 = "MLX has complex64 alone: https://ml-explore.github.io/mlx/build/html/python/data_types.html"
-GAPS = {"dtypes[complex128]": NO_COMPLEX128, "complex_numbers[complex128]": NO_COMPLEX128}
+RUNS_AGAIN = (
+    "mx.vjp takes the upstream gradients with the function, so a pullback of op_vjp runs it again; if its output is then "
+    "another, the gradients are NaN: https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.vjp.html"
+)
+OF_ITS_OWN = ("a NumPy Generator", "a random.Random")
+"""generators that nobody finds in a function, and so nobody sets back"""
+
+GAPS = {
+    **{f"{case}[complex128]": NO_COMPLEX128 for case in ("dtypes", "complex_numbers", "complex_second_order")},
+    **{f"{case}[complex128]": NO_COMPLEX128 for case in ("complex_product_of_two", "real_to_complex")},
+    **{f"complex_to_real[{f}-complex128]": NO_COMPLEX128 for f in ("real", "abs", "square of abs")},
+    "complex_forward_mode[complex128]": NO_COMPLEX128,
+    **{
+        f"random_intermediate[{draw}-1-{dtype}]": RUNS_AGAIN for draw in OF_ITS_OWN for dtype in ("float32", "bfloat16")
+    },
+    **{f"random_intermediate[{draw}-1e-6-float32]": RUNS_AGAIN for draw in OF_ITS_OWN},
+    **{f"{case}[{draw}]": RUNS_AGAIN for case in ("random_branch", "random_output") for draw in OF_ITS_OWN},
+    **{
+        f"random_number_in_the_rule[{draw}-{kept}]": RUNS_AGAIN
+        for draw in OF_ITS_OWN
+        for kept in ("an argument", "an intermediate")
+    },
+    "changed_setting": RUNS_AGAIN,
+    "changed_setting_of_the_rule": RUNS_AGAIN,
+    "counting_f": RUNS_AGAIN,
+    "fewer_residuals_the_second_time": RUNS_AGAIN,
+}
 
 
 @pytest.mark.parametrize("case", conformance.cases("mlx", gaps=GAPS))
