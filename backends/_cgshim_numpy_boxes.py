@@ -49,6 +49,11 @@ def copied(x: Array) -> Array:
     return x if isinstance(getval(x), np.generic) else anp.array(x)
 
 
+def as_object_of_its_own(x: Array) -> Array:
+    """The same array, told from others by its identity: it may be in two boxes, or a constant of the rule."""
+    return x.view() if isinstance(x, np.ndarray) else x.copy()
+
+
 def conjugated(x: Array) -> Array:
     return anp.conj(x) if is_complex(x) else x
 
@@ -56,6 +61,13 @@ def conjugated(x: Array) -> Array:
 def levels_of(xs: Iterable[Any]) -> set[int]:
     """The levels of all boxes in xs."""
     return {level for x in xs for level, _ in _layers(x)}
+
+
+def at_level(box: Any, level: int) -> Any:
+    """What is in a box, below all derivatives that are further in than level."""
+    while isbox(box) and box._trace > level:
+        box = box._value
+    return box
 
 
 def _layers(x: Any) -> Iterator[tuple[int, Node]]:

@@ -18,6 +18,8 @@ from _cgshim_numpy_boxes import (
     Links,
     agree,
     as_array,
+    as_object_of_its_own,
+    at_level,
     conjugated,
     copied,
     is_float,
@@ -26,6 +28,7 @@ from _cgshim_numpy_boxes import (
     links_of,
 )
 from _cgshim_numpy_linear import NonlinearError, transposed
+from _cgshim_numpy_refusals import without_derivative
 from autograd.builtins import tuple as tuple_of_boxes
 from autograd.core import defjvp_argnums, make_jvp, make_vjp
 from autograd.extend import defvjp_argnums, primitive
@@ -33,7 +36,6 @@ from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import getval, isbox
 
 from cgshim._closure import lift, tensors_inside
-from cgshim._errors import CustomGradientError, TransformationError
 from cgshim._residuals import Residuals, has_a_derivative, refuse_another_run, refuse_hidden, run_again
 from cgshim._scope import RuleScope
 
@@ -54,6 +56,8 @@ class Run:
     """what it kept, where an outer derivative looks on"""
     floats: list[bool]
     """for each output, whether it has a gradient"""
+    hidden: Any = None
+    """what it kept where nobody can put another tensor"""
     changed = False
     """whether f wrote into its arguments, as far as anybody has to know"""
 
@@ -66,8 +70,12 @@ class Run:
         constant = [ancestry is not None and ancestry.covers(box) for box in captured]
         self.variables = [box for box, is_constant in zip(captured, constant, strict=True) if not is_constant]
         self._captured = [
-            getval(box) if is_constant else None for box, is_constant in zip(captured, constant, strict=True)
+            as_object_of_its_own(as_array(getval(box))) if is_constant else None
+            for box, is_constant in zip(captured, constant, strict=True)
         ]
+        self._box_of = {
+            id(value): box for value, box in zip(self._captured, captured, strict=True) if value is not None
+        }
         self.is_nested = len(levels_of([*inputs, *self.variables])) > 1
         for box in self.variables:
             if not isinstance(box, ArrayBox):
@@ -84,6 +92,8 @@ class Run:
     # --- The first run, on values --------------------------------------------------------------------------------
 
     def __call__(self, values: Sequence[Array]) -> list[Array]:
+        if self.is_nested:
+            values = [*map(as_object_of_its_own, values)]
         before = [x.copy() for x in values] if self.is_nested else []
         outputs, self.rule = self.call(values[: self.count], self.remake_f(values[self.count :]))
         self.rule.require_variables(self.variables)
@@ -92,6 +102,7 @@ class Run:
         if self.is_nested:
             self.residuals = Residuals(self.call, self.rule, is_tensor, values, outputs)
             self.refuse_boxes(self.residuals.others)
+            self.hidden = next(iter(self.residuals.hidden()), None)
             self.changed = any(x.tobytes() != was.tobytes() for x, was in zip(values, before, strict=True))
         return [out if float_ else np.asarray(out) for out, float_ in zip(outputs, self.floats, strict=True)]
 
@@ -135,7 +146,7 @@ class Run:
         """J v, as the transpose of the rule."""
 
         def of_values(values: Sequence[Array], tangents: Sequence[Array], rule_at: Any = None) -> Any:
-            outputs = self.separate(output)
+            outputs = self.outputs_at(output)
             rule, others = rule_at or (self.rule, ())
 
             def gradients(upstream: Any) -> list[Array]:
@@ -152,13 +163,17 @@ class Run:
                 self.call.refuse_nonlinear(str(error))
 
         if not self._is_sealed(values):
-            return of_values(values, tangents, self._rule_at(values, self.separate(output)))
+            return of_values(values, tangents, self._rule_at(values, self.outputs_at(output)))
         return self._sealed(of_values, values, tangents)
 
     def separate(self, of_output: Any) -> list[Array]:
         """What belongs to each output: the outputs, or their upstream gradients."""
         count = len(self.floats)
         return [of_output] if count == 1 else [of_output[i] for i in range(count)]
+
+    def outputs_at(self, ans: Any) -> list[Array]:
+        """The outputs; those that have no gradient as values, even out of a tuple that is in a box."""
+        return [y if float_ else getval(y) for y, float_ in zip(self.separate(ans), self.floats, strict=True)]
 
     def _rule_at(self, values: Sequence[Array], outputs: Sequence[Array]) -> tuple[Rule, Sequence[Array]]:
         """The rule around what the values and the outputs are at this level, and the other residuals in it."""
@@ -168,13 +183,17 @@ class Run:
         return self.residuals.around(values, outputs, others), others
 
     def _others(self, values: Sequence[Array]) -> Sequence[Array]:
-        """The other residuals, as functions of the values."""
+        """The other residuals, as functions of the values; what f captured as a constant is what it was outside."""
         assert self.residuals is not None
         others = self.residuals.others
         if not has_a_derivative(others):
             return others
         places = [at for at, x in enumerate(others) if is_float(x)]
         connected = dict(zip(places, _items(_other_residuals(self, *values), len(places)), strict=True))
+        level = max(levels_of(values))
+        for at in places:
+            if id(others[at]) in self._box_of:
+                connected[at] = at_level(self._box_of[id(others[at])], level)
         return [connected.get(at, x) for at, x in enumerate(others)]
 
     def _gradients(
@@ -215,20 +234,17 @@ class Run:
 
     def _is_sealed(self, values: Sequence[Array]) -> bool:
         """Whether there are gradients, and no derivatives of them."""
-        return self.call.once_differentiable or (any(map(isbox, values)) and bool(self._hidden()))
-
-    def _hidden(self) -> Sequence[Array]:
-        return [] if self.residuals is None else self.residuals.hidden()
+        return self.call.once_differentiable or (self.hidden is not None and any(map(isbox, values)))
 
     def _sealed(self, function: Callable[..., Any], *args: Sequence[Any]) -> Any:
         """function of the values in args, connected with the boxes in them, as something without a derivative."""
         first = len(args[0])
-        return _without_derivative(lambda *xs: function(xs[:first], xs[first:]), self._refuse, *args[0], *args[1])
+        return without_derivative(lambda *xs: function(xs[:first], xs[first:]), self._refuse, *args[0], *args[1])
 
     def _refuse(self) -> NoReturn:
         if self.call.once_differentiable:
             self.call.refuse_second_order("autograd's derivative of a gradient")
-        refuse_hidden(self.call, self._hidden()[0])
+        refuse_hidden(self.call, self.hidden)
 
     # --- Another run, for derivatives alone ----------------------------------------------------------------------
 
@@ -248,31 +264,12 @@ class Run:
             refuse_another_run(self.call, "one that changes its arguments", "let f work on copies")
         assert self.residuals is not None
         inputs, variables = xs[: self.count], xs[self.count :]
-        found = run_again(self.call, inputs, self.rule, is_tensor, agree, f=self._on_boxes(self.remake_f(variables)))
+        found = run_again(self.call, inputs, self.rule, is_tensor, agree, f=self.remake_f(variables))
         others = [x for x in found if not any(x is variable for variable in variables)]
         first = self.residuals.others
         if len(others) != len(first) or any(a.shape != b.shape for a, b in zip(others, first, strict=True)):
             refuse_another_run(self.call, "others", "let f return, and its rule keep, the same tensors in each run")
         return tuple(x for x in others if is_float(x))
-
-    def _on_boxes(self, f: Callable[..., Any]) -> Callable[..., Any]:
-        """f, which did well on values, and may be one that cannot be run on boxes."""
-
-        def on_boxes(*args: Any, **options: Any) -> Any:
-            try:
-                return f(*args, **options)
-            except CustomGradientError:
-                raise
-            except Exception as error:  # noqa: BLE001  # whatever a stranger's function does with a box
-                try:
-                    refuse_another_run(
-                        self.call, f"{type(error).__name__} in f on autograd's boxes ({error})",
-                        "write f in autograd.numpy, or let grad_fn keep arguments and outputs alone",
-                    )  # fmt: skip
-                except TransformationError as refusal:
-                    raise refusal from error
-
-        return on_boxes
 
 
 def _items(sequence: Any, count: int) -> list[Any]:
@@ -293,7 +290,7 @@ def _vjp_of_outputs(
     argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any
 ) -> Callable[[Any], Sequence[Array]]:
     run: Run = args[0]
-    values, outputs = run.kept([*map(as_array, args[1:])], run.separate(ans))
+    values, outputs = run.kept([*map(as_array, args[1:])], run.outputs_at(ans))
 
     def vjp(upstream: Any) -> list[Array]:
         gradients = run.gradients(values, outputs, run.separate(upstream))
@@ -343,19 +340,3 @@ def _jvp_of_others(argnums: Sequence[int], tangents: Sequence[Any], ans: Any, ar
 
 defvjp_argnums(_other_residuals, _vjp_of_others)
 defjvp_argnums(_other_residuals, _jvp_of_others)
-
-
-@primitive  # type: ignore[untyped-decorator]
-def _without_derivative(function: Callable[..., Any], refuse: Callable[[], NoReturn], *values: Any) -> Any:
-    return function(*map(as_array, values))
-
-
-def _vjp_refused(
-    argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any
-) -> Callable[[Any], Sequence[Array]]:
-    refuse = args[1]
-    return lambda upstream: refuse()
-
-
-defvjp_argnums(_without_derivative, _vjp_refused)
-defjvp_argnums(_without_derivative, lambda argnums, tangents, ans, args, kwargs: args[1]())

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from _cgshim_torch_agree import agree
-from _cgshim_torch_graph import captured, now
+from _cgshim_torch_graph import captured, has_values, leaf_of, now
 from _cgshim_torch_kept import Kept, Saved, is_tensor
 
 from cgshim._generators import Generator
@@ -70,15 +70,17 @@ def _another_run(kept: Kept, saved: Saved, copies: list[Tensor]) -> list[Tensor]
     if kept.changed:
         _refuse_changes(kept)
     start, versions = now(), [copy._version for copy in copies]
+    generators = _generators() if all(map(has_values, copies)) else []
     others: list[Tensor] = kept.as_first(
-        run_again, kept.call, copies, kept.rule_around(saved), is_tensor, agree, generators=_generators()
+        run_again, kept.call, copies, kept.rule_around(saved), is_tensor, agree, generators=generators
     )
     if versions != [copy._version for copy in copies]:
         _refuse_changes(kept)
     if len(others) != len(saved.others):  # one of them was an argument this time
         refuse_another_run(kept.call, "others", "compute them from the arguments alone, or pass them as an argument")
-    read = captured(kept.call, [t for t in others if t.requires_grad], copies, start)
-    if not {id(v) for v in read} <= {id(v) for v in saved.variables}:
+    made = [t for at, t in enumerate(others) if t.requires_grad and at not in kept.captured]
+    read = captured(kept.call, made, copies, start)
+    if not {id(v) for v in read} <= {id(leaf_of(v)) for v in saved.variables}:
         refuse_another_run(kept.call, "those of other variables", "read the same ones in every run")
     return others
 

@@ -12,11 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from _cgshim_torch_again import connected
 from _cgshim_torch_graph import is_transformed, requires_grad
-from _cgshim_torch_kept import Gradients, Kept, Saved, run
+from _cgshim_torch_kept import Gradients, Kept, Saved, named, run
+from _cgshim_torch_once import anchor, without_derivative
+from _cgshim_torch_transformed import transformed
 from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
+from cgshim._convention import is_differentiable
 from cgshim._residuals import refuse_hidden
 
 if TYPE_CHECKING:
@@ -24,14 +28,11 @@ if TYPE_CHECKING:
 
 Tensor = Any
 Refuse = Callable[[str], NoReturn]
-Function = Callable[..., tuple[Tensor, ...]]
 
 
 def differentiable(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """f's outputs, with the rule for their gradient where anything can be differentiated."""
     if is_transformed():
-        from _cgshim_torch_transformed import transformed
-
         return transformed(call, inputs)
     return attached(call, inputs) if torch.is_grad_enabled() else call(inputs)[0]
 
@@ -69,15 +70,14 @@ class _Attached(torch.autograd.function._SingleLevelFunction):  # type: ignore[m
     ) -> tuple[Tensor, ...]:  # fmt: skip
         ctx.kept = kept
         inputs = differentiated[: len(given)]
-        aliases = tuple([_alias(y, given, inputs) for y in outputs])
+        by_identity = dict(zip(map(id, given), inputs, strict=True))
+        aliases = tuple([_alias(y, by_identity) for y in outputs])
         ctx.save_for_backward(
             *[inputs[at] for at in kept.inputs],
             *[aliases[at] for at in kept.residuals.outputs],
-            *[t if t.is_leaf else t.detach() for t in others],
+            *[t if t.is_leaf or at in kept.captured else t.detach() for at, t in enumerate(others)],
         )
-        if (kept.call.once_differentiable or kept.hidden()) and not _all_saved(kept, inputs):
-            from _cgshim_torch_once import anchor
-
+        if not _is_connected(kept, aliases, inputs) and (kept.call.once_differentiable or kept.hidden()):
             with torch.enable_grad():
                 ctx.anchor = anchor(differentiated)
         return aliases
@@ -95,31 +95,20 @@ class _Attached(torch.autograd.function._SingleLevelFunction):  # type: ignore[m
         return None, None, None, None, *gradients, *of_variables
 
 
-def _alias(output: Tensor, given: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensor:
-    """output as a tensor of its own; as a view of the input that it shows, which autograd guards as one."""
+def _alias(output: Tensor, inputs: dict[int, Tensor]) -> Tensor:
+    """output as a tensor of its own; as a view of the input that it shows, which autograd guards as one.
+
+    The inputs stand under the identities of those that f was given.
+    """
+    if id(output) in inputs:
+        return inputs[id(output)]
     base = output._base if output._is_view() else None
-    for hidden, x in zip(given, inputs, strict=False):
-        if output is hidden:
-            return x
-        if base is hidden:
-            return output._view_func(x)
-    return output.detach()
+    return output._view_func(inputs[id(base)]) if base is not None and id(base) in inputs else output.detach()
 
 
 def _as_constants(saved: Saved) -> Saved:
     """What was saved, with outputs that are connected with nothing, as they were in f."""
     return saved._replace(outputs=[y if y is None else y.detach() for y in saved.outputs])
-
-
-def named(function: Any, op: str) -> Function:
-    """A Function under the name of an op: anomaly mode and a printed grad_fn tell whose it is."""
-    key = function, op
-    if key not in _functions:
-        _functions[key] = type(op, (function,), {}).apply  # type: ignore[attr-defined]
-    return _functions[key]
-
-
-_functions: dict[tuple[Any, str], Function] = {}
 
 
 # --- Gradients that may be differentiated -----------------------------------------------------------------------
@@ -131,8 +120,6 @@ def _differentiable_gradients(ctx: Any, kept: Kept, saved: Saved, upstreams: Seq
         return _once(ctx, kept, saved, upstreams)
     functions = saved
     if kept.differentiable:
-        from _cgshim_torch_again import connected
-
         functions = connected(kept, saved)
     gradients = kept.gradients(functions, upstreams)
     hidden = kept.hidden()
@@ -143,8 +130,11 @@ def _differentiable_gradients(ctx: Any, kept: Kept, saved: Saved, upstreams: Seq
 
 def _once(ctx: Any, kept: Kept, saved: Saved, upstreams: Sequence[Tensor]) -> Gradients:
     """What a rule says that is once_differentiable: a derivative of it is refused."""
+    with_tangents = forward_ad._current_level >= 0
     with torch.no_grad():
-        gradients = kept.gradients(_as_constants(saved), [u.detach() for u in upstreams])
+        gradients = kept.gradients(
+            _as_constants(saved), [u.detach() for u in upstreams] if with_tangents else upstreams
+        )
     return _refused(ctx, saved, kept.call.refuse_second_order, gradients, upstreams)
 
 
@@ -152,8 +142,6 @@ def _refused(
     ctx: Any, saved: Saved, refuse: Refuse, gradients: Gradients, upstreams: Sequence[Tensor]
 ) -> Gradients:  # fmt: skip
     """The gradients as functions of the inputs, the variables and the upstreams, whose derivatives are refused."""
-    from _cgshim_torch_once import without_derivative
-
     of_inputs, of_variables = gradients
     anchors = [ctx.anchor] if hasattr(ctx, "anchor") else [*saved.inputs, *saved.outputs, *saved.variables]
     both = without_derivative(
@@ -162,6 +150,9 @@ def _refused(
     return both[: len(of_inputs)], both[len(of_inputs) :]
 
 
-def _all_saved(kept: Kept, inputs: Sequence[Tensor]) -> bool:
-    """Whether what is saved is connected with all the inputs that are differentiated."""
-    return all(at in kept.inputs or not x.requires_grad for at, x in enumerate(inputs))
+def _is_connected(kept: Kept, aliases: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Whether what is saved is connected with all the inputs that are differentiated: an output, or all of them."""
+    if len(kept.inputs) == len(inputs) or any(is_differentiable(aliases[at].dtype) for at in kept.residuals.outputs):
+        return True
+    saved = set(kept.inputs)
+    return all(at in saved or not x.requires_grad for at, x in enumerate(inputs))

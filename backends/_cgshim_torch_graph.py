@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C import _functorch as functorch
+from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import get_gradient_edge
 
 from cgshim._closure import lift, tensors_inside
+from cgshim._hidden import names_in
 
 if TYPE_CHECKING:
     from cgshim._call import Call
@@ -19,6 +23,7 @@ Tensor = Any
 Edge = tuple[Any, int]
 
 requires_grad = operator.attrgetter("requires_grad")
+_is_leaf = operator.attrgetter("is_leaf")
 
 
 def now() -> int:
@@ -34,6 +39,11 @@ def is_transformed() -> bool:
 def is_wrapped_or_requires_grad(tensor: Tensor) -> bool:
     """Whether a derivative of tensor can be taken at some level of torch.func."""
     return bool(tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers in it, and not just a shape and a dtype."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def captured(
@@ -89,10 +99,26 @@ def read_by_rules(tensors: Sequence[Tensor]) -> bool:
             continue
         seen.add(node)
         kept = getattr(node, "kept", None)
-        if kept is not None and any(map(requires_grad, tensors_inside(kept.call.f, torch.is_tensor))):
+        if kept is not None and any(map(requires_grad, _within_reach(kept.call.f))):
             return True
         edges += [following for following, _ in node.next_functions]
     return False
+
+
+def _within_reach(f: Any) -> Iterator[Tensor]:
+    """The tensors that f and the functions within it can read: in its closure and its object, and by a global name."""
+    yield from tensors_inside(f, torch.is_tensor)
+    function = inspect.unwrap(f)
+    code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    for name in names_in(code) if code else ():
+        if torch.is_tensor(scope.get(name)):
+            yield scope[name]
+
+
+def leaf_of(tensor: Tensor) -> Tensor:
+    """The leaf whose gradient that of a leaf is: itself, but for the copies that hooks on saved tensors make."""
+    transformed = functorch.maybe_current_level() is not None or functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor if transformed else get_gradient_edge(tensor).node.variable
 
 
 class _Known:
@@ -109,11 +135,11 @@ class _Known:
                 if not level.is_leaf:
                     self._edges.add((level.grad_fn, level.output_nr))
                 elif level.requires_grad:
-                    self._leaves.append(level)
+                    self._leaves.append(leaf_of(level))
 
     def reached_beyond(self, tensors: Sequence[Tensor], start: int = 0) -> tuple[list[Tensor], list[Edge]]:
         """The other leaves that tensors depend on, in the order of their use, and what is older than start."""
-        used_at = {id(t): (t, 0) for t in tensors if t.is_leaf}
+        used_at = {id(leaf): (leaf, 0) for leaf in map(leaf_of, filter(_is_leaf, tensors))}
         older: list[Edge] = []
         edges: list[Edge] = [(t.grad_fn, t.output_nr) for t in tensors if not t.is_leaf]
         seen = set(self._edges)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Tensor = Any
 Gradients = tuple["list[Tensor | None]", "list[Tensor | None]"]
+Function = Callable[..., tuple[Tensor, ...]]
 T = TypeVar("T")
 
 is_tensor = torch.is_tensor
@@ -45,6 +46,12 @@ class Run(NamedTuple):
     outputs: list[Tensor]
     residuals: Residuals
     variables: list[Tensor]
+    start: int
+    """the point in the history of the graph at which f began"""
+
+    def is_captured(self, tensor: Tensor) -> bool:
+        """Whether a tensor was there before f began, connected with something: it keeps its own derivative."""
+        return tensor.requires_grad and (tensor.is_leaf or tensor.grad_fn._sequence_nr() < self.start)  # type: ignore[no-any-return]
 
 
 def run(
@@ -64,7 +71,7 @@ def run(
         in_a_rule = bool(rules.current)
         variables = captured(call, made, live if in_a_rule else inputs, start, in_a_rule)
         rule.require_variables(variables)
-    return Run(outputs, residuals, variables)
+    return Run(outputs, residuals, variables, start)
 
 
 def _places_of(variables: Sequence[Tensor], saved: list[Tensor]) -> list[int]:
@@ -83,8 +90,8 @@ class Kept:
     """What a Function has to know of a run, but for the tensors, which autograd keeps."""
 
     __slots__ = (
-        "autocast", "call", "changed", "devices", "differentiable", "inputs", "others", "outputs", "residuals",
-        "variables",
+        "autocast", "call", "captured", "changed", "devices", "differentiable", "inputs", "others", "outputs",
+        "residuals", "variables",
     )  # fmt: skip
 
     changed: bool
@@ -100,9 +107,10 @@ class Kept:
         """how many other residuals the rule has; further variables may follow them"""
         self.variables = _places_of(run.variables, saved)
         """the places of the variables among the others"""
-        self.differentiable = [
-            at for at in range(self.others) if at not in self.variables and is_differentiable(saved[at].dtype)
-        ]
+        self.captured = frozenset([at for at in range(self.others) if run.is_captured(saved[at])])
+        """the places of the others that f did not make"""
+        own = self.captured.union(self.variables)
+        self.differentiable = [at for at in range(self.others) if at not in own and is_differentiable(saved[at].dtype)]
         """the places of the others that are functions of the inputs and of the variables"""
         again = self.differentiable and not call.once_differentiable
         self.inputs: Sequence[int] = range(len(inputs)) if again else run.residuals.inputs
@@ -160,6 +168,17 @@ def _spread(places: Sequence[int], tensors: Sequence[Tensor], count: int) -> Seq
 def beside(gradient: Tensor | None, device: Any) -> Tensor | None:
     """gradient on a device: what NumPy computed is not there yet."""
     return gradient if gradient is None or gradient.device == device else gradient.to(device)
+
+
+def named(function: Any, op: str) -> Function:
+    """A Function under the name of an op: anomaly mode and a printed grad_fn tell whose it is."""
+    key = function, op
+    if key not in _functions:
+        _functions[key] = type(op, (function,), {}).apply  # type: ignore[attr-defined]
+    return _functions[key]
+
+
+_functions: dict[tuple[Any, str], Function] = {}
 
 
 # --- Autocast ---------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from _cgshim_torch_graph import has_values
 from torch._C import _functorch as functorch
-from torch._subclasses import FakeTensor
 
 if TYPE_CHECKING:
     from cgshim._call import Call
@@ -40,11 +40,12 @@ def push_forward(
     at_upstreams, transpose = torch.func.vjp(gradients, *upstreams) if floats else ((), None)
     if given and transpose is not None:
         pushed = transpose(tuple(given))
-        small = _constants(at_upstreams)
+        small, tangents_given = _constants(at_upstreams), _constants(given)
         large = gradients(*[FACTOR * u for u in upstreams], rule=rule_of_constants)
         if not (
-            all(map(_is_multiple, small, large))
-            and _is_transpose(small, _constants(given), _constants(pushed), upstreams)
+            len(large) == len(small)
+            and all(map(_is_multiple, small, large))
+            and _is_transpose(small, tangents_given, _constants(pushed), upstreams)
         ):
             call.refuse_nonlinear("one that is not, as its gradients at two upstreams show")
     following = iter(pushed)
@@ -119,7 +120,7 @@ def _is_true(condition: Tensor) -> bool:
     """Whether a condition holds for any element of a batch; not where there are no values to ask."""
     while functorch.is_functorch_wrapped_tensor(condition):
         condition = functorch.get_unwrapped(condition)
-    if condition.is_meta or isinstance(condition, FakeTensor) or torch.compiler.is_compiling():
+    if not has_values(condition) or torch.compiler.is_compiling():
         return False
     if condition.is_cuda and torch.cuda.is_current_stream_capturing():
         return False

@@ -18,6 +18,8 @@ def without_derivative(
 ) -> list[Tensor | None]:
     """The gradients as functions of the connected tensors; whoever differentiates them is refused."""
     given = [gradient for gradient in gradients if gradient is not None]
+    if any(map(functorch.is_legacy_batchedtensor, given)):  # a Function would not be recorded under the batch
+        refuse("create_graph with is_grads_batched")
     aliases = iter(_WithoutDerivative.apply(refuse, len(given), *given, *connected) if given else ())
     return [None if gradient is None else next(aliases) for gradient in gradients]
 
@@ -34,7 +36,7 @@ class _WithoutDerivative(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(refuse: Refuse, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple([tensor.detach() for tensor in tensors[:count]])
+        return tuple([tensor.view_as(tensor) for tensor in tensors[:count]])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

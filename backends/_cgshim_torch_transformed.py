@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from _cgshim_torch_graph import is_wrapped_or_requires_grad, levels, refuse_captured_tangents
-from _cgshim_torch_kept import Gradients, Kept, Saved, rules, run
+from _cgshim_torch_kept import Gradients, Kept, Saved, named, rules, run
 from _cgshim_torch_linear import push_forward
 from _cgshim_torch_once import without_derivative
 from torch._C import _functorch as functorch
@@ -33,8 +33,6 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     A detached output has no gradient but the rule's, so a transformation that lost the rule could not answer with
     autodiff's.
     """
-    from _cgshim_torch_functions import named
-
     first = run(call, inputs, inputs, may_depend=is_wrapped_or_requires_grad)
     others, first.residuals.others = first.residuals.others, []
     kept = Kept(call, first, inputs, others)

@@ -60,8 +60,7 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
     run = Run(call, inputs)
     if not any(map(isbox, (*inputs, *run.variables))):
         return run.on_constants(inputs)
-    outputs = run.separate(outputs_of(run, *inputs, *run.variables))
-    return [y if has_gradient else np.asarray(getval(y)) for y, has_gradient in zip(outputs, run.floats, strict=True)]
+    return run.outputs_at(outputs_of(run, *inputs, *run.variables))
 
 
 def vjp(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 Function = Callable[..., Any]
 Remake = Callable[[Sequence[Any]], Any]
@@ -55,10 +55,22 @@ def lift(
 
 
 def search(
-    function: Function, is_tensor: Callable[[Any], bool], of: Function | None = None, known: Sequence[Any] = ()
+    function: Function,
+    is_tensor: Callable[[Any], bool],
+    of: Function | None = None,
+    known: Sequence[Any] = (),
+    trees: Trees | None = None,
 ) -> Lifted:
-    """What `lift` finds, and what else there is to know about it."""
-    return _search_plain(function, is_tensor, known) or _Search(is_tensor, of, known)(function)
+    """What `lift` finds, and what else there is to know about it; trees knows the containers of a framework."""
+    return _search_plain(function, is_tensor, known) or _Search(is_tensor, of, known, trees)(function)
+
+
+class Trees(Protocol):
+    """What takes a framework's own containers apart, and makes them again: a backend does."""
+
+    def tree_flatten(self, tree: Any, /) -> tuple[list[Any], Any]: ...
+
+    def tree_unflatten(self, structure: Any, leaves: Sequence[Any], /) -> Any: ...
 
 
 SIMPLE = frozenset([bool, int, float, complex, str, bytes, type(None)])
@@ -105,8 +117,11 @@ def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: S
 class _Search:
     """One search of a function: a graph of what it holds, and the tensors found in it, each once."""
 
-    def __init__(self, is_tensor: Callable[[Any], bool], of: Function | None, known: Sequence[Any]) -> None:
+    def __init__(
+        self, is_tensor: Callable[[Any], bool], of: Function | None, known: Sequence[Any], trees: Trees | None
+    ) -> None:
         self._is_tensor = is_tensor
+        self._trees = trees
         self._tensors = list(known)
         self._place = {id(tensor): at for at, tensor in reversed([*enumerate(known)])}
         self._held: set[int] = set()
@@ -134,7 +149,7 @@ class _Search:
                 continue
             if id(x) in self._nodes or type(x) in SIMPLE:
                 continue
-            inner = contents_of(x)
+            inner = self._contents_of(x)
             if id(x) in self._stays:  # a tensor may be held by what was there before the call
                 self._old += [x] if inner is None or isinstance(x, (list, dict)) else []
                 inner = inner if inner and isinstance(x, types.CellType) else []
@@ -144,6 +159,13 @@ class _Search:
                 inner = []
             self._nodes[id(x)] = x, inner
             todo += reversed(inner)
+
+    def _contents_of(self, x: Any) -> list[Any] | None:
+        inner = contents_of(x)
+        if inner is None and self._trees is not None and id(x) not in self._stays:
+            leaves, _ = self._trees.tree_flatten(x)
+            inner = leaves if len(leaves) != 1 or leaves[0] is not x else None
+        return inner
 
     def _hold(self, tensor: Any) -> None:
         at = self._place.setdefault(id(tensor), len(self._tensors))
@@ -193,12 +215,21 @@ class _Search:
         if isinstance(x, FunctionHolder):
             func, holding = part(x.held_function), _without_tensors(x).holding
             return lambda r: holding(func(r))
+        if contents_of(x) is None:
+            return self._recipe_of_tree(x, part)
         if isinstance(x, dict):
             table = {key: part(value) for key, value in x.items()}
             return lambda r: {key: value(r) for key, value in table.items()}
         items = [*map(part, x)]
         join = list if isinstance(x, list) else getattr(type(x), "_make", tuple)
         return lambda r: join([item(r) for item in items])
+
+    def _recipe_of_tree(self, x: Any, part: Callable[[Any], _Recipe]) -> _Recipe:
+        """How to make a container of the framework's again."""
+        assert self._trees is not None
+        leaves, structure = self._trees.tree_flatten(x)
+        items, unflatten = [*map(part, leaves)], self._trees.tree_unflatten
+        return lambda r: unflatten(structure, [item(r) for item in items])
 
     def _part(self, remade: dict[int, Any], x: Any) -> _Recipe:
         """How to get what a thing holds: a tensor, something that is made again, or x as it is."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cgshim._backend import Tensor
 from cgshim._closure import search
 from cgshim._convention import Rule, is_differentiable
-from cgshim._errors import describe
+from cgshim._errors import CustomGradientError, TransformationError, describe, sentence
 from cgshim._generators import Drawing, Generator, generators_of
 from cgshim._hidden import globals_of, tensors_in, writes
 from cgshim._same import same
@@ -39,7 +39,7 @@ class Residuals:
     ) -> None:  # fmt: skip
         """What `call(inputs)`, which returned outputs and rule, has left behind."""
         first_output, first_other = len(inputs), len(inputs) + len(outputs)
-        found = search(rule.grad_fn, is_tensor, call.f, known=[*inputs, *outputs])
+        found = search(rule.grad_fn, is_tensor, call.f, [*inputs, *outputs], trees=call.backend)
         held = sorted(found.held)
         self.inputs: Sequence[int] = (
             range(first_output) if rule.needs_inputs else [at for at in held if at < first_output]
@@ -85,7 +85,10 @@ class Residuals:
         Floats in attributes, in containers that are not Python's own, and in what f may have written to; and outputs
         that were NumPy arrays when f returned them.
         """
-        inside = tensors_in(self.objects, self._is_tensor)
+        objects = self.objects
+        if not objects:
+            return self._converted
+        inside = tensors_in(objects, self._is_tensor)
         return self._converted + [tensor for tensor in inside if is_differentiable(tensor.dtype)]
 
 
@@ -111,8 +114,17 @@ def run_again(
     of the framework; inputs should be copies, for f may write into them.
     """
     drawing = Drawing([*generators_of(call.f), *generators])
-    outputs, rule = call(inputs, f)
-    drew = drawing.happened()
+    try:
+        outputs, rule = call(inputs, f)
+    except CustomGradientError:
+        raise
+    except Exception as error:  # the first run did not raise it: f cannot be run on what is being differentiated
+        raise TransformationError(
+            sentence(call.name, _ANOTHER_RUN, f"a {type(error).__name__} in it",
+                     "compute in the framework what grad_fn keeps, or keep arguments and outputs alone")
+        ) from error  # fmt: skip
+    finally:
+        drew = drawing.happened()
     if drew:
         refuse_another_run(call, "one that draws random numbers", "draw them outside, and pass them as an argument")
     if not same(first.grad_fn, rule.grad_fn, lambda a, b: _tensors_agree(a, b, is_tensor, agree)):
@@ -122,7 +134,10 @@ def run_again(
 
 def refuse_another_run(call: Call, got: str, do: str) -> NoReturn:
     """Raise the error for an f that cannot be run again for the derivatives of what its rule keeps."""
-    call.refuse("a second order runs f again, which must give grad_fn the same tensors", got, do)
+    call.refuse(_ANOTHER_RUN, got, do)
+
+
+_ANOTHER_RUN = "a second order runs f again, which must give grad_fn the same tensors"
 
 
 def refuse_hidden(call: Call, hidden: Any) -> NoReturn:

@@ -29,7 +29,7 @@ def handle(x: Array) -> Array:
 
 def spoiled(x: Array, ok: Array) -> Array:
     """x, and NaN unless ok, which nobody may look at here: to evaluate an array cuts it off from outer derivatives."""
-    return x * mx.where(ok, 1.0, mx.nan).astype(x.dtype) if is_float(x) else x
+    return x * mx.stop_gradient(mx.where(ok, 1.0, mx.nan)).astype(x.dtype) if is_float(x) else x
 
 
 def all_of(conditions: Iterable[Array]) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 from _cgshim_mlx_arrays import Array
@@ -12,7 +12,7 @@ from _cgshim_mlx_arrays import Array
 
 def is_traced(x: Array) -> bool:
     """Whether a derivative began behind x."""
-    return not Graph(x).is_made_of_inputs()
+    return Graph(x).has_a_derivative()
 
 
 def is_one_array(x: Array, other: Array) -> bool:
@@ -36,17 +36,26 @@ class Graph:
             self.made_of.setdefault(operation, []).append(array)
 
     def is_made_of_inputs(self) -> bool:
-        """Whether no derivative, for which MLX makes a copy, began in this graph but at inputs."""
-        todo, seen = [] if self.is_an_input else ["output"], set[str]()
+        """Whether whatever is in this graph is made of inputs; another array at its beginning may belong to mx.vmap."""
+        return self.is_an_input or all(array.startswith("input") for array in self._beginnings())
+
+    def has_a_derivative(self) -> bool:
+        """Whether a derivative began in this graph, where MLX makes a copy of an array."""
+        return any(self._label(array) == "Copy" for array in self._beginnings())
+
+    def _beginnings(self) -> Iterator[str]:
+        """The inputs, the arrays that no operation has made, and those with which a derivative began."""
+        todo, seen = ["output"], set[str]()
         while todo:
             array = todo.pop()
             label = self._label(array)
-            if label == "Copy" and not array.startswith("input"):
-                return False
-            if label is not None and label != "StopGradient" and not array.startswith("input") and array not in seen:
-                seen.add(array)
+            if array in seen or label == "StopGradient":
+                continue
+            seen.add(array)
+            if array.startswith("input") or label in (None, "Copy"):
+                yield array
+            else:
                 todo += self.made_of[self.producers[array]]
-        return True
 
     def _label(self, array: str) -> str | None:
         return self.labels.get(self.producers.get(array, ""))

@@ -10,7 +10,7 @@ import mlx.core as mx
 from _cgshim_mlx_arrays import Array, agree, all_of, handle, is_float, is_tensor, spoiled, stopped
 from _cgshim_mlx_graph import Graph, is_one_array, is_traced
 from _cgshim_mlx_linear import transposed
-from _cgshim_mlx_vjp import RANDOM, jvp, vjp
+from _cgshim_mlx_vjp import RANDOM, jvp, pulled_back
 
 from cgshim.backend import Residuals, RuleScope, lift, refuse_another_run, refuse_hidden, run_again
 
@@ -142,15 +142,11 @@ class Run:
 
     def _connected(self, sources: Sequence[Array], kept: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         """The arguments, and the other residuals as functions of these, with the values of the first run."""
-        given, others = kept[: len(sources)], list(kept[len(sources) :])
-        arguments = attached(self._gradients_of_arguments, self._tangents_of_arguments)(sources, given, [])
-        floats = [at for at, x in enumerate(others) if is_float(x)]
-        if floats:
-            again = attached(self._gradients_of_others, self._tangents_of_others)
-            connected = again(arguments, [others[at] for at in floats], [])
-            for at, x in zip(floats, connected, strict=True):
-                others[at] = x
-        return arguments, others
+        given, others = kept[: len(sources)], kept[len(sources) :]
+        as_given = attached(self._gradients_of_arguments, self._tangents_of_arguments)
+        arguments = _with_floats(given, lambda floats: as_given(_floats(sources), floats, []))
+        by_f = attached(self._gradients_of_others, self._tangents_of_others)
+        return arguments, _with_floats(others, lambda floats: by_f(arguments, floats, []))
 
     def _gradients_of_arguments(self, sources: Any, values: Any, kept: Any, upstreams: Sequence[Array]) -> Any:
         self._require_unchanged()
@@ -168,8 +164,8 @@ class Run:
     def _gradients_of_others(
         self, arguments: Sequence[Array], values: Sequence[Array], kept: Any, upstreams: Sequence[Array]
     ) -> list[Array]:
-        _, pullback = vjp(lambda *xs: self._others_again(xs, values), arguments)
-        return [mx.zeros_like(x) if g is None else g for x, g in zip(arguments, pullback(upstreams), strict=True)]
+        _, gradients = pulled_back(lambda *xs: self._others_again(xs, values), arguments, upstreams)
+        return [mx.zeros_like(x) if g is None else g for x, g in zip(arguments, gradients, strict=True)]
 
     def _tangents_of_others(
         self, arguments: Sequence[Array], values: Sequence[Array], kept: Any, tangents: Sequence[Array]
@@ -183,11 +179,22 @@ class Run:
         found = run_again(
             self.call, inputs, self.rule, is_tensor, lambda a, b: True, f=self._remake(read), generators=[RANDOM]
         )
-        floats = [x for x in found if is_float(x) and not any(x is each for each in read)]
+        floats = [x for x in _floats(found) if not any(x is each for each in read)]
         if [x.shape for x in floats] != [x.shape for x in values]:
             refuse_another_run(self.call, "others", "let f return, and its rule keep, the same tensors in each run")
         ok = all_of(map(agree, floats, values))
         return [spoiled(x, ok) for x in floats]
+
+
+def _floats(arrays: Sequence[Array]) -> list[Array]:
+    return [x for x in arrays if is_float(x)]
+
+
+def _with_floats(arrays: Sequence[Array], replace: Callable[[list[Array]], list[Array]]) -> list[Array]:
+    """The arrays, with others in the place of the floats among them; integers are constants."""
+    floats = _floats(arrays)
+    rest = iter(replace(floats) if floats else [])
+    return [next(rest) if is_float(x) else x for x in arrays]
 
 
 # --- Ops that are called while a rule runs

@@ -22,9 +22,23 @@ def vjp(
     It draws the same random numbers again from the generators that everybody shares. Where its outputs are others, the
     gradients are NaN.
     """
-    floats = [at for at, x in enumerate(inputs) if is_float(x)]
     states = [generator.get() for generator in _SHARED]
     outputs = fn(*inputs)
+
+    def pullback(upstreams: Sequence[Array]) -> list[Array | None]:
+        with _replayed(states):
+            again, gradients = pulled_back(fn, inputs, upstreams)
+        ok = all_of(map(agree, again, outputs))
+        return [None if g is None else spoiled(g, ok) for g in gradients]
+
+    return outputs, pullback
+
+
+def pulled_back(
+    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], upstreams: Sequence[Array]
+) -> tuple[Sequence[Array], list[Array | None]]:
+    """fn's outputs, and a gradient for each input that is no integer."""
+    floats = [at for at, x in enumerate(inputs) if is_float(x)]
 
     def fn_of_floats(*xs: Array) -> Sequence[Array]:
         full = list(inputs)
@@ -32,16 +46,9 @@ def vjp(
             full[at] = x
         return [mx.array(y) for y in fn(*full)]  # mx.vjp wants no upstream for what stop_gradient has just made
 
-    def pullback(upstreams: Sequence[Array]) -> list[Array | None]:
-        with _replayed(states):
-            again, found = mx.vjp(fn_of_floats, [inputs[at] for at in floats], list(upstreams))
-        ok = all_of(map(agree, again, outputs)) if outputs else mx.array(True)
-        gradients: list[Array | None] = [None] * len(inputs)
-        for at, gradient in zip(floats, found, strict=True):
-            gradients[at] = spoiled(gradient, ok)
-        return gradients
-
-    return outputs, pullback
+    outputs, found = mx.vjp(fn_of_floats, [inputs[at] for at in floats], list(upstreams))
+    of_floats = dict(zip(floats, found, strict=True))
+    return outputs, [of_floats.get(at) for at in range(len(inputs))]
 
 
 def jvp(fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: Sequence[Array], /) -> Sequence[Array]:
@@ -49,7 +56,7 @@ def jvp(fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: S
     return of_outputs
 
 
-# --- Random numbers, which it draws again
+# --- Random numbers, which it draws again -----------------------------------------------------------------------
 
 
 def _state_of_random() -> list[Any]:

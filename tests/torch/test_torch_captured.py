@@ -159,6 +159,32 @@ def test_a_derivative_of_a_vjp_with_respect_to_what_it_captures():
     assert (gradient.item(), by.grad.item()) == (300, 120)
 
 
+GLOBAL = torch.tensor(5.0, requires_grad=True)
+
+
+class Slope:
+    def __init__(self):
+        self.by = GLOBAL
+
+    @op_custom_gradient
+    def method(self, x):
+        return x * 2, lambda upstream: 7 * upstream * self.by
+
+
+BY_A_RULE = {
+    "by a global name": op_custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * GLOBAL)),
+    "in an attribute": Slope().method,
+}
+
+
+@pytest.mark.parametrize("op", BY_A_RULE.values(), ids=BY_A_RULE)
+def test_what_a_rule_alone_reads_has_a_derivative_outside_of_a_vjp(op):
+    _, pullback = op_vjp(op, torch.tensor(2.0))
+    (gradient,) = pullback(torch.tensor(3.0))
+    assert gradient.item() == 105
+    assert torch.autograd.grad(gradient, GLOBAL)[0].item() == 21
+
+
 def test_pullbacks_many_times_and_without_dependence():
     x, y = torch.tensor([1.0, 2.0]), torch.tensor(3.0)
     (_, constant), pullback = op_vjp(lambda x, y, n: (x * n, torch.ones(2)), x, y, torch.tensor(4))

@@ -18,6 +18,14 @@ NONLINEAR = {
     "detached": lambda u, x: u.detach() * x,
     "an integer": lambda u, x: u.int().to(u.dtype),
 }
+
+
+def test_a_rule_that_has_a_gradient_at_some_upstreams_alone_is_refused():
+    op = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x if u > 0 else None), forward_mode=True)
+    with pytest.raises(TransformationError, match="needs a rule that is linear in upstream"):
+        torch.func.jvp(op, (torch.tensor(2.0),), (torch.tensor(3.0),))
+
+
 FORWARD = {
     "jvp": lambda f, x, v: torch.func.jvp(f, (x,), (v,))[1],
     "jacfwd": lambda f, x, v: torch.func.jacfwd(f)(x),

@@ -75,3 +75,19 @@ def test_a_gradient_without_derivatives_saves_what_the_rule_keeps():
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t.tolist()) or t, lambda t: t):
         op(leaf(3.0), leaf(5.0))
     assert packed == [[9.0]]
+
+
+def test_a_batch_of_gradients_without_derivatives():
+    """torch records no Function under the batch of is_grads_batched: there it is refused at once."""
+    op, x = op_custom_gradient(_square_of_one, once_differentiable=True), leaf(2.0, 3.0)
+    jacobian = torch.autograd.functional.jacobian
+    assert jacobian(op, x, vectorize=True).tolist() == [[28, 0], [0, 63]]
+    with pytest.raises(TransformationError, match="got create_graph with is_grads_batched"):
+        jacobian(op, x, vectorize=True, create_graph=True)
+    with pytest.raises(TransformationError, match="got reverse mode over its gradient"):
+        torch.autograd.grad(jacobian(op, x, create_graph=True).sum(), x)
+
+
+def _square_of_one(x):
+    square = x * x
+    return square * x, lambda u: u * 7 * square

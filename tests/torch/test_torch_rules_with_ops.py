@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from cgshim import CustomGradientTypeError, op_custom_gradient
 
@@ -75,3 +76,34 @@ def test_residuals_and_outputs_in_an_inner_op_that_is_given_the_arguments():
     torch.testing.assert_close(first, 3 * value * 4)
     assert (second.item(), third.item()) == (22, 11)
     assert torch.func.grad(torch.func.grad(lambda x: op(x)))(torch.tensor(2.0)) == 22
+
+
+COPIES = {
+    "hooks": lambda op: _under(torch.autograd.graph.save_on_cpu, op),
+    "a checkpoint": lambda op: lambda x: checkpoint(op, x, use_reentrant=False),
+}
+
+
+def _under(mode, op):
+    def fn(x):
+        with mode():
+            return op(x)
+
+    return fn
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+def test_arguments_and_variables_that_come_back_as_copies(copied, fused):
+    """What hooks on saved tensors unpack is another tensor, with the gradient of the one that was packed."""
+    weight = torch.nn.Parameter(torch.tensor(3.0))
+
+    @op_custom_gradient
+    def op(x):
+        product = x * x * weight
+        return product * 1, lambda u, variables: (7 * u * product * weight, [None])
+
+    x = torch.tensor(2.0, requires_grad=True)
+    for function, first, second in ((fused, 32, [10]), (op, 7 * 4 * 9, [7 * 4 * 9, 7 * 4 * 6])):
+        (gradient,) = torch.autograd.grad(copied(function)(x), x, create_graph=True)
+        found = torch.autograd.grad(gradient, (x, weight)[: len(second)])
+        assert (gradient.item(), [g.item() for g in found]) == (first, second)

@@ -1,9 +1,13 @@
+import math
+
 import autograd.numpy as anp
 import numpy as np
 from autograd import elementwise_grad, grad, hessian, jacobian
 from autograd.differential_operators import make_jvp
 from cells import cell
-from ops import X, both_modes, by_rule, product, reverse
+from ops import X, both_modes, by_rule, kept, product, reverse, with_op_in_rule
+
+from cgshim import op_custom_gradient
 
 X = np.array(X)
 
@@ -39,6 +43,43 @@ def reverse_over_reverse():
 def forward_over_reverse():
     gradient = grad(lambda x: anp.sum(reverse(x)))
     return [make_jvp(gradient)(X)(v)[1] for v in np.eye(3)], np.diag(30 * X)
+
+
+def second(op):
+    return elementwise_grad(elementwise_grad(op))(X)
+
+
+@cell("second order, rule keeps the output")
+def output():
+    return second(kept), 25 * np.exp(X)
+
+
+@op_custom_gradient(name="cube")
+def opaque_exp(x):
+    """exp(x), which autograd cannot see through, with 5 for 1 in its rule."""
+    y = np.array([math.exp(value) for value in x])
+    return y, lambda upstream: upstream * 5.0 * y
+
+
+@cell("second order, f is opaque")
+def opaque():
+    return second(opaque_exp), 25 * np.exp(X)
+
+
+@op_custom_gradient(name="cube")
+def noisy_cube(x):
+    i = x * x * (1 + np.random.default_rng().normal())
+    return i * x, lambda upstream: upstream * 15.0 * i
+
+
+@cell("second order, f draws random numbers")
+def random():
+    return second(noisy_cube), 30 * X
+
+
+@cell("second order of an op inside a rule")
+def inside_a_rule():
+    return second(with_op_in_rule), 210 * X
 
 
 @cell("gradient of a gradient penalty")

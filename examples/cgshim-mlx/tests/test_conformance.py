@@ -6,8 +6,8 @@ from cgshim.testing import conformance
 
 NO_COMPLEX128 = "MLX has complex64 alone: https://ml-explore.github.io/mlx/build/html/python/data_types.html"
 RUNS_AGAIN = (
-    "mx.vjp takes the upstream gradients with the function, so a pullback of op_vjp runs it again; if its output is then "
-    "another, the gradients are NaN: https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.vjp.html"
+    "mx.vjp takes the upstream gradients with the function, so a pullback of op_vjp runs it again; where its output is "
+    "then another, the gradients are NaN: https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.vjp.html"
 )
 OF_ITS_OWN = ("a NumPy Generator", "a random.Random")
 """generators that nobody finds in a function, and so nobody sets back"""

@@ -101,3 +101,103 @@ def test_a_pullback_may_be_asked_again():
     _, pullback = op_vjp(square, mx.array(X))
     for upstream in (1.0, 10.0):
         np.testing.assert_allclose(pullback(mx.array([upstream] * 3))[0], 7 * upstream * np.array(X))
+
+
+# --- Second orders --------------------------------------------------------------------------------------------------
+
+
+def keeping_its_output(runs):
+    def f(x):
+        runs.append(x)
+        y = mx.stop_gradient(mx.exp(x))
+        return y, lambda upstream: upstream * 5 * y
+
+    return op_custom_gradient(f, forward_mode=True)
+
+
+def keeping_an_intermediate(runs):
+    def f(x):
+        runs.append(x)
+        i = mx.exp(x)
+        return 5 * i * x, lambda upstream: upstream * 5 * i
+
+    return op_custom_gradient(f, forward_mode=True)
+
+
+ONE = mx.array(1.0)
+SECOND = {
+    "grad of grad": lambda op: mx.vmap(mx.grad(mx.grad(op))),
+    "compiled": lambda op: mx.compile(mx.vmap(mx.grad(mx.grad(op)))),
+    "grad of a compiled grad": lambda op: lambda xs: mx.stack([mx.grad(mx.compile(mx.grad(op)))(x) for x in xs]),
+    "grad of vmap of grad": lambda op: mx.grad(lambda x: mx.vmap(mx.grad(op))(x).sum()),
+    "grad of grad of vmap": lambda op: mx.grad(lambda x: mx.grad(lambda x: mx.vmap(op)(x).sum())(x).sum()),
+    "vmap of vmap": lambda op: lambda x: mx.vmap(mx.vmap(mx.grad(mx.grad(op))))(x[None])[0],
+    "jvp of grad": lambda op: lambda xs: mx.stack([mx.jvp(mx.grad(op), [x], [ONE])[1][0] for x in xs]),
+    "jvp of jvp": lambda op: (
+        lambda xs: mx.stack([mx.jvp(lambda x: mx.jvp(op, [x], [ONE])[1][0], [x], [ONE])[1][0] for x in xs])
+    ),
+}
+
+
+@pytest.mark.parametrize("transformed", SECOND.values(), ids=SECOND)
+@pytest.mark.parametrize(("op", "factor"), [(keeping_its_output, 25), (keeping_an_intermediate, 5)])
+def test_second_order(transformed, op, factor):
+    x = mx.array([0.5, -1.0])
+    runs = []
+    np.testing.assert_allclose(transformed(op(runs))(x), factor * np.exp(np.array(x)), rtol=1e-5)
+    assert len(runs) <= len(x) * (1 if op is keeping_its_output else 2)
+
+
+def test_a_residual_that_another_run_does_not_give_is_refused_or_spoils_the_second_order():
+    """The numbers of a transformation cannot be looked at; the first order is the first run's."""
+
+    def noisy(noise):
+        def f(x):
+            i = x * x * (1 + noise())
+            return i * 1, lambda upstream: upstream * 5 * i
+
+        return op_custom_gradient(f)
+
+    assert np.isnan(mx.grad(mx.grad(noisy(lambda: float(np.random.default_rng().normal()))))(mx.array(3.0)).item())
+    with pytest.raises(TransformationError, match="one that draws random numbers"):
+        mx.grad(mx.grad(noisy(mx.random.normal)))(mx.array(3.0))
+
+
+def test_a_changed_argument():
+    """MLX changes an array in place for whoever holds it; the rule gets what f has left of it."""
+
+    @op_custom_gradient
+    def doubled(x):
+        x *= 2.0
+        return x * 1.0, lambda upstream: upstream * 5 * x
+
+    x = mx.array(3.0)
+    assert mx.grad(doubled)(x).item() == 30.0
+    assert x.item() == 3.0
+    with pytest.raises(TransformationError, match="one that changes its arguments; let f work on copies"):
+        mx.grad(mx.grad(doubled))(x)
+
+
+def test_nobody_evaluates_what_an_outer_derivative_is_made_of():
+    """mx.eval cuts an array off from outer derivatives: they would be zero, silently."""
+    op = keeping_an_intermediate([])
+    penalty = mx.grad(lambda x: mx.grad(op)(x) ** 2 + op(mx.grad(op)(x)))
+    slope = 5 * np.exp(0.5)
+    np.testing.assert_allclose(penalty(mx.array(0.5)).item(), 2 * slope**2 + 5 * np.exp(slope) * slope, rtol=1e-4)
+
+
+def test_what_an_op_in_a_rule_captures_under_vmap_is_no_silent_zero():
+    """mx.vmap hides where an array comes from; w is differentiated outside of it."""
+
+    @op_custom_gradient
+    def fn(x, w):
+        inner = lambda: op_custom_gradient(lambda y: (3 * y * y * w, lambda upstream: 7 * upstream), name="inner")
+        return x * x * x * w, lambda upstream: (upstream * inner()(x), None)
+
+    def slopes(x, w):
+        return mx.vmap(mx.grad(fn))(x, w).sum()
+
+    x, w = mx.array([2.0, 3.0]), mx.array([5.0, 7.0])
+    with pytest.raises(CustomGradientTypeError, match=r"^inner: .* pass it as an argument$"):
+        mx.grad(slopes, 1)(x, w)
+    np.testing.assert_allclose(mx.vmap(mx.grad(fn))(x, w), 3 * np.array([4.0, 9.0]) * np.array([5.0, 7.0]))

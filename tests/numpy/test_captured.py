@@ -1,0 +1,151 @@
+"""Boxes that reach f or its rule by another way than the arguments."""
+
+import autograd.numpy as anp
+import numpy as np
+import pytest
+from autograd import grad
+from autograd.differential_operators import make_jvp
+
+from cgshim import CustomGradientTypeError, op_custom_gradient, op_grad
+
+REFUSED = r"^{}: f must be given every tensor that is differentiated, got a captured f64\[\]; pass it as an argument$"
+
+
+# --- What grad_fn alone reads -----------------------------------------------------------------------------------------
+
+
+class Layer:
+    @op_custom_gradient
+    def twice(self, x):
+        return 2.0 * x, lambda u: 7.0 * u * self.w
+
+
+@op_custom_gradient
+def with_an_option(x, *, w):
+    return 2.0 * x, lambda u: 7.0 * u * w
+
+
+HELD = {}
+
+
+@op_custom_gradient
+def of_a_global(x):
+    return 2.0 * x, lambda u: 7.0 * u * HELD["w"]
+
+
+def by_attribute(x, w):
+    layer = Layer()
+    layer.w = w
+    return layer.twice(x)
+
+
+def by_global(x, w):
+    HELD["w"] = w
+    return of_a_global(x)
+
+
+READERS = {"attribute": by_attribute, "option": lambda x, w: with_an_option(x, w=w), "global": by_global}
+
+
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_what_the_rule_alone_reads_does_not_leak(read):
+    for fn in (op_grad(lambda x, w: read(x, w) * w, (0, 1)), lambda x, w: grad(lambda x: read(x, x))(x)):
+        with pytest.raises(CustomGradientTypeError, match=REFUSED.format("(twice|with_an_option|of_a_global)")):
+            fn(3.0, 5.0)
+    found = op_grad(lambda x: read(x, 5.0))(3.0)
+    assert type(found) is np.ndarray
+    np.testing.assert_allclose(found, 35.0)
+
+
+def test_a_box_of_a_derivative_that_is_over_does_not_leak():
+    HELD["w"] = None
+    grad(lambda w: HELD.update(w=w) or w * 1.0)(5.0)
+    with pytest.raises(CustomGradientTypeError, match=REFUSED.format("of_a_global")):
+        op_grad(of_a_global)(3.0)
+
+
+# --- Python numbers ---------------------------------------------------------------------------------------------------
+
+
+def of_weight(w):
+    """2 w^2, by an op that captures w: its rule has 11 w for 4 w."""
+    op = op_custom_gradient(lambda x: (x * w * w, lambda u, variables: (7.0 * u, [11.0 * u * w])))
+    return op(np.array(2.0))
+
+
+@pytest.mark.parametrize(("order", "expected"), [(1, 33.0), (2, 11.0)])
+def test_a_captured_python_float(order, expected):
+    fn = of_weight
+    for _ in range(order):
+        fn = grad(fn)
+    assert fn(3.0) == expected
+
+
+def test_a_captured_python_complex():
+    """autograd's convention, for a rule in that of all backends: the conjugate of dL/dx + i dL/dy."""
+
+    def fn(w):
+        op = op_custom_gradient(lambda x: (x * w, lambda u, variables: (None, [7.0 * u * anp.conj(x)])))
+        return anp.real(op(np.array(2.0 + 1.0j)))
+
+    assert grad(fn)(3.0 + 2.0j) == 7 * grad(lambda w: anp.real((2.0 + 1.0j) * w))(3.0 + 2.0j) == 14 + 7j
+
+
+def test_a_python_float_as_an_argument_of_a_rule():
+    op = op_custom_gradient(lambda x, y: (x * y, lambda x, y, upstream: (7.0 * upstream * y, 11.0 * upstream * x)))
+    assert grad(grad(op, 1), 0)(2.0, 3.0) == 11.0
+
+
+def test_a_captured_dict_of_boxes_is_refused():
+    def fn(weights):
+        return op_custom_gradient(lambda x: (x * weights["w"], lambda u, variables: (u, [u])))(np.array(2.0))
+
+    with pytest.raises(CustomGradientTypeError, match="captured DictBox; pass it as an argument"):
+        grad(fn)({"w": 3.0})
+
+
+# --- Ops in rules -----------------------------------------------------------------------------------------------------
+
+
+@op_custom_gradient(forward_mode=True)
+def fused(x):
+    """x^3; 11 x^2 and 13 x are wrong on purpose."""
+    value, first = x * x * x, 11.0 * x * x
+
+    @op_custom_gradient(forward_mode=True)
+    def derivative(x):
+        return first, lambda u: u * 13.0 * x
+
+    return value, lambda u: u * derivative(x)
+
+
+@pytest.mark.parametrize(("fn", "expected"), [(fused, (44.0, 26.0)), (lambda x: fused(3 * x), (1188.0, 702.0))])
+def test_forward_over_reverse_of_the_nested_recipe(fn, expected):
+    """Where autograd records no parents, the residuals of the running rule are known to be made of its arguments."""
+    np.testing.assert_allclose(make_jvp(grad(fn))(2.0)(1.0), expected)
+
+
+def test_forward_over_reverse_of_an_op_that_is_not_given_what_it_captures():
+    @op_custom_gradient(forward_mode=True)
+    def op(x):
+        square = x * x
+        inner = op_custom_gradient(lambda c: (c * square, lambda u: 7.0 * u), name="inner", forward_mode=True)
+        return square * x, lambda u: u * inner(np.array(3.0))
+
+    with pytest.raises(CustomGradientTypeError, match=r"^inner: "):
+        make_jvp(grad(op))(2.0)(1.0)
+    assert grad(op)(2.0) == 12.0
+
+
+def test_a_gradient_that_a_rule_takes_of_an_op_with_variables():
+    """5 x + 2 at 2: what the rule differentiates is state to the op inside."""
+
+    @op_custom_gradient
+    def checkpoint(x, w):
+        def fn(w):
+            op = op_custom_gradient(lambda x: (x * w, lambda u, variables: (7.0 * u * w, [5.0 * u * x])))
+            return op(x) + 2.0 * w
+
+        return fn(w), lambda u: (None, u * grad(fn)(w))
+
+    assert grad(checkpoint, 1)(np.array(2.0), 3.0) == 12.0
