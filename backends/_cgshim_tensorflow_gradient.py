@@ -86,7 +86,8 @@ class _Gradient:
         names = [part._id for part in map(values_of, outputs)]
 
         def hidden() -> list[tuple[Tensor, Tensor]]:
-            inside = {part._id: tensor for tensor in kept.hidden() for part in parts_of([tensor])}
+            tensors = [tensor for tensor in kept.hidden() if not isinstance(tensor, tf.Variable)]
+            inside = {part._id: tensor for tensor in tensors for part in parts_of([tensor])}
             return [(inside[name], at) for name, at in zip(names, attached, strict=True) if name in inside]
 
         self._hidden = hidden

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 from _cgshim_tensorflow_values import is_eager
-from tensorflow.python.eager import context, execute, record
+from tensorflow.python.eager import context, execute, record, tape
 from tensorflow.python.eager.forwardprop_util import pack_tangents
 
 Tensor = Any
@@ -91,7 +92,9 @@ class Origins:
 
 
 _following: ContextVar[tuple[Origins, ...]] = ContextVar("cgshim_tensorflow_following", default=())
-_differentiated: ContextVar[frozenset[int]] = ContextVar("cgshim_tensorflow_differentiated", default=frozenset())
+_differentiated: ContextVar[set[int] | frozenset[int]] = ContextVar(
+    "cgshim_tensorflow_differentiated", default=frozenset()
+)
 
 
 def note(outputs: Sequence[Tensor], inputs: Sequence[Tensor], *more: Origins) -> None:
@@ -102,14 +105,28 @@ def note(outputs: Sequence[Tensor], inputs: Sequence[Tensor], *more: Origins) ->
 
 @contextlib.contextmanager
 def differentiated(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """While these tensors are what is differentiated, whatever they were made from."""
-    token = _differentiated.set(_differentiated.get() | {tensor._id for tensor in tensors})
+    """While these tensors are what is differentiated, whatever they were made from; and what a tape watches then."""
+    token = _differentiated.set({*_differentiated.get(), *(tensor._id for tensor in tensors)})
     try:
         yield
     finally:
         _differentiated.reset(token)
 
 
+def _note_what_is_watched(watch: Callable[..., None]) -> Callable[..., None]:
+    """Tapes know what they watch, and do not tell; so whoever makes one watch a tensor is asked."""
+
+    @functools.wraps(watch)
+    def noted(of_tape: Any, tensor: Tensor) -> None:
+        watch(of_tape, tensor)
+        differentiated = _differentiated.get()
+        if isinstance(differentiated, set):
+            differentiated.add(tensor._id)
+
+    return noted
+
+
+tape.watch = _note_what_is_watched(tape.watch)
 _lock, _listeners = threading.Lock(), 0
 _before: Any = None
 
@@ -171,9 +188,11 @@ def sources_beyond(tensor: Tensor, given: frozenset[int]) -> list[Tensor]:
 
 
 def _one_step_back(tensor: Tensor) -> list[Tensor]:
-    if tensor.op.inputs:
-        return [] if _is_read(tensor) else list(tensor.op.inputs)
-    return [*stand_ins(tensor)][1:2]
+    """What a tensor was made from, or stands for; nothing for what a tape follows from here on."""
+    if _is_read(tensor):
+        return []
+    back = list(tensor.op.inputs) or [*stand_ins(tensor)][1:2]
+    return [] if back and is_watched([tensor]) and not is_watched(back) else back
 
 
 def _is_read(tensor: Tensor) -> bool:

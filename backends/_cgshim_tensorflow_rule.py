@@ -21,6 +21,8 @@ from tensorflow.python.eager import record
 from tensorflow.python.eager.forwardprop_util import pack_tangents
 from tensorflow.python.framework.ops import gradient_registry, uid
 
+from cgshim import TransformationError
+
 if TYPE_CHECKING:
     from cgshim._call import Call
 
@@ -44,11 +46,12 @@ def attach(
     note(outputs, sources)
     # The tapes come first: what an accumulator computes from the outputs has to be followed on them.
     record.record_operation_backprop_only(call.name, outputs, sources, backward)
-    if pack_tangents(sources).tangents:
-        transpose = functools.partial(
-            record.record_operation_forwardprop_only, call.name, outputs, sources, backward, None
-        )
-        forward(transpose) if forward else transpose()
+    # An accumulator that transposes the rule in which this is called follows it without tangents, too.
+    transpose = functools.partial(record.record_operation_forwardprop_only, call.name, outputs, sources, backward, None)
+    if forward and pack_tangents(sources).tangents:
+        forward(transpose)
+    else:
+        transpose()
     return outputs
 
 
@@ -63,7 +66,12 @@ def _identity_in_graph(
         if op is not None and op.graph is not graph:
             call.refuse("grad_fn finds what it keeps of f only in the graph that f ran in", "a copy of that graph",
                         "call the op outside the loop or the tf.function that is copied")  # fmt: skip
-        return [None] * count + list(backward(*upstreams[:count]))
+        try:
+            return [None] * count + list(backward(*upstreams[:count]))
+        except TransformationError as error:
+            if op is not None:
+                raise
+            return [None] * count + _failing(sources, str(error))
 
     with record.stop_recording(), graph.gradient_override_map({"IdentityN": _register(gradient)}):
         outputs = tf.identity_n([*values, *sources])
@@ -74,11 +82,18 @@ def _identity_in_graph(
     return list(outputs[:count]), backward
 
 
+def _failing(sources: Sequence[Tensor], message: str) -> list[Tensor]:
+    """What a SavedModel keeps of a gradient that is refused: it fails with the message when it is run."""
+    with tf.control_dependencies([tf.debugging.Assert(False, [message])]):
+        return [tf.identity(source) for source in sources]
+
+
 def _register(gradient: Callable[..., Any]) -> str:
     """Register a gradient for as long as it lives, under a name of its own (a SavedModel finds it by that name)."""
     name = f"CustomGradient-cgshim-{uid()}"
     alive = weakref.ref(gradient)
-    tf.RegisterGradient(name)(lambda op, *upstreams: alive()(op, *upstreams))  # type: ignore[misc]
+    run = tf.autograph.experimental.do_not_convert(lambda op, *upstreams: alive()(op, *upstreams))  # type: ignore[misc]
+    tf.RegisterGradient(name)(run)
     weakref.finalize(gradient, gradient_registry._registry.pop, name, None)
     return name
 
@@ -99,10 +114,14 @@ def without_derivative(
 
 def stand_in_for(call: Call, sources: Sequence[Tensor], refuse: Refuse) -> Tensor:
     """A number that depends on the sources, and keeps none of them: whoever asks for its derivative is refused."""
+
+    def refused(*_: Any) -> NoReturn:
+        refuse()
+
     with record.stop_recording():
         number = tf.constant(0.0)
     if not tf.executing_eagerly():
-        return without_derivative(call, sources, [number], refuse)[0]
+        ((number,), _) = _identity_in_graph(call, sources, [number], lambda _: refused)
     # An accumulator asks at once for every derivative: it gets one, and is refused when it goes on with it.
-    record.record_operation(call.name, [number], sources, lambda *_: refuse(), lambda *_: [tf.zeros_like(number)])
+    record.record_operation(call.name, [number], sources, refused, lambda *_: [tf.zeros_like(number)])
     return number

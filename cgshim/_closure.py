@@ -84,7 +84,7 @@ def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: S
     if type(function) is not types.FunctionType or function.__defaults__ or function.__kwdefaults__:
         return None
     tensors = list(known)
-    place = {id(tensor): at for at, tensor in reversed([*enumerate(known)])}
+    place = _places(known)
     cells: list[tuple[types.CellType, int | None]] = []
     for cell in function.__closure__ or ():
         try:
@@ -95,7 +95,7 @@ def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: S
             at = place.setdefault(id(content), len(tensors))
             if at == len(tensors):
                 tensors.append(content)
-            cells.append((_EMPTY, at))
+            cells.append((_EMPTY, at))  # not the cell, which holds the tensor
         elif type(content) in SIMPLE:
             cells.append((cell, None))
         else:
@@ -106,12 +106,21 @@ def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: S
     if assigned_names(function.__code__):
         return None
 
-    bare = _like(function, tuple([_EMPTY for _ in cells]))  # without the tensors
+    code, scope, name = function.__code__, function.__globals__, function.__name__
 
     def remake(tensors: Sequence[Any]) -> Function:
-        return _like(bare, tuple([cell if at is None else types.CellType(tensors[at]) for cell, at in cells]))
+        closure = tuple([cell if at is None else types.CellType(tensors[at]) for cell, at in cells])
+        return types.FunctionType(code, scope, name, None, closure)
 
     return Lifted(tensors, remake, held, [], [])
+
+
+def _places(known: Sequence[Any]) -> dict[int, int]:
+    """The place of each known tensor by its identity; the first place of one that is known twice."""
+    place: dict[int, int] = {}
+    for at, tensor in enumerate(known):
+        place.setdefault(id(tensor), at)
+    return place
 
 
 class _Search:
@@ -123,7 +132,7 @@ class _Search:
         self._is_tensor = is_tensor
         self._trees = trees
         self._tensors = list(known)
-        self._place = {id(tensor): at for at, tensor in reversed([*enumerate(known)])}
+        self._place = _places(known)
         self._held: set[int] = set()
         self._objects: list[Any] = []
         self._old: list[Any] = []

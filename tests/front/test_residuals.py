@@ -1,5 +1,6 @@
 """What a rule keeps, told apart, and what another run of f must not change; floats stand for tensors."""
 
+import collections
 import functools
 import random
 from typing import NamedTuple
@@ -84,7 +85,13 @@ KEEPERS = {
     "a namedtuple": lambda y: (lambda kept: lambda u: u * kept.right)(Pair(None, y)),
     "a partial": lambda y: functools.partial(lambda y, u: u * y, y),
     "a bound method": lambda y: y.__mul__,
+    "an ordered dict": lambda y: (lambda kept: lambda u: u * kept["y"])(collections.OrderedDict(y=y)),
+    "a deque": lambda y: (lambda kept: lambda u: u * kept[0]["y"])(collections.deque([{"y": y}])),
+    "a dict in an ordered dict": lambda y: (lambda kept: lambda u: u * kept["y"]["y"])(
+        collections.OrderedDict(y={"y": y})
+    ),
 }
+"""Where a rule may keep a tensor, with the containers that only the backend's registry knows."""
 
 
 @pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS.keys())
@@ -149,7 +156,7 @@ def writing_in_the_rule(holder):
 def test_what_f_may_have_written_to_is_hidden():
     """An object that was there before is a constant, if f does not write to it."""
     constant = Holder(np.array([1.0, 2.0]))
-    assert len(residuals_of(writing_to_an_object(constant), X).hidden()) == 1
+    assert residuals_of(writing_to_an_object(constant), X).hidden()
     assert residuals_of(reading_an_object(constant), X).hidden() == []
     assert residuals_of(writing_in_the_rule(constant), X).hidden() == []
 
@@ -280,7 +287,7 @@ def test_the_rule_that_is_kept_is_not_run(monkeypatch):
     assert len(again(f, X)) == 1
 
 
-def test_errors_of_another_run_are_the_authors():
+def test_an_f_that_cannot_run_again_is_refused_and_its_error_is_the_cause():
     def f(x):
         runs.append(1)
         if len(runs) > 1:
@@ -289,8 +296,13 @@ def test_errors_of_another_run_are_the_authors():
         return x * 2, lambda u: u * square
 
     runs.clear()
-    with pytest.raises(KeyError, match="the second run"):
+    with pytest.raises(TransformationError) as caught:
         again(f, X)
+    assert str(caught.value) == (
+        "op: a second order runs f again, which must give grad_fn the same tensors, got a KeyError in it; "
+        "compute in the framework what grad_fn keeps, or keep arguments and outputs alone"
+    )
+    assert str(caught.value.__cause__) == "'the second run'"
 
 
 def test_an_op_is_a_function_that_holds_another():

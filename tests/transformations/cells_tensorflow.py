@@ -1,9 +1,12 @@
 import tempfile
 
 import keras
+import numpy as np
 import tensorflow as tf
 from cells import cell
-from ops import X, both_modes, by_rule, product, reverse
+from ops import X, both_modes, by_rule, kept, product, reverse, with_op_in_rule
+
+from cgshim import op_custom_gradient
 
 X = tf.constant(X, tf.float64)
 V = tf.constant([1.0, 10.0, 100.0], tf.float64)
@@ -67,6 +70,48 @@ def reverse_over_reverse():
 @cell("Hessian, forward over reverse")
 def forward_over_reverse():
     return jvp(grad(loss)), V * by_rule(X, 2)
+
+
+def second(op):
+    """Eagerly, in a graph, and vectorized."""
+    derivative = grad(grad(op))
+    return [derivative(X), tf.function(derivative)(X), grad(lambda x: tf.vectorized_map(grad(op), x))(X)]
+
+
+@cell("second order, rule keeps the output")
+def kept_output():
+    return second(kept), [25 * tf.exp(X)] * 3
+
+
+@op_custom_gradient(name="cube")
+def opaque_exp(x):
+    """exp(x) in NumPy, with 5 for 1 in its rule."""
+    y = tf.ensure_shape(tf.numpy_function(np.exp, [x], x.dtype), x.shape)
+    return y, lambda upstream: upstream * 5.0 * y
+
+
+@cell("second order, f is opaque")
+def opaque():
+    return second(opaque_exp), [25 * tf.exp(X)] * 3
+
+
+@cell("second order, f draws random numbers")
+def random():
+    drawn = []
+
+    @op_custom_gradient(name="cube")
+    def noisy_cube(x):
+        drawn.append(tf.random.normal([], dtype=x.dtype))
+        i = x * x * drawn[-1]
+        return i * x, lambda upstream: upstream * 15.0 * i
+
+    found = grad(grad(noisy_cube))(X)
+    return found, 30 * X * drawn[0]
+
+
+@cell("second order of an op inside a rule")
+def inside_a_rule():
+    return second(with_op_in_rule), [210 * X] * 3
 
 
 @cell("gradient of a gradient penalty")

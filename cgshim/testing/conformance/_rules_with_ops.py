@@ -244,6 +244,46 @@ def inner_op_that_captures_an_output(framework: Framework, order: tuple[int, flo
     framework.check_equal(nth_derivative(op, times)(framework.tensor(2.0)), np.array(expected))
 
 
+@case(order={"1": (1, 32.0), "2": (2, 240.0), "3": (3, 240.0), "4": (4, 120.0)})
+def inner_rule_that_keeps_what_the_inner_op_captured(framework: Framework, order: tuple[int, float]) -> None:
+    """A kernel of x^4 with two derivatives: the inner rule keeps the second one, whose own derivative is that of f."""
+    times, expected = order
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        first, second = 4.0 * x * x * x, 12.0 * x * x
+        slope = op_custom_gradient(lambda x: (first, lambda u: u * 5.0 * second))
+        return x * x * x * x, lambda u: u * slope(x)
+
+    framework.check_equal(nth_derivative(op, times)(framework.tensor(2.0)), np.array(expected))
+
+
+@case(order={"1": (1, 5.0), "2": (2, 35.0), "3": (3, 175.0)})
+def inner_rule_that_keeps_the_outer_output(framework: Framework, order: tuple[int, float]) -> None:
+    """5 and 7 for 1: the derivative of the kept output is the outer rule's, in the inner rule too."""
+    times, factor = order
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        y = op_stop_gradient(cgshim.ops.exp(x))
+        slope = op_custom_gradient(lambda x: (y + 0.0, lambda u: u * 7.0 * y))
+        return y, lambda u: u * 5.0 * slope(x)
+
+    expected = np.array(factor * np.exp(0.5))
+    framework.check_equal(nth_derivative(op, times)(framework.tensor(0.5)), expected)
+
+
+@case(order={"1": (1, 12.0), "2": (2, 26.0), "3": (3, 13.0)})
+def inner_rule_that_keeps_the_outer_argument(framework: Framework, order: tuple[int, float]) -> None:
+    """The inner op is given x, and its rule reads it under its outer name."""
+    times, expected = order
+
+    def rule(x: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda u: u * op_custom_gradient(lambda given: (3.0 * x * given, lambda u: u * 13.0 * x))(x)
+
+    framework.check_equal(nth_derivative(_with_rule(rule), times)(framework.tensor(2.0)), np.array(expected))
+
+
 # --- Ops in ops -------------------------------------------------------------------------------------------------------
 
 DEPTH = 8

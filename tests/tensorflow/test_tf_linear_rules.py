@@ -1,0 +1,144 @@
+"""Which rules are seen to be linear in upstream, and so have a forward mode unasked; and which have none at all."""
+
+from __future__ import annotations
+
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_modes import eager_and_function, every_mode, grad, jvp
+
+import cgshim
+
+X, V = [2.0, -3.0], [1.0, 10.0]
+
+LINEAR: dict[str, tuple[Callable[[Any, Any], Any], list[float]]] = {
+    "scaled": (lambda x, u: 7 * u * x, [14, -210]),
+    "sum of two": (lambda x, u: u * x - 3 * u, [-1, -60]),
+    "quotient": (lambda x, u: -u / 4.0, [-0.25, -2.5]),
+    "mask": (lambda x, u: tf.where(x > 0, 5 * u, tf.zeros_like(u)), [5, 0]),
+    "padded with zeros": (lambda x, u: tf.concat([3 * u[:1], tf.zeros_like(u[1:])], 0), [3, 0]),
+    "gathered and reversed": (lambda x, u: tf.reverse(tf.gather(u, [0, 1]), [0]) * [3.0, 5.0], [50, 3]),
+    "matrix": (lambda x, u: tf.linalg.matvec([[1.0, 2.0], [3.0, 4.0]], u), [31, 42]),
+    "summed and stacked": (lambda x, u: tf.stack([tf.reduce_sum(u), 0 * u[0]]), [1, 1]),
+    "einsum": (lambda x, u: tf.einsum("i,i->i", u, x), [2, -30]),
+    "fft": (lambda x, u: tf.math.real(tf.signal.fft(tf.cast(u, tf.complex64))), [11, -9]),
+    "nothing": (lambda x, u: None, [0, 0]),
+}
+NOT_LINEAR: dict[str, Callable[[Any, Any], Any]] = {
+    "affine": lambda x, u: u + 1,
+    "affine in x": lambda x, u: 3 * u - x,
+    "constant": lambda x, u: x * 3,
+    "sign": lambda x, u: tf.sign(u),
+    "round": lambda x, u: tf.round(u) * x,
+    "floor": lambda x, u: tf.floor(u) + u,
+    "square": lambda x, u: u * u,
+    "stop_gradient": lambda x, u: tf.stop_gradient(u),
+    "cast": lambda x, u: tf.cast(tf.cast(u, tf.int32), u.dtype) * x,
+    "clipped": lambda x, u: tf.clip_by_value(u, -1.0, 1.0),
+    "numpy_function": lambda x, u: tf.ensure_shape(tf.numpy_function(lambda u: 7 * u, [u], u.dtype), u.shape),
+    "padded with ones": lambda x, u: tf.concat([u[:1], tf.ones_like(u[1:])], 0),
+    "mask of upstream": lambda x, u: tf.where(u > 0, u, 2 * u),
+}
+IN_PYTHON: dict[str, Callable[[Any, Any], Any]] = {
+    "numpy": lambda x, u: u * u.numpy(),
+    "float": lambda x, u: u * float(u[0]),
+    "asarray": lambda x, u: u * np.asarray(u).max(),
+    "if": lambda x, u: u * 7 if tf.reduce_all(u > 0) else u * 6,
+}
+
+
+def op_of(rule: Callable[[Any, Any], Any], promised: bool) -> Any:
+    return cgshim.op_custom_gradient(lambda x: (x * x, lambda u: rule(x, u)), forward_mode=promised, name="op")
+
+
+@every_mode
+@pytest.mark.parametrize("promised", [True, False], ids=["promised", "not promised"])
+@pytest.mark.parametrize(("rule", "tangent"), LINEAR.values(), ids=LINEAR)
+def test_linear(rule: Any, tangent: list[float], promised: bool, mode: Any) -> None:
+    found = mode(jvp(op_of(rule, promised), V))(tf.constant(X))
+    np.testing.assert_allclose(tf.convert_to_tensor(found), tangent, rtol=1e-5, atol=1e-5)  # IndexedSlices of a gather
+
+
+@eager_and_function
+@pytest.mark.parametrize("promised", [True, False], ids=["promised", "not promised"])
+@pytest.mark.parametrize("rule", NOT_LINEAR.values(), ids=NOT_LINEAR)
+def test_not_linear(rule: Any, promised: bool, mode: Any) -> None:
+    op = op_of(rule, promised)
+    for transform in (jvp(op, V), jvp(grad(op), V), grad(jvp(op, V))):
+        with pytest.raises(cgshim.TransformationError, match="op: forward mode needs a rule that is linear"):
+            mode(transform)(tf.constant(X))
+
+
+@pytest.mark.parametrize("rule", IN_PYTHON.values(), ids=IN_PYTHON)
+def test_a_rule_that_reads_values_in_python_is_not_seen_to_be_linear(rule: Any) -> None:
+    for _ in range(2):  # what was found at the first call is not forgotten
+        with pytest.raises(cgshim.TransformationError, match="if it is, say so"):
+            jvp(op_of(rule, promised=False), V)(tf.constant(X))
+
+
+def test_what_was_seen_of_one_rule_is_not_believed_of_another() -> None:
+    def with_factor(factor: Any) -> Any:
+        rule = lambda u: u * factor(u) if callable(factor) else u * factor
+        return cgshim.op_custom_gradient(lambda x: (x * x, rule))
+
+    x = tf.constant(X)
+    assert jvp(with_factor(7.0), V)(x).numpy().tolist() == [7, 70]
+    assert jvp(with_factor(11.0), V)(x).numpy().tolist() == [11, 110]
+    with pytest.raises(cgshim.TransformationError):
+        jvp(with_factor(lambda u: u.numpy()), V)(x)
+
+
+def test_a_rule_of_two_outputs_one_of_them_of_integers() -> None:
+    @cgshim.op_custom_gradient
+    def op(x: Any) -> Any:
+        return (x * x, tf.cast(x, tf.int32)), lambda first, second: first * 7
+
+    assert jvp(lambda x: op(x)[0], V)(tf.constant(X)).numpy().tolist() == [7, 70]
+
+
+@every_mode
+def test_an_op_of_upstream_is_transposed_by_its_own_rule(mode: Any) -> None:
+    triple = cgshim.op_custom_gradient(lambda u: (u * 3, lambda v: v * 5))
+    op = cgshim.op_custom_gradient(lambda x: (x * x, lambda u: triple(u) * x))
+    assert mode(jvp(op, V))(tf.constant(X)).numpy().tolist() == [10, -150]
+
+
+def _time(run: Callable[[], Any]) -> float:
+    best = float("inf")
+    for _ in range(30):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _memory(run: Callable[[], Any]) -> float:
+    """The bytes that each of 200 calls leaves behind, as long as nobody collects garbage."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(200):
+            run()
+        return tracemalloc.get_traced_memory()[0] / 200
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+
+
+def test_the_look_at_a_rule_costs_little_time_and_no_memory() -> None:
+    rule, x = LINEAR["scaled"][0], tf.constant(X)
+    promised, not_promised = (jvp(op_of(rule, promise), V) for promise in (True, False))
+    assert _time(lambda: not_promised(x)) < 1.5 * _time(lambda: promised(x))
+    left_behind = _memory(lambda: promised(x))  # TensorFlow's own accumulators leave 1 kB
+    assert _memory(lambda: not_promised(x)) < left_behind + 1000
+    assert _memory(lambda: graphs.append(tf.Graph())) > left_behind + 1000, "the measure sees nothing"
+
+
+graphs: list[tf.Graph] = []
