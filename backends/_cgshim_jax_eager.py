@@ -182,7 +182,8 @@ class _Backward:
         first = self.run.kept.around(inputs, outputs, others)
 
         def again(*values: Array) -> list[Array]:
-            return run_again(call, _filled(inputs, self.places, values), first, _is_tensor, self.agree)
+            full = _filled([x if x is None else _alias(x) for x in inputs], self.places, values)
+            return run_again(call, full, first, _is_tensor, self.agree)
 
         found, pullback = jax.vjp(again, *(inputs[i] for i in self.places))
         gradients = pullback([_cotangent(u, y) for u, y in zip(upstreams, found, strict=True)])
@@ -226,7 +227,7 @@ def _filled(inputs: Sequence[Array], places: Sequence[int], values: Sequence[Arr
 
 def _alias(x: Array) -> Array:
     """x as another object: what else f may know x's value by (a constant, another argument) is not this argument."""
-    if type(x) is ArrayImpl:
+    if ArrayImpl is not None and type(x) is ArrayImpl:
         return ArrayImpl(x.aval, x.sharding, x._arrays, x._committed, _skip_checks=True)
     return jax.lax.optimization_barrier(x) if is_differentiable(x) else x
 

@@ -89,7 +89,11 @@ def _origins_of(x: Any) -> list[Any] | None:
     if hasattr(x, "recipe"):
         return _origins_in(x)
     variable = x if isinstance(x, _Variable) else _variable_of(x)
-    for eqn in () if variable is None else variable.frame.eqns:
+    return None if variable is None else _operands_of(variable)
+
+
+def _operands_of(variable: _Variable) -> list[Any] | None:
+    for eqn in variable.frame.eqns:
         if variable.variable in eqn.outvars:
             return [_Variable(variable.frame, v) for v in eqn.invars if not hasattr(v, "val")]
     return None

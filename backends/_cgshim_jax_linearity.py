@@ -68,7 +68,8 @@ _BENT = frozenset({
     "nextafter", "sort", "top_k", "approx_top_k", "argmax", "argmin", "reduce_max", "reduce_min", "reduce_prod",
     "cummax", "cummin", "cumprod", "cumlogsumexp", "reduce_and", "reduce_or", "eq", "ne", "lt", "le", "gt", "ge",
     "eq_to", "lt_to", "le_to", "is_finite", "and", "or", "not", "xor", "cholesky", "eigh", "eig", "svd", "qr", "lu",
-    "schur", "pure_callback", "scatter-max", "scatter-min", "io_callback", "bitcast_convert_type", "reduce_window_max", "reduce_window_min",
+    "schur", "pure_callback", "scatter-max", "scatter-min", "io_callback", "bitcast_convert_type",
+    "reduce_window_max", "reduce_window_min",
 })  # fmt: skip
 """not linear in any operand"""
 
@@ -194,15 +195,17 @@ class _Walk:
 
     # --- Operations with jaxprs inside ---------------------------------------------------------------------------
 
-    def inside(self, inner: Any, operands: Sequence[Form]) -> Form | list[Form]:
+    def inside(self, inner: Any, operands: Sequence[Form]) -> list[Form]:
         jaxpr = getattr(inner, "jaxpr", inner)
         constants = getattr(inner, "consts", None) or [None] * len(jaxpr.constvars)
-        return self(jaxpr, [*map(_form_of, constants)], operands) if len(jaxpr.invars) == len(operands) else UNKNOWN
+        if len(jaxpr.invars) != len(operands):
+            return [UNKNOWN] * len(jaxpr.outvars)
+        return self(jaxpr, [*map(_form_of, constants)], operands)
 
     def scan(self, parameters: Any, operands: list[Form]) -> list[Form]:
         constants, carried = parameters["num_consts"], parameters["num_carry"]
         carry = operands[constants : constants + carried]
-        step: Callable[[list[Form]], Any] = lambda carry: self.inside(
+        step: Callable[[list[Form]], list[Form]] = lambda carry: self.inside(
             parameters["jaxpr"], [*operands[:constants], *carry, *operands[constants + carried :]]
         )
         carry = self.settled(carry, lambda carry: step(carry)[:carried])
@@ -211,18 +214,18 @@ class _Walk:
     def loop(self, parameters: Any, operands: list[Form]) -> list[Form]:
         of_condition, of_body = parameters["cond_nconsts"], parameters["body_nconsts"]
         first = of_condition + of_body
-        step: Callable[[list[Form]], Any] = lambda carry: self.inside(
+        step: Callable[[list[Form]], list[Form]] = lambda carry: self.inside(
             parameters["body_jaxpr"], [*operands[of_condition:first], *carry]
         )
         carry = self.settled(operands[first:], step)
         bend = self.bend
-        decides: Any = self.inside(parameters["cond_jaxpr"], [*operands[:of_condition], *carry])
+        decides = self.inside(parameters["cond_jaxpr"], [*operands[:of_condition], *carry])
         if max(decides) <= CONSTANT:
             return carry
         self.bend = bend
         return [self.bent("while") for _ in carry]
 
-    def settled(self, carry: list[Form], step: Callable[[list[Form]], Any]) -> list[Form]:
+    def settled(self, carry: list[Form], step: Callable[[list[Form]], list[Form]]) -> list[Form]:
         """The forms that a loop's values have after any number of steps."""
         while True:
             after = [self.either(a, b) for a, b in zip(carry, step(carry), strict=True)]
@@ -231,7 +234,7 @@ class _Walk:
             carry = after
 
     def branches(self, branches: Sequence[Any], operands: list[Form]) -> list[Form]:
-        results: list[Any] = [self.inside(branch, operands[1:]) for branch in branches]
+        results = [self.inside(branch, operands[1:]) for branch in branches]
         if operands[0] >= LINEAR:
             return [self.bent("cond") for _ in results[0]]
         found = results[0]

@@ -117,12 +117,9 @@ _NOWHERE = -1
 def stage(call: Call, inputs: Sequence[Array]) -> Stage:
     """Stage a call: f runs once, and the rule once unless it alone captured a variable."""
     at = [i for i, x in enumerate(inputs) if is_tracer(x)]
-    rule: StagedRule
-    variables: list[Array] = []
-    refusal: str | None = None
+    staged: list[tuple[StagedRule, list[Array], str | None]] = []
 
     def run(*tracers: Array) -> list[Array]:
-        nonlocal rule, variables, refusal
         full = list(inputs)
         for i, x in zip(at, tracers, strict=True):
             full[i] = x
@@ -131,9 +128,11 @@ def stage(call: Call, inputs: Sequence[Array]) -> Stage:
         if captured is None:
             captured = _captured_by_f(call, inputs, at)
         rule, residuals, variables, refusal = _stage_rule(author_rule, full, outputs, captured)
+        staged.append((rule, variables, refusal))
         return [*outputs, *rule.sort(residuals, full, outputs)]
 
     f, captured = jaxpr_of(run, [inputs[i].aval for i in at])
+    rule, variables, refusal = staged.pop()
     place = {id(variable): len(inputs) + i for i, variable in enumerate(variables)}
     gradient_at = [*at, *(place.get(id(c), _NOWHERE) for c in captured)]
     rule.taking = [i for i, gradient in enumerate(gradient_at) if gradient in rule.returned]

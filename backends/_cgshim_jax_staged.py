@@ -43,24 +43,28 @@ def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], 
     given is a constant: the op's own rule speaks for it.
     """
     at = [i for i, x in enumerate(inputs) if is_tracer(x)]
+    constants = [None if is_tracer(x) else x for x in inputs]
     upstreams = upstreams_of_rule()
     if upstreams is not None:
         captured = [jax.lax.stop_gradient(c) if depends_only_on(c, inputs, upstreams) else c for c in captured]
 
     def filled(arguments: Sequence[Array]) -> list[Array]:
-        full = list(inputs)
+        full = list(constants)
         for i, x in zip(at, arguments, strict=False):
             full[i] = x
         return full
 
+    lifted = copy.copy(call)  # what JAX keeps must hold no tracer
+    lifted.f = remake([None] * len(captured))
+
     def run(*arguments: Array) -> list[Array]:
-        return call(filled(arguments), remake(arguments[len(at) :]))[0]
+        return lifted(filled(arguments), remake(arguments[len(at) :]))[0]
 
     def differentiated(*arguments: Array) -> list[Array]:
-        bound = copy.copy(call)
+        bound = copy.copy(lifted)
         bound.f = remake(arguments[len(at) :])
         outputs = list(run_staged(bound, filled(arguments)))
-        call.output = bound.output  # where it is differentiated at once, nothing else runs
+        lifted.output = bound.output  # where it is differentiated at once, nothing else runs
         return outputs
 
     def jvp(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
@@ -76,7 +80,9 @@ def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], 
 
     op: Any = jax.custom_jvp(run)
     op.defjvp(jvp, symbolic_zeros=True)
-    return list(op(*(inputs[i] for i in at), *captured))
+    outputs = list(op(*(inputs[i] for i in at), *captured))
+    call.output = lifted.output
+    return outputs
 
 
 class _Staged:
@@ -97,14 +103,14 @@ class _Staged:
         self.bent = words_of(call.refuse_nonlinear, _WHAT)
         residuals = range(rule.outputs, rule.outputs + len(rule.connected))
         connected = [at for at, is_connected in zip(residuals, rule.connected, strict=True) if is_connected]
-        self.split: Any = lambda: Split(f, connected)
+        self.connected = connected
 
     def __call__(self, arguments: Sequence[Array]) -> Sequence[Array]:
         """The outputs at arguments, differentiated by the rule."""
         types = [x.aval for x in arguments]
 
         def forward(*arguments: Array) -> tuple[list[Array], list[Array]]:
-            outputs, residuals = self.run(arguments, self.split())
+            outputs, residuals = self.run(arguments, Split(self.f, self.connected))
             outputs = self.attach(residuals, arguments, outputs)
             return outputs, [*residuals, *(outputs[at] for at in self.rule.kept)]
 
@@ -129,7 +135,7 @@ class _Staged:
         both.defjvp(jvp, symbolic_zeros=True)
         return list(both(*arguments))
 
-    def run(self, arguments: Sequence[Array], f: Callable[..., list[Array]]) -> tuple[list[Array], list[Array]]:
+    def run(self, arguments: Sequence[Array], f: Jaxpr | Split) -> tuple[list[Array], list[Array]]:
         """The outputs and the residuals."""
         inputs = len(arguments) - len(self.f.captured_at)
         values = f(arguments[inputs:], arguments[:inputs])

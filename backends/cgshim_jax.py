@@ -34,8 +34,12 @@ def is_tensor(x: object, /) -> bool:
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
-    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=lambda x: x is None)
+    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=_is_leaf)
     return leaves, structure
+
+
+def _is_leaf(x: Any) -> bool:
+    return x is None or hasattr(x, "__next__")  # JAX warns of iterators
 
 
 def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:

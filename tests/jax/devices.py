@@ -9,6 +9,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax_ops import CUBES, PRODUCTS, by_rule, cube_both_modes, product_both_modes
 
+from cgshim import op_custom_gradient
+
 N = jax.device_count()
 MESH = jax.make_mesh((N,), ("d",), axis_types=(AxisType.Auto,))
 EXPLICIT = jax.make_mesh((N,), ("d",), axis_types=(AxisType.Explicit,))
@@ -68,7 +70,28 @@ def explicit_shardings(one, product):
         yield jax.grad(lambda x: jax.grad(lambda x: (x * one(x)).sum())(x).sum())(x), by_rule(X, 2)
 
 
-CHECKS = (pmap, shard_map, forward_shard_map, sharded_jit, explicit_shardings)
+def kept_outputs(one, product):
+    def f(x):
+        y = jax.lax.stop_gradient(jnp.exp(x))
+        return y, lambda upstream: upstream * 5 * y
+
+    op = op_custom_gradient(f, forward_mode=one is cube_both_modes)
+    inside = shard(lambda x, y: jax.grad(lambda x: jax.grad(lambda x: op(x).sum())(x).sum())(x))
+    yield inside(X, Y), 25 * jnp.exp(X)
+    for outside in (lambda x: shard(lambda x, y: op(x))(x, Y).sum()), (lambda x: jax.jit(shard(op_times))(x, Y).sum()):
+        second = jax.grad(lambda x: jax.grad(outside)(x).sum())  # noqa: B023
+        yield second(X), 25 * jnp.exp(X)
+
+
+def op_times(x, y):
+    def f(x):
+        z = jax.lax.stop_gradient(jnp.exp(x))
+        return z, lambda upstream: upstream * 5 * z
+
+    return op_custom_gradient(f)(x)
+
+
+CHECKS = (pmap, shard_map, forward_shard_map, sharded_jit, explicit_shardings, kept_outputs)
 
 if __name__ == "__main__":
     assert int(sys.argv[1]) == N

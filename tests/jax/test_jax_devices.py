@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("devices.py")
 MODES = ("reverse", "both modes")
-CHECKS = ("pmap", "shard_map", "forward_shard_map", "sharded_jit", "explicit_shardings")
+CHECKS = ("pmap", "shard_map", "forward_shard_map", "sharded_jit", "explicit_shardings", "kept_outputs")
 
 
 @pytest.mark.parametrize("devices", [4, 8])

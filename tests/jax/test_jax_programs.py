@@ -201,3 +201,23 @@ def test_donated_buffers():
     given = x + 0
     np.testing.assert_allclose(step(given), x - 15 * x**2)
     assert given.is_deleted()
+
+
+class Layer:
+    def __init__(self, runs):
+        self.runs = runs
+
+    @op_custom_gradient
+    def double(self, x):
+        self.runs.append(1)
+        return 2 * x, lambda upstream: 6 * upstream
+
+
+def test_a_method_as_a_static_argument_is_traced_once():
+    runs = []
+    layer = Layer(runs)
+    apply = jax.jit(lambda op, x: jax.grad(op)(x), static_argnums=0)
+    assert [apply(layer.double, 3.0).item() for _ in range(3)] == [6, 6, 6]
+    assert len(runs) == 1
+    assert apply(Layer(runs).double, 3.0) == 6
+    assert len(runs) == 2

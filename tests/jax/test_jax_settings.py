@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax_ops import STAGINGS, by_rule, cube, cube_both_modes, product
 
-from cgshim import CustomGradientTypeError, op_custom_gradient
+from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient
 
 SETTINGS = {
     "jax_custom_vjp3": True,
@@ -58,3 +58,34 @@ def test_captured_tracers():
     assert jax.grad(refused)(args[0]) == 1
     with pytest.raises(CustomGradientTypeError, match="grad_fn must take variables"):
         jax.grad(lambda w: op_custom_gradient(lambda x: (w * x, lambda upstream: upstream))(args[1]))(args[0])
+
+
+def test_a_kept_output_and_an_op_in_a_rule():
+    x = jnp.array(2.0)
+
+    def kept(x):
+        y = jax.lax.stop_gradient(jnp.exp(x))
+        return y, lambda upstream: upstream * 5 * y
+
+    def fused(x):
+        derivative = 3 * x * x
+        inner = op_custom_gradient(lambda z: (derivative, lambda v: v * 42 * z))
+        return x**3, lambda upstream: upstream * inner(x)
+
+    for compiler in (lambda f: f), jax.jit, jax.checkpoint:
+        np.testing.assert_allclose(
+            jax.grad(jax.grad(compiler(op_custom_gradient(kept))))(x), 25 * jnp.exp(2), rtol=1e-5
+        )
+        np.testing.assert_allclose(jax.grad(jax.grad(compiler(op_custom_gradient(fused))))(x), 84, rtol=1e-5)
+
+
+def test_a_second_order_may_be_refused():
+    def f(x):
+        i = x * x
+        return i * x, lambda upstream: upstream * 15 * i
+
+    op = op_custom_gradient(f, once_differentiable=True)
+    for compiler in (lambda f: f), jax.jit:
+        np.testing.assert_allclose(compiler(jax.grad(op))(2.0), 60)
+        with pytest.raises(TransformationError, match=r"^f: a rule that is once_differentiable"):
+            compiler(jax.grad(jax.grad(op)))(2.0)

@@ -1,0 +1,105 @@
+"""Forward mode takes the transpose of a linear rule; one that is seen not to be linear is refused, promised or not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cgshim import TransformationError, op_custom_gradient
+
+X, V = jnp.array([0.5, -2.0, 3.0]), jnp.array([1.0, 10.0, 100.0])
+M = jnp.arange(9.0).reshape(3, 3) + jnp.eye(3)
+
+
+def on_host(u):
+    return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(u.shape, u.dtype), u, vmap_method="sequential")
+
+
+CONSTANT_PART = "one with a constant part"
+BENT = {
+    "affine": (lambda u, x: u + 1, CONSTANT_PART),
+    "constant": (lambda u, x: x, "a constant one"),
+    "ones": (lambda u, x: jnp.ones(3), "a constant one"),
+    "sign": (lambda u, x: jnp.sign(u), "sign of upstream"),
+    "round": (lambda u, x: jnp.round(u), "round of upstream"),
+    "floor": (lambda u, x: jnp.floor(u) * x, "floor of upstream"),
+    "product": (lambda u, x: u * u, "mul of upstream"),
+    "square": (lambda u, x: u**2, "integer_pow of upstream"),
+    "stopped": (lambda u, x: jax.lax.stop_gradient(u), "stop_gradient of upstream"),
+    "cast": (lambda u, x: u.astype(int).astype(u.dtype), "a cast to integers"),
+    "maximum": (lambda u, x: jax.nn.relu(u), "max of upstream"),
+    "norm": (lambda u, x: u / jnp.linalg.norm(u), "mul of upstream"),
+    "sort": (lambda u, x: jnp.sort(u), "sort of upstream"),
+    "host": (lambda u, x: on_host(u), "pure_callback of upstream"),
+    "choice by upstream": (lambda u, x: jnp.where(u > 0, u, 0.0), "gt of upstream"),
+    "choice of a constant": (lambda u, x: jnp.where(x > 0, u, 1.0), CONSTANT_PART),
+    "concatenated": (lambda u, x: jnp.concatenate([u[:2], x[:1]]), CONSTANT_PART),
+    "padded": (lambda u, x: jnp.pad(u[:2], (0, 1), constant_values=3.0), CONSTANT_PART),
+    "written": (lambda u, x: u.at[0].set(5.0), CONSTANT_PART),
+    "added": (lambda u, x: u.at[0].add(5.0), CONSTANT_PART),
+    "jit": (lambda u, x: jax.jit(lambda u: u + x)(u), CONSTANT_PART),
+    "checkpoint": (lambda u, x: jax.checkpoint(lambda u: u + x)(u), CONSTANT_PART),
+    "scan": (lambda u, x: jax.lax.scan(lambda c, _: (c + 1.0, None), u, None, 3)[0], CONSTANT_PART),
+    "loop": (lambda u, x: jax.lax.fori_loop(0, x.size, lambda i, c: c + x, u), CONSTANT_PART),
+    "cond": (lambda u, x: jax.lax.cond(x[0] > 0, lambda u: u, lambda u: u + 1, u), CONSTANT_PART),
+}
+
+LINEAR = {
+    "product": lambda u, x: 2 * u * x,
+    "choice": lambda u, x: jnp.where(x > 0, u, 0.0),
+    "choice of zeros": lambda u, x: jnp.where(x > 0, u, jnp.zeros_like(u)),
+    "choice of NumPy's zeros": lambda u, x: jnp.where(x > 0, u, np.zeros(3)),
+    "concatenated": lambda u, x: jnp.concatenate([u[:2], u[2:] * x[2]]),
+    "written": lambda u, x: u.at[0].set(0.0),
+    "matrix": lambda u, x: M @ u,
+    "scan": lambda u, x: jax.lax.scan(lambda c, _: (c * x, None), u, None, 3)[0],
+    "cond": lambda u, x: jax.lax.cond(x[0] > 0, lambda u: u * 2, lambda u: -u, u),
+    "jit": lambda u, x: jax.jit(lambda u: u * x)(u),
+    "zeros": lambda u, x: jnp.zeros_like(x),
+    "sum": lambda u, x: (u - jnp.mean(u)).sum() * x + jnp.cumsum(u),
+    "rolled": lambda u, x: jnp.roll(u, 1)[::-1] / x,
+    "solved": lambda u, x: jnp.linalg.solve(M, u),
+    "scattered": lambda u, x: jnp.zeros(3).at[jnp.array([2, 0, 1])].add(u)[jnp.array([1, 0, 2])],
+    "stacked": lambda u, x: jnp.stack([u[0], u[1], u[2] * 0]),
+    "Fourier": lambda u, x: jnp.fft.ifft(jnp.fft.fft(u)).real,
+    "vmap": lambda u, x: jax.vmap(lambda u, x: u * x)(u, x),
+    "convolved": lambda u, x: jnp.convolve(u, x, mode="same"),
+}
+
+
+def op_of(rule, promised):
+    return op_custom_gradient(lambda x: (jnp.sin(x), lambda u: rule(u, x)), forward_mode=promised, name="op")
+
+
+@pytest.mark.parametrize("name", BENT)
+def test_what_is_seen_not_to_be_linear_is_refused(name, compiler):
+    rule, what = BENT[name]
+    op = op_of(rule, promised=True)
+    hessian = jax.hessian(lambda x: op(x).sum())  # compiled, it is right: nobody asks for the tangents of op(x) itself
+    for derivative in compiler(lambda x: jax.jvp(op, (x,), (V,))[1]), hessian:
+        with pytest.raises(TransformationError) as refusal:
+            derivative(X)
+        assert str(refusal.value) == (
+            f"op: forward mode needs a rule that is linear in upstream, got {what}; "
+            "write it in linear operations, or use reverse mode"
+        )
+    assert compiler(jax.grad(lambda x: op(x).sum()))(X).shape == (3,)
+
+
+@pytest.mark.parametrize("name", BENT)
+def test_without_a_promise_so_is_its_hessian(name):
+    op = op_of(BENT[name][0], promised=False)
+    with pytest.raises(TransformationError, match=r"op_custom_gradient\(forward_mode=True\)"):
+        jax.hessian(lambda x: op(x).sum())(X)
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_what_is_seen_to_be_linear_needs_no_promise_in_a_hessian(name, compiler):
+    rule = LINEAR[name]
+    transposed = jax.vjp(lambda u: rule(u, X), V)[1](V)[0]
+    np.testing.assert_allclose(compiler(lambda x: jax.jvp(op_of(rule, True), (x,), (V,))[1])(X), transposed, rtol=1e-6)
+    for promised in (False, True):
+        loss = lambda x: (op_of(rule, promised)(x) * x).sum()  # noqa: B023
+        np.testing.assert_allclose(
+            compiler(jax.hessian(loss))(X), jax.jacrev(jax.jacrev(loss))(X), rtol=1e-6, atol=1e-9
+        )

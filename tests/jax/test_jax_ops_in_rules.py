@@ -1,0 +1,147 @@
+"""Ops that a rule calls: what they capture is a variable or refused, but for what their own rule speaks for."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cgshim import CustomGradientTypeError, op_custom_gradient, op_vjp
+
+X, Y = jnp.array(2.0), jnp.array(10.0)
+
+
+def refused(derivative, *args):
+    with pytest.raises(CustomGradientTypeError, match=r"^inner: .* pass (it|the state) as an argument"):
+        derivative(*args)
+
+
+def outer_with(rule, needs_y=False):
+    """x * x, with a rule that is given its arguments."""
+    if needs_y:
+        return op_custom_gradient(lambda x, y: (x * x, lambda upstream: (rule(upstream, x, y), None)))
+    return op_custom_gradient(lambda x: (x * x, lambda upstream: rule(upstream, x)))
+
+
+def test_an_argument_that_the_inner_op_is_not_given_is_refused(staging):
+    def rule(upstream, x, y):
+        return upstream * op_custom_gradient(lambda x: (x * y, lambda u: u * 3 * y), name="inner")(x)
+
+    outer = outer_with(rule, needs_y=True)
+    np.testing.assert_allclose(jax.grad(staging(lambda x: outer(x, Y)))(X), 20)
+    np.testing.assert_allclose(jax.grad(jax.grad(staging(lambda x: outer(x, Y))))(X), 30)
+    refused(jax.grad(lambda y: jax.grad(staging(lambda x: outer(x, y)))(X)), Y)
+    refused(jax.grad(lambda y: staging(jax.grad(lambda x: outer(x, y)))(X)), Y)
+
+
+def test_variables_of_an_inner_op_arrive(staging):
+    def rule(upstream, x, y):
+        def inner(x):
+            return x * y, lambda u, variables=None: (u * 3 * y, [u * 11 * x]) if variables else u * 3 * y
+
+        return upstream * op_custom_gradient(inner, name="inner")(x)
+
+    outer = outer_with(rule, needs_y=True)
+    np.testing.assert_allclose(jax.grad(lambda y: jax.grad(staging(lambda x: outer(x, y)))(X))(Y), 22)
+    np.testing.assert_allclose(jax.grad(lambda y: staging(jax.grad(lambda x: outer(x, y)))(X))(Y), 22)
+
+
+def test_an_inner_op_that_is_given_something_else_is_refused(staging):
+    outer = outer_with(lambda u, x: u * op_custom_gradient(lambda z: (z * x, lambda v: v * 3 * x), name="inner")(x * x))
+    refused(jax.grad(jax.grad(staging(outer))), X)
+
+
+def test_a_captured_upstream_is_refused(staging):
+    outer = outer_with(lambda u, x: op_custom_gradient(lambda z: (z * u, lambda v: v * 3 * u), name="inner")(x))
+    np.testing.assert_allclose(jax.grad(jax.grad(staging(outer)))(X), 3)
+    refused(jax.grad(jax.grad(lambda x: staging(outer)(x) ** 2)), X)
+    refused(jax.grad(jax.grad(lambda x: x * staging(outer)(x))), X)
+
+
+KEPT = {"residual": lambda x: (x**3, 3 * x * x), "output": lambda x: (x**3,) * 2, "given": lambda x: (x**3, x)}
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_what_depends_on_what_the_inner_op_is_given_is_a_constant(kept, staging):
+    @op_custom_gradient
+    def fused(x):
+        value, derivative = KEPT[kept](x)
+        inner = op_custom_gradient(lambda z: (derivative, lambda v: v * 42 * z), name="inner")
+        return value, lambda upstream: upstream * inner(x)
+
+    np.testing.assert_allclose(jax.grad(staging(fused))(X), KEPT[kept](X)[1])
+    np.testing.assert_allclose(jax.grad(jax.grad(staging(fused)))(X), 84)
+    np.testing.assert_allclose(staging(jax.grad(staging(jax.grad(fused))))(X), 84)
+    np.testing.assert_allclose(jax.grad(jax.grad(jax.grad(staging(fused))))(X), 42)
+
+
+def layer(x, w):
+    def inner(x):
+        return x * w, lambda u, variables=None: (u * 3 * w, [u * 6 * x]) if variables else u * 3 * w
+
+    return op_custom_gradient(inner)(x)
+
+
+DERIVATIVES = {
+    "op_vjp": lambda x, w, u: op_vjp(layer, x, w)[1](u),
+    "jax.vjp": lambda x, w, u: jax.vjp(layer, x, w)[1](u),
+    "jax.grad": lambda x, w, u: jax.grad(lambda x, w: u * layer(x, w), (0, 1))(x, w),
+}
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+def test_a_checkpoint_that_is_an_op(derivative, staging):
+    checkpointed = op_custom_gradient(lambda x, w: (layer(x, w), lambda u: DERIVATIVES[derivative](x, w, u)))
+    np.testing.assert_allclose(jax.grad(staging(lambda w: checkpointed(X, w)))(Y), 12)
+    np.testing.assert_allclose(jax.grad(staging(lambda x: checkpointed(x, Y)))(X), 30)
+    np.testing.assert_allclose(jax.grad(lambda w: jax.grad(staging(lambda x: checkpointed(x, w)))(X))(Y), 3)
+
+
+def test_a_derivative_that_a_rule_takes_is_one_like_any_other(staging):
+    """Within the rule's own jax.grad, what inner captures depends on what is differentiated there."""
+
+    def helper(x):
+        i = x * x
+        return op_custom_gradient(lambda x: (i * x, lambda u: u * 3 * i), name="inner")(x)
+
+    refused(jax.grad(staging(outer_with(lambda u, x: u * jax.grad(helper)(x)))), X)
+
+
+def test_caches_do_not_mix_what_is_in_a_rule_with_what_is_not():
+    def helper():
+        def plain(x):
+            i = x * x
+            return op_custom_gradient(lambda x: (i * x, lambda u: u * 3 * i), name="inner")(x)
+
+        return jax.jit(plain)
+
+    for compiler in (lambda f: f), jax.jit:
+        jitted = helper()
+        second = jax.grad(jax.grad(outer_with(lambda u, x: u * jitted(x))))  # noqa: B023
+        refused(compiler(second), X)
+        refused(compiler(jax.grad(jitted)), X)
+        jitted = helper()
+        refused(compiler(jax.grad(jitted)), X)
+        refused(compiler(second), X)
+
+
+@pytest.mark.parametrize("depth", [1, 8])
+def test_ops_that_capture_and_nest_run_f_once_each(depth, staging):
+    runs = collections.Counter()
+
+    def nested(depth, w):
+        if not depth:
+            return lambda x: x * w
+        inner = nested(depth - 1, w)
+
+        def f(x):
+            runs[depth] += 1
+            return inner(x) * 1.0, lambda u, variables=None: (u * w, [u * x]) if variables else u * w
+
+        return op_custom_gradient(f)
+
+    calls = []
+    loss = jax.grad(lambda w: staging(lambda x: calls.append(1) or nested(depth, w)(x))(X))
+    assert loss(Y) == 2
+    assert runs == dict.fromkeys(range(1, depth + 1), len(calls))
