@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from _cgshim_jax_linearity import Linearity, linearity_of
@@ -114,8 +114,11 @@ class StagedRule:
 _NOWHERE = -1
 
 
-def stage(call: Call, inputs: Sequence[Array]) -> Stage:
-    """Stage a call: f runs once, and the rule once unless it alone captured a variable."""
+def stage(call: Call, inputs: Sequence[Array], constants: Collection[int]) -> Stage:
+    """Stage a call: f runs once, and the rule once unless it alone captured a variable.
+
+    constants are the identities of captured tracers that are no variables.
+    """
     at = [i for i, x in enumerate(inputs) if is_tracer(x)]
     staged: list[tuple[StagedRule, list[Array], str | None]] = []
 
@@ -127,7 +130,7 @@ def stage(call: Call, inputs: Sequence[Array]) -> Stage:
         captured = captured_so_far()
         if captured is None:
             captured = _captured_by_f(call, inputs, at)
-        rule, residuals, variables, refusal = _stage_rule(author_rule, full, outputs, captured)
+        rule, residuals, variables, refusal = _stage_rule(author_rule, full, outputs, captured, constants)
         staged.append((rule, variables, refusal))
         return [*outputs, *rule.sort(residuals, full, outputs)]
 
@@ -141,11 +144,15 @@ def stage(call: Call, inputs: Sequence[Array]) -> Stage:
 
 
 def _stage_rule(
-    author_rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], captured: Sequence[Array]
+    author_rule: Rule,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    captured: Sequence[Array],
+    constants: Collection[int],
 ) -> tuple[StagedRule, list[Array], list[Array], str | None]:
     """The rule, staged with the variables among what was captured, by f and by itself; what it kept; the variables."""
     trace = current_trace()
-    captured = list(captured)
+    captured = [c for c in captured if id(c) not in constants]
     while True:
         variables = _choose_variables(captured)
         rule = StagedRule(outputs)
@@ -157,7 +164,7 @@ def _stage_rule(
                 raise
             rule = StagedRule(outputs)
             return rule, rule.stage(author_rule, inputs, outputs, []), [], str(error)
-        known = {id(c) for c in captured}
+        known = {id(c) for c in captured}.union(constants)
         captured += [c for c in residuals if c._trace is not trace and id(c) not in known]
         if list(map(id, _choose_variables(captured))) == list(map(id, variables)):
             return rule, residuals, variables, None

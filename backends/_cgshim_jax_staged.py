@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -25,28 +26,33 @@ if TYPE_CHECKING:
 Array = Any
 
 
-def run_staged(call: Call, inputs: Sequence[Array]) -> Sequence[Array]:
-    """Stage f and its rule, and give the outputs the rule's gradients."""
-    found = stage(call, inputs)
+def run_staged(call: Call, inputs: Sequence[Array], spoken_for: Sequence[Array] = ()) -> Sequence[Array]:
+    """Stage f and its rule, and give the outputs the rule's gradients.
+
+    The op's own rule speaks for captured tracers that depend only on what the op is given. They are constants to the
+    outputs; to the rule, whose derivative may be taken in its turn, they are what they are.
+    """
+    constants = frozenset(map(id, spoken_for))
+    found = stage(call, inputs, constants)
     staged = _Staged(call, found.f, found.rule)
     arguments = [inputs[i] for i in found.inputs]
     for tracer in found.captured:
         refusal = found.refusal or words_of(call.refuse_captured, tracer)
-        arguments.append(tracer if id(tracer) in found.variables else _constant(tracer, refusal))
+        is_known = id(tracer) in constants or id(tracer) in found.variables
+        arguments.append(tracer if is_known else _constant(tracer, refusal))
     return staged(arguments)
 
 
 def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], remake: Callable[..., Any]) -> Any:
     """An op in a rule: its own rule is staged only once that is differentiated, for rules may call each other.
 
-    What f captured is lifted out of it. If grad_fn makes the call itself, that which depends only on what the op is
-    given is a constant: the op's own rule speaks for it.
+    What f captured is lifted out of it. If grad_fn makes the call itself, the op's own rule speaks for that which
+    depends only on what the op is given.
     """
     at = [i for i, x in enumerate(inputs) if is_tracer(x)]
     constants = [None if is_tracer(x) else x for x in inputs]
     upstreams = upstreams_of_rule()
-    if upstreams is not None:
-        captured = [jax.lax.stop_gradient(c) if depends_only_on(c, inputs, upstreams) else c for c in captured]
+    spoken_for = [upstreams is not None and depends_only_on(c, inputs, upstreams) for c in captured]
 
     def filled(arguments: Sequence[Array]) -> list[Array]:
         full = list(constants)
@@ -62,8 +68,9 @@ def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], 
 
     def differentiated(*arguments: Array) -> list[Array]:
         bound = copy.copy(lifted)
-        bound.f = remake(arguments[len(at) :])
-        outputs = list(run_staged(bound, filled(arguments)))
+        again_captured = arguments[len(at) :]
+        bound.f = remake(again_captured)
+        outputs = list(run_staged(bound, filled(arguments), [*compress(again_captured, spoken_for)]))
         lifted.output = bound.output  # where it is differentiated at once, nothing else runs
         return outputs
 
