@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from _cgshim_torch_again import connected
-from _cgshim_torch_graph import is_transformed, requires_grad
-from _cgshim_torch_kept import Gradients, Kept, Saved, named, run
+from _cgshim_torch_graph import is_transformed, now, requires_grad
+from _cgshim_torch_kept import Gradients, Kept, Saved, examined, named
 from _cgshim_torch_once import anchor, without_derivative
 from _cgshim_torch_transformed import transformed
 from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
+from cgshim._closure import lift
 from cgshim._convention import is_differentiable
 from cgshim._residuals import refuse_hidden
 
@@ -41,20 +42,26 @@ def attached(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """f's outputs with the rule for their gradient, where anything is differentiated at all."""
     differentiated = any(map(requires_grad, inputs))
     given = [x.detach() for x in inputs] if differentiated else inputs
-    versions = [*map(_version, given)]
-    first = run(call, given, inputs)
+    start, versions = now(), _versions(given)
+    outputs, rule = call(given)
+    if not differentiated and not any(map(requires_grad, (*outputs, *lift(rule.grad_fn, torch.is_tensor, call.f)[0]))):
+        return outputs
+    first = examined(call, given, inputs, start, outputs, rule)
     if not (differentiated or first.variables):
-        return [y.detach() if y.requires_grad else y for y in first.outputs]
+        return [y.detach() if y.requires_grad else y for y in outputs]
     others, first.residuals.others = first.residuals.others, []
     kept = Kept(call, first, given, others)
-    kept.changed = versions != [*map(_version, given)]
+    kept.changed = versions != _versions(given)
     alive = map(functorch.unwrap_if_dead, inputs)
-    return named(_Attached, call.name)(kept, first.outputs, given, others, *alive, *first.variables)
+    return named(_Attached, call.name)(kept, outputs, given, others, *alive, *first.variables)
 
 
-def _version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place, which torch counts but in inference mode."""
-    return 0 if tensor.is_inference() else int(tensor._version)
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each tensor was changed in place."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:  # in inference mode torch does not count
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 class _Attached(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]

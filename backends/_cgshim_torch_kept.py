@@ -64,11 +64,24 @@ def run(
     """
     start = now()
     outputs, rule = call(inputs)
+    return examined(call, inputs, live, start, outputs, rule, may_depend)
+
+
+def examined(
+    call: Call,
+    inputs: Sequence[Tensor],
+    live: Sequence[Tensor],
+    start: int,
+    outputs: list[Tensor],
+    rule: Rule,
+    may_depend: Callable[[Tensor], bool] = requires_grad,
+) -> Run:
+    """What f, which ran since start, has left behind."""
     residuals = Residuals(call, rule, is_tensor, inputs, outputs)
     variables: list[Tensor] = []
-    made = [*outputs, *residuals.others]
-    if any(map(may_depend, made)):
+    if any(map(may_depend, outputs)) or any(map(may_depend, residuals.others)):
         in_a_rule = bool(rules.current)
+        made = [*outputs, *residuals.others]
         variables = captured(call, made, live if in_a_rule else inputs, start, in_a_rule)
         rule.require_variables(variables)
     return Run(outputs, residuals, variables, start)

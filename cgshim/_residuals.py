@@ -55,7 +55,7 @@ class Residuals:
         self._f = call.f
         self._code = getattr(rule.grad_fn, "__code__", None)
         self._globals: dict[str, Any] = getattr(rule.grad_fn, "__globals__", {})
-        self._converted = [x for x in found.objects if id(x) in call.output.converted]
+        self._converted = [x for x in found.objects if id(x) in call.output.converted] if found.objects else []
         self._remake = found.remake
         self._is_tensor = is_tensor
         self._rule = rule.with_grad_fn(_taken_apart)

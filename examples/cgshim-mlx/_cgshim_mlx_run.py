@@ -81,15 +81,17 @@ class Run:
         self.is_variable = [
             self.rule.takes_variables and not c and is_traced(x) for x, c in zip(captured, constant, strict=True)
         ]
-        read = [x if v else self._refused(x, c) for x, v, c in zip(captured, self.is_variable, constant, strict=True)]
+        # A constant has a gradient of zero by this op, but a derivative of its own where the rule keeps it.
+        known = [v or c for v, c in zip(self.is_variable, constant, strict=True)]
+        read = [x if is_known else self._refused(x) for x, is_known in zip(captured, known, strict=True)]
         self.residuals = Residuals(call, self.rule, is_tensor, given, outputs)
         self.sources = [*inputs, *read]
-        self.outputs = [self._refused(y, False) for y in outputs]
-        self.kept = given + [self._refused(y, False) for y in self.residuals.others]
+        self.outputs = [self._refused(y) for y in outputs]
+        self.kept = given + [self._refused(y) for y in self.residuals.others]
 
-    def _refused(self, x: Array, is_constant: bool) -> Array:
+    def _refused(self, x: Array) -> Array:
         """x as a constant; MLX tells nobody what is being differentiated, until it asks for the gradient of x."""
-        return stopped([x])[0] if is_constant else without_derivative(lambda: self.call.refuse_captured(x), [x], [x])[0]
+        return without_derivative(lambda: self.call.refuse_captured(x), [x], [x])[0]
 
     # --- The rule ------------------------------------------------------------------------------------------------
 
