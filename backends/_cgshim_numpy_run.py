@@ -29,6 +29,7 @@ from _cgshim_numpy_boxes import (
 )
 from _cgshim_numpy_linear import NonlinearError, transposed
 from _cgshim_numpy_refusals import without_derivative
+from autograd.builtins import SequenceBox
 from autograd.builtins import tuple as tuple_of_boxes
 from autograd.core import defjvp_argnums, make_jvp, make_vjp
 from autograd.extend import defvjp_argnums, primitive
@@ -206,8 +207,9 @@ class Run:
     ) -> list[Array]:
         """What rule gives. autograd's gradients are the conjugates of those that rules take and give."""
         links = {**(running.current or {}), **links_of([*outputs, *others], values)}
+        opening = rule.with_grad_fn(_in_the_open(rule.grad_fn))
         of_inputs, of_variables = running.run(
-            links, rule, values[: self.count], [*map(conjugated, upstreams)], values[self.count :]
+            links, opening, values[: self.count], [*map(conjugated, upstreams)], values[self.count :]
         )
         found = of_inputs + (of_variables or [None] * len(self.variables))
         gradients = [self._zeros(at) if g is None else conjugated(g) for at, g in enumerate(found)]
@@ -270,6 +272,16 @@ class Run:
         if len(others) != len(first) or any(a.shape != b.shape for a, b in zip(others, first, strict=True)):
             refuse_another_run(self.call, "others", "let f return, and its rule keep, the same tensors in each run")
         return tuple(x for x in others if is_float(x))
+
+
+def _in_the_open(grad_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """grad_fn, whose gradients may be in a box together: autograd puts those there that a rule takes itself."""
+
+    def gradients(*args: Any, **kwargs: Any) -> Any:
+        found = grad_fn(*args, **kwargs)
+        return tuple(found) if isinstance(found, SequenceBox) else found
+
+    return gradients
 
 
 def _items(sequence: Any, count: int) -> list[Any]:

@@ -94,8 +94,10 @@ def _watched_in_graph(
     watched, unknown = [], {}
     for tensor in read:
         if running_rule.current is not None:
-            sources = sources_beyond(tensor, given)
-            open_ends = [source for source in sources if may_be_differentiated(source)]
+            found = sources_beyond(tensor, given)
+            sources = [source.tensor for source in found]
+            # What a graph has captured of a source, for the gradient of a tf.cond can not capture it again.
+            open_ends = [source.nearest for source in found if may_be_differentiated(source.tensor)]
         else:
             sources = list(stand_ins(tensor))
             open_ends = [tensor] if len(sources) > 1 or tensor.op.inputs or tensor.op.type in OPEN else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from _cgshim_tensorflow_linear import Linearity
 from _cgshim_tensorflow_origins import listening
+from tensorflow.python.eager.polymorphic_function import concrete_function
 
 if TYPE_CHECKING:
     from cgshim._call import Call
@@ -22,10 +24,12 @@ ACCUMULATOR = "tf.autodiff.ForwardAccumulator"
 
 
 class Transposition:
-    """The runs of a rule by which an accumulator transposes it: each is looked at, and judged when all are done."""
+    """The runs of rules by which an accumulator transposes them: each is looked at, and judged when all are done."""
 
-    def __init__(self) -> None:
-        self._seen: list[Linearity] = []
+    def __init__(self, is_of_function: bool = False) -> None:
+        self._seen: list[tuple[Call, Linearity]] = []
+        self.is_of_function = is_of_function
+        """whether it is a whole tf.function that is transposed, whose second derivatives are built with the first"""
 
     @contextlib.contextmanager
     def going_on(self) -> Iterator[None]:
@@ -36,11 +40,13 @@ class Transposition:
         finally:
             _transposition.reset(token)
 
-    def run(self, rule: Callable[..., Sequence[Tensor | None]], upstreams: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def run(
+        self, call: Call, rule: Callable[..., Sequence[Tensor | None]], upstreams: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
         """The rule's gradients, while its operations are looked at."""
         token = _transposition.set(None)  # a rule within the rule is not this one
         linearity = Linearity(upstreams)
-        self._seen.append(linearity)
+        self._seen.append((call, linearity))
         try:
             with listening(linearity.notice):
                 gradients = rule(*upstreams)
@@ -49,9 +55,9 @@ class Transposition:
             _transposition.reset(token)
         return gradients
 
-    def refuse_what_is_not_linear(self, call: Call) -> None:
+    def refuse_what_is_not_linear(self) -> None:
         """Raise where a run was seen not to be linear, or, unless the author promised it, not seen to be linear."""
-        for linearity in self._seen:
+        for call, linearity in self._seen:
             judge(call, linearity)
 
 
@@ -69,6 +75,26 @@ _transposition: ContextVar[Transposition | None] = ContextVar("cgshim_tensorflow
 def transposition() -> Transposition | None:
     """What looks at the run of a rule that goes on, if an accumulator transposes the rule by it."""
     return _transposition.get()
+
+
+def _looking_at_rules(build: Callable[..., Any]) -> Callable[..., Any]:
+    """An accumulator around a tf.function transposes all of it while it builds the function that gives tangents."""
+
+    @functools.wraps(build)
+    def looked_at(function: Any, outputs: Any, inference_args: Any, input_tangents: Any) -> Any:
+        if not input_tangents:
+            return build(function, outputs, inference_args, input_tangents)
+        transposition = Transposition(is_of_function=True)
+        with transposition.going_on():
+            built = build(function, outputs, inference_args, input_tangents)
+        transposition.refuse_what_is_not_linear()
+        return built
+
+    return looked_at
+
+
+_Functions = concrete_function._TapeGradientFunctions
+_Functions._build_functions_for_outputs = _looking_at_rules(_Functions._build_functions_for_outputs)
 
 
 def of_graph(graph: Any, upstreams: Sequence[Tensor], gradients: Sequence[Tensor]) -> Linearity:

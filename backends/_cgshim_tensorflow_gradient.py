@@ -95,8 +95,8 @@ class _Gradient:
     def __call__(self, *upstreams: Tensor | None) -> Sequence[Tensor | None]:
         given = [like.upstream(upstream) for like, upstream in zip(self._like, upstreams, strict=True)]
         looking = transposition()
-        if looking is not None:
-            of_rule = looking.run(self._run, [in_this_graph(upstream) for upstream in given])
+        if looking is not None and not (looking.is_of_function and self._has_no_derivative()):
+            of_rule = looking.run(self._call, self._run, [in_this_graph(upstream) for upstream in given])
             return [*of_rule, *self._of_unknown()]
         if self._stand_in is not None:
             cut = self._without_derivative([self._stand_in], given, self._refuse_second_order)
@@ -107,6 +107,9 @@ class _Gradient:
             refuse = functools.partial(refuse_hidden, self._call, tensor)
             return [*self._without_derivative([at for _, at in hidden], given, refuse), *self._of_unknown()]
         return [*self._run(*given), *self._of_unknown()]
+
+    def _has_no_derivative(self) -> bool:
+        return self._stand_in is not None or bool(self._hidden())
 
     def _run(self, *upstreams: Tensor) -> list[Tensor | None]:
         """The gradients of the inputs and of the variables, by the rule."""
@@ -151,7 +154,7 @@ class _Gradient:
         transposition = Transposition()
         with transposition.going_on():
             transpose()
-        transposition.refuse_what_is_not_linear(call)
+        transposition.refuse_what_is_not_linear()
         if not call.forward_mode and tf.executing_eagerly() and not self._reads_no_values(values):
             call.refuse_forward_mode(ACCUMULATOR)
 

@@ -8,7 +8,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from _cgshim_tensorflow_values import is_eager
@@ -139,8 +139,9 @@ def listening(listener: Listener) -> Iterator[None]:
     """
     global _listeners, _before
 
-    def notice(op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> None:
+    def notice(op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> Any:
         listener(op_type.decode() if isinstance(op_type, bytes) else op_type, inputs, attrs, outputs)
+        return outputs  # in a graph, the next listener is told of what this one returns
 
     here = context.context()
     with _lock:
@@ -171,18 +172,29 @@ def stand_ins(tensor: Tensor) -> Iterator[Tensor]:
         tensor = next((external for external, internal in captures if internal is tensor), None)
 
 
-def sources_beyond(tensor: Tensor, given: frozenset[int]) -> list[Tensor]:
+class Source(NamedTuple):
+    """Where a way back through graphs ends."""
+
+    tensor: Tensor
+    nearest: Tensor
+    """what stands for it in the graph in which the way was last among operations"""
+
+
+def sources_beyond(tensor: Tensor, given: frozenset[int]) -> list[Source]:
     """What a tensor of a graph depends on besides the given ones: the ends of all other ways back."""
     found, seen, todo = [], {tensor._id}, [tensor]
+    nearest: dict[int, Tensor] = {}
     while todo:
         at = todo.pop()
         if at._id in given or (_is_read(at) and any(x._id in given for x in stand_ins(at.op.inputs[0]))):
             continue
         back = [] if is_eager(at) or at._id in _differentiated.get() else _one_step_back(at)
         if not back:
-            found.append(at)
+            found.append(Source(at, nearest.get(at._id, at)))
         fresh = [each for each in back if each._id not in seen]
         seen.update([each._id for each in fresh])
+        if back and not at.op.inputs:
+            nearest.update([(each._id, nearest.get(at._id, at)) for each in fresh])
         todo += fresh
     return found
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from _cgshim_tensorflow_forward import Backward, graph_of, judge, of_graph
+from _cgshim_tensorflow_forward import Backward, graph_of, judge, of_graph, transposition
 from tensorflow.python.eager.record import stop_recording
 from tensorflow.python.ops.parallel_for.pfor import wrap
 
@@ -34,7 +34,7 @@ def converter(
         values, sources = inputs[:count], inputs[count:]
 
         def around(outputs: Sequence[Tensor]) -> Backward:
-            return _vectorized(rule, outputs, residuals)
+            return _vectorized(rule, outputs, residuals, call)
 
         def forward(transpose: Callable[[], None]) -> None:
             rule.judge(call)
@@ -109,7 +109,7 @@ def _converted(pfor: Any, residual: Tensor, own: Sequence[Tensor]) -> Residual:
     return wrapped.t, wrapped.is_stacked
 
 
-def _vectorized(rule: _Traced, outputs: Sequence[Tensor], residuals: Sequence[Residual]) -> Backward:
+def _vectorized(rule: _Traced, outputs: Sequence[Tensor], residuals: Sequence[Residual], call: Call) -> Backward:
     kept = [(outputs[x] if isinstance(x, int) else x, is_stacked) for x, is_stacked in residuals]
 
     def of_one(elements: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
@@ -118,6 +118,8 @@ def _vectorized(rule: _Traced, outputs: Sequence[Tensor], residuals: Sequence[Re
 
     def backward(*upstreams: Tensor | None) -> list[Tensor | None]:
         rule.raise_its_error()
+        if transposition() is not None:
+            rule.judge(call)
         given = [
             tf.zeros_like(output) if upstream is None else tf.convert_to_tensor(upstream)
             for upstream, output in zip(upstreams, outputs, strict=True)

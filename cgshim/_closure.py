@@ -371,6 +371,20 @@ def _may_hold(x: Any) -> bool:
     return type(x) not in SIMPLE and not isinstance(x, (type, types.ModuleType))
 
 
+def assigned_cells_of(f: Any) -> list[types.CellType]:
+    """The variables outside of f that f, or a function that it holds, assigns to."""
+    found: list[types.CellType] = []
+    seen: set[int] = set()
+    todo = [f]
+    while todo:
+        x = todo.pop()
+        if id(x) not in seen and type(x) not in SIMPLE:
+            seen.add(id(x))
+            found += _assigned_cells(x)
+            todo += contents_of(x) or ()
+    return found
+
+
 def _assigned_cells(x: Any) -> Iterator[types.CellType]:
     """The cells that a function assigns to, which belong to whoever else reads them."""
     if isinstance(x, types.FunctionType) and x.__closure__:

@@ -58,7 +58,7 @@ def _within_reach(f: Any) -> list[Any]:
         function = _code_of(x)
         if getattr(function, "__globals__", None) is scope:
             inner += _named(names_in(function.__code__), scope)
-        instance = getattr(x, "__self__", None) if callable(x) else None
+        instance = x.__self__ if hasattr(type(x), "__self__") else None
         if instance is None and x is f and not isinstance(f, types.FunctionType):
             instance = f  # an object that is called
         if instance is not None:
@@ -90,14 +90,15 @@ def _named(names: frozenset[str], scope: dict[str, Any]) -> list[Any]:
 
 def _as_generator(x: Any) -> Generator | None:
     """x as a generator: NumPy's Generator and RandomState, Python's Random, torch's Generator, or their like."""
-    if hasattr(x, "bit_generator"):
+    kind = type(x)  # not x: a configuration may have, or raise, whatever it is asked for
+    if hasattr(kind, "bit_generator"):
         bits = x.bit_generator
         return Generator(lambda: bits.state, lambda state: setattr(bits, "state", state))
+    if not (hasattr(kind, "seed") or hasattr(kind, "initial_seed")):
+        return None
     for get, set in (("getstate", "setstate"), ("get_state", "set_state")):
-        if callable(getattr(x, get, None)) and callable(getattr(x, set, None)) and hasattr(x, "seed"):
+        if hasattr(kind, get) and hasattr(kind, set):
             return Generator(getattr(x, get), getattr(x, set))
-        if hasattr(x, "initial_seed") and hasattr(x, "get_state"):
-            return Generator(x.get_state, x.set_state)
     return None
 
 

@@ -6,12 +6,13 @@ import dis
 import functools
 import gc
 import inspect
-import itertools
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from cgshim._closure import SIMPLE, FunctionHolder, attributes_of, contents_of
+from cgshim._writing import ANYTHING, attributes_in, written_by
 
 DEPTH = 6
 """at which configuration ends"""
@@ -22,10 +23,10 @@ def tensors_in(objects: Sequence[Any], is_tensor: Callable[[Any], bool]) -> Iter
     seen: set[int] = set()
     level = list(objects)
     for _ in range(DEPTH):
-        inner = [each for x in level for each in _inside(x)]
-        yield from filter(is_tensor, inner)
-        level = [each for each in inner if id(each) not in seen and not is_tensor(each) and _may_hold(each)]
-        seen.update(map(id, level))
+        inner = {id(each): each for x in level for each in _inside(x) if id(each) not in seen}
+        seen.update(inner)
+        yield from filter(is_tensor, inner.values())
+        level = [each for each in inner.values() if not is_tensor(each) and _may_hold(each)]
 
 
 def _inside(x: Any) -> list[Any]:
@@ -34,7 +35,8 @@ def _inside(x: Any) -> list[Any]:
         return inner
     if isinstance(x, type):
         return list(vars(x).values())
-    if getattr(getattr(x, "dtype", None), "kind", "") == "O":  # an array of objects, which Python's collector ignores
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(x, numpy.ndarray) and x.dtype.kind == "O":  # which Python's collector ignores
         return list(x.flat)
     return [*attributes_of(x), *gc.get_referents(x)]
 
@@ -52,30 +54,56 @@ def is_local(x: type) -> bool:
 
 # --- What f may have written to -----------------------------------------------------------------------------------
 
-_WRITERS = frozenset(["append", "appendleft", "extend", "insert", "update", "setdefault", "add", "put"])
-"""methods that are called like those of lists, dicts, sets and queues"""
 _NO_HOLDERS = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type, FunctionHolder)
 
 
-def writes(f: Any, but: types.CodeType | None) -> bool:
-    """Whether f, or a helper of its module or its object, may store a tensor in what was there before the call.
+def written(f: Any, but: types.CodeType | None) -> frozenset[str]:
+    """The attributes in which f, or a helper of its module or its object, may store a tensor outside of itself.
 
-    That is read off the code: an assignment to a global, to an attribute or to an item of what f has not made itself,
-    or a method of such a thing that is called like those of lists and dicts. `but` is the code of the rule, which may
-    write what it wants.
+    ANYTHING is among them where their names cannot be told. `but` is the code of the rule, which may write what it
+    wants.
     """
     function, owner = _function_of(f), type(getattr(f, "__self__", f))
     key = getattr(function, "__code__", None), owner, but
-    if key not in _writes:
+    if key not in _written:
         own, given = key[0], _given_before(f)
-        _writes[key] = any(
-            writes_itself(code, but, given if code is own else code.co_argcount)
-            for code in _codes_within_reach(function, owner)
-        )
-    return _writes[key]
+        codes = _codes_within_reach(function, owner)
+        of_each = [written_by(code, but, given if code is own else code.co_argcount) for code in codes]
+        _written[key] = frozenset().union(*of_each)
+    return _written[key]
 
 
-_writes: dict[Any, bool] = {}
+_written: dict[Any, frozenset[str]] = {}
+
+
+def values_under(names: frozenset[str], objects: Sequence[Any]) -> list[Any]:
+    """What objects, and the objects that they hold, have in the attributes of these names."""
+    if ANYTHING in names:
+        return list(objects)
+    found: list[Any] = []
+    seen: set[int] = set()
+    level = list(objects)
+    for _ in range(DEPTH):
+        found += [value for x in level for value in _values_of(x, names)]
+        inner = [each for x in level for each in _inside(x)]
+        level = [each for each in inner if id(each) not in seen and _may_hold(each)]
+        seen.update(map(id, level))
+    return found
+
+
+def _values_of(x: Any, names: frozenset[str]) -> list[Any]:
+    if isinstance(x, dict):  # in which a __setattr__ of its own may have put them
+        return [x[name] for name in names if name in x]
+    of_class = [inspect.getattr_static(type(x), name, None) for name in names]
+    if any(hasattr(type(each), "__set__") and not isinstance(each, types.MemberDescriptorType) for each in of_class):
+        return [x]  # a property, which stores under another name
+    return [value for name in names if (value := _attribute(x, name)) is not None]
+
+
+def _attribute(x: Any, name: str) -> Any:
+    """An attribute of an object's own, in its dict or in a slot."""
+    found = inspect.getattr_static(x, name, None)
+    return getattr(x, name, None) if isinstance(found, types.MemberDescriptorType) else found
 
 
 def _given_before(f: Any) -> int:
@@ -99,56 +127,7 @@ def _codes_within_reach(function: Any, owner: type) -> Iterator[types.CodeType]:
         others = [scope.get(name) for name in names]
         others += [content for cell in x.__closure__ or () for content in contents_of(cell) or ()]
         todo += [each for each in others if getattr(_function_of(each), "__globals__", None) is scope]
-        todo += [inspect.getattr_static(owner, name, None) for name in names]
-
-
-def writes_itself(code: types.CodeType, but: types.CodeType | None, foreign_parameters: int) -> bool:
-    """Whether this code, or that of the functions within it, writes to what it has not made.
-
-    A helper's parameters are its caller's; those of f are the arguments, of which the rule keeps copies.
-    """
-    instructions = list(dis.get_instructions(code))
-    own = set(code.co_varnames[foreign_parameters:])
-    own -= {new.argval for old, new in itertools.pairwise(instructions)
-            if new.opname == "STORE_FAST" and old.opname in _LOADS_OF_OTHERS}  # fmt: skip
-    if any(_writes_to_others(instructions, at, own) for at in range(len(instructions))):
-        return True
-    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return any(writes_itself(each, but, each.co_argcount) for each in inner if each is not but)
-
-
-_INDICES = {"STORE_ATTR": 0, "STORE_SUBSCR": 1, "STORE_SLICE": 2}
-"""the operations that store something, and how many indices stand between them and where they store it"""
-
-_LOADS_OF_OTHERS = {"LOAD_ATTR", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_FAST"}
-
-
-def _writes_to_others(instructions: Sequence[dis.Instruction], at: int, own: set[str]) -> bool:
-    """Whether an instruction stores something in what is no variable of the code's own."""
-    instruction = instructions[at]
-    if instruction.opname == "STORE_GLOBAL" or (
-        instruction.opname == "LOAD_GLOBAL" and instruction.argval in ("setattr", "globals", "vars")
-    ):
-        return True
-    calls_a_writer = instruction.opname in ("LOAD_METHOD", "LOAD_ATTR") and instruction.argval in _WRITERS
-    if not calls_a_writer and instruction.opname not in _INDICES:
-        return False
-    receiver = at - 1
-    for _ in range(_INDICES.get(instruction.opname, 0)):
-        receiver = _first_of(instructions, receiver) - 1
-    load = instructions[receiver]
-    return not (load.opname.startswith("LOAD_FAST") and load.argval in own)
-
-
-def _first_of(instructions: Sequence[dis.Instruction], last: int) -> int:
-    """Where the expression begins whose value the last instruction leaves."""
-    pushed = 0
-    for at in range(last, -1, -1):
-        i = instructions[at]
-        pushed += dis.stack_effect(i.opcode, i.arg if i.opcode >= dis.HAVE_ARGUMENT else None, jump=False)
-        if pushed >= 1:
-            return at
-    return 0
+        todo += [inspect.getattr_static(owner, name, None) for name in attributes_in(x.__code__)]
 
 
 @functools.lru_cache(maxsize=4096)

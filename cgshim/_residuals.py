@@ -7,15 +7,16 @@ own operations: a framework that did not record these has to run f again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cgshim._backend import Tensor
-from cgshim._closure import search
+from cgshim._closure import assigned_cells_of, contents_of, search
 from cgshim._convention import Rule, is_differentiable
 from cgshim._errors import CustomGradientError, TransformationError, describe, sentence
 from cgshim._generators import Drawing, Generator, generators_of
-from cgshim._hidden import globals_of, tensors_in, writes
+from cgshim._hidden import globals_of, tensors_in, values_under, written
 from cgshim._same import same
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ class Residuals:
     def objects(self) -> list[Any]:
         """What the rule keeps and nobody has looked into yet: objects, and what f may have written to."""
         named = globals_of(self._code, self._globals, self._f) if self._code else []
-        if (named or self._old) and writes(self._f, but=self._code):
-            return [*self._objects, *self._old, *named]
+        if (named or self._old) and (names := written(self._f, but=self._code)):
+            return [*self._objects, values_under(names, [*self._old, *named])]
         return self._objects
 
     def hidden(self) -> list[Any]:
@@ -113,6 +114,16 @@ def run_again(
     run's rule, around what that kept. Refused where it differs, and where f draws random numbers. generators are those
     of the framework; inputs should be copies, for f may write into them.
     """
+    with _variables_put_back(call.f):
+        rule, outputs = _run_without_drawing(call, inputs, f, generators)
+        if not same(first.grad_fn, rule.grad_fn, lambda a, b: _tensors_agree(a, b, is_tensor, agree)):
+            refuse_another_run(call, "others", "compute them from the arguments alone, or pass them as an argument")
+        return Residuals(call, rule, is_tensor, inputs, outputs).others
+
+
+def _run_without_drawing(
+    call: Call, inputs: Sequence[Tensor], f: Callable[..., Any] | None, generators: Sequence[Generator]
+) -> tuple[Rule, list[Tensor]]:
     drawing = Drawing([*generators_of(call.f), *generators])
     try:
         outputs, rule = call(inputs, f)
@@ -127,9 +138,18 @@ def run_again(
         drew = drawing.happened()
     if drew:
         refuse_another_run(call, "one that draws random numbers", "draw them outside, and pass them as an argument")
-    if not same(first.grad_fn, rule.grad_fn, lambda a, b: _tensors_agree(a, b, is_tensor, agree)):
-        refuse_another_run(call, "others", "compute them from the arguments alone, or pass them as an argument")
-    return Residuals(call, rule, is_tensor, inputs, outputs).others
+    return rule, outputs
+
+
+@contextlib.contextmanager
+def _variables_put_back(f: Callable[..., Any]) -> Iterator[None]:
+    """Let the variables that f assigns to hold what its first run left there: no tensors of another run, no counts."""
+    before = [(cell, contents) for cell in assigned_cells_of(f) if (contents := contents_of(cell))]
+    try:
+        yield
+    finally:
+        for cell, contents in before:
+            cell.cell_contents = contents[0]
 
 
 def refuse_another_run(call: Call, got: str, do: str) -> NoReturn:

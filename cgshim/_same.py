@@ -22,7 +22,7 @@ def same(a: Any, b: Any, agree: Callable[[Any, Any], bool | None]) -> bool:
 class _Comparison:
     def __init__(self, agree: Callable[[Any, Any], bool | None]) -> None:
         self._agree = agree
-        self._compared: set[tuple[int, int]] = set()
+        self._compared: dict[tuple[int, int], tuple[Any, Any]] = {}  # held, so that no other pair has their identities
 
     def __call__(self, a: Any, b: Any) -> bool:
         if a is b or (id(a), id(b)) in self._compared:  # what holds itself is the same if all the rest is
@@ -31,7 +31,7 @@ class _Comparison:
             return agreed
         if type(a) is not type(b):
             return False
-        self._compared.add((id(a), id(b)))
+        self._compared[id(a), id(b)] = a, b
         if isinstance(a, (float, complex)):
             return a == b or (a != a and b != b)  # NaN is the same as NaN
         if isinstance(a, (list, tuple)):

@@ -1,8 +1,8 @@
 """What a framework cannot give: a row is a strict xfail, so that it goes when its reason does. At most five rows."""
 
 GAPS: dict[tuple[str, str], str] = {
-    ("tensorflow", "test_a_rule_that_may_not_be_linear_is_refused_round_a_function"): (
-        "a ForwardAccumulator round a whole tf.function transposes the function, and tells no operation in it: "
+    ("tensorflow", "test_a_rule_that_may_not_be_linear_is_refused_around_a_function_in_a_function"): (
+        "a ForwardAccumulator within a tf.function transposes another tf.function without telling that it does: "
         "https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/eager/forwardprop.py"
     ),
     ("torch", "test_a_second_order_is_never_dropped[eager]"): (

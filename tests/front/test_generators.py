@@ -116,3 +116,21 @@ def test_a_frameworks_generator():
     state[0] = 5
     assert drawing.happened()
     assert state == [0]
+
+
+class Items(dict):
+    __getattr__ = dict.__getitem__
+
+
+class Whatever:
+    def __getattr__(self, name):
+        return lambda *args: 2.5
+
+
+@pytest.mark.parametrize("config", [Items(scale=2.5), Whatever()], ids=["a dict", "whatever"])
+def test_a_configuration_with_attributes_of_its_own_making(config):
+    """It raises a KeyError for a name that it does not know, or has whatever it is asked for."""
+    drawing = Drawing(generators_of(lambda: (config, numpy_generator.normal())))
+    assert not drawing.happened()
+    numpy_generator.normal()
+    assert drawing.happened()

@@ -107,6 +107,13 @@ def test_values_decide(make):
     assert not same(make(2.0), make(2.5), no_tensors)
 
 
+def test_identities_that_are_used_again():
+    """What is compared of a cell is a list that is gone a moment later: the next one may stand where it stood."""
+    for _ in range(20):
+        assert not same(*[[closure(1.0), closure(1.0), closure(last)] for last in (2.0, 2.5)], no_tensors)
+        assert not same(*[[recursive(1.0), recursive(last)] for last in (2.0, 2.5)], no_tensors)
+
+
 TENSORS = {name: HOLDERS[name] for name in HOLDERS if name not in ("a set", "a NumPy array", "a NumPy number")}
 
 

@@ -9,7 +9,7 @@ import autograd.numpy as anp
 import numpy as np
 import pytest
 from autograd import elementwise_grad, grad, value_and_grad
-from autograd.differential_operators import make_jvp
+from autograd.differential_operators import make_jvp, make_vjp
 
 from cgshim import TransformationError, op_custom_gradient, op_grad
 
@@ -266,3 +266,29 @@ def test_once_differentiable_in_forward_mode():
     for second in (lambda: make_jvp(grad(op))(2.0)(1.0), lambda: grad(lambda x: make_jvp(op)(x)(1.0)[1])(2.0)):
         with pytest.raises(TransformationError, match="a rule that is once_differentiable"):
             second()
+
+
+def test_a_variable_that_f_assigns_to_holds_what_the_first_run_left():
+    """No box of another run, which would be a captured one in the next call."""
+    last, runs = None, 0
+
+    @op_custom_gradient
+    def cube(x):
+        nonlocal last, runs
+        last, runs = x * x, runs + 1
+        return last * x, lambda u: u * 5 * last
+
+    np.testing.assert_allclose([nth(cube, order)(X) for order in (1, 2, 3)], [5 * 0.25, 10 * 0.5, 10])
+    assert isinstance(last, (np.ndarray, np.floating))
+    assert runs == 3
+
+
+def test_gradients_that_come_in_a_box_together():
+    """As autograd's own make_vjp gives those of a tuple, while it is differentiated in turn."""
+
+    @op_custom_gradient
+    def sine(x, w):
+        return anp.sin(x * w), lambda u: make_vjp(lambda both: anp.sin(both[0] * both[1]))((x, w))[0](5 * u)
+
+    second = grad(grad(sine, 0), 1)(0.5, 0.75)
+    np.testing.assert_allclose(second, 5 * (np.cos(0.375) - 0.375 * np.sin(0.375)))

@@ -57,9 +57,43 @@ def test_a_rule_that_may_not_be_linear_is_refused(f: Any, mode: Any) -> None:
     assert str(error.value) == REFUSED.format(f.__name__)
 
 
-def test_a_rule_that_may_not_be_linear_is_refused_round_a_function() -> None:
+def function_in_function(op: Any) -> Any:
+    return lambda x: tf.function(op)(x) * 2
+
+
+def in_vectorized_map(op: Any) -> Any:
+    return lambda x: tf.vectorized_map(op, tf.stack([x, x]))[1] * 2
+
+
+def in_while_loop(op: Any) -> Any:
+    return lambda x: tf.while_loop(lambda i, _: i < 1, lambda i, c: (i + 1, op(c)), (0, x))[1] * 2
+
+
+@pytest.mark.parametrize("place", [function_in_function, in_vectorized_map, in_while_loop])
+def test_an_accumulator_around_a_function_looks_at_the_rules_in_it(place: Any) -> None:
+    for f in (clip, quadratic, clip):
+        function = tf.function(place(cgshim.op_custom_gradient(f)))
+        grad(function)(tf.constant(2.0))  # a rule that was traced for reverse mode is looked at all the same
+        with pytest.raises(cgshim.TransformationError):
+            jvp(function, 3.0)(tf.constant(2.0))
+    assert jvp(tf.function(place(square)), 3.0)(tf.constant(2.0)).numpy() == 2 * 7 * 2 * 3
+
+
+def test_a_rule_that_may_not_be_linear_is_refused_around_a_function_in_a_function() -> None:
     with pytest.raises(cgshim.TransformationError):
-        jvp(tf.function(cgshim.op_custom_gradient(clip)), 3.0)(tf.constant(2.0))
+        tf.function(jvp(tf.function(cgshim.op_custom_gradient(clip)), 3.0))(tf.constant(2.0))
+
+
+@eager_and_function
+def test_ops_within_an_op(mode: Any) -> None:
+    """What listens to the operations of the outer one leaves them to what listens to those of the inner one."""
+
+    @cgshim.op_custom_gradient
+    def outer(x: Any) -> Any:
+        pullback = lambda upstream: cgshim.op_vjp(square, x)[1](upstream)
+        return square(x), pullback
+
+    assert mode(jvp(outer, 3.0))(tf.constant(2.0)).numpy() == 7 * 2 * 3
 
 
 def test_a_promise_is_taken_at_its_word() -> None:

@@ -84,11 +84,11 @@ def test_thrown_away_traces_are_gone(transform: Any) -> None:
     op = cgshim.op_custom_gradient(seven)
     _trace_and_forget(transform(op))
     gc.collect()
-    registered = len(gradient_registry.list())
+    registered = set(gradient_registry.list())
     graphs = [_trace_and_forget(transform(op)) for _ in range(5)]
     gc.collect()
     assert [graph() for graph in graphs] == [None] * 5
-    assert len(gradient_registry.list()) == registered
+    assert set(gradient_registry.list()) <= registered
 
 
 def test_thrown_away_tapes_keep_nothing_alive() -> None:

@@ -400,3 +400,69 @@ def test_what_an_object_hides_is_refused_in_a_second_order():
     assert torch.func.grad(torch.func.grad(lambda x: op(x)))(torch.tensor(2.0)) == 20
     with pytest.raises(TransformationError, match="in a variable of f"):
         torch.vmap(op)(torch.ones(3))
+
+
+class Layer(torch.nn.Module):
+    """Its method counts and logs its calls, and its rule reads a number of the layer, which has tensors of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.log, self.scale = 0, [], 5.0
+        self.weight = torch.nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("mean", torch.tensor(3.0))
+
+    @op_custom_gradient
+    def counting(self, x):
+        self.calls += 1
+        self.log.append(float(x.detach().sum()))
+        squares = []
+        for each in x:
+            squares.append(each * each)
+        square = torch.stack(squares)
+        return square * x, lambda u: u * self.scale * square
+
+    @op_custom_gradient
+    def remembering(self, x):
+        self.last = x * x
+        return self.last * x, lambda u: u * self.scale * self.last
+
+
+def test_a_layer_that_counts_its_calls_hides_nothing():
+    x = leaf(2.0, 3.0)
+    _, first, second, third = derivatives(Layer().counting, x)
+    torch.testing.assert_close(first, 5 * x.detach() ** 2)
+    torch.testing.assert_close(second, 10 * x.detach())
+    torch.testing.assert_close(third, torch.full_like(x, 10.0))
+
+
+def test_a_layer_that_keeps_a_residual_in_an_attribute():
+    with pytest.raises(TransformationError, match=r"remembering: a second order needs what grad_fn keeps as a tensor"):
+        derivatives(Layer().remembering, leaf(2.0, 3.0))
+
+
+def test_a_configuration_that_raises_what_it_likes_for_a_name():
+    class Items(dict):
+        __getattr__ = dict.__getitem__
+
+    config = Items(scale=5.0)
+
+    @op_custom_gradient
+    def cube(x):
+        square = x * x
+        return square * x, lambda u: u * config.scale * square
+
+    assert [y.item() for y in derivatives(cube, leaf(2.0))] == [8.0, 20.0, 20.0, 10.0]
+
+
+def test_a_variable_that_f_assigns_to_holds_what_the_first_run_left():
+    last = None
+
+    @op_custom_gradient
+    def cube(x):
+        nonlocal last
+        last = x * x
+        return last * x, lambda u: u * 5 * last
+
+    assert [y.item() for y in derivatives(cube, leaf(2.0))] == [8.0, 20.0, 20.0, 10.0]
+    assert last.item() == 4.0
+    assert not last.requires_grad
