@@ -36,7 +36,8 @@ from autograd.extend import defvjp_argnums, primitive
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import getval, isbox
 
-from cgshim._closure import lift, tensors_inside
+from cgshim._closure import lift
+from cgshim._contents import tensors_inside
 from cgshim._residuals import Residuals, has_a_derivative, refuse_another_run, refuse_hidden, run_again
 from cgshim._scope import RuleScope
 

@@ -13,7 +13,8 @@ from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
 
-from cgshim._closure import lift, tensors_inside
+from cgshim._closure import lift
+from cgshim._contents import tensors_inside
 from cgshim._hidden import names_in
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from cgshim._backend import Backend, Tensor, config_backend, is_numpy_array, name_of, select
-from cgshim._closure import SIMPLE, tensors_inside
+from cgshim._contents import SIMPLE, tensors_inside
 from cgshim._convention import Rule
 from cgshim._errors import BackendError, CustomGradientTypeError, TransformationError, describe, function_name, sentence
 from cgshim._tree import ONE_TENSOR, Parts, fill_each, take_apart

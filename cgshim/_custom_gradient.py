@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, over
 
 from cgshim._backend import load, select
 from cgshim._call import Call, ForeignOutputError, constant, pair
-from cgshim._closure import FunctionHolder
+from cgshim._contents import FunctionHolder
 from cgshim._errors import CustomGradientTypeError, describe, function_name, sentence
 from cgshim._tree import take_apart_each
 

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from cgshim._closure import attributes_of, contents_of
+from cgshim._contents import attributes_of, contents_of
 from cgshim._hidden import names_in
 from cgshim._same import same
 

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from cgshim._closure import SIMPLE, FunctionHolder, attributes_of, contents_of
+from cgshim._contents import SIMPLE, FunctionHolder, attributes_of, contents_of
 from cgshim._writing import ANYTHING, attributes_in, written_by
 
 DEPTH = 6

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cgshim._backend import Tensor
-from cgshim._closure import assigned_cells_of, contents_of, search
+from cgshim._closure import search
+from cgshim._contents import assigned_cells_of, contents_of
 from cgshim._convention import Rule, is_differentiable
 from cgshim._errors import CustomGradientError, TransformationError, describe, sentence
 from cgshim._generators import Drawing, Generator, generators_of

@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from cgshim._closure import attributes_of
+from cgshim._contents import attributes_of
 
 
 def same(a: Any, b: Any, agree: Callable[[Any, Any], bool | None]) -> bool:

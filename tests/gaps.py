@@ -10,7 +10,8 @@ GAPS: dict[tuple[str, str], str] = {
         "https://github.com/pytorch/pytorch/issues/91469"
     ),
     ("torch", "test_a_second_order_is_never_dropped[aot_eager]"): (
-        "torch.compile loses the second order of a graph whose backward reads none of its inputs; mended after 2.13: "
+        "torch.compile loses the second order of a graph whose backward reads none of its inputs, as that of an op "
+        "whose rule keeps what f made of them; inductor refuses it; mended after 2.13: "
         "https://github.com/pytorch/pytorch/issues/181581"
     ),
 }

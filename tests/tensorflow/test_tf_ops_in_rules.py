@@ -32,6 +32,12 @@ def test_an_inner_op_that_captures_x_is_refused_where_x_is_differentiated(mode: 
             mode(outer(grad(captures_x)))(tf.constant(2.0))
 
 
+@pytest.mark.parametrize("around", [lambda fn: tf.function(grad(fn)), lambda fn: grad(tf.function(fn))])
+def test_an_inner_op_that_captures_the_argument_of_a_branch(around: Any) -> None:
+    branch = lambda x: tf.cond(x > 0, lambda: captures_x(x), lambda: x)
+    assert around(branch)(tf.constant(2.0)).numpy() == 12
+
+
 @every_mode
 def test_an_inner_op_with_variables_is_given_x(mode: Any) -> None:
     @cgshim.op_custom_gradient

@@ -1,0 +1,115 @@
+"""What things hold: functions their closures, containers their items, objects their attributes."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+SIMPLE = frozenset([bool, int, float, complex, str, bytes, type(None)])
+
+
+class FunctionHolder:
+    """An object that is called as the function that it holds, as an op is: its closure is searched too."""
+
+    __slots__ = ()
+
+    @property
+    def held_function(self) -> Callable[..., Any]:
+        """The function."""
+        raise NotImplementedError
+
+    def holding(self, function: Callable[..., Any]) -> FunctionHolder:
+        """A like object that holds another function of the same code."""
+        raise NotImplementedError
+
+
+METHODS_IN_C = (types.BuiltinMethodType, types.MethodWrapperType)
+
+
+def contents_of(x: Any) -> list[Any] | None:
+    """What a thing that is searched holds; None for any other object."""
+    if isinstance(x, types.FunctionType):
+        return [*(x.__closure__ or ()), x.__defaults__, x.__kwdefaults__]
+    if isinstance(x, types.CellType):
+        try:
+            return [x.cell_contents]
+        except ValueError:  # a name that was never assigned
+            return []
+    if type(x) in (list, tuple) or (isinstance(x, tuple) and hasattr(x, "_fields")):
+        return list(x)
+    if type(x) is dict:
+        return list(x.values())
+    if type(x) is functools.partial:
+        return [x.func, *x.args, *x.keywords.values()]
+    if isinstance(x, types.MethodType):
+        return [x.__func__, x.__self__]
+    if isinstance(x, METHODS_IN_C) and not isinstance(x.__self__, types.ModuleType | None):
+        return [x.__self__]
+    if isinstance(x, FunctionHolder):
+        return [x.held_function]
+    return None
+
+
+def attributes_of(x: Any) -> list[Any]:
+    """What an object holds in its attributes."""
+    slots = [name for base in type(x).__mro__ for name in _as_names(base.__dict__.get("__slots__", ()))]
+    slots = [name for name in slots if name not in ("__dict__", "__weakref__")]
+    return [*getattr(x, "__dict__", {}).values(), *(getattr(x, name, None) for name in slots)]
+
+
+def _as_names(slots: Any) -> list[str]:
+    return [slots] if isinstance(slots, str) else list(slots)
+
+
+def tensors_inside(x: Any, is_tensor: Callable[[Any], bool], depth: int = 5) -> Iterator[Any]:
+    """The tensors that an object holds, in its attributes too, down to a depth at which configuration ends."""
+    seen: set[int] = set()
+    level = [x]
+    for _ in range(depth):
+        inner = [each for x in level for each in (contents_of(x) or attributes_of(x))]
+        yield from filter(is_tensor, inner)
+        level = [each for each in inner if id(each) not in seen and _may_hold(each) and not is_tensor(each)]
+        seen.update(map(id, level))
+
+
+def _may_hold(x: Any) -> bool:
+    return type(x) not in SIMPLE and not isinstance(x, (type, types.ModuleType))
+
+
+def assigned_cells_of(f: Any) -> list[types.CellType]:
+    """The variables outside of f that f, or a function that it holds, assigns to."""
+    found: list[types.CellType] = []
+    seen: set[int] = set()
+    todo = [f]
+    while todo:
+        x = todo.pop()
+        if id(x) not in seen and type(x) not in SIMPLE:
+            seen.add(id(x))
+            found += cells_assigned_by(x)
+            todo += contents_of(x) or ()
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def assigned_names(code: types.CodeType) -> frozenset[str]:
+    """The names of an outer function that code, or a function that it makes, declares nonlocal and assigns to."""
+    import dis  # costs as much as all of cgshim, and few processes come here more than a few times
+
+    own = {
+        instruction.argval
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("STORE_DEREF", "DELETE_DEREF")
+    }
+    inner = (assigned_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return frozenset(own.union(*inner)) & frozenset(code.co_freevars)
+
+
+def cells_assigned_by(x: Any) -> Iterator[types.CellType]:
+    """The cells that a function assigns to, which belong to whoever else reads them."""
+    if isinstance(x, types.FunctionType) and x.__closure__:
+        assigned = assigned_names(x.__code__)
+        for name, cell in zip(x.__code__.co_freevars, x.__closure__, strict=True):
+            if name in assigned:
+                yield cell
