@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from cgshim._contents import SIMPLE, assigned_names, cells_assigned_by, contents_of
+from cgshim._contents import SIMPLE, assigned_names, cells_assigned_by, contents_of, held_by
 from cgshim._remake import Recipes, Remake, Trees
 
 Function = Callable[..., Any]
@@ -111,7 +111,7 @@ class _Search:
         self._objects: list[Any] = []
         self._old: list[Any] = []
         self._nodes: dict[int, tuple[Any, list[Any]]] = {}  # by identity: what is searched, and what it holds
-        self._stays = _identities_in(of)
+        self._stays = frozenset(map(id, held_by(of)))  # what was there before the function was made
 
     def __call__(self, function: Function) -> Lifted:
         self._visit(function)
@@ -172,15 +172,3 @@ class _Search:
 
     def _id_of(self, at: int) -> int:
         return id(self._tensors[at])
-
-
-def _identities_in(of: Any) -> frozenset[int] | set[int]:
-    """The identities of all that a function holds: what was there before it was called."""
-    found: set[int] = set()
-    todo = [of]
-    while todo:
-        x = todo.pop()
-        if id(x) not in found and type(x) not in SIMPLE:
-            found.add(id(x))
-            todo += contents_of(x) or ()
-    return found

@@ -78,18 +78,21 @@ def _may_hold(x: Any) -> bool:
     return type(x) not in SIMPLE and not isinstance(x, (type, types.ModuleType))
 
 
-def assigned_cells_of(f: Any) -> list[types.CellType]:
-    """The variables outside of f that f, or a function that it holds, assigns to."""
-    found: list[types.CellType] = []
+def held_by(x: Any) -> Iterator[Any]:
+    """x, and whatever is searched in it, each once."""
     seen: set[int] = set()
-    todo = [f]
+    todo = [x]
     while todo:
         x = todo.pop()
         if id(x) not in seen and type(x) not in SIMPLE:
             seen.add(id(x))
-            found += cells_assigned_by(x)
+            yield x
             todo += contents_of(x) or ()
-    return found
+
+
+def assigned_cells_of(f: Any) -> list[types.CellType]:
+    """The variables outside of f that f, or a function that it holds, assigns to."""
+    return [cell for x in held_by(f) for cell in cells_assigned_by(x)]
 
 
 @functools.lru_cache(maxsize=4096)
