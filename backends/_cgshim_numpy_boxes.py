@@ -7,7 +7,7 @@ in reverse mode a node knows its parents, in forward mode it holds a tangent and
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from autograd import numpy as anp
@@ -55,7 +55,7 @@ def as_object_of_its_own(x: Array) -> Array:
 
 
 def conjugated(x: Array) -> Array:
-    return anp.conj(x) if is_complex(x) else x
+    return cast(Any, anp).conj(x) if is_complex(x) else x  # autograd makes its functions where no type checker looks
 
 
 def levels_of(xs: Iterable[Any]) -> set[int]:

@@ -13,11 +13,12 @@ from autograd import builtins
 from autograd.builtins import tuple as tuple_of_boxes
 from autograd.core import VSpace, backward_pass, sparse_add
 from autograd.extend import VJPNode, register_notrace, vspace
-from autograd.numpy import fft, linalg, numpy_vjps
-from autograd.numpy import numpy_wrapper as anp
+from autograd.numpy import fft, linalg, numpy_vjps, numpy_wrapper
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import getval, isbox, trace, trace_primitives_map
 from autograd.util import func
+
+anp: Any = numpy_wrapper  # autograd makes its functions in there, where no type checker looks
 
 
 class NonlinearError(Exception):
@@ -117,7 +118,7 @@ _IN_FIRST |= {builtins.container_take, builtins.container_untake}
 
 _WHERE = trace_primitives_map[np.where]  # autograd.numpy.where is a function around it
 
-_IN_ONE = {linalg.solve: 1, anp.full: 1, anp._array_from_scalar_or_array: 2, func(VSpace.covector): 1}
+_IN_ONE = {vars(linalg)["solve"]: 1, anp.full: 1, anp._array_from_scalar_or_array: 2, func(VSpace.covector): 1}
 """Linear in the argument at this place."""
 
 for _function in _named(anp, "ndim shape size result_type isscalar iscomplexobj zeros_like ones_like empty_like"):

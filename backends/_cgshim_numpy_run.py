@@ -8,7 +8,7 @@ first run; only when their derivative is asked for does f run again, on boxes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 from _cgshim_numpy_boxes import (
@@ -280,7 +280,7 @@ def _in_the_open(grad_fn: Callable[..., Any]) -> Callable[..., Any]:
 
     def gradients(*args: Any, **kwargs: Any) -> Any:
         found = grad_fn(*args, **kwargs)
-        return tuple(found) if isinstance(found, SequenceBox) else found
+        return tuple(cast(Any, found)) if isinstance(found, SequenceBox) else found
 
     return gradients
 
@@ -337,7 +337,7 @@ def _vjp_of_others(
 
     def vjp(upstreams: Any) -> Sequence[Array]:
         chosen = tuple(values[argnum - 1] for argnum in argnums)
-        pull_back, (_, ends) = make_vjp(run.again(values, argnums), chosen)
+        pull_back, (_, ends) = cast(Any, make_vjp)(run.again(values, argnums), chosen)  # autograd has no types
         zeros = tuple(np.zeros(x.shape, x.dtype) for x in map(as_array, _items(ends, len(chosen))))
         return _items(pull_back(tuple_of_boxes((upstreams, zeros))), len(chosen))
 
@@ -347,7 +347,7 @@ def _vjp_of_others(
 def _jvp_of_others(argnums: Sequence[int], tangents: Sequence[Any], ans: Any, args: Sequence[Any], kwargs: Any) -> Any:
     run, *values = args
     chosen = tuple(values[argnum - 1] for argnum in argnums)
-    _, tangent = make_jvp(run.again(values, argnums), chosen)(tuple_of_boxes(tuple(tangents)))
+    _, tangent = cast(Any, make_jvp)(run.again(values, argnums), chosen)(tuple_of_boxes(tuple(tangents)))
     return tangent[0]
 
 
