@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from cgshim._contents import SIMPLE, assigned_names, cells_assigned_by, contents_of, held_by
+from cgshim._contents import SIMPLE, assigned_names, cells_assigned_by, contents_of, held_by, is_local
 from cgshim._remake import Recipes, Remake, Trees
 
 Function = Callable[..., Any]
@@ -135,7 +135,7 @@ class _Search:
                 self._old += [x] if inner is None or isinstance(x, (list, dict)) else []
                 inner = inner if inner and isinstance(x, types.CellType) else []
             elif inner is None:
-                if not isinstance(x, types.ModuleType) and (not isinstance(x, type) or "<locals>" in x.__qualname__):
+                if not isinstance(x, types.ModuleType) and (not isinstance(x, type) or is_local(x)):
                     self._objects.append(x)
                 inner = []
             self._nodes[id(x)] = x, inner

@@ -78,6 +78,11 @@ def _may_hold(x: Any) -> bool:
     return type(x) not in SIMPLE and not isinstance(x, (type, types.ModuleType))
 
 
+def is_local(x: type) -> bool:
+    """Whether a class was made within a function, in whose variables its methods may look."""
+    return "<locals>" in x.__qualname__
+
+
 def held_by(x: Any) -> Iterator[Any]:
     """x, and whatever is searched in it, each once."""
     seen: set[int] = set()

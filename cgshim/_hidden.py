@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from cgshim._contents import SIMPLE, FunctionHolder, attributes_of, contents_of
+from cgshim._contents import SIMPLE, FunctionHolder, attributes_of, contents_of, is_local
 from cgshim._writing import ANYTHING, attributes_in, written_by
 
 DEPTH = 6
@@ -45,11 +45,6 @@ def _may_hold(x: Any) -> bool:
     if isinstance(x, type):
         return is_local(x)
     return type(x) not in SIMPLE and not isinstance(x, types.ModuleType)
-
-
-def is_local(x: type) -> bool:
-    """Whether a class was made within a function, in whose variables its methods may look."""
-    return "<locals>" in x.__qualname__
 
 
 # --- What f may have written to -----------------------------------------------------------------------------------

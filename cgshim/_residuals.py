@@ -31,7 +31,7 @@ class Residuals:
     """The tensors in a rule's closure, taken out of it; the rule itself holds none of them from then on."""
 
     __slots__ = (
-        "_code", "_converted", "_f", "_globals", "_is_tensor", "_objects", "_old", "_outputs", "_remake", "_rule",
+        "_code", "_converted", "_f", "_globals", "_is_tensor", "_objects", "_old", "_remake", "_rule",
         "inputs", "others", "outputs",
     )  # fmt: skip
 
@@ -51,7 +51,6 @@ class Residuals:
         """which outputs it keeps; one that is an input too is an input"""
         self.others: list[Tensor] = found.tensors[first_other:]
         """the other tensors; whoever puts them away empties this list"""
-        self._outputs = len(outputs)
         self._objects = found.objects
         self._old = found.old
         self._f = call.f

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework.ops import gradient_registry
-from tf_modes import eager_and_function, every_mode, grad, jvp, vectorized
+from tf_modes import eager_and_function, every_mode, grad, jacobian, jvp, vectorized
 
 import cgshim
 
@@ -96,16 +96,6 @@ def test_three_orders(op: Any, mode: Any) -> None:
     for order in (1, 2, 3):
         derivative = grad(derivative)
         np.testing.assert_allclose(mode(derivative)(tf.constant(X)), 3**order * np.exp(X), rtol=1e-5)
-
-
-def jacobian(fn: Any) -> Any:
-    def of(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = fn(x)
-        return tf.reduce_sum(tape.jacobian(y, x), axis=0)
-
-    return of
 
 
 SECOND = {

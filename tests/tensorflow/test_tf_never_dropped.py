@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_modes import eager_and_function, every_mode, grad, jvp, square, vectorized
+from tf_modes import eager_and_function, every_mode, grad, jacobian, jvp, square, vectorized
 
 import cgshim
 
@@ -15,16 +15,6 @@ import cgshim
 @cgshim.op_custom_gradient
 def flat_sin(x: Any) -> Any:
     return tf.sin(x), lambda upstream: upstream * 0
-
-
-def jacobian(fn: Any) -> Any:
-    def of(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = fn(x)
-        return tf.reduce_sum(tape.jacobian(y, x), axis=0)
-
-    return of
 
 
 def batch_jacobian(fn: Any) -> Any:

@@ -40,6 +40,18 @@ def grad(fn: Callable[..., Any], of: Callable[..., Any] = lambda y: y) -> Callab
     return gradient
 
 
+def jacobian(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of the sum of a function of one tensor, by a tape's Jacobian."""
+
+    def of(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = fn(x)
+        return tf.reduce_sum(tape.jacobian(y, x), axis=0)
+
+    return of
+
+
 def jvp(fn: Callable[..., Any], tangent: Any) -> Callable[..., Any]:
     """The derivative of a function of one tensor along a tangent, by a ForwardAccumulator."""
 
