@@ -22,6 +22,7 @@ from tensorflow.python.eager.forwardprop_util import pack_tangents
 from tensorflow.python.framework.ops import gradient_registry, uid
 
 from cgshim import TransformationError
+from cgshim._errors import sentence
 
 if TYPE_CHECKING:
     from cgshim._call import Call
@@ -64,8 +65,7 @@ def _identity_in_graph(
 
     def gradient(op: Any, *upstreams: Tensor) -> list[Tensor | None]:
         if op is not None and op.graph is not graph:
-            call.refuse("grad_fn finds what it keeps of f only in the graph that f ran in", "a copy of that graph",
-                        "call the op outside the loop or the tf.function that is copied")  # fmt: skip
+            _refuse_copied_graph(call.name)
         try:
             return [None] * count + list(backward(*upstreams[:count]))
         except TransformationError as error:
@@ -73,7 +73,7 @@ def _identity_in_graph(
                 raise
             return [None] * count + _failing(sources, str(error))
 
-    with record.stop_recording(), graph.gradient_override_map({"IdentityN": _register(gradient)}):
+    with record.stop_recording(), graph.gradient_override_map({"IdentityN": _register(call, gradient)}):
         outputs = tf.identity_n([*values, *sources])
     operation = outputs[0].op
     backward = around(outputs[:count])
@@ -88,14 +88,23 @@ def _failing(sources: Sequence[Tensor], message: str) -> list[Tensor]:
         return [tf.identity(source) for source in sources]
 
 
-def _register(gradient: Callable[..., Any]) -> str:
+def _register(call: Call, gradient: Callable[..., Any]) -> str:
     """Register a gradient for as long as it lives, under a name of its own (a SavedModel finds it by that name)."""
     name = f"CustomGradient-cgshim-{uid()}"
     alive = weakref.ref(gradient)
-    run = tf.autograph.experimental.do_not_convert(lambda op, *upstreams: alive()(op, *upstreams))  # type: ignore[misc]
+    refuse = functools.partial(_refuse_copied_graph, call.name)
+    # Between TensorFlow's look into the registry and the call, the garbage collector may take the graph of f.
+    run = tf.autograph.experimental.do_not_convert(lambda op, *upstreams: (alive() or refuse)(op, *upstreams))
     tf.RegisterGradient(name)(run)
     weakref.finalize(gradient, gradient_registry._registry.pop, name, None)
     return name
+
+
+def _refuse_copied_graph(op: str, *_: Any) -> NoReturn:
+    rule = "grad_fn finds what it keeps of f only in the graph that f ran in"
+    raise TransformationError(
+        sentence(op, rule, "a copy of that graph", "call the op outside the loop or the tf.function that is copied")
+    )
 
 
 # --- Gradients without derivatives ----------------------------------------------------------------------------------

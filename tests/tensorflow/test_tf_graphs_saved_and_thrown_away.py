@@ -91,6 +91,22 @@ def test_thrown_away_traces_are_gone(transform: Any) -> None:
     assert set(gradient_registry.list()) <= registered
 
 
+def test_a_gradient_whose_graph_goes_after_it_was_looked_up_is_refused() -> None:
+    registered = set(gradient_registry.list())
+    graph = tf.Graph()
+    with graph.as_default():
+        square(tf.compat.v1.placeholder(tf.float32, [None]))
+    (name,) = set(gradient_registry.list()) - registered
+    found = gradient_registry.lookup(name)
+    graph = weakref.ref(graph)
+    gc.collect()
+    assert graph() is None
+    with pytest.raises(
+        cgshim.TransformationError, match=r"^seven: .* the graph that f ran in, got a copy of that graph"
+    ):
+        found(None, tf.constant([5.0]))
+
+
 def test_thrown_away_tapes_keep_nothing_alive() -> None:
     gc.collect()
     gc.disable()
