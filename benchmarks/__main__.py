@@ -1,6 +1,7 @@
 """Measures cgshim against code by hand on every backend, prints the table, and writes docs/performance.md.
 
-`python -m benchmarks --quick` takes some minutes, and writes nothing.
+`python -m benchmarks --quick` takes some minutes, and writes nothing. `--against ../before` compares this checkout with
+another, in turns: the last column is the time here for one there.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.cases import CASES, EVERYWHERE, MILLISECONDS_OF_IMPORT, Case
+from benchmarks.turns import measured_in_turns
 
 HERE = Path(__file__).parent
 REPORT = HERE.parent / "docs" / "performance.md"
@@ -26,6 +28,7 @@ ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "TF_ENABLE_ONEDNN_OPTS": "0",  # with it TensorFlow hands no memory back, and a peak shows once
 }
+COMPARED = "| backend | case | by hand | there | here | here / there |\n|---|---|--:|--:|--:|--:|"
 HEADER = "| backend | case | by hand | cgshim | target | | Keras |\n|---|---|--:|--:|--:|---|--:|"
 
 
@@ -34,14 +37,34 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a fifth of a second a case, and no report")
     parser.add_argument("--backend", action="append", dest="backends", choices=EVERYWHERE)
     parser.add_argument("--only", default="", help="the cases whose names hold this")
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another cgshim; no report")
     options = parser.parse_args()
+    backends, seconds = options.backends or EVERYWHERE, 0.2 if options.quick else 1.0
+    if options.against:
+        _compare(options.against.resolve(strict=True), backends, seconds, options.only)
+    else:
+        _report(backends, seconds, options.only, save=not (options.quick or options.backends or options.only))
+
+
+def _report(backends: tuple[str, ...], seconds: float, only: str, save: bool) -> None:
     lines = [HEADER]
     print(HEADER)
-    for line in _rows(options.backends or EVERYWHERE, 0.2 if options.quick else 1.0, options.only):
+    for line in _rows(backends, seconds, only):
         lines.append(line)
         print(line, flush=True)
-    if not (options.quick or options.backends or options.only):
+    if save:
         REPORT.write_text(f"{(HERE / 'performance.md').read_text().format(about=_about(), table=chr(10).join(lines))}")
+
+
+def _compare(other: Path, backends: tuple[str, ...], seconds: float, only: str) -> None:
+    print(COMPARED)
+    for backend in backends:
+        arguments = [backend, "--seconds", str(seconds), "--only", only]
+        for at, here, there in measured_in_turns((HERE.parent, other), arguments, _environment(backend)):
+            quotient = here["cgshim"]["median"] / there["cgshim"]["median"]
+            by_hand = _amount(CASES[at], here)
+            ratios = f"{there['cgshim']['ratio']:.2f} | {here['cgshim']['ratio']:.2f} | {quotient:.2f}"
+            print(f"| {backend} | {CASES[at].name} | {by_hand} | {ratios} |", flush=True)
 
 
 def _rows(backends: tuple[str, ...], seconds: float, only: str) -> Iterator[str]:
@@ -55,26 +78,32 @@ def _rows(backends: tuple[str, ...], seconds: float, only: str) -> Iterator[str]
 def _measured(backend: str, seconds: float, only: str) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
     """What a process of its own measures for a backend."""
     command = [sys.executable, "-m", "benchmarks.worker", backend, "--seconds", str(seconds), "--only", only]
-    environment = os.environ | ENVIRONMENT
-    if backend != "numpy":  # where Keras's custom_gradient has no gradient
-        environment |= {"KERAS_BACKEND": backend}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as worker:
+    with subprocess.Popen(command, env=_environment(backend), stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         yield from map(json.loads, worker.stdout)
     if worker.returncode:
         raise SystemExit(f"the measurements of {backend} failed")
 
 
+def _environment(backend: str) -> dict[str, str]:
+    keras = {} if backend == "numpy" else {"KERAS_BACKEND": backend}  # on NumPy its custom_gradient has no gradient
+    return os.environ | ENVIRONMENT | keras
+
+
 def _row(backend: str, case: Case, measured: dict[str, dict[str, float]]) -> str:
-    by_hand = measured["by hand"]["median"]
-    unit = f"{by_hand / 1e6:.0f} MB" if case.measured == "peaks" else _in_units(by_hand)
     keras = f"{measured['keras']['ratio']:.2f}" if "keras" in measured else ""
-    return _cells(backend, case.name, unit, measured["cgshim"]["ratio"], case.targets.get(backend), keras)
+    ratio, target = measured["cgshim"]["ratio"], case.targets.get(backend)
+    return _cells(backend, case.name, _amount(case, measured), ratio, target, keras)
 
 
 def _cells(backend: str, name: str, by_hand: str, got: float, target: float | None, keras: str) -> str:
     verdict = "" if target is None else "met" if round(got, 2) <= target else "missed"
     return f"| {backend} | {name} | {by_hand} | {got:.2f} | {target or ''} | {verdict} | {keras} |"
+
+
+def _amount(case: Case, measured: dict[str, dict[str, float]]) -> str:
+    by_hand = measured["by hand"]["median"]
+    return f"{by_hand / 1e6:.0f} MB" if case.measured == "peaks" else _in_units(by_hand)
 
 
 def _in_units(seconds: float) -> str:

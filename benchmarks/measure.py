@@ -7,7 +7,7 @@ other, and pytest-benchmark runs one side to its end before the other, pyperf ev
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from timeit import Timer
 from typing import Any
@@ -18,20 +18,24 @@ ROUNDS_AT_LEAST = 7
 Sides = Mapping[str, Callable[[], Any]]
 Medians = dict[str, dict[str, float]]
 """for each side its median, and the median over the rounds of its ratio to the base in the same round"""
+Rounds = Callable[[int], Iterable[int]]
+"""goes through as many rounds; `range`, unless another process measures in turns with this one"""
 
 
-def times(sides: Sides, base: str, seconds: float) -> Medians:
+def times(sides: Sides, base: str, seconds: float, in_rounds: Rounds = range) -> Medians:
     """In seconds a call."""
     timers = {name: Timer(side, "import gc; gc.enable()") for name, side in sides.items()}
     once = max(min(timer.repeat(5, 1)) for timer in timers.values())
     number = max(1, round(SECONDS_OF_A_SAMPLE / once))
     rounds = max(ROUNDS_AT_LEAST, round(seconds / (once * number * len(timers))))
-    return _medians({name: lambda t=timer: t.timeit(number) / number for name, timer in timers.items()}, base, rounds)
+    samplers = {name: lambda t=timer: t.timeit(number) / number for name, timer in timers.items()}
+    return _medians(samplers, base, in_rounds(rounds))
 
 
-def peaks(sides: Sides, base: str) -> Medians:
+def peaks(sides: Sides, base: str, in_rounds: Rounds = range) -> Medians:
     """In bytes by which a call raises the peak of this process; Linux alone tells, and can forget an old peak."""
-    return _medians({name: lambda s=side: _peak(s) for name, side in sides.items()}, base, ROUNDS_AT_LEAST)
+    samplers = {name: lambda s=side: _peak(s) for name, side in sides.items()}
+    return _medians(samplers, base, in_rounds(ROUNDS_AT_LEAST))
 
 
 def _peak(side: Callable[[], Any]) -> int:
@@ -46,9 +50,9 @@ def _high_water_mark() -> int:
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
-def _medians(samplers: Mapping[str, Callable[[], float]], base: str, rounds: int) -> Medians:
+def _medians(samplers: Mapping[str, Callable[[], float]], base: str, rounds: Iterable[int]) -> Medians:
     samples: dict[str, list[float]] = {name: [] for name in samplers}
-    for at in range(rounds):
+    for at in rounds:
         for name in list(samplers) if at % 2 else reversed(samplers):
             samples[name].append(samplers[name]())
     return {

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.cases import CASES, Case
-from benchmarks.measure import Medians, peaks, times
+from benchmarks.measure import Medians, Rounds, peaks, times
 from benchmarks.ops import BY_CGSHIM, arguments, by_keras
+from benchmarks.turns import in_turns
 
 
 def main() -> None:
@@ -19,17 +20,21 @@ def main() -> None:
     parser.add_argument("backend")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long a case is timed")
     parser.add_argument("--only", default="", help="the cases whose names hold this")
+    parser.add_argument("--turns", nargs=3, default=None, help="measure in turns with another process")
     options = parser.parse_args()
+    in_rounds = in_turns(*options.turns) if options.turns else range
     framework = importlib.import_module(f"benchmarks.with_{options.backend}")
     for at, case in enumerate(CASES):
         if hasattr(framework, case.use) and options.only in case.name:
-            print(json.dumps([at, _measured(framework, case, options.seconds)]), flush=True)
+            print(json.dumps([at, _measured(framework, case, options.seconds, in_rounds)]), flush=True)
 
 
-def _measured(framework: Any, case: Case, seconds: float) -> Medians:
+def _measured(framework: Any, case: Case, seconds: float, in_rounds: Rounds) -> Medians:
     sides = {name: _ready(framework, case, op) for name, op in _sides(framework, case).items()}
     working = {name: run for name, run in sides.items() if run is not None}
-    return peaks(working, "by hand") if case.measured == "peaks" else times(working, "by hand", seconds)
+    if case.measured == "peaks":
+        return peaks(working, "by hand", in_rounds)
+    return times(working, "by hand", seconds, in_rounds)
 
 
 def _sides(framework: Any, case: Case) -> dict[str, Callable[..., Any]]:
