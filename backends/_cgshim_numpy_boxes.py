@@ -10,7 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+import optree
 from autograd import numpy as anp
+from autograd.builtins import DictBox, SequenceBox
 from autograd.extend import JVPNode
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import getval, isbox
@@ -23,10 +25,56 @@ Links = Mapping[int, tuple[Node, Sequence[Node]]]
 _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # of kind V, like records, but numbers
 
 
-def is_tensor(x: object, /) -> bool:
-    if isinstance(x, (np.ndarray, np.generic)):
+def is_tensor(x: Any, /) -> bool:
+    if type(x) is np.ndarray or isinstance(x, np.generic):
         return x.dtype.kind in "biufc" or x.dtype.name in _ML_DTYPES
+    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):  # of which nobody knows a masked gradient
+        return is_tensor(x.view(np.ndarray))
     return isinstance(x, ArrayBox)
+
+
+# --- Trees ------------------------------------------------------------------------------------------------------------
+
+_TREES = "cgshim_numpy"
+"""the namespace in which optree opens autograd's boxes of containers; they are closed as the containers themselves"""
+
+
+def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
+    leaves, structure = optree.tree_flatten(tree, none_is_leaf=True, namespace=_TREES)
+    return leaves, structure
+
+
+def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
+    return optree.tree_unflatten(structure, leaves)
+
+
+def in_the_open(tree: Any) -> Any:
+    """A tree with containers for the boxes of containers in it."""
+    if is_tensor(tree):
+        return tree
+    leaves, structure = tree_flatten(tree)
+    return tree_unflatten(structure, leaves)
+
+
+def _content(box: Any) -> Any:
+    """A container with a box for each item, instead of one box for all."""
+    if isinstance(box, DictBox):
+        return {key: box[key] for key in box}
+    return type(getval(box))([box[at] for at in range(len(box))])
+
+
+def _open_boxes_in_trees() -> None:
+    kinds: Any = (DictBox, SequenceBox)
+    for kind in kinds:
+        optree.register_pytree_node(
+            kind, lambda box: ([_content(box)], None), lambda _, content: next(iter(content)), namespace=_TREES
+        )
+
+
+_open_boxes_in_trees()
+
+
+# --- Arrays -----------------------------------------------------------------------------------------------------------
 
 
 def is_float(x: Array) -> bool:
@@ -42,6 +90,11 @@ def as_array(x: Any) -> Any:
     if type(x) is float:
         return np.float64(x)
     return np.complex128(x) if type(x) is complex else x
+
+
+def plain(x: Array) -> Array:
+    """An array in a file as any other; autograd knows no class that is derived from NumPy's."""
+    return np.asarray(x) if isinstance(x, np.memmap) else x
 
 
 def copied(x: Array) -> Array:

@@ -1,13 +1,26 @@
-"""NumPy: what is refused only when somebody asks for a derivative of it."""
+"""NumPy: what is refused because autograd cannot differentiate it, or only when somebody asks for its derivative."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from _cgshim_numpy_boxes import Array, as_array
+import numpy as np
+from _cgshim_numpy_boxes import Array, as_array, plain
 from autograd.core import defjvp_argnums
 from autograd.extend import defvjp_argnums, primitive
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+
+def boxable(call: Call, x: Array) -> Array:
+    """An array as autograd differentiates it; refused where it is of a class derived from NumPy's."""
+    array = plain(x)
+    if isinstance(array, np.ndarray) and type(array) is not np.ndarray:
+        call.refuse("autograd differentiates plain arrays alone", f"a {type(array).__name__}",
+                    "make it one with np.asarray")  # fmt: skip
+    return array
 
 
 @primitive  # type: ignore[untyped-decorator]  # autograd has no types

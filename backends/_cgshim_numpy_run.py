@@ -22,14 +22,15 @@ from _cgshim_numpy_boxes import (
     at_level,
     conjugated,
     copied,
+    in_the_open,
     is_float,
     is_tensor,
     levels_of,
     links_of,
+    tree_flatten,
 )
 from _cgshim_numpy_linear import NonlinearError, transposed
-from _cgshim_numpy_refusals import without_derivative
-from autograd.builtins import SequenceBox
+from _cgshim_numpy_refusals import boxable, without_derivative
 from autograd.builtins import tuple as tuple_of_boxes
 from autograd.core import defjvp_argnums, make_jvp, make_vjp
 from autograd.extend import defvjp_argnums, primitive
@@ -106,7 +107,10 @@ class Run:
             self.refuse_boxes(self.residuals.others)
             self.hidden = next(iter(self.residuals.hidden()), None)
             self.changed = any(x.tobytes() != was.tobytes() for x, was in zip(values, before, strict=True))
-        return [out if float_ else np.asarray(out) for out, float_ in zip(outputs, self.floats, strict=True)]
+        return [
+            boxable(self.call, out) if float_ else np.asarray(out)
+            for out, float_ in zip(outputs, self.floats, strict=True)
+        ]
 
     def on_constants(self, inputs: Sequence[Array]) -> list[Array]:
         """The outputs where nothing that f is given is differentiated."""
@@ -117,7 +121,8 @@ class Run:
     def refuse_boxes(self, arrays: Sequence[Array]) -> None:
         """Raise where f or its rule was given values, and came upon a box in a way that lift does not see."""
         for x in filter(isbox, arrays):
-            self.call.refuse_captured(x)
+            options = self.call.options.values()
+            self.call.refuse_captured(next(filter(isbox, [*options, *tree_flatten([*options])[0]]), x))
 
     # --- Its rule, at one level ----------------------------------------------------------------------------------
 
@@ -208,7 +213,7 @@ class Run:
     ) -> list[Array]:
         """What rule gives. autograd's gradients are the conjugates of those that rules take and give."""
         links = {**(running.current or {}), **links_of([*outputs, *others], values)}
-        opening = rule.with_grad_fn(_in_the_open(rule.grad_fn))
+        opening = rule.with_grad_fn(_opening(rule.grad_fn))
         of_inputs, of_variables = running.run(
             links, opening, values[: self.count], [*map(conjugated, upstreams)], values[self.count :]
         )
@@ -275,14 +280,9 @@ class Run:
         return tuple(x for x in others if is_float(x))
 
 
-def _in_the_open(grad_fn: Callable[..., Any]) -> Callable[..., Any]:
+def _opening(grad_fn: Callable[..., Any]) -> Callable[..., Any]:
     """grad_fn, whose gradients may be in a box together: autograd puts those there that a rule takes itself."""
-
-    def gradients(*args: Any, **kwargs: Any) -> Any:
-        found = grad_fn(*args, **kwargs)
-        return tuple(cast(Any, found)) if isinstance(found, SequenceBox) else found
-
-    return gradients
+    return lambda *args, **kwargs: in_the_open(grad_fn(*args, **kwargs))
 
 
 def _items(sequence: Any, count: int) -> list[Any]:
@@ -327,7 +327,7 @@ defjvp_argnums(outputs_of, _jvp_of_outputs)
 def _other_residuals(run: Run, *values: Array) -> tuple[Array, ...]:
     """The floats among the other residuals, as the first run has left them."""
     assert run.residuals is not None
-    return tuple(x for x in run.residuals.others if is_float(x))
+    return tuple(boxable(run.call, x) for x in run.residuals.others if is_float(x))
 
 
 def _vjp_of_others(

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import optree
-from _cgshim_numpy_boxes import Array, is_complex, is_float
+from _cgshim_numpy_boxes import Array, is_complex, is_float, plain
 from _cgshim_numpy_boxes import is_tensor as is_tensor
+from _cgshim_numpy_boxes import tree_flatten as tree_flatten
+from _cgshim_numpy_boxes import tree_unflatten as tree_unflatten
 from _cgshim_numpy_linear import NonlinearError, depends_on_upstream
 from _cgshim_numpy_run import Run, outputs_of
 from autograd import numpy as anp
@@ -23,15 +25,6 @@ from autograd.tracer import getval, isbox, trace_stack
 
 if TYPE_CHECKING:
     from cgshim._call import Call
-
-
-def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
-    leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
-    return leaves, structure
-
-
-def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
-    return optree.tree_unflatten(structure, leaves)
 
 
 def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
@@ -66,6 +59,7 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
 def vjp(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
 ) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array | None]]]:
+    inputs = [*map(plain, inputs)]
     at_floats = [at for at, x in enumerate(inputs) if is_float(x)]
 
     def fn_of_floats(floats: Any) -> Any:

@@ -13,6 +13,7 @@ import functools
 import importlib.util
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -260,6 +261,7 @@ def use_backend(name: str, /) -> Iterator[None]:
 _KERAS = "keras"  # not a framework: its Variables stand for the tensors that they hold
 
 _owners: dict[type, str | None] = {}
+_owners_of_dynamic: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
 
 
 @constant_when_traced
@@ -268,8 +270,25 @@ def owner(kind: type) -> str | None:
     try:
         return _owners[kind]
     except KeyError:
-        _owners[kind] = _find_owner(kind)
-        return _owners[kind]
+        return _remembered_owner(kind)
+
+
+def _remembered_owner(kind: type) -> str | None:
+    if kind not in _owners_of_dynamic:
+        remembered = _owners if _is_of_module(kind) else _owners_of_dynamic
+        remembered[kind] = _find_owner(kind)
+        return remembered[kind]
+    return _owners_of_dynamic[kind]
+
+
+def _is_of_module(kind: type) -> bool:
+    """Whether a class is found in a module under its name; any other may be made in a loop, and is not kept alive."""
+    if kind.__module__ == "builtins":  # where not all can be found, functions for one
+        return True
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, "__dict__", {}).get(name)  # and no __getattr__ of a module, which may warn
+    return found is kind
 
 
 def _find_owner(kind: type) -> str | None:
@@ -306,7 +325,7 @@ def framework_of(leaf: Any) -> str | None:
 
 def select(arguments: Sequence[Any]) -> Backend | None:
     """The backend of a call: the chosen one, or the one whose tensors the arguments hold; None where they hold none."""
-    name = config_backend() or _first(arguments) or _first(_leaves(arguments)) or _first_registered(arguments)
+    name = config_backend() or _first(arguments) or _first_within(arguments) or _first_registered(arguments)
     return None if name is None else load(name)
 
 
@@ -327,7 +346,27 @@ def _first(leaves: Iterable[Any]) -> str | None:
     return found
 
 
+def _first_within(tree: Any) -> str | None:
+    """The first framework among the leaves of a tree: what follows it in a list or tuple need not be looked at."""
+    if type(tree) not in (list, tuple):
+        return _first(_leaves(tree))
+    found = None
+    for branch in tree:
+        name = _first_within(branch)
+        if name not in (None, "numpy"):
+            return name
+        found = name or found
+    return found
+
+
 def _leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree; torch.compile cannot trace optree, so that lists, tuples and dicts do without it."""
+    if type(tree) in (list, tuple):
+        return [leaf for branch in tree for leaf in _leaves(branch)]
+    if type(tree) is dict:
+        return [leaf for key in tree for leaf in _leaves(tree[key])]
+    if type(tree) in NO_CONTAINERS or framework_of(tree) is not None:
+        return [tree]
     import optree
 
     return optree.tree_leaves(tree, none_is_leaf=True)

@@ -102,10 +102,18 @@ class Call:
 
     def refuse_captured(self, tensor: object) -> NoReturn:
         """Raise the error for a tensor that is differentiated and reached f by another way than its arguments."""
+        option = self.option_of(tensor)
+        got = f"a captured {describe(tensor)}" if option is None else f"{describe(tensor)} in the option {option}"
         raise CustomGradientTypeError(
-            sentence(self.name, "f must be given every tensor that is differentiated", f"a captured {describe(tensor)}",
-                     "pass it as an argument")
-        )  # fmt: skip
+            sentence(self.name, "f must be given every tensor that is differentiated", got, "pass it as an argument")
+        )
+
+    def option_of(self, tensor: object) -> str | None:
+        """The name of the option that holds a tensor."""
+        for name, option in self.options.items():
+            if any(held is tensor for held in (option, *self.backend.tree_flatten(option)[0])):
+                return name
+        return None
 
 
 class ForeignOutputError(BackendError):

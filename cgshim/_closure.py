@@ -91,10 +91,7 @@ def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: S
 
 def _places(known: Sequence[Any]) -> dict[int, int]:
     """The place of each known tensor by its identity; the first place of one that is known twice."""
-    place: dict[int, int] = {}
-    for at, tensor in enumerate(known):
-        place.setdefault(id(tensor), at)
-    return place
+    return dict(zip(map(id, reversed(known)), range(len(known) - 1, -1, -1), strict=True))
 
 
 class _Search:

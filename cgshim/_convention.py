@@ -22,15 +22,18 @@ from cgshim._errors import (
     sentence,
     shape_of,
 )
-from cgshim._tree import Parts, as_tensor, fill_each
+from cgshim._tree import Parts, as_tensor, fields_of, fill_each
 
 if TYPE_CHECKING:
     from cgshim._call import Call
 
-FORMS = "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), each with or without variables"
+FORMS = "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), each with or without variables last"
 
 
 # --- How it wants to be called ----------------------------------------------------------------------------------
+
+
+_MANY = float("inf")
 
 
 class Signature(NamedTuple):
@@ -44,6 +47,8 @@ class Signature(NamedTuple):
     """where a parameter called upstream stands: its position, infinite when it is keyword-only"""
     variables: bool | None
     """whether a parameter takes the variables, and (True) whether it has to have them"""
+    variables_at: float
+    """how many values may come by position before one lands in `variables`, which comes by name"""
     foreign: bool
     """whether it insists on a keyword that no form has"""
 
@@ -52,19 +57,21 @@ def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
     try:
         parameters = inspect.signature(grad_fn).parameters.values()
     except ValueError:  # a function written in C tells nothing: it gets what most rules get, one upstream
-        return Signature(1, 1, None, None, False)
-    required, accepted, upstream_at, variables, foreign = 0, 0.0, None, None, False
+        return Signature(1, 1, None, None, _MANY, False)
+    required, accepted, upstream_at, variables, variables_at, foreign = 0, 0.0, None, None, _MANY, False
     for p in parameters:
         needed = p.default is p.empty
         if p.kind is p.VAR_POSITIONAL:
-            accepted = float("inf")
+            accepted = _MANY
         elif p.kind is p.VAR_KEYWORD:
             variables = variables or False
         elif p.name == "variables":
             variables = needed
+            if p.kind is not p.KEYWORD_ONLY:
+                variables_at = -1 if p.kind is p.POSITIONAL_ONLY else accepted
         elif p.kind is p.KEYWORD_ONLY:
             if p.name == "upstream":
-                upstream_at = float("inf")
+                upstream_at = _MANY
             else:
                 foreign |= needed
         else:
@@ -72,7 +79,7 @@ def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
                 upstream_at = accepted
             required += needed
             accepted += 1
-    return Signature(required, accepted, upstream_at, variables, foreign)
+    return Signature(required, accepted, upstream_at, variables, variables_at, foreign)
 
 
 Form = Literal["structured", "arguments", "flat"]
@@ -82,9 +89,13 @@ upstream=...), structured so too; and grad(d1, d2, ...), one a tensor output."""
 
 def form_of(signature: Signature, arguments: int, outputs: int) -> Form | None:
     """The form that a rule of this signature is written in, None where it fits none."""
-    required, accepted, upstream_at, _, foreign = signature
-    if foreign:
-        return None
+    form = _form_by_count(signature, arguments, outputs)
+    by_position = {"structured": 1, "arguments": arguments, "flat": outputs, None: 0}[form]
+    return None if signature.foreign or by_position > signature.variables_at else form
+
+
+def _form_by_count(signature: Signature, arguments: int, outputs: int) -> Form | None:
+    required, accepted, upstream_at, *_ = signature
     if upstream_at is None or upstream_at == 0:
         if (required == 1 and (accepted < _MANY or upstream_at == 0)) or (required, accepted) == (0, 1):
             return "structured"
@@ -92,9 +103,6 @@ def form_of(signature: Signature, arguments: int, outputs: int) -> Form | None:
     if upstream_at == _MANY:
         return "arguments" if required <= arguments <= accepted else None
     return "arguments" if arguments == upstream_at and required <= arguments + 1 else None
-
-
-_MANY = float("inf")
 
 
 Convention = tuple[Form | None, bool | None]
@@ -180,6 +188,9 @@ class Rule:
     def require_variables(self, variables: Sequence[Tensor]) -> None:
         """Raise unless grad_fn takes variables, or f read none."""
         if variables and self._variables is None:
+            for variable in variables:
+                if self._call.option_of(variable) is not None:
+                    self._call.refuse_captured(variable)
             raise CustomGradientTypeError(
                 sentence(self._call.name, "grad_fn must take variables when f reads trainable state",
                          f"{_spelled(self.grad_fn)} and {listing([describe(v) for v in variables])}",
@@ -247,7 +258,7 @@ def _gradients_of_arguments(rule: Rule, result: Any) -> list[Tensor | None]:
     return [
         gradient
         if _is_as(call.backend, gradient, shape, dtype)
-        else check_gradient(call.name, call.backend, gradient, shape, dtype, partial(_input_name, call, at))
+        else check_gradient(call.name, call.backend, gradient, shape, dtype, partial(input_name, call, at))
         for at, (gradient, shape, dtype) in enumerate(gradients)
     ]
 
@@ -295,19 +306,26 @@ def _readings(call: Call, result: Any) -> Iterator[Sequence[Any] | None]:
     """The ways to read a result, the most literal first: one an argument, one an argument that holds a tensor, flat."""
     holding = [parts for parts in call.arguments if parts.count]
     total = sum(parts.count for parts in call.arguments)
-    several = isinstance(result, (list, tuple))
+    several = isinstance(result, (list, tuple)) and _is_in_order(call, fields_of(result) or ())
     if several and len(result) == len(call.arguments) and not _feeds_what_is_static(call, result):
         yield _align_each(call.arguments, result)
     if several and len(result) == len(holding):
         yield _align_each(holding, result)
     if len(holding) == 1:
         yield holding[0].align(result)
-    if several and len(result) == total and not any(isinstance(g, (list, tuple, dict)) for g in result):
+    flat = several and fields_of(result) is None
+    if flat and len(result) == total and not any(isinstance(g, (list, tuple, dict)) for g in result):
         yield result
     if several and len(result) == len(call.arguments):
         yield _align_each(call.arguments, result)
     if result is None:
         yield [None] * total
+
+
+def _is_in_order(call: Call, fields: Sequence[str]) -> bool:
+    """Whether the fields of a namedtuple that are called as arguments come in the order of these."""
+    places = [call.names.index(field) for field in fields if field in call.names]
+    return places == sorted(places)
 
 
 def _feeds_what_is_static(call: Call, result: Sequence[Any]) -> bool:
@@ -325,7 +343,7 @@ def _align_each(arguments: Sequence[Parts], gradients: Sequence[Any]) -> list[An
     return aligned
 
 
-def _input_name(call: Call, at: int) -> str:
+def input_name(call: Call, at: int) -> str:
     """What a reader calls a tensor input: its argument's name and the path inside it."""
     paths = [path for name, parts in zip(call.names, call.arguments, strict=True) for path in parts.paths(name)]
     return paths[at]

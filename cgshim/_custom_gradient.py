@@ -7,6 +7,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from cgshim._backend import load, select
@@ -36,6 +37,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     __name__: str
     __qualname__: str
     __wrapped__: Callable[P, tuple[T_co, Any]]
+    __isabstractmethod__: bool
     autograph_info__: ClassVar[None] = None  # TensorFlow's AutoGraph leaves what has this; the backend converts f
 
     def __init__(
@@ -48,9 +50,11 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         bound: tuple[CustomGradient[..., Any], Callable[..., Any]] | None = None,
     ) -> None:
         functools.update_wrapper(self, f, updated=())
+        if getattr(f, "__isabstractmethod__", False):
+            self.__isabstractmethod__ = True
         self._f = f
         self._bound = bound
-        self._parameters = Parameters(f) if callable(f) else None  # a classmethod is callable only once it is bound
+        self._parameters = _parameters_of(f, bound[0] if bound else None)
         self._signature: inspect.Signature | None = None
         self.forward_mode = forward_mode
         self.once_differentiable = once_differentiable
@@ -60,7 +64,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         """f's output for these arguments, differentiable by f's rule in the framework of the arguments."""
         if self._parameters is None:
             raise CustomGradientTypeError(
-                sentence(self.name, "a classmethod must be bound when it is called", "one that is not",
+                sentence(self.name, f"a {type(self._f).__name__} must be bound when it is called", "one that is not",
                          "call it as an attribute of its class")
             )  # fmt: skip
         names, arguments, options = self._parameters.bind(self.name, args, kwargs)
@@ -88,9 +92,11 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     def __get__(self, instance: Any, owner: type | None = None) -> CustomGradient[Any, T_co]:
         """The op as a method: what f is bound to is no argument, it takes part as whatever f captures does."""
         bind = getattr(self._f, "__get__", None)
-        bound = self._f if bind is None else bind(instance, owner)
+        bound: Any = self._f if bind is None else bind(instance, owner)
         if bound is self._f:
-            return self
+            if instance is None or not isinstance(self._f, FunctionType):
+                return self
+            bound = functools.partial(self._f, instance)  # where torch.compile, as it traces, takes a method for f
         return CustomGradient(
             bound, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable, name=self.name,
             bound=(self, bound),
@@ -167,13 +173,34 @@ class Parameters:
 
     def __init__(self, f: Callable[..., Any]) -> None:
         try:
-            self.signature = inspect.signature(f)
+            self._signature = inspect.signature(f)
         except ValueError:  # written in C, without a signature: whatever comes by position is an argument
-            self.signature = inspect.signature(lambda *args, **options: None)
-        parameters = self.signature.parameters.values()
+            self._signature = inspect.signature(lambda *args, **options: None)
+        parameters = self._signature.parameters.values()
         self._names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         self._plain = self._rest is None and not any(p.kind is p.KEYWORD_ONLY for p in parameters)
+        # torch.compile looks at these in each call, and not into a signature
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._instance: tuple[None, ...] = ()
+
+    def of_method(self) -> Parameters:
+        """The parameters of a method of this function: all but the first, which takes the instance.
+
+        torch.compile, which traces this, would find the first one too in the signature of a method.
+        """
+        method = object.__new__(Parameters)
+        method._signature, method._rest, method._plain = self._signature, self._rest, self._plain
+        method._names, method._defaults, method._instance = self._names[1:], self._defaults, (None,)
+        return method
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """What inspect knows of these parameters."""
+        parameters = list(self._signature.parameters.values())
+        if not self._instance or parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+            return self._signature
+        return self._signature.replace(parameters=parameters[1:])
 
     def bind(
         self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -182,12 +209,24 @@ class Parameters:
         if self._plain and not kwargs and len(args) == len(self._names):
             return self._names, args, kwargs
         try:
-            bound = self.signature.bind(*args, **kwargs)
+            bound = self._signature.bind(*self._instance, *args, **kwargs)
         except TypeError as error:
             raise CustomGradientTypeError(f"{op}: {error}") from None
-        bound.apply_defaults()
-        names = self._names + [f"{self._rest}[{at}]" for at in range(len(bound.args) - len(self._names))]
-        return names, bound.args, bound.kwargs
+        bound.arguments.update({name: self._defaults[name] for name in self._defaults if name not in bound.arguments})
+        arguments = bound.args[len(self._instance) :]
+        names = self._names + [f"{self._rest}[{at}]" for at in range(len(arguments) - len(self._names))]
+        return names, arguments, bound.kwargs
+
+
+def _parameters_of(f: Callable[..., Any], op: CustomGradient[..., Any] | None) -> Parameters | None:
+    """f's parameters, where f is a method of an op those of the op; None of a classmethod, which has to be bound."""
+    if op is not None and op._parameters is not None and isinstance(op._f, FunctionType):
+        return op._parameters.of_method()
+    return Parameters(f) if callable(f) else None
+
+
+_NO_FUNCTIONS = (property, functools.cached_property, functools.singledispatchmethod)
+"""descriptors whose attribute is no function, or one whose signature is another's"""
 
 
 @overload
@@ -269,7 +308,7 @@ def op_custom_gradient(
         return functools.partial(
             op_custom_gradient, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name
         )
-    if not (callable(f) or hasattr(f, "__get__")) or isinstance(f, (property, functools.cached_property)):
+    if not (callable(f) or hasattr(f, "__get__")) or isinstance(f, _NO_FUNCTIONS):
         raise CustomGradientTypeError(
             sentence("op_custom_gradient", "f must be callable", describe(f), "decorate a function")
         )

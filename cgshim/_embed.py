@@ -140,7 +140,7 @@ def _check_differentiable(op: str, x: Tensor, path: Callable[[], str]) -> None:
 def _value(op: str, backend: Backend, fx: Any, dtype: Any) -> Tensor:
     value = as_tensor(op, backend, fx)
     if value is None and isinstance(fx, (int, float, complex)):
-        value = backend.convert_to_tensor(fx, dtype)
+        value = backend.convert_to_tensor(fx, None if isinstance(fx, complex) and not is_complex(dtype) else dtype)
     if value is None or not is_differentiable(value.dtype):
         raise CustomGradientTypeError(
             sentence(op, "fx must be one float or complex tensor", describe_tree(fx), "call it for each value")
@@ -158,7 +158,7 @@ def _added_axes(op: str, fx: Tensor, x: Tensor, path: Callable[[], str]) -> int:
     batch, shape = shape_of(fx.shape), shape_of(x.shape)
     if not batch:  # a scalar spreads by itself
         return 0
-    if all(size == 1 for size in batch) and batch != shape[: len(batch)]:
+    if all(size == 1 for size in batch):
         return _ONE_VALUE
     if ... in batch or ... in shape or not fits(shape[: len(batch)], batch):
         raise CustomGradientValueError(

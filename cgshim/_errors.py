@@ -70,7 +70,8 @@ def describe(x: object) -> str:
         return "None"
     shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
     if shape is not None and dtype is not None and not isinstance(x, type):
-        return describe_spec(shape, dtype)
+        masked = "a masked " if hasattr(x, "mask") and hasattr(x, "filled") else ""  # NumPy's, which are no tensors
+        return masked + describe_spec(shape, dtype)
     if isinstance(x, (tuple, list)) and type(x) in (tuple, list):
         return f"a {type(x).__name__} of {len(x)}"
     return type(x).__name__

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
-from cgshim._backend import NO_CONTAINERS, Backend, Tensor, framework_of, is_numpy_array, mixed, unwrap
+from cgshim._backend import NO_CONTAINERS, Backend, Tensor, framework_of, is_numpy_array, mixed, name_of, unwrap
+from cgshim._errors import CustomGradientTypeError, describe, sentence
 
 
 class Parts(Protocol):
@@ -126,14 +129,14 @@ class _Tree:
         return _paths(self._backend, self._skeleton(), name)
 
     def _skeleton(self) -> Any:
-        return self.fill([_SLOT] * self.count)
+        return self.fill([SLOT] * self.count)
 
 
 class _Slot:
     """Stands where a tensor stood."""
 
 
-_SLOT = _Slot()
+SLOT = _Slot()
 
 
 def take_apart(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], Parts]:
@@ -143,6 +146,8 @@ def take_apart(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], Part
     if type(tree) in NO_CONTAINERS:
         return [], _Static(tree)
     leaves, structure = backend.tree_flatten(tree)
+    if all(map(backend.is_tensor, leaves)):
+        return leaves, _Tree(backend, [None] * len(leaves), list(range(len(leaves))), structure)
     tensors, tensor_at, converted = [], [], []
     for at, leaf in enumerate(leaves):
         tensor = as_tensor(op, backend, leaf)
@@ -184,28 +189,43 @@ def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
     if backend.is_tensor(leaf):
         return leaf
     if is_numpy_array(leaf):
-        return backend.convert_to_tensor(leaf)
+        return backend.convert_to_tensor(_portable(op, backend, leaf))
     raise mixed(op, backend, leaf)
+
+
+def _portable(op: str, backend: Backend, array: Any) -> Any:
+    """A NumPy array that other frameworks can read: in this machine's order of bytes, and in a dtype that they know."""
+    if array.dtype.char in "gG":
+        raise CustomGradientTypeError(
+            sentence(op, "a long double is NumPy's alone", describe(array), f"cast it to a dtype of {name_of(backend)}")
+        )
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
     """The keys of a container of Python's own, in flat order, each with its spelling in a path; None for the rest."""
     if isinstance(tree, (list, tuple)):
-        fields = getattr(tree, "_fields", None)
+        fields = fields_of(tree)
         return [(at, f".{fields[at]}" if fields else f"[{at}]") for at in range(len(tree))]
-    if type(tree) is dict:
-        keys = list(tree)
-        order, _ = backend.tree_flatten(dict(zip(keys, range(len(keys)), strict=True)))
+    if type(tree) in (dict, OrderedDict, defaultdict):
+        keys, numbered = list(tree), copy.copy(tree)
+        numbered.update(zip(keys, range(len(keys)), strict=True))
+        order, _ = backend.tree_flatten(numbered)
         return [(keys[at], f"[{keys[at]!r}]") for at in order]
     return None
 
 
+def fields_of(x: Any) -> Sequence[str] | None:
+    """The fields of a namedtuple."""
+    return getattr(x, "_fields", None) if isinstance(x, tuple) else None
+
+
 def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
     """The leaves of gradient at the slots of tree; a None stands for a whole branch, list and tuple are alike."""
-    if tree is _SLOT:
+    if tree is SLOT:
         return ONE_TENSOR.align(gradient)
     leaves, structure = backend.tree_flatten(tree)
-    slots = [leaf is _SLOT for leaf in leaves]
+    slots = [leaf is SLOT for leaf in leaves]
     if gradient is None or not any(slots):
         return [None] * sum(slots)
     children = _children(backend, tree)
@@ -213,6 +233,8 @@ def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
         given, structure_given = backend.tree_flatten(gradient)
         return [g for g, slot in zip(given, slots, strict=True) if slot] if structure_given == structure else None
     if not isinstance(gradient, Mapping if isinstance(tree, dict) else (list, tuple)) or len(gradient) != len(tree):
+        return None
+    if fields_of(gradient) not in (None, fields_of(tree)):  # by position they would be others
         return None
     aligned: list[Any] = []
     for key, _ in children:
@@ -226,10 +248,10 @@ def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
 
 
 def _paths(backend: Backend, tree: Any, name: str) -> list[str]:
-    if tree is _SLOT:
+    if tree is SLOT:
         return [name]
-    children = _children(backend, tree)
+    leaves, _ = backend.tree_flatten(tree)
+    children = _children(backend, tree) if any(leaf is SLOT for leaf in leaves) else ()
     if children is not None:
         return [path for key, suffix in children for path in _paths(backend, tree[key], name + suffix)]
-    leaves, _ = backend.tree_flatten(tree)
-    return [f"{name} (leaf {at})" for at, leaf in enumerate(leaves) if leaf is _SLOT]
+    return [f"{name} (leaf {at})" for at, leaf in enumerate(leaves) if leaf is SLOT]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import types
 from collections.abc import Callable
@@ -12,10 +13,11 @@ import pytest
 
 import cgshim
 from cgshim import CustomGradientTypeError, CustomGradientValueError, ops
+from cgshim._errors import describe
 from cgshim.testing.conformance import Framework
 from cgshim.testing.conformance._framework import tangent
 
-FORMS = "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), each with or without variables"
+FORMS = "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), each with or without variables last"
 PAIR = "return the output and a function that turns upstream gradients into gradients of the arguments"
 IN_ORDER = "return them in order, each None, a tensor, or structured as its argument"
 BROADCAST = "sum over what was broadcast, or broadcast it in the rule"
@@ -42,11 +44,34 @@ def raises(error: type[Exception], text: str, fn: Callable[..., Any], *args: Any
 # --- At decoration and at the call --------------------------------------------------------------------------------
 
 
-def test_what_is_decorated_must_be_callable() -> None:
+NO_FUNCTIONS = {
+    "int": 3,
+    "property": property(lambda self: 3),
+    "cached_property": functools.cached_property(lambda self: 3),
+    "singledispatchmethod": functools.singledispatchmethod(lambda self, x: (x, lambda upstream: upstream)),
+}
+
+
+@pytest.mark.parametrize(("kind", "f"), NO_FUNCTIONS.items(), ids=NO_FUNCTIONS)
+def test_what_is_decorated_must_be_callable(kind: str, f: Any) -> None:
     raises(
-        CustomGradientTypeError, "op_custom_gradient: f must be callable, got int; decorate a function",
-        cgshim.op_custom_gradient, 3,
+        CustomGradientTypeError, f"op_custom_gradient: f must be callable, got {kind}; decorate a function",
+        cgshim.op_custom_gradient, f,
     )  # fmt: skip
+
+
+def _generates(x: Any, y: Any) -> Any:
+    yield x, lambda upstream: upstream
+
+
+async def _promises(x: Any, y: Any) -> Any:
+    return x, lambda upstream: upstream
+
+
+def _closed(coroutine: Any) -> Any:
+    """Nobody awaits it, of which Python would warn."""
+    coroutine.close()
+    return coroutine
 
 
 AT_THE_CALL: dict[str, tuple[Callable[..., Any], str]] = {
@@ -61,6 +86,15 @@ AT_THE_CALL: dict[str, tuple[Callable[..., Any], str]] = {
     "three": (
         lambda x, y: (x, y, lambda u: u),
         f"<lambda> must return a pair (output, grad_fn), got a tuple of 3; {PAIR}",
+    ),
+    "an op": (
+        cgshim.op_custom_gradient(lambda x, y: (x, lambda u: u)),
+        f"<lambda> must return a pair (output, grad_fn), got f32[2]; {PAIR}",
+    ),
+    "a generator": (_generates, f"_generates must return a pair (output, grad_fn), got generator; {PAIR}"),
+    "a coroutine": (
+        lambda x, y: _closed(_promises(x, y)),
+        f"<lambda> must return a pair (output, grad_fn), got coroutine; {PAIR}",
     ),
     "no tensor": (
         lambda x, y: (1.0, lambda u: u),
@@ -88,6 +122,36 @@ AT_THE_CALL: dict[str, tuple[Callable[..., Any], str]] = {
     "one argument for two": (
         lambda x, y: (x, lambda x, upstream: None),
         f"grad_fn must take its upstream gradients as {FORMS}, got <lambda>(x, upstream) for 2 arguments and "
+        "1 tensor output; write it in one of these forms",
+    ),
+    "variables before the upstream": (
+        lambda x, y: (x, lambda variables, u: None),
+        f"grad_fn must take its upstream gradients as {FORMS}, got <lambda>(variables, u) for 2 arguments and "
+        "1 tensor output; write it in one of these forms",
+    ),
+    "variables=None before the upstream": (
+        lambda x, y: (x, lambda variables=None, upstream=1.0: None),
+        f"grad_fn must take its upstream gradients as {FORMS}, got <lambda>(variables=None, upstream=1.0) for "
+        "2 arguments and 1 tensor output; write it in one of these forms",
+    ),
+    "variables before the arguments": (
+        lambda x, y: (x, lambda variables, x, y, upstream: None),
+        f"grad_fn must take its upstream gradients as {FORMS}, got <lambda>(variables, x, y, upstream) for "
+        "2 arguments and 1 tensor output; write it in one of these forms",
+    ),
+    "variables among the upstreams": (
+        lambda x, y: ((x, y), lambda d1, variables, d2: None),
+        f"grad_fn must take its upstream gradients as {FORMS}, got <lambda>(d1, variables, d2) for 2 arguments and "
+        "2 tensor outputs; write it in one of these forms",
+    ),
+    "variables by position alone": (
+        lambda x, y: (x, lambda u, variables, /: None),
+        f"grad_fn must take its upstream gradients as {FORMS}, got <lambda>(u, variables, /) for 2 arguments and "
+        "1 tensor output; write it in one of these forms",
+    ),
+    "variables alone": (
+        lambda x, y: (x, lambda variables: None),
+        f"grad_fn must take its upstream gradients as {FORMS}, got <lambda>(variables) for 2 arguments and "
         "1 tensor output; write it in one of these forms",
     ),
     "a keyword of its own": (
@@ -202,6 +266,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pairs = sorted((name, other) for name in first for other in names - {name, "numpy"})
         alone = pytest.param("numpy", "numpy", marks=pytest.mark.skip(reason="there is one framework in this run"))
         metafunc.parametrize(("name", "other"), pairs or [alone])
+    if "framework_other_than_numpys" in metafunc.fixturenames:
+        others = [Framework(name) for name in metafunc.config.option.backends if name != "numpy"]
+        none = pytest.param(None, marks=pytest.mark.skip(reason="NumPy is the only framework in this run"))
+        metafunc.parametrize("framework_other_than_numpys", others or [none])
+
+
+@pytest.mark.parametrize("dtype", ["longdouble", "clongdouble"])
+def test_long_doubles_beside_other_tensors(add: Any, framework_other_than_numpys: Framework, dtype: str) -> None:
+    framework, array = framework_other_than_numpys, np.array([1.0, 2.0], dtype)
+    text = f"op: a long double is NumPy's alone, got {describe(array)}; cast it to a dtype of {framework.name}"
+    raises(CustomGradientTypeError, text, add, framework.tensor([1.0, 2.0]), array)
 
 
 @pytest.fixture
@@ -250,6 +325,20 @@ def test_gradient_of_another_backend(name: str, other: str) -> None:
             f"convert it to {name} or choose another backend")  # fmt: skip
     _, pullback = cgshim.op_vjp(op, Framework(name).tensor([1.0, 2.0]))
     raises(cgshim.BackendError, text, pullback, Framework(name).tensor([2.0, -3.0]))
+
+
+def test_output_of_another_backend(name: str, other: str) -> None:
+    """NumPy's arrays are everybody's constants: not where NumPy was chosen, or where they are differentiated."""
+    x, stray = np.array([1.0, 2.0], "float32"), Framework(other).tensor([3.0, 4.0])
+    op = cgshim.op_custom_gradient(lambda x: ([stray], lambda u: u[0]), name="op")
+    text = (f"op: {TWO} (use_backend chooses {name}), got f32[2] of {other}; "
+            f"convert it to {name} or choose another backend")  # fmt: skip
+    raises(cgshim.BackendError, text, _by_use_backend(name, op), x)
+    text = (f"op: {TWO} (other tensors of this call are {name}'s), got f32[2] of {other}; "
+            f"convert it to {name} or choose another backend")  # fmt: skip
+    with pytest.raises(cgshim.BackendError) as caught:
+        cgshim.op_vjp(op, Framework(name).tensor([1.0, 2.0]))
+    assert str(caught.value) == text
 
 
 # --- Variables ----------------------------------------------------------------------------------------------------
@@ -401,9 +490,16 @@ def test_tensor_in_a_static_leaf(framework: Framework) -> None:
     raises(CustomGradientTypeError, text, op, framework.tensor([1.0, 2.0]))
 
 
-def test_classmethod_that_is_not_bound(framework: Framework) -> None:
-    op = cgshim.op_custom_gradient(classmethod(lambda cls, x: (x, lambda upstream: upstream)), name="op")
-    text = ("op: a classmethod must be bound when it is called, got one that is not; "
+UNBOUND = {
+    "classmethod": classmethod(lambda cls, x: (x, lambda upstream: upstream)),
+    "partialmethod": functools.partialmethod(lambda self, x: (x, lambda upstream: upstream)),
+}
+
+
+@pytest.mark.parametrize(("kind", "method"), UNBOUND.items(), ids=UNBOUND)
+def test_method_that_is_not_bound(framework: Framework, kind: str, method: Any) -> None:
+    op = cgshim.op_custom_gradient(method, name="op")
+    text = (f"op: a {kind} must be bound when it is called, got one that is not; "
             "call it as an attribute of its class")  # fmt: skip
     raises(CustomGradientTypeError, text, op, framework.tensor([1.0, 2.0]))
 

@@ -86,12 +86,14 @@ class Run:
         read = [x if is_known else self._refused(x) for x, is_known in zip(captured, known, strict=True)]
         self.residuals = Residuals(call, self.rule, is_tensor, given, outputs)
         self.sources = [*inputs, *read]
-        self.outputs = [self._refused(y) for y in outputs]
+        in_options = next(filter(is_tensor, call.backend.tree_flatten(dict(call.options))[0]), None)
+        self.outputs = [self._refused(y, in_options) for y in outputs]
         self.kept = given + [self._refused(y) for y in self.residuals.others]
 
-    def _refused(self, x: Array) -> Array:
+    def _refused(self, x: Array, source: Array | None = None) -> Array:
         """x as a constant; MLX tells nobody what is being differentiated, until it asks for the gradient of x."""
-        return without_derivative(lambda: self.call.refuse_captured(x), [x], [x])[0]
+        culprit = x if source is None else source
+        return without_derivative(lambda: self.call.refuse_captured(culprit), [x], [x])[0]
 
     # --- The rule ------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
+from cgshim import op_custom_gradient
 from cgshim._closure import lift
 
 
@@ -116,3 +117,18 @@ def test_keywords_and_names_survive():
     _, round_others = lift(make(2.5), _is_float, make)
     assert (round_others([3.0])(1), round_others([3.0])(1, factor=5)) == (6, 15)
     assert round_others([3.0]).__name__ == "rule"
+
+
+def test_an_op_is_made_again_with_its_options():
+    def make(a):
+        options = {"forward_mode": True, "once_differentiable": True, "name": "held"}
+        op = op_custom_gradient(lambda n: (n * a, lambda upstream: upstream), **options)
+        op.remark = "the user's own"
+        return lambda: op
+
+    tensors, round_others = lift(make(2.5), _is_float, make)
+    again = round_others([9.5])()
+    assert (again.forward_mode, again.once_differentiable, again.name) == (True, True, "held")
+    assert (again.remark, repr(again)) == ("the user's own", "<op held with a custom gradient>")
+    assert (tensors, again(2)) == ([2.5], 19.0)
+    assert again.__wrapped__(2)[0] == 19.0

@@ -352,3 +352,20 @@ def test_deepcopy_of_what_holds_an_op() -> None:
     again = copy.deepcopy({"ops": [local, product]})
     np.testing.assert_allclose(again["ops"][0](np.array([1.0, 2.0])), [3.0, 6.0])
     assert again["ops"][1] is product
+
+
+# --- Functions written in C, which may not tell their parameters -----------------------------------------------------
+
+
+def test_functions_without_a_signature() -> None:
+    """f is called with what comes, and a rule with one upstream gradient, structured as the output."""
+    with pytest.raises(ValueError, match="signature"):
+        inspect.signature(max)
+    op = cgshim.op_custom_gradient(lambda x: ([2.0 * x, 3.0 * x], max))
+    _, pullback = cgshim.op_vjp(op, np.array(1.0))
+    assert pullback([np.array(5.0), np.array(7.0)]) == (7.0,)
+    made = cgshim.op_custom_gradient(max, name="made")
+    pair = np.array([1.0, 2.0]), lambda upstream: upstream
+    with pytest.raises(cgshim.CustomGradientTypeError, match=r"^made: max must return a pair \(output, grad_fn\), got"):
+        made(np.array(1.0), np.array(2.0))
+    assert made([pair], key=id) is pair[0]

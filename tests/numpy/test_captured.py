@@ -8,7 +8,10 @@ from autograd.differential_operators import make_jvp
 
 from cgshim import CustomGradientTypeError, op_custom_gradient, op_grad
 
-REFUSED = r"^{}: f must be given every tensor that is differentiated, got a captured f64\[\]; pass it as an argument$"
+REFUSED = (
+    r"^{}: f must be given every tensor that is differentiated, got (a captured f64\[\]|f64\[\] in the option w); "
+    r"pass it as an argument$"
+)
 
 
 # --- What grad_fn alone reads -----------------------------------------------------------------------------------------
@@ -123,6 +126,19 @@ def fused(x):
 def test_forward_over_reverse_of_the_nested_recipe(fn, expected):
     """Where autograd records no parents, the residuals of the running rule are known to be made of its arguments."""
     np.testing.assert_allclose(make_jvp(grad(fn))(2.0)(1.0), expected)
+
+
+def test_forward_over_reverse_of_the_nested_recipe_in_a_gradient_that_the_rule_takes():
+    """In the rule of an op that the outer rule differentiates, the outer one's residuals are known too."""
+
+    @op_custom_gradient(forward_mode=True)
+    def op(x):
+        first = 11.0 * x * x
+        derivative = op_custom_gradient(lambda x: (first, lambda u: u * 13.0 * x), forward_mode=True)
+        middle = op_custom_gradient(lambda x: (x * x, lambda u: u * derivative(x)), forward_mode=True)
+        return x * x * x, lambda u: u * grad(middle)(x)
+
+    np.testing.assert_allclose(make_jvp(grad(op))(2.0)(1.0), (44.0, 26.0))
 
 
 def test_forward_over_reverse_of_an_op_that_is_not_given_what_it_captures():

@@ -53,6 +53,7 @@ NONLINEAR = {
     "norm": (lambda x, u: u / anp.linalg.norm(u), "norm of upstream"),
     "a constant in an array": (lambda x, u: anp.array([u[0], u[1], 1.0]), "a constant beside upstream"),
     "ones": (lambda x, u: anp.ones_like(u), "a constant beside upstream"),
+    "a constant elsewhere": (lambda x, u: anp.where(x > 0, u, 1.0), "a constant beside upstream"),
     "a value": (lambda x, u: 3 * getval(u), "a constant beside upstream"),
     "a stopped factor": (lambda x, u: u * op_stop_gradient(u), "a constant made of upstream"),
     "a value for a factor": (lambda x, u: u * getval(u), "a gradient that is not proportional to upstream"),

@@ -151,6 +151,17 @@ def test_a_gradient_that_is_not_finite_is_a_mismatch(backend):
     )
 
 
+def test_a_tangent_that_is_not_finite_is_a_mismatch(backend):
+    op = op_custom_gradient(
+        lambda x: (x * x, lambda u: u * ops.multiply(np.array([np.nan, 2.0]), x)), forward_mode=True, name="op"
+    )
+    message = raised(AssertionError, op, tensors(backend, [4.0, 3.0]), modes=["forward"])
+    assert re.sub(r"-?\d+\.\d+", "#", message) == (
+        "op, order 1: the tangent of output[0] along x must be that of central differences (forward mode), "
+        "got nan where # is expected; mend the rule, or state a surrogate with against="
+    )
+
+
 def test_forward_mode_that_is_not_promised_is_the_rule_or_refused(backend):
     """3 x in the rule for x * x: what autodiff says, 2 x, would pass."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 3 * u * x))
@@ -265,6 +276,52 @@ def test_single_precision_is_checked_in_double(backend):
     args = [load(backend).convert_to_tensor(VECTOR, "float32")]
     assert "is expected" in raised(AssertionError, op, args, rtol=1e-7, atol=1e-7, modes=["reverse"])
     check_gradients(op, args, rtol=1e-3, modes=["reverse"], order=1)
+
+
+LARGE = [1e8, -3e8, 1e4]
+MODES = ["reverse", "forward"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_large_numbers_are_changed_by_large_steps(backend, mode):
+    """Near 1e8 a change by 1e-5 would be lost in rounding, and so would the derivative of what does not depend on x."""
+    right = op_custom_gradient(lambda x: (x * x * 1e-8, lambda u: 2e-8 * u * x), forward_mode=True)
+    check_gradients(right, tensors(backend, LARGE), modes=[mode])
+    check_gradients(squared(forward_mode=True), tensors(backend, LARGE), modes=[mode])
+    wrong = op_custom_gradient(lambda x: (x * x, lambda u: 2.001 * u * x), forward_mode=True)
+    assert "is expected" in raised(AssertionError, wrong, tensors(backend, LARGE), modes=[mode])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tolerances(backend, mode):
+    """An error of a ten-thousandth, of numbers near 2000 and near a thousandth."""
+    op = op_custom_gradient(lambda x: (x * x, lambda u: 2.0002 * u * x), forward_mode=True)
+    for values, absolute in (([500.0, -1000.0], 1e4), ([5e-4, -1e-3], 1e-6)):
+        args = tensors(backend, values)
+        check = {"order": 1, "modes": [mode]}
+        check_gradients(op, args, rtol=1e-3, atol=0.0, **check)
+        check_gradients(op, args, rtol=0.0, atol=absolute, **check)
+        assert "is expected" in raised(AssertionError, op, args, rtol=1e-5, atol=0.0, **check)
+        assert "is expected" in raised(AssertionError, op, args, rtol=0.0, atol=absolute * 1e-6, **check)
+
+
+def test_a_small_tangent_is_not_lost_beside_a_large_one(backend):
+    """Wrong by a thousandth in the second element, which is a millionth of the first."""
+    factors = np.array([2.0, 2.002])
+    op = op_custom_gradient(lambda x: (x * x, lambda u: u * ops.multiply(factors, x)), forward_mode=True)
+    message = raised(AssertionError, op, tensors(backend, [1e6, 1.0]), modes=["forward"])
+    assert "the tangent of output[1] along x" in message
+
+
+def test_the_tolerances_are_as_large_as_the_step_by_default(backend):
+    """6e-6 of the number, and 6e-6 besides."""
+    for error, is_right in ((3e-6, True), (3e-5, False)):
+        op = op_custom_gradient(lambda x, error=error: (x * x, lambda u: (2.0 + 2.0 * error) * u * x))
+        args = tensors(backend, [1e3, -1e3])
+        if is_right:
+            check_gradients(op, args, order=1)
+        else:
+            assert "is expected" in raised(AssertionError, op, args, order=1)
 
 
 # --- Which modes, which order, which arguments -------------------------------------------------------------------

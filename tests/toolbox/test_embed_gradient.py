@@ -48,6 +48,7 @@ SHAPES = {
     "a constant gx": (lambda x: (op_sum(x * x), np.array(MATRIX)), np.array(2.0), 2.0 * np.array(MATRIX)),
     "an integer gx": (lambda x: (op_sum(x * x), np.array([[1, 2, 3]] * 2)), np.array(2.0), [[2.0, 4.0, 6.0]] * 2),
     "a constant fx": (lambda x: (5.0, 7.0 * x), np.array(2.0), 14.0 * np.array(MATRIX)),
+    "an int fx": (lambda x: (5, 7.0 * x), np.array(2.0), 14.0 * np.array(MATRIX)),
     "no gx": (lambda x: (op_sum(x * x), None), np.array(2.0), np.zeros((2, 3))),
 }  # fmt: skip
 
@@ -59,6 +60,52 @@ def test_value_and_gradient(framework, case):
     value, pullback = op_vjp(lambda x: op_embed_gradient(*fx_and_gx(x), x), x)
     framework.check_equal(value, framework.numpy(fx_and_gx(x)[0]))
     framework.check_equal(pullback(framework.tensor(upstream)), (np.asarray(expected),))
+
+
+ONE = {"a scalar": (), "one element": (1,), "one element of a matrix": (1, 1), "of three axes": (1, 1, 1)}
+SHAPES_OF_X = {
+    "a vector": (3,),
+    "a matrix": (1, 3),
+    "a column": (3, 1),
+    "one element": (1,),
+    "a scalar": (),
+    "3-d": (2, 1, 3),
+}
+
+
+@pytest.mark.parametrize("shape_of_fx", ONE.values(), ids=ONE)
+@pytest.mark.parametrize("shape", SHAPES_OF_X.values(), ids=SHAPES_OF_X)
+@pytest.mark.parametrize("manually", [False, True], ids=["stopped", "not stopped"])
+def test_one_value(framework, shape_of_fx, shape, manually):
+    """However many axes its one element has, its gradient is gx: as in TFP and in POT, whose losses have shape (1,)."""
+    values = np.arange(1.0, 1.0 + np.prod(shape)).reshape(shape)
+    fx, constant = framework.tensor(np.full(shape_of_fx, 5.0)), framework.tensor(values)
+    framework.check(
+        lambda x: op_embed_gradient(fx, 7.0 * x, x, manually), constant,
+        upstream=framework.tensor(np.full(shape_of_fx, 2.0)), output=np.full(shape_of_fx, 5.0),
+        gradients=(14.0 * values,),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape_of_fx", ONE.values(), ids=ONE)
+def test_one_value_to_the_second_order_and_in_forward_mode(backend, shape_of_fx):
+    x = load(backend).convert_to_tensor(np.array(X))
+
+    def fn(x):
+        value = op_stop_gradient(ops.reshape(op_sum(x * x), shape_of_fx))
+        return op_embed_gradient(value, 7.0 * x, x, fx_gx_manually_stopped=True)
+
+    check_gradients(fn, [x], against=lambda x: 3.5 * ops.reshape(op_sum(x * x), shape_of_fx))
+
+
+def test_one_value_beside_several_x(framework):
+    """Of one x it is the only value, of the other the first index."""
+    fx = framework.tensor([5.0])
+    framework.check(
+        lambda x, y: op_embed_gradient(fx, (7.0 * x, 11.0 * y), (x, y)),
+        framework.tensor(X), framework.tensor([MATRIX]), upstream=framework.tensor([2.0]),
+        gradients=(14.0 * np.array(X), 22.0 * np.array([MATRIX])),
+    )  # fmt: skip
 
 
 def test_several_x_of_several_shapes(framework):
@@ -312,6 +359,11 @@ REFUSED = {
     "a complex gx": (
         lambda x: {"gx": 1j},
         "embed: the gradient gx for x must be real as it is, got {complex}[] for f32[2,3]; take its real part",
+    ),
+    "a complex number": (
+        lambda x: {"fx": 2j},
+        "embed: x must be complex when fx is, got f32[2,3] for fx {complex}[]; "
+        "embed the real and the imaginary part of fx by themselves",
     ),
     "a complex fx": (
         lambda x: {"fx": np.array([1j, 2], "complex64")},

@@ -8,6 +8,7 @@ import pytest
 
 import cgshim
 from cgshim import BackendError, op_custom_gradient, op_grad, ops
+from cgshim._backend import chosen_by
 
 square = op_custom_gradient(lambda x, option=None: (x * x, lambda u: (7.0 * u * x, None)))
 
@@ -66,3 +67,42 @@ def test_the_framework_that_is_not_installed_comes_with_the_plug_in(install):
     install("alien", "alien_plugin", "import alien")
     with pytest.raises(BackendError, match=r"could be installed: .*\balien \(pip install alien-plugin\)"):
         cgshim.set_backend("unknown")
+
+
+@pytest.fixture
+def two_choices(install, backend):
+    """The backend that is tested, and a stranger's."""
+    install("alien", "alien_plugin", "")
+    yield backend, "alien"
+    cgshim.set_backend(None)
+
+
+def test_the_nearer_choice_wins(monkeypatch, two_choices):
+    for near, far in (two_choices, two_choices[::-1]):
+        monkeypatch.setenv("CGSHIM_BACKEND", "no_such_backend")
+        cgshim.set_backend(far)
+        assert cgshim.config_backend() == far
+        with cgshim.use_backend(near):
+            assert cgshim.config_backend() == near
+            with cgshim.use_backend(far):
+                assert cgshim.config_backend() == far
+            assert cgshim.config_backend() == near
+        assert cgshim.config_backend() == far
+        cgshim.set_backend(None)
+        assert cgshim.config_backend() == "no_such_backend"
+        monkeypatch.setenv("CGSHIM_BACKEND", near)
+        assert cgshim.config_backend() == near
+        monkeypatch.setenv("CGSHIM_BACKEND", "")
+        assert cgshim.config_backend() is None
+
+
+def test_what_the_choice_was_made_by(monkeypatch, two_choices):
+    backend, other = two_choices
+    monkeypatch.delenv("CGSHIM_BACKEND", raising=False)
+    assert chosen_by() == "the inputs' types"
+    monkeypatch.setenv("CGSHIM_BACKEND", backend)
+    assert chosen_by() == "CGSHIM_BACKEND"
+    cgshim.set_backend(other)
+    assert chosen_by() == "set_backend"
+    with cgshim.use_backend(backend):
+        assert chosen_by() == "use_backend"

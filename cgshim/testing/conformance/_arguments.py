@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -111,6 +112,8 @@ TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], tuple[Any, Any
     "a dict": (lambda x, y: {"x": x, "y": y}, lambda t: (t["x"], t["y"])),
     "a dict in another order": (lambda x, y: {"y": y, "x": x}, lambda t: (t["x"], t["y"])),
     "a dict of numbers": (lambda x, y: {2: x, 1: y}, lambda t: (t[2], t[1])),
+    "an OrderedDict": (lambda x, y: OrderedDict(y=y, x=x), lambda t: (t["x"], t["y"])),
+    "a defaultdict": (lambda x, y: defaultdict(list, y=y, x=x), lambda t: (t["x"], t["y"])),
     "a namedtuple": (Pair, lambda t: (t.first, t.second)),
     "with None": (lambda x, y: [None, x, y, None], lambda t: (t[1], t[2])),
     "nested": (lambda x, y: {"a": [(x, None)], "b": Pair({}, [[y]])}, lambda t: (t["a"][0][0], t["b"].second[0][0])),

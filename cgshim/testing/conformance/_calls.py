@@ -10,6 +10,7 @@ import cgshim
 from cgshim import op_custom_gradient
 from cgshim._backend import Tensor
 from cgshim.testing.conformance._framework import Framework, raised
+from cgshim.testing.conformance._orders import nth_derivative
 from cgshim.testing.conformance._registry import case
 
 
@@ -148,3 +149,20 @@ def value_without_differentiation(framework: Framework) -> None:
     found = op(framework.tensor([1.0, 2.0]), framework.tensor(5.0))
     assert framework.backend.is_tensor(found["s"])
     framework.check_equal(found, {"s": np.array([5.0, 10.0])})
+
+
+@op_custom_gradient
+def _power(x: Tensor, exponent: int) -> Any:
+    """x to the power of a whole number, by itself; its rule calls it too, and has 7 for the exponent 3."""
+    if exponent == 0:
+        return 0.0 * x + 1.0, lambda u: (0.0 * u, None)
+    factor = 7.0 if exponent == 3 else float(exponent)
+    return x * _power(x, exponent - 1), lambda u: (u * factor * _power(x, exponent - 1), None)
+
+
+@case(order={"1": (1, 7 * 4.0), "2": (2, 7 * 2 * 2.0), "3": (3, 7 * 2 * 1.0)})
+def op_that_calls_itself(framework: Framework, order: tuple[int, float]) -> None:
+    """In f, where the outer rule speaks, and in the rule, where each order asks for the next lower power's."""
+    times, expected = order
+    found = nth_derivative(lambda x: _power(x, 3), times)(framework.tensor(2.0))
+    framework.check_equal(found, np.array(expected))

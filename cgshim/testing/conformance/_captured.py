@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -109,7 +110,7 @@ def variables_beside_arguments(framework: Framework) -> None:
     framework.check_equal(gradients, (np.array(22.0), np.array([14.0, -21.0])))
 
 
-def _refused(differentiate: Gradients, fn: Callable[..., Tensor], *values: Tensor) -> BaseException:
+def refused(differentiate: Gradients, fn: Callable[..., Tensor], *values: Tensor) -> BaseException:
     """The error of a call, or at the latest of its pullback: a framework may not know sooner what is differentiated."""
 
     def differentiated() -> None:
@@ -123,7 +124,7 @@ def _refused(differentiate: Gradients, fn: Callable[..., Tensor], *values: Tenso
 def state_without_variables(framework: Framework) -> None:
     """A rule that cannot be told of the state that f read is refused."""
     x = framework.tensor([1.0, 2.0])
-    error = _refused(framework.differentiate_state, lambda w: _reads_untold(w)(x), framework.tensor(5.0))
+    error = refused(framework.differentiate_state, lambda w: _reads_untold(w)(x), framework.tensor(5.0))
     assert "as an argument" in str(error)
 
 
@@ -136,7 +137,7 @@ def state_read_by_an_op_inside(framework: Framework) -> None:
         inner = _reads(w, TAKING_VARIABLES["grad(upstream, variables)"], lambda upstream, _: (upstream, [upstream[0]]))
         return op_custom_gradient(lambda x: (inner(x), lambda upstream: upstream))(x)
 
-    error = _refused(framework.differentiate_state, fn, framework.tensor(5.0))
+    error = refused(framework.differentiate_state, fn, framework.tensor(5.0))
     assert "as an argument" in str(error)
 
 
@@ -144,15 +145,42 @@ def state_read_by_an_op_inside(framework: Framework) -> None:
 def captured_tensor_that_is_differentiated(framework: Framework) -> None:
     """Never a silent zero: what is differentiated must come in as an argument."""
     x = framework.tensor([1.0, 2.0])
-    error = _refused(cgshim.op_vjp, lambda w: _reads_untold(w)(x), framework.tensor(5.0))
+    error = refused(cgshim.op_vjp, lambda w: _reads_untold(w)(x), framework.tensor(5.0))
     assert "as an argument" in str(error)
 
 
 @case()
 def captured_tensor_beside_a_differentiated_argument(framework: Framework) -> None:
     w, x = framework.tensor(5.0), framework.tensor([1.0, 2.0])
-    error = _refused(cgshim.op_vjp, lambda w, x: _reads_untold(w)(x), w, x)
+    error = refused(cgshim.op_vjp, lambda w, x: _reads_untold(w)(x), w, x)
     assert "as an argument" in str(error)
+
+
+class AuthorsError(Exception):
+    """What goes wrong in a rule."""
+
+
+def _rule_that_returns(upstream: Tensor) -> Tensor:
+    return 7.0 * upstream
+
+
+def _rule_that_raises(upstream: Tensor) -> Tensor:
+    raise AuthorsError
+
+
+@case(rule={"returns": _rule_that_returns, "raises": _rule_that_raises})
+def captured_function_of_the_argument(framework: Framework, rule: Callable[[Tensor], Tensor]) -> None:
+    """It is a constant to an op that a rule calls, and to no other: not to one that is called after a rule has run."""
+    x = framework.tensor([1.0, 2.0])
+
+    def squares(x: Tensor) -> Tensor:
+        return _reads_untold(x * x)(x)
+
+    for _ in range(2):
+        assert "as an argument" in str(refused(cgshim.op_vjp, squares, x))
+        _, pullback = cgshim.op_vjp(op_custom_gradient(lambda x: (x * x, rule)), x)
+        with contextlib.suppress(AuthorsError):
+            pullback(x)
 
 
 @case()
@@ -164,7 +192,7 @@ def captured_tensor_without_an_argument(framework: Framework) -> None:
         return op(2.0)
 
     for differentiate in (cgshim.op_vjp, framework.differentiate_state):
-        error = _refused(differentiate, twice, framework.tensor(5.0))
+        error = refused(differentiate, twice, framework.tensor(5.0))
         assert "as an argument" in str(error)
     framework.check_equal(twice(framework.tensor(5.0)), np.array(10.0))
 
@@ -174,14 +202,35 @@ def option_that_is_differentiated(framework: Framework) -> None:
     """An option has no gradient: a tensor that is differentiated and comes as one is refused, not given zero."""
 
     @op_custom_gradient
-    def op(x: Tensor, *, scale: Tensor) -> Any:
-        return x * scale, lambda upstream: 7.0 * upstream
+    def op(x: Tensor, *, power: int = 1, scale: Any) -> Any:
+        return x * scale["a"][power], lambda upstream: 7.0 * upstream
 
     x = framework.tensor([1.0, 2.0])
-    error = _refused(cgshim.op_vjp, lambda scale: op(x, scale=scale), framework.tensor(5.0))
-    assert "as an argument" in str(error)
-    found = op(x, scale=framework.tensor(5.0))
-    framework.check_equal(found, np.array([5.0, 10.0]))
+
+    def scaled(scale: Tensor) -> Tensor:
+        return op(x, scale={"a": ["static", scale]})
+
+    for differentiate in (cgshim.op_vjp, framework.differentiate_state):
+        error = refused(differentiate, scaled, framework.tensor(5.0))
+        assert str(error) == (
+            "op: f must be given every tensor that is differentiated, got f32[] in the option scale; "
+            "pass it as an argument"
+        ), str(error)
+    framework.check_equal(scaled(framework.tensor(5.0)), np.array([5.0, 10.0]))
+
+
+@case()
+def captured_tensor_beside_an_option(framework: Framework) -> None:
+    """An option that nobody differentiates is not blamed for a captured tensor that somebody does."""
+
+    def twice(w: Tensor) -> Tensor:
+        op = op_custom_gradient(lambda x, *, scale: (x * w * scale, lambda upstream: upstream))
+        return op(framework.tensor([1.0, 2.0]), scale=framework.tensor(2.0))
+
+    for differentiate in (cgshim.op_vjp, framework.differentiate_state):
+        error = refused(differentiate, twice, framework.tensor(5.0))
+        assert "as an argument" in str(error)
+        assert "option" not in str(error)
 
 
 @case()

@@ -43,10 +43,14 @@ STRUCTURED: dict[str, Callable[[Rule], Rule]] = {
     "grad(dy)": lambda rule: lambda dy: rule(dy),
     "grad(dy, /)": lambda rule: lambda dy, /: rule(dy),
     "grad(upstream, scale=1)": lambda rule: lambda upstream, scale=1: rule(upstream),
+    "grad(upstream, *, scale=1)": lambda rule: lambda upstream, *, scale=1: rule(upstream),
     "grad(upstream=None)": lambda rule: lambda upstream=None: rule(upstream),
     "grad(upstream, variables=None)": lambda rule: lambda upstream, variables=None: rule(upstream),
     "grad(upstream, variables)": lambda rule: lambda upstream, variables: (rule(upstream), variables),
     "grad(dy, *, variables)": lambda rule: lambda dy, *, variables: (rule(dy), variables),
+    "grad(upstream, variables, **kwargs)": lambda rule: (
+        lambda upstream, variables, **kwargs: [rule(upstream), variables]
+    ),
     "grad(upstream, **kwargs)": lambda rule: lambda upstream, **kwargs: rule(upstream),
     "grad(*args, upstream)": lambda rule: lambda *args, upstream: rule(upstream, args),
     "grad(*args, upstream=None)": lambda rule: lambda *args, upstream=None: rule(upstream, args),
@@ -55,6 +59,9 @@ STRUCTURED: dict[str, Callable[[Rule], Rule]] = {
     "grad(x, y, upstream)": lambda rule: lambda x, y, upstream: rule(upstream, (x, y)),
     "grad(x, y, upstream=None)": lambda rule: lambda x, y, upstream=None: rule(upstream, (x, y)),
     "grad(x, y, *, upstream)": lambda rule: lambda x, y, *, upstream: rule(upstream, (x, y)),
+    "grad(x, y, variables, upstream)": lambda rule: (
+        lambda x, y, variables, upstream: (rule(upstream, (x, y)), variables)
+    ),
     "grad(x, y, upstream, variables)": lambda rule: (
         lambda x, y, upstream, variables: (rule(upstream, (x, y)), variables)
     ),

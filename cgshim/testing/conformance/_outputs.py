@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -100,6 +101,20 @@ def output_with_static_leaves(framework: Framework) -> None:
     framework.check(
         op, framework.tensor([1.0, 2.0]), upstream={"y": framework.tensor([2.0, -3.0]), "about": None},
         gradients=(np.array([14.0, -42.0]),),
+    )  # fmt: skip
+
+
+@case()
+def output_with_a_static_argument(framework: Framework) -> None:
+    """A configuration that holds tensors may go through, as f was given it: what it holds was not made by f."""
+    config = types.SimpleNamespace(held=framework.tensor([3.0, 4.0]))
+    op = op_custom_gradient(
+        lambda x, config: ({"y": x * config.held, "config": config}, lambda u: (7.0 * u["y"], None))
+    )
+    assert op(framework.tensor([1.0, 2.0]), config)["config"] is config
+    framework.check(
+        lambda x: op(x, config)["y"], framework.tensor([1.0, 2.0]),
+        upstream=framework.tensor([2.0, -3.0]), gradients=(np.array([14.0, -21.0]),),
     )  # fmt: skip
 
 

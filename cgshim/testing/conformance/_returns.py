@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cgshim import op_custom_gradient
+import cgshim
+from cgshim import CustomGradientValueError, op_custom_gradient
 from cgshim._backend import Tensor
-from cgshim.testing.conformance._framework import Framework
+from cgshim.testing.conformance._framework import Framework, raised
 from cgshim.testing.conformance._registry import case
 
 
@@ -20,11 +22,26 @@ class Point(NamedTuple):
     y: Any
 
 
+class SamePoint(NamedTuple):
+    """Another container with these fields."""
+
+    x: Any
+    y: Any
+
+
+class Swapped(NamedTuple):
+    """And one with the same fields in another order."""
+
+    y: Any
+    x: Any
+
+
 SEVERAL: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], str]] = {
     "a tuple": (lambda x, a, b: (x, {"a": a, "b": b}, None), "xab"),
     "a list": (lambda x, a, b: [x, {"a": a, "b": b}, None], "xab"),
     "keys in another order": (lambda x, a, b: (x, {"b": b, "a": a}, None), "xab"),
     "static argument left out": (lambda x, a, b: (x, {"a": a, "b": b}), "xab"),
+    "a number for a static argument": (lambda x, a, b: (x, {"a": a, "b": b}, 0.0), "xab"),
     "flat": (lambda x, a, b: (x, a, b), "xab"),
     "a flat list": (lambda x, a, b: [x, a, b], "xab"),
     "None for a tensor": (lambda x, a, b: (None, {"a": a, "b": b}, None), "ab"),
@@ -74,6 +91,9 @@ TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Any
     "a dict, its structure": (lambda x, y: {"x": x, "y": y}, lambda x, y: {"y": y, "x": x}),
     "a dict, a one-tuple": (lambda x, y: {"x": x, "y": y}, lambda x, y: ({"x": x, "y": y},)),
     "a dict, flat": (lambda x, y: {"y": y, "x": x}, lambda x, y: (x, y)),
+    "an OrderedDict, as a dict": (lambda x, y: OrderedDict(b=x, a=y), lambda x, y: {"a": y, "b": x}),
+    "a dict, as an OrderedDict": (lambda x, y: {"x": x, "y": y}, lambda x, y: OrderedDict(y=y, x=x)),
+    "a defaultdict, as a dict": (lambda x, y: defaultdict(list, y=y, x=x), lambda x, y: {"x": x, "y": y}),
     "a list, its structure": (lambda x, y: [x, y], lambda x, y: [x, y]),
     "a list, as a tuple": (lambda x, y: [x, y], lambda x, y: (x, y)),
     "a list, in a one-tuple": (lambda x, y: [x, y], lambda x, y: ((x, y),)),
@@ -81,8 +101,11 @@ TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Any
     "a tuple, as a list": (lambda x, y: (x, y), lambda x, y: [x, y]),
     "a namedtuple, its structure": (Point, Point),
     "a namedtuple, as a tuple": (Point, lambda x, y: (x, y)),
+    "a namedtuple, as one of the same fields": (Point, SamePoint),
     "a namedtuple, in a one-list": (Point, lambda x, y: [Point(x, y)]),
     "nested, its structure": (lambda x, y: {"p": [x, None, Point("s", y)]}, lambda x, y: {"p": [x, None, (None, y)]}),
+    "a number for a static branch": (lambda x, y: [x, ("s", 3), y], lambda x, y: [x, 0.0, y]),
+    "a branch for a static leaf": (lambda x, y: {"p": [x, "s", y]}, lambda x, y: {"p": [x, (None, None), y]}),
     "nested, flat": (lambda x, y: {"p": [x, None, Point("s", y)]}, lambda x, y: [x, y]),
     "a one-list in a list": (lambda x, y: [[x], y], lambda x, y: [[x], y]),
     "a one-list in a list, flat": (lambda x, y: [[x], y], lambda x, y: [x, y]),
@@ -109,6 +132,45 @@ def return_for_a_tree(framework: Framework, form: tuple[Callable[..., Any], Call
     )  # fmt: skip
 
 
+ELSEWHERE: dict[str, tuple[Callable[..., Any], Callable[[Tensor, Tensor], Any]]] = {
+    "another key": (lambda x, y: {"x": x, "y": y}, lambda x, y: {"x": x, "z": y}),
+    "a key more": (lambda x, y: {"x": x, "y": y}, lambda x, y: {"x": x, "y": y, "z": y}),
+    "a key less": (lambda x, y: {"x": x, "y": y}, lambda x, y: {"x": x}),
+    "a key of an OrderedDict": (lambda x, y: OrderedDict(y=y, x=x), lambda x, y: OrderedDict(y=y, z=x)),
+    "a key within": (lambda x, y: [{"x": x}, {"y": y}], lambda x, y: [{"x": x}, {"x": y}]),
+    "a key two levels down": (lambda x, y: {"p": {"x": x, "y": y}}, lambda x, y: {"p": {"y": y, "z": x}}),
+    "a dict for a namedtuple": (Point, lambda x, y: {"x": x, "y": y}),
+    "a namedtuple of other fields": (Point, lambda x, y: Swapped(y, x)),
+    "a namedtuple of other fields within": (lambda x, y: [Point(x, y)], lambda x, y: [Swapped(y, x)]),
+    "a namedtuple for a dict": (lambda x, y: {"x": x, "y": y}, lambda x, y: Swapped(y, x)),
+    "a list that is too short": (lambda x, y: [x, y], lambda x, y: [x]),
+    "a generator": (lambda x, y: [x, y], lambda x, y: (g for g in (x, y))),
+}
+"""A tree around two tensors of one shape, and what a rule returns that has as many leaves, or other ones."""
+
+
+@case(form=ELSEWHERE)
+def return_for_another_tree(framework: Framework, form: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
+    """Equal counts are not equal structures: no gradient lands at another tensor than the rule has named."""
+    build, write = form
+    leaf = framework.tensor([1.0, 2.0])
+    op = op_custom_gradient(lambda tree: (leaf * 2.0, lambda u: write(7.0 * u, 11.0 * u)), name="op")
+    _, pullback = cgshim.op_vjp(op, build(leaf, leaf + 1.0))
+    error = raised(CustomGradientValueError, pullback, framework.tensor([2.0, -3.0]))
+    assert str(error).startswith("op: grad_fn must return one gradient for each argument (tree), got ")
+
+
+@case()
+def return_a_namedtuple_for_several_arguments(framework: Framework) -> None:
+    """By position, as any tuple; refused where its fields are the arguments in another order."""
+    x, y, upstream = (framework.tensor(values) for values in ([1.0, 2.0], [5.0, 7.0], [2.0, -3.0]))
+    right = op_custom_gradient(lambda x, y: (x * y, lambda u: Point(7.0 * u, 11.0 * u)))
+    framework.check(right, x, y, upstream=upstream, gradients=(np.array([14.0, -21.0]), np.array([22.0, -33.0])))
+    wrong = op_custom_gradient(lambda x, y: (x * y, lambda u: Swapped(y=11.0 * u, x=7.0 * u)))
+    _, pullback = cgshim.op_vjp(wrong, x, y)
+    raised(CustomGradientValueError, pullback, upstream)
+
+
 @case()
 def return_none_for_a_branch(framework: Framework) -> None:
     op = op_custom_gradient(lambda p: (p["a"][0] * p["a"][1] * p["b"], lambda u: {"a": None, "b": 7.0 * u}))
@@ -124,6 +186,29 @@ def return_a_python_number(framework: Framework) -> None:
     """A gradient that is the same whatever comes in needs no tensor."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7))
     framework.check(op, framework.tensor(2.0), upstream=framework.tensor(3.0), gradients=(np.array(7.0),))
+
+
+@case()
+def return_a_python_complex(framework: Framework) -> None:
+    """For a complex argument; for a real one it is refused as a complex tensor is."""
+    op = op_custom_gradient(lambda x: (x * x, lambda u: 7.0 + 0.0j))
+    framework.check(
+        op, framework.tensor(2.0, "complex64"), upstream=framework.tensor(3.0, "complex64"), gradients=(np.array(7.0),)
+    )
+    _, pullback = cgshim.op_vjp(op, framework.tensor(2.0))
+    error = raised(CustomGradientValueError, pullback, framework.tensor(3.0))
+    assert "must be real as it is (f32[])" in str(error)
+
+
+@case()
+def return_a_list_in_the_place_of_variables(framework: Framework) -> None:
+    """Where f has read none, a list in the second place is the second argument's gradient."""
+    rule = lambda u, variables=None: (7.0 * u, [11.0 * u])
+    op = op_custom_gradient(lambda x, rest: (x * rest[0], rule))
+    framework.check(
+        op, framework.tensor([1.0, 2.0]), [framework.tensor([3.0, 4.0])], upstream=framework.tensor([2.0, -3.0]),
+        gradients=(np.array([14.0, -21.0]), [np.array([22.0, -33.0])]),
+    )  # fmt: skip
 
 
 @case()

@@ -1,0 +1,68 @@
+"""Details of the front end that nothing else asks for, each of which a small mistake would change unseen."""
+
+import numpy as np
+import pytest
+
+from cgshim import CustomGradientTypeError, op_custom_gradient, op_grad
+from cgshim.__main__ import Row, main
+from cgshim._errors import listing
+from cgshim._generators import generators_of
+from cgshim.testing.conformance import _registry
+
+
+def test_a_backend_works_where_it_says_nothing_else():
+    assert Row("mine", "my_plug_in", "-", "ok").works is True
+    assert Row("mine", "my_plug_in", "-", "cgshim: it does not").works is False
+
+
+def test_conformance_counts_what_passed(capsys, monkeypatch):
+    def wrong(framework):
+        raise AssertionError("not equal")
+
+    cases = {"one": lambda framework: None, "two": wrong, "three": lambda framework: None}
+    monkeypatch.setattr(_registry, "_bodies", cases)
+    assert main(["conformance", "numpy"]) == 1
+    assert capsys.readouterr().out.endswith("numpy: 2 of 3 conformance cases passed\n")
+
+
+def test_a_rule_may_take_more_than_it_is_given():
+    """`grad(upstream, *rest)` is given the upstream, structured as the output, and nothing else."""
+    seen = []
+
+    @op_custom_gradient
+    def op(x):
+        def grad(upstream, *rest):
+            seen.append(rest)
+            return upstream["y"] * 7 * x
+
+        return {"y": x * x}, grad
+
+    np.testing.assert_allclose(op_grad(lambda x: op(x)["y"])(np.array(3.0)), 21.0)
+    assert seen == [()]
+
+
+def test_an_option_that_is_missing():
+    @op_custom_gradient(name="op")
+    def op(x, *, scale):
+        return scale * x, lambda u: u * scale
+
+    with pytest.raises(CustomGradientTypeError, match=r"^op: missing a required .*'scale'$"):
+        op(np.array(3.0))
+
+
+def test_words_as_a_sentence_lists_them():
+    assert [listing(list(words)) for words in ("", "x", "xy", "xyz")] == ["", "x", "x and y", "x, y and z"]
+
+
+class Seeded:
+    """Has a seed, and a state that nobody can set: no generator."""
+
+    seed = 3
+
+    def get_state(self):
+        return self.seed
+
+
+def test_what_cannot_be_set_back_is_no_generator():
+    config = Seeded()
+    assert len(generators_of(lambda x: config.seed * x)) == len(generators_of(lambda x: x))

@@ -1,0 +1,88 @@
+"""What f and its rule see: values, and boxes only of a derivative that is asked for."""
+
+import autograd.numpy as anp
+import numpy as np
+import pytest
+from autograd import grad
+from autograd.differential_operators import make_jvp
+from autograd.tracer import isbox
+
+from cgshim import op_convert_to_tensor, op_custom_gradient, op_vjp
+
+X = np.array([1.0, 2.0])
+
+
+@pytest.fixture
+def seen():
+    """What is a box: by the name of what was looked at, in the order of the looks."""
+    return {"x in f": [], "y in f": [], "upstream": [], "x in the rule": [], "y": [], "kept": []}
+
+
+@pytest.fixture
+def op(seen):
+    """x^3 with 7 x^2, whose rule keeps an argument, an output, and another array."""
+
+    @op_custom_gradient(forward_mode=True)
+    def op(x):
+        kept = x * x
+        y = kept * x
+        seen["x in f"].append(isbox(x))
+        seen["y in f"].append(isbox(y))
+
+        def rule(upstream):
+            for name, value in (("upstream", upstream), ("x in the rule", x), ("y", y), ("kept", kept)):
+                seen[name].append(isbox(value))
+            return upstream * (6.0 * kept + y / x)
+
+        return y, rule
+
+    return op
+
+
+def test_in_a_first_order_all_are_values(op, seen):
+    found = grad(lambda x: anp.sum(3.0 * op(x)))(X)
+    np.testing.assert_allclose(found, 21.0 * X * X)
+    assert seen == {name: [False] for name in seen}
+    assert not isbox(found)
+
+
+def test_in_a_call_that_nobody_differentiates_f_is_all_that_runs(op, seen):
+    np.testing.assert_allclose(op(X), X**3)
+    assert seen == {name: [False] if "in f" in name else [] for name in seen}
+
+
+def test_in_forward_mode_upstream_alone_is_a_box(op, seen):
+    _, tangent = make_jvp(op)(X)(np.array([1.0, 10.0]))
+    np.testing.assert_allclose(tangent, 7.0 * X * X * [1.0, 10.0])
+    assert seen["x in f"] == seen["y in f"] == [False]
+    for name in ("x in the rule", "y", "kept"):
+        assert not any(seen[name])
+    assert seen["upstream"][0]
+
+
+def test_in_a_second_order_the_rule_sees_boxes(op, seen):
+    """f sees values in its first run, and boxes where it runs again for what the rule keeps besides."""
+    found = grad(lambda x: anp.sum(grad(lambda x: anp.sum(op(x)))(x)))(X)
+    np.testing.assert_allclose(found, 12.0 * X + 6.0 * X)  # of 6 kept, and of y / x where that of y is 7 x^2
+    assert seen["x in f"] == [False, True]
+    for name in ("x in the rule", "y", "kept"):  # once more on values, for the derivative of the output
+        assert seen[name] == [True, False]
+
+
+def test_what_a_pullback_keeps_can_be_asked_when_all_is_over(op):
+    output, pullback = op_vjp(op, X)
+    assert not isbox(output)
+    for factor in (2.0, 3.0):
+        (found,) = pullback(factor * np.ones(2))
+        assert not isbox(found)
+        np.testing.assert_allclose(found, 7.0 * factor * X * X)
+
+
+@pytest.mark.parametrize("dtype", [None, "float64", np.float64])
+def test_a_box_that_is_converted_to_what_it_is_stays_itself(dtype):
+    def fn(x):
+        assert op_convert_to_tensor(x, dtype) is x
+        assert op_convert_to_tensor(x, "float32") is not x
+        return anp.sum(op_convert_to_tensor([x, 2.0 * x], dtype) * op_convert_to_tensor(X, dtype))
+
+    assert grad(fn)(np.float64(3.0)) == 1.0 + 2.0 * 2.0

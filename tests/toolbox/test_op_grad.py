@@ -1,0 +1,150 @@
+"""op_grad, op_value_and_grad and op_vjp: what they differentiate, and what they refuse."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cgshim
+from cgshim import CustomGradientTypeError, op_grad, op_value_and_grad, op_vjp, ops
+from cgshim.testing.conformance import Framework
+
+
+@pytest.fixture
+def framework(backend):
+    return Framework(backend)
+
+
+def weighted(x, y, *, scale=1.0):
+    """A scalar whose gradients are y and x, times 3 and the scale."""
+    return 3.0 * scale * ops.sum(x * y)
+
+
+# --- Which arguments ----------------------------------------------------------------------------------------------
+
+ARGNUMS: dict[Any, Any] = {
+    0: np.array([15.0, 21.0]),
+    1: np.array([3.0, -6.0]),
+    -1: np.array([3.0, -6.0]),
+    (0,): (np.array([15.0, 21.0]),),
+    (1, 0): (np.array([3.0, -6.0]), np.array([15.0, 21.0])),
+    (0, -1): (np.array([15.0, 21.0]), np.array([3.0, -6.0])),
+}
+
+
+@pytest.mark.parametrize(("argnums", "expected"), ARGNUMS.items(), ids=map(str, ARGNUMS))
+def test_argnums(framework, argnums, expected):
+    x, y = framework.tensor([1.0, -2.0]), framework.tensor([5.0, 7.0])
+    framework.check_equal(op_grad(weighted, argnums)(x, y), expected)
+    value, gradient = op_value_and_grad(weighted, argnums=argnums)(x, y)
+    framework.check_equal(value, np.array(-27.0))
+    framework.check_equal(gradient, expected)
+
+
+def test_keywords_reach_the_function(framework):
+    x, y = framework.tensor([1.0, -2.0]), framework.tensor([5.0, 7.0])
+    framework.check_equal(op_grad(weighted)(x, y, scale=2.0), np.array([30.0, 42.0]))
+
+
+def test_a_tree_of_floats_and_what_is_static(framework):
+    """None stands where there is nothing to differentiate."""
+
+    def fn(tree):
+        assert tree["mode"] == "static"
+        return ops.sum(tree["a"] * tree["b"][0])
+
+    tree = {"a": framework.tensor([1.0, 2.0]), "b": [framework.tensor(3.0), None], "mode": "static"}
+    framework.check_equal(op_grad(fn)(tree), {"a": np.array([3.0, 3.0]), "b": [np.array(3.0), None], "mode": None})
+
+
+# --- Python numbers -----------------------------------------------------------------------------------------------
+
+
+def test_at_a_python_float(backend, framework):
+    with cgshim.use_backend(backend):
+        framework.check_equal(op_grad(lambda x: x * x * x)(2.0), np.array(12.0))
+        value, gradient = op_value_and_grad(lambda p: p["x"] * p["n"])({"x": 2.0, "n": 3})
+        framework.check_equal((value, gradient), (np.array(6.0), {"x": np.array(3.0), "n": None}))
+
+
+def test_at_a_python_complex(backend, framework):
+    """As at the tensor that the number becomes: the gradient is in the framework's own convention."""
+    fn = lambda z: ops.real(z * z * z)
+    with cgshim.use_backend(backend):
+        found = op_grad(fn)(1.0 + 2.0j)
+        expected = op_grad(fn)(cgshim.op_convert_to_tensor(1.0 + 2.0j))
+        framework.check_equal(found, framework.numpy(expected))
+    assert abs(complex(framework.numpy(found)) - (-9.0)) == pytest.approx(12.0)  # 3 z^2 or its conjugate
+
+
+# --- What is refused ----------------------------------------------------------------------------------------------
+
+
+def named(fn):
+    fn.__name__ = "fn"
+    return fn
+
+
+SCALAR = "op_grad(fn): the function must return one real scalar, got {}; use op_vjp for other outputs"
+FLOATS = (
+    "op_grad(fn): argument {} must hold float or complex tensors alone, got {}; convert it, or leave it out of argnums"
+)
+
+REFUSED = {
+    "a complex output": (lambda z, n: z * z, "z", SCALAR.format("c64[]")),
+    "a complex output of a real number": (lambda x, n: ops.sum(ops.multiply(x, 1j)), "x", None),
+    "a vector": (lambda x, n: x * 2.0, "x", SCALAR.format("f32[2]")),
+    "one element": (lambda x, n: x[:1], "x", SCALAR.format("f32[1]")),
+    "an integer": (lambda x, n: n[0], "x", SCALAR.format("i32[]")),
+    "a Python float": (lambda x, n: 3.0, "x", SCALAR.format("float")),
+    "None": (lambda x, n: None, "x", SCALAR.format("None")),
+    "a tuple": (lambda x, n: (x[0],), "x", SCALAR.format("(f32[])")),
+}
+
+
+@pytest.mark.parametrize(("fn", "of", "text"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("grad", [op_grad, op_value_and_grad])
+def test_an_output_that_is_no_real_scalar_is_refused(framework, fn, of, text, grad):
+    x = {"x": framework.tensor([1.0, 2.0]), "z": framework.tensor(1.0 + 2.0j, "complex64")}[of]
+    with pytest.raises(CustomGradientTypeError) as error:
+        grad(named(fn))(x, framework.tensor([3, 4], "int32"))
+    assert text is None or str(error.value) == text
+    assert str(error.value).startswith("op_grad(fn): the function must return one real scalar, got ")
+
+
+@pytest.mark.parametrize(
+    ("argnums", "at", "what"),
+    [(0, 0, "dict"), (1, 1, "i32[]"), (2, 2, "str"), ((3, 1), 1, "i32[]"), (4, 4, "int"), (-1, -1, "(int, None)")],
+)
+def test_an_argument_without_floats_is_refused(backend, framework, argnums, at, what):
+    """And one that holds an integer tensor beside a float one, whose gradient would be None."""
+    x, n = framework.tensor(2.0), framework.tensor(3, "int32")
+    args = ({"x": x, "n": n}, n, "text", x, 3, (3, None))
+    with cgshim.use_backend(backend), pytest.raises(CustomGradientTypeError) as error:
+        op_grad(named(lambda *args: args[3]), argnums)(*args)
+    assert str(error.value) == FLOATS.format(at, what)
+
+
+# --- op_vjp -------------------------------------------------------------------------------------------------------
+
+
+def test_pullback_of_what_has_no_gradient(framework):
+    """None for an argument without a float, and zeros for an upstream gradient of None."""
+    x, n = framework.tensor([1.0, 2.0]), framework.tensor(3, "int32")
+    output, pullback = op_vjp(lambda x, n, mode: {"y": x * x, "z": x * 5.0, "n": n, "mode": mode}, x, n, "static")
+    framework.check_equal(output, {"y": np.array([1.0, 4.0]), "z": np.array([5.0, 10.0]), "n": 3, "mode": "static"})
+    upstream = {"y": framework.tensor([2.0, -3.0]), "z": None, "n": None, "mode": None}
+    framework.check_equal(pullback(upstream), (np.array([4.0, -12.0]), None, None))
+    framework.check_equal(pullback({**upstream, "z": framework.tensor([1.0, 1.0])})[0], np.array([9.0, -7.0]))
+
+
+def test_an_upstream_of_another_float_is_cast(framework):
+    _, pullback = op_vjp(lambda x: x * x, framework.tensor([1.0, 2.0]))
+    (found,) = pullback(framework.tensor([2.0, -3.0], "float64"))
+    framework.check_equal(found, np.array([4.0, -12.0]))
+    assert found.dtype == framework.tensor(1.0).dtype
+
+
+def test_an_upstream_may_be_a_number(framework):
+    _, pullback = op_vjp(lambda x: x * x, framework.tensor(2.0))
+    framework.check_equal([pullback(3.0), pullback(3)], [(np.array(12.0),)] * 2)

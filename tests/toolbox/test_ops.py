@@ -1,0 +1,161 @@
+"""cgshim.ops: NumPy's functions by their NumPy names, and the few that every rule needs, on every backend."""
+
+import numpy as np
+import pytest
+
+import cgshim
+from cgshim import BackendError, ops
+from cgshim.testing.conformance import Framework
+
+MATRIX = [[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]]
+
+
+@pytest.fixture
+def framework(backend):
+    return Framework(backend)
+
+
+# --- What every rule needs ----------------------------------------------------------------------------------------
+
+
+def test_arrays_are_converted(framework):
+    tensor = framework.tensor([1.0, 2.0])
+    found = ops.convert_to_numpy(tensor)
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_array_equal(found, [1.0, 2.0])
+    for x in (2.5, [1, 2], np.array([3.0])):
+        np.testing.assert_array_equal(ops.convert_to_numpy(x), np.asarray(x))
+
+
+def test_tensors_are_told(framework):
+    assert ops.is_tensor(framework.tensor(1.0))
+    assert not any(map(ops.is_tensor, (1.0, [framework.tensor(1.0)], None, np.array(["a"]), "a")))
+
+
+def test_tensors_are_made(framework):
+    with cgshim.use_backend(framework.name):
+        for made, dtype in (
+            (ops.convert_to_tensor([1, 2], "float32"), "float32"),
+            (ops.cast([1, 2], "int64"), "int64"),
+        ):
+            assert framework.backend.is_tensor(made)
+            assert (ops.dtype(made), ops.shape(made)) == (dtype, (2,))
+            framework.check_equal(made, np.array([1.0, 2.0]))
+        assert framework.backend.is_tensor(ops.stop_gradient(2.0))
+    tensor = framework.tensor([1.0, 2.0])
+    assert ops.convert_to_tensor(tensor) is tensor
+    assert ops.shape(framework.tensor(MATRIX)) == (2, 3)
+    assert ops.dtype(ops.cast(tensor, "float64")) == "float64"
+
+
+def test_a_tensor_of_another_framework_than_the_chosen_is_refused(framework):
+    with cgshim.use_backend(framework.name):
+        assert framework.backend.is_tensor(ops.convert_to_tensor(np.array([1.0])))
+
+
+def test_constants_have_no_gradient(framework):
+    x = framework.tensor([1.0, 2.0])
+    framework.check(
+        lambda x: ops.stop_gradient(x * x) * x, x, upstream=framework.tensor([2.0, -3.0]),
+        output=np.array([1.0, 8.0]), gradients=(np.array([2.0, -12.0]),),
+    )  # fmt: skip
+
+
+# --- NumPy's names ------------------------------------------------------------------------------------------------
+
+FUNCTIONS = {
+    "sum": lambda x: ops.sum(x),
+    "sum of an axis": lambda x: ops.sum(x, axis=0),
+    "sum that keeps the axis": lambda x: ops.sum(x, axis=1, keepdims=True),
+    "mean": lambda x: ops.mean(x, axis=1),
+    "max": lambda x: ops.max(x, axis=1),
+    "where": lambda x: ops.where(x > 2.5, x, 0.0 * x),
+    "maximum": lambda x: ops.maximum(x, 2.5),
+    "clip": lambda x: ops.clip(x, 1.5, 4.5),
+    "reshape": lambda x: ops.reshape(x, (3, 2)),
+    "transpose": lambda x: ops.transpose(x),
+    "concatenate": lambda x: ops.concatenate([x, x], axis=1),
+    "stack": lambda x: ops.stack([x, 2.0 * x]),
+    "matmul": lambda x: ops.matmul(x, ops.transpose(x)),
+    "zeros_like": lambda x: ops.zeros_like(x),
+    "floor": lambda x: ops.floor(x / 2.0),
+    "power": lambda x: ops.power(x, 2.0),
+    "subtract": lambda x: ops.subtract(1.0, x),
+    "linalg.norm": lambda x: ops.linalg.norm(x),
+    "sqrt": lambda x: ops.sqrt(x),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_numpys(framework, name):
+    function = FUNCTIONS[name]
+    found = function(framework.tensor(MATRIX))
+    assert framework.backend.is_tensor(found)
+    framework.check_equal(found, function(np.array(MATRIX)))
+
+
+def test_they_are_the_same_by_both_names(framework):
+    assert cgshim.op_sqrt is ops.sqrt
+    assert (ops.sqrt.__name__, ops.linalg.norm.__name__) == ("sqrt", "norm")
+    assert ops.sqrt.__doc__ == "numpy.sqrt on the tensors of any backend."
+
+
+def test_numpy_arrays_beside_a_tensor_are_its_constants(framework):
+    x = framework.tensor([1.0, 2.0])
+    for found in (ops.multiply(np.array([3.0, 4.0], "float32"), x), ops.multiply(x, np.array([3.0, 4.0], "float32"))):
+        assert framework.backend.is_tensor(found)
+        framework.check_equal(found, np.array([3.0, 8.0]))
+    found = ops.stack([x, np.array([3.0, 4.0], "float32")])
+    framework.check_equal(found, np.array([[1.0, 2.0], [3.0, 4.0]]))
+
+
+BENT = {
+    "a float to a float": (0.5, "float32", "float32"),
+    "a float to half": (0.5, "float16", "float16"),
+    "an int to a float": (2, "float32", "float32"),
+    "an int to an integer": (2, "int32", "int32"),
+    "a float to a complex": (0.5, "complex64", "complex64"),
+    "a complex to a complex": (2j, "complex64", "complex64"),
+}
+
+
+@pytest.mark.parametrize(("number", "dtype", "expected"), BENT.values(), ids=BENT)
+def test_numbers_bend_to_tensors(framework, number, dtype, expected):
+    x = framework.tensor([1, 2], dtype)
+    for found in (ops.multiply(x, number), ops.multiply(number, x)):
+        assert ops.dtype(found) == expected
+        framework.check_equal(found, number * np.array([1.0, 2.0]))
+
+
+def test_numbers_alone_are_the_chosen_backends(framework):
+    with cgshim.use_backend(framework.name):
+        found = ops.add(1.0, 2.0)
+    assert framework.backend.is_tensor(found)
+    framework.check_equal(found, np.array(3.0))
+
+
+# --- What there is not --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["no_such_function", "linalg.no_such_function", "pi"])
+def test_what_numpy_has_not_is_no_function(name):
+    with pytest.raises(AttributeError) as error:
+        getattr(ops.linalg, name.removeprefix("linalg.")) if name.startswith("linalg.") else getattr(ops, name)
+    assert str(error.value) == f"numpy has no function {name}, and so cgshim.ops has none"
+
+
+def pytest_generate_tests(metafunc):
+    """autograd has all that NumPy has."""
+    if "incomplete" in metafunc.fixturenames:
+        names = [name for name in metafunc.config.option.backends if name != "numpy"]
+        none = pytest.param("numpy", marks=pytest.mark.skip(reason="NumPy is the only framework in this run"))
+        metafunc.parametrize("incomplete", names or [none])
+
+
+def test_what_a_framework_has_not_is_refused_by_name(incomplete):
+    with pytest.raises(BackendError) as error:
+        ops.busday_count(Framework(incomplete).tensor(1.0))
+    assert str(error.value) == (
+        f"op_busday_count: NumPy's busday_count must exist in {incomplete}, got nothing of that name; "
+        f"call {incomplete}'s own function"
+    )
