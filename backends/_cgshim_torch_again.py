@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 from _cgshim_torch_agree import agree
-from _cgshim_torch_graph import captured, has_values, leaf_of, now
+from _cgshim_torch_graph import captured, has_values, leaf_of, now, since
 from _cgshim_torch_kept import Kept, Saved, is_tensor
+from _cgshim_torch_single import SingleLevelFunction
 
 from cgshim._generators import Generator
 from cgshim._residuals import refuse_another_run, run_again
@@ -24,7 +25,7 @@ def connected(kept: Kept, saved: Saved) -> Saved:
     return saved._replace(others=others)
 
 
-class _Residuals(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
+class _Residuals(SingleLevelFunction):
     """Returns aliases of the residuals, whose gradients come from another run of f."""
 
     @staticmethod
@@ -32,8 +33,8 @@ class _Residuals(torch.autograd.function._SingleLevelFunction):  # type: ignore[
         ctx.kept = kept
         ctx.set_materialize_grads(False)
         outputs = [y.detach() for y in saved.outputs if y is not None]
-        beyond = _variables_beyond(kept, saved)
-        ctx.save_for_backward(*dependencies[: len(kept.devices)], *outputs, *saved.others, *beyond)
+        others = [*kept.buffers.without(saved.others), *_variables_beyond(kept, saved)]
+        ctx.save_for_backward(*dependencies[: len(kept.devices)], *outputs, *others)
         return tuple([saved.others[at].detach() for at in kept.differentiable])
 
     @staticmethod
@@ -71,16 +72,17 @@ def _another_run(kept: Kept, saved: Saved, copies: list[Tensor]) -> list[Tensor]
         _refuse_changes(kept)
     start, versions = now(), [copy._version for copy in copies]
     generators = _generators() if all(map(has_values, copies)) else []
-    others: list[Tensor] = kept.as_first(
-        run_again, kept.call, copies, kept.rule_around(saved), is_tensor, agree, generators=generators
-    )
+    with kept.with_state(saved):
+        others: list[Tensor] = kept.as_first(
+            run_again, kept.call, copies, kept.rule_around(saved), is_tensor, agree, generators=generators
+        )
+        made = [t for at, t in enumerate(others) if t.requires_grad and at not in kept.captured]
+        read = captured(kept.call, made, copies, since(start))
     if versions != [copy._version for copy in copies]:
         _refuse_changes(kept)
     if len(others) != len(saved.others):  # one of them was an argument this time
         refuse_another_run(kept.call, "others", "compute them from the arguments alone, or pass them as an argument")
-    made = [t for at, t in enumerate(others) if t.requires_grad and at not in kept.captured]
-    read = captured(kept.call, made, copies, start)
-    if not {id(v) for v in read} <= {id(leaf_of(v)) for v in saved.variables}:
+    if not {id(v) for v in read} <= {id(leaf_of(v) if v.is_leaf else v) for v in saved.variables}:
         refuse_another_run(kept.call, "those of other variables", "read the same ones in every run")
     return others
 

@@ -15,6 +15,13 @@ import torch
 import torch._dynamo
 from _cgshim_torch_functions import differentiable
 from _cgshim_torch_graph import is_transformed
+from _cgshim_torch_kept import Autocast, Kept, device_types
+from _cgshim_torch_staged import without_gradient
+from torch._dynamo.eval_frame import set_code_exec_strategy
+from torch._dynamo.types import FrameAction, FrameExecStrategy
+from torch.autograd import forward_ad
+
+from cgshim._custom_gradient import CustomGradient
 
 if TYPE_CHECKING:
     from cgshim._call import Call
@@ -35,13 +42,22 @@ _once: Attach = torch._dynamo.disable(
 )
 _is_transformed = torch._dynamo.assume_constant_result(is_transformed)
 
+# Dynamo may trace a call in the graph of its caller, or not at all: then the call runs as in eager mode from its
+# beginning. Otherwise Dynamo would compile it up to the place that it cannot trace, where f has run already. The same
+# holds for a backward pass.
+_SKIPPED = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+for _function in (CustomGradient.__call__, CustomGradient.__get__, Kept.gradients):
+    set_code_exec_strategy(_function.__code__, _SKIPPED)
+
 
 def traced(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """f's outputs with the rule for their gradient, in the graph that is being traced where it can be."""
-    if _is_transformed():
+    if forward_ad._current_level >= 0 or _is_transformed():  # Dynamo compiles anew where a level that it read changes
         return _transformed(call, inputs)
     if not torch.is_grad_enabled():
         return call(inputs)[0]
+    if torch.compiler.is_exporting():
+        return without_gradient(call, inputs)
     differentiated = any(x.requires_grad for x in inputs)
     if differentiated and call.once_differentiable:
         return _once(call, inputs)
@@ -51,19 +67,38 @@ def traced(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     if not differentiated:
         return outputs
     attach: Attach = _Compiled.apply
-    return attach(rule, len(inputs), *inputs, *outputs)
+    return attach(rule, _autocast(), len(inputs), *inputs, *outputs)
 
 
 class _Compiled(torch.autograd.Function):  # type: ignore[misc]
     """Returns aliases of outputs, whose gradients come from the rule on ctx."""
 
     @staticmethod
-    def forward(ctx: Any, rule: Any, inputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, rule: Any, autocast: Autocast, inputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.rule = rule
+        ctx.autocast = autocast
         ctx.save_for_backward(*tensors[:inputs])
-        return tuple([y.view_as(y) for y in tensors[inputs:]])
+        return tuple([y.detach() for y in tensors[inputs:]])
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        gradients, _ = ctx.rule(ctx.saved_tensors, upstreams)
-        return None, None, *gradients, *[None for _ in upstreams]
+        gradients, _ = _as_in(ctx.autocast, ctx.rule, ctx.saved_tensors, upstreams)
+        return None, None, None, *gradients, *[None for _ in upstreams]
+
+
+_DEVICE_TYPES = device_types()
+
+
+def _autocast() -> Autocast:
+    """What autocast is set to, for each kind of device on which it is on."""
+    return tuple([
+        (kind, torch.get_autocast_dtype(kind), True) for kind in _DEVICE_TYPES if torch.is_autocast_enabled(kind)
+    ])  # fmt: skip
+
+
+def _as_in(autocast: Autocast, rule: Callable[..., Any], *args: Any) -> Any:
+    """What the rule says under autocast as it was when f ran."""
+    if not autocast:
+        return rule(*args)
+    with torch.autocast(*autocast[0]):
+        return _as_in(autocast[1:], rule, *args)

@@ -8,15 +8,19 @@ are noticed, and nothing is held in a cycle. A saved output is the Function's ow
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from _cgshim_torch_again import connected
-from _cgshim_torch_graph import is_transformed, now, requires_grad
-from _cgshim_torch_kept import Gradients, Kept, Saved, examined, named
+from _cgshim_torch_buffers import NONE, buffers_among
+from _cgshim_torch_graph import is_transformed, now, recordable, requires_grad, since
+from _cgshim_torch_kept import Gradients, Kept, Saved, called, examined, named
 from _cgshim_torch_once import anchor, without_derivative
+from _cgshim_torch_single import SingleLevelFunction
 from _cgshim_torch_transformed import transformed
+from torch._C import _autograd as autograd
 from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
@@ -35,7 +39,19 @@ def differentiable(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """f's outputs, with the rule for their gradient where anything can be differentiated."""
     if is_transformed():
         return transformed(call, inputs)
-    return attached(call, inputs) if torch.is_grad_enabled() else call(inputs)[0]
+    return attached(call, inputs) if torch.is_grad_enabled() else unattached(call, inputs)
+
+
+def unattached(call: Call, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """f's outputs where no gradients are recorded."""
+    outputs, _ = called(call, inputs)
+    return _of_their_own(outputs, inputs)
+
+
+def _of_their_own(outputs: list[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs as constants, none of which is an input: who changes what requires grad changes another tensor."""
+    given = set(map(id, inputs))
+    return [y.detach() if id(y) in given or y.requires_grad else y for y in outputs]
 
 
 def attached(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -43,15 +59,20 @@ def attached(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     differentiated = any(map(requires_grad, inputs))
     given = [x.detach() for x in inputs] if differentiated else inputs
     start, versions = now(), _versions(given)
-    outputs, rule = call(given)
+    outputs, rule = called(call, given)
     if not differentiated and not any(map(requires_grad, (*outputs, *lift(rule.grad_fn, torch.is_tensor, call.f)[0]))):
-        return outputs
-    first = examined(call, given, inputs, start, outputs, rule)
+        return _of_their_own(outputs, inputs)
+    changed = versions != _versions(given)
+    if changed:
+        rule.shapes = [x.shape for x in inputs]
+        _shown_alike(inputs, given)
+    first = examined(call, given, inputs, since(start), outputs, rule)
     if not (differentiated or first.variables):
-        return [y.detach() if y.requires_grad else y for y in outputs]
+        return _of_their_own(outputs, inputs)
     others, first.residuals.others = first.residuals.others, []
     kept = Kept(call, first, given, others)
-    kept.changed = versions != _versions(given)
+    kept.changed = changed
+    kept.buffers = buffers_among(call, rule, others) if others else NONE
     alive = map(functorch.unwrap_if_dead, inputs)
     return named(_Attached, call.name)(kept, outputs, given, others, *alive, *first.variables)
 
@@ -64,7 +85,19 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
-class _Attached(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
+def _shown_alike(inputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """Let the inputs lie in memory as f has left what it was given: it may have transposed them in place."""
+    for x, seen in zip(inputs, given, strict=True):
+        if x is not seen and x.layout is torch.strided and not x.is_nested and _geometry(x) != _geometry(seen):
+            with torch.no_grad():
+                x.set_(seen)
+
+
+def _geometry(x: Tensor) -> tuple[Any, ...]:
+    return x.shape, x.stride(), x.storage_offset()
+
+
+class _Attached(SingleLevelFunction):
     """Returns aliases of a run's outputs, whose gradients come from the rule of the run.
 
     It is applied outside of torch.func alone: Function.apply would ask for that again, at length.
@@ -77,12 +110,13 @@ class _Attached(torch.autograd.function._SingleLevelFunction):  # type: ignore[m
     ) -> tuple[Tensor, ...]:  # fmt: skip
         ctx.kept = kept
         inputs = differentiated[: len(given)]
-        by_identity = dict(zip(map(id, given), inputs, strict=True))
-        aliases = tuple([_alias(y, by_identity) for y in outputs])
+        aliases = _aliases(outputs, given, inputs)
         ctx.save_for_backward(
-            *[inputs[at] for at in kept.inputs],
+            *[recordable(inputs[at]) for at in kept.inputs],
             *[aliases[at] for at in kept.residuals.outputs],
-            *[t if t.is_leaf or at in kept.captured else t.detach() for at, t in enumerate(others)],
+            *kept.buffers.without(
+                [recordable(t if t.is_leaf or at in kept.connected else t.detach()) for at, t in enumerate(others)]
+            ),
         )
         if not _is_connected(kept, aliases, inputs) and (kept.call.once_differentiable or kept.hidden()):
             with torch.enable_grad():
@@ -99,18 +133,78 @@ class _Attached(torch.autograd.function._SingleLevelFunction):  # type: ignore[m
             gradients, of_variables = _once(ctx, kept, saved, upstreams)
         else:
             gradients, of_variables = kept.gradients(_as_constants(saved), upstreams)
+        if kept.call.options and not (torch.is_grad_enabled() or autograd._get_current_graph_task_keep_graph()):
+            kept.call.options = {}  # f is not run again, so that their tensors are free with those that were saved
         return None, None, None, None, *gradients, *of_variables
 
 
-def _alias(output: Tensor, inputs: dict[int, Tensor]) -> Tensor:
-    """output as a tensor of its own; as a view of the input that it shows, which autograd guards as one.
+def _by_identity(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[int, Tensor]:
+    """The inputs under the identities of those that f was given; torch makes an object of a subclass as a view."""
+    found = dict(zip(map(id, given), inputs, strict=True))
+    for seen, x in zip(given, inputs, strict=True):
+        if type(seen) is not torch.Tensor and seen._base is not None:
+            found.setdefault(id(seen._base), x)
+    return found
 
-    The inputs stand under the identities of those that f was given.
+
+def _is_bound(tensor: Tensor) -> bool:
+    """Whether a tensor is part of a graph, or shows another tensor."""
+    return bool(tensor.requires_grad or tensor._is_view())
+
+
+def _references_to_a_free_tensor() -> int:
+    """How many references there are to a tensor that one list holds; -1 where those of C++ are not among them."""
+    tensors = [torch.empty(1)]
+    (alone,) = map(sys.getrefcount, tensors)
+    view = tensors[0][:0]  # which holds it in C++
+    (held,) = map(sys.getrefcount, tensors)
+    del view
+    return alone if held > alone else -1
+
+
+_FREE = _references_to_a_free_tensor()
+
+
+def _aliases(outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The outputs as tensors of their own; as views of what they show, which autograd guards as such.
+
+    Outputs that nobody else holds are that already. given are the inputs as f saw them.
     """
-    if id(output) in inputs:
-        return inputs[id(output)]
-    base = output._base if output._is_view() else None
-    return output._view_func(inputs[id(base)]) if base is not None and id(base) in inputs else output.detach()
+    references = list(map(sys.getrefcount, outputs))
+    if references.count(_FREE) == len(outputs) and not any(map(_is_bound, outputs)):
+        return tuple(outputs)
+    shown = _by_identity(given, inputs)
+    wholes = [y._base if y._is_view() else y for y in outputs]
+    if len(set(map(id, wholes))) < len(outputs):
+        return _views(outputs, wholes, shown)
+    pairs = zip(outputs, wholes, strict=True)
+    return tuple([_view(y, whole, shown[id(whole)]) if id(whole) in shown else y.detach() for y, whole in pairs])
+
+
+def _views(outputs: Sequence[Tensor], wholes: Sequence[Tensor], shown: dict[int, Tensor]) -> tuple[Tensor, ...]:
+    """The outputs as views of inputs and of each other: who changes one of them changes others, and must not."""
+    seen, views = set(), []
+    for whole in wholes:
+        if id(whole) not in shown:
+            shown[id(whole)] = whole.detach()
+    for y, whole in zip(outputs, wholes, strict=True):
+        view = _view(y, whole, shown[id(whole)])
+        views.append(view.view_as(view) if id(y) in seen else view)
+        seen.add(id(y))
+    return tuple(views)
+
+
+def _view(output: Tensor, whole: Tensor, shown: Tensor) -> Tensor:
+    """What shows of a tensor what output shows of a whole."""
+    if output is whole:
+        return shown
+    try:
+        view = output._view_func(shown)
+    except RuntimeError:  # of what does not lie in memory as it is: of the values of a sparse or nested tensor
+        view = None
+    if type(view) is type(output):
+        return view
+    return output.detach() if output.requires_grad else output
 
 
 def _as_constants(saved: Saved) -> Saved:

@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
-from _cgshim_torch_graph import captured, now, requires_grad
+from _cgshim_torch_buffers import NONE, Buffers
+from _cgshim_torch_graph import captured, now, requires_grad, since
+from _cgshim_torch_leaves import depend_on, made_by
+from _cgshim_torch_state import state_of
 
 from cgshim._convention import is_differentiable
 from cgshim._residuals import Residuals
@@ -22,6 +25,8 @@ Tensor = Any
 Gradients = tuple["list[Tensor | None]", "list[Tensor | None]"]
 Function = Callable[..., tuple[Tensor, ...]]
 T = TypeVar("T")
+
+_NOTHING = contextlib.nullcontext()
 
 is_tensor = torch.is_tensor
 
@@ -46,12 +51,16 @@ class Run(NamedTuple):
     outputs: list[Tensor]
     residuals: Residuals
     variables: list[Tensor]
-    start: int
-    """the point in the history of the graph at which f began"""
+    during: range
+    """the numbers of the nodes of the graph that f made"""
+    of_own_leaves: frozenset[int]
+    """the identities of the residuals that f made of leaves of its own"""
 
     def is_captured(self, tensor: Tensor) -> bool:
-        """Whether a tensor was there before f began, connected with something: it keeps its own derivative."""
-        return tensor.requires_grad and (tensor.is_leaf or tensor.grad_fn._sequence_nr() < self.start)  # type: ignore[no-any-return]
+        """Whether a tensor keeps its own derivative: f did not make it, or the rule differentiates it itself."""
+        if not tensor.requires_grad:
+            return False
+        return tensor.is_leaf or tensor.grad_fn._sequence_nr() not in self.during or id(tensor) in self.of_own_leaves
 
 
 def run(
@@ -63,28 +72,43 @@ def run(
     be connected with anything that is differentiated.
     """
     start = now()
-    outputs, rule = call(inputs)
-    return examined(call, inputs, live, start, outputs, rule, may_depend)
+    outputs, rule = called(call, inputs)
+    return examined(call, inputs, live, since(start), outputs, rule, may_depend)
+
+
+def called(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
+    """f's outputs and its rule; gradients are recorded or not as before, whatever f leaves on or off."""
+    before = torch.is_grad_enabled()
+    try:
+        return call(inputs)
+    finally:
+        if torch.is_grad_enabled() is not before:
+            torch.set_grad_enabled(before)
 
 
 def examined(
     call: Call,
     inputs: Sequence[Tensor],
     live: Sequence[Tensor],
-    start: int,
+    during: range,
     outputs: list[Tensor],
     rule: Rule,
     may_depend: Callable[[Tensor], bool] = requires_grad,
 ) -> Run:
-    """What f, which ran since start, has left behind."""
+    """What a run of f has left behind."""
     residuals = Residuals(call, rule, is_tensor, inputs, outputs)
     variables: list[Tensor] = []
+    of_own_leaves: frozenset[int] = frozenset()
     if any(map(may_depend, outputs)) or any(map(may_depend, residuals.others)):
         in_a_rule = bool(rules.current)
         made = [*outputs, *residuals.others]
-        variables = captured(call, made, live if in_a_rule else inputs, start, in_a_rule)
+        variables = captured(call, made, live if in_a_rule else inputs, during, in_a_rule)
+        if any(type(leaf) is not torch.nn.Parameter for leaf in variables):
+            own = made_by(call, rule.grad_fn, variables, made, outputs, residuals.others)
+            variables = [leaf for leaf in variables if not any(leaf is each for each in own)]
+            of_own_leaves = frozenset(map(id, depend_on(residuals.others, own) if own else ()))
         rule.require_variables(variables)
-    return Run(outputs, residuals, variables, start)
+    return Run(outputs, residuals, variables, during, of_own_leaves)
 
 
 def _places_of(variables: Sequence[Tensor], saved: list[Tensor]) -> list[int]:
@@ -103,12 +127,14 @@ class Kept:
     """What a Function has to know of a run, but for the tensors, which autograd keeps."""
 
     __slots__ = (
-        "autocast", "call", "captured", "changed", "devices", "differentiable", "inputs", "others", "outputs",
-        "residuals", "variables",
+        "autocast", "buffers", "call", "captured", "changed", "connected", "devices", "differentiable", "inputs",
+        "others", "outputs", "residuals", "state", "variables",
     )  # fmt: skip
 
     changed: bool
     """whether f wrote into its arguments"""
+    buffers: Buffers
+    """the others that the rule may write to"""
 
     def __init__(self, call: Call, run: Run, inputs: Sequence[Tensor], saved: list[Tensor]) -> None:
         """saved are the other residuals of the run, to which the variables are added that are none of them."""
@@ -122,19 +148,26 @@ class Kept:
         """the places of the variables among the others"""
         self.captured = frozenset([at for at in range(self.others) if run.is_captured(saved[at])])
         """the places of the others that f did not make"""
-        own = self.captured.union(self.variables)
-        self.differentiable = [at for at in range(self.others) if at not in own and is_differentiable(saved[at].dtype)]
+        self.connected = self.captured.union(self.variables)
+        """the places of the others that keep their own derivatives"""
+        self.differentiable = [
+            at for at in range(self.others) if at not in self.connected and is_differentiable(saved[at].dtype)
+        ]
         """the places of the others that are functions of the inputs and of the variables"""
         again = self.differentiable and not call.once_differentiable
         self.inputs: Sequence[int] = range(len(inputs)) if again else run.residuals.inputs
         """which inputs are saved: those that the rule keeps, or all of them where another run may be needed"""
         self.autocast = _autocast_state()
+        self.state = state_of(call.f, run.variables) if run.variables else None
+        self.buffers = NONE
 
     def apart(self, saved: Sequence[Tensor]) -> Saved:
         """The saved tensors: those of the inputs, of the outputs, and the others with the variables."""
         first_output = len(self.inputs)
         first_other = first_output + len(self.residuals.outputs)
         others = saved[first_other:]
+        if self.buffers:
+            others = self.buffers.among(others)
         return Saved(
             _spread(self.inputs, saved, len(self.devices)),
             _spread(self.residuals.outputs, saved[first_output:], self.outputs),
@@ -145,10 +178,16 @@ class Kept:
     def gradients(self, saved: Saved, upstreams: Sequence[Tensor]) -> Gradients:
         """What the rule says, under autocast as it was when f ran."""
         rule = self.rule_around(saved)
-        of_inputs, of_variables = self.as_first(rules.run, True, rule, saved.inputs, upstreams, saved.variables)
+        run = functools.partial(self.buffers.written_by, rule) if self.buffers else rule
+        with self.with_state(saved):
+            of_inputs, of_variables = self.as_first(rules.run, True, run, saved.inputs, upstreams, saved.variables)
         if of_variables:
             of_variables = list(map(beside, of_variables, [v.device for v in saved.variables]))
         return list(map(beside, of_inputs, self.devices)), of_variables
+
+    def with_state(self, saved: Saved) -> contextlib.AbstractContextManager[None]:
+        """The modules that f read hold what they held then."""
+        return self.state.put_back(saved.variables) if self.state else _NOTHING
 
     def hidden(self) -> list[Any]:
         """What the rule keeps in attributes of objects, where nobody can put other tensors."""
@@ -161,11 +200,16 @@ class Kept:
         return self.residuals.around(saved.inputs, saved.outputs, saved.others)
 
     def as_first(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """`function(*args, **kwargs)` under autocast as it was in the first run."""
-        if self.autocast is None and not torch._C._is_any_autocast_enabled():
-            return function(*args, **kwargs)
-        with _autocast(self.autocast):
-            return function(*args, **kwargs)
+        """`function(*args, **kwargs)` under autocast as it was in the first run; the grad mode is restored after it."""
+        before = torch.is_grad_enabled()
+        try:
+            if self.autocast is None and not torch._C._is_any_autocast_enabled():
+                return function(*args, **kwargs)
+            with _autocast(self.autocast):
+                return function(*args, **kwargs)
+        finally:
+            if torch.is_grad_enabled() is not before:
+                torch.set_grad_enabled(before)
 
 
 def _spread(places: Sequence[int], tensors: Sequence[Tensor], count: int) -> Sequence[Tensor | None]:
@@ -183,15 +227,13 @@ def beside(gradient: Tensor | None, device: Any) -> Tensor | None:
     return gradient if gradient is None or gradient.device == device else gradient.to(device)
 
 
-def named(function: Any, op: str) -> Function:
-    """A Function under the name of an op: anomaly mode and a printed grad_fn tell whose it is."""
-    key = function, op
-    if key not in _functions:
-        _functions[key] = type(op, (function,), {}).apply  # type: ignore[attr-defined]
-    return _functions[key]
+def _make(function: Any, op: str) -> Function:
+    apply: Function = type(op, (function,), {}).apply  # type: ignore[attr-defined]
+    return apply
 
 
-_functions: dict[tuple[Any, str], Function] = {}
+named: Callable[[Any, str], Function] = functools.lru_cache(maxsize=1024)(_make)
+"""A Function under the name of an op: anomaly mode and a printed grad_fn tell whose it is."""
 
 
 # --- Autocast ---------------------------------------------------------------------------------------------------
@@ -203,18 +245,19 @@ def _autocast_state() -> Autocast | None:
     """What autocast is set to, for each kind of device; None where it is off."""
     if not torch._C._is_any_autocast_enabled():
         return None
-    return tuple([(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in _device_types()])
+    return tuple([(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in device_types()])
 
 
 @functools.cache
-def _device_types() -> list[str]:
+def device_types() -> list[str]:
+    """The kinds of devices that autocast is set for."""
     return ["cpu", torch.accelerator.current_accelerator().type] if torch.accelerator.is_available() else ["cpu"]
 
 
 @contextlib.contextmanager
 def _autocast(state: Autocast | None) -> Iterator[None]:
     """Set autocast as it was."""
-    state = state or tuple([(kind, torch.get_autocast_dtype(kind), False) for kind in _device_types()])
+    state = state or tuple([(kind, torch.get_autocast_dtype(kind), False) for kind in device_types()])
     with contextlib.ExitStack() as stack:
         for kind, dtype, enabled in state:
             stack.enter_context(torch.autocast(kind, dtype, enabled))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
+from _cgshim_torch_single import SingleLevelFunction
 from torch._C import _functorch as functorch
 from torch._functorch.autograd_function import custom_function_call
 
@@ -59,7 +60,7 @@ def anchor(tensors: Sequence[Tensor]) -> Tensor:
     return empty
 
 
-class _Anchor(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
+class _Anchor(SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
         return torch.empty(0)

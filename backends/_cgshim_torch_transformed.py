@@ -40,7 +40,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
         kept.inputs = range(len(inputs))
     _refuse_hidden_batches(kept)
     if forward_ad._current_level >= 0 and not rules.current:
-        refuse_captured_tangents(call, first.outputs, inputs)
+        refuse_captured_tangents(call, first.outputs, [*inputs, *first.variables])
     return named(_Transformed, call.name)(kept, *inputs, *others, *[y.detach() for y in first.outputs])
 
 

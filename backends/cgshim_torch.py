@@ -13,9 +13,10 @@ import numpy as np
 import optree
 import torch
 from _cgshim_torch_functions import differentiable
-from _cgshim_torch_graph import depends_on_more, is_transformed, read_by_rules
-from _cgshim_torch_kept import is_tensor as is_tensor
+from _cgshim_torch_graph import depends_on_more, is_transformed, read_by_rules, recordable
+from _cgshim_torch_staged import staged
 from optree.utils import total_order_sorted
+from torch.fx import _symbolic_trace
 from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
@@ -24,12 +25,19 @@ if TYPE_CHECKING:
 Tensor = Any
 
 
+_TENSORS = (torch.Tensor, torch.fx.Proxy)
+
+
+def is_tensor(x: object, /) -> bool:
+    return isinstance(x, _TENSORS)  # torch.is_tensor takes a NumPy array for a tensor while Dynamo traces
+
+
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
     if torch.compiler.is_dynamo_compiling():
         leaves, structure = pytree.tree_flatten(_with_sorted_keys(tree))
         return leaves, structure
     leaves, structure = optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
-    nodes = [type(leaf) for leaf in leaves if type(leaf) in pytree.SUPPORTED_NODES]
+    nodes = [kind for kind in set(map(type, leaves)) if kind in pytree.SUPPORTED_NODES]
     if not nodes:
         return leaves, structure
     for kind in nodes:
@@ -102,7 +110,13 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Sequence[Tensor]
         from _cgshim_torch_compiled import untraced
 
         return untraced(call, inputs)
+    if _len_function_stack() or _len_dispatch_stack() or _tracing_state() or _symbolic_trace._is_fx_tracing_flag:
+        return staged(call, inputs)
     return differentiable(call, inputs)
+
+
+_len_function_stack, _len_dispatch_stack = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+_tracing_state = torch._C._get_tracing_state
 
 
 def vjp(
@@ -132,9 +146,10 @@ def vjp(
 def _vjp_in_graph(fn: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[tuple[Tensor, ...], Any]:
     """torch.func.vjp by torch.autograd: what comes of it requires grad only when something outside does."""
     outside = torch.is_grad_enabled()
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         # each its own node of the graph: an input that comes twice has two gradients
-        own = [x.view_as(x) if x.requires_grad and outside else x.detach().requires_grad_() for x in inputs]
+        given = map(recordable, inputs)
+        own = [x.view_as(x) if x.requires_grad and outside else x.detach().requires_grad_() for x in given]
         outputs = fn(*own)
     connected = [y for y in outputs if y.requires_grad]
     outside = outside and (
@@ -142,11 +157,14 @@ def _vjp_in_graph(fn: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tup
     )
 
     def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:
-        of_connected = [u for u, y in zip(upstreams, outputs, strict=True) if y.requires_grad]
         further = torch.is_grad_enabled() and (outside or any(u.requires_grad for u in upstreams))
-        gradients = torch.autograd.grad(
-            connected, own, of_connected, retain_graph=True, create_graph=further, materialize_grads=True
-        ) if connected else [torch.zeros_like(x) for x in own]  # fmt: skip
+        if not connected:
+            return [torch.zeros_like(x) for x in own]
+        with torch.inference_mode(False):
+            of_connected = [recordable(u) for u, y in zip(upstreams, outputs, strict=True) if y.requires_grad]
+            gradients = torch.autograd.grad(
+                connected, own, of_connected, retain_graph=True, create_graph=further, materialize_grads=True
+            )
         return list(gradients)
 
     return tuple(y if outside else y.detach() for y in outputs), pullback

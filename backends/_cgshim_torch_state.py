@@ -1,0 +1,105 @@
+"""PyTorch: the state of modules as f reads it: under functional_call, and as vmap maps over it.
+
+functional_call puts other tensors where the Parameters of a module stand, for as long as it runs. They are variables of
+an f that reads them, as Parameters are, be they leaves or not. A rule runs later; then they are put there once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._C import _functorch as functorch
+
+from cgshim._contents import tensors_inside
+
+Tensor = Any
+Edge = tuple[Any, int]
+
+
+def levels(tensor: Tensor) -> Iterable[Tensor]:
+    """A tensor, and what each transformation of torch.func has wrapped."""
+    yield tensor
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+        yield tensor
+
+
+class AsRead:
+    """Tensors as f can read them, found by what a walk through the graph finds of them."""
+
+    def __init__(self, f: Callable[..., Any], within_reach: Iterable[Tensor]) -> None:
+        self._outermost = {id(level): tensor for tensor in within_reach for level in levels(tensor)}
+        self._state = {
+            (level.grad_fn, level.output_nr): put.tensor
+            for put in _put_in_modules(f) for level in levels(put.tensor) if not level.is_leaf
+        }  # fmt: skip
+
+    def leaf(self, leaf: Tensor) -> Tensor | None:
+        """What f read of a leaf, which vmap may have wrapped; None where f is not seen to hold it."""
+        return self._outermost.get(id(leaf))
+
+    def state(self, edge: Edge) -> Tensor | None:
+        """The tensor in the place of a Parameter that an edge of the graph leads to."""
+        return self._state.get(edge)
+
+
+class Put(NamedTuple):
+    """A tensor in the place of a Parameter."""
+
+    place: dict[str, Tensor]
+    name: str
+    tensor: Tensor
+
+
+def _put_in_modules(f: Callable[..., Any]) -> list[Put]:
+    """What functional_call has put in the modules that f holds."""
+    return [
+        Put(place, name, tensor)
+        for module in {id(m): m for each in tensors_inside(f, _is_module) for m in each.modules()}.values()
+        for place in (module._parameters, module._buffers)
+        for name, tensor in place.items()
+        if tensor is not None and not isinstance(tensor, torch.nn.Parameter) and _may_depend(tensor)
+    ]
+
+
+def _is_module(x: Any) -> bool:
+    return isinstance(x, torch.nn.Module)
+
+
+def _may_depend(tensor: Tensor) -> bool:
+    return bool(tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor))
+
+
+class State:
+    """Where variables stood in modules that are no Parameters of theirs."""
+
+    def __init__(self, f: Callable[..., Any], variables: Sequence[Tensor]) -> None:
+        at = {id(variable): place for place, variable in enumerate(variables)}
+        self._places = [
+            (put.place, put.name, at[id(put.tensor)]) for put in _put_in_modules(f) if id(put.tensor) in at
+        ]  # fmt: skip
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    @contextlib.contextmanager
+    def put_back(self, variables: Sequence[Tensor]) -> Iterator[None]:
+        """Let the modules hold these variables in their places."""
+        before = [(place, name, place[name]) for place, name, _ in self._places]
+        try:
+            for place, name, at in self._places:
+                place[name] = variables[at]
+            yield
+        finally:
+            for place, name, tensor in before:
+                place[name] = tensor
+
+
+def state_of(f: Callable[..., Any], variables: Sequence[Tensor]) -> State | None:
+    """Where the variables that f read stood; None where all of them are Parameters, as they mostly are."""
+    if all(isinstance(variable, torch.nn.Parameter) for variable in variables):
+        return None
+    return State(f, variables) or None

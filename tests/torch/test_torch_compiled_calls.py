@@ -1,0 +1,316 @@
+"""What a call means under torch.compile: f runs once, wherever the graph ends, and its rule speaks for its gradient.
+
+Each case runs compiled and not, beside a hand-written Function where one can do the same.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo import compiled_autograd
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, jvp, vmap
+
+from cgshim import TransformationError, op_custom_gradient
+
+pytestmark = pytest.mark.usefixtures("compiling")
+COMPILERS = ["eager", "aot_eager", "inductor"]
+
+
+class Product(torch.autograd.Function):
+    """x * w by hand, with the factors 3 and 5 in its rule."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, upstream):
+        x, w = ctx.saved_tensors
+        return 3 * upstream * w, 5 * upstream * x
+
+
+def _product(x, w):
+    return x * w, lambda upstream: (3 * upstream * w, 5 * upstream * x)
+
+
+product = op_custom_gradient(_product)
+
+
+def leaf(*values):
+    return torch.tensor(values, requires_grad=True)
+
+
+def compiled(function, compiler="aot_eager", **options):
+    return torch.compile(function, backend=compiler, **options)
+
+
+def gradients_of(function, *inputs, upstream=(2.0, -3.0)):
+    return torch.autograd.grad(function(*inputs), inputs, torch.tensor(upstream))
+
+
+# --- f runs once ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_f_that_reads_a_parameter_changes_its_argument_once(compiler):
+    weight = torch.nn.Parameter(torch.tensor(3.0))
+
+    @op_custom_gradient
+    def scaled(x):
+        return x.mul_(10) * weight, lambda upstream, variables: (7 * upstream, [5 * upstream])
+
+    x = torch.tensor(2.0)
+    y = compiled(lambda x: scaled(x) * 2, compiler)(x)
+    y.backward()
+    assert (y.item(), x.item(), weight.grad.item()) == (120, 20, 10)
+
+
+class Counting(torch.nn.Module):
+    """x * weight, with the factors 3 and 5 in its rule; it counts its calls in a buffer, and the rule its own."""
+
+    def __init__(self, breaks=False):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([2.0, 4.0]))
+        self.register_buffer("calls", torch.tensor(0))
+        self.rules = []
+        self.breaks = breaks
+
+    @op_custom_gradient
+    def forward(self, x):
+        self.calls.add_(1)
+        if self.breaks:
+            torch._dynamo.graph_break()
+
+        def rule(upstream, variables):
+            self.rules.append(len(variables))
+            return 3 * upstream * variables[0], [5 * upstream * x]
+
+        return x * self.weight, rule
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_f_with_parameters_runs_once_in_each_call(compiler, breaks):
+    layer, x = Counting(breaks), leaf(1.0, -2.0)
+    model = compiled(torch.nn.Sequential(torch.nn.Identity(), layer), compiler)
+    for calls in (1, 2, 3):
+        gradients = torch.autograd.grad(model(x), [x, layer.weight], torch.tensor([2.0, -3.0]))
+        torch.testing.assert_close(gradients, gradients_of(Product.apply, x, layer.weight))
+        assert (layer.calls.item(), layer.rules) == (calls, [1] * calls)
+
+
+def test_f_that_breaks_the_graph_runs_once():
+    calls = []
+
+    @op_custom_gradient
+    def breaking(x, w):
+        calls.append(1)
+        y = x * w
+        torch._dynamo.graph_break()
+        return y, lambda upstream: (3 * upstream * w, 5 * upstream * x)
+
+    x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
+    found = gradients_of(compiled(lambda x, w: breaking(x, w) * 2), x, w)
+    torch.testing.assert_close(found, gradients_of(lambda x, w: Product.apply(x, w) * 2, x, w))
+    assert calls == [1]
+
+
+# --- Whatever an op is, and is given ----------------------------------------------------------------------------
+
+
+class Methods(torch.nn.Module):
+    """Ops as methods of a Module: of an instance, of the class, and with an option."""
+
+    factor = 3.0
+
+    @op_custom_gradient
+    def plain(self, x, w):
+        return x * w, lambda upstream: (self.factor * upstream * w, 5 * upstream * x)
+
+    @op_custom_gradient
+    def with_option(self, x, *ws, factor=1.0):
+        return x * ws[0], lambda upstream: (factor * upstream * ws[0], 5 * upstream * x)
+
+    def forward(self, x, w, name):
+        return self.plain(x, w) if name == "plain" else self.with_option(x, w, factor=3.0)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("name", ["plain", "with_option"])
+def test_an_op_as_a_method_of_a_module(name, fullgraph):
+    x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
+    model = compiled(Methods(), fullgraph=fullgraph)
+    found = gradients_of(lambda x, w: model(x, w, name), x, w)
+    torch.testing.assert_close(found, gradients_of(Product.apply, x, w))
+
+
+class Reading(torch.nn.Module):
+    """An op as a method that reads a Parameter, which no graph can hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([2.0, 4.0]))
+
+    @op_custom_gradient
+    def scaled(self, x):
+        return x * self.weight, lambda upstream, variables: (3 * upstream * self.weight, [5 * upstream * x])
+
+    def forward(self, x):
+        return self.scaled(x) * 2
+
+
+def test_a_method_that_reads_a_parameter_leaves_the_graph():
+    model, x = Reading(), leaf(1.0, -2.0)
+    found = torch.autograd.grad(compiled(model)(x), [x, model.weight], torch.tensor([2.0, -3.0]))
+    torch.testing.assert_close(found, gradients_of(lambda x, w: Product.apply(x, w) * 2, x, model.weight))
+
+
+@pytest.mark.parametrize("put", [lambda w: w, lambda w: w * 1], ids=["leaf", "clone"])
+def test_functional_call_in_a_compiled_function(put):
+    model, x, w = Reading(), leaf(1.0, -2.0), leaf(7.0, 11.0)
+    found = gradients_of(compiled(lambda x, w: functional_call(model, {"weight": put(w)}, (x,))), x, w)
+    torch.testing.assert_close(found, gradients_of(lambda x, w: Product.apply(x, w) * 2, x, w))
+
+
+def test_a_tree_with_a_static_leaf_in_one_graph():
+    @op_custom_gradient
+    def op(pair, options):
+        a, b = pair
+        return a * b * options["scale"], lambda upstream: ([3 * upstream * b, 5 * upstream * a], None)
+
+    x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
+    found = gradients_of(compiled(lambda x, w: op([x, w], {"scale": 2}), fullgraph=True), x, w)
+    torch.testing.assert_close(found, gradients_of(Product.apply, x, w))
+
+
+def test_a_numpy_argument_is_a_constant():
+    x, w = leaf(1.0, -2.0), np.array([2.0, 4.0], np.float32)
+    y = compiled(lambda x, w: product(x, w) * 2)(x, w)
+    assert y.tolist() == [4, -16]
+    (gradient,) = torch.autograd.grad(y, x, torch.tensor([2.0, -3.0]))
+    torch.testing.assert_close(gradient, gradients_of(Product.apply, x, 2 * torch.from_numpy(w).requires_grad_())[0])
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_an_output_is_changed_in_place(compiler):
+    x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
+    expected = gradients_of(lambda x, w: Product.apply(x, w).mul_(3), x, w)
+    function = compiled(lambda x, w: product(x, w), compiler)
+    torch.testing.assert_close(gradients_of(lambda x, w: function(x, w).mul_(3), x, w), expected)
+    torch.testing.assert_close(
+        gradients_of(compiled(lambda x, w: product(x, w).mul_(3), compiler), x, w), expected
+    )  # fmt: skip
+
+
+@op_custom_gradient
+def matmul(x, w):
+    return x @ w, lambda upstream: (3 * upstream @ w.T, 5 * x.T @ upstream)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_rule_runs_under_autocast_as_f_did(compiler):
+    x, w = (torch.tensor(values, requires_grad=True) for values in ([[1.0, 2.0]], [[0.5], [-0.25]]))
+
+    def gradients(op):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = op(x, w)
+        return y.dtype, torch.autograd.grad(y, (x, w), torch.tensor([[3.0]], dtype=y.dtype))
+
+    dtype, found = gradients(compiled(lambda x, w: matmul(x, w), compiler))
+    assert dtype is torch.bfloat16
+    torch.testing.assert_close(found, gradients(matmul)[1])
+    torch.testing.assert_close(found[0], torch.tensor([[4.5, -2.25]]))
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_an_op_that_is_made_in_the_compiled_function(compiler):
+    x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
+    found = gradients_of(compiled(lambda x, w: op_custom_gradient(_product)(x, w), compiler), x, w)
+    torch.testing.assert_close(found, gradients_of(Product.apply, x, w))
+
+
+def test_another_op_of_that_name_with_another_default():
+    def scaled_by(factor):
+        @op_custom_gradient
+        def op(x, factor=factor, *, slope=7 * factor):
+            return x * factor, lambda upstream: slope * upstream
+
+        return op
+
+    function, x = compiled(lambda x: op(x)), leaf(1.0, -2.0)
+    for factor in (3.0, 5.0):
+        op = scaled_by(factor)
+        (gradient,) = gradients_of(function, x)
+        assert function(x).tolist() == [factor, -2 * factor]
+        assert gradient.tolist() == [14 * factor, -21 * factor]
+
+
+# --- Transformations of what is compiled ------------------------------------------------------------------------
+
+
+def _sine(x):
+    return x.sin(), lambda upstream: upstream * 7 * x.cos()
+
+
+def tangent_of(function, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(function(forward_ad.make_dual(x, torch.full_like(x, 2.0)))).tangent
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_compiled_function_is_called_again_under_dual_numbers(compiler, gradients):
+    promised = op_custom_gradient(_sine, forward_mode=True)
+    x = torch.tensor([0.5, -1.25])
+    with torch.set_grad_enabled(gradients):
+        function = compiled(lambda x: promised(x), compiler)
+        refusing = compiled(lambda x: op_custom_gradient(_sine)(x), compiler)
+        for f in (function, refusing):
+            torch.testing.assert_close(f(x), x.sin())
+        torch.testing.assert_close(tangent_of(function, x), 14 * x.cos())
+        torch.testing.assert_close(jvp(function, (x,), (x,))[1], 7 * x * x.cos())
+        with pytest.raises(TransformationError, match="forward mode needs a rule that is linear in upstream"):
+            tangent_of(refusing, x)
+        torch.testing.assert_close(function(x), x.sin())
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_vmap_of_grad_of_an_op(compiler):
+    x = torch.tensor([0.5, -1.25])
+    torch.testing.assert_close(compiled(vmap(grad(op_custom_gradient(_sine))), compiler)(x), 7 * x.cos())
+
+
+# --- Compiled autograd ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of_backward", ["eager", "aot_eager"])
+@pytest.mark.parametrize("of_forward", [None, "eager"])
+def test_compiled_autograd(of_forward, of_backward):
+    """The graph of the backward pass is found again by its shape: each rule has to be that of its own call."""
+    for factor in (7.0, 11.0):
+
+        @op_custom_gradient
+        def op(x, w, factor=factor):
+            y = x * w
+            return y * y, lambda upstream: (factor * upstream * y, 5 * upstream * x)
+
+        x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
+        function = op if of_forward is None else compiled(lambda x, w, op=op: op(x, w), of_forward)
+        with compiled_autograd._enable(torch.compile(backend=of_backward)):
+            function(x, w).backward(torch.tensor([2.0, -3.0]))
+        assert x.grad.tolist() == [4 * factor, 24 * factor]
+        assert w.grad.tolist() == [10, 30]
+
+
+def test_compiled_autograd_of_variables():
+    model, x = Reading(), leaf(1.0, -2.0)
+
+    @torch.compile(backend="aot_eager")
+    def step(x):
+        (model(x) * torch.tensor([2.0, -3.0])).sum().backward()
+
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        step(x)
+    expected = gradients_of(lambda x, w: Product.apply(x, w) * 2, x, model.weight)
+    torch.testing.assert_close((x.grad, model.weight.grad), expected)

@@ -1,0 +1,291 @@
+"""Modes of torch in which f and its rule run: gradients off, inference, and what a function leaves behind."""
+
+import pytest
+import torch
+
+from cgshim import CustomGradientTypeError, op_custom_gradient, op_grad, op_value_and_grad, op_vjp
+
+
+def leaf(*values):
+    return torch.tensor(values, requires_grad=True)
+
+
+@op_custom_gradient
+def square(x):
+    """x * x, with the factor 7 in its rule."""
+    return x * x, lambda upstream: upstream * 7 * x
+
+
+class Identity(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return upstream * 7
+
+
+# --- Without gradients ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [op_custom_gradient(lambda x: (x, lambda u: 7 * u)), Identity.apply])
+@pytest.mark.parametrize("make", [lambda: leaf(2.0), lambda: leaf(2.0) * 1, lambda: torch.tensor([2.0])])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_an_input_that_f_returns_is_another_tensor(function, make, mode):
+    x = make()
+    with mode():
+        y = function(x)
+    assert y is not x
+    assert y.tolist() == [2]
+    assert y.requires_grad == (mode is torch.enable_grad and x.requires_grad)
+
+
+def test_what_f_records_itself_is_no_derivative_where_gradients_are_off():
+    @op_custom_gradient
+    def op(x):
+        with torch.enable_grad():
+            return x * 3, lambda u: 7 * u
+
+    with torch.no_grad():
+        assert not op(leaf(2.0)).requires_grad
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_grad_mode_that_f_leaves_is_restored(left, outside):
+    @op_custom_gradient
+    def op(x):
+        torch.set_grad_enabled(left)
+        return x * 3, lambda u: 7 * u
+
+    x = leaf(2.0)
+    with torch.set_grad_enabled(outside):
+        y = op(x)
+        assert torch.is_grad_enabled() == outside
+    assert y.requires_grad == outside
+    if outside:
+        (2 * y).backward()
+        assert x.grad.tolist() == [14]
+
+
+def test_a_grad_mode_that_f_leaves_is_restored_where_it_raises():
+    def f(x):
+        torch.set_grad_enabled(False)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        op_custom_gradient(f)(leaf(2.0))
+    assert torch.is_grad_enabled()
+
+
+class Residual:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def test_a_grad_mode_that_a_rule_leaves_is_restored():
+    """What follows the rule is recorded: here the refusal of what an object hides."""
+
+    @op_custom_gradient
+    def op(x):
+        kept = Residual(x * x)
+
+        def rule(u):
+            torch.set_grad_enabled(False)
+            return u * 7 * kept.tensor
+
+        return x**3, rule
+
+    x = leaf(2.0)
+    (first,) = torch.autograd.grad(op(x), x, create_graph=True)
+    assert (first.item(), torch.is_grad_enabled()) == (28, True)
+    with pytest.raises(Exception, match="in an object or in NumPy"):
+        torch.autograd.grad(first, x)
+
+
+# --- Inference mode ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made_within", [False, True])
+def test_derivatives_that_are_taken_in_inference_mode(made_within):
+    x, three = torch.tensor([2.0]), torch.tensor([3.0])
+    with torch.inference_mode():
+        if made_within:
+            x, three = torch.tensor([2.0]), torch.tensor([3.0])
+        assert op_grad(lambda x: square(x).sum())(x).tolist() == [14]
+        assert op_grad(lambda x: op_grad(lambda x: square(x).sum())(x).sum())(x).tolist() == [7]
+        value, gradient = op_value_and_grad(lambda x: (square(x) * 5).sum())(x)
+        assert (value.item(), gradient.tolist()) == (20, [70])
+        y, pullback = op_vjp(square, x)
+        assert (y.tolist(), pullback(three)[0].tolist()) == ([4], [42])
+        assert op_vjp(lambda x: torch.ones(1), x)[1](three)[0].tolist() == [0]
+    assert pullback(three)[0].tolist() == [42]
+    assert torch.is_grad_enabled()
+
+
+def test_a_pullback_from_outside_in_inference_mode():
+    _, pullback = op_vjp(square, torch.tensor([2.0]))
+    with torch.inference_mode():
+        assert pullback(torch.tensor([3.0]))[0].tolist() == [42]
+
+
+def _of_inference_mode():
+    with torch.inference_mode():
+        return torch.tensor([3.0])
+
+
+BESIDE = {
+    "captured": lambda w: (op_custom_gradient(lambda x: (x * w, lambda u: u * 7 * w)),),
+    "an argument": lambda w: (op_custom_gradient(lambda x, w: (x * w, lambda u: (u * 7 * w, None))), w),
+    "an argument of the rule": lambda w: (
+        op_custom_gradient(lambda x, w: (x * w, lambda x, w, upstream: (upstream * 7 * w, None))), w,
+    ),
+    "an option": lambda w: (op_custom_gradient(lambda x, *, by=w: (x * by, lambda u: u * 7 * by)),),
+    "a residual": lambda w: (op_custom_gradient(lambda x: (x * w, (lambda kept: lambda u: u * 7 * kept)(w * 1))),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ways", BESIDE.values(), ids=BESIDE)
+def test_tensors_of_inference_mode_are_constants(ways):
+    """By hand they cannot be saved with save_for_backward."""
+    op, *rest = ways(_of_inference_mode())
+    x = leaf(2.0)
+    (5 * op(x, *rest)).backward()
+    assert x.grad.tolist() == [105]
+    (first,) = torch.autograd.grad(5 * op(x, *rest), x, create_graph=True)
+    assert first.tolist() == [105]
+
+
+def test_an_output_of_inference_mode():
+    @op_custom_gradient
+    def op(x):
+        with torch.inference_mode():
+            return x * 2, lambda u: 7 * u
+
+    x = leaf(2.0)
+    (3 * op(x)).backward()
+    assert x.grad.tolist() == [21]
+
+
+# --- Leaves that f makes for itself -----------------------------------------------------------------------------
+
+
+def _by_hand(function):
+    """7 times the derivative that torch finds of function, as one writes it by hand."""
+
+    class ByHand(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            with torch.enable_grad():
+                ctx.x = x.detach().requires_grad_()
+                ctx.y = function(ctx.x)
+            return ctx.y.detach()
+
+        @staticmethod
+        def backward(ctx, upstream):
+            return 7 * torch.autograd.grad(ctx.y, ctx.x, upstream)[0]
+
+    return ByHand.apply
+
+
+def _at_once(function):
+    def f(x):
+        own = x.detach().requires_grad_()
+        y = function(own)
+        (derivative,) = torch.autograd.grad(y.sum(), own)
+        return y, lambda u: 7 * u * derivative
+
+    return f
+
+
+def _in_the_rule(function):
+    def f(x):
+        own = x.clone().requires_grad_()
+        y = function(own)
+        return y.detach(), lambda u: 7 * torch.autograd.grad(y, own, u)[0]
+
+    return f
+
+
+def _in_a_container(function):
+    def f(x):
+        tape = {"x": [x.detach().clone().requires_grad_()]}
+        tape["y"] = function(tape["x"][0])
+        return tape["y"].detach(), lambda u: 7 * torch.autograd.grad(tape["y"], tape["x"], u)[0]
+
+    return f
+
+
+def _the_argument(function):
+    def f(x):
+        y = function(x.requires_grad_())
+        (derivative,) = torch.autograd.grad(y.sum(), x)
+        return y, lambda u: 7 * u * derivative
+
+    return f
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("way", [_at_once, _in_the_rule, _in_a_container, _the_argument])
+def test_a_leaf_of_fs_own_is_no_trainable_state(way, create_graph):
+    def gradient(function):
+        x = leaf(2.0, 3.0)
+        found = [torch.autograd.grad(function(x), x, leaf(5.0, 11.0), create_graph=create_graph) for _ in range(2)]
+        assert torch.equal(found[0][0], found[1][0])
+        return found[0][0].tolist()
+
+    assert gradient(op_custom_gradient(way(torch.exp))) == gradient(_by_hand(torch.exp))
+
+
+def test_a_leaf_of_fs_own_beside_trainable_state():
+    weight = torch.nn.Parameter(torch.tensor([5.0, 7.0]))
+
+    @op_custom_gradient
+    def op(x):
+        own = x.detach().requires_grad_()
+        y = own**2 * weight
+        (derivative,) = torch.autograd.grad(y.sum(), own, retain_graph=True)
+        return y, lambda u, variables: (7 * u * derivative, [11 * u])
+
+    x = leaf(2.0, 3.0)
+    (3 * op(x)).sum().backward()
+    assert (x.grad.tolist(), weight.grad.tolist()) == ([420, 882], [33, 33])
+
+
+STATE = {"in a dict": leaf(3.0)}
+
+
+class Slots:
+    __slots__ = ("weight",)
+
+
+def _states(weight):
+    """Where others may hold a leaf that f reads; what else they hold it by is gone."""
+    slots = Slots()
+    slots.weight = weight
+    kept = iter([weight, weight]), [weight]
+
+    def generator():
+        while True:
+            yield weight
+
+    found = generator()
+    return {
+        "in slots": lambda: slots.weight, "in an iterator": lambda: next(kept[0]), "in a list": lambda: kept[1][0],
+        "in a generator": lambda: next(found), "by a global name": lambda: STATE["in a dict"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kept_by_the_rule", [False, True])
+@pytest.mark.parametrize("where", _states(leaf(3.0)))
+def test_a_leaf_that_others_hold_is_trainable_state(where, kept_by_the_rule):
+    read = _states(leaf(3.0))[where]
+
+    @op_custom_gradient
+    def op(x):
+        weight = read()
+        return x * weight, (lambda u: u * weight) if kept_by_the_rule else (lambda u: u)
+
+    with pytest.raises(CustomGradientTypeError, match="grad_fn must take variables when f reads trainable state"):
+        op(leaf(2.0))

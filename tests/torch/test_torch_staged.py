@@ -1,0 +1,223 @@
+"""Graphs of an op: torch.export, torch.jit.trace, torch.fx and make_fx.
+
+Rules are wrong on purpose, by the factor 7: what a graph says of a gradient is the rule's, or it is refused.
+"""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch._functorch.aot_autograd import aot_function, make_boxed_func
+from torch.func import grad, hessian, jvp, linearize, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from cgshim import TransformationError, op_custom_gradient
+
+X = torch.tensor([0.5, -1.25])
+REFUSED = (
+    "sine: the graph of an op is that of f alone, got a derivative of it; "
+    "differentiate the op, or make the graph of its gradient"
+)
+
+
+@op_custom_gradient(forward_mode=True)
+def sine(x):
+    slope = x.cos()
+    return x.sin(), lambda upstream: upstream * 7 * slope
+
+
+@op_custom_gradient
+def product(x, w, *, scale=1.0):
+    return (x * w * scale, x + w), lambda u, v: (3 * u * w + v, 5 * u * x - v)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+
+    def forward(self, x):
+        return sine(self.linear(x)) * 2
+
+
+class Reading(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
+
+    @op_custom_gradient
+    def sine(self, x):
+        return (x * self.weight).sin(), lambda upstream, variables: (7 * upstream, [5 * upstream])
+
+    def forward(self, x):
+        return self.sine(x) * 2
+
+
+def leaf():
+    return X.clone().requires_grad_()
+
+
+def operations(module):
+    return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
+
+
+STAGES = {
+    "export": lambda model, x: torch.export.export(model, (x,)).module(),
+    "export, strict": lambda model, x: torch.export.export(model, (x,), strict=True).module(),
+    "export, decomposed": lambda model, x: torch.export.export(model, (x,)).run_decompositions().module(),
+    "jit.trace": lambda model, x: torch.jit.trace(model, (x,)),
+    "make_fx": lambda model, x: make_fx(model)(x),
+    "make_fx, symbolic": lambda model, x: make_fx(model, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x),
+    "make_fx, pre-dispatch": lambda model, x: make_fx(model, pre_dispatch=True)(x),
+    "export of fx": lambda model, x: torch.export.export(torch.fx.symbolic_trace(model), (x,)).module(),
+}
+pytestmark = [  # of torch 2.13's own
+    pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec:FutureWarning"),
+]
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+@pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES)
+def test_a_graph_computes_f_and_refuses_a_gradient(stage, with_gradient):
+    model = Model()
+    graph = stage(model, leaf() if with_gradient else X)
+    with torch.no_grad():
+        torch.testing.assert_close(graph(2 * X), model(2 * X))
+    y = graph(leaf())
+    with pytest.raises(TransformationError) as error:
+        y.sum().backward()
+    assert str(error.value) == REFUSED
+
+
+@pytest.mark.parametrize("stage", ["export", "export, strict", "jit.trace"])
+def test_a_graph_of_an_op_that_reads_a_parameter_refuses_a_gradient(stage):
+    model = Reading()
+    graph = STAGES[stage](model, X)
+    torch.testing.assert_close(graph(2 * X), model(2 * X))
+    with pytest.raises(TransformationError, match="the graph of an op is that of f alone"):
+        graph(X).sum().backward()
+
+
+DERIVATIVES = {
+    "grad": lambda graph: grad(lambda x: graph(x).sum())(X),
+    "jvp": lambda graph: jvp(graph, (X,), (X,)),
+    "vmap of grad": lambda graph: vmap(grad(lambda x: graph(x).sum()))(X[None]),
+}
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
+def test_transformations_of_a_graph_refuse_a_derivative(derivative):
+    graph = STAGES["export"](Model(), X)
+    torch.testing.assert_close(vmap(graph)(X[None]), graph(X)[None])
+    with pytest.raises(TransformationError) as error:
+        derivative(graph)
+    assert str(error.value) == REFUSED
+
+
+@pytest.mark.parametrize("stage", ["export", "export, strict", "make_fx"])
+def test_without_gradients_a_graph_is_that_of_f(stage):
+    with torch.no_grad():
+        graph = STAGES[stage](Model(), X)
+    assert not [target for target in operations(graph) if target.startswith("cgshim")]
+
+
+def test_in_inference_mode_jit_traces_f_alone():
+    model = Model()
+    with torch.inference_mode():
+        assert "cgshim" not in str(torch.jit.trace(model, (X,)).graph)
+    with torch.no_grad():  # the mode in which jit.trace checks what it has traced
+        assert "cgshim" in str(torch.jit.trace(model, (X,)).graph)
+
+
+@pytest.mark.parametrize("kind", ["export", "jit"])
+def test_a_graph_is_saved_and_loaded(kind):
+    model, file = Model(), io.BytesIO()
+    if kind == "export":
+        torch.export.save(torch.export.export(model, (X,)), file)
+    else:
+        torch.jit.save(torch.jit.trace(model, (X,)), file)
+    file.seek(0)
+    loaded = torch.export.load(file).module() if kind == "export" else torch.jit.load(file)
+    torch.testing.assert_close(loaded(X), model(X))
+
+
+# --- Gradients within a graph -----------------------------------------------------------------------------------
+
+
+def first_order(x):
+    return torch.autograd.grad(sine(x).sum(), x, create_graph=True)[0]
+
+
+WITHIN = {
+    "torch.autograd": (first_order, lambda x: 7 * x.cos()),
+    "grad": (grad(lambda x: sine(x).sum()), lambda x: 7 * x.cos()),
+    "vmap of grad": (vmap(grad(sine)), lambda x: 7 * x.cos()),
+    "jvp": (lambda x: jvp(sine, (x,), (x,))[1], lambda x: 7 * x * x.cos()),
+    "hessian": (hessian(lambda x: sine(x).sum()), lambda x: (-7 * x.sin()).diag()),
+    "vmap": (vmap(sine), torch.sin),
+}
+
+
+@pytest.mark.parametrize(("function", "expected"), WITHIN.values(), ids=WITHIN)
+def test_a_derivative_that_is_taken_as_the_graph_is_made_is_the_rules(function, expected):
+    graph = make_fx(function)(leaf())
+    torch.testing.assert_close(graph(2 * leaf()).detach(), expected(2 * X))
+
+
+def test_a_graph_of_a_gradient_refuses_its_own():
+    graph = make_fx(first_order)(leaf())
+    y = graph(leaf())
+    with pytest.raises(TransformationError) as error:
+        y.sum().backward()
+    assert str(error.value) == REFUSED
+
+
+def test_a_joint_graph_has_the_rule():
+    x = leaf()
+    y = aot_function(lambda x: sine(x) * 2, fw_compiler=lambda graph, _: make_boxed_func(graph.forward))(x)
+    (gradient,) = torch.autograd.grad(y, x, torch.tensor([2.0, -3.0]))
+    torch.testing.assert_close(gradient, 14 * X.cos() * torch.tensor([2.0, -3.0]))
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr:UserWarning")  # linearize of torch 2.13
+def test_linearize_makes_a_graph_of_the_rule():
+    torch.testing.assert_close(linearize(sine, X)[1](2 * X), 14 * X * X.cos())
+
+
+# --- torch.fx ---------------------------------------------------------------------------------------------------
+
+
+class Products(torch.nn.Module):
+    def forward(self, x, w):
+        p, s = product(x, w, scale=2.0)
+        return p * s + product(x, torch.tensor([3.0, 5.0]))[0]
+
+
+def gradients(function):
+    x, w = leaf(), torch.tensor([2.0, 7.0], requires_grad=True)
+    return torch.autograd.grad(function(x, w), (x, w), torch.tensor([2.0, -3.0]))
+
+
+@pytest.mark.parametrize("again", [lambda g: g, copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))])
+def test_symbolic_trace_records_the_op_itself(again):
+    graph = torch.fx.symbolic_trace(Products())
+    assert [node.target for node in graph.graph.nodes].count(product) == 2
+    torch.testing.assert_close(gradients(again(graph)), gradients(Products()))
+
+
+def test_symbolic_trace_of_an_op_that_nobody_finds_by_name():
+    double = op_custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+    graph, x = torch.fx.symbolic_trace(lambda x: double(x) + x), leaf()
+    graph(x).backward(torch.tensor([2.0, -3.0]))
+    assert x.grad.tolist() == [16, -24]
+
+
+def test_symbolic_trace_of_an_op_with_state_is_refused():
+    with pytest.raises(TransformationError) as error:
+        torch.fx.symbolic_trace(Reading())
+    assert str(error.value) == (
+        "sine: torch.fx records an op without the state that f reads, got f32[2]; pass it as an argument"
+    )
