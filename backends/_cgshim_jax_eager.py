@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _cgshim_jax_primitives import Transposed, without_derivative
-from _cgshim_jax_rules import apply_rule, is_differentiable, words_of
+from _cgshim_jax_rules import apply_rule, ask_for_tangents, is_differentiable, words_of
 from _cgshim_jax_tracing import Surroundings, captured_by, is_known, is_tracer, surroundings, value_of
 from jax.custom_derivatives import SymbolicZero
 from jax.errors import UnexpectedTracerError
@@ -97,6 +97,7 @@ class _EagerCall:
         """The outputs and the other residuals of f's one run."""
         inputs = [_alias(x) if i in self.traced else x for i, x in enumerate(inputs)]
         outputs, rule = self.call(inputs)
+        ask_for_tangents(self.call, rule)
         self.types = [y.aval for y in outputs]
         self.kept = Residuals(self.call, rule, _is_tensor, inputs, outputs)
         others, self.kept.others = self.kept.others, []

@@ -20,7 +20,7 @@ from jax._src.core import unmapped_aval
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cgshim._errors import TransformationError, sentence
+from cgshim._errors import CustomGradientError, TransformationError, sentence
 
 Array = Any
 Rule = Callable[[list[Array], list[Array]], list[Array]]
@@ -64,9 +64,16 @@ class Transposed:
         refusal = self.refusal and self.refusal()
         if refusal is not None:
             raise TransformationError(refusal)
+
+        def fitting(*upstreams: Array) -> list[Array]:
+            gradients = self.rule(residuals, list(upstreams))
+            return [fit(g, t.aval) for g, t in zip(gradients, tangents, strict=True)]
+
         try:
-            transpose = jax.linear_transpose(lambda *us: self.rule(residuals, list(us)), *self.outputs)
+            transpose = jax.linear_transpose(fitting, *self.outputs)
             outputs = list(transpose(tangents))
+        except CustomGradientError:  # an op in the rule says more exactly what it refuses
+            raise
         except _NOT_TRANSPOSABLE as error:
             raise TransformationError(
                 sentence(self.op, "forward mode needs a rule that is linear in upstream",
@@ -218,7 +225,7 @@ def without_derivative(
     if not any(isinstance(x, jax.core.Tracer) for x in arguments):
         return list(values)
     made = [jax.lax.stop_gradient(values[i]) for i in at]
-    map = Transposed(op, refuse, [x.aval.update(weak_type=False) for x in made], lambda: refusal)
+    map = Transposed(op, refuse, [x.aval for x in made], lambda: refusal)
     attached = dict(zip(at, map.attach([], arguments, made), strict=True))
     return [attached.get(i) for i in range(len(values))]
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from _cgshim_jax_tracing import current_trace, is_differentiated, without_batches
 
-from cgshim._errors import CustomGradientError
+from cgshim._errors import CustomGradientError, CustomGradientTypeError, sentence
 from cgshim._scope import RuleScope
 
 if TYPE_CHECKING:
+    from cgshim._call import Call
     from cgshim._convention import Rule
 
 Array = Any
@@ -57,7 +60,30 @@ def upstreams_of_rule() -> list[Array] | None:
 
 def is_differentiable(x: Any) -> bool:
     """Whether x has a gradient; JAX gives everything else one of dtype float0, which no author is to see."""
-    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+    if isinstance(x.dtype, np.dtype):
+        return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+    return bool(type_of_upstream(jax.core.ShapedArray((), x.dtype)).dtype != jax.dtypes.float0)
+
+
+def type_of_upstream(kind: Any) -> Any:
+    """The type of the gradient of a tensor of this type: JAX's extended dtypes may have another one."""
+    return kind if isinstance(kind.dtype, np.dtype) else kind.to_tangent_aval()
+
+
+def ask_for_tangents(call: Call, rule: Rule) -> None:
+    """Have the rule's gradients checked against the dtype of tangents where that is not the argument's own."""
+    if all(isinstance(dtype, np.dtype) for dtype in rule.dtypes):
+        return
+    tangents = [type_of_upstream(jax.core.ShapedArray((), dtype)).dtype for dtype in rule.dtypes]
+    for dtype, tangent in zip(rule.dtypes, tangents, strict=True):
+        if not isinstance(tangent, np.dtype):
+            raise CustomGradientTypeError(
+                sentence(call.name, "an argument that is differentiated must have a dtype whose gradients are floats",
+                         f"one of {dtype}", "convert it to a float outside of the op")
+            )  # fmt: skip
+    rule.dtypes = [
+        dtype if tangent == jax.dtypes.float0 else tangent for dtype, tangent in zip(rule.dtypes, tangents, strict=True)
+    ]
 
 
 def words_of(refuse: Callable[[Any], NoReturn], what: Any) -> str:

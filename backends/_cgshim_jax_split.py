@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
-from _cgshim_jax_tracing import Jaxpr, is_tracer
+from _cgshim_jax_tracing import Jaxpr, is_tracer, part_of
 from jax.extend.core import Literal
 
 Array = Any
@@ -31,8 +31,8 @@ class Split:
         between = [v for eqn in first for v in eqn.outvars if v in needed]
         self.results = len(self.connected)
         outer = [jaxpr.outvars[at] for at in self.connected]
-        self.first = _part(jaxpr, jaxpr.constvars, jaxpr.invars, [*outer, *between], first)
-        self.second = _part(
+        self.first = part_of(jaxpr, jaxpr.constvars, jaxpr.invars, [*outer, *between], first)
+        self.second = part_of(
             jaxpr, [*jaxpr.constvars, *jaxpr.invars, *between], [], [jaxpr.outvars[at] for at in self.others], second
         )
 
@@ -59,15 +59,3 @@ def _parted(equations: Sequence[Any], wanted: Sequence[Any]) -> tuple[list[Any],
             needed.update(v for v in eqn.invars if not isinstance(v, Literal))
         part.append(eqn)
     return first[::-1], second[::-1]
-
-
-def _part(
-    jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], results: Sequence[Any], equations: Any
-) -> Any:
-    """A part of a jaxpr, as one."""
-    # JAX before 0.5 counts the names in debug_info.
-    named = {} if hasattr(jaxpr.debug_info, "with_unknown_names") else {"debug_info": None}
-    return jaxpr.replace(
-        constvars=list(constants), invars=list(arguments), outvars=list(results), eqns=list(equations),
-        effects=set().union(*(eqn.effects for eqn in equations)), **named,
-    )  # fmt: skip

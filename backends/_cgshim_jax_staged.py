@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from _cgshim_jax_graph import depends_only_on
 from _cgshim_jax_primitives import Transposed, fit, without_derivative
-from _cgshim_jax_rules import is_differentiable, upstreams_of_rule, words_of
+from _cgshim_jax_rules import is_differentiable, type_of_upstream, upstreams_of_rule, words_of
 from _cgshim_jax_split import Split
-from _cgshim_jax_stage import StagedRule, stage
-from _cgshim_jax_tracing import Jaxpr, is_differentiated, is_in_reverse_mode, is_tracer
+from _cgshim_jax_stage import Stage, StagedRule, stage
+from _cgshim_jax_tracing import Jaxpr, is_differentiated, is_in_reverse_mode, is_reference, is_tracer
 from jax.custom_derivatives import SymbolicZero
 
 from cgshim._errors import CustomGradientTypeError
@@ -34,13 +34,71 @@ def run_staged(call: Call, inputs: Sequence[Array], spoken_for: Sequence[Array] 
     """
     constants = frozenset(map(id, spoken_for))
     found = stage(call, inputs, constants)
-    staged = _Staged(call, found.f, found.rule)
+    first = _Staged(call, found.f, found.rule)
+    staged: _Staged | _Undecided = first
+    if found.choices:
+        choices = {choice.variables: _Staged(call, *choice[:2]) for choice in found.choices}
+        staged = _Undecided(first, choices, found, words_of(call.refuse_captured, found.captured[0]))
     arguments = [inputs[i] for i in found.inputs]
     for tracer in found.captured:
+        if is_reference(tracer):
+            if is_differentiated(tracer):
+                call.refuse_captured(tracer)
+            arguments.append(tracer)
+            continue
         refusal = found.refusal or words_of(call.refuse_captured, tracer)
         is_known = id(tracer) in constants or id(tracer) in found.variables
         arguments.append(tracer if is_known else _constant(tracer, refusal))
     return staged(arguments)
+
+
+class _Undecided:
+    """A call that captured tracers of which nobody knows yet which are differentiated: whoever does so decides."""
+
+    def __init__(
+        self, undecided: _Staged, choices: Mapping[frozenset[int], _Staged], found: Stage, refusal: str
+    ) -> None:
+        self.undecided = undecided
+        """what refuses any gradient"""
+        self.choices = choices
+        """the call by the captured arguments that are differentiated"""
+        self.inputs = len(found.inputs)
+        self.refusal = refusal
+
+    def __call__(self, arguments: Sequence[Array]) -> Sequence[Array]:
+        op: Any = jax.custom_jvp(lambda *arguments: list(self.undecided(arguments)))
+        op.defjvp(self.jvp, symbolic_zeros=True)
+        return list(op(*arguments))
+
+    def jvp(self, arguments: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        moving = _moving(tangents)
+        captured = range(self.inputs, len(arguments))
+        chosen = frozenset(i for i in captured if i in moving or is_differentiated(arguments[i]))
+        op = self.choices.get(chosen, self.undecided)
+        # What nobody differentiates here may be differentiated further out, and no rule speaks for it then.
+        fixed = [
+            _constant(x, self.refusal) if i in captured and i not in chosen else x for i, x in enumerate(arguments)
+        ]
+        return _jvp_of_moving(op, fixed, tangents, moving)
+
+
+def _moving(tangents: Sequence[Any]) -> list[int]:
+    return [i for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
+
+
+def _jvp_of_moving(
+    function: Callable[[Sequence[Array]], Sequence[Array]], primals: Sequence[Array], tangents: Sequence[Any],
+    moving: Sequence[int],
+) -> Any:  # fmt: skip
+    """The outputs and their tangents, of a function that sees which of its arguments are not differentiated."""
+
+    def of_moving(*values: Array) -> list[Array]:
+        arguments = list(primals)
+        for i, x in zip(moving, values, strict=True):
+            arguments[i] = x
+        return list(function(arguments))
+
+    return jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
 
 
 def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], remake: Callable[..., Any]) -> Any:
@@ -66,7 +124,7 @@ def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], 
     def run(*arguments: Array) -> list[Array]:
         return lifted(filled(arguments), remake(arguments[len(at) :]))[0]
 
-    def differentiated(*arguments: Array) -> list[Array]:
+    def differentiated(arguments: Sequence[Array]) -> list[Array]:
         bound = copy.copy(lifted)
         again_captured = arguments[len(at) :]
         bound.f = remake(again_captured)
@@ -75,15 +133,7 @@ def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], 
         return outputs
 
     def jvp(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
-        moving = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
-
-        def of_moving(*values: Array) -> list[Array]:
-            arguments = list(primals)
-            for i, x in zip(moving, values, strict=True):
-                arguments[i] = x
-            return differentiated(*arguments)
-
-        return jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
+        return _jvp_of_moving(differentiated, primals, tangents, _moving(tangents))
 
     op: Any = jax.custom_jvp(run)
     op.defjvp(jvp, symbolic_zeros=True)
@@ -108,6 +158,7 @@ class _Staged:
         self.once = words_of(call.refuse_second_order, "its derivative") if call.once_differentiable else None
         self.unpromised = None if call.forward_mode else words_of(call.refuse_forward_mode, "jvp, jacfwd or linearize")
         self.bent = words_of(call.refuse_nonlinear, _WHAT)
+        self.captured = words_of(call.refuse_captured, f.references[0]) if f.references else ""
         residuals = range(rule.outputs, rule.outputs + len(rule.connected))
         connected = [at for at, is_connected in zip(residuals, rule.connected, strict=True) if is_connected]
         self.connected = connected
@@ -117,7 +168,8 @@ class _Staged:
         types = [x.aval for x in arguments]
 
         def forward(*arguments: Array) -> tuple[list[Array], list[Array]]:
-            outputs, residuals = self.run(arguments, Split(self.f, self.connected))
+            whole = self.f.references  # whose order of reads and writes is to stay
+            outputs, residuals = self.run(arguments, self.f if whole else Split(self.f, self.connected))
             outputs = self.attach(residuals, arguments, outputs)
             return outputs, [*residuals, *(outputs[at] for at in self.rule.kept)]
 
@@ -135,12 +187,25 @@ class _Staged:
 
         # JAX forgets a custom_jvp in the gradient of a scan by something else: then the custom_vjp is left.
         reverse: Any = jax.custom_vjp(lambda *arguments: self.run(arguments, self.f)[0])
+        if self.f.references:  # which a custom_jvp may not be given
+            reverse.defvjp(self.unless_by_reference(forward), _with_zeros(backward), symbolic_zeros=True)
+            return list(reverse(*arguments))
         reverse.defvjp(forward, backward)
         if is_in_reverse_mode(arguments):  # then no forward mode can reach it
             return list(reverse(*arguments))
         both: Any = jax.custom_jvp(reverse)
         both.defjvp(jvp, symbolic_zeros=True)
         return list(both(*arguments))
+
+    def unless_by_reference(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Forward, refused where a mutable array is differentiated, for which no rule speaks."""
+
+        def watched(*given: Any) -> Any:
+            if any(x.perturbed and is_reference(x.value) for x in given):
+                raise CustomGradientTypeError(self.captured)
+            return forward(*(x.value for x in given))
+
+        return watched
 
     def run(self, arguments: Sequence[Array], f: Jaxpr | Split) -> tuple[list[Array], list[Array]]:
         """The outputs and the residuals."""
@@ -169,7 +234,7 @@ class _Staged:
 
     def transposed(self, outputs: Sequence[Array], refusal: Callable[[], str | None]) -> Transposed:
         """The map from the tangents of the arguments that have a gradient to those of the outputs."""
-        types = [type_of_upstream(outputs[at]) for at in self.rule.float_at]
+        types = [type_of_upstream(outputs[at].aval) for at in self.rule.float_at]
         return Transposed(self.op, self.gradients, types, refusal, self.once)
 
     def gradients(self, residuals: list[Array], upstreams: list[Array]) -> list[Array]:
@@ -192,17 +257,23 @@ class _Staged:
         return None if bend is None else self.bent.replace(_WHAT, bend)
 
 
+def _with_zeros(backward: Callable[..., Any]) -> Callable[..., Any]:
+    def instantiated(residuals: list[Array], upstreams: Sequence[Any]) -> Any:
+        return backward(
+            residuals, [jnp.zeros(u.shape, u.dtype) if isinstance(u, SymbolicZero) else u for u in upstreams]
+        )
+
+    return instantiated
+
+
 _WHAT = "\0"
 """where a refusal says what it got"""
 
 
-def type_of_upstream(x: Array) -> Any:
-    """x's type, but never weak."""
-    return x.aval.update(weak_type=False)
-
-
 def _zero_tangent(x: Array) -> Any:
-    return jnp.zeros_like(x) if is_differentiable(x) else np.zeros(x.shape, jax.dtypes.float0)
+    if not is_differentiable(x):
+        return np.zeros(x.shape, jax.dtypes.float0)
+    return jnp.zeros_like(x, dtype=None if isinstance(x.dtype, np.dtype) else type_of_upstream(x.aval).dtype)
 
 
 def _constant(tracer: Array, refusal: str) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -113,6 +114,11 @@ def is_tracer(x: object) -> bool:
     return isinstance(x, Tracer)
 
 
+def is_reference(x: Any) -> bool:
+    """Whether x stands for a mutable array (jax.Ref), which is read and written, but neither returned nor copied."""
+    return hasattr(x.aval, "inner_aval")
+
+
 def is_differentiated(x: Any) -> bool | None:
     """Whether a derivative is being taken of x; None where x is staged, and a later transformation decides."""
     if not is_tracer(x):
@@ -152,6 +158,29 @@ class Jaxpr(NamedTuple):
             constants[at] = tracer
         return constants
 
+    @property
+    def references(self) -> list[Any]:
+        """The types of the mutable arrays that it reads or writes, and that were there before."""
+        return [v.aval for v in (*self.jaxpr.constvars, *self.jaxpr.invars) if is_reference(v)]
+
+    def only(self, results: Sequence[int]) -> Jaxpr:
+        """The same function with some of its results."""
+        jaxpr = self.jaxpr
+        outer = [jaxpr.outvars[at] for at in results]
+        return self._replace(jaxpr=part_of(jaxpr, jaxpr.constvars, jaxpr.invars, outer, jaxpr.eqns))
+
+
+def part_of(
+    jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], results: Sequence[Any], equations: Any
+) -> Any:
+    """A part of a jaxpr, as one."""
+    # JAX before 0.5 counts the names in debug_info.
+    named = {} if hasattr(jaxpr.debug_info, "with_unknown_names") else {"debug_info": None}
+    return jaxpr.replace(
+        constvars=list(constants), invars=list(arguments), outvars=list(results), eqns=list(equations),
+        effects=set().union(*(eqn.effects for eqn in equations)), **named,
+    )  # fmt: skip
+
 
 try:  # What is within jax.make_jaxpr, at half its time.
     from jax.api_util import debug_info
@@ -173,9 +202,24 @@ else:
         return jaxpr, constants
 
 
+def _forgotten_if_it_fails(function: Callable[..., Sequence[Array]]) -> Callable[..., Sequence[Array]]:
+    """The same function; a tracing that it breaks off keeps nothing alive, though JAX does not forget it."""
+
+    @functools.wraps(function)
+    def traced(*arguments: Array) -> Sequence[Array]:
+        try:
+            return function(*arguments)
+        except BaseException:
+            if hasattr(trace := current_trace(), "invalidate"):
+                trace.invalidate()
+            raise
+
+    return traced
+
+
 def jaxpr_of(function: Callable[..., Sequence[Array]], types: Sequence[Any]) -> tuple[Jaxpr, list[Array]]:
     """function's jaxpr for arguments of these types, and the tracers that it captured."""
-    jaxpr, constants = _make_jaxpr(function, types)
+    jaxpr, constants = _make_jaxpr(_forgotten_if_it_fails(function), types)
     captured_at = [at for at, constant in enumerate(constants) if is_tracer(constant)]
     captured = [constants[at] for at in captured_at]
     for at in captured_at:

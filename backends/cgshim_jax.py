@@ -7,6 +7,7 @@ what they captured becomes arguments: see _cgshim_jax_staged.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,11 @@ import numpy as np
 from _cgshim_jax_eager import run_eagerly
 from _cgshim_jax_rules import is_differentiable, is_running_rule
 from _cgshim_jax_staged import run_in_rule, run_staged
-from _cgshim_jax_tracing import Surroundings, is_known, is_tracer, surroundings
+from _cgshim_jax_tracing import Surroundings, is_differentiated, is_known, is_tracer, surroundings
+from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 
-from cgshim._closure import lift
+from cgshim._closure import search
+from cgshim._contents import SIMPLE, tensors_inside
 
 if TYPE_CHECKING:
     from cgshim._call import Call
@@ -65,15 +68,30 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
     around = surroundings()
     if around is Surroundings.NOTHING and all(map(is_known, inputs)):
         return call(inputs)[0]
-    captured, remake = lift(call.f, is_tracer)
+    captured, remake, _, objects, _ = search(call.f, is_tracer)
     in_reverse_mode = around is Surroundings.GRADIENTS
     if around is Surroundings.LINEARIZATIONS:  # forward mode may be next, which takes a staged op
         in_reverse_mode = not call.forward_mode
-    if in_reverse_mode and not captured:
-        outputs = run_eagerly(call, inputs)
-        if outputs is not None:
-            return outputs
+    may_be_eager = in_reverse_mode and not captured
+    if may_be_eager and _holds_differentiated(call, objects):  # f reads it, very likely: an eager run would be in vain
+        with contextlib.suppress(ConcretizationTypeError, TracerArrayConversionError):
+            return run_staged(call, inputs)
+    if may_be_eager and (outputs := run_eagerly(call, inputs)) is not None:
+        return outputs
     return run_in_rule(call, inputs, captured, remake) if is_running_rule() else run_staged(call, inputs)
+
+
+def _holds_differentiated(call: Call, objects: Sequence[Any]) -> bool:
+    """Whether f is given, or holds, an object in which a tracer is differentiated, as in a module of Flax."""
+    if is_running_rule():
+        return False
+    given = [leaf for parts in call.arguments for leaf in parts.static_leaves()]
+    holders = [x for x in (*objects, *given, *call.options.values()) if type(x) not in SIMPLE]
+    return any(is_differentiated(x) for each in holders for x in tensors_inside(each, is_tracer, _DEPTH))
+
+
+_DEPTH = 8
+"""at which the parameters of a Flax module in a module lie"""
 
 
 # --- Any function's gradient ------------------------------------------------------------------------------------

@@ -47,6 +47,17 @@ def shard_map(one, product):
 def forward_shard_map(one, product):
     yield jax.jvp(lambda x: shard(product_both_modes)(x, Y), (X,), (X,))[1], 7 * Y * X
     yield shard(lambda x, y: jax.jvp(cube_both_modes, (x,), (x,))[1])(X, Y), 15 * X**3
+    of_shared = jax.jvp(lambda y: shard(product_both_modes)(X, y), (Y,), (Y,))[1]
+    yield of_shared, 11 * X * Y  # every device has y, and a part of its gradient
+    yield jax.jit(jax.jacfwd(lambda y: shard(product_both_modes)(X, y)))(Y), 11 * X
+    yield shard(lambda x, y: jax.jvp(lambda y: product_both_modes(x, y), (y,), (y,))[1])(X, Y), 11 * X * Y
+
+
+def hessian_of_shared(one, product):
+    loss = lambda x, y: (shard(product)(x, y) ** 2).sum()
+    yield jax.hessian(loss, 1)(X, Y), jax.grad(jax.grad(loss, 1), 1)(X, Y)
+    yield jax.jit(jax.hessian(loss, 1))(X, Y), (2 * 11 * 11 * X * X).sum()
+    yield jax.jacfwd(jax.grad(loss), 1)(X, Y), jax.jacrev(jax.grad(loss), 1)(X, Y)
 
 
 def sharded_jit(one, product):
@@ -91,7 +102,7 @@ def op_times(x, y):
     return op_custom_gradient(f)(x)
 
 
-CHECKS = (pmap, shard_map, forward_shard_map, sharded_jit, explicit_shardings, kept_outputs)
+CHECKS = (pmap, shard_map, forward_shard_map, hessian_of_shared, sharded_jit, explicit_shardings, kept_outputs)
 
 if __name__ == "__main__":
     assert int(sys.argv[1]) == N

@@ -9,7 +9,9 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("devices.py")
 MODES = ("reverse", "both modes")
-CHECKS = ("pmap", "shard_map", "forward_shard_map", "sharded_jit", "explicit_shardings", "kept_outputs")
+CHECKS = (
+    "pmap", "shard_map", "forward_shard_map", "hessian_of_shared", "sharded_jit", "explicit_shardings", "kept_outputs",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("devices", [4, 8])

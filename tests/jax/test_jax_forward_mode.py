@@ -113,3 +113,34 @@ def test_op_vjp_hands_out_the_numbers_of_jax():
     op = op_custom_gradient(lambda z: (z * z, lambda u: jnp.conj(op_vjp(square, z)[1](jnp.conj(u))[0])))
     np.testing.assert_allclose(op_vjp(square, z)[1](u)[0], jax.vjp(square, z)[1](u)[0])
     np.testing.assert_allclose(jax.vjp(op, z)[1](u)[0], 2 * z * u)
+
+
+def test_a_promise_of_forward_mode_stages_no_eager_gradient():
+    runs = []
+
+    @op_custom_gradient(forward_mode=True)
+    def f(x):
+        runs.append(1)
+        y = x * x if x > 0 else -x
+        return y, lambda upstream: upstream * (7 if x > 0 else 5) * y
+
+    derivative = f
+    for expected in 7 * 9.0, 7 * 7 * 9.0, 7 * 7 * 7 * 9.0:  # y is kept: its derivative is the rule's
+        derivative = jax.grad(derivative)
+        assert derivative(3.0) == expected
+    assert len(runs) == 3
+    assert jax.grad(f)(-3.0) == 15
+
+
+def test_what_an_op_in_the_rule_refuses_is_said_in_its_name(compiler):
+    @op_custom_gradient(forward_mode=True)
+    def inner(x):
+        return x * x, lambda upstream: jnp.sign(upstream) * x
+
+    @op_custom_gradient(forward_mode=True)
+    def outer(x):
+        return x * x, lambda upstream: 7 * upstream * jax.jvp(inner, (x,), (x,))[1]
+
+    for derivative in compiler(lambda x: jax.jvp(outer, (x,), (x,))), compiler(jax.hessian(lambda x: outer(x).sum())):
+        with pytest.raises(TransformationError, match=r"^inner: forward mode needs .* got sign of upstream"):
+            derivative(X)

@@ -5,6 +5,7 @@ import gc
 import weakref
 
 import equinox as eqx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from flax import nnx
 from jax_ops import STAGINGS, cube
 
-from cgshim import op_custom_gradient
+from cgshim import CustomGradientTypeError, op_custom_gradient
 
 X = jnp.array([0.5, -2.0, 3.0])
 
@@ -133,6 +134,41 @@ def test_weak_types_stay_weak(compiler):
         assert gradient.item() == 60
 
 
+def weak_by_hand(dtype):
+    op = jax.custom_vjp(lambda x: x * x)
+    op.defvjp(lambda x: (x * x, x), lambda x, upstream: (7 * upstream * x * dtype(1),))
+    return op
+
+
+def weak_by_rule(dtype, forward_mode=False):
+    return op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x * dtype(1)), forward_mode=forward_mode)
+
+
+@pytest.mark.parametrize("dtype", [float, np.float64], ids=["weak rule", "strong rule"])
+@pytest.mark.parametrize(
+    "x", [3.0, jnp.asarray(3.0), jnp.float32(3), jnp.bfloat16(3)], ids=lambda x: jax.typeof(x).str_short()
+)
+def test_gradients_are_as_weak_as_those_by_hand(x, dtype, compiler, forward_mode):
+    """What a gradient is added to keeps its dtype, as parameters in bfloat16 do beside a scale that is a number."""
+
+    def types(op):
+        scanned = lambda x: jax.lax.scan(lambda c, _: (c + 0 * jax.grad(op)(c), None), x, None, 2)[0]
+        results = [
+            compiler(jax.grad(op))(x),
+            jnp.bfloat16(1) + compiler(jax.grad(op))(x),
+            compiler(jax.grad(jax.grad(op)))(x),
+            compiler(lambda x: jax.vjp(op, x)[0])(x),
+            *([compiler(scanned)(x)] if dtype is float else []),
+        ]
+        return [(y.dtype.name, y.weak_type) for y in map(jnp.asarray, results)]
+
+    if dtype is float or jnp.result_type(x) == jnp.float64:  # else the rule by hand has a gradient of another dtype
+        assert types(weak_by_rule(dtype, forward_mode)) == types(weak_by_hand(dtype))
+    tangent = compiler(lambda x: jax.jvp(weak_by_rule(float, True), (x,), (x,))[1])(x)
+    auto = compiler(lambda x: jax.jvp(lambda x: x * x, (x,), (x,))[1])(x)
+    assert (tangent.dtype, tangent.weak_type) == (auto.dtype, auto.weak_type)
+
+
 def test_nothing_is_kept_alive_for_nothing():
     @op_custom_gradient
     def halve(x):
@@ -151,3 +187,129 @@ def test_an_output_may_be_an_input_or_a_constant(compiler, forward_mode):
     gradient = compiler(jax.grad(lambda x: (2 * same(x)[0] + 3 * same(x)[1]).sum()))(X)
     assert gradient.tolist() == [29, 29, 29]
     assert compiler(jax.grad(lambda x: jax.grad(lambda x: (x * same(x)[0]).sum())(x).sum()))(X).tolist() == [14, 14, 14]
+
+
+class Scale(nn.Module):
+    """A parameter that f makes, or reads where it is made already: Flax refuses a second time in one call."""
+
+    @nn.compact
+    def __call__(self, x):
+        def f(x):
+            runs.append(1)
+            w = self.param("w", lambda key: jnp.array(2.0))
+
+            def rule(upstream, variables=None):
+                of_x = 7 * upstream * w
+                return (of_x, [11 * (upstream * x).sum()]) if variables else of_x
+
+            return w * x, rule
+
+        return op_custom_gradient(f)(x)
+
+
+def _scale(self, x):
+    runs.append(1)
+    w = self.w[...]
+    return w * x, lambda u, variables=None: (7 * u * w, [11 * (u * x).sum()]) if variables else 7 * u * w
+
+
+class ScaleBySetup(nn.Module):
+    def setup(self):
+        self.w = self.param("w", lambda key: jnp.array(2.0))
+
+    scale = op_custom_gradient(_scale)
+
+    def __call__(self, x):
+        return self.scale(x)
+
+
+class ScaleInNnx(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.array(2.0))
+
+    scale = op_custom_gradient(_scale)
+
+
+class ScaleInEquinox(eqx.Module):
+    w: jax.Array
+
+    scale = op_custom_gradient(_scale)
+
+    def apply(self, parameters, x):
+        return eqx.combine(parameters, self).scale(x)
+
+
+runs = []
+
+
+def modules():
+    for module in Scale(), ScaleBySetup():
+        yield module, {"params": {"w": jnp.array(2.0)}}
+    yield ScaleInEquinox(None), ScaleInEquinox(jnp.array(2.0))
+
+
+@pytest.mark.parametrize("staged", ["eager", "jit", "checkpoint", "scan"])
+@pytest.mark.parametrize("at", range(3), ids=["linen", "linen, setup", "equinox"])
+def test_f_runs_once_in_a_module_whose_parameters_are_differentiated(at, staged, compiler):
+    module, parameters = list(modules())[at]
+    loss = lambda parameters, x: (10 * STAGINGS[staged](lambda x: module.apply(parameters, x))(x)).sum()
+    runs.clear()
+    of_parameters, of_x = compiler(jax.grad(loss, (0, 1)))(parameters, X)
+    assert len(runs) == 1
+    assert jax.tree_util.tree_leaves(of_parameters) == [110 * X.sum()]
+    assert of_x.tolist() == [140, 140, 140]
+    np.testing.assert_array_equal(compiler(jax.grad(loss, 1))(parameters, X), [140, 140, 140])
+
+
+def test_f_runs_once_in_a_module_of_nnx(compiler):
+    runs.clear()
+    gradient = nnx.jit if compiler is jax.jit else lambda f: f
+    of_model, of_x = gradient(nnx.grad(lambda m, x: (10 * m.scale(x)).sum(), argnums=(0, 1)))(ScaleInNnx(), X)
+    assert len(runs) == 1
+    assert of_model["w"][...] == 110 * X.sum()
+    assert of_x.tolist() == [140, 140, 140]
+
+
+def test_an_object_may_hold_what_f_does_not_read():
+    """Then f may go on branching on values: where it cannot be staged, it runs on them."""
+
+    class Model:
+        def __init__(self, w):
+            self.w = w
+
+        @op_custom_gradient
+        def double(self, x):
+            return (2 * x, lambda u: 14 * u) if x > 0 else (x, lambda u: 5 * u)
+
+    assert jax.grad(lambda w: Model(w).double(3.0) * w)(10.0) == 6
+    assert jax.grad(lambda w: Model(w).double(w))(10.0) == 14
+
+
+@pytest.mark.parametrize("gradient_of", ["quantize", "widen"])
+def test_a_dtype_whose_gradients_are_of_another(gradient_of):
+    """Where only JAX's private part makes such dtypes: int8 numbers whose gradients are in bfloat16."""
+    dtypes = pytest.importorskip("jax._src.dtypes")
+    kind = dtypes.primal_tangent_dtype(jnp.dtype("int8"), jnp.dtype("bfloat16"))
+    quantize = lambda x: (x.astype("int8").astype(kind), lambda u: 7 * u)
+    widen = lambda q: (q.astype("int8").astype("bfloat16") * 2, lambda u: 11 * u)
+
+    def by_hand(f):
+        op = jax.custom_vjp(lambda x: f(x)[0])
+        op.defvjp(lambda x: (f(x)[0], None), lambda _, u: (f(jnp.zeros((), "bfloat16"))[1](u),))
+        return op
+
+    chosen = {"quantize": (op_custom_gradient(quantize), by_hand(widen))}
+    chosen["widen"] = (by_hand(quantize), op_custom_gradient(widen))
+    for first, second in (*chosen.values(), [op_custom_gradient(f) for f in (quantize, widen)]):
+        assert jax.jit(jax.grad(lambda x: second(first(x))))(jnp.bfloat16(3)) == 77  # noqa: B023
+
+
+def test_a_dtype_whose_gradients_are_no_floats_is_refused():
+    fp8_ops = pytest.importorskip("flax.linen.fp8_ops")
+    op = op_custom_gradient(lambda x, scale: (x * scale.astype("float32"), lambda u: (7 * u, u)), name="op")
+    with pytest.raises(CustomGradientTypeError) as refusal:
+        jax.jit(lambda x, s: op(x, s.astype(fp8_ops.fm32)))(jnp.float32(1), jnp.float32(2))
+    assert str(refusal.value).startswith(
+        "op: an argument that is differentiated must have a dtype whose gradients are floats, got one of "
+    )
+    assert str(refusal.value).endswith("; convert it to a float outside of the op")

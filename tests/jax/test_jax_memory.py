@@ -3,10 +3,12 @@
 import contextlib
 import gc
 import io
+import weakref
 
 import jax
 import jax.ad_checkpoint
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from cgshim import op_custom_gradient
@@ -92,3 +94,67 @@ def test_the_counts_tell_more_from_less():
     less, more = (chain(by_rule(forward, BACKWARD[forward])) for forward in (keeps_a_residual, keeps_both))
     assert arrays_alive(more)[0] == arrays_alive(less)[0] + 3  # four arguments, one of which is X
     assert len(saved(more)) == len(saved(less)) + 4
+
+
+def _given(made):
+    return op_custom_gradient(lambda x, c: (x * c.factor, lambda u: (7 * u, None))), (made(),)
+
+
+def _returned(made):
+    op = op_custom_gradient(lambda x: ((2 * x, made), lambda u: 7 * u[0]))
+    return lambda x: op(x)[0], ()
+
+
+def _kept(made):
+    def f(x):
+        keeper = made()
+        return 2 * x, lambda u: 7 * u * keeper.factor / 2
+
+    return op_custom_gradient(f), ()
+
+
+@pytest.mark.parametrize("use", [_given, _returned, _kept])
+@pytest.mark.parametrize("compiler", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_classes_and_ops_that_are_made_in_a_loop_die(use, compiler):
+    def made_and_used(number):
+        made = type(f"Made{number}", (), {"factor": 2.0})
+        op, args = use(made)
+        assert compiler(jax.grad(lambda x: op(x, *args)))(3.0) == 7
+        return [weakref.ref(made), weakref.ref(op)]
+
+    alive = [reference for number in range(3) for reference in made_and_used(number)]
+    jax.clear_caches()
+    gc.collect()
+    assert [reference() for reference in alive] == [None] * 6
+
+
+def test_a_subclass_that_is_made_in_a_loop_dies():
+    op = op_custom_gradient(lambda x: (2 * x, lambda u: 7 * u))
+    made = type("Made", (np.ndarray,), {})
+    assert op(np.ones(3).view(made)).tolist() == [2, 2, 2]
+    reference = weakref.ref(made)
+    del made
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_rule_that_cannot_be_staged_keeps_nothing_alive():
+    """JAX forgets no tracing that an exception broke off; what the rule had captured by then would stay for ever."""
+    seen = []
+
+    def loss(w, x):
+        def f(x):
+            i = w * x
+            seen.append(weakref.ref(i))
+
+            def rule(upstream):
+                return upstream * i / 0 if upstream * i is None else 1 / 0
+
+            return i, rule
+
+        return op_custom_gradient(f)(x)
+
+    assert jax.jit(loss)(2.0, 3.0) == 6
+    jax.clear_caches()
+    gc.collect()
+    assert [reference() for reference in seen] == [None]

@@ -1,0 +1,104 @@
+"""Mutable arrays (jax.Ref) that f captures or is given: read, written, and no variables."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient
+
+X = jnp.array(3.0)
+
+if not hasattr(jax, "new_ref"):  # before JAX 0.8
+    pytest.skip("this JAX has no mutable arrays", allow_module_level=True)
+
+
+def read(ref, x):
+    factor = ref[...]
+    return factor * x, factor
+
+
+def count(ref, x):
+    factor = ref[...]
+    ref[...] = factor + 1
+    return factor * x, factor
+
+
+def by_hand(body, ref):
+    op = jax.custom_vjp(lambda x: body(ref, x)[0])
+    op.defvjp(lambda x: body(ref, x), lambda factor, upstream: (7 * upstream * factor,))
+    return op
+
+
+def by_rule(body, ref):
+    def f(x):
+        output, factor = body(ref, x)
+        return output, lambda upstream: 7 * upstream * factor
+
+    return op_custom_gradient(f, name="f")
+
+
+PROGRAMS = {
+    "value": lambda f, x, ref: f(ref)(x),
+    "grad": lambda f, x, ref: jax.grad(f(ref))(x),
+    "jit": lambda f, x, ref: jax.jit(lambda x: f(ref)(x))(x),
+    "jit, given": lambda f, x, ref: jax.jit(lambda x, ref: f(ref)(x))(x, ref),
+    "jit of grad": lambda f, x, ref: jax.jit(jax.grad(f(ref)))(x),
+    "jit of grad, given": lambda f, x, ref: jax.jit(lambda x, ref: jax.grad(f(ref))(x))(x, ref),
+    "made in jit": lambda f, x, ref: jax.jit(lambda x: jax.grad(f(jax.new_ref(2 * x)))(x))(x),
+    "scan": lambda f, x, ref: jax.lax.scan(lambda c, _: (f(ref)(c), None), x, None, 3)[0],
+    "scan of grad": lambda f, x, ref: jax.lax.scan(lambda c, _: (jax.grad(f(ref))(c), None), x, None, 3)[0],
+    "grad of scan": lambda f, x, ref: jax.grad(lambda x: jax.lax.scan(lambda c, _: (f(ref)(c), None), x, None, 3)[0])(
+        x
+    ),
+}
+
+
+@pytest.mark.parametrize("body", [read, count])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_captured_reference(name, body):
+    results = []
+    for make in by_rule, by_hand:
+        ref = jax.new_ref(jnp.array(2.0))
+        found = PROGRAMS[name](lambda ref: make(body, ref), X, ref)  # noqa: B023
+        results.append((found.item(), ref[...].item()))
+    assert results[0] == results[1]
+    assert "grad" not in name or results[0][0] % 7 == 0
+
+
+@pytest.mark.parametrize("compiler", [lambda f: f, jax.jit, jax.checkpoint])
+def test_a_reference_is_an_argument(compiler):
+    op = op_custom_gradient(lambda x, ref: (ref[...] * x, lambda u, factor=ref[...]: (7 * u * factor, None)))
+    assert jax.grad(compiler(op))(X, jax.new_ref(jnp.array(2.0))) == 14
+
+
+@pytest.mark.parametrize("compiler", [lambda f: f, jax.jit])
+def test_a_reference_that_is_differentiated_is_refused(compiler):
+    with pytest.raises(CustomGradientTypeError, match=r"^f: .* got a captured f64\[\]; pass it as an argument"):
+        jax.grad(compiler(lambda x: by_rule(read, jax.new_ref(2 * x))(x)))(X)
+
+
+def stash(ref):
+    def f(x):
+        def rule(upstream):
+            ref[...] = upstream
+            return 7 * upstream
+
+        return 2 * x, rule
+
+    return op_custom_gradient(f, name="f")
+
+
+@pytest.mark.parametrize("compiler", [lambda f: f, jax.jit])
+def test_a_rule_may_write_to_a_reference_that_is_there(compiler):
+    ref = jax.new_ref(jnp.array(0.0))
+    assert compiler(jax.grad(lambda x: 5 * stash(ref)(x)))(X) == 35
+    assert ref[...] == 5
+
+
+def test_but_not_to_one_that_is_traced():
+    with pytest.raises(TransformationError) as refusal:
+        jax.jit(lambda x, ref: jax.grad(stash(ref))(x))(X, jax.new_ref(jnp.array(0.0)))
+    assert str(refusal.value) == (
+        "f: a grad_fn that is staged may not read or write a mutable array, got a captured Ref{float64[]}; "
+        "read it in f, and return from grad_fn what is to be written"
+    )
