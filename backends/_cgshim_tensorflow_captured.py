@@ -16,9 +16,9 @@ from _cgshim_tensorflow_origins import (
     stand_ins,
 )
 from _cgshim_tensorflow_values import is_differentiable, parts_of
+from _cgshim_tensorflow_variables import variables_read
 from tensorflow.python.eager import record
 from tensorflow.python.eager.forwardprop_util import pack_tangents
-from tensorflow.python.eager.record import VariableWatcher
 from tensorflow.python.framework.ops import uid
 
 from cgshim.backend import RuleScope
@@ -37,6 +37,9 @@ class Run(NamedTuple):
     """What one run of f left behind."""
 
     outputs: list[Tensor]
+    """as f returned them: variables among them"""
+    tensors: list[Tensor]
+    """the outputs' values, in this graph"""
     rule: Rule
     variables: list[Tensor]
     """what f read and its rule takes: trainable variables, and tensors that a tape or an accumulator follows"""
@@ -49,22 +52,23 @@ def run(call: Call, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> Run:
     """Run f on inputs, which are what the given tensors hold, and find what else it read."""
     origins = Origins(around=running_rule.current)
     eager = tf.executing_eagerly()
-    with VariableWatcher() as watcher:
+    with variables_read() as watcher:
         if not eager:
-            outputs, rule, read = _run_in_graph(call, inputs)
+            ran = _run_in_graph(call, inputs)
         elif record.could_possibly_record():
-            outputs, rule, read = _run_eagerly(call, inputs, origins)
+            ran = _run_eagerly(call, inputs, origins)
         else:
-            (outputs, rule), read = call(inputs), []
-    variables = sorted(watcher.watched_variables(), key=lambda variable: variable._unique_id)
+            ran = _Ran(*_results(call, inputs), [])
+    variables = list(watcher.watched_variables())  # in the order in which they were made
     speaks_for = _identities([*inputs, *given, *variables])
-    read = _without_tangents([tensor for tensor in read if is_differentiable(tensor)], inputs)
+    read = _without_tangents([tensor for tensor in ran.read if is_differentiable(tensor)], inputs)
     tell_apart = _watched if eager else _watched_in_graph
     watched, unknown = tell_apart(read, speaks_for, origins)
-    if watched and not rule.takes_variables:
+    unknown += _values_of_variables(ran, speaks_for)
+    if watched and not ran.rule.takes_variables:
         call.refuse_captured(watched[0])
-    rule.require_variables(variables)
-    return Run(outputs, rule, [*variables, *watched], unknown, origins)
+    ran.rule.require_variables(variables)
+    return Run(ran.outputs, ran.tensors, ran.rule, [*variables, *watched], unknown, origins)
 
 
 def _without_tangents(read: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -108,8 +112,27 @@ def _watched_in_graph(
     return watched, [in_this_graph(tensor) for tensor in unknown.values()]
 
 
-def _run_eagerly(call: Call, inputs: Sequence[Tensor], origins: Origins) -> tuple[list[Tensor], Rule, list[Tensor]]:
-    """f's outputs and rule, and the tensors that it read: older than the run, and not given."""
+# --- What f reads ---------------------------------------------------------------------------------------------------
+
+
+class _Ran(NamedTuple):
+    """What f returned, and what it read."""
+
+    outputs: list[Tensor]
+    tensors: list[Tensor]
+    rule: Rule
+    read: list[Tensor]
+    """tensors that are older than the run, and were not given"""
+    made: Sequence[Any] = ()
+    """the operations of a graph that it made"""
+
+
+def _results(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor], Rule]:
+    outputs, rule = call(inputs)
+    return outputs, [in_this_graph(output) for output in outputs], rule
+
+
+def _run_eagerly(call: Call, inputs: Sequence[Tensor], origins: Origins) -> _Ran:
     given = {x._id for x in parts_of(inputs)}
     read: dict[int, Tensor] = {}
     start = uid()
@@ -118,21 +141,27 @@ def _run_eagerly(call: Call, inputs: Sequence[Tensor], origins: Origins) -> tupl
         read.update({t._id: t for t in tensors if t._id < start and t._id not in given})
 
     with origins.followed(notice):
-        outputs, rule = call(inputs)
-    notice("output", parts_of(outputs))
-    return outputs, rule, list(read.values())
+        results = _results(call, inputs)
+    notice("output", parts_of(results[1]))
+    return _Ran(*results, list(read.values()))
 
 
-def _run_in_graph(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule, list[Tensor]]:
-    """f's outputs and rule, and the tensors that it read: not made by its own operations, and not given."""
+def _run_in_graph(call: Call, inputs: Sequence[Tensor]) -> _Ran:
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
-    outputs, rule = call(inputs)
+    outputs, tensors, rule = _results(call, inputs)
     made = graph.get_operations()[before:]
-    results = parts_of([in_this_graph(output) for output in outputs])
     known = {t._id for op in made if op.type not in _READ_ONLY for t in op.outputs} | {x._id for x in parts_of(inputs)}
-    read = {t._id: t for tensors in (*[op.inputs for op in made], results) for t in tensors}
-    return outputs, rule, [tensor for at, tensor in read.items() if at not in known]
+    read = {t._id: t for each in (*[op.inputs for op in made], parts_of(tensors)) for t in each}
+    return _Ran(outputs, tensors, rule, [tensor for at, tensor in read.items() if at not in known], made)
 
 
 _READ_ONLY = ("Const", *OPEN)
+
+
+def _values_of_variables(ran: _Ran, speaks_for: frozenset[int]) -> list[Tensor]:
+    """What f read of variables that are not trainable: whoever calls the graph may watch them all the same."""
+    handles = [tensor for tensor in ran.read if tensor.dtype == tf.resource]
+    others = {handle._id for handle in handles if speaks_for.isdisjoint(each._id for each in stand_ins(handle))}
+    values = [value for op in ran.made if any(x._id in others for x in op.inputs) for value in op.outputs]
+    return [value for value in values if is_differentiable(value)]

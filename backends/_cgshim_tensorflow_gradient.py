@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 from _cgshim_tensorflow_captured import Run, running_rule
+from _cgshim_tensorflow_fits import Fit, Name, fit_of, fit_of_dense
 from _cgshim_tensorflow_forward import ACCUMULATOR, Transposition, transposition
 from _cgshim_tensorflow_origins import Origins, differentiated, in_this_graph, note
 from _cgshim_tensorflow_rule import attach, stand_in_for, without_derivative
 from _cgshim_tensorflow_traceable import reads_no_values
-from _cgshim_tensorflow_values import is_composite, is_eager, parts_of, values_of, with_values
+from _cgshim_tensorflow_values import is_differentiable, is_eager, parts_of, values_of, with_values
+from tensorflow.python.debug.lib import check_numerics_callback
 from tensorflow.python.eager import record
 from tensorflow.python.eager.forwardprop_util import pack_tangents
 
+from cgshim._convention import input_name
 from cgshim.backend import Residuals, refuse_hidden
 
 if TYPE_CHECKING:
@@ -34,9 +37,9 @@ def attach_rule(
     follow: Callable[[Any], Any],
 ) -> list[Tensor]:
     """f's outputs, with f's rule as their gradient with respect to the sources."""
-    outputs = [in_this_graph(output) for output in run.outputs]
+    outputs = run.tensors
     values = [values_of(output) for output in outputs]
-    gradient = _Gradient(call, run, inputs, outputs)
+    gradient = _Gradient(call, run, inputs, outputs, sources)
     if call.once_differentiable:
         gradient.has_no_derivative(sources)
 
@@ -65,13 +68,15 @@ def may_be_recorded() -> bool:
 class _Gradient:
     """From one upstream gradient for each output's values, None where it was not used, to one for each source."""
 
-    def __init__(self, call: Call, run: Run, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    def __init__(
+        self, call: Call, run: Run, inputs: Sequence[Tensor], outputs: Sequence[Tensor], sources: Sequence[Tensor]
+    ) -> None:
         self._call = call
         self._variables = run.variables
         self._unknown = run.unknown
         self._origins = run.origins
         self._inputs = inputs if run.rule.needs_inputs else ()
-        self._takes_apart = [is_composite(x) for x in inputs]
+        self._fits = [*map(fit_of, inputs), *map(_fit_of_variable, run.variables, sources[len(inputs) :])]
         self._like = [_Like(output) for output in outputs]
         self._stand_in: Tensor = None
         self._hidden: Callable[[], list[tuple[Tensor, Tensor]]] = list
@@ -83,7 +88,7 @@ class _Gradient:
 
     def keeps(self, kept: Residuals, outputs: Sequence[Tensor], attached: Sequence[Tensor]) -> None:
         """What the rule holds: outputs of f may be hidden in objects, where nobody can put the op's in their place."""
-        names = [part._id for part in map(values_of, outputs)]
+        names = [getattr(part, "_id", None) for part in map(values_of, outputs)]  # a variable has none
 
         def hidden() -> list[tuple[Tensor, Tensor]]:
             tensors = [tensor for tensor in kept.hidden() if not isinstance(tensor, tf.Variable)]
@@ -96,8 +101,8 @@ class _Gradient:
         given = [like.upstream(upstream) for like, upstream in zip(self._like, upstreams, strict=True)]
         looking = transposition()
         if looking is not None and not (looking.is_of_function and self._has_no_derivative()):
-            of_rule = looking.run(self._call, self._run, [in_this_graph(upstream) for upstream in given])
-            return [*of_rule, *self._of_unknown()]
+            given = [in_this_graph(upstream) for upstream in given]
+            return [*looking.run(self._call, self._run, given), *self._of_unknown(*given)]
         if self._stand_in is not None:
             cut = self._without_derivative([self._stand_in], given, self._refuse_second_order)
             return [*cut, *self._of_unknown()]
@@ -121,12 +126,33 @@ class _Gradient:
         follows = tf.executing_eagerly() and record.could_possibly_record()
         with origins.followed() if follows else contextlib.nullcontext(), differentiated(upstreams):
             gradients, of_variables = running_rule.run(origins, rule, inputs, given, self._variables)
-        of_inputs = [values_of(g) if apart else g for g, apart in zip(gradients, self._takes_apart, strict=True)]
-        return [*of_inputs, *of_variables]
+        return [
+            gradient if is_eager(gradient) and fit is None else self._fitting(rule, at, gradient)
+            for at, (fit, gradient) in enumerate(zip(self._fits, [*gradients, *of_variables], strict=True))
+        ]
 
-    def _of_unknown(self) -> list[Tensor]:
-        """NaN for tensors of a graph that f captured: if one is differentiated, that is known when it is too late."""
-        return [tf.fill(tf.shape(x), tf.constant(float("nan"), x.dtype)) for x in self._unknown]
+    def _fitting(self, rule: Rule, at: int, gradient: Tensor | None) -> Tensor | None:
+        """A gradient that fits the input or the variable at this place."""
+        variable = at - len(rule.shapes)
+        if variable < 0:
+            name: Name = functools.partial(input_name, self._call, at)
+            shape, dtype = rule.shapes[at], rule.dtypes[at]
+        else:
+            name = f"variables[{variable}]".format
+            shape, dtype = self._variables[variable].shape, self._variables[variable].dtype
+        fit = self._fits[at] or fit_of_dense(shape, dtype)
+        return fit.values(gradient, self._call.name, name)
+
+    def _of_unknown(self, *upstreams: Tensor) -> list[Tensor]:
+        """NaN for tensors of a graph that f captured: if one is differentiated, that is known when it is too late.
+
+        An accumulator transposes what depends on upstream: the NaN reaches what has a tangent, and nothing else.
+        """
+        alarms = [tf.fill(tf.shape(x), tf.constant(_alarm(x.dtype), x.dtype)) for x in self._unknown]
+        totals = [tf.reduce_sum(upstream) for upstream in upstreams if is_differentiable(upstream)]
+        if not totals:
+            return alarms
+        return [tf.math.multiply_no_nan(alarm, tf.cast(totals[0], alarm.dtype)) for alarm in alarms]
 
     # --- Without a derivative ---------------------------------------------------------------------------------------
 
@@ -165,12 +191,24 @@ class _Gradient:
         return reads_no_values(run, self.rule.grad_fn, self._inputs, values, self._call.backend.is_tensor)
 
 
+def _alarm(dtype: tf.DType) -> float:
+    """The number that says that a gradient is not known."""
+    if not hasattr(check_numerics_callback._state, "check_numerics_callback"):
+        return float("nan")
+    return float(dtype.real_dtype.max**0.75)  # where every NaN is an error, used or not: what no sum can hide
+
+
 def unfollowed(x: Tensor) -> Tensor:
     """An eager tensor again, which no tape and no accumulator follows; in a graph, the tensor itself."""
     if not tf.executing_eagerly():
         return x
     with record.stop_recording():
         return with_values(x, tf.identity(values_of(x)))
+
+
+def _fit_of_variable(variable: Tensor, value: Tensor) -> Fit | None:
+    """What the gradient of a variable must look like, whose shape may change with its value."""
+    return fit_of(value) or (None if variable.shape.is_fully_defined() else fit_of_dense(value.shape, value.dtype))
 
 
 class _Like:

@@ -56,6 +56,8 @@ class _Linear(NamedTuple):
     """in one group of inputs at a time, the others constant"""
     together: bool = False
     """in a group as a whole: a constant one among them, but for zeros, makes it affine"""
+    underived: int | None = None
+    """the input for which TensorFlow has no derivative, though it is linear in that one too"""
 
 
 def _at(*places: int) -> tuple[slice, ...]:
@@ -76,7 +78,7 @@ _LINEAR: dict[str, _Linear] = {
     "DepthwiseConv2dNativeBackpropFilter": _Linear(_at(0, 2)),
     "DepthwiseConv2dNativeBackpropInput": _Linear(_at(1, 2)),
     "MaxPoolGrad": _Linear(_at(2)),
-    "PadV2": _Linear((slice(0, 3, 2),), together=True),
+    "PadV2": _Linear((slice(0, 3, 2),), together=True, underived=2),
     "SparseTensorDenseMatMul": _Linear(_at(1, 3)),
     "StridedSliceGrad": _Linear(_at(4)),
     "TensorScatterAdd": _Linear((slice(0, 3, 2),), together=True),
@@ -128,6 +130,8 @@ class Linearity:
             found.update(dict.fromkeys(made, op_type))
 
     def _is_linear_in(self, known: _Linear, inputs: Sequence[Tensor], places: Sequence[int]) -> bool:
+        if known.underived in places:
+            return False
         for group in known.groups:
             inside = range(len(inputs))[group]
             if set(places) <= set(inside):

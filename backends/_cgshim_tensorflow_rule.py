@@ -19,6 +19,7 @@ from _cgshim_tensorflow_pfor import converter
 from _cgshim_tensorflow_values import values_of, with_values
 from tensorflow.python.eager import record
 from tensorflow.python.eager.forwardprop_util import pack_tangents
+from tensorflow.python.framework.function import _FuncGraph as LegacyGraph
 from tensorflow.python.framework.ops import gradient_registry, uid
 
 from cgshim import TransformationError
@@ -62,6 +63,8 @@ def _identity_in_graph(
     """One IdentityN from the values and the sources, whose registered gradient leads to the sources."""
     count = len(values)
     graph = tf.compat.v1.get_default_graph()
+    if isinstance(graph, LegacyGraph):
+        call.refuse("a rule needs a graph that keeps its gradients", "the legacy function Defun", "use tf.function")
 
     def gradient(op: Any, *upstreams: Tensor) -> list[Tensor | None]:
         if op is not None and op.graph is not graph:

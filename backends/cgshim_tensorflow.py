@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import optree
 import tensorflow as tf
 from _cgshim_tensorflow_captured import run
+from _cgshim_tensorflow_fits import fit_of, fit_of_dense
 from _cgshim_tensorflow_gradient import attach_rule, unfollowed
 from _cgshim_tensorflow_origins import differentiated, in_this_graph
 from _cgshim_tensorflow_values import is_composite, is_differentiable, values_of, with_values
 from tensorflow.core.function.trace_type import default_types
 from tensorflow.python.framework.weak_tensor import WeakTensor
 from tensorflow.python.trackable.data_structures import ListWrapper, _DictWrapper, _TupleWrapper
+
+from cgshim._backend import framework_of
+from cgshim._tree import SLOT
 
 if TYPE_CHECKING:
     from cgshim._call import Call
@@ -31,7 +35,8 @@ _TENSORS = (tf.Tensor, tf.Variable, WeakTensor, tf.RaggedTensor, tf.SparseTensor
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
-    leaves, structure = optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
+    is_leaf = _is_configuration if _learned else None
+    leaves, structure = optree.tree_flatten(tree, is_leaf, none_is_leaf=True, namespace=_NAMESPACE)
     if any(_learn(type(leaf)) for leaf in leaves):
         return tree_flatten(tree)
     return leaves, structure
@@ -77,8 +82,13 @@ def vjp(
         tape.watch(watched)
         outputs = list(fn(*map(with_values, inputs, values)))
 
+    fits = [fit_of(output) or fit_of_dense(output.shape, output.dtype) for output in outputs]
+
     def pullback(upstreams: Sequence[Tensor]) -> list[Tensor | None]:
-        pairs = zip(map(values_of, outputs), map(values_of, upstreams), strict=True)
+        fitting: list[Any] = [
+            fit.values(u, "op_vjp", lambda: "the output") for fit, u in zip(fits, upstreams, strict=True)
+        ]
+        pairs = zip(map(values_of, outputs), map(tf.convert_to_tensor, fitting), strict=True)
         used = [(value, upstream) for value, upstream in pairs if is_differentiable(value)]
         gradients = tape.gradient(
             [value for value, _ in used], watched, output_gradients=[upstream for _, upstream in used],
@@ -110,27 +120,48 @@ def _autograph() -> Callable[[Any], Any]:
 # --- Containers that `tf.nest` knows and optree does not ---------------------------------------------------------
 
 _NAMESPACE = "cgshim.tensorflow"
+_learned: set[type] = set()
+"""the classes with `__tf_flatten__`, and those of attrs, that were met"""
 
 
-def _register(kind: Any, children: Callable[[Any], Sequence[Any]], rebuild: Callable[[Sequence[Any]], Any]) -> None:
-    optree.register_pytree_node(
-        kind, lambda x: (children(x), None), lambda _, leaves: rebuild(list(leaves)), namespace=_NAMESPACE
-    )
+def _register(kind: Any, apart: Callable[[Any], Any], together: Callable[[Any, Any], Any]) -> None:
+    optree.register_pytree_node(kind, apart, together, namespace=_NAMESPACE)
 
 
 for _wrapper, _plain in ((ListWrapper, list), (_DictWrapper, dict), (_TupleWrapper, tuple)):  # attributes of tf.Module
-    _register(_wrapper, lambda x, plain=_plain: [plain(x)], lambda children: children[0])  # type: ignore[misc]
+    _register(_wrapper, lambda x, plain=_plain: ([plain(x)], None), lambda _, leaves: next(iter(leaves)))  # type: ignore[misc]
 
 
 def _learn(kind: Any) -> bool:
     """Register a class with `__tf_flatten__`, or one of attrs; False for what is a leaf indeed."""
+    if kind in _learned:
+        return False  # an object that is configuration
     names = [field.name for field in getattr(kind, "__attrs_attrs__", ())]
     if hasattr(kind, "__tf_flatten__"):
         apart: Callable[[Any], Any] = lambda x: x.__tf_flatten__()[::-1]
         together: Callable[[Any, Any], Any] = lambda static, parts: kind.__tf_unflatten__(static, tuple(parts))
-        optree.register_pytree_node(kind, apart, together, namespace=_NAMESPACE)
     elif names:
-        _register(kind, lambda x: [getattr(x, name) for name in names], lambda children: kind(*children))
+        apart = lambda x: ([getattr(x, name) for name in names], None)
+        together = lambda _, parts: _with_attributes(kind, zip(names, parts, strict=True))
     else:
         return False
+    _register(kind, apart, together)
+    _learned.add(kind)
     return True
+
+
+def _with_attributes(kind: type, attributes: Iterable[tuple[str, Any]]) -> Any:
+    """An object with these attributes: it was made before, and what its class does then to them has been done."""
+    x: Any = object.__new__(kind)
+    for name, value in attributes:
+        object.__setattr__(x, name, value)  # a frozen class has a __setattr__ of its own
+    return x
+
+
+def _is_configuration(x: Any) -> bool:
+    """Whether x is of a class that was learned, and holds no tensor: it passes through as it is."""
+    if type(x) not in _learned:
+        return False
+    leaves = optree.tree_leaves(x, none_is_leaf=True, namespace=_NAMESPACE)
+    static = [leaf for leaf in leaves if leaf is not SLOT and framework_of(leaf) is None]
+    return len(static) == len(leaves) and any(leaf is not None for leaf in leaves)

@@ -60,6 +60,23 @@ def test_several_variables_come_in_the_order_in_which_they_were_made(mode: Any) 
 
 
 @eager_and_function
+def test_neither_their_names_nor_the_digits_of_their_numbers_matter(mode: Any) -> None:
+    several = [tf.Variable(1.0, name=name) for name in ["b", "a", *["w"] * 12]]
+    numbers = tf.range(1.0, 15.0)
+
+    @cgshim.op_custom_gradient
+    def op(x: Any) -> Any:
+        return x * tf.add_n(several[::-1]), lambda u, variables: (u * 7, tf.unstack(u * numbers))
+
+    def gradients(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            y = op(x) * 5
+        return tf.stack(tape.gradient(y, several))
+
+    np.testing.assert_array_equal(mode(gradients)(tf.constant(2.0)), 5 * numbers)
+
+
+@eager_and_function
 def test_variables_that_grad_fn_does_not_take(mode: Any) -> None:
     w = tf.Variable(2.0)
     scale = cgshim.op_custom_gradient(lambda x: (x * w, lambda u: u), name="scale")
@@ -158,3 +175,39 @@ def test_a_tape_within_f_may_watch_what_it_likes(mode: Any) -> None:
         return x * tape.gradient(y, z), lambda u: u * 7
 
     assert mode(grad(solve))(tf.constant(2.0)).numpy() == 7
+
+
+def test_captured_within_a_function_around_which_an_accumulator_is_nan() -> None:
+    inner = tf.function(lambda x, c: _scale_by(c)(x))
+    x, c = tf.constant(2.0), tf.constant(3.0)
+    for tangents, expected in (((5.0, 0.0), 5 * 21), ((5.0, 7.0), np.nan), ((0.0, 7.0), np.nan)):
+        pairs = [(z, tf.constant(tangent)) for z, tangent in zip((x, c), tangents, strict=True) if tangent]
+        with tf.autodiff.ForwardAccumulator(*map(list, zip(*pairs, strict=True))) as accumulator:
+            y = inner(x, c)
+        np.testing.assert_equal(accumulator.jvp(y).numpy(), np.float32(expected))
+
+
+@pytest.fixture
+def _check_numerics() -> Any:
+    tf.debugging.enable_check_numerics()
+    yield
+    tf.debugging.disable_check_numerics()
+
+
+@eager_and_function
+@pytest.mark.usefixtures("_check_numerics")
+def test_nobody_is_told_of_a_nan_where_each_is_an_error(mode: Any) -> None:
+    c = tf.constant(3.0)
+    inner = tf.function(lambda x, c: _scale_by(2 * c)(x))
+    assert mode(grad(lambda x: inner(x, c)))(tf.constant(2.0)).numpy() == 42
+    assert mode(grad(_scale_by(c)))(tf.constant(2.0)).numpy() == 21
+
+    def gradients(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([x, c])
+            y = inner(x, c)
+        return tape.gradient(y, [x, c])
+
+    dx, dc = gradients(tf.constant(2.0))
+    assert dx.numpy() == 42
+    assert dc.numpy() > 1e28  # no gradient that anybody would take for one

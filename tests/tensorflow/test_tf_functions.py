@@ -189,13 +189,28 @@ def test_forward_mode_of_a_loop() -> None:
 # --- Graphs -----------------------------------------------------------------------------------------------------
 
 
-def _operations(fn: Any) -> collections.Counter[str]:
-    graph = tf.function(fn).get_concrete_function(tf.TensorSpec([None, 3])).graph
+def _operations(fn: Any, shape: list[int | None]) -> collections.Counter[str]:
+    graph = tf.function(fn).get_concrete_function(tf.TensorSpec(shape, tf.float32)).graph
     return collections.Counter(operation.type for operation in graph.get_operations())
 
 
-@pytest.mark.parametrize("transform", [lambda op: lambda x: op(x), grad, lambda op: grad(grad(op))])
+TRANSFORMS = {"op": lambda op: lambda x: op(x), "grad": grad, "grad of grad": lambda op: grad(grad(op))}
+every_transform = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+
+
+@every_transform
 def test_no_more_graph_than_tf_custom_gradient(transform: Any) -> None:
     by_hand = tf.custom_gradient(seven)
-    assert not _operations(transform(square)) - _operations(transform(by_hand))
-    assert _operations(transform(square))["IdentityN"] == _operations(transform(by_hand))["IdentityN"]
+    assert not _operations(transform(square), [2, 3]) - _operations(transform(by_hand), [2, 3])
+    assert _operations(transform(square), [2, 3])["IdentityN"] == _operations(transform(by_hand), [2, 3])["IdentityN"]
+
+
+@every_transform
+def test_unknown_sizes_cost_one_small_check_for_each_gradient(transform: Any) -> None:
+    more = _operations(transform(square), [None, 3]) - _operations(transform(tf.custom_gradient(seven)), [None, 3])
+    assert not set(more) - {"Shape", "Sub", "Equal", "All", "Assert", "Slice", "NoOp", "Const", *OF_SLICE}
+    assert all(more[once] <= 1 for once in ("Equal", "Assert", "Slice", "Pad"))
+
+
+OF_SLICE = ["Reshape", "Pack", "ConcatV2", "Pad"]
+"""its derivative"""

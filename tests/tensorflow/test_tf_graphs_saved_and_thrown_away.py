@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import function
 from tensorflow.python.framework.ops import gradient_registry
 from tf_modes import grad, seven, square, vectorized
 
@@ -129,3 +130,24 @@ def test_thrown_away_tapes_keep_nothing_alive() -> None:
         assert [residual() for residual in residuals] == [None] * 3
     finally:
         gc.enable()
+
+
+def test_a_legacy_function_is_refused() -> None:
+    """It is differentiated by the operations in it alone, so that `tf.custom_gradient` gives autodiff's number."""
+
+    def differentiated(op: Any) -> Any:
+        @function.Defun(tf.float32)
+        def twice(x: Any) -> Any:
+            return op(x) * 2
+
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            x = tf.compat.v1.placeholder(tf.float32, [])
+            y = twice(x)
+            y.set_shape([])
+            return session.run(tf.gradients(y, x)[0], {x: 3.0})
+
+    assert differentiated(tf.custom_gradient(seven)) == 2 * 2 * 3
+    with pytest.raises(cgshim.TransformationError) as error:
+        differentiated(square)
+    message = "seven: a rule needs a graph that keeps its gradients, got the legacy function Defun; use tf.function"
+    assert str(error.value) == message

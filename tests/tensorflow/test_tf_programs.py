@@ -12,7 +12,12 @@ import pytest
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-PRINTED = {"mirrored.py": "2 replicas", "keras_fit.py": "fitted", "weak.py": "105.0"}
+PRINTED = {
+    "mirrored.py": "2 replicas",
+    "keras_fit.py": "fitted",
+    "weak.py": "105.0",
+    "watched_before.py": "22.0",
+}
 
 
 @pytest.mark.parametrize(("program", "last_line"), PRINTED.items())

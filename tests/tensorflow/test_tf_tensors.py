@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import attr
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -120,6 +121,61 @@ def test_a_dataclass_that_tf_nest_knows(mode: Any) -> None:
 
     gradient = mode(grad(lambda x: op([Point(x, "p")]).x * 10))(tf.constant([2.0, 3.0]))
     assert gradient.numpy().tolist() == [140, 210]
+
+
+@attr.s
+class Scale:
+    """A class of attrs, which tf.nest knows too: with a tensor in it, or configuration."""
+
+    factor = attr.ib(converter=lambda factor: factor * 2)
+    _label = attr.ib(kw_only=True, default="none")
+    steps = attr.ib(init=False, default=3)
+    made = 0
+
+    def __attrs_post_init__(self) -> None:
+        Scale.made += 1
+        self.squared = self.factor * self.factor
+
+
+@eager_and_function
+@pytest.mark.parametrize("nested", [False, True])
+def test_configuration_of_attrs_passes_through_as_it_is(nested: bool, mode: Any) -> None:
+    scale = Scale(2.0, label="s")
+    before = Scale.made
+
+    @cgshim.op_custom_gradient
+    def op(x: Any, how: Any) -> Any:
+        found = how[0]["how"] if nested else how
+        assert found is scale
+        return [x * found.squared, found], lambda upstream: (upstream[0] * 7, None)
+
+    def gradient(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y, same = op(x, [{"how": scale}] if nested else scale)
+            y *= 10
+        assert same is scale
+        return y, tape.gradient(y, x)
+
+    assert [t.numpy() for t in mode(gradient)(tf.constant(3.0))] == [3 * 16 * 10, 70]
+    assert Scale.made == before
+
+
+@eager_and_function
+def test_tensors_in_an_object_of_attrs(mode: Any) -> None:
+    @cgshim.op_custom_gradient
+    def op(scale: Any) -> Any:
+        assert (scale._label, scale.steps) == ("s", 3)
+        rule = lambda upstream: [attr.evolve(scale, factor=upstream * 7 / 2)]
+        return scale.factor * 5, rule
+
+    def gradient(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = op(Scale(x, label="s")) * 10
+        return y, tape.gradient(y, x)
+
+    assert [t.numpy() for t in mode(gradient)(tf.constant(3.0))] == [6 * 5 * 10, 2 * 70]
 
 
 class Holder(tf.Module):

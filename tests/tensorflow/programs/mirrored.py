@@ -1,4 +1,7 @@
-"""MirroredStrategy on two logical CPUs: a variable as argument and one that f reads, eagerly and in a function."""
+"""MirroredStrategy on two logical CPUs: a variable as argument, and variables that f reads, eagerly and in a function.
+
+One of them is not trainable, and watched.
+"""
 
 from typing import Any
 
@@ -11,6 +14,7 @@ tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfigur
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 with strategy.scope():
     w = tf.Variable(3.0)
+    frozen = tf.Variable(1.0, trainable=False)
 
 
 @cgshim.op_custom_gradient
@@ -20,19 +24,20 @@ def given(x: Any, w: Any) -> Any:
 
 @cgshim.op_custom_gradient
 def captured(x: Any) -> Any:
-    return x * w, lambda upstream, variables: (upstream * 13, [upstream * 17])
+    return x * w * frozen, lambda upstream, variables: (upstream * 13, [upstream * 17, upstream * 19])
 
 
 def step(x: Any) -> Any:
     with tf.GradientTape() as tape:
-        tape.watch(x)
+        tape.watch([x, frozen])
         y = given(x, w) * captured(x)
-    gradients = tape.gradient(y, [x, w])
+    gradients = tape.gradient(y, [x, w, frozen])
     return [tf.distribute.get_replica_context().all_reduce("SUM", gradient) for gradient in gradients]
 
 
+EXPECTED = (6 * 7 + 6 * 13, 6 * 11 + 6 * 17, 6 * 19)
 for run in (strategy.run, tf.function(strategy.run)):
-    for gradient, expected in zip(run(step, (tf.constant(2.0),)), (6 * 7 + 6 * 13, 6 * 11 + 6 * 17), strict=True):
+    for gradient, expected in zip(run(step, (tf.constant(2.0),)), EXPECTED, strict=True):
         values = [value.numpy() for value in strategy.experimental_local_results(gradient)]
         assert values == [2 * expected] * 2, values
 print("2 replicas")

@@ -1,0 +1,82 @@
+"""What is alive between a call and its gradient: no more than the rule keeps, and never more than by hand."""
+
+from __future__ import annotations
+
+import collections
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import cgshim
+
+
+def _masked(x: Any) -> Callable[[Any], Any]:
+    mask = x > 0
+    return lambda u: tf.where(mask, u * 7, 0.0)
+
+
+RULES: dict[str, tuple[Callable[..., Any], str]] = {
+    "nothing": (lambda x, i, j, y: lambda u: u * 7, ""),
+    "a mask": (lambda x, i, j, y: _masked(x), ""),
+    "an output": (lambda x, i, j, y: lambda u: u * y, ""),  # the op's own, which is another tensor
+    "the argument": (lambda x, i, j, y: lambda u: u * x, "x"),
+    "called with the argument": (lambda x, i, j, y: lambda x, upstream: upstream * x, "x"),
+    "a residual": (lambda x, i, j, y: lambda u: u * i, "xi"),  # and x, for the derivative of what is kept
+    "a residual, once": (lambda x, i, j, y: lambda u: u * i, "i"),
+}
+ONCE = cgshim.op_custom_gradient(once_differentiable=True)
+
+
+def _f(rule: str, alive: dict[str, weakref.ref[Any]]) -> Callable[[Any], Any]:
+    def f(x: Any) -> Any:
+        i, j = tf.sin(x), tf.cos(x)
+        y = i * j
+        alive.update(x=weakref.ref(x), i=weakref.ref(i), j=weakref.ref(j), y=weakref.ref(y))
+        return y, RULES[rule][0](x, i, j, y)
+
+    return f
+
+
+def _kept(op: Callable[[Any], Any], alive: dict[str, weakref.ref[Any]]) -> str:
+    x = tf.constant(2.0)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = op(x * 1.0) * 3.0
+    found = "".join([name for name, tensor in alive.items() if tensor() is not None])
+    assert tape.gradient(y, x) is not None
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_tape_keeps_what_the_rule_keeps(rule: str) -> None:
+    alive: dict[str, weakref.ref[Any]] = {}
+    define = ONCE if rule.endswith("once") else cgshim.op_custom_gradient
+    assert _kept(define(_f(rule, alive)), alive) == RULES[rule][1]
+    if rule != "called with the argument":  # a form that TensorFlow does not have
+        assert _kept(tf.custom_gradient(_f(rule, alive)), alive) == "xijy"
+
+
+def _handed_to_the_gradient(op: Callable[[Any], Any], shape: Any) -> collections.Counter[str]:
+    """What the graph of three ops in a row hands to the graph of their gradient, by dtype."""
+
+    def three(x: Any) -> Any:
+        return op(op(op(x)))
+
+    function = tf.function(three).get_concrete_function(tf.TensorSpec(shape, tf.float32))
+    forward, _ = function._delayed_rewrite_functions.forward_backward(1)
+    return collections.Counter(output.dtype.name for output in forward.graph.outputs[1:])
+
+
+OF_TENSORFLOW = [rule for rule in RULES if not rule.startswith("called") and not rule.endswith("once")]
+
+
+@pytest.mark.parametrize("rule", OF_TENSORFLOW)
+def test_a_graph_hands_over_what_it_does_by_hand(rule: str) -> None:
+    by_hand = tf.custom_gradient(_f(rule, {}))
+    op = cgshim.op_custom_gradient(_f(rule, {}))
+    assert _handed_to_the_gradient(op, [4]) == _handed_to_the_gradient(by_hand, [4])
+    sizes = collections.Counter(int32=3)  # of unknown shapes, which the gradients must have
+    assert _handed_to_the_gradient(op, [None]) == _handed_to_the_gradient(by_hand, [None]) + sizes
