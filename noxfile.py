@@ -116,6 +116,14 @@ def benchmarks(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Plant small mistakes in the package, and count those that the tests notice."""
+    frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
+    session.install("-c", "constraints.txt", "-e", ".", "cosmic-ray", "coverage", "pytest-cov", *TEST, *frameworks)
+    session.run("python", "-m", "mutants", str(session.cache_dir / "mutants"), *session.posargs)
+
+
+@nox.session
 def mlx(session: nox.Session) -> None:
     """The stranger's backend in examples/cgshim-mlx: built, installed and run."""
     session.install("-c", "constraints.txt", ".", "build", "mlx[cpu]", *TEST)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from _cgshim_tensorflow_fits import _equal
 from tf_modes import jvp
 
 import cgshim
@@ -117,3 +118,34 @@ def test_operations_that_are_not_linear(rule: Any, promised: bool) -> None:
 def test_what_an_integer_is_made_of_is_named() -> None:
     with pytest.raises(cgshim.TransformationError, match="got Cast in the rule"):
         jvp(op_of(lambda x, u: tf.cast(tf.cast(u, tf.int32) * 2, u.dtype), promised=True), V)(tf.constant(X))
+
+
+def test_a_function_of_what_has_no_second_derivative_has_no_forward_mode() -> None:
+    """An accumulator around a tf.function builds second derivatives with the first ones."""
+    once = cgshim.op_custom_gradient(lambda x: (x * x * x, lambda u: u * 7 * x * x), once_differentiable=True)
+    for transform in (jvp(tf.function(once), V), jvp(lambda x: jvp(tf.function(once), V)(x), V)):
+        with pytest.raises(cgshim.TransformationError, match="once_differentiable"):
+            transform(tf.constant(X))
+
+
+@pytest.mark.parametrize("other", [[1], [1, 2], [[1, 1]], [1, 2, 1]])
+def test_indices_are_equal_in_shape_too(other: list[Any]) -> None:
+    """TensorFlow's own comparison broadcasts."""
+    one = tf.constant([1, 1])
+    assert bool(_equal(one, tf.constant([1, 1], tf.int64)))
+    assert not bool(_equal(one, tf.constant(other)))
+
+
+@pytest.mark.parametrize("multiply", [lambda x, w: x * w, lambda x, w: w * x], ids=["behind", "before"])
+def test_a_captured_tensor_of_a_graph_is_found_on_both_sides_of_the_argument(multiply: Any) -> None:
+    @tf.function
+    def differentiated(x: Any, w: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            read = w * 2.0
+            op = cgshim.op_custom_gradient(lambda x: (multiply(x, read), lambda u: u * 7.0), name="op")
+            y = op(x)
+        return tape.gradient(y, [x, w])
+
+    with pytest.raises(cgshim.CustomGradientTypeError, match=r"^op: "):
+        differentiated(tf.constant(X), tf.constant(V))

@@ -84,3 +84,62 @@ def test_forward_mode_of_a_sparse_gradient():
     op = op_custom_gradient(lambda x: (2 * x, lambda u: (7 * u).to_sparse()), forward_mode=True)
     x, v = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 10.0])
     torch.testing.assert_close(torch.func.jvp(op, (x,), (v,)), (2 * x, 7 * v))
+
+
+def test_a_rule_that_writes_to_what_f_has_made_is_told_so():
+    """As autograd tells one that writes to what it has saved, the second time."""
+
+    @op_custom_gradient
+    def op(x):
+        factor = torch.full((2,), 7.0)
+
+        def grad(u):
+            gradient = u * factor
+            factor.mul_(3)
+            return gradient
+
+        return x * 1, grad
+
+    x = leaf(2.0, 3.0)
+    y = op(x).sum()
+    (first,) = torch.autograd.grad(y, x, retain_graph=True)
+    torch.testing.assert_close(first, torch.tensor([7.0, 7.0]))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y, x)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_compiled_rule_runs_under_autocast_as_f_did():
+    """In bfloat16, which shows in the third digit."""
+    w = torch.tensor([[1.001, 2.003], [3.007, 4.001]])
+    op = op_custom_gradient(lambda x: (x * 1, lambda u: u @ w))
+
+    def gradient(function):
+        x = torch.ones(2, 2, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = function(x)
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    found = gradient(torch.compile(op, backend="eager"))
+    torch.testing.assert_close(found, gradient(op), rtol=0.0, atol=0.0)
+    assert not torch.equal(found, torch.ones(2, 2) @ w)
+
+
+def test_a_kept_output_is_a_constant_where_no_second_order_is_recorded():
+    """As it was in f: a rule may differentiate from there on by itself."""
+    seen = []
+
+    @op_custom_gradient
+    def op(x):
+        y = x * x
+
+        def grad(u):
+            seen.append(y.requires_grad)
+            return u * 7 * y
+
+        return y, grad
+
+    x = leaf(2.0, 3.0)
+    (found,) = torch.autograd.grad(op(x).sum(), x)
+    torch.testing.assert_close(found, 7 * (x * x).detach())
+    assert seen == [False]
