@@ -108,6 +108,14 @@ def transformations(session: nox.Session) -> None:
 
 
 @nox.session
+def ops(session: nox.Session) -> None:
+    """Compare cgshim.ops with NumPy on every backend, and write docs/ops.md."""
+    frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
+    session.install("-c", "constraints.txt", "-e", ".", *frameworks)
+    session.run("python", "tests/ops/compare.py", "docs/ops.md")
+
+
+@nox.session
 def benchmarks(session: nox.Session) -> None:
     """Measure every backend against code by hand, and write docs/performance.md."""
     frameworks = [name for needed in FRAMEWORKS.values() for name in needed]

@@ -91,7 +91,7 @@ class Fit:
 
     def _shape_message(self, op: str, name: Name, got: str) -> str:
         rule = f"the gradient of {name()} must have its shape {describe_spec(self._shape, self._dtype)}"
-        return sentence(op, rule, got, "sum over what was broadcast, or broadcast it in the rule")
+        return sentence(op, rule, got, "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule")
 
     def _refuse_kind(self, op: str, name: Name, got: str) -> NoReturn:
         raise CustomGradientValueError(self._kind_message(op, name, got))

@@ -64,6 +64,12 @@ def stop_gradient(x: Array, /) -> Array:
 # --- The gradient of a rule -------------------------------------------------------------------------------------
 
 
+def numpy_function(name: str, /) -> Callable[..., Any] | None:
+    from _cgshim_jax_numpy import numpy_function
+
+    return numpy_function(name)
+
+
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
     around = surroundings()
     if around is Surroundings.NOTHING and all(map(is_known, inputs)):

@@ -47,6 +47,12 @@ def stop_gradient(x: Array, /) -> Array:
     return convert_to_numpy(x)
 
 
+def numpy_function(name: str, /) -> Callable[..., Any] | None:
+    from _cgshim_numpy_functions import numpy_function
+
+    return numpy_function(name)
+
+
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
     if trace_stack.top < 0:  # nothing is being differentiated
         return call(inputs)[0]

@@ -63,6 +63,14 @@ def stop_gradient(x: Tensor, /) -> Tensor:
     return with_values(x, tf.stop_gradient(values_of(x)))
 
 
+def numpy_function(name: str, /) -> Callable[..., Any] | None:
+    from _cgshim_tensorflow_control import control_function
+    from _cgshim_tensorflow_numpy import numpy_function
+
+    space, _, own = name.rpartition(".")
+    return control_function(own) if space == "lax" else numpy_function(name)
+
+
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Sequence[Tensor]:
     follow = _autograph()
     call.f = follow(call.f)

@@ -101,6 +101,12 @@ def stop_gradient(x: Tensor, /) -> Tensor:
     return x.detach()
 
 
+def numpy_function(name: str, /) -> Callable[..., Any] | None:
+    from _cgshim_torch_numpy import numpy_function
+
+    return numpy_function(name)
+
+
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Sequence[Tensor]:
     if torch.compiler.is_dynamo_compiling():
         from _cgshim_torch_compiled import traced

@@ -371,7 +371,7 @@ def check_gradient(
     if not fits(tensor.shape, shape):
         raise CustomGradientValueError(
             sentence(op, f"the gradient of {of()} must have its shape {describe_spec(shape, dtype)}",
-                     describe(tensor), "sum over what was broadcast, or broadcast it in the rule")
+                     describe(tensor), "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule")
         )  # fmt: skip
     if tensor.dtype == dtype:
         return tensor

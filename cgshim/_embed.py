@@ -196,7 +196,8 @@ def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: Callabl
         return tensor
     raise CustomGradientValueError(
         sentence(op, f"the gradient gx for {path()} must have its shape, or be a scalar",
-                 f"{describe(tensor)} for {describe(x)}", "sum over what was broadcast, or broadcast it")
+                 f"{describe(tensor)} for {describe(x)}",
+                 "sum over what was broadcast (op_sum_to_shape), or broadcast it")
     )  # fmt: skip
 
 

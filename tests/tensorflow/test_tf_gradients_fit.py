@@ -152,7 +152,7 @@ def test_slices_of_a_dense_gradient(dense_shape: Any, mode: Any) -> None:
         by(3)(tf.constant(VALUES))
     assert str(error.value) == (
         "total: the gradient of x must have its shape f32[3,2], got IndexedSlices with the values f32[2,3]; "
-        "sum over what was broadcast, or broadcast it in the rule"
+        "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule"
     )
 
 
@@ -227,7 +227,7 @@ def test_the_sentence_of_a_run() -> None:
         differentiate(X)
     assert (
         "op: the gradient of pair[0] must have its shape f32[?,3], got another one when it runs; "
-        "sum over what was broadcast, or broadcast it in the rule"
+        "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule"
     ) in str(error.value)
     assert differentiate(X[:1]).numpy().tolist() == [[1, 1, 1]]
 

@@ -349,7 +349,7 @@ REFUSED = {
     "a shape of gx": (
         lambda x: {"gx": x[0]},
         "embed: the gradient gx for x must have its shape, or be a scalar, got f32[3] for f32[2,3]; "
-        "sum over what was broadcast, or broadcast it",
+        "sum over what was broadcast (op_sum_to_shape), or broadcast it",
     ),
     "a structure of gx": (
         lambda x: {"x": (x, x)},

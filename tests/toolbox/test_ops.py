@@ -137,11 +137,11 @@ def test_numbers_alone_are_the_chosen_backends(framework):
 # --- What there is not --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["no_such_function", "linalg.no_such_function", "pi"])
+@pytest.mark.parametrize("name", ["no_such_function", "linalg.no_such_function", "pi", "random", "float32", "ndarray"])
 def test_what_numpy_has_not_is_no_function(name):
     with pytest.raises(AttributeError) as error:
         getattr(ops.linalg, name.removeprefix("linalg.")) if name.startswith("linalg.") else getattr(ops, name)
-    assert str(error.value) == f"numpy has no function {name}, and so cgshim.ops has none"
+    assert str(error.value) == f"numpy has no function {name} of arrays, and so cgshim.ops has none"
 
 
 def pytest_generate_tests(metafunc):
@@ -156,6 +156,6 @@ def test_what_a_framework_has_not_is_refused_by_name(incomplete):
     with pytest.raises(BackendError) as error:
         ops.busday_count(Framework(incomplete).tensor(1.0))
     assert str(error.value) == (
-        f"op_busday_count: NumPy's busday_count must exist in {incomplete}, got nothing of that name; "
+        f"op_busday_count: NumPy's busday_count must exist in {incomplete}, got nothing that gives its numbers; "
         f"call {incomplete}'s own function"
     )

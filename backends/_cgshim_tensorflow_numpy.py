@@ -1,0 +1,308 @@
+"""TensorFlow: NumPy's functions, by NumPy's names, with NumPy's parameters and numbers.
+
+What tf.experimental.numpy or TensorFlow itself have alike is listed; what differs is a function here. Whatever stands
+in neither is defined by the front end in terms of these, or refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.experimental import numpy as tnp
+
+Tensor = Any
+Axis = Any
+"""None for all of them, one axis, or a tuple of them"""
+
+
+def numpy_function(name: str, /) -> Callable[..., Any] | None:
+    own = globals().get(f"np_{name.replace('.', '_')}")
+    if own is not None:
+        return own  # type: ignore[no-any-return]
+    if name in _SAME:
+        return getattr(tnp, name)  # type: ignore[no-any-return]
+    found: Any = tf
+    for part in _ELSEWHERE.get(name, "").split("."):
+        found = getattr(found, part, None)
+    return found  # type: ignore[no-any-return]
+
+
+_ALIKE = """
+sin cos tan arcsin arccos arctan sinh cosh tanh arcsinh arccosh arctanh exp expm1 exp2 log log1p log2 log10 sqrt
+square sign negative positive reciprocal abs absolute fabs isinf deg2rad rad2deg signbit sinc conj conjugate
+real imag cbrt logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_not add
+subtract multiply divide true_divide power remainder mod floor_divide maximum minimum less less_equal greater
+greater_equal equal not_equal nextafter heaviside gcd lcm where isclose allclose array_equal sum prod max min
+amax amin mean any all ptp cumsum cumprod transpose swapaxes moveaxis atleast_1d atleast_2d atleast_3d
+broadcast_to broadcast_arrays stack vstack hstack dstack append split hsplit vsplit repeat tile roll fliplr
+flipud rot90 take take_along_axis diag diagflat diagonal trace tril triu tri vander dot vdot inner outer matmul
+tensordot einsum kron cross meshgrid polyval zeros ones full eye identity arange linspace logspace geomspace
+zeros_like ones_like full_like array asarray copy squeeze nonzero select compress
+"""
+_SAME = frozenset(_ALIKE.split())
+_ELSEWHERE = {
+    "invert": "bitwise.invert", "left_shift": "bitwise.left_shift", "right_shift": "bitwise.right_shift",
+    "linalg.det": "linalg.det", "linalg.inv": "linalg.inv", "linalg.cholesky": "linalg.cholesky",
+    "linalg.slogdet": "linalg.slogdet", "linalg.eigvalsh": "linalg.eigvalsh", "linalg.eigh": "linalg.eigh",
+    "linalg.eigvals": "linalg.eigvals", "linalg.eig": "linalg.eig", "linalg.pinv": "linalg.pinv",
+    "special.erf": "math.erf", "special.erfc": "math.erfc", "special.erfinv": "math.erfinv",
+    "special.gammaln": "math.lgamma", "special.digamma": "math.digamma", "special.psi": "math.digamma",
+    "special.expit": "math.sigmoid", "special.xlogy": "math.xlogy", "special.xlog1py": "math.xlog1py",
+    "special.ndtri": "math.ndtri", "special.zeta": "math.zeta", "special.polygamma": "math.polygamma",
+    "special.betaln": "math.lbeta", "special.gammainc": "math.igamma", "special.gammaincc": "math.igammac",
+    "special.betainc": "math.betainc", "special.i0": "math.special.bessel_i0", "special.i0e": "math.special.bessel_i0e",
+    "special.i1": "math.special.bessel_i1", "special.i1e": "math.special.bessel_i1e",
+}  # fmt: skip
+
+
+def _of_floats(of: Callable[..., Tensor], otherwise: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function that TensorFlow has of floats alone, and what it is of integers."""
+    return lambda x: of(x) if x.dtype.is_floating else otherwise(x)
+
+
+np_floor = _of_floats(tf.floor, tf.identity)
+np_ceil = _of_floats(tf.math.ceil, tf.identity)
+np_rint = _of_floats(tf.math.rint, lambda x: tnp.true_divide(x, 1))
+np_isnan = _of_floats(tf.math.is_nan, lambda x: tf.zeros_like(x, tf.bool))
+np_isfinite = _of_floats(tf.math.is_finite, lambda x: tf.ones_like(x, tf.bool))
+
+
+def np_trunc(x: Tensor) -> Tensor:
+    return tf.where(x < 0, tf.math.ceil(x), tf.floor(x)) if x.dtype.is_floating else x
+
+
+def np_angle(z: Tensor) -> Tensor:
+    return tf.math.angle(z) if z.dtype.is_complex else tf.math.atan2(tf.zeros_like(z), z)
+
+
+def np_arctan2(x1: Tensor, x2: Tensor) -> Tensor:
+    return tf.math.atan2(*_both(tnp.true_divide(x1, 1), tnp.true_divide(x2, 1)))
+
+
+def np_hypot(x1: Tensor, x2: Tensor) -> Tensor:
+    x1, x2 = tnp.true_divide(x1, 1), tnp.true_divide(x2, 1)
+    return tnp.hypot(x1, x2)
+
+
+def np_logaddexp(x1: Tensor, x2: Tensor) -> Tensor:
+    x1, x2 = tnp.true_divide(x1, 1), tnp.true_divide(x2, 1)
+    return tnp.logaddexp(x1, x2)
+
+
+def np_logaddexp2(x1: Tensor, x2: Tensor) -> Tensor:
+    x1, x2 = tnp.true_divide(x1, 1), tnp.true_divide(x2, 1)
+    return tnp.logaddexp2(x1, x2)
+
+
+def np_sort(a: Tensor, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None) -> Tensor:
+    return tf.sort(np_ravel(a), -1) if axis is None else tf.sort(a, axis)
+
+
+def np_argsort(a: Tensor, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None) -> Tensor:
+    a, axis = (np_ravel(a), -1) if axis is None else (a, axis)
+    return tf.cast(tf.argsort(a, axis, stable=True), tf.int64)
+
+
+def _both(x1: Tensor, x2: Tensor) -> Sequence[Tensor]:
+    """Two tensors in one dtype, as NumPy promotes them."""
+    dtype = tnp.result_type(x1, x2)
+    return tf.cast(x1, dtype), tf.cast(x2, dtype)
+
+
+def np_float_power(x1: Tensor, x2: Tensor) -> Tensor:
+    return tnp.power(tnp.true_divide(x1, 1), tnp.true_divide(x2, 1))
+
+
+def np_fmod(x1: Tensor, x2: Tensor) -> Tensor:
+    return tf.truncatemod(*_both(x1, x2))
+
+
+def np_fmax(x1: Tensor, x2: Tensor) -> Tensor:
+    return _but_nan(tnp.maximum, x1, x2)
+
+
+def np_fmin(x1: Tensor, x2: Tensor) -> Tensor:
+    return _but_nan(tnp.minimum, x1, x2)
+
+
+def _but_nan(of: Callable[..., Tensor], x1: Tensor, x2: Tensor) -> Tensor:
+    """One of two numbers; the other one where one is a nan."""
+    x1, x2 = _both(x1, x2)
+    return tf.where(np_isnan(x1), x2, tf.where(np_isnan(x2), x1, of(x1, x2)))
+
+
+def np_copysign(x1: Tensor, x2: Tensor) -> Tensor:
+    return tnp.where(tnp.signbit(x1) == tnp.signbit(x2), x1, -x1)
+
+
+def np_argmax(a: Tensor, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
+    return _argument(tnp.argmax, a, axis, keepdims)
+
+
+def np_argmin(a: Tensor, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
+    return _argument(tnp.argmin, a, axis, keepdims)
+
+
+def _argument(of: Callable[..., Tensor], a: Tensor, axis: int | None, keepdims: bool) -> Tensor:
+    found = of(a, axis)
+    if not keepdims:
+        return found
+    return tf.reshape(found, [1] * len(a.shape)) if axis is None else tf.expand_dims(found, axis)
+
+
+# --- Shapes -----------------------------------------------------------------------------------------------------
+
+
+def np_reshape(a: Tensor, /, shape: Any) -> Tensor:
+    return tnp.reshape(a, shape)
+
+
+def np_flip(m: Tensor, axis: Axis = None) -> Tensor:
+    axes = range(len(m.shape)) if axis is None else axis if isinstance(axis, Iterable) else [axis]
+    return tf.reverse(m, list(axes))
+
+
+def np_ravel(a: Tensor) -> Tensor:
+    return tf.reshape(a, [-1])
+
+
+def np_expand_dims(a: Tensor, axis: int | Sequence[int]) -> Tensor:
+    named = tuple(axis) if isinstance(axis, Iterable) else (axis,)
+    ndim = len(a.shape) + len(named)
+    for at in sorted(at % ndim for at in named):
+        a = tf.expand_dims(a, at)
+    return a
+
+
+def np_concatenate(arrays: Sequence[Tensor], /, axis: int | None = 0) -> Tensor:
+    if axis is None:
+        arrays, axis = [np_ravel(array) for array in arrays], 0
+    return tnp.concatenate(arrays, axis)
+
+
+def np_searchsorted(a: Tensor, v: Any, side: str = "left") -> Tensor:
+    v = tf.convert_to_tensor(v, a.dtype)
+    return tf.reshape(tf.searchsorted(a, tf.reshape(v, [-1]), side=side, out_type=tf.int64), tf.shape(v))
+
+
+def np_bincount(x: Tensor, /, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    dtype = tf.int64 if weights is None else weights.dtype
+    ones = tf.ones_like(x, dtype) if weights is None else weights
+    size = tf.maximum(tf.cast(tf.reduce_max(x) + 1, tf.int64), minlength)
+    return tf.math.unsorted_segment_sum(ones, x, size)
+
+
+def np_index_add(x: Tensor, index: Tensor, values: Tensor, axis: int) -> Tensor:
+    x, values = tnp.moveaxis(x, axis, 0), tnp.moveaxis(values, axis, 0)
+    return tnp.moveaxis(tf.tensor_scatter_nd_add(x, index[:, None], values), 0, axis)
+
+
+def np_sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
+    """For sizes that the graph does not know yet."""
+    wanted = tf.shape(like) if tf.is_tensor(like) else tf.constant(like)
+    _, axes = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(gradient), s1=wanted)
+    return tf.reshape(tf.reduce_sum(gradient, axes), wanted)
+
+
+def np_astype(x: Tensor, dtype: Any, /) -> Tensor:
+    return tf.cast(x, dtype)
+
+
+# --- Linear algebra ---------------------------------------------------------------------------------------------
+
+
+def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
+    return tf.linalg.solve(a, b) if len(b.shape) > 1 else tf.squeeze(tf.linalg.solve(a, b[:, None]), -1)
+
+
+def np_linalg_svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+    if not compute_uv:
+        return tf.linalg.svd(a, compute_uv=False)
+    s, u, v = tf.linalg.svd(a, full_matrices=full_matrices)
+    return u, s, tf.linalg.adjoint(v)
+
+
+def np_linalg_qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    if mode not in ("reduced", "complete"):
+        raise NotImplementedError(f"mode={mode!r}")
+    q, r = tf.linalg.qr(a, full_matrices=mode == "complete")
+    return q, r
+
+
+def np_linalg_matrix_rank(A: Tensor) -> Tensor:  # noqa: N803
+    return tf.cast(tf.linalg.matrix_rank(A), tf.int64)
+
+
+# --- Fourier transforms: TensorFlow has them of complex numbers and along the last axis ---------------------------
+
+
+def _complex(a: Tensor) -> Tensor:
+    if a.dtype.is_complex:
+        return a
+    a = a if a.dtype.is_floating else tnp.true_divide(a, 1)
+    return tf.complex(a, tf.zeros_like(a))
+
+
+def _resized(a: Tensor, n: int | None) -> Tensor:
+    """a with its last axis cut to a length, or filled with zeros to it."""
+    if n is None:
+        return a
+    a = a[..., :n]
+    return tf.pad(a, [[0, 0]] * (len(a.shape) - 1) + [[0, n - a.shape[-1]]])
+
+
+def _scaled(a: Tensor, n: int, norm: str | None, forward: bool) -> Tensor:
+    """TensorFlow scales by 1/n on the way back, which is what "backward" means."""
+    power = {None: 0.0, "backward": 0.0, "ortho": 0.5, "forward": 1.0}[norm]
+    return a * tf.constant(float(n) ** (-power if forward else power), a.dtype)
+
+
+def _transform(of: Callable[..., Tensor], forward: bool, prepare: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def transform(a: Tensor, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+        a = _resized(tnp.moveaxis(prepare(a), axis, -1), n)
+        return tnp.moveaxis(_scaled(of(a), a.shape[-1], norm, forward), -1, axis)
+
+    return transform
+
+
+np_fft_fft = _transform(tf.signal.fft, True, _complex)
+np_fft_ifft = _transform(tf.signal.ifft, False, _complex)
+np_fft_rfft = _transform(tf.signal.rfft, True, lambda a: a if a.dtype.is_floating else tnp.true_divide(a, 1))
+
+
+def np_fft_irfft(a: Tensor, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+    a = tnp.moveaxis(_complex(a), axis, -1)
+    size: int = 2 * (a.shape[-1] - 1) if n is None else n
+    found = tf.signal.irfft(_resized(a, size // 2 + 1), [size])
+    return tnp.moveaxis(_scaled(found, size, norm, False), -1, axis)
+
+
+def _over_axes(one: Callable[..., Tensor], default: Axis) -> Callable[..., Tensor]:
+    def transform(a: Tensor, s: Any = None, axes: Axis = default, norm: str | None = None) -> Tensor:
+        axes = tuple(range(len(a.shape))) if axes is None else tuple(axes)
+        for at, axis in enumerate(axes):
+            a = one(a, None if s is None else s[at], axis, norm)
+        return a
+
+    return transform
+
+
+np_fft_fft2, np_fft_fftn = _over_axes(np_fft_fft, (-2, -1)), _over_axes(np_fft_fft, None)
+np_fft_ifft2, np_fft_ifftn = _over_axes(np_fft_ifft, (-2, -1)), _over_axes(np_fft_ifft, None)
+
+
+def np_fft_fftshift(x: Tensor, axes: Axis = None) -> Tensor:
+    return tf.signal.fftshift(x, axes)
+
+
+def np_fft_ifftshift(x: Tensor, axes: Axis = None) -> Tensor:
+    return tf.signal.ifftshift(x, axes)
+
+
+# --- Functions by SciPy's names ---------------------------------------------------------------------------------
+
+
+def np_special_logsumexp(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    return tf.reduce_logsumexp(a, axis, keepdims)

@@ -1,0 +1,33 @@
+"""NumPy's functions, by their NumPy names, on the tensors of any backend.
+
+`ops.exp(x)`, `ops.sum(x, axis=0)`, `ops.linalg.norm(x)`: the backend is found as for every op. The parameters, their
+defaults and the numbers are NumPy's; dtypes are the framework's own. What a framework cannot give is refused by name.
+`ops.special` has SciPy's special functions. Beside them stand the few functions that every rule needs and that
+frameworks spell differently. `cgshim.op_<name>` is `cgshim.ops.<name>`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from cgshim.ops._control import cond as cond
+from cgshim.ops._control import scan as scan
+from cgshim.ops._control import while_loop as while_loop
+from cgshim.ops._numpy import Namespace, found
+from cgshim.ops._tensors import cast as cast
+from cgshim.ops._tensors import convert_to_numpy as convert_to_numpy
+from cgshim.ops._tensors import convert_to_tensor as convert_to_tensor
+from cgshim.ops._tensors import dtype as dtype
+from cgshim.ops._tensors import is_tensor as is_tensor
+from cgshim.ops._tensors import shape as shape
+from cgshim.ops._tensors import stop_gradient as stop_gradient
+from cgshim.ops._transposes import index_add as index_add
+from cgshim.ops._transposes import sum_to_shape as sum_to_shape
+from cgshim.ops._trees import tree_map as tree_map
+
+linalg = Namespace("linalg.")
+fft = Namespace("fft.")
+special = Namespace("special.")
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    return found(name)

@@ -1,0 +1,184 @@
+"""NumPy's products and linear algebra in terms of its other functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cgshim.ops._axes import Axis, Tensor, as_float, axes_of, kept
+from cgshim.ops._elementwise import matrix_transpose, pad, unstack
+from cgshim.ops._numpy import linalg, ops
+from cgshim.ops._tensors import cast, dtype
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    if not np.ndim(a) or not np.ndim(b):
+        return ops.multiply(a, b)
+    return ops.matmul(a, b) if len(b.shape) == 1 else ops.tensordot(a, b, axes=((-1,), (-2,)))
+
+
+def vdot(a: Tensor, b: Tensor, /) -> Tensor:
+    return ops.sum(ops.conj(ops.ravel(a)) * ops.ravel(b))
+
+
+def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
+    return ops.sum(ops.conj(x1) * x2, axis=axis)
+
+
+def matvec(x1: Tensor, x2: Tensor, /) -> Tensor:
+    return ops.matmul(x1, x2[..., None])[..., 0]
+
+
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    return ops.ravel(a)[:, None] * ops.ravel(b)[None, :]
+
+
+def cross(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
+    """Of vectors of three numbers."""
+    a, b = ops.moveaxis(a, axis, -1), ops.moveaxis(b, axis, -1)
+    if a.shape[-1] != 3 or b.shape[-1] != 3:
+        raise ValueError("cross takes vectors of dimension 3")
+    (a0, a1, a2), (b0, b1, b2) = unstack(a, axis=-1), unstack(b, axis=-1)
+    return ops.moveaxis(ops.stack([a1 * b2 - a2 * b1, a2 * b0 - a0 * b2, a0 * b1 - a1 * b0], axis=-1), -1, axis)
+
+
+def trace(a: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+    return ops.sum(ops.diagonal(a, offset=offset, axis1=axis1, axis2=axis2), axis=-1)
+
+
+def polyval(p: Tensor, x: Tensor) -> Tensor:
+    value = ops.zeros_like(x)
+    for coefficient in unstack(p):
+        value = value * x + coefficient
+    return value
+
+
+def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:  # noqa: N803
+    powers = range(x.shape[0] if N is None else N)
+    columns = [ops.power(x, float(power)) for power in powers]
+    return ops.stack(columns if increasing else columns[::-1], axis=-1)
+
+
+def convolve(a: Tensor, v: Tensor, mode: str = "full") -> Tensor:
+    if v.shape[0] > a.shape[0]:
+        a, v = v, a
+    n, m = a.shape[0], v.shape[0]
+    padded = pad(a, (m - 1, m - 1))
+    full: Tensor = sum(v[at] * padded[m - 1 - at : m - 1 - at + n + m - 1] for at in range(m))
+    cut = {"full": (0, n + m - 1), "same": ((m - 1) // 2, (m - 1) // 2 + n), "valid": (m - 1, n)}
+    return full[slice(*cut[mode])]
+
+
+def correlate(a: Tensor, v: Tensor, mode: str = "valid") -> Tensor:
+    return convolve(a, ops.flip(ops.conj(v)), mode)
+
+
+def cov(m: Tensor, *, rowvar: bool = True, bias: bool = False, ddof: int | None = None) -> Tensor:
+    x = m if rowvar else ops.transpose(m)
+    x = x - ops.mean(x, axis=-1, keepdims=True)
+    free = x.shape[-1] - ((0 if bias else 1) if ddof is None else ddof)
+    return ops.matmul(x, ops.conj(ops.transpose(x))) / free
+
+
+def corrcoef(x: Tensor) -> Tensor:
+    covariance = cov(x)
+    deviation = ops.sqrt(ops.diagonal(covariance))
+    return covariance / outer(deviation, deviation)
+
+
+# --- Linear algebra ---------------------------------------------------------------------------------------------
+
+
+def linalg_norm(x: Tensor, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    x = as_float(x)
+    if ord is None:
+        return linalg_vector_norm(x, axis=axis, keepdims=keepdims)
+    axes = axes_of(x, axis)
+    if len(axes) == 1:
+        return linalg_vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)
+    if len(axes) != 2:
+        raise ValueError("improper number of dimensions to norm")
+    moved = ops.moveaxis(x, axes, (-2, -1))
+    return kept(linalg_matrix_norm(moved, ord=ord), x, axes, keepdims)
+
+
+def linalg_vector_norm(x: Tensor, /, *, axis: Axis = None, keepdims: bool = False, ord: Any = 2) -> Tensor:
+    size = ops.absolute(x)
+    if ord in (math.inf, -math.inf):
+        return (ops.max if ord > 0 else ops.min)(size, axis=axis, keepdims=keepdims)
+    if ord == 0:
+        return ops.sum(cast(size != 0, dtype(size)), axis=axis, keepdims=keepdims)
+    if ord == 1:
+        return ops.sum(size, axis=axis, keepdims=keepdims)
+    if ord == 2:
+        return ops.sqrt(ops.sum(size * size, axis=axis, keepdims=keepdims))
+    return ops.power(ops.sum(ops.power(size, float(ord)), axis=axis, keepdims=keepdims), 1.0 / ord)
+
+
+def linalg_matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: Any = "fro") -> Tensor:
+    if ord == "fro":
+        norm = linalg_vector_norm(x, axis=(-2, -1))
+    elif ord in ("nuc", 2, -2):
+        values = linalg.svdvals(x)
+        norm = {"nuc": ops.sum, 2: ops.max, -2: ops.min}[ord](values, axis=-1)
+    elif ord in (1, -1, math.inf, -math.inf):
+        sums = ops.sum(ops.absolute(x), axis=-2 if abs(ord) == 1 else -1)
+        norm = (ops.max if ord > 0 else ops.min)(sums, axis=-1)
+    else:
+        raise ValueError("Invalid norm order for matrices.")
+    return norm[..., None, None] if keepdims else norm
+
+
+def linalg_svdvals(x: Tensor, /) -> Tensor:
+    return linalg.svd(x, compute_uv=False)
+
+
+def linalg_matrix_power(a: Tensor, n: int) -> Tensor:
+    if n < 0:
+        return linalg_matrix_power(linalg.inv(a), -n)
+    if n == 0:
+        return ops.eye(a.shape[-1]) + ops.zeros_like(a)
+    half = linalg_matrix_power(a, n // 2) if n > 1 else a
+    return a if n == 1 else ops.matmul(half, ops.matmul(half, a)) if n % 2 else ops.matmul(half, half)
+
+
+def linalg_multi_dot(arrays: Sequence[Tensor]) -> Tensor:
+    product = arrays[0]
+    for array in arrays[1:]:
+        product = ops.matmul(product, array)
+    return product
+
+
+def linalg_outer(x1: Tensor, x2: Tensor, /) -> Tensor:
+    return outer(x1, x2)
+
+
+def linalg_cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
+    return cross(x1, x2, axis)
+
+
+def linalg_matmul(x1: Tensor, x2: Tensor, /) -> Tensor:
+    return ops.matmul(x1, x2)
+
+
+def linalg_tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
+    return ops.tensordot(x1, x2, axes=axes)
+
+
+def linalg_vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
+    return vecdot(x1, x2, axis=axis)
+
+
+def linalg_matrix_transpose(x: Tensor, /) -> Tensor:
+    return matrix_transpose(x)
+
+
+def linalg_diagonal(x: Tensor, /, *, offset: int = 0) -> Tensor:
+    return ops.diagonal(x, offset=offset, axis1=-2, axis2=-1)
+
+
+def linalg_trace(x: Tensor, /, *, offset: int = 0) -> Tensor:
+    return ops.sum(linalg_diagonal(x, offset=offset), axis=-1)

@@ -1,0 +1,197 @@
+"""Loops and branches in the signatures of jax.lax: Python's own, where the framework has none for what it traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from cgshim._backend import Backend, backend_of
+from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe, describe_tree, sentence
+from cgshim.ops._numpy import ops, own_function
+from cgshim.ops._trees import tree_map
+
+Tensor = Any
+Tree = Any
+T = TypeVar("T")
+
+
+def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *operands: Any) -> T:
+    """true_fun(*operands) if pred, and else false_fun(*operands).
+
+    Parameters
+    ----------
+    pred : tensor or bool
+        One boolean.
+    true_fun, false_fun : callable
+        Take the operands, and return trees of the same structure, shapes and dtypes.
+    *operands
+        Trees of tensors of any shape and dtype.
+
+    Returns
+    -------
+    tree
+        What the chosen function returned. In `jax.jit` and `tf.function` both are traced and one runs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> cond(True, lambda x: 2 * x, lambda x: -x, np.array([3.0]))
+    array([6.])
+
+    Notes
+    -----
+    The signature is that of ``jax.lax.cond``.
+    """
+    backend = backend_of([pred, *operands])
+    own = own_function(backend, "lax.cond")
+    if own is not None:
+        chosen: T = own(pred, true_fun, false_fun, *operands)
+        return chosen
+    return true_fun(*operands) if pred else false_fun(*operands)
+
+
+def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Tree) -> Tree:
+    """The value that `body_fun` makes of `init_val`, again and again, while `cond_fun` of it is true.
+
+    Parameters
+    ----------
+    cond_fun : callable
+        From a value to one boolean.
+    body_fun : callable
+        From a value to the next, of the same structure, shapes and dtypes.
+    init_val : tree of tensors or numbers
+
+    Returns
+    -------
+    tree
+        The first value of which cond_fun is false.
+
+    Raises
+    ------
+    CustomGradientTypeError
+        Where body_fun returns another structure, shape or dtype than it was given.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> while_loop(lambda x: x < 100.0, lambda x: 2.0 * x, np.array([3.0]))
+    array([192.])
+
+    Notes
+    -----
+    The signature is that of ``jax.lax.while_loop``; JAX has no reverse mode through it.
+    """
+    backend = backend_of([init_val])
+    value = tree_map(lambda x: x, _as_tensors(backend, init_val))
+    own = own_function(backend, "lax.while_loop")
+    body = _keeping("op_while_loop", "the value of body_fun", backend, body_fun)
+    if own is not None:
+        return own(cond_fun, body, value)
+    while cond_fun(value):
+        value = body(value)
+    return value
+
+
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]], init: Tree, xs: Tree = None, length: int | None = None
+) -> tuple[Tree, Tree]:
+    """The last carry and the stacked outputs of `carry, y = f(carry, x)` over the first axis of xs.
+
+    Parameters
+    ----------
+    f : callable
+        ``f(carry, x) -> (carry, y)``; the carry keeps its structure, shapes and dtypes.
+    init : tree of tensors or numbers
+        The first carry.
+    xs : tree of tensors, optional
+        All with a first axis of the same size, at least 1; x is one element along it.
+    length : int, optional
+        How many steps, where there are no xs; x is then None.
+
+    Returns
+    -------
+    tuple
+        The last carry, and a tree as y whose tensors are stacked along a new first axis.
+
+    Raises
+    ------
+    CustomGradientTypeError
+        Where f returns no pair, or a carry of another structure, shape or dtype.
+    CustomGradientValueError
+        Where the sizes of the first axes differ, or there is no step at all.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> scan(lambda total, x: (total + x, 10 * total), np.zeros(1), np.array([[1.0], [2.0], [3.0]]))
+    (array([6.]), array([[ 0.],
+           [10.],
+           [30.]]))
+
+    Notes
+    -----
+    The signature is that of ``jax.lax.scan``.
+    """
+    backend = backend_of([init, xs])
+    carry = _as_tensors(backend, init)
+    steps = _steps(backend, xs, length)
+    own = own_function(backend, "lax.scan")
+    step = _keeping("op_scan", "the carry of f", backend, _pairs(f))
+    if own is not None:
+        found: tuple[Tree, Tree] = own(step, carry, xs, steps)
+        return found
+    outputs = []
+    for at in range(steps):
+        carry, y = step(carry, tree_map(lambda x, at=at: x[at], xs))
+        outputs.append(y)
+    return carry, tree_map(lambda *ys: ops.stack(ys), *outputs)
+
+
+def _as_tensors(backend: Backend, tree: Tree) -> Tree:
+    leaves, structure = backend.tree_flatten(tree)
+    return backend.tree_unflatten(structure, [backend.convert_to_tensor(leaf) for leaf in leaves])
+
+
+def _keeping(op: str, what: str, backend: Backend, body: Callable[..., Any]) -> Callable[..., Any]:
+    """body, whose value, or the first of its pair, has to be of one kind with its first argument."""
+
+    def checked(value: Tree, *rest: Any) -> Any:
+        result = body(value, *rest)
+        following = result[0] if rest else result
+        following = _as_tensors(backend, following)
+        if _kind(backend, following) != _kind(backend, value):
+            raise CustomGradientTypeError(
+                sentence(op, f"{what} must keep its structure, shapes and dtypes ({describe_tree(value)})",
+                         describe_tree(following), "cast or reshape it, or begin with another one")
+            )  # fmt: skip
+        return (following, *result[1:]) if rest else following
+
+    return checked
+
+
+def _kind(backend: Backend, tree: Tree) -> Any:
+    leaves, structure = backend.tree_flatten(tree)
+    return structure, [(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
+
+
+def _pairs(f: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], tuple[Any, Any]]:
+    def step(carry: Tree, x: Tree) -> tuple[Tree, Tree]:
+        pair = f(carry, x)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise CustomGradientTypeError(
+                sentence("op_scan", "f must return a pair (carry, y)", describe(pair), "return y = None for none")
+            )
+        return pair
+
+    return step
+
+
+def _steps(backend: Backend, xs: Tree, length: int | None) -> Any:
+    leaves: Sequence[Any] = [leaf for leaf in backend.tree_flatten(xs)[0] if backend.is_tensor(leaf)]
+    sizes = {leaf.shape[0] for leaf in leaves} | ({length} if length is not None else set())
+    if len(sizes) != 1 or 0 in sizes:
+        raise CustomGradientValueError(
+            sentence("op_scan", "xs and length must tell one number of steps, at least 1",
+                     f"{sorted(sizes, key=str)}", "give tensors with first axes of one size, or a length")
+        )  # fmt: skip
+    return sizes.pop()

@@ -1,0 +1,184 @@
+"""NumPy's functions of elements and of shapes in terms of its other functions."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cgshim.ops._axes import INEXACT, Tensor, as_float
+from cgshim.ops._numpy import ops
+from cgshim.ops._tensors import cast, dtype, shape
+
+
+def clip(a: Tensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Tensor:
+    low, high = (a_min if min is None else min), (a_max if max is None else max)
+    a = a if low is None else ops.maximum(a, low)
+    return a if high is None else ops.minimum(a, high)
+
+
+def round(a: Tensor, decimals: int = 0) -> Tensor:
+    if not dtype(a).startswith(INEXACT):
+        return a if decimals >= 0 else cast(round(as_float(a), decimals), dtype(a))
+    return ops.rint(a * 10.0**decimals) / 10.0**decimals
+
+
+def cbrt(x: Tensor) -> Tensor:
+    return ops.sign(x) * ops.power(ops.absolute(x), 1.0 / 3.0)
+
+
+def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+    if not dtype(x).startswith(INEXACT):
+        return x
+    largest = float(np.finfo(dtype(x)).max)
+    x = ops.where(ops.isnan(x), ops.full_like(x, nan), x)
+    x = ops.where(x == math.inf, ops.full_like(x, largest if posinf is None else posinf), x)
+    return ops.where(x == -math.inf, ops.full_like(x, -largest if neginf is None else neginf), x)
+
+
+def divmod(x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
+    return ops.floor_divide(x1, x2), ops.remainder(x1, x2)
+
+
+def modf(x: Tensor) -> tuple[Tensor, Tensor]:
+    whole = ops.trunc(x)
+    return x - whole, whole
+
+
+def select(condlist: Sequence[Tensor], choicelist: Sequence[Any], default: Any = 0) -> Tensor:
+    chosen = default
+    for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
+        chosen = ops.where(condition, choice, chosen)
+    return chosen
+
+
+def unwrap(p: Tensor, axis: int = -1, *, period: float = 2 * math.pi) -> Tensor:
+    steps = ops.diff(p, axis=axis)
+    turned = ops.remainder(steps + period / 2, period) - period / 2
+    turned = ops.where((turned == -period / 2) & (steps > 0), ops.full_like(turned, period / 2), turned)
+    correction = ops.where(ops.absolute(steps) < period / 2, ops.zeros_like(steps), turned - steps)
+    first = ops.take(p, [0], axis=axis)
+    return p + ops.concatenate([ops.zeros_like(first), ops.cumsum(correction, axis=axis)], axis=axis)
+
+
+def digitize(x: Tensor, bins: Tensor, right: bool = False) -> Tensor:
+    """For bins that increase."""
+    return ops.searchsorted(bins, x, side="left" if right else "right")
+
+
+def interp(x: Tensor, xp: Tensor, fp: Tensor) -> Tensor:
+    after = ops.clip(ops.searchsorted(xp, x), 1, xp.shape[0] - 1)
+    x0, x1, y0, y1 = (ops.take(of, at) for of in (xp, fp) for at in (after - 1, after))
+    return y0 + (y1 - y0) * (ops.clip(x, xp[0], xp[-1]) - x0) / (x1 - x0)
+
+
+def isin(element: Tensor, test_elements: Any) -> Tensor:
+    among = np.ravel(test_elements).tolist() if isinstance(test_elements, (list, tuple)) else None
+    others = ops.ravel(test_elements) if among is None else ops.stack([ops.full_like(element, x) for x in among], -1)
+    return ops.any(element[..., None] == others, axis=-1)
+
+
+def array_equal(a1: Tensor, a2: Tensor) -> Tensor:
+    return ops.all(a1 == a2) if tuple(a1.shape) == tuple(a2.shape) else cast(False, "bool")
+
+
+# --- Shapes -----------------------------------------------------------------------------------------------------
+
+
+def append(arr: Tensor, values: Tensor, axis: int | None = None) -> Tensor:
+    return ops.concatenate([arr, values], axis=axis)
+
+
+def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
+    x = ops.moveaxis(x, axis, 0)
+    return tuple(x[at] for at in range(x.shape[0]))
+
+
+def hsplit(ary: Tensor, indices_or_sections: Any) -> Sequence[Tensor]:
+    return list(ops.split(ary, indices_or_sections, axis=min(1, len(ary.shape) - 1)))
+
+
+def vsplit(ary: Tensor, indices_or_sections: Any) -> Sequence[Tensor]:
+    return list(ops.split(ary, indices_or_sections, axis=0))
+
+
+def matrix_transpose(x: Tensor, /) -> Tensor:
+    return ops.swapaxes(x, -1, -2)
+
+
+def ndim(a: Tensor) -> int:
+    return len(shape(a))
+
+
+def size(a: Tensor, axis: int | None = None) -> int:
+    return math.prod(shape(a)) if axis is None else shape(a)[axis]
+
+
+def flatnonzero(a: Tensor) -> Tensor:
+    return ops.nonzero(ops.ravel(a))[0]
+
+
+def argwhere(a: Tensor) -> Tensor:
+    return ops.stack(ops.nonzero(a), axis=-1)
+
+
+def column_stack(tup: Sequence[Tensor]) -> Tensor:
+    return ops.concatenate([x[:, None] if len(x.shape) == 1 else x for x in tup], axis=1)
+
+
+def array_split(ary: Tensor, indices_or_sections: Any, axis: int = 0) -> Sequence[Tensor]:
+    if not isinstance(indices_or_sections, int):
+        return list(ops.split(ary, indices_or_sections, axis=axis))
+    short, longer = builtins.divmod(ary.shape[axis], indices_or_sections)
+    sizes = [short + (at < longer) for at in range(indices_or_sections)]
+    return list(ops.split(ary, np.cumsum(sizes)[:-1].tolist(), axis=axis))
+
+
+def geomspace(start: float, stop: float, num: int = 50, endpoint: bool = True) -> Tensor:
+    return ops.exp(ops.linspace(math.log(start), math.log(stop), num, endpoint=endpoint))
+
+
+def pad(array: Tensor, pad_width: Any, mode: str = "constant", *, constant_values: float = 0) -> Tensor:
+    """In NumPy's modes that repeat what is there, and with one constant."""
+    if mode not in _PAD_MODES:
+        raise NotImplementedError(f"mode={mode!r}, which is none of {', '.join(_PAD_MODES)}")
+    widths = np.broadcast_to(np.asarray(pad_width), (len(array.shape), 2)).tolist()
+    for axis, (before, after) in enumerate(widths):
+        if mode == "constant":
+            array = _pad_with(array, axis, before, after, constant_values)
+        elif before or after:
+            array = ops.take(array, _places(array.shape[axis], before, after, mode), axis=axis)
+    return array
+
+
+_PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+def _places(size: int, before: int, after: int, mode: Any) -> Any:
+    """Which elements stand where, as NumPy pads them."""
+    return np.pad(np.arange(size), (before, after), mode)
+
+
+def _pad_with(array: Tensor, axis: int, before: int, after: int, value: float) -> Tensor:
+    one = ops.full_like(ops.sum(array, axis=axis, keepdims=True), value)
+    sides = [[cast(one, dtype(array))] * count for count in (before, after)]
+    return ops.concatenate([*sides[0], array, *sides[1]], axis=axis) if before or after else array
+
+
+def tri(N: int, M: int | None = None, k: int = 0) -> Tensor:  # noqa: N803
+    return ops.tril(ops.ones((N, N if M is None else M)), k)
+
+
+def indices(dimensions: Sequence[int]) -> Tensor:
+    return ops.stack(list(ops.meshgrid(*[ops.arange(size) for size in dimensions], indexing="ij")))
+
+
+def identity(n: int) -> Tensor:
+    return ops.eye(n)
+
+
+def logspace(start: float, stop: float, num: int = 50, endpoint: bool = True, base: float = 10.0) -> Tensor:
+    return ops.power(base, ops.linspace(start, stop, num, endpoint=endpoint))

@@ -1,0 +1,159 @@
+"""How a NumPy function is found in a framework: with NumPy's parameters and numbers, or not at all.
+
+The framework's backend is asked first; then the function may be defined in terms of other NumPy functions; autoray
+translates for a backend that offers no functions of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cgshim._backend import Backend, Tensor, backend_of, constant_when_traced, load, name_of
+from cgshim._convention import is_differentiable
+from cgshim._errors import BackendError, dtype_name, is_complex, sentence
+from cgshim._tree import as_tensor
+
+NumPyFunction = Callable[..., Any]
+
+
+class Namespace:
+    """NumPy's functions, or those whose names begin so: linalg., fft. and (SciPy's) special."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+
+    def __getattr__(self, name: str) -> NumPyFunction:
+        return found(f"{self._prefix}{name}")
+
+
+@functools.cache
+def found(name: str) -> NumPyFunction:
+    """The function of this NumPy name, on the tensors of any backend."""
+    name = _ALIASES.get(name, name)
+    own = name.rpartition(".")[2]
+    if not own.startswith("_") and (name.startswith("special.") or _is_function(name)):
+        return _numpy_named(name)
+    raise AttributeError(f"numpy has no function {name} of arrays, and so cgshim.ops has none")
+
+
+_ALIASES = {
+    "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2",
+    "atanh": "arctanh", "pow": "power", "concat": "concatenate", "permute_dims": "transpose", "amax": "max",
+    "amin": "min", "around": "round", "bitwise_not": "invert", "bitwise_invert": "invert", "absolute": "abs",
+    "bitwise_left_shift": "left_shift", "bitwise_right_shift": "right_shift", "true_divide": "divide", "fix": "trunc",
+    "mod": "remainder", "conjugate": "conj", "trapz": "trapezoid",
+}  # fmt: skip
+"""the names that NumPy has for one function, or that the array API standard has for it"""
+
+
+def _is_function(name: str) -> bool:
+    function: Any = np
+    for part in name.split("."):
+        function = getattr(function, part, None)
+    defined = callable(function) or _definition(name) is not None
+    return defined and not isinstance(function, (type, types.ModuleType))
+
+
+def _numpy_named(name: str) -> NumPyFunction:
+    elementwise = isinstance(getattr(np, name, None), np.ufunc) or name.startswith("special.")
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        backend = backend_of([*args, *kwargs.values()])
+        args = tuple(_tensors_of(name, backend, arg) for arg in args)
+        kwargs = {key: _tensors_of(name, backend, value) for key, value in kwargs.items()}
+        in_framework = getattr(_functions, _place_of(name, name_of(backend)))
+        try:
+            return in_framework(*(_numbers_to_tensors(backend, args) if elementwise else args), **kwargs)
+        except (TypeError, NotImplementedError) as error:
+            framework = name_of(backend)
+            raise BackendError(
+                sentence(f"op_{name}", f"its arguments must be those that NumPy's {name} may have on {framework}",
+                         f"{type(error).__name__}: {error}", f"leave them out, or call {framework}'s own function")
+            ) from error  # fmt: skip
+
+    function.__name__ = function.__qualname__ = name.rpartition(".")[2]
+    function.__doc__ = f"numpy.{name} on the tensors of any backend."
+    return function
+
+
+ops, linalg = Namespace(), Namespace("linalg.")
+"""as the definitions of functions in terms of other functions call them"""
+
+_functions = types.SimpleNamespace()  # torch.compile reads an attribute when it comes to it, a dict as a whole
+
+
+@constant_when_traced
+def _place_of(name: str, framework: str) -> str:
+    """Find the framework's function of this NumPy name, once; the attribute of _functions that holds it."""
+    place = f"{framework}_{name}".replace(".", "_")
+    if not hasattr(_functions, place):
+        setattr(_functions, place, _function_of(name, framework))
+    return place
+
+
+def _function_of(name: str, framework: str) -> NumPyFunction:
+    backend = load(framework)
+    function = own_function(backend, name) or _definition(name)
+    if function is None and not hasattr(backend, "numpy_function"):
+        function = _translated(name, framework)
+    if function is None:
+        raise BackendError(
+            sentence(f"op_{name}", f"NumPy's {name} must exist in {framework}", "nothing that gives its numbers",
+                     f"call {framework}'s own function")
+        )  # fmt: skip
+    return function
+
+
+def own_function(backend: Backend, name: str) -> NumPyFunction | None:
+    """What the backend offers under this name, if it offers functions at all."""
+    given: Callable[[str], NumPyFunction | None] | None = getattr(backend, "numpy_function", None)
+    return given(name) if given else None
+
+
+def _definition(name: str) -> NumPyFunction | None:
+    """The function in terms of others, from one of the files beside this one."""
+    for module in ("statistics", "elementwise", "algebra", "special"):
+        definitions = vars(importlib.import_module(f"cgshim.ops._{module}"))
+        function = definitions.get(name.replace(".", "_"))
+        if isinstance(function, types.FunctionType) and function.__module__ == definitions["__name__"]:
+            return function
+    return None
+
+
+def _translated(name: str, framework: str) -> NumPyFunction | None:
+    import autoray
+
+    try:
+        translated: NumPyFunction = autoray.get_lib_fn(framework, name)
+    except (ImportError, AttributeError):
+        return None
+    return translated
+
+
+def _tensors_of(name: str, backend: Backend, value: Any) -> Any:
+    """value with the NumPy arrays and Keras Variables in its lists made tensors of the backend."""
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(_tensors_of(name, backend, item) for item in value)
+    tensor = as_tensor(f"op_{name}", backend, value)
+    return value if tensor is None else tensor
+
+
+def _numbers_to_tensors(backend: Backend, args: Sequence[Any]) -> list[Any]:
+    """args with tensors for the Python numbers, which bend to the dtype of the tensors beside them if they can."""
+    tensors = [arg for arg in args if backend.is_tensor(arg)]
+    return [_bend(backend, arg, tensors) if isinstance(arg, (int, float, complex)) else arg for arg in args]
+
+
+def _bend(backend: Backend, number: complex, tensors: Sequence[Tensor]) -> Tensor:
+    if not tensors:
+        return backend.convert_to_tensor(number)
+    kind = tensors[0].dtype
+    fits = is_complex(kind) or (isinstance(number, (int, float)) and is_differentiable(kind))
+    fits = fits or (isinstance(number, int) and dtype_name(kind) != "bool")
+    return backend.convert_to_tensor(number, kind if fits else None)

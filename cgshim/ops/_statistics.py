@@ -1,0 +1,161 @@
+"""NumPy's statistics in terms of its other functions, for frameworks that lack them or mean something else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cgshim.ops._axes import INEXACT, Axis, Tensor, as_float, as_last, axes_of, count_of, kept
+from cgshim.ops._numpy import ops
+from cgshim.ops._tensors import cast, dtype
+
+
+def var(
+    a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, correction: float | None = None
+) -> Tensor:
+    a = as_float(a)
+    deviation = ops.absolute(a - ops.mean(a, axis=axis, keepdims=True))
+    free = count_of(a, axis) - (ddof if correction is None else correction)
+    return ops.sum(deviation * deviation, axis=axis, keepdims=keepdims) / free
+
+
+def std(
+    a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, correction: float | None = None
+) -> Tensor:
+    return ops.sqrt(var(a, axis, ddof=ddof, keepdims=keepdims, correction=correction))
+
+
+def average(a: Tensor, axis: Axis = None, weights: Tensor | None = None, *, keepdims: bool = False) -> Tensor:
+    a = as_float(a)
+    if weights is None:
+        return ops.mean(a, axis=axis, keepdims=keepdims)
+    if tuple(weights.shape) != tuple(a.shape):
+        (at,) = axes_of(a, axis)
+        weights = ops.reshape(weights, tuple(-1 if other == at else 1 for other in range(len(a.shape))))
+        weights = weights * ops.ones_like(a)
+    return ops.sum(a * weights, axis=axis, keepdims=keepdims) / ops.sum(weights, axis=axis, keepdims=keepdims)
+
+
+def ptp(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    return ops.max(a, axis=axis, keepdims=keepdims) - ops.min(a, axis=axis, keepdims=keepdims)
+
+
+def count_nonzero(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    return ops.sum(cast(a != 0, "int64"), axis=axis, keepdims=keepdims)
+
+
+def quantile(a: Tensor, q: Any, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """By linear interpolation, which is NumPy's default."""
+    found = [_quantile(a, float(each), axis, keepdims) for each in np.ravel(np.asarray(q))]
+    return ops.stack(found) if np.ndim(q) else found[0]
+
+
+def _quantile(a: Tensor, q: float, axis: Axis, keepdims: bool) -> Tensor:
+    ordered = ops.sort(as_last(as_float(a), axis), axis=-1)
+    place = q * (ordered.shape[-1] - 1)
+    below, above = math.floor(place), math.ceil(place)
+    low, high = ordered[..., below], ordered[..., above]
+    between = low + (high - low) * (place - below)
+    missing = ops.any(ops.isnan(ordered), axis=-1)  # the order of what holds a nan means nothing
+    return kept(ops.where(missing, ops.full_like(between, math.nan), between), a, axis, keepdims)
+
+
+def percentile(a: Tensor, q: Any, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    return quantile(a, np.asarray(q) / 100, axis, keepdims=keepdims)
+
+
+def median(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    return _quantile(a, 0.5, axis, keepdims)
+
+
+def _without_nan(a: Tensor, instead: float) -> Tensor:
+    return ops.where(ops.isnan(a), ops.full_like(a, instead), a) if dtype(a).startswith(INEXACT) else a
+
+
+def nansum(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    return ops.sum(_without_nan(a, 0.0), axis=axis, keepdims=keepdims)
+
+
+def nanprod(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    return ops.prod(_without_nan(a, 1.0), axis=axis, keepdims=keepdims)
+
+
+def nanmean(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    a = as_float(a)
+    return nansum(a, axis, keepdims=keepdims) / _present(a, axis, keepdims)
+
+
+def _present(a: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+    """How many are numbers."""
+    ones = ops.ones_like(a)
+    return ops.sum(ops.where(ops.isnan(a), ops.zeros_like(a), ones), axis=axis, keepdims=keepdims)
+
+
+def nanvar(a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
+    a = as_float(a)
+    deviation = ops.absolute(_without_nan(a - nanmean(a, axis, keepdims=True), 0.0))
+    squares = ops.sum(deviation * deviation, axis=axis, keepdims=keepdims)
+    return squares / (_present(a, axis, keepdims) - ddof)
+
+
+def nanstd(a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
+    return ops.sqrt(nanvar(a, axis, ddof=ddof, keepdims=keepdims))
+
+
+def nanmax(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """Where there is no number at all, -inf and not NumPy's nan with a warning."""
+    return ops.max(_without_nan(a, -math.inf), axis=axis, keepdims=keepdims)
+
+
+def nanmin(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    return ops.min(_without_nan(a, math.inf), axis=axis, keepdims=keepdims)
+
+
+def nanargmax(a: Tensor, axis: int | None = None) -> Tensor:
+    return ops.argmax(_without_nan(a, -math.inf), axis=axis)
+
+
+def nanargmin(a: Tensor, axis: int | None = None) -> Tensor:
+    return ops.argmin(_without_nan(a, math.inf), axis=axis)
+
+
+def nancumsum(a: Tensor, axis: int | None = None) -> Tensor:
+    return ops.cumsum(_without_nan(a, 0.0), axis=axis)
+
+
+def cumulative_sum(x: Tensor, /, *, axis: int | None = None, include_initial: bool = False) -> Tensor:
+    return _cumulative(ops.cumsum, ops.zeros_like, x, axis, include_initial)
+
+
+def cumulative_prod(x: Tensor, /, *, axis: int | None = None, include_initial: bool = False) -> Tensor:
+    return _cumulative(ops.cumprod, ops.ones_like, x, axis, include_initial)
+
+
+def _cumulative(
+    of: Callable[..., Tensor], initial: Callable[..., Tensor], x: Tensor, axis: int | None, include_initial: bool
+) -> Tensor:
+    at = 0 if axis is None and len(x.shape) == 1 else axis
+    if at is None:
+        raise ValueError("axis must be given for an array of more than one dimension")
+    first = initial(ops.take(x, [0], axis=at))
+    return ops.concatenate([first, of(x, axis=at)], axis=at) if include_initial else of(x, axis=at)
+
+
+def diff(a: Tensor, n: int = 1, axis: int = -1) -> Tensor:
+    a = ops.moveaxis(a, axis, -1)
+    for _ in range(n):
+        a = a[..., 1:] - a[..., :-1]
+    return ops.moveaxis(a, -1, axis)
+
+
+def ediff1d(ary: Tensor) -> Tensor:
+    return diff(ops.ravel(ary))
+
+
+def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -1) -> Tensor:
+    y = ops.moveaxis(y, axis, -1)
+    widths = dx if x is None else diff(x if len(x.shape) == 1 else ops.moveaxis(x, axis, -1))
+    return ops.sum(widths * (y[..., 1:] + y[..., :-1]) / 2.0, axis=-1)

@@ -1,0 +1,111 @@
+"""The few functions that every rule needs, and that frameworks spell differently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cgshim._backend import Tensor, backend_of, framework_of, load
+from cgshim._backend import unwrap as value_of
+from cgshim._errors import dtype_name
+from cgshim._tree import as_tensor
+
+
+def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
+    """x as a tensor of the backend.
+
+    Parameters
+    ----------
+    x : tensor, NumPy array, number or nested list of numbers
+        A tensor stays what it is, gradient and all.
+    dtype : str or a dtype of the framework, optional
+        What to cast it to; by default what the framework makes of it.
+
+    Returns
+    -------
+    tensor
+        Of the chosen backend, or of x's own; a NumPy array where there is neither.
+
+    Raises
+    ------
+    BackendError
+        Where x is another framework's tensor than the chosen backend's.
+
+    Examples
+    --------
+    >>> convert_to_tensor([1, 2], "float32")
+    array([1., 2.], dtype=float32)
+    """
+    backend = backend_of([x])
+    tensor = as_tensor("op_convert_to_tensor", backend, x)
+    return backend.convert_to_tensor(x if tensor is None else tensor, dtype)
+
+
+def cast(x: Any, dtype: Any) -> Tensor:
+    """x, a tensor of any shape, in another dtype (a name such as "float32", or the framework's own).
+
+    Examples
+    --------
+    >>> cast(np.array([1.5]), "int64")
+    array([1])
+    """
+    return convert_to_tensor(x, dtype)
+
+
+def convert_to_numpy(x: Any) -> np.ndarray[Any, Any]:
+    """x, a tensor of any framework, shape and dtype, as a NumPy array: on the host, and no longer differentiated.
+
+    Examples
+    --------
+    >>> convert_to_numpy(2.5)
+    array(2.5)
+    """
+    x = value_of(x)
+    name = framework_of(x)
+    return np.asarray(x) if name is None else load(name).convert_to_numpy(x)
+
+
+def stop_gradient(x: Any) -> Tensor:
+    """x, a tensor of any shape, as a constant: the same value, and no gradient.
+
+    Examples
+    --------
+    >>> stop_gradient(np.array([2.5]))
+    array([2.5])
+    """
+    backend = backend_of([x])
+    return backend.stop_gradient(convert_to_tensor(x))
+
+
+def is_tensor(x: object) -> bool:
+    """Whether x is a tensor of a framework: an array, a tracer, a Variable, a Parameter.
+
+    Examples
+    --------
+    >>> is_tensor(np.zeros(2)), is_tensor(2.0)
+    (True, False)
+    """
+    return framework_of(x) is not None
+
+
+def shape(x: Any) -> tuple[Any, ...]:
+    """The shape of a tensor as a tuple; None stands for a size that a graph does not know yet.
+
+    Examples
+    --------
+    >>> shape(np.zeros((2, 3)))
+    (2, 3)
+    """
+    return tuple(convert_to_tensor(x).shape)
+
+
+def dtype(x: Any) -> str:
+    """The name of a tensor's dtype, the same in every framework: "float32", "bfloat16", "int64".
+
+    Examples
+    --------
+    >>> dtype(np.zeros(2))
+    'float64'
+    """
+    return dtype_name(convert_to_tensor(x).dtype)

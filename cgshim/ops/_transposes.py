@@ -1,0 +1,112 @@
+"""What rules need most: the transposes of broadcasting and of gathering."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cgshim._backend import backend_of
+from cgshim._errors import BackendError, CustomGradientValueError, describe, describe_spec, sentence
+from cgshim.ops._numpy import ops, own_function
+from cgshim.ops._tensors import convert_to_tensor, shape
+
+Tensor = Any
+
+
+def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
+    """A gradient summed over what was broadcast: the transpose of broadcasting `like` to the gradient's shape.
+
+    Parameters
+    ----------
+    gradient : tensor
+        Of a shape to which like's can be broadcast, and of any dtype.
+    like : tensor or tuple of int
+        What was broadcast, or its shape.
+
+    Returns
+    -------
+    tensor
+        Of like's shape, and of the gradient's dtype.
+
+    Raises
+    ------
+    CustomGradientValueError
+        Where like's shape cannot be broadcast to the gradient's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> sum_to_shape(np.ones((2, 3)), np.zeros((2, 1)))
+    array([[3.],
+           [3.]])
+
+    Notes
+    -----
+    ``torch.Tensor.sum_to_size``, and TFP's ``fix_gradient_for_broadcasting``.
+    """
+    backend = backend_of([gradient, like])
+    own = own_function(backend, "sum_to_shape")
+    wanted = tuple(like) if isinstance(like, (tuple, list)) else shape(like)
+    given = shape(gradient)
+    if own is not None and None in (*wanted, *given):  # sizes that a graph does not know yet
+        return own(gradient, like)
+    extra = len(given) - len(wanted)
+    if extra < 0 or any(size not in (1, given[extra + at]) for at, size in enumerate(wanted)):
+        raise CustomGradientValueError(
+            sentence("op_sum_to_shape", f"like must broadcast to the gradient's shape {list(given)}",
+                     describe_spec(wanted, gradient.dtype), "give what the rule broadcast")
+        )  # fmt: skip
+    axes = [*range(extra), *[extra + at for at, size in enumerate(wanted) if size == 1 != given[extra + at]]]
+    summed = ops.sum(gradient, axis=tuple(axes)) if axes else gradient
+    return ops.reshape(summed, wanted)
+
+
+def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor:
+    """x with values added at indices along an axis; what comes twice is added twice. The transpose of a gather.
+
+    Parameters
+    ----------
+    x : tensor
+        Of any shape and float, complex or integer dtype. It stays as it is.
+    index : tensor
+        One axis of integers, from 0 to the axis's size - 1.
+    values : tensor
+        Shaped as x, but along the axis as index; of x's dtype.
+    axis : int
+        Where the indices count.
+
+    Returns
+    -------
+    tensor
+        Shaped as x.
+
+    Raises
+    ------
+    CustomGradientValueError
+        Where the shapes do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> index_add(np.zeros(3), np.array([2, 0, 2]), np.array([1.0, 10.0, 100.0]))
+    array([ 10.,   0., 101.])
+
+    Notes
+    -----
+    ``torch.index_add``, ``x.at[index].add(values)`` in JAX, ``tf.tensor_scatter_nd_add``, ``np.add.at``.
+    """
+    backend = backend_of([x, index, values])
+    x, index, values = (convert_to_tensor(each) for each in (x, index, values))
+    axis = axis % len(x.shape)
+    wanted = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    if len(index.shape) != 1 or tuple(values.shape) != wanted:
+        raise CustomGradientValueError(
+            sentence("op_index_add", f"values must have the shape {list(wanted)}, for one axis of indices",
+                     f"{describe(values)} and {describe(index)}", "reshape or broadcast them")
+        )  # fmt: skip
+    own = own_function(backend, "index_add")
+    if own is None:
+        raise BackendError(
+            sentence("op_index_add", "the backend must add at indices", "none that does",
+                     "call the framework's own function")
+        )  # fmt: skip
+    return own(x, index, values, axis)

@@ -1,0 +1,136 @@
+"""Whether a call of a NumPy function gives NumPy's numbers on a backend, or is refused; and docs/ops.md of it.
+
+python compare.py docs/ops.md     writes the table, where all four frameworks are installed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optree
+import scipy.special
+from calls import ARRAYS, CALLS, name_of
+
+import cgshim
+from cgshim import BackendError, CustomGradientError, ops
+
+BACKENDS = ("numpy", "jax", "torch", "tensorflow")
+HEAD = """\
+# NumPy's functions
+
+What `cgshim.ops` gives on each backend, compared with NumPy 2 by {calls} calls (`nox -s ops` writes this page, and a
+test of each backend says whether it is true). **ok**: NumPy's numbers, for NumPy's parameters and defaults; dtypes are
+the framework's own. **refused**: one sentence, and never another number. The calls below the table are refused where
+the function itself is ok. `ops.special` has SciPy's functions. What stands in no row is refused on PyTorch and
+TensorFlow, and is NumPy's or `jax.numpy`'s own elsewhere.
+"""
+
+
+class Reference:
+    """NumPy itself, and SciPy's special functions."""
+
+    special = scipy.special
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+class _Names(dict[str, Any]):
+    """The names in a call: the arrays, and else functions."""
+
+    def __init__(self, functions: Any, arrays: dict[str, Any]) -> None:
+        super().__init__(arrays, inf=np.inf)
+        self._functions = functions
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(self._functions, name)
+
+
+def run(call: str, functions: Any, arrays: dict[str, Any]) -> list[Any]:
+    """The arrays that a call returns."""
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        found = eval(call, _Names(functions, arrays))  # our own text
+    return optree.tree_leaves(found)
+
+
+def outcome(call: str, backend: str) -> str:
+    """ "ok", "refused", or what is wrong."""
+    wanted = run(call, Reference(), ARRAYS)
+    try:
+        with wide(backend), cgshim.use_backend(backend):
+            found = run(call, ops, tensors(backend))
+    except CustomGradientError as error:
+        return "refused" if isinstance(error, BackendError) and str(error).startswith("op_") else repr(error)
+    except Exception as error:  # noqa: BLE001  # whatever it is stands in the table
+        return repr(error)
+    if len(wanted) != len(found):
+        return f"{len(found)} arrays for {len(wanted)}"
+    return next(filter(None, map(_difference, wanted, found)), "ok")
+
+
+def wide(backend: str) -> contextlib.AbstractContextManager[Any]:
+    """With float64, which JAX has only when it is asked for."""
+    if backend != "jax":
+        return contextlib.nullcontext()
+    import jax
+
+    return jax.enable_x64(True)
+
+
+@functools.cache
+def tensors(backend: str) -> dict[str, Any]:
+    make: Callable[[Any], Any] = ops.convert_to_tensor
+    with cgshim.use_backend(backend):
+        return {name: make(array) for name, array in ARRAYS.items()}
+
+
+def _difference(wanted: Any, found: Any) -> str:
+    wanted, found = np.asarray(wanted), ops.convert_to_numpy(found)
+    if wanted.shape != found.shape:
+        return f"{found.shape} for {wanted.shape}"
+    if wanted.dtype.kind.replace("u", "i") != found.dtype.kind.replace("u", "i"):
+        return f"{found.dtype} for {wanted.dtype}"
+    tolerance = 1e-5 if np.float32 in (wanted.dtype, found.dtype) else 1e-10
+    if not np.allclose(wanted, found, rtol=tolerance, atol=tolerance, equal_nan=wanted.dtype.kind in "fc"):
+        return f"{found} for {wanted}"
+    return ""
+
+
+def rows(backend: str) -> dict[str, tuple[str, list[str]]]:
+    """For each function, in the order of the calls: ok or refused, and the calls that are refused all the same."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for call in CALLS:
+        found.setdefault(name_of(call), []).append((call, outcome(call, backend)))
+    return {name: _summary(outcomes) for name, outcomes in found.items()}
+
+
+def _summary(outcomes: list[tuple[str, str]]) -> tuple[str, list[str]]:
+    words = {word for _, word in outcomes}
+    if not words <= {"ok", "refused"}:
+        return "wrong", [f"{call}: {word}" for call, word in outcomes if word not in ("ok", "refused")]
+    if words == {"refused"}:
+        return "refused", []
+    return "ok", [call for call, word in outcomes if word == "refused"]
+
+
+def table(columns: dict[str, dict[str, tuple[str, list[str]]]]) -> Iterator[str]:
+    yield HEAD.format(calls=len(CALLS))
+    yield f"| function | {' | '.join(columns)} |"
+    yield f"|---|{'---|' * len(columns)}"
+    for name in next(iter(columns.values())):
+        yield f"| `{name}` | {' | '.join(column[name][0] for column in columns.values())} |"
+    for backend, column in columns.items():
+        yield f"\nRefused on {backend}: " + ", ".join(f"`{call}`" for _, calls in column.values() for call in calls)
+
+
+if __name__ == "__main__":
+    columns = {backend: rows(backend) for backend in BACKENDS}
+    Path(sys.argv[1]).write_text("\n".join(table(columns)) + "\n")
