@@ -10,6 +10,7 @@ from cgshim._backend import Backend, Tensor, backend_of
 from cgshim._convention import fits, is_differentiable
 from cgshim._custom_gradient import op_custom_gradient
 from cgshim._errors import (
+    BackendError,
     CustomGradientTypeError,
     CustomGradientValueError,
     describe,
@@ -207,7 +208,7 @@ def _spread(op: str, scalar: Tensor, x: Tensor, path: Callable[[], str]) -> Tens
 
     try:
         return ops.ones_like(x) * scalar
-    except NotImplementedError as error:
+    except BackendError as error:
         raise CustomGradientValueError(
             sentence(op, f"the gradient gx for {path()} must have its shape where {path()} is sparse",
                      f"{describe(scalar)} for {describe(x)}", "give it where x is given")

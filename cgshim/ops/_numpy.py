@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import textwrap
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,7 +75,8 @@ def _numpy_named(name: str) -> NumPyFunction:
             framework = name_of(backend)
             raise BackendError(
                 sentence(f"op_{name}", f"its arguments must be those that NumPy's {name} may have on {framework}",
-                         f"{type(error).__name__}: {error}", f"leave them out, or call {framework}'s own function")
+                         textwrap.shorten(f"{type(error).__name__}: {error}", 200),
+                         f"leave them out, or call {framework}'s own function")
             ) from error  # fmt: skip
 
     function.__name__ = function.__qualname__ = name.rpartition(".")[2]
