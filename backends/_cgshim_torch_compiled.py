@@ -42,16 +42,27 @@ _once: Attach = torch._dynamo.disable(
 )
 _is_transformed = torch._dynamo.assume_constant_result(is_transformed)
 
-# Dynamo may trace a call in the graph of its caller, or not at all: then the call runs as in eager mode from its
-# beginning. Otherwise Dynamo would compile it up to the place that it cannot trace, where f has run already. The same
-# holds for a backward pass.
 _SKIPPED = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-for _function in (CustomGradient.__call__, CustomGradient.__get__, Kept.gradients):
-    set_code_exec_strategy(_function.__code__, _SKIPPED)
+
+
+def _run_calls_whole() -> bool:
+    """Let Dynamo trace a call in the graph of its caller, or else not at all: then it runs as in eager mode.
+
+    Otherwise Dynamo would compile it up to the place that it cannot trace, where f has run already. The same holds for
+    a backward pass. torch._dynamo.reset() may undo it, so it is done whenever a call is traced.
+    """
+    for function in (CustomGradient.__call__, CustomGradient.__get__, Kept.gradients):
+        set_code_exec_strategy(function.__code__, _SKIPPED)
+    return True
+
+
+_run_calls_whole()
+_calls_run_whole = torch._dynamo.assume_constant_result(_run_calls_whole)
 
 
 def traced(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     """f's outputs with the rule for their gradient, in the graph that is being traced where it can be."""
+    _calls_run_whole()
     if forward_ad._current_level >= 0 or _is_transformed():  # Dynamo compiles anew where a level that it read changes
         return _transformed(call, inputs)
     if not torch.is_grad_enabled():

@@ -52,6 +52,21 @@ def gradients_of(function, *inputs, upstream=(2.0, -3.0)):
 # --- f runs once ------------------------------------------------------------------------------------------------
 
 
+def test_f_runs_once_after_dynamo_has_forgotten_how_calls_are_run():
+    weight = torch.nn.Parameter(torch.tensor(3.0))
+
+    @op_custom_gradient
+    def scaled(x):
+        return x.mul_(10) * weight, lambda upstream, variables: (7 * upstream, [5 * upstream])
+
+    for _ in range(2):
+        x = torch.tensor(2.0)
+        y = compiled(lambda x: scaled(x) * 2, "eager")(x)
+        assert (y.item(), x.item()) == (120, 20)
+        torch._C._dynamo.eval_frame.reset_code(type(scaled).__call__.__code__)  # as reset() does with what it compiled
+        torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_f_that_reads_a_parameter_changes_its_argument_once(compiler):
     weight = torch.nn.Parameter(torch.tensor(3.0))
