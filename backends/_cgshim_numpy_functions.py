@@ -7,15 +7,16 @@ functions, by the front end or here.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from autograd import numpy as autograd_numpy
 from autograd.extend import defvjp, primitive
 
+from cgshim.ops._axes import Axis, axes_of
+
 Array = Any
-Axis = Any
 anp: Any = autograd_numpy  # whose names are made when it is imported
 
 
@@ -96,8 +97,7 @@ defvjp(
 
 
 def np_flip(m: Array, axis: Axis = None) -> Array:
-    axes = range(m.ndim) if axis is None else axis if isinstance(axis, Iterable) else [axis]
-    turned = {at % m.ndim for at in axes}
+    turned = axes_of(m, axis)
     return m[tuple(slice(None, None, -1 if at in turned else None) for at in range(m.ndim))]
 
 

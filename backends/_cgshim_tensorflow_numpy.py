@@ -12,9 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.experimental import numpy as tnp
 
-Tensor = Any
-Axis = Any
-"""None for all of them, one axis, or a tuple of them"""
+from cgshim.ops._axes import Axis, Tensor, axes_of
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
@@ -31,15 +29,15 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
 
 _ALIKE = """
 sin cos tan arcsin arccos arctan sinh cosh tanh arcsinh arccosh arctanh exp expm1 exp2 log log1p log2 log10 sqrt
-square sign negative positive reciprocal abs absolute fabs isinf deg2rad rad2deg signbit sinc conj conjugate
-real imag cbrt logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor bitwise_not add
-subtract multiply divide true_divide power remainder mod floor_divide maximum minimum less less_equal greater
-greater_equal equal not_equal nextafter heaviside gcd lcm where isclose allclose array_equal sum prod max min
-amax amin mean any all ptp cumsum cumprod transpose swapaxes moveaxis atleast_1d atleast_2d atleast_3d
-broadcast_to broadcast_arrays stack vstack hstack dstack append split hsplit vsplit repeat tile roll fliplr
-flipud rot90 take take_along_axis diag diagflat diagonal trace tril triu tri vander dot vdot inner outer matmul
-tensordot einsum kron cross meshgrid polyval zeros ones full eye identity arange linspace logspace geomspace
-zeros_like ones_like full_like array asarray copy squeeze nonzero select compress
+square sign negative positive reciprocal abs fabs isinf deg2rad rad2deg signbit sinc conj real imag cbrt
+logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor add subtract multiply divide
+power remainder floor_divide maximum minimum less less_equal greater greater_equal equal not_equal nextafter
+heaviside gcd lcm where isclose allclose array_equal sum prod max min mean any all ptp cumsum cumprod transpose
+swapaxes moveaxis atleast_1d atleast_2d atleast_3d broadcast_to broadcast_arrays stack vstack hstack dstack
+append split hsplit vsplit repeat tile roll fliplr flipud rot90 take take_along_axis diag diagflat diagonal
+trace tril triu tri vander dot vdot inner outer matmul tensordot einsum kron cross meshgrid polyval zeros ones
+full eye identity arange linspace logspace geomspace zeros_like ones_like full_like array asarray copy squeeze
+nonzero select compress
 """
 _SAME = frozenset(_ALIKE.split())
 _ELSEWHERE = {
@@ -160,8 +158,7 @@ def np_reshape(a: Tensor, /, shape: Any) -> Tensor:
 
 
 def np_flip(m: Tensor, axis: Axis = None) -> Tensor:
-    axes = range(len(m.shape)) if axis is None else axis if isinstance(axis, Iterable) else [axis]
-    return tf.reverse(m, list(axes))
+    return tf.reverse(m, list(axes_of(m, axis)))
 
 
 def np_ravel(a: Tensor) -> Tensor:

@@ -12,23 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-Tensor = Any
-Axis = Any
-"""None for all of them, one axis, or a tuple of them"""
-
-
-def axes_of(x: Tensor, axis: Axis) -> tuple[int, ...]:
-    """The axes, none of them negative."""
-    if axis is None:
-        return tuple(range(x.ndim))
-    named = axis if isinstance(axis, Iterable) else (axis,)
-    return tuple([checked(x.ndim, at) for at in named])
-
-
-def checked(ndim: int, axis: int) -> int:
-    if not -ndim <= axis < ndim:
-        raise np.exceptions.AxisError(axis, ndim)
-    return int(axis) % ndim
+from cgshim.ops._axes import Axis, Tensor, axes_of
 
 
 def dtype_of(dtype: Any) -> torch.dtype | None:

@@ -34,8 +34,8 @@ class Buffers:
         self._tensors = tensors
         self._versions = {at: _version(tensor) for at, tensor in tensors.items()}
 
-    def __bool__(self) -> bool:
-        return bool(self._tensors)
+    def __len__(self) -> int:
+        return len(self._tensors)
 
     def without(self, others: Sequence[Tensor]) -> Sequence[Tensor]:
         """The other residuals that autograd is to save."""
@@ -51,9 +51,6 @@ class Buffers:
                 )  # fmt: skip
         rest = iter(saved)
         return [self._tensors[at] if at in self._tensors else next(rest) for at in range(len(saved) + len(self))]
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
     def written_by(self, rule: Callable[..., T], *args: Any) -> T:
         """`rule(*args)`, which may write to the buffers."""

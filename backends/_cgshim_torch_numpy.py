@@ -11,7 +11,9 @@ from typing import Any
 
 import _cgshim_torch_algebra
 import torch
-from _cgshim_torch_algebra import Axis, Tensor, as_float, axes_of, checked, dtype_of
+from _cgshim_torch_algebra import as_float, dtype_of
+
+from cgshim.ops._axes import Axis, Tensor, axes_of, checked
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
@@ -26,25 +28,24 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
 
 _ALIKE = """
 sin cos tan arcsin arccos arctan sinh cosh tanh arcsinh arccosh arctanh exp expm1 exp2 log log1p log2 log10 sqrt
-square sign floor ceil trunc negative positive reciprocal abs absolute isnan isinf isfinite deg2rad rad2deg
-signbit sinc i0 nan_to_num angle logical_not logical_and logical_or logical_xor bitwise_and bitwise_or
-bitwise_xor add subtract multiply divide true_divide remainder fmod floor_divide maximum minimum fmax fmin
-arctan2 less less_equal greater greater_equal not_equal copysign nextafter heaviside gcd lcm float_power where
-atleast_1d atleast_2d atleast_3d broadcast_to vstack hstack dstack column_stack swapaxes moveaxis fliplr flipud
-kron allclose isclose zeros_like ones_like frexp ldexp isneginf isposinf isreal linalg.det linalg.inv
-linalg.slogdet linalg.cholesky linalg.eigvalsh linalg.eigh linalg.eigvals linalg.eig linalg.svdvals linalg.pinv
-linalg.matrix_rank linalg.matrix_power linalg.qr linalg.cond linalg.multi_dot special.erf special.erfc
-special.erfinv special.gammaln special.digamma special.expit special.logit special.xlogy special.xlog1py
-special.entr special.ndtr special.ndtri special.log_ndtr special.i0 special.i0e special.i1 special.i1e
-special.expm1 special.log1p special.exp2 special.gammainc special.gammaincc special.polygamma
-special.multigammaln special.zeta special.erfcx
+square sign floor ceil trunc negative positive reciprocal abs isnan isinf isfinite deg2rad rad2deg signbit sinc
+i0 nan_to_num angle logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor add
+subtract multiply divide remainder fmod floor_divide maximum minimum fmax fmin arctan2 less less_equal greater
+greater_equal not_equal copysign nextafter heaviside gcd lcm float_power where atleast_1d atleast_2d atleast_3d
+broadcast_to vstack hstack dstack column_stack swapaxes moveaxis fliplr flipud kron allclose isclose frexp ldexp
+isneginf isposinf isreal linalg.det linalg.inv linalg.slogdet linalg.cholesky linalg.eigvalsh linalg.eigh
+linalg.eigvals linalg.eig linalg.svdvals linalg.pinv linalg.matrix_rank linalg.matrix_power linalg.qr
+linalg.cond linalg.multi_dot special.erf special.erfc special.erfinv special.gammaln special.digamma
+special.expit special.logit special.xlogy special.xlog1py special.entr special.ndtr special.ndtri
+special.log_ndtr special.i0 special.i0e special.i1 special.i1e special.expm1 special.log1p special.exp2
+special.gammainc special.gammaincc special.polygamma special.multigammaln special.zeta special.erfcx
 """
 _RENAMED = {
-    "power": "pow", "conj": "conj_physical", "conjugate": "conj_physical", "invert": "bitwise_not",
-    "bitwise_not": "bitwise_not", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
+    "power": "pow", "conj": "conj_physical", "invert": "bitwise_not",
+    "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
     "equal": "eq", "rint": "round", "fabs": "abs",
 }  # fmt: skip
-_SAME = dict(zip(_ALIKE.split(), _ALIKE.split(), strict=True)) | _RENAMED
+_SAME = {name: name for name in _ALIKE.split()} | _RENAMED
 
 
 # --- Reductions -------------------------------------------------------------------------------------------------

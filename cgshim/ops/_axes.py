@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from cgshim.ops._numpy import ops
 from cgshim.ops._tensors import cast, dtype
 
@@ -21,11 +23,14 @@ def axes_of(x: Tensor, axis: Axis) -> tuple[int, ...]:
     ndim = len(x.shape)
     if axis is None:
         return tuple(range(ndim))
-    axes = tuple(axis) if isinstance(axis, Iterable) else (axis,)
-    for at in axes:
-        if not -ndim <= at < ndim:
-            raise ValueError(f"axis {at} is out of bounds for array of dimension {ndim}")
-    return tuple(int(at) % ndim for at in axes)
+    return tuple([checked(ndim, at) for at in (axis if isinstance(axis, Iterable) else (axis,))])
+
+
+def checked(ndim: int, axis: int) -> int:
+    """One of so many axes, not negative."""
+    if not -ndim <= axis < ndim:
+        raise np.exceptions.AxisError(axis, ndim)
+    return int(axis) % ndim
 
 
 def count_of(x: Tensor, axis: Axis) -> Any:

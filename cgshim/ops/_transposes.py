@@ -44,10 +44,9 @@ def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
     ``torch.Tensor.sum_to_size``, and TFP's ``fix_gradient_for_broadcasting``.
     """
     backend = backend_of([gradient, like])
-    own = own_function(backend, "sum_to_shape")
     wanted = tuple(like) if isinstance(like, (tuple, list)) else shape(like)
     given = shape(gradient)
-    if own is not None and None in (*wanted, *given):  # sizes that a graph does not know yet
+    if None in (*wanted, *given) and (own := own_function(backend, "sum_to_shape")):  # sizes of a graph's run
         return own(gradient, like)
     extra = len(given) - len(wanted)
     if extra < 0 or any(size not in (1, given[extra + at]) for at, size in enumerate(wanted)):
