@@ -19,7 +19,7 @@ COMMON = ["tests/conformance", "tests/front", "tests/toolbox", "tests/ops", "tes
 OF_MIXED_FRAMEWORKS = ["tests/front", "tests/test_messages.py"]
 SECONDS = 1800.0
 UNSEEN = {
-    "backends/_cgshim_torch_compiled.py": "tests/torch/test_torch_compile.py",
+    "backends/cgshim_torch/_compiled.py": "tests/torch/test_torch_compile.py",
     "cgshim/__init__.py": "tests/front/test_imports.py",
     "cgshim/__main__.py": "tests/front/test_main.py",
 }

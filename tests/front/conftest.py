@@ -43,7 +43,7 @@ def site_without(tmp_path: Path) -> Callable[..., tuple[Path, ...]]:
         for entry in SITE.iterdir():
             if not any(fnmatch(entry.name, pattern) for pattern in patterns):
                 (site / entry.name).symlink_to(entry)
-        sources = [Path(cgshim.__file__).parents[1], Path(load("numpy").__file__).parent]  # type: ignore[attr-defined]
+        sources = [Path(cgshim.__file__).parents[1], Path(load("numpy").__file__).parents[1]]  # type: ignore[attr-defined]
         return (site, *(source for source in sources if source != SITE))
 
     return links

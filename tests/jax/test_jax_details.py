@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from _cgshim_jax_linearity import linearity_of
+from cgshim_jax._linearity import linearity_of
 from jax import lax
 
 from cgshim import ops

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from _cgshim_numpy_boxes import agree
 from autograd import grad
+from cgshim_numpy._boxes import agree
 
 from cgshim import TransformationError, op_custom_gradient
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import autograd.numpy as anp
 import numpy as np
 import pytest
-from _cgshim_numpy_run import running
 from autograd import grad
+from cgshim_numpy._run import running
 
 from cgshim import CustomGradientError, op_custom_gradient, op_grad
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from _cgshim_tensorflow_fits import _equal
+from cgshim_tensorflow._fits import _equal
 from tf_modes import jvp
 
 import cgshim

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from _cgshim_torch_agree import agree
+from cgshim_torch._agree import agree
 from torch.testing._internal.two_tensor import TwoTensor
 
 X = torch.tensor([[0.5, 0.0, -2.0], [3.0, 0.25, 0.0]])

@@ -1,0 +1,118 @@
+"""JAX, in three ways, by what surrounds the call.
+
+Where nothing does but vmap, an op is f. Where reverse mode does, and at most vmap besides, f runs on the values below
+the derivatives, and nothing is staged: see cgshim_jax._eager. Everywhere else f and its rule are staged, once, and
+what they captured becomes arguments: see cgshim_jax._staged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.errors import ConcretizationTypeError, TracerArrayConversionError
+
+from cgshim._closure import search
+from cgshim._contents import SIMPLE, tensors_inside
+from cgshim_jax._eager import run_eagerly
+from cgshim_jax._rules import is_differentiable, is_running_rule
+from cgshim_jax._staged import run_in_rule, run_staged
+from cgshim_jax._tracing import Surroundings, is_differentiated, is_known, is_tracer, surroundings
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Array = Any
+
+
+# --- Tensors and trees ------------------------------------------------------------------------------------------
+
+
+def is_tensor(x: object, /) -> bool:
+    return isinstance(x, jax.Array)
+
+
+def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
+    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=_is_leaf)
+    return leaves, structure
+
+
+def _is_leaf(x: Any) -> bool:
+    return x is None or hasattr(x, "__next__")  # JAX warns of iterators
+
+
+def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
+    return jax.tree_util.tree_unflatten(structure, leaves)
+
+
+def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
+    return jnp.asarray(x, dtype=dtype)
+
+
+def convert_to_numpy(x: Array, /) -> Any:
+    return np.asarray(jax.lax.stop_gradient(x))
+
+
+def stop_gradient(x: Array, /) -> Array:
+    return jax.lax.stop_gradient(x)
+
+
+# --- The gradient of a rule -------------------------------------------------------------------------------------
+
+
+def numpy_function(name: str, /) -> Callable[..., Any] | None:
+    from cgshim_jax._numpy import numpy_function
+
+    return numpy_function(name)
+
+
+def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
+    around = surroundings()
+    if around is Surroundings.NOTHING and all(map(is_known, inputs)):
+        return call(inputs)[0]
+    captured, remake, _, objects, _ = search(call.f, is_tracer)
+    in_reverse_mode = around is Surroundings.GRADIENTS
+    if around is Surroundings.LINEARIZATIONS:  # forward mode may be next, which takes a staged op
+        in_reverse_mode = not call.forward_mode
+    may_be_eager = in_reverse_mode and not captured
+    if may_be_eager and _holds_differentiated(call, objects):  # f reads it, very likely: an eager run would be in vain
+        with contextlib.suppress(ConcretizationTypeError, TracerArrayConversionError):
+            return run_staged(call, inputs)
+    if may_be_eager and (outputs := run_eagerly(call, inputs)) is not None:
+        return outputs
+    return run_in_rule(call, inputs, captured, remake) if is_running_rule() else run_staged(call, inputs)
+
+
+def _holds_differentiated(call: Call, objects: Sequence[Any]) -> bool:
+    """Whether f is given, or holds, an object in which a tracer is differentiated, as in a module of Flax."""
+    if is_running_rule():
+        return False
+    given = [leaf for parts in call.arguments for leaf in parts.static_leaves()]
+    holders = [x for x in (*objects, *given, *call.options.values()) if type(x) not in SIMPLE]
+    return any(is_differentiated(x) for each in holders for x in tensors_inside(each, is_tracer, _DEPTH))
+
+
+_DEPTH = 8
+"""at which the parameters of a Flax module in a module lie"""
+
+
+# --- Any function's gradient ------------------------------------------------------------------------------------
+
+
+def vjp(
+    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
+) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array | None]]]:
+    outputs, pullback = jax.vjp(lambda *xs: list(fn(*xs)), *inputs)
+
+    def gradients(upstreams: Sequence[Array]) -> list[Array | None]:
+        cotangents = [
+            upstream if is_differentiable(y) else np.zeros(y.shape, jax.dtypes.float0)
+            for upstream, y in zip(upstreams, outputs, strict=True)
+        ]
+        return [g if is_differentiable(x) else None for g, x in zip(pullback(cotangents), inputs, strict=True)]
+
+    return outputs, gradients

@@ -1,0 +1,263 @@
+"""Calls under reverse mode alone, where every value is known below the derivatives.
+
+f runs once, on those values: it may branch on them and leave JAX. Each derivative around the call is a jax.custom_vjp
+whose backward pass is the rule, around what that run kept: arguments, and outputs, as they are at that level, so that
+the next derivative goes through the rule again. The other tensors that the rule keeps are functions of the arguments
+through f's own operations, which nobody has recorded. They leave the inner levels as further outputs, and only where
+one of them is really differentiated, f runs again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.errors import UnexpectedTracerError
+from jax.tree_util import Partial
+
+from cgshim_jax._primitives import Transposed, without_derivative
+from cgshim_jax._rules import apply_rule, ask_for_tangents, is_differentiable, words_of
+from cgshim_jax._tracing import Surroundings, captured_by, is_known, is_tracer, surroundings, value_of
+
+try:  # The same buffer, as JAX makes arrays of it itself.
+    from jax._src.array import ArrayImpl
+except ImportError:
+    ArrayImpl = None
+
+from cgshim._closure import lift
+from cgshim._residuals import Residuals, refuse_another_run, refuse_hidden, run_again
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Array = Any
+Gradient = Array | None
+
+
+def run_eagerly(call: Call, inputs: Sequence[Array]) -> Sequence[Array] | None:
+    """The outputs, differentiated by the rule; None where f captured a tensor that is being differentiated."""
+    traced = frozenset(i for i, x in enumerate(inputs) if is_tracer(x))
+    try:
+        outputs, _ = _EagerCall(call, traced).differentiated(inputs, is_inner=False)
+    except UnexpectedTracerError:
+        return None
+    return outputs if traced or not any(map(is_tracer, outputs)) else None
+
+
+class _EagerCall:
+    """One call under reverse mode."""
+
+    kept: Residuals
+    """the rule that f returned, without the tensors in it"""
+    types: list[Any]
+    """of the outputs"""
+    depends: bool = False
+    """whether the other residuals may depend on the arguments"""
+    hidden: Array | None = None
+    """a float tensor in an object that the rule keeps, which an outer derivative cannot see"""
+    has_inner_levels: bool = False
+
+    def __init__(self, call: Call, traced: frozenset[int]) -> None:
+        self.call = call
+        self.traced = traced
+        """which inputs are tracers"""
+
+    def differentiated(self, inputs: Sequence[Array], is_inner: bool) -> tuple[list[Array], list[Array]]:
+        """The outputs and, of an inner level, the other residuals, with their derivatives at this level."""
+        self.has_inner_levels |= is_inner
+        places = [i for i, x in enumerate(inputs) if is_tracer(x)]
+
+        def run(values: Sequence[Array]) -> tuple[list[Array], list[Array], list[Array]]:
+            full = _filled(inputs, places, values)
+            return full, *(
+                self.run_f(full) if surroundings() is Surroundings.NOTHING else self.differentiated(full, True)
+            )
+
+        def value(*values: Array) -> tuple[list[Array], list[Array]]:
+            _, outputs, others = run(values)
+            return outputs, others if is_inner else []
+
+        def forward(*given: Any) -> tuple[tuple[list[Array], list[Array]], Callable[..., Any]]:
+            full, outputs, others = run([x.value for x in given] if is_inner else given)
+            return (outputs, others if is_inner else []), self.residual(full, outputs, others, places, is_inner)
+
+        def backward(residual: Callable[..., Any], upstreams: Sequence[Any]) -> tuple[Gradient, ...]:
+            gradients = residual(*upstreams)
+            return tuple(gradients[i] for i in places)
+
+        op: Any = jax.custom_vjp(value)
+        op.defvjp(forward, backward, symbolic_zeros=is_inner)
+        outputs, others = op(*(inputs[i] for i in places))
+        return list(outputs), list(others)
+
+    def run_f(self, inputs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+        """The outputs and the other residuals of f's one run."""
+        inputs = [_alias(x) if i in self.traced else x for i, x in enumerate(inputs)]
+        outputs, rule = self.call(inputs)
+        ask_for_tangents(self.call, rule)
+        self.types = [y.aval for y in outputs]
+        self.kept = Residuals(self.call, rule, _is_tensor, inputs, outputs)
+        others, self.kept.others = self.kept.others, []
+        if not all(map(is_known, others)):
+            raise UnexpectedTracerError("grad_fn keeps a tracer that is no argument")
+        if self.has_inner_levels:
+            constants = {id(x) for x in lift(self.call.f, _is_tensor)[0]} if others else set()
+            self.depends = any(is_differentiable(x) and id(x) not in constants for x in others)
+            self.hidden = next(iter(self.kept.hidden()), None)
+            if self.hidden is not None:
+                others = [*others, jnp.zeros(())]  # what stands for it: whoever differentiates it is refused
+        return outputs, others
+
+    def residual(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], others: Sequence[Array], places: Sequence[int],
+        is_inner: bool,
+    ) -> Callable[..., Any]:  # fmt: skip
+        """What the backward pass needs, with its tensors where JAX sees them: it may take them elsewhere."""
+        runs_again = is_inner and self.depends and not self.call.once_differentiable
+        needed = range(len(inputs)) if runs_again else self.kept.inputs
+        residual: Callable[..., Any] = Partial(
+            _Backward(self, places), [x if i in needed else None for i, x in enumerate(inputs)],
+            [y if i in self.kept.outputs else None for i, y in enumerate(outputs)], others,
+        )  # fmt: skip
+        return residual
+
+
+class _Backward:
+    """The backward pass of one level."""
+
+    def __init__(self, run: _EagerCall, places: Sequence[int]) -> None:
+        self.run = run
+        self.call = run.call
+        self.places = places
+        """the inputs that are tracers at this level"""
+
+    def __call__(
+        self, inputs: list[Array | None], outputs: list[Array | None], others: list[Array], of_outputs: Sequence[Any],
+        of_others: Sequence[Any] = (),
+    ) -> list[Gradient]:  # fmt: skip
+        """The gradients of the inputs."""
+        gradients: list[Gradient] = [None] * len(inputs)
+        if not of_others or any(map(_is_asked_for, of_outputs)):
+            upstreams = {
+                at: _instantiated(u) for at, u in enumerate(of_outputs) if is_differentiable(self.run.types[at])
+            }
+            gradients = self.by_rule(inputs, outputs, others, upstreams)
+        if any(map(_is_asked_for, of_others)):
+            by_f = self.by_another_run(inputs, outputs, others, of_others)
+            gradients = [b if a is None else a if b is None else a + b for a, b in zip(gradients, by_f, strict=True)]
+        return gradients
+
+    def by_rule(
+        self, inputs: list[Array | None], outputs: list[Array | None], others: list[Array],
+        upstreams: dict[int, Array],
+    ) -> list[Gradient]:  # fmt: skip
+        run = self.run
+        rule = run.kept.around(inputs, outputs, others)
+        try:
+            gradients = apply_rule(rule, inputs, run.types, upstreams)
+        except UnexpectedTracerError:
+            self.refuse_captured(rule, inputs, upstreams)
+            raise
+        if self.call.once_differentiable:
+            words = words_of(self.call.refuse_second_order, "its derivative")
+            kept = [x for x in (*inputs, *outputs, *others, *upstreams.values()) if x is not None]
+            return without_derivative(self.call.name, gradients, kept, words)
+        if run.hidden is not None:
+            return _seeing(self.call.name, gradients, others[-1])
+        return gradients
+
+    def by_another_run(
+        self, inputs: list[Array | None], outputs: list[Array | None], others: list[Array], upstreams: Sequence[Any]
+    ) -> list[Gradient]:
+        """The gradients of the inputs through the other residuals: through f's own operations."""
+        call, hidden = self.call, self.run.hidden
+        if call.once_differentiable:
+            call.refuse_second_order("its derivative")
+        if hidden is not None:
+            if _is_asked_for(upstreams[-1]):
+                refuse_hidden(call, hidden)
+            others, upstreams = others[:-1], upstreams[:-1]
+        first = self.run.kept.around(inputs, outputs, others)
+
+        def again(*values: Array) -> list[Array]:
+            full = _filled([x if x is None else _alias(x) for x in inputs], self.places, values)
+            return run_again(call, full, first, _is_tensor, self.agree)
+
+        found, pullback = jax.vjp(again, *(inputs[i] for i in self.places))
+        gradients = pullback([_cotangent(u, y) for u, y in zip(upstreams, found, strict=True)])
+        of_input = dict(zip(self.places, gradients, strict=True))
+        return [g if g is not None and is_differentiable(g) else None for g in map(of_input.get, range(len(inputs)))]
+
+    def agree(self, a: Array, b: Array) -> bool:
+        """Whether two tensors are the same, but for the order of sums."""
+        same = value_of(_agree(a, b))
+        if same is None:
+            refuse_another_run(self.call, "values that are not known yet", "differentiate twice within jax.jit")
+        return bool(np.all(same))
+
+    def refuse_captured(self, rule: Any, inputs: Sequence[Array | None], upstreams: dict[int, Array]) -> None:
+        """Raise the error for a tracer in an object that the rule keeps."""
+        places = list(upstreams)
+
+        def gradients(values: Sequence[Array]) -> list[Gradient]:
+            return apply_rule(rule, inputs, self.run.types, dict(zip(places, values, strict=True)))
+
+        for tracer in captured_by(gradients, list(upstreams.values())):
+            if not is_known(tracer):
+                self.call.refuse_captured(tracer)
+
+
+def _seeing(op: str, gradients: list[Gradient], standing_for_hidden: Array) -> list[Gradient]:
+    """gradients, with a derivative by what stands for a hidden tensor: zeros, for nobody is to see its number."""
+    at = [i for i, g in enumerate(gradients) if g is not None]
+    values = [gradients[i] for i in at]
+    zeros = Transposed(op, lambda residuals, upstreams: [jnp.zeros(())], [jax.typeof(g) for g in values])
+    attached = dict(zip(at, zeros.attach([], [standing_for_hidden], values), strict=True))
+    return [attached.get(i) for i in range(len(gradients))]
+
+
+def _filled(inputs: Sequence[Array], places: Sequence[int], values: Sequence[Array]) -> list[Array]:
+    full = list(inputs)
+    for i, value in zip(places, values, strict=True):
+        full[i] = value if _is_tensor(value) else jnp.asarray(value)  # a tracer's value may be a Python number
+    return full
+
+
+def _alias(x: Array) -> Array:
+    """x as another object: what else f may know x's value by (a constant, another argument) is not this argument."""
+    if ArrayImpl is not None and type(x) is ArrayImpl:
+        return ArrayImpl(x.aval, x.sharding, x._arrays, x._committed, _skip_checks=True)
+    return jax.lax.optimization_barrier(x) if is_differentiable(x) else x
+
+
+def _is_tensor(x: object) -> bool:
+    return isinstance(x, jax.Array)
+
+
+def _is_asked_for(upstream: Any) -> bool:
+    """Whether an upstream gradient is more than JAX's symbol for zeros."""
+    return not isinstance(upstream, SymbolicZero) and upstream.dtype != jax.dtypes.float0
+
+
+def _cotangent(upstream: Any, output: Array) -> Array:
+    if not is_differentiable(output):
+        return np.zeros(output.shape, jax.dtypes.float0)
+    return _instantiated(upstream)
+
+
+def _instantiated(upstream: Any) -> Array:
+    return jnp.zeros(upstream.shape, upstream.dtype) if isinstance(upstream, SymbolicZero) else upstream
+
+
+def _agree(a: Array, b: Array) -> Array:
+    a, b = jax.lax.stop_gradient((a, b))
+    if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        a, b = jax.random.key_data(a), jax.random.key_data(b)
+    if not is_differentiable(a):
+        return a == b
+    close = jnp.abs(a - b) <= 8 * jnp.finfo(a.dtype).eps * jnp.maximum(jnp.abs(a), jnp.abs(b))
+    return close | (a == b) | (jnp.isnan(a) & jnp.isnan(b))

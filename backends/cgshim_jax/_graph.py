@@ -1,0 +1,114 @@
+"""What a tracer depends on: a walk over the operations that JAX recorded, back to where they began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from cgshim_jax._tracing import is_tracer
+
+Array = Any
+
+
+def depends_only_on(tensor: Array, given: Iterable[Array], never: Iterable[Array] = ()) -> bool:
+    """Whether whatever a tensor is made of is made of the given ones alone, or is no tracer.
+
+    What is made of one of `never` is not, unless that was given. Where JAX has kept no record, the answer is no.
+    """
+    given = [x for x in given if is_tracer(x)]
+    known = {_identity(part) for x in given for part in _parts_of(x, x._trace is getattr(tensor, "_trace", None))}
+    upstreams = [x for x in never if is_tracer(x) and not any(x is y for y in given)]
+    ending = {_identity(part) for x in upstreams for part in _parts_of(x, True)}
+    todo, seen = [tensor], set[int]()
+    while todo:
+        x = todo.pop()
+        if not (is_tracer(x) or isinstance(x, _Variable)):
+            continue
+        if _identity(x) in ending:
+            return False
+        if _identity(x) in known or _identity(x) in seen:
+            continue
+        seen.add(_identity(x))
+        origins = _origins_of(x)
+        if origins is None:
+            return False
+        todo += origins
+    return True
+
+
+class _Variable(NamedTuple):
+    """A variable of a function that is being traced, in a JAX whose tracers do not know what they were made of."""
+
+    frame: Any
+    variable: Any
+
+
+def _identity(x: Any) -> int:
+    """What is the same for all tracers of one variable of a jaxpr."""
+    if isinstance(x, _Variable):
+        return id(x.variable)
+    if hasattr(x, "parent"):
+        return id(x.val)
+    variable = _variable_of(x)
+    return id(x) if variable is None else id(variable.variable)
+
+
+def _parts_of(x: Any, with_pairs: bool) -> list[Any]:
+    """A tracer, what it stands for, and all that it is a pair of: a value and its tangent, a batch of values."""
+    found, todo = [], [x]
+    while todo:
+        x = todo.pop()
+        if is_tracer(x):
+            found.append(x)
+            todo += (with_pairs and _pair_of(x)) or _constant_of(x)
+    return found
+
+
+def _pair_of(tracer: Any) -> list[Any]:
+    if hasattr(tracer, "primal"):
+        return [tracer.primal, tracer.tangent]
+    return [tracer.val] if hasattr(tracer, "batch_dim") else []
+
+
+def _constant_of(x: Any) -> list[Any]:
+    """What a function that is being traced captured, if this stands for that."""
+    if hasattr(x, "get_const"):
+        value = x.get_const()
+    else:
+        variable = x if isinstance(x, _Variable) else _variable_of(x)
+        value = None if variable is None else variable.frame.constvar_to_val.get(variable.variable)
+    return [] if value is None else [value]
+
+
+def _origins_of(x: Any) -> list[Any] | None:
+    """What a tracer was made of; None for an argument of what is being traced, and where JAX does not tell."""
+    if origins := _pair_of(x) or _constant_of(x):
+        return origins
+    if hasattr(x, "parent"):
+        return None if x.parent is None else list(x.parent.in_tracers)
+    if hasattr(x, "recipe"):
+        return _origins_in(x)
+    variable = x if isinstance(x, _Variable) else _variable_of(x)
+    return None if variable is None else _operands_of(variable)
+
+
+def _operands_of(variable: _Variable) -> list[Any] | None:
+    for eqn in variable.frame.eqns:
+        if variable.variable in eqn.outvars:
+            return [_Variable(variable.frame, v) for v in eqn.invars if not hasattr(v, "val")]
+    return None
+
+
+def _origins_in(tracer: Any) -> list[Any] | None:
+    """The same, of a tracer by which JAX linearized functions before 0.7."""
+    if tracer.pval.is_known():
+        return [tracer.pval.get_known()]
+    if hasattr(tracer.recipe, "in_tracers"):
+        return list(tracer.recipe.in_tracers)
+    return [tracer.recipe.val] if hasattr(tracer.recipe, "val") else None
+
+
+def _variable_of(tracer: Any) -> _Variable | None:
+    frame = getattr(getattr(tracer, "_trace", None), "frame", None)
+    variable = getattr(frame, "tracer_to_var", {}).get(id(tracer))
+    return None if variable is None else _Variable(frame, variable)

@@ -1,0 +1,248 @@
+"""What can be seen of a rule's linearity: a walk over its jaxpr, with what is known of each primitive.
+
+JAX's own transposition is no check: it drops what is constant without a word.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+from cgshim_jax._tracing import is_tracer
+
+
+class Linearity(NamedTuple):
+    """What was seen."""
+
+    is_linear: bool
+    """whether every operation is one that is known to be linear"""
+    bend: str | None
+    """what is seen not to be"""
+
+
+class Form(enum.IntEnum):
+    """How a value depends on the upstream gradients."""
+
+    ZERO = 0
+    CONSTANT = 1
+    LINEAR = 2
+    UNKNOWN = 3
+    BENT = 4
+
+
+ZERO, CONSTANT, LINEAR, UNKNOWN, BENT = Form
+
+_SUMS = frozenset({
+    "add", "sub", "add_any", "concatenate", "stack", "pad", "psum_invariant",
+})  # fmt: skip
+"""linear in all operands together"""
+
+_PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
+"""linear in each operand"""
+
+_IN_FIRST = frozenset({
+    "neg", "convert_element_type", "reduce_precision", "real", "imag", "conj", "complex", "copy", "copy_p", "name",
+    "broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "rev", "slice", "dynamic_slice", "gather",
+    "reduce_sum", "cumsum", "reduce_window_sum", "fft", "div", "split", "unstack", "device_put", "sharding_constraint",
+    "optimization_barrier", "psum", "psum2", "pvary", "pbroadcast", "ppermute", "all_gather", "all_to_all",
+    "reduce_scatter", "psum_scatter", "all_gather_invariant", "mesh_cast", "reshard", "layout_constraint",
+    "scatter-mul", "tile",
+})  # fmt: skip
+"""linear in the first operand (or in all, where they have nothing to do with each other), the rest being constant"""
+
+_TOGETHER = frozenset({"optimization_barrier", "psum", "psum2", "psum_invariant", "device_put"})
+"""operands that become results one by one"""
+
+_UPDATES = {"dynamic_update_slice": (0, 1), "scatter": (0, 2), "scatter-add": (0, 2), "scatter-sub": (0, 2)}
+"""linear in these operands together, the rest being constant"""
+
+_BENT = frozenset({
+    "stop_gradient", "sign", "round", "floor", "ceil", "abs", "max", "min", "clamp", "exp", "exp2", "log", "log1p",
+    "expm1", "sqrt", "rsqrt", "cbrt", "square", "sin", "cos", "tan", "tanh", "sinh", "cosh", "asin", "acos", "atan",
+    "atan2", "asinh", "acosh", "atanh", "logistic", "erf", "erfc", "erf_inv", "lgamma", "digamma", "pow", "rem",
+    "nextafter", "sort", "top_k", "approx_top_k", "argmax", "argmin", "reduce_max", "reduce_min", "reduce_prod",
+    "cummax", "cummin", "cumprod", "cumlogsumexp", "reduce_and", "reduce_or", "eq", "ne", "lt", "le", "gt", "ge",
+    "eq_to", "lt_to", "le_to", "is_finite", "and", "or", "not", "xor", "cholesky", "eigh", "eig", "svd", "qr", "lu",
+    "schur", "pure_callback", "scatter-max", "scatter-min", "io_callback", "bitcast_convert_type",
+    "reduce_window_max", "reduce_window_min",
+})  # fmt: skip
+"""not linear in any operand"""
+
+
+def linearity_of(jaxpr: Any, constants: Sequence[Any]) -> Linearity:
+    """What is seen of the linearity of a jaxpr in its arguments; those of its constants that are not known are None."""
+    walk = _Walk()
+    forms = walk(jaxpr, [*map(_form_of, constants)], [LINEAR] * len(jaxpr.invars))
+    if CONSTANT in forms:
+        return Linearity(False, "a constant one")
+    if BENT in forms:
+        return Linearity(False, walk.bend)
+    return Linearity(UNKNOWN not in forms, None)
+
+
+def _form_of(constant: Any) -> Form:
+    is_known = isinstance(constant, (bool, int, float, complex, np.ndarray, np.generic, jax.Array))
+    if not is_known or is_tracer(constant) or not jnp.issubdtype(jnp.result_type(constant), jnp.number):
+        return CONSTANT
+    return CONSTANT if np.size(constant) > _MANY or np.asarray(constant).any() else ZERO
+
+
+_MANY = 1_000_000
+
+
+class _Walk:
+    bend: str | None = None
+    """the first operation that is seen not to be linear"""
+
+    def __call__(self, jaxpr: Any, constants: Sequence[Form], arguments: Sequence[Form]) -> list[Form]:
+        """The forms of a jaxpr's results."""
+        forms: dict[Any, Form] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
+
+        def read(v: Any) -> Form:
+            return _form_of(v.val) if isinstance(v, Literal) else forms[v]
+
+        for eqn in jaxpr.eqns:
+            operands = [read(v) for v in eqn.invars]
+            forms.update(zip(eqn.outvars, self.results(eqn, operands), strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def results(self, eqn: Any, operands: list[Form]) -> list[Form]:
+        """The forms of an operation's results."""
+        name = eqn.primitive.name
+        if all(form <= CONSTANT for form in operands):
+            is_zero = name in _IN_FIRST and bool(operands) and operands[0] is ZERO
+            is_zero |= name in _PRODUCTS and ZERO in operands
+            is_zero |= name in _SUMS and CONSTANT not in operands and bool(operands)
+            return [ZERO if is_zero else CONSTANT] * len(eqn.outvars)
+        if name in _TOGETHER:
+            return operands if len(operands) == len(eqn.outvars) else [self.summed(name, operands)] * len(eqn.outvars)
+        form = self.through(eqn, name, operands)
+        if isinstance(form, list):
+            return form
+        return [BENT if form is LINEAR and self.is_discrete(v, name) else form for v in eqn.outvars]
+
+    def through(self, eqn: Any, name: str, operands: list[Form]) -> Form | list[Form]:
+        if name in _SUMS:
+            return self.summed(name, operands)
+        if name in _PRODUCTS:
+            return self.product(name, operands)
+        if name == "complex":
+            return self.summed(name, operands)
+        if name in _IN_FIRST:
+            return self.linear_in(name, operands, [0])
+        if name in _UPDATES:
+            return self.linear_in(name, operands, _UPDATES[name])
+        if name == "select_n":
+            return self.linear_in(name, operands, range(1, len(operands)))
+        if name == "triangular_solve":
+            return self.linear_in(name, operands, [1])
+        if name == "integer_pow":
+            return operands[0] if eqn.params["y"] == 1 else self.bent(name)
+        if name in _BENT:
+            return self.bent(name)
+        if name == "cgshim_transposed":
+            return self.linear_in(name, operands, range(eqn.params["residuals"], len(operands)))
+        if name == "cgshim_attached":
+            return operands[len(operands) - len(eqn.outvars) :]
+        if name == "scan":
+            return self.scan(eqn.params, operands)
+        if name == "while":
+            return self.loop(eqn.params, operands)
+        if name == "cond":
+            return self.branches(eqn.params["branches"], operands)
+        inner = next((eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None)
+        if name == "custom_linear_solve":
+            constants = sum(eqn.params["const_lengths"])
+            return self.linear_in(name, operands, range(constants, len(operands)))
+        if inner is None:
+            return UNKNOWN
+        return self.inside(inner, operands)
+
+    # --- The ways in which operands come together ----------------------------------------------------------------
+
+    def summed(self, name: str, operands: Sequence[Form]) -> Form:
+        if CONSTANT in operands and max(operands) is LINEAR:
+            return self.bent(name, "one with a constant part")
+        return max(operands)
+
+    def product(self, name: str, operands: Sequence[Form]) -> Form:
+        if ZERO in operands:
+            return ZERO
+        if sum(form >= LINEAR for form in operands) > 1:
+            return self.bent(name) if UNKNOWN not in operands else UNKNOWN
+        return max(operands)
+
+    def linear_in(self, name: str, operands: Sequence[Form], places: Sequence[int]) -> Form:
+        others = [form for at, form in enumerate(operands) if at not in places]
+        if max(others, default=ZERO) >= LINEAR:
+            return self.bent(name) if max(others) is not UNKNOWN else UNKNOWN
+        return self.summed(name, [operands[at] for at in places])
+
+    def bent(self, name: str, bend: str | None = None) -> Form:
+        self.bend = self.bend or bend or f"{name} of upstream"
+        return BENT
+
+    def is_discrete(self, v: Any, name: str) -> bool:
+        if jnp.issubdtype(v.aval.dtype, jnp.inexact):
+            return False
+        self.bent(name, "a cast to integers" if name == "convert_element_type" else None)
+        return True
+
+    # --- Operations with jaxprs inside ---------------------------------------------------------------------------
+
+    def inside(self, inner: Any, operands: Sequence[Form]) -> list[Form]:
+        jaxpr = getattr(inner, "jaxpr", inner)
+        constants = getattr(inner, "consts", None) or [None] * len(jaxpr.constvars)
+        if len(jaxpr.invars) != len(operands):
+            return [UNKNOWN] * len(jaxpr.outvars)
+        return self(jaxpr, [*map(_form_of, constants)], operands)
+
+    def scan(self, parameters: Any, operands: list[Form]) -> list[Form]:
+        constants, carried = parameters["num_consts"], parameters["num_carry"]
+        carry = operands[constants : constants + carried]
+        step: Callable[[list[Form]], list[Form]] = lambda carry: self.inside(
+            parameters["jaxpr"], [*operands[:constants], *carry, *operands[constants + carried :]]
+        )
+        carry = self.settled(carry, lambda carry: step(carry)[:carried])
+        return [*carry, *step(carry)[carried:]]
+
+    def loop(self, parameters: Any, operands: list[Form]) -> list[Form]:
+        of_condition, of_body = parameters["cond_nconsts"], parameters["body_nconsts"]
+        first = of_condition + of_body
+        step: Callable[[list[Form]], list[Form]] = lambda carry: self.inside(
+            parameters["body_jaxpr"], [*operands[of_condition:first], *carry]
+        )
+        carry = self.settled(operands[first:], step)
+        bend = self.bend
+        decides = self.inside(parameters["cond_jaxpr"], [*operands[:of_condition], *carry])
+        if max(decides) <= CONSTANT:
+            return carry
+        self.bend = bend
+        return [self.bent("while") for _ in carry]
+
+    def settled(self, carry: list[Form], step: Callable[[list[Form]], list[Form]]) -> list[Form]:
+        """The forms that a loop's values have after any number of steps."""
+        while True:
+            after = [self.either(a, b) for a, b in zip(carry, step(carry), strict=True)]
+            if after == carry:
+                return carry
+            carry = after
+
+    def branches(self, branches: Sequence[Any], operands: list[Form]) -> list[Form]:
+        results = [self.inside(branch, operands[1:]) for branch in branches]
+        if operands[0] >= LINEAR:
+            return [self.bent("cond") for _ in results[0]]
+        found = results[0]
+        for other in results[1:]:
+            found = [self.either(a, b) for a, b in zip(found, other, strict=True)]
+        return list(found)
+
+    def either(self, a: Form, b: Form) -> Form:
+        """The form of what is one or the other."""
+        return self.summed("select_n", [a, b])

@@ -1,0 +1,94 @@
+"""Running a rule, in the convention that all backends share, and knowing that one runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cgshim._errors import CustomGradientError, CustomGradientTypeError, sentence
+from cgshim._scope import RuleScope
+from cgshim_jax._tracing import current_trace, is_differentiated, without_batches
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+    from cgshim._convention import Rule
+
+Array = Any
+
+_scope: RuleScope[Any] = RuleScope("cgshim_jax_rule")
+"""the running rule, known by the trace that it runs in, and its upstreams"""
+
+
+def apply_rule(
+    rule: Rule,
+    inputs: Sequence[Array],
+    outputs: Sequence[Any],
+    upstreams: Mapping[int, Array],
+    variables: Sequence[Array] = (),
+) -> list[Array | None]:
+    """The gradients of inputs, then those of variables; an output without an upstream is an integer, with zeros."""
+    whole = [
+        conjugate(upstreams[at]) if at in upstreams else jnp.zeros(y.shape, y.dtype) for at, y in enumerate(outputs)
+    ]
+    # A copy, for no upstream may be the same tracer as an argument: an op in the rule may be given one of the two.
+    whole = [jnp.copy(u) if is_differentiated(u) else u for u in whole]
+    gradients, of_variables = _scope.run((current_trace(), whole), rule, inputs, whole, variables)
+    return [None if g is None else conjugate(g) for g in (*gradients, *of_variables)]
+
+
+def conjugate(gradient: Array) -> Array:
+    """A gradient of JAX's as a rule knows it, or the other way around: JAX's complex ones are the conjugates."""
+    return jnp.conj(gradient) if jnp.issubdtype(gradient.dtype, jnp.complexfloating) else gradient
+
+
+def is_running_rule() -> bool:
+    """Whether a grad_fn is running."""
+    return _scope.current is not None
+
+
+def upstreams_of_rule() -> list[Array] | None:
+    """The upstreams of the running grad_fn, if it makes this call itself, or under vmap; not in a derivative or jit."""
+    if _scope.current is None:
+        return None
+    trace, upstreams = _scope.current
+    return upstreams if without_batches(current_trace()) is without_batches(trace) else None
+
+
+def is_differentiable(x: Any) -> bool:
+    """Whether x has a gradient; JAX gives everything else one of dtype float0, which no author is to see."""
+    if isinstance(x.dtype, np.dtype):
+        return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+    return bool(type_of_upstream(jax.core.ShapedArray((), x.dtype)).dtype != jax.dtypes.float0)
+
+
+def type_of_upstream(kind: Any) -> Any:
+    """The type of the gradient of a tensor of this type: JAX's extended dtypes may have another one."""
+    return kind if isinstance(kind.dtype, np.dtype) else kind.to_tangent_aval()
+
+
+def ask_for_tangents(call: Call, rule: Rule) -> None:
+    """Have the rule's gradients checked against the dtype of tangents where that is not the argument's own."""
+    if all(isinstance(dtype, np.dtype) for dtype in rule.dtypes):
+        return
+    tangents = [type_of_upstream(jax.core.ShapedArray((), dtype)).dtype for dtype in rule.dtypes]
+    for dtype, tangent in zip(rule.dtypes, tangents, strict=True):
+        if not isinstance(tangent, np.dtype):
+            raise CustomGradientTypeError(
+                sentence(call.name, "an argument that is differentiated must have a dtype whose gradients are floats",
+                         f"one of {dtype}", "convert it to a float outside of the op")
+            )  # fmt: skip
+    rule.dtypes = [
+        dtype if tangent == jax.dtypes.float0 else tangent for dtype, tangent in zip(rule.dtypes, tangents, strict=True)
+    ]
+
+
+def words_of(refuse: Callable[[Any], NoReturn], what: Any) -> str:
+    """What refuse says: words are kept where the call would keep tracers alive."""
+    try:
+        refuse(what)
+    except CustomGradientError as error:
+        return str(error)

@@ -1,0 +1,62 @@
+"""f's jaxpr in two parts: what an outer derivative goes through, and what it does not have to know.
+
+The derivative of the outputs is the rule's. So only the other residuals have a derivative by f's own operations; all
+the rest of f may be opaque: a callback, a while loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Literal
+
+from cgshim_jax._tracing import Jaxpr, is_tracer, part_of
+
+Array = Any
+
+
+class Split:
+    """A jaxpr that is evaluated in two parts, each operation once."""
+
+    def __init__(self, whole: Jaxpr, connected: Collection[int]) -> None:
+        """connected are the results that keep their derivatives."""
+        jaxpr = whole.jaxpr
+        self.whole = whole
+        self.connected = sorted(connected)
+        self.others = [at for at in range(len(jaxpr.outvars)) if at not in connected]
+        first, second = _parted(jaxpr.eqns, [jaxpr.outvars[at] for at in self.connected])
+        needed = {v for eqn in second for v in eqn.invars if not isinstance(v, Literal)}
+        needed.update(v for at in self.others if not isinstance(v := jaxpr.outvars[at], Literal))
+        between = [v for eqn in first for v in eqn.outvars if v in needed]
+        self.results = len(self.connected)
+        outer = [jaxpr.outvars[at] for at in self.connected]
+        self.first = part_of(jaxpr, jaxpr.constvars, jaxpr.invars, [*outer, *between], first)
+        self.second = part_of(
+            jaxpr, [*jaxpr.constvars, *jaxpr.invars, *between], [], [jaxpr.outvars[at] for at in self.others], second
+        )
+
+    def __call__(self, captured: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
+        """The results, of which only the connected ones have derivatives."""
+        constants = self.whole.constants_with(captured)
+        known = jax.core.eval_jaxpr(self.first, constants, *arguments)
+        between = known[self.results :]
+        stopped = [jax.lax.stop_gradient(x) if is_tracer(x) else x for x in (*constants, *arguments, *between)]
+        rest = jax.core.eval_jaxpr(self.second, stopped)
+        found = dict(zip((*self.connected, *self.others), (*known[: self.results], *rest), strict=True))
+        return [found[at] for at in range(len(found))]
+
+
+def _parted(equations: Sequence[Any], wanted: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The equations that wanted is computed by, and the others."""
+    needed = {v for v in wanted if not isinstance(v, Literal)}
+    first: list[Any] = []
+    second: list[Any] = []
+    for eqn in reversed(equations):
+        part = second
+        if not needed.isdisjoint(eqn.outvars):
+            part = first
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+        part.append(eqn)
+    return first[::-1], second[::-1]

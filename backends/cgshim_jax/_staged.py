@@ -1,0 +1,289 @@
+"""Calls that have to be staged: f and its rule become jaxprs, each once, and what they captured becomes arguments."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from cgshim._errors import CustomGradientTypeError
+from cgshim_jax._graph import depends_only_on
+from cgshim_jax._primitives import Transposed, fit, without_derivative
+from cgshim_jax._rules import is_differentiable, type_of_upstream, upstreams_of_rule, words_of
+from cgshim_jax._split import Split
+from cgshim_jax._stage import Stage, StagedRule, stage
+from cgshim_jax._tracing import Jaxpr, is_differentiated, is_in_reverse_mode, is_reference, is_tracer
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Array = Any
+
+
+def run_staged(call: Call, inputs: Sequence[Array], spoken_for: Sequence[Array] = ()) -> Sequence[Array]:
+    """Stage f and its rule, and give the outputs the rule's gradients.
+
+    The op's own rule speaks for captured tracers that depend only on what the op is given. They are constants to the
+    outputs; to the rule, whose derivative may be taken in its turn, they are what they are.
+    """
+    constants = frozenset(map(id, spoken_for))
+    found = stage(call, inputs, constants)
+    first = _Staged(call, found.f, found.rule)
+    staged: _Staged | _Undecided = first
+    if found.choices:
+        choices = {choice.variables: _Staged(call, *choice[:2]) for choice in found.choices}
+        staged = _Undecided(first, choices, found, words_of(call.refuse_captured, found.captured[0]))
+    arguments = [inputs[i] for i in found.inputs]
+    for tracer in found.captured:
+        if is_reference(tracer):
+            if is_differentiated(tracer):
+                call.refuse_captured(tracer)
+            arguments.append(tracer)
+            continue
+        refusal = found.refusal or words_of(call.refuse_captured, tracer)
+        is_known = id(tracer) in constants or id(tracer) in found.variables
+        arguments.append(tracer if is_known else _constant(tracer, refusal))
+    return staged(arguments)
+
+
+class _Undecided:
+    """A call that captured tracers of which nobody knows yet which are differentiated: whoever does so decides."""
+
+    def __init__(
+        self, undecided: _Staged, choices: Mapping[frozenset[int], _Staged], found: Stage, refusal: str
+    ) -> None:
+        self.undecided = undecided
+        """what refuses any gradient"""
+        self.choices = choices
+        """the call by the captured arguments that are differentiated"""
+        self.inputs = len(found.inputs)
+        self.refusal = refusal
+
+    def __call__(self, arguments: Sequence[Array]) -> Sequence[Array]:
+        op: Any = jax.custom_jvp(lambda *arguments: list(self.undecided(arguments)))
+        op.defjvp(self.jvp, symbolic_zeros=True)
+        return list(op(*arguments))
+
+    def jvp(self, arguments: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        moving = _moving(tangents)
+        captured = range(self.inputs, len(arguments))
+        chosen = frozenset(i for i in captured if i in moving or is_differentiated(arguments[i]))
+        op = self.choices.get(chosen, self.undecided)
+        # What nobody differentiates here may be differentiated further out, and no rule speaks for it then.
+        fixed = [
+            _constant(x, self.refusal) if i in captured and i not in chosen else x for i, x in enumerate(arguments)
+        ]
+        return _jvp_of_moving(op, fixed, tangents, moving)
+
+
+def _moving(tangents: Sequence[Any]) -> list[int]:
+    return [i for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
+
+
+def _jvp_of_moving(
+    function: Callable[[Sequence[Array]], Sequence[Array]], primals: Sequence[Array], tangents: Sequence[Any],
+    moving: Sequence[int],
+) -> Any:  # fmt: skip
+    """The outputs and their tangents, of a function that sees which of its arguments are not differentiated."""
+
+    def of_moving(*values: Array) -> list[Array]:
+        arguments = list(primals)
+        for i, x in zip(moving, values, strict=True):
+            arguments[i] = x
+        return list(function(arguments))
+
+    return jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
+
+
+def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], remake: Callable[..., Any]) -> Any:
+    """An op in a rule: its own rule is staged only once that is differentiated, for rules may call each other.
+
+    What f captured is lifted out of it. If grad_fn makes the call itself, the op's own rule speaks for that which
+    depends only on what the op is given.
+    """
+    at = [i for i, x in enumerate(inputs) if is_tracer(x)]
+    constants = [None if is_tracer(x) else x for x in inputs]
+    upstreams = upstreams_of_rule()
+    spoken_for = [upstreams is not None and depends_only_on(c, inputs, upstreams) for c in captured]
+
+    def filled(arguments: Sequence[Array]) -> list[Array]:
+        full = list(constants)
+        for i, x in zip(at, arguments, strict=False):
+            full[i] = x
+        return full
+
+    lifted = copy.copy(call)  # what JAX keeps must hold no tracer
+    lifted.f = remake([None] * len(captured))
+
+    def run(*arguments: Array) -> list[Array]:
+        return lifted(filled(arguments), remake(arguments[len(at) :]))[0]
+
+    def differentiated(arguments: Sequence[Array]) -> list[Array]:
+        bound = copy.copy(lifted)
+        again_captured = arguments[len(at) :]
+        bound.f = remake(again_captured)
+        outputs = list(run_staged(bound, filled(arguments), [*compress(again_captured, spoken_for)]))
+        lifted.output = bound.output  # where it is differentiated at once, nothing else runs
+        return outputs
+
+    def jvp(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        return _jvp_of_moving(differentiated, primals, tangents, _moving(tangents))
+
+    op: Any = jax.custom_jvp(run)
+    op.defjvp(jvp, symbolic_zeros=True)
+    outputs = list(op(*(inputs[i] for i in at), *captured))
+    call.output = lifted.output
+    return outputs
+
+
+class _Staged:
+    """One call as two jaxprs, which keep no tracer alive.
+
+    f's goes from arguments (the inputs that are tracers, then what f captured) to outputs and residuals, the rule's
+    from residuals and upstreams to gradients. An output that the rule keeps is no residual of f's: it is the op's own
+    output, with the rule's derivative.
+    """
+
+    def __init__(self, call: Call, f: Jaxpr, rule: StagedRule) -> None:
+        self.op = call.name
+        self.f = f
+        self.rule = rule
+        self.outputs = rule.outputs
+        self.once = words_of(call.refuse_second_order, "its derivative") if call.once_differentiable else None
+        self.unpromised = None if call.forward_mode else words_of(call.refuse_forward_mode, "jvp, jacfwd or linearize")
+        self.bent = words_of(call.refuse_nonlinear, _WHAT)
+        self.captured = words_of(call.refuse_captured, f.references[0]) if f.references else ""
+        residuals = range(rule.outputs, rule.outputs + len(rule.connected))
+        connected = [at for at, is_connected in zip(residuals, rule.connected, strict=True) if is_connected]
+        self.connected = connected
+
+    def __call__(self, arguments: Sequence[Array]) -> Sequence[Array]:
+        """The outputs at arguments, differentiated by the rule."""
+        types = [x.aval for x in arguments]
+
+        def forward(*arguments: Array) -> tuple[list[Array], list[Array]]:
+            whole = self.f.references  # whose order of reads and writes is to stay
+            outputs, residuals = self.run(arguments, self.f if whole else Split(self.f, self.connected))
+            outputs = self.attach(residuals, arguments, outputs)
+            return outputs, [*residuals, *(outputs[at] for at in self.rule.kept)]
+
+        def backward(residuals: list[Array], upstreams: Sequence[Array]) -> tuple[Array | None, ...]:
+            of_floats = [upstreams[at] for at in self.rule.float_at]
+            gradients = self.gradients(residuals, of_floats)
+            if self.once is not None:
+                gradients = without_derivative(self.op, gradients, [*residuals, *of_floats], self.once)
+            of_argument = {at: fit(g, types[at]) for at, g in zip(self.rule.taking, gradients, strict=True)}
+            return tuple(of_argument.get(at) for at in range(len(types)))
+
+        def jvp(arguments: Sequence[Array], tangents: Sequence[Any]) -> tuple[list[Array], list[Array]]:
+            outputs, residuals = forward(*arguments)
+            return outputs, self.tangents(residuals, [tangents[at] for at in self.rule.taking], outputs)
+
+        # JAX forgets a custom_jvp in the gradient of a scan by something else: then the custom_vjp is left.
+        reverse: Any = jax.custom_vjp(lambda *arguments: self.run(arguments, self.f)[0])
+        if self.f.references:  # which a custom_jvp may not be given
+            reverse.defvjp(self.unless_by_reference(forward), _with_zeros(backward), symbolic_zeros=True)
+            return list(reverse(*arguments))
+        reverse.defvjp(forward, backward)
+        if is_in_reverse_mode(arguments):  # then no forward mode can reach it
+            return list(reverse(*arguments))
+        both: Any = jax.custom_jvp(reverse)
+        both.defjvp(jvp, symbolic_zeros=True)
+        return list(both(*arguments))
+
+    def unless_by_reference(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Forward, refused where a mutable array is differentiated, for which no rule speaks."""
+
+        def watched(*given: Any) -> Any:
+            if any(x.perturbed and is_reference(x.value) for x in given):
+                raise CustomGradientTypeError(self.captured)
+            return forward(*(x.value for x in given))
+
+        return watched
+
+    def run(self, arguments: Sequence[Array], f: Jaxpr | Split) -> tuple[list[Array], list[Array]]:
+        """The outputs and the residuals."""
+        inputs = len(arguments) - len(self.f.captured_at)
+        values = f(arguments[inputs:], arguments[:inputs])
+        return values[: self.outputs], values[self.outputs :]
+
+    def attach(self, residuals: Sequence[Array], arguments: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
+        """outputs, as an outer derivative has to see them: with the rule's gradient, not f's own."""
+        float_at = self.rule.float_at
+        floats = self.transposed(outputs, self.refusal_unless_linear).attach(
+            residuals, [arguments[at] for at in self.rule.taking], [outputs[at] for at in float_at],
+            [float_at.index(at) for at in self.rule.kept],
+        )  # fmt: skip
+        attached = dict(zip(float_at, floats, strict=True))
+        return [attached.get(at, y) for at, y in enumerate(outputs)]
+
+    def tangents(self, residuals: list[Array], tangents: Sequence[Any], outputs: Sequence[Array]) -> list[Array]:
+        """The outputs' tangents, by the transpose of the rule."""
+        picked = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
+        found: dict[int, Array] = {}
+        if picked:
+            map = self.transposed(outputs, self.refusal_unless_promised).only(picked)
+            found = dict(zip(self.rule.float_at, map(residuals, [tangents[i] for i in picked]), strict=True))
+        return [found[at] if at in found else _zero_tangent(y) for at, y in enumerate(outputs)]
+
+    def transposed(self, outputs: Sequence[Array], refusal: Callable[[], str | None]) -> Transposed:
+        """The map from the tangents of the arguments that have a gradient to those of the outputs."""
+        types = [type_of_upstream(outputs[at].aval) for at in self.rule.float_at]
+        return Transposed(self.op, self.gradients, types, refusal, self.once)
+
+    def gradients(self, residuals: list[Array], upstreams: list[Array]) -> list[Array]:
+        """The gradients of the arguments that have one."""
+        return self.rule(residuals, upstreams)
+
+    def refusal_unless_promised(self) -> str | None:
+        """Why forward mode may not use the rule's transpose."""
+        return self.unpromised or self.refusal_if_bent()
+
+    def refusal_unless_linear(self) -> str | None:
+        """Why forward mode over reverse mode may not: without a promise, the rule has to be seen to be linear."""
+        if self.unpromised is None:
+            return self.refusal_if_bent()
+        return None if self.rule.linearity().is_linear else self.unpromised
+
+    def refusal_if_bent(self) -> str | None:
+        """Why no promise can be kept."""
+        bend = self.rule.linearity().bend
+        return None if bend is None else self.bent.replace(_WHAT, bend)
+
+
+def _with_zeros(backward: Callable[..., Any]) -> Callable[..., Any]:
+    def instantiated(residuals: list[Array], upstreams: Sequence[Any]) -> Any:
+        return backward(
+            residuals, [jnp.zeros(u.shape, u.dtype) if isinstance(u, SymbolicZero) else u for u in upstreams]
+        )
+
+    return instantiated
+
+
+_WHAT = "\0"
+"""where a refusal says what it got"""
+
+
+def _zero_tangent(x: Array) -> Any:
+    if not is_differentiable(x):
+        return np.zeros(x.shape, jax.dtypes.float0)
+    return jnp.zeros_like(x, dtype=None if isinstance(x.dtype, np.dtype) else type_of_upstream(x.aval).dtype)
+
+
+def _constant(tracer: Array, refusal: str) -> Array:
+    """A captured tracer that is no variable, and may not be differentiated later either."""
+    if not is_differentiable(tracer) or is_differentiated(tracer) is False:
+        return tracer
+
+    def refuse(primals: Any, tangents: Any) -> NoReturn:
+        raise CustomGradientTypeError(refusal)
+
+    constant: Any = jax.custom_jvp(lambda x: x)
+    constant.defjvp(refuse)
+    return constant(tracer)

@@ -1,0 +1,177 @@
+"""PyTorch: the members of the backend protocol, and which way a call goes.
+
+How a rule becomes a gradient stands in `cgshim_torch._eager` (eager mode), in `cgshim_torch._func` (the
+transformations of torch.func) and in `cgshim_torch._compiled` (torch.compile).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optree
+import torch
+from optree.utils import total_order_sorted
+from torch.fx import _symbolic_trace
+from torch.utils import _pytree as pytree
+
+from cgshim_torch._eager import differentiable
+from cgshim_torch._graph import depends_on_more, is_transformed, read_by_rules, recordable
+from cgshim_torch._staged import staged
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Tensor = Any
+
+
+_TENSORS = (torch.Tensor, torch.fx.Proxy)
+
+
+def is_tensor(x: object, /) -> bool:
+    return isinstance(x, _TENSORS)  # torch.is_tensor takes a NumPy array for a tensor while Dynamo traces
+
+
+def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
+    if torch.compiler.is_dynamo_compiling():
+        leaves, structure = pytree.tree_flatten(_with_sorted_keys(tree))
+        return leaves, structure
+    leaves, structure = optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
+    nodes = [kind for kind in set(map(type, leaves)) if kind in pytree.SUPPORTED_NODES]
+    if not nodes:
+        return leaves, structure
+    for kind in nodes:
+        _register(kind)
+    return tree_flatten(tree)
+
+
+def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
+    if isinstance(structure, pytree.TreeSpec):
+        return pytree.tree_unflatten(leaves, structure)
+    return optree.tree_unflatten(structure, leaves)
+
+
+_NAMESPACE = "cgshim_torch"  # in optree's own namespace "torch" the order of a dict's keys would matter
+
+
+def _register(kind: type) -> None:
+    """Let optree take apart a type that is registered with torch's pytree."""
+    node = pytree.SUPPORTED_NODES[kind]
+    if optree.register_pytree_node.get(kind, namespace=_NAMESPACE) is None:
+        optree.register_pytree_node(
+            kind, node.flatten_fn, lambda context, children: node.unflatten_fn(list(children), context),
+            namespace=_NAMESPACE,
+        )  # fmt: skip
+
+
+def _with_sorted_keys(tree: Any) -> Any:
+    """tree for torch's own pytree, which Dynamo can trace, and to which the order of a dict's keys would matter."""
+    if type(tree) is dict:
+        return {key: _with_sorted_keys(tree[key]) for key in total_order_sorted(tree)}
+    if isinstance(tree, (list, tuple)):
+        make = getattr(type(tree), "_make", type(tree))
+        return make([_with_sorted_keys(child) for child in tree])
+    return tree
+
+
+def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype)
+    if isinstance(x, (np.ndarray, np.generic)):
+        return _from_numpy(np.array(x)).to(dtype)  # a copy: NumPy's memory may change, or be locked
+    return torch.as_tensor(x, dtype=dtype)
+
+
+def _from_numpy(array: Any) -> Tensor:
+    if array.dtype.name == "bfloat16":  # an extension of NumPy, which torch does not know
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def convert_to_numpy(x: Tensor, /) -> Any:
+    x = x.detach().resolve_conj().resolve_neg()
+    if x.layout is not torch.strided:
+        x = x.to_dense()
+    if x.dtype is torch.bfloat16:  # each of them is a float32 too, and NumPy has no bfloat16 of its own
+        x = x.float()
+    return x.cpu().numpy()
+
+
+def stop_gradient(x: Tensor, /) -> Tensor:
+    return x.detach()
+
+
+def numpy_function(name: str, /) -> Callable[..., Any] | None:
+    from cgshim_torch._numpy import numpy_function
+
+    return numpy_function(name)
+
+
+def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Sequence[Tensor]:
+    if torch.compiler.is_dynamo_compiling():
+        from cgshim_torch._compiled import traced
+
+        return traced(call, inputs)
+    if torch._C._dynamo.eval_frame.get_eval_frame_callback():
+        from cgshim_torch._compiled import untraced
+
+        return untraced(call, inputs)
+    if _len_function_stack() or _len_dispatch_stack() or _tracing_state() or _symbolic_trace._is_fx_tracing_flag:
+        return staged(call, inputs)
+    return differentiable(call, inputs)
+
+
+_len_function_stack, _len_dispatch_stack = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+_tracing_state = torch._C._get_tracing_state
+
+
+def vjp(
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /
+) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor | None]]]:
+    differentiable = [at for at, x in enumerate(inputs) if x.is_floating_point() or x.is_complex()]
+
+    def of_differentiable(*tensors: Tensor) -> tuple[Tensor, ...]:
+        full = list(inputs)
+        for at, tensor in zip(differentiable, tensors, strict=True):
+            full[at] = tensor
+        return tuple(fn(*full))
+
+    in_levels = torch.compiler.is_dynamo_compiling() or is_transformed()
+    of = torch.func.vjp if in_levels else _vjp_in_graph
+    outputs, pullback = of(of_differentiable, *[inputs[at] for at in differentiable])
+
+    def gradients(upstreams: Sequence[Tensor]) -> list[Tensor | None]:
+        found: list[Tensor | None] = [None] * len(inputs)
+        for at, gradient in zip(differentiable, pullback(tuple(upstreams)), strict=True):
+            found[at] = gradient
+        return found
+
+    return outputs, gradients
+
+
+def _vjp_in_graph(fn: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[tuple[Tensor, ...], Any]:
+    """torch.func.vjp by torch.autograd: what comes of it requires grad only when something outside does."""
+    outside = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.enable_grad():
+        # each its own node of the graph: an input that comes twice has two gradients
+        given = map(recordable, inputs)
+        own = [x.view_as(x) if x.requires_grad and outside else x.detach().requires_grad_() for x in given]
+        outputs = fn(*own)
+    connected = [y for y in outputs if y.requires_grad]
+    outside = outside and (
+        any(x.requires_grad for x in inputs) or depends_on_more(connected, own) or read_by_rules(connected)
+    )
+
+    def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:
+        further = torch.is_grad_enabled() and (outside or any(u.requires_grad for u in upstreams))
+        if not connected:
+            return [torch.zeros_like(x) for x in own]
+        with torch.inference_mode(False):
+            of_connected = [recordable(u) for u, y in zip(upstreams, outputs, strict=True) if y.requires_grad]
+            gradients = torch.autograd.grad(
+                connected, own, of_connected, retain_graph=True, create_graph=further, materialize_grads=True
+            )
+        return list(gradients)
+
+    return tuple(y if outside else y.detach() for y in outputs), pullback

@@ -1,0 +1,115 @@
+"""PyTorch: a call that Dynamo traces for torch.compile; imported by the first one, for Dynamo takes a second.
+
+Dynamo follows a rule that is kept on ctx, and saves what its closure holds itself. What it does not follow leaves the
+graph: it would drop a custom backward under the transformations of torch.func (PyTorch issues 186303, 192985 and
+193279), it cannot name the variables that f reads, and it forgets in silence that a derivative is refused, where the
+backward pass reads none of the inputs (181581).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch._dynamo
+from torch._dynamo.eval_frame import set_code_exec_strategy
+from torch._dynamo.types import FrameAction, FrameExecStrategy
+from torch.autograd import forward_ad
+
+from cgshim._custom_gradient import CustomGradient
+from cgshim_torch._eager import differentiable
+from cgshim_torch._graph import is_transformed
+from cgshim_torch._kept import Autocast, Kept, device_types
+from cgshim_torch._staged import without_gradient
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Tensor = Any
+
+Attach = Callable[..., Sequence[Tensor]]
+
+untraced: Attach = torch._dynamo.disable(differentiable, reason="cgshim: Dynamo has left the graph already")
+_transformed: Attach = torch._dynamo.disable(
+    differentiable, reason="cgshim: torch.compile would drop the rule of an op under torch.func; compile inside of it"
+)
+_with_variables: Attach = torch._dynamo.disable(
+    differentiable, reason="cgshim: torch.compile cannot name the variables that f reads; pass them as arguments"
+)
+_once: Attach = torch._dynamo.disable(
+    differentiable, reason="cgshim: torch.compile would lose that a gradient is once_differentiable"
+)
+_is_transformed = torch._dynamo.assume_constant_result(is_transformed)
+
+_SKIPPED = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+
+
+def _run_calls_whole() -> bool:
+    """Let Dynamo trace a call in the graph of its caller, or else not at all: then it runs as in eager mode.
+
+    Otherwise Dynamo would compile it up to the place that it cannot trace, where f has run already. The same holds for
+    a backward pass. torch._dynamo.reset() may undo it, so it is done whenever a call is traced.
+    """
+    for function in (CustomGradient.__call__, CustomGradient.__get__, Kept.gradients):
+        set_code_exec_strategy(function.__code__, _SKIPPED)
+    return True
+
+
+_run_calls_whole()
+_calls_run_whole = torch._dynamo.assume_constant_result(_run_calls_whole)
+
+
+def traced(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """f's outputs with the rule for their gradient, in the graph that is being traced where it can be."""
+    _calls_run_whole()
+    if forward_ad._current_level >= 0 or _is_transformed():  # Dynamo compiles anew where a level that it read changes
+        return _transformed(call, inputs)
+    if not torch.is_grad_enabled():
+        return call(inputs)[0]
+    if torch.compiler.is_exporting():
+        return without_gradient(call, inputs)
+    differentiated = any(x.requires_grad for x in inputs)
+    if differentiated and call.once_differentiable:
+        return _once(call, inputs)
+    outputs, rule = call([x.detach() for x in inputs] if differentiated else inputs)
+    if any(y.requires_grad for y in outputs):
+        return _with_variables(call, inputs)
+    if not differentiated:
+        return outputs
+    attach: Attach = _Compiled.apply
+    return attach(rule, _autocast(), len(inputs), *inputs, *outputs)
+
+
+class _Compiled(torch.autograd.Function):  # type: ignore[misc]
+    """Returns aliases of outputs, whose gradients come from the rule on ctx."""
+
+    @staticmethod
+    def forward(ctx: Any, rule: Any, autocast: Autocast, inputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.rule = rule
+        ctx.autocast = autocast
+        ctx.save_for_backward(*tensors[:inputs])
+        return tuple([y.detach() for y in tensors[inputs:]])
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, _ = _as_in(ctx.autocast, ctx.rule, ctx.saved_tensors, upstreams)
+        return None, None, None, *gradients, *[None for _ in upstreams]
+
+
+_DEVICE_TYPES = device_types()
+
+
+def _autocast() -> Autocast:
+    """What autocast is set to, for each kind of device on which it is on."""
+    return tuple([
+        (kind, torch.get_autocast_dtype(kind), True) for kind in _DEVICE_TYPES if torch.is_autocast_enabled(kind)
+    ])  # fmt: skip
+
+
+def _as_in(autocast: Autocast, rule: Callable[..., Any], *args: Any) -> Any:
+    """What the rule says under autocast as it was when f ran."""
+    if not autocast:
+        return rule(*args)
+    with torch.autocast(*autocast[0]):
+        return _as_in(autocast[1:], rule, *args)

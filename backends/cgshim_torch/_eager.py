@@ -1,0 +1,259 @@
+"""PyTorch, eager mode: run, then attach.
+
+f runs first, with gradients on and on detached inputs, so that the graph records what f captured and nothing else.
+Then a Function is attached that returns aliases of f's outputs. It saves the inputs, the outputs and the other tensors
+in grad_fn's closure, and the variables, as autograd wants them saved: hooks and checkpoints see them, in-place changes
+are noticed, and nothing is held in a cycle. A saved output is the Function's own, so its derivative is the rule's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch._C import _autograd as autograd
+from torch._C import _functorch as functorch
+from torch.autograd import forward_ad
+
+from cgshim._closure import lift
+from cgshim._convention import is_differentiable
+from cgshim._residuals import refuse_hidden
+from cgshim_torch._again import connected
+from cgshim_torch._buffers import NONE, buffers_among
+from cgshim_torch._func import transformed
+from cgshim_torch._graph import is_transformed, now, recordable, requires_grad, since
+from cgshim_torch._kept import Gradients, Kept, Saved, called, examined, named
+from cgshim_torch._once import anchor, without_derivative
+from cgshim_torch._single import SingleLevelFunction
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Tensor = Any
+Refuse = Callable[[str], NoReturn]
+
+
+def differentiable(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """f's outputs, with the rule for their gradient where anything can be differentiated."""
+    if is_transformed():
+        return transformed(call, inputs)
+    return attached(call, inputs) if torch.is_grad_enabled() else unattached(call, inputs)
+
+
+def unattached(call: Call, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """f's outputs where no gradients are recorded."""
+    outputs, _ = called(call, inputs)
+    return _of_their_own(outputs, inputs)
+
+
+def _of_their_own(outputs: list[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The outputs as constants, none of which is an input: who changes what requires grad changes another tensor."""
+    given = set(map(id, inputs))
+    return [y.detach() if id(y) in given or y.requires_grad else y for y in outputs]
+
+
+def attached(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """f's outputs with the rule for their gradient, where anything is differentiated at all."""
+    differentiated = any(map(requires_grad, inputs))
+    given = [x.detach() for x in inputs] if differentiated else inputs
+    start, versions = now(), _versions(given)
+    outputs, rule = called(call, given)
+    if not differentiated and not any(map(requires_grad, (*outputs, *lift(rule.grad_fn, torch.is_tensor, call.f)[0]))):
+        return _of_their_own(outputs, inputs)
+    changed = versions != _versions(given)
+    if changed:
+        rule.shapes = [x.shape for x in inputs]
+        _shown_alike(inputs, given)
+    first = examined(call, given, inputs, since(start), outputs, rule)
+    if not (differentiated or first.variables):
+        return _of_their_own(outputs, inputs)
+    others, first.residuals.others = first.residuals.others, []
+    kept = Kept(call, first, given, others)
+    kept.changed = changed
+    kept.buffers = buffers_among(call, rule, others) if others else NONE
+    alive = map(functorch.unwrap_if_dead, inputs)
+    return named(_Attached, call.name)(kept, outputs, given, others, *alive, *first.variables)
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each tensor was changed in place."""
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:  # in inference mode torch does not count
+        return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def _shown_alike(inputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """Let the inputs lie in memory as f has left what it was given: it may have transposed them in place."""
+    for x, seen in zip(inputs, given, strict=True):
+        if x is not seen and x.layout is torch.strided and not x.is_nested and _geometry(x) != _geometry(seen):
+            with torch.no_grad():
+                x.set_(seen)
+
+
+def _geometry(x: Tensor) -> tuple[Any, ...]:
+    return x.shape, x.stride(), x.storage_offset()
+
+
+class _Attached(SingleLevelFunction):
+    """Returns aliases of a run's outputs, whose gradients come from the rule of the run.
+
+    It is applied outside of torch.func alone: Function.apply would ask for that again, at length.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, kept: Kept, outputs: list[Tensor], given: Sequence[Tensor], others: list[Tensor],
+        *differentiated: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        ctx.kept = kept
+        inputs = differentiated[: len(given)]
+        aliases = _aliases(outputs, given, inputs)
+        ctx.save_for_backward(
+            *[recordable(inputs[at]) for at in kept.inputs],
+            *[aliases[at] for at in kept.residuals.outputs],
+            *kept.buffers.without(
+                [recordable(t if t.is_leaf or at in kept.connected else t.detach()) for at, t in enumerate(others)]
+            ),
+        )
+        if not _is_connected(kept, aliases, inputs) and (kept.call.once_differentiable or kept.hidden()):
+            with torch.enable_grad():
+                ctx.anchor = anchor(differentiated)
+        return aliases
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        kept = ctx.kept
+        saved = kept.apart(ctx.saved_tensors)
+        if torch.is_grad_enabled():
+            gradients, of_variables = _differentiable_gradients(ctx, kept, saved, upstreams)
+        elif kept.call.once_differentiable and forward_ad._current_level >= 0:
+            gradients, of_variables = _once(ctx, kept, saved, upstreams)
+        else:
+            gradients, of_variables = kept.gradients(_as_constants(saved), upstreams)
+        if kept.call.options and not (torch.is_grad_enabled() or autograd._get_current_graph_task_keep_graph()):
+            kept.call.options = {}  # f is not run again, so that their tensors are free with those that were saved
+        return None, None, None, None, *gradients, *of_variables
+
+
+def _by_identity(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[int, Tensor]:
+    """The inputs under the identities of those that f was given; torch makes an object of a subclass as a view."""
+    found = dict(zip(map(id, given), inputs, strict=True))
+    for seen, x in zip(given, inputs, strict=True):
+        if type(seen) is not torch.Tensor and seen._base is not None:
+            found.setdefault(id(seen._base), x)
+    return found
+
+
+def _is_bound(tensor: Tensor) -> bool:
+    """Whether a tensor is part of a graph, or shows another tensor."""
+    return bool(tensor.requires_grad or tensor._is_view())
+
+
+def _references_to_a_free_tensor() -> int:
+    """How many references there are to a tensor that one list holds; -1 where those of C++ are not among them."""
+    tensors = [torch.empty(1)]
+    (alone,) = map(sys.getrefcount, tensors)
+    view = tensors[0][:0]  # which holds it in C++
+    (held,) = map(sys.getrefcount, tensors)
+    del view
+    return alone if held > alone else -1
+
+
+_FREE = _references_to_a_free_tensor()
+
+
+def _aliases(outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The outputs as tensors of their own; as views of what they show, which autograd guards as such.
+
+    Outputs that nobody else holds are that already. given are the inputs as f saw them.
+    """
+    references = list(map(sys.getrefcount, outputs))
+    if references.count(_FREE) == len(outputs) and not any(map(_is_bound, outputs)):
+        return tuple(outputs)
+    shown = _by_identity(given, inputs)
+    wholes = [y._base if y._is_view() else y for y in outputs]
+    if len(set(map(id, wholes))) < len(outputs):
+        return _views(outputs, wholes, shown)
+    pairs = zip(outputs, wholes, strict=True)
+    return tuple([_view(y, whole, shown[id(whole)]) if id(whole) in shown else y.detach() for y, whole in pairs])
+
+
+def _views(outputs: Sequence[Tensor], wholes: Sequence[Tensor], shown: dict[int, Tensor]) -> tuple[Tensor, ...]:
+    """The outputs as views of inputs and of each other: who changes one of them changes others, and must not."""
+    seen, views = set(), []
+    for whole in wholes:
+        if id(whole) not in shown:
+            shown[id(whole)] = whole.detach()
+    for y, whole in zip(outputs, wholes, strict=True):
+        view = _view(y, whole, shown[id(whole)])
+        views.append(view.view_as(view) if id(y) in seen else view)
+        seen.add(id(y))
+    return tuple(views)
+
+
+def _view(output: Tensor, whole: Tensor, shown: Tensor) -> Tensor:
+    """What shows of a tensor what output shows of a whole."""
+    if output is whole:
+        return shown
+    try:
+        view = output._view_func(shown)
+    except RuntimeError:  # of what does not lie in memory as it is: of the values of a sparse or nested tensor
+        view = None
+    if type(view) is type(output):
+        return view
+    return output.detach() if output.requires_grad else output
+
+
+def _as_constants(saved: Saved) -> Saved:
+    """What was saved, with outputs that are connected with nothing, as they were in f."""
+    return saved._replace(outputs=[y if y is None else y.detach() for y in saved.outputs])
+
+
+# --- Gradients that may be differentiated -----------------------------------------------------------------------
+
+
+def _differentiable_gradients(ctx: Any, kept: Kept, saved: Saved, upstreams: Sequence[Tensor]) -> Gradients:
+    """What the rule says, as functions of the inputs, the variables and the upstreams."""
+    if kept.call.once_differentiable:
+        return _once(ctx, kept, saved, upstreams)
+    functions = saved
+    if kept.differentiable:
+        functions = connected(kept, saved)
+    gradients = kept.gradients(functions, upstreams)
+    hidden = kept.hidden()
+    if not hidden:
+        return gradients
+    return _refused(ctx, saved, lambda _: refuse_hidden(kept.call, hidden[0]), gradients, upstreams)
+
+
+def _once(ctx: Any, kept: Kept, saved: Saved, upstreams: Sequence[Tensor]) -> Gradients:
+    """What a rule says that is once_differentiable: a derivative of it is refused."""
+    with_tangents = forward_ad._current_level >= 0
+    with torch.no_grad():
+        gradients = kept.gradients(
+            _as_constants(saved), [u.detach() for u in upstreams] if with_tangents else upstreams
+        )
+    return _refused(ctx, saved, kept.call.refuse_second_order, gradients, upstreams)
+
+
+def _refused(
+    ctx: Any, saved: Saved, refuse: Refuse, gradients: Gradients, upstreams: Sequence[Tensor]
+) -> Gradients:  # fmt: skip
+    """The gradients as functions of the inputs, the variables and the upstreams, whose derivatives are refused."""
+    of_inputs, of_variables = gradients
+    anchors = [ctx.anchor] if hasattr(ctx, "anchor") else [*saved.inputs, *saved.outputs, *saved.variables]
+    both = without_derivative(
+        refuse, [*of_inputs, *of_variables], [*upstreams, *[t for t in anchors if t is not None]]
+    )  # fmt: skip
+    return both[: len(of_inputs)], both[len(of_inputs) :]
+
+
+def _is_connected(kept: Kept, aliases: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Whether what is saved is connected with all the inputs that are differentiated: an output, or all of them."""
+    if len(kept.inputs) == len(inputs) or any(is_differentiable(aliases[at].dtype) for at in kept.residuals.outputs):
+        return True
+    saved = set(kept.inputs)
+    return all(at in saved or not x.requires_grad for at, x in enumerate(inputs))

@@ -1,0 +1,132 @@
+"""PyTorch: the transformations of torch.func, and dual numbers.
+
+f runs on the inputs as they are: its residuals are functions of them at every level already. The outputs that the rule
+keeps are saved as the Function's own, so that their derivative is the rule's at every level.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._C import _functorch as functorch
+from torch._functorch.autograd_function import custom_function_call
+from torch.autograd import forward_ad
+
+from cgshim._residuals import refuse_hidden
+from cgshim_torch._graph import is_wrapped_or_requires_grad, levels, refuse_captured_tangents
+from cgshim_torch._kept import Gradients, Kept, Saved, named, rules, run
+from cgshim_torch._linear import push_forward
+from cgshim_torch._once import without_derivative
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Tensor = Any
+
+
+def transformed(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """f's outputs with the rule for their gradient, at every level of the transformations that are active.
+
+    A detached output has no gradient but the rule's, so a transformation that lost the rule could not answer with
+    autodiff's.
+    """
+    first = run(call, inputs, inputs, may_depend=is_wrapped_or_requires_grad)
+    others, first.residuals.others = first.residuals.others, []
+    kept = Kept(call, first, inputs, others)
+    if call.once_differentiable:  # the gradients have to be connected with all of them
+        kept.inputs = range(len(inputs))
+    _refuse_hidden_batches(kept)
+    if forward_ad._current_level >= 0 and not rules.current:
+        refuse_captured_tangents(call, first.outputs, [*inputs, *first.variables])
+    return named(_Transformed, call.name)(kept, *inputs, *others, *[y.detach() for y in first.outputs])
+
+
+def _refuse_hidden_batches(kept: Kept) -> None:
+    """Raise where an object holds a tensor of a batch: vmap does not find it there, and takes the rule elsewhere."""
+    for tensor in kept.hidden():
+        if torch.is_tensor(tensor) and any(map(functorch.is_batchedtensor, levels(tensor))):
+            refuse_hidden(kept.call, tensor)
+
+
+class _Transformed(torch.autograd.Function):  # type: ignore[misc]
+    """Returns aliases of outputs, whose gradients come from a rule, inside the transformations of torch.func."""
+
+    generate_vmap_rule = True
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """Function.apply without its look at forward's signature, which takes 15 us a call and level."""
+        if functorch.maybe_current_level() is None:  # dual numbers alone
+            return super(torch.autograd.Function, cls).apply(*args)
+        return custom_function_call(cls, *args)
+
+    @staticmethod
+    def forward(kept: Kept, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple([y.detach() for y in tensors[len(tensors) - kept.outputs :]])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        kept, *tensors = inputs
+        others = tensors[len(kept.devices) : len(tensors) - kept.outputs]
+        saved = [
+            *[tensors[at] for at in kept.inputs], *[output[at] for at in kept.residuals.outputs], *others
+        ]  # fmt: skip
+        ctx.kept = kept
+        ctx.others = len(others)
+        ctx.save_for_backward(*saved)
+        if forward_ad._current_level >= 0:
+            ctx.zeros = [functools.partial(torch.zeros, y.shape, dtype=y.dtype, device=y.device) for y in output]
+            ctx.save_for_forward(*saved)
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        kept, saved = ctx.kept, ctx.kept.apart(ctx.saved_tensors)
+        gradients = kept.gradients(saved, upstreams)
+        if kept.call.once_differentiable and (torch.is_grad_enabled() or forward_ad._current_level >= 0):
+            gradients = _once(kept, saved, upstreams, gradients)
+        return None, *in_place(kept, gradients, ctx.others), *[None] * kept.outputs
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        kept = ctx.kept
+        if not kept.call.forward_mode:
+            kept.call.refuse_forward_mode("jvp, jacfwd or a dual number")
+        with forward_ad._set_fwd_grad_enabled(True):  # torch turned it off, and with it the outer levels
+            here = [_primal(tensor) for tensor in ctx.saved_tensors]
+            rule = functools.partial(_rule, kept, kept.apart(here), ctx.others)
+            constants = kept.apart([tensor.detach() for tensor in here])
+            of_constants = functools.partial(_rule, kept, constants, ctx.others)
+            return push_forward(kept.call, rule, of_constants, [zeros() for zeros in ctx.zeros], tangents)
+
+
+def _once(kept: Kept, saved: Saved, upstreams: Sequence[Tensor], gradients: Gradients) -> Gradients:
+    """The gradients of a rule that is once_differentiable: a derivative of them is refused."""
+    of_inputs, of_variables = gradients
+    both = without_derivative(
+        kept.call.refuse_second_order, [*of_inputs, *of_variables], [*saved.inputs, *saved.variables, *upstreams]
+    )
+    return both[: len(of_inputs)], both[len(of_inputs) :]
+
+
+def _rule(kept: Kept, saved: Saved, others: int, *upstreams: Tensor) -> list[Tensor | None]:
+    return in_place(kept, kept.gradients(saved, upstreams), others)
+
+
+def in_place(kept: Kept, gradients: Gradients, others: int) -> list[Tensor | None]:
+    """The gradients where the tensors stand that they are the gradients of; residuals have none of their own."""
+    of_inputs, of_variables = gradients
+    of_others: list[Tensor | None] = [None] * others
+    for at, gradient in zip(kept.variables, of_variables, strict=True):
+        of_others[at] = gradient
+    return [*of_inputs, *of_others]
+
+
+def _primal(tensor: Tensor) -> Tensor:
+    """tensor without its tangent at this level; torch 2.13 has no batching rule for that."""
+    if functorch.is_batchedtensor(tensor):
+        batched_at, level = functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor)
+        return functorch._add_batch_dim(_primal(functorch.get_unwrapped(tensor)), batched_at, level)
+    return forward_ad.unpack_dual(tensor).primal

@@ -1,0 +1,243 @@
+"""PyTorch: what the graph of autograd tells about tensors that reached f by another way than its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch._C import _functorch as functorch
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+from torch._subclasses import FakeTensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import get_gradient_edge
+
+from cgshim._contents import tensors_inside
+from cgshim._hidden import names_in
+from cgshim_torch._state import AsRead
+from cgshim_torch._state import levels as levels
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Tensor = Any
+T = TypeVar("T")
+Edge = tuple[Any, int]
+
+requires_grad = operator.attrgetter("requires_grad")
+_is_leaf = operator.attrgetter("is_leaf")
+
+
+def now() -> int:
+    """A point in this thread's history of the graph: nodes that it makes later have this number or a higher one."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def since(start: int) -> range:
+    """The numbers of the nodes that this thread has made since then."""
+    return range(start, now())
+
+
+def is_transformed() -> bool:
+    """Whether a transformation of torch.func, or a level of dual numbers, is active."""
+    return functorch.maybe_current_level() is not None or bool(forward_ad._current_level >= 0)
+
+
+def is_wrapped_or_requires_grad(tensor: Tensor) -> bool:
+    """Whether a derivative of tensor can be taken at some level of torch.func."""
+    return bool(tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether a tensor has numbers in it, and not just a shape and a dtype."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def recordable(tensor: Tensor) -> Tensor:
+    """tensor for autograd to record, which refuses one that was made in inference mode."""
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def captured(
+    call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor], during: range, in_a_rule: bool = False
+) -> list[Tensor]:
+    """The variables that tensors, made during a run, depend on; what else they depend on but inputs is refused.
+
+    In a rule a tensor that the run did not make is a constant where it depends on nothing but the inputs: there the
+    op's own rule speaks for them.
+    """
+    variables: list[Tensor] = []
+    known = _Known(inputs)
+    in_batch = False
+    while made:  # first as they are, and then as each transformation of torch.func has wrapped them
+        leaves, strange = known.reached_beyond([t for t in made if t.requires_grad], during)
+        known.add([leaf for leaf, _ in leaves])
+        if strange or (in_batch and leaves):
+            leaves, strange = _as_read(call, leaves, strange, in_batch)
+        variables += [leaf for leaf, _ in sorted(leaves, key=_of_use)]
+        known.add(variables)
+        for edge, _ in strange:
+            if not in_a_rule or known.is_passed_from(edge):
+                call.refuse_captured(edge[0]._input_metadata[edge[1]])
+        in_batch = in_batch or any(map(functorch.is_batchedtensor, made))
+        made = [functorch.get_unwrapped(t) for t in made if functorch.is_functorch_wrapped_tensor(t)]
+    return variables
+
+
+Use = tuple[T, int]
+"""what tensors depend on, and the number of the first node of the graph that uses it"""
+_of_use = operator.itemgetter(1)
+
+
+def _as_read(
+    call: Call, leaves: list[Use[Tensor]], strange: list[Use[Edge]], in_batch: bool
+) -> tuple[list[Use[Tensor]], list[Use[Edge]]]:
+    """The leaves as f read them, tensors that stand in the places of Parameters among them; and what else is strange.
+
+    A leaf that is a batch of vmap's is what vmap has made of it; where f is not seen to hold that, nobody can tell.
+    """
+    read = AsRead(call.f, [*within_reach(call.f), *tensors_inside(call.options, torch.is_tensor)])
+    if in_batch:
+        for leaf, _ in leaves:
+            if read.leaf(leaf) is None:
+                call.refuse_captured(leaf)
+        leaves = [(read.leaf(leaf), used) for leaf, used in leaves]
+    in_place = [(read.state(edge), used) for edge, used in strange if read.state(edge) is not None]
+    return [*leaves, *in_place], [(edge, used) for edge, used in strange if read.state(edge) is None]
+
+
+def refuse_captured_tangents(call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """Raise where forward mode reached f by another way: what it can read tells, and what it made of constants."""
+    given = set(map(id, inputs))
+    captured = [*within_reach(call.f), *tensors_inside(call.options, torch.is_tensor)]
+    suspects = [tensor for tensor in captured if id(tensor) not in given]
+    if not any(map(_has_tangent, inputs)):
+        suspects += made
+    for tensor in filter(_has_tangent, suspects):
+        call.refuse_captured(tensor)
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    """Whether a tensor has a tangent at any level: what an inner transformation hides, the outer one sees."""
+    duals = [level for level in levels(tensor) if not functorch.is_batchedtensor(level)]
+    if any(forward_ad.unpack_dual(dual).tangent is not None for dual in duals):
+        return True
+    if functorch.maybe_current_level() is None:
+        return False
+    with temporarily_pop_interpreter_stack():
+        outer = functorch.maybe_current_level() or 0
+        while functorch.is_functorch_wrapped_tensor(tensor) and functorch.maybe_get_level(tensor) > outer:
+            tensor = functorch.get_unwrapped(tensor)
+        return _has_tangent(tensor)
+
+
+def depends_on_more(tensors: Sequence[Tensor], than: Sequence[Tensor]) -> bool:
+    """Whether tensors are connected with anything that requires grad beyond those."""
+    leaves, _ = _Known(than).reached_beyond(tensors)
+    return bool(leaves)
+
+
+def read_by_rules(tensors: Sequence[Tensor]) -> bool:
+    """Whether a rule of an op that tensors depend on may read more than is saved, and of that what requires grad."""
+    edges: list[Any] = [t.grad_fn for t in tensors]
+    seen = set()
+    while edges:
+        node = edges.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        kept = getattr(node, "kept", None)
+        if kept is not None and any(map(requires_grad, within_reach(kept.call.f))):
+            return True
+        edges += [following for following, _ in node.next_functions]
+    return False
+
+
+def within_reach(f: Any) -> Iterator[Tensor]:
+    """The tensors that f and the functions within it can read: in its closure and its object, and by a global name."""
+    yield from tensors_inside(f, torch.is_tensor)
+    function = inspect.unwrap(f)
+    code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    for name in names_in(code) if code else ():
+        if torch.is_tensor(scope.get(name)):
+            yield scope[name]
+
+
+def leaf_of(tensor: Tensor) -> Tensor:
+    """The leaf whose gradient that of a leaf is: itself, but for the copies that hooks on saved tensors make."""
+    transformed = functorch.maybe_current_level() is not None or functorch.is_functorch_wrapped_tensor(tensor)
+    if transformed:
+        return tensor
+    try:
+        return get_gradient_edge(tensor).node.variable
+    except NotImplementedError:  # torch shows nothing of a sparse tensor
+        with torch.enable_grad():
+            return tensor.clone().grad_fn.next_functions[0][0].variable
+
+
+class _Known:
+    """Tensors at which a walk through the graph turns back, at every level of torch.func that wraps them."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._leaves: list[Tensor] = []
+        self._edges: set[Edge] = set()
+        self.add(tensors)
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            for level in levels(tensor):
+                if not level.is_leaf:
+                    self._edges.add((level.grad_fn, level.output_nr))
+                elif level.requires_grad:
+                    self._leaves.append(leaf_of(level))
+
+    def reached_beyond(
+        self, tensors: Sequence[Tensor], during: range | None = None
+    ) -> tuple[list[Use[Tensor]], list[Use[Edge]]]:
+        """The other leaves that tensors depend on, and what a run did not make.
+
+        Each thread counts its nodes by itself: of two nodes of one number, one was made in another thread.
+        """
+        used_at = {id(leaf): (leaf, 0) for leaf in map(leaf_of, filter(_is_leaf, tensors))}
+        strange: dict[Edge, int] = {}
+        node_of: dict[int, Any] = {}
+        edges: list[Use[Edge]] = [((t.grad_fn, t.output_nr), 0) for t in tensors if not t.is_leaf]
+        seen = set(self._edges)
+        while edges:
+            edge, used = edges.pop()
+            if edge in seen:
+                if edge in strange:
+                    strange[edge] = min(strange[edge], used)
+                continue
+            seen.add(edge)
+            node = edge[0]
+            number = node._sequence_nr()
+            if during is not None and (number not in during or node_of.setdefault(number, node) is not node):
+                strange[edge] = used
+                continue
+            for following in node.next_functions:
+                leaf = getattr(following[0], "variable", None)
+                if leaf is None:
+                    edges += [(following, number)] if following[0] is not None else []
+                elif id(leaf) not in used_at or number < used_at[id(leaf)][1]:
+                    used_at[id(leaf)] = leaf, number
+        for leaf in self._leaves:
+            used_at.pop(id(leaf), None)
+        return list(used_at.values()), list(strange.items())
+
+    def is_passed_from(self, edge: Edge) -> bool:
+        """Whether a walk from an edge reaches a leaf that is not known."""
+        known = set(map(id, self._leaves))
+        edges, seen = [edge], set(self._edges)
+        while edges:
+            edge = edges.pop()
+            if edge[0] is None or edge in seen:
+                continue
+            seen.add(edge)
+            leaf = getattr(edge[0], "variable", None)
+            if leaf is not None and id(leaf) not in known:
+                return True
+            edges += edge[0].next_functions
+        return False

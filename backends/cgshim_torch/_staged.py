@@ -1,0 +1,160 @@
+"""PyTorch: a call in a graph that torch.export, torch.jit.trace, make_fx or torch.fx.symbolic_trace is making.
+
+symbolic_trace records the op itself. The other graphs hold nothing but operations of tensors: f's. A rule has no place
+in them, so that a gradient of what they compute would be autodiff's. Where gradients are enabled as the graph is made,
+it gets an operation after f's that returns what it is given, and that refuses to be differentiated. Where they are
+not (for jit.trace: in inference mode), the graph is f's alone, for inference. A gradient that is taken while the graph
+is made is the rule's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.fx import Proxy
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+from cgshim._custom_gradient import CustomGradient
+from cgshim._errors import TransformationError, describe, sentence
+from cgshim._tree import ONE_TENSOR, fill_each
+from cgshim_torch._eager import differentiable
+from cgshim_torch._graph import is_transformed, requires_grad, within_reach
+from cgshim_torch._single import SingleLevelFunction
+
+if TYPE_CHECKING:
+    from cgshim._call import Call
+
+Tensor = Any
+
+
+def staged(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The outputs of a call in the graph that is being made; those of any other call if none is."""
+    if any(isinstance(x, Proxy) for x in inputs):
+        return [_recorded(call, inputs)]
+    if torch._C._get_tracing_state() is not None and not torch.is_inference_mode_enabled():
+        return without_gradient(call, inputs)  # without gradients too: as such jit.trace makes the graph once more
+    if not torch.is_grad_enabled():
+        return differentiable(call, inputs)
+    outputs = differentiable(call, inputs)
+    if get_proxy_mode() is None:
+        return outputs
+    return tuple(_Marked.apply(call.name, len(outputs), *outputs, *inputs, *_leaves_behind(outputs)))
+
+
+def _leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The leaves that a rule speaks for: Parameters that f read are among them."""
+    following = [node for y in outputs if y.grad_fn is not None for node, _ in y.grad_fn.next_functions]
+    leaves = [node.variable for node in following if hasattr(node, "variable")]
+    return list({id(leaf): leaf for leaf in leaves}.values())
+
+
+def without_gradient(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """f's outputs, whose gradient is refused."""
+    outputs, _ = call(inputs)
+    marked: Sequence[Tensor] = torch.ops.cgshim.without_gradient(outputs, list(inputs), call.name)
+    return marked
+
+
+# --- torch.fx ---------------------------------------------------------------------------------------------------
+
+
+def _recorded(call: Call, inputs: Sequence[Tensor]) -> Proxy:
+    """The op itself as a node of the graph that symbolic_trace makes; its output is one node, whatever it holds."""
+    for tensor in filter(requires_grad, within_reach(call.f)):
+        call.refuse(
+            "torch.fx records an op without the state that f reads", describe(tensor), "pass it as an argument"
+        )  # fmt: skip
+    tracer = next(x.tracer for x in inputs if isinstance(x, Proxy))
+    call.output = ONE_TENSOR
+    return tracer.create_proxy("call_function", _op_of(call), tuple(fill_each(call.arguments, inputs)), call.options)
+
+
+def _op_of(call: Call) -> CustomGradient[..., Any]:
+    """The op that is called: the one that goes by f's name, where its f is this one."""
+    module = sys.modules.get(getattr(call.f, "__module__", None) or "")
+    op = getattr(module, getattr(call.f, "__qualname__", ""), None)
+    if isinstance(op, CustomGradient) and op.held_function is call.f:
+        return op
+    return CustomGradient(
+        call.f, forward_mode=call.forward_mode, once_differentiable=call.once_differentiable, name=call.name
+    )
+
+
+# --- The operation that refuses a gradient ----------------------------------------------------------------------
+
+_library = torch.library.Library("cgshim", "DEF")
+_library.define("without_gradient(Tensor[] outputs, Tensor[] inputs, str op) -> Tensor[]")
+
+
+def _copies(outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
+    return [y.clone() for y in outputs]
+
+
+def _differentiable(outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
+    with enable_single_level_autograd_function():
+        return list(_Refusing.apply(op, len(outputs), *outputs, *inputs))
+
+
+def _batched(info: Any, in_dims: Any, outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> Any:
+    return torch.ops.cgshim.without_gradient(outputs, inputs, op), in_dims[0]
+
+
+_library.impl("without_gradient", _copies, "CompositeExplicitAutograd")
+_library.impl("without_gradient", _differentiable, "Autograd")
+torch.library.register_fake("cgshim::without_gradient", _copies, lib=_library)
+torch.library.register_vmap("cgshim::without_gradient", _batched, lib=_library)
+
+
+class _Refusing(SingleLevelFunction):
+    """The operation where something may be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, op: str, outputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.op = op
+        with torch._C._AutoDispatchBelowAutograd():
+            return tuple(torch.ops.cgshim.without_gradient(tensors[:outputs], tensors[outputs:], op))
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> NoReturn:
+        _refuse(ctx.op)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> NoReturn:
+        _refuse(ctx.op)
+
+
+def _refuse(op: str) -> NoReturn:
+    raise TransformationError(
+        sentence(op, "the graph of an op is that of f alone", "a derivative of it",
+                 "differentiate the op, or make the graph of its gradient")
+    )  # fmt: skip
+
+
+class _Marked(torch.autograd.Function):  # type: ignore[misc]
+    """Outputs with the operation behind them in the graph, and with their own gradient as the graph is made."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(op: str, outputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.ops.cgshim.without_gradient(tensors[:outputs], tensors[outputs:], op))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.op, ctx.outputs, *tensors = inputs
+        ctx.save_for_backward(*tensors[ctx.outputs :])
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = ctx.saved_tensors
+        if get_proxy_mode() is not None and not is_transformed():  # a graph of the gradient has no gradient of its own
+            upstreams = _Marked.apply(ctx.op, ctx.outputs, *upstreams, *inputs)
+        return None, None, *upstreams, *[None] * len(inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple([None if t is None else t.clone() for t in tangents[: ctx.outputs]])
