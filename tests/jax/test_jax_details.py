@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from cgshim_jax._linearity import linearity_of
 from jax import lax
 
 from cgshim import ops
+from cgshim_jax._linearity import linearity_of
 
 
 def test_a_tensor_that_is_given_by_name_alone():

@@ -8,9 +8,9 @@ import autograd.numpy as anp
 import numpy as np
 import pytest
 from autograd import grad
-from cgshim_numpy._run import running
 
 from cgshim import CustomGradientError, op_custom_gradient, op_grad
+from cgshim_numpy._run import running
 
 X = np.array([1.0, 2.0])
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from cgshim_tensorflow._fits import _equal
 from tf_modes import jvp
 
 import cgshim
+from cgshim_tensorflow._fits import _equal
 
 X, V = [2.0, -3.0], [1.0, 10.0]
 raw = tf.raw_ops

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from cgshim_torch._agree import agree
 from torch.testing._internal.two_tensor import TwoTensor
+
+from cgshim_torch._agree import agree
 
 X = torch.tensor([[0.5, 0.0, -2.0], [3.0, 0.25, 0.0]])
 

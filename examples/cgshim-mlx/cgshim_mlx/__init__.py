@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 import numpy as np
 import optree
+
 from cgshim_mlx._arrays import Array
 from cgshim_mlx._arrays import is_tensor as is_tensor
 from cgshim_mlx._run import Run, attached

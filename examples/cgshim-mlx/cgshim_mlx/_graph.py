@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
+
 from cgshim_mlx._arrays import Array
 
 

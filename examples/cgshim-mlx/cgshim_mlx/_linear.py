@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
+
 from cgshim_mlx._arrays import Array, all_of, is_float, spoiled
 from cgshim_mlx._graph import Graph
 

@@ -7,12 +7,12 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import mlx.core as mx
+
+from cgshim.backend import Residuals, RuleScope, lift, refuse_another_run, refuse_hidden, run_again
 from cgshim_mlx._arrays import Array, agree, all_of, handle, is_float, is_tensor, spoiled, stopped
 from cgshim_mlx._graph import Graph, is_one_array, is_traced
 from cgshim_mlx._linear import transposed
 from cgshim_mlx._vjp import RANDOM, jvp, pulled_back
-
-from cgshim.backend import Residuals, RuleScope, lift, refuse_another_run, refuse_hidden, run_again
 
 if TYPE_CHECKING:
     from cgshim.backend import Call

@@ -9,9 +9,9 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from cgshim_mlx._arrays import Array, agree, all_of, is_float, spoiled
 
 from cgshim.backend import Generator
+from cgshim_mlx._arrays import Array, agree, all_of, is_float, spoiled
 
 
 def vjp(
