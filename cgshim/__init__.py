@@ -3,10 +3,9 @@
 import importlib
 from typing import Any
 
-from cgshim._backend import available_backends as available_backends
-from cgshim._backend import config_backend as config_backend
-from cgshim._backend import set_backend as set_backend
-from cgshim._backend import use_backend as use_backend
+from cgshim._choice import config_backend as config_backend
+from cgshim._choice import set_backend as set_backend
+from cgshim._choice import use_backend as use_backend
 from cgshim._custom_gradient import op_custom_gradient as op_custom_gradient
 from cgshim._embed import op_embed_gradient as op_embed_gradient
 from cgshim._errors import BackendError as BackendError
@@ -14,6 +13,7 @@ from cgshim._errors import CustomGradientError as CustomGradientError
 from cgshim._errors import CustomGradientTypeError as CustomGradientTypeError
 from cgshim._errors import CustomGradientValueError as CustomGradientValueError
 from cgshim._errors import TransformationError as TransformationError
+from cgshim._registry import available_backends as available_backends
 from cgshim._vjp import op_grad as op_grad
 from cgshim._vjp import op_value_and_grad as op_value_and_grad
 from cgshim._vjp import op_vjp as op_vjp

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cgshim._backend import chosen_by, config_backend, entry_points, load
+from cgshim._choice import chosen_by, config_backend
 from cgshim._errors import BackendError
+from cgshim._registry import entry_points, load
 
 
 class Row(NamedTuple):

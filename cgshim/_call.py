@@ -6,11 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from cgshim._backend import Backend, Tensor, config_backend, is_numpy_array, name_of, select
+from cgshim._choice import backend_for, config_backend, is_numpy_array
 from cgshim._contents import SIMPLE, tensors_inside
-from cgshim._convention import Rule
-from cgshim._errors import BackendError, CustomGradientTypeError, TransformationError, describe, function_name, sentence
-from cgshim._tree import ONE_TENSOR, Parts, fill_each, take_apart
+from cgshim._errors import (
+    BackendError,
+    CustomGradientTypeError,
+    TransformationError,
+    describe,
+    function_name,
+    listing,
+    sentence,
+)
+from cgshim._foreign import not_converted
+from cgshim._gradients import Arguments
+from cgshim._protocol import Backend, Tensor
+from cgshim._registry import name_of
+from cgshim._rule import Rule, spelled
+from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition
 
 T = TypeVar("T")
 
@@ -19,71 +31,101 @@ class Call:
     """What a backend is given: calling it runs f on tensors, and returns the output's tensors and the rule.
 
     A backend may call it as often as its framework needs (a retrace, a second order), with other tensors of the same
-    shapes and dtypes: tracers, boxes, copies.
+    shapes and dtypes: tracers, boxes, copies. Nobody writes to it: all calls with tensors alone share one.
     """
 
-    __slots__ = (
-        "arguments", "backend", "f", "forward_mode", "name", "names", "once_differentiable", "options", "output",
-    )  # fmt: skip
-
-    output: Parts
-    """the parts of what f returned, once it has run"""
+    __slots__ = ("arguments", "backend", "f", "forward_mode", "name", "once_differentiable", "options")
 
     def __init__(
         self,
-        name: str,
+        arguments: Arguments,
         f: Callable[..., Any],
-        forward_mode: bool,
-        backend: Backend,
-        names: Sequence[str],
-        arguments: Sequence[Parts],
         options: Mapping[str, Any],
+        *,
+        forward_mode: bool = False,
         once_differentiable: bool = False,
     ) -> None:
-        self.name = name
-        self.f = f
-        self.forward_mode = forward_mode
-        self.backend = backend
-        self.names = names
         self.arguments = arguments
+        self.name = arguments.op
+        self.backend: Backend = arguments.backend
+        self.f = f
         self.options = options
+        self.forward_mode = forward_mode
         self.once_differentiable = once_differentiable
 
-    def __call__(self, inputs: Sequence[Tensor], f: Callable[..., Any] | None = None) -> tuple[list[Tensor], Rule]:
-        """Run f once on inputs; the tensors of its output, and the rule that goes with them.
+    def with_f(self, f: Callable[..., Any]) -> Call:
+        """Return the same call of another f: the author's, around other captured tensors, or converted."""
+        return self if f is self.f else self._with(f, self.options)
 
-        A backend may give an f of its own: the author's, round other captured tensors.
+    def without_options(self) -> Call:
+        """Return the same call for a rule that runs later: f will not run again, so its options need not be kept."""
+        return self._with(self.f, {})
+
+    def _with(self, f: Callable[..., Any], options: Mapping[str, Any]) -> Call:
+        return Call(
+            self.arguments, f, options, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable
+        )
+
+    def __call__(self, inputs: Sequence[Tensor], f: Callable[..., Any] | None = None) -> tuple[list[Tensor], Rule]:
+        """Run f once on inputs, and return the tensors of its output and the rule that goes with them.
+
+        A backend may give an f of its own: the author's, around other captured tensors.
         """
-        output, grad_fn = pair(self.name, self.f, (f or self.f)(*fill_each(self.arguments, inputs), **self.options))
-        try:
-            outputs, self.output = take_apart(self.name, self.backend, output)
-        except BackendError as error:
-            raise ForeignOutputError(output, error) from None
+        f, arguments = f or self.f, self.arguments
+        if arguments.are_tensors and not self.options:
+            result = f(*inputs)
+        else:
+            result = f(*combine_each(arguments.specs, inputs), **self.options)
+        output, grad_fn = checked_pair(self.name, self.f, result)
+        if self.backend.is_tensor(output):
+            return [output], Rule(arguments, grad_fn, ONE_TENSOR, inputs)
+        outputs, spec = self._partitioned(output)
         if inputs and not outputs:
             raise CustomGradientTypeError(
-                sentence(self.name, "the output of f must hold a tensor when an argument does", describe(output),
-                         f"return a tensor of {name_of(self.backend)}")
+                sentence(self.name, must="the output of f must hold a tensor when an argument does",
+                         got=describe(output),
+                         do=f"return a tensor of {name_of(self.backend)}")
             )  # fmt: skip
-        if self.output is not ONE_TENSOR:
-            self._refuse_tensors_in(self.output.static_leaves())
-        return outputs, Rule(self, grad_fn, self.output, inputs)
+        self._refuse_tensors_in(spec.static_leaves())
+        return outputs, Rule(arguments, grad_fn, spec, inputs)
+
+    def _partitioned(self, output: Any) -> tuple[list[Tensor], TreeSpec]:
+        try:
+            return partition(self.name, self.backend, output)
+        except BackendError as error:
+            raise ForeignOutputError(output, error) from None
 
     def _refuse_tensors_in(self, leaves: Sequence[Any]) -> None:
         """Raise where a leaf of the output that is no tensor holds one: no rule speaks for it."""
         for leaf in leaves:
             if type(leaf) in SIMPLE or any(
-                leaf is given for parts in self.arguments for given in parts.static_leaves()
+                leaf is given for spec in self.arguments.specs for given in spec.static_leaves()
             ):
                 continue
             for tensor in tensors_inside(leaf, self.backend.is_tensor):
                 raise CustomGradientTypeError(
-                    sentence(self.name, "the output of f must hold its tensors in containers that the backend knows",
-                             f"{describe(tensor)} in {describe(leaf)}", "return the tensor itself")
+                    sentence(self.name,
+                             must="the output of f must hold its tensors in containers that the backend knows",
+                             got=f"{describe(tensor)} in {describe(leaf)}", do="return the tensor itself")
                 )  # fmt: skip
+
+    def require_variables(self, rule: Rule, variables: Sequence[Tensor]) -> None:
+        """Raise unless the rule takes variables, or f read none."""
+        if not variables or rule.takes_variables:
+            return
+        for variable in variables:
+            if self.option_of(variable) is not None:
+                self.refuse_captured(variable)
+        raise CustomGradientTypeError(
+            sentence(self.name, must="grad_fn must take variables when f reads trainable state",
+                     got=f"{spelled(rule.grad_fn)} and {listing([describe(v) for v in variables])}",
+                     do="write grad_fn(..., variables=None) and return (gradients, [one per variable]), "
+                     "or pass the state as an argument")
+        )  # fmt: skip
 
     def refuse(self, rule: str, transformation: str, instead: str) -> NoReturn:
         """Raise the error for a transformation under which the gradient cannot be the rule's."""
-        raise TransformationError(sentence(self.name, rule, transformation, instead))
+        raise TransformationError(sentence(self.name, must=rule, got=transformation, do=instead))
 
     def refuse_forward_mode(self, transformation: str) -> NoReturn:
         """Raise the error for forward mode that the author did not promise: J v is the transpose of a linear rule."""
@@ -105,11 +147,16 @@ class Call:
         option = self.option_of(tensor)
         got = f"a captured {describe(tensor)}" if option is None else f"{describe(tensor)} in the option {option}"
         raise CustomGradientTypeError(
-            sentence(self.name, "f must be given every tensor that is differentiated", got, "pass it as an argument")
+            sentence(
+                self.name,
+                must="f must be given every tensor that is differentiated",
+                got=got,
+                do="pass it as an argument",
+            )
         )
 
     def option_of(self, tensor: object) -> str | None:
-        """The name of the option that holds a tensor."""
+        """Return the name of the option that holds a tensor; None if none does."""
         for name, option in self.options.items():
             if any(held is tensor for held in (option, *self.backend.tree_flatten(option)[0])):
                 return name
@@ -130,44 +177,43 @@ class ForeignOutputError(BackendError):
         return self._output
 
 
-def pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
-    """What f returned, when it is what f must return."""
+def checked_pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
+    """Return what f returned, if it is what f must return."""
     if isinstance(result, tuple) and len(result) == 2 and callable(result[1]):
         return result
     got = describe(result)
     if isinstance(result, tuple) and len(result) == 2:
         got = f"({describe(result[0])}, {describe(result[1])})"
     raise CustomGradientTypeError(
-        sentence(op, f"{function_name(f)} must return a pair (output, grad_fn)", got,
-                 "return the output and a function that turns upstream gradients into gradients of the arguments")
+        sentence(op, must=f"{function_name(f)} must return a pair (output, grad_fn)", got=got,
+                 do="return the output and a function that turns upstream gradients into gradients of the arguments")
     )  # fmt: skip
 
 
-def constant(op: str, output: T) -> T:
-    """The output of an f that was given no tensor; refused where it depends on one that is differentiated."""
-    backend = select([output])
+def output_of_constants(op: str, output: T) -> T:
+    """Return the output of an f that was given no tensor; refuse it if it depends on one that is differentiated."""
+    backend = backend_for([output])
     if backend is None:
         return output
-    tensors, parts = take_apart(op, backend, output)
+    tensors, spec = partition(op, backend, output)
     if not tensors:
         return output
-    call = Call(op, partial(_made, tensors), False, backend, [], [], {})
+    call = Call(Arguments(op, backend, [], [], True), partial(_made, tensors), {})
     try:
-        constants: T = parts.fill(backend.custom_gradient(call, []))
+        constants: T = spec.combine(backend.custom_gradient(call, []))
     except CustomGradientTypeError:
         raise CustomGradientTypeError(
-            sentence(op, "f must be given every tensor that is differentiated", "none among its arguments",
-                     "pass it as an argument")
+            sentence(op, must="f must be given every tensor that is differentiated", got="none among its arguments",
+                     do="pass it as an argument")
         ) from None  # fmt: skip
     return constants
 
 
+@not_converted
 def _made(tensors: list[Tensor]) -> tuple[list[Tensor], Callable[..., None]]:
     return tensors, _no_gradients
 
 
+@not_converted
 def _no_gradients(*upstreams: Tensor) -> None:
     """The rule of no arguments."""
-
-
-_made.autograph_info__ = _no_gradients.autograph_info__ = {}  # type: ignore[attr-defined]  # not to be converted

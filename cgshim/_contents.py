@@ -53,10 +53,14 @@ def contents_of(x: Any) -> list[Any] | None:
 
 
 def attributes_of(x: Any) -> list[Any]:
-    """What an object holds in its attributes."""
+    """Return what an object holds in its attributes."""
     slots = [name for base in type(x).__mro__ for name in _as_names(base.__dict__.get("__slots__", ()))]
-    slots = [name for name in slots if name not in ("__dict__", "__weakref__")]
+    slots = [name for name in slots if name not in _NOT_HELD]
     return [*getattr(x, "__dict__", {}).values(), *(getattr(x, name, None) for name in slots)]
+
+
+_NOT_HELD = ("__dict__", "__weakref__", "_calls")
+"""slots that say nothing of what an object is; _calls is what an op remembers from one call to the next"""
 
 
 def _as_names(slots: Any) -> list[str]:

@@ -6,15 +6,19 @@ import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from cgshim._backend import load, select
-from cgshim._call import Call, ForeignOutputError, constant, pair
+from cgshim._call import Call, ForeignOutputError, checked_pair, output_of_constants
+from cgshim._choice import backend_for, config_backend, framework_of_type, is_lasting
 from cgshim._contents import FunctionHolder
 from cgshim._errors import CustomGradientTypeError, describe, function_name, sentence
-from cgshim._tree import take_apart_each
+from cgshim._foreign import KERAS, is_traced
+from cgshim._gradients import Arguments
+from cgshim._parameters import Parameters
+from cgshim._registry import load
+from cgshim._trees import ONE_TENSOR, partition_each
 
 P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
@@ -30,7 +34,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     """
 
     __slots__ = (
-        "__dict__", "__weakref__", "_bound", "_f", "_parameters", "_signature", "forward_mode", "name",
+        "__dict__", "__weakref__", "_bound", "_calls", "_f", "_parameters", "_signature", "forward_mode", "name",
         "once_differentiable",
     )  # fmt: skip
 
@@ -56,32 +60,70 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self._bound = bound
         self._parameters = _parameters_of(f, bound[0] if bound else None)
         self._signature: inspect.Signature | None = None
+        self._calls: dict[tuple[str | type | None, ...], Call | None] = {}
         self.forward_mode = forward_mode
         self.once_differentiable = once_differentiable
         self.name = name or function_name(f)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
-        """f's output for these arguments, differentiable by f's rule in the framework of the arguments."""
+        """Return f's output for these arguments, differentiable by f's rule in the framework of the arguments."""
+        output: T_co
+        inputs: Sequence[Any] = args
+        call = None if kwargs or is_traced() else self._call_of_tensors(config_backend(), *map(type, args))
+        if call is None or not all(map(call.backend.is_tensor, args)):
+            call, inputs = self._call_of(args, kwargs)
+        if call is None:
+            output, _ = checked_pair(self.name, self._f, self._f(*args, **kwargs))
+            return output_of_constants(self.name, output)
+        try:
+            output = call.backend.custom_gradient(call, inputs)
+        except ForeignOutputError as foreign:
+            output = output_of_constants(self.name, foreign.constant_of(inputs))
+        return output
+
+    def _call_of_tensors(self, chosen: str | None, *types: type) -> Call | None:
+        """Return the call whose arguments are tensors of these types, by position; None if they may be others.
+
+        It is the plan of every such call: made at the first one, found again by the types and the chosen backend.
+        """
+        try:
+            return self._calls[(chosen, *types)]
+        except KeyError:
+            call = self._new_call_of_tensors(chosen, types)
+        if len(self._calls) < _MOST and all(map(is_lasting, types)):
+            self._calls[(chosen, *types)] = call
+        return call
+
+    def _new_call_of_tensors(self, chosen: str | None, types: Sequence[type]) -> Call | None:
+        frameworks = set(map(framework_of_type, types))
+        (name,) = frameworks if len(frameworks) == 1 else (None,)
+        if self._parameters is None or not self._parameters.are_named(len(types)) or name in (None, KERAS):
+            return None
+        specs = [ONE_TENSOR] * len(types)
+        return self._made_call(Arguments(self.name, load(chosen or name), self._parameters.names, specs, True), {})
+
+    def _call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Call | None, list[Any]]:
+        """Return the call with these arguments and the tensors in them; None if there are none."""
         if self._parameters is None:
             raise CustomGradientTypeError(
-                sentence(self.name, f"a {type(self._f).__name__} must be bound when it is called", "one that is not",
-                         "call it as an attribute of its class")
+                sentence(self.name, must=f"a {type(self._f).__name__} must be bound when it is called",
+                         got="one that is not",
+                         do="call it as an attribute of its class")
             )  # fmt: skip
         names, arguments, options = self._parameters.bind(self.name, args, kwargs)
-        output: T_co
-        backend = select(arguments)
-        inputs, parts = take_apart_each(self.name, backend, arguments) if backend else ([], [])
-        if backend is None or not inputs:
-            output, _ = pair(self.name, self._f, self._f(*args, **kwargs))
-            return constant(self.name, output)
-        call = Call(self.name, self._f, self.forward_mode, backend, names, parts, options, self.once_differentiable)
-        try:
-            outputs = backend.custom_gradient(call, inputs)
-        except ForeignOutputError as foreign:
-            output = constant(self.name, foreign.constant_of(inputs))
-            return output
-        output = call.output.fill(outputs)
-        return output
+        backend = backend_for(arguments)
+        if backend is None:
+            return None, []
+        inputs, specs = partition_each(self.name, backend, arguments)
+        if not inputs:
+            return None, []
+        are_tensors = all(spec is ONE_TENSOR for spec in specs)
+        return self._made_call(Arguments(self.name, backend, names, specs, are_tensors), options), inputs
+
+    def _made_call(self, arguments: Arguments, options: Mapping[str, Any]) -> Call:
+        return Call(
+            arguments, self._f, options, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable
+        )
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> CustomGradient[P, T_co]: ...
@@ -112,7 +154,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         op = object.__new__(type(self))
         op.__dict__.update(self.__dict__)
         op._f = op.__wrapped__ = function
-        op._bound, op._parameters, op._signature = None, self._parameters, self._signature
+        op._bound, op._parameters, op._signature, op._calls = None, self._parameters, self._signature, {}
         op.forward_mode, op.once_differentiable, op.name = self.forward_mode, self.once_differentiable, self.name
         return op
 
@@ -162,60 +204,14 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return f"<op {self.name} with a custom gradient>"
 
 
+_MOST = 64
+"""so many plans an op keeps: one for the types of its arguments in each backend, as a rule"""
+
+
 def _restore(
     f: Callable[..., tuple[Any, Any]], forward_mode: bool, name: str, once_differentiable: bool
 ) -> CustomGradient[..., Any]:
     return CustomGradient(f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name)
-
-
-class Parameters:
-    """f's parameters: those by position are arguments, with gradients; the keyword-only ones are options."""
-
-    def __init__(self, f: Callable[..., Any]) -> None:
-        try:
-            self._signature = inspect.signature(f)
-        except ValueError:  # written in C, without a signature: whatever comes by position is an argument
-            self._signature = inspect.signature(lambda *args, **options: None)
-        parameters = self._signature.parameters.values()
-        self._names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-        self._plain = self._rest is None and not any(p.kind is p.KEYWORD_ONLY for p in parameters)
-        # torch.compile looks at these in each call, and not into a signature
-        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-        self._instance: tuple[None, ...] = ()
-
-    def of_method(self) -> Parameters:
-        """The parameters of a method of this function: all but the first, which takes the instance.
-
-        torch.compile, which traces this, would find the first one too in the signature of a method.
-        """
-        method = object.__new__(Parameters)
-        method._signature, method._rest, method._plain = self._signature, self._rest, self._plain
-        method._names, method._defaults, method._instance = self._names[1:], self._defaults, (None,)
-        return method
-
-    @property
-    def signature(self) -> inspect.Signature:
-        """What inspect knows of these parameters."""
-        parameters = list(self._signature.parameters.values())
-        if not self._instance or parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
-            return self._signature
-        return self._signature.replace(parameters=parameters[1:])
-
-    def bind(
-        self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[list[str], tuple[Any, ...], Mapping[str, Any]]:
-        """The arguments' names, the arguments and the options: the same for a positional, keyword or default one."""
-        if self._plain and not kwargs and len(args) == len(self._names):
-            return self._names, args, kwargs
-        try:
-            bound = self._signature.bind(*self._instance, *args, **kwargs)
-        except TypeError as error:
-            raise CustomGradientTypeError(f"{op}: {error}") from None
-        bound.arguments.update({name: self._defaults[name] for name in self._defaults if name not in bound.arguments})
-        arguments = bound.args[len(self._instance) :]
-        names = self._names + [f"{self._rest}[{at}]" for at in range(len(arguments) - len(self._names))]
-        return names, arguments, bound.kwargs
 
 
 def _parameters_of(f: Callable[..., Any], op: CustomGradient[..., Any] | None) -> Parameters | None:
@@ -310,6 +306,6 @@ def op_custom_gradient(
         )
     if not (callable(f) or hasattr(f, "__get__")) or isinstance(f, _NO_FUNCTIONS):
         raise CustomGradientTypeError(
-            sentence("op_custom_gradient", "f must be callable", describe(f), "decorate a function")
+            sentence("op_custom_gradient", must="f must be callable", got=describe(f), do="decorate a function")
         )
     return CustomGradient(f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name)

@@ -6,20 +6,21 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from cgshim._backend import Backend, Tensor, backend_of
-from cgshim._convention import fits, is_differentiable
+from cgshim._choice import backend_or_numpy
 from cgshim._custom_gradient import op_custom_gradient
+from cgshim._dtypes import is_complex, is_differentiable
 from cgshim._errors import (
     BackendError,
     CustomGradientTypeError,
     CustomGradientValueError,
     describe,
     describe_tree,
-    is_complex,
     sentence,
     shape_of,
 )
-from cgshim._tree import Parts, as_tensor, take_apart
+from cgshim._gradients import fits
+from cgshim._protocol import Backend, Tensor
+from cgshim._trees import TreeSpec, as_tensor, partition
 from cgshim._vjp import floats_to_tensors
 
 
@@ -70,13 +71,13 @@ def op_embed_gradient(
     The parameters are those of ``tfp.math.custom_gradient``; POT's ``set_gradients(value, x, gx)`` is the same.
     """
     op = name or "op_embed_gradient"
-    backend = backend_of([fx, gx, x])
-    tensors, parts = take_apart(op, backend, floats_to_tensors(backend, x))
+    backend = backend_or_numpy([fx, gx, x])
+    tensors, spec = partition(op, backend, floats_to_tensors(backend, x))
     _check_holds_tensors(op, tensors, x)
     value = _value(op, backend, fx, tensors[0].dtype)
     sources, gradients, axes = [], [], []
-    for at, (source, gradient) in enumerate(zip(tensors, _aligned(op, parts, gx, x), strict=True)):
-        path = partial(_path, parts, at)  # asked for in messages alone
+    for at, (source, gradient) in enumerate(zip(tensors, _aligned(op, spec, gx, x), strict=True)):
+        path = partial(_path, spec, at)  # asked for in messages alone
         _check_differentiable(op, source, path)
         if gradient is not None:
             sources.append(source)
@@ -119,22 +120,27 @@ def _cast(backend: Backend, tensor: Tensor, dtype: Any) -> Tensor:
     return tensor if tensor.dtype == dtype else backend.convert_to_tensor(tensor, dtype)
 
 
-def _path(parts: Parts, at: int) -> str:
-    return parts.paths("x")[at]
+def _path(spec: TreeSpec, at: int) -> str:
+    return spec.paths("x")[at]
 
 
 def _check_holds_tensors(op: str, tensors: Sequence[Tensor], x: Any) -> None:
     if not tensors:
         raise CustomGradientTypeError(
-            sentence(op, "x must hold a float or complex tensor", describe_tree(x), "give what fx was computed from")
+            sentence(
+                op,
+                must="x must hold a float or complex tensor",
+                got=describe_tree(x),
+                do="give what fx was computed from",
+            )
         )
 
 
 def _check_differentiable(op: str, x: Tensor, path: Callable[[], str]) -> None:
     if not is_differentiable(x.dtype):
         raise CustomGradientTypeError(
-            sentence(op, f"{path()} must be a float or complex tensor", describe(x),
-                     "convert it before fx is computed from it, or leave it out")
+            sentence(op, must=f"{path()} must be a float or complex tensor", got=describe(x),
+                     do="convert it before fx is computed from it, or leave it out")
         )  # fmt: skip
 
 
@@ -144,7 +150,9 @@ def _value(op: str, backend: Backend, fx: Any, dtype: Any) -> Tensor:
         value = backend.convert_to_tensor(fx, None if isinstance(fx, complex) and not is_complex(dtype) else dtype)
     if value is None or not is_differentiable(value.dtype):
         raise CustomGradientTypeError(
-            sentence(op, "fx must be one float or complex tensor", describe_tree(fx), "call it for each value")
+            sentence(
+                op, must="fx must be one float or complex tensor", got=describe_tree(fx), do="call it for each value"
+            )
         )
     return value
 
@@ -153,8 +161,8 @@ def _added_axes(op: str, fx: Tensor, x: Tensor, path: Callable[[], str]) -> int:
     """How many axes x has beyond those of fx."""
     if is_complex(fx.dtype) and not is_complex(x.dtype):
         raise CustomGradientValueError(
-            sentence(op, f"{path()} must be complex when fx is", f"{describe(x)} for fx {describe(fx)}",
-                     "embed the real and the imaginary part of fx by themselves")
+            sentence(op, must=f"{path()} must be complex when fx is", got=f"{describe(x)} for fx {describe(fx)}",
+                     do="embed the real and the imaginary part of fx by themselves")
         )  # fmt: skip
     batch, shape = shape_of(fx.shape), shape_of(x.shape)
     if not batch:  # a scalar spreads by itself
@@ -163,19 +171,19 @@ def _added_axes(op: str, fx: Tensor, x: Tensor, path: Callable[[], str]) -> int:
         return _ONE_VALUE
     if ... in batch or ... in shape or not fits(shape[: len(batch)], batch):
         raise CustomGradientValueError(
-            sentence(op, f"the shape of {path()} must begin with the shape of fx",
-                     f"{describe(x)} for fx {describe(fx)}",
-                     "reduce fx to a scalar, or to one value for each leading index of x")
+            sentence(op, must=f"the shape of {path()} must begin with the shape of fx",
+                     got=f"{describe(x)} for fx {describe(fx)}",
+                     do="reduce fx to a scalar, or to one value for each leading index of x")
         )  # fmt: skip
     return len(shape) - len(batch)
 
 
-def _aligned(op: str, parts: Parts, gx: Any, x: Any) -> list[Any]:
-    aligned = parts.align(gx)
+def _aligned(op: str, spec: TreeSpec, gx: Any, x: Any) -> list[Any]:
+    aligned = spec.align(gx)
     if aligned is None:
         raise CustomGradientTypeError(
-            sentence(op, "gx must be structured as x", f"{describe_tree(gx)} for x {describe_tree(x)}",
-                     "give one gradient for each tensor of x")
+            sentence(op, must="gx must be structured as x", got=f"{describe_tree(gx)} for x {describe_tree(x)}",
+                     do="give one gradient for each tensor of x")
         )  # fmt: skip
     return aligned
 
@@ -187,8 +195,8 @@ def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: Callabl
         tensor = backend.convert_to_tensor(gradient)
     if is_complex(tensor.dtype) and not is_complex(x.dtype):
         raise CustomGradientValueError(
-            sentence(op, f"the gradient gx for {path()} must be real as it is",
-                     f"{describe(tensor)} for {describe(x)}", "take its real part")
+            sentence(op, must=f"the gradient gx for {path()} must be real as it is",
+                     got=f"{describe(tensor)} for {describe(x)}", do="take its real part")
         )  # fmt: skip
     tensor = _cast(backend, tensor, x.dtype)
     if shape_of(tensor.shape) == () != shape_of(x.shape):
@@ -196,9 +204,9 @@ def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: Callabl
     if fits(tensor.shape, x.shape):
         return tensor
     raise CustomGradientValueError(
-        sentence(op, f"the gradient gx for {path()} must have its shape, or be a scalar",
-                 f"{describe(tensor)} for {describe(x)}",
-                 "sum over what was broadcast (op_sum_to_shape), or broadcast it")
+        sentence(op, must=f"the gradient gx for {path()} must have its shape, or be a scalar",
+                 got=f"{describe(tensor)} for {describe(x)}",
+                 do="sum over what was broadcast (op_sum_to_shape), or broadcast it")
     )  # fmt: skip
 
 
@@ -210,6 +218,6 @@ def _spread(op: str, scalar: Tensor, x: Tensor, path: Callable[[], str]) -> Tens
         return ops.ones_like(x) * scalar
     except BackendError as error:
         raise CustomGradientValueError(
-            sentence(op, f"the gradient gx for {path()} must have its shape where {path()} is sparse",
-                     f"{describe(scalar)} for {describe(x)}", "give it where x is given")
+            sentence(op, must=f"the gradient gx for {path()} must have its shape where {path()} is sparse",
+                     got=f"{describe(scalar)} for {describe(x)}", do="give it where x is given")
         ) from error  # fmt: skip

@@ -5,50 +5,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+from cgshim._dtypes import dtype_name
+
 
 class CustomGradientError(Exception):
     """Whatever cgshim refuses: catch this to catch them all."""
 
+    __module__ = "cgshim"  # where users find it: a traceback says so
     ag_pass_through = True  # TensorFlow's AutoGraph leaves an error that has this as it is
 
 
 class CustomGradientTypeError(CustomGradientError, TypeError):
     """A function or a rule that is not written in one of the forms that cgshim knows."""
 
+    __module__ = "cgshim"
+
 
 class CustomGradientValueError(CustomGradientError, ValueError):
     """A gradient, or an upstream gradient, that does not fit what it is the gradient of."""
+
+    __module__ = "cgshim"
 
 
 class BackendError(CustomGradientError, RuntimeError):
     """A backend that is unknown, cannot be imported, or was given another framework's tensor."""
 
+    __module__ = "cgshim"
+
 
 class TransformationError(CustomGradientError, NotImplementedError):
     """A transformation under which the rule could not be applied as it is."""
 
-
-def sentence(op: str, rule: str, got: str, do: str) -> str:
-    """The grammar of every message: who, what must hold, what was there instead, and the way out."""
-    return f"{op}: {rule}, got {got}; {do}"
+    __module__ = "cgshim"
 
 
-def dtype_name(dtype: object) -> str:
-    """The framework-free name of a framework's dtype: torch.float32, tf.float32 and np.float32 are "float32"."""
-    name = getattr(dtype, "name", None)
-    return name if isinstance(name, str) else str(dtype).rpartition(".")[2]
-
-
-def is_complex(dtype: object) -> bool:
-    """Whether a framework's dtype is one of its complex ones."""
-    return dtype_name(dtype).startswith("complex")
+def sentence(op: str, *, must: str, got: str, do: str) -> str:
+    """Return a message in the grammar of all: who, what must hold, what was there instead, and the way out."""
+    return f"{op}: {must}, got {got}; {do}"
 
 
 _SHORT = (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "i"))
 
 
 def describe_spec(shape: Any, dtype: object) -> str:
-    """A tensor as f32[2,3]."""
+    """Return a tensor's shape and dtype as f32[2,3]."""
     name = dtype_name(dtype)
     for long, short in _SHORT:
         if name.startswith(long):
@@ -58,14 +58,14 @@ def describe_spec(shape: Any, dtype: object) -> str:
 
 
 def shape_of(shape: Any) -> tuple[Any, ...]:
-    """A framework's shape as a tuple; a size that is not known yet is None, an unknown rank is (...,)."""
+    """Return a framework's shape as a tuple; a size that is not known yet is None, an unknown rank is (...,)."""
     if getattr(shape, "rank", 0) is None:  # TensorFlow's shape of unknown rank has no length
         return (...,)
     return tuple(shape)
 
 
 def describe(x: object) -> str:
-    """What x is, in a word or two; of an array never the contents."""
+    """Return what x is, in a word or two; of an array never the contents."""
     if x is None:
         return "None"
     shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
@@ -78,7 +78,7 @@ def describe(x: object) -> str:
 
 
 def describe_tree(x: object) -> str:
-    """What x is, and one level down what it holds."""
+    """Return what x is, and one level down what it holds."""
     if type(x) in (tuple, list):
         inner = ", ".join(describe(leaf) for leaf in cast("list[object]", x))
         return f"[{inner}]" if type(x) is list else f"({inner})"
@@ -86,12 +86,17 @@ def describe_tree(x: object) -> str:
 
 
 def listing(words: Sequence[str]) -> str:
-    """Words as a sentence lists them: "x", "x and y", "x, y and z"."""
+    """Return words as a sentence lists them: "x", "x and y", "x, y and z"."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number of things: "1 variable", "2 variables"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def function_name(f: Any) -> str:
-    """The name that a reader knows a function by: a partial's is its function's, an object's its class's."""
+    """Return the name that a reader knows a function by: a partial's is its function's, an object's its class's."""
     while hasattr(f, "func"):
         f = f.func
     return str(getattr(f, "__name__", type(f).__name__))

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from cgshim._backend import Tensor
-from cgshim._closure import search
+from cgshim._call import Call
+from cgshim._closures import search_closure
 from cgshim._contents import assigned_cells_of, contents_of
-from cgshim._convention import Rule, is_differentiable
+from cgshim._dtypes import is_differentiable
 from cgshim._errors import CustomGradientError, TransformationError, describe, sentence
 from cgshim._generators import Drawing, Generator, generators_of
 from cgshim._hidden import globals_of, tensors_in, values_under, written
+from cgshim._protocol import Tensor
+from cgshim._rule import Rule
 from cgshim._same import same
-
-if TYPE_CHECKING:
-    from cgshim._call import Call
 
 Agree = Callable[[Tensor, Tensor], bool]
 """Whether two tensors are the same but for the order of sums: a few units in the last place of their dtype."""
@@ -31,7 +30,7 @@ class Residuals:
     """The tensors in a rule's closure, taken out of it; the rule itself holds none of them from then on."""
 
     __slots__ = (
-        "_code", "_converted", "_f", "_globals", "_is_tensor", "_objects", "_old", "_remake", "_rule",
+        "_code", "_converted", "_f", "_globals", "_is_tensor", "_objects", "_old", "_rebuild", "_rule",
         "inputs", "others", "outputs",
     )  # fmt: skip
 
@@ -41,14 +40,18 @@ class Residuals:
     ) -> None:  # fmt: skip
         """What `call(inputs)`, which returned outputs and rule, has left behind."""
         first_output, first_other = len(inputs), len(inputs) + len(outputs)
-        found = search(rule.grad_fn, is_tensor, call.f, [*inputs, *outputs], trees=call.backend)
-        held = sorted(found.held)
-        self.inputs: Sequence[int] = (
-            range(first_output) if rule.needs_inputs else [at for at in held if at < first_output]
-        )
+        found = search_closure(rule.grad_fn, is_tensor, call.f, [*inputs, *outputs], trees=call.backend)
+        self.inputs: Sequence[int] = []
         """which inputs the rule keeps, or is called with"""
-        self.outputs = [at - first_output for at in held if first_output <= at < first_other]
+        self.outputs: list[int] = []
         """which outputs it keeps; one that is an input too is an input"""
+        for at in sorted(found.held):
+            if at < first_output:
+                self.inputs.append(at)
+            elif at < first_other:
+                self.outputs.append(at - first_output)
+        if rule.needs_inputs:
+            self.inputs = range(first_output)
         self.others: list[Tensor] = found.tensors[first_other:]
         """the other tensors; whoever puts them away empties this list"""
         self._objects = found.objects
@@ -56,8 +59,8 @@ class Residuals:
         self._f = call.f
         self._code = getattr(rule.grad_fn, "__code__", None)
         self._globals: dict[str, Any] = getattr(rule.grad_fn, "__globals__", {})
-        self._converted = [x for x in found.objects if id(x) in call.output.converted] if found.objects else []
-        self._remake = found.remake
+        self._converted = [x for x in found.objects if id(x) in rule.output.converted] if found.objects else []
+        self._rebuild = found.rebuild
         self._is_tensor = is_tensor
         self._rule = rule.with_grad_fn(_taken_apart)
 
@@ -65,7 +68,7 @@ class Residuals:
         self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], others: Sequence[Tensor]
     ) -> Rule:
         """The rule around these tensors; what it does not keep may be None."""
-        return self._rule.with_grad_fn(self._remake([*inputs, *outputs, *others]))
+        return self._rule.with_grad_fn(self._rebuild([*inputs, *outputs, *others]))
 
     @property
     def rule(self) -> Rule:
@@ -131,8 +134,8 @@ def _run_without_drawing(
         raise
     except Exception as error:  # the first run did not raise it: f cannot be run on what is being differentiated
         raise TransformationError(
-            sentence(call.name, _ANOTHER_RUN, f"a {type(error).__name__} in it",
-                     "compute in the framework what grad_fn keeps, or keep arguments and outputs alone")
+            sentence(call.name, must=_ANOTHER_RUN, got=f"a {type(error).__name__} in it",
+                     do="compute in the framework what grad_fn keeps, or keep arguments and outputs alone")
         ) from error  # fmt: skip
     finally:
         drew = drawing.happened()

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cgshim._backend import Backend, Tensor, backend_of
-from cgshim._convention import check_gradient, is_differentiable
-from cgshim._errors import (
-    CustomGradientTypeError,
-    describe_tree,
-    function_name,
-    is_complex,
-    sentence,
-)
-from cgshim._tree import ONE_TENSOR, Parts, fill_each, take_apart, take_apart_each
+from cgshim._choice import backend_or_numpy
+from cgshim._dtypes import is_complex, is_differentiable
+from cgshim._errors import CustomGradientTypeError, describe_tree, function_name, sentence
+from cgshim._gradients import check_gradient
+from cgshim._protocol import Backend, Tensor
+from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition, partition_each, subvals
 
 
 def op_vjp(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
@@ -52,7 +48,7 @@ def op_vjp(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Callable[[Any], 
     Stands on ``jax.vjp``, ``torch.autograd``, ``tf.GradientTape`` or ``autograd``. Derivatives of derivatives work.
     """
     op = f"op_vjp({function_name(fn)})"
-    return _vjp(op, backend_of(args), fn, args)
+    return _vjp(op, backend_or_numpy(args), fn, args)
 
 
 def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., tuple[Any, Any]]:
@@ -91,13 +87,10 @@ def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) 
     numbers = [argnums] if isinstance(argnums, int) else list(argnums)
 
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        backend = backend_of(args)
+        backend = backend_or_numpy(args)
 
         def of_chosen(*chosen: Any) -> Any:
-            full = list(args)
-            for at, argument in zip(numbers, chosen, strict=True):
-                full[at] = argument
-            return _real_scalar(op, backend, fn(*full, **kwargs))
+            return _real_scalar(op, backend, fn(*subvals(args, numbers, chosen), **kwargs))
 
         chosen = [_differentiable(op, backend, args[at], at) for at in numbers]
         output, pullback = _vjp(op, backend, of_chosen, chosen)
@@ -144,22 +137,23 @@ def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callabl
 def _vjp(
     op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[Any]
 ) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    inputs, arguments = take_apart_each(op, backend, [floats_to_tensors(backend, arg) for arg in args])
-    parts_of_output: Parts = ONE_TENSOR
+    inputs, specs = partition_each(op, backend, [floats_to_tensors(backend, arg) for arg in args])
+    places = [at for at, x in enumerate(inputs) if is_differentiable(x.dtype)]
+    spec_of_output: TreeSpec = ONE_TENSOR
 
     def flat_fn(*tensors: Tensor) -> Sequence[Tensor]:
-        nonlocal parts_of_output
-        outputs, parts_of_output = take_apart(op, backend, fn(*fill_each(arguments, tensors)))
+        nonlocal spec_of_output
+        outputs, spec_of_output = partition(op, backend, fn(*combine_each(specs, subvals(inputs, places, tensors))))
         return outputs
 
-    outputs, flat_pullback = backend.vjp(flat_fn, inputs)
-    parts_of_gradients = [parts.without_static() for parts in arguments]
+    outputs, flat_pullback = backend.vjp(flat_fn, [inputs[at] for at in places])
+    specs_of_gradients = [spec.without_static() for spec in specs]
 
     def pullback(upstream: Any) -> tuple[Any, ...]:
-        upstreams = _fitting(op, backend, parts_of_output, outputs, upstream)
-        return tuple(fill_each(parts_of_gradients, flat_pullback(upstreams)))
+        gradients = flat_pullback(_fitting(op, backend, spec_of_output, outputs, upstream))
+        return tuple(combine_each(specs_of_gradients, subvals([None] * len(inputs), places, gradients)))
 
-    return parts_of_output.fill(outputs), pullback
+    return spec_of_output.combine(outputs), pullback
 
 
 def floats_to_tensors(backend: Backend, tree: Any) -> Any:
@@ -170,15 +164,15 @@ def floats_to_tensors(backend: Backend, tree: Any) -> Any:
     return backend.tree_unflatten(structure, tensors)
 
 
-def _fitting(op: str, backend: Backend, parts: Parts, outputs: Sequence[Tensor], upstream: Any) -> list[Tensor]:
+def _fitting(op: str, backend: Backend, spec: TreeSpec, outputs: Sequence[Tensor], upstream: Any) -> list[Tensor]:
     """The leaves of upstream, one for each output: zeros where there is None, as for an integer output."""
-    leaves = parts.align(upstream)
+    leaves = spec.align(upstream)
     if leaves is None:
         raise CustomGradientTypeError(
-            sentence(op, "the upstream gradients must be structured as the output", describe_tree(upstream),
-                     f"write them as {describe_tree(parts.fill(outputs))}")
+            sentence(op, must="the upstream gradients must be structured as the output", got=describe_tree(upstream),
+                     do=f"write them as {describe_tree(spec.combine(outputs))}")
         )  # fmt: skip
-    paths = parts.paths("the output")
+    paths = spec.paths("the output")
     return [
         _upstream(op, backend, leaf, output, path) for leaf, output, path in zip(leaves, outputs, paths, strict=True)
     ]
@@ -195,12 +189,12 @@ def _upstream(op: str, backend: Backend, gradient: Any, output: Tensor, path: st
 
 def _differentiable(op: str, backend: Backend, argument: Any, at: int) -> Any:
     """argument, when there is something in it to differentiate with respect to, and nothing that has no gradient."""
-    tensors, _ = take_apart(op, backend, floats_to_tensors(backend, argument))
+    tensors, _ = partition(op, backend, floats_to_tensors(backend, argument))
     if tensors and all(is_differentiable(x.dtype) for x in tensors):
         return argument
     raise CustomGradientTypeError(
-        sentence(op, f"argument {at} must hold float or complex tensors alone", describe_tree(argument),
-                 "convert it, or leave it out of argnums")
+        sentence(op, must=f"argument {at} must hold float or complex tensors alone", got=describe_tree(argument),
+                 do="convert it, or leave it out of argnums")
     )  # fmt: skip
 
 
@@ -213,5 +207,10 @@ def _real_scalar(op: str, backend: Backend, output: Any) -> Any:
     ):
         return output
     raise CustomGradientTypeError(
-        sentence(op, "the function must return one real scalar", describe_tree(output), "use op_vjp for other outputs")
+        sentence(
+            op,
+            must="the function must return one real scalar",
+            got=describe_tree(output),
+            do="use op_vjp for other outputs",
+        )
     )

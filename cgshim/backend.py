@@ -1,13 +1,40 @@
-"""What a backend is written with: see docs/writing-a-backend.md."""
+"""What a backend is written with, and all that it imports of cgshim: see docs/writing-a-backend.md."""
 
-from cgshim._backend import Backend as Backend
 from cgshim._call import Call as Call
-from cgshim._closure import lift as lift
-from cgshim._convention import Rule as Rule
+from cgshim._choice import framework_of as framework_of
+from cgshim._closures import Closure as Closure
+from cgshim._closures import convert_closure as convert_closure
+from cgshim._closures import search_closure as search_closure
+from cgshim._contents import SIMPLE as SIMPLE
+from cgshim._contents import FunctionHolder as FunctionHolder
+from cgshim._contents import assigned_cells_of as assigned_cells_of
+from cgshim._contents import attributes_of as attributes_of
+from cgshim._contents import held_by as held_by
+from cgshim._contents import tensors_inside as tensors_inside
+from cgshim._custom_gradient import CustomGradient as CustomGradient
+from cgshim._errors import BackendError as BackendError
+from cgshim._errors import CustomGradientError as CustomGradientError
+from cgshim._errors import CustomGradientTypeError as CustomGradientTypeError
+from cgshim._errors import CustomGradientValueError as CustomGradientValueError
+from cgshim._errors import TransformationError as TransformationError
+from cgshim._errors import describe as describe
+from cgshim._errors import describe_spec as describe_spec
+from cgshim._errors import sentence as sentence
 from cgshim._generators import Generator as Generator
+from cgshim._hidden import assigned_globals as assigned_globals
+from cgshim._hidden import globals_of as globals_of
+from cgshim._hidden import names_in as names_in
+from cgshim._hidden import written as written
+from cgshim._protocol import Backend as Backend
 from cgshim._residuals import Residuals as Residuals
 from cgshim._residuals import has_a_derivative as has_a_derivative
 from cgshim._residuals import refuse_another_run as refuse_another_run
 from cgshim._residuals import refuse_hidden as refuse_hidden
 from cgshim._residuals import run_again as run_again
+from cgshim._rule import Rule as Rule
 from cgshim._scope import RuleScope as RuleScope
+from cgshim._trees import ONE_TENSOR as ONE_TENSOR
+from cgshim._trees import SLOT as SLOT
+from cgshim._trees import TreeSpec as TreeSpec
+from cgshim._trees import combine_each as combine_each
+from cgshim._trees import subvals as subvals

@@ -9,7 +9,7 @@ import pytest
 from gaps import GAPS
 
 import cgshim
-from cgshim._backend import entry_points
+from cgshim._registry import entry_points
 from cgshim.testing import conformance
 
 HERE = Path(__file__).parent

@@ -21,7 +21,7 @@ FORMS = "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), each with o
 PAIR = "return the output and a function that turns upstream gradients into gradients of the arguments"
 IN_ORDER = "return them in order, each None, a tensor, or structured as its argument"
 BROADCAST = "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule"
-ONE_A_VARIABLE = "return (gradients, [one a variable])"
+ONE_A_VARIABLE = "return (gradients, [one per variable])"
 
 
 class Point(NamedTuple):
@@ -351,7 +351,7 @@ def _run_with_state(framework: Framework, rule: Callable[..., Any]) -> None:
     pullback(framework.tensor([2.0, -3.0]))
 
 
-TELL = "write grad_fn(..., variables=None) and return (gradients, [one a variable]), or pass the state as an argument"
+TELL = "write grad_fn(..., variables=None) and return (gradients, [one per variable]), or pass the state as an argument"
 
 STATE: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "not taken": (

@@ -1,8 +1,9 @@
 """JAX, in three ways, by what surrounds the call.
 
-Where nothing does but vmap, an op is f. Where reverse mode does, and at most vmap besides, f runs on the values below
-the derivatives, and nothing is staged: see cgshim_jax._eager. Everywhere else f and its rule are staged, once, and
-what they captured becomes arguments: see cgshim_jax._staged.
+- nothing, or vmap alone: an op is f.
+- reverse mode, with or without vmap: f runs on the values below the derivatives, and nothing is staged (_eager).
+- jit, scan, forward mode, ...: f and its rule are staged, each once; what they captured becomes an argument (_staged).
+  Within jit a call is one operation, and its rule is staged when a derivative is taken (_deferred, _late).
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 
-from cgshim._closure import search
-from cgshim._contents import SIMPLE, tensors_inside
-from cgshim_jax._eager import run_eagerly
+from cgshim.backend import SIMPLE, search_closure, tensors_inside
+from cgshim_jax._eager import NotEagerError, run_eagerly
 from cgshim_jax._rules import is_differentiable, is_running_rule
 from cgshim_jax._staged import run_in_rule, run_staged
 from cgshim_jax._tracing import Surroundings, is_differentiated, is_known, is_tracer, surroundings
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call
 
 Array = Any
 
@@ -70,28 +70,30 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     return numpy_function(name)
 
 
-def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
+def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     around = surroundings()
     if around is Surroundings.NOTHING and all(map(is_known, inputs)):
-        return call(inputs)[0]
-    captured, remake, _, objects, _ = search(call.f, is_tracer)
+        outputs, rule = call(inputs)
+        return rule.output.combine(outputs)
+    captured, rebuild, _, objects, _ = search_closure(call.f, is_tracer)
     in_reverse_mode = around is Surroundings.GRADIENTS
     if around is Surroundings.LINEARIZATIONS:  # forward mode may be next, which takes a staged op
         in_reverse_mode = not call.forward_mode
     may_be_eager = in_reverse_mode and not captured
-    if may_be_eager and _holds_differentiated(call, objects):  # f reads it, very likely: an eager run would be in vain
+    if may_be_eager and _holds_differentiated(call, objects):  # f very likely reads it, and cannot run eagerly
         with contextlib.suppress(ConcretizationTypeError, TracerArrayConversionError):
             return run_staged(call, inputs)
-    if may_be_eager and (outputs := run_eagerly(call, inputs)) is not None:
-        return outputs
-    return run_in_rule(call, inputs, captured, remake) if is_running_rule() else run_staged(call, inputs)
+    if may_be_eager:
+        with contextlib.suppress(NotEagerError):
+            return run_eagerly(call, inputs)
+    return run_in_rule(call, inputs, captured, rebuild) if is_running_rule() else run_staged(call, inputs)
 
 
 def _holds_differentiated(call: Call, objects: Sequence[Any]) -> bool:
-    """Whether f is given, or holds, an object in which a tracer is differentiated, as in a module of Flax."""
+    """Return True if f is given, or holds, an object with a tracer that is differentiated, such as a Flax module."""
     if is_running_rule():
         return False
-    given = [leaf for parts in call.arguments for leaf in parts.static_leaves()]
+    given = [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
     holders = [x for x in (*objects, *given, *call.options.values()) if type(x) not in SIMPLE]
     return any(is_differentiated(x) for each in holders for x in tensors_inside(each, is_tracer, _DEPTH))
 
@@ -105,14 +107,14 @@ _DEPTH = 8
 
 def vjp(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
-) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array | None]]]:
+) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
     outputs, pullback = jax.vjp(lambda *xs: list(fn(*xs)), *inputs)
 
-    def gradients(upstreams: Sequence[Array]) -> list[Array | None]:
+    def gradients(upstreams: Sequence[Array]) -> list[Array]:
         cotangents = [
             upstream if is_differentiable(y) else np.zeros(y.shape, jax.dtypes.float0)
             for upstream, y in zip(upstreams, outputs, strict=True)
         ]
-        return [g if is_differentiable(x) else None for g, x in zip(pullback(cotangents), inputs, strict=True)]
+        return list(pullback(cotangents))
 
     return outputs, gradients

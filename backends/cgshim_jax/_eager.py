@@ -1,15 +1,15 @@
-"""Calls under reverse mode alone, where every value is known below the derivatives.
+"""Calls under reverse mode alone: below the derivatives every value is known.
 
-f runs once, on those values: it may branch on them and leave JAX. Each derivative around the call is a jax.custom_vjp
-whose backward pass is the rule, around what that run kept: arguments, and outputs, as they are at that level, so that
-the next derivative goes through the rule again. The other tensors that the rule keeps are functions of the arguments
-through f's own operations, which nobody has recorded. They leave the inner levels as further outputs, and only where
-one of them is really differentiated, f runs again.
+f runs once, on these values: it may branch on them and leave JAX. Each derivative around the call is a jax.custom_vjp.
+Its backward pass is the rule, with the arguments and the outputs of that level, so that the next derivative goes
+through the rule again. The other tensors that the rule keeps are functions of the arguments through f's own
+operations, which were not recorded. Inner levels return them as further outputs. If one of them is differentiated, f
+runs again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -17,35 +17,35 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.errors import UnexpectedTracerError
-from jax.tree_util import Partial
 
+from cgshim.backend import Residuals, convert_closure, refuse_another_run, refuse_hidden, run_again, subvals
 from cgshim_jax._primitives import Transposed, without_derivative
-from cgshim_jax._rules import apply_rule, ask_for_tangents, is_differentiable, words_of
+from cgshim_jax._private import described
+from cgshim_jax._rules import apply_rule, ask_for_tangents, is_differentiable, is_tensor, message_of
 from cgshim_jax._tracing import Surroundings, captured_by, is_known, is_tracer, surroundings, value_of
 
-try:  # The same buffer, as JAX makes arrays of it itself.
-    from jax._src.array import ArrayImpl
-except ImportError:
-    ArrayImpl = None
-
-from cgshim._closure import lift
-from cgshim._residuals import Residuals, refuse_another_run, refuse_hidden, run_again
-
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call
 
 Array = Any
 Gradient = Array | None
 
 
-def run_eagerly(call: Call, inputs: Sequence[Array]) -> Sequence[Array] | None:
-    """The outputs, differentiated by the rule; None where f captured a tensor that is being differentiated."""
+class NotEagerError(Exception):
+    """f captured a tensor that is being differentiated."""
+
+
+def run_eagerly(call: Call, inputs: Sequence[Array]) -> Any:
+    """Return the output, differentiated by the rule; raise NotEagerError if that cannot be done."""
     traced = frozenset(i for i, x in enumerate(inputs) if is_tracer(x))
+    run = _EagerCall(call, traced)
     try:
-        outputs, _ = _EagerCall(call, traced).differentiated(inputs, is_inner=False)
+        outputs, _ = run.differentiated(inputs, is_inner=False)
     except UnexpectedTracerError:
-        return None
-    return outputs if traced or not any(map(is_tracer, outputs)) else None
+        raise NotEagerError from None
+    if not traced and any(map(is_tracer, outputs)):
+        raise NotEagerError
+    return run.kept.rule.output.combine(outputs)
 
 
 class _EagerCall:
@@ -67,7 +67,7 @@ class _EagerCall:
         """which inputs are tracers"""
 
     def differentiated(self, inputs: Sequence[Array], is_inner: bool) -> tuple[list[Array], list[Array]]:
-        """The outputs and, of an inner level, the other residuals, with their derivatives at this level."""
+        """Return the outputs and, at an inner level, the other residuals, with their derivatives at this level."""
         self.has_inner_levels |= is_inner
         places = [i for i, x in enumerate(inputs) if is_tracer(x)]
 
@@ -81,49 +81,47 @@ class _EagerCall:
             _, outputs, others = run(values)
             return outputs, others if is_inner else []
 
-        def forward(*given: Any) -> tuple[tuple[list[Array], list[Array]], Callable[..., Any]]:
+        def forward(*given: Any) -> tuple[tuple[list[Array], list[Array]], Any]:
             full, outputs, others = run([x.value for x in given] if is_inner else given)
-            return (outputs, others if is_inner else []), self.residual(full, outputs, others, places, is_inner)
+            return (outputs, others if is_inner else []), self.residuals(full, outputs, others, is_inner)
 
-        def backward(residual: Callable[..., Any], upstreams: Sequence[Any]) -> tuple[Gradient, ...]:
-            gradients = residual(*upstreams)
-            return tuple(gradients[i] for i in places)
+        def backward(residuals: Any, upstreams: Sequence[Any]) -> tuple[Gradient, ...]:
+            gradients = _Backward(self, places)(*residuals, *upstreams)
+            return tuple([gradients[i] for i in places])
 
-        op: Any = jax.custom_vjp(value)
-        op.defvjp(forward, backward, symbolic_zeros=is_inner)
-        outputs, others = op(*(inputs[i] for i in places))
+        op: Any = jax.custom_vjp(described(value, len(places)))
+        op.defvjp(described(forward, len(places)), described(backward, len(places)), symbolic_zeros=is_inner)
+        outputs, others = op(*[inputs[i] for i in places])
         return list(outputs), list(others)
 
     def run_f(self, inputs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        """The outputs and the other residuals of f's one run."""
+        """Run f, once, and return its outputs and the other residuals."""
         inputs = [_alias(x) if i in self.traced else x for i, x in enumerate(inputs)]
         outputs, rule = self.call(inputs)
         ask_for_tangents(self.call, rule)
         self.types = [y.aval for y in outputs]
-        self.kept = Residuals(self.call, rule, _is_tensor, inputs, outputs)
+        self.kept = Residuals(self.call, rule, is_tensor, inputs, outputs)
         others, self.kept.others = self.kept.others, []
         if not all(map(is_known, others)):
             raise UnexpectedTracerError("grad_fn keeps a tracer that is no argument")
         if self.has_inner_levels:
-            constants = {id(x) for x in lift(self.call.f, _is_tensor)[0]} if others else set()
+            constants = {id(x) for x in convert_closure(self.call.f, is_tensor)[0]} if others else set()
             self.depends = any(is_differentiable(x) and id(x) not in constants for x in others)
             self.hidden = next(iter(self.kept.hidden()), None)
             if self.hidden is not None:
-                others = [*others, jnp.zeros(())]  # what stands for it: whoever differentiates it is refused
+                others = [*others, jnp.zeros(())]  # stands for it: to differentiate this is an error
         return outputs, others
 
-    def residual(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], others: Sequence[Array], places: Sequence[int],
-        is_inner: bool,
-    ) -> Callable[..., Any]:  # fmt: skip
-        """What the backward pass needs, with its tensors where JAX sees them: it may take them elsewhere."""
+    def residuals(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], others: Sequence[Array], is_inner: bool
+    ) -> tuple[list[Array | None], list[Array | None], Sequence[Array]]:
+        """Return the inputs, outputs and other tensors, with None for those that the backward pass does not need."""
         runs_again = is_inner and self.depends and not self.call.once_differentiable
         needed = range(len(inputs)) if runs_again else self.kept.inputs
-        residual: Callable[..., Any] = Partial(
-            _Backward(self, places), [x if i in needed else None for i, x in enumerate(inputs)],
+        return (
+            [x if i in needed else None for i, x in enumerate(inputs)],
             [y if i in self.kept.outputs else None for i, y in enumerate(outputs)], others,
         )  # fmt: skip
-        return residual
 
 
 class _Backward:
@@ -163,11 +161,11 @@ class _Backward:
             self.refuse_captured(rule, inputs, upstreams)
             raise
         if self.call.once_differentiable:
-            words = words_of(self.call.refuse_second_order, "its derivative")
+            words = message_of(self.call.refuse_second_order, "its derivative")
             kept = [x for x in (*inputs, *outputs, *others, *upstreams.values()) if x is not None]
             return without_derivative(self.call.name, gradients, kept, words)
         if run.hidden is not None:
-            return _seeing(self.call.name, gradients, others[-1])
+            return _with_derivative_by_hidden(self.call.name, gradients, others[-1])
         return gradients
 
     def by_another_run(
@@ -185,7 +183,7 @@ class _Backward:
 
         def again(*values: Array) -> list[Array]:
             full = _filled([x if x is None else _alias(x) for x in inputs], self.places, values)
-            return run_again(call, full, first, _is_tensor, self.agree)
+            return run_again(call, full, first, is_tensor, self.agree)
 
         found, pullback = jax.vjp(again, *(inputs[i] for i in self.places))
         gradients = pullback([_cotangent(u, y) for u, y in zip(upstreams, found, strict=True)])
@@ -193,7 +191,7 @@ class _Backward:
         return [g if g is not None and is_differentiable(g) else None for g in map(of_input.get, range(len(inputs)))]
 
     def agree(self, a: Array, b: Array) -> bool:
-        """Whether two tensors are the same, but for the order of sums."""
+        """Return True if two tensors are the same up to the order of sums."""
         same = value_of(_agree(a, b))
         if same is None:
             refuse_another_run(self.call, "values that are not known yet", "differentiate twice within jax.jit")
@@ -211,8 +209,8 @@ class _Backward:
                 self.call.refuse_captured(tracer)
 
 
-def _seeing(op: str, gradients: list[Gradient], standing_for_hidden: Array) -> list[Gradient]:
-    """gradients, with a derivative by what stands for a hidden tensor: zeros, for nobody is to see its number."""
+def _with_derivative_by_hidden(op: str, gradients: list[Gradient], standing_for_hidden: Array) -> list[Gradient]:
+    """Return gradients with a derivative by what stands for a hidden tensor: zeros, which nobody sees."""
     at = [i for i, g in enumerate(gradients) if g is not None]
     values = [gradients[i] for i in at]
     zeros = Transposed(op, lambda residuals, upstreams: [jnp.zeros(())], [jax.typeof(g) for g in values])
@@ -221,25 +219,19 @@ def _seeing(op: str, gradients: list[Gradient], standing_for_hidden: Array) -> l
 
 
 def _filled(inputs: Sequence[Array], places: Sequence[int], values: Sequence[Array]) -> list[Array]:
-    full = list(inputs)
-    for i, value in zip(places, values, strict=True):
-        full[i] = value if _is_tensor(value) else jnp.asarray(value)  # a tracer's value may be a Python number
-    return full
+    # A tracer's value may be a Python number.
+    return subvals(inputs, places, [x if is_tensor(x) else jnp.asarray(x) for x in values])
 
 
 def _alias(x: Array) -> Array:
-    """x as another object: what else f may know x's value by (a constant, another argument) is not this argument."""
-    if ArrayImpl is not None and type(x) is ArrayImpl:
-        return ArrayImpl(x.aval, x.sharding, x._arrays, x._committed, _skip_checks=True)
+    """Return x as another object. f may hold x itself, or be given it twice: these are not this argument."""
+    if hasattr(x, "clone"):  # an array of the same buffer
+        return x.clone()
     return jax.lax.optimization_barrier(x) if is_differentiable(x) else x
 
 
-def _is_tensor(x: object) -> bool:
-    return isinstance(x, jax.Array)
-
-
 def _is_asked_for(upstream: Any) -> bool:
-    """Whether an upstream gradient is more than JAX's symbol for zeros."""
+    """Return True if an upstream gradient is more than JAX's symbol for zeros."""
     return not isinstance(upstream, SymbolicZero) and upstream.dtype != jax.dtypes.float0
 
 

@@ -11,9 +11,9 @@ Array = Any
 
 
 def depends_only_on(tensor: Array, given: Iterable[Array], never: Iterable[Array] = ()) -> bool:
-    """Whether whatever a tensor is made of is made of the given ones alone, or is no tracer.
+    """Return True if a tensor is made of the given ones alone, and of what is no tracer.
 
-    What is made of one of `never` is not, unless that was given. Where JAX has kept no record, the answer is no.
+    Return False if it is made of one of `never` that is not given, and if JAX has kept no record.
     """
     given = [x for x in given if is_tracer(x)]
     known = {_identity(part) for x in given for part in _parts_of(x, x._trace is getattr(tensor, "_trace", None))}

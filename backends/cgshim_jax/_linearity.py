@@ -22,7 +22,7 @@ class Linearity(NamedTuple):
 
     is_linear: bool
     """whether every operation is one that is known to be linear"""
-    bend: str | None
+    operation: str | None
     """what is seen not to be"""
 
 
@@ -33,10 +33,10 @@ class Form(enum.IntEnum):
     CONSTANT = 1
     LINEAR = 2
     UNKNOWN = 3
-    BENT = 4
+    NONLINEAR = 4
 
 
-ZERO, CONSTANT, LINEAR, UNKNOWN, BENT = Form
+ZERO, CONSTANT, LINEAR, UNKNOWN, NONLINEAR = Form
 
 _SUMS = frozenset({
     "add", "sub", "add_any", "concatenate", "stack", "pad", "psum_invariant",
@@ -62,7 +62,7 @@ _TOGETHER = frozenset({"optimization_barrier", "psum", "psum2", "psum_invariant"
 _UPDATES = {"dynamic_update_slice": (0, 1), "scatter": (0, 2), "scatter-add": (0, 2), "scatter-sub": (0, 2)}
 """linear in these operands together, the rest being constant"""
 
-_BENT = frozenset({
+_NONLINEAR = frozenset({
     "stop_gradient", "sign", "round", "floor", "ceil", "abs", "max", "min", "clamp", "exp", "exp2", "log", "log1p",
     "expm1", "sqrt", "rsqrt", "cbrt", "square", "sin", "cos", "tan", "tanh", "sinh", "cosh", "asin", "acos", "atan",
     "atan2", "asinh", "acosh", "atanh", "logistic", "erf", "erfc", "erf_inv", "lgamma", "digamma", "pow", "rem",
@@ -81,8 +81,8 @@ def linearity_of(jaxpr: Any, constants: Sequence[Any]) -> Linearity:
     forms = walk(jaxpr, [*map(_form_of, constants)], [LINEAR] * len(jaxpr.invars))
     if CONSTANT in forms:
         return Linearity(False, "a constant one")
-    if BENT in forms:
-        return Linearity(False, walk.bend)
+    if NONLINEAR in forms:
+        return Linearity(False, walk.operation)
     return Linearity(UNKNOWN not in forms, None)
 
 
@@ -97,7 +97,7 @@ _MANY = 1_000_000
 
 
 class _Walk:
-    bend: str | None = None
+    operation: str | None = None
     """the first operation that is seen not to be linear"""
 
     def __call__(self, jaxpr: Any, constants: Sequence[Form], arguments: Sequence[Form]) -> list[Form]:
@@ -125,7 +125,7 @@ class _Walk:
         form = self.through(eqn, name, operands)
         if isinstance(form, list):
             return form
-        return [BENT if form is LINEAR and self.is_discrete(v, name) else form for v in eqn.outvars]
+        return [NONLINEAR if form is LINEAR and self.is_discrete(v, name) else form for v in eqn.outvars]
 
     def through(self, eqn: Any, name: str, operands: list[Form]) -> Form | list[Form]:
         if name in _SUMS:
@@ -143,9 +143,9 @@ class _Walk:
         if name == "triangular_solve":
             return self.linear_in(name, operands, [1])
         if name == "integer_pow":
-            return operands[0] if eqn.params["y"] == 1 else self.bent(name)
-        if name in _BENT:
-            return self.bent(name)
+            return operands[0] if eqn.params["y"] == 1 else self.nonlinear(name)
+        if name in _NONLINEAR:
+            return self.nonlinear(name)
         if name == "cgshim_transposed":
             return self.linear_in(name, operands, range(eqn.params["residuals"], len(operands)))
         if name == "cgshim_attached":
@@ -168,30 +168,30 @@ class _Walk:
 
     def summed(self, name: str, operands: Sequence[Form]) -> Form:
         if CONSTANT in operands and max(operands) is LINEAR:
-            return self.bent(name, "one with a constant part")
+            return self.nonlinear(name, "one with a constant part")
         return max(operands)
 
     def product(self, name: str, operands: Sequence[Form]) -> Form:
         if ZERO in operands:
             return ZERO
         if sum(form >= LINEAR for form in operands) > 1:
-            return self.bent(name) if UNKNOWN not in operands else UNKNOWN
+            return self.nonlinear(name) if UNKNOWN not in operands else UNKNOWN
         return max(operands)
 
     def linear_in(self, name: str, operands: Sequence[Form], places: Sequence[int]) -> Form:
         others = [form for at, form in enumerate(operands) if at not in places]
         if max(others, default=ZERO) >= LINEAR:
-            return self.bent(name) if max(others) is not UNKNOWN else UNKNOWN
+            return self.nonlinear(name) if max(others) is not UNKNOWN else UNKNOWN
         return self.summed(name, [operands[at] for at in places])
 
-    def bent(self, name: str, bend: str | None = None) -> Form:
-        self.bend = self.bend or bend or f"{name} of upstream"
-        return BENT
+    def nonlinear(self, name: str, operation: str | None = None) -> Form:
+        self.operation = self.operation or operation or f"{name} of upstream"
+        return NONLINEAR
 
     def is_discrete(self, v: Any, name: str) -> bool:
         if jnp.issubdtype(v.aval.dtype, jnp.inexact):
             return False
-        self.bent(name, "a cast to integers" if name == "convert_element_type" else None)
+        self.nonlinear(name, "a cast to integers" if name == "convert_element_type" else None)
         return True
 
     # --- Operations with jaxprs inside ---------------------------------------------------------------------------
@@ -219,12 +219,12 @@ class _Walk:
             parameters["body_jaxpr"], [*operands[of_condition:first], *carry]
         )
         carry = self.settled(operands[first:], step)
-        bend = self.bend
+        operation = self.operation
         decides = self.inside(parameters["cond_jaxpr"], [*operands[:of_condition], *carry])
         if max(decides) <= CONSTANT:
             return carry
-        self.bend = bend
-        return [self.bent("while") for _ in carry]
+        self.operation = operation
+        return [self.nonlinear("while") for _ in carry]
 
     def settled(self, carry: list[Form], step: Callable[[list[Form]], list[Form]]) -> list[Form]:
         """The forms that a loop's values have after any number of steps."""
@@ -237,7 +237,7 @@ class _Walk:
     def branches(self, branches: Sequence[Any], operands: list[Form]) -> list[Form]:
         results = [self.inside(branch, operands[1:]) for branch in branches]
         if operands[0] >= LINEAR:
-            return [self.bent("cond") for _ in results[0]]
+            return [self.nonlinear("cond") for _ in results[0]]
         found = results[0]
         for other in results[1:]:
             found = [self.either(a, b) for a, b in zip(found, other, strict=True)]

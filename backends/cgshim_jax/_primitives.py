@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import jax
-from jax._src.core import unmapped_aval
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cgshim._errors import CustomGradientError, TransformationError, sentence
+from cgshim.backend import CustomGradientError, TransformationError, sentence
+from cgshim_jax import _private
 
 Array = Any
 Rule = Callable[[list[Array], list[Array]], list[Array]]
@@ -47,7 +47,7 @@ class Transposed:
 
     def __call__(self, residuals: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
         """The outputs' tangents."""
-        outputs: list[Array] = _transposed.bind(*residuals, *tangents, map=self, residuals=len(residuals))
+        outputs: list[Array] = _transposed.bind(*residuals, *tangents, linear_map=self, residuals=len(residuals))
         return outputs
 
     def attach(
@@ -55,7 +55,7 @@ class Transposed:
     ) -> list[Array]:
         """outputs, with this map for their derivative by arguments; the kept ones are its last residuals."""
         attached: list[Array] = _attached.bind(
-            *residuals, *arguments, *outputs, map=self, residuals=len(residuals), kept=tuple(kept)
+            *residuals, *arguments, *outputs, linear_map=self, residuals=len(residuals), kept=tuple(kept)
         )
         return attached
 
@@ -76,8 +76,8 @@ class Transposed:
             raise
         except _NOT_TRANSPOSABLE as error:
             raise TransformationError(
-                sentence(self.op, "forward mode needs a rule that is linear in upstream",
-                         "one that JAX cannot transpose", "write it in linear operations, or use reverse mode")
+                sentence(self.op, must="forward mode needs a rule that is linear in upstream",
+                         got="one that JAX cannot transpose", do="write it in linear operations, or use reverse mode")
             ) from error  # fmt: skip
         if self.once is not None:
             return without_derivative(self.op, outputs, [*residuals, *tangents], self.once)
@@ -94,10 +94,7 @@ class Transposed:
 
     def over(self, axis: Any, residuals_at: Sequence[int | None], tangents_at: Sequence[int | None]) -> Transposed:
         """The map over a batch, that the operands have at these axes, and the outputs at the first axis."""
-        rule = jax.vmap(
-            self.rule, in_axes=(list(residuals_at), 0), out_axes=[at or 0 for at in tangents_at],
-            axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name or _mesh_axis(axis),
-        )  # fmt: skip
+        rule = vmap_over(axis, self.rule, (list(residuals_at), 0), [at or 0 for at in tangents_at])
 
         def summed(residuals: list[Array], upstreams: list[Array]) -> list[Array]:
             gradients = rule(residuals, upstreams)
@@ -106,10 +103,19 @@ class Transposed:
         return Transposed(self.op, summed, [_batched(y, axis) for y in self.outputs], self.refusal, self.once)
 
 
+def vmap_over(axis: Any, function: Callable[..., Any], in_axes: Any, out_axes: Any) -> Callable[..., Any]:
+    """function over the batch that JAX is making now."""
+    vmapped: Callable[..., Any] = jax.vmap(
+        function, in_axes=in_axes, out_axes=out_axes,
+        axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name or _mesh_axis(axis),
+    )  # fmt: skip
+    return vmapped
+
+
 def _batched(kind: Any, axis: Any) -> Any:
     if _mesh_axis(axis) is None:
         return kind.update(shape=(axis.size, *kind.shape))
-    return unmapped_aval(axis.size, 0, kind, _mesh_axis(axis))
+    return _private.unmapped_aval(axis.size, 0, kind, _mesh_axis(axis))
 
 
 def _mesh_axis(axis: Any) -> Any:
@@ -125,12 +131,12 @@ def _varies_over(kind: Any) -> frozenset[Any]:
 # --- The map ----------------------------------------------------------------------------------------------------
 
 
-def _types(*operands: Any, map: Transposed, residuals: int) -> list[Any]:
-    return list(map.outputs)
+def _types(*operands: Any, linear_map: Transposed, residuals: int) -> list[Any]:
+    return list(linear_map.outputs)
 
 
-def _execute(*operands: Array, map: Transposed, residuals: int) -> list[Array]:
-    return map.execute(list(operands[:residuals]), list(operands[residuals:]))
+def _execute(*operands: Array, linear_map: Transposed, residuals: int) -> list[Array]:
+    return linear_map.execute(list(operands[:residuals]), list(operands[residuals:]))
 
 
 def _jvp(primals: Sequence[Array], tangents: Sequence[Array], **parameters: Any) -> Any:
@@ -138,11 +144,13 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Array], **parameters: Any)
     return jax.jvp(functools.partial(_execute, **parameters), tuple(primals), whole)
 
 
-def _transpose(upstreams: Sequence[Array], *operands: Array, map: Transposed, residuals: int) -> list[Array | None]:
+def _transpose(
+    upstreams: Sequence[Array], *operands: Array, linear_map: Transposed, residuals: int
+) -> list[Array | None]:
     of_rule = list(operands[:residuals]), [ad.instantiate_zeros(u) for u in upstreams]
-    gradients: Sequence[Array | None] = map.rule(*of_rule)
-    if map.once is not None:
-        gradients = without_derivative(map.op, gradients, [*of_rule[0], *of_rule[1]], map.once)
+    gradients: Sequence[Array | None] = linear_map.rule(*of_rule)
+    if linear_map.once is not None:
+        gradients = without_derivative(linear_map.op, gradients, [*of_rule[0], *of_rule[1]], linear_map.once)
     tangents = operands[residuals:]
     fitting = [fit(g, t.aval) if ad.is_undefined_primal(t) else None for g, t in zip(gradients, tangents, strict=True)]
     return [None] * residuals + fitting
@@ -154,9 +162,11 @@ def fit(gradient: Array, kind: Any) -> Array:
     return jax.lax.psum(gradient, tuple(sorted(same_on))) if same_on else gradient
 
 
-def _batch(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, map: Transposed, residuals: int) -> Any:
+def _batch(
+    axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, linear_map: Transposed, residuals: int
+) -> Any:
     batched = any(i is not None for i in at)  # JAX asks even where nothing is
-    over = map.over(axis, at[:residuals], at[residuals:]) if batched else map
+    over = linear_map.over(axis, at[:residuals], at[residuals:]) if batched else linear_map
     outputs = over(operands[:residuals], operands[residuals:])
     return outputs, [0 if batched else None] * len(outputs)
 
@@ -174,32 +184,32 @@ mlir.register_lowering(_transposed, mlir.lower_fun(_execute, multiple_results=Tr
 # --- Values that have it for a derivative -----------------------------------------------------------------------
 
 
-def _outputs(*operands: Any, map: Transposed, residuals: int, kept: tuple[int, ...]) -> list[Any]:
-    return list(operands[len(operands) - len(map.outputs) :])
+def _outputs(*operands: Any, linear_map: Transposed, residuals: int, kept: tuple[int, ...]) -> list[Any]:
+    return list(operands[len(operands) - len(linear_map.outputs) :])
 
 
 def _jvp_of_attached(
-    primals: Sequence[Array], tangents: Sequence[Any], *, map: Transposed, residuals: int, kept: tuple[int, ...]
+    primals: Sequence[Array], tangents: Sequence[Any], *, linear_map: Transposed, residuals: int, kept: tuple[int, ...]
 ) -> Any:
-    outputs = _attached.bind(*primals, map=map, residuals=residuals, kept=kept)
+    outputs = _attached.bind(*primals, linear_map=linear_map, residuals=residuals, kept=kept)
     moving = tangents[residuals : len(primals) - len(outputs)]
     picked = [i for i, tangent in enumerate(moving) if not isinstance(tangent, ad.Zero)]
     if not picked:
-        return outputs, [ad.Zero(kind.to_tangent_aval()) for kind in map.outputs]
+        return outputs, [ad.Zero(kind.to_tangent_aval()) for kind in linear_map.outputs]
     of_rule = [*primals[:residuals], *(outputs[at] for at in kept)]  # a kept output has the rule's derivative too
-    return outputs, map.only(picked)(of_rule, [moving[i] for i in picked])
+    return outputs, linear_map.only(picked)(of_rule, [moving[i] for i in picked])
 
 
 def _batch_of_attached(
-    axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, map: Transposed, residuals: int,
+    axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, linear_map: Transposed, residuals: int,
     kept: tuple[int, ...],
 ) -> Any:  # fmt: skip
-    first = len(operands) - len(map.outputs)
+    first = len(operands) - len(linear_map.outputs)
     if all(i is None for i in at):
-        outputs = map.attach(operands[:residuals], operands[residuals:first], operands[first:], kept)
+        outputs = linear_map.attach(operands[:residuals], operands[residuals:first], operands[first:], kept)
         return outputs, [None] * len(outputs)
     values = [batching.bdim_at_front(y, i, axis.size) for y, i in zip(operands[first:], at[first:], strict=True)]
-    over = map.over(axis, [*at[:residuals], *(0 for _ in kept)], at[residuals:first])
+    over = linear_map.over(axis, [*at[:residuals], *(0 for _ in kept)], at[residuals:first])
     return over.attach(operands[:residuals], operands[residuals:first], values, kept), [0] * len(values)
 
 
@@ -225,8 +235,8 @@ def without_derivative(
     if not any(isinstance(x, jax.core.Tracer) for x in arguments):
         return list(values)
     made = [jax.lax.stop_gradient(values[i]) for i in at]
-    map = Transposed(op, refuse, [x.aval for x in made], lambda: refusal)
-    attached = dict(zip(at, map.attach([], arguments, made), strict=True))
+    linear_map = Transposed(op, refuse, [x.aval for x in made], lambda: refusal)
+    attached = dict(zip(at, linear_map.attach([], arguments, made), strict=True))
     return [attached.get(i) for i in range(len(values))]
 
 

@@ -9,13 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cgshim._errors import CustomGradientError, CustomGradientTypeError, sentence
-from cgshim._scope import RuleScope
+from cgshim.backend import CustomGradientError, CustomGradientTypeError, RuleScope, sentence
 from cgshim_jax._tracing import current_trace, is_differentiated, without_batches
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
-    from cgshim._convention import Rule
+    from cgshim.backend import Call, Rule
 
 Array = Any
 
@@ -46,7 +44,7 @@ def conjugate(gradient: Array) -> Array:
 
 
 def is_running_rule() -> bool:
-    """Whether a grad_fn is running."""
+    """Return True if a grad_fn is running."""
     return _scope.current is not None
 
 
@@ -58,8 +56,13 @@ def upstreams_of_rule() -> list[Array] | None:
     return upstreams if without_batches(current_trace()) is without_batches(trace) else None
 
 
+def is_tensor(x: object) -> bool:
+    """Return True if x is an array, or a tracer that stands for one."""
+    return isinstance(x, jax.Array)
+
+
 def is_differentiable(x: Any) -> bool:
-    """Whether x has a gradient; JAX gives everything else one of dtype float0, which no author is to see."""
+    """Return True if x has a gradient; JAX gives everything else one of dtype float0, which authors do not see."""
     if isinstance(x.dtype, np.dtype):
         return bool(jnp.issubdtype(x.dtype, jnp.inexact))
     return bool(type_of_upstream(jax.core.ShapedArray((), x.dtype)).dtype != jax.dtypes.float0)
@@ -78,15 +81,17 @@ def ask_for_tangents(call: Call, rule: Rule) -> None:
     for dtype, tangent in zip(rule.dtypes, tangents, strict=True):
         if not isinstance(tangent, np.dtype):
             raise CustomGradientTypeError(
-                sentence(call.name, "an argument that is differentiated must have a dtype whose gradients are floats",
-                         f"one of {dtype}", "convert it to a float outside of the op")
+
+                                        sentence(call.name,
+                                                 must="an argument that is differentiated must have a dtype whose gradients are floats",
+                         got=f"one of {dtype}", do="convert it to a float outside of the op")
             )  # fmt: skip
     rule.dtypes = [
         dtype if tangent == jax.dtypes.float0 else tangent for dtype, tangent in zip(rule.dtypes, tangents, strict=True)
     ]
 
 
-def words_of(refuse: Callable[[Any], NoReturn], what: Any) -> str:
+def message_of(refuse: Callable[[Any], NoReturn], what: Any) -> str:
     """What refuse says: words are kept where the call would keep tracers alive."""
     try:
         refuse(what)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.extend.core import Literal
 
-from cgshim_jax._tracing import Jaxpr, is_tracer, part_of
+from cgshim_jax._tracing import Jaxpr, equations_for, is_tracer, part_of
 
 Array = Any
 
@@ -26,7 +26,7 @@ class Split:
         self.whole = whole
         self.connected = sorted(connected)
         self.others = [at for at in range(len(jaxpr.outvars)) if at not in connected]
-        first, second = _parted(jaxpr.eqns, [jaxpr.outvars[at] for at in self.connected])
+        first, second = equations_for([jaxpr.outvars[at] for at in self.connected], jaxpr.eqns)
         needed = {v for eqn in second for v in eqn.invars if not isinstance(v, Literal)}
         needed.update(v for at in self.others if not isinstance(v := jaxpr.outvars[at], Literal))
         between = [v for eqn in first for v in eqn.outvars if v in needed]
@@ -46,17 +46,3 @@ class Split:
         rest = jax.core.eval_jaxpr(self.second, stopped)
         found = dict(zip((*self.connected, *self.others), (*known[: self.results], *rest), strict=True))
         return [found[at] for at in range(len(found))]
-
-
-def _parted(equations: Sequence[Any], wanted: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """The equations that wanted is computed by, and the others."""
-    needed = {v for v in wanted if not isinstance(v, Literal)}
-    first: list[Any] = []
-    second: list[Any] = []
-    for eqn in reversed(equations):
-        part = second
-        if not needed.isdisjoint(eqn.outvars):
-            part = first
-            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-        part.append(eqn)
-    return first[::-1], second[::-1]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Collection, Sequence
 from itertools import chain, combinations, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cgshim._errors import CustomGradientError, CustomGradientTypeError, TransformationError, sentence
-from cgshim_jax._linearity import Linearity, linearity_of
-from cgshim_jax._rules import apply_rule, ask_for_tangents, is_differentiable, type_of_upstream
+from cgshim.backend import CustomGradientError, CustomGradientTypeError, TransformationError, sentence, subvals
+from cgshim_jax._late import LateRule, late_rule
+from cgshim_jax._rules import ask_for_tangents, is_differentiable
+from cgshim_jax._staged_rule import StagedRule
 from cgshim_jax._tracing import (
     Jaxpr,
     captured_so_far,
@@ -21,8 +21,7 @@ from cgshim_jax._tracing import (
 )
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
-    from cgshim._convention import Rule
+    from cgshim.backend import Call, Rule, TreeSpec
 
 Array = Any
 
@@ -31,7 +30,9 @@ class Stage(NamedTuple):
     """A staged call."""
 
     f: Jaxpr
-    rule: StagedRule
+    rule: StagedRule | LateRule
+    output: TreeSpec
+    """of what f returned"""
     inputs: list[int]
     """which inputs are f's first arguments; what it captured are the others"""
     captured: list[Array]
@@ -52,94 +53,6 @@ class Choice(NamedTuple):
     """the arguments of f that are variables"""
 
 
-class StagedRule:
-    """A rule as a jaxpr; or the error that its author raises, kept for whoever asks for a gradient."""
-
-    jaxpr: Jaxpr | None = None
-    error: Exception | None = None
-    outputs: int
-    float_at: list[int]
-    """which outputs have an upstream"""
-    returned: list[int]
-    """which gradients the rule returns, of those of the inputs and then of the variables"""
-    taking: list[int]
-    """which arguments of f have a gradient"""
-    taken: list[int]
-    """which of the gradients theirs are"""
-    kept: list[int]
-    """which outputs are the last residuals"""
-    connected: list[bool]
-    """which of the other residuals have a derivative through f's own operations"""
-    order: list[int]
-    """the residuals in the order in which the jaxpr captured them"""
-
-    def __init__(self, outputs: Sequence[Array]) -> None:
-        self.outputs = len(outputs)
-        self.float_at = [i for i, y in enumerate(outputs) if is_differentiable(y)]
-        self._linearity: Linearity | None = None
-
-    def stage(
-        self,
-        rule: Rule,
-        inputs: Sequence[Array],
-        outputs: Sequence[Array],
-        variables: Sequence[Array],
-        keep: tuple[type[Exception], ...] = (),
-    ) -> list[Array]:
-        """Stage the rule; the tracers that it captured. An error that is not cgshim's, or is to be kept, is kept."""
-
-        def backward(*of_floats: Array) -> list[Array]:
-            upstreams = dict(zip(self.float_at, of_floats, strict=True))
-            gradients = apply_rule(rule, inputs, outputs, upstreams, variables)
-            self.returned = [i for i, gradient in enumerate(gradients) if gradient is not None]
-            return [gradients[i] for i in self.returned]
-
-        try:
-            self.jaxpr, captured = jaxpr_of(backward, [type_of_upstream(outputs[i].aval) for i in self.float_at])
-        except Exception as error:  # the author's own may be a way to forbid gradients
-            if isinstance(error, CustomGradientError) and not isinstance(error, keep):
-                raise
-            self.error = _without_frames(error)
-            self.returned = [i for i, x in enumerate([*inputs, *variables]) if is_differentiable(x)]
-            return []
-        return captured
-
-    def sort(self, captured: Sequence[Array], inputs: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
-        """Tell the kept outputs from the other residuals of f, which are returned."""
-        known = {id(x) for x in inputs}
-        place = {id(outputs[at]): at for at in reversed(self.float_at) if id(outputs[at]) not in known}
-        others = [c for c in captured if id(c) not in place]
-        kept = [c for c in captured if id(c) in place]
-        self.kept = [place[id(c)] for c in kept]
-        self.connected = [is_differentiable(c) for c in others]
-        at = {id(c): i for i, c in enumerate([*others, *kept])}
-        self.order = [at[id(c)] for c in captured]
-        return others
-
-    def take(self, gradient_at: Sequence[int]) -> None:
-        """Tell which arguments of f have a gradient; gradient_at is where each one's would be among the gradients."""
-        self.taking = [i for i, gradient in enumerate(gradient_at) if gradient in self.returned]
-        self.taken = [gradient_at[i] for i in self.taking]
-
-    def __call__(self, residuals: Sequence[Array], upstreams: Sequence[Array]) -> list[Array]:
-        """The gradients of the arguments that have one."""
-        if self.error is not None:
-            raise self.error
-        assert self.jaxpr is not None
-        gradients = self.jaxpr([residuals[i] for i in self.order], upstreams)
-        values = dict(zip(self.returned, gradients, strict=True))
-        return [values[at] for at in self.taken]
-
-    def linearity(self) -> Linearity:
-        """What is seen of the rule's linearity in its upstreams."""
-        if self.error is not None:
-            raise self.error
-        assert self.jaxpr is not None
-        if self._linearity is None:
-            self._linearity = linearity_of(self.jaxpr.jaxpr, self.jaxpr.constants)
-        return self._linearity
-
-
 class _Reading(NamedTuple):
     """A rule, staged with some of what was captured for its variables."""
 
@@ -154,25 +67,32 @@ class _Reading(NamedTuple):
 _NOWHERE = -1
 
 
-def stage(call: Call, inputs: Sequence[Array], constants: Collection[int]) -> Stage:
+def stage(call: Call, inputs: Sequence[Array], constants: Collection[int], may_wait: bool = False) -> Stage:
     """Stage a call: f runs once, and the rule once unless it alone captured a variable, or its variables are guessed.
 
-    constants are the identities of captured tracers that are no variables.
+    constants are the identities of captured tracers that are no variables. The rule may wait until a derivative is
+    taken, if the call captured nothing and the rule holds all that it reads.
     """
     at = [i for i, x in enumerate(inputs) if is_tracer(x)]
     readings: list[_Reading] = []
     residuals: list[range] = []
+    late: LateRule | None = None
+    specs: list[TreeSpec] = []
 
     def run(*tracers: Array) -> list[Array]:
-        full = list(inputs)
-        for i, x in zip(at, tracers, strict=True):
-            full[i] = x
+        nonlocal late
+        full = subvals(inputs, at, tracers)
         outputs, author_rule = call(full)
+        specs.append(author_rule.output)
         ask_for_tangents(call, author_rule)
         captured = captured_so_far()
+        if may_wait and captured == [] and (late := late_rule(call, author_rule, full, outputs)) is not None:
+            results = [*outputs, *late.others]
+            late.others = []  # no tracer of f leaves it
+            return results
         if captured is None:
             captured = _captured_by_f(call, inputs, at)
-        found = _read(author_rule, full, outputs, captured, constants)
+        found = _read(call, author_rule, full, outputs, captured, constants)
         _refuse_references(call, found)
         results = list(outputs)
         for reading in found:
@@ -183,9 +103,11 @@ def stage(call: Call, inputs: Sequence[Array], constants: Collection[int]) -> St
         return results
 
     f, captured = jaxpr_of(run, [inputs[i].aval for i in at])
+    if late is not None:
+        return Stage(f, late, specs[0], at, captured, frozenset(), None, [])
     for reading in readings:
         place = {id(variable): len(inputs) + i for i, variable in enumerate(reading.variables)}
-        reading.rule.take([*at, *(place.get(id(c), _NOWHERE) for c in captured)])
+        reading.rule.match([*at, *(place.get(id(c), _NOWHERE) for c in captured)])
     first, *others = readings
     outputs = range(first.rule.outputs)
     jaxprs = [f.only([*outputs, *of_rule]) if others else f for of_rule in residuals]
@@ -194,26 +116,29 @@ def stage(call: Call, inputs: Sequence[Array], constants: Collection[int]) -> St
         Choice(jaxpr, reading.rule, frozenset(argument[id(v)] for v in reading.variables if id(v) in argument))
         for jaxpr, reading in zip(jaxprs[1:], others, strict=True)
     ]
-    return Stage(jaxprs[0], first.rule, at, captured, frozenset(map(id, first.variables)), first.refusal, choices)
+    variables = frozenset(map(id, first.variables))
+    return Stage(jaxprs[0], first.rule, specs[0], at, captured, variables, first.refusal, choices)
 
 
 def _refuse_references(call: Call, readings: Sequence[_Reading]) -> None:
     for reference in filter(is_reference, chain.from_iterable(reading.captured for reading in readings)):
         raise TransformationError(
-            sentence(call.name, "a grad_fn that is staged may not read or write a mutable array",
-                     f"a captured {reference.aval}", "read it in f, and return from grad_fn what is to be written")
+            sentence(call.name, must="a grad_fn that is staged may not read or write a mutable array",
+                     got=f"a captured {reference.aval}",
+                     do="read it in f, and return from grad_fn what is to be written")
         )  # fmt: skip
 
 
 def _read(
+    call: Call,
     author_rule: Rule,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
     captured: Sequence[Array],
     constants: Collection[int],
 ) -> list[_Reading]:
-    """The rule staged; once for each choice of variables where nobody knows yet which it is, and not any will do."""
-    reading = _stage_rule(author_rule, inputs, outputs, captured, constants)
+    """Stage the rule: once, or for each choice of variables if it is unknown and not every choice will do."""
+    reading = _stage_rule(call, author_rule, inputs, outputs, captured, constants)
     error, guessed = reading.rule.error, reading.variables
     if error is None or not guessed or any(map(is_differentiated, guessed)):
         return [reading]
@@ -236,6 +161,7 @@ def _try(author_rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], v
 
 
 def _stage_rule(
+    call: Call,
     author_rule: Rule,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
@@ -250,7 +176,7 @@ def _stage_rule(
         is_guess = bool(variables) and not any(map(is_differentiated, variables))
         rule = StagedRule(outputs)
         try:
-            author_rule.require_variables(variables)
+            call.require_variables(author_rule, variables)
         except CustomGradientTypeError as error:
             if not is_guess:
                 raise
@@ -272,18 +198,6 @@ def _captured_by_f(call: Call, inputs: Sequence[Array], at: Sequence[int]) -> li
     """What f captures, by another staging: for a JAX that does not tell before a function is through."""
 
     def run(*tracers: Array) -> list[Array]:
-        full = list(inputs)
-        for i, x in zip(at, tracers, strict=True):
-            full[i] = x
-        return call(full)[0]
+        return call(subvals(inputs, at, tracers))[0]
 
     return jaxpr_of(run, [inputs[i].aval for i in at])[1]
-
-
-def _without_frames(error: Exception) -> Exception:
-    """An error that may be kept: frames keep tracers alive, so that of its origin only the place is left."""
-    origin = traceback.extract_tb(error.__traceback__)[-1]
-    if hasattr(error, "add_note") and not isinstance(error, CustomGradientError):
-        error.add_note(f'Raised by the rule, in "{origin.filename}", line {origin.lineno}')
-    error.__context__ = error.__cause__ = None
-    return error.with_traceback(None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,33 +12,52 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from cgshim._errors import CustomGradientTypeError
+from cgshim.backend import CustomGradientTypeError, subvals
+from cgshim_jax._deferred import defer, may_be_deferred
 from cgshim_jax._graph import depends_only_on
+from cgshim_jax._late import LateRule
 from cgshim_jax._primitives import Transposed, fit, without_derivative
-from cgshim_jax._rules import is_differentiable, type_of_upstream, upstreams_of_rule, words_of
+from cgshim_jax._private import described
+from cgshim_jax._rules import is_differentiable, message_of, type_of_upstream, upstreams_of_rule
 from cgshim_jax._split import Split
-from cgshim_jax._stage import Stage, StagedRule, stage
-from cgshim_jax._tracing import Jaxpr, is_differentiated, is_in_reverse_mode, is_reference, is_tracer
+from cgshim_jax._stage import Stage, stage
+from cgshim_jax._staged_rule import StagedRule
+from cgshim_jax._tracing import Jaxpr, is_differentiated, is_in_reverse_mode, is_recorded, is_reference, is_tracer
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call, TreeSpec
 
 Array = Any
 
 
-def run_staged(call: Call, inputs: Sequence[Array], spoken_for: Sequence[Array] = ()) -> Sequence[Array]:
-    """Stage f and its rule, and give the outputs the rule's gradients.
+def run_staged(call: Call, inputs: Sequence[Array]) -> Any:
+    """Stage f and its rule, and return the output with the rule's gradients."""
+    spec, outputs = staged_outputs(call, inputs)
+    return spec.combine(outputs)
+
+
+def staged_outputs(
+    call: Call, inputs: Sequence[Array], spoken_for: Sequence[Array] = ()
+) -> tuple[TreeSpec, Sequence[Array]]:
+    """Stage f and its rule, and return the spec of the output and its tensors, with the rule's gradients.
 
     The op's own rule speaks for captured tracers that depend only on what the op is given. They are constants to the
     outputs; to the rule, whose derivative may be taken in its turn, they are what they are.
     """
     constants = frozenset(map(id, spoken_for))
-    found = stage(call, inputs, constants)
-    first = _Staged(call, found.f, found.rule)
-    staged: _Staged | _Undecided = first
+    recorded = is_recorded()
+    found = stage(call, inputs, constants, may_wait=recorded)
+    if isinstance(found.rule, LateRule):
+        make = functools.partial(_stage_late, _without_f(call), found.f, found.rule, found.inputs)
+        arguments = [inputs[i] for i in found.inputs]
+        if may_be_deferred(found.f):
+            return found.output, defer(found.f, found.rule.outputs, arguments, make)
+        return found.output, make()(arguments)
+    first = Staged(call, found.f, found.rule)
+    staged: Staged | _Undecided = first
     if found.choices:
-        choices = {choice.variables: _Staged(call, *choice[:2]) for choice in found.choices}
-        staged = _Undecided(first, choices, found, words_of(call.refuse_captured, found.captured[0]))
+        choices = {choice.variables: Staged(call, *choice[:2]) for choice in found.choices}
+        staged = _Undecided(first, choices, found, message_of(call.refuse_captured, found.captured[0]))
     arguments = [inputs[i] for i in found.inputs]
     for tracer in found.captured:
         if is_reference(tracer):
@@ -46,18 +65,34 @@ def run_staged(call: Call, inputs: Sequence[Array], spoken_for: Sequence[Array] 
                 call.refuse_captured(tracer)
             arguments.append(tracer)
             continue
-        refusal = found.refusal or words_of(call.refuse_captured, tracer)
+        refusal = found.refusal or message_of(call.refuse_captured, tracer)
         is_known = id(tracer) in constants or id(tracer) in found.variables
         arguments.append(tracer if is_known else _constant(tracer, refusal))
-    return staged(arguments)
+    if staged is first and recorded and may_be_deferred(found.f):
+        return found.output, defer(found.f, first.outputs, arguments, lambda: first)
+    return found.output, staged(arguments)
+
+
+def _without_f(call: Call) -> Call:
+    """Return the call for its messages alone: f may hold tracers, which must not be kept alive."""
+    return call.with_f(_no_f).without_options()
+
+
+def _no_f(*args: Any, **options: Any) -> NoReturn:
+    raise AssertionError("f has run, and its jaxpr stands for it")
+
+
+def _stage_late(call: Call, f: Jaxpr, rule: LateRule, inputs: Sequence[int]) -> Staged:
+    whole, staged, captured = rule.staged(f, inputs)
+    for tracer in captured:
+        call.refuse_captured(tracer)
+    return Staged(call, whole, staged)
 
 
 class _Undecided:
-    """A call that captured tracers of which nobody knows yet which are differentiated: whoever does so decides."""
+    """A call that captured tracers, and which of them are variables is known only when some are differentiated."""
 
-    def __init__(
-        self, undecided: _Staged, choices: Mapping[frozenset[int], _Staged], found: Stage, refusal: str
-    ) -> None:
+    def __init__(self, undecided: Staged, choices: Mapping[frozenset[int], Staged], found: Stage, refusal: str) -> None:
         self.undecided = undecided
         """what refuses any gradient"""
         self.choices = choices
@@ -75,7 +110,7 @@ class _Undecided:
         captured = range(self.inputs, len(arguments))
         chosen = frozenset(i for i in captured if i in moving or is_differentiated(arguments[i]))
         op = self.choices.get(chosen, self.undecided)
-        # What nobody differentiates here may be differentiated further out, and no rule speaks for it then.
+        # The other captured arguments may be differentiated further out, and then no rule speaks for them.
         fixed = [
             _constant(x, self.refusal) if i in captured and i not in chosen else x for i, x in enumerate(arguments)
         ]
@@ -93,15 +128,12 @@ def _jvp_of_moving(
     """The outputs and their tangents, of a function that sees which of its arguments are not differentiated."""
 
     def of_moving(*values: Array) -> list[Array]:
-        arguments = list(primals)
-        for i, x in zip(moving, values, strict=True):
-            arguments[i] = x
-        return list(function(arguments))
+        return list(function(subvals(primals, moving, values)))
 
     return jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
 
 
-def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], remake: Callable[..., Any]) -> Any:
+def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], rebuild: Callable[..., Any]) -> Any:
     """An op in a rule: its own rule is staged only once that is differentiated, for rules may call each other.
 
     What f captured is lifted out of it. If grad_fn makes the call itself, the op's own rule speaks for that which
@@ -112,25 +144,21 @@ def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], 
     upstreams = upstreams_of_rule()
     spoken_for = [upstreams is not None and depends_only_on(c, inputs, upstreams) for c in captured]
 
-    def filled(arguments: Sequence[Array]) -> list[Array]:
-        full = list(constants)
-        for i, x in zip(at, arguments, strict=False):
-            full[i] = x
-        return full
-
-    lifted = copy.copy(call)  # what JAX keeps must hold no tracer
-    lifted.f = remake([None] * len(captured))
+    lifted = call.with_f(rebuild([None] * len(captured)))  # what JAX keeps must hold no tracer
+    specs: list[TreeSpec] = []
 
     def run(*arguments: Array) -> list[Array]:
-        return lifted(filled(arguments), remake(arguments[len(at) :]))[0]
+        outputs, rule = lifted(subvals(constants, at, arguments[: len(at)]), rebuild(arguments[len(at) :]))
+        specs.append(rule.output)
+        return outputs
 
     def differentiated(arguments: Sequence[Array]) -> list[Array]:
-        bound = copy.copy(lifted)
-        again_captured = arguments[len(at) :]
-        bound.f = remake(again_captured)
-        outputs = list(run_staged(bound, filled(arguments), [*compress(again_captured, spoken_for)]))
-        lifted.output = bound.output  # where it is differentiated at once, nothing else runs
-        return outputs
+        captured = arguments[len(at) :]
+        bound = lifted.with_f(rebuild(captured))
+        again = subvals(constants, at, arguments[: len(at)])
+        spec, outputs = staged_outputs(bound, again, [*compress(captured, spoken_for)])
+        specs.append(spec)
+        return list(outputs)
 
     def jvp(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         return _jvp_of_moving(differentiated, primals, tangents, _moving(tangents))
@@ -138,11 +166,10 @@ def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], 
     op: Any = jax.custom_jvp(run)
     op.defjvp(jvp, symbolic_zeros=True)
     outputs = list(op(*(inputs[i] for i in at), *captured))
-    call.output = lifted.output
-    return outputs
+    return specs[-1].combine(outputs)
 
 
-class _Staged:
+class Staged:
     """One call as two jaxprs, which keep no tracer alive.
 
     f's goes from arguments (the inputs that are tracers, then what f captured) to outputs and residuals, the rule's
@@ -155,10 +182,12 @@ class _Staged:
         self.f = f
         self.rule = rule
         self.outputs = rule.outputs
-        self.once = words_of(call.refuse_second_order, "its derivative") if call.once_differentiable else None
-        self.unpromised = None if call.forward_mode else words_of(call.refuse_forward_mode, "jvp, jacfwd or linearize")
-        self.bent = words_of(call.refuse_nonlinear, _WHAT)
-        self.captured = words_of(call.refuse_captured, f.references[0]) if f.references else ""
+        self.once = message_of(call.refuse_second_order, "its derivative") if call.once_differentiable else None
+        self.unpromised = (
+            None if call.forward_mode else message_of(call.refuse_forward_mode, "jvp, jacfwd or linearize")
+        )
+        self.nonlinear = message_of(call.refuse_nonlinear, _WHAT)
+        self.captured = message_of(call.refuse_captured, f.references[0]) if f.references else ""
         residuals = range(rule.outputs, rule.outputs + len(rule.connected))
         connected = [at for at, is_connected in zip(residuals, rule.connected, strict=True) if is_connected]
         self.connected = connected
@@ -166,36 +195,45 @@ class _Staged:
     def __call__(self, arguments: Sequence[Array]) -> Sequence[Array]:
         """The outputs at arguments, differentiated by the rule."""
         types = [x.aval for x in arguments]
+        count = len(arguments)
+
+        def primal(*arguments: Array) -> list[Array]:
+            return self.run(arguments, self.f)[0]
 
         def forward(*arguments: Array) -> tuple[list[Array], list[Array]]:
-            whole = self.f.references  # whose order of reads and writes is to stay
-            outputs, residuals = self.run(arguments, self.f if whole else Split(self.f, self.connected))
-            outputs = self.attach(residuals, arguments, outputs)
-            return outputs, [*residuals, *(outputs[at] for at in self.rule.kept)]
+            return self.forward(arguments)
 
         def backward(residuals: list[Array], upstreams: Sequence[Array]) -> tuple[Array | None, ...]:
             of_floats = [upstreams[at] for at in self.rule.float_at]
             gradients = self.gradients(residuals, of_floats)
             if self.once is not None:
                 gradients = without_derivative(self.op, gradients, [*residuals, *of_floats], self.once)
-            of_argument = {at: fit(g, types[at]) for at, g in zip(self.rule.taking, gradients, strict=True)}
+            of_argument = {at: fit(g, types[at]) for at, g in zip(self.rule.arguments, gradients, strict=True)}
             return tuple(of_argument.get(at) for at in range(len(types)))
 
-        def jvp(arguments: Sequence[Array], tangents: Sequence[Any]) -> tuple[list[Array], list[Array]]:
-            outputs, residuals = forward(*arguments)
-            return outputs, self.tangents(residuals, [tangents[at] for at in self.rule.taking], outputs)
-
         # JAX forgets a custom_jvp in the gradient of a scan by something else: then the custom_vjp is left.
-        reverse: Any = jax.custom_vjp(lambda *arguments: self.run(arguments, self.f)[0])
+        reverse: Any = jax.custom_vjp(described(primal, count))
         if self.f.references:  # which a custom_jvp may not be given
             reverse.defvjp(self.unless_by_reference(forward), _with_zeros(backward), symbolic_zeros=True)
             return list(reverse(*arguments))
-        reverse.defvjp(forward, backward)
+        reverse.defvjp(described(forward, count), described(backward, count))
         if is_in_reverse_mode(arguments):  # then no forward mode can reach it
             return list(reverse(*arguments))
-        both: Any = jax.custom_jvp(reverse)
-        both.defjvp(jvp, symbolic_zeros=True)
+        both: Any = jax.custom_jvp(described(lambda *arguments: reverse(*arguments), count))
+        both.defjvp(described(lambda *of_jvp: self.jvp(*of_jvp), 2 * count), symbolic_zeros=True)
         return list(both(*arguments))
+
+    def forward(self, arguments: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+        """The outputs, attached to the arguments, and the residuals."""
+        whole = self.f.references  # whose order of reads and writes is to stay
+        outputs, residuals = self.run(arguments, self.f if whole else Split(self.f, self.connected))
+        outputs = self.attach(residuals, arguments, outputs)
+        return outputs, [*residuals, *(outputs[at] for at in self.rule.kept_outputs)]
+
+    def jvp(self, arguments: Sequence[Array], tangents: Sequence[Any]) -> tuple[list[Array], list[Array]]:
+        """The outputs and their tangents."""
+        outputs, residuals = self.forward(arguments)
+        return outputs, self.tangents(residuals, [tangents[at] for at in self.rule.arguments], outputs)
 
     def unless_by_reference(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Forward, refused where a mutable array is differentiated, for which no rule speaks."""
@@ -217,8 +255,8 @@ class _Staged:
         """outputs, as an outer derivative has to see them: with the rule's gradient, not f's own."""
         float_at = self.rule.float_at
         floats = self.transposed(outputs, self.refusal_unless_linear).attach(
-            residuals, [arguments[at] for at in self.rule.taking], [outputs[at] for at in float_at],
-            [float_at.index(at) for at in self.rule.kept],
+            residuals, [arguments[at] for at in self.rule.arguments], [outputs[at] for at in float_at],
+            [float_at.index(at) for at in self.rule.kept_outputs],
         )  # fmt: skip
         attached = dict(zip(float_at, floats, strict=True))
         return [attached.get(at, y) for at, y in enumerate(outputs)]
@@ -228,8 +266,8 @@ class _Staged:
         picked = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
         found: dict[int, Array] = {}
         if picked:
-            map = self.transposed(outputs, self.refusal_unless_promised).only(picked)
-            found = dict(zip(self.rule.float_at, map(residuals, [tangents[i] for i in picked]), strict=True))
+            linear_map = self.transposed(outputs, self.refusal_unless_promised).only(picked)
+            found = dict(zip(self.rule.float_at, linear_map(residuals, [tangents[i] for i in picked]), strict=True))
         return [found[at] if at in found else _zero_tangent(y) for at, y in enumerate(outputs)]
 
     def transposed(self, outputs: Sequence[Array], refusal: Callable[[], str | None]) -> Transposed:
@@ -243,18 +281,18 @@ class _Staged:
 
     def refusal_unless_promised(self) -> str | None:
         """Why forward mode may not use the rule's transpose."""
-        return self.unpromised or self.refusal_if_bent()
+        return self.unpromised or self.refusal_if_nonlinear()
 
     def refusal_unless_linear(self) -> str | None:
         """Why forward mode over reverse mode may not: without a promise, the rule has to be seen to be linear."""
         if self.unpromised is None:
-            return self.refusal_if_bent()
+            return self.refusal_if_nonlinear()
         return None if self.rule.linearity().is_linear else self.unpromised
 
-    def refusal_if_bent(self) -> str | None:
+    def refusal_if_nonlinear(self) -> str | None:
         """Why no promise can be kept."""
-        bend = self.rule.linearity().bend
-        return None if bend is None else self.bent.replace(_WHAT, bend)
+        operation = self.rule.linearity().operation
+        return None if operation is None else self.nonlinear.replace(_WHAT, operation)
 
 
 def _with_zeros(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.core import Tracer
+from jax.extend.core import Literal
+
+from cgshim_jax import _private
 
 Array = Any
 
@@ -29,12 +32,7 @@ class Surroundings(enum.Enum):
     """jit, scan, forward mode, ..., or a JAX that does not tell"""
 
 
-try:  # Names of JAX's own: a JAX without them is served by staging everything.
-    from jax._src.core import EvalTrace, trace_ctx
-    from jax._src.interpreters.ad import JVPTrace, LinearizeTrace
-    from jax._src.interpreters.batching import BatchTrace
-    from jax._src.interpreters.partial_eval import JaxprTrace
-except ImportError:
+if not _private.tells_traces:
 
     def current_trace() -> Any:
         """What JAX does with the operations that run now."""
@@ -48,61 +46,71 @@ except ImportError:
         """What surrounds the code that runs now."""
         return Surroundings.STAGING
 
+    def is_recorded() -> bool:
+        """Return True if operations are recorded, as within jit, and neither differentiated nor batched before that."""
+        return False
+
     def is_known(x: Any) -> bool:
-        """Whether x is concrete, or a batch of concrete values."""
+        """Return True if x is concrete, or a batch of concrete values."""
         return not is_tracer(x)
 
     def is_in_reverse_mode(arguments: Sequence[Array]) -> bool:
-        """Whether the innermost transformation is reverse mode, and by some of these."""
+        """Return True if the innermost transformation is reverse mode, and by some of these."""
         return False
 
 else:
 
     def current_trace() -> Any:
         """What JAX does with the operations that run now."""
-        return trace_ctx.trace
+        return _private.trace_ctx.trace
 
     def without_batches(trace: Any) -> Any:
         """What is below the batches of a trace."""
-        while isinstance(trace, BatchTrace):
+        while isinstance(trace, _private.BatchTrace):
             trace = trace.parent_trace
         return trace
 
     def surroundings() -> Surroundings:
         """What surrounds the code that runs now."""
-        trace = trace_ctx.trace
-        while isinstance(trace, JaxprTrace):  # what is known passes through it
+        trace = _private.trace_ctx.trace
+        while isinstance(trace, _private.JaxprTrace):  # what is known passes through it
             trace = trace.parent_trace
         if _has_known_values(trace):
             return Surroundings.NOTHING
         around = Surroundings.GRADIENTS
         while (below := _below(trace)) is not None:
-            if not (isinstance(trace, BatchTrace) or hasattr(trace, "is_vjp")):
+            if not (isinstance(trace, _private.BatchTrace) or hasattr(trace, "is_vjp")):
                 around = Surroundings.LINEARIZATIONS
             trace = below
         # With jax_custom_vjp3 a custom_vjp stages whatever it is given.
-        known = isinstance(trace, EvalTrace) and not getattr(jax.config, "jax_custom_vjp3", False)
+        known = isinstance(trace, _private.EvalTrace) and not getattr(jax.config, "jax_custom_vjp3", False)
         return around if known else Surroundings.STAGING
+
+    def is_recorded() -> bool:
+        """Return True if operations are recorded, as within jit, and neither differentiated nor batched before that."""
+        return _private.types_tell_devices and type(_private.trace_ctx.trace) is _private.DynamicJaxprTrace
 
     def _below(trace: Any) -> Any:
         """What a vmap or reverse mode is under."""
-        if isinstance(trace, BatchTrace) or (isinstance(trace, LinearizeTrace) and getattr(trace, "is_vjp", True)):
+        is_reverse_mode = isinstance(trace, _private.LinearizeTrace) and getattr(trace, "is_vjp", True)
+        if is_reverse_mode or isinstance(trace, _private.BatchTrace):
             return trace.parent_trace
-        if isinstance(trace, JVPTrace) and isinstance(trace.parent_trace, JaxprTrace):  # JAX before 0.7
-            return trace.parent_trace.parent_trace
+        if isinstance(trace, _private.JVPTrace):  # over a JaxprTrace it is reverse mode: JAX before 0.7
+            below = trace.parent_trace
+            return below.parent_trace if isinstance(below, _private.JaxprTrace) else None
         return None
 
     def is_known(x: Any) -> bool:
-        """Whether x is concrete, or a batch of concrete values."""
+        """Return True if x is concrete, or a batch of concrete values."""
         return not is_tracer(x) or _has_known_values(x._trace)
 
     def _has_known_values(trace: Any) -> bool:
-        return isinstance(without_batches(trace), EvalTrace)
+        return isinstance(without_batches(trace), _private.EvalTrace)
 
     def is_in_reverse_mode(arguments: Sequence[Array]) -> bool:
-        """Whether the innermost transformation is reverse mode, and by some of these."""
-        trace = trace_ctx.trace
-        is_reverse_mode = isinstance(trace, LinearizeTrace) and getattr(trace, "is_vjp", False)
+        """Return True if the innermost transformation is reverse mode, and by some of these."""
+        trace = _private.trace_ctx.trace
+        is_reverse_mode = isinstance(trace, _private.LinearizeTrace) and getattr(trace, "is_vjp", False)
         return is_reverse_mode and any(getattr(x, "_trace", None) is trace for x in arguments)
 
 
@@ -110,17 +118,17 @@ else:
 
 
 def is_tracer(x: object) -> bool:
-    """Whether x stands for a value, rather than being one."""
+    """Return True if x stands for a value, rather than being one."""
     return isinstance(x, Tracer)
 
 
 def is_reference(x: Any) -> bool:
-    """Whether x stands for a mutable array (jax.Ref), which is read and written, but neither returned nor copied."""
+    """Return True if x stands for a mutable array (jax.Ref), which can be neither returned nor copied."""
     return hasattr(x.aval, "inner_aval")
 
 
 def is_differentiated(x: Any) -> bool | None:
-    """Whether a derivative is being taken of x; None where x is staged, and a later transformation decides."""
+    """Return True if a derivative is being taken of x; None if x is staged, for a later transformation decides."""
     if not is_tracer(x):
         return False
     if hasattr(x, "tangent"):
@@ -170,6 +178,20 @@ class Jaxpr(NamedTuple):
         return self._replace(jaxpr=part_of(jaxpr, jaxpr.constvars, jaxpr.invars, outer, jaxpr.eqns))
 
 
+def equations_for(wanted: Sequence[Any], equations: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the equations that compute wanted, and the others."""
+    needed = {v for v in wanted if not isinstance(v, Literal)}
+    first: list[Any] = []
+    second: list[Any] = []
+    for eqn in reversed(equations):
+        part = second
+        if not needed.isdisjoint(eqn.outvars):
+            part = first
+            needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+        part.append(eqn)
+    return first[::-1], second[::-1]
+
+
 def part_of(
     jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], results: Sequence[Any], equations: Any
 ) -> Any:
@@ -182,11 +204,7 @@ def part_of(
     )  # fmt: skip
 
 
-try:  # What is within jax.make_jaxpr, at half its time.
-    from jax.api_util import debug_info
-    from jax.extend.linear_util import wrap_init
-    from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic
-except ImportError:  # JAX before 0.5
+if not _private.has_trace_to_jaxpr:
 
     def _make_jaxpr(function: Callable[..., Sequence[Array]], types: Sequence[Any]) -> tuple[Any, list[Any]]:
         """function's jaxpr for arguments of these types, and its constants."""
@@ -197,8 +215,8 @@ else:
 
     def _make_jaxpr(function: Callable[..., Sequence[Array]], types: Sequence[Any]) -> tuple[Any, list[Any]]:
         """function's jaxpr for arguments of these types, and its constants."""
-        flat = wrap_init(function, debug_info=debug_info("op_custom_gradient", function, types, {}))
-        jaxpr, _, constants = trace_to_jaxpr_dynamic(flat, types)
+        flat = _private.wrap_init(function, debug_info=_private.debug_info_of(len(types)))
+        jaxpr, _, constants = _private.trace_to_jaxpr_dynamic(flat, types)
         return jaxpr, constants
 
 

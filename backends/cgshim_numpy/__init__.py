@@ -1,7 +1,8 @@
 """NumPy, with the gradients of HIPS autograd.
 
 Arrays that are not being differentiated are plain NumPy, before and after f. Under autograd, f runs on the values
-inside one primitive, whose derivative is the rule's: see `cgshim_numpy._run.py`.
+inside one primitive (`_outputs.py`, `_run.py`), whose derivative is the rule's (`_rule.py`, `_linear.py`). For a second
+order f may run again (`_again.py`).
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ import numpy as np
 import optree
 from autograd import numpy as anp
 from autograd.builtins import tuple as tuple_of_boxes
-from autograd.core import make_vjp
 from autograd.extend import vspace
-from autograd.tracer import getval, isbox, trace_stack
 
-from cgshim_numpy._boxes import Array, is_complex, is_float, plain
-from cgshim_numpy._boxes import is_tensor as is_tensor
-from cgshim_numpy._boxes import tree_flatten as tree_flatten
-from cgshim_numpy._boxes import tree_unflatten as tree_unflatten
+from cgshim_numpy._arrays import Array, is_complex, without_file
+from cgshim_numpy._arrays import is_tensor as is_tensor
 from cgshim_numpy._linear import NonlinearError, depends_on_upstream
-from cgshim_numpy._run import Run, outputs_of
+from cgshim_numpy._outputs import output_under_autograd
+from cgshim_numpy._private import getval, isbox, make_vjp, trace_stack
+from cgshim_numpy._trees import tree_flatten as tree_flatten
+from cgshim_numpy._trees import tree_unflatten as tree_unflatten
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call
 
 
 def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
@@ -54,36 +54,25 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     return numpy_function(name)
 
 
-def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
+def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     if trace_stack.top < 0:  # nothing is being differentiated
-        return call(inputs)[0]
-    run = Run(call, inputs)
-    if not any(map(isbox, (*inputs, *run.variables))):
-        return run.on_constants(inputs)
-    return run.outputs_at(outputs_of(run, *inputs, *run.variables))
+        outputs, rule = call(inputs)
+        return rule.output.combine(outputs)
+    return output_under_autograd(call, inputs)
 
 
 def vjp(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
-) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array | None]]]:
-    inputs = [*map(plain, inputs)]
-    at_floats = [at for at, x in enumerate(inputs) if is_float(x)]
+) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
+    floats = tuple(map(without_file, inputs))
 
     def fn_of_floats(floats: Any) -> Any:
-        full = list(inputs)
-        for n, at in enumerate(at_floats):
-            full[at] = floats[n]
         # The inputs come back with the outputs: autograd warns of an output that does not depend on them.
-        return tuple_of_boxes((tuple_of_boxes(tuple(fn(*full))), floats))
+        return tuple_of_boxes((tuple_of_boxes(tuple(fn(*[floats[at] for at in range(len(inputs))]))), floats))
 
-    floats = tuple(inputs[at] for at in at_floats)
     pull_back, (outputs, _) = cast(Any, make_vjp)(fn_of_floats, floats)  # autograd has no types
 
-    def pullback(upstreams: Sequence[Array]) -> list[Array | None]:
-        gradients: list[Array | None] = [None] * len(inputs)
-        unused = vspace(floats).zeros()
-        for at, gradient in zip(at_floats, pull_back((tuple(upstreams), unused)), strict=True):
-            gradients[at] = gradient
-        return gradients
+    def pullback(upstreams: Sequence[Array]) -> list[Array]:
+        return list(pull_back((tuple(upstreams), vspace(floats).zeros())))
 
     return list(outputs), pullback

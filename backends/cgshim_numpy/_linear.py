@@ -9,14 +9,28 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from autograd import builtins
 from autograd.builtins import tuple as tuple_of_boxes
-from autograd.core import VSpace, backward_pass, sparse_add
-from autograd.extend import VJPNode, register_notrace, vspace
-from autograd.numpy import fft, linalg, numpy_vjps, numpy_wrapper
-from autograd.numpy.numpy_boxes import ArrayBox
-from autograd.tracer import getval, isbox, trace, trace_primitives_map
-from autograd.util import func
+from autograd.extend import VJPNode, VSpace, register_notrace, vspace
+from autograd.numpy import fft, linalg
+
+from cgshim_numpy._private import (
+    ArrayBox,
+    _make_dict,
+    backward_pass,
+    container_take,
+    container_untake,
+    func,
+    getval,
+    isbox,
+    make_sequence,
+    numpy_vjps,
+    numpy_wrapper,
+    sequence_extend_left,
+    sequence_extend_right,
+    sparse_add,
+    trace,
+    trace_primitives_map,
+)  # fmt: skip
 
 anp: Any = numpy_wrapper  # autograd makes its functions in there, where no type checker looks
 
@@ -38,7 +52,7 @@ class UpstreamNode(VJPNode):  # type: ignore[misc]  # autograd has no types
 
 
 def depends_on_upstream(x: Any) -> bool:
-    """Whether x is a function of the upstream gradient of a rule that is being transposed."""
+    """Return True if x is a function of the upstream gradient of a rule that is being transposed."""
     while isbox(x):
         if type(x._node) is UpstreamNode:
             return True
@@ -51,10 +65,11 @@ Rule = Callable[[Any], Sequence[Any]]
 
 
 def transposed(rule: Rule, rule_of_constants: Rule, output: Any, tangents: Sequence[Any]) -> Any:
-    """The gradient of <rule(upstream), tangents> with respect to upstream, which has the structure of output.
+    """Return the gradient of <rule(upstream), tangents> by upstream, which has the structure of output.
 
-    The transpose of a linear rule is the same everywhere. It is taken at a point other than zero, where a constant is
-    told from upstream; and the rule, of constants, is evaluated at -2 times the point, for what no operation shows.
+    The transpose of a linear rule is the same everywhere. It is taken at a point other than zero, where constants and
+    upstream differ. A rule that is not linear may still not show it in its operations: so rule_of_constants is also
+    asked at -2 times the point, and has to give -2 times the gradients.
     """
 
     def gradients_and_upstream(upstream: Any) -> Any:
@@ -68,7 +83,7 @@ def transposed(rule: Rule, rule_of_constants: Rule, output: Any, tangents: Seque
 
 
 def _numbers_like(x: Any, scale: float) -> Any:
-    """Numbers other than zero, in the place of the floats of x."""
+    """Return numbers other than zero, in the place of the floats of x."""
     if isinstance(x, tuple):
         return tuple(_numbers_like(each, scale) for each in x)
     if x.dtype.kind not in "fc":
@@ -100,7 +115,7 @@ _IN_EACH |= {func(VSpace.scalar_mul), func(VSpace.inner_prod)}
 """Linear in each argument while the others stay: u * u is not."""
 
 _IN_ALL = _named(anp, "add subtract concatenate_args array_from_args")
-_IN_ALL |= {builtins.make_sequence, builtins.sequence_extend_left, builtins.sequence_extend_right, builtins._make_dict}
+_IN_ALL |= {make_sequence, sequence_extend_left, sequence_extend_right, _make_dict}
 _IN_ALL |= {func(VSpace.add), func(VSpace.mut_add), sparse_add}
 """Linear in all arguments together: with a constant that is not zero, affine."""
 
@@ -113,7 +128,7 @@ _IN_FIRST = _named(
 )
 _IN_FIRST |= _named(fft, "fft ifft fft2 ifft2 fftn ifftn rfft irfft rfft2 irfft2 rfftn irfftn fftshift ifftshift")
 _IN_FIRST |= _named(numpy_vjps, "untake") | {func(ArrayBox.__getitem__)}
-_IN_FIRST |= {builtins.container_take, builtins.container_untake}
+_IN_FIRST |= {container_take, container_untake}
 """Linear in the first argument."""
 
 _WHERE = trace_primitives_map[np.where]  # autograd.numpy.where is a function around it
@@ -151,8 +166,8 @@ def _require_linear(fun: Any, args: Sequence[Any], kwargs: Any, places: Sequence
 
 
 def _is_about(fun: Any, at: int) -> bool:
-    """Whether an argument of a joint operation says how to join."""
-    about = {anp.concatenate_args: 1, anp.array_from_args: 2, builtins.make_sequence: 1, builtins._make_dict: 1}
+    """Return True if an argument of a joint operation says how to join."""
+    about = {anp.concatenate_args: 1, anp.array_from_args: 2, make_sequence: 1, _make_dict: 1}
     about |= {func(VSpace.add): 1, func(VSpace.mut_add): 1, sparse_add: 1}
     return at < about.get(fun, 0)
 
@@ -166,7 +181,7 @@ def _require_zeros(constants: Sequence[Any]) -> None:
 
 
 def _is_of_a_library(fun: Any) -> bool:
-    """Whether a primitive is NumPy's or autograd's own, of which the linear ones are listed above."""
+    """Return True if a primitive is NumPy's or autograd's own: the linear ones among these are listed above."""
     raw = getattr(fun, "fun", fun)
     module = str(getattr(raw, "__module__", None))
     return isinstance(raw, np.ufunc) or module.startswith(("numpy", "autograd.numpy", "autograd.builtins"))

@@ -6,18 +6,26 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-from autograd.core import defjvp_argnums
-from autograd.extend import defvjp_argnums, primitive
+from autograd.extend import Box, defjvp_argnums, defvjp_argnums, primitive
 
-from cgshim_numpy._boxes import Array, as_array, plain
+from cgshim_numpy._arrays import Array, as_arrays, without_file
+from cgshim_numpy._private import box_types
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call
 
 
-def boxable(call: Call, x: Array) -> Array:
-    """An array as autograd differentiates it; refused where it is of a class derived from NumPy's."""
-    array = plain(x)
+BOXABLE = frozenset(Box.type_mappings) - box_types
+"""the classes of which autograd makes a box: NumPy's own array, and its scalars of floats"""
+
+
+def boxable(call: Call, xs: Sequence[Array]) -> Sequence[Array]:
+    """Return arrays as autograd differentiates them; refuse those of a class derived from NumPy's."""
+    return [_boxable(call, x) for x in xs]
+
+
+def _boxable(call: Call, x: Array) -> Array:
+    array = without_file(x)
     if isinstance(array, np.ndarray) and type(array) is not np.ndarray:
         call.refuse("autograd differentiates plain arrays alone", f"a {type(array).__name__}",
                     "make it one with np.asarray")  # fmt: skip
@@ -25,17 +33,17 @@ def boxable(call: Call, x: Array) -> Array:
 
 
 @primitive  # type: ignore[untyped-decorator]  # autograd has no types
-def without_derivative(function: Callable[..., Any], refuse: Callable[[], NoReturn], *values: Any) -> Any:
-    """function of what is in the boxes among values, and connected with these: whoever differentiates it is refused."""
-    return function(*map(as_array, values))
+def without_derivative(*values: Any, function: Callable[..., Any], refuse: Callable[[], NoReturn]) -> Any:
+    """Return function of what is in the boxes, connected with these; whoever differentiates the result is refused."""
+    return function(*as_arrays(values))
 
 
 def _vjp_refused(
     argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any
 ) -> Callable[[Any], Sequence[Array]]:
-    refuse = args[1]
+    refuse = kwargs["refuse"]
     return lambda upstream: refuse()
 
 
 defvjp_argnums(without_derivative, _vjp_refused)
-defjvp_argnums(without_derivative, lambda argnums, tangents, ans, args, kwargs: args[1]())
+defjvp_argnums(without_derivative, lambda argnums, tangents, ans, args, kwargs: kwargs["refuse"]())

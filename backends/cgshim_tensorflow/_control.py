@@ -22,15 +22,15 @@ def _cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any]
 def _while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init: Tree) -> Tree:
     leaves = tf.nest.flatten(init)
     found = tf.while_loop(
-        lambda *now: cond_fun(tf.nest.pack_sequence_as(init, now)),
-        lambda *now: tf.nest.flatten(body(tf.nest.pack_sequence_as(init, now))),
+        lambda *carried: cond_fun(tf.nest.pack_sequence_as(init, carried)),
+        lambda *carried: tf.nest.flatten(body(tf.nest.pack_sequence_as(init, carried))),
         leaves,
     )
     return tf.nest.pack_sequence_as(init, found)
 
 
 def _scan(step: Callable[[Any, Any], tuple[Any, Any]], carry: Tree, xs: Tree, steps: Any) -> tuple[Tree, Tree]:
-    """The first step is taken outside of the loop: it tells how y is structured."""
+    """Take the first step outside of the loop, because it tells how y is structured."""
     rows = tf.nest.flatten(xs)
     steps = tf.shape(rows[0])[0] if steps is None else steps
     carry, y = step(carry, tf.nest.map_structure(lambda x: x if x is None else x[0], xs))
@@ -38,11 +38,11 @@ def _scan(step: Callable[[Any, Any], tuple[Any, Any]], carry: Tree, xs: Tree, st
     present = [output for output in outputs if output is not None]
     arrays = [tf.TensorArray(o.dtype, steps, element_shape=o.shape).write(0, o) for o in present]
 
-    def body(at: Tensor, arrays: list[Any], *now: Tensor) -> Any:
+    def body(at: Tensor, arrays: list[Any], *carried: Tensor) -> Any:
         x = tf.nest.map_structure(lambda x: x if x is None else x[at], xs)
-        carried, y = step(tf.nest.pack_sequence_as(carry, now), x)
+        next_carry, y = step(tf.nest.pack_sequence_as(carry, carried), x)
         made = [output for output in tf.nest.flatten(y) if output is not None]
-        return at + 1, [array.write(at, o) for array, o in zip(arrays, made, strict=True)], *tf.nest.flatten(carried)
+        return at + 1, [array.write(at, o) for array, o in zip(arrays, made, strict=True)], *tf.nest.flatten(next_carry)
 
     _, arrays, *last = tf.while_loop(lambda at, *_: at < steps, body, [tf.constant(1), arrays, *leaves])
     stacked = iter([array.stack() for array in arrays])

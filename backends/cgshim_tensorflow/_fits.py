@@ -1,7 +1,7 @@
-"""Whether a gradient fits what it is the gradient of, beyond what static shapes tell.
+"""Checks that a gradient fits its tensor, beyond what static shapes tell.
 
 A composite tensor (ragged, sparse, slices) has its values at places, and the gradient must have its own at the same
-ones. Sizes that only the run of a graph knows are checked there: TensorFlow would broadcast what does not fit.
+ones. Sizes that are known only when a graph runs are checked there: TensorFlow would broadcast what does not fit.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import tensorflow as tf
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from cgshim import CustomGradientValueError
-from cgshim._errors import describe, describe_spec, sentence
+from cgshim.backend import CustomGradientValueError, describe, describe_spec, sentence
 from cgshim_tensorflow._origins import stand_ins
+from cgshim_tensorflow._private import is_compiled_by_xla
 from cgshim_tensorflow._values import is_composite, is_eager, values_of
 
 Tensor = Any
 Sizes = Callable[[], Tensor]
 Name = Callable[[], str]
-"""What a reader calls the tensor whose gradient is checked."""
+"""what messages call the tensor whose gradient is checked"""
 
 
 class Fit:
-    """What the gradient of a tensor must look like; of the tensor's values nothing is kept."""
+    """What the gradient of a tensor must look like. It does not keep the tensor's values alive."""
 
     def __init__(
         self, kind: str, shape: Any, dtype: Any, places: Sequence[Tensor] = (), sizes: Sizes | None = None
@@ -37,7 +36,7 @@ class Fit:
         self._sizes = sizes
 
     def values(self, gradient: Tensor | None, op: str, name: Name) -> Tensor | None:
-        """The gradient of the tensor's values, or slices of it, once it is known to fit."""
+        """Return the gradient of the tensor's values, or slices of it, checked to fit."""
         if gradient is None:
             return None
         found = _kind_of(gradient)
@@ -49,7 +48,7 @@ class Fit:
         return self._check_places(values, _places_of(gradient), op, name) if self._places else values
 
     def _check_slices(self, gradient: tf.IndexedSlices, op: str, name: Name) -> tf.IndexedSlices:
-        """Slices of a dense gradient, each of which must have the size of a slice."""
+        """Check slices of a dense gradient: each must have the size of a slice of the tensor."""
         if self._shape.rank is not None and not gradient.values.shape[1:].is_compatible_with(self._shape[1:]):
             self._refuse_shape(op, name, f"IndexedSlices with the values {describe(gradient.values)}")
         return gradient
@@ -65,8 +64,8 @@ class Fit:
         with tf.name_scope(_as_name(f"the gradient of {name()} must have its shape")):
             sizes = tf.shape(values)
             with contextlib.nullcontext() if _is_compiled() else _asserting(_equal(sizes, expected), message):
-                # Fails as the assertion does, which XLA leaves out, and Grappler where an AddN makes it believe it.
-                # Nothing is copied; and as nobody knows the size of a slice, nobody takes it for the size of x.
+                # The slice fails if the assertion does: XLA leaves assertions out, and so does Grappler if an AddN
+                # makes it believe them. Nothing is copied; a slice has an unknown size, which is not taken for x's.
                 return tf.slice(values, expected - sizes, expected)
 
     def _check_places(self, values: Tensor, places: Sequence[Tensor], op: str, name: Name) -> Tensor:
@@ -91,18 +90,20 @@ class Fit:
 
     def _shape_message(self, op: str, name: Name, got: str) -> str:
         rule = f"the gradient of {name()} must have its shape {describe_spec(self._shape, self._dtype)}"
-        return sentence(op, rule, got, "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule")
+        return sentence(
+            op, must=rule, got=got, do="sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule"
+        )
 
     def _refuse_kind(self, op: str, name: Name, got: str) -> NoReturn:
         raise CustomGradientValueError(self._kind_message(op, name, got))
 
     def _kind_message(self, op: str, name: Name, got: str) -> str:
         expected, instead = _EXPECTED[self._kind]
-        return sentence(op, f"the gradient of {name()} must be {expected}", got, instead)
+        return sentence(op, must=f"the gradient of {name()} must be {expected}", got=got, do=instead)
 
 
 def fit_of(x: Tensor) -> Fit | None:
-    """What the gradient of x must look like; None where the front end checks all that there is to check."""
+    """Return what the gradient of x must look like; None if the front end has nothing left to check."""
     if is_eager(x):
         return None
     values = values_of(x)
@@ -110,7 +111,7 @@ def fit_of(x: Tensor) -> Fit | None:
 
 
 def fit_of_dense(shape: Any, dtype: Any) -> Fit:
-    """What the gradient of a dense tensor of known sizes must look like."""
+    """Return what the gradient of a dense tensor of known sizes must look like."""
     return Fit(_DENSE, shape, dtype)
 
 
@@ -138,7 +139,7 @@ def _named(kind: str) -> str:
 
 
 def _places_of(x: Tensor) -> Sequence[Tensor]:
-    """Where a composite tensor has its values."""
+    """Return the tensors that say where a composite tensor has its values."""
     if isinstance(x, tf.RaggedTensor):
         return tuple(x.nested_row_splits)
     return (x.indices,) if is_composite(x) else ()
@@ -148,24 +149,24 @@ def _places_of(x: Tensor) -> Sequence[Tensor]:
 
 
 def _sizes_of(x: Tensor) -> Sizes:
-    """What makes the sizes of x. XLA knows them all when it compiles, if they are asked for where they are needed."""
+    """Return a function that makes the sizes of x. XLA knows them as it compiles, if asked where they are needed."""
     if _is_compiled() or x.shape.is_fully_defined():
         return functools.partial(tf.shape, x)
-    sizes = tf.shape(x)  # now, so that nobody has to keep x until then
+    sizes = tf.shape(x)  # made now, so that x need not be kept until then
     return lambda: sizes
 
 
 def _is_compiled() -> bool:
-    return not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+    return not tf.executing_eagerly() and is_compiled_by_xla(tf.compat.v1.get_default_graph())
 
 
 def _are_the_same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are one, in the graphs around theirs too."""
+    """Return True if two tensors are one, in the graphs around theirs too."""
     return a is b or not {x._id for x in stand_ins(a)}.isdisjoint(x._id for x in stand_ins(b))
 
 
 def _equal(a: Tensor, b: Tensor) -> Tensor:
-    """Whether two tensors of the same rank are equal, in shape too."""
+    """Return a boolean tensor: are two tensors of the same rank equal, in shape too?"""
     a, b = tf.convert_to_tensor(a), tf.convert_to_tensor(b)
     values = tf.reduce_all(tf.raw_ops.Equal(x=a, y=tf.cast(b, a.dtype), incompatible_shape_error=False))
     if a.shape.is_fully_defined() and b.shape.is_fully_defined():
@@ -174,7 +175,7 @@ def _equal(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _asserting(condition: Tensor, message: str) -> contextlib.AbstractContextManager[Any]:
-    """What is computed within is computed once the condition was seen to hold."""
+    """Let what is computed within wait until the condition has been checked."""
     context: contextlib.AbstractContextManager[Any] = tf.control_dependencies(
         [tf.debugging.Assert(condition, [message])]
     )
@@ -182,5 +183,5 @@ def _asserting(condition: Tensor, message: str) -> contextlib.AbstractContextMan
 
 
 def _as_name(text: str) -> str:
-    """A text as TensorFlow lets a name of an operation be."""
+    """Return a text in letters that TensorFlow allows in the name of an operation."""
     return "".join([letter if letter.isalnum() else "_" for letter in text])

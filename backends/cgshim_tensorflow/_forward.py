@@ -1,4 +1,4 @@
-"""A rule in forward mode: its transpose, where the rule is linear."""
+"""A rule in forward mode: its transpose, if the rule is linear."""
 
 from __future__ import annotations
 
@@ -8,48 +8,47 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-from tensorflow.python.eager.polymorphic_function import concrete_function
-
 from cgshim_tensorflow._linear import Linearity
-from cgshim_tensorflow._origins import listening
+from cgshim_tensorflow._origins import Listening
+from cgshim_tensorflow._private import FunctionGradients
+from cgshim_tensorflow._values import is_eager
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call
 
 Tensor = Any
 Backward = Callable[..., Sequence[Tensor | None]]
-"""From one upstream gradient for each output, None where it was not used, to one gradient for each source."""
+"""takes one upstream gradient for each output, None if it was not used; returns one gradient for each source"""
 
 ACCUMULATOR = "tf.autodiff.ForwardAccumulator"
 
 
 class Transposition:
-    """The runs of rules by which an accumulator transposes them: each is looked at, and judged when all are done."""
+    """The runs of rules by which an accumulator transposes them: each is observed, and judged when all are done."""
 
     def __init__(self, is_of_function: bool = False) -> None:
         self._seen: list[tuple[Call, Linearity]] = []
         self.is_of_function = is_of_function
-        """whether it is a whole tf.function that is transposed, whose second derivatives are built with the first"""
+        """whether a whole tf.function is transposed, whose second derivatives are built with the first"""
 
     @contextlib.contextmanager
     def going_on(self) -> Iterator[None]:
-        """While the runs of the rule are those of an accumulator."""
+        """While an accumulator runs the rule."""
         token = _transposition.set(self)
         try:
             yield
         finally:
             _transposition.reset(token)
 
-    def run(
+    def observe(
         self, call: Call, rule: Callable[..., Sequence[Tensor | None]], upstreams: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
-        """The rule's gradients, while its operations are looked at."""
+        """Run the rule, observe its operations, and return its gradients."""
         token = _transposition.set(None)  # a rule within the rule is not this one
         linearity = Linearity(upstreams)
         self._seen.append((call, linearity))
         try:
-            with listening(linearity.notice):
+            with Listening(linearity.notice):
                 gradients = rule(*upstreams)
             linearity.conclude(gradients)
         finally:
@@ -57,13 +56,13 @@ class Transposition:
         return gradients
 
     def refuse_what_is_not_linear(self) -> None:
-        """Raise where a run was seen not to be linear, or, unless the author promised it, not seen to be linear."""
+        """Raise an error for a rule that is not linear, or that may not be and was not promised to be."""
         for call, linearity in self._seen:
             judge(call, linearity)
 
 
 def judge(call: Call, linearity: Linearity) -> None:
-    """Raise for a rule that is not linear; where nobody can tell, unless the author promised that it is."""
+    """Raise an error for a rule that is not linear, or that may not be and was not promised to be."""
     if not call.forward_mode and (linearity.doubt or linearity.fault):
         call.refuse_forward_mode(ACCUMULATOR)
     if linearity.fault:
@@ -74,15 +73,15 @@ _transposition: ContextVar[Transposition | None] = ContextVar("cgshim_tensorflow
 
 
 def transposition() -> Transposition | None:
-    """What looks at the run of a rule that goes on, if an accumulator transposes the rule by it."""
+    """Return the transposition that is going on, if an accumulator is running the rule; else None."""
     return _transposition.get()
 
 
-def _looking_at_rules(build: Callable[..., Any]) -> Callable[..., Any]:
-    """An accumulator around a tf.function transposes all of it while it builds the function that gives tangents."""
+def _observing_rules(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Observe rules here too: an accumulator transposes a tf.function while it builds what gives its tangents."""
 
     @functools.wraps(build)
-    def looked_at(function: Any, outputs: Any, inference_args: Any, input_tangents: Any) -> Any:
+    def observed(function: Any, outputs: Any, inference_args: Any, input_tangents: Any) -> Any:
         if not input_tangents:
             return build(function, outputs, inference_args, input_tangents)
         transposition = Transposition(is_of_function=True)
@@ -91,15 +90,14 @@ def _looking_at_rules(build: Callable[..., Any]) -> Callable[..., Any]:
         transposition.refuse_what_is_not_linear()
         return built
 
-    return looked_at
+    return observed
 
 
-_Functions = concrete_function._TapeGradientFunctions
-_Functions._build_functions_for_outputs = _looking_at_rules(_Functions._build_functions_for_outputs)
+FunctionGradients._build_functions_for_outputs = _observing_rules(FunctionGradients._build_functions_for_outputs)
 
 
-def of_graph(graph: Any, upstreams: Sequence[Tensor], gradients: Sequence[Tensor]) -> Linearity:
-    """What is seen of a rule that was traced."""
+def linearity_of_graph(graph: Any, upstreams: Sequence[Tensor], gradients: Sequence[Tensor]) -> Linearity:
+    """Return what the operations of a traced rule show."""
     linearity = Linearity(upstreams)
     for operation in graph.get_operations():
         attributes = ("f", operation.get_attr("f")) if "f" in operation.node_def.attr else ()
@@ -109,6 +107,5 @@ def of_graph(graph: Any, upstreams: Sequence[Tensor], gradients: Sequence[Tensor
 
 
 def graph_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """The graph that a tensor was made in, as the one to build on; nothing for an eager tensor."""
-    eager = isinstance(tensor, tf.__internal__.EagerTensor)
-    return contextlib.nullcontext() if eager else tensor.graph.as_default()
+    """Build in the graph of a tensor; for an eager tensor, change nothing."""
+    return contextlib.nullcontext() if is_eager(tensor) else tensor.graph.as_default()

@@ -1,4 +1,4 @@
-"""Whether a rule is seen to be linear in upstream: every operation on its way is one that is known to be."""
+"""A look at whether a rule is linear in upstream: it is, if each of its operations on upstream is known to be."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _named(names: str) -> frozenset[str]:
 
 
 _SHAPES = _named("BroadcastGradientArgs OnesLike Rank Shape ShapeN Size VariableShape ZerosLike")
-"""read a tensor's shape and not its values"""
+"""these read a tensor's shape and not its values"""
 
 _NOT_LINEAR = _named("""
     Abs ArgMax ArgMin Atan Atan2 Ceil ClipByValue ComplexAbs Cos Cosh Digamma EagerPyFunc Elu Equal Erf Erfc Exp Expm1
@@ -29,7 +29,7 @@ _NOT_LINEAR = _named("""
     Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softmax Softplus Softsign Sqrt Square SquaredDifference
     StopGradient Tan Tanh TopKV2 TruncateDiv TruncateMod
 """)
-"""are seen not to be linear, whatever the author promised"""
+"""these are known not to be linear, whatever the author promised"""
 
 _FIRST = _named("""
     AvgPool AvgPool3D BatchToSpace BatchToSpaceND BroadcastTo CheckNumerics Conj ConjugateTranspose Cumsum DepthToSpace
@@ -54,11 +54,11 @@ class _Linear(NamedTuple):
     """The inputs in which an operation is linear."""
 
     groups: tuple[slice, ...]
-    """in one group of inputs at a time, the others constant"""
+    """it is linear in one group of inputs at a time, if the others are constant"""
     together: bool = False
-    """in a group as a whole: a constant one among them, but for zeros, makes it affine"""
+    """it is linear in a group as a whole: if one of them is constant, and not zero, it is affine"""
     underived: int | None = None
-    """the input for which TensorFlow has no derivative, though it is linear in that one too"""
+    """the input for which TensorFlow has no derivative, though the operation is linear in it too"""
 
 
 def _at(*places: int) -> tuple[slice, ...]:
@@ -87,11 +87,11 @@ _LINEAR: dict[str, _Linear] = {
 }
 
 _OF_EACH = ("Cast", "IdentityN")
-"""are linear, but for what becomes an integer"""
+"""these are linear, but for what becomes an integer"""
 
 
 class Linearity:
-    """What is seen of a rule while its operations are told one by one."""
+    """What the operations of a rule show, one after the other."""
 
     def __init__(self, upstreams: Iterable[Tensor]) -> None:
         self._linear = {upstream._id for upstream in upstreams if is_differentiable(upstream)}
@@ -99,12 +99,12 @@ class Linearity:
         self._doubts: dict[int, str] = {}
         self._zeros: set[int] = set()
         self.fault: str | None = None
-        """by what the rule is seen not to be linear"""
+        """what shows that the rule is not linear, if anything does"""
         self.doubt: str | None = None
-        """an operation on upstream that is not known to be linear"""
+        """an operation on upstream that is not known to be linear, if there is one"""
 
     def notice(self, op_type: str, inputs: Sequence[Tensor], attributes: Attributes, outputs: Sequence[Tensor]) -> None:
-        """One operation of the rule."""
+        """Look at one operation of the rule."""
         if op_type == "ZerosLike":
             self._zeros.update([output._id for output in outputs])
         if op_type in _SHAPES or is_of_accumulator(op_type, attributes):
@@ -140,7 +140,7 @@ class Linearity:
         return False
 
     def conclude(self, gradients: Iterable[Tensor | None]) -> None:
-        """What the rule returned in the end."""
+        """Look at what the rule has returned."""
         for gradient in gradients:
             if gradient is None or not is_differentiable(gradient) or gradient._id in self._linear:
                 continue

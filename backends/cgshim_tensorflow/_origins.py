@@ -1,35 +1,33 @@
-"""Where tensors come from: whether one depends on what is differentiated by another way than through given ones."""
+"""Where tensors come from: does one depend on what is differentiated other than through the given tensors?"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-from tensorflow.python.eager import context, execute, record, tape
-from tensorflow.python.eager.forwardprop_util import pack_tangents
 
+from cgshim_tensorflow._private import context, execute, pack_tangents, record, tape
 from cgshim_tensorflow._values import is_eager
 
 Tensor = Any
 Listener = Callable[[str, Sequence[Tensor], Any, Sequence[Tensor]], None]
-"""Is told of an operation: its type, inputs, attributes and outputs."""
+"""is told of an operation: its type, inputs, attributes and outputs"""
 
 
 def is_of_accumulator(op_type: str, attributes: Any) -> bool:
-    """Whether an operation is the call of a function by which an accumulator derives another operation."""
+    """Return True for the call of a function by which an accumulator derives another operation."""
     if op_type.endswith("PartitionedCall"):
         op_type = next((value.name for key, value in itertools.pairwise(attributes) if key == "f"), op_type)
     return "__jvp_" in op_type
 
 
 def is_watched(tensors: Sequence[Tensor]) -> bool:
-    """Whether a tape or an accumulator follows one of the tensors."""
+    """Return True if a tape or an accumulator follows one of the tensors."""
     return bool(record.should_record_backprop(tensors) or pack_tangents(tensors).tangents)
 
 
@@ -37,7 +35,7 @@ def is_watched(tensors: Sequence[Tensor]) -> bool:
 
 
 class Origins:
-    """What the eager tensors that were made while f or its rule ran depend on, by identity; no tensor is held."""
+    """What the eager tensors depend on that are made while f or its rule runs. It holds identities, and no tensor."""
 
     __slots__ = ("_around", "_of")
 
@@ -45,31 +43,20 @@ class Origins:
         self._of: dict[int, list[int]] = {}
         self._around = around
 
-    @contextlib.contextmanager
-    def followed(self, listener: Listener | None = None) -> Iterator[None]:
-        """While every operation is noted that depends on what is differentiated, and the listener is told of all."""
-
-        def notice(op_type: str, inputs: Sequence[Tensor], attrs: Any, outputs: Sequence[Tensor]) -> None:
-            if not is_of_accumulator(op_type, attrs):
-                self.add(outputs, inputs)
-                if listener:
-                    listener(op_type, inputs, attrs, outputs)
-
-        token = _following.set((*_following.get(), self))
-        try:
-            with listening(notice):
-                yield
-        finally:
-            _following.reset(token)
+    def notice(self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]) -> None:
+        """Note an operation, if it depends on what is differentiated."""
+        if not is_of_accumulator(op_type, attributes):
+            self.add(outputs, inputs)
 
     def add(self, outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> None:
         """Note that outputs were made from inputs."""
         watched = [tensor._id for tensor in inputs if is_watched([tensor])]
         if watched:
-            self._of.update(dict.fromkeys([tensor._id for tensor in outputs], watched))
+            for tensor in outputs:
+                self._of[tensor._id] = watched
 
     def leads_beyond(self, tensor: Tensor, given: frozenset[int]) -> bool:
-        """Whether a tensor that is watched depends on anything but the given ones."""
+        """Return True if a tensor that is watched depends on anything but the given ones."""
         seen, todo = {tensor._id}, [tensor._id]
         while todo:
             at = todo.pop()
@@ -98,24 +85,31 @@ _differentiated: ContextVar[set[int] | frozenset[int]] = ContextVar(
 )
 
 
-def note(outputs: Sequence[Tensor], inputs: Sequence[Tensor], *more: Origins) -> None:
-    """Tell whoever follows that outputs were made from inputs, by other means than an operation."""
-    for origins in (*_following.get(), *more):
+def note(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """Note, for f and the rules that are running, that outputs were made from inputs without an operation."""
+    for origins in _following.get():
         origins.add(outputs, inputs)
 
 
-@contextlib.contextmanager
-def differentiated(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """While these tensors are what is differentiated, whatever they were made from; and what a tape watches then."""
-    token = _differentiated.set({*_differentiated.get(), *(tensor._id for tensor in tensors)})
-    try:
-        yield
-    finally:
-        _differentiated.reset(token)
+class Differentiated:
+    """While these tensors, and what tapes begin to watch, are what is differentiated, whatever they were made from."""
+
+    __slots__ = ("_tensors", "_token")
+
+    _token: Token[set[int] | frozenset[int]]
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+
+    def __enter__(self) -> None:
+        self._token = _differentiated.set({*_differentiated.get(), *[tensor._id for tensor in self._tensors]})
+
+    def __exit__(self, *_: object) -> None:
+        _differentiated.reset(self._token)
 
 
 def _note_what_is_watched(watch: Callable[..., None]) -> Callable[..., None]:
-    """Tapes know what they watch, and do not tell; so whoever makes one watch a tensor is asked."""
+    """Return the function with which tapes are told what to watch, made to note it: tapes themselves do not tell."""
 
     @functools.wraps(watch)
     def noted(of_tape: Any, tensor: Tensor) -> None:
@@ -132,32 +126,57 @@ _lock, _listeners = threading.Lock(), 0
 _before: Any = None
 
 
-@contextlib.contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """While TensorFlow tells of each operation of this thread, in graphs too: its type, inputs, attributes and outputs.
+class Listening:
+    """While TensorFlow tells a listener of each operation of this thread, in graphs too.
 
-    As `add_op_callback`, which unhooks what other threads listen to when the first one is done.
+    `add_op_callback` does the same, but unhooks the listeners of other threads when the first thread is done.
     """
-    global _listeners, _before
 
-    def notice(op_type: Any, inputs: Any, attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None) -> Any:
-        listener(op_type.decode() if isinstance(op_type, bytes) else op_type, inputs, attrs, outputs)
+    __slots__ = ("_listener",)
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def __call__(self, op_type: Any, inputs: Any, attributes: Any, outputs: Any, *_: Any, **named: Any) -> Any:
+        """Tell the listener; this is what TensorFlow calls."""
+        self._listener(op_type.decode() if isinstance(op_type, bytes) else op_type, inputs, attributes, outputs)
         return outputs  # in a graph, the next listener is told of what this one returns
 
-    here = context.context()
-    with _lock:
-        if not _listeners:
-            _before, execute.execute = execute.execute, execute.execute_with_callbacks
-        _listeners += 1
-    here.add_op_callback(notice)
-    try:
-        yield
-    finally:
-        here.remove_op_callback(notice)
+    def __enter__(self) -> None:
+        global _listeners, _before
+        with _lock:
+            if not _listeners:
+                _before, execute.execute = execute.execute, execute.execute_with_callbacks
+            _listeners += 1
+        context.context().add_op_callback(self)
+
+    def __exit__(self, *_: object) -> None:
+        global _listeners, _before
+        context.context().remove_op_callback(self)
         with _lock:
             _listeners -= 1
             if not _listeners:
                 execute.execute, _before = _before, None
+
+
+class Following(Listening):
+    """While origins note what is made without an operation; a listener, or they themselves, is told of operations."""
+
+    __slots__ = ("_origins", "_token")
+
+    _token: Token[tuple[Origins, ...]]
+
+    def __init__(self, origins: Origins, listener: Listener | None = None) -> None:
+        super().__init__(listener or origins.notice)
+        self._origins = origins
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._token = _following.set((*_following.get(), self._origins))
+
+    def __exit__(self, *_: object) -> None:
+        _following.reset(self._token)
+        super().__exit__()
 
 
 # --- Tensors of graphs ----------------------------------------------------------------------------------------------
@@ -166,7 +185,7 @@ OPEN = ("Placeholder", "PlaceholderWithDefault")
 
 
 def stand_ins(tensor: Tensor) -> Iterator[Tensor]:
-    """A tensor, and what it stands for in the graphs around its own."""
+    """Yield a tensor, and what it stands for in the graphs around its own."""
     while tensor is not None:
         yield tensor
         captures = () if is_eager(tensor) else getattr(tensor.graph, "captures", ())
@@ -174,15 +193,15 @@ def stand_ins(tensor: Tensor) -> Iterator[Tensor]:
 
 
 class Source(NamedTuple):
-    """Where a way back through graphs ends."""
+    """The end of a path back through graphs."""
 
     tensor: Tensor
     nearest: Tensor
-    """what stands for it in the graph in which the way was last among operations"""
+    """what stands for it in the graph in which the path last passed an operation"""
 
 
 def sources_beyond(tensor: Tensor, given: frozenset[int]) -> list[Source]:
-    """What a tensor of a graph depends on besides the given ones: the ends of all other ways back."""
+    """Return what a tensor of a graph depends on besides the given ones: the ends of all other paths back."""
     found, seen, todo = [], {tensor._id}, [tensor]
     nearest: dict[int, Tensor] = {}
     while todo:
@@ -201,7 +220,7 @@ def sources_beyond(tensor: Tensor, given: frozenset[int]) -> list[Source]:
 
 
 def _one_step_back(tensor: Tensor) -> list[Tensor]:
-    """What a tensor was made from, or stands for; nothing for what a tape follows from here on."""
+    """Return what a tensor was made from, or stands for; nothing if a tape follows it from here on."""
     if _is_read(tensor):
         return []
     back = list(tensor.op.inputs) or [*stand_ins(tensor)][1:2]
@@ -209,20 +228,20 @@ def _one_step_back(tensor: Tensor) -> list[Tensor]:
 
 
 def _is_read(tensor: Tensor) -> bool:
-    """Whether a tensor is what a variable holds."""
+    """Return True if a tensor is what a variable holds."""
     return not is_eager(tensor) and tensor.op.type == "ReadVariableOp"
 
 
 def may_be_differentiated(tensor: Tensor) -> bool:
-    """Whether nobody knows yet if an end of the way back through a graph is differentiated: an argument, a variable."""
+    """Return True if a path back ends at an argument of a graph or at a variable, which may yet be differentiated."""
     open_end = tensor._id in _differentiated.get() or _is_read(tensor)
     return not is_eager(tensor) and (open_end or tensor.op.type in OPEN)
 
 
-def in_this_graph(x: Tensor) -> Tensor:
-    """A variable's value, and in a graph a tensor of that graph."""
-    x = tf.convert_to_tensor(x) if isinstance(x, tf.Variable) else x
+def in_this_graph(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of the graph that is being built, if one is, and the values of variables."""
+    values = [tf.convert_to_tensor(x) if isinstance(x, tf.Variable) else x for x in tensors]
     if tf.executing_eagerly():
-        return x
+        return values
     capture = getattr(tf.compat.v1.get_default_graph(), "capture", None)
-    return tf.nest.map_structure(capture, x, expand_composites=True) if capture else x
+    return [tf.nest.map_structure(capture, x, expand_composites=True) for x in values] if capture else values

@@ -1,7 +1,7 @@
-"""A rule under `tf.vectorized_map`: the gradient of all iterations is the rule, vectorized in its turn.
+"""A rule under `tf.vectorized_map`: the gradient of all iterations is the vectorized rule.
 
-`pfor` rewrites the operations of a loop's body one by one. Of an operation with a gradient of its own it would keep the
-values alone, and so take autodiff's gradient; here the rule's own operations go with it.
+`pfor` rewrites the operations of a loop's body one by one. If an operation has a gradient of its own, pfor keeps its
+values alone, and autodiff's gradient with them. So the rule is rewritten here as well.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.python.eager.record import stop_recording
-from tensorflow.python.ops.parallel_for.pfor import wrap
 
-from cgshim_tensorflow._forward import Backward, graph_of, judge, of_graph, transposition
+from cgshim_tensorflow._forward import Backward, graph_of, judge, linearity_of_graph, transposition
+from cgshim_tensorflow._private import record, wrap_for_pfor
+from cgshim_tensorflow._values import is_eager
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call
 
 Tensor = Any
 
@@ -24,7 +24,7 @@ Tensor = Any
 def converter(
     count: int, backward: Backward, attach: Callable[..., list[Tensor]], call: Call
 ) -> Callable[[Any], list[Any]]:
-    """What pfor calls to vectorize an operation on `count` values, then sources, with the gradient backward."""
+    """Return what pfor calls to vectorize an operation on `count` values and then sources with this gradient."""
 
     def convert(pfor_input: Any) -> list[Any]:
         own = list(pfor_input.op.outputs[:count])
@@ -42,13 +42,13 @@ def converter(
             transpose()
 
         outputs = attach(sources, values, around, forward)
-        return [wrap(tensor) for tensor in [*outputs, *sources]]
+        return [wrap_for_pfor(tensor) for tensor in [*outputs, *sources]]
 
     return convert
 
 
 class _Traced:
-    """A rule as a function of tensors alone: its upstream gradients, and the residuals that it closes over."""
+    """A rule as a function of tensors alone: its upstream gradients and its residuals."""
 
     def __init__(self, backward: Backward, values: Sequence[Tensor]) -> None:
         self._present: list[bool] = []
@@ -72,39 +72,39 @@ class _Traced:
 
     def __call__(self, upstreams: Sequence[Tensor], residuals: Sequence[Tensor]) -> list[Tensor]:
         types = [output.dtype for output in self._function.outputs]
-        with stop_recording():  # only what pfor makes of it is ever run, and differentiated
+        with record.stop_recording():  # only what pfor makes of it is run and differentiated
             return list(tf.raw_ops.StatefulPartitionedCall(args=[*upstreams, *residuals], Tout=types, f=self._function))
 
     def raise_its_error(self) -> None:
-        """Raise what the rule raised."""
+        """Raise the error that the rule raised when it was traced, if it did."""
         if self._error is not None:
             raise self._error
 
     def judge(self, call: Call) -> None:
-        """Raise where the rule is not linear."""
+        """Raise an error if the rule is not linear."""
         self.raise_its_error()
         graph = self._function.graph
-        judge(call, of_graph(graph, graph.inputs[: len(self._values)], graph.outputs))
+        judge(call, linearity_of_graph(graph, graph.inputs[: len(self._values)], graph.outputs))
 
     @property
     def gives_any(self) -> bool:
         return any(self._present)
 
     def fill(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
-        """One gradient for each source again, None where the rule returned none."""
+        """Return one gradient for each source again, None if the rule returned none for it."""
         given = iter(gradients)
         return [next(given) if present else None for present in self._present]
 
 
 Residual = tuple[Tensor | int, bool]
-"""A residual for all iterations, or which one of the operation's own outputs it is; whether iterations differ in it."""
+"""a residual, or the index of the output that it is; and whether it is stacked, with a row for each iteration"""
 
 
 def _converted(pfor: Any, residual: Tensor, own: Sequence[Tensor]) -> Residual:
     for at, output in enumerate(own):
         if output is residual:
             return at, True
-    if isinstance(residual, tf.__internal__.EagerTensor):
+    if is_eager(residual):
         return residual, False
     wrapped = pfor._convert_helper(residual)
     return wrapped.t, wrapped.is_stacked

@@ -1,8 +1,8 @@
-"""How a rule becomes the gradient of f's outputs in TensorFlow: on tapes, in graphs and in forward mode.
+"""Functions as gradients in TensorFlow: on tapes, in graphs and in forward mode.
 
-`tf.custom_gradient` by its own means, without its faults: what f computes stays on the tapes, so that residuals are
-functions of the inputs, but the outputs are cut off from it and hang on the rule alone; no transformation can take
-autodiff's number instead.
+The means are those of `tf.custom_gradient`, without its faults: tapes record what f computes, so that residuals are
+functions of the inputs; but the outputs are detached from it and have the rule alone for their gradient, so that no
+transformation can use autodiff's number instead.
 """
 
 from __future__ import annotations
@@ -13,42 +13,41 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
-from tensorflow.python.eager import record
-from tensorflow.python.eager.forwardprop_util import pack_tangents
-from tensorflow.python.framework.function import _FuncGraph as LegacyGraph
-from tensorflow.python.framework.ops import gradient_registry, uid
 
-from cgshim import TransformationError
-from cgshim._errors import sentence
+from cgshim.backend import TransformationError, sentence
 from cgshim_tensorflow._forward import Backward
 from cgshim_tensorflow._origins import note
 from cgshim_tensorflow._pfor import converter
-from cgshim_tensorflow._values import values_of, with_values
+from cgshim_tensorflow._private import LegacyGraph, gradient_registry, pack_tangents, record, uid
+from cgshim_tensorflow._values import detached, values_of, with_values
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call
 
 Tensor = Any
-Around = Callable[[Sequence[Tensor]], Backward]
-"""From the outputs, as the rule is to find them, to the gradient."""
+MakeGradient = Callable[[Sequence[Tensor]], Backward]
+"""takes the outputs, which the rule may keep, and returns the gradient"""
 Forward = Callable[[Callable[[], None]], None]
-"""Is given what lets the accumulators transpose the gradient, and runs it."""
+"""is given what lets the accumulators transpose the gradient, and runs it"""
 
 
-def attach(
-    call: Call, sources: Sequence[Tensor], values: Sequence[Tensor], around: Around, forward: Forward | None = None
+def attach_gradient(
+    call: Call,
+    sources: Sequence[Tensor],
+    values: Sequence[Tensor],
+    make_gradient: MakeGradient,
+    forward: Forward | None = None,
 ) -> list[Tensor]:
-    """The values again, as outputs of one operation on the sources with this gradient."""
+    """Return the values again, as outputs of one operation on the sources that has this gradient."""
     if tf.executing_eagerly():
-        with record.stop_recording():
-            outputs = [tf.identity(value) for value in values]
-        backward = around(outputs)
+        outputs = [*map(detached, values)]
+        backward = make_gradient(outputs)
     else:
-        outputs, backward = _identity_in_graph(call, sources, values, around)
+        outputs, backward = _identity_in_graph(call, sources, values, make_gradient)
     note(outputs, sources)
-    # The tapes come first: what an accumulator computes from the outputs has to be followed on them.
+    # The tapes come first: they have to record what an accumulator computes from the outputs.
     record.record_operation_backprop_only(call.name, outputs, sources, backward)
-    # An accumulator that transposes the rule in which this is called follows it without tangents, too.
+    # An accumulator that transposes the rule in which this is called follows this without tangents, too.
     transpose = functools.partial(record.record_operation_forwardprop_only, call.name, outputs, sources, backward, None)
     if forward and pack_tangents(sources).tangents:
         forward(transpose)
@@ -58,9 +57,9 @@ def attach(
 
 
 def _identity_in_graph(
-    call: Call, sources: Sequence[Tensor], values: Sequence[Tensor], around: Around
+    call: Call, sources: Sequence[Tensor], values: Sequence[Tensor], make_gradient: MakeGradient
 ) -> tuple[list[Tensor], Backward]:
-    """One IdentityN from the values and the sources, whose registered gradient leads to the sources."""
+    """Make one IdentityN of the values and the sources, whose registered gradient leads to the sources."""
     count = len(values)
     graph = tf.compat.v1.get_default_graph()
     if isinstance(graph, LegacyGraph):
@@ -79,24 +78,24 @@ def _identity_in_graph(
     with record.stop_recording(), graph.gradient_override_map({"IdentityN": _register(call, gradient)}):
         outputs = tf.identity_n([*values, *sources])
     operation = outputs[0].op
-    backward = around(outputs[:count])
-    operation.pfor_converter = converter(count, backward, functools.partial(attach, call), call)
+    backward = make_gradient(outputs[:count])
+    operation.pfor_converter = converter(count, backward, functools.partial(attach_gradient, call), call)
     operation.cgshim_gradient = gradient  # the graph keeps its own gradients alive, and nothing else does
     return list(outputs[:count]), backward
 
 
 def _failing(sources: Sequence[Tensor], message: str) -> list[Tensor]:
-    """What a SavedModel keeps of a gradient that is refused: it fails with the message when it is run."""
+    """Return what a SavedModel keeps of a refused gradient: tensors that fail with the message when they are run."""
     with tf.control_dependencies([tf.debugging.Assert(False, [message])]):
         return [tf.identity(source) for source in sources]
 
 
 def _register(call: Call, gradient: Callable[..., Any]) -> str:
-    """Register a gradient for as long as it lives, under a name of its own (a SavedModel finds it by that name)."""
+    """Register a gradient for as long as it lives, and return its name, by which a SavedModel finds it."""
     name = f"CustomGradient-cgshim-{uid()}"
     alive = weakref.ref(gradient)
     refuse = functools.partial(_refuse_copied_graph, call.name)
-    # Between TensorFlow's look into the registry and the call, the garbage collector may take the graph of f.
+    # The garbage collector may take the graph of f after TensorFlow has found this and before it calls this.
     run = tf.autograph.experimental.do_not_convert(lambda op, *upstreams: (alive() or refuse)(op, *upstreams))
     tf.RegisterGradient(name)(run)
     weakref.finalize(gradient, gradient_registry._registry.pop, name, None)
@@ -106,7 +105,12 @@ def _register(call: Call, gradient: Callable[..., Any]) -> str:
 def _refuse_copied_graph(op: str, *_: Any) -> NoReturn:
     rule = "grad_fn finds what it keeps of f only in the graph that f ran in"
     raise TransformationError(
-        sentence(op, rule, "a copy of that graph", "call the op outside the loop or the tf.function that is copied")
+        sentence(
+            op,
+            must=rule,
+            got="a copy of that graph",
+            do="call the op outside the loop or the tf.function that is copied",
+        )
     )
 
 
@@ -118,14 +122,14 @@ Refuse = Callable[[], NoReturn]
 def without_derivative(
     call: Call, sources: Sequence[Tensor], values: Sequence[Tensor | None], refuse: Refuse
 ) -> list[Tensor | None]:
-    """The values again; whoever asks for their derivative with respect to the sources is refused, and nobody else."""
+    """Return the values again; their derivative with respect to the sources, and no other, is refused."""
     present = [values_of(value) for value in values if value is not None]
-    cut = iter(attach(call, sources, present, lambda _: lambda *_: refuse()) if present else [])
-    return [None if value is None else with_values(value, next(cut)) for value in values]
+    again = iter(attach_gradient(call, sources, present, lambda _: lambda *_: refuse()) if present else [])
+    return [None if value is None else with_values(value, next(again)) for value in values]
 
 
 def stand_in_for(call: Call, sources: Sequence[Tensor], refuse: Refuse) -> Tensor:
-    """A number that depends on the sources, and keeps none of them: whoever asks for its derivative is refused."""
+    """Return a number that depends on the sources, and keeps none of them; its derivative is refused."""
 
     def refused(*_: Any) -> NoReturn:
         refuse()
@@ -134,6 +138,6 @@ def stand_in_for(call: Call, sources: Sequence[Tensor], refuse: Refuse) -> Tenso
         number = tf.constant(0.0)
     if not tf.executing_eagerly():
         ((number,), _) = _identity_in_graph(call, sources, [number], lambda _: refused)
-    # An accumulator asks at once for every derivative: it gets one, and is refused when it goes on with it.
+    # An accumulator asks at once for every derivative: it is given one, and refused when it uses that.
     record.record_operation(call.name, [number], sources, refused, lambda *_: [tf.zeros_like(number)])
     return number

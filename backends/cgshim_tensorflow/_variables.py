@@ -1,7 +1,7 @@
-"""The variables that f reads: those that are trainable, and those that somebody watches all the same.
+"""The variables that f reads: those that are trainable, and others that somebody watches nevertheless.
 
-TensorFlow tells of a variable that is read if it is trainable, and in no other way: in the quick path of an eager
-operation nothing else can be seen. So a variable that is watched passes for a trainable one while f runs.
+TensorFlow tells that a variable is read only if it is trainable: nothing else can be seen of the quick path of an eager
+operation. So a watched variable is made to look trainable while f runs.
 """
 
 from __future__ import annotations
@@ -14,28 +14,26 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager import forwardprop, tape
-from tensorflow.python.eager.record import VariableWatcher
-from tensorflow.python.ops.resource_variable_ops import BaseResourceVariable
 
 from cgshim_tensorflow._origins import is_watched
+from cgshim_tensorflow._private import BaseResourceVariable, forwardprop, record, tape
 
 _not_trainable: dict[int, weakref.ref[Any]] = {}
-"""the variables that are not trainable and that a tape or an accumulator was told to watch, by identity"""
+"""by identity, the variables that are not trainable but that a tape or an accumulator was told to watch"""
 
 
-def variables_read() -> contextlib.AbstractContextManager[VariableWatcher]:
-    """While the variables are noted that are read."""
-    return _with_watched_ones() if _not_trainable else VariableWatcher()
+def variables_read() -> contextlib.AbstractContextManager[Any]:
+    """Return a context that notes the variables that are read in it."""
+    return _with_watched_ones() if _not_trainable else record.VariableWatcher()
 
 
 @contextlib.contextmanager
-def _with_watched_ones() -> Iterator[VariableWatcher]:
+def _with_watched_ones() -> Iterator[Any]:
     passing = [variable for variable in _still_alive() if _is_watched(variable)]
     for variable in passing:
         variable._trainable = True
     try:
-        with VariableWatcher() as watcher:
+        with record.VariableWatcher() as watcher:
             yield watcher
     finally:
         for variable in passing:
@@ -48,7 +46,7 @@ def _still_alive() -> list[Any]:
 
 
 def _is_watched(variable: Any) -> bool:
-    """Whether the variable's handle is watched, or what stands for it in the graph that is built, and around it."""
+    """Return True if the variable's handle is watched, or what stands for it in a graph that is being built."""
     if is_watched([variable.handle]):
         return True
     forms = [variable.handle]
@@ -59,7 +57,7 @@ def _is_watched(variable: Any) -> bool:
 
 
 def _graphs() -> list[Any]:
-    """The graph that is built, and those around it."""
+    """Return the graph that is being built, and those around it."""
     graphs, graph = [], tf.compat.v1.get_default_graph()
     while graph is not None:
         graphs.append(graph)
@@ -83,7 +81,7 @@ def _forget(at: int, _: Any) -> None:
 
 
 def _noting(watch: Callable[..., None]) -> Callable[..., None]:
-    """A function that makes a tape or an accumulator watch x, and that notes x."""
+    """Return a function that makes a tape or an accumulator watch x, and that notes x."""
 
     @functools.wraps(watch)
     def noted(watcher: Any, x: Any, *more: Any) -> None:
@@ -96,5 +94,5 @@ def _noting(watch: Callable[..., None]) -> Callable[..., None]:
 tape.watch_variable = _noting(tape.watch_variable)
 forwardprop.ForwardAccumulator._watch = _noting(forwardprop.ForwardAccumulator._watch)
 for _variable in [x for x in gc.get_objects() if issubclass(type(x), BaseResourceVariable)]:
-    if not _variable.trainable and is_watched([_variable.handle]):  # by a tape that is older than this module
+    if not _variable.trainable and is_watched([_variable.handle]):  # by a tape that was there before this module
         _note(_variable)

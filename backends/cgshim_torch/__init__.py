@@ -13,15 +13,21 @@ import numpy as np
 import optree
 import torch
 from optree.utils import total_order_sorted
-from torch.fx import _symbolic_trace
 from torch.utils import _pytree as pytree
 
 from cgshim_torch._eager import differentiable
 from cgshim_torch._graph import depends_on_more, is_transformed, read_by_rules, recordable
+from cgshim_torch._private import (
+    frames_are_compiled,
+    len_dispatch_stack,
+    len_function_stack,
+    symbolic_trace,
+    tracing_state,
+)
 from cgshim_torch._staged import staged
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call
 
 Tensor = Any
 
@@ -108,46 +114,26 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     return numpy_function(name)
 
 
-def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Sequence[Tensor]:
+def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
     if torch.compiler.is_dynamo_compiling():
-        from cgshim_torch._compiled import traced
-
-        return traced(call, inputs)
-    if torch._C._dynamo.eval_frame.get_eval_frame_callback():
-        from cgshim_torch._compiled import untraced
-
-        return untraced(call, inputs)
-    if _len_function_stack() or _len_dispatch_stack() or _tracing_state() or _symbolic_trace._is_fx_tracing_flag:
-        return staged(call, inputs)
-    return differentiable(call, inputs)
-
-
-_len_function_stack, _len_dispatch_stack = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-_tracing_state = torch._C._get_tracing_state
+        from cgshim_torch._compiled import traced as outputs_of
+    elif frames_are_compiled():
+        from cgshim_torch._compiled import untraced as outputs_of
+    elif len_function_stack() or len_dispatch_stack() or tracing_state() or symbolic_trace._is_fx_tracing_flag:
+        outputs_of = staged
+    else:
+        outputs_of = differentiable
+    outputs, spec = outputs_of(call, inputs)
+    return spec.combine(outputs)
 
 
 def vjp(
     fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /
-) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor | None]]]:
-    differentiable = [at for at, x in enumerate(inputs) if x.is_floating_point() or x.is_complex()]
-
-    def of_differentiable(*tensors: Tensor) -> tuple[Tensor, ...]:
-        full = list(inputs)
-        for at, tensor in zip(differentiable, tensors, strict=True):
-            full[at] = tensor
-        return tuple(fn(*full))
-
+) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
     in_levels = torch.compiler.is_dynamo_compiling() or is_transformed()
     of = torch.func.vjp if in_levels else _vjp_in_graph
-    outputs, pullback = of(of_differentiable, *[inputs[at] for at in differentiable])
-
-    def gradients(upstreams: Sequence[Tensor]) -> list[Tensor | None]:
-        found: list[Tensor | None] = [None] * len(inputs)
-        for at, gradient in zip(differentiable, pullback(tuple(upstreams)), strict=True):
-            found[at] = gradient
-        return found
-
-    return outputs, gradients
+    outputs, pullback = of(lambda *tensors: tuple(fn(*tensors)), *inputs)
+    return outputs, lambda upstreams: pullback(tuple(upstreams))
 
 
 def _vjp_in_graph(fn: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[tuple[Tensor, ...], Any]:

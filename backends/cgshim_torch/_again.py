@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 
-from cgshim._generators import Generator
-from cgshim._residuals import refuse_another_run, run_again
+from cgshim.backend import Generator, refuse_another_run, run_again
 from cgshim_torch._agree import agree
 from cgshim_torch._graph import captured, has_values, leaf_of, now, since
 from cgshim_torch._kept import Kept, Saved, is_tensor
 from cgshim_torch._single import SingleLevelFunction
 
 Tensor = Any
+
+_NOTHING = contextlib.nullcontext()
 
 
 def connected(kept: Kept, saved: Saved) -> Saved:
@@ -33,7 +35,8 @@ class _Residuals(SingleLevelFunction):
         ctx.kept = kept
         ctx.set_materialize_grads(False)
         outputs = [y.detach() for y in saved.outputs if y is not None]
-        others = [*kept.buffers.without(saved.others), *_variables_beyond(kept, saved)]
+        others = saved.others if kept.buffers is None else kept.buffers.without(saved.others)
+        others = [*others, *_variables_beyond(kept, saved)]
         ctx.save_for_backward(*dependencies[: len(kept.devices)], *outputs, *others)
         return tuple([saved.others[at].detach() for at in kept.differentiable])
 
@@ -72,7 +75,7 @@ def _another_run(kept: Kept, saved: Saved, copies: list[Tensor]) -> list[Tensor]
         _refuse_changes(kept)
     start, versions = now(), [copy._version for copy in copies]
     generators = _generators() if all(map(has_values, copies)) else []
-    with kept.with_state(saved):
+    with _NOTHING if kept.state is None else kept.state.put_back(saved.variables):
         others: list[Tensor] = kept.as_first(
             run_again, kept.call, copies, kept.rule_around(saved), is_tensor, agree, generators=generators
         )

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.weak import WeakIdKeyDictionary
 
-from cgshim._errors import describe, sentence
+from cgshim.backend import describe, sentence
 from cgshim_torch._graph import within_reach
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
-    from cgshim._convention import Rule
+    from cgshim.backend import Call, Rule
 
 Tensor = Any
 T = TypeVar("T")
@@ -34,9 +33,6 @@ class Buffers:
         self._tensors = tensors
         self._versions = {at: _version(tensor) for at, tensor in tensors.items()}
 
-    def __len__(self) -> int:
-        return len(self._tensors)
-
     def without(self, others: Sequence[Tensor]) -> Sequence[Tensor]:
         """The other residuals that autograd is to save."""
         return [tensor for at, tensor in enumerate(others) if at not in self._tensors]
@@ -46,11 +42,11 @@ class Buffers:
         for at, tensor in self._tensors.items():
             if _version(tensor) != self._versions[at]:
                 raise RuntimeError(
-                    sentence(self._op, "a tensor that grad_fn keeps must not be changed in place but by rules",
-                             f"{describe(tensor)} that was", "keep a copy of it")
+                    sentence(self._op, must="a tensor that grad_fn keeps must not be changed in place but by rules",
+                             got=f"{describe(tensor)} that was", do="keep a copy of it")
                 )  # fmt: skip
-        rest = iter(saved)
-        return [self._tensors[at] if at in self._tensors else next(rest) for at in range(len(saved) + len(self))]
+        rest, count = iter(saved), len(saved) + len(self._tensors)
+        return [self._tensors[at] if at in self._tensors else next(rest) for at in range(count)]
 
     def written_by(self, rule: Callable[..., T], *args: Any) -> T:
         """`rule(*args)`, which may write to the buffers."""
@@ -63,8 +59,6 @@ class Buffers:
                     _written[tensor] = _written.get(tensor, 0) + tensor._version - before[at]
 
 
-NONE = Buffers("", {})
-
 _written: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """how often rules have written to a tensor"""
 
@@ -74,16 +68,17 @@ def _version(tensor: Tensor) -> int:
     return int(tensor._version) - int(_written.get(tensor, 0))
 
 
-def buffers_among(call: Call, rule: Rule, others: Sequence[Tensor]) -> Buffers:
-    """Those of the other residuals that f holds, that do not require grad, and that the rule may write to."""
+def buffers_among(call: Call, rule: Rule, others: Sequence[Tensor]) -> Buffers | None:
+    """Return those of the other residuals that f holds, that do not require grad, and that the rule may write to."""
     grad_fn: Any = rule.grad_fn
     while hasattr(grad_fn, "__wrapped__"):
         grad_fn = grad_fn.__wrapped__
     code = getattr(grad_fn, "__code__", None)
     if code is None or not _writes_in_place(code):
-        return NONE
+        return None
     held = set(map(id, within_reach(call.f)))
-    return Buffers(call.name, {at: t for at, t in enumerate(others) if id(t) in held and not t.requires_grad})
+    tensors = {at: t for at, t in enumerate(others) if id(t) in held and not t.requires_grad}
+    return Buffers(call.name, tensors) if tensors else None
 
 
 @functools.lru_cache(maxsize=4096)

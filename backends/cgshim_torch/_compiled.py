@@ -17,18 +17,18 @@ from torch._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch.autograd import forward_ad
 
-from cgshim._custom_gradient import CustomGradient
-from cgshim_torch._eager import differentiable
+from cgshim.backend import CustomGradient
+from cgshim_torch._eager import Outputs, differentiable
 from cgshim_torch._graph import is_transformed
 from cgshim_torch._kept import Autocast, Kept, device_types
 from cgshim_torch._staged import without_gradient
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call
 
 Tensor = Any
 
-Attach = Callable[..., Sequence[Tensor]]
+Attach = Callable[..., Outputs]
 
 untraced: Attach = torch._dynamo.disable(differentiable, reason="cgshim: Dynamo has left the graph already")
 _transformed: Attach = torch._dynamo.disable(
@@ -60,13 +60,14 @@ _run_calls_whole()
 _calls_run_whole = torch._dynamo.assume_constant_result(_run_calls_whole)
 
 
-def traced(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """f's outputs with the rule for their gradient, in the graph that is being traced where it can be."""
+def traced(call: Call, inputs: Sequence[Tensor]) -> Outputs:
+    """Return f's outputs with the rule for their gradient, in the graph that is being traced if it can be there."""
     _calls_run_whole()
     if forward_ad._current_level >= 0 or _is_transformed():  # Dynamo compiles anew where a level that it read changes
         return _transformed(call, inputs)
     if not torch.is_grad_enabled():
-        return call(inputs)[0]
+        outputs, rule = call(inputs)
+        return outputs, rule.output
     if torch.compiler.is_exporting():
         return without_gradient(call, inputs)
     differentiated = any(x.requires_grad for x in inputs)
@@ -75,10 +76,9 @@ def traced(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     outputs, rule = call([x.detach() for x in inputs] if differentiated else inputs)
     if any(y.requires_grad for y in outputs):
         return _with_variables(call, inputs)
-    if not differentiated:
-        return outputs
-    attach: Attach = _Compiled.apply
-    return attach(rule, _autocast(), len(inputs), *inputs, *outputs)
+    if differentiated:
+        outputs = _Compiled.apply(rule, _autocast(), len(inputs), *inputs, *outputs)
+    return outputs, rule.output
 
 
 class _Compiled(torch.autograd.Function):  # type: ignore[misc]

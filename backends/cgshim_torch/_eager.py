@@ -8,79 +8,85 @@ are noticed, and nothing is held in a cycle. A saved output is the Function's ow
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch._C import _autograd as autograd
-from torch._C import _functorch as functorch
-from torch.autograd import forward_ad
 
-from cgshim._closure import lift
-from cgshim._convention import is_differentiable
-from cgshim._residuals import refuse_hidden
+from cgshim.backend import TreeSpec, convert_closure, refuse_hidden
 from cgshim_torch._again import connected
-from cgshim_torch._buffers import NONE, buffers_among
+from cgshim_torch._buffers import buffers_among
 from cgshim_torch._func import transformed
 from cgshim_torch._graph import is_transformed, now, recordable, requires_grad, since
-from cgshim_torch._kept import Gradients, Kept, Saved, called, examined, named
+from cgshim_torch._kept import FLOATS, Gradients, Kept, Saved, called, examined, named
 from cgshim_torch._once import anchor, without_derivative
+from cgshim_torch._private import forward_ad, functorch, keeps_graph
 from cgshim_torch._single import SingleLevelFunction
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call, Rule
 
 Tensor = Any
 Refuse = Callable[[str], NoReturn]
+Outputs = tuple[Sequence[Tensor], TreeSpec]
+"""the tensors of f's output, and its spec"""
+
+_version = operator.attrgetter("_version")
+_detached, _is_view, _is_inference = map(operator.methodcaller, ("detach", "_is_view", "is_inference"))
 
 
-def differentiable(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """f's outputs, with the rule for their gradient where anything can be differentiated."""
+def differentiable(call: Call, inputs: Sequence[Tensor]) -> Outputs:
+    """Return f's outputs, with the rule for their gradient if anything can be differentiated."""
     if is_transformed():
         return transformed(call, inputs)
     return attached(call, inputs) if torch.is_grad_enabled() else unattached(call, inputs)
 
 
-def unattached(call: Call, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """f's outputs where no gradients are recorded."""
-    outputs, _ = called(call, inputs)
-    return _of_their_own(outputs, inputs)
+def unattached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
+    """Return f's outputs while no gradients are recorded."""
+    outputs, rule = called(call, inputs)
+    return _of_their_own(outputs, inputs), rule.output
 
 
 def _of_their_own(outputs: list[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs as constants, none of which is an input: who changes what requires grad changes another tensor."""
+    """Return the outputs as constants, none of which is an input: that may require grad, or may be changed."""
     given = set(map(id, inputs))
     return [y.detach() if id(y) in given or y.requires_grad else y for y in outputs]
 
 
-def attached(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """f's outputs with the rule for their gradient, where anything is differentiated at all."""
+def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
+    """Return f's outputs with the rule for their gradient, if anything is differentiated at all."""
     differentiated = any(map(requires_grad, inputs))
-    given = [x.detach() for x in inputs] if differentiated else inputs
+    given = list(map(_detached, inputs)) if differentiated else inputs
     start, versions = now(), _versions(given)
     outputs, rule = called(call, given)
-    if not differentiated and not any(map(requires_grad, (*outputs, *lift(rule.grad_fn, torch.is_tensor, call.f)[0]))):
-        return _of_their_own(outputs, inputs)
+    if not (differentiated or any(map(requires_grad, outputs)) or _reads_what_requires_grad(call, rule)):
+        return _of_their_own(outputs, inputs), rule.output
     changed = versions != _versions(given)
     if changed:
-        rule.shapes = [x.shape for x in inputs]
+        rule = rule.with_shapes_of(inputs)
         _shown_alike(inputs, given)
-    first = examined(call, given, inputs, since(start), outputs, rule)
-    if not (differentiated or first.variables):
-        return _of_their_own(outputs, inputs)
-    others, first.residuals.others = first.residuals.others, []
-    kept = Kept(call, first, given, others)
+    kept, others, variables = examined(call, given, inputs, since(start), outputs, rule)
+    if not (differentiated or variables):
+        return _of_their_own(outputs, inputs), rule.output
     kept.changed = changed
-    kept.buffers = buffers_among(call, rule, others) if others else NONE
+    if others:
+        kept.buffers = buffers_among(call, rule, others)
     alive = map(functorch.unwrap_if_dead, inputs)
-    return named(_Attached, call.name)(kept, outputs, given, others, *alive, *first.variables)
+    return named(_Attached, call.name)(kept, outputs, given, others, *alive, *variables), rule.output
+
+
+def _reads_what_requires_grad(call: Call, rule: Rule) -> bool:
+    """Return True if the rule alone reads a tensor that requires grad."""
+    return any(map(requires_grad, convert_closure(rule.grad_fn, torch.is_tensor, call.f)[0]))
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """How often each tensor was changed in place."""
+    """Return how often each tensor was changed in place."""
     try:
-        return [tensor._version for tensor in tensors]
+        return list(map(_version, tensors))
     except RuntimeError:  # in inference mode torch does not count
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
@@ -111,13 +117,16 @@ class _Attached(SingleLevelFunction):
         ctx.kept = kept
         inputs = differentiated[: len(given)]
         aliases = _aliases(outputs, given, inputs)
-        ctx.save_for_backward(
-            *[recordable(inputs[at]) for at in kept.inputs],
-            *[aliases[at] for at in kept.residuals.outputs],
-            *kept.buffers.without(
-                [recordable(t if t.is_leaf or at in kept.connected else t.detach()) for at, t in enumerate(others)]
-            ),
-        )
+        if any(map(requires_grad, others)):
+            others = [t if t.is_leaf or at in kept.connected else t.detach() for at, t in enumerate(others)]
+        saved = [
+            *map(inputs.__getitem__, kept.inputs),
+            *map(aliases.__getitem__, kept.residuals.outputs),
+            *(others if kept.buffers is None else kept.buffers.without(others)),
+        ]
+        if any(map(_is_inference, saved)):
+            saved = list(map(recordable, saved))
+        ctx.save_for_backward(*saved)
         if not _is_connected(kept, aliases, inputs) and (kept.call.once_differentiable or kept.hidden()):
             with torch.enable_grad():
                 ctx.anchor = anchor(differentiated)
@@ -133,8 +142,8 @@ class _Attached(SingleLevelFunction):
             gradients, of_variables = _once(ctx, kept, saved, upstreams)
         else:
             gradients, of_variables = kept.gradients(_as_constants(saved), upstreams)
-        if kept.call.options and not (torch.is_grad_enabled() or autograd._get_current_graph_task_keep_graph()):
-            kept.call.options = {}  # f is not run again, so that their tensors are free with those that were saved
+        if kept.call.options and not (torch.is_grad_enabled() or keeps_graph()):
+            kept.call = kept.call.without_options()  # whose tensors are free with those that were saved
         return None, None, None, None, *gradients, *of_variables
 
 
@@ -145,11 +154,6 @@ def _by_identity(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[int,
         if type(seen) is not torch.Tensor and seen._base is not None:
             found.setdefault(id(seen._base), x)
     return found
-
-
-def _is_bound(tensor: Tensor) -> bool:
-    """Whether a tensor is part of a graph, or shows another tensor."""
-    return bool(tensor.requires_grad or tensor._is_view())
 
 
 def _references_to_a_free_tensor() -> int:
@@ -171,7 +175,8 @@ def _aliases(outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequenc
     Outputs that nobody else holds are that already. given are the inputs as f saw them.
     """
     references = list(map(sys.getrefcount, outputs))
-    if references.count(_FREE) == len(outputs) and not any(map(_is_bound, outputs)):
+    is_bound = any(map(requires_grad, outputs)) or any(map(_is_view, outputs))  # part of a graph, or of another tensor
+    if references.count(_FREE) == len(outputs) and not is_bound:
         return tuple(outputs)
     shown = _by_identity(given, inputs)
     wholes = [y._base if y._is_view() else y for y in outputs]
@@ -209,6 +214,8 @@ def _view(output: Tensor, whole: Tensor, shown: Tensor) -> Tensor:
 
 def _as_constants(saved: Saved) -> Saved:
     """What was saved, with outputs that are connected with nothing, as they were in f."""
+    if saved.outputs.count(None) == len(saved.outputs):
+        return saved
     return saved._replace(outputs=[y if y is None else y.detach() for y in saved.outputs])
 
 
@@ -253,7 +260,7 @@ def _refused(
 
 def _is_connected(kept: Kept, aliases: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
     """Whether what is saved is connected with all the inputs that are differentiated: an output, or all of them."""
-    if len(kept.inputs) == len(inputs) or any(is_differentiable(aliases[at].dtype) for at in kept.residuals.outputs):
+    if len(kept.inputs) == len(inputs) or any(aliases[at].dtype in FLOATS for at in kept.residuals.outputs):
         return True
     saved = set(kept.inputs)
     return all(at in saved or not x.requires_grad for at, x in enumerate(inputs))

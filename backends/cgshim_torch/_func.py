@@ -11,37 +11,36 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _functorch as functorch
-from torch._functorch.autograd_function import custom_function_call
-from torch.autograd import forward_ad
 
-from cgshim._residuals import refuse_hidden
-from cgshim_torch._graph import is_wrapped_or_requires_grad, levels, refuse_captured_tangents
-from cgshim_torch._kept import Gradients, Kept, Saved, named, rules, run
+from cgshim.backend import refuse_hidden
+from cgshim_torch._graph import is_wrapped_or_requires_grad, levels, now, refuse_captured_tangents, since
+from cgshim_torch._kept import Gradients, Kept, Saved, called, examined, named, rules
 from cgshim_torch._linear import push_forward
 from cgshim_torch._once import without_derivative
+from cgshim_torch._private import custom_function_call, forward_ad, functorch
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call, TreeSpec
 
 Tensor = Any
 
 
-def transformed(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """f's outputs with the rule for their gradient, at every level of the transformations that are active.
+def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], TreeSpec]:
+    """Return f's outputs with the rule for their gradient, at every level of the transformations that are active.
 
     A detached output has no gradient but the rule's, so a transformation that lost the rule could not answer with
     autodiff's.
     """
-    first = run(call, inputs, inputs, may_depend=is_wrapped_or_requires_grad)
-    others, first.residuals.others = first.residuals.others, []
-    kept = Kept(call, first, inputs, others)
+    start = now()
+    outputs, rule = called(call, inputs)
+    during = since(start)
+    kept, others, variables = examined(call, inputs, inputs, during, outputs, rule, is_wrapped_or_requires_grad)
     if call.once_differentiable:  # the gradients have to be connected with all of them
         kept.inputs = range(len(inputs))
     _refuse_hidden_batches(kept)
     if forward_ad._current_level >= 0 and not rules.current:
-        refuse_captured_tangents(call, first.outputs, [*inputs, *first.variables])
-    return named(_Transformed, call.name)(kept, *inputs, *others, *[y.detach() for y in first.outputs])
+        refuse_captured_tangents(call, outputs, [*inputs, *variables])
+    return named(_Transformed, call.name)(kept, *inputs, *others, *[y.detach() for y in outputs]), rule.output
 
 
 def _refuse_hidden_batches(kept: Kept) -> None:

@@ -8,19 +8,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch._C import _functorch as functorch
-from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
-from torch._subclasses import FakeTensor
-from torch.autograd import forward_ad
 from torch.autograd.graph import get_gradient_edge
 
-from cgshim._contents import tensors_inside
-from cgshim._hidden import names_in
+from cgshim.backend import names_in, tensors_inside
+from cgshim_torch._private import (
+    FakeTensor,
+    forward_ad,
+    functorch,
+    sequence_number,
+    temporarily_pop_interpreter_stack,
+)
 from cgshim_torch._state import AsRead
 from cgshim_torch._state import levels as levels
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call
 
 Tensor = Any
 T = TypeVar("T")
@@ -30,9 +32,8 @@ requires_grad = operator.attrgetter("requires_grad")
 _is_leaf = operator.attrgetter("is_leaf")
 
 
-def now() -> int:
-    """A point in this thread's history of the graph: nodes that it makes later have this number or a higher one."""
-    return int(torch._C._autograd._get_sequence_nr())
+now = sequence_number
+"""Returns a point in this thread's history of the graph: nodes that it makes later have this number or a higher one"""
 
 
 def since(start: int) -> range:

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
-from cgshim._convention import is_differentiable
-from cgshim._residuals import Residuals
-from cgshim._scope import RuleScope
-from cgshim_torch._buffers import NONE, Buffers
-from cgshim_torch._graph import captured, now, requires_grad, since
+from cgshim.backend import Residuals, RuleScope
+from cgshim_torch._buffers import Buffers
+from cgshim_torch._graph import captured, requires_grad
 from cgshim_torch._leaves import depend_on, made_by
+from cgshim_torch._private import is_any_autocast_enabled
 from cgshim_torch._state import state_of
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
-    from cgshim._convention import Rule
+    from cgshim.backend import Call, Rule
 
 Tensor = Any
 Gradients = tuple["list[Tensor | None]", "list[Tensor | None]"]
 Function = Callable[..., tuple[Tensor, ...]]
 T = TypeVar("T")
 
-_NOTHING = contextlib.nullcontext()
-
 is_tensor = torch.is_tensor
+FLOATS = frozenset(
+    x for x in vars(torch).values() if isinstance(x, torch.dtype) and (x.is_floating_point or x.is_complex)
+)
+"""the dtypes of tensors that have gradients"""
+_device = operator.attrgetter("device")
 
 _CONFIGURATION = frozenset([torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, type(torch.mm)])
 """types whose attributes hold no tensors"""
@@ -45,45 +47,24 @@ class Saved(NamedTuple):
     variables: Sequence[Tensor]
 
 
-class Run(NamedTuple):
-    """One run of f: its outputs, what its rule keeps, and what it read without being given it."""
-
-    outputs: list[Tensor]
-    residuals: Residuals
-    variables: list[Tensor]
-    during: range
-    """the numbers of the nodes of the graph that f made"""
-    of_own_leaves: frozenset[int]
-    """the identities of the residuals that f made of leaves of its own"""
-
-    def is_captured(self, tensor: Tensor) -> bool:
-        """Whether a tensor keeps its own derivative: f did not make it, or the rule differentiates it itself."""
-        if not tensor.requires_grad:
-            return False
-        return tensor.is_leaf or tensor.grad_fn._sequence_nr() not in self.during or id(tensor) in self.of_own_leaves
-
-
-def run(
-    call: Call, inputs: Sequence[Tensor], live: Sequence[Tensor], may_depend: Callable[[Tensor], bool] = requires_grad
-) -> Run:
-    """Run f on inputs; what it captured, and is differentiated, is a variable of it, or refused.
-
-    live are the inputs as they came, connected with what they are made of. may_depend tells of a tensor whether it can
-    be connected with anything that is differentiated.
-    """
-    start = now()
-    outputs, rule = called(call, inputs)
-    return examined(call, inputs, live, since(start), outputs, rule, may_depend)
-
-
 def called(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
-    """f's outputs and its rule; gradients are recorded or not as before, whatever f leaves on or off."""
+    """Run f; gradients are recorded or not as before, whatever f leaves on or off."""
     before = torch.is_grad_enabled()
     try:
         return call(inputs)
     finally:
         if torch.is_grad_enabled() is not before:
             torch.set_grad_enabled(before)
+
+
+class Run(NamedTuple):
+    """What one run of f has left behind: what a Function keeps of it, and the tensors that autograd is to save."""
+
+    kept: Kept
+    others: list[Tensor]
+    """the tensors that the rule keeps and that are neither arguments nor outputs, and then further variables"""
+    variables: list[Tensor]
+    """what f read without being given it"""
 
 
 def examined(
@@ -95,26 +76,45 @@ def examined(
     rule: Rule,
     may_depend: Callable[[Tensor], bool] = requires_grad,
 ) -> Run:
-    """What a run of f has left behind."""
+    """Return what a run of f on inputs has left behind; what it captured, and is differentiated, is a variable.
+
+    live are the inputs as they came, connected with what they are made of. during are the numbers of the nodes of the
+    graph that f made. may_depend tells of a tensor whether it can be connected with anything that is differentiated.
+    """
     residuals = Residuals(call, rule, is_tensor, inputs, outputs)
+    others, residuals.others = residuals.others, []
     variables: list[Tensor] = []
+    captured: Sequence[int] = ()
+    if any(map(may_depend, outputs)) or any(map(may_depend, others)):
+        variables, of_own_leaves = _variables(call, rule, inputs, live, during, outputs, others)
+        captured = [at for at, t in enumerate(others) if _is_captured(t, during) or id(t) in of_own_leaves]
+    return Run(Kept(call, residuals, inputs, len(outputs), others, captured, variables), others, variables)
+
+
+def _variables(
+    call: Call, rule: Rule, inputs: Sequence[Tensor], live: Sequence[Tensor], during: range, outputs: list[Tensor],
+    others: list[Tensor],
+) -> tuple[list[Tensor], frozenset[int]]:  # fmt: skip
+    """Return the variables that f read, and the identities of the residuals that it made of leaves of its own."""
+    in_a_rule = bool(rules.current)
+    made = [*outputs, *others]
+    variables = captured(call, made, live if in_a_rule else inputs, during, in_a_rule)
     of_own_leaves: frozenset[int] = frozenset()
-    if any(map(may_depend, outputs)) or any(map(may_depend, residuals.others)):
-        in_a_rule = bool(rules.current)
-        made = [*outputs, *residuals.others]
-        variables = captured(call, made, live if in_a_rule else inputs, during, in_a_rule)
-        if any(type(leaf) is not torch.nn.Parameter for leaf in variables):
-            own = made_by(call, rule.grad_fn, variables, made, outputs, residuals.others)
-            variables = [leaf for leaf in variables if not any(leaf is each for each in own)]
-            of_own_leaves = frozenset(map(id, depend_on(residuals.others, own) if own else ()))
-        rule.require_variables(variables)
-    return Run(outputs, residuals, variables, during, of_own_leaves)
+    if any(type(leaf) is not torch.nn.Parameter for leaf in variables):
+        own = made_by(call, rule.grad_fn, variables, made, outputs, others)
+        variables = [leaf for leaf in variables if not any(leaf is each for each in own)]
+        of_own_leaves = frozenset(map(id, depend_on(others, own) if own else ()))
+    call.require_variables(rule, variables)
+    return variables, of_own_leaves
+
+
+def _is_captured(tensor: Tensor, during: range) -> bool:
+    """Return True if a tensor keeps its own derivative, because f did not make it."""
+    return tensor.requires_grad and (tensor.is_leaf or tensor.grad_fn._sequence_nr() not in during)
 
 
 def _places_of(variables: Sequence[Tensor], saved: list[Tensor]) -> list[int]:
     """Where the variables stand among the saved tensors, put there where they are not residuals too."""
-    if not variables:
-        return []
     at = {id(tensor): place for place, tensor in enumerate(saved)}
     for variable in variables:
         if id(variable) not in at:
@@ -133,61 +133,60 @@ class Kept:
 
     changed: bool
     """whether f wrote into its arguments"""
-    buffers: Buffers
-    """the others that the rule may write to"""
 
-    def __init__(self, call: Call, run: Run, inputs: Sequence[Tensor], saved: list[Tensor]) -> None:
+    def __init__(
+        self, call: Call, residuals: Residuals, inputs: Sequence[Tensor], outputs: int, saved: list[Tensor],
+        captured: Sequence[int], variables: Sequence[Tensor],
+    ) -> None:  # fmt: skip
         """saved are the other residuals of the run, to which the variables are added that are none of them."""
         self.call = call
-        self.residuals = run.residuals
-        self.devices = [x.device for x in inputs]
-        self.outputs = len(run.outputs)
+        self.residuals = residuals
+        self.devices = list(map(_device, inputs))
+        self.outputs = outputs
         self.others = len(saved)
         """how many other residuals the rule has; further variables may follow them"""
-        self.variables = _places_of(run.variables, saved)
+        self.variables = _places_of(variables, saved) if variables else ()
         """the places of the variables among the others"""
-        self.captured = frozenset([at for at in range(self.others) if run.is_captured(saved[at])])
+        self.captured = captured
         """the places of the others that f did not make"""
-        self.connected = self.captured.union(self.variables)
+        self.connected = {*captured, *self.variables}
         """the places of the others that keep their own derivatives"""
-        self.differentiable = [
-            at for at in range(self.others) if at not in self.connected and is_differentiable(saved[at].dtype)
-        ]
+        self.differentiable = _functions_among(saved[: self.others], self.connected) if saved else ()
         """the places of the others that are functions of the inputs and of the variables"""
         again = self.differentiable and not call.once_differentiable
-        self.inputs: Sequence[int] = range(len(inputs)) if again else run.residuals.inputs
-        """which inputs are saved: those that the rule keeps, or all of them where another run may be needed"""
-        self.autocast = _autocast_state()
-        self.state = state_of(call.f, run.variables) if run.variables else None
-        self.buffers = NONE
+        self.inputs: Sequence[int] = range(len(inputs)) if again else residuals.inputs
+        """which inputs are saved: those that the rule keeps, or all of them if another run may be needed"""
+        self.autocast = _autocast_state() if is_any_autocast_enabled() else None
+        self.state = state_of(call.f, variables) if variables else None
+        self.buffers: Buffers | None = None
+        """what the rule may write to"""
+        self.changed = False
 
     def apart(self, saved: Sequence[Tensor]) -> Saved:
-        """The saved tensors: those of the inputs, of the outputs, and the others with the variables."""
+        """Return the saved tensors: those of the inputs, of the outputs, and the others with the variables."""
         first_output = len(self.inputs)
         first_other = first_output + len(self.residuals.outputs)
         others = saved[first_other:]
-        if self.buffers:
+        if self.buffers is not None:
             others = self.buffers.among(others)
         return Saved(
             _spread(self.inputs, saved, len(self.devices)),
             _spread(self.residuals.outputs, saved[first_output:], self.outputs),
             others[: self.others],
-            [others[at] for at in self.variables],
+            list(map(others.__getitem__, self.variables)),
         )
 
     def gradients(self, saved: Saved, upstreams: Sequence[Tensor]) -> Gradients:
-        """What the rule says, under autocast as it was when f ran."""
-        rule = self.rule_around(saved)
-        run = functools.partial(self.buffers.written_by, rule) if self.buffers else rule
-        with self.with_state(saved):
-            of_inputs, of_variables = self.as_first(rules.run, True, run, saved.inputs, upstreams, saved.variables)
+        """Return what the rule says, under autocast and with the state of modules as they were when f ran."""
+        run: Callable[..., Gradients] = self.rule_around(saved)
+        if self.buffers is not None:
+            run = functools.partial(self.buffers.written_by, run)
+        if self.state is not None:
+            run = functools.partial(self.state.run_with, saved.variables, run)
+        of_inputs, of_variables = self.as_first(rules.run, True, run, saved.inputs, upstreams, saved.variables)
         if of_variables:
-            of_variables = list(map(beside, of_variables, [v.device for v in saved.variables]))
+            of_variables = list(map(beside, of_variables, map(_device, saved.variables)))
         return list(map(beside, of_inputs, self.devices)), of_variables
-
-    def with_state(self, saved: Saved) -> contextlib.AbstractContextManager[None]:
-        """The modules that f read hold what they held then."""
-        return self.state.put_back(saved.variables) if self.state else _NOTHING
 
     def hidden(self) -> list[Any]:
         """What the rule keeps in attributes of objects, where nobody can put other tensors."""
@@ -200,16 +199,21 @@ class Kept:
         return self.residuals.around(saved.inputs, saved.outputs, saved.others)
 
     def as_first(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """`function(*args, **kwargs)` under autocast as it was in the first run; the grad mode is restored after it."""
+        """Return `function(*args, **kwargs)` under autocast as in the first run; restore the grad mode after it."""
         before = torch.is_grad_enabled()
         try:
-            if self.autocast is None and not torch._C._is_any_autocast_enabled():
+            if self.autocast is None and not is_any_autocast_enabled():
                 return function(*args, **kwargs)
             with _autocast(self.autocast):
                 return function(*args, **kwargs)
         finally:
             if torch.is_grad_enabled() is not before:
                 torch.set_grad_enabled(before)
+
+
+def _functions_among(residuals: Sequence[Tensor], connected: Collection[int]) -> list[int]:
+    """Return the places of the residuals that are floats, and that are not connected with what they depend on."""
+    return [at for at, t in enumerate(residuals) if at not in connected and t.dtype in FLOATS]
 
 
 def _spread(places: Sequence[int], tensors: Sequence[Tensor], count: int) -> Sequence[Tensor | None]:
@@ -241,10 +245,8 @@ named: Callable[[Any, str], Function] = functools.lru_cache(maxsize=1024)(_make)
 Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 
 
-def _autocast_state() -> Autocast | None:
-    """What autocast is set to, for each kind of device; None where it is off."""
-    if not torch._C._is_any_autocast_enabled():
-        return None
+def _autocast_state() -> Autocast:
+    """Return what autocast is set to, for each kind of device."""
     return tuple([(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in device_types()])
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgshim._contents import held_by
+from cgshim.backend import held_by
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call
 
 Tensor = Any
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C import _functorch as functorch
 
 from cgshim_torch._graph import has_values
+from cgshim_torch._private import disable_proxy_modes_tracing, functorch, get_proxy_mode
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call
 
 Tensor = Any
 Rule = Callable[..., "list[Tensor | None]"]
@@ -125,8 +124,7 @@ def _is_true(condition: Tensor) -> bool:
         return False
     if condition.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
-    tracing = sys.modules.get("torch.fx.experimental.proxy_tensor")
-    if tracing is None or tracing.get_proxy_mode() is None:
+    if get_proxy_mode() is None:
         return bool(condition.any())
-    with tracing.disable_proxy_modes_tracing():  # in torch.func.linearize
+    with disable_proxy_modes_tracing():  # in torch.func.linearize
         return bool(condition.any())

@@ -334,9 +334,8 @@ def np_linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, *, 
 
 
 def np_array(object: Any, dtype: Any = None) -> Tensor:
-    return (
-        object.clone().to(dtype_of(dtype)) if torch.is_tensor(object) else torch.tensor(object, dtype=dtype_of(dtype))
-    )
+    dtype = dtype_of(dtype)
+    return object.clone().to(dtype) if torch.is_tensor(object) else torch.tensor(object, dtype=dtype)
 
 
 def np_asarray(a: Any, dtype: Any = None) -> Tensor:

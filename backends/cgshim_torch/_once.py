@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch._C import _functorch as functorch
-from torch._functorch.autograd_function import custom_function_call
 
+from cgshim_torch._private import custom_function_call, functorch
 from cgshim_torch._single import SingleLevelFunction
 
 Tensor = Any

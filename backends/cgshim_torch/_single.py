@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from cgshim_torch._private import SingleLevelFunction as Undocumented
 
 
-class SingleLevelFunction(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
+class SingleLevelFunction(Undocumented):  # type: ignore[misc]
     """A Function without the look at torch.func in its apply."""
 
     @staticmethod

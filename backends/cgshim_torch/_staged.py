@@ -14,35 +14,35 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch.fx import Proxy
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from cgshim._custom_gradient import CustomGradient
-from cgshim._errors import TransformationError, describe, sentence
-from cgshim._tree import ONE_TENSOR, fill_each
-from cgshim_torch._eager import differentiable
+from cgshim.backend import ONE_TENSOR, CustomGradient, TransformationError, combine_each, describe, sentence
+from cgshim_torch._eager import Outputs, differentiable
 from cgshim_torch._graph import is_transformed, requires_grad, within_reach
+from cgshim_torch._private import (
+    below_autograd,
+    enable_single_level_autograd_function,
+    get_proxy_mode,
+    tracing_state,
+)
 from cgshim_torch._single import SingleLevelFunction
 
 if TYPE_CHECKING:
-    from cgshim._call import Call
+    from cgshim.backend import Call
 
 Tensor = Any
 
 
-def staged(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The outputs of a call in the graph that is being made; those of any other call if none is."""
+def staged(call: Call, inputs: Sequence[Tensor]) -> Outputs:
+    """Return the outputs of a call in the graph that is being made; those of any other call if none is."""
     if any(isinstance(x, Proxy) for x in inputs):
-        return [_recorded(call, inputs)]
-    if torch._C._get_tracing_state() is not None and not torch.is_inference_mode_enabled():
+        return [_recorded(call, inputs)], ONE_TENSOR
+    if tracing_state() is not None and not torch.is_inference_mode_enabled():
         return without_gradient(call, inputs)  # without gradients too: as such jit.trace makes the graph once more
-    if not torch.is_grad_enabled():
-        return differentiable(call, inputs)
-    outputs = differentiable(call, inputs)
-    if get_proxy_mode() is None:
-        return outputs
-    return tuple(_Marked.apply(call.name, len(outputs), *outputs, *inputs, *_leaves_behind(outputs)))
+    outputs, spec = differentiable(call, inputs)
+    if not torch.is_grad_enabled() or get_proxy_mode() is None:
+        return outputs, spec
+    return _Marked.apply(call.name, len(outputs), *outputs, *inputs, *_leaves_behind(outputs)), spec
 
 
 def _leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
@@ -52,11 +52,10 @@ def _leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
     return list({id(leaf): leaf for leaf in leaves}.values())
 
 
-def without_gradient(call: Call, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """f's outputs, whose gradient is refused."""
-    outputs, _ = call(inputs)
-    marked: Sequence[Tensor] = torch.ops.cgshim.without_gradient(outputs, list(inputs), call.name)
-    return marked
+def without_gradient(call: Call, inputs: Sequence[Tensor]) -> Outputs:
+    """Return f's outputs, whose gradient is refused."""
+    outputs, rule = call(inputs)
+    return torch.ops.cgshim.without_gradient(outputs, list(inputs), call.name), rule.output
 
 
 # --- torch.fx ---------------------------------------------------------------------------------------------------
@@ -69,8 +68,8 @@ def _recorded(call: Call, inputs: Sequence[Tensor]) -> Proxy:
             "torch.fx records an op without the state that f reads", describe(tensor), "pass it as an argument"
         )  # fmt: skip
     tracer = next(x.tracer for x in inputs if isinstance(x, Proxy))
-    call.output = ONE_TENSOR
-    return tracer.create_proxy("call_function", _op_of(call), tuple(fill_each(call.arguments, inputs)), call.options)
+    arguments = tuple(combine_each(call.arguments.specs, inputs))
+    return tracer.create_proxy("call_function", _op_of(call), arguments, call.options)
 
 
 def _op_of(call: Call) -> CustomGradient[..., Any]:
@@ -115,7 +114,7 @@ class _Refusing(SingleLevelFunction):
     @staticmethod
     def forward(ctx: Any, op: str, outputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.op = op
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return tuple(torch.ops.cgshim.without_gradient(tensors[:outputs], tensors[outputs:], op))
 
     @staticmethod
@@ -129,8 +128,8 @@ class _Refusing(SingleLevelFunction):
 
 def _refuse(op: str) -> NoReturn:
     raise TransformationError(
-        sentence(op, "the graph of an op is that of f alone", "a derivative of it",
-                 "differentiate the op, or make the graph of its gradient")
+        sentence(op, must="the graph of an op is that of f alone", got="a derivative of it",
+                 do="differentiate the op, or make the graph of its gradient")
     )  # fmt: skip
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch._C import _functorch as functorch
 
-from cgshim._contents import tensors_inside
+from cgshim.backend import tensors_inside
+from cgshim_torch._private import functorch
 
 Tensor = Any
 Edge = tuple[Any, int]
+T = TypeVar("T")
 
 
 def levels(tensor: Tensor) -> Iterable[Tensor]:
@@ -84,6 +85,11 @@ class State:
 
     def __bool__(self) -> bool:
         return bool(self._places)
+
+    def run_with(self, variables: Sequence[Tensor], function: Callable[..., T], *args: Any) -> T:
+        """Return `function(*args)`, while the modules hold these variables in their places."""
+        with self.put_back(variables):
+            return function(*args)
 
     @contextlib.contextmanager
     def put_back(self, variables: Sequence[Tensor]) -> Iterator[None]:

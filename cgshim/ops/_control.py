@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from cgshim._backend import Backend, backend_of
+from cgshim._choice import backend_or_numpy
 from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe, describe_tree, sentence
+from cgshim._protocol import Backend
 from cgshim.ops._numpy import ops, own_function
 from cgshim.ops._trees import tree_map
 
@@ -42,7 +43,7 @@ def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *op
     -----
     The signature is that of ``jax.lax.cond``.
     """
-    backend = backend_of([pred, *operands])
+    backend = backend_or_numpy([pred, *operands])
     own = own_function(backend, "lax.cond")
     if own is not None:
         chosen: T = own(pred, true_fun, false_fun, *operands)
@@ -81,7 +82,7 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
     -----
     The signature is that of ``jax.lax.while_loop``; JAX has no reverse mode through it.
     """
-    backend = backend_of([init_val])
+    backend = backend_or_numpy([init_val])
     value = tree_map(lambda x: x, _as_tensors(backend, init_val))
     own = own_function(backend, "lax.while_loop")
     body = _keeping("op_while_loop", "the value of body_fun", backend, body_fun)
@@ -132,7 +133,7 @@ def scan(
     -----
     The signature is that of ``jax.lax.scan``.
     """
-    backend = backend_of([init, xs])
+    backend = backend_or_numpy([init, xs])
     carry = _as_tensors(backend, init)
     steps = _steps(backend, xs, length)
     own = own_function(backend, "lax.scan")
@@ -161,8 +162,8 @@ def _keeping(op: str, what: str, backend: Backend, body: Callable[..., Any]) -> 
         following = _as_tensors(backend, following)
         if _kind(backend, following) != _kind(backend, value):
             raise CustomGradientTypeError(
-                sentence(op, f"{what} must keep its structure, shapes and dtypes ({describe_tree(value)})",
-                         describe_tree(following), "cast or reshape it, or begin with another one")
+                sentence(op, must=f"{what} must keep its structure, shapes and dtypes ({describe_tree(value)})",
+                         got=describe_tree(following), do="cast or reshape it, or begin with another one")
             )  # fmt: skip
         return (following, *result[1:]) if rest else following
 
@@ -179,7 +180,9 @@ def _pairs(f: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], tup
         pair = f(carry, x)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise CustomGradientTypeError(
-                sentence("op_scan", "f must return a pair (carry, y)", describe(pair), "return y = None for none")
+                sentence(
+                    "op_scan", must="f must return a pair (carry, y)", got=describe(pair), do="return y = None for none"
+                )
             )
         return pair
 
@@ -191,7 +194,7 @@ def _steps(backend: Backend, xs: Tree, length: int | None) -> Any:
     sizes = {leaf.shape[0] for leaf in leaves} | ({length} if length is not None else set())
     if len(sizes) != 1 or 0 in sizes:
         raise CustomGradientValueError(
-            sentence("op_scan", "xs and length must tell one number of steps, at least 1",
-                     f"{sorted(sizes, key=str)}", "give tensors with first axes of one size, or a length")
+            sentence("op_scan", must="xs and length must tell one number of steps, at least 1",
+                     got=f"{sorted(sizes, key=str)}", do="give tensors with first axes of one size, or a length")
         )  # fmt: skip
     return sizes.pop()

@@ -15,10 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from cgshim._backend import Backend, Tensor, backend_of, constant_when_traced, load, name_of
-from cgshim._convention import is_differentiable
-from cgshim._errors import BackendError, dtype_name, is_complex, sentence
-from cgshim._tree import as_tensor
+from cgshim._choice import backend_or_numpy
+from cgshim._dtypes import dtype_name, is_complex, is_differentiable
+from cgshim._errors import BackendError, sentence
+from cgshim._foreign import constant_when_traced
+from cgshim._protocol import Backend, Tensor
+from cgshim._registry import load, name_of
+from cgshim._trees import as_tensor
 
 NumPyFunction = Callable[..., Any]
 
@@ -65,7 +68,7 @@ def _numpy_named(name: str) -> NumPyFunction:
     elementwise = isinstance(getattr(np, name, None), np.ufunc) or name.startswith("special.")
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        backend = backend_of([*args, *kwargs.values()])
+        backend = backend_or_numpy([*args, *kwargs.values()])
         args = tuple(_tensors_of(name, backend, arg) for arg in args)
         kwargs = {key: _tensors_of(name, backend, value) for key, value in kwargs.items()}
         in_framework = getattr(_functions, _place_of(name, name_of(backend)))
@@ -74,9 +77,9 @@ def _numpy_named(name: str) -> NumPyFunction:
         except (TypeError, NotImplementedError) as error:
             framework = name_of(backend)
             raise BackendError(
-                sentence(f"op_{name}", f"its arguments must be those that NumPy's {name} may have on {framework}",
-                         textwrap.shorten(f"{type(error).__name__}: {error}", 200),
-                         f"leave them out, or call {framework}'s own function")
+                sentence(f"op_{name}", must=f"its arguments must be those that NumPy's {name} may have on {framework}",
+                         got=textwrap.shorten(f"{type(error).__name__}: {error}", 200),
+                         do=f"leave them out, or call {framework}'s own function")
             ) from error  # fmt: skip
 
     function.__name__ = function.__qualname__ = name.rpartition(".")[2]
@@ -106,8 +109,9 @@ def _function_of(name: str, framework: str) -> NumPyFunction:
         function = _translated(name, framework)
     if function is None:
         raise BackendError(
-            sentence(f"op_{name}", f"NumPy's {name} must exist in {framework}", "nothing that gives its numbers",
-                     f"call {framework}'s own function")
+            sentence(f"op_{name}", must=f"NumPy's {name} must exist in {framework}",
+                     got="nothing that gives its numbers",
+                     do=f"call {framework}'s own function")
         )  # fmt: skip
     return function
 

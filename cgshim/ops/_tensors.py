@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from cgshim._backend import Tensor, backend_of, framework_of, load
-from cgshim._backend import unwrap as value_of
-from cgshim._errors import dtype_name
-from cgshim._tree import as_tensor
+from cgshim._choice import backend_or_numpy, framework_of, value_of
+from cgshim._dtypes import dtype_name
+from cgshim._protocol import Tensor
+from cgshim._registry import load
+from cgshim._trees import as_tensor
 
 
 def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
@@ -37,7 +38,7 @@ def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
     >>> convert_to_tensor([1, 2], "float32")
     array([1., 2.], dtype=float32)
     """
-    backend = backend_of([x])
+    backend = backend_or_numpy([x])
     tensor = as_tensor("op_convert_to_tensor", backend, x)
     return backend.convert_to_tensor(x if tensor is None else tensor, dtype)
 
@@ -74,7 +75,7 @@ def stop_gradient(x: Any) -> Tensor:
     >>> stop_gradient(np.array([2.5]))
     array([2.5])
     """
-    backend = backend_of([x])
+    backend = backend_or_numpy([x])
     return backend.stop_gradient(convert_to_tensor(x))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cgshim._backend import backend_of
+from cgshim._choice import backend_or_numpy
 from cgshim._errors import BackendError, CustomGradientValueError, describe, describe_spec, sentence
 from cgshim.ops._numpy import ops, own_function
 from cgshim.ops._tensors import convert_to_tensor, shape
@@ -43,7 +43,7 @@ def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
     -----
     ``torch.Tensor.sum_to_size``, and TFP's ``fix_gradient_for_broadcasting``.
     """
-    backend = backend_of([gradient, like])
+    backend = backend_or_numpy([gradient, like])
     wanted = tuple(like) if isinstance(like, (tuple, list)) else shape(like)
     given = shape(gradient)
     if None in (*wanted, *given) and (own := own_function(backend, "sum_to_shape")):  # sizes of a graph's run
@@ -51,8 +51,8 @@ def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
     extra = len(given) - len(wanted)
     if extra < 0 or any(size not in (1, given[extra + at]) for at, size in enumerate(wanted)):
         raise CustomGradientValueError(
-            sentence("op_sum_to_shape", f"like must broadcast to the gradient's shape {list(given)}",
-                     describe_spec(wanted, gradient.dtype), "give what the rule broadcast")
+            sentence("op_sum_to_shape", must=f"like must broadcast to the gradient's shape {list(given)}",
+                     got=describe_spec(wanted, gradient.dtype), do="give what the rule broadcast")
         )  # fmt: skip
     axes = [*range(extra), *[extra + at for at, size in enumerate(wanted) if size == 1 != given[extra + at]]]
     summed = ops.sum(gradient, axis=tuple(axes)) if axes else gradient
@@ -93,19 +93,19 @@ def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor
     -----
     ``torch.index_add``, ``x.at[index].add(values)`` in JAX, ``tf.tensor_scatter_nd_add``, ``np.add.at``.
     """
-    backend = backend_of([x, index, values])
+    backend = backend_or_numpy([x, index, values])
     x, index, values = (convert_to_tensor(each) for each in (x, index, values))
     axis = axis % len(x.shape)
     wanted = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
     if len(index.shape) != 1 or tuple(values.shape) != wanted:
         raise CustomGradientValueError(
-            sentence("op_index_add", f"values must have the shape {list(wanted)}, for one axis of indices",
-                     f"{describe(values)} and {describe(index)}", "reshape or broadcast them")
+            sentence("op_index_add", must=f"values must have the shape {list(wanted)}, for one axis of indices",
+                     got=f"{describe(values)} and {describe(index)}", do="reshape or broadcast them")
         )  # fmt: skip
     own = own_function(backend, "index_add")
     if own is None:
         raise BackendError(
-            sentence("op_index_add", "the backend must add at indices", "none that does",
-                     "call the framework's own function")
+            sentence("op_index_add", must="the backend must add at indices", got="none that does",
+                     do="call the framework's own function")
         )  # fmt: skip
     return own(x, index, values, axis)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cgshim._backend import backend_of
+from cgshim._choice import backend_or_numpy
 from cgshim._errors import CustomGradientTypeError, describe_tree, sentence
-from cgshim._tree import take_apart
+from cgshim._trees import partition
 
 Tree = Any
 
@@ -39,15 +39,15 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     >>> tree_map(lambda a, b: a + 10 * b, {"w": np.ones(2), "name": "x"}, {"w": np.array([1.0, 2.0]), "name": "y"})
     {'w': array([11., 21.]), 'name': 'x'}
     """
-    backend = backend_of([tree, *rest])
-    tensors, parts = take_apart("op_tree_map", backend, tree)
+    backend = backend_or_numpy([tree, *rest])
+    tensors, spec = partition("op_tree_map", backend, tree)
     columns = []
     for other in rest:
-        column, other_parts = take_apart("op_tree_map", backend, other)
-        if other_parts.paths("tree") != parts.paths("tree"):
+        column, other_spec = partition("op_tree_map", backend, other)
+        if other_spec.paths("tree") != spec.paths("tree"):
             raise CustomGradientTypeError(
-                sentence("op_tree_map", f"the trees must be structured alike ({describe_tree(tree)})",
-                         describe_tree(other), "give trees with tensors at the same places")
+                sentence("op_tree_map", must=f"the trees must be structured alike ({describe_tree(tree)})",
+                         got=describe_tree(other), do="give trees with tensors at the same places")
             )  # fmt: skip
         columns.append(column)
-    return parts.fill([fn(*each) for each in zip(tensors, *columns, strict=True)])
+    return spec.combine([fn(*each) for each in zip(tensors, *columns, strict=True)])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from cgshim._backend import backend_of
+from cgshim._choice import backend_or_numpy
 from cgshim._custom_gradient import CustomGradient
 from cgshim._errors import CustomGradientValueError, TransformationError, describe, function_name, sentence
 from cgshim.testing._functions import Array, Function, double_precision, flatten
@@ -90,7 +90,7 @@ def check_gradients(
         order = 1 if isinstance(fn, CustomGradient) and fn.once_differentiable else 2
     demanded = modes is not None or isinstance(fn, CustomGradient)
     modes = _known(op, _default_modes(fn) if modes is None else modes, order)
-    backend = backend_of(args)
+    backend = backend_or_numpy(args)
     surrogate = "" if against is None else f" of {function_name(against)}"
     random = np.random.default_rng(0)
     with double_precision(backend):
@@ -112,10 +112,12 @@ def _default_modes(fn: Callable[..., Any]) -> list[str]:
 def _known(op: str, modes: Iterable[str], order: int) -> list[str]:
     modes = list(modes)
     if order < 1:
-        raise CustomGradientValueError(sentence(op, "order must be 1 or more", str(order), "write order=1"))
+        raise CustomGradientValueError(sentence(op, must="order must be 1 or more", got=str(order), do="write order=1"))
     if not modes or set(modes) - {"reverse", "forward"}:
         raise CustomGradientValueError(
-            sentence(op, 'modes must be "reverse", "forward" or both', repr(modes), 'write modes=("reverse",)')
+            sentence(
+                op, must='modes must be "reverse", "forward" or both', got=repr(modes), do='write modes=("reverse",)'
+            )
         )
     return modes
 
@@ -124,8 +126,8 @@ def _require_same_outputs(op: str, outputs: Sequence[Array], of_surrogate: Seque
     got, expected = ([describe(y) for y in each] for each in (of_surrogate, outputs))
     if got != expected:
         raise CustomGradientValueError(
-            sentence(op, f"against= must return what fn does ({', '.join(expected)})", ", ".join(got),
-                     "state a surrogate with the same outputs")
+            sentence(op, must=f"against= must return what fn does ({', '.join(expected)})", got=", ".join(got),
+                     do="state a surrogate with the same outputs")
         )  # fmt: skip
 
 
@@ -182,8 +184,8 @@ class _Check:
                 f"the central difference{self.surrogate} of {output}{_spelled(index)} along {self.derived.inputs[at]}"
             )
             raise AssertionError(
-                sentence(self._heading, f"{what} must be finite", str(difference[index]),
-                         "nothing is known of the gradient there: check it where the function is finite")
+                sentence(self._heading, must=f"{what} must be finite", got=str(difference[index]),
+                         do="nothing is known of the gradient there: check it where the function is finite")
             )  # fmt: skip
 
     # --- In reverse mode <gradient, step> is <upstream, difference>, for a random upstream of one output at a time ---
@@ -249,8 +251,9 @@ class _Check:
 
     def _fail(self, what: str, mode: str, got: complex, expected: complex) -> NoReturn:
         raise AssertionError(
-            sentence(self._heading, f"{what} must be that of central differences{self.surrogate} ({mode} mode)",
-                     f"{got:.6g} where {expected:.6g} is expected", FIRST_ORDER if self.order == 1 else HIGHER_ORDER)
+            sentence(self._heading, must=f"{what} must be that of central differences{self.surrogate} ({mode} mode)",
+                     got=f"{got:.6g} where {expected:.6g} is expected",
+                     do=FIRST_ORDER if self.order == 1 else HIGHER_ORDER)
         )  # fmt: skip
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 
-from cgshim._backend import Backend, Tensor, name_of
 from cgshim._errors import BackendError, sentence
+from cgshim._protocol import Backend, Tensor
+from cgshim._registry import name_of
 
 Function = Callable[..., Sequence[Tensor]]
 Jvp = Callable[[Function, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
@@ -19,8 +20,8 @@ def jvp_of(backend: Backend) -> Jvp:
     jvp: Jvp | None = getattr(backend, "jvp", None) or _JVPS.get(name)
     if jvp is None:
         raise BackendError(
-            sentence("check_gradients", f"forward mode needs jvp(fn, inputs, tangents) in the backend {name!r}",
-                     "none", 'write it, or check modes=("reverse",)')
+            sentence("check_gradients", must=f"forward mode needs jvp(fn, inputs, tangents) in the backend {name!r}",
+                     got="none", do='write it, or check modes=("reverse",)')
         )  # fmt: skip
     return jvp
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from cgshim._backend import Backend, Tensor, name_of
-from cgshim._convention import is_differentiable
-from cgshim._custom_gradient import Parameters
-from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe_tree, is_complex, sentence
-from cgshim._tree import fill_each, take_apart, take_apart_each
+from cgshim._dtypes import is_complex, is_differentiable
+from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe_tree, sentence
+from cgshim._parameters import Parameters
+from cgshim._protocol import Backend, Tensor
+from cgshim._registry import name_of
+from cgshim._trees import combine_each, partition, partition_each
 from cgshim.testing._forward import jvp_of
 
 Array = Any
@@ -81,11 +82,11 @@ def flatten(
     With argnums, of those in these arguments alone: the others stay what they are, in double precision too.
     """
     names, arguments, options = Parameters(fn).bind(op, tuple(args), {})
-    tensors, parts = take_apart_each(op, backend, arguments)
+    tensors, specs = partition_each(op, backend, arguments)
     tensors = [_widened(backend, x) if is_differentiable(x.dtype) else x for x in tensors]
-    paths = [path for name, part in zip(names, parts, strict=True) for path in part.paths(name)]
+    paths = [path for name, spec in zip(names, specs, strict=True) for path in spec.paths(name)]
     numbers = _positions(op, len(arguments), argnums)
-    owners = [at for at, part in enumerate(parts) for _ in range(part.count)]
+    owners = [at for at, spec in enumerate(specs) for _ in range(spec.count)]
     chosen = [
         at
         for at, (tensor, owner) in enumerate(zip(tensors, owners, strict=True))
@@ -93,14 +94,14 @@ def flatten(
     ]
     if not chosen:
         raise CustomGradientTypeError(
-            sentence(op, "args must hold a float or complex tensor", describe_tree(args), "convert one")
+            sentence(op, must="args must hold a float or complex tensor", got=describe_tree(args), do="convert one")
         )
 
     def output_at(xs: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
         full = list(tensors)
         for at, x in zip(chosen, xs, strict=True):
             full[at] = x
-        outputs, output = take_apart(op, backend, fn(*fill_each(parts, full), **options))
+        outputs, output = partition(op, backend, fn(*combine_each(specs, full), **options))
         named = zip(outputs, output.paths("output"), strict=True)
         floats = [(y, path) for y, path in named if is_differentiable(y.dtype)]
         return [y for y, _ in floats], [path for _, path in floats]
@@ -109,7 +110,9 @@ def flatten(
     _, outputs = output_at(wide)
     if not outputs:
         raise CustomGradientTypeError(
-            sentence(op, "the output must hold a float or complex tensor", "none", "there is nothing to check")
+            sentence(
+                op, must="the output must hold a float or complex tensor", got="none", do="there is nothing to check"
+            )
         )
     function = Function(backend, lambda *xs: output_at(xs)[0], [paths[at] for at in chosen], outputs)
     return function, [backend.convert_to_numpy(x) for x in wide]
@@ -122,7 +125,9 @@ def _positions(op: str, arguments: int, argnums: int | Sequence[int] | None) -> 
     for number in numbers:
         if not -arguments <= number < arguments:
             raise CustomGradientValueError(
-                sentence(op, f"argnums must name some of the {arguments} arguments", str(number), "count from 0")
+                sentence(
+                    op, must=f"argnums must name some of the {arguments} arguments", got=str(number), do="count from 0"
+                )
             )
     return [number % arguments for number in numbers]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cgshim
-from cgshim._backend import load
+from cgshim._registry import load
 
 SITE = Path(np.__file__).parents[1]
 Python = Callable[..., subprocess.CompletedProcess[str]]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cgshim
-from cgshim._backend import owner
+from cgshim._choice import framework_of_type
 from cgshim.testing.conformance import Framework
 
 
@@ -100,8 +100,8 @@ def test_subclasses_are_their_frameworks(backend: str) -> None:
     base = type("Tensor", (), {"__module__": f"{kind.__module__}.inner"})
     derived = type("Derived", (base,), {})
     further = type("Further", (derived,), {})
-    assert [owner(each) for each in (kind, base, derived, further)] == [backend] * 4
-    assert owner(type("Other", (), {})) is None
+    assert [framework_of_type(each) for each in (kind, base, derived, further)] == [backend] * 4
+    assert framework_of_type(type("Other", (), {})) is None
 
 
 class _Seen(threading.Thread):
@@ -150,4 +150,4 @@ def test_a_framework_that_is_not_imported_is_not_asked(monkeypatch: pytest.Monke
     """Types are looked up among the frameworks that are in sys.modules."""
     stranger = type("Tensor", (), {"__module__": "jax.somewhere"})
     monkeypatch.delitem(sys.modules, "jax", raising=False)
-    assert owner(stranger) is None
+    assert framework_of_type(stranger) is None

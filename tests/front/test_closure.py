@@ -1,4 +1,4 @@
-"""lift finds what a function holds, here floats, and makes it again round others."""
+"""convert_closure finds what a function holds, here floats, and makes it again round others."""
 
 import functools
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from cgshim import op_custom_gradient
-from cgshim._closure import lift
+from cgshim._closures import convert_closure
 
 
 class Pair(NamedTuple):
@@ -56,7 +56,7 @@ HOLDERS = [_in_a_cell, _in_containers, _in_a_nested_function, _in_defaults, _in_
 @pytest.mark.parametrize("make", HOLDERS)
 def test_what_is_held_is_found_and_replaced(make):
     function = make(2.5, 3.5)
-    tensors, round_others = lift(function, _is_float, make)
+    tensors, round_others = convert_closure(function, _is_float, make)
     others = [100 * t for t in tensors]
     assert sorted(tensors) == [2.5, 3.5]
     assert round_others(others)() == (250, 350)
@@ -65,7 +65,7 @@ def test_what_is_held_is_found_and_replaced(make):
 
 def test_a_tensor_is_found_once_and_after_the_known_ones():
     known, other = 1.5, 2.5
-    tensors, round_others = lift(_in_containers(known, other), _is_float, _in_containers, known=[7.5, known])
+    tensors, round_others = convert_closure(_in_containers(known, other), _is_float, _in_containers, known=[7.5, known])
     assert tensors == [7.5, known, other]
     assert round_others([0.0, 10.0, 20.0])() == (10, 20)
 
@@ -73,7 +73,7 @@ def test_a_tensor_is_found_once_and_after_the_known_ones():
 def test_what_holds_nothing_stays_the_same():
     static = {"list": [1, 2]}
     function = lambda: static
-    tensors, round_others = lift(function, _is_float, _in_a_cell)
+    tensors, round_others = convert_closure(function, _is_float, _in_a_cell)
     assert tensors == []
     assert round_others([]) is function
 
@@ -84,7 +84,7 @@ def test_containers_of_the_maker_stay_the_same():
     def make(a):
         return lambda: (seen.append(a), seen)[1]
 
-    tensors, round_others = lift(make(2.5), _is_float, make)
+    tensors, round_others = convert_closure(make(2.5), _is_float, make)
     assert tensors == [2.5]
     assert round_others([9.5])() is seen
     assert seen == [1.5, 9.5]
@@ -102,7 +102,7 @@ def test_a_function_that_calls_itself_and_a_name_without_a_value():
             never = 0
         return lambda n: (count_down(n), unassigned)[0]
 
-    tensors, round_others = lift(make(2.5), _is_float, make)
+    tensors, round_others = convert_closure(make(2.5), _is_float, make)
     assert tensors == [2.5]
     assert round_others([9.5])(0) == 9.5
 
@@ -114,7 +114,7 @@ def test_keywords_and_names_survive():
 
         return rule
 
-    _, round_others = lift(make(2.5), _is_float, make)
+    _, round_others = convert_closure(make(2.5), _is_float, make)
     assert (round_others([3.0])(1), round_others([3.0])(1, factor=5)) == (6, 15)
     assert round_others([3.0]).__name__ == "rule"
 
@@ -126,7 +126,7 @@ def test_an_op_is_made_again_with_its_options():
         op.remark = "the user's own"
         return lambda: op
 
-    tensors, round_others = lift(make(2.5), _is_float, make)
+    tensors, round_others = convert_closure(make(2.5), _is_float, make)
     again = round_others([9.5])()
     assert (again.forward_mode, again.once_differentiable, again.name) == (True, True, "held")
     assert (again.remark, repr(again)) == ("the user's own", "<op held with a custom gradient>")

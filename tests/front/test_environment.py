@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import cgshim
-from cgshim._backend import entry_points
+from cgshim._registry import entry_points
 
 CALL = """
 import numpy, cgshim

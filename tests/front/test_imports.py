@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cgshim._backend import entry_points
+from cgshim._registry import entry_points
 
 FRAMEWORKS = {*entry_points(), "autograd", "autoray", "jaxlib", "keras"} - {"numpy"}
 

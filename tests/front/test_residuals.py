@@ -10,9 +10,10 @@ import pytest
 
 import cgshim
 from cgshim import TransformationError, op_custom_gradient
-from cgshim._backend import load
 from cgshim._call import Call
-from cgshim._tree import take_apart_each
+from cgshim._gradients import Arguments
+from cgshim._registry import load
+from cgshim._trees import partition_each
 from cgshim.backend import Residuals, has_a_derivative, run_again
 
 backend = load("numpy")
@@ -20,8 +21,8 @@ backend = load("numpy")
 
 def called(f, *arguments):
     """A call of an op, with its inputs, its outputs and its rule."""
-    inputs, parts = take_apart_each("op", backend, arguments)
-    call = Call("op", f, False, backend, [f"x{at}" for at in range(len(arguments))], parts, {})
+    inputs, specs = partition_each("op", backend, arguments)
+    call = Call(Arguments("op", backend, [f"x{at}" for at in range(len(arguments))], specs, False), f, {})
     outputs, rule = call(inputs)
     return call, inputs, outputs, rule
 

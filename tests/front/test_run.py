@@ -6,7 +6,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from cgshim._backend import entry_points
+from cgshim._registry import entry_points
 
 TESTS = Path(__file__).parents[1]
 OTHERS = [name for name in entry_points() if name != "numpy"]

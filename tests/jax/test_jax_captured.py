@@ -57,7 +57,7 @@ def test_without_variables_in_grad_fn_it_is_an_error(gradient, staging):
             gradient(lambda w, x: line_without_variables(w, x, staging).sum(), *argnums)
         assert str(error.value) == (
             "line: grad_fn must take variables when f reads trainable state, got <lambda>(upstream) and f64[]; "
-            "write grad_fn(..., variables=None) and return (gradients, [one a variable]), "
+            "write grad_fn(..., variables=None) and return (gradients, [one per variable]), "
             "or pass the state as an argument"
         )
 

@@ -5,7 +5,7 @@ import pytest
 from autograd import grad
 
 from cgshim import TransformationError, op_custom_gradient
-from cgshim_numpy._boxes import agree
+from cgshim_numpy._arrays import agree
 
 EPS = {dtype: float(np.finfo(dtype).eps) for dtype in ("float16", "float32", "float64", "complex64")}
 

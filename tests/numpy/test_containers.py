@@ -8,7 +8,7 @@ import pytest
 from autograd import grad
 from autograd.differential_operators import make_jvp
 
-from cgshim import CustomGradientTypeError, op_custom_gradient, op_embed_gradient, op_grad
+from cgshim import CustomGradientError, CustomGradientTypeError, op_custom_gradient, op_embed_gradient, op_grad
 
 X = np.array([1.0, 10.0])
 
@@ -141,3 +141,11 @@ def test_a_box_in_an_option_is_refused():
     op = op_custom_gradient(lambda x, *, p: (x * p["a"], lambda u: u), name="op")
     with pytest.raises(CustomGradientTypeError, match=r"^op: .*, got DictBox in the option p; pass it as an argument$"):
         grad(lambda p: op(X, p=p).sum())({"a": 2.0})
+
+
+def test_a_box_of_a_derivative_that_is_over_is_no_gradient():
+    kept = []
+    grad(lambda p: kept.append(p) or p["a"] * 1.0)({"a": 2.0})
+    op = op_custom_gradient(lambda x: (x, lambda u: kept[0]), name="op")
+    with pytest.raises(CustomGradientError, match=r"^op: "):
+        op_grad(op)(3.0)

@@ -42,7 +42,7 @@ DIFFERENTIATED = {name_of(call): call for call in reversed(CALLS) if re.search(r
 
 @pytest.mark.parametrize("call", DIFFERENTIATED.values())
 def test_a_derivative_is_numpys_or_raises(backend: str, call: str) -> None:
-    if backend == "jax" and cgshim._backend.load("jax").numpy_function(name_of(call)) is not None:
+    if backend == "jax" and cgshim._registry.load("jax").numpy_function(name_of(call)) is not None:
         return  # jax.numpy's own, and so is its derivative
     at = next(re.finditer(rf"\b[{FLOATS}]\b", call))[0]
     wanted = _by_differences(call, at)
@@ -101,6 +101,6 @@ def test_parameters_that_a_backend_lacks_are_refused(backend: str) -> None:
 @pytest.mark.parametrize("name", ["float_power", "index_add"])
 def test_the_functions_of_a_backend_are_numpys(backend: str, name: str) -> None:
     """A function of a framework by the name of one of NumPy's is used only if it is listed: see the table."""
-    module = cgshim._backend.load(backend)
+    module = cgshim._registry.load(backend)
     assert module.numpy_function(name) is not None
     assert module.numpy_function("no_such_function") is None

@@ -8,7 +8,7 @@ import pytest
 from published_ops import eigh, entmax, equilibrium, neural_ode, reversible
 
 from cgshim import use_backend
-from cgshim._backend import load
+from cgshim._registry import load
 from cgshim.testing import check_gradients
 
 SCORES = [[0.5, 1.5, -2.0, 1.0], [0.25, -0.5, 0.75, 0.1]]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cgshim import _backend as finding
+from cgshim import _registry as registry
 
 
 @pytest.fixture
@@ -20,11 +20,11 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (metadata / "entry_points.txt").write_text(f"[cgshim.backends]\n{framework} = {entry_point}\n")
         (tmp_path / f"{framework}_plugin.py").write_text(module)
         monkeypatch.syspath_prepend(str(tmp_path))
-        finding.entry_points.cache_clear()
-        monkeypatch.setattr(finding, "_modules", dict(finding._modules))
+        registry.entry_points.cache_clear()
+        monkeypatch.setattr(registry, "_modules", dict(registry._modules))
 
     yield install_it
-    finding.entry_points.cache_clear()
+    registry.entry_points.cache_clear()
     for name in set(sys.modules) - modules:
         if name.endswith("_plugin"):
             del sys.modules[name]

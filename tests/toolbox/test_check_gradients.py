@@ -15,7 +15,7 @@ from cgshim import (
     op_stop_gradient,
     ops,
 )
-from cgshim._backend import load
+from cgshim._registry import load
 from cgshim.testing import _functions, check_gradients
 from cgshim.testing._forward import jvp_of
 

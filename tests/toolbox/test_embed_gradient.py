@@ -16,7 +16,7 @@ from cgshim import (
     ops,
     use_backend,
 )
-from cgshim._backend import load
+from cgshim._registry import load
 from cgshim.testing import check_gradients
 from cgshim.testing.conformance import Framework
 

@@ -61,7 +61,7 @@ def test_a_frozen_parameter_is_a_constant():
 
 CAPTURED = {
     "leaf": "scaled: grad_fn must take variables when f reads trainable state, got <lambda>(upstream) and f32[2]; "
-    "write grad_fn(..., variables=None) and return (gradients, [one a variable]), or pass the state as an argument",
+    "write grad_fn(..., variables=None) and return (gradients, [one per variable]), or pass the state as an argument",
     "other": "scaled: f must be given every tensor that is differentiated, got a captured f32[2]; "
     "pass it as an argument",
 }

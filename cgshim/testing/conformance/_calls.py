@@ -8,7 +8,7 @@ import numpy as np
 
 import cgshim
 from cgshim import op_custom_gradient
-from cgshim._backend import Tensor
+from cgshim._protocol import Tensor
 from cgshim.testing.conformance._framework import Framework, raised
 from cgshim.testing.conformance._orders import nth_derivative
 from cgshim.testing.conformance._registry import case

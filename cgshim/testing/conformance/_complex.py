@@ -13,7 +13,7 @@ import numpy as np
 
 import cgshim
 from cgshim import op_cast, op_custom_gradient, op_stop_gradient, ops
-from cgshim._backend import Tensor
+from cgshim._protocol import Tensor
 from cgshim.testing.conformance._framework import Framework, tangent
 from cgshim.testing.conformance._registry import case
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import cgshim
 from cgshim import op_custom_gradient, op_embed_gradient, ops
-from cgshim._backend import Tensor
+from cgshim._protocol import Tensor
 from cgshim.testing.conformance._framework import Framework, tangent
 from cgshim.testing.conformance._registry import case
 

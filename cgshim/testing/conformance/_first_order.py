@@ -15,7 +15,7 @@ import numpy as np
 
 import cgshim
 from cgshim import CustomGradientError, op_custom_gradient, op_stop_gradient
-from cgshim._backend import Tensor
+from cgshim._protocol import Tensor
 from cgshim.testing.conformance._framework import Framework
 from cgshim.testing.conformance._registry import case
 from cgshim.testing.conformance._runs import EXPONENTIALS, Exponential

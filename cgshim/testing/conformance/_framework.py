@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 import cgshim
-from cgshim._backend import Tensor, load
-from cgshim._errors import dtype_name
+from cgshim._dtypes import dtype_name
+from cgshim._protocol import Tensor
+from cgshim._registry import load
 from cgshim.testing._forward import jvp_of
 
 with contextlib.suppress(ImportError):

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cgshim import CustomGradientError, op_custom_gradient, ops
-from cgshim._backend import Tensor
+from cgshim._protocol import Tensor
 from cgshim.testing.conformance._framework import Framework
 from cgshim.testing.conformance._orders import nth_derivative
 from cgshim.testing.conformance._registry import case

@@ -10,8 +10,8 @@ import numpy as np
 
 import cgshim
 from cgshim import TransformationError, op_custom_gradient, op_stop_gradient, ops
-from cgshim._backend import Tensor
 from cgshim._custom_gradient import CustomGradient
+from cgshim._protocol import Tensor
 from cgshim.testing.conformance._framework import Framework, tangent
 from cgshim.testing.conformance._orders import nth_derivative
 from cgshim.testing.conformance._registry import case

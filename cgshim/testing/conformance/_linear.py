@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cgshim import TransformationError, op_cast, op_custom_gradient, op_stop_gradient, ops
-from cgshim._backend import Tensor
+from cgshim._protocol import Tensor
 from cgshim.testing._forward import jvp_of
 from cgshim.testing.conformance._framework import Framework, raised, tangent
 from cgshim.testing.conformance._registry import case

@@ -9,7 +9,7 @@ import numpy as np
 
 import cgshim
 from cgshim import CustomGradientTypeError, op_custom_gradient, op_stop_gradient
-from cgshim._backend import Tensor
+from cgshim._protocol import Tensor
 from cgshim.testing.conformance._framework import Framework, raised
 from cgshim.testing.conformance._kept_outputs import five_exp
 from cgshim.testing.conformance._orders import nth_derivative

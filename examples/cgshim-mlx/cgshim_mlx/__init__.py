@@ -58,6 +58,7 @@ def stop_gradient(x: Array, /) -> Array:
     return mx.stop_gradient(x)
 
 
-def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Sequence[Array]:
+def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     run = Run(call, inputs)
-    return attached(run.gradients, run.tangents)(run.sources, run.outputs, run.kept)
+    outputs = attached(run.gradients, run.tangents)(run.sources, run.outputs, run.kept)
+    return run.rule.output.combine(outputs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import mlx.core as mx
 
-from cgshim.backend import Residuals, RuleScope, lift, refuse_another_run, refuse_hidden, run_again
+from cgshim.backend import Residuals, RuleScope, convert_closure, refuse_another_run, refuse_hidden, run_again
 from cgshim_mlx._arrays import Array, agree, all_of, handle, is_float, is_tensor, spoiled, stopped
 from cgshim_mlx._graph import Graph, is_one_array, is_traced
 from cgshim_mlx._linear import transposed
@@ -73,10 +73,10 @@ class Run:
 
     def __init__(self, call: Call, inputs: Sequence[Array]) -> None:
         self.call, self.count = call, len(inputs)
-        captured, self._remake = lift(call.f, is_tensor)
+        captured, self._rebuild = convert_closure(call.f, is_tensor)
         given = stopped([*inputs, *captured])
         self._same_as_given = given, [handle(x) for x in given]  # the same arrays, while f changes none in place
-        outputs, self.rule = call(given[: self.count], self._remake(given[self.count :]))
+        outputs, self.rule = call(given[: self.count], self._rebuild(given[self.count :]))
         constant = [_is_a_constant(x, inputs) for x in captured]
         self.is_variable = [
             self.rule.takes_variables and not c and is_traced(x) for x, c in zip(captured, constant, strict=True)
@@ -181,7 +181,7 @@ class Run:
         given = [handle(x) for x in arguments]
         inputs, read = given[: self.count], given[self.count :]
         found = run_again(
-            self.call, inputs, self.rule, is_tensor, lambda a, b: True, f=self._remake(read), generators=[RANDOM]
+            self.call, inputs, self.rule, is_tensor, lambda a, b: True, f=self._rebuild(read), generators=[RANDOM]
         )
         floats = [x for x in _floats(found) if not any(x is each for each in read)]
         if [x.shape for x in floats] != [x.shape for x in values]:

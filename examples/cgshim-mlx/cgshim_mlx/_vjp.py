@@ -16,7 +16,7 @@ from cgshim_mlx._arrays import Array, agree, all_of, is_float, spoiled
 
 def vjp(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
-) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array | None]]]:
+) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
     """MLX's own takes the upstream gradients with the function: it runs again for each pullback, and must be the same.
 
     It draws the same random numbers again from the generators that everybody shares. Where its outputs are others, the
@@ -25,11 +25,11 @@ def vjp(
     states = [generator.get() for generator in _SHARED]
     outputs = fn(*inputs)
 
-    def pullback(upstreams: Sequence[Array]) -> list[Array | None]:
+    def pullback(upstreams: Sequence[Array]) -> list[Array]:
         with _replayed(states):
             again, gradients = pulled_back(fn, inputs, upstreams)
         ok = all_of(map(agree, again, outputs))
-        return [None if g is None else spoiled(g, ok) for g in gradients]
+        return [spoiled(g, ok) for g in gradients]
 
     return outputs, pullback
 

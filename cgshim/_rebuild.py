@@ -1,4 +1,4 @@
-"""Functions, and what leads from them to tensors, made again around other tensors."""
+"""Functions, and what leads from them to tensors, built again around other tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from cgshim._contents import METHODS_IN_C, FunctionHolder, contents_of
 
-Remake = Callable[[Sequence[Any]], Any]
+Rebuild = Callable[[Sequence[Any]], Any]
 """Makes a function again, around other tensors."""
 
 
@@ -31,10 +31,10 @@ class Recipes:
         self._trees = trees
         self._recipes = {key: self._recipe(x) for key, x in things.items()}
 
-    def of(self, function: Any) -> Remake:
+    def of(self, function: Any) -> Rebuild:
         """What makes one of the things again."""
         recipes, key = self._recipes, id(function)
-        return lambda tensors: _Remaking(recipes, tensors).made(key)
+        return lambda tensors: _Rebuilding(recipes, tensors).made(key)
 
     def _recipe(self, x: Any) -> _Recipe:
         """How to make x again; a function's cells come with it."""
@@ -82,7 +82,7 @@ class Recipes:
         return lambda r: x
 
 
-class _Remaking:
+class _Rebuilding:
     """What leads from a function to tensors, made once more around other tensors: each thing once."""
 
     def __init__(self, recipes: dict[int, _Recipe], tensors: Sequence[Any]) -> None:
@@ -97,7 +97,7 @@ class _Remaking:
         return self.things[key]
 
 
-_Recipe = Callable[[_Remaking], Any]
+_Recipe = Callable[[_Rebuilding], Any]
 
 
 def _recipe_of_function(
@@ -109,7 +109,7 @@ def _recipe_of_function(
     defaults, keyword_defaults = part(function.__defaults__), part(function.__kwdefaults__)
     bare.__defaults__ = bare.__kwdefaults__ = None
 
-    def make(r: _Remaking) -> types.FunctionType:
+    def make(r: _Rebuilding) -> types.FunctionType:
         empty = [key for key, _ in kept if key is not None and key not in r.cells]
         r.cells.update({key: types.CellType() for key in empty})
         closure = tuple([cell if key is None else r.cells[key] for key, cell in kept])

@@ -1,4 +1,4 @@
-"""Trees of tensors and of anything else: taken apart for the backend, put together again for the author."""
+"""Trees of tensors and of anything else: partitioned for the backend, combined again for the author."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
-from cgshim._backend import NO_CONTAINERS, Backend, Tensor, framework_of, is_numpy_array, mixed, name_of, unwrap
+from cgshim._choice import framework_of, is_numpy_array, of_another_framework, value_of
+from cgshim._contents import SIMPLE
 from cgshim._errors import CustomGradientTypeError, describe, sentence
+from cgshim._protocol import Backend, Tensor
+from cgshim._registry import name_of
 
 
-class Parts(Protocol):
-    """A tree taken apart into its tensors, which take part in differentiation, and all the rest, which is static.
+class TreeSpec(Protocol):
+    """A tree without its tensors, which take part in differentiation: its structure, and all the rest, which is static.
 
-    The parts hold no tensor: whoever takes a tree apart decides who keeps its tensors alive.
+    Whoever partitions a tree decides who keeps its tensors alive.
     """
 
     count: int
@@ -23,22 +26,22 @@ class Parts(Protocol):
     converted: Sequence[int]
     """the identities of the leaves that became tensors: NumPy arrays and Keras Variables"""
 
-    def fill(self, tensors: Sequence[Any]) -> Any:
-        """The tree again, round these tensors."""
+    def combine(self, tensors: Sequence[Any]) -> Any:
+        """Return the tree around these tensors."""
 
-    def without_static(self) -> Parts:
-        """The same tree with None for all that is no tensor: the structure of the tree's gradients."""
+    def without_static(self) -> TreeSpec:
+        """Return the same tree with None for all that is no tensor: the structure of the tree's gradients."""
         ...
 
     def static_leaves(self) -> Sequence[Any]:
-        """The leaves that are no tensors."""
+        """Return the leaves that are no tensors."""
         ...
 
     def align(self, gradient: Any) -> list[Any] | None:
-        """The leaves of a gradient of this tree, one a tensor; None when it is structured otherwise."""
+        """Return the leaves of a gradient of this tree, one per tensor; None if it is structured otherwise."""
 
     def paths(self, name: str) -> list[str]:
-        """What a reader calls each tensor of the tree called name: x, params['w'], pair[1]."""
+        """Return what a reader calls each tensor of the tree called name: x, params['w'], pair[1]."""
         ...
 
 
@@ -48,10 +51,10 @@ class _OneTensor:
     count = 1
     converted: Sequence[int] = ()
 
-    def fill(self, tensors: Sequence[Any]) -> Any:
+    def combine(self, tensors: Sequence[Any]) -> Any:
         return tensors[0]
 
-    def without_static(self) -> Parts:
+    def without_static(self) -> TreeSpec:
         return self
 
     def static_leaves(self) -> Sequence[Any]:
@@ -76,10 +79,10 @@ class _Static:
     def __init__(self, leaf: Any) -> None:
         self._leaf = leaf
 
-    def fill(self, tensors: Sequence[Any]) -> Any:
+    def combine(self, tensors: Sequence[Any]) -> Any:
         return self._leaf
 
-    def without_static(self) -> Parts:
+    def without_static(self) -> TreeSpec:
         return _Static(None)
 
     def static_leaves(self) -> Sequence[Any]:
@@ -105,13 +108,13 @@ class _Tree:
         self._tensor_at = tensor_at
         self._structure = structure
 
-    def fill(self, tensors: Sequence[Any]) -> Any:
+    def combine(self, tensors: Sequence[Any]) -> Any:
         leaves = list(self._static)
         for at, tensor in zip(self._tensor_at, tensors, strict=True):
             leaves[at] = tensor
         return self._backend.tree_unflatten(self._structure, leaves)
 
-    def without_static(self) -> Parts:
+    def without_static(self) -> TreeSpec:
         if len(self._static) == self.count:
             return self
         return _Tree(self._backend, [None] * len(self._static), self._tensor_at, self._structure)
@@ -129,21 +132,21 @@ class _Tree:
         return _paths(self._backend, self._skeleton(), name)
 
     def _skeleton(self) -> Any:
-        return self.fill([SLOT] * self.count)
+        return self.combine([SLOT] * self.count)
 
 
 class _Slot:
-    """Stands where a tensor stood."""
+    """Stands in the place of a tensor."""
 
 
 SLOT = _Slot()
 
 
-def take_apart(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], Parts]:
-    """The tensors of a tree, NumPy arrays and Keras Variables among them made the backend's, and its other parts."""
+def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeSpec]:
+    """Return the tensors of a tree, NumPy arrays and Keras Variables among them made the backend's, and its spec."""
     if backend.is_tensor(tree):
         return [tree], ONE_TENSOR
-    if type(tree) in NO_CONTAINERS:
+    if type(tree) in SIMPLE:
         return [], _Static(tree)
     leaves, structure = backend.tree_flatten(tree)
     if all(map(backend.is_tensor, leaves)):
@@ -160,50 +163,63 @@ def take_apart(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], Part
     return tensors, _Tree(backend, leaves, tensor_at, structure, converted)
 
 
-def take_apart_each(op: str, backend: Backend, trees: Sequence[Any]) -> tuple[list[Tensor], list[Parts]]:
-    """The tensors of several trees in a row, and the other parts of each."""
+def partition_each(op: str, backend: Backend, trees: Sequence[Any]) -> tuple[list[Tensor], list[TreeSpec]]:
+    """Return the tensors of several trees in a row, and the spec of each."""
     if all(map(backend.is_tensor, trees)):
         return list(trees), [ONE_TENSOR] * len(trees)
     tensors: list[Tensor] = []
-    each: list[Parts] = []
+    each: list[TreeSpec] = []
     for tree in trees:
-        found, parts = take_apart(op, backend, tree)
+        found, spec = partition(op, backend, tree)
         tensors += found
-        each.append(parts)
+        each.append(spec)
     return tensors, each
 
 
-def fill_each(each: Sequence[Parts], tensors: Sequence[Any]) -> list[Any]:
-    """The trees again, round these tensors in a row."""
+def combine_each(each: Sequence[TreeSpec], tensors: Sequence[Any]) -> list[Any]:
+    """Return the trees around these tensors in a row."""
     rest = iter(tensors)
-    return [next(rest) if parts is ONE_TENSOR else parts.fill(list(islice(rest, parts.count))) for parts in each]
+    return [next(rest) if spec is ONE_TENSOR else spec.combine(list(islice(rest, spec.count))) for spec in each]
+
+
+def subvals(values: Sequence[Any], places: Sequence[int], others: Sequence[Any]) -> list[Any]:
+    """Return the values with others in these places."""
+    full = list(values)
+    for at, other in zip(places, others, strict=True):
+        full[at] = other
+    return full
 
 
 def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
-    """leaf as the backend's tensor, None where it is static; another framework's tensor is an error."""
+    """Return leaf as the backend's tensor, None if it is static; another framework's tensor is an error."""
     if backend.is_tensor(leaf):
         return leaf
     if framework_of(leaf) is None:
         return None
-    leaf = unwrap(leaf)
+    leaf = value_of(leaf)
     if backend.is_tensor(leaf):
         return leaf
     if is_numpy_array(leaf):
         return backend.convert_to_tensor(_portable(op, backend, leaf))
-    raise mixed(op, backend, leaf)
+    raise of_another_framework(op, backend, leaf)
 
 
 def _portable(op: str, backend: Backend, array: Any) -> Any:
-    """A NumPy array that other frameworks can read: in this machine's order of bytes, and in a dtype that they know."""
+    """Return a NumPy array as others can read it: in this machine's order of bytes, and in a dtype that they know."""
     if array.dtype.char in "gG":
         raise CustomGradientTypeError(
-            sentence(op, "a long double is NumPy's alone", describe(array), f"cast it to a dtype of {name_of(backend)}")
+            sentence(
+                op,
+                must="a long double is NumPy's alone",
+                got=describe(array),
+                do=f"cast it to a dtype of {name_of(backend)}",
+            )
         )
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
-    """The keys of a container of Python's own, in flat order, each with its spelling in a path; None for the rest."""
+    """Return the keys of a container of Python's own, in flat order, with their spelling in a path; else None."""
     if isinstance(tree, (list, tuple)):
         fields = fields_of(tree)
         return [(at, f".{fields[at]}" if fields else f"[{at}]") for at in range(len(tree))]
@@ -216,12 +232,12 @@ def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
 
 
 def fields_of(x: Any) -> Sequence[str] | None:
-    """The fields of a namedtuple."""
+    """Return the fields of a namedtuple, None for anything else."""
     return getattr(x, "_fields", None) if isinstance(x, tuple) else None
 
 
 def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
-    """The leaves of gradient at the slots of tree; a None stands for a whole branch, list and tuple are alike."""
+    """Return the leaves of gradient at the slots of tree; None stands for a whole branch, list and tuple are alike."""
     if tree is SLOT:
         return ONE_TENSOR.align(gradient)
     leaves, structure = backend.tree_flatten(tree)

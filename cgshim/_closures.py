@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 from cgshim._contents import SIMPLE, assigned_names, cells_assigned_by, contents_of, held_by, is_local
-from cgshim._remake import Recipes, Remake, Trees
+from cgshim._rebuild import Rebuild, Recipes, Trees
 
 Function = Callable[..., Any]
 
 
-class Lifted(NamedTuple):
-    """What was found in a function."""
+class Closure(NamedTuple):
+    """What was found in the closure of a function."""
 
     tensors: list[Any]
     """the known tensors, and then those that the function holds besides"""
-    remake: Remake
-    held: frozenset[int]
+    rebuild: Rebuild
+    held: Set[int]
     """the places, among the tensors, of those that the function holds"""
     objects: list[Any]
     """other objects that it holds, into whose attributes nobody has looked"""
@@ -26,72 +26,72 @@ class Lifted(NamedTuple):
     """objects and containers that it holds and that were there before: nobody has looked into them either"""
 
 
-def lift(
+def convert_closure(
     function: Function, is_tensor: Callable[[Any], bool], of: Function | None = None, known: Sequence[Any] = ()
-) -> tuple[list[Any], Remake]:
-    """The known tensors and then those in the closure of a function that `of` made; how to make it around others.
+) -> tuple[list[Any], Rebuild]:
+    """Return the known tensors and then those in the closure of a function that `of` made, and how to rebuild it.
 
     Cells, default values, nested functions, partials and Python's containers are searched; the attributes of objects
     are not, for an object is known by its identity. What is shared stays shared: a cell, a helper or a list that two
     functions hold is made once for both. What was there before the call (all that `of` holds) stays the one that it
     is, and so does a variable that a function assigns to: the author sees what the rule does to it.
     """
-    return search(function, is_tensor, of, known)[:2]
+    return search_closure(function, is_tensor, of, known)[:2]
 
 
-def search(
+def search_closure(
     function: Function,
     is_tensor: Callable[[Any], bool],
     of: Function | None = None,
     known: Sequence[Any] = (),
     trees: Trees | None = None,
-) -> Lifted:
-    """What `lift` finds, and what else there is to know about it; trees knows the containers of a framework."""
+) -> Closure:
+    """Find what `convert_closure` finds, and what else there is to know; trees knows the containers of a framework."""
     return _search_plain(function, is_tensor, known) or _Search(is_tensor, of, known, trees)(function)
 
 
-_EMPTY = types.CellType()
-
-
-def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: Sequence[Any]) -> Lifted | None:
-    """What is found in a function that holds tensors and numbers alone, as most rules do; None for any other."""
+def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: Sequence[Any]) -> Closure | None:
+    """Return what a function holds that holds tensors and numbers alone, as most rules do; None for any other."""
     if type(function) is not types.FunctionType or function.__defaults__ or function.__kwdefaults__:
         return None
     tensors = list(known)
     place = _places(known)
-    cells: list[tuple[types.CellType, int | None]] = []
-    for cell in function.__closure__ or ():
-        try:
+    cells: list[types.CellType | int] = []  # a cell, or the place of the tensor that it holds, and not the cell then
+    held = set()
+    try:
+        for cell in function.__closure__ or ():
             content = cell.cell_contents
-        except ValueError:  # a name that was never assigned
-            return None
-        if is_tensor(content):
-            at = place.setdefault(id(content), len(tensors))
-            if at == len(tensors):
-                tensors.append(content)
-            cells.append((_EMPTY, at))  # not the cell, which holds the tensor
-        elif type(content) in SIMPLE:
-            cells.append((cell, None))
-        else:
-            return None
-    held = frozenset([at for _, at in cells if at is not None])
+            if is_tensor(content):
+                at = place.setdefault(id(content), len(tensors))
+                if at == len(tensors):
+                    tensors.append(content)
+                cells.append(at)
+                held.add(at)
+            elif type(content) in SIMPLE:
+                cells.append(cell)
+            else:
+                return None
+    except ValueError:  # a name that was never assigned
+        return None
     if not held:
-        return Lifted(tensors, lambda tensors: function, held, [], [])
-    if assigned_names(function.__code__):
+        return Closure(tensors, lambda tensors: function, held, [], [])
+    code, scope, name = function.__code__, function.__globals__, function.__name__
+    if assigned_names(code):
         return None
 
-    code, scope, name = function.__code__, function.__globals__, function.__name__
-
-    def remake(tensors: Sequence[Any]) -> Function:
-        closure = tuple([cell if at is None else types.CellType(tensors[at]) for cell, at in cells])
+    def rebuild(tensors: Sequence[Any]) -> Function:
+        closure = tuple([types.CellType(tensors[cell]) if isinstance(cell, int) else cell for cell in cells])
         return types.FunctionType(code, scope, name, None, closure)
 
-    return Lifted(tensors, remake, held, [], [])
+    return Closure(tensors, rebuild, held, [], [])
 
 
 def _places(known: Sequence[Any]) -> dict[int, int]:
-    """The place of each known tensor by its identity; the first place of one that is known twice."""
-    return dict(zip(map(id, reversed(known)), range(len(known) - 1, -1, -1), strict=True))
+    """Return the place of each known tensor by its identity; the first place of one that is known twice."""
+    place: dict[int, int] = {}
+    for at, tensor in enumerate(known):
+        place.setdefault(id(tensor), at)
+    return place
 
 
 class _Search:
@@ -110,13 +110,13 @@ class _Search:
         self._nodes: dict[int, tuple[Any, list[Any]]] = {}  # by identity: what is searched, and what it holds
         self._stays = frozenset(map(id, held_by(of)))  # what was there before the function was made
 
-    def __call__(self, function: Function) -> Lifted:
+    def __call__(self, function: Function) -> Closure:
         self._visit(function)
-        remade = self._leading_to_tensors()
-        remake: Remake = lambda tensors: function
-        if id(function) in remade:
-            remake = Recipes(remade, self._place, self._trees).of(function)
-        return Lifted(self._tensors, remake, frozenset(self._held), self._objects, self._old)
+        rebuilt = self._leading_to_tensors()
+        rebuild: Rebuild = lambda tensors: function
+        if id(function) in rebuilt:
+            rebuild = Recipes(rebuilt, self._place, self._trees).of(function)
+        return Closure(self._tensors, rebuild, self._held, self._objects, self._old)
 
     def _visit(self, x: Any) -> None:
         todo = [x]
@@ -158,14 +158,14 @@ class _Search:
         for holder, (_, inner) in self._nodes.items():
             for each in inner:
                 holders.setdefault(id(each), []).append(holder)
-        remade: dict[int, Any] = {}
+        rebuilt: dict[int, Any] = {}
         todo = [self._id_of(at) for at in self._held]
         while todo:
             for holder in holders.get(todo.pop(), ()):
-                if holder not in remade and holder not in assigned:
-                    remade[holder] = self._nodes[holder][0]
+                if holder not in rebuilt and holder not in assigned:
+                    rebuilt[holder] = self._nodes[holder][0]
                     todo.append(holder)
-        return remade
+        return rebuilt
 
     def _id_of(self, at: int) -> int:
         return id(self._tensors[at])

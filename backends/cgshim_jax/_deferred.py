@@ -1,0 +1,102 @@
+"""Calls within jit and its like, recorded as one operation.
+
+Its derivative, and its batch, is that of a custom_jvp around a custom_vjp, made when it is asked for. Recorded in its
+place, these two would each trace f again, in every call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from cgshim_jax._primitives import vmap_over
+from cgshim_jax._private import described
+from cgshim_jax._rules import is_differentiable
+from cgshim_jax._tracing import Jaxpr, equations_for, jaxpr_of, part_of
+
+if TYPE_CHECKING:
+    from cgshim_jax._staged import Staged
+
+Array = Any
+
+
+class Deferred:
+    """A call whose rule is staged when it is needed."""
+
+    def __init__(self, stage: Callable[[], Staged]) -> None:
+        self._stage = stage
+
+    @functools.cached_property
+    def staged(self) -> Staged:
+        """The call with its rule."""
+        return self._stage()
+
+
+def defer(f: Jaxpr, outputs: int, arguments: Sequence[Array], stage: Callable[[], Staged]) -> list[Array]:
+    """Return f's outputs, from one operation; `stage` makes the call that is differentiated or batched in its place."""
+    jaxpr = f.jaxpr
+    wanted = jaxpr.outvars[:outputs]
+    captured = [jaxpr.constvars[at] for at in f.captured_at]
+    whole = part_of(jaxpr, [], [*jaxpr.invars, *captured], wanted, equations_for(wanted, jaxpr.eqns)[0])
+    results: list[Array] = _deferred.bind(*arguments, jaxpr=whole, call=Deferred(stage))
+    return results
+
+
+def may_be_deferred(f: Jaxpr) -> bool:
+    """Return True if f's jaxpr computes its results and does nothing else, and holds no arrays."""
+    return not f.jaxpr.effects and len(f.captured_at) == len(f.constants)
+
+
+def _types(*types: Any, jaxpr: Any, call: Deferred) -> list[Any]:
+    if any(v.aval != kind for v, kind in zip(jaxpr.invars, types, strict=True)):  # evaluated elsewhere
+        traced, _ = jaxpr_of(functools.partial(_evaluate, jaxpr=jaxpr, call=call), types)
+        jaxpr = traced.jaxpr
+    return [v.aval for v in jaxpr.outvars]
+
+
+def _evaluate(*operands: Array, jaxpr: Any, call: Deferred) -> list[Array]:
+    return list(jax.core.eval_jaxpr(jaxpr, (), *operands))
+
+
+def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, jaxpr: Any, call: Deferred) -> Any:
+    symbolic = [SymbolicZero(t.aval) if isinstance(t, ad.Zero) else t for t in tangents]
+    outputs, found = call.staged.jvp(primals, symbolic)
+    return outputs, [
+        t if is_differentiable(y) else ad.Zero(y.aval.to_tangent_aval()) for y, t in zip(outputs, found, strict=True)
+    ]
+
+
+def _batch(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, jaxpr: Any, call: Deferred) -> Any:
+    if all(i is None for i in at):
+        outputs = _deferred.bind(*operands, jaxpr=jaxpr, call=call)
+        return outputs, [None] * len(outputs)
+    outputs = vmap_over(axis, lambda *arguments: call.staged(arguments), tuple(at), 0)(*operands)
+    return outputs, [0] * len(outputs)
+
+
+def _lower(context: Any, *operands: Any, **parameters: Any) -> Any:
+    return _lowering(len(operands))(context, *operands, **parameters)
+
+
+@functools.lru_cache(maxsize=256)
+def _lowering(operands: int) -> Callable[..., Any]:
+    """Return what lowers calls with so many operands."""
+    lowering: Callable[..., Any] = mlir.lower_fun(
+        described(lambda *operands, **parameters: _evaluate(*operands, **parameters), operands), multiple_results=True
+    )
+    return lowering
+
+
+_deferred = Primitive("cgshim_op")
+_deferred.multiple_results = True
+_deferred.def_abstract_eval(_types)
+_deferred.def_impl(_evaluate)
+ad.primitive_jvps[_deferred] = _jvp
+batching.fancy_primitive_batchers[_deferred] = _batch
+mlir.register_lowering(_deferred, _lower)

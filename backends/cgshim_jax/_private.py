@@ -1,0 +1,62 @@
+"""All that cgshim uses of JAX beyond its documentation, each with its purpose and the versions that it was seen in."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+try:  # What JAX is doing around a call. Without these names every call is staged.
+    from jax._src.core import EvalTrace as EvalTrace  # operations that run at once: 0.4.36 to 0.10
+    from jax._src.core import trace_ctx as trace_ctx  # the current trace: 0.4.36 to 0.10
+    from jax._src.interpreters.ad import JVPTrace as JVPTrace  # forward mode: 0.4 to 0.10
+    from jax._src.interpreters.ad import LinearizeTrace as LinearizeTrace  # reverse mode: 0.4.36 to 0.10
+    from jax._src.interpreters.batching import BatchTrace as BatchTrace  # vmap: 0.4 to 0.10
+    from jax._src.interpreters.partial_eval import DynamicJaxprTrace as DynamicJaxprTrace  # jit, scan, ...: 0.4 to 0.10
+    from jax._src.interpreters.partial_eval import JaxprTrace as JaxprTrace  # reverse mode before 0.7: 0.4 to 0.10
+
+    tells_traces = True
+    # Whether types tell over which devices of a shard_map values vary (0.6 to 0.10). Before, a shard_map refuses
+    # operations that it does not know.
+    types_tell_devices = any(hasattr(jax.core.ShapedArray, name) for name in ("mat", "vma"))
+except ImportError:
+    tells_traces = False
+
+from jax._src.core import unmapped_aval as unmapped_aval  # the type of a batch, with its sharding: 0.4 to 0.10
+
+try:  # What is within jax.make_jaxpr, at half its time: 0.5 to 0.10. Without these names jax.make_jaxpr serves.
+    from jax.api_util import debug_info as debug_info
+    from jax.extend.linear_util import wrap_init as wrap_init
+    from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic as trace_to_jaxpr_dynamic
+
+    has_trace_to_jaxpr = True
+except ImportError:
+    debug_info = None
+    has_trace_to_jaxpr = False
+
+
+def described(function: Callable[..., Any], arguments: int) -> Callable[..., Any]:
+    """Return the function, of so many positional arguments, with what JAX wants to know of its parameters.
+
+    JAX reads the signatures of a custom_vjp's three functions in each call, which takes a third of its time. It does
+    not read them if it finds `__fun_debug_info__` (seen in 0.10; a version that does not know it reads them).
+    """
+    function.__fun_debug_info__ = debug_info_of(arguments)  # type: ignore[attr-defined]
+    function.__signature__ = _ANY_ARGUMENTS  # type: ignore[attr-defined]  # which inspect takes for what it is
+    return function
+
+
+@functools.lru_cache(maxsize=256)
+def debug_info_of(arguments: int) -> Any:
+    """Return what JAX wants to know of the parameters of a function of so many arguments; None before JAX 0.5."""
+    return debug_info and debug_info("op_custom_gradient", _op, (0,) * arguments, {})
+
+
+def _op(*arguments: Any) -> Any:
+    """Stands in JAX's messages for an op's functions: name and parameters are read off it."""
+
+
+_ANY_ARGUMENTS = inspect.signature(_op)

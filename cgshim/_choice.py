@@ -1,0 +1,249 @@
+"""Which backend a call goes to: the one that was chosen by name, or else the one whose tensors it is given."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from cgshim._contents import SIMPLE
+from cgshim._errors import BackendError, describe, sentence
+from cgshim._foreign import KERAS, constant_when_traced, is_keras_variable
+from cgshim._protocol import Backend
+from cgshim._registry import aliases, entry_points, load, name_of
+
+ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
+# os.environ encodes the name anew whenever it is asked, which would be a tenth of a call without gradients
+_environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+_KEY = os.environ.encodekey(ENVIRONMENT_VARIABLE)
+
+
+# --- Choosing one by name ---------------------------------------------------------------------------------------
+
+_of_process: str | None = None
+_of_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("cgshim_backend", default=None)
+
+
+@constant_when_traced
+def config_backend() -> str | None:
+    """Return the name of the chosen backend, or None if the inputs' types decide.
+
+    Returns
+    -------
+    str or None
+        What `use_backend` names in this context, else `set_backend`, else the environment variable CGSHIM_BACKEND.
+
+    Examples
+    --------
+    >>> with use_backend("numpy"):
+    ...     config_backend()
+    'numpy'
+    """
+    return _of_context.get() or _of_process or (_KEY in _environment and os.environ[ENVIRONMENT_VARIABLE]) or None
+
+
+def chosen_by() -> str:
+    """Return what made the choice that config_backend returns, for people to read."""
+    if _of_context.get():
+        return "use_backend"
+    if _of_process:
+        return "set_backend"
+    return ENVIRONMENT_VARIABLE if os.environ.get(ENVIRONMENT_VARIABLE) else "the inputs' types"
+
+
+def set_backend(name: str | None, /) -> None:
+    """Choose the backend of every call in this process; None hands the choice back.
+
+    Parameters
+    ----------
+    name : str or None
+        A framework's import root, such as "jax".
+
+    Raises
+    ------
+    BackendError
+        Where there is no such backend, or its framework cannot be imported.
+
+    Examples
+    --------
+    >>> set_backend("numpy")
+    >>> config_backend()
+    'numpy'
+    >>> set_backend(None)
+    """
+    global _of_process
+    if name is not None:
+        load(name)
+    _of_process = name
+
+
+@contextlib.contextmanager
+def use_backend(name: str, /) -> Iterator[None]:
+    """Choose the backend of the calls within a `with` block, in this thread or task alone.
+
+    Parameters
+    ----------
+    name : str
+        A framework's import root, such as "jax".
+
+    Raises
+    ------
+    BackendError
+        Where there is no such backend, or its framework cannot be imported.
+
+    Examples
+    --------
+    >>> with use_backend("numpy"):
+    ...     config_backend()
+    'numpy'
+    """
+    load(name)
+    token = _of_context.set(name)
+    try:
+        yield
+    finally:
+        _of_context.reset(token)
+
+
+# --- Finding one by the types of the inputs ---------------------------------------------------------------------
+
+_framework_of_type: dict[type, str | None] = {}
+_framework_of_dynamic_type: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
+
+
+@constant_when_traced
+def framework_of_type(kind: type) -> str | None:
+    """Return the name of the backend whose framework a class belongs to, subclasses and tracers included."""
+    try:
+        return _framework_of_type[kind]
+    except KeyError:
+        return _remembered_framework(kind)
+
+
+def _remembered_framework(kind: type) -> str | None:
+    if kind not in _framework_of_dynamic_type:
+        remembered = _framework_of_type if is_lasting(kind) else _framework_of_dynamic_type
+        remembered[kind] = _find_framework(kind)
+        return remembered[kind]
+    return _framework_of_dynamic_type[kind]
+
+
+def is_lasting(kind: type) -> bool:
+    """Return True if a module has a class under its name; any other may be made in a loop, and is not kept alive."""
+    if kind.__module__ == "builtins":  # where not all can be found, functions for one
+        return True
+    found: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, "__dict__", {}).get(name)  # and no __getattr__ of a module, which may warn
+    return found is kind
+
+
+def _find_framework(kind: type) -> str | None:
+    for base in kind.__mro__:
+        if is_keras_variable(base):
+            return KERAS
+        root = base.__module__.partition(".")[0]
+        name = aliases().get(root, root)
+        if name in entry_points() and root in sys.modules:
+            return name
+    return None
+
+
+def value_of(leaf: Any) -> Any:
+    """Return the value of a Keras Variable, and anything else as it is."""
+    return leaf.value if framework_of_type(type(leaf)) == KERAS else leaf
+
+
+def is_numpy_array(leaf: object) -> bool:
+    """Return True if leaf is a plain NumPy array or scalar of numbers (an autograd box is not)."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(leaf, (numpy.ndarray, numpy.generic)) and load("numpy").is_tensor(leaf)
+
+
+def framework_of(leaf: Any) -> str | None:
+    """Return the name of the backend whose tensor leaf is, or a Keras Variable holds; None if it is no tensor."""
+    name = framework_of_type(type(leaf))
+    if name is None:
+        return None
+    if name == KERAS:
+        return framework_of(leaf.value)
+    return name if load(name).is_tensor(leaf) else None
+
+
+def backend_for(arguments: Sequence[Any]) -> Backend | None:
+    """Return the backend that was chosen, or the one whose tensors the arguments hold; None if they hold none."""
+    name = config_backend() or _first(arguments) or _first_within(arguments) or _first_registered(arguments)
+    return None if name is None else load(name)
+
+
+def backend_or_numpy(arguments: Sequence[Any]) -> Backend:
+    """Return the backend for the arguments, and NumPy's if neither a choice nor a tensor tells."""
+    return backend_for(arguments) or load("numpy")
+
+
+def _first(leaves: Iterable[Any]) -> str | None:
+    """Return the first framework among the leaves; NumPy's arrays are everybody's constants, so NumPy comes last."""
+    found = None
+    for leaf in leaves:
+        name = framework_of(leaf)
+        if name == "numpy":
+            found = name
+        elif name is not None:
+            return name
+    return found
+
+
+def _first_within(tree: Any) -> str | None:
+    """Return the first framework among the leaves of a tree; what follows it in a list or tuple is not looked at."""
+    if type(tree) not in (list, tuple):
+        return _first(_leaves(tree))
+    found = None
+    for branch in tree:
+        name = _first_within(branch)
+        if name not in (None, "numpy"):
+            return name
+        found = name or found
+    return found
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """Return the leaves of a tree; torch.compile cannot trace optree, so lists, tuples and dicts do without it."""
+    if type(tree) in (list, tuple):
+        return [leaf for branch in tree for leaf in _leaves(branch)]
+    if type(tree) is dict:
+        return [leaf for key in tree for leaf in _leaves(tree[key])]
+    if type(tree) in SIMPLE or framework_of(tree) is not None:
+        return [tree]
+    import optree
+
+    return optree.tree_leaves(tree, none_is_leaf=True)
+
+
+def _first_registered(arguments: Sequence[Any]) -> str | None:
+    """Return the framework that finds a tensor in a container which only its own tree registry knows."""
+    if all(type(leaf) in SIMPLE for leaf in _leaves(arguments)):
+        return None
+    imported = [name for name in entry_points() if name in sys.modules and _loads(name)]
+    return next((name for name in imported if _first(load(name).tree_flatten(arguments)[0]) == name), None)
+
+
+def _loads(name: str) -> bool:
+    try:
+        load(name)
+    except BackendError:  # its author's matter, until somebody asks for it
+        return False
+    return True
+
+
+def of_another_framework(op: str, backend: Backend, leaf: object) -> BackendError:
+    """Return the error for a tensor of one framework in a call of another."""
+    name = name_of(backend)
+    named = f"{chosen_by()} chooses {name}" if config_backend() else f"other tensors of this call are {name}'s"
+    return BackendError(
+        sentence(op, must=f"tensors of one call belong to one framework ({named})",
+                 got=f"{describe(leaf)} of {framework_of(leaf)}", do=f"convert it to {name} or choose another backend")
+    )  # fmt: skip

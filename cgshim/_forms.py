@@ -1,0 +1,124 @@
+"""In which form a grad_fn is written: how it wants to be called, read off its signature."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import CellType, CodeType, FunctionType
+from typing import Any, Literal, NamedTuple
+
+from cgshim._foreign import constant_when_traced
+
+FORMS = "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), each with or without variables last"
+
+_MANY = float("inf")
+
+
+class Signature(NamedTuple):
+    """What there is to know of a grad_fn's parameters: how many it takes by position, and which by name."""
+
+    required: int
+    """positional parameters without a default"""
+    accepted: float
+    """positional parameters in all; infinite with *args"""
+    upstream_at: float | None
+    """where a parameter called upstream stands: its position, infinite when it is keyword-only"""
+    variables: bool | None
+    """whether a parameter takes the variables, and (True) whether it has to have them"""
+    variables_at: float
+    """how many values may come by position before one lands in `variables`, which comes by name"""
+    foreign: bool
+    """whether it insists on a keyword that no form has"""
+
+
+def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
+    try:
+        parameters = inspect.signature(grad_fn).parameters.values()
+    except ValueError:  # a function written in C tells nothing: it gets what most rules get, one upstream
+        return Signature(1, 1, None, None, _MANY, False)
+    required, accepted, upstream_at, variables, variables_at, foreign = 0, 0.0, None, None, _MANY, False
+    for p in parameters:
+        needed = p.default is p.empty
+        if p.kind is p.VAR_POSITIONAL:
+            accepted = _MANY
+        elif p.kind is p.VAR_KEYWORD:
+            variables = variables or False
+        elif p.name == "variables":
+            variables = needed
+            if p.kind is not p.KEYWORD_ONLY:
+                variables_at = -1 if p.kind is p.POSITIONAL_ONLY else accepted
+        elif p.kind is p.KEYWORD_ONLY:
+            if p.name == "upstream":
+                upstream_at = _MANY
+            else:
+                foreign |= needed
+        else:
+            if p.name == "upstream" and p.kind is not p.POSITIONAL_ONLY:
+                upstream_at = accepted
+            required += needed
+            accepted += 1
+    return Signature(required, accepted, upstream_at, variables, variables_at, foreign)
+
+
+Form = Literal["structured", "arguments", "flat"]
+"""The three ways to hand a rule its upstream gradients: grad(upstream), structured as the output; grad(*args,
+upstream=...), structured so too; and grad(d1, d2, ...), one per tensor output."""
+
+
+def form_of(signature: Signature, arguments: int, outputs: int) -> Form | None:
+    """Return the form that a rule of this signature is written in, None if it fits none."""
+    form = _form_by_count(signature, arguments, outputs)
+    by_position = {"structured": 1, "arguments": arguments, "flat": outputs, None: 0}[form]
+    return None if signature.foreign or by_position > signature.variables_at else form
+
+
+def _form_by_count(signature: Signature, arguments: int, outputs: int) -> Form | None:
+    required, accepted, upstream_at, *_ = signature
+    if upstream_at is None or upstream_at == 0:
+        if (required == 1 and (accepted < _MANY or upstream_at == 0)) or (required, accepted) == (0, 1):
+            return "structured"
+        return "flat" if upstream_at is None and required <= outputs <= accepted else None
+    if upstream_at == _MANY:
+        return "arguments" if required <= arguments <= accepted else None
+    return "arguments" if arguments == upstream_at and required <= arguments + 1 else None
+
+
+Convention = tuple[Form | None, bool | None]
+"""The form of a grad_fn (None where it fits none), and whether it takes, and has to have, variables."""
+
+
+def convention_of(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
+    """Return how grad_fn is written; a plain function is read once for all its closures."""
+    if not isinstance(grad_fn, FunctionType) or hasattr(grad_fn, "__wrapped__"):  # a decorated function lies
+        return _read_convention(grad_fn, arguments, outputs)
+    code = grad_fn.__code__
+    try:
+        keyword_defaults = tuple(grad_fn.__kwdefaults__ or ())
+        defaults = len(grad_fn.__defaults__ or ())
+    except AttributeError:  # under torch.compile, which hides them: then all but the upstream gradients have one
+        keyword_defaults = code.co_varnames
+        positional = code.co_varnames[: code.co_argcount]
+        obvious = "upstream" in positional or len(positional) - ("variables" in positional) <= 1
+        defaults = int(positional[-1:] == ("variables",)) if obvious else len(grad_fn.__defaults__ or ())
+    return _convention_of_code(code, defaults, keyword_defaults, arguments, outputs)
+
+
+@constant_when_traced
+def _convention_of_code(*key: Any) -> Convention:
+    return _remembered_convention(*key)
+
+
+@functools.lru_cache(maxsize=4096)
+def _remembered_convention(
+    code: CodeType, defaults: int, keyword_defaults: tuple[str, ...], arguments: int, outputs: int
+) -> Convention:
+    closure = tuple([CellType() for _ in code.co_freevars])
+    like_it = FunctionType(code, {}, "", (None,) * defaults, closure)
+    like_it.__kwdefaults__ = dict.fromkeys(keyword_defaults)
+    return _read_convention(like_it, arguments, outputs)
+
+
+def _read_convention(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
+    signature = _read_signature(grad_fn)
+    return form_of(signature, arguments, outputs), signature.variables

@@ -1,0 +1,190 @@
+"""What a grad_fn may return, aligned with the tensors that it is the gradient of and checked, once for all backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from cgshim._dtypes import is_complex, is_differentiable
+from cgshim._errors import (
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    count,
+    describe,
+    describe_spec,
+    describe_tree,
+    sentence,
+    shape_of,
+)
+from cgshim._protocol import Backend, Tensor
+from cgshim._trees import TreeSpec, as_tensor, fields_of
+
+
+class Arguments(NamedTuple):
+    """What is the same for every run of one call: whose arguments they are, and what they hold besides tensors."""
+
+    op: str
+    backend: Backend
+    names: Sequence[str]
+    specs: Sequence[TreeSpec]
+    are_tensors: bool
+    """whether each of them is a tensor"""
+
+    def path(self, at: int) -> str:
+        """Return what a reader calls a tensor input: its argument's name and the path inside it."""
+        paths = [path for name, spec in zip(self.names, self.specs, strict=True) for path in spec.paths(name)]
+        return paths[at]
+
+
+def gradients_of_arguments(
+    arguments: Arguments, result: Any, shapes: Sequence[Any], dtypes: Sequence[Any]
+) -> list[Tensor | None]:
+    """Return what grad_fn returned for f's arguments as one checked gradient per tensor input."""
+    op, backend = arguments.op, arguments.backend
+    found = list(result) if type(result) in (list, tuple) else [result]
+    is_right = partial(_is_as, backend)
+    if arguments.are_tensors and len(found) == len(shapes) and all(map(is_right, found, shapes, dtypes)):
+        return found  # as nearly all do
+    gradients = zip(_aligned(arguments, result), shapes, dtypes, strict=True)
+    return [
+        gradient
+        if _is_as(backend, gradient, shape, dtype)
+        else check_gradient(op, backend, gradient, shape, dtype, partial(arguments.path, at))
+        for at, (gradient, shape, dtype) in enumerate(gradients)
+    ]
+
+
+def gradients_of_variables(arguments: Arguments, result: Any, variables: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return what grad_fn returned for the variables that it was given as one checked gradient per variable."""
+    op, backend = arguments.op, arguments.backend
+    gradients = [None] * len(variables) if result is None else result
+    if not isinstance(gradients, (list, tuple)) or len(gradients) != len(variables):
+        raise CustomGradientValueError(
+            sentence(op, must=f"grad_fn must return one gradient for each of {count(len(variables), 'variable')}",
+                     got=describe(result), do="return (gradients, [one per variable])")
+        )  # fmt: skip
+    return [
+        check_gradient(op, backend, gradient, variable.shape, variable.dtype, partial("variables[{}]".format, at))
+        for at, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+    ]
+
+
+def without_gradients_of_variables(arguments: Arguments, result: Any) -> tuple[Any, Any]:
+    """Return the two parts of what a grad_fn with variables returned."""
+    if isinstance(result, (tuple, list)) and len(result) == 2:
+        return result[0], result[1]
+    raise CustomGradientValueError(
+        sentence(arguments.op, must="grad_fn with variables must return a pair (gradients, variable_gradients)",
+                 got=describe(result), do="return (gradients, [one per variable])")
+    )  # fmt: skip
+
+
+# --- In whichever order it comes --------------------------------------------------------------------------------
+
+
+def _aligned(arguments: Arguments, result: Any) -> Sequence[Any]:
+    """Return the leaves of what grad_fn returned, one per tensor input, whichever way it is structured."""
+    if len(arguments.specs) == 1 and (leaves := arguments.specs[0].align(result)) is not None:
+        return leaves
+    for aligned in _readings(arguments, result):
+        if aligned is not None:
+            return aligned
+    names = [name for name, spec in zip(arguments.names, arguments.specs, strict=True) if spec.count]
+    raise CustomGradientValueError(
+        sentence(arguments.op, must=f"grad_fn must return one gradient for each argument ({', '.join(names)})",
+                 got=describe_tree(result),
+                 do="return them in order, each None, a tensor, or structured as its argument")
+    )  # fmt: skip
+
+
+def _readings(arguments: Arguments, result: Any) -> Iterator[Sequence[Any] | None]:
+    """Yield the ways to read a result, the most literal first: per argument, per argument with a tensor, flat."""
+    holding = [spec for spec in arguments.specs if spec.count]
+    total = sum(spec.count for spec in arguments.specs)
+    several = isinstance(result, (list, tuple)) and _is_in_order(arguments, fields_of(result) or ())
+    if several and len(result) == len(arguments.specs) and not _feeds_what_is_static(arguments, result):
+        yield _align_each(arguments.specs, result)
+    if several and len(result) == len(holding):
+        yield _align_each(holding, result)
+    if len(holding) == 1:
+        yield holding[0].align(result)
+    flat = several and fields_of(result) is None
+    if flat and len(result) == total and not any(isinstance(g, (list, tuple, dict)) for g in result):
+        yield result
+    if several and len(result) == len(arguments.specs):
+        yield _align_each(arguments.specs, result)
+    if result is None:
+        yield [None] * total
+
+
+def _is_in_order(arguments: Arguments, fields: Sequence[str]) -> bool:
+    """Return True if the fields of a namedtuple that are called as arguments come in the order of these."""
+    places = [arguments.names.index(field) for field in fields if field in arguments.names]
+    return places == sorted(places)
+
+
+def _feeds_what_is_static(arguments: Arguments, result: Sequence[Any]) -> bool:
+    """Return True if a gradient would go to an argument that holds no tensor, as when the result is flat."""
+    return any(not spec.count and g is not None for spec, g in zip(arguments.specs, result, strict=True))
+
+
+def _align_each(specs: Sequence[TreeSpec], gradients: Sequence[Any]) -> list[Any] | None:
+    aligned: list[Any] = []
+    for spec, gradient in zip(specs, gradients, strict=True):
+        leaves = spec.align(gradient)
+        if leaves is None:
+            return None
+        aligned += leaves
+    return aligned
+
+
+# --- What fits --------------------------------------------------------------------------------------------------
+
+
+def check_gradient(
+    op: str, backend: Backend, gradient: Any, shape: Any, dtype: Any, of: Callable[[], str]
+) -> Tensor | None:
+    """Return a gradient that fits its tensor, in the tensor's dtype; None if there is none."""
+    if gradient is None or not is_differentiable(dtype):
+        return None
+    if _is_as(backend, gradient, shape, dtype):
+        return gradient
+    tensor = as_tensor(op, backend, gradient)
+    if tensor is None:
+        if not isinstance(gradient, (int, float, complex)):
+            raise CustomGradientTypeError(
+                sentence(op, must=f"the gradient of {of()} must be a tensor or None", got=describe(gradient),
+                         do="return None where there is no gradient")
+            )  # fmt: skip
+        tensor = backend.convert_to_tensor(gradient, None if isinstance(gradient, complex) else dtype)
+    if not fits(tensor.shape, shape):
+        raise CustomGradientValueError(
+
+                                sentence(op,
+                                         must=f"the gradient of {of()} must have its shape {describe_spec(shape, dtype)}",
+                     got=describe(tensor), do="sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule")
+        )  # fmt: skip
+    if tensor.dtype == dtype:
+        return tensor
+    if is_complex(tensor.dtype) and not is_complex(dtype):
+        raise CustomGradientValueError(
+            sentence(op, must=f"the gradient of {of()} must be real as it is ({describe_spec(shape, dtype)})",
+                     got=describe(tensor), do="take the real part in the rule")
+        )  # fmt: skip
+    return backend.convert_to_tensor(tensor, dtype)
+
+
+def _is_as(backend: Backend, gradient: Any, shape: Any, dtype: Any) -> bool:
+    """Return True if a gradient is just what it has to be, as nearly all are."""
+    return (
+        backend.is_tensor(gradient) and gradient.dtype == dtype and gradient.shape == shape and is_differentiable(dtype)
+    )
+
+
+def fits(shape: Any, expected: Any) -> bool:
+    """Return True if two shapes are the same as far as they are known; nothing is broadcast."""
+    got, wanted = shape_of(shape), shape_of(expected)
+    if ... in got or ... in wanted:
+        return True
+    return len(got) == len(wanted) and all(m is None or n is None or m == n for m, n in zip(got, wanted, strict=True))

@@ -1,0 +1,63 @@
+"""The parameters of a function that becomes an op, and how a call is bound to them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cgshim._errors import CustomGradientTypeError
+
+
+class Parameters:
+    """f's parameters: those by position are arguments, with gradients; the keyword-only ones are options."""
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        try:
+            self._signature = inspect.signature(f)
+        except ValueError:  # written in C, without a signature: whatever comes by position is an argument
+            self._signature = inspect.signature(lambda *args, **options: None)
+        parameters = self._signature.parameters.values()
+        self.names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        self._plain = self._rest is None and not any(p.kind is p.KEYWORD_ONLY for p in parameters)
+        # torch.compile looks at these in each call, and not into a signature
+        self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+        self._instance: tuple[None, ...] = ()
+
+    def of_method(self) -> Parameters:
+        """The parameters of a method of this function: all but the first, which takes the instance.
+
+        torch.compile, which traces this, would find the first one too in the signature of a method.
+        """
+        method = object.__new__(Parameters)
+        method._signature, method._rest, method._plain = self._signature, self._rest, self._plain
+        method.names, method._defaults, method._instance = self.names[1:], self._defaults, (None,)
+        return method
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """What inspect knows of these parameters."""
+        parameters = list(self._signature.parameters.values())
+        if not self._instance or parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+            return self._signature
+        return self._signature.replace(parameters=parameters[1:])
+
+    def are_named(self, count: int) -> bool:
+        """Return True if so many arguments by position are one for each name, and nothing else can be given."""
+        return self._plain and count == len(self.names)
+
+    def bind(
+        self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[list[str], tuple[Any, ...], Mapping[str, Any]]:
+        """The arguments' names, the arguments and the options: the same for a positional, keyword or default one."""
+        if not kwargs and self.are_named(len(args)):
+            return self.names, args, kwargs
+        try:
+            bound = self._signature.bind(*self._instance, *args, **kwargs)
+        except TypeError as error:
+            raise CustomGradientTypeError(f"{op}: {error}") from None
+        bound.arguments.update({name: self._defaults[name] for name in self._defaults if name not in bound.arguments})
+        arguments = bound.args[len(self._instance) :]
+        names = self.names + [f"{self._rest}[{at}]" for at in range(len(arguments) - len(self.names))]
+        return names, arguments, bound.kwargs

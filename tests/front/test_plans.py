@@ -1,0 +1,154 @@
+"""What is found once for all calls with tensors of the same types is found anew when anything of it changes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cgshim
+from cgshim import op_custom_gradient, op_vjp
+from cgshim.testing.conformance import Framework
+
+X, UPSTREAM = [2.0, 3.0], [5.0, 7.0]
+
+
+@pytest.fixture
+def framework(backend: str) -> Framework:
+    return Framework(backend)
+
+
+def gradient(framework: Framework, op: Any, *args: Any, upstream: Any = UPSTREAM) -> np.ndarray:
+    """The gradient of the first argument."""
+    _, pullback = op_vjp(op, *args)
+    return framework.numpy(pullback(framework.tensor(upstream))[0])
+
+
+def test_a_call_finds_the_plan_of_another(framework: Framework) -> None:
+    @op_custom_gradient
+    def scaled(x, y):
+        return x * y, lambda upstream: (11 * upstream * y, 13 * upstream * x)
+
+    for factor in (1.0, 4.0):
+        x, y = framework.tensor(X), framework.tensor([factor, 10.0])
+        np.testing.assert_allclose(gradient(framework, scaled, x, y), [11 * 5 * factor, 11 * 7 * 10])
+
+
+def test_another_form_of_rule_from_the_same_op(framework: Framework) -> None:
+    form = ["structured"]
+
+    @op_custom_gradient
+    def doubled(x):
+        def structured(upstream):
+            return 3 * upstream
+
+        def arguments(x, upstream):
+            return 5 * upstream * x
+
+        def of_variables(upstream, variables=None):
+            return 7 * upstream
+
+        return 2 * x, locals()[form[0]]
+
+    x = framework.tensor(X)
+    for form[0], expected in [
+        ("structured", [15, 21]), ("arguments", [50, 105]), ("of_variables", [35, 49]), ("structured", [15, 21])
+    ]:  # fmt: skip
+        np.testing.assert_allclose(gradient(framework, doubled, x), expected)
+
+
+def test_another_default_of_a_rule_from_the_same_line(framework: Framework) -> None:
+    @op_custom_gradient
+    def doubled(x, *, extra):
+        return 2 * x, (lambda upstream, factor=3: factor * upstream) if extra else (lambda upstream: 5 * upstream)
+
+    x = framework.tensor(X)
+    for extra, expected in [(True, [15, 21]), (False, [25, 35]), (True, [15, 21])]:
+        np.testing.assert_allclose(gradient(framework, lambda x, e=extra: doubled(x, extra=e), x), expected)
+
+
+def test_a_number_where_a_tensor_was(framework: Framework) -> None:
+    @op_custom_gradient
+    def scaled(x, factor):
+        return factor * x, lambda upstream: (17 * factor * upstream, None)
+
+    x = framework.tensor(X)
+    for factor in (framework.tensor(2.0), 2.0, 3.0, framework.tensor(3.0), 2):
+        value = float(np.asarray(framework.numpy(factor)))
+        np.testing.assert_allclose(gradient(framework, scaled, x, factor), np.array([85, 119]) * value)
+
+
+def test_another_number_of_arguments(framework: Framework) -> None:
+    @op_custom_gradient
+    def added(*xs):
+        return sum(xs), lambda upstream: [(at + 2) * upstream for at in range(len(xs))]
+
+    x = framework.tensor(X)
+    for count in (1, 3, 2, 1):
+        np.testing.assert_allclose(gradient(framework, lambda x, n=count: added(*[x] * n), x),
+                                   np.array(UPSTREAM) * sum(range(2, count + 2)))  # fmt: skip
+
+
+def test_a_changed_choice(framework: Framework, monkeypatch: pytest.MonkeyPatch) -> None:
+    @op_custom_gradient
+    def doubled(x):
+        return 2 * x, lambda upstream: 3 * upstream
+
+    other = "numpy" if framework.name != "numpy" else "nonesuch"
+    x = framework.tensor(X)
+    doubled(x)
+    monkeypatch.setenv("CGSHIM_BACKEND", other)
+    with pytest.raises(cgshim.BackendError):
+        doubled(x)
+    monkeypatch.setenv("CGSHIM_BACKEND", framework.name)
+    np.testing.assert_allclose(gradient(framework, doubled, x), [15, 21])
+    monkeypatch.delenv("CGSHIM_BACKEND")
+    np.testing.assert_allclose(gradient(framework, doubled, x), [15, 21])
+    if framework.name != "numpy":
+        with cgshim.use_backend("numpy"), pytest.raises(cgshim.BackendError, match="use_backend chooses numpy"):
+            doubled(x)
+
+
+def test_a_tensor_type_that_holds_no_numbers() -> None:
+    @op_custom_gradient
+    def kept(x):
+        return x, lambda upstream: upstream
+
+    assert kept(np.array([2.0])) == 2.0
+    names = np.array(["a", "b"])  # of the same type, and no tensor
+    assert kept(names) is names
+
+
+def test_the_plans_of_an_op_are_few() -> None:
+    @op_custom_gradient
+    def kept(x):
+        return 2 * x, lambda upstream: 2 * upstream
+
+    for at in range(200):
+        made = type(f"Array{at}", (np.ndarray,), {})
+        kept(np.ones(2).view(made))
+    seen = weakref.ref(made)
+    del made
+    gc.collect()
+    assert seen() is None
+    for dtype in (np.float16, np.float32, np.float64, np.int8, np.int16, np.int32):
+        kept(dtype(3))
+    assert len(kept._calls) <= 64
+
+
+def test_a_method_has_the_plans_of_its_instance(framework: Framework) -> None:
+    class Scaled:
+        def __init__(self, factor):
+            self.factor = factor
+
+        @op_custom_gradient
+        def __call__(self, x):
+            return self.factor * x, lambda upstream: 3 * self.factor * upstream
+
+    x = framework.tensor(X)
+    first, second = Scaled(2.0), Scaled(10.0)
+    for op, factor in [(first, 2.0), (second, 10.0), (first, 2.0)]:
+        np.testing.assert_allclose(gradient(framework, op, x), 3 * factor * np.array(UPSTREAM))
