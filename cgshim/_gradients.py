@@ -160,10 +160,9 @@ def check_gradient(
         tensor = backend.convert_to_tensor(gradient, None if isinstance(gradient, complex) else dtype)
     if not fits(tensor.shape, shape):
         raise CustomGradientValueError(
-
-                                sentence(op,
-                                         must=f"the gradient of {of()} must have its shape {describe_spec(shape, dtype)}",
-                     got=describe(tensor), do="sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule")
+            sentence(op, must=f"the gradient of {of()} must have its shape {describe_spec(shape, dtype)}",
+                     got=describe(tensor),
+                     do="sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule")
         )  # fmt: skip
     if tensor.dtype == dtype:
         return tensor

@@ -81,9 +81,8 @@ def ask_for_tangents(call: Call, rule: Rule) -> None:
     for dtype, tangent in zip(rule.dtypes, tangents, strict=True):
         if not isinstance(tangent, np.dtype):
             raise CustomGradientTypeError(
-
-                                        sentence(call.name,
-                                                 must="an argument that is differentiated must have a dtype whose gradients are floats",
+                sentence(call.name,
+                         must="an argument that is differentiated must have a dtype whose gradients are floats",
                          got=f"one of {dtype}", do="convert it to a float outside of the op")
             )  # fmt: skip
     rule.dtypes = [

@@ -1,5 +1,7 @@
 """Tensors that reach f by another way than its arguments."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,6 +106,15 @@ def test_a_second_order_goes_through_variables(staging):
 def test_what_only_grad_fn_reads_is_an_error_too(gradient):
     def loss(w, x):
         return op_custom_gradient(lambda x: (2 * x, lambda upstream: upstream * w), name="f")(x).sum() * w
+
+    with pytest.raises(CustomGradientTypeError, match=r"^f: .* pass (it|the state) as an argument"):
+        gradient(loss, 0, 1)
+
+
+def test_what_only_grad_fn_reads_where_nobody_sees_it_is_an_error_too(gradient):
+    def loss(w, x):
+        values = itertools.repeat(w)
+        return op_custom_gradient(lambda x: (2 * x, lambda upstream: upstream * next(values)), name="f")(x).sum() * w
 
     with pytest.raises(CustomGradientTypeError, match=r"^f: .* pass (it|the state) as an argument"):
         gradient(loss, 0, 1)

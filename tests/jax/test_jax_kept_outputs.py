@@ -176,6 +176,22 @@ def test_random_numbers_leave_the_first_order_as_it_is(draw, dtype):
         gradient(lambda f: jax.grad(jax.grad(f)))
 
 
+@pytest.mark.parametrize(("factor", "agrees"), [(1 + 2**-52, True), (1 + 1e-9, False), (-1.0, False)])
+def test_another_run_must_keep_the_same_but_for_rounding(factor, agrees):
+    factors = iter([1.0, factor])
+
+    @op_custom_gradient(name="changing")
+    def f(x):
+        i = x * x * next(factors)
+        return x**3, lambda upstream: upstream * 15 * i
+
+    if agrees:
+        np.testing.assert_allclose(jax.grad(jax.grad(f))(X), 15.0)
+    else:
+        with pytest.raises(TransformationError, match=r"^changing: a second order runs f again, .* got others"):
+            jax.grad(jax.grad(f))(X)
+
+
 def test_two_arguments_that_are_one_array_are_two():
     w = jnp.array(3.0)
 

@@ -35,6 +35,21 @@ def test_an_argument_that_the_inner_op_is_not_given_is_refused(staging):
     refused(jax.grad(lambda y: staging(jax.grad(lambda x: outer(x, y)))(X)), Y)
 
 
+PRODUCTS = {"x first": lambda x, y: x * y, "x last": lambda x, y: y * x}
+
+
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
+def test_what_depends_on_more_than_the_inner_op_is_given_is_refused(product, staging):
+    def rule(upstream, x, y):
+        captured = product(x, y)
+        return upstream * op_custom_gradient(lambda x: (x * captured, lambda u: u * 3 * captured), name="inner")(x)
+
+    outer = outer_with(rule, needs_y=True)
+    np.testing.assert_allclose(jax.grad(staging(lambda x: outer(x, Y)))(X), 40)
+    refused(jax.grad(lambda y: jax.grad(staging(lambda x: outer(x, y)))(X)), Y)
+    refused(jax.jit(jax.grad(lambda y: jax.grad(staging(lambda x: outer(x, y)))(X))), Y)
+
+
 def test_variables_of_an_inner_op_arrive(staging):
     def rule(upstream, x, y):
         def inner(x):

@@ -95,7 +95,7 @@ CALLS = [
         "nanvar",
         "t, axis=(0, 2)", "t, axis=(0, -1), keepdims=True",
     ),
-    *_each("sum prod mean", "c", "n, dtype='float32'", "i, dtype='float64'", "e, axis=0"),
+    *_each("sum", "n, axis=()"), *_each("sum prod mean", "c", "n, dtype='float32'", "i, dtype='float64'", "e, axis=0"),
     *_each("sum prod any all", "e", "h", "h, axis=0"),
     *_each("sum mean", "n, where=h"), *_each("sum max", "n, axis=0, initial=2.0"),
     *_each("std var", "c", "n, ddof=1", "n, axis=1, ddof=1", "n, axis=0, ddof=2, keepdims=True", "n, correction=1"),
@@ -113,7 +113,7 @@ CALLS = [
     # order and search
     *_each("sort argsort", "n", "n, axis=0", "n, 0", "n, axis=None", "v", "i[0]", "n, kind='stable'"),
     "argsort(i, axis=1, stable=True)", "lexsort((v, w))", "partition(v, 2)", "argpartition(v, 2)", "unique(i)",
-    *_each("searchsorted", "sort(v), 0.3", "sort(v), w", "sort(v), w, side='right'"),
+    *_each("searchsorted", "sort(v), 0.3", "sort(v), w", "sort(v), v", "sort(v), v, side='right'"),
     *_each("nonzero flatnonzero argwhere", "h"), *_each("bincount", "k", "k, weights=v", "k, minlength=6"),
     "histogram(v, o)", "unravel_index(k, (2, 3))",
     # shapes
@@ -139,7 +139,7 @@ CALLS = [
     *_each("pad", "n, 1", "n, ((1, 0), (0, 2))", "n, 1, mode='edge'", "v, (1, 2), constant_values=3.0",
            "n, 1, mode='reflect'", "n, ((1, 1), (0, 2)), mode='symmetric'", "n, 1, mode='wrap'", "v, 1, mode='mean'"),
     *_each("take", "n, [0, 2], axis=0", "n, k, axis=1", "n, [0, 5]", "v, 1", "n, array([[0, 1], [2, 0]]), axis=0"),
-    *_each("take_along_axis", "n, argsort(n, 1), axis=1", "n, argsort(n, 0), axis=0"),
+    *_each("take_along_axis", "n, argsort(n, 1), axis=1", "n, argsort(n, 0), axis=0", "n, argsort(n)"),
     "delete(v, 1)", "insert(v, 1, 5.0)", "compress([True, False, True], n, axis=0)", "extract(h, n)",
     *_each("diag", "p", "n", "m, 1", "p, k=1"), *_each("diagflat", "p", "p, 1"),
     *_each("diagonal", "m", "t", "t, axis1=1, axis2=2", "m, 1", "m, offset=-1"),
@@ -194,6 +194,7 @@ CALLS = [
     *_each("special.erf special.erfc special.expit special.gammaln special.digamma", "a", "f * f + 0.5", "z"),
     *_each("special.logit special.erfinv", "a"), *_each("special.xlogy special.xlog1py", "a, b", "e, e"),
     *_each("special.logsumexp", "n", "n, axis=0", "n, axis=1, keepdims=True", "1000.0 * n", "t, axis=(0, 1)"),
+    *_each("special.gamma", "a", "o - 0.25", "o * o * o"),
     *_each("special.softmax special.log_softmax", "n", "n, axis=0", "n, axis=-1", "1000.0 * n, axis=1"),
 ]  # fmt: skip
 

@@ -152,6 +152,14 @@ def test_capturing_what_is_not_differentiated_is_fine(mode: Any) -> None:
     assert mode(grad(grad(_scale_by(tf.square(c)))))(tf.constant(2.0)) is None
 
 
+def test_a_vjp_takes_what_was_made_of_a_variable_for_a_constant() -> None:
+    w = tf.Variable(3.0)
+    assert cgshim.op_grad(lambda x: _scale_by(2 * w)(x))(tf.constant(5.0)).numpy() == 42
+    with tf.GradientTape(), pytest.raises(cgshim.CustomGradientTypeError) as error:  # which watches variables
+        cgshim.op_grad(lambda x: _scale_by(2 * w)(x))(tf.constant(5.0))
+    assert str(error.value) == CAPTURED
+
+
 def test_captured_within_a_function_that_is_differentiated_from_outside_is_nan() -> None:
     # which arguments of a tf.function will be differentiated is unknown while it is traced: the gradient says so
     inner = tf.function(lambda x, c: _scale_by(c)(x))

@@ -240,3 +240,12 @@ def test_a_rule_is_traced_at_its_first_call_alone(f: Any, monkeypatch: pytest.Mo
     for _ in range(3):
         jvp(cgshim.op_custom_gradient(f), V)(tf.constant(X))
     assert len(traced) == 1
+
+
+def test_what_is_remembered_of_rules_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_traceable, "_MOST", 3)
+    monkeypatch.setattr(_traceable, "_traced", {})
+    for factor in range(2, 7):
+        op = cgshim.op_custom_gradient(lambda x, factor=factor: (x * x, lambda u: u * factor * x))
+        assert jvp(op, V)(tf.constant(X)).numpy().tolist() == [factor * x * v for x, v in zip(X, V, strict=True)]
+        assert len(_traceable._traced) == min(factor - 1, 3)

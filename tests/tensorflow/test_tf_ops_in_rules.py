@@ -6,6 +6,7 @@ import functools
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from tf_modes import every_mode, grad, jvp, square
@@ -100,15 +101,17 @@ def test_a_checkpoint_written_as_an_op(make: Any, mode: Any) -> None:
     assert (of_x.numpy(), of_w.numpy()) == (2 * 6 * 5, 2 * 6 * 2)
 
 
-def residual_of(x: Any, y: Any) -> Any:
-    """A rule whose op is given x alone, and captures what depends on x and y."""
-    i = x * y
-    inner = cgshim.op_custom_gradient(lambda z: (i, lambda u: u * 100), name="inner")
-    return i * x, lambda upstream: (upstream * inner(x), None)
+PRODUCTS = {"x first": lambda x, y: x * y, "x last": lambda x, y: y * x}
 
 
-def second_of(watched: str) -> Any:
-    op = cgshim.op_custom_gradient(residual_of)
+def second_of(product: Any, watched: str) -> Any:
+    """The second derivative of an op whose rule gives x alone to an op that captures a product of x and y."""
+
+    @cgshim.op_custom_gradient
+    def op(x: Any, y: Any) -> Any:
+        i = product(x, y)
+        inner = cgshim.op_custom_gradient(lambda z: (i, lambda u: u * 100), name="inner")
+        return i * x, lambda upstream: (upstream * inner(x), None)
 
     def second(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -120,11 +123,28 @@ def second_of(watched: str) -> Any:
 
 
 @every_mode
-def test_a_residual_that_depends_on_what_the_inner_op_is_not_given(mode: Any) -> None:
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
+def test_a_residual_that_depends_on_what_the_inner_op_is_not_given(product: Any, mode: Any) -> None:
     x, y = tf.constant(2.0), tf.constant(3.0)
-    assert mode(second_of("x"))(x, y).numpy() == 100
+    assert mode(second_of(product, "x"))(x, y).numpy() == 100
     with pytest.raises(cgshim.CustomGradientTypeError, match=CAPTURED):
-        mode(second_of("x and y"))(x, y)
+        mode(second_of(product, "x and y"))(x, y)
+
+
+def test_an_inner_op_that_captures_what_a_function_is_given_has_nan_for_it() -> None:
+    """Nobody knows, while a function is traced, whether its arguments will be differentiated."""
+
+    def first(x: Any, c: Any) -> Any:
+        inner = cgshim.op_custom_gradient(lambda u: (u * c, lambda v: v * 7 * c))
+        return grad(cgshim.op_custom_gradient(lambda x: (x * x, lambda upstream: x * inner(upstream))))(x)
+
+    x, c = tf.constant(2.0), tf.constant(3.0)
+    with tf.GradientTape() as tape:
+        tape.watch([x, c])
+        y = tf.function(first)(x, c)
+    of_x, of_c = tape.gradient(y, [x, c])
+    assert (y.numpy(), of_x.numpy()) == (6, 3)
+    assert np.isnan(of_c)
 
 
 @every_mode

@@ -397,6 +397,14 @@ def test_argnums(backend, argnums, right):
         assert "the gradient of y[" in raised(AssertionError, op, args, argnums=argnums)
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_an_output_that_does_not_depend_on_the_arguments_has_zeros(backend, mode):
+    (constant,) = tensors(backend, [7.0, 11.0])
+    check_gradients(lambda x: (x * x, constant), tensors(backend, VECTOR), modes=[mode])
+    wrong = op_custom_gradient(lambda x: ((x * x, constant), lambda u, v: 2 * u * x + ops.sum(v)), forward_mode=True)
+    assert "through output[1]" in raised(AssertionError, wrong, tensors(backend, VECTOR), modes=["reverse"])
+
+
 def test_argnums_choose_arguments_and_not_tensors(backend):
     """The second argument is the tree, and its second order is checked too."""
 

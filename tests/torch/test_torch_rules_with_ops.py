@@ -78,6 +78,30 @@ def test_residuals_and_outputs_in_an_inner_op_that_is_given_the_arguments():
     assert torch.func.grad(torch.func.grad(lambda x: op(x)))(torch.tensor(2.0)) == 22
 
 
+def test_an_inner_op_keeps_what_the_rule_has_made_of_its_argument():
+    """That has a derivative of its own, beside those that another run of the inner f gives."""
+
+    @op_custom_gradient
+    def op(x):
+        def rule(upstream):
+            tripled = 3 * upstream
+
+            @op_custom_gradient
+            def inner(u):
+                square = u * u
+                return 1 * square, lambda v: 5 * v * square * tripled
+
+            return inner(upstream)
+
+        return 1 * x, rule
+
+    x, u, v = leaf(2.0), leaf(7.0), leaf(11.0)
+    (first,) = torch.autograd.grad(op(x), x, u, create_graph=True)
+    (second,) = torch.autograd.grad(first, u, v, create_graph=True)
+    (third,) = torch.autograd.grad(second, u)
+    assert (first.item(), second.item(), third.item()) == (7**2, 15 * 11 * 7**3, 45 * 11 * 7**2)
+
+
 COPIES = {
     "hooks": lambda op: _under(torch.autograd.graph.save_on_cpu, op),
     "a checkpoint": lambda op: lambda x: checkpoint(op, x, use_reentrant=False),

@@ -167,6 +167,13 @@ def test_a_derivative_that_is_taken_as_the_graph_is_made_is_the_rules(function, 
     torch.testing.assert_close(graph(2 * leaf()).detach(), expected(2 * X))
 
 
+def test_a_tangent_in_a_graph_is_not_the_one_that_was_given():
+    """An output that is changed in place takes its tangent along."""
+    shifted = op_custom_gradient(lambda x: (x + 1, lambda upstream: upstream), forward_mode=True)
+    graph = make_fx(lambda x, v: (jvp(lambda x: shifted(x).mul_(2), (x,), (v,))[1], v * 3))(X, 2 * X)
+    torch.testing.assert_close(graph(X, 5 * X), (10 * X, 15 * X))
+
+
 def test_a_graph_of_a_gradient_refuses_its_own():
     graph = make_fx(first_order)(leaf())
     y = graph(leaf())
