@@ -20,6 +20,12 @@ def residual(x):
     return square * x, lambda upstream: 3 * upstream * square
 
 
+def in_a_list(x):
+    """The same, but the intermediate result is in a list."""
+    squares = [x * x]
+    return squares[0] * x, lambda upstream: 3 * upstream * squares[0]
+
+
 def static(x, kind, config, scale):
     """Three leaves of the arguments are no tensors."""
     assert kind == "cube"
@@ -65,7 +71,7 @@ def nest(x, depth):
     return [nest(x, depth - 1)] if depth else x
 
 
-FUNCTIONS = (cube, residual, static, three_outputs, tree, leaves, nested)
+FUNCTIONS = (cube, residual, in_a_list, static, three_outputs, tree, leaves, nested)
 
 BY_CGSHIM: dict[str, Op] = {f.__name__: op_custom_gradient(f) for f in FUNCTIONS}
 

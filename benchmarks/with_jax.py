@@ -38,6 +38,7 @@ def _three_outputs(x):
 BY_HAND = {
     "cube": _by_hand(lambda x: x * x * x, lambda x: (x * x * x, x), lambda x, upstream: (3 * upstream * x * x,)),
     "residual": _by_hand(lambda x: x * x * x, _residual, lambda square, upstream: (3 * upstream * square,)),
+    "in_a_list": _by_hand(lambda x: x * x * x, _residual, lambda square, upstream: (3 * upstream * square,)),
     "static": _by_hand(
         _static, lambda x, *rest: (_static(x, *rest), x),
         lambda kind, config, scale, x, upstream: (3 * scale * upstream * x * x,), static=(1, 2, 3),
@@ -96,6 +97,17 @@ def compiled(op, x):
 
 def tracing(op, x):
     return lambda: jax.jit(lambda x: jax.grad(op)(x)).lower(x)
+
+
+def tracing_forward(op, x):
+    """A new function in each run, or jit would remember the last one's."""
+
+    def ten(x):
+        for _ in range(10):
+            x = op(x)
+        return x
+
+    return lambda: jax.jit(lambda x: ten(x)).lower(x)
 
 
 def _done(run):

@@ -75,6 +75,7 @@ defvjp(_square, lambda ans, x: lambda upstream: 2 * upstream * x)
 BY_HAND = {
     "cube": _cube,
     "residual": lambda x: _residual([], x),
+    "in_a_list": lambda x: _residual([], x),
     "static": _static,
     "three_outputs": lambda x: tuple(_three_outputs(x)),
     "tree": lambda params: _tree(*[leaf for layer in params.values() for leaf in layer.values()]),

@@ -20,7 +20,7 @@ from cgshim._vjp import op_vjp as op_vjp
 
 
 def __getattr__(name: str) -> Any:
-    """op_exp and all other op_<name>: the functions of cgshim.ops, imported (and NumPy with them) when first used."""
+    """Return op_exp or another op_<name>: a function of cgshim.ops, imported (and NumPy with it) when first used."""
     if name.startswith("op_"):
         ops = importlib.import_module("cgshim.ops")
         return getattr(ops, name.removeprefix("op_"))

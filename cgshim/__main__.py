@@ -15,7 +15,7 @@ from cgshim._registry import entry_points, load
 
 
 class Row(NamedTuple):
-    """What there is to say of a registered backend."""
+    """What the table says of a registered backend."""
 
     name: str
     plug_in: str
@@ -24,12 +24,12 @@ class Row(NamedTuple):
 
     @property
     def works(self) -> bool:
-        """Whether the backend can be used here."""
+        """True if the backend can be used here."""
         return self.state == "ok"
 
 
 def backends() -> list[Row]:
-    """A row for each registered backend; each one's framework is imported to see that it can be."""
+    """Return a row for each registered backend, after trying to import each one's framework."""
     return [Row(name, _plug_in(name), _framework(name), _state(name)) for name in entry_points()]
 
 
@@ -62,7 +62,7 @@ def _choice() -> str:
 
 
 def _print_backends(require: str) -> bool:
-    """Print what there is; whether all that is required works."""
+    """Print the backends; return True if all required ones work."""
     rows = backends()
     _print_table(Row._fields, rows)
     print(_choice())
@@ -74,7 +74,7 @@ def _print_backends(require: str) -> bool:
 
 
 def _print_conformance(name: str) -> bool:
-    """Print how each conformance case goes; whether none failed."""
+    """Print the result of each conformance case; return True if none failed."""
     from cgshim.testing import conformance
 
     results = conformance.run(name)
@@ -85,7 +85,7 @@ def _print_conformance(name: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is asked for; the exit status is 1 when something required is missing or does not conform."""
+    """Print what is asked for; return 1 if something required is missing or does not conform, else 0."""
     parser = argparse.ArgumentParser(prog="python -m cgshim", description=__doc__)
     parser.add_argument("--require", default="", metavar="NAMES", help="fail unless these backends work: jax,torch")
     commands = parser.add_subparsers(dest="command", metavar="conformance")

@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 
 class Call:
-    """What a backend is given: calling it runs f on tensors, and returns the output's tensors and the rule.
+    """What a backend gets: calling it runs f on tensors, and returns the output's tensors and the rule.
 
     A backend may call it as often as its framework needs (a retrace, a second order), with other tensors of the same
-    shapes and dtypes: tracers, boxes, copies. Nobody writes to it: all calls with tensors alone share one.
+    shapes and dtypes: tracers, boxes, copies. Never write to it: calls with only tensors as arguments share one.
     """
 
     __slots__ = ("arguments", "backend", "f", "forward_mode", "name", "once_differentiable", "options")
@@ -54,11 +54,11 @@ class Call:
         self.once_differentiable = once_differentiable
 
     def with_f(self, f: Callable[..., Any]) -> Call:
-        """Return the same call of another f: the author's, around other captured tensors, or converted."""
+        """Return the same call with another f: the author's around other captured tensors, or a converted one."""
         return self if f is self.f else self._with(f, self.options)
 
     def without_options(self) -> Call:
-        """Return the same call for a rule that runs later: f will not run again, so its options need not be kept."""
+        """Return the same call for a rule that runs later: f does not run again, so the options are not kept."""
         return self._with(self.f, {})
 
     def _with(self, f: Callable[..., Any], options: Mapping[str, Any]) -> Call:
@@ -67,9 +67,9 @@ class Call:
         )
 
     def __call__(self, inputs: Sequence[Tensor], f: Callable[..., Any] | None = None) -> tuple[list[Tensor], Rule]:
-        """Run f once on inputs, and return the tensors of its output and the rule that goes with them.
+        """Run f once on inputs, and return the tensors of its output and the rule of this run.
 
-        A backend may give an f of its own: the author's, around other captured tensors.
+        A backend may pass its own f: the author's around other captured tensors.
         """
         f, arguments = f or self.f, self.arguments
         if arguments.are_tensors and not self.options:
@@ -96,7 +96,7 @@ class Call:
             raise ForeignOutputError(output, error) from None
 
     def _refuse_tensors_in(self, leaves: Sequence[Any]) -> None:
-        """Raise where a leaf of the output that is no tensor holds one: no rule speaks for it."""
+        """Raise an error if a static leaf of the output holds a tensor: the rule does not cover it."""
         for leaf in leaves:
             if type(leaf) in SIMPLE or any(
                 leaf is given for spec in self.arguments.specs for given in spec.static_leaves()
@@ -110,7 +110,7 @@ class Call:
                 )  # fmt: skip
 
     def require_variables(self, rule: Rule, variables: Sequence[Tensor]) -> None:
-        """Raise unless the rule takes variables, or f read none."""
+        """Raise an error if f read variables and the rule takes none."""
         if not variables or rule.takes_variables:
             return
         for variable in variables:
@@ -124,16 +124,16 @@ class Call:
         )  # fmt: skip
 
     def refuse(self, rule: str, transformation: str, instead: str) -> NoReturn:
-        """Raise the error for a transformation under which the gradient cannot be the rule's."""
+        """Raise the error for a transformation that cannot use the rule."""
         raise TransformationError(sentence(self.name, must=rule, got=transformation, do=instead))
 
     def refuse_forward_mode(self, transformation: str) -> NoReturn:
-        """Raise the error for forward mode that the author did not promise: J v is the transpose of a linear rule."""
+        """Raise the error for forward mode without the author's promise: J v is the transpose of a linear rule."""
         self.refuse("forward mode needs a rule that is linear in upstream", transformation,
                     "if it is, say so with op_custom_gradient(forward_mode=True)")  # fmt: skip
 
     def refuse_nonlinear(self, what: str) -> NoReturn:
-        """Raise the error for forward mode of a rule that is seen not to be linear, whatever was promised."""
+        """Raise the error for forward mode if the rule turns out not to be linear, whatever was promised."""
         self.refuse("forward mode needs a rule that is linear in upstream", what,
                     "write it in linear operations, or use reverse mode")  # fmt: skip
 
@@ -143,7 +143,7 @@ class Call:
                     "leave out once_differentiable=True if the rule can be differentiated")  # fmt: skip
 
     def refuse_captured(self, tensor: object) -> NoReturn:
-        """Raise the error for a tensor that is differentiated and reached f by another way than its arguments."""
+        """Raise the error for a differentiated tensor that reached f, but not as an argument."""
         option = self.option_of(tensor)
         got = f"a captured {describe(tensor)}" if option is None else f"{describe(tensor)} in the option {option}"
         raise CustomGradientTypeError(
@@ -164,21 +164,21 @@ class Call:
 
 
 class ForeignOutputError(BackendError):
-    """What f returned belongs to another framework than its arguments."""
+    """The output of f belongs to another framework than its arguments."""
 
     def __init__(self, output: Any, error: BackendError) -> None:
         super().__init__(*error.args)
         self._output = output
 
     def constant_of(self, inputs: Sequence[Tensor]) -> Any:
-        """The output, if f was given NumPy arrays, which are everybody's constants, and nobody chose a backend."""
+        """Return the output if all inputs are NumPy arrays (constants for all frameworks) and no backend is chosen."""
         if config_backend() or not all(map(is_numpy_array, inputs)):
             raise BackendError(*self.args) from None
         return self._output
 
 
 def checked_pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
-    """Return what f returned, if it is what f must return."""
+    """Return what f returned if it is a pair (output, grad_fn)."""
     if isinstance(result, tuple) and len(result) == 2 and callable(result[1]):
         return result
     got = describe(result)
@@ -191,7 +191,7 @@ def checked_pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Call
 
 
 def output_of_constants(op: str, output: T) -> T:
-    """Return the output of an f that was given no tensor; refuse it if it depends on one that is differentiated."""
+    """Return the output of an f that got no tensor; raise an error if it depends on a differentiated tensor."""
     backend = backend_for([output])
     if backend is None:
         return output
@@ -216,4 +216,4 @@ def _made(tensors: list[Tensor]) -> tuple[list[Tensor], Callable[..., None]]:
 
 @not_converted
 def _no_gradients(*upstreams: Tensor) -> None:
-    """The rule of no arguments."""
+    """Return nothing: the rule of no arguments."""

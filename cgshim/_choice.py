@@ -1,4 +1,4 @@
-"""Which backend a call goes to: the one that was chosen by name, or else the one whose tensors it is given."""
+"""Find the backend of a call: the one that was chosen by name, or else the one whose tensors the call gets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cgshim._protocol import Backend
 from cgshim._registry import aliases, entry_points, load, name_of
 
 ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
-# os.environ encodes the name anew whenever it is asked, which would be a tenth of a call without gradients
+# os.environ encodes the name at each look-up, which would take a tenth of a call without gradients
 _environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
 _KEY = os.environ.encodekey(ENVIRONMENT_VARIABLE)
 
@@ -35,7 +35,7 @@ def config_backend() -> str | None:
     Returns
     -------
     str or None
-        What `use_backend` names in this context, else `set_backend`, else the environment variable CGSHIM_BACKEND.
+        The name from `use_backend` in this context, else `set_backend`, else the environment variable CGSHIM_BACKEND.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def config_backend() -> str | None:
 
 
 def chosen_by() -> str:
-    """Return what made the choice that config_backend returns, for people to read."""
+    """Return what made the choice that config_backend returns, in words for messages."""
     if _of_context.get():
         return "use_backend"
     if _of_process:
@@ -56,7 +56,7 @@ def chosen_by() -> str:
 
 
 def set_backend(name: str | None, /) -> None:
-    """Choose the backend of every call in this process; None hands the choice back.
+    """Choose the backend of every call in this process; None undoes the choice.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def set_backend(name: str | None, /) -> None:
     Raises
     ------
     BackendError
-        Where there is no such backend, or its framework cannot be imported.
+        If there is no such backend, or its framework cannot be imported.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def set_backend(name: str | None, /) -> None:
 
 @contextlib.contextmanager
 def use_backend(name: str, /) -> Iterator[None]:
-    """Choose the backend of the calls within a `with` block, in this thread or task alone.
+    """Choose the backend of the calls in a `with` block, only in this thread or task.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def use_backend(name: str, /) -> Iterator[None]:
     Raises
     ------
     BackendError
-        Where there is no such backend, or its framework cannot be imported.
+        If there is no such backend, or its framework cannot be imported.
 
     Examples
     --------
@@ -117,7 +117,7 @@ _framework_of_dynamic_type: weakref.WeakKeyDictionary[type, str | None] = weakre
 
 @constant_when_traced
 def framework_of_type(kind: type) -> str | None:
-    """Return the name of the backend whose framework a class belongs to, subclasses and tracers included."""
+    """Return the name of the backend to whose framework a class belongs; subclasses and tracers do too."""
     try:
         return _framework_of_type[kind]
     except KeyError:
@@ -133,12 +133,12 @@ def _remembered_framework(kind: type) -> str | None:
 
 
 def is_lasting(kind: type) -> bool:
-    """Return True if a module has a class under its name; any other may be made in a loop, and is not kept alive."""
-    if kind.__module__ == "builtins":  # where not all can be found, functions for one
+    """Return True if a module has a class under its name; others may be made in a loop: do not keep them alive."""
+    if kind.__module__ == "builtins":  # it does not name all of them: that of functions is one
         return True
     found: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
-        found = getattr(found, "__dict__", {}).get(name)  # and no __getattr__ of a module, which may warn
+        found = getattr(found, "__dict__", {}).get(name)  # not a module's __getattr__, which may warn
     return found is kind
 
 
@@ -154,7 +154,7 @@ def _find_framework(kind: type) -> str | None:
 
 
 def value_of(leaf: Any) -> Any:
-    """Return the value of a Keras Variable, and anything else as it is."""
+    """Return the value of a Keras Variable; return anything else as it is."""
     return leaf.value if framework_of_type(type(leaf)) == KERAS else leaf
 
 
@@ -165,7 +165,7 @@ def is_numpy_array(leaf: object) -> bool:
 
 
 def framework_of(leaf: Any) -> str | None:
-    """Return the name of the backend whose tensor leaf is, or a Keras Variable holds; None if it is no tensor."""
+    """Return the name of the backend whose tensor leaf is, or holds as a Keras Variable; None if it is no tensor."""
     name = framework_of_type(type(leaf))
     if name is None:
         return None
@@ -181,12 +181,12 @@ def backend_for(arguments: Sequence[Any]) -> Backend | None:
 
 
 def backend_or_numpy(arguments: Sequence[Any]) -> Backend:
-    """Return the backend for the arguments, and NumPy's if neither a choice nor a tensor tells."""
+    """Return the backend for the arguments; NumPy's if no backend is chosen and they hold no tensor."""
     return backend_for(arguments) or load("numpy")
 
 
 def _first(leaves: Iterable[Any]) -> str | None:
-    """Return the first framework among the leaves; NumPy's arrays are everybody's constants, so NumPy comes last."""
+    """Return the first framework among the leaves; NumPy comes last: its arrays are constants for all frameworks."""
     found = None
     for leaf in leaves:
         name = framework_of(leaf)
@@ -198,7 +198,7 @@ def _first(leaves: Iterable[Any]) -> str | None:
 
 
 def _first_within(tree: Any) -> str | None:
-    """Return the first framework among the leaves of a tree; what follows it in a list or tuple is not looked at."""
+    """Return the first framework among the leaves of a tree; a list or tuple is read only up to it."""
     if type(tree) not in (list, tuple):
         return _first(_leaves(tree))
     found = None
@@ -211,7 +211,7 @@ def _first_within(tree: Any) -> str | None:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    """Return the leaves of a tree; torch.compile cannot trace optree, so lists, tuples and dicts do without it."""
+    """Return the leaves of a tree; lists, tuples and dicts do not use optree, which torch.compile cannot trace."""
     if type(tree) in (list, tuple):
         return [leaf for branch in tree for leaf in _leaves(branch)]
     if type(tree) is dict:
@@ -224,7 +224,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def _first_registered(arguments: Sequence[Any]) -> str | None:
-    """Return the framework that finds a tensor in a container which only its own tree registry knows."""
+    """Return the framework that finds a tensor in a container that only its own tree registry knows."""
     if all(type(leaf) in SIMPLE for leaf in _leaves(arguments)):
         return None
     imported = [name for name in entry_points() if name in sys.modules and _loads(name)]
@@ -234,7 +234,7 @@ def _first_registered(arguments: Sequence[Any]) -> str | None:
 def _loads(name: str) -> bool:
     try:
         load(name)
-    except BackendError:  # its author's matter, until somebody asks for it
+    except BackendError:  # an error only if somebody asks for it
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""The tensors that a function holds in its closure, taken out so that a framework can look after them."""
+"""Take the tensors out of a function's closure, so that a framework can look after them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ class Closure(NamedTuple):
     """What was found in the closure of a function."""
 
     tensors: list[Any]
-    """the known tensors, and then those that the function holds besides"""
+    """the known tensors, and then the others that the function holds"""
     rebuild: Rebuild
     held: Set[int]
-    """the places, among the tensors, of those that the function holds"""
+    """the places in `tensors` of those that the function holds"""
     objects: list[Any]
-    """other objects that it holds, into whose attributes nobody has looked"""
+    """other objects that it holds; their attributes were not searched"""
     old: list[Any]
-    """objects and containers that it holds and that were there before: nobody has looked into them either"""
+    """objects and containers that it holds and that existed before the call: not searched either"""
 
 
 def convert_closure(
     function: Function, is_tensor: Callable[[Any], bool], of: Function | None = None, known: Sequence[Any] = ()
 ) -> tuple[list[Any], Rebuild]:
-    """Return the known tensors and then those in the closure of a function that `of` made, and how to rebuild it.
+    """Return the known tensors, then those in the closure of a function that `of` made, and how to rebuild it.
 
-    Cells, default values, nested functions, partials and Python's containers are searched; the attributes of objects
-    are not, for an object is known by its identity. What is shared stays shared: a cell, a helper or a list that two
-    functions hold is made once for both. What was there before the call (all that `of` holds) stays the one that it
-    is, and so does a variable that a function assigns to: the author sees what the rule does to it.
+    The search covers cells, default values, nested functions, partials and Python's containers, but not the attributes
+    of objects, because an object is known by its identity. What is shared stays shared: a cell, a helper or a list
+    that two functions hold is made once for both. What existed before the call (all that `of` holds) is not copied,
+    nor is a variable that a function assigns to: the author sees what the rule does to it.
     """
     return search_closure(function, is_tensor, of, known)[:2]
 
@@ -46,17 +46,17 @@ def search_closure(
     known: Sequence[Any] = (),
     trees: Trees | None = None,
 ) -> Closure:
-    """Find what `convert_closure` finds, and what else there is to know; trees knows the containers of a framework."""
+    """Find what `convert_closure` finds, and the rest of a Closure; trees knows the containers of a framework."""
     return _search_plain(function, is_tensor, known) or _Search(is_tensor, of, known, trees)(function)
 
 
 def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: Sequence[Any]) -> Closure | None:
-    """Return what a function holds that holds tensors and numbers alone, as most rules do; None for any other."""
+    """Return the Closure of a function that holds only tensors and numbers, as most rules do; None for others."""
     if type(function) is not types.FunctionType or function.__defaults__ or function.__kwdefaults__:
         return None
     tensors = list(known)
     place = _places(known)
-    cells: list[types.CellType | int] = []  # a cell, or the place of the tensor that it holds, and not the cell then
+    cells: list[types.CellType | int] = []  # a cell, or instead of it the place of the tensor that it holds
     held = set()
     try:
         for cell in function.__closure__ or ():
@@ -87,7 +87,7 @@ def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: S
 
 
 def _places(known: Sequence[Any]) -> dict[int, int]:
-    """Return the place of each known tensor by its identity; the first place of one that is known twice."""
+    """Return the place of each known tensor by its identity; its first place if it is known twice."""
     place: dict[int, int] = {}
     for at, tensor in enumerate(known):
         place.setdefault(id(tensor), at)
@@ -95,7 +95,7 @@ def _places(known: Sequence[Any]) -> dict[int, int]:
 
 
 class _Search:
-    """One search of a function: a graph of what it holds, and the tensors found in it, each once."""
+    """One search of a function: it finds the graph of what the function holds, and each tensor in it once."""
 
     def __init__(
         self, is_tensor: Callable[[Any], bool], of: Function | None, known: Sequence[Any], trees: Trees | None
@@ -108,7 +108,7 @@ class _Search:
         self._objects: list[Any] = []
         self._old: list[Any] = []
         self._nodes: dict[int, tuple[Any, list[Any]]] = {}  # by identity: what is searched, and what it holds
-        self._stays = frozenset(map(id, held_by(of)))  # what was there before the function was made
+        self._stays = frozenset(map(id, held_by(of)))  # what existed before the function was made
 
     def __call__(self, function: Function) -> Closure:
         self._visit(function)
@@ -128,7 +128,7 @@ class _Search:
             if id(x) in self._nodes or type(x) in SIMPLE:
                 continue
             inner = self._contents_of(x)
-            if id(x) in self._stays:  # a tensor may be held by what was there before the call
+            if id(x) in self._stays:  # what existed before the call may hold a tensor
                 self._old += [x] if inner is None or isinstance(x, (list, dict)) else []
                 inner = inner if inner and isinstance(x, types.CellType) else []
             elif inner is None:
@@ -152,7 +152,7 @@ class _Search:
         self._held.add(at)
 
     def _leading_to_tensors(self) -> dict[int, Any]:
-        """What has to be made again, by identity: whatever leads to a tensor, but for what a function assigns to."""
+        """Return by identity what to make again: all that leads to a tensor, except what a function assigns to."""
         assigned = {id(cell) for x, _ in self._nodes.values() for cell in cells_assigned_by(x)}
         holders: dict[int, list[int]] = {}
         for holder, (_, inner) in self._nodes.items():

@@ -1,4 +1,4 @@
-"""What things hold: functions their closures, containers their items, objects their attributes."""
+"""Find what things hold: functions their closures, containers their items, objects their attributes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIMPLE = frozenset([bool, int, float, complex, str, bytes, type(None)])
 
 
 class FunctionHolder:
-    """An object that is called as the function that it holds, as an op is: its closure is searched too."""
+    """An object that is called like the function that it holds, as an op is: its closure is searched too."""
 
     __slots__ = ()
 
@@ -21,7 +21,7 @@ class FunctionHolder:
         raise NotImplementedError
 
     def holding(self, function: Callable[..., Any]) -> FunctionHolder:
-        """A like object that holds another function of the same code."""
+        """Return a similar object that holds another function of the same code."""
         raise NotImplementedError
 
 
@@ -29,7 +29,7 @@ METHODS_IN_C = (types.BuiltinMethodType, types.MethodWrapperType)
 
 
 def contents_of(x: Any) -> list[Any] | None:
-    """What a thing that is searched holds; None for any other object."""
+    """Return what x holds if it is searched; None for any other object."""
     if isinstance(x, types.FunctionType):
         return [*(x.__closure__ or ()), x.__defaults__, x.__kwdefaults__]
     if isinstance(x, types.CellType):
@@ -60,7 +60,7 @@ def attributes_of(x: Any) -> list[Any]:
 
 
 _NOT_HELD = ("__dict__", "__weakref__", "_calls")
-"""slots that say nothing of what an object is; _calls is what an op remembers from one call to the next"""
+"""slots that say nothing about what an object is; in _calls an op remembers its earlier calls"""
 
 
 def _as_names(slots: Any) -> list[str]:
@@ -68,7 +68,7 @@ def _as_names(slots: Any) -> list[str]:
 
 
 def tensors_inside(x: Any, is_tensor: Callable[[Any], bool], depth: int = 5) -> Iterator[Any]:
-    """The tensors that an object holds, in its attributes too, down to a depth at which configuration ends."""
+    """Yield the tensors that an object holds, in its attributes too, down to a depth where configuration ends."""
     seen: set[int] = set()
     level = [x]
     for _ in range(depth):
@@ -83,12 +83,12 @@ def _may_hold(x: Any) -> bool:
 
 
 def is_local(x: type) -> bool:
-    """Whether a class was made within a function, in whose variables its methods may look."""
+    """Return True if a class was made in a function, whose variables its methods may read."""
     return "<locals>" in x.__qualname__
 
 
 def held_by(x: Any) -> Iterator[Any]:
-    """x, and whatever is searched in it, each once."""
+    """Yield x, and all that is searched in it, each once."""
     seen: set[int] = set()
     todo = [x]
     while todo:
@@ -100,14 +100,14 @@ def held_by(x: Any) -> Iterator[Any]:
 
 
 def assigned_cells_of(f: Any) -> list[types.CellType]:
-    """The variables outside of f that f, or a function that it holds, assigns to."""
+    """Return the variables outside of f that f, or a function that it holds, assigns to."""
     return [cell for x in held_by(f) for cell in cells_assigned_by(x)]
 
 
 @functools.lru_cache(maxsize=4096)
 def assigned_names(code: types.CodeType) -> frozenset[str]:
-    """The names of an outer function that code, or a function that it makes, declares nonlocal and assigns to."""
-    import dis  # costs as much as all of cgshim, and few processes come here more than a few times
+    """Return the names that code, or a function that it makes, declares nonlocal and assigns to."""
+    import dis  # its import takes as long as that of all of cgshim, and few processes need it more than a few times
 
     own = {
         instruction.argval
@@ -119,7 +119,7 @@ def assigned_names(code: types.CodeType) -> frozenset[str]:
 
 
 def cells_assigned_by(x: Any) -> Iterator[types.CellType]:
-    """The cells that a function assigns to, which belong to whoever else reads them."""
+    """Yield the cells that a function assigns to; others may read them too."""
     if isinstance(x, types.FunctionType) and x.__closure__:
         assigned = assigned_names(x.__code__)
         for name, cell in zip(x.__code__.co_freevars, x.__closure__, strict=True):

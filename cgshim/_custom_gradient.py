@@ -1,4 +1,4 @@
-"""op_custom_gradient: binds a call, asks for a backend, and hands over."""
+"""op_custom_gradient: bind a call, find its backend, and hand the call over."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ S = TypeVar("S")
 
 
 class CustomGradient(FunctionHolder, Generic[P, T_co]):
-    """An op: f's output, with the gradient that f's own rule gives it. Made by op_custom_gradient.
+    """An op: it returns f's output, with the gradient of f's own rule. op_custom_gradient makes it.
 
-    What it runs stands in slots: functools.wraps(other)(op) and its like may write what they want into its __dict__,
-    __wrapped__ included, and it goes on being this op.
+    What it runs is in slots: functools.wraps(other)(op) and the like may write anything into its __dict__,
+    __wrapped__ included, and it remains this op.
     """
 
     __slots__ = (
-        "__dict__", "__weakref__", "_bound", "_calls", "_f", "_parameters", "_signature", "forward_mode", "name",
-        "once_differentiable",
+        "__dict__", "__weakref__", "_bound", "_calls", "_f", "_forward_mode", "_name", "_once_differentiable",
+        "_parameters", "_signature",
     )  # fmt: skip
 
     __name__: str
     __qualname__: str
     __wrapped__: Callable[P, tuple[T_co, Any]]
     __isabstractmethod__: bool
-    autograph_info__: ClassVar[None] = None  # TensorFlow's AutoGraph leaves what has this; the backend converts f
+    autograph_info__: ClassVar[None] = None  # TensorFlow's AutoGraph skips what has this; the backend converts f
 
     def __init__(
         self,
@@ -61,12 +61,27 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self._parameters = _parameters_of(f, bound[0] if bound else None)
         self._signature: inspect.Signature | None = None
         self._calls: dict[tuple[str | type | None, ...], Call | None] = {}
-        self.forward_mode = forward_mode
-        self.once_differentiable = once_differentiable
-        self.name = name or function_name(f)
+        self._forward_mode = forward_mode
+        self._once_differentiable = once_differentiable
+        self._name = name or function_name(f)
+
+    @property
+    def name(self) -> str:
+        """What messages call the op."""
+        return self._name
+
+    @property
+    def forward_mode(self) -> bool:
+        """Whether the author promises that grad_fn is linear in upstream."""
+        return self._forward_mode
+
+    @property
+    def once_differentiable(self) -> bool:
+        """Whether the derivative of the gradient is refused."""
+        return self._once_differentiable
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
-        """Return f's output for these arguments, differentiable by f's rule in the framework of the arguments."""
+        """Return f's output for these arguments; the framework differentiates it by f's rule."""
         output: T_co
         inputs: Sequence[Any] = args
         call = None if kwargs or is_traced() else self._call_of_tensors(config_backend(), *map(type, args))
@@ -82,9 +97,9 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return output
 
     def _call_of_tensors(self, chosen: str | None, *types: type) -> Call | None:
-        """Return the call whose arguments are tensors of these types, by position; None if they may be others.
+        """Return the call whose positional arguments are tensors of these types; None if the types do not decide it.
 
-        It is the plan of every such call: made at the first one, found again by the types and the chosen backend.
+        It is the plan of all such calls: made at the first one, found again by the types and the chosen backend.
         """
         try:
             return self._calls[(chosen, *types)]
@@ -103,7 +118,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return self._made_call(Arguments(self.name, load(chosen or name), self._parameters.names, specs, True), {})
 
     def _call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Call | None, list[Any]]:
-        """Return the call with these arguments and the tensors in them; None if there are none."""
+        """Return the call with these arguments and the tensors in them; the call is None if there are none."""
         if self._parameters is None:
             raise CustomGradientTypeError(
                 sentence(self.name, must=f"a {type(self._f).__name__} must be bound when it is called",
@@ -132,13 +147,13 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self: CustomGradient[Concatenate[S, Q], T_co], instance: S, owner: type | None = None
     ) -> CustomGradient[Q, T_co]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> CustomGradient[Any, T_co]:
-        """The op as a method: what f is bound to is no argument, it takes part as whatever f captures does."""
+        """Return the op as a method: the instance is not an argument, but is captured by f."""
         bind = getattr(self._f, "__get__", None)
         bound: Any = self._f if bind is None else bind(instance, owner)
         if bound is self._f:
             if instance is None or not isinstance(self._f, FunctionType):
                 return self
-            bound = functools.partial(self._f, instance)  # where torch.compile, as it traces, takes a method for f
+            bound = functools.partial(self._f, instance)  # torch.compile, when it traces, mistakes a method for f
         return CustomGradient(
             bound, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable, name=self.name,
             bound=(self, bound),
@@ -146,20 +161,20 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     @property
     def held_function(self) -> Callable[..., Any]:
-        """f, for whoever looks after the tensors in its closure."""
+        """f, for the search of the tensors in its closure."""
         return self._f
 
     def holding(self, function: Callable[..., Any]) -> CustomGradient[P, T_co]:
-        """The same op of another f, which has the same code."""
+        """Return the same op with another f, which has the same code."""
         op = object.__new__(type(self))
         op.__dict__.update(self.__dict__)
         op._f = op.__wrapped__ = function
         op._bound, op._parameters, op._signature, op._calls = None, self._parameters, self._signature, {}
-        op.forward_mode, op.once_differentiable, op.name = self.forward_mode, self.once_differentiable, self.name
+        op._forward_mode, op._once_differentiable, op._name = self.forward_mode, self.once_differentiable, self.name
         return op
 
     def __eq__(self, other: object) -> bool:
-        """An op is itself; a method is what the same op, bound to the same object, is."""
+        """Return True if other is this op, or if both are methods of the same op bound to the same object."""
         if self is other or not isinstance(other, CustomGradient) or not (self._bound and other._bound):
             return self is other
         return self._bound[0] is other._bound[0] and self._bound[1] == other._bound[1]
@@ -169,7 +184,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """f's parameters, for whoever asks without following __wrapped__, as inspect.getfullargspec does."""
+        """f's parameters, for tools that do not follow __wrapped__, such as inspect.getfullargspec."""
         if self._signature is not None:
             return self._signature
         if self._parameters is None:
@@ -178,23 +193,23 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     @__signature__.setter
     def __signature__(self, signature: inspect.Signature) -> None:
-        """What to show instead, as decorators do that wrap an op; a call goes on being bound by f's own."""
+        """Set what to show, as decorators do that wrap an op; calls are still bound by f's own."""
         self._signature = signature
 
     def __tf_tracing_type__(self, context: Any) -> Any:
-        """What TensorFlow knows an op by that is an argument of a tf.function; it would take __wrapped__ otherwise."""
+        """Return TensorFlow's type of an op as an argument of a tf.function; it would use __wrapped__ otherwise."""
         backend: Any = load("tensorflow")
         return backend.tracing_type(self)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """By name where the op is found under f's, as functions and methods are; else as f and the options."""
+        """Pickle the op by name if f's name leads to it, as with functions and methods; else as f and the options."""
         module = sys.modules.get(self.__module__)
         qualified_name: str = getattr(self, "__qualname__", self.name)
         try:
             if operator.attrgetter(qualified_name)(module) is self:
                 return qualified_name
         except AttributeError:
-            pass  # a local function, or an op that goes by another name than f
+            pass  # a local function, or an op that has another name than f
         instance = getattr(self._f, "__self__", None)
         if isinstance(getattr(instance, self.__name__, None), CustomGradient):  # a method, which Python pickles by name
             return getattr, (instance, self.__name__)
@@ -205,7 +220,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
 
 _MOST = 64
-"""so many plans an op keeps: one for the types of its arguments in each backend, as a rule"""
+"""how many plans an op keeps at most: usually one for the types of its arguments in each backend"""
 
 
 def _restore(
@@ -215,14 +230,14 @@ def _restore(
 
 
 def _parameters_of(f: Callable[..., Any], op: CustomGradient[..., Any] | None) -> Parameters | None:
-    """f's parameters, where f is a method of an op those of the op; None of a classmethod, which has to be bound."""
+    """Return f's parameters, from the op if f is a method of one; None for a classmethod that is not bound."""
     if op is not None and op._parameters is not None and isinstance(op._f, FunctionType):
         return op._parameters.of_method()
     return Parameters(f) if callable(f) else None
 
 
 _NO_FUNCTIONS = (property, functools.cached_property, functools.singledispatchmethod)
-"""descriptors whose attribute is no function, or one whose signature is another's"""
+"""descriptors whose attribute is not a function, or has the signature of another one"""
 
 
 @overload
@@ -252,32 +267,31 @@ def op_custom_gradient(
     ----------
     f : callable
         ``f(*args, **options) -> (output, grad_fn)``. Arguments and output are trees whose tensors (of any shape and
-        dtype) take part in differentiation; all the rest in them is static. Keyword-only parameters are options.
-        ``grad_fn`` turns upstream gradients, structured as the output, into one gradient for each argument. It is
-        written as ``grad(upstream)``, as ``grad(*args, upstream)`` or as ``grad(d1, d2, ...)`` with one upstream
-        gradient for each tensor output; with a parameter ``variables`` (or ``**kwargs``) it is given the trainable
-        state that f reads, and returns ``(gradients, [one for each variable])``.
+        dtype) take part in differentiation; the rest of them is static. Keyword-only parameters are options.
+        ``grad_fn`` turns upstream gradients, structured as the output, into one gradient for each argument. Write it
+        as ``grad(upstream)``, as ``grad(*args, upstream)`` or as ``grad(d1, d2, ...)`` with one upstream gradient for
+        each tensor output. If it has a parameter ``variables`` (or ``**kwargs``), it gets the trainable state that f
+        reads, and returns ``(gradients, [one for each variable])``.
     forward_mode : bool
         Promise that grad_fn is linear in upstream, so that forward mode (jvp, jacfwd) may use its transpose.
     once_differentiable : bool
-        Refuse the derivative of the gradient, in a sentence. f is then never run again, and nothing is saved but what
-        grad_fn keeps.
+        Raise an error if the gradient is differentiated. f then never runs again, and only what grad_fn keeps is saved.
     name : str, optional
-        What messages call the op; by default f's name.
+        The op's name in messages; by default f's name.
 
     Returns
     -------
     callable
-        f's parameters, and f's output without grad_fn. Used without ``f``, a decorator.
+        It takes f's parameters, and returns f's output without grad_fn. Without ``f``, a decorator.
 
     Raises
     ------
     CustomGradientTypeError
-        Where f does not return such a pair, or grad_fn is written in no known form.
+        If f does not return such a pair, or grad_fn has no known form.
     CustomGradientValueError
-        In the backward pass, where a gradient does not have the shape of its argument.
+        In the backward pass, if a gradient does not have the shape of its argument.
     BackendError
-        Where tensors of two frameworks meet, or the backend that was chosen cannot be imported.
+        If tensors of two frameworks meet, or the chosen backend cannot be imported.
 
     Examples
     --------
@@ -290,15 +304,15 @@ def op_custom_gradient(
 
     Notes
     -----
-    The convention is that of ``tf.custom_gradient`` and ``keras.ops.custom_gradient``, for every backend alike.
+    The convention is that of ``tf.custom_gradient`` and ``keras.ops.custom_gradient``, on every backend.
 
-    The derivative of a gradient goes through grad_fn and what it keeps: a kept output of f is the op's output, with
-    grad_fn for its derivative, and any other kept tensor is a function of the arguments, through f's own operations.
+    The derivative of a gradient goes through grad_fn and what it keeps. A kept output of f is the op's output, and
+    grad_fn gives its derivative. Any other kept tensor is a function of the arguments, through f's own operations.
     f runs once per call; if the derivative of such a tensor is needed and was not recorded, f runs once more for it.
-    A gradient of None is zero. A grad_fn that raises an exception forbids the gradient: it comes when one is taken.
+    A gradient of None is zero. A grad_fn that raises an exception forbids the gradient: taking one raises it.
 
     Complex numbers: upstream and gradients of a real loss L are dL/dx + i dL/dy, so the rule of ``z * z`` is
-    ``upstream * conj(2 * z)``. Where a framework uses the conjugate (JAX, autograd), cgshim conjugates.
+    ``upstream * conj(2 * z)``. If a framework uses the conjugate (JAX, autograd), cgshim conjugates.
     """
     if f is None:
         return functools.partial(

@@ -1,4 +1,4 @@
-"""Dtypes of any framework, known by their names."""
+"""Read the dtypes of any framework by their names."""
 
 from __future__ import annotations
 

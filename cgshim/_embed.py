@@ -1,4 +1,4 @@
-"""op_embed_gradient: a value whose gradient is known, with that gradient."""
+"""op_embed_gradient: give a value the gradient that is known for it."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from cgshim._vjp import floats_to_tensors
 def op_embed_gradient(
     fx: Any, gx: Any, x: Any, fx_gx_manually_stopped: bool = False, name: str | None = None
 ) -> Tensor:
-    """A value with the gradient that it is known to have.
+    """Return a value with the gradient that is known for it.
 
     Parameters
     ----------
     fx : tensor
-        The value: a scalar or one element, or of a shape that the shape of each x begins with (a batch of values).
+        The value: a scalar, one element, or a batch of values, whose shape is the beginning of the shape of each x.
     gx : tree of tensors
         The gradient of fx with respect to each x, in its shape; a scalar stands for the same gradient in every
-        element, None for no gradient. Where fx is a batch, each value depends on its own part of x alone. For a
+        element, None for no gradient. If fx is a batch, each value depends only on its own part of x. For a
         complex x it is dfx/dRe(x) + i dfx/dIm(x), as in rules, on every backend.
     x : tree of tensors
         What fx was computed from, of any float or complex dtype.
     fx_gx_manually_stopped : bool
         By default fx and gx are constants: the gradient of fx is gx with respect to x and zero with respect to all
-        else, and a derivative of that gradient is zero. With True they are used as they are: fx has its own gradients
+        else, and a derivative of that gradient is zero. If True, they are used as they are: fx has its own gradients
         too (stop those through x), and the second derivative is the gradient of gx.
     name : str, optional
-        What messages call the op.
+        The op's name in messages.
 
     Returns
     -------
@@ -54,9 +54,9 @@ def op_embed_gradient(
     Raises
     ------
     CustomGradientTypeError
-        Where x holds an integer tensor or no tensor at all, or gx is not structured as x.
+        If x holds an integer tensor or no tensor at all, or gx is not structured as x.
     CustomGradientValueError
-        Where shapes or dtypes do not fit.
+        If shapes or dtypes do not fit.
 
     Examples
     --------
@@ -77,7 +77,7 @@ def op_embed_gradient(
     value = _value(op, backend, fx, tensors[0].dtype)
     sources, gradients, axes = [], [], []
     for at, (source, gradient) in enumerate(zip(tensors, _aligned(op, spec, gx, x), strict=True)):
-        path = partial(_path, spec, at)  # asked for in messages alone
+        path = partial(_path, spec, at)  # needed only in messages
         _check_differentiable(op, source, path)
         if gradient is not None:
             sources.append(source)
@@ -92,7 +92,7 @@ def op_embed_gradient(
 def _with_gradients(
     fx: Tensor, *gx_and_x: Tensor, backend: Backend, axes: Sequence[int]
 ) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """The op itself. gx is an argument, and not captured, so that its own gradient is there for the second order."""
+    """Return fx and its rule. gx is an argument, not captured, so that its own gradient exists for the second order."""
     gx = gx_and_x[: len(axes)]
 
     def grad_fn(upstream: Tensor) -> Any:
@@ -106,7 +106,7 @@ _attach = op_custom_gradient(_with_gradients, forward_mode=True, name="op_embed_
 
 
 _ONE_VALUE = -1
-"""in the place of a number of added axes: fx holds one value, which spreads as a scalar does"""
+"""instead of a number of added axes: fx holds one value, which is broadcast like a scalar"""
 
 
 def _times(backend: Backend, upstream: Tensor, gradient: Tensor, added_axes: int) -> Tensor:
@@ -158,14 +158,14 @@ def _value(op: str, backend: Backend, fx: Any, dtype: Any) -> Tensor:
 
 
 def _added_axes(op: str, fx: Tensor, x: Tensor, path: Callable[[], str]) -> int:
-    """How many axes x has beyond those of fx."""
+    """Return how many axes x has after those of fx."""
     if is_complex(fx.dtype) and not is_complex(x.dtype):
         raise CustomGradientValueError(
             sentence(op, must=f"{path()} must be complex when fx is", got=f"{describe(x)} for fx {describe(fx)}",
                      do="embed the real and the imaginary part of fx by themselves")
         )  # fmt: skip
     batch, shape = shape_of(fx.shape), shape_of(x.shape)
-    if not batch:  # a scalar spreads by itself
+    if not batch:  # a scalar is broadcast by itself
         return 0
     if all(size == 1 for size in batch):
         return _ONE_VALUE
@@ -189,7 +189,7 @@ def _aligned(op: str, spec: TreeSpec, gx: Any, x: Any) -> list[Any]:
 
 
 def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: Callable[[], str]) -> Tensor:
-    """A gradient in the shape and the dtype of x."""
+    """Return a gradient in the shape and the dtype of x."""
     tensor = as_tensor(op, backend, gradient)
     if tensor is None:
         tensor = backend.convert_to_tensor(gradient)
@@ -211,8 +211,8 @@ def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: Callabl
 
 
 def _spread(op: str, scalar: Tensor, x: Tensor, path: Callable[[], str]) -> Tensor:
-    """A scalar in every element of x."""
-    from cgshim import ops  # brings NumPy along, which `import cgshim` does without
+    """Return a tensor like x that holds the scalar in every element."""
+    from cgshim import ops  # imports NumPy, which `import cgshim` does not
 
     try:
         return ops.ones_like(x) * scalar

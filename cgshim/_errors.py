@@ -1,4 +1,4 @@
-"""The one family of errors, and the one sentence that they are written in."""
+"""The errors of cgshim, and the one form of their messages."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from cgshim._dtypes import dtype_name
 
 
 class CustomGradientError(Exception):
-    """Whatever cgshim refuses: catch this to catch them all."""
+    """The base of all errors of cgshim: catch this to catch them all."""
 
-    __module__ = "cgshim"  # where users find it: a traceback says so
-    ag_pass_through = True  # TensorFlow's AutoGraph leaves an error that has this as it is
+    __module__ = "cgshim"  # where users find it, as a traceback shows
+    ag_pass_through = True  # TensorFlow's AutoGraph does not change an error that has this
 
 
 class CustomGradientTypeError(CustomGradientError, TypeError):
-    """A function or a rule that is not written in one of the forms that cgshim knows."""
+    """Raised if a function or a rule has no form that cgshim knows."""
 
     __module__ = "cgshim"
 
 
 class CustomGradientValueError(CustomGradientError, ValueError):
-    """A gradient, or an upstream gradient, that does not fit what it is the gradient of."""
+    """Raised if a gradient, or an upstream gradient, does not fit its tensor."""
 
     __module__ = "cgshim"
 
 
 class BackendError(CustomGradientError, RuntimeError):
-    """A backend that is unknown, cannot be imported, or was given another framework's tensor."""
+    """Raised if a backend is unknown, cannot be imported, or gets another framework's tensor."""
 
     __module__ = "cgshim"
 
 
 class TransformationError(CustomGradientError, NotImplementedError):
-    """A transformation under which the rule could not be applied as it is."""
+    """Raised if a transformation cannot apply the rule as it is."""
 
     __module__ = "cgshim"
 
 
 def sentence(op: str, *, must: str, got: str, do: str) -> str:
-    """Return a message in the grammar of all: who, what must hold, what was there instead, and the way out."""
+    """Return a message in the form of all: who, what must hold, what was found instead, and what to do."""
     return f"{op}: {must}, got {got}; {do}"
 
 
@@ -48,7 +48,7 @@ _SHORT = (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("i
 
 
 def describe_spec(shape: Any, dtype: object) -> str:
-    """Return a tensor's shape and dtype as f32[2,3]."""
+    """Return a tensor's shape and dtype in the form f32[2,3]."""
     name = dtype_name(dtype)
     for long, short in _SHORT:
         if name.startswith(long):
@@ -65,12 +65,12 @@ def shape_of(shape: Any) -> tuple[Any, ...]:
 
 
 def describe(x: object) -> str:
-    """Return what x is, in a word or two; of an array never the contents."""
+    """Return what x is, in a word or two; never the contents of an array."""
     if x is None:
         return "None"
     shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
     if shape is not None and dtype is not None and not isinstance(x, type):
-        masked = "a masked " if hasattr(x, "mask") and hasattr(x, "filled") else ""  # NumPy's, which are no tensors
+        masked = "a masked " if hasattr(x, "mask") and hasattr(x, "filled") else ""  # NumPy's, which are not tensors
         return masked + describe_spec(shape, dtype)
     if isinstance(x, (tuple, list)) and type(x) in (tuple, list):
         return f"a {type(x).__name__} of {len(x)}"
@@ -78,7 +78,7 @@ def describe(x: object) -> str:
 
 
 def describe_tree(x: object) -> str:
-    """Return what x is, and one level down what it holds."""
+    """Return what x is, and what it holds one level down."""
     if type(x) in (tuple, list):
         inner = ", ".join(describe(leaf) for leaf in cast("list[object]", x))
         return f"[{inner}]" if type(x) is list else f"({inner})"
@@ -96,7 +96,7 @@ def count(number: int, noun: str) -> str:
 
 
 def function_name(f: Any) -> str:
-    """Return the name that a reader knows a function by: a partial's is its function's, an object's its class's."""
+    """Return a function's name for messages: a partial has its function's, an object its class's."""
     while hasattr(f, "func"):
         f = f.func
     return str(getattr(f, "__name__", type(f).__name__))

@@ -1,4 +1,4 @@
-"""In which form a grad_fn is written: how it wants to be called, read off its signature."""
+"""Find the form of a grad_fn, that is, how to call it, from its signature."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _MANY = float("inf")
 
 
 class Signature(NamedTuple):
-    """What there is to know of a grad_fn's parameters: how many it takes by position, and which by name."""
+    """The facts about a grad_fn's parameters: how many it takes by position, and which by name."""
 
     required: int
     """positional parameters without a default"""
     accepted: float
     """positional parameters in all; infinite with *args"""
     upstream_at: float | None
-    """where a parameter called upstream stands: its position, infinite when it is keyword-only"""
+    """the position of a parameter called upstream: infinite if it is keyword-only, None if there is none"""
     variables: bool | None
-    """whether a parameter takes the variables, and (True) whether it has to have them"""
+    """None if no parameter takes the variables, True if one requires them, else False"""
     variables_at: float
-    """how many values may come by position before one lands in `variables`, which comes by name"""
+    """how many values may come by position before one fills `variables`, which comes by name"""
     foreign: bool
-    """whether it insists on a keyword that no form has"""
+    """True if it requires a keyword that no form has"""
 
 
 def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
     try:
         parameters = inspect.signature(grad_fn).parameters.values()
-    except ValueError:  # a function written in C tells nothing: it gets what most rules get, one upstream
+    except ValueError:  # a function written in C without one: it gets one upstream, as most rules do
         return Signature(1, 1, None, None, _MANY, False)
     required, accepted, upstream_at, variables, variables_at, foreign = 0, 0.0, None, None, _MANY, False
     for p in parameters:
@@ -62,12 +62,12 @@ def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
 
 
 Form = Literal["structured", "arguments", "flat"]
-"""The three ways to hand a rule its upstream gradients: grad(upstream), structured as the output; grad(*args,
-upstream=...), structured so too; and grad(d1, d2, ...), one per tensor output."""
+"""The three ways to pass upstream gradients to a rule: grad(upstream), structured as the output; grad(*args,
+upstream=...), also structured so; and grad(d1, d2, ...), one per tensor output."""
 
 
 def form_of(signature: Signature, arguments: int, outputs: int) -> Form | None:
-    """Return the form that a rule of this signature is written in, None if it fits none."""
+    """Return the form of a rule with this signature; None if it fits none."""
     form = _form_by_count(signature, arguments, outputs)
     by_position = {"structured": 1, "arguments": arguments, "flat": outputs, None: 0}[form]
     return None if signature.foreign or by_position > signature.variables_at else form
@@ -85,18 +85,18 @@ def _form_by_count(signature: Signature, arguments: int, outputs: int) -> Form |
 
 
 Convention = tuple[Form | None, bool | None]
-"""The form of a grad_fn (None where it fits none), and whether it takes, and has to have, variables."""
+"""The form of a grad_fn (None if it fits none), and the `variables` of its Signature."""
 
 
 def convention_of(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
-    """Return how grad_fn is written; a plain function is read once for all its closures."""
-    if not isinstance(grad_fn, FunctionType) or hasattr(grad_fn, "__wrapped__"):  # a decorated function lies
+    """Return the convention of grad_fn; a plain function is read once for all its closures."""
+    if not isinstance(grad_fn, FunctionType) or hasattr(grad_fn, "__wrapped__"):  # decorated: has other code
         return _read_convention(grad_fn, arguments, outputs)
     code = grad_fn.__code__
     try:
         keyword_defaults = tuple(grad_fn.__kwdefaults__ or ())
         defaults = len(grad_fn.__defaults__ or ())
-    except AttributeError:  # under torch.compile, which hides them: then all but the upstream gradients have one
+    except AttributeError:  # torch.compile hides them: assume that all but the upstream gradients have one
         keyword_defaults = code.co_varnames
         positional = code.co_varnames[: code.co_argcount]
         obvious = "upstream" in positional or len(positional) - ("variables" in positional) <= 1

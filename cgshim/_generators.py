@@ -22,13 +22,13 @@ class Generator(NamedTuple):
 
 
 class Drawing:
-    """What generators are at now, to know later whether something was drawn from one of them."""
+    """The states of generators now, to tell later if a number was drawn from one of them."""
 
     def __init__(self, generators: Sequence[Generator]) -> None:
         self._before = [(generator, generator.get()) for generator in generators]
 
     def happened(self) -> bool:
-        """Whether a number was drawn since; if so, the generators are set back."""
+        """Return True if a number was drawn since; if so, set the generators back."""
         drawn = [(g, before) for g, before in self._before if not _same_state(before, g.get())]
         for generator, before in drawn:
             generator.set(before)
@@ -36,7 +36,7 @@ class Drawing:
 
 
 def generators_of(f: Callable[..., Any]) -> list[Generator]:
-    """The generators of this process that every function reads, and those that f holds or names."""
+    """Return the global generators of this process, and those that f holds or names."""
     found = []
     if "random" in sys.modules:
         random = sys.modules["random"]
@@ -48,7 +48,7 @@ def generators_of(f: Callable[..., Any]) -> list[Generator]:
 
 
 def _within_reach(f: Any) -> list[Any]:
-    """What f holds in its closure and its object, and the globals that it and its helpers of one module name."""
+    """Return what f holds in its closure and its object, and the globals that f and helpers of its module name."""
     found: list[Any] = []
     todo, seen = [f], {id(f)}
     scope: dict[str, Any] = getattr(_code_of(f), "__globals__", {})
@@ -72,7 +72,7 @@ def _within_reach(f: Any) -> list[Any]:
 
 
 def _code_of(x: Any) -> Any:
-    """The function that runs when x is called: a partial's, a decorated one's, that of an object's class."""
+    """Return the function that runs when x is called: of a partial, a decorated function, or an object's class."""
     while isinstance(x, functools.partial):
         x = x.func
     if not callable(x) or isinstance(x, type):
@@ -82,15 +82,15 @@ def _code_of(x: Any) -> Any:
 
 
 def _named(names: frozenset[str], scope: dict[str, Any]) -> list[Any]:
-    """What the names stand for in a module; with a module among them, what they stand for in that one."""
+    """Return what the names stand for in a module, and in the modules among these."""
     found = [scope[name] for name in names if name in scope]
     modules = [vars(x) for x in found if isinstance(x, types.ModuleType)]
     return found + [module[name] for module in modules for name in names if name in module]
 
 
 def _as_generator(x: Any) -> Generator | None:
-    """x as a generator: NumPy's Generator and RandomState, Python's Random, torch's Generator, or their like."""
-    kind = type(x)  # not x: a configuration may have, or raise, whatever it is asked for
+    """Return x as a Generator if it is NumPy's Generator or RandomState, Python's Random, torch's or similar."""
+    kind = type(x)  # not x: a configuration object may have any attribute, or raise
     if hasattr(kind, "bit_generator"):
         bits = x.bit_generator
         return Generator(lambda: bits.state, lambda state: setattr(bits, "state", state))
@@ -112,7 +112,7 @@ def _same_state(a: Any, b: Any) -> bool:
 
 
 def _tensors_agree(a: Any, b: Any) -> bool | None:
-    """States that are tensors of a framework, as torch's are, are compared by their bytes."""
+    """Compare states that are tensors of a framework, as torch's are, by their bytes; None for any others."""
     if hasattr(a, "numpy") and hasattr(b, "numpy"):
         return bool(a.numpy().tobytes() == b.numpy().tobytes())
     return None

@@ -1,4 +1,4 @@
-"""What a grad_fn may return, aligned with the tensors that it is the gradient of and checked, once for all backends."""
+"""Align what a grad_fn returns with the tensors whose gradient it is, and check it, once for all backends."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from cgshim._trees import TreeSpec, as_tensor, fields_of
 
 
 class Arguments(NamedTuple):
-    """What is the same for every run of one call: whose arguments they are, and what they hold besides tensors."""
+    """What is the same in all runs of one call: the op, and what the arguments hold besides tensors."""
 
     op: str
     backend: Backend
     names: Sequence[str]
     specs: Sequence[TreeSpec]
     are_tensors: bool
-    """whether each of them is a tensor"""
+    """True if each argument is a tensor"""
 
     def path(self, at: int) -> str:
-        """Return what a reader calls a tensor input: its argument's name and the path inside it."""
+        """Return the name of a tensor input for messages: its argument's name and the path inside it."""
         paths = [path for name, spec in zip(self.names, self.specs, strict=True) for path in spec.paths(name)]
         return paths[at]
 
@@ -40,7 +40,7 @@ class Arguments(NamedTuple):
 def gradients_of_arguments(
     arguments: Arguments, result: Any, shapes: Sequence[Any], dtypes: Sequence[Any]
 ) -> list[Tensor | None]:
-    """Return what grad_fn returned for f's arguments as one checked gradient per tensor input."""
+    """Return the result of grad_fn for f's arguments as one checked gradient per tensor input."""
     op, backend = arguments.op, arguments.backend
     found = list(result) if type(result) in (list, tuple) else [result]
     is_right = partial(_is_as, backend)
@@ -56,7 +56,7 @@ def gradients_of_arguments(
 
 
 def gradients_of_variables(arguments: Arguments, result: Any, variables: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return what grad_fn returned for the variables that it was given as one checked gradient per variable."""
+    """Return the result of grad_fn for its variables as one checked gradient per variable."""
     op, backend = arguments.op, arguments.backend
     gradients = [None] * len(variables) if result is None else result
     if not isinstance(gradients, (list, tuple)) or len(gradients) != len(variables):
@@ -71,7 +71,7 @@ def gradients_of_variables(arguments: Arguments, result: Any, variables: Sequenc
 
 
 def without_gradients_of_variables(arguments: Arguments, result: Any) -> tuple[Any, Any]:
-    """Return the two parts of what a grad_fn with variables returned."""
+    """Return the two parts of the result of a grad_fn with variables."""
     if isinstance(result, (tuple, list)) and len(result) == 2:
         return result[0], result[1]
     raise CustomGradientValueError(
@@ -84,7 +84,7 @@ def without_gradients_of_variables(arguments: Arguments, result: Any) -> tuple[A
 
 
 def _aligned(arguments: Arguments, result: Any) -> Sequence[Any]:
-    """Return the leaves of what grad_fn returned, one per tensor input, whichever way it is structured."""
+    """Return the leaves of the result of grad_fn, one per tensor input, however it is structured."""
     if len(arguments.specs) == 1 and (leaves := arguments.specs[0].align(result)) is not None:
         return leaves
     for aligned in _readings(arguments, result):
@@ -99,7 +99,7 @@ def _aligned(arguments: Arguments, result: Any) -> Sequence[Any]:
 
 
 def _readings(arguments: Arguments, result: Any) -> Iterator[Sequence[Any] | None]:
-    """Yield the ways to read a result, the most literal first: per argument, per argument with a tensor, flat."""
+    """Yield the readings of a result, the most literal first: per argument, per argument with a tensor, flat."""
     holding = [spec for spec in arguments.specs if spec.count]
     total = sum(spec.count for spec in arguments.specs)
     several = isinstance(result, (list, tuple)) and _is_in_order(arguments, fields_of(result) or ())
@@ -119,13 +119,13 @@ def _readings(arguments: Arguments, result: Any) -> Iterator[Sequence[Any] | Non
 
 
 def _is_in_order(arguments: Arguments, fields: Sequence[str]) -> bool:
-    """Return True if the fields of a namedtuple that are called as arguments come in the order of these."""
+    """Return True if the fields of a namedtuple with names of arguments come in the order of the arguments."""
     places = [arguments.names.index(field) for field in fields if field in arguments.names]
     return places == sorted(places)
 
 
 def _feeds_what_is_static(arguments: Arguments, result: Sequence[Any]) -> bool:
-    """Return True if a gradient would go to an argument that holds no tensor, as when the result is flat."""
+    """Return True if an argument without a tensor would get a gradient, as when the result is flat."""
     return any(not spec.count and g is not None for spec, g in zip(arguments.specs, result, strict=True))
 
 
@@ -145,7 +145,7 @@ def _align_each(specs: Sequence[TreeSpec], gradients: Sequence[Any]) -> list[Any
 def check_gradient(
     op: str, backend: Backend, gradient: Any, shape: Any, dtype: Any, of: Callable[[], str]
 ) -> Tensor | None:
-    """Return a gradient that fits its tensor, in the tensor's dtype; None if there is none."""
+    """Return the gradient in the tensor's dtype if it fits the tensor; None if there is no gradient."""
     if gradient is None or not is_differentiable(dtype):
         return None
     if _is_as(backend, gradient, shape, dtype):
@@ -175,14 +175,14 @@ def check_gradient(
 
 
 def _is_as(backend: Backend, gradient: Any, shape: Any, dtype: Any) -> bool:
-    """Return True if a gradient is just what it has to be, as nearly all are."""
+    """Return True if a gradient has the right type, shape and dtype, as nearly all have."""
     return (
         backend.is_tensor(gradient) and gradient.dtype == dtype and gradient.shape == shape and is_differentiable(dtype)
     )
 
 
 def fits(shape: Any, expected: Any) -> bool:
-    """Return True if two shapes are the same as far as they are known; nothing is broadcast."""
+    """Return True if two shapes are the same as far as they are known, without broadcasting."""
     got, wanted = shape_of(shape), shape_of(expected)
     if ... in got or ... in wanted:
         return True

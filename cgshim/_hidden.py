@@ -1,4 +1,4 @@
-"""Tensors that a rule reaches where nobody can put others in their place: in objects, and in what f has written to."""
+"""Find tensors that a rule reaches and that cannot be replaced: in objects, and in what f has written to."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cgshim._contents import SIMPLE, FunctionHolder, attributes_of, contents_of,
 from cgshim._writing import ANYTHING, attributes_in, written_by
 
 DEPTH = 6
-"""at which configuration ends"""
+"""the depth where configuration ends"""
 
 
 def tensors_in(objects: Sequence[Any], is_tensor: Callable[[Any], bool]) -> Iterator[Any]:
-    """The tensors that objects hold: in attributes, in containers of any kind, in iterators, in local classes."""
+    """Yield the tensors that objects hold: in attributes, containers of any kind, iterators and local classes."""
     seen: set[int] = set()
     level = list(objects)
     for _ in range(DEPTH):
@@ -53,10 +53,9 @@ _NO_HOLDERS = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, 
 
 
 def written(f: Any, but: types.CodeType | None) -> frozenset[str]:
-    """The attributes in which f, or a helper of its module or its object, may store a tensor outside of itself.
+    """Return the attributes in which f, or a helper of its module or object, may store a tensor outside of itself.
 
-    ANYTHING is among them where their names cannot be told. `but` is the code of the rule, which may write what it
-    wants.
+    ANYTHING is among them if a name is unknown. `but` is the code of the rule, which may write anything.
     """
     function, owner = _function_of(f), type(getattr(f, "__self__", f))
     key = getattr(function, "__code__", None), owner, but
@@ -72,7 +71,7 @@ _written: dict[Any, frozenset[str]] = {}
 
 
 def values_under(names: frozenset[str], objects: Sequence[Any]) -> list[Any]:
-    """What objects, and the objects that they hold, have in the attributes of these names."""
+    """Return what objects, and the objects that they hold, have in the attributes of these names."""
     if ANYTHING in names:
         return list(objects)
     found: list[Any] = []
@@ -87,7 +86,7 @@ def values_under(names: frozenset[str], objects: Sequence[Any]) -> list[Any]:
 
 
 def _values_of(x: Any, names: frozenset[str]) -> list[Any]:
-    if isinstance(x, dict):  # in which a __setattr__ of its own may have put them
+    if isinstance(x, dict):  # where an object's own __setattr__ may put them
         return [x[name] for name in names if name in x]
     of_class = [inspect.getattr_static(type(x), name, None) for name in names]
     if any(hasattr(type(each), "__set__") and not isinstance(each, types.MemberDescriptorType) for each in of_class):
@@ -96,20 +95,20 @@ def _values_of(x: Any, names: frozenset[str]) -> list[Any]:
 
 
 def _attribute(x: Any, name: str) -> Any:
-    """An attribute of an object's own, in its dict or in a slot."""
+    """Return an object's own attribute, in its dict or in a slot."""
     found = inspect.getattr_static(x, name, None)
     return getattr(x, name, None) if isinstance(found, types.MemberDescriptorType) else found
 
 
 def _given_before(f: Any) -> int:
-    """How many parameters of f, at most, were given to it before the call."""
+    """Return how many parameters of f, at most, had their values before the call."""
     if isinstance(f, functools.partial):
         return len(f.args) + len(f.keywords) + 1
     return 0 if isinstance(f, types.FunctionType) else 1
 
 
 def _codes_within_reach(function: Any, owner: type) -> Iterator[types.CodeType]:
-    """The code of a function, and of the functions of its module, closure and class that it names."""
+    """Yield the code of a function, and of the functions of its module, closure and class that it names."""
     todo, seen = [function], set[Any]()
     scope = getattr(function, "__globals__", {})
     while todo:
@@ -127,13 +126,13 @@ def _codes_within_reach(function: Any, owner: type) -> Iterator[types.CodeType]:
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: types.CodeType) -> frozenset[str]:
-    """The names that code, and the functions and comprehensions within it, look up outside of themselves."""
+    """Return the names that code, and the functions and comprehensions in it, look up outside of themselves."""
     inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return frozenset(code.co_names).union(*inner)
 
 
 def globals_of(code: types.CodeType, scope: dict[str, Any], f: Any) -> list[Any]:
-    """The global objects and containers that code names, and what else f assigns to these names."""
+    """Return the global objects and containers that code names; one whose name f assigns to comes in a list."""
     found = [(name, scope[name]) for name in names_in(code) if name in scope]
     if not found:
         return []
@@ -144,14 +143,14 @@ def globals_of(code: types.CodeType, scope: dict[str, Any], f: Any) -> list[Any]
 
 @functools.lru_cache(maxsize=4096)
 def assigned_globals(code: types.CodeType) -> frozenset[str]:
-    """The global names that code, and the functions within it, assign to."""
+    """Return the global names that code, and the functions in it, assign to."""
     own = {i.argval for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL"}
     inner = [assigned_globals(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return frozenset(own).union(*inner)
 
 
 def _function_of(x: Any) -> Any:
-    """The function that runs when x is called: a partial's, a method's, that of an object's class."""
+    """Return the function that runs when x is called: of a partial, of a method, or of an object's class."""
     while isinstance(x, (functools.partial, staticmethod, classmethod, types.MethodType)):
         x = x.func if isinstance(x, functools.partial) else x.__func__
     return x if isinstance(x, (types.FunctionType, type)) else inspect.getattr_static(type(x), "__call__", None)

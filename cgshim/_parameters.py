@@ -1,4 +1,4 @@
-"""The parameters of a function that becomes an op, and how a call is bound to them."""
+"""The parameters of a function that becomes an op, and the binding of calls to them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from cgshim._errors import CustomGradientTypeError
 
 
 class Parameters:
-    """f's parameters: those by position are arguments, with gradients; the keyword-only ones are options."""
+    """f's parameters: the positional ones are arguments, with gradients; the keyword-only ones are options."""
 
     def __init__(self, f: Callable[..., Any]) -> None:
         try:
             self._signature = inspect.signature(f)
-        except ValueError:  # written in C, without a signature: whatever comes by position is an argument
+        except ValueError:  # written in C, without a signature: all that comes by position is an argument
             self._signature = inspect.signature(lambda *args, **options: None)
         parameters = self._signature.parameters.values()
         self.names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         self._plain = self._rest is None and not any(p.kind is p.KEYWORD_ONLY for p in parameters)
-        # torch.compile looks at these in each call, and not into a signature
+        # torch.compile reads these in each call, not a signature
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._instance: tuple[None, ...] = ()
 
     def of_method(self) -> Parameters:
-        """The parameters of a method of this function: all but the first, which takes the instance.
+        """Return the parameters of a method of this function: all but the first, which takes the instance.
 
-        torch.compile, which traces this, would find the first one too in the signature of a method.
+        torch.compile traces this; it would find the first one too in the signature of a method.
         """
         method = object.__new__(Parameters)
         method._signature, method._rest, method._plain = self._signature, self._rest, self._plain
@@ -37,20 +37,20 @@ class Parameters:
 
     @property
     def signature(self) -> inspect.Signature:
-        """What inspect knows of these parameters."""
+        """These parameters as inspect shows them."""
         parameters = list(self._signature.parameters.values())
         if not self._instance or parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
             return self._signature
         return self._signature.replace(parameters=parameters[1:])
 
     def are_named(self, count: int) -> bool:
-        """Return True if so many arguments by position are one for each name, and nothing else can be given."""
+        """Return True if this many positional arguments give one to each name, and f takes no others."""
         return self._plain and count == len(self.names)
 
     def bind(
         self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[list[str], tuple[Any, ...], Mapping[str, Any]]:
-        """The arguments' names, the arguments and the options: the same for a positional, keyword or default one."""
+        """Return the names, the arguments and the options; the same for a positional, keyword or default argument."""
         if not kwargs and self.are_named(len(args)):
             return self.names, args, kwargs
         try:

@@ -1,4 +1,4 @@
-"""What a backend offers: the members of its module, and no knowledge of how a rule is written."""
+"""What a backend offers: the members of its module. It does not know how a rule is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Backend(Protocol):
         ...
 
     def tree_flatten(self, tree: Any, /) -> tuple[list[Any], Any]:
-        """Return the leaves of tree and its structure; None is a leaf, and dicts go by sorted key."""
+        """Return the leaves of tree and its structure; None is a leaf, and dicts are read by sorted key."""
         ...
 
     def tree_unflatten(self, structure: Any, leaves: Sequence[Any], /) -> Any:
@@ -29,16 +29,16 @@ class Backend(Protocol):
         """Return x (tensor, NumPy array, number, nested list) as a tensor of dtype (the framework's, or its name)."""
 
     def convert_to_numpy(self, x: Tensor, /) -> Any:
-        """Return x as a NumPy array, detached from whatever is being differentiated."""
+        """Return x as a NumPy array, detached from all that is differentiated."""
 
     def stop_gradient(self, x: Tensor, /) -> Tensor:
         """Return x as a constant."""
 
     def custom_gradient(self, call: Any, inputs: Sequence[Tensor], /) -> Any:
-        """Run `call(inputs)`, and return the output of f with tensors whose gradients come from the rule.
+        """Run `call(inputs)`, and return the output of f with tensors that get their gradients from the rule.
 
         call is a `cgshim.backend.Call`. `call(inputs) -> (outputs, rule)` runs f; `rule(inputs, upstreams, variables)`
-        returns `(gradients, gradients_of_variables)`, both already checked, None where there is no gradient;
+        returns `(gradients, gradients_of_variables)`, both already checked, with None for no gradient;
         `rule.output.combine(tensors)` is f's output around other tensors, and is what this function returns.
         """
 

@@ -1,4 +1,4 @@
-"""Functions, and what leads from them to tensors, built again around other tensors."""
+"""Rebuild functions, and what leads from them to tensors, around other tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rebuild = Callable[[Sequence[Any]], Any]
 
 
 class Trees(Protocol):
-    """What takes a framework's own containers apart, and makes them again: a backend does."""
+    """What takes a framework's own containers apart and makes them again: a backend."""
 
     def tree_flatten(self, tree: Any, /) -> tuple[list[Any], Any]: ...
 
@@ -22,22 +22,22 @@ class Trees(Protocol):
 
 
 class Recipes:
-    """How to make things again. A recipe holds no tensor: whoever keeps it does not keep these alive."""
+    """The recipes for making things again. A recipe holds no tensor, and so keeps none alive."""
 
     def __init__(self, things: Mapping[int, Any], place: Mapping[int, int], trees: Trees | None) -> None:
-        """For things, by identity, which hold each other and tensors; the tensors have places, by identity too."""
+        """Take things, by identity, that hold each other and tensors, and the tensors' places, by identity too."""
         self._things = things
         self._place = place
         self._trees = trees
         self._recipes = {key: self._recipe(x) for key, x in things.items()}
 
     def of(self, function: Any) -> Rebuild:
-        """What makes one of the things again."""
+        """Return a function that makes one of the things again."""
         recipes, key = self._recipes, id(function)
         return lambda tensors: _Rebuilding(recipes, tensors).made(key)
 
     def _recipe(self, x: Any) -> _Recipe:
-        """How to make x again; a function's cells come with it."""
+        """Return the recipe of x; that of a function makes its cells too."""
         part = self._part
         if isinstance(x, types.FunctionType):
             cells = [(id(cell) if id(cell) in self._things else None, cell) for cell in x.__closure__ or ()]
@@ -66,14 +66,14 @@ class Recipes:
         return lambda r: join([item(r) for item in items])
 
     def _recipe_of_tree(self, x: Any) -> _Recipe:
-        """How to make a container of the framework's again."""
+        """Return the recipe of one of the framework's containers."""
         assert self._trees is not None
         leaves, structure = self._trees.tree_flatten(x)
         items, unflatten = [*map(self._part, leaves)], self._trees.tree_unflatten
         return lambda r: unflatten(structure, [item(r) for item in items])
 
     def _part(self, x: Any) -> _Recipe:
-        """How to get what a thing holds: a tensor, something that is made again, or x as it is."""
+        """Return how to get what a thing holds: a tensor, something that is made again, or x as it is."""
         at, key = self._place.get(id(x)), id(x)
         if at is not None:
             return lambda r: r.tensors[at]
@@ -83,7 +83,7 @@ class Recipes:
 
 
 class _Rebuilding:
-    """What leads from a function to tensors, made once more around other tensors: each thing once."""
+    """One rebuilding of what leads from a function to tensors, around other tensors: each thing is made once."""
 
     def __init__(self, recipes: dict[int, _Recipe], tensors: Sequence[Any]) -> None:
         self.recipes = recipes
@@ -103,7 +103,7 @@ _Recipe = Callable[[_Rebuilding], Any]
 def _recipe_of_function(
     function: types.FunctionType, cells: Sequence[tuple[int | None, types.CellType]], part: Callable[[Any], _Recipe]
 ) -> _Recipe:
-    """How to make a function again; it is known before its cells are filled, for they may hold the function itself."""
+    """Return the recipe of a function, which exists before its cells are filled: they may hold the function itself."""
     kept = [(key, cell if key is None else types.CellType()) for key, cell in cells]
     bare, own = _like(function, tuple([types.CellType() for _ in cells])), id(function)
     defaults, keyword_defaults = part(function.__defaults__), part(function.__kwdefaults__)
@@ -123,11 +123,11 @@ def _recipe_of_function(
 
 
 def _nothing(*args: Any, **kwargs: Any) -> Any:
-    """Stands where a function with its tensors stood."""
+    """Replace a function that holds tensors."""
 
 
 def _like(function: types.FunctionType, closure: tuple[types.CellType, ...]) -> types.FunctionType:
-    """The same function, around other cells."""
+    """Return the same function around other cells."""
     made = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, closure
     )

@@ -1,8 +1,8 @@
-"""The plug-ins that are installed: which frameworks there is a backend for, and its module.
+"""The installed plug-ins: which frameworks have a backend, and its module.
 
 A backend is a module that is registered, under its framework's import root, in the entry-point group
-`cgshim.backends`; cgshim's own four have no privileges over a stranger's. Nothing here imports a framework before it
-is asked to.
+`cgshim.backends`; cgshim's own four have no privileges over others. Nothing here imports a framework before somebody
+asks for it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @functools.cache
 def entry_points() -> dict[str, EntryPoint]:
-    """Return every registered backend by its name; none of them is imported."""
-    from importlib.metadata import entry_points as installed  # 20 ms, and most programs name or import one framework
+    """Return every registered backend by its name, without importing any."""
+    from importlib.metadata import entry_points as installed  # 20 ms, often not needed: most name or import one
 
     return {point.name: point for point in sorted(installed(group="cgshim.backends"), key=lambda p: p.name)}
 
 
 @functools.cache
 def aliases() -> dict[str, str]:
-    """Return, for import roots whose types belong to another framework, the name of its backend."""
+    """Return the backend's name for each import root whose types belong to another framework."""
     from importlib.metadata import entry_points as installed
 
     return {point.name: point.value for point in installed(group="cgshim.aliases")}
@@ -42,7 +42,7 @@ def available_backends() -> list[str]:
     Returns
     -------
     list of str
-        Sorted; nothing is imported to find them.
+        Sorted. This imports nothing.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def available_backends() -> list[str]:
 
 
 def load(name: str) -> Backend:
-    """Return the backend called name, imported; a BackendError says what is missing, and whose it is."""
+    """Import and return the backend called name; a BackendError says what is missing, and who provides it."""
     backend: Any = sys.modules[_import(name)]
     return backend  # type: ignore[no-any-return]
 
@@ -73,7 +73,7 @@ def _import(name: str) -> str:
         raise BackendError(_unknown(name))
     try:
         return _modules.setdefault(name, point.load().__name__)
-    except Exception as error:  # a plug-in is a stranger's code: whatever it raises is its own fault, by name
+    except Exception as error:  # a plug-in is others' code: name its owner for anything that it raises
         raise BackendError(_broken(name, point, error)) from error
 
 
@@ -91,7 +91,7 @@ def _unknown(name: str) -> str:
 
 
 def _distribution(name: str) -> str:
-    """Return what to install for a backend's framework to come along."""
+    """Return what to install to get a backend's framework."""
     dist = entry_points()[name].dist
     return f"'cgshim[{name}]'" if dist is None or dist.name == "cgshim" else dist.name
 

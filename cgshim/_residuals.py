@@ -1,8 +1,8 @@
-"""What the rule of one run of f keeps of it: arguments, outputs, and other tensors.
+"""What the rule of one run of f keeps from it: arguments, outputs, and other tensors.
 
-The derivative of the derivative goes through all of them. An argument is itself. An output stands for the op's own
-output, so its derivative is the rule's: f may be opaque. Any other tensor is a function of the arguments, through f's
-own operations: a framework that did not record these has to run f again.
+The second derivative goes through all of them. An argument is itself. An output stands for the op's own output, so
+its derivative is the rule's: f may be opaque. Any other tensor is a function of the arguments, through f's own
+operations: a framework that did not record these has to run f again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cgshim._rule import Rule
 from cgshim._same import same
 
 Agree = Callable[[Tensor, Tensor], bool]
-"""Whether two tensors are the same but for the order of sums: a few units in the last place of their dtype."""
+"""Returns True if two tensors are equal except for the order of sums: a few units in the last place."""
 
 
 class Residuals:
-    """The tensors in a rule's closure, taken out of it; the rule itself holds none of them from then on."""
+    """The tensors in a rule's closure, taken out of it; after that the rule itself holds none of them."""
 
     __slots__ = (
         "_code", "_converted", "_f", "_globals", "_is_tensor", "_objects", "_old", "_rebuild", "_rule",
@@ -38,13 +38,13 @@ class Residuals:
         self, call: Call, rule: Rule, is_tensor: Callable[[Any], bool], inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
     ) -> None:  # fmt: skip
-        """What `call(inputs)`, which returned outputs and rule, has left behind."""
+        """Take the residuals from a run: `call(inputs)` returned outputs and rule."""
         first_output, first_other = len(inputs), len(inputs) + len(outputs)
         found = search_closure(rule.grad_fn, is_tensor, call.f, [*inputs, *outputs], trees=call.backend)
         self.inputs: Sequence[int] = []
-        """which inputs the rule keeps, or is called with"""
+        """which inputs the rule keeps, or gets when it is called"""
         self.outputs: list[int] = []
-        """which outputs it keeps; one that is an input too is an input"""
+        """which outputs it keeps; one that is also an input counts as an input"""
         for at in sorted(found.held):
             if at < first_output:
                 self.inputs.append(at)
@@ -53,7 +53,7 @@ class Residuals:
         if rule.needs_inputs:
             self.inputs = range(first_output)
         self.others: list[Tensor] = found.tensors[first_other:]
-        """the other tensors; whoever puts them away empties this list"""
+        """the other tensors; the backend empties this list when it saves them"""
         self._objects = found.objects
         self._old = found.old
         self._f = call.f
@@ -67,27 +67,27 @@ class Residuals:
     def around(
         self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], others: Sequence[Tensor]
     ) -> Rule:
-        """The rule around these tensors; what it does not keep may be None."""
+        """Return the rule around these tensors; what it does not keep may be None."""
         return self._rule.with_grad_fn(self._rebuild([*inputs, *outputs, *others]))
 
     @property
     def rule(self) -> Rule:
-        """The rule without its grad_fn: what there is to know of it."""
+        """The rule with all its facts, but without its grad_fn."""
         return self._rule
 
     @property
     def objects(self) -> list[Any]:
-        """What the rule keeps and nobody has looked into yet: objects, and what f may have written to."""
+        """What the rule keeps and has not been searched yet: objects, and what f may have written to."""
         named = globals_of(self._code, self._globals, self._f) if self._code else []
         if (named or self._old) and (names := written(self._f, but=self._code)):
             return [*self._objects, values_under(names, [*self._old, *named])]
         return self._objects
 
     def hidden(self) -> list[Any]:
-        """What the rule keeps where nobody can put other tensors: in attributes of objects, or as another type.
+        """Return the tensors that the rule keeps and that cannot be replaced: in attributes, or as another type.
 
-        Floats in attributes, in containers that are not Python's own, and in what f may have written to; and outputs
-        that were NumPy arrays when f returned them.
+        These are floats in attributes, in containers that are not Python's own, and in what f may have written to, and
+        outputs that were NumPy arrays when f returned them.
         """
         objects = self.objects
         if not objects:
@@ -97,7 +97,7 @@ class Residuals:
 
 
 def has_a_derivative(others: Sequence[Tensor]) -> bool:
-    """Whether one of the other residuals is a float or complex tensor: integers and booleans are constants."""
+    """Return True if one of the other residuals is a float or complex tensor: others are constants."""
     return any(is_differentiable(tensor.dtype) for tensor in others)
 
 
@@ -111,11 +111,11 @@ def run_again(
     f: Callable[..., Any] | None = None,
     generators: Sequence[Generator] = (),
 ) -> list[Tensor]:
-    """The other residuals of one more run of f, on inputs: functions of these, with which they may be connected.
+    """Run f once more, on inputs, and return the other residuals: functions of the inputs, for their derivatives.
 
-    Another run gives derivatives, never values. So it must have kept what the first one did: `first` is the first
-    run's rule, around what that kept. Refused where it differs, and where f draws random numbers. generators are those
-    of the framework; inputs should be copies, for f may write into them.
+    Another run gives derivatives, never values. So it must keep what the first one did: `first` is the first run's
+    rule, around what that kept. If it differs, or if f draws random numbers, this raises an error. generators are
+    those of the framework; inputs should be copies, because f may write into them.
     """
     with _variables_put_back(call.f):
         rule, outputs = _run_without_drawing(call, inputs, f, generators)
@@ -132,7 +132,7 @@ def _run_without_drawing(
         outputs, rule = call(inputs, f)
     except CustomGradientError:
         raise
-    except Exception as error:  # the first run did not raise it: f cannot be run on what is being differentiated
+    except Exception as error:  # the first run did not raise it: f cannot run on differentiated inputs
         raise TransformationError(
             sentence(call.name, must=_ANOTHER_RUN, got=f"a {type(error).__name__} in it",
                      do="compute in the framework what grad_fn keeps, or keep arguments and outputs alone")
@@ -146,7 +146,7 @@ def _run_without_drawing(
 
 @contextlib.contextmanager
 def _variables_put_back(f: Callable[..., Any]) -> Iterator[None]:
-    """Let the variables that f assigns to hold what its first run left there: no tensors of another run, no counts."""
+    """Keep in the variables that f assigns to what its first run left there: no tensors or counts of another run."""
     before = [(cell, contents) for cell in assigned_cells_of(f) if (contents := contents_of(cell))]
     try:
         yield
@@ -156,7 +156,7 @@ def _variables_put_back(f: Callable[..., Any]) -> Iterator[None]:
 
 
 def refuse_another_run(call: Call, got: str, do: str) -> NoReturn:
-    """Raise the error for an f that cannot be run again for the derivatives of what its rule keeps."""
+    """Raise the error for an f that cannot run again for the derivatives of what its rule keeps."""
     call.refuse(_ANOTHER_RUN, got, do)
 
 
@@ -164,7 +164,7 @@ _ANOTHER_RUN = "a second order runs f again, which must give grad_fn the same te
 
 
 def refuse_hidden(call: Call, hidden: Any) -> NoReturn:
-    """Raise the error for what grad_fn keeps where nobody can connect it with the arguments."""
+    """Raise the error for what grad_fn keeps and cgshim cannot connect with the arguments."""
     call.refuse("a second order needs what grad_fn keeps as a tensor, in a variable of f",
                 f"{describe(hidden)} in an object or in NumPy", "assign the tensor to a variable of f")  # fmt: skip
 

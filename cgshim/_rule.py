@@ -27,7 +27,7 @@ class Rule:
     """the spec of what f returned"""
     shapes: Sequence[Any]
     dtypes: Sequence[Any]
-    """what a gradient must fit; not the inputs, which whoever keeps the rule would keep alive"""
+    """what a gradient must fit; not the inputs, which the rule would keep alive"""
 
     def __init__(
         self, arguments: Arguments, grad_fn: Callable[..., Any], output: TreeSpec, inputs: Sequence[Tensor]
@@ -42,12 +42,12 @@ class Rule:
 
     @property
     def needs_inputs(self) -> bool:
-        """Whether grad_fn is called with f's arguments; if it is not, nobody has to keep them for it."""
+        """True if grad_fn is called with f's arguments; if not, they need not be kept for it."""
         return self._form == "arguments"
 
     @property
     def takes_variables(self) -> bool:
-        """Whether grad_fn has a parameter for the variables that f read."""
+        """True if grad_fn has a parameter for the variables that f read."""
         return self._variables is not None
 
     def with_grad_fn(self, grad_fn: Callable[..., Any]) -> Rule:
@@ -58,7 +58,7 @@ class Rule:
         return rule
 
     def with_shapes_of(self, inputs: Sequence[Tensor]) -> Rule:
-        """Return the same rule for inputs of other shapes: f may have changed those that it was given."""
+        """Return the same rule for inputs of other shapes: f may have changed its inputs."""
         rule = self.with_grad_fn(self.grad_fn)
         rule.shapes = [x.shape for x in inputs]
         return rule
@@ -66,9 +66,9 @@ class Rule:
     def __call__(
         self, inputs: Sequence[Tensor], upstreams: Sequence[Tensor], variables: Sequence[Tensor] = ()
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """Return the gradients of the inputs and of the variables; inputs may be empty unless the rule needs_inputs.
+        """Return the gradients of the inputs and of the variables; if not needs_inputs, inputs may be empty.
 
-        upstreams holds a gradient for each tensor output: zeros if the output was not used, never None.
+        upstreams holds one gradient per tensor output: zeros if the output was not used, never None.
         """
         keywords = {"variables": list(variables)} if variables or self._variables else {}
         if self._form == "flat":
@@ -91,13 +91,13 @@ class Rule:
 
 
 def _without_no_variables(result: Any) -> Any:
-    """Return the gradients of the arguments, from a rule with `variables=None` that returns a pair all the same."""
+    """Return the gradients of the arguments, also from a rule with `variables=None` that returns a pair."""
     is_pair = isinstance(result, tuple) and len(result) == 2
     return result[0] if is_pair and isinstance(result[1], (list, tuple)) and not result[1] else result
 
 
 def spelled(grad_fn: Callable[..., Any]) -> str:
-    """Return a grad_fn as a reader knows it: its name and its parameters."""
+    """Return a grad_fn for messages: its name and its parameters."""
     try:
         return f"{function_name(grad_fn)}{inspect.signature(grad_fn)}"
     except ValueError:

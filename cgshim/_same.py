@@ -1,4 +1,4 @@
-"""Whether two runs of a function left the same behind."""
+"""Compare what two runs of a function left behind."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cgshim._contents import attributes_of
 
 
 def same(a: Any, b: Any, agree: Callable[[Any, Any], bool | None]) -> bool:
-    """Whether two values are the same, through functions, containers and attributes.
+    """Return True if two values are the same, through functions, containers and attributes.
 
-    `agree(a, b)` compares two tensors, and is None for what is no tensor.
+    `agree(a, b)` compares two tensors, and returns None if they are no tensors.
     """
     return _Comparison(agree)(a, b)
 
@@ -22,10 +22,10 @@ def same(a: Any, b: Any, agree: Callable[[Any, Any], bool | None]) -> bool:
 class _Comparison:
     def __init__(self, agree: Callable[[Any, Any], bool | None]) -> None:
         self._agree = agree
-        self._compared: dict[tuple[int, int], tuple[Any, Any]] = {}  # held, so that no other pair has their identities
+        self._compared: dict[tuple[int, int], tuple[Any, Any]] = {}  # kept alive, so that no other pair gets their ids
 
     def __call__(self, a: Any, b: Any) -> bool:
-        if a is b or (id(a), id(b)) in self._compared:  # what holds itself is the same if all the rest is
+        if a is b or (id(a), id(b)) in self._compared:  # what holds itself is the same if the rest is
             return True
         if (agreed := self._agree(a, b)) is not None:
             return agreed
@@ -57,7 +57,7 @@ class _Comparison:
             return bool(mine) and len(mine) == len(others) and all(map(self, mine, others))
         try:
             return bool(a == b)
-        except Exception:  # noqa: BLE001  # a stranger's comparison: what cannot be compared is not known to be the same
+        except Exception:  # noqa: BLE001  # other people's comparison: what cannot be compared does not count as same
             return False
 
 

@@ -1,4 +1,4 @@
-"""Where a backend's rule is running: an op that is called there asks."""
+"""Which of a backend's rules is running: an op that is called in it asks."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ T = TypeVar("T")
 
 
 class RuleScope(Generic[T]):
-    """The rule that is running in this thread or task, in whatever terms a backend knows it; None where none is."""
+    """The rule that is running in this thread or task, in the backend's own terms; None if none is."""
 
     def __init__(self, name: str) -> None:
         self._current: ContextVar[T | None] = ContextVar(name, default=None)
 
     @property
     def current(self) -> T | None:
-        """What the innermost running rule was entered with."""
+        """The value with which the innermost running rule was entered."""
         return self._current.get()
 
     def run(self, entered: T, rule: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """`rule(*args, **kwargs)`, while `current` is what it is entered with."""
+        """Return `rule(*args, **kwargs)`, run while `current` is `entered`."""
         token = self._current.set(entered)
         try:
             return rule(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Trees of tensors and of anything else: partitioned for the backend, combined again for the author."""
+"""Trees of tensors and anything else: partition them for the backend, combine them again for the author."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cgshim._registry import name_of
 
 
 class TreeSpec(Protocol):
-    """A tree without its tensors, which take part in differentiation: its structure, and all the rest, which is static.
+    """A tree without its tensors, which are differentiated: its structure, and the rest, which is static.
 
-    Whoever partitions a tree decides who keeps its tensors alive.
+    It keeps no tensor alive: the code that partitions a tree decides what does.
     """
 
     count: int
-    """how many tensors"""
+    """the number of tensors"""
     converted: Sequence[int]
     """the identities of the leaves that became tensors: NumPy arrays and Keras Variables"""
 
@@ -30,18 +30,18 @@ class TreeSpec(Protocol):
         """Return the tree around these tensors."""
 
     def without_static(self) -> TreeSpec:
-        """Return the same tree with None for all that is no tensor: the structure of the tree's gradients."""
+        """Return the same tree with None for all that is not a tensor: the structure of the tree's gradients."""
         ...
 
     def static_leaves(self) -> Sequence[Any]:
-        """Return the leaves that are no tensors."""
+        """Return the leaves that are not tensors."""
         ...
 
     def align(self, gradient: Any) -> list[Any] | None:
         """Return the leaves of a gradient of this tree, one per tensor; None if it is structured otherwise."""
 
     def paths(self, name: str) -> list[str]:
-        """Return what a reader calls each tensor of the tree called name: x, params['w'], pair[1]."""
+        """Return each tensor's name for messages, in a tree called name: x, params['w'], pair[1]."""
         ...
 
 
@@ -71,7 +71,7 @@ ONE_TENSOR = _OneTensor()
 
 
 class _Static:
-    """A tree that is a leaf, and no tensor."""
+    """A tree that is one leaf and not a tensor."""
 
     count = 0
     converted: Sequence[int] = ()
@@ -136,14 +136,14 @@ class _Tree:
 
 
 class _Slot:
-    """Stands in the place of a tensor."""
+    """Marks the place of a tensor."""
 
 
 SLOT = _Slot()
 
 
 def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeSpec]:
-    """Return the tensors of a tree, NumPy arrays and Keras Variables among them made the backend's, and its spec."""
+    """Return a tree's tensors and its spec; NumPy arrays and Keras Variables become the backend's tensors."""
     if backend.is_tensor(tree):
         return [tree], ONE_TENSOR
     if type(tree) in SIMPLE:
@@ -164,7 +164,7 @@ def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeS
 
 
 def partition_each(op: str, backend: Backend, trees: Sequence[Any]) -> tuple[list[Tensor], list[TreeSpec]]:
-    """Return the tensors of several trees in a row, and the spec of each."""
+    """Return the tensors of several trees in one list, and the spec of each tree."""
     if all(map(backend.is_tensor, trees)):
         return list(trees), [ONE_TENSOR] * len(trees)
     tensors: list[Tensor] = []
@@ -177,13 +177,13 @@ def partition_each(op: str, backend: Backend, trees: Sequence[Any]) -> tuple[lis
 
 
 def combine_each(each: Sequence[TreeSpec], tensors: Sequence[Any]) -> list[Any]:
-    """Return the trees around these tensors in a row."""
+    """Return the trees around these tensors, which come in one list."""
     rest = iter(tensors)
     return [next(rest) if spec is ONE_TENSOR else spec.combine(list(islice(rest, spec.count))) for spec in each]
 
 
 def subvals(values: Sequence[Any], places: Sequence[int], others: Sequence[Any]) -> list[Any]:
-    """Return the values with others in these places."""
+    """Return the values with the others in these places."""
     full = list(values)
     for at, other in zip(places, others, strict=True):
         full[at] = other
@@ -191,7 +191,7 @@ def subvals(values: Sequence[Any], places: Sequence[int], others: Sequence[Any])
 
 
 def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
-    """Return leaf as the backend's tensor, None if it is static; another framework's tensor is an error."""
+    """Return leaf as the backend's tensor; None if it is static; raise for another framework's tensor."""
     if backend.is_tensor(leaf):
         return leaf
     if framework_of(leaf) is None:
@@ -205,7 +205,7 @@ def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
 
 
 def _portable(op: str, backend: Backend, array: Any) -> Any:
-    """Return a NumPy array as others can read it: in this machine's order of bytes, and in a dtype that they know."""
+    """Return a NumPy array that all can read: in this machine's byte order, and in a dtype that they know."""
     if array.dtype.char in "gG":
         raise CustomGradientTypeError(
             sentence(
@@ -219,7 +219,7 @@ def _portable(op: str, backend: Backend, array: Any) -> Any:
 
 
 def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
-    """Return the keys of a container of Python's own, in flat order, with their spelling in a path; else None."""
+    """Return the keys of one of Python's containers, in flat order, each as written in a path; else None."""
     if isinstance(tree, (list, tuple)):
         fields = fields_of(tree)
         return [(at, f".{fields[at]}" if fields else f"[{at}]") for at in range(len(tree))]
@@ -232,12 +232,12 @@ def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
 
 
 def fields_of(x: Any) -> Sequence[str] | None:
-    """Return the fields of a namedtuple, None for anything else."""
+    """Return the fields of a namedtuple; None for anything else."""
     return getattr(x, "_fields", None) if isinstance(x, tuple) else None
 
 
 def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
-    """Return the leaves of gradient at the slots of tree; None stands for a whole branch, list and tuple are alike."""
+    """Return the leaves of gradient at the slots of tree; None may replace a branch, and a list equals a tuple."""
     if tree is SLOT:
         return ONE_TENSOR.align(gradient)
     leaves, structure = backend.tree_flatten(tree)
@@ -250,7 +250,7 @@ def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
         return [g for g, slot in zip(given, slots, strict=True) if slot] if structure_given == structure else None
     if not isinstance(gradient, Mapping if isinstance(tree, dict) else (list, tuple)) or len(gradient) != len(tree):
         return None
-    if fields_of(gradient) not in (None, fields_of(tree)):  # by position they would be others
+    if fields_of(gradient) not in (None, fields_of(tree)):  # by position they would not match
         return None
     aligned: list[Any] = []
     for key, _ in children:

@@ -1,4 +1,4 @@
-"""Gradients by the framework's own mechanism, with JAX's names and semantics: op_vjp, op_grad, op_value_and_grad."""
+"""Gradients from the framework itself, with JAX's names and semantics: op_vjp, op_grad, op_value_and_grad."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition, partiti
 
 
 def op_vjp(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    """The output of a function, and its pullback: from upstream gradients to gradients of the arguments.
+    """Return a function's output and its pullback, which takes upstream gradients to gradients of the arguments.
 
     Parameters
     ----------
     fn : callable
         Any function that the backend can differentiate.
     *args : trees of tensors
-        Where to differentiate it, tensors of any shape. Python floats among them are tensors, as in ``jax.vjp``.
+        The arguments, tensors of any shape. Python floats among them are tensors, as in ``jax.vjp``.
 
     Returns
     -------
@@ -29,12 +29,12 @@ def op_vjp(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Callable[[Any], 
         ``fn(*args)``.
     pullback : callable
         Takes upstream gradients structured as the output, and returns a tuple with one gradient for each argument,
-        structured as it, with None where it holds no float or complex tensor. It may be called several times.
+        structured as it, with None for all but float and complex tensors. It may be called several times.
 
     Raises
     ------
     CustomGradientTypeError, CustomGradientValueError
-        From the pullback, where the upstream gradients do not fit the output.
+        From the pullback, if the upstream gradients do not fit the output.
 
     Examples
     --------
@@ -45,14 +45,14 @@ def op_vjp(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Callable[[Any], 
 
     Notes
     -----
-    Stands on ``jax.vjp``, ``torch.autograd``, ``tf.GradientTape`` or ``autograd``. Derivatives of derivatives work.
+    It uses ``jax.vjp``, ``torch.autograd``, ``tf.GradientTape`` or ``autograd``. Higher derivatives work.
     """
     op = f"op_vjp({function_name(fn)})"
     return _vjp(op, backend_or_numpy(args), fn, args)
 
 
 def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., tuple[Any, Any]]:
-    """A function that returns both fn's scalar output and its gradient.
+    """Return a function that returns both fn's scalar output and its gradient.
 
     Parameters
     ----------
@@ -64,13 +64,13 @@ def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) 
     Returns
     -------
     callable
-        fn's parameters, and ``(output, gradient)``: the gradient is structured as the argument, and is a tuple of
-        those where argnums is a sequence.
+        It takes fn's parameters, and returns ``(output, gradient)``. The gradient is structured as the argument; it is
+        a tuple of gradients if argnums is a sequence.
 
     Raises
     ------
     CustomGradientTypeError
-        From the function, where the output is no real scalar or an argument holds no float.
+        From the function, if the output is not a real scalar or an argument holds no float.
 
     Examples
     --------
@@ -101,7 +101,7 @@ def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) 
 
 
 def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
-    """A function that returns the gradient of fn's scalar output.
+    """Return a function that returns the gradient of fn's scalar output.
 
     Parameters
     ----------
@@ -113,12 +113,12 @@ def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callabl
     Returns
     -------
     callable
-        fn's parameters, and the gradient, structured as the argument; a tuple of those where argnums is a sequence.
+        It takes fn's parameters and returns the gradient, structured as the argument; a tuple if argnums is a sequence.
 
     Raises
     ------
     CustomGradientTypeError
-        From the function, where the output is no real scalar or an argument holds no float.
+        From the function, if the output is not a real scalar or an argument holds no float.
 
     Examples
     --------
@@ -165,7 +165,7 @@ def floats_to_tensors(backend: Backend, tree: Any) -> Any:
 
 
 def _fitting(op: str, backend: Backend, spec: TreeSpec, outputs: Sequence[Tensor], upstream: Any) -> list[Tensor]:
-    """The leaves of upstream, one for each output: zeros where there is None, as for an integer output."""
+    """Return the leaves of upstream, one per output; zeros for None, as for an integer output."""
     leaves = spec.align(upstream)
     if leaves is None:
         raise CustomGradientTypeError(
@@ -182,13 +182,13 @@ def _upstream(op: str, backend: Backend, gradient: Any, output: Tensor, path: st
     checked = check_gradient(op, backend, gradient, output.shape, output.dtype, lambda: path)
     if checked is not None:
         return checked
-    import numpy as np  # half of the time of importing cgshim, were it imported above
+    import numpy as np  # above, it would take half of the time of importing cgshim
 
     return backend.convert_to_tensor(np.zeros(output.shape), output.dtype)
 
 
 def _differentiable(op: str, backend: Backend, argument: Any, at: int) -> Any:
-    """argument, when there is something in it to differentiate with respect to, and nothing that has no gradient."""
+    """Return argument if it holds tensors and all of them can have gradients; else raise an error."""
     tensors, _ = partition(op, backend, floats_to_tensors(backend, argument))
     if tensors and all(is_differentiable(x.dtype) for x in tensors):
         return argument

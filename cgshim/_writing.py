@@ -1,4 +1,4 @@
-"""What a function stores in what it has not made itself, read off its code."""
+"""Find in a function's code what it stores in objects that it has not made itself."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 ANYTHING = "*"
-"""stands among names for what has none"""
+"""the name for what has no name"""
 
 _WRITERS = frozenset(["append", "appendleft", "extend", "insert", "update", "setdefault", "add", "put"])
-"""methods that are called like those of lists, dicts, sets and queues"""
+"""methods with the names of those that write to lists, dicts, sets and queues"""
 
 _SETTERS = frozenset(["setattr", "__setattr__", "globals", "vars", "__dict__"])
-"""what stores under names that cannot be told"""
+"""what may store under unknown names"""
 
 _INDICES = {"STORE_ATTR": 0, "STORE_SUBSCR": 1, "STORE_SLICE": 2}
-"""the operations that store something, and how many indices stand between them and where they store it"""
+"""the operations that store, and how many indices stand between them and the object to which they store"""
 
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _VARIABLES = ("FAST", "DEREF")
 _MAKERS = ("BUILD_", "CALL", "PRECALL", "BINARY_", "INPLACE_", "UNARY_", "LIST_", "SET_", "DICT_", "MAP_", "LOAD_CONST")
-"""how the operations begin whose result is new; BINARY_SUBSCR, of which that is not so, is excepted"""
+"""the beginnings of the operations whose result is new, except BINARY_SUBSCR"""
 
 
 def written_by(
     code: types.CodeType, but: types.CodeType | None, foreign_parameters: int, outer: frozenset[str] = frozenset()
 ) -> frozenset[str]:
-    """The attributes in which this code, or that of the functions within it, stores something that it has not made.
+    """Return the attributes in which this code, or a function in it, stores something, of objects not made there.
 
-    A helper's parameters are its caller's; those of f are the arguments, of which the rule keeps copies. outer are
-    the variables of an outer function that hold what this has made.
+    A helper's parameters belong to its caller; those of f are the arguments, of which the rule keeps copies. outer
+    are the variables of an outer function that hold what that one has made.
     """
     steps = list(_steps(code))
     own = _own_variables(code, steps, foreign_parameters) | (outer & frozenset(code.co_freevars))
@@ -44,7 +44,7 @@ def written_by(
 
 @functools.lru_cache(maxsize=4096)
 def attributes_in(code: types.CodeType) -> frozenset[str]:
-    """The names of the attributes and methods that code, and the functions within it, look up or set."""
+    """Return the names of the attributes and methods that code, and the functions in it, look up or set."""
     own = {step.argument for step in _steps(code) if "ATTR" in step.name or step.name == "LOAD_METHOD"}
     inner = [attributes_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return frozenset(own).union(*inner)
@@ -56,9 +56,9 @@ class _Step(NamedTuple):
     name: str
     argument: Any
     pushed: int
-    """by how much the stack grows"""
+    """how much the stack grows"""
     is_target: bool
-    """whether other code jumps here"""
+    """True if other code jumps here"""
 
 
 def _steps(code: types.CodeType) -> Iterator[_Step]:
@@ -72,7 +72,7 @@ def _steps(code: types.CodeType) -> Iterator[_Step]:
 
 
 def _own_variables(code: types.CodeType, steps: Sequence[_Step], foreign_parameters: int) -> frozenset[str]:
-    """The variables that hold arguments of f, or what the code has made, and never anything else."""
+    """Return the variables that only ever hold arguments of f or what the code has made."""
     own = {*code.co_varnames[foreign_parameters:], *code.co_cellvars}.difference(code.co_varnames[:foreign_parameters])
     for at, step in enumerate(steps):
         if step.name in ("STORE_FAST", "STORE_DEREF") and not _is_new(steps, at):
@@ -81,9 +81,9 @@ def _own_variables(code: types.CodeType, steps: Sequence[_Step], foreign_paramet
 
 
 def _is_new(steps: Sequence[_Step], at: int) -> bool:
-    """Whether a step stores in a variable what was just made."""
+    """Return True if a step stores in a variable what was just made."""
     made, stored = at - 1, 0
-    while steps[made].name == "STORE_FAST" and not steps[made].is_target:  # one after the other
+    while steps[made].name == "STORE_FAST" and not steps[made].is_target:  # several in a row
         made, stored = made - 1, stored + 1
     if steps[made].name == "UNPACK_SEQUENCE":
         made -= 1
@@ -95,7 +95,7 @@ def _is_new(steps: Sequence[_Step], at: int) -> bool:
 
 
 def _stored_in(steps: Sequence[_Step], at: int, own: frozenset[str]) -> Iterator[str]:
-    """The name under which a step stores something in what is no variable of the code's own."""
+    """Yield the name under which a step stores something outside of the code's own variables."""
     name, argument, *_ = steps[at]
     if name == "STORE_GLOBAL" or (name in ("LOAD_GLOBAL", *_ATTRIBUTES) and argument in _SETTERS):
         yield ANYTHING
@@ -111,9 +111,9 @@ def _stored_in(steps: Sequence[_Step], at: int, own: frozenset[str]) -> Iterator
 
 
 def _receiver(steps: Sequence[_Step], at: int) -> _Step:
-    """The last step of the expression in whose value a step stores something."""
+    """Return the last step of the expression whose value is the object to which a step stores."""
     last, indices = at - 1, _INDICES.get(steps[at].name, 0)
-    if steps[last].name.startswith(("SWAP", "ROT")):  # `a[i] += b` reads what it stores in
+    if steps[last].name.startswith(("SWAP", "ROT")):  # `a[i] += b` reads the object to which it stores
         last = _copied(steps, last) - 1
     for _ in range(indices):
         last = _first_of(steps, last) - 1
@@ -121,7 +121,7 @@ def _receiver(steps: Sequence[_Step], at: int) -> _Step:
 
 
 def _copied(steps: Sequence[_Step], last: int) -> int:
-    """Where the expressions are copied that an augmented assignment both reads and stores in."""
+    """Return where the expressions are copied that an augmented assignment both reads and writes."""
     open_reads = 0
     for at in range(last, 0, -1):
         if steps[at].name.startswith(("SWAP", "ROT")) and not steps[at - 1].name.startswith(("SWAP", "ROT")):
@@ -134,7 +134,7 @@ def _copied(steps: Sequence[_Step], last: int) -> int:
 
 
 def _first_of(steps: Sequence[_Step], last: int) -> int:
-    """Where the expression begins whose value the last step leaves."""
+    """Return where the expression begins whose value the last step leaves."""
     pushed = 0
     for at in range(last, -1, -1):
         pushed += steps[at].pushed

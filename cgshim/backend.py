@@ -1,4 +1,4 @@
-"""What a backend is written with, and all that it imports of cgshim: see docs/writing-a-backend.md."""
+"""All that a backend may import from cgshim: see docs/writing-a-backend.md."""
 
 from cgshim._call import Call as Call
 from cgshim._choice import framework_of as framework_of

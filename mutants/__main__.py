@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 BACKENDS = ["numpy", "torch", "tensorflow", "jax", "all"]  # in the order in which they start; all in one process
 FIRST = 25  # so many tests are collected and run first: most mutants go no further
 FEW = 6  # a line that so few tests run is run once, as its file is imported or for a cache: then those of its file run
+SECONDS_WITHOUT = 1200.0  # the longest that chosen tests may take on the code as it is
 SECONDS, ELSEWHERE = 60.0, 15.0  # of tests, the most telling ones; on the other backends, if NumPy's see nothing
 
 
@@ -78,6 +79,8 @@ class Session:
         for tree in trees:
             self.trees.put(tree)
         self.reach: dict[str, Future[Reach]] = {}
+        self.limit: dict[str, float] = {}
+        """of the tests that were asked for, in seconds"""
 
     def run(self, mutants: list[Mutant]) -> None:
         with ThreadPoolExecutor(self.workers) as pool:
@@ -107,13 +110,14 @@ class Session:
             answer = tree.run(backend, paths, tests, limit, "-x")
             if answer["status"] != 0:
                 raise SystemExit(f"{answer['failed'] or self.tests} fails without a mistake in the package")
+            self.limit[backend] = 60 + 4 * answer["seconds"]  # longer than that is no end
         self.trees.put(tree)
 
     def _given(self, backend: str) -> list[tuple[list[str], None, float]]:
         """The tests that were asked for, but for those of other backends, as one run."""
         others = tuple(f"tests/{name}/" for name in BACKENDS if name != backend)
         paths = [path for path in self.tests if not path.startswith(others)]
-        return [(paths, None, 300.0)] if paths else []
+        return [(paths, None, self.limit.get(backend, SECONDS_WITHOUT))] if paths else []
 
     def _reach(self, backend: str) -> Reach:
         tree = self.trees.get()

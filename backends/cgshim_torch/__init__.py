@@ -1,7 +1,7 @@
-"""PyTorch: the members of the backend protocol, and which way a call goes.
+"""PyTorch: the members of the backend protocol, and the choice of the way for a call.
 
-How a rule becomes a gradient stands in `cgshim_torch._eager` (eager mode), in `cgshim_torch._func` (the
-transformations of torch.func) and in `cgshim_torch._compiled` (torch.compile).
+`cgshim_torch._eager` (eager mode), `cgshim_torch._func` (the transformations of torch.func) and
+`cgshim_torch._compiled` (torch.compile) make a gradient from a rule.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TENSORS = (torch.Tensor, torch.fx.Proxy)
 
 
 def is_tensor(x: object, /) -> bool:
-    return isinstance(x, _TENSORS)  # torch.is_tensor takes a NumPy array for a tensor while Dynamo traces
+    return isinstance(x, _TENSORS)  # while Dynamo traces, torch.is_tensor is True for a NumPy array
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
@@ -72,7 +72,7 @@ def _register(kind: type) -> None:
 
 
 def _with_sorted_keys(tree: Any) -> Any:
-    """tree for torch's own pytree, which Dynamo can trace, and to which the order of a dict's keys would matter."""
+    """Return tree with sorted dicts, for torch's own pytree: Dynamo can trace it, but it depends on their order."""
     if type(tree) is dict:
         return {key: _with_sorted_keys(tree[key]) for key in total_order_sorted(tree)}
     if isinstance(tree, (list, tuple)):
@@ -99,7 +99,7 @@ def convert_to_numpy(x: Tensor, /) -> Any:
     x = x.detach().resolve_conj().resolve_neg()
     if x.layout is not torch.strided:
         x = x.to_dense()
-    if x.dtype is torch.bfloat16:  # each of them is a float32 too, and NumPy has no bfloat16 of its own
+    if x.dtype is torch.bfloat16:  # float32 holds each value, and NumPy has no bfloat16 of its own
         x = x.float()
     return x.cpu().numpy()
 
@@ -137,7 +137,7 @@ def vjp(
 
 
 def _vjp_in_graph(fn: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[tuple[Tensor, ...], Any]:
-    """torch.func.vjp by torch.autograd: what comes of it requires grad only when something outside does."""
+    """Do torch.func.vjp by torch.autograd; the results require grad only if something outside does."""
     outside = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.enable_grad():
         # each its own node of the graph: an input that comes twice has two gradients

@@ -1,4 +1,4 @@
-"""PyTorch: the derivatives of what a rule keeps of f's own making, by another run of f when they are asked for."""
+"""PyTorch: the derivatives of what f made and its rule keeps, by another run of f when they are needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 def connected(kept: Kept, saved: Saved) -> Saved:
-    """What was saved, with the other residuals as functions of the inputs and the variables; the values stay."""
+    """Return what was saved, with the other residuals as functions of inputs and variables, with the same values."""
     functions = _Residuals.apply(kept, saved, *saved.inputs, *saved.variables)
     others = list(saved.others)
     for at, function in zip(kept.differentiable, functions, strict=True):
@@ -49,12 +49,12 @@ class _Residuals(SingleLevelFunction):
 
 
 def _variables_beyond(kept: Kept, saved: Saved) -> list[Tensor]:
-    """The variables that are saved after the residuals, because the rule does not keep them."""
+    """Return the variables that are saved after the residuals, because the rule does not keep them."""
     return [v for at, v in zip(kept.variables, saved.variables, strict=True) if at >= kept.others]
 
 
 def _derivatives(kept: Kept, saved: Saved, upstreams: dict[int, Tensor]) -> list[Tensor | None]:
-    """The gradients of the inputs and the variables, from those of the residuals at these places."""
+    """Return the gradients of the inputs and the variables, from those of the residuals at these places."""
     copies = [_copy(x) for x in saved.inputs]
     with torch.enable_grad():
         others = _another_run(kept, saved, copies)
@@ -70,7 +70,7 @@ def _derivatives(kept: Kept, saved: Saved, upstreams: dict[int, Tensor]) -> list
 
 
 def _another_run(kept: Kept, saved: Saved, copies: list[Tensor]) -> list[Tensor]:
-    """The residuals of another run of f, on copies of the inputs: the same as the first ones, or it is refused."""
+    """Return the residuals of another run of f, on copies of the inputs; raise if they differ from the first ones."""
     if kept.changed:
         _refuse_changes(kept)
     start, versions = now(), [copy._version for copy in copies]
@@ -83,7 +83,7 @@ def _another_run(kept: Kept, saved: Saved, copies: list[Tensor]) -> list[Tensor]
         read = captured(kept.call, made, copies, since(start))
     if versions != [copy._version for copy in copies]:
         _refuse_changes(kept)
-    if len(others) != len(saved.others):  # one of them was an argument this time
+    if len(others) != len(saved.others):  # one was an argument this time
         refuse_another_run(kept.call, "others", "compute them from the arguments alone, or pass them as an argument")
     if not {id(v) for v in read} <= {id(leaf_of(v) if v.is_leaf else v) for v in saved.variables}:
         refuse_another_run(kept.call, "those of other variables", "read the same ones in every run")
@@ -95,9 +95,9 @@ def _refuse_changes(kept: Kept) -> None:
 
 
 def _copy(x: Tensor) -> Tensor:
-    """A copy of an input for f to write into, connected with it where gradients are recorded.
+    """Return a copy of an input for f to write into, connected with it if gradients are recorded.
 
-    Of a tensor that shows an element several times, a view: what f makes of it depends on how it lies in memory.
+    If the tensor shows an element several times, return a view: f's result depends on its layout in memory.
     """
     source = x if torch.is_grad_enabled() else x.detach()
     copy = source.clone()
@@ -107,7 +107,7 @@ def _copy(x: Tensor) -> Tensor:
 
 
 def _generators() -> list[Generator]:
-    """The generators of random numbers of torch itself, for each device that has been used."""
+    """Return torch's own generators of random numbers, for each device that has been used."""
     found = [torch.default_generator]
     if torch.cuda.is_initialized():
         found += torch.cuda.default_generators

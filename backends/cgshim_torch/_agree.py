@@ -1,4 +1,4 @@
-"""PyTorch: whether two runs of a function made the same tensor."""
+"""PyTorch: check if two runs of a function made the same tensor."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cgshim_torch._graph import has_values
 Tensor = Any
 
 ULPS = 8
-"""how many units in the last place the order of sums may make a difference of"""
+"""how many units in the last place the order of sums may change"""
 
 
 def agree(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are the same but for the order of sums; what cannot be compared is not known to be so."""
+    """Return True if tensors are equal except for the order of sums, or hold no values; False if not comparable."""
     a, b = a.detach(), b.detach()
     if type(a) is not type(b) or any(getattr(a, name) != getattr(b, name) for name in ("dtype", "layout", "device")):
         return False
@@ -38,7 +38,7 @@ def _agree(a: Tensor, b: Tensor) -> bool:
 
 
 def _taken_apart(tensor: Tensor) -> tuple[list[Tensor], Any] | None:
-    """The tensors that a tensor is made of, and what is around them; None for one that lies in memory as it is."""
+    """Return the tensors that a tensor is made of, and what is around them; None for a plain tensor in memory."""
     if hasattr(tensor, "__tensor_flatten__"):
         names, around = tensor.__tensor_flatten__()
         return [getattr(tensor, name) for name in names], (names, around)
@@ -65,7 +65,7 @@ def _close(a: Tensor, b: Tensor) -> bool:
         return True
     if not (a.is_floating_point() or a.is_complex()):
         return False
-    tolerance = min(ULPS * torch.finfo(a.dtype).eps, 0.05)  # where an ulp is more than that, none
+    tolerance = min(ULPS * torch.finfo(a.dtype).eps, 0.05)  # none if one ulp is more than that
     if a.is_floating_point() and a.dtype.itemsize <= 2:
         a, b = a.float(), b.float()
     return bool(torch.isclose(a, b, rtol=tolerance, atol=0.0, equal_nan=True).all())

@@ -1,6 +1,6 @@
-"""PyTorch: NumPy's linear algebra and Fourier transforms, and SciPy's special functions, where PyTorch's are unlike.
+"""PyTorch: NumPy's linear algebra and Fourier transforms, and SciPy's special functions, if PyTorch's differ.
 
-What they share with the other functions by NumPy's names stands first.
+What they share with the other functions by NumPy's names comes first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def dtype_of(dtype: Any) -> torch.dtype | None:
 
 
 def as_float(x: Tensor, dtype: Any = None) -> Tensor:
-    """x in the dtype, or as torch divides: integers in the default float dtype."""
+    """Return x in the dtype; without one, integers in the default float dtype, as torch divides."""
     if dtype is not None:
         return x.to(dtype_of(dtype))
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
@@ -34,7 +34,7 @@ def as_float(x: Tensor, dtype: Any = None) -> Tensor:
 
 
 def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
-    """As NumPy promotes them; torch's products ask for one."""
+    """Promote tensors as NumPy does; torch's products need one dtype."""
     dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
     return [tensor.to(dtype) for tensor in tensors]
 

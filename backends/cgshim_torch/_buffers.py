@@ -1,4 +1,4 @@
-"""PyTorch: buffers that a rule writes to, as it may: a moving average of gradients, a counter."""
+"""PyTorch: buffers that a rule may write to: a moving average of gradients, a counter."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ T = TypeVar("T")
 
 
 class Buffers:
-    """Tensors that f holds, that nothing is connected with, and that its rule may write to.
+    """Tensors that f holds, that do not require grad, and that its rule may write to.
 
-    Autograd would refuse the rule of a second call once that of the first has written to them. So they are not saved
-    with the others: what rules have written is allowed, and any other change raises, as it does for what is saved.
+    After the rule of a first call has written to them, autograd would refuse the rule of a second call. So they are
+    not saved with the others: rules may write to them, and any other change raises an error, as for saved tensors.
     """
 
     def __init__(self, op: str, tensors: Mapping[int, Tensor]) -> None:
-        """The tensors stand under their places among the residuals."""
+        """Take the tensors by their places among the residuals."""
         self._op = op
         self._tensors = tensors
         self._versions = {at: _version(tensor) for at, tensor in tensors.items()}
 
     def without(self, others: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The other residuals that autograd is to save."""
+        """Return the other residuals, which autograd saves."""
         return [tensor for at, tensor in enumerate(others) if at not in self._tensors]
 
     def among(self, saved: Sequence[Tensor]) -> list[Tensor]:
-        """The residuals that were saved, with the buffers where they belong."""
+        """Return the residuals that were saved, with the buffers in their places."""
         for at, tensor in self._tensors.items():
             if _version(tensor) != self._versions[at]:
                 raise RuntimeError(
@@ -49,7 +49,7 @@ class Buffers:
         return [self._tensors[at] if at in self._tensors else next(rest) for at in range(count)]
 
     def written_by(self, rule: Callable[..., T], *args: Any) -> T:
-        """`rule(*args)`, which may write to the buffers."""
+        """Return `rule(*args)`, which may write to the buffers."""
         before = {at: tensor._version for at, tensor in self._tensors.items()}
         try:
             return rule(*args)
@@ -64,7 +64,7 @@ _written: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def _version(tensor: Tensor) -> int:
-    """How often a tensor was changed in place by others than rules."""
+    """Return how often a tensor was changed in place, but not by rules."""
     return int(tensor._version) - int(_written.get(tensor, 0))
 
 
@@ -83,7 +83,7 @@ def buffers_among(call: Call, rule: Rule, others: Sequence[Tensor]) -> Buffers |
 
 @functools.lru_cache(maxsize=4096)
 def _writes_in_place(code: types.CodeType) -> bool:
-    """Whether code may write to a tensor that it has not made: add_, x[...] = y, out=x."""
+    """Return True if code may write to a tensor that it has not made: add_, x[...] = y, out=x."""
     if any(name.endswith("_") and not name.endswith("__") for name in code.co_names):
         return True
     if opcode.opmap["STORE_SUBSCR"] in code.co_code[::2] or "out" in _keywords(code):

@@ -1,8 +1,8 @@
-"""PyTorch: a call that Dynamo traces for torch.compile; imported by the first one, for Dynamo takes a second.
+"""PyTorch: a call that Dynamo traces for torch.compile; the first one imports this, because Dynamo takes a second.
 
-Dynamo follows a rule that is kept on ctx, and saves what its closure holds itself. What it does not follow leaves the
-graph: it would drop a custom backward under the transformations of torch.func (PyTorch issues 186303, 192985 and
-193279), it cannot name the variables that f reads, and it forgets in silence that a derivative is refused, where the
+Dynamo can trace a rule that is kept on ctx, and itself saves what the rule's closure holds. What it cannot trace leaves
+the graph: it would drop a custom backward under the transformations of torch.func (PyTorch issues 186303, 192985 and
+193279), it cannot name the variables that f reads, and it silently loses the error for a refused derivative if the
 backward pass reads none of the inputs (181581).
 """
 
@@ -46,10 +46,10 @@ _SKIPPED = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
 
 
 def _run_calls_whole() -> bool:
-    """Let Dynamo trace a call in the graph of its caller, or else not at all: then it runs as in eager mode.
+    """Let Dynamo trace a call in the graph of its caller or not at all: then it runs as in eager mode.
 
-    Otherwise Dynamo would compile it up to the place that it cannot trace, where f has run already. The same holds for
-    a backward pass. torch._dynamo.reset() may undo it, so it is done whenever a call is traced.
+    Otherwise Dynamo would compile it up to the place that it cannot trace, when f has already run. The same is true
+    of a backward pass. torch._dynamo.reset() may undo this, so each traced call does it again.
     """
     for function in (CustomGradient.__call__, CustomGradient.__get__, Kept.gradients):
         set_code_exec_strategy(function.__code__, _SKIPPED)
@@ -61,7 +61,7 @@ _calls_run_whole = torch._dynamo.assume_constant_result(_run_calls_whole)
 
 
 def traced(call: Call, inputs: Sequence[Tensor]) -> Outputs:
-    """Return f's outputs with the rule for their gradient, in the graph that is being traced if it can be there."""
+    """Return f's outputs with the rule for their gradient, in the graph that is being traced if possible."""
     _calls_run_whole()
     if forward_ad._current_level >= 0 or _is_transformed():  # Dynamo compiles anew where a level that it read changes
         return _transformed(call, inputs)
@@ -101,14 +101,14 @@ _DEVICE_TYPES = device_types()
 
 
 def _autocast() -> Autocast:
-    """What autocast is set to, for each kind of device on which it is on."""
+    """Return what autocast is set to, for each kind of device on which it is on."""
     return tuple([
         (kind, torch.get_autocast_dtype(kind), True) for kind in _DEVICE_TYPES if torch.is_autocast_enabled(kind)
     ])  # fmt: skip
 
 
 def _as_in(autocast: Autocast, rule: Callable[..., Any], *args: Any) -> Any:
-    """What the rule says under autocast as it was when f ran."""
+    """Return the rule's result, under autocast as it was when f ran."""
     if not autocast:
         return rule(*args)
     with torch.autocast(*autocast[0]):

@@ -1,9 +1,9 @@
-"""PyTorch, eager mode: run, then attach.
+"""PyTorch, eager mode: run f, then attach its rule.
 
-f runs first, with gradients on and on detached inputs, so that the graph records what f captured and nothing else.
-Then a Function is attached that returns aliases of f's outputs. It saves the inputs, the outputs and the other tensors
-in grad_fn's closure, and the variables, as autograd wants them saved: hooks and checkpoints see them, in-place changes
-are noticed, and nothing is held in a cycle. A saved output is the Function's own, so its derivative is the rule's.
+f runs first, with gradients on and on detached inputs, so that the graph records only what f captured. Then a
+Function is attached that returns aliases of f's outputs. It saves the inputs, the outputs and the other tensors in
+grad_fn's closure, and the variables, in autograd's own way: hooks and checkpoints see them, autograd notices in-place
+changes, and there is no reference cycle. A saved output is the Function's own, so its derivative is the rule's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _detached, _is_view, _is_inference = map(operator.methodcaller, ("detach", "_is_
 
 
 def differentiable(call: Call, inputs: Sequence[Tensor]) -> Outputs:
-    """Return f's outputs, with the rule for their gradient if anything can be differentiated."""
+    """Return f's outputs, with the rule for their gradient if they can be differentiated."""
     if is_transformed():
         return transformed(call, inputs)
     return attached(call, inputs) if torch.is_grad_enabled() else unattached(call, inputs)
@@ -51,13 +51,13 @@ def unattached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
 
 
 def _of_their_own(outputs: list[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the outputs as constants, none of which is an input: that may require grad, or may be changed."""
+    """Return the outputs as constants; none is an input itself, which may require grad or be changed."""
     given = set(map(id, inputs))
     return [y.detach() if id(y) in given or y.requires_grad else y for y in outputs]
 
 
 def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
-    """Return f's outputs with the rule for their gradient, if anything is differentiated at all."""
+    """Return f's outputs, with the rule for their gradient if anything is differentiated."""
     differentiated = any(map(requires_grad, inputs))
     given = list(map(_detached, inputs)) if differentiated else inputs
     start, versions = now(), _versions(given)
@@ -79,7 +79,7 @@ def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
 
 
 def _reads_what_requires_grad(call: Call, rule: Rule) -> bool:
-    """Return True if the rule alone reads a tensor that requires grad."""
+    """Return True if the rule itself reads a tensor that requires grad."""
     return any(map(requires_grad, convert_closure(rule.grad_fn, torch.is_tensor, call.f)[0]))
 
 
@@ -92,7 +92,7 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _shown_alike(inputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    """Let the inputs lie in memory as f has left what it was given: it may have transposed them in place."""
+    """Give the inputs the layout in memory in which f left its own: it may have transposed them in place."""
     for x, seen in zip(inputs, given, strict=True):
         if x is not seen and x.layout is torch.strided and not x.is_nested and _geometry(x) != _geometry(seen):
             with torch.no_grad():
@@ -106,7 +106,7 @@ def _geometry(x: Tensor) -> tuple[Any, ...]:
 class _Attached(SingleLevelFunction):
     """Returns aliases of a run's outputs, whose gradients come from the rule of the run.
 
-    It is applied outside of torch.func alone: Function.apply would ask for that again, at length.
+    It is applied only outside of torch.func: Function.apply would check that again, which takes time.
     """
 
     @staticmethod
@@ -143,12 +143,12 @@ class _Attached(SingleLevelFunction):
         else:
             gradients, of_variables = kept.gradients(_as_constants(saved), upstreams)
         if kept.call.options and not (torch.is_grad_enabled() or keeps_graph()):
-            kept.call = kept.call.without_options()  # whose tensors are free with those that were saved
+            kept.call = kept.call.without_options()  # to free their tensors with the saved ones
         return None, None, None, None, *gradients, *of_variables
 
 
 def _by_identity(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[int, Tensor]:
-    """The inputs under the identities of those that f was given; torch makes an object of a subclass as a view."""
+    """Return the inputs by the identities of what f got; torch makes an object of a subclass as a view."""
     found = dict(zip(map(id, given), inputs, strict=True))
     for seen, x in zip(given, inputs, strict=True):
         if type(seen) is not torch.Tensor and seen._base is not None:
@@ -157,7 +157,7 @@ def _by_identity(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[int,
 
 
 def _references_to_a_free_tensor() -> int:
-    """How many references there are to a tensor that one list holds; -1 where those of C++ are not among them."""
+    """Return the number of references to a tensor in one list; -1 if those of C++ do not count."""
     tensors = [torch.empty(1)]
     (alone,) = map(sys.getrefcount, tensors)
     view = tensors[0][:0]  # which holds it in C++
@@ -170,9 +170,9 @@ _FREE = _references_to_a_free_tensor()
 
 
 def _aliases(outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The outputs as tensors of their own; as views of what they show, which autograd guards as such.
+    """Return the outputs as tensors of their own, or as views of what they show, so that autograd guards them.
 
-    Outputs that nobody else holds are that already. given are the inputs as f saw them.
+    Outputs that nobody else holds stay as they are. given are the inputs as f saw them.
     """
     references = list(map(sys.getrefcount, outputs))
     is_bound = any(map(requires_grad, outputs)) or any(map(_is_view, outputs))  # part of a graph, or of another tensor
@@ -187,7 +187,7 @@ def _aliases(outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequenc
 
 
 def _views(outputs: Sequence[Tensor], wholes: Sequence[Tensor], shown: dict[int, Tensor]) -> tuple[Tensor, ...]:
-    """The outputs as views of inputs and of each other: who changes one of them changes others, and must not."""
+    """Return the outputs as views of inputs and of each other, so that autograd forbids changes, which others share."""
     seen, views = set(), []
     for whole in wholes:
         if id(whole) not in shown:
@@ -200,12 +200,12 @@ def _views(outputs: Sequence[Tensor], wholes: Sequence[Tensor], shown: dict[int,
 
 
 def _view(output: Tensor, whole: Tensor, shown: Tensor) -> Tensor:
-    """What shows of a tensor what output shows of a whole."""
+    """Return the view of `shown` that shows what output shows of `whole`."""
     if output is whole:
         return shown
     try:
         view = output._view_func(shown)
-    except RuntimeError:  # of what does not lie in memory as it is: of the values of a sparse or nested tensor
+    except RuntimeError:  # a view of the values of a sparse or nested tensor
         view = None
     if type(view) is type(output):
         return view
@@ -213,7 +213,7 @@ def _view(output: Tensor, whole: Tensor, shown: Tensor) -> Tensor:
 
 
 def _as_constants(saved: Saved) -> Saved:
-    """What was saved, with outputs that are connected with nothing, as they were in f."""
+    """Return what was saved, with detached outputs, as they were in f."""
     if saved.outputs.count(None) == len(saved.outputs):
         return saved
     return saved._replace(outputs=[y if y is None else y.detach() for y in saved.outputs])
@@ -223,7 +223,7 @@ def _as_constants(saved: Saved) -> Saved:
 
 
 def _differentiable_gradients(ctx: Any, kept: Kept, saved: Saved, upstreams: Sequence[Tensor]) -> Gradients:
-    """What the rule says, as functions of the inputs, the variables and the upstreams."""
+    """Return the rule's gradients as functions of the inputs, the variables and the upstreams."""
     if kept.call.once_differentiable:
         return _once(ctx, kept, saved, upstreams)
     functions = saved
@@ -237,7 +237,7 @@ def _differentiable_gradients(ctx: Any, kept: Kept, saved: Saved, upstreams: Seq
 
 
 def _once(ctx: Any, kept: Kept, saved: Saved, upstreams: Sequence[Tensor]) -> Gradients:
-    """What a rule says that is once_differentiable: a derivative of it is refused."""
+    """Return the gradients of a once_differentiable rule; their derivative raises an error."""
     with_tangents = forward_ad._current_level >= 0
     with torch.no_grad():
         gradients = kept.gradients(
@@ -249,7 +249,7 @@ def _once(ctx: Any, kept: Kept, saved: Saved, upstreams: Sequence[Tensor]) -> Gr
 def _refused(
     ctx: Any, saved: Saved, refuse: Refuse, gradients: Gradients, upstreams: Sequence[Tensor]
 ) -> Gradients:  # fmt: skip
-    """The gradients as functions of the inputs, the variables and the upstreams, whose derivatives are refused."""
+    """Return the gradients as functions of inputs, variables and upstreams, whose derivatives raise an error."""
     of_inputs, of_variables = gradients
     anchors = [ctx.anchor] if hasattr(ctx, "anchor") else [*saved.inputs, *saved.outputs, *saved.variables]
     both = without_derivative(
@@ -259,7 +259,7 @@ def _refused(
 
 
 def _is_connected(kept: Kept, aliases: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
-    """Whether what is saved is connected with all the inputs that are differentiated: an output, or all of them."""
+    """Return True if what is saved leads to all differentiated inputs: it has an output, or all of them."""
     if len(kept.inputs) == len(inputs) or any(aliases[at].dtype in FLOATS for at in kept.residuals.outputs):
         return True
     saved = set(kept.inputs)

@@ -1,7 +1,7 @@
 """PyTorch: the transformations of torch.func, and dual numbers.
 
-f runs on the inputs as they are: its residuals are functions of them at every level already. The outputs that the rule
-keeps are saved as the Function's own, so that their derivative is the rule's at every level.
+f runs on the inputs as they are, so its residuals are already functions of them at every level. The outputs that the
+rule keeps are saved as the Function's own, so that their derivative is the rule's at every level.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Tensor = Any
 
 
 def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], TreeSpec]:
-    """Return f's outputs with the rule for their gradient, at every level of the transformations that are active.
+    """Return f's outputs with the rule for their gradient, at every level of the active transformations.
 
-    A detached output has no gradient but the rule's, so a transformation that lost the rule could not answer with
+    A detached output has no gradient but the rule's, so a transformation that loses the rule cannot return
     autodiff's.
     """
     start = now()
     outputs, rule = called(call, inputs)
     during = since(start)
     kept, others, variables = examined(call, inputs, inputs, during, outputs, rule, is_wrapped_or_requires_grad)
-    if call.once_differentiable:  # the gradients have to be connected with all of them
+    if call.once_differentiable:  # the gradients must be connected with all of them
         kept.inputs = range(len(inputs))
     _refuse_hidden_batches(kept)
     if forward_ad._current_level >= 0 and not rules.current:
@@ -44,7 +44,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
 
 
 def _refuse_hidden_batches(kept: Kept) -> None:
-    """Raise where an object holds a tensor of a batch: vmap does not find it there, and takes the rule elsewhere."""
+    """Raise an error if an object holds a tensor of a batch: vmap misses it, and runs the rule at another level."""
     for tensor in kept.hidden():
         if torch.is_tensor(tensor) and any(map(functorch.is_batchedtensor, levels(tensor))):
             refuse_hidden(kept.call, tensor)
@@ -57,8 +57,8 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """Function.apply without its look at forward's signature, which takes 15 us a call and level."""
-        if functorch.maybe_current_level() is None:  # dual numbers alone
+        """Do Function.apply without its look at forward's signature, which takes 15 us per call and level."""
+        if functorch.maybe_current_level() is None:  # only dual numbers
             return super(torch.autograd.Function, cls).apply(*args)
         return custom_function_call(cls, *args)
 
@@ -93,7 +93,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         kept = ctx.kept
         if not kept.call.forward_mode:
             kept.call.refuse_forward_mode("jvp, jacfwd or a dual number")
-        with forward_ad._set_fwd_grad_enabled(True):  # torch turned it off, and with it the outer levels
+        with forward_ad._set_fwd_grad_enabled(True):  # torch turned it off, also for the outer levels
             here = [_primal(tensor) for tensor in ctx.saved_tensors]
             rule = functools.partial(_rule, kept, kept.apart(here), ctx.others)
             constants = kept.apart([tensor.detach() for tensor in here])
@@ -102,7 +102,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _once(kept: Kept, saved: Saved, upstreams: Sequence[Tensor], gradients: Gradients) -> Gradients:
-    """The gradients of a rule that is once_differentiable: a derivative of them is refused."""
+    """Return the gradients of a once_differentiable rule; their derivative raises an error."""
     of_inputs, of_variables = gradients
     both = without_derivative(
         kept.call.refuse_second_order, [*of_inputs, *of_variables], [*saved.inputs, *saved.variables, *upstreams]
@@ -115,7 +115,7 @@ def _rule(kept: Kept, saved: Saved, others: int, *upstreams: Tensor) -> list[Ten
 
 
 def in_place(kept: Kept, gradients: Gradients, others: int) -> list[Tensor | None]:
-    """The gradients where the tensors stand that they are the gradients of; residuals have none of their own."""
+    """Return each gradient at the place of its tensor; residuals have none of their own."""
     of_inputs, of_variables = gradients
     of_others: list[Tensor | None] = [None] * others
     for at, gradient in zip(kept.variables, of_variables, strict=True):
@@ -124,7 +124,7 @@ def in_place(kept: Kept, gradients: Gradients, others: int) -> list[Tensor | Non
 
 
 def _primal(tensor: Tensor) -> Tensor:
-    """tensor without its tangent at this level; torch 2.13 has no batching rule for that."""
+    """Return tensor without its tangent at this level; torch 2.13 has no batching rule for that."""
     if functorch.is_batchedtensor(tensor):
         batched_at, level = functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor)
         return functorch._add_batch_dim(_primal(functorch.get_unwrapped(tensor)), batched_at, level)

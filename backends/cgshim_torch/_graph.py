@@ -1,4 +1,4 @@
-"""PyTorch: what the graph of autograd tells about tensors that reached f by another way than its arguments."""
+"""PyTorch: find in autograd's graph the tensors that reached f, but not as arguments."""
 
 from __future__ import annotations
 
@@ -33,46 +33,46 @@ _is_leaf = operator.attrgetter("is_leaf")
 
 
 now = sequence_number
-"""Returns a point in this thread's history of the graph: nodes that it makes later have this number or a higher one"""
+"""Returns a point in this thread's history of the graph: nodes that it makes later have this number or a higher one."""
 
 
 def since(start: int) -> range:
-    """The numbers of the nodes that this thread has made since then."""
+    """Return the numbers of the nodes that this thread has made since then."""
     return range(start, now())
 
 
 def is_transformed() -> bool:
-    """Whether a transformation of torch.func, or a level of dual numbers, is active."""
+    """Return True if a transformation of torch.func, or a level of dual numbers, is active."""
     return functorch.maybe_current_level() is not None or bool(forward_ad._current_level >= 0)
 
 
 def is_wrapped_or_requires_grad(tensor: Tensor) -> bool:
-    """Whether a derivative of tensor can be taken at some level of torch.func."""
+    """Return True if tensor can be differentiated at some level of torch.func."""
     return bool(tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether a tensor has numbers in it, and not just a shape and a dtype."""
+    """Return True if a tensor holds numbers, and not only a shape and a dtype."""
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def recordable(tensor: Tensor) -> Tensor:
-    """tensor for autograd to record, which refuses one that was made in inference mode."""
+    """Return tensor so that autograd can record it: a copy if it was made in inference mode."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 
 def captured(
     call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor], during: range, in_a_rule: bool = False
 ) -> list[Tensor]:
-    """The variables that tensors, made during a run, depend on; what else they depend on but inputs is refused.
+    """Return the variables on which tensors made in a run depend; raise for all else that is not an input.
 
-    In a rule a tensor that the run did not make is a constant where it depends on nothing but the inputs: there the
-    op's own rule speaks for them.
+    In a rule, a tensor that the run did not make is a constant if it depends only on the inputs: their gradients come
+    from the op's own rule.
     """
     variables: list[Tensor] = []
     known = _Known(inputs)
     in_batch = False
-    while made:  # first as they are, and then as each transformation of torch.func has wrapped them
+    while made:  # first as they are, then inside each wrapping of torch.func
         leaves, strange = known.reached_beyond([t for t in made if t.requires_grad], during)
         known.add([leaf for leaf, _ in leaves])
         if strange or (in_batch and leaves):
@@ -88,16 +88,16 @@ def captured(
 
 
 Use = tuple[T, int]
-"""what tensors depend on, and the number of the first node of the graph that uses it"""
+"""what tensors depend on, and the number of the first node in the graph that uses it"""
 _of_use = operator.itemgetter(1)
 
 
 def _as_read(
     call: Call, leaves: list[Use[Tensor]], strange: list[Use[Edge]], in_batch: bool
 ) -> tuple[list[Use[Tensor]], list[Use[Edge]]]:
-    """The leaves as f read them, tensors that stand in the places of Parameters among them; and what else is strange.
+    """Return the leaves as f read them, with tensors in the places of Parameters, and the other strange edges.
 
-    A leaf that is a batch of vmap's is what vmap has made of it; where f is not seen to hold that, nobody can tell.
+    A leaf that is a batch of vmap is what vmap has made of it; if the search of f does not find it, raise an error.
     """
     read = AsRead(call.f, [*within_reach(call.f), *tensors_inside(call.options, torch.is_tensor)])
     if in_batch:
@@ -110,7 +110,7 @@ def _as_read(
 
 
 def refuse_captured_tangents(call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-    """Raise where forward mode reached f by another way: what it can read tells, and what it made of constants."""
+    """Raise an error if a tangent reached f, but not by its inputs: look at what f can read, and at what it made."""
     given = set(map(id, inputs))
     captured = [*within_reach(call.f), *tensors_inside(call.options, torch.is_tensor)]
     suspects = [tensor for tensor in captured if id(tensor) not in given]
@@ -121,7 +121,7 @@ def refuse_captured_tangents(call: Call, made: Sequence[Tensor], inputs: Sequenc
 
 
 def _has_tangent(tensor: Tensor) -> bool:
-    """Whether a tensor has a tangent at any level: what an inner transformation hides, the outer one sees."""
+    """Return True if a tensor has a tangent at any level: outer ones see what an inner transformation hides."""
     duals = [level for level in levels(tensor) if not functorch.is_batchedtensor(level)]
     if any(forward_ad.unpack_dual(dual).tangent is not None for dual in duals):
         return True
@@ -135,13 +135,13 @@ def _has_tangent(tensor: Tensor) -> bool:
 
 
 def depends_on_more(tensors: Sequence[Tensor], than: Sequence[Tensor]) -> bool:
-    """Whether tensors are connected with anything that requires grad beyond those."""
+    """Return True if tensors are connected with anything else that requires grad."""
     leaves, _ = _Known(than).reached_beyond(tensors)
     return bool(leaves)
 
 
 def read_by_rules(tensors: Sequence[Tensor]) -> bool:
-    """Whether a rule of an op that tensors depend on may read more than is saved, and of that what requires grad."""
+    """Return True if the rule of an op on which tensors depend may read an unsaved tensor that requires grad."""
     edges: list[Any] = [t.grad_fn for t in tensors]
     seen = set()
     while edges:
@@ -157,7 +157,7 @@ def read_by_rules(tensors: Sequence[Tensor]) -> bool:
 
 
 def within_reach(f: Any) -> Iterator[Tensor]:
-    """The tensors that f and the functions within it can read: in its closure and its object, and by a global name."""
+    """Yield the tensors that f and functions in it can read: in its closure and its object, and by a global name."""
     yield from tensors_inside(f, torch.is_tensor)
     function = inspect.unwrap(f)
     code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
@@ -167,7 +167,7 @@ def within_reach(f: Any) -> Iterator[Tensor]:
 
 
 def leaf_of(tensor: Tensor) -> Tensor:
-    """The leaf whose gradient that of a leaf is: itself, but for the copies that hooks on saved tensors make."""
+    """Return the leaf that gets a leaf's gradient: itself, except for the copies that hooks on saved tensors make."""
     transformed = functorch.maybe_current_level() is not None or functorch.is_functorch_wrapped_tensor(tensor)
     if transformed:
         return tensor
@@ -179,7 +179,7 @@ def leaf_of(tensor: Tensor) -> Tensor:
 
 
 class _Known:
-    """Tensors at which a walk through the graph turns back, at every level of torch.func that wraps them."""
+    """Tensors at which a walk through the graph stops, at every level of torch.func that wraps them."""
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._leaves: list[Tensor] = []
@@ -197,9 +197,9 @@ class _Known:
     def reached_beyond(
         self, tensors: Sequence[Tensor], during: range | None = None
     ) -> tuple[list[Use[Tensor]], list[Use[Edge]]]:
-        """The other leaves that tensors depend on, and what a run did not make.
+        """Return the other leaves on which tensors depend, and what a run did not make.
 
-        Each thread counts its nodes by itself: of two nodes of one number, one was made in another thread.
+        Each thread counts its nodes itself: of two nodes with one number, one was made in another thread.
         """
         used_at = {id(leaf): (leaf, 0) for leaf in map(leaf_of, filter(_is_leaf, tensors))}
         strange: dict[Edge, int] = {}
@@ -229,7 +229,7 @@ class _Known:
         return list(used_at.values()), list(strange.items())
 
     def is_passed_from(self, edge: Edge) -> bool:
-        """Whether a walk from an edge reaches a leaf that is not known."""
+        """Return True if a walk from an edge reaches a leaf that is not known."""
         known = set(map(id, self._leaves))
         edges, seen = [edge], set(self._edges)
         while edges:

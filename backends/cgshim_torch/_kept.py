@@ -1,4 +1,4 @@
-"""PyTorch: one run of f, and what is kept of it for the backward pass."""
+"""PyTorch: one run of f, and what is kept from it for the backward pass."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ rules: RuleScope[bool] = RuleScope("cgshim_torch_rule")
 
 
 class Saved(NamedTuple):
-    """What autograd has kept of a run, in the order of the run; None where nobody needs a tensor."""
+    """What autograd has kept from a run, in the order of the run; None for tensors that are not needed."""
 
     inputs: Sequence[Tensor | None]
     outputs: Sequence[Tensor | None]
@@ -48,7 +48,7 @@ class Saved(NamedTuple):
 
 
 def called(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
-    """Run f; gradients are recorded or not as before, whatever f leaves on or off."""
+    """Run f, and restore the grad mode after it."""
     before = torch.is_grad_enabled()
     try:
         return call(inputs)
@@ -58,13 +58,13 @@ def called(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
 
 
 class Run(NamedTuple):
-    """What one run of f has left behind: what a Function keeps of it, and the tensors that autograd is to save."""
+    """The result of one run of f: what a Function keeps from it, and the tensors that autograd saves."""
 
     kept: Kept
     others: list[Tensor]
-    """the tensors that the rule keeps and that are neither arguments nor outputs, and then further variables"""
+    """the tensors that the rule keeps and that are neither arguments nor outputs, then further variables"""
     variables: list[Tensor]
-    """what f read without being given it"""
+    """what f read that is not an argument"""
 
 
 def examined(
@@ -76,10 +76,10 @@ def examined(
     rule: Rule,
     may_depend: Callable[[Tensor], bool] = requires_grad,
 ) -> Run:
-    """Return what a run of f on inputs has left behind; what it captured, and is differentiated, is a variable.
+    """Return what a run of f on inputs has left behind; the differentiated tensors that it captured are variables.
 
-    live are the inputs as they came, connected with what they are made of. during are the numbers of the nodes of the
-    graph that f made. may_depend tells of a tensor whether it can be connected with anything that is differentiated.
+    live are the inputs as they came, connected with their graph. during are the numbers of the nodes of the graph that
+    f made. may_depend returns True if a tensor can be connected with anything that is differentiated.
     """
     residuals = Residuals(call, rule, is_tensor, inputs, outputs)
     others, residuals.others = residuals.others, []
@@ -95,7 +95,7 @@ def _variables(
     call: Call, rule: Rule, inputs: Sequence[Tensor], live: Sequence[Tensor], during: range, outputs: list[Tensor],
     others: list[Tensor],
 ) -> tuple[list[Tensor], frozenset[int]]:  # fmt: skip
-    """Return the variables that f read, and the identities of the residuals that it made of leaves of its own."""
+    """Return the variables that f read, and the identities of the residuals that it made from its own leaves."""
     in_a_rule = bool(rules.current)
     made = [*outputs, *others]
     variables = captured(call, made, live if in_a_rule else inputs, during, in_a_rule)
@@ -114,7 +114,7 @@ def _is_captured(tensor: Tensor, during: range) -> bool:
 
 
 def _places_of(variables: Sequence[Tensor], saved: list[Tensor]) -> list[int]:
-    """Where the variables stand among the saved tensors, put there where they are not residuals too."""
+    """Return the places of the variables among the saved tensors; append those that are not residuals."""
     at = {id(tensor): place for place, tensor in enumerate(saved)}
     for variable in variables:
         if id(variable) not in at:
@@ -124,7 +124,7 @@ def _places_of(variables: Sequence[Tensor], saved: list[Tensor]) -> list[int]:
 
 
 class Kept:
-    """What a Function has to know of a run, but for the tensors, which autograd keeps."""
+    """What a Function must know about a run, except the tensors, which autograd keeps."""
 
     __slots__ = (
         "autocast", "buffers", "call", "captured", "changed", "connected", "devices", "differentiable", "inputs",
@@ -132,13 +132,13 @@ class Kept:
     )  # fmt: skip
 
     changed: bool
-    """whether f wrote into its arguments"""
+    """True if f wrote into its arguments"""
 
     def __init__(
         self, call: Call, residuals: Residuals, inputs: Sequence[Tensor], outputs: int, saved: list[Tensor],
         captured: Sequence[int], variables: Sequence[Tensor],
     ) -> None:  # fmt: skip
-        """saved are the other residuals of the run, to which the variables are added that are none of them."""
+        """Append to saved, the other residuals of the run, the variables that are not among them."""
         self.call = call
         self.residuals = residuals
         self.devices = list(map(_device, inputs))
@@ -177,7 +177,7 @@ class Kept:
         )
 
     def gradients(self, saved: Saved, upstreams: Sequence[Tensor]) -> Gradients:
-        """Return what the rule says, under autocast and with the state of modules as they were when f ran."""
+        """Return the rule's gradients, under autocast and with the state of modules as they were when f ran."""
         run: Callable[..., Gradients] = self.rule_around(saved)
         if self.buffers is not None:
             run = functools.partial(self.buffers.written_by, run)
@@ -189,13 +189,13 @@ class Kept:
         return list(map(beside, of_inputs, self.devices)), of_variables
 
     def hidden(self) -> list[Any]:
-        """What the rule keeps in attributes of objects, where nobody can put other tensors."""
+        """Return what the rule keeps in attributes of objects, where it cannot be replaced."""
         if all(type(x) in _CONFIGURATION for x in self.residuals.objects):
             return []
         return self.residuals.hidden()
 
     def rule_around(self, saved: Saved) -> Rule:
-        """The rule around what it kept."""
+        """Return the rule around what it kept."""
         return self.residuals.around(saved.inputs, saved.outputs, saved.others)
 
     def as_first(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -212,12 +212,12 @@ class Kept:
 
 
 def _functions_among(residuals: Sequence[Tensor], connected: Collection[int]) -> list[int]:
-    """Return the places of the residuals that are floats, and that are not connected with what they depend on."""
+    """Return the places of the residuals that are floats and not connected with what they depend on."""
     return [at for at, t in enumerate(residuals) if at not in connected and t.dtype in FLOATS]
 
 
 def _spread(places: Sequence[int], tensors: Sequence[Tensor], count: int) -> Sequence[Tensor | None]:
-    """The first of the tensors, each at its place among this many."""
+    """Return a list of this length with the first of the tensors in these places."""
     if len(places) == count:
         return tensors[:count]
     spread: list[Tensor | None] = [None] * count
@@ -227,7 +227,7 @@ def _spread(places: Sequence[int], tensors: Sequence[Tensor], count: int) -> Seq
 
 
 def beside(gradient: Tensor | None, device: Any) -> Tensor | None:
-    """gradient on a device: what NumPy computed is not there yet."""
+    """Return gradient on a device: what NumPy computed is not there yet."""
     return gradient if gradient is None or gradient.device == device else gradient.to(device)
 
 
@@ -237,7 +237,7 @@ def _make(function: Any, op: str) -> Function:
 
 
 named: Callable[[Any, str], Function] = functools.lru_cache(maxsize=1024)(_make)
-"""A Function under the name of an op: anomaly mode and a printed grad_fn tell whose it is."""
+"""Returns a Function under the name of an op, which anomaly mode and a printed grad_fn then show."""
 
 
 # --- Autocast ---------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def _autocast_state() -> Autocast:
 
 @functools.cache
 def device_types() -> list[str]:
-    """The kinds of devices that autocast is set for."""
+    """Return the kinds of devices for which autocast is set."""
     return ["cpu", torch.accelerator.current_accelerator().type] if torch.accelerator.is_available() else ["cpu"]
 
 

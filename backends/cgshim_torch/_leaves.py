@@ -1,4 +1,4 @@
-"""PyTorch: leaves of the graph that f makes for itself, to differentiate something of its own: no trainable state."""
+"""PyTorch: leaves that f makes in the graph to differentiate something itself; they are not trainable state."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Tensor = Any
 
 
 def made_by(call: Call, grad_fn: Callable[..., Any], leaves: list[Tensor], *lists: list[Tensor]) -> list[Tensor]:
-    """Those of the leaves that f has made: nothing holds them but the graph, what f returned, and these lists.
+    """Return the leaves that f has made: only the graph, what f returned, and these lists hold them.
 
-    What was there before f ran is held by somebody else.
+    Something else holds what existed before f ran.
     """
     before = set(map(id, held_by(call.f)))
     made = [x for x in held_by(grad_fn) if id(x) not in before and not torch.is_tensor(x)]
@@ -37,7 +37,7 @@ def _references(tensors: list[Tensor]) -> list[int]:
 
 @functools.cache
 def _references_by_graph() -> int:
-    """How many references there are to a leaf that a graph and one list hold."""
+    """Return the number of references to a leaf that a graph and one list hold."""
     leaves = [torch.zeros((), requires_grad=True)]
     graph = leaves[0] * 1
     references = _references(leaves)[0]
@@ -46,7 +46,7 @@ def _references_by_graph() -> int:
 
 
 def depend_on(tensors: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Those of the tensors that are connected with one of the leaves."""
+    """Return the tensors that are connected with one of the leaves."""
     known = set(map(id, leaves))
     return [t for t in tensors if t.grad_fn is not None and _reaches(t.grad_fn, known)]
 

@@ -1,4 +1,4 @@
-"""PyTorch: forward mode, by the transpose of a rule that is linear in upstream, and the check that it is linear."""
+"""PyTorch: forward mode by the transpose of a rule that is linear in upstream, and the check that it is."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 Tensor = Any
 Rule = Callable[..., "list[Tensor | None]"]
-"""From one upstream for each output to one gradient for each tensor that may have a tangent."""
+"""Takes one upstream per output; returns one gradient per tensor that may have a tangent."""
 
 
 def push_forward(
     call: Call, rule: Rule, rule_of_constants: Rule, zeros: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """The tangents of the outputs, which are like zeros: the transpose of the rule, applied to those of the inputs.
+    """Apply the transpose of the rule to the inputs' tangents; return the outputs' tangents, which are like zeros.
 
     The transpose of a linear rule is the same at each upstream. So the rule is evaluated at small upstreams and, once
-    more, at these times a negative number: one that is not linear gives itself away there.
+    more, at these times a negative number: this shows a rule that is not linear.
     """
     floats = [z for z in zeros if _is_differentiable(z)]
     given: list[Tensor] = []
@@ -57,20 +57,20 @@ def _is_differentiable(tensor: Tensor) -> bool:
 
 
 def _merged(zeros: Sequence[Tensor], upstreams: Sequence[Tensor]) -> list[Tensor]:
-    """The upstreams of the float outputs among the zeros of the others."""
+    """Return the upstreams of the float outputs among the zeros of the others."""
     following = iter(upstreams)
     return [next(following) if _is_differentiable(z) else z for z in zeros]
 
 
-# --- Whether a rule is linear -----------------------------------------------------------------------------------
+# --- Check if a rule is linear ----------------------------------------------------------------------------------
 
 FACTOR = -160.0
 TOLERANCE = 0.01
-"""of what is compared: a linear rule may be a solver that stops early"""
+"""relative to what is compared: a linear rule may be a solver that stops early"""
 
 
 def _ramp(like: Tensor) -> Tensor:
-    """Small upstreams, no two alike: what sorts or rounds them shows, and so does what is added to them."""
+    """Return small, different upstreams: they show a rule that sorts or rounds them, or adds something."""
     dtype = like.real.dtype if like.is_complex() else like.dtype
     ramp = torch.arange(like.numel(), dtype=dtype, device=like.device).mul_(1 / (128 * max(like.numel(), 1)))
     ramp = ramp.add_(1 / 128).reshape(like.shape)
@@ -82,7 +82,7 @@ def _constants(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _is_multiple(small: Tensor, large: Tensor) -> bool:
-    """Whether the gradients at the larger upstreams are as much larger as these are."""
+    """Return True if the gradients at the larger upstreams are larger by the same factor."""
     small, large = _dense(small), _dense(large)
     if not small.numel():
         return True
@@ -93,7 +93,7 @@ def _is_multiple(small: Tensor, large: Tensor) -> bool:
 def _is_transpose(
     gradients: Sequence[Tensor], tangents: Sequence[Tensor], pushed: Sequence[Tensor], upstreams: Sequence[Tensor]
 ) -> bool:
-    """Whether the gradients times the tangents are what the pushed tangents times the upstreams are."""
+    """Return True if gradients times tangents equal pushed tangents times upstreams."""
     products = [
         *[_product(g, t) for g, t in zip(gradients, tangents, strict=True)],
         *[-_product(p, u) for p, u in zip(pushed, upstreams, strict=True)],
@@ -103,7 +103,7 @@ def _is_transpose(
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """The products of real and of imaginary parts, whose sum is the real inner product."""
+    """Return the products of real and imaginary parts, whose sum is the real inner product."""
     product = _dense(a) * _dense(b).conj()
     return product.real if product.is_complex() else product
 
@@ -117,7 +117,7 @@ def _tolerance(tensor: Tensor) -> float:
 
 
 def _is_true(condition: Tensor) -> bool:
-    """Whether a condition holds for any element of a batch; not where there are no values to ask."""
+    """Return True if a condition holds for any element of a batch; False if it has no values."""
     while functorch.is_functorch_wrapped_tensor(condition):
         condition = functorch.get_unwrapped(condition)
     if not has_values(condition) or torch.compiler.is_compiling():

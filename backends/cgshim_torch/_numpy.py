@@ -1,7 +1,7 @@
 """PyTorch: NumPy's functions, by NumPy's names, with NumPy's parameters and numbers.
 
-What PyTorch has under the same or another name is listed; what differs is a function here. Whatever stands in neither
-is defined by the front end in terms of these, or refused.
+Lists name what PyTorch has under the same or another name; what differs is a function here. The front end defines the
+rest in terms of these, or raises an error.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SAME = {name: name for name in _ALIKE.split()} | _RENAMED
 
 def np_sum(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     axes = axes_of(a, axis)
-    if axis is not None and not axes:  # where torch would sum all
+    if axis is not None and not axes:  # torch would sum over all
         return a.to(dtype_of(dtype)) if dtype else a
     return torch.sum(a, axes, keepdim=keepdims, dtype=dtype_of(dtype))
 

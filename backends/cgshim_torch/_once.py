@@ -1,4 +1,4 @@
-"""PyTorch: gradients whose own derivative is refused, in the moment in which it is asked for."""
+"""PyTorch: gradients whose own derivative raises an error as soon as it is taken."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Refuse = Callable[[str], NoReturn]
 def without_derivative(
     refuse: Refuse, gradients: Sequence[Tensor | None], connected: Sequence[Tensor]
 ) -> list[Tensor | None]:
-    """The gradients as functions of the connected tensors; whoever differentiates them is refused."""
+    """Return the gradients as functions of the connected tensors; differentiating them raises an error."""
     given = [gradient for gradient in gradients if gradient is not None]
-    if any(map(functorch.is_legacy_batchedtensor, given)):  # a Function would not be recorded under the batch
+    if any(map(functorch.is_legacy_batchedtensor, given)):  # the batch would not record a Function
         refuse("create_graph with is_grads_batched")
     aliases = iter(_WithoutDerivative.apply(refuse, len(given), *given, *connected) if given else ())
     return [None if gradient is None else next(aliases) for gradient in gradients]
@@ -30,7 +30,7 @@ class _WithoutDerivative(torch.autograd.Function):  # type: ignore[misc]
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """Function.apply without its look at forward's signature."""
+        """Do Function.apply without its look at forward's signature."""
         if functorch.maybe_current_level() is None:
             return super(torch.autograd.Function, cls).apply(*args)
         return custom_function_call(cls, *args)
@@ -55,7 +55,7 @@ class _WithoutDerivative(torch.autograd.Function):  # type: ignore[misc]
 
 
 def anchor(tensors: Sequence[Tensor]) -> Tensor:
-    """An empty tensor that is a function of tensors, of which it keeps nothing."""
+    """Return an empty tensor that is a function of tensors and keeps none of them."""
     empty: Tensor = _Anchor.apply(*tensors)
     return empty
 

@@ -1,6 +1,6 @@
-"""What PyTorch does not document and this backend needs, a line each: what for. Seen in 2.13.
+"""What PyTorch does not document and this backend needs, each with its use. Seen in 2.13.
 
-What Dynamo alone needs is imported by `_compiled`, for Dynamo takes a second.
+`_compiled` imports what only Dynamo needs, because Dynamo takes a second.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ functorch: Any = torch._C._functorch
 custom_function_call: Any = torch._functorch.autograd_function.custom_function_call
 """applies a Function at the levels of torch.func"""
 temporarily_pop_interpreter_stack: Any = torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
-"""for a look at a tensor from the outer levels"""
+"""lets a tensor be read from the outer levels"""
 enable_single_level_autograd_function: Any = torch._functorch.utils.enable_single_level_autograd_function
 """allows a Function to be applied within a kernel"""
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 """Function.apply without its look at torch.func"""
 forward_ad: Any = _forward_ad
-"""documented, but for _current_level, which tells of dual numbers, and _set_fwd_grad_enabled"""
+"""documented, except _current_level, which shows dual numbers, and _set_fwd_grad_enabled"""
 below_autograd: Any = torch._C._AutoDispatchBelowAutograd
 """calls the kernel of an operation, without its derivative"""
 
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """returns the number of the next node that this thread adds to the graph"""
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-"""returns whether the backward pass in progress may run again"""
+"""returns True if the backward pass in progress may run again"""
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
-"""returns whether autocast is on for any kind of device"""
+"""returns True if autocast is on for any kind of device"""
 
 len_function_stack: Callable[[], int] = torch._C._len_torch_function_stack
 """returns how many modes see functions of torch"""
@@ -45,7 +45,7 @@ len_dispatch_stack: Callable[[], int] = torch._C._len_torch_dispatch_stack
 tracing_state: Callable[[], object] = torch._C._get_tracing_state
 """returns the state of torch.jit.trace, None if it is not tracing"""
 symbolic_trace: Any = _symbolic_trace
-"""its _is_fx_tracing_flag tells that torch.fx is tracing"""
+"""its _is_fx_tracing_flag is True while torch.fx traces"""
 get_proxy_mode: Any = torch.fx.experimental.proxy_tensor.get_proxy_mode
 """returns the mode of make_fx, None if it is not tracing"""
 disable_proxy_modes_tracing: Any = torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing
@@ -55,5 +55,5 @@ FakeTensor: Any = torch._subclasses.FakeTensor
 
 
 def frames_are_compiled() -> bool:
-    """Return True while Dynamo looks at every frame that is run, and may compile it."""
+    """Return True while Dynamo looks at every frame that runs, and may compile it."""
     return torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None

@@ -1,4 +1,4 @@
-"""PyTorch: Functions that are applied outside of torch.func alone; Function.apply would ask for that, at length."""
+"""PyTorch: Functions that are applied only outside of torch.func, without the slow check in Function.apply."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from cgshim_torch._private import SingleLevelFunction as Undocumented
 
 
 class SingleLevelFunction(Undocumented):  # type: ignore[misc]
-    """A Function without the look at torch.func in its apply."""
+    """A Function whose apply does not look at torch.func."""
 
     @staticmethod
     def _compiled_autograd_key(ctx: Any) -> tuple[int]:
-        """What compiled autograd knows such a node by, as that of any Function."""
+        """Return the key of such a node for compiled autograd, as for any Function."""
         return (ctx._autograd_function_id,)

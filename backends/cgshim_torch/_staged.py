@@ -1,10 +1,10 @@
 """PyTorch: a call in a graph that torch.export, torch.jit.trace, make_fx or torch.fx.symbolic_trace is making.
 
-symbolic_trace records the op itself. The other graphs hold nothing but operations of tensors: f's. A rule has no place
-in them, so that a gradient of what they compute would be autodiff's. Where gradients are enabled as the graph is made,
-it gets an operation after f's that returns what it is given, and that refuses to be differentiated. Where they are
-not (for jit.trace: in inference mode), the graph is f's alone, for inference. A gradient that is taken while the graph
-is made is the rule's.
+symbolic_trace records the op itself. The other graphs hold only operations on tensors: those of f. They cannot hold a
+rule, so a gradient of what they compute would be autodiff's. If gradients are enabled while the graph is made, one
+more operation follows f's: it returns its inputs, and raises an error if it is differentiated. If they are not (for
+jit.trace: in inference mode), the graph is only f's, for inference. A gradient that is taken while the graph is made
+is the rule's.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ Tensor = Any
 
 
 def staged(call: Call, inputs: Sequence[Tensor]) -> Outputs:
-    """Return the outputs of a call in the graph that is being made; those of any other call if none is."""
+    """Return the outputs of a call in the graph that is being made, or as in any other call if none is."""
     if any(isinstance(x, Proxy) for x in inputs):
         return [_recorded(call, inputs)], ONE_TENSOR
     if tracing_state() is not None and not torch.is_inference_mode_enabled():
-        return without_gradient(call, inputs)  # without gradients too: as such jit.trace makes the graph once more
+        return without_gradient(call, inputs)  # without gradients too: jit.trace then makes the graph again
     outputs, spec = differentiable(call, inputs)
     if not torch.is_grad_enabled() or get_proxy_mode() is None:
         return outputs, spec
@@ -46,14 +46,14 @@ def staged(call: Call, inputs: Sequence[Tensor]) -> Outputs:
 
 
 def _leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The leaves that a rule speaks for: Parameters that f read are among them."""
+    """Return the leaves whose gradients come from a rule, with the Parameters that f read."""
     following = [node for y in outputs if y.grad_fn is not None for node, _ in y.grad_fn.next_functions]
     leaves = [node.variable for node in following if hasattr(node, "variable")]
     return list({id(leaf): leaf for leaf in leaves}.values())
 
 
 def without_gradient(call: Call, inputs: Sequence[Tensor]) -> Outputs:
-    """Return f's outputs, whose gradient is refused."""
+    """Return f's outputs, whose gradient raises an error."""
     outputs, rule = call(inputs)
     return torch.ops.cgshim.without_gradient(outputs, list(inputs), call.name), rule.output
 
@@ -62,7 +62,7 @@ def without_gradient(call: Call, inputs: Sequence[Tensor]) -> Outputs:
 
 
 def _recorded(call: Call, inputs: Sequence[Tensor]) -> Proxy:
-    """The op itself as a node of the graph that symbolic_trace makes; its output is one node, whatever it holds."""
+    """Record the op itself in the graph that symbolic_trace makes; its output is one node, whatever it holds."""
     for tensor in filter(requires_grad, within_reach(call.f)):
         call.refuse(
             "torch.fx records an op without the state that f reads", describe(tensor), "pass it as an argument"
@@ -73,7 +73,7 @@ def _recorded(call: Call, inputs: Sequence[Tensor]) -> Proxy:
 
 
 def _op_of(call: Call) -> CustomGradient[..., Any]:
-    """The op that is called: the one that goes by f's name, where its f is this one."""
+    """Return the op that is called: the one found by f's name if its f is this one, else a new one."""
     module = sys.modules.get(getattr(call.f, "__module__", None) or "")
     op = getattr(module, getattr(call.f, "__qualname__", ""), None)
     if isinstance(op, CustomGradient) and op.held_function is call.f:
@@ -109,7 +109,7 @@ torch.library.register_vmap("cgshim::without_gradient", _batched, lib=_library)
 
 
 class _Refusing(SingleLevelFunction):
-    """The operation where something may be differentiated."""
+    """The operation on tensors that may be differentiated."""
 
     @staticmethod
     def forward(ctx: Any, op: str, outputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -134,7 +134,7 @@ def _refuse(op: str) -> NoReturn:
 
 
 class _Marked(torch.autograd.Function):  # type: ignore[misc]
-    """Outputs with the operation behind them in the graph, and with their own gradient as the graph is made."""
+    """Returns outputs, with the operation after them in the graph; while it is made, they keep their gradient."""
 
     generate_vmap_rule = True
 
@@ -150,7 +150,7 @@ class _Marked(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
-        if get_proxy_mode() is not None and not is_transformed():  # a graph of the gradient has no gradient of its own
+        if get_proxy_mode() is not None and not is_transformed():  # a gradient's graph has no own gradient
             upstreams = _Marked.apply(ctx.op, ctx.outputs, *upstreams, *inputs)
         return None, None, *upstreams, *[None] * len(inputs)
 

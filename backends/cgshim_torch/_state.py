@@ -1,7 +1,7 @@
-"""PyTorch: the state of modules as f reads it: under functional_call, and as vmap maps over it.
+"""PyTorch: the state of modules as f reads it, under functional_call and under vmap.
 
-functional_call puts other tensors where the Parameters of a module stand, for as long as it runs. They are variables of
-an f that reads them, as Parameters are, be they leaves or not. A rule runs later; then they are put there once more.
+While functional_call runs, it puts other tensors in the places of a module's Parameters. They are variables of an f
+that reads them, like Parameters, leaves or not. A rule runs later; for that they are put there again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def levels(tensor: Tensor) -> Iterable[Tensor]:
-    """A tensor, and what each transformation of torch.func has wrapped."""
+    """Yield a tensor, and what each transformation of torch.func has wrapped."""
     yield tensor
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
@@ -29,7 +29,7 @@ def levels(tensor: Tensor) -> Iterable[Tensor]:
 
 
 class AsRead:
-    """Tensors as f can read them, found by what a walk through the graph finds of them."""
+    """Tensors as f can read them, looked up by what a walk through the graph finds."""
 
     def __init__(self, f: Callable[..., Any], within_reach: Iterable[Tensor]) -> None:
         self._outermost = {id(level): tensor for tensor in within_reach for level in levels(tensor)}
@@ -39,11 +39,11 @@ class AsRead:
         }  # fmt: skip
 
     def leaf(self, leaf: Tensor) -> Tensor | None:
-        """What f read of a leaf, which vmap may have wrapped; None where f is not seen to hold it."""
+        """Return what f read for a leaf, which vmap may have wrapped; None if f was not found to hold it."""
         return self._outermost.get(id(leaf))
 
     def state(self, edge: Edge) -> Tensor | None:
-        """The tensor in the place of a Parameter that an edge of the graph leads to."""
+        """Return the tensor in the place of a Parameter to which an edge of the graph leads; None if there is none."""
         return self._state.get(edge)
 
 
@@ -56,7 +56,7 @@ class Put(NamedTuple):
 
 
 def _put_in_modules(f: Callable[..., Any]) -> list[Put]:
-    """What functional_call has put in the modules that f holds."""
+    """Return what functional_call has put in the modules that f holds."""
     return [
         Put(place, name, tensor)
         for module in {id(m): m for each in tensors_inside(f, _is_module) for m in each.modules()}.values()
@@ -75,7 +75,7 @@ def _may_depend(tensor: Tensor) -> bool:
 
 
 class State:
-    """Where variables stood in modules that are no Parameters of theirs."""
+    """The places in modules of variables that are not Parameters."""
 
     def __init__(self, f: Callable[..., Any], variables: Sequence[Tensor]) -> None:
         at = {id(variable): place for place, variable in enumerate(variables)}
@@ -105,7 +105,7 @@ class State:
 
 
 def state_of(f: Callable[..., Any], variables: Sequence[Tensor]) -> State | None:
-    """Where the variables that f read stood; None where all of them are Parameters, as they mostly are."""
+    """Return the places of the variables that f read; None if all are Parameters, as is usual."""
     if all(isinstance(variable, torch.nn.Parameter) for variable in variables):
         return None
     return State(f, variables) or None

@@ -1,8 +1,8 @@
 """NumPy's functions, by their NumPy names, on the tensors of any backend.
 
-`ops.exp(x)`, `ops.sum(x, axis=0)`, `ops.linalg.norm(x)`: the backend is found as for every op. The parameters, their
-defaults and the numbers are NumPy's; dtypes are the framework's own. What a framework cannot give is refused by name.
-`ops.special` has SciPy's special functions. Beside them stand the few functions that every rule needs and that
+`ops.exp(x)`, `ops.sum(x, axis=0)`, `ops.linalg.norm(x)` find their backend as every op does. The parameters, their
+defaults and the numbers are NumPy's; dtypes are the framework's own. If a framework lacks a function, calling it raises
+an error. `ops.special` has SciPy's special functions. There are also the few functions that every rule needs and that
 frameworks spell differently. `cgshim.op_<name>` is `cgshim.ops.<name>`.
 """
 

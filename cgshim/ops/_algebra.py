@@ -37,7 +37,7 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
 
 
 def cross(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
-    """Of vectors of three numbers."""
+    """Return the cross product of vectors of three numbers."""
     a, b = ops.moveaxis(a, axis, -1), ops.moveaxis(b, axis, -1)
     if a.shape[-1] != 3 or b.shape[-1] != 3:
         raise ValueError("cross takes vectors of dimension 3")

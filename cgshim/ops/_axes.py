@@ -1,4 +1,4 @@
-"""What the definitions of NumPy's functions share: which axes a reduction goes over, and floats."""
+"""What the definitions of NumPy's functions share: the axes of a reduction, and floats."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cgshim.ops._tensors import cast, dtype
 
 Tensor = Any
 Axis = Any
-"""None for all of them, one axis, or a tuple of them"""
+"""None for all axes, one axis, or a tuple of axes"""
 INEXACT = ("float", "bfloat", "complex")
-"""how the names of dtypes begin that have fractions"""
+"""the beginnings of the names of dtypes that have fractions"""
 
 
 def axes_of(x: Tensor, axis: Axis) -> tuple[int, ...]:
-    """The axes, none of them negative."""
+    """Return the axes, none of them negative."""
     ndim = len(x.shape)
     if axis is None:
         return tuple(range(ndim))
@@ -27,14 +27,14 @@ def axes_of(x: Tensor, axis: Axis) -> tuple[int, ...]:
 
 
 def checked(ndim: int, axis: int) -> int:
-    """One of so many axes, not negative."""
+    """Return one of ndim axes, not negative."""
     if not -ndim <= axis < ndim:
         raise np.exceptions.AxisError(axis, ndim)
     return int(axis) % ndim
 
 
 def count_of(x: Tensor, axis: Axis) -> Any:
-    """How many elements a reduction over these axes takes together."""
+    """Return how many elements a reduction over these axes combines."""
     sizes = [x.shape[at] for at in axes_of(x, axis)]
     if None in sizes:  # a graph does not know it yet
         return ops.sum(ops.ones_like(as_float(x)), axis=axis, keepdims=True)
@@ -42,12 +42,12 @@ def count_of(x: Tensor, axis: Axis) -> Any:
 
 
 def as_float(x: Tensor) -> Tensor:
-    """x, if it is of integers or booleans, as the framework divides them."""
+    """Return x; if it holds integers or booleans, in the dtype of the framework's division."""
     return x if dtype(x).startswith(INEXACT) else ops.true_divide(cast(x, "int64"), 1)
 
 
 def as_last(x: Tensor, axis: Axis) -> Tensor:
-    """x with these axes moved to the end and made one."""
+    """Return x with these axes moved to the end and joined into one."""
     axes = axes_of(x, axis)
     if not axes:
         return ops.reshape(x, (-1,))

@@ -1,4 +1,4 @@
-"""Loops and branches in the signatures of jax.lax: Python's own, where the framework has none for what it traces."""
+"""Loops and branches with the signatures of jax.lax: Python's own if the framework offers none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *operands: Any) -> T:
-    """true_fun(*operands) if pred, and else false_fun(*operands).
+    """Return true_fun(*operands) if pred, else false_fun(*operands).
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *op
     Returns
     -------
     tree
-        What the chosen function returned. In `jax.jit` and `tf.function` both are traced and one runs.
+        The result of the chosen function. `jax.jit` and `tf.function` trace both and run one.
 
     Examples
     --------
@@ -52,25 +52,25 @@ def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *op
 
 
 def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Tree) -> Tree:
-    """The value that `body_fun` makes of `init_val`, again and again, while `cond_fun` of it is true.
+    """Apply `body_fun` to a value, first `init_val`, while `cond_fun` of it is true; return the last value.
 
     Parameters
     ----------
     cond_fun : callable
-        From a value to one boolean.
+        Takes a value, and returns one boolean.
     body_fun : callable
-        From a value to the next, of the same structure, shapes and dtypes.
+        Takes a value, and returns the next, of the same structure, shapes and dtypes.
     init_val : tree of tensors or numbers
 
     Returns
     -------
     tree
-        The first value of which cond_fun is false.
+        The first value for which cond_fun is false.
 
     Raises
     ------
     CustomGradientTypeError
-        Where body_fun returns another structure, shape or dtype than it was given.
+        If body_fun returns another structure, shape or dtype than it gets.
 
     Examples
     --------
@@ -96,7 +96,7 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]], init: Tree, xs: Tree = None, length: int | None = None
 ) -> tuple[Tree, Tree]:
-    """The last carry and the stacked outputs of `carry, y = f(carry, x)` over the first axis of xs.
+    """Return the last carry and the stacked outputs of `carry, y = f(carry, x)` over the first axis of xs.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def scan(
     xs : tree of tensors, optional
         All with a first axis of the same size, at least 1; x is one element along it.
     length : int, optional
-        How many steps, where there are no xs; x is then None.
+        The number of steps, if there are no xs; x is then None.
 
     Returns
     -------
@@ -117,9 +117,9 @@ def scan(
     Raises
     ------
     CustomGradientTypeError
-        Where f returns no pair, or a carry of another structure, shape or dtype.
+        If f returns no pair, or a carry of another structure, shape or dtype.
     CustomGradientValueError
-        Where the sizes of the first axes differ, or there is no step at all.
+        If the sizes of the first axes differ, or there is no step at all.
 
     Examples
     --------
@@ -154,7 +154,7 @@ def _as_tensors(backend: Backend, tree: Tree) -> Tree:
 
 
 def _keeping(op: str, what: str, backend: Backend, body: Callable[..., Any]) -> Callable[..., Any]:
-    """body, whose value, or the first of its pair, has to be of one kind with its first argument."""
+    """Return body with a check: its value, or the first of its pair, must be of the same kind as its first argument."""
 
     def checked(value: Tree, *rest: Any) -> Any:
         result = body(value, *rest)

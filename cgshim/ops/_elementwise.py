@@ -1,4 +1,4 @@
-"""NumPy's functions of elements and of shapes in terms of its other functions."""
+"""NumPy's functions of elements and shapes in terms of its other functions."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def unwrap(p: Tensor, axis: int = -1, *, period: float = 2 * math.pi) -> Tensor:
 
 
 def digitize(x: Tensor, bins: Tensor, right: bool = False) -> Tensor:
-    """For bins that increase."""
+    """Return the bin of each number; bins must increase."""
     return ops.searchsorted(bins, x, side="left" if right else "right")
 
 
@@ -142,7 +142,7 @@ def geomspace(start: float, stop: float, num: int = 50, endpoint: bool = True) -
 
 
 def pad(array: Tensor, pad_width: Any, mode: str = "constant", *, constant_values: float = 0) -> Tensor:
-    """In NumPy's modes that repeat what is there, and with one constant."""
+    """Pad in NumPy's modes that repeat elements, and with one constant."""
     if mode not in _PAD_MODES:
         raise NotImplementedError(f"mode={mode!r}, which is none of {', '.join(_PAD_MODES)}")
     widths = np.broadcast_to(np.asarray(pad_width), (len(array.shape), 2)).tolist()
@@ -158,7 +158,7 @@ _PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 
 def _places(size: int, before: int, after: int, mode: Any) -> Any:
-    """Which elements stand where, as NumPy pads them."""
+    """Return which element is at each place, as NumPy pads."""
     return np.pad(np.arange(size), (before, after), mode)
 
 

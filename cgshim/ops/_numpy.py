@@ -1,7 +1,7 @@
-"""How a NumPy function is found in a framework: with NumPy's parameters and numbers, or not at all.
+"""Find a NumPy function in a framework: with NumPy's parameters and numbers, or not at all.
 
-The framework's backend is asked first; then the function may be defined in terms of other NumPy functions; autoray
-translates for a backend that offers no functions of its own.
+The framework's backend comes first; then a definition in terms of other NumPy functions; autoray translates for a
+backend that offers no functions itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NumPyFunction = Callable[..., Any]
 
 
 class Namespace:
-    """NumPy's functions, or those whose names begin so: linalg., fft. and (SciPy's) special."""
+    """NumPy's functions, or those with a prefix: linalg., fft. and (SciPy's) special."""
 
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
@@ -38,7 +38,7 @@ class Namespace:
 
 @functools.cache
 def found(name: str) -> NumPyFunction:
-    """The function of this NumPy name, on the tensors of any backend."""
+    """Return the function of this NumPy name, for the tensors of any backend."""
     name = _ALIASES.get(name, name)
     own = name.rpartition(".")[2]
     if not own.startswith("_") and (name.startswith("special.") or _is_function(name)):
@@ -53,7 +53,7 @@ _ALIASES = {
     "bitwise_left_shift": "left_shift", "bitwise_right_shift": "right_shift", "true_divide": "divide", "fix": "trunc",
     "mod": "remainder", "conjugate": "conj", "trapz": "trapezoid",
 }  # fmt: skip
-"""the names that NumPy has for one function, or that the array API standard has for it"""
+"""other names that NumPy or the array API standard has for a function"""
 
 
 def _is_function(name: str) -> bool:
@@ -88,14 +88,14 @@ def _numpy_named(name: str) -> NumPyFunction:
 
 
 ops, linalg = Namespace(), Namespace("linalg.")
-"""as the definitions of functions in terms of other functions call them"""
+"""for the definitions of functions in terms of other functions"""
 
-_functions = types.SimpleNamespace()  # torch.compile reads an attribute when it comes to it, a dict as a whole
+_functions = types.SimpleNamespace()  # torch.compile reads attributes only when used, but a whole dict
 
 
 @constant_when_traced
 def _place_of(name: str, framework: str) -> str:
-    """Find the framework's function of this NumPy name, once; the attribute of _functions that holds it."""
+    """Find the framework's function of this NumPy name, once; return the attribute of _functions that holds it."""
     place = f"{framework}_{name}".replace(".", "_")
     if not hasattr(_functions, place):
         setattr(_functions, place, _function_of(name, framework))
@@ -117,13 +117,13 @@ def _function_of(name: str, framework: str) -> NumPyFunction:
 
 
 def own_function(backend: Backend, name: str) -> NumPyFunction | None:
-    """What the backend offers under this name, if it offers functions at all."""
+    """Return what the backend offers under this name; None if it offers no functions."""
     given: Callable[[str], NumPyFunction | None] | None = getattr(backend, "numpy_function", None)
     return given(name) if given else None
 
 
 def _definition(name: str) -> NumPyFunction | None:
-    """The function in terms of others, from one of the files beside this one."""
+    """Return the function in terms of others, from one of the files next to this one; else None."""
     for module in ("statistics", "elementwise", "algebra", "special"):
         definitions = vars(importlib.import_module(f"cgshim.ops._{module}"))
         function = definitions.get(name.replace(".", "_"))
@@ -143,7 +143,7 @@ def _translated(name: str, framework: str) -> NumPyFunction | None:
 
 
 def _tensors_of(name: str, backend: Backend, value: Any) -> Any:
-    """value with the NumPy arrays and Keras Variables in its lists made tensors of the backend."""
+    """Return value; NumPy arrays and Keras Variables, also in its lists, become tensors of the backend."""
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return type(value)(_tensors_of(name, backend, item) for item in value)
     tensor = as_tensor(f"op_{name}", backend, value)
@@ -151,7 +151,7 @@ def _tensors_of(name: str, backend: Backend, value: Any) -> Any:
 
 
 def _numbers_to_tensors(backend: Backend, args: Sequence[Any]) -> list[Any]:
-    """args with tensors for the Python numbers, which bend to the dtype of the tensors beside them if they can."""
+    """Return args with Python numbers as tensors, in the dtype of the other tensors if possible."""
     tensors = [arg for arg in args if backend.is_tensor(arg)]
     return [_bend(backend, arg, tensors) if isinstance(arg, (int, float, complex)) else arg for arg in args]
 

@@ -1,4 +1,4 @@
-"""SciPy's special functions, where they can be written in NumPy's."""
+"""SciPy's special functions that can be written with NumPy's."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def count_nonzero(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Te
 
 
 def quantile(a: Tensor, q: Any, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """By linear interpolation, which is NumPy's default."""
+    """Return quantiles by linear interpolation, NumPy's default."""
     found = [_quantile(a, float(each), axis, keepdims) for each in np.ravel(np.asarray(q))]
     return ops.stack(found) if np.ndim(q) else found[0]
 
@@ -59,7 +59,7 @@ def _quantile(a: Tensor, q: float, axis: Axis, keepdims: bool) -> Tensor:
     below, above = math.floor(place), math.ceil(place)
     low, high = ordered[..., below], ordered[..., above]
     between = low + (high - low) * (place - below)
-    missing = ops.any(ops.isnan(ordered), axis=-1)  # the order of what holds a nan means nothing
+    missing = ops.any(ops.isnan(ordered), axis=-1)  # with a nan, the order means nothing
     return kept(ops.where(missing, ops.full_like(between, math.nan), between), a, axis, keepdims)
 
 
@@ -89,7 +89,7 @@ def nanmean(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
 
 
 def _present(a: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """How many are numbers."""
+    """Return how many elements are numbers."""
     ones = ops.ones_like(a)
     return ops.sum(ops.where(ops.isnan(a), ops.zeros_like(a), ones), axis=axis, keepdims=keepdims)
 
@@ -106,7 +106,7 @@ def nanstd(a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = Fa
 
 
 def nanmax(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Where there is no number at all, -inf and not NumPy's nan with a warning."""
+    """Return the maximum; -inf if there is no number at all, not NumPy's nan with a warning."""
     return ops.max(_without_nan(a, -math.inf), axis=axis, keepdims=keepdims)
 
 

@@ -14,24 +14,24 @@ from cgshim._trees import as_tensor
 
 
 def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
-    """x as a tensor of the backend.
+    """Return x as a tensor of the backend.
 
     Parameters
     ----------
     x : tensor, NumPy array, number or nested list of numbers
-        A tensor stays what it is, gradient and all.
+        A tensor stays as it is, with its gradient.
     dtype : str or a dtype of the framework, optional
-        What to cast it to; by default what the framework makes of it.
+        The dtype of the result; by default the framework decides.
 
     Returns
     -------
     tensor
-        Of the chosen backend, or of x's own; a NumPy array where there is neither.
+        Of the chosen backend, or of x's own; a NumPy array if there is neither.
 
     Raises
     ------
     BackendError
-        Where x is another framework's tensor than the chosen backend's.
+        If x is a tensor of another framework than the chosen backend's.
 
     Examples
     --------
@@ -44,7 +44,7 @@ def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
 
 
 def cast(x: Any, dtype: Any) -> Tensor:
-    """x, a tensor of any shape, in another dtype (a name such as "float32", or the framework's own).
+    """Return x, a tensor of any shape, in another dtype (a name such as "float32", or the framework's own).
 
     Examples
     --------
@@ -55,7 +55,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
 
 
 def convert_to_numpy(x: Any) -> np.ndarray[Any, Any]:
-    """x, a tensor of any framework, shape and dtype, as a NumPy array: on the host, and no longer differentiated.
+    """Return x, a tensor of any framework, shape and dtype, as a NumPy array: on the host, not differentiated.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def convert_to_numpy(x: Any) -> np.ndarray[Any, Any]:
 
 
 def stop_gradient(x: Any) -> Tensor:
-    """x, a tensor of any shape, as a constant: the same value, and no gradient.
+    """Return x, a tensor of any shape, as a constant: the same value, and no gradient.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def stop_gradient(x: Any) -> Tensor:
 
 
 def is_tensor(x: object) -> bool:
-    """Whether x is a tensor of a framework: an array, a tracer, a Variable, a Parameter.
+    """Return True if x is a tensor of a framework: an array, a tracer, a Variable, a Parameter.
 
     Examples
     --------
@@ -91,7 +91,7 @@ def is_tensor(x: object) -> bool:
 
 
 def shape(x: Any) -> tuple[Any, ...]:
-    """The shape of a tensor as a tuple; None stands for a size that a graph does not know yet.
+    """Return the shape of a tensor as a tuple; None stands for a size that a graph does not know yet.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def shape(x: Any) -> tuple[Any, ...]:
 
 
 def dtype(x: Any) -> str:
-    """The name of a tensor's dtype, the same in every framework: "float32", "bfloat16", "int64".
+    """Return the name of a tensor's dtype, the same in every framework: "float32", "bfloat16", "int64".
 
     Examples
     --------

@@ -13,12 +13,12 @@ Tensor = Any
 
 
 def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
-    """A gradient summed over what was broadcast: the transpose of broadcasting `like` to the gradient's shape.
+    """Sum a gradient over what was broadcast: the transpose of broadcasting `like` to the gradient's shape.
 
     Parameters
     ----------
     gradient : tensor
-        Of a shape to which like's can be broadcast, and of any dtype.
+        Its shape is one to which like's can be broadcast; any dtype.
     like : tensor or tuple of int
         What was broadcast, or its shape.
 
@@ -30,7 +30,7 @@ def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
     Raises
     ------
     CustomGradientValueError
-        Where like's shape cannot be broadcast to the gradient's.
+        If like's shape cannot be broadcast to the gradient's.
 
     Examples
     --------
@@ -60,7 +60,7 @@ def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
 
 
 def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor:
-    """x with values added at indices along an axis; what comes twice is added twice. The transpose of a gather.
+    """Add values to x at indices along an axis, twice at an index that comes twice: the transpose of a gather.
 
     Parameters
     ----------
@@ -69,9 +69,9 @@ def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor
     index : tensor
         One axis of integers, from 0 to the axis's size - 1.
     values : tensor
-        Shaped as x, but along the axis as index; of x's dtype.
+        Shaped as x, but as index along the axis; of x's dtype.
     axis : int
-        Where the indices count.
+        The axis of the indices.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor
     Raises
     ------
     CustomGradientValueError
-        Where the shapes do not fit.
+        If the shapes do not fit.
 
     Examples
     --------

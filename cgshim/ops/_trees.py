@@ -13,15 +13,15 @@ Tree = Any
 
 
 def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
-    """A tree of fn's results for each tensor of a tree, and for the tensors at its place in the rest.
+    """Return a tree of fn's results for each tensor of a tree, and for the tensors at its place in the rest.
 
     Parameters
     ----------
     fn : callable
         Takes one tensor for each tree.
     tree, *rest : tree
-        Of what the backend's registry knows (lists, dicts, modules), alike in structure. A leaf that is no tensor
-        stays as it is in the first.
+        Of what the backend's registry knows (lists, dicts, modules), with the same structure. A leaf that is not a
+        tensor stays as it is in the first.
 
     Returns
     -------
@@ -31,7 +31,7 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     Raises
     ------
     CustomGradientTypeError
-        Where the trees are structured in different ways.
+        If the trees have different structures.
 
     Examples
     --------

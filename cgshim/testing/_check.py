@@ -1,4 +1,4 @@
-"""check_gradients: derivatives against central differences."""
+"""check_gradients: compare derivatives with central differences."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ HIGHER_ORDER = (
 )
 
 DIRECTIONS = 2
-"""in which each argument is changed; in a random one a wrong derivative shows with probability one"""
+"""how many random directions change each argument; one shows a wrong derivative with probability one"""
 
-# The frameworks' own checkers were weighed (torch.autograd.gradcheck and gradgradcheck, jax.test_util.check_grads,
-# tf.test.compute_gradient, autograd.test_util.check_grads): none tells argument, output and index together, none takes
-# a surrogate, none knows a stranger's backend, JAX's needs a global switch for float64 and TensorFlow's has no second
-# order. One checker on the Backend protocol has all that; the tests hold its verdicts against theirs.
+# The frameworks' own checkers (torch.autograd.gradcheck and gradgradcheck, jax.test_util.check_grads,
+# tf.test.compute_gradient, autograd.test_util.check_grads) do not suffice: none names argument, output and index
+# together, takes a surrogate or knows others' backends; JAX's needs a global switch for float64 and TensorFlow's has no
+# second order. One checker on the Backend protocol has all that; the tests compare its verdicts with theirs.
 
 
 def check_gradients(
@@ -40,35 +40,35 @@ def check_gradients(
     atol: float | None = None,
     against: Callable[..., Any] | None = None,
 ) -> None:
-    """Compare the derivatives of a function with central differences, each argument and each output by itself.
+    """Compare the derivatives of a function with central differences, for each argument and output separately.
 
     Parameters
     ----------
     fn : callable
         An op, or any function of tensors. Tensors that it captures should be float64, as its arguments will be.
     args : sequence of trees of tensors
-        Where to check it; float and complex tensors, of any shape, are changed, all the rest is kept.
+        Where to check it; float and complex tensors, of any shape, are changed, the rest stays as it is.
     order : int, optional
         The highest derivative to check: those of order n are compared with differences of those of order n - 1. By
         default 2, and 1 of an op that is ``once_differentiable``.
     modes : iterable of str, optional
-        "reverse", "forward" or both. By default forward mode is checked where an op promises it with
-        ``forward_mode=True``, and in any other function where nothing refuses it; where it is named here, it must be.
+        "reverse", "forward" or both. By default forward mode is checked if an op promises it with
+        ``forward_mode=True``, and in any other function if nothing refuses it; if named here, refusing it is an error.
     argnums : int or sequence of int, optional
         The positional arguments whose gradients to check, as in ``op_grad``; by default all of them.
     rtol, atol : float, optional
         By default the step of the differences, 6e-6 in float64.
     against : callable, optional
-        What to take the differences of: the surrogate of a function that has other derivatives on purpose.
+        The function for the differences: the surrogate of a function that has other derivatives on purpose.
 
     Raises
     ------
     AssertionError
-        Where a derivative is wrong; it names the argument, the output and the index. Where a difference is not
-        finite, it says so instead, for nothing is known there.
+        If a derivative is wrong; it names the argument, the output and the index. If a difference is not finite,
+        it says so instead, because nothing is known there.
     CustomGradientError
-        Whatever the op refuses: a gradient of a wrong shape, forward mode that was asked for and that it does not
-        promise, a second order where it is ``once_differentiable``.
+        For what the op refuses: a gradient of a wrong shape, forward mode that was asked for and is not promised, a
+        second order if it is ``once_differentiable``.
 
     Examples
     --------
@@ -79,11 +79,11 @@ def check_gradients(
 
     Notes
     -----
-    Directions and upstream gradients are random and the same in every run. The checks are made in float64, on JAX too,
-    whose switch for it is thrown for their duration alone; a framework without float64 is checked in what it has.
+    Directions and upstream gradients are random and the same in every run. The checks use float64, on JAX too, whose
+    switch for it is on only while they run; a framework without float64 is checked in what it has.
 
-    Complex numbers are checked as any others: the gradients that a framework hands out are compared in its own
-    convention, while rules are written in one for all of them, ``u * conj(2 * z)`` for ``z * z``.
+    Complex numbers are checked as any others: a framework's gradients are compared in its own convention, while
+    rules are written in one for all of them, ``u * conj(2 * z)`` for ``z * z``.
     """
     op = fn.name if isinstance(fn, CustomGradient) else function_name(fn)
     if order is None:
@@ -132,7 +132,7 @@ def _require_same_outputs(op: str, outputs: Sequence[Array], of_surrogate: Seque
 
 
 class _Change(NamedTuple):
-    """A change of one input, and the difference that it makes to each output."""
+    """A change of one input, and the resulting difference of each output."""
 
     input: int
     step: Array
@@ -154,7 +154,7 @@ class _Check:
     atol: float | None
 
     def __call__(self, modes: Sequence[str], demanded: bool) -> None:
-        """In these modes; where forward mode is not demanded, whatever refuses it ends that part."""
+        """Check these modes; if forward mode is not demanded, an error that refuses it ends that part."""
         changes = [
             self._change(at, _random(self.random, value) * np.maximum(1, abs(value)))
             for at, value in enumerate(self.values)
@@ -204,7 +204,7 @@ class _Check:
     def _paired(
         self, at: int, gradients: Sequence[Array], upstreams: Sequence[Array], change: _Change
     ) -> tuple[float, float, float]:
-        """What the gradient says of an output's change, what the difference says, and the size of the terms in it."""
+        """Return an output's change by the gradient, by the difference, and the size of the latter's terms."""
         terms = self._conjugated(gradients[change.input]) * change.step
         expected = self._conjugated(upstreams[at]) * change.differences[at]
         return np.real(terms.sum()), np.real(expected.sum()), abs(expected).sum()
@@ -214,7 +214,7 @@ class _Check:
         return np.conj(gradient) if conjugates else gradient
 
     def _fail_in_reverse(self, at: int, gradients: Sequence[Array], upstreams: Sequence[Array], input: int) -> NoReturn:
-        """Name the element of the input whose gradient is furthest off."""
+        """Raise the error for the element of the input whose gradient is furthest off."""
         found = [
             (self._paired(at, gradients, upstreams, self._change(input, unit)), spelled)
             for spelled, unit in _units(self.values[input])
@@ -258,12 +258,12 @@ class _Check:
 
 
 def _step_size(value: Array) -> float:
-    """Where the errors of a central difference, by its order and by rounding, are of one size: both are its square."""
+    """Return the step at which a central difference's errors by order and by rounding are equal: the step squared."""
     return float(np.finfo(value.dtype).eps ** (1 / 3))
 
 
 def _random(generator: np.random.Generator, like: Array) -> Array:
-    """Random numbers in the shape and the dtype of an array."""
+    """Return random numbers in the shape and the dtype of an array."""
     numbers = generator.normal(size=like.shape)
     if np.iscomplexobj(like):
         numbers = numbers + 1j * generator.normal(size=like.shape)
@@ -271,7 +271,7 @@ def _random(generator: np.random.Generator, like: Array) -> Array:
 
 
 def _units(value: Array) -> Iterator[tuple[str, Array]]:
-    """A unit step for each real number in an array, with what a reader calls it."""
+    """Yield a unit step for each real number in an array, with its name for messages."""
     parts = [(".real", 1), (".imag", 1j)] if np.iscomplexobj(value) else [("", 1)]
     for index in np.ndindex(value.shape):
         for part, one in parts:

@@ -1,4 +1,4 @@
-"""Forward mode, by each framework's own mechanism."""
+"""Forward mode by each framework's own mechanism."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cgshim._registry import name_of
 
 Function = Callable[..., Sequence[Tensor]]
 Jvp = Callable[[Function, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
-"""`jvp(fn, inputs, tangents)`: the tangents of fn's outputs; all of them float or complex."""
+"""`jvp(fn, inputs, tangents)` returns the tangents of fn's outputs; all are float or complex."""
 
 
 def jvp_of(backend: Backend) -> Jvp:
-    """The framework's forward mode: what we know of it, or what a stranger's backend offers as `jvp`."""
+    """Return the framework's forward mode: `jvp` of its backend, or else our own for the four frameworks."""
     name = name_of(backend)
     jvp: Jvp | None = getattr(backend, "jvp", None) or _JVPS.get(name)
     if jvp is None:

@@ -1,4 +1,4 @@
-"""Functions as the checker sees them: of float tensors alone, with a name for each, and NumPy arrays at both ends."""
+"""Functions as the checker sees them: only float tensors, with a name for each, and NumPy arrays in and out."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ Array = Any
 
 @dataclass(frozen=True)
 class Function:
-    """A function of float and complex tensors to such tensors, called with arrays and answering with arrays."""
+    """A function of float and complex tensors that returns such tensors; calls take and return arrays."""
 
     backend: Backend
     on_tensors: Callable[..., Sequence[Tensor]]
     inputs: Sequence[str]
-    """what a reader calls each of them"""
+    """the name of each in messages"""
     outputs: Sequence[str]
 
     def __call__(self, values: Sequence[Array]) -> list[Array]:
         return self._arrays(self.on_tensors(*self._tensors(values)))
 
     def vjp(self, values: Sequence[Array], upstreams: Sequence[Array]) -> list[Array]:
-        """The gradients of the inputs, by the framework's reverse mode."""
+        """Return the gradients of the inputs, by the framework's reverse mode."""
         _, pullback = self.backend.vjp(self.on_tensors, self._tensors(values))
         return self._arrays(pullback(self._tensors(upstreams)))
 
     def jvp(self, values: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
-        """The tangents of the outputs, by the framework's forward mode."""
+        """Return the tangents of the outputs, by the framework's forward mode."""
         return self._arrays(jvp_of(self.backend)(self.on_tensors, self._tensors(values), self._tensors(tangents)))
 
     def has_conjugate_gradients(self) -> bool:
-        """Whether the gradient of a complex number is the conjugate of the derivative: that of z * z at 1j is 2j."""
+        """Return True if a complex gradient is the conjugate of the derivative, which for z * z at 1j is 2j."""
         at_1j, one = self._tensors([np.asarray(1j, "complex64"), np.asarray(1, "complex64")])
         _, pullback = self.backend.vjp(lambda z: [z * z], [at_1j])
         (gradient,) = self._arrays(pullback([one]))
         return bool(gradient.imag < 0)
 
     def gradient(self) -> Function:
-        """The function from inputs and upstream gradients to gradients."""
+        """Return the function from inputs and upstream gradients to gradients."""
 
         def on_tensors(*tensors: Tensor) -> Sequence[Tensor]:
             inputs, upstreams = tensors[: len(self.inputs)], tensors[len(self.inputs) :]
@@ -77,9 +77,9 @@ def flatten(
     args: Sequence[Any],
     argnums: int | Sequence[int] | None = None,
 ) -> tuple[Function, list[Array]]:
-    """fn as a function of the float tensors in args, and their values, in double precision where the backend has it.
+    """Return fn as a function of the float tensors in args, and their values, in double precision if it exists.
 
-    With argnums, of those in these arguments alone: the others stay what they are, in double precision too.
+    With argnums, only those in these arguments; the others stay as they are, in double precision too.
     """
     names, arguments, options = Parameters(fn).bind(op, tuple(args), {})
     tensors, specs = partition_each(op, backend, arguments)
@@ -142,7 +142,7 @@ def _widened(backend: Backend, x: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def double_precision(backend: Backend) -> Iterator[None]:
-    """Where float64 exists: JAX has it only within its own switch, which is thrown for this block alone."""
+    """Enable float64 in a block: JAX has it only with its own switch, which is on only there."""
     if name_of(backend) != "jax":
         yield
         return

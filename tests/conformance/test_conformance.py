@@ -1,4 +1,4 @@
-"""Every conformance case on every backend of the run; what the public functions round them promise."""
+"""Every conformance case on every backend of the run; what the public functions around them promise."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Twins:
         self.order = [label for label in labels if label == "total" or type(label) is int]
 
     def fill(self, tensors: Sequence[Any], static: bool = True) -> list[Any]:
-        """The arguments, round these tensors, with or without what is static."""
+        """The arguments, around these tensors, with or without what is static."""
         rest = iter(tensors)
         fill = lambda leaf: next(rest) if isinstance(leaf, Placeholder) else leaf if static else None
         return [

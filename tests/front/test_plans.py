@@ -152,3 +152,10 @@ def test_a_method_has_the_plans_of_its_instance(framework: Framework) -> None:
     first, second = Scaled(2.0), Scaled(10.0)
     for op, factor in [(first, 2.0), (second, 10.0), (first, 2.0)]:
         np.testing.assert_allclose(gradient(framework, op, x), 3 * factor * np.array(UPSTREAM))
+
+
+@pytest.mark.parametrize("option", ["name", "forward_mode", "once_differentiable"])
+def test_what_an_op_is_made_with_stays(option: str) -> None:
+    op = op_custom_gradient(lambda x: (x, lambda upstream: upstream))
+    with pytest.raises(AttributeError):
+        setattr(op, option, True)

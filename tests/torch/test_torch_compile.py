@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+import torch._dynamo.testing
 
 from cgshim import TransformationError, op_custom_gradient, op_grad
 

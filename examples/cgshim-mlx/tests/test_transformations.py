@@ -1,4 +1,4 @@
-"""What only MLX has: its own transformations round an op. The rule says 7 x for x * x, which autodiff would not."""
+"""What only MLX has: its own transformations around an op. The rule says 7 x for x * x, which autodiff would not."""
 
 import mlx.core as mx
 import numpy as np
