@@ -84,11 +84,11 @@ def examined(
     residuals = Residuals(call, rule, is_tensor, inputs, outputs)
     others, residuals.others = residuals.others, []
     variables: list[Tensor] = []
-    captured: Sequence[int] = ()
+    not_made: Sequence[int] = ()
     if any(map(may_depend, outputs)) or any(map(may_depend, others)):
         variables, of_own_leaves = _variables(call, rule, inputs, live, during, outputs, others)
-        captured = [at for at, t in enumerate(others) if _is_captured(t, during) or id(t) in of_own_leaves]
-    return Run(Kept(call, residuals, inputs, len(outputs), others, captured, variables), others, variables)
+        not_made = [at for at, t in enumerate(others) if _is_captured(t, during) or id(t) in of_own_leaves]
+    return Run(Kept(call, residuals, inputs, len(outputs), others, not_made, variables), others, variables)
 
 
 def _variables(
@@ -136,7 +136,7 @@ class Kept:
 
     def __init__(
         self, call: Call, residuals: Residuals, inputs: Sequence[Tensor], outputs: int, saved: list[Tensor],
-        captured: Sequence[int], variables: Sequence[Tensor],
+        not_made: Sequence[int], variables: Sequence[Tensor],
     ) -> None:  # fmt: skip
         """Append to saved, the other residuals of the run, the variables that are not among them."""
         self.call = call
@@ -147,9 +147,9 @@ class Kept:
         """how many other residuals the rule has; further variables may follow them"""
         self.variables = _places_of(variables, saved) if variables else ()
         """the places of the variables among the others"""
-        self.captured = captured
+        self.captured = not_made
         """the places of the others that f did not make"""
-        self.connected = {*captured, *self.variables}
+        self.connected = {*not_made, *self.variables}
         """the places of the others that keep their own derivatives"""
         self.differentiable = _functions_among(saved[: self.others], self.connected) if saved else ()
         """the places of the others that are functions of the inputs and of the variables"""
