@@ -1,0 +1,45 @@
+"""The functions that cgshim.ops defines in terms of others, for a backend that lacks them: here on NumPy."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import compare
+import numpy as np
+import pytest
+from calls import CALLS, name_of
+
+import cgshim
+from cgshim.ops import _numpy, _special, _tensors, _transposes
+from cgshim.testing.conformance import Framework
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if _numpy._definition(name_of(call)) is not None])
+def test_a_definition_has_numpys_numbers(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, name = _numpy.own_function, name_of(call)
+    monkeypatch.setattr(_numpy, "own_function", lambda backend, of: None if of == name else own(backend, of))
+    monkeypatch.setattr(_numpy, "_functions", types.SimpleNamespace())
+    assert compare.outcome(call, "numpy") in ("ok", "refused")
+
+
+def test_a_definition_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_numpy, "own_function", lambda backend, of: None)
+    monkeypatch.setattr(_numpy, "_functions", types.SimpleNamespace())
+    monkeypatch.setattr(_special, "special_expit", lambda x: 3 * x)
+    monkeypatch.setattr(_special.special_expit, "__module__", _special.__name__)
+    assert "for" in compare.outcome("special.expit(a)", "numpy")
+
+
+def test_an_axis_is_the_first_one_by_default(backend: str) -> None:
+    framework = Framework(backend)
+    x, values = framework.tensor([[1.0, 2.0], [3.0, 4.0]]), framework.tensor([[10.0, 20.0]])
+    index: Any = framework.backend.convert_to_tensor([1], "int32")
+    found = _transposes.index_add(x, index, values)
+    framework.check_equal(found, np.array([[1.0, 2.0], [13.0, 24.0]]))
+
+
+def test_what_is_a_tensor(backend: str) -> None:
+    assert _tensors.is_tensor(Framework(backend).tensor([1.0]))
+    assert not _tensors.is_tensor([1.0])
+    assert not cgshim.ops.is_tensor(1.0)
