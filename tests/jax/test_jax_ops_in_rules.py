@@ -50,6 +50,18 @@ def test_what_depends_on_more_than_the_inner_op_is_given_is_refused(product, sta
     refused(jax.jit(jax.grad(lambda y: jax.grad(staging(lambda x: outer(x, y)))(X))), Y)
 
 
+def test_what_is_used_twice_again_and_again_is_looked_at_once(staging):
+    def rule(upstream, x):
+        captured = x
+        for _ in range(60):
+            captured = 0.5 * captured + 0.5 * captured
+        return upstream * op_custom_gradient(lambda x: (x * captured, lambda u: u * 3 * captured), name="inner")(x)
+
+    outer = outer_with(rule)
+    np.testing.assert_allclose(jax.grad(staging(outer))(X), X * X)
+    np.testing.assert_allclose(jax.grad(jax.grad(staging(outer)))(X), 3 * X)
+
+
 def test_variables_of_an_inner_op_arrive(staging):
     def rule(upstream, x, y):
         def inner(x):
