@@ -55,7 +55,7 @@ def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: S
     if type(function) is not types.FunctionType or function.__defaults__ or function.__kwdefaults__:
         return None
     tensors = list(known)
-    place = _places(known)
+    place = _places(known) if function.__closure__ else {}
     cells: list[types.CellType | int] = []  # a cell, or instead of it the place of the tensor that it holds
     held = set()
     try:
@@ -88,10 +88,7 @@ def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: S
 
 def _places(known: Sequence[Any]) -> dict[int, int]:
     """Return the place of each known tensor by its identity; its first place if it is known twice."""
-    place: dict[int, int] = {}
-    for at, tensor in enumerate(known):
-        place.setdefault(id(tensor), at)
-    return place
+    return dict(zip(map(id, reversed(known)), range(len(known) - 1, -1, -1), strict=True))
 
 
 class _Search:
