@@ -54,12 +54,14 @@ def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: S
     """Return the Closure of a function that holds only tensors and numbers, as most rules do; None for others."""
     if type(function) is not types.FunctionType or function.__defaults__ or function.__kwdefaults__:
         return None
+    if not function.__closure__:
+        return Closure(list(known), lambda tensors: function, frozenset(), [], [])
     tensors = list(known)
-    place = _places(known) if function.__closure__ else {}
+    place = _places(known)
     cells: list[types.CellType | int] = []  # a cell, or instead of it the place of the tensor that it holds
     held = set()
     try:
-        for cell in function.__closure__ or ():
+        for cell in function.__closure__:
             content = cell.cell_contents
             if is_tensor(content):
                 at = place.setdefault(id(content), len(tensors))

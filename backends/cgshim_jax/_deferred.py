@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
-from cgshim_jax._primitives import vmap_over
+from cgshim_jax._primitives import primitive, vmap_over
 from cgshim_jax._private import described
 from cgshim_jax._rules import is_differentiable
 from cgshim_jax._tracing import Jaxpr, equations_for, jaxpr_of, part_of
@@ -93,10 +92,4 @@ def _lowering(operands: int) -> Callable[..., Any]:
     return lowering
 
 
-_deferred = Primitive("cgshim_op")
-_deferred.multiple_results = True
-_deferred.def_abstract_eval(_types)
-_deferred.def_impl(_evaluate)
-ad.primitive_jvps[_deferred] = _jvp
-batching.fancy_primitive_batchers[_deferred] = _batch
-mlir.register_lowering(_deferred, _lower)
+_deferred = primitive("cgshim_op", _evaluate, _types, _jvp, _batch, _lower)

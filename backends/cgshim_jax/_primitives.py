@@ -171,14 +171,24 @@ def _batch(
     return outputs, [0 if batched else None] * len(outputs)
 
 
-_transposed = Primitive("cgshim_transposed")
-_transposed.multiple_results = True
-_transposed.def_abstract_eval(_types)
-_transposed.def_impl(_execute)
-ad.primitive_jvps[_transposed] = _jvp
+def primitive(
+    name: str, evaluate: Callable[..., Any], types: Callable[..., Any], jvp: Callable[..., Any],
+    batch: Callable[..., Any], lower: Callable[..., Any],
+) -> Any:  # fmt: skip
+    """Return a new primitive with any number of results."""
+    made = Primitive(name)
+    made.multiple_results = True
+    made.def_abstract_eval(types)
+    made.def_impl(evaluate)
+    ad.primitive_jvps[made] = jvp
+    batching.fancy_primitive_batchers[made] = batch
+    mlir.register_lowering(made, lower)
+    return made
+
+
+_lower = mlir.lower_fun(_execute, multiple_results=True)
+_transposed = primitive("cgshim_transposed", _execute, _types, _jvp, _batch, _lower)
 ad.primitive_transposes[_transposed] = _transpose
-batching.fancy_primitive_batchers[_transposed] = _batch
-mlir.register_lowering(_transposed, mlir.lower_fun(_execute, multiple_results=True))
 
 
 # --- Values that have it for a derivative -----------------------------------------------------------------------
@@ -213,13 +223,8 @@ def _batch_of_attached(
     return over.attach(operands[:residuals], operands[residuals:first], values, kept), [0] * len(values)
 
 
-_attached = Primitive("cgshim_attached")
-_attached.multiple_results = True
-_attached.def_abstract_eval(_outputs)
-_attached.def_impl(_outputs)
-ad.primitive_jvps[_attached] = _jvp_of_attached
-batching.fancy_primitive_batchers[_attached] = _batch_of_attached
-mlir.register_lowering(_attached, mlir.lower_fun(_outputs, multiple_results=True))
+_lower_attached = mlir.lower_fun(_outputs, multiple_results=True)
+_attached = primitive("cgshim_attached", _outputs, _outputs, _jvp_of_attached, _batch_of_attached, _lower_attached)
 
 
 def without_derivative(

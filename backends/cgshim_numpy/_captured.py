@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from cgshim.backend import convert_closure
@@ -50,11 +49,7 @@ class Captured:
 
 def captured_by(call: Call, inputs: Sequence[Array]) -> Captured | None:
     """Return the boxes that f holds; None if it holds none."""
-    f = call.f
-    # most functions hold nothing at all, and to search them would be a tenth of what a call costs
-    if type(f) is FunctionType and not (f.__closure__ or f.__defaults__ or f.__kwdefaults__):
-        return None
-    boxes, rebuild = convert_closure(f, isbox)
+    boxes, rebuild = convert_closure(call.f, isbox)
     return Captured(call, inputs, boxes, rebuild) if boxes else None
 
 

@@ -15,7 +15,7 @@ from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, de
 from cgshim._parameters import Parameters
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
-from cgshim._trees import combine_each, partition, partition_each
+from cgshim._trees import combine_each, partition, partition_each, subvals
 from cgshim.testing._forward import jvp_of
 
 Array = Any
@@ -98,10 +98,7 @@ def flatten(
         )
 
     def output_at(xs: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
-        full = list(tensors)
-        for at, x in zip(chosen, xs, strict=True):
-            full[at] = x
-        outputs, output = partition(op, backend, fn(*combine_each(specs, full), **options))
+        outputs, output = partition(op, backend, fn(*combine_each(specs, subvals(tensors, chosen, xs)), **options))
         named = zip(outputs, output.paths("output"), strict=True)
         floats = [(y, path) for y, path in named if is_differentiable(y.dtype)]
         return [y for y, _ in floats], [path for _, path in floats]
