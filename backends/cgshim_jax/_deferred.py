@@ -1,7 +1,7 @@
 """Calls within jit and its like, recorded as one operation.
 
-Its derivative, and its batch, is that of a custom_jvp around a custom_vjp, made when it is asked for. Recorded in its
-place, these two would each trace f again, in every call.
+Its derivative, and its batch, are those of a custom_jvp around a custom_vjp, which is made when somebody asks for them.
+If JAX recorded that custom_jvp itself, it would trace f again for both of them, in every call.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.custom_derivatives import SymbolicZero
+from jax.extend.core import ClosedJaxpr
 from jax.interpreters import ad, mlir
 
+from cgshim_jax import _private
 from cgshim_jax._primitives import primitive, vmap_over
 from cgshim_jax._private import described
 from cgshim_jax._rules import is_differentiable
@@ -79,6 +81,14 @@ def _batch(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, ja
     return outputs, [0] * len(outputs)
 
 
+def _check(error: Any, enabled: Any, *operands: Array, jaxpr: Any, call: Deferred) -> tuple[Any, list[Array]]:
+    """Return f's outputs with the rule's derivative, and the first error that checkify finds in f or found before."""
+    outputs: list[Array] = _deferred.bind(*operands, jaxpr=jaxpr, call=call)
+    constants = [jax.lax.stop_gradient(x) for x in operands]  # errors have no derivative; XLA evaluates f once
+    error, _ = _private.checkify_jaxpr(ClosedJaxpr(jaxpr, ()), enabled, error, *constants)
+    return error, outputs
+
+
 def _lower(context: Any, *operands: Any, **parameters: Any) -> Any:
     return _lowering(len(operands))(context, *operands, **parameters)
 
@@ -93,3 +103,4 @@ def _lowering(operands: int) -> Callable[..., Any]:
 
 
 _deferred = primitive("cgshim_op", _evaluate, _types, _jvp, _batch, _lower)
+_private.error_checks[_deferred] = _check

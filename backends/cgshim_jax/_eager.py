@@ -1,10 +1,10 @@
 """Calls under reverse mode alone: below the derivatives every value is known.
 
-f runs once, on these values: it may branch on them and leave JAX. Each derivative around the call is a jax.custom_vjp.
-Its backward pass is the rule, with the arguments and the outputs of that level, so that the next derivative goes
-through the rule again. The other tensors that the rule keeps are functions of the arguments through f's own
-operations, which were not recorded. Inner levels return them as further outputs. If one of them is differentiated, f
-runs again.
+f runs once, on these values: it may branch on them and leave JAX. Each derivative that surrounds the call is a level,
+and each level is a jax.custom_vjp. Its backward pass is the rule, with the arguments and the outputs of that level, so
+that the next derivative goes through the rule again. The other tensors that the rule keeps are functions of the
+arguments through f's own operations, which were not recorded. Inner levels return them as further outputs. If one of
+them is differentiated, f runs again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jax.errors import UnexpectedTracerError
 from cgshim.backend import Residuals, convert_closure, refuse_another_run, refuse_hidden, run_again, subvals
 from cgshim_jax._primitives import Transposed, without_derivative
 from cgshim_jax._private import described
-from cgshim_jax._rules import apply_rule, ask_for_tangents, is_differentiable, is_tensor, message_of
+from cgshim_jax._rules import apply_rule, as_tensor, is_differentiable, is_tensor, message_of, of_tangents
 from cgshim_jax._tracing import Surroundings, captured_by, is_known, is_tracer, surroundings, value_of
 
 if TYPE_CHECKING:
@@ -38,27 +38,27 @@ class NotEagerError(Exception):
 def run_eagerly(call: Call, inputs: Sequence[Array]) -> Any:
     """Return the output, differentiated by the rule; raise NotEagerError if that cannot be done."""
     traced = frozenset(i for i, x in enumerate(inputs) if is_tracer(x))
-    run = _EagerCall(call, traced)
+    eager_call = _EagerCall(call, traced)
     try:
-        outputs, _ = run.differentiated(inputs, is_inner=False)
+        outputs, _ = eager_call.differentiated(inputs, is_inner=False)
     except UnexpectedTracerError:
         raise NotEagerError from None
     if not traced and any(map(is_tracer, outputs)):
         raise NotEagerError
-    return run.kept.rule.output.combine(outputs)
+    return eager_call.residuals.rule.output.combine(outputs)
 
 
 class _EagerCall:
     """One call under reverse mode."""
 
-    kept: Residuals
-    """the rule that f returned, without the tensors in it"""
+    residuals: Residuals
+    """what the rule keeps, taken out of it"""
     types: list[Any]
-    """of the outputs"""
+    """the types of the outputs"""
     depends: bool = False
-    """whether the other residuals may depend on the arguments"""
+    """True if the other residuals may depend on the arguments"""
     hidden: Array | None = None
-    """a float tensor in an object that the rule keeps, which an outer derivative cannot see"""
+    """a float tensor in an object that the rule keeps: an outer derivative cannot see it"""
     has_inner_levels: bool = False
 
     def __init__(self, call: Call, traced: frozenset[int]) -> None:
@@ -71,19 +71,19 @@ class _EagerCall:
         self.has_inner_levels |= is_inner
         places = [i for i, x in enumerate(inputs) if is_tracer(x)]
 
-        def run(values: Sequence[Array]) -> tuple[list[Array], list[Array], list[Array]]:
+        def level_below(values: Sequence[Array]) -> tuple[list[Array], list[Array], list[Array]]:
             full = _filled(inputs, places, values)
             return full, *(
                 self.run_f(full) if surroundings() is Surroundings.NOTHING else self.differentiated(full, True)
             )
 
         def value(*values: Array) -> tuple[list[Array], list[Array]]:
-            _, outputs, others = run(values)
+            _, outputs, others = level_below(values)
             return outputs, others if is_inner else []
 
         def forward(*given: Any) -> tuple[tuple[list[Array], list[Array]], Any]:
-            full, outputs, others = run([x.value for x in given] if is_inner else given)
-            return (outputs, others if is_inner else []), self.residuals(full, outputs, others, is_inner)
+            full, outputs, others = level_below([x.value for x in given] if is_inner else given)
+            return (outputs, others if is_inner else []), self.saved(full, outputs, others, is_inner)
 
         def backward(residuals: Any, upstreams: Sequence[Any]) -> tuple[Gradient, ...]:
             gradients = _Backward(self, places)(*residuals, *upstreams)
@@ -98,38 +98,38 @@ class _EagerCall:
         """Run f, once, and return its outputs and the other residuals."""
         inputs = [_alias(x) if i in self.traced else x for i, x in enumerate(inputs)]
         outputs, rule = self.call(inputs)
-        ask_for_tangents(self.call, rule)
+        rule = of_tangents(self.call, rule)
         self.types = [y.aval for y in outputs]
-        self.kept = Residuals(self.call, rule, is_tensor, inputs, outputs)
-        others, self.kept.others = self.kept.others, []
+        self.residuals = Residuals(self.call, rule, is_tensor, inputs, outputs)
+        others, self.residuals.others = self.residuals.others, []
         if not all(map(is_known, others)):
             raise UnexpectedTracerError("grad_fn keeps a tracer that is no argument")
         if self.has_inner_levels:
             constants = {id(x) for x in convert_closure(self.call.f, is_tensor)[0]} if others else set()
             self.depends = any(is_differentiable(x) and id(x) not in constants for x in others)
-            self.hidden = next(iter(self.kept.hidden()), None)
+            self.hidden = next(iter(self.residuals.hidden()), None)
             if self.hidden is not None:
                 others = [*others, jnp.zeros(())]  # stands for it: to differentiate this is an error
         return outputs, others
 
-    def residuals(
+    def saved(
         self, inputs: Sequence[Array], outputs: Sequence[Array], others: Sequence[Array], is_inner: bool
     ) -> tuple[list[Array | None], list[Array | None], Sequence[Array]]:
         """Return the inputs, outputs and other tensors, with None for those that the backward pass does not need."""
         runs_again = is_inner and self.depends and not self.call.once_differentiable
-        needed = range(len(inputs)) if runs_again else self.kept.inputs
+        needed = range(len(inputs)) if runs_again else self.residuals.inputs
         return (
             [x if i in needed else None for i, x in enumerate(inputs)],
-            [y if i in self.kept.outputs else None for i, y in enumerate(outputs)], others,
+            [y if i in self.residuals.outputs else None for i, y in enumerate(outputs)], others,
         )  # fmt: skip
 
 
 class _Backward:
     """The backward pass of one level."""
 
-    def __init__(self, run: _EagerCall, places: Sequence[int]) -> None:
-        self.run = run
-        self.call = run.call
+    def __init__(self, eager_call: _EagerCall, places: Sequence[int]) -> None:
+        self.eager_call = eager_call
+        self.call = eager_call.call
         self.places = places
         """the inputs that are tracers at this level"""
 
@@ -137,12 +137,11 @@ class _Backward:
         self, inputs: list[Array | None], outputs: list[Array | None], others: list[Array], of_outputs: Sequence[Any],
         of_others: Sequence[Any] = (),
     ) -> list[Gradient]:  # fmt: skip
-        """The gradients of the inputs."""
+        """Return the gradients of the inputs."""
+        types = self.eager_call.types
         gradients: list[Gradient] = [None] * len(inputs)
         if not of_others or any(map(_is_asked_for, of_outputs)):
-            upstreams = {
-                at: _instantiated(u) for at, u in enumerate(of_outputs) if is_differentiable(self.run.types[at])
-            }
+            upstreams = {at: _instantiated(u) for at, u in enumerate(of_outputs) if is_differentiable(types[at])}
             gradients = self.by_rule(inputs, outputs, others, upstreams)
         if any(map(_is_asked_for, of_others)):
             by_f = self.by_another_run(inputs, outputs, others, of_others)
@@ -153,33 +152,33 @@ class _Backward:
         self, inputs: list[Array | None], outputs: list[Array | None], others: list[Array],
         upstreams: dict[int, Array],
     ) -> list[Gradient]:  # fmt: skip
-        run = self.run
-        rule = run.kept.around(inputs, outputs, others)
+        """Return the gradients that the rule makes of the outputs' upstreams."""
+        rule = self.eager_call.residuals.around(inputs, outputs, others)
         try:
-            gradients = apply_rule(rule, inputs, run.types, upstreams)
+            gradients = apply_rule(rule, inputs, self.eager_call.types, upstreams)
         except UnexpectedTracerError:
             self.refuse_captured(rule, inputs, upstreams)
             raise
         if self.call.once_differentiable:
             words = message_of(self.call.refuse_second_order, "its derivative")
-            kept = [x for x in (*inputs, *outputs, *others, *upstreams.values()) if x is not None]
-            return without_derivative(self.call.name, gradients, kept, words)
-        if run.hidden is not None:
+            of = [x for x in (*inputs, *outputs, *others, *upstreams.values()) if x is not None]
+            return without_derivative(self.call.name, gradients, of, words)
+        if self.eager_call.hidden is not None:
             return _with_derivative_by_hidden(self.call.name, gradients, others[-1])
         return gradients
 
     def by_another_run(
         self, inputs: list[Array | None], outputs: list[Array | None], others: list[Array], upstreams: Sequence[Any]
     ) -> list[Gradient]:
-        """The gradients of the inputs through the other residuals: through f's own operations."""
-        call, hidden = self.call, self.run.hidden
+        """Return the gradients of the inputs through the other residuals: through f's own operations."""
+        call, hidden = self.call, self.eager_call.hidden
         if call.once_differentiable:
             call.refuse_second_order("its derivative")
         if hidden is not None:
             if _is_asked_for(upstreams[-1]):
                 refuse_hidden(call, hidden)
             others, upstreams = others[:-1], upstreams[:-1]
-        first = self.run.kept.around(inputs, outputs, others)
+        first = self.eager_call.residuals.around(inputs, outputs, others)
 
         def again(*values: Array) -> list[Array]:
             full = _filled([x if x is None else _alias(x) for x in inputs], self.places, values)
@@ -202,7 +201,7 @@ class _Backward:
         places = list(upstreams)
 
         def gradients(values: Sequence[Array]) -> list[Gradient]:
-            return apply_rule(rule, inputs, self.run.types, dict(zip(places, values, strict=True)))
+            return apply_rule(rule, inputs, self.eager_call.types, dict(zip(places, values, strict=True)))
 
         for tracer in captured_by(gradients, list(upstreams.values())):
             if not is_known(tracer):
@@ -210,28 +209,27 @@ class _Backward:
 
 
 def _with_derivative_by_hidden(op: str, gradients: list[Gradient], standing_for_hidden: Array) -> list[Gradient]:
-    """Return gradients with a derivative by what stands for a hidden tensor: zeros, which nobody sees."""
+    """Return the gradients, made to depend on what stands for a hidden tensor; that derivative is zero."""
     at = [i for i, g in enumerate(gradients) if g is not None]
-    values = [gradients[i] for i in at]
-    zeros = Transposed(op, lambda residuals, upstreams: [jnp.zeros(())], [jax.typeof(g) for g in values])
+    values = [g for g in gradients if g is not None]
+    zeros = Transposed(op, lambda residuals, upstreams: [jnp.zeros(())], [g.aval for g in values])
     attached = dict(zip(at, zeros.attach([], [standing_for_hidden], values), strict=True))
     return [attached.get(i) for i in range(len(gradients))]
 
 
 def _filled(inputs: Sequence[Array], places: Sequence[int], values: Sequence[Array]) -> list[Array]:
-    # A tracer's value may be a Python number.
-    return subvals(inputs, places, [x if is_tensor(x) else jnp.asarray(x) for x in values])
+    return subvals(inputs, places, [*map(as_tensor, values)])
 
 
 def _alias(x: Array) -> Array:
     """Return x as another object. f may hold x itself, or be given it twice: these are not this argument."""
-    if hasattr(x, "clone"):  # an array of the same buffer
+    if hasattr(x, "clone"):  # an array, and the clone shares its buffer
         return x.clone()
-    return jax.lax.optimization_barrier(x) if is_differentiable(x) else x
+    return jnp.copy(x) if is_differentiable(x) else x
 
 
 def _is_asked_for(upstream: Any) -> bool:
-    """Return True if an upstream gradient is more than JAX's symbol for zeros."""
+    """Return True unless an upstream gradient is JAX's symbol for zeros, or of a tensor that has no gradient."""
     return not isinstance(upstream, SymbolicZero) and upstream.dtype != jax.dtypes.float0
 
 
@@ -246,7 +244,7 @@ def _instantiated(upstream: Any) -> Array:
 
 
 def _agree(a: Array, b: Array) -> Array:
-    a, b = jax.lax.stop_gradient((a, b))
+    a, b = map(as_tensor, jax.lax.stop_gradient((a, b)))
     if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
         a, b = jax.random.key_data(a), jax.random.key_data(b)
     if not is_differentiable(a):

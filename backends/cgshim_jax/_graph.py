@@ -11,9 +11,9 @@ Array = Any
 
 
 def depends_only_on(tensor: Array, given: Iterable[Array], never: Iterable[Array] = ()) -> bool:
-    """Return True if a tensor is made of the given ones alone, and of what is no tracer.
+    """Return True if a tensor was computed from the given tensors and from constants alone.
 
-    Return False if it is made of one of `never` that is not given, and if JAX has kept no record.
+    Return False if it was computed from one of `never` that is not given, or if JAX has kept no record of it.
     """
     given = [x for x in given if is_tracer(x)]
     known = {_identity(part) for x in given for part in _parts_of(x, x._trace is getattr(tensor, "_trace", None))}
@@ -44,7 +44,7 @@ class _Variable(NamedTuple):
 
 
 def _identity(x: Any) -> int:
-    """What is the same for all tracers of one variable of a jaxpr."""
+    """Return a number that is the same for all tracers of one variable of a jaxpr."""
     if isinstance(x, _Variable):
         return id(x.variable)
     if hasattr(x, "parent"):
@@ -54,7 +54,7 @@ def _identity(x: Any) -> int:
 
 
 def _parts_of(x: Any, with_pairs: bool) -> list[Any]:
-    """A tracer, what it stands for, and all that it is a pair of: a value and its tangent, a batch of values."""
+    """Return a tracer, what it stands for, and the tracers in it: a value and its tangent, or a batch of values."""
     found, todo = [], [x]
     while todo:
         x = todo.pop()
@@ -65,13 +65,14 @@ def _parts_of(x: Any, with_pairs: bool) -> list[Any]:
 
 
 def _pair_of(tracer: Any) -> list[Any]:
+    """Return the value and the tangent in a tracer of a derivative, or the value in one of a batch."""
     if hasattr(tracer, "primal"):
         return [tracer.primal, tracer.tangent]
     return [tracer.val] if hasattr(tracer, "batch_dim") else []
 
 
 def _constant_of(x: Any) -> list[Any]:
-    """What a function that is being traced captured, if this stands for that."""
+    """Return the value for which x stands, if x stands for one that a function captured while it was traced."""
     if hasattr(x, "get_const"):
         value = x.get_const()
     else:
@@ -81,7 +82,7 @@ def _constant_of(x: Any) -> list[Any]:
 
 
 def _origins_of(x: Any) -> list[Any] | None:
-    """What a tracer was made of; None for an argument of what is being traced, and where JAX does not tell."""
+    """Return what a tracer was made of; None for an argument of a function that is traced, or if JAX does not tell."""
     if origins := _pair_of(x) or _constant_of(x):
         return origins
     if hasattr(x, "parent"):
@@ -93,6 +94,7 @@ def _origins_of(x: Any) -> list[Any] | None:
 
 
 def _operands_of(variable: _Variable) -> list[Any] | None:
+    """Return the operands of the operation that made a variable; None if none made it."""
     for eqn in variable.frame.eqns:
         if variable.variable in eqn.outvars:
             return [_Variable(variable.frame, v) for v in eqn.invars if not hasattr(v, "val")]
@@ -100,7 +102,7 @@ def _operands_of(variable: _Variable) -> list[Any] | None:
 
 
 def _origins_in(tracer: Any) -> list[Any] | None:
-    """The same, of a tracer by which JAX linearized functions before 0.7."""
+    """Return what a tracer was made of by which JAX before 0.7 linearizes a function; None if it does not tell."""
     if tracer.pval.is_known():
         return [tracer.pval.get_known()]
     if hasattr(tracer.recipe, "in_tracers"):
@@ -109,6 +111,7 @@ def _origins_in(tracer: Any) -> list[Any] | None:
 
 
 def _variable_of(tracer: Any) -> _Variable | None:
+    """Return the variable of a tracer, if its frame keeps a table of them."""
     frame = getattr(getattr(tracer, "_trace", None), "frame", None)
     variable = getattr(frame, "tracer_to_var", {}).get(id(tracer))
     return None if variable is None else _Variable(frame, variable)

@@ -38,7 +38,7 @@ class LateRule:
         """
         rule: Any = None
 
-        def run(*arguments: Array) -> list[Array]:
+        def f_with_residuals(*arguments: Array) -> list[Array]:
             nonlocal rule
             inputs = subvals(self._inputs, at, arguments)
             results = f([], arguments)
@@ -49,7 +49,7 @@ class LateRule:
             captured = rule.stage(author_rule, inputs, outputs, [])
             return [*outputs, *rule.sort(captured, inputs, outputs)]
 
-        whole, captured = jaxpr_of(run, [v.aval for v in f.jaxpr.invars])
+        whole, captured = jaxpr_of(f_with_residuals, [v.aval for v in f.jaxpr.invars])
         rule.match(at)
         return whole, rule, captured
 

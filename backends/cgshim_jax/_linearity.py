@@ -1,6 +1,6 @@
-"""What can be seen of a rule's linearity: a walk over its jaxpr, with what is known of each primitive.
+"""Is a rule linear in its upstream gradients? A walk over its jaxpr tells, from what is known of each primitive.
 
-JAX's own transposition is no check: it drops what is constant without a word.
+JAX's own transposition is no check: it drops constant terms silently.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from cgshim_jax._tracing import is_tracer
 
 
 class Linearity(NamedTuple):
-    """What was seen."""
+    """What a walk over a rule's jaxpr has found. A rule may be neither seen to be linear, nor seen not to be."""
 
     is_linear: bool
-    """whether every operation is one that is known to be linear"""
+    """True if every operation is known to be linear"""
     operation: str | None
-    """what is seen not to be"""
+    """the words for an operation that is known not to be linear, if there is one"""
 
 
 class Form(enum.IntEnum):
@@ -76,7 +76,7 @@ _NONLINEAR = frozenset({
 
 
 def linearity_of(jaxpr: Any, constants: Sequence[Any]) -> Linearity:
-    """What is seen of the linearity of a jaxpr in its arguments; those of its constants that are not known are None."""
+    """Find out if a jaxpr is linear in its arguments. A constant whose value is not known is None."""
     walk = _Walk()
     forms = walk(jaxpr, [*map(_form_of, constants)], [LINEAR] * len(jaxpr.invars))
     if CONSTANT in forms:
@@ -87,6 +87,7 @@ def linearity_of(jaxpr: Any, constants: Sequence[Any]) -> Linearity:
 
 
 def _form_of(constant: Any) -> Form:
+    """Return ZERO for a constant that is known to be zero everywhere, else CONSTANT."""
     is_known = isinstance(constant, (bool, int, float, complex, np.ndarray, np.generic, jax.Array))
     if not is_known or is_tracer(constant) or not jnp.issubdtype(jnp.result_type(constant), jnp.number):
         return CONSTANT
@@ -97,11 +98,13 @@ _MANY = 1_000_000
 
 
 class _Walk:
+    """A walk over a jaxpr, which finds the form of each value."""
+
     operation: str | None = None
-    """the first operation that is seen not to be linear"""
+    """the words for the first operation that is known not to be linear"""
 
     def __call__(self, jaxpr: Any, constants: Sequence[Form], arguments: Sequence[Form]) -> list[Form]:
-        """The forms of a jaxpr's results."""
+        """Return the forms of a jaxpr's results."""
         forms: dict[Any, Form] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
 
         def read(v: Any) -> Form:
@@ -113,7 +116,7 @@ class _Walk:
         return [read(v) for v in jaxpr.outvars]
 
     def results(self, eqn: Any, operands: list[Form]) -> list[Form]:
-        """The forms of an operation's results."""
+        """Return the forms of an operation's results."""
         name = eqn.primitive.name
         if all(form <= CONSTANT for form in operands):
             is_zero = name in _IN_FIRST and bool(operands) and operands[0] is ZERO
@@ -128,6 +131,7 @@ class _Walk:
         return [NONLINEAR if form is LINEAR and self.is_discrete(v, name) else form for v in eqn.outvars]
 
     def through(self, eqn: Any, name: str, operands: list[Form]) -> Form | list[Form]:
+        """Return the form of all results of an operation that has operands which are not constant, or each one's."""
         if name in _SUMS:
             return self.summed(name, operands)
         if name in _PRODUCTS:
@@ -167,11 +171,13 @@ class _Walk:
     # --- The ways in which operands come together ----------------------------------------------------------------
 
     def summed(self, name: str, operands: Sequence[Form]) -> Form:
+        """Return the form of a sum. A constant plus something linear is not linear."""
         if CONSTANT in operands and max(operands) is LINEAR:
             return self.nonlinear(name, "one with a constant part")
         return max(operands)
 
     def product(self, name: str, operands: Sequence[Form]) -> Form:
+        """Return the form of a product, which is linear if at most one factor is."""
         if ZERO in operands:
             return ZERO
         if sum(form >= LINEAR for form in operands) > 1:
@@ -179,16 +185,19 @@ class _Walk:
         return max(operands)
 
     def linear_in(self, name: str, operands: Sequence[Form], places: Sequence[int]) -> Form:
+        """Return the form of a result that is linear in the operands at these places, and only in them."""
         others = [form for at, form in enumerate(operands) if at not in places]
         if max(others, default=ZERO) >= LINEAR:
             return self.nonlinear(name) if max(others) is not UNKNOWN else UNKNOWN
         return self.summed(name, [operands[at] for at in places])
 
     def nonlinear(self, name: str, operation: str | None = None) -> Form:
+        """Note the operation for the message, unless one was noted before; return NONLINEAR."""
         self.operation = self.operation or operation or f"{name} of upstream"
         return NONLINEAR
 
     def is_discrete(self, v: Any, name: str) -> bool:
+        """Return True, and note the operation, if a result is an integer or a boolean."""
         if jnp.issubdtype(v.aval.dtype, jnp.inexact):
             return False
         self.nonlinear(name, "a cast to integers" if name == "convert_element_type" else None)
@@ -197,6 +206,7 @@ class _Walk:
     # --- Operations with jaxprs inside ---------------------------------------------------------------------------
 
     def inside(self, inner: Any, operands: Sequence[Form]) -> list[Form]:
+        """Return the forms of the results of a jaxpr that an operation holds."""
         jaxpr = getattr(inner, "jaxpr", inner)
         constants = getattr(inner, "consts", None) or [None] * len(jaxpr.constvars)
         if len(jaxpr.invars) != len(operands):
@@ -227,7 +237,7 @@ class _Walk:
         return [self.nonlinear("while") for _ in carry]
 
     def settled(self, carry: list[Form], step: Callable[[list[Form]], list[Form]]) -> list[Form]:
-        """The forms that a loop's values have after any number of steps."""
+        """Return the forms that a loop's values have after any number of steps."""
         while True:
             after = [self.either(a, b) for a, b in zip(carry, step(carry), strict=True)]
             if after == carry:
@@ -244,5 +254,5 @@ class _Walk:
         return list(found)
 
     def either(self, a: Form, b: Form) -> Form:
-        """The form of what is one or the other."""
+        """Return the form of a value that is one or the other."""
         return self.summed("select_n", [a, b])

@@ -41,26 +41,26 @@ class Transposed:
         self.outputs = outputs
         """the types of the outputs, which are those of the rule's upstreams"""
         self.refusal = refusal
-        """tells why the map may not be executed"""
+        """returns why the map may not be executed, or None"""
         self.once = once
-        """why what the map makes may not be differentiated"""
+        """why the map's results may not be differentiated, or None"""
 
     def __call__(self, residuals: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
-        """The outputs' tangents."""
+        """Return the outputs' tangents."""
         outputs: list[Array] = _transposed.bind(*residuals, *tangents, linear_map=self, residuals=len(residuals))
         return outputs
 
     def attach(
         self, residuals: Sequence[Array], arguments: Sequence[Array], outputs: Sequence[Array], kept: Sequence[int] = ()
     ) -> list[Array]:
-        """outputs, with this map for their derivative by arguments; the kept ones are its last residuals."""
+        """Return outputs, with this map for their derivative by arguments; those at `kept` are its last residuals."""
         attached: list[Array] = _attached.bind(
             *residuals, *arguments, *outputs, linear_map=self, residuals=len(residuals), kept=tuple(kept)
         )
         return attached
 
     def execute(self, residuals: list[Array], tangents: list[Array]) -> list[Array]:
-        """The outputs' tangents in forward mode."""
+        """Return the outputs' tangents in forward mode."""
         refusal = self.refusal and self.refusal()
         if refusal is not None:
             raise TransformationError(refusal)
@@ -84,7 +84,7 @@ class Transposed:
         return outputs
 
     def only(self, picked: Sequence[int]) -> Transposed:
-        """The map from some of the tangents, the others being zero."""
+        """Return the map from some of the tangents, where the others are zero."""
 
         def rule(residuals: list[Array], upstreams: list[Array]) -> list[Array]:
             gradients = self.rule(residuals, upstreams)
@@ -93,7 +93,7 @@ class Transposed:
         return Transposed(self.op, rule, self.outputs, self.refusal, self.once)
 
     def over(self, axis: Any, residuals_at: Sequence[int | None], tangents_at: Sequence[int | None]) -> Transposed:
-        """The map over a batch, that the operands have at these axes, and the outputs at the first axis."""
+        """Return the map over a batch: the operands have it at these axes, and the outputs at their first axis."""
         rule = vmap_over(axis, self.rule, (list(residuals_at), 0), [at or 0 for at in tangents_at])
 
         def summed(residuals: list[Array], upstreams: list[Array]) -> list[Array]:
@@ -104,7 +104,7 @@ class Transposed:
 
 
 def vmap_over(axis: Any, function: Callable[..., Any], in_axes: Any, out_axes: Any) -> Callable[..., Any]:
-    """function over the batch that JAX is making now."""
+    """Return the function over the batch that JAX is making now."""
     vmapped: Callable[..., Any] = jax.vmap(
         function, in_axes=in_axes, out_axes=out_axes,
         axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name or _mesh_axis(axis),
@@ -119,12 +119,12 @@ def _batched(kind: Any, axis: Any) -> Any:
 
 
 def _mesh_axis(axis: Any) -> Any:
-    """The mesh axes over which a batch is sharded where shardings are a part of types."""
+    """Return the mesh axes over which a batch is sharded, if shardings are a part of types."""
     return getattr(axis, "explicit_mesh_axis", None)
 
 
 def _varies_over(kind: Any) -> frozenset[Any]:
-    """The mesh axes of a shard_map over which values of this type differ."""
+    """Return the mesh axes of a shard_map over which values of this type differ."""
     return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())
 
 
@@ -157,7 +157,7 @@ def _transpose(
 
 
 def fit(gradient: Array, kind: Any) -> Array:
-    """The gradient of an argument of this type, summed over the devices of a shard_map that have the same argument."""
+    """Return the gradient of an argument of this type, summed over the devices of a shard_map that share it."""
     same_on = _varies_over(gradient.aval) - _varies_over(kind)
     return jax.lax.psum(gradient, tuple(sorted(same_on))) if same_on else gradient
 
@@ -230,7 +230,7 @@ _attached = primitive("cgshim_attached", _outputs, _outputs, _jvp_of_attached, _
 def without_derivative(
     op: str, values: Sequence[Array | None], of: Sequence[Array], refusal: str
 ) -> list[Array | None]:
-    """values, whose derivative by the tensors that they are made of is refused, if somebody asks for it."""
+    """Return values whose derivative by `of`, the tensors that they are made of, raises the error `refusal`."""
     arguments = [x for x in of if _is_float(x)]
     at = [i for i, value in enumerate(values) if value is not None]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,49 @@ try:  # What is within jax.make_jaxpr, at half its time: 0.5 to 0.10. Without th
 except ImportError:
     debug_info = None
     has_trace_to_jaxpr = False
+
+try:  # What jax.experimental.checkify does with each primitive: 0.4 to 0.10. Without these names it looks into no op.
+    from jax._src.checkify import checkify_jaxpr as checkify_jaxpr
+    from jax._src.checkify import error_checks as error_checks
+except ImportError:
+    checkify_jaxpr = None
+    error_checks = {}
+
+
+try:  # Where a compiled program calls the host: 0.4 to 0.10. Without it each device makes the call, for all of them.
+    from jax._src.callback import _callback_op_sharding
+except ImportError:
+    _callback_op_sharding = None
+
+
+def callback_sharding(context: Any) -> Any:
+    """Return where a call of the host, which is being lowered, is made: on one device, or on each in a shard_map."""
+    if _callback_op_sharding is None:
+        return None
+    given = context.module_context.axis_context, None, context.avals_out
+    return _callback_op_sharding(*given[: len(inspect.signature(_callback_op_sharding).parameters)])
+
+
+def is_exported(context: Any) -> bool:
+    """Return True if what is being lowered is for jax.export: seen in 0.4.38 to 0.10; without it JAX refuses later."""
+    return getattr(getattr(context.module_context, "lowering_parameters", None), "for_export", False)
+
+
+def type_made_of(operands: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return the type of a tensor that is made of operands of these types: where they are sharded, it is not.
+
+    In a shard_map it varies over the devices over which one of them does: 0.6 to 0.10.
+    """
+    like = next((x for x in operands if types_tell_devices and not x.sharding.mesh.empty), None)
+    if like is None:
+        return jax.core.ShapedArray(shape, dtype)
+    if hasattr(like, "mat"):
+        varying: frozenset[Any] = frozenset().union(*(x.mat.varying for x in operands))
+        devices = {"manual_axis_type": type(like.mat)(varying=varying)}
+    else:
+        devices = {"vma": frozenset().union(*(x.vma for x in operands))}
+    sharding = like.sharding.update(spec=(None,) * len(shape))
+    return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding, **devices)
 
 
 def described(function: Callable[..., Any], arguments: int) -> Callable[..., Any]:

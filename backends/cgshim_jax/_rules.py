@@ -28,7 +28,7 @@ def apply_rule(
     upstreams: Mapping[int, Array],
     variables: Sequence[Array] = (),
 ) -> list[Array | None]:
-    """The gradients of inputs, then those of variables; an output without an upstream is an integer, with zeros."""
+    """Return the gradients of inputs, then those of variables. An output without an upstream is an integer: zeros."""
     whole = [
         conjugate(upstreams[at]) if at in upstreams else jnp.zeros(y.shape, y.dtype) for at, y in enumerate(outputs)
     ]
@@ -39,7 +39,7 @@ def apply_rule(
 
 
 def conjugate(gradient: Array) -> Array:
-    """A gradient of JAX's as a rule knows it, or the other way around: JAX's complex ones are the conjugates."""
+    """Return a gradient of JAX as one of a rule, or one of a rule as one of JAX: complex ones are conjugates."""
     return jnp.conj(gradient) if jnp.issubdtype(gradient.dtype, jnp.complexfloating) else gradient
 
 
@@ -49,7 +49,7 @@ def is_running_rule() -> bool:
 
 
 def upstreams_of_rule() -> list[Array] | None:
-    """The upstreams of the running grad_fn, if it makes this call itself, or under vmap; not in a derivative or jit."""
+    """Return the upstreams of the running grad_fn if grad_fn itself, or a vmap in it, makes this call; else None."""
     if _scope.current is None:
         return None
     trace, upstreams = _scope.current
@@ -61,6 +61,11 @@ def is_tensor(x: object) -> bool:
     return isinstance(x, jax.Array)
 
 
+def as_tensor(x: Any) -> Array:
+    """Return x as a tensor: the value or the tangent in a tracer may be a Python number (in older versions of JAX)."""
+    return x if is_tensor(x) else jnp.asarray(x)
+
+
 def is_differentiable(x: Any) -> bool:
     """Return True if x has a gradient; JAX gives everything else one of dtype float0, which authors do not see."""
     if isinstance(x.dtype, np.dtype):
@@ -69,14 +74,14 @@ def is_differentiable(x: Any) -> bool:
 
 
 def type_of_upstream(kind: Any) -> Any:
-    """The type of the gradient of a tensor of this type: JAX's extended dtypes may have another one."""
+    """Return the type of the gradient of a tensor of this type: JAX's extended dtypes may have another one."""
     return kind if isinstance(kind.dtype, np.dtype) else kind.to_tangent_aval()
 
 
-def ask_for_tangents(call: Call, rule: Rule) -> None:
-    """Have the rule's gradients checked against the dtype of tangents where that is not the argument's own."""
+def of_tangents(call: Call, rule: Rule) -> Rule:
+    """Return the rule with its gradients checked against the dtype of tangents where that is not the argument's own."""
     if all(isinstance(dtype, np.dtype) for dtype in rule.dtypes):
-        return
+        return rule
     tangents = [type_of_upstream(jax.core.ShapedArray((), dtype)).dtype for dtype in rule.dtypes]
     for dtype, tangent in zip(rule.dtypes, tangents, strict=True):
         if not isinstance(tangent, np.dtype):
@@ -85,13 +90,12 @@ def ask_for_tangents(call: Call, rule: Rule) -> None:
                          must="an argument that is differentiated must have a dtype whose gradients are floats",
                          got=f"one of {dtype}", do="convert it to a float outside of the op")
             )  # fmt: skip
-    rule.dtypes = [
-        dtype if tangent == jax.dtypes.float0 else tangent for dtype, tangent in zip(rule.dtypes, tangents, strict=True)
-    ]
+    pairs = zip(rule.dtypes, tangents, strict=True)
+    return rule.with_dtypes([dtype if tangent == jax.dtypes.float0 else tangent for dtype, tangent in pairs])
 
 
 def message_of(refuse: Callable[[Any], NoReturn], what: Any) -> str:
-    """What refuse says: words are kept where the call would keep tracers alive."""
+    """Return the message of the error that refuse raises: the call itself would keep tracers alive."""
     try:
         refuse(what)
     except CustomGradientError as error:

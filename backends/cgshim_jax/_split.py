@@ -1,7 +1,7 @@
-"""f's jaxpr in two parts: what an outer derivative goes through, and what it does not have to know.
+"""f's jaxpr in two parts: operations that an outer derivative goes through, and operations that it need not know.
 
-The derivative of the outputs is the rule's. So only the other residuals have a derivative by f's own operations; all
-the rest of f may be opaque: a callback, a while loop.
+The derivative of the outputs is the rule's. So only the other residuals have a derivative through f's own operations.
+All other operations of f may be opaque: a callback, a while loop.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ Array = Any
 
 
 class Split:
-    """A jaxpr that is evaluated in two parts, each operation once."""
+    """A jaxpr that is evaluated in two parts. Each operation is in one of them."""
 
     def __init__(self, whole: Jaxpr, connected: Collection[int]) -> None:
-        """connected are the results that keep their derivatives."""
+        """Split a jaxpr; `connected` are the places of the results that keep their derivatives."""
         jaxpr = whole.jaxpr
         self.whole = whole
         self.connected = sorted(connected)
@@ -38,7 +38,7 @@ class Split:
         )
 
     def __call__(self, captured: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
-        """The results, of which only the connected ones have derivatives."""
+        """Return the results. Only the connected ones have derivatives."""
         constants = self.whole.constants_with(captured)
         known = jax.core.eval_jaxpr(self.first, constants, *arguments)
         between = known[self.results :]

@@ -1,4 +1,4 @@
-"""Staging a call: f's jaxpr and its rule's, and what they captured."""
+"""Staging a call: the jaxprs of f and of its rule, and the tracers that they captured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cgshim.backend import CustomGradientError, CustomGradientTypeError, TransformationError, sentence, subvals
 from cgshim_jax._late import LateRule, late_rule
-from cgshim_jax._rules import ask_for_tangents, is_differentiable
+from cgshim_jax._rules import is_differentiable, of_tangents
 from cgshim_jax._staged_rule import StagedRule
 from cgshim_jax._tracing import (
     Jaxpr,
@@ -32,16 +32,17 @@ class Stage(NamedTuple):
     f: Jaxpr
     rule: StagedRule | LateRule
     output: TreeSpec
-    """of what f returned"""
+    """the spec of what f returned"""
     inputs: list[int]
-    """which inputs are f's first arguments; what it captured are the others"""
+    """the inputs that are f's first arguments; what f captured are its other arguments"""
     captured: list[Array]
+    """the tracers that f and the rule captured"""
     variables: frozenset[int]
-    """the identities of those captured that the rule speaks for"""
+    """the identities of those captured that are the rule's variables"""
     refusal: str | None
-    """why the others may not be differentiated"""
+    """why the other captured tracers may not be differentiated"""
     choices: list[Choice]
-    """where it is not known yet which of them are variables: the call for some of them"""
+    """if it is not known yet which captured tracers are variables: the call, for some choices of variables"""
 
 
 class Choice(NamedTuple):
@@ -54,7 +55,7 @@ class Choice(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """A rule, staged with some of what was captured for its variables."""
+    """A rule that was staged with some of the captured tracers as its variables."""
 
     rule: StagedRule
     captured: list[Array]
@@ -65,13 +66,14 @@ class _Reading(NamedTuple):
 
 
 _NOWHERE = -1
+"""the place of the gradient of a captured tracer that is no variable: it has none"""
 
 
 def stage(call: Call, inputs: Sequence[Array], constants: Collection[int], may_wait: bool = False) -> Stage:
     """Stage a call: f runs once, and the rule once unless it alone captured a variable, or its variables are guessed.
 
-    constants are the identities of captured tracers that are no variables. The rule may wait until a derivative is
-    taken, if the call captured nothing and the rule holds all that it reads.
+    constants are the identities of captured tracers that are no variables. If may_wait is True, the rule is staged
+    only when a derivative is taken, provided that the call captured nothing and the rule holds all that it reads.
     """
     at = [i for i, x in enumerate(inputs) if is_tracer(x)]
     readings: list[_Reading] = []
@@ -79,12 +81,12 @@ def stage(call: Call, inputs: Sequence[Array], constants: Collection[int], may_w
     late: LateRule | None = None
     specs: list[TreeSpec] = []
 
-    def run(*tracers: Array) -> list[Array]:
+    def run_f(*tracers: Array) -> list[Array]:
         nonlocal late
         full = subvals(inputs, at, tracers)
         outputs, author_rule = call(full)
         specs.append(author_rule.output)
-        ask_for_tangents(call, author_rule)
+        author_rule = of_tangents(call, author_rule)
         captured = captured_so_far()
         if may_wait and captured == [] and (late := late_rule(call, author_rule, full, outputs)) is not None:
             results = [*outputs, *late.others]
@@ -92,17 +94,17 @@ def stage(call: Call, inputs: Sequence[Array], constants: Collection[int], may_w
             return results
         if captured is None:
             captured = _captured_by_f(call, inputs, at)
-        found = _read(call, author_rule, full, outputs, captured, constants)
+        found = _RunOfF(call, author_rule, full, outputs, captured, constants).readings()
         _refuse_references(call, found)
         results = list(outputs)
         for reading in found:
-            kept = reading.rule.sort(reading.captured, full, outputs)
-            residuals.append(range(len(results), len(results) + len(kept)))
-            results += kept
+            others = reading.rule.sort(reading.captured, full, outputs)
+            residuals.append(range(len(results), len(results) + len(others)))
+            results += others
         readings.extend(reading._replace(captured=[]) for reading in found)  # no tracer of f leaves it
         return results
 
-    f, captured = jaxpr_of(run, [inputs[i].aval for i in at])
+    f, captured = jaxpr_of(run_f, [inputs[i].aval for i in at])
     if late is not None:
         return Stage(f, late, specs[0], at, captured, frozenset(), None, [])
     for reading in readings:
@@ -121,6 +123,7 @@ def stage(call: Call, inputs: Sequence[Array], constants: Collection[int], may_w
 
 
 def _refuse_references(call: Call, readings: Sequence[_Reading]) -> None:
+    """Raise the error for a rule that captured a mutable array."""
     for reference in filter(is_reference, chain.from_iterable(reading.captured for reading in readings)):
         raise TransformationError(
             sentence(call.name, must="a grad_fn that is staged may not read or write a mutable array",
@@ -129,75 +132,73 @@ def _refuse_references(call: Call, readings: Sequence[_Reading]) -> None:
         )  # fmt: skip
 
 
-def _read(
-    call: Call,
-    author_rule: Rule,
-    inputs: Sequence[Array],
-    outputs: Sequence[Array],
-    captured: Sequence[Array],
-    constants: Collection[int],
-) -> list[_Reading]:
-    """Stage the rule: once, or for each choice of variables if it is unknown and not every choice will do."""
-    reading = _stage_rule(call, author_rule, inputs, outputs, captured, constants)
-    error, guessed = reading.rule.error, reading.variables
-    if error is None or not guessed or any(map(is_differentiated, guessed)):
-        return [reading]
-    choices = chain.from_iterable(combinations(guessed, count) for count in range(len(guessed)))
-    found = [_try(author_rule, inputs, outputs, chosen) for chosen in islice(choices, _CHOICES)]
-    fitting = [other for other in found if other.rule.error is None]
-    if not fitting and isinstance(error, CustomGradientError):
-        raise error
-    return [reading, *fitting]
+class _RunOfF(NamedTuple):
+    """A run of f on tracers. Its rule is staged here: once or several times, with different variables."""
+
+    call: Call
+    rule: Rule
+    inputs: Sequence[Array]
+    outputs: Sequence[Array]
+    captured: Sequence[Array]
+    """the tracers that f captured"""
+    constants: Collection[int]
+    """the identities of captured tracers that are no variables"""
+
+    def readings(self) -> list[_Reading]:
+        """Stage the rule: once, or for each choice of variables if it is unknown and not every choice will do."""
+        reading = self.read()
+        error, guessed = reading.rule.error, reading.variables
+        if error is None or not guessed or any(map(is_differentiated, guessed)):
+            return [reading]
+        choices = chain.from_iterable(combinations(guessed, count) for count in range(len(guessed)))
+        found = [self.read_with(chosen) for chosen in islice(choices, _CHOICES)]
+        fitting = [other for other in found if other.rule.error is None]
+        if not fitting and isinstance(error, CustomGradientError):
+            raise error
+        return [reading, *fitting]
+
+    def read_with(self, variables: Sequence[Array]) -> _Reading:
+        """Stage the rule with these variables. If it does not take them, the reading holds the error."""
+        rule = StagedRule(self.outputs)
+        captured = rule.stage(self.rule, self.inputs, self.outputs, variables, keep=(CustomGradientError,))
+        return _Reading(rule, captured, list(variables))
+
+    def read(self) -> _Reading:
+        """Stage the rule with the variables that are among the tracers that f and the rule itself captured."""
+        trace = current_trace()
+        captured = [c for c in self.captured if id(c) not in self.constants]
+        while True:
+            variables = _choose_variables(captured)
+            is_guess = bool(variables) and not any(map(is_differentiated, variables))
+            rule = StagedRule(self.outputs)
+            try:
+                self.call.require_variables(self.rule, variables)
+            except CustomGradientTypeError as error:
+                if not is_guess:
+                    raise
+                return _Reading(rule, rule.stage(self.rule, self.inputs, self.outputs, []), [], str(error))
+            keep = (CustomGradientError,) if is_guess else ()
+            residuals = rule.stage(self.rule, self.inputs, self.outputs, variables, keep)
+            known = {id(c) for c in captured}.union(self.constants)
+            captured += [c for c in residuals if c._trace is not trace and id(c) not in known]
+            if list(map(id, _choose_variables(captured))) == list(map(id, variables)):
+                return _Reading(rule, residuals, variables)
 
 
 _CHOICES = 32
 """how often a rule is staged at most to find those that it takes for its variables"""
 
 
-def _try(author_rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[Array]) -> _Reading:
-    rule = StagedRule(outputs)
-    captured = rule.stage(author_rule, inputs, outputs, variables, keep=(CustomGradientError,))
-    return _Reading(rule, captured, list(variables))
-
-
-def _stage_rule(
-    call: Call,
-    author_rule: Rule,
-    inputs: Sequence[Array],
-    outputs: Sequence[Array],
-    captured: Sequence[Array],
-    constants: Collection[int],
-) -> _Reading:
-    """The rule, staged with the variables among what was captured, by f and by itself."""
-    trace = current_trace()
-    captured = [c for c in captured if id(c) not in constants]
-    while True:
-        variables = _choose_variables(captured)
-        is_guess = bool(variables) and not any(map(is_differentiated, variables))
-        rule = StagedRule(outputs)
-        try:
-            call.require_variables(author_rule, variables)
-        except CustomGradientTypeError as error:
-            if not is_guess:
-                raise
-            return _Reading(rule, rule.stage(author_rule, inputs, outputs, []), [], str(error))
-        residuals = rule.stage(author_rule, inputs, outputs, variables, (CustomGradientError,) if is_guess else ())
-        known = {id(c) for c in captured}.union(constants)
-        captured += [c for c in residuals if c._trace is not trace and id(c) not in known]
-        if list(map(id, _choose_variables(captured))) == list(map(id, variables)):
-            return _Reading(rule, residuals, variables)
-
-
 def _choose_variables(captured: Sequence[Array]) -> list[Array]:
-    """The captured tracers that are being differentiated, failing that those that may be later."""
+    """Return the captured tracers that are being differentiated. If none is, return those that may be later."""
     floats = [c for c in captured if is_differentiable(c) and not is_reference(c)]
     return [c for c in floats if is_differentiated(c)] or [c for c in floats if is_differentiated(c) is None]
 
 
 def _captured_by_f(call: Call, inputs: Sequence[Array], at: Sequence[int]) -> list[Array]:
-    """What f captures, by another staging: for a JAX that does not tell before a function is through."""
+    """Stage f once more, and return what it captures: a JAX may not tell this before a function has returned."""
 
-    def run(*tracers: Array) -> list[Array]:
+    def run_f(*tracers: Array) -> list[Array]:
         return call(subvals(inputs, at, tracers))[0]
 
-    return jaxpr_of(run, [inputs[i].aval for i in at])[1]
+    return jaxpr_of(run_f, [inputs[i].aval for i in at])[1]

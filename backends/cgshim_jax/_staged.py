@@ -1,4 +1,4 @@
-"""Calls that have to be staged: f and its rule become jaxprs, each once, and what they captured becomes arguments."""
+"""Calls that must be staged: f and its rule become jaxprs, each once, and the tracers that they captured arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cgshim_jax._graph import depends_only_on
 from cgshim_jax._late import LateRule
 from cgshim_jax._primitives import Transposed, fit, without_derivative
 from cgshim_jax._private import described
-from cgshim_jax._rules import is_differentiable, message_of, type_of_upstream, upstreams_of_rule
+from cgshim_jax._rules import as_tensor, is_differentiable, message_of, type_of_upstream, upstreams_of_rule
 from cgshim_jax._split import Split
 from cgshim_jax._stage import Stage, stage
 from cgshim_jax._staged_rule import StagedRule
@@ -94,9 +94,9 @@ class _Undecided:
 
     def __init__(self, undecided: Staged, choices: Mapping[frozenset[int], Staged], found: Stage, refusal: str) -> None:
         self.undecided = undecided
-        """what refuses any gradient"""
+        """the call that refuses any gradient"""
         self.choices = choices
-        """the call by the captured arguments that are differentiated"""
+        """the call to make for each set of captured arguments that may be differentiated"""
         self.inputs = len(found.inputs)
         self.refusal = refusal
 
@@ -125,7 +125,7 @@ def _jvp_of_moving(
     function: Callable[[Sequence[Array]], Sequence[Array]], primals: Sequence[Array], tangents: Sequence[Any],
     moving: Sequence[int],
 ) -> Any:  # fmt: skip
-    """The outputs and their tangents, of a function that sees which of its arguments are not differentiated."""
+    """Return the outputs and their tangents, of a function that sees which of its arguments are not differentiated."""
 
     def of_moving(*values: Array) -> list[Array]:
         return list(function(subvals(primals, moving, values)))
@@ -134,10 +134,10 @@ def _jvp_of_moving(
 
 
 def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], rebuild: Callable[..., Any]) -> Any:
-    """An op in a rule: its own rule is staged only once that is differentiated, for rules may call each other.
+    """Run an op in a rule. Its own rule is staged only if it is differentiated, for rules may call each other.
 
-    What f captured is lifted out of it. If grad_fn makes the call itself, the op's own rule speaks for that which
-    depends only on what the op is given.
+    The tracers that f captured become arguments. If grad_fn makes the call itself, the op's own rule speaks for those
+    of them that depend only on what the op is given.
     """
     at = [i for i, x in enumerate(inputs) if is_tracer(x)]
     constants = [None if is_tracer(x) else x for x in inputs]
@@ -147,7 +147,7 @@ def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], 
     lifted = call.with_f(rebuild([None] * len(captured)))  # what JAX keeps must hold no tracer
     specs: list[TreeSpec] = []
 
-    def run(*arguments: Array) -> list[Array]:
+    def run_f(*arguments: Array) -> list[Array]:
         outputs, rule = lifted(subvals(constants, at, arguments[: len(at)]), rebuild(arguments[len(at) :]))
         specs.append(rule.output)
         return outputs
@@ -163,7 +163,7 @@ def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], 
     def jvp(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
         return _jvp_of_moving(differentiated, primals, tangents, _moving(tangents))
 
-    op: Any = jax.custom_jvp(run)
+    op: Any = jax.custom_jvp(run_f)
     op.defjvp(jvp, symbolic_zeros=True)
     outputs = list(op(*(inputs[i] for i in at), *captured))
     return specs[-1].combine(outputs)
@@ -193,12 +193,12 @@ class Staged:
         self.connected = connected
 
     def __call__(self, arguments: Sequence[Array]) -> Sequence[Array]:
-        """The outputs at arguments, differentiated by the rule."""
+        """Return the outputs at arguments, differentiated by the rule."""
         types = [x.aval for x in arguments]
         count = len(arguments)
 
         def primal(*arguments: Array) -> list[Array]:
-            return self.run(arguments, self.f)[0]
+            return self.evaluate(self.f, arguments)[0]
 
         def forward(*arguments: Array) -> tuple[list[Array], list[Array]]:
             return self.forward(arguments)
@@ -224,19 +224,19 @@ class Staged:
         return list(both(*arguments))
 
     def forward(self, arguments: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        """The outputs, attached to the arguments, and the residuals."""
+        """Return the outputs, attached to the arguments, and the residuals."""
         whole = self.f.references  # whose order of reads and writes is to stay
-        outputs, residuals = self.run(arguments, self.f if whole else Split(self.f, self.connected))
+        outputs, residuals = self.evaluate(self.f if whole else Split(self.f, self.connected), arguments)
         outputs = self.attach(residuals, arguments, outputs)
         return outputs, [*residuals, *(outputs[at] for at in self.rule.kept_outputs)]
 
     def jvp(self, arguments: Sequence[Array], tangents: Sequence[Any]) -> tuple[list[Array], list[Array]]:
-        """The outputs and their tangents."""
+        """Return the outputs and their tangents."""
         outputs, residuals = self.forward(arguments)
         return outputs, self.tangents(residuals, [tangents[at] for at in self.rule.arguments], outputs)
 
     def unless_by_reference(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Forward, refused where a mutable array is differentiated, for which no rule speaks."""
+        """Return forward, which raises an error if a mutable array is differentiated: no rule speaks for one."""
 
         def watched(*given: Any) -> Any:
             if any(x.perturbed and is_reference(x.value) for x in given):
@@ -245,14 +245,14 @@ class Staged:
 
         return watched
 
-    def run(self, arguments: Sequence[Array], f: Jaxpr | Split) -> tuple[list[Array], list[Array]]:
-        """The outputs and the residuals."""
+    def evaluate(self, f: Jaxpr | Split, arguments: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+        """Return the outputs and the residuals."""
         inputs = len(arguments) - len(self.f.captured_at)
         values = f(arguments[inputs:], arguments[:inputs])
         return values[: self.outputs], values[self.outputs :]
 
     def attach(self, residuals: Sequence[Array], arguments: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
-        """outputs, as an outer derivative has to see them: with the rule's gradient, not f's own."""
+        """Return outputs as an outer derivative has to see them: with the rule's gradient, not f's own."""
         float_at = self.rule.float_at
         floats = self.transposed(outputs, self.refusal_unless_linear).attach(
             residuals, [arguments[at] for at in self.rule.arguments], [outputs[at] for at in float_at],
@@ -262,35 +262,36 @@ class Staged:
         return [attached.get(at, y) for at, y in enumerate(outputs)]
 
     def tangents(self, residuals: list[Array], tangents: Sequence[Any], outputs: Sequence[Array]) -> list[Array]:
-        """The outputs' tangents, by the transpose of the rule."""
+        """Return the outputs' tangents, by the transpose of the rule."""
         picked = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, SymbolicZero)]
         found: dict[int, Array] = {}
         if picked:
             linear_map = self.transposed(outputs, self.refusal_unless_promised).only(picked)
-            found = dict(zip(self.rule.float_at, linear_map(residuals, [tangents[i] for i in picked]), strict=True))
+            tensors = [as_tensor(tangents[i]) for i in picked]
+            found = dict(zip(self.rule.float_at, linear_map(residuals, tensors), strict=True))
         return [found[at] if at in found else _zero_tangent(y) for at, y in enumerate(outputs)]
 
     def transposed(self, outputs: Sequence[Array], refusal: Callable[[], str | None]) -> Transposed:
-        """The map from the tangents of the arguments that have a gradient to those of the outputs."""
+        """Return the map from the tangents of the arguments that have a gradient to those of the outputs."""
         types = [type_of_upstream(outputs[at].aval) for at in self.rule.float_at]
         return Transposed(self.op, self.gradients, types, refusal, self.once)
 
     def gradients(self, residuals: list[Array], upstreams: list[Array]) -> list[Array]:
-        """The gradients of the arguments that have one."""
+        """Return the gradients of the arguments that have one."""
         return self.rule(residuals, upstreams)
 
     def refusal_unless_promised(self) -> str | None:
-        """Why forward mode may not use the rule's transpose."""
+        """Return why forward mode may not use the rule's transpose, or None."""
         return self.unpromised or self.refusal_if_nonlinear()
 
     def refusal_unless_linear(self) -> str | None:
-        """Why forward mode over reverse mode may not: without a promise, the rule has to be seen to be linear."""
+        """Return the same for forward mode over reverse mode: without a promise, the rule must be seen to be linear."""
         if self.unpromised is None:
             return self.refusal_if_nonlinear()
         return None if self.rule.linearity().is_linear else self.unpromised
 
     def refusal_if_nonlinear(self) -> str | None:
-        """Why no promise can be kept."""
+        """Return why no promise of linearity can be kept, or None."""
         operation = self.rule.linearity().operation
         return None if operation is None else self.nonlinear.replace(_WHAT, operation)
 
@@ -315,7 +316,7 @@ def _zero_tangent(x: Array) -> Any:
 
 
 def _constant(tracer: Array, refusal: str) -> Array:
-    """A captured tracer that is no variable, and may not be differentiated later either."""
+    """Return a captured tracer that is no variable: if somebody differentiates it later, that is an error."""
     if not is_differentiable(tracer) or is_differentiated(tracer) is False:
         return tracer
 

@@ -30,7 +30,7 @@ class StagedRule:
     arguments: list[int]
     """which arguments of f have a gradient"""
     gradients_of_arguments: list[int]
-    """which of the gradients theirs are"""
+    """which of the gradients are theirs"""
     kept_outputs: list[int]
     """which outputs are the last residuals"""
     connected: list[bool]
@@ -85,7 +85,7 @@ class StagedRule:
         return others
 
     def match(self, gradient_at: Sequence[int]) -> None:
-        """Find out which arguments of f have a gradient; gradient_at tells where each one's would be."""
+        """Find out which arguments of f have a gradient; gradient_at tells for each of them where it would be."""
         self.arguments = [i for i, gradient in enumerate(gradient_at) if gradient in self.returned]
         self.gradients_of_arguments = [gradient_at[i] for i in self.arguments]
 
@@ -99,7 +99,7 @@ class StagedRule:
         return [values[at] for at in self.gradients_of_arguments]
 
     def linearity(self) -> Linearity:
-        """Return what is seen of the rule's linearity in its upstreams."""
+        """Find out, once, if the rule is linear in its upstreams."""
         if self.error is not None:
             raise self.error
         assert self.jaxpr is not None

@@ -35,15 +35,15 @@ class Surroundings(enum.Enum):
 if not _private.tells_traces:
 
     def current_trace() -> Any:
-        """What JAX does with the operations that run now."""
+        """Return what JAX does with the operations that run now."""
         return None
 
     def without_batches(trace: Any) -> Any:
-        """What is below the batches of a trace."""
+        """Return what is below the batches of a trace."""
         return object()  # not known, and so not the same as any other
 
     def surroundings() -> Surroundings:
-        """What surrounds the code that runs now."""
+        """Return what surrounds the code that runs now."""
         return Surroundings.STAGING
 
     def is_recorded() -> bool:
@@ -61,17 +61,17 @@ if not _private.tells_traces:
 else:
 
     def current_trace() -> Any:
-        """What JAX does with the operations that run now."""
+        """Return what JAX does with the operations that run now."""
         return _private.trace_ctx.trace
 
     def without_batches(trace: Any) -> Any:
-        """What is below the batches of a trace."""
+        """Return what is below the batches of a trace."""
         while isinstance(trace, _private.BatchTrace):
             trace = trace.parent_trace
         return trace
 
     def surroundings() -> Surroundings:
-        """What surrounds the code that runs now."""
+        """Return what surrounds the code that runs now."""
         trace = _private.trace_ctx.trace
         while isinstance(trace, _private.JaxprTrace):  # what is known passes through it
             trace = trace.parent_trace
@@ -91,7 +91,7 @@ else:
         return _private.types_tell_devices and type(_private.trace_ctx.trace) is _private.DynamicJaxprTrace
 
     def _below(trace: Any) -> Any:
-        """What a vmap or reverse mode is under."""
+        """Return the trace that a vmap or reverse mode is under; None for any other trace."""
         is_reverse_mode = isinstance(trace, _private.LinearizeTrace) and getattr(trace, "is_vjp", True)
         if is_reverse_mode or isinstance(trace, _private.BatchTrace):
             return trace.parent_trace
@@ -138,7 +138,7 @@ def is_differentiated(x: Any) -> bool | None:
 
 
 def value_of(x: Any) -> Any:
-    """The concrete value below a tracer's derivatives and batches (these come as some axis); None if it is unknown."""
+    """Return the concrete value below a tracer's derivatives and batches (as one of its axes); None if unknown."""
     while is_tracer(x):
         x = getattr(x, "primal", None) if hasattr(x, "primal") else getattr(x, "val", None)
         if not (is_tracer(x) or hasattr(x, "dtype")):
@@ -160,7 +160,7 @@ class Jaxpr(NamedTuple):
         return list(jax.core.eval_jaxpr(self.jaxpr, self.constants_with(captured), *arguments))
 
     def constants_with(self, captured: Sequence[Array]) -> list[Array]:
-        """The constants, of which those that were tracers are these."""
+        """Return the constants, with these tracers in the places of those that were captured."""
         constants = list(self.constants)
         for at, tracer in zip(self.captured_at, captured, strict=True):
             constants[at] = tracer
@@ -168,11 +168,11 @@ class Jaxpr(NamedTuple):
 
     @property
     def references(self) -> list[Any]:
-        """The types of the mutable arrays that it reads or writes, and that were there before."""
+        """The types of the mutable arrays that it reads or writes, and that it did not make itself."""
         return [v.aval for v in (*self.jaxpr.constvars, *self.jaxpr.invars) if is_reference(v)]
 
     def only(self, results: Sequence[int]) -> Jaxpr:
-        """The same function with some of its results."""
+        """Return the same function with some of its results."""
         jaxpr = self.jaxpr
         outer = [jaxpr.outvars[at] for at in results]
         return self._replace(jaxpr=part_of(jaxpr, jaxpr.constvars, jaxpr.invars, outer, jaxpr.eqns))
@@ -195,33 +195,33 @@ def equations_for(wanted: Sequence[Any], equations: Sequence[Any]) -> tuple[list
 def part_of(
     jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], results: Sequence[Any], equations: Any
 ) -> Any:
-    """A part of a jaxpr, as one."""
-    # JAX before 0.5 counts the names in debug_info.
-    named = {} if hasattr(jaxpr.debug_info, "with_unknown_names") else {"debug_info": None}
+    """Return a part of a jaxpr, as one."""
+    names = {"arg_names": ("",) * len(arguments), "result_paths": ("",) * len(results)}  # which JAX counts
     return jaxpr.replace(
         constvars=list(constants), invars=list(arguments), outvars=list(results), eqns=list(equations),
-        effects=set().union(*(eqn.effects for eqn in equations)), **named,
+        effects=set().union(*(eqn.effects for eqn in equations)),
+        debug_info=jaxpr.debug_info and jaxpr.debug_info._replace(**names),
     )  # fmt: skip
 
 
 if not _private.has_trace_to_jaxpr:
 
     def _make_jaxpr(function: Callable[..., Sequence[Array]], types: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """function's jaxpr for arguments of these types, and its constants."""
+        """Return function's jaxpr for arguments of these types, and its constants."""
         closed = jax.make_jaxpr(function)(*types)
         return closed.jaxpr, list(closed.consts)
 
 else:
 
     def _make_jaxpr(function: Callable[..., Sequence[Array]], types: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """function's jaxpr for arguments of these types, and its constants."""
+        """Return function's jaxpr for arguments of these types, and its constants."""
         flat = _private.wrap_init(function, debug_info=_private.debug_info_of(len(types)))
         jaxpr, _, constants = _private.trace_to_jaxpr_dynamic(flat, types)
         return jaxpr, constants
 
 
 def _forgotten_if_it_fails(function: Callable[..., Sequence[Array]]) -> Callable[..., Sequence[Array]]:
-    """The same function; a tracing that it breaks off keeps nothing alive, though JAX does not forget it."""
+    """Return the same function. If it raises while JAX traces it, it empties the trace, which JAX keeps."""
 
     @functools.wraps(function)
     def traced(*arguments: Array) -> Sequence[Array]:
@@ -236,7 +236,7 @@ def _forgotten_if_it_fails(function: Callable[..., Sequence[Array]]) -> Callable
 
 
 def jaxpr_of(function: Callable[..., Sequence[Array]], types: Sequence[Any]) -> tuple[Jaxpr, list[Array]]:
-    """function's jaxpr for arguments of these types, and the tracers that it captured."""
+    """Return function's jaxpr for arguments of these types, and the tracers that it captured."""
     jaxpr, constants = _make_jaxpr(_forgotten_if_it_fails(function), types)
     captured_at = [at for at, constant in enumerate(constants) if is_tracer(constant)]
     captured = [constants[at] for at in captured_at]
@@ -246,14 +246,17 @@ def jaxpr_of(function: Callable[..., Sequence[Array]], types: Sequence[Any]) -> 
 
 
 def captured_so_far() -> list[Array] | None:
-    """The tracers that the function that is being traced now has captured until now; None if JAX does not tell."""
+    """Return the tracers that the function has captured which is being traced now; None if JAX does not tell."""
     frame = getattr(current_trace(), "frame", None)
     constants = getattr(frame, "constvar_to_val", None)
-    return None if constants is None else [c for c in list(constants.values()) if is_tracer(c)]
+    if constants is None:
+        return None
+    values = [getattr(c, "canonical", c) for c in list(constants.values())]  # a pair in JAX 0.7.2 to 0.9.0
+    return [c for c in values if is_tracer(c)]
 
 
 def captured_by(
     function: Callable[[Sequence[Array]], Sequence[Array | None]], arguments: Sequence[Array]
 ) -> list[Array]:
-    """The tracers that function captures."""
+    """Return the tracers that function captures."""
     return jaxpr_of(lambda *xs: [y for y in function(xs) if y is not None], [x.aval for x in arguments])[1]
