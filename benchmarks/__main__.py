@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gc
 import importlib.metadata
 import json
 import os
@@ -15,11 +16,16 @@ import platform
 import resource
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.cases import CASES, EVERYWHERE, MILLISECONDS_OF_IMPORT, Case
+import numpy as np
+
+from benchmarks.cases import CASES, EVERYWHERE, MILLISECONDS_OF_IMPORT, OPS_OF_A_MODULE, Case
+from benchmarks.ops import cube
 from benchmarks.turns import measured_in_turns
+from cgshim import op_custom_gradient
 
 HERE = Path(__file__).parent
 REPORT = HERE.parent / "docs" / "performance.md"
@@ -73,6 +79,7 @@ def _rows(backends: tuple[str, ...], seconds: float, only: str) -> Iterator[str]
             yield _row(backend, CASES[at], measured)
     if not only:
         yield _row_of_import()
+        yield _row_of_plans()
 
 
 def _measured(backend: str, seconds: float, only: str) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
@@ -116,6 +123,20 @@ def _row_of_import() -> str:
     with_import, without = map(min, zip(*taken, strict=True))
     milliseconds = 1e3 * (with_import - without)
     return _cells("", "import cgshim, in ms", "", milliseconds, MILLISECONDS_OF_IMPORT, "")
+
+
+def _row_of_plans() -> str:
+    """Bytes that an op remembers of a first call, for a module of ops: what it finds again in later calls."""
+    x = np.array(0.7)
+    ops = [op_custom_gradient(cube) for _ in range(OPS_OF_A_MODULE)]
+    op_custom_gradient(cube)(x)  # once, for whatever is imported on first use
+    tracemalloc.start()
+    for op in ops:
+        op(x)
+    gc.collect()
+    remembered, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return f"|  | what an op remembers of its calls, in bytes |  | {remembered / OPS_OF_A_MODULE:.0f} |  |  |  |"
 
 
 def _seconds_of(code: str) -> float:

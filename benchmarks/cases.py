@@ -43,6 +43,9 @@ CASES = [
     Case("100k elements, no gradient needed", "cube", "plain", 100_000, targets={"torch": 1.4, "numpy": 1.5}),
     Case("100k elements, forward and backward", "cube", "gradient", 100_000, targets=LARGE),
     Case("10M elements, forward and backward", "cube", "gradient", 10_000_000, targets=LARGE),
+    Case("3 arguments", "positional", "gradient", width=3),
+    Case("10 arguments", "positional", "gradient", width=10),
+    Case("a method", "method", "gradient"),
     Case("three static leaves", "static", "gradient"),
     Case("three outputs", "three_outputs", "gradient"),
     Case("eight tensors in a nested dict", "tree", "gradient"),
@@ -65,3 +68,6 @@ CASES = [
 ]  # fmt: skip
 
 MILLISECONDS_OF_IMPORT = 10
+
+OPS_OF_A_MODULE = 50
+"""the ops of which one call each is measured in memory"""

@@ -51,6 +51,11 @@ def leaves(tensors):
     return sum(tensors), lambda upstream: [7 * upstream for _ in tensors]
 
 
+def positional(*tensors):
+    """Any number of arguments."""
+    return sum(tensors), lambda upstream: [7 * upstream for _ in tensors]
+
+
 def nested(lists):
     """One tensor, some lists deep."""
     x = innermost(lists)
@@ -71,9 +76,21 @@ def nest(x, depth):
     return [nest(x, depth - 1)] if depth else x
 
 
-FUNCTIONS = (cube, residual, in_a_list, static, three_outputs, tree, leaves, nested)
+class Layer:
+    """An object with an op as a method, which is bound anew at each call."""
 
-BY_CGSHIM: dict[str, Op] = {f.__name__: op_custom_gradient(f) for f in FUNCTIONS}
+    @op_custom_gradient
+    def cube(self, x):
+        return cube(x)
+
+
+LAYER = Layer()
+FUNCTIONS = (cube, residual, in_a_list, static, three_outputs, tree, leaves, positional, nested)
+
+BY_CGSHIM: dict[str, Op] = {
+    **{f.__name__: op_custom_gradient(f) for f in FUNCTIONS},
+    "method": lambda x: LAYER.cube(x),
+}
 
 
 def arguments(op: str, tensor: Callable[[], Any], width: int) -> tuple[Any, ...]:
@@ -84,6 +101,8 @@ def arguments(op: str, tensor: Callable[[], Any], width: int) -> tuple[Any, ...]
         return ({f"layer{n}": {"w": tensor(), "b": tensor()} for n in range(4)},)
     if op == "leaves":
         return ([tensor() for _ in range(width)],)
+    if op == "positional":
+        return tuple(tensor() for _ in range(width))
     if op == "nested":
         return (nest(tensor(), width),)
     return (tensor(),)

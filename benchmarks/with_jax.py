@@ -35,8 +35,11 @@ def _three_outputs(x):
     return 2 * x, x * x, 5 * x
 
 
+_cube = _by_hand(lambda x: x * x * x, lambda x: (x * x * x, x), lambda x, upstream: (3 * upstream * x * x,))
+
 BY_HAND = {
-    "cube": _by_hand(lambda x: x * x * x, lambda x: (x * x * x, x), lambda x, upstream: (3 * upstream * x * x,)),
+    "cube": _cube,
+    "method": _cube,
     "residual": _by_hand(lambda x: x * x * x, _residual, lambda square, upstream: (3 * upstream * square,)),
     "in_a_list": _by_hand(lambda x: x * x * x, _residual, lambda square, upstream: (3 * upstream * square,)),
     "static": _by_hand(
@@ -54,6 +57,10 @@ BY_HAND = {
     "leaves": _by_hand(
         lambda tensors: sum(tensors), lambda tensors: (sum(tensors), tensors),
         lambda tensors, upstream: ([7 * upstream for _ in tensors],),
+    ),
+    "positional": _by_hand(
+        lambda *tensors: sum(tensors), lambda *tensors: (sum(tensors), tensors),
+        lambda tensors, upstream: tuple(7 * upstream for _ in tensors),
     ),
     "nested": _by_hand(
         lambda lists: innermost(lists) ** 2, lambda lists: (innermost(lists) ** 2, lists),

@@ -80,6 +80,8 @@ BY_HAND = {
     "three_outputs": lambda x: tuple(_three_outputs(x)),
     "tree": lambda params: _tree(*[leaf for layer in params.values() for leaf in layer.values()]),
     "leaves": lambda tensors: _leaves(*tensors),
+    "positional": _leaves,
+    "method": _cube,
     "nested": lambda lists: _square(innermost(lists)),
     ("cube", "plain"): cube,
 }

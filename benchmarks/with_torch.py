@@ -120,6 +120,8 @@ BY_HAND = {
     "three_outputs": ThreeOutputs.apply,
     "tree": lambda params: Tree.apply(*[leaf for layer in params.values() for leaf in layer.values()]),
     "leaves": lambda tensors: Leaves.apply(*tensors),
+    "positional": Leaves.apply,
+    "method": Cube.apply,
     "nested": lambda lists: Square.apply(innermost(lists)),
     ("cube", "func_grad"): CubeOfFunc.apply,
     ("cube", "vmap_of_grad"): CubeOfFunc.apply,

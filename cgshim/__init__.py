@@ -1,12 +1,12 @@
 """One custom gradient, written once, right in NumPy, JAX, PyTorch and TensorFlow."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cgshim._choice import config_backend as config_backend
 from cgshim._choice import set_backend as set_backend
 from cgshim._choice import use_backend as use_backend
-from cgshim._custom_gradient import op_custom_gradient as op_custom_gradient
+from cgshim._decorator import op_custom_gradient as op_custom_gradient
 from cgshim._embed import op_embed_gradient as op_embed_gradient
 from cgshim._errors import BackendError as BackendError
 from cgshim._errors import CustomGradientError as CustomGradientError
@@ -18,9 +18,18 @@ from cgshim._vjp import op_grad as op_grad
 from cgshim._vjp import op_value_and_grad as op_value_and_grad
 from cgshim._vjp import op_vjp as op_vjp
 
+if TYPE_CHECKING:
+    from cgshim._host import host_errors as host_errors
+    from cgshim._op_host import op_host as op_host
+    from cgshim._specs import Spec as Spec
+
+_WITH_NUMPY = {"op_host": "cgshim._op_host", "host_errors": "cgshim._host", "Spec": "cgshim._specs"}
+
 
 def __getattr__(name: str) -> Any:
-    """Return op_exp or another op_<name>: a function of cgshim.ops, imported (and NumPy with it) when first used."""
+    """Return what needs NumPy, imported when first used: op_host, and op_exp or another function of cgshim.ops."""
+    if name in _WITH_NUMPY:
+        return getattr(importlib.import_module(_WITH_NUMPY[name]), name)
     if name.startswith("op_"):
         ops = importlib.import_module("cgshim.ops")
         return getattr(ops, name.removeprefix("op_"))

@@ -21,7 +21,7 @@ from cgshim._foreign import not_converted
 from cgshim._gradients import Arguments
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
-from cgshim._rule import Rule, spelled
+from cgshim._rule import Rule, required_convention, rule_of, spelled
 from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition
 
 T = TypeVar("T")
@@ -71,15 +71,36 @@ class Call:
 
         A backend may pass its own f: the author's around other captured tensors.
         """
-        f, arguments = f or self.f, self.arguments
+        output, grad_fn = self._run(inputs, f or self.f)
+        if self.backend.is_tensor(output):
+            return [output], rule_of(self.arguments, grad_fn, ONE_TENSOR, inputs)
+        outputs, spec = self._partitioned(output, inputs)
+        return outputs, rule_of(self.arguments, grad_fn, spec, inputs)
+
+    def output_of(self, inputs: Sequence[Tensor]) -> Any:
+        """Run f once on inputs that nothing differentiates, and return its output; its rule is only checked."""
+        output, grad_fn = self._run(inputs, self.f)
+        if self.backend.is_tensor(output):
+            required_convention(self.arguments, grad_fn, ONE_TENSOR)
+            return output
+        outputs, spec = self._partitioned(output, inputs)
+        required_convention(self.arguments, grad_fn, spec)
+        return spec.combine(outputs)
+
+    def _run(self, inputs: Sequence[Tensor], f: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
+        arguments = self.arguments
         if arguments.are_tensors and not self.options:
             result = f(*inputs)
         else:
             result = f(*combine_each(arguments.specs, inputs), **self.options)
-        output, grad_fn = checked_pair(self.name, self.f, result)
-        if self.backend.is_tensor(output):
-            return [output], Rule(arguments, grad_fn, ONE_TENSOR, inputs)
-        outputs, spec = self._partitioned(output)
+        return checked_pair(self.name, self.f, result)
+
+    def _partitioned(self, output: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], TreeSpec]:
+        """Return the output's tensors and its spec; raise an error if it has none that the rule can cover."""
+        try:
+            outputs, spec = partition(self.name, self.backend, output)
+        except BackendError as error:
+            raise ForeignOutputError(output, error) from None
         if inputs and not outputs:
             raise CustomGradientTypeError(
                 sentence(self.name, must="the output of f must hold a tensor when an argument does",
@@ -87,13 +108,7 @@ class Call:
                          do=f"return a tensor of {name_of(self.backend)}")
             )  # fmt: skip
         self._refuse_tensors_in(spec.static_leaves())
-        return outputs, Rule(arguments, grad_fn, spec, inputs)
-
-    def _partitioned(self, output: Any) -> tuple[list[Tensor], TreeSpec]:
-        try:
-            return partition(self.name, self.backend, output)
-        except BackendError as error:
-            raise ForeignOutputError(output, error) from None
+        return outputs, spec
 
     def _refuse_tensors_in(self, leaves: Sequence[Any]) -> None:
         """Raise an error if a static leaf of the output holds a tensor: the rule does not cover it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from cgshim._contents import SIMPLE, assigned_names, cells_assigned_by, contents_of, held_by, is_local
@@ -18,11 +18,11 @@ class Closure(NamedTuple):
     tensors: list[Any]
     """the known tensors, and then the others that the function holds"""
     rebuild: Rebuild
-    held: Set[int]
-    """the places in `tensors` of those that the function holds"""
-    objects: list[Any]
+    held: Sequence[int]
+    """the places in `tensors` of those that the function holds, in order"""
+    objects: Sequence[Any] = ()
     """other objects that it holds; their attributes were not searched"""
-    old: list[Any]
+    old: Sequence[Any] = ()
     """objects and containers that it holds and that existed before the call: not searched either"""
 
 
@@ -36,6 +36,8 @@ def convert_closure(
     that two functions hold is made once for both. What existed before the call (all that `of` holds) is not copied,
     nor is a variable that a function assigns to: the author sees what the rule does to it.
     """
+    if holds_nothing(function):
+        return list(known), lambda tensors: function
     return search_closure(function, is_tensor, of, known)[:2]
 
 
@@ -47,50 +49,109 @@ def search_closure(
     trees: Trees | None = None,
 ) -> Closure:
     """Find what `convert_closure` finds, and the rest of a Closure; trees knows the containers of a framework."""
-    return _search_plain(function, is_tensor, known) or _Search(is_tensor, of, known, trees)(function)
+    return _search_plain(function, is_tensor, of, known) or _Search(is_tensor, of, known, trees)(function)
 
 
-def _search_plain(function: Function, is_tensor: Callable[[Any], bool], known: Sequence[Any]) -> Closure | None:
-    """Return the Closure of a function that holds only tensors and numbers, as most rules do; None for others."""
+def _search_plain(
+    function: Function, is_tensor: Callable[[Any], bool], of: Function | None, known: Sequence[Any]
+) -> Closure | None:
+    """Return the Closure of a function that holds only tensors, numbers, and lists or dicts of tensors; else None.
+
+    Most rules hold no more, and need no search of what holds what.
+    """
     if type(function) is not types.FunctionType or function.__defaults__ or function.__kwdefaults__:
         return None
-    if not function.__closure__:
-        return Closure(list(known), lambda tensors: function, frozenset(), [], [])
-    tensors = list(known)
-    place = _places(known)
-    cells: list[types.CellType | int] = []  # a cell, or instead of it the place of the tensor that it holds
-    held = set()
+    tensors, place = list(known), None
+    held: set[int] = set()
+    parts: list[_Part] = []
+    seen: set[int] = set()
     try:
-        for cell in function.__closure__:
+        for cell in function.__closure__ or ():
             content = cell.cell_contents
-            if is_tensor(content):
-                at = place.setdefault(id(content), len(tensors))
-                if at == len(tensors):
-                    tensors.append(content)
-                cells.append(at)
-                held.add(at)
-            elif type(content) in SIMPLE:
-                cells.append(cell)
-            else:
+            one = is_tensor(content)
+            if not one and type(content) in SIMPLE:
+                parts.append(cell)
+                continue
+            items = [content] if one else _own_items(content, is_tensor, of, seen)
+            if items is None:
                 return None
+            place = place or _places(known)
+            places = []
+            for item in items:
+                at = place.setdefault(id(item), len(tensors))
+                if at == len(tensors):
+                    tensors.append(item)
+                places.append(at)
+            held.update(places)
+            parts.append(places[0] if one else _maker(content, places))
     except ValueError:  # a name that was never assigned
         return None
     if not held:
-        return Closure(tensors, lambda tensors: function, held, [], [])
-    code, scope, name = function.__code__, function.__globals__, function.__name__
-    if assigned_names(code):
+        return Closure(tensors, lambda tensors: function, ())
+    return None if assigned_names(function.__code__) else Closure(tensors, _Plain(function, parts), sorted(held))
+
+
+_Part = types.CellType | int | Callable[[Sequence[Any]], Any]
+"""a cell as it is; or what is to be in it instead: the tensor in a place, or what a function makes of the tensors"""
+
+
+def _own_items(x: Any, is_tensor: Callable[[Any], bool], of: Function | None, seen: set[int]) -> Sequence[Any] | None:
+    """Return the tensors in a list, tuple or dict that holds nothing else and that the call has made; else None.
+
+    The call has made it if `of` holds nothing. One that is seen twice must stay one, and an empty one the author's own:
+    the other search does this.
+    """
+    if type(x) not in _CONTAINERS or id(x) in seen or not (of is None or holds_nothing(of)):
         return None
+    seen.add(id(x))
+    items = list(x.values()) if type(x) is dict else x
+    return items if items and all(map(is_tensor, items)) else None
 
-    def rebuild(tensors: Sequence[Any]) -> Function:
-        closure = tuple([types.CellType(tensors[cell]) if isinstance(cell, int) else cell for cell in cells])
-        return types.FunctionType(code, scope, name, None, closure)
 
-    return Closure(tensors, rebuild, held, [], [])
+_CONTAINERS = (list, tuple, dict)
+
+
+def holds_nothing(function: Function) -> bool:
+    """Return True for a function without a closure and without default values."""
+    return type(function) is types.FunctionType and not (
+        function.__closure__ or function.__defaults__ or function.__kwdefaults__
+    )
+
+
+def _maker(x: Any, places: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that makes a container like x of the tensors in these places; it does not keep x."""
+    kind, keys = type(x), list(x) if type(x) is dict else []
+    if kind is dict:
+        return lambda tensors: dict(zip(keys, [tensors[at] for at in places], strict=True))
+    return lambda tensors: kind([tensors[at] for at in places])
+
+
+class _Plain:
+    """Rebuilds a function from the parts in its cells; it keeps no tensor alive."""
+
+    __slots__ = ("_code", "_globals", "_name", "_parts")
+
+    def __init__(self, function: types.FunctionType, parts: Sequence[_Part]) -> None:
+        self._code, self._globals, self._name = function.__code__, function.__globals__, function.__name__
+        self._parts = parts
+
+    def __call__(self, tensors: Sequence[Any]) -> Function:
+        closure = []
+        for part in self._parts:
+            if isinstance(part, int):
+                part = types.CellType(tensors[part])
+            elif not isinstance(part, types.CellType):
+                part = types.CellType(part(tensors))
+            closure.append(part)
+        return types.FunctionType(self._code, self._globals, self._name, None, tuple(closure))
 
 
 def _places(known: Sequence[Any]) -> dict[int, int]:
     """Return the place of each known tensor by its identity; its first place if it is known twice."""
-    return dict(zip(map(id, reversed(known)), range(len(known) - 1, -1, -1), strict=True))
+    place = {id(tensor): at for at, tensor in enumerate(known)}
+    if len(place) < len(known):
+        place.update({id(known[at]): at for at in reversed(range(len(known)))})
+    return place
 
 
 class _Search:
@@ -115,7 +176,7 @@ class _Search:
         rebuild: Rebuild = lambda tensors: function
         if id(function) in rebuilt:
             rebuild = Recipes(rebuilt, self._place, self._trees).of(function)
-        return Closure(self._tensors, rebuild, self._held, self._objects, self._old)
+        return Closure(self._tensors, rebuild, sorted(self._held), self._objects, self._old)
 
     def _visit(self, x: Any) -> None:
         todo = [x]

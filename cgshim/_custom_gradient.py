@@ -1,4 +1,4 @@
-"""op_custom_gradient: bind a call, find its backend, and hand the call over."""
+"""An op: it binds a call, finds its backend, and hands the call over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, over
 from cgshim._call import Call, ForeignOutputError, checked_pair, output_of_constants
 from cgshim._choice import backend_for, config_backend, framework_of_type, is_lasting
 from cgshim._contents import FunctionHolder
-from cgshim._errors import CustomGradientTypeError, describe, function_name, sentence
+from cgshim._errors import CustomGradientTypeError, function_name, sentence
 from cgshim._foreign import KERAS, is_traced
 from cgshim._gradients import Arguments
 from cgshim._parameters import Parameters
@@ -60,7 +60,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self._bound = bound
         self._parameters = _parameters_of(f, bound[0] if bound else None)
         self._signature: inspect.Signature | None = None
-        self._calls: dict[tuple[str | type | None, ...], Call | None] = {}
+        shared = bound[0]._calls if bound and isinstance(bound[0]._f, FunctionType) else {}
+        self._calls: dict[tuple[bool | str | type | None, ...], Call | None] = shared
         self._forward_mode = forward_mode
         self._once_differentiable = once_differentiable
         self._name = name or function_name(f)
@@ -99,23 +100,26 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     def _call_of_tensors(self, chosen: str | None, *types: type) -> Call | None:
         """Return the call whose positional arguments are tensors of these types; None if the types do not decide it.
 
-        It is the plan of all such calls: made at the first one, found again by the types and the chosen backend.
+        It is the plan of all such calls: made at the first one, found again by the types and the chosen backend. The
+        methods of an op share theirs, which hold the function and not the method: that would keep its object alive.
         """
+        key = (self._bound is None, chosen, *types)
         try:
-            return self._calls[(chosen, *types)]
+            call = self._calls[key]
         except KeyError:
             call = self._new_call_of_tensors(chosen, types)
-        if len(self._calls) < _MOST and all(map(is_lasting, types)):
-            self._calls[(chosen, *types)] = call
-        return call
+            if len(self._calls) < _MOST and all(map(is_lasting, types)):
+                self._calls[key] = call
+        return call if self._bound is None or call is None else call.with_f(self._f)
 
     def _new_call_of_tensors(self, chosen: str | None, types: Sequence[type]) -> Call | None:
         frameworks = set(map(framework_of_type, types))
         (name,) = frameworks if len(frameworks) == 1 else (None,)
-        if self._parameters is None or not self._parameters.are_named(len(types)) or name in (None, KERAS):
+        names = None if self._parameters is None else self._parameters.names_of(len(types))
+        if names is None or name in (None, KERAS):
             return None
-        specs = [ONE_TENSOR] * len(types)
-        return self._made_call(Arguments(self.name, load(chosen or name), self._parameters.names, specs, True), {})
+        arguments = Arguments(self.name, load(chosen or name), names, [ONE_TENSOR] * len(types), True)
+        return self._made_call(arguments, self._bound[0]._f if self._bound else self._f, {})
 
     def _call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Call | None, list[Any]]:
         """Return the call with these arguments and the tensors in them; the call is None if there are none."""
@@ -125,19 +129,20 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                          got="one that is not",
                          do="call it as an attribute of its class")
             )  # fmt: skip
-        names, arguments, options = self._parameters.bind(self.name, args, kwargs)
+        # the slots: torch.compile guards a property, and the function in it
+        names, arguments, options = self._parameters.bind(self._name, args, kwargs)
         backend = backend_for(arguments)
         if backend is None:
             return None, []
-        inputs, specs = partition_each(self.name, backend, arguments)
+        inputs, specs = partition_each(self._name, backend, arguments)
         if not inputs:
             return None, []
         are_tensors = all(spec is ONE_TENSOR for spec in specs)
-        return self._made_call(Arguments(self.name, backend, names, specs, are_tensors), options), inputs
+        return self._made_call(Arguments(self._name, backend, names, specs, are_tensors), self._f, options), inputs
 
-    def _made_call(self, arguments: Arguments, options: Mapping[str, Any]) -> Call:
+    def _made_call(self, arguments: Arguments, f: Callable[..., Any], options: Mapping[str, Any]) -> Call:
         return Call(
-            arguments, self._f, options, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable
+            arguments, f, options, forward_mode=self._forward_mode, once_differentiable=self._once_differentiable
         )
 
     @overload
@@ -234,92 +239,3 @@ def _parameters_of(f: Callable[..., Any], op: CustomGradient[..., Any] | None) -
     if op is not None and op._parameters is not None and isinstance(op._f, FunctionType):
         return op._parameters.of_method()
     return Parameters(f) if callable(f) else None
-
-
-_NO_FUNCTIONS = (property, functools.cached_property, functools.singledispatchmethod)
-"""descriptors whose attribute is not a function, or has the signature of another one"""
-
-
-@overload
-def op_custom_gradient(
-    f: Callable[P, tuple[T_co, Any]],
-    /,
-    *,
-    forward_mode: bool = False,
-    once_differentiable: bool = False,
-    name: str | None = None,
-) -> CustomGradient[P, T_co]: ...
-@overload
-def op_custom_gradient(
-    f: None = None, /, *, forward_mode: bool = False, once_differentiable: bool = False, name: str | None = None
-) -> Callable[[Callable[P, tuple[T_co, Any]]], CustomGradient[P, T_co]]: ...
-def op_custom_gradient(
-    f: Callable[..., tuple[Any, Any]] | None = None,
-    /,
-    *,
-    forward_mode: bool = False,
-    once_differentiable: bool = False,
-    name: str | None = None,
-) -> Any:
-    """Give a function its own gradient, in every framework.
-
-    Parameters
-    ----------
-    f : callable
-        ``f(*args, **options) -> (output, grad_fn)``. Arguments and output are trees whose tensors (of any shape and
-        dtype) take part in differentiation; the rest of them is static. Keyword-only parameters are options.
-        ``grad_fn`` turns upstream gradients, structured as the output, into one gradient for each argument. Write it
-        as ``grad(upstream)``, as ``grad(*args, upstream)`` or as ``grad(d1, d2, ...)`` with one upstream gradient for
-        each tensor output. If it has a parameter ``variables`` (or ``**kwargs``), it gets the trainable state that f
-        reads, and returns ``(gradients, [one for each variable])``.
-    forward_mode : bool
-        Promise that grad_fn is linear in upstream, so that forward mode (jvp, jacfwd) may use its transpose.
-    once_differentiable : bool
-        Raise an error if the gradient is differentiated. f then never runs again, and only what grad_fn keeps is saved.
-    name : str, optional
-        The op's name in messages; by default f's name.
-
-    Returns
-    -------
-    callable
-        It takes f's parameters, and returns f's output without grad_fn. Without ``f``, a decorator.
-
-    Raises
-    ------
-    CustomGradientTypeError
-        If f does not return such a pair, or grad_fn has no known form.
-    CustomGradientValueError
-        In the backward pass, if a gradient does not have the shape of its argument.
-    BackendError
-        If tensors of two frameworks meet, or the chosen backend cannot be imported.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> @op_custom_gradient
-    ... def double(x):
-    ...     return 2 * x, lambda upstream: 2 * upstream
-    >>> double(np.array([3.0]))
-    array([6.])
-
-    Notes
-    -----
-    The convention is that of ``tf.custom_gradient`` and ``keras.ops.custom_gradient``, on every backend.
-
-    The derivative of a gradient goes through grad_fn and what it keeps. A kept output of f is the op's output, and
-    grad_fn gives its derivative. Any other kept tensor is a function of the arguments, through f's own operations.
-    f runs once per call; if the derivative of such a tensor is needed and was not recorded, f runs once more for it.
-    A gradient of None is zero. A grad_fn that raises an exception forbids the gradient: taking one raises it.
-
-    Complex numbers: upstream and gradients of a real loss L are dL/dx + i dL/dy, so the rule of ``z * z`` is
-    ``upstream * conj(2 * z)``. If a framework uses the conjugate (JAX, autograd), cgshim conjugates.
-    """
-    if f is None:
-        return functools.partial(
-            op_custom_gradient, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name
-        )
-    if not (callable(f) or hasattr(f, "__get__")) or isinstance(f, _NO_FUNCTIONS):
-        raise CustomGradientTypeError(
-            sentence("op_custom_gradient", must="f must be callable", got=describe(f), do="decorate a function")
-        )
-    return CustomGradient(f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name)

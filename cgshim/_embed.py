@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from cgshim._choice import backend_or_numpy
-from cgshim._custom_gradient import op_custom_gradient
+from cgshim._decorator import op_custom_gradient
 from cgshim._dtypes import is_complex, is_differentiable
 from cgshim._errors import (
     BackendError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from cgshim._dtypes import is_complex, is_differentiable
 from cgshim._errors import (
@@ -21,15 +21,25 @@ from cgshim._protocol import Backend, Tensor
 from cgshim._trees import TreeSpec, as_tensor, fields_of
 
 
-class Arguments(NamedTuple):
-    """What is the same in all runs of one call: the op, and what the arguments hold besides tensors."""
+class Arguments:
+    """What is the same in all runs of one call: the op, and what the arguments hold besides tensors.
 
-    op: str
-    backend: Backend
-    names: Sequence[str]
-    specs: Sequence[TreeSpec]
+    It has slots and no more: a compiled function of torch checks each class that its trace has read.
+    """
+
+    __slots__ = ("are_tensors", "backend", "names", "op", "specs")
+
     are_tensors: bool
     """True if each argument is a tensor"""
+
+    def __init__(
+        self, op: str, backend: Backend, names: Sequence[str], specs: Sequence[TreeSpec], are_tensors: bool
+    ) -> None:
+        self.op = op
+        self.backend = backend
+        self.names = names
+        self.specs = specs
+        self.are_tensors = are_tensors
 
     def path(self, at: int) -> str:
         """Return the name of a tensor input for messages: its argument's name and the path inside it."""

@@ -12,6 +12,8 @@ from cgshim._errors import CustomGradientTypeError
 class Parameters:
     """f's parameters: the positional ones are arguments, with gradients; the keyword-only ones are options."""
 
+    __slots__ = ("_defaults", "_has_options", "_instance", "_rest", "_signature", "names")
+
     def __init__(self, f: Callable[..., Any]) -> None:
         try:
             self._signature = inspect.signature(f)
@@ -20,7 +22,7 @@ class Parameters:
         parameters = self._signature.parameters.values()
         self.names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-        self._plain = self._rest is None and not any(p.kind is p.KEYWORD_ONLY for p in parameters)
+        self._has_options = any(p.kind is p.KEYWORD_ONLY for p in parameters)
         # torch.compile reads these in each call, not a signature
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._instance: tuple[None, ...] = ()
@@ -31,7 +33,7 @@ class Parameters:
         torch.compile traces this; it would find the first one too in the signature of a method.
         """
         method = object.__new__(Parameters)
-        method._signature, method._rest, method._plain = self._signature, self._rest, self._plain
+        method._signature, method._rest, method._has_options = self._signature, self._rest, self._has_options
         method.names, method._defaults, method._instance = self.names[1:], self._defaults, (None,)
         return method
 
@@ -43,16 +45,19 @@ class Parameters:
             return self._signature
         return self._signature.replace(parameters=parameters[1:])
 
-    def are_named(self, count: int) -> bool:
-        """Return True if this many positional arguments give one to each name, and f takes no others."""
-        return self._plain and count == len(self.names)
+    def names_of(self, count: int) -> list[str] | None:
+        """Return the names of this many positional arguments; None if default values or options belong to them."""
+        beyond = count - len(self.names)
+        if self._has_options or beyond < 0 or (beyond and self._rest is None):
+            return None
+        return self.names + [f"{self._rest}[{at}]" for at in range(beyond)] if beyond else self.names
 
     def bind(
         self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[list[str], tuple[Any, ...], Mapping[str, Any]]:
         """Return the names, the arguments and the options; the same for a positional, keyword or default argument."""
-        if not kwargs and self.are_named(len(args)):
-            return self.names, args, kwargs
+        if not kwargs and (names := self.names_of(len(args))) is not None:
+            return names, args, kwargs
         try:
             bound = self._signature.bind(*self._instance, *args, **kwargs)
         except TypeError as error:

@@ -8,6 +8,7 @@ operations: a framework that did not record these has to run f again.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -29,10 +30,15 @@ Agree = Callable[[Tensor, Tensor], bool]
 class Residuals:
     """The tensors in a rule's closure, taken out of it; after that the rule itself holds none of them."""
 
-    __slots__ = (
-        "_code", "_converted", "_f", "_globals", "_is_tensor", "_objects", "_old", "_rebuild", "_rule",
-        "inputs", "others", "outputs",
-    )  # fmt: skip
+    inputs: Sequence[int]
+    """which inputs the rule keeps, or gets when it is called"""
+    outputs: Sequence[int]
+    """which outputs it keeps; one that is also an input counts as an input"""
+    others: list[Tensor]
+    """the other tensors; the backend empties this list when it saves them"""
+    _objects: Sequence[Any] = ()
+    _old: Sequence[Any] = ()
+    _converted: Sequence[Any] = ()
 
     def __init__(
         self, call: Call, rule: Rule, is_tensor: Callable[[Any], bool], inputs: Sequence[Tensor],
@@ -40,43 +46,33 @@ class Residuals:
     ) -> None:  # fmt: skip
         """Take the residuals from a run: `call(inputs)` returned outputs and rule."""
         first_output, first_other = len(inputs), len(inputs) + len(outputs)
-        found = search_closure(rule.grad_fn, is_tensor, call.f, [*inputs, *outputs], trees=call.backend)
-        self.inputs: Sequence[int] = []
-        """which inputs the rule keeps, or gets when it is called"""
-        self.outputs: list[int] = []
-        """which outputs it keeps; one that is also an input counts as an input"""
-        for at in sorted(found.held):
-            if at < first_output:
-                self.inputs.append(at)
-            elif at < first_other:
-                self.outputs.append(at - first_output)
-        if rule.needs_inputs:
-            self.inputs = range(first_output)
-        self.others: list[Tensor] = found.tensors[first_other:]
-        """the other tensors; the backend empties this list when it saves them"""
-        self._objects = found.objects
-        self._old = found.old
+        grad_fn: Any = rule.grad_fn
+        found = search_closure(grad_fn, is_tensor, call.f, [*inputs, *outputs], call.backend)
+        self.inputs, self.outputs = _kept(tuple(found.held), first_output, first_other, rule.needs_inputs)
+        self.others = found.tensors[first_other:]
+        if found.objects or found.old:
+            self._objects, self._old = found.objects, found.old
+            self._converted = [x for x in found.objects if id(x) in rule.output.converted]
         self._f = call.f
-        self._code = getattr(rule.grad_fn, "__code__", None)
-        self._globals: dict[str, Any] = getattr(rule.grad_fn, "__globals__", {})
-        self._converted = [x for x in found.objects if id(x) in rule.output.converted] if found.objects else []
+        self._code = getattr(grad_fn, "__code__", None)
+        self._globals: dict[str, Any] = getattr(grad_fn, "__globals__", {})
         self._rebuild = found.rebuild
         self._is_tensor = is_tensor
-        self._rule = rule.with_grad_fn(_taken_apart)
+        self._facts = rule.facts
 
     def around(
         self, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], others: Sequence[Tensor]
     ) -> Rule:
         """Return the rule around these tensors; what it does not keep may be None."""
-        return self._rule.with_grad_fn(self._rebuild([*inputs, *outputs, *others]))
+        return Rule(self._facts, self._rebuild([*inputs, *outputs, *others]))
 
     @property
     def rule(self) -> Rule:
         """The rule with all its facts, but without its grad_fn."""
-        return self._rule
+        return Rule(self._facts, _taken_apart)
 
     @property
-    def objects(self) -> list[Any]:
+    def objects(self) -> Sequence[Any]:
         """What the rule keeps and has not been searched yet: objects, and what f may have written to."""
         named = globals_of(self._code, self._globals, self._f) if self._code else []
         if (named or self._old) and (names := written(self._f, but=self._code)):
@@ -91,9 +87,16 @@ class Residuals:
         """
         objects = self.objects
         if not objects:
-            return self._converted
+            return [*self._converted]
         inside = tensors_in(objects, self._is_tensor)
-        return self._converted + [tensor for tensor in inside if is_differentiable(tensor.dtype)]
+        return [*self._converted] + [tensor for tensor in inside if is_differentiable(tensor.dtype)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _kept(held: Sequence[int], inputs: int, known: int, needs_inputs: bool) -> tuple[Sequence[int], Sequence[int]]:
+    """Return which inputs and which outputs a rule keeps that holds these of the known tensors, the inputs first."""
+    of_inputs = range(inputs) if needs_inputs else tuple(at for at in held if at < inputs)
+    return of_inputs, tuple(at - inputs for at in held if inputs <= at < known)
 
 
 def has_a_derivative(others: Sequence[Tensor]) -> bool:

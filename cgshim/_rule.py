@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cgshim._errors import CustomGradientTypeError, count, function_name, sentence
-from cgshim._forms import FORMS, convention_of
+from cgshim._forms import FORMS, Form, convention_of
 from cgshim._gradients import (
     Arguments,
     gradients_of_arguments,
@@ -18,50 +18,63 @@ from cgshim._protocol import Tensor
 from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each
 
 
+class Facts(NamedTuple):
+    """What a rule is besides its grad_fn. It holds no tensor."""
+
+    arguments: Arguments
+    form: Form
+    variables: bool | None
+    """None if grad_fn takes no variables, True if it requires them, else False"""
+    output: TreeSpec
+    shapes: Sequence[Any]
+    dtypes: Sequence[Any]
+
+
 class Rule:
     """The rule of one run of f."""
 
-    __slots__ = ("_arguments", "_form", "_variables", "dtypes", "grad_fn", "output", "shapes")
+    __slots__ = ("facts", "grad_fn")
 
-    output: TreeSpec
-    """the spec of what f returned"""
-    shapes: Sequence[Any]
-    dtypes: Sequence[Any]
-    """what a gradient must fit; not the inputs, which the rule would keep alive"""
-
-    def __init__(
-        self, arguments: Arguments, grad_fn: Callable[..., Any], output: TreeSpec, inputs: Sequence[Tensor]
-    ) -> None:
-        self._form, self._variables = convention_of(grad_fn, len(arguments.specs), output.count)
-        if self._form is None:
-            raise CustomGradientTypeError(_no_form(arguments, grad_fn, output))
-        self._arguments = arguments
+    def __init__(self, facts: Facts, grad_fn: Callable[..., Any]) -> None:
+        self.facts = facts
         self.grad_fn = grad_fn
-        self.output = output
-        self.shapes, self.dtypes = [x.shape for x in inputs], [x.dtype for x in inputs]
+
+    @property
+    def output(self) -> TreeSpec:
+        """The spec of what f returned."""
+        return self.facts.output
+
+    @property
+    def shapes(self) -> Sequence[Any]:
+        """The shapes of the inputs, which their gradients must have."""
+        return self.facts.shapes
+
+    @property
+    def dtypes(self) -> Sequence[Any]:
+        """The dtypes that the gradients of the inputs are to have."""
+        return self.facts.dtypes
 
     @property
     def needs_inputs(self) -> bool:
         """True if grad_fn is called with f's arguments; if not, they need not be kept for it."""
-        return self._form == "arguments"
+        return self.facts.form == "arguments"
 
     @property
     def takes_variables(self) -> bool:
         """True if grad_fn has a parameter for the variables that f read."""
-        return self._variables is not None
+        return self.facts.variables is not None
 
     def with_grad_fn(self, grad_fn: Callable[..., Any]) -> Rule:
         """Return the same rule with another grad_fn of the same signature: one whose residuals were replaced."""
-        rule = Rule.__new__(Rule)
-        rule._arguments, rule._form, rule._variables = self._arguments, self._form, self._variables
-        rule.output, rule.shapes, rule.dtypes, rule.grad_fn = self.output, self.shapes, self.dtypes, grad_fn
-        return rule
+        return Rule(self.facts, grad_fn)
 
     def with_shapes_of(self, inputs: Sequence[Tensor]) -> Rule:
         """Return the same rule for inputs of other shapes: f may have changed its inputs."""
-        rule = self.with_grad_fn(self.grad_fn)
-        rule.shapes = [x.shape for x in inputs]
-        return rule
+        return Rule(self.facts._replace(shapes=[x.shape for x in inputs]), self.grad_fn)
+
+    def with_dtypes(self, dtypes: Sequence[Any]) -> Rule:
+        """Return the same rule for gradients of other dtypes: a framework may have its own for that of an input."""
+        return Rule(self.facts._replace(dtypes=dtypes), self.grad_fn)
 
     def __call__(
         self, inputs: Sequence[Tensor], upstreams: Sequence[Tensor], variables: Sequence[Tensor] = ()
@@ -70,24 +83,45 @@ class Rule:
 
         upstreams holds one gradient per tensor output: zeros if the output was not used, never None.
         """
-        keywords = {"variables": list(variables)} if variables or self._variables else {}
-        if self._form == "flat":
+        arguments, form, takes_variables, output, shapes, dtypes = self.facts
+        keywords = {"variables": list(variables)} if variables or takes_variables else _NONE
+        if form == "flat":
             result = self.grad_fn(*upstreams, **keywords)
         else:
-            upstream = upstreams[0] if self.output is ONE_TENSOR else self.output.without_static().combine(upstreams)
-            if self._form == "structured":
+            upstream = upstreams[0] if output is ONE_TENSOR else output.without_static().combine(upstreams)
+            if form == "structured":
                 result = self.grad_fn(upstream, **keywords)
             else:
-                result = self.grad_fn(*combine_each(self._arguments.specs, inputs), upstream=upstream, **keywords)
+                result = self.grad_fn(*combine_each(arguments.specs, inputs), upstream=upstream, **keywords)
         if not keywords:
-            if self._variables is not None:
+            if takes_variables is not None:
                 result = _without_no_variables(result)
-            return gradients_of_arguments(self._arguments, result, self.shapes, self.dtypes), []
-        of_arguments, of_variables = without_gradients_of_variables(self._arguments, result)
+            return gradients_of_arguments(arguments, result, shapes, dtypes), []
+        of_arguments, of_variables = without_gradients_of_variables(arguments, result)
         return (
-            gradients_of_arguments(self._arguments, of_arguments, self.shapes, self.dtypes),
-            gradients_of_variables(self._arguments, of_variables, variables),
+            gradients_of_arguments(arguments, of_arguments, shapes, dtypes),
+            gradients_of_variables(arguments, of_variables, variables),
         )
+
+
+_NONE: dict[str, Any] = {}
+
+
+def rule_of(arguments: Arguments, grad_fn: Callable[..., Any], output: TreeSpec, inputs: Sequence[Tensor]) -> Rule:
+    """Return the rule of a run on these inputs, in which f returned grad_fn and an output of this spec."""
+    form, variables = required_convention(arguments, grad_fn, output)
+    shapes, dtypes = [x.shape for x in inputs], [x.dtype for x in inputs]
+    return Rule(Facts(arguments, form, variables, output, shapes, dtypes), grad_fn)
+
+
+def required_convention(
+    arguments: Arguments, grad_fn: Callable[..., Any], output: TreeSpec
+) -> tuple[Form, bool | None]:
+    """Return the form of grad_fn, and how it takes variables; raise an error if it has none of the forms."""
+    form, variables = convention_of(grad_fn, len(arguments.specs), output.count)
+    if form is None:
+        raise CustomGradientTypeError(_no_form(arguments, grad_fn, output))
+    return form, variables
 
 
 def _without_no_variables(result: Any) -> Any:

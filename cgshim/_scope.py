@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Generic, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -21,6 +21,14 @@ class RuleScope(Generic[T]):
     def current(self) -> T | None:
         """The value with which the innermost running rule was entered."""
         return self._current.get()
+
+    def enter(self, entered: T) -> Token[T | None]:
+        """Let `current` be `entered`, until `leave` is called with what this returns."""
+        return self._current.set(entered)
+
+    def leave(self, token: Token[T | None]) -> None:
+        """Let `current` be what it was."""
+        self._current.reset(token)
 
     def run(self, entered: T, rule: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return `rule(*args, **kwargs)`, run while `current` is `entered`."""

@@ -48,6 +48,8 @@ class TreeSpec(Protocol):
 class _OneTensor:
     """A tree that is a tensor."""
 
+    __slots__ = ()
+
     count = 1
     converted: Sequence[int] = ()
 

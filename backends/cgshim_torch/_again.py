@@ -76,8 +76,9 @@ def _another_run(kept: Kept, saved: Saved, copies: list[Tensor]) -> list[Tensor]
     start, versions = now(), [copy._version for copy in copies]
     generators = _generators() if all(map(has_values, copies)) else []
     with _NOTHING if kept.state is None else kept.state.put_back(saved.variables):
+        first = kept.residuals.around(saved.inputs, saved.outputs, saved.others)
         others: list[Tensor] = kept.as_first(
-            run_again, kept.call, copies, kept.rule_around(saved), is_tensor, agree, generators=generators
+            run_again, kept.call, copies, first, is_tensor, agree, generators=generators
         )
         made = [t for at, t in enumerate(others) if t.requires_grad and at not in kept.captured]
         read = captured(kept.call, made, copies, since(start))

@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from cgshim.backend import CustomGradient
 from cgshim_torch._eager import Outputs, differentiable
 from cgshim_torch._graph import is_transformed
+from cgshim_torch._guards import forget_our_own
 from cgshim_torch._kept import Autocast, Kept, device_types
 from cgshim_torch._staged import without_gradient
 
@@ -63,6 +64,12 @@ _calls_run_whole = torch._dynamo.assume_constant_result(_run_calls_whole)
 def traced(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return f's outputs with the rule for their gradient, in the graph that is being traced if possible."""
     _calls_run_whole()
+    outputs = _in_graph_if_possible(call, inputs)
+    forget_our_own()
+    return outputs
+
+
+def _in_graph_if_possible(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     if forward_ad._current_level >= 0 or _is_transformed():  # Dynamo compiles anew where a level that it read changes
         return _transformed(call, inputs)
     if not torch.is_grad_enabled():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from cgshim.backend import TreeSpec, convert_closure, refuse_hidden
+from cgshim.backend import TreeSpec, refuse_hidden, search_closure
 from cgshim_torch._again import connected
 from cgshim_torch._buffers import buffers_among
 from cgshim_torch._func import transformed
@@ -34,7 +34,7 @@ Outputs = tuple[Sequence[Tensor], TreeSpec]
 """the tensors of f's output, and its spec"""
 
 _version = operator.attrgetter("_version")
-_detached, _is_view, _is_inference = map(operator.methodcaller, ("detach", "_is_view", "is_inference"))
+_is_view, _is_inference = map(operator.methodcaller, ("_is_view", "is_inference"))
 
 
 def differentiable(call: Call, inputs: Sequence[Tensor]) -> Outputs:
@@ -59,7 +59,7 @@ def _of_their_own(outputs: list[Tensor], inputs: Sequence[Tensor]) -> list[Tenso
 def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return f's outputs, with the rule for their gradient if anything is differentiated."""
     differentiated = any(map(requires_grad, inputs))
-    given = list(map(_detached, inputs)) if differentiated else inputs
+    given = [x.detach() for x in inputs] if differentiated else inputs
     start, versions = now(), _versions(given)
     outputs, rule = called(call, given)
     if not (differentiated or any(map(requires_grad, outputs)) or _reads_what_requires_grad(call, rule)):
@@ -80,7 +80,7 @@ def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
 
 def _reads_what_requires_grad(call: Call, rule: Rule) -> bool:
     """Return True if the rule itself reads a tensor that requires grad."""
-    return any(map(requires_grad, convert_closure(rule.grad_fn, torch.is_tensor, call.f)[0]))
+    return any(map(requires_grad, search_closure(rule.grad_fn, torch.is_tensor, call.f).tensors))
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
@@ -117,13 +117,11 @@ class _Attached(SingleLevelFunction):
         ctx.kept = kept
         inputs = differentiated[: len(given)]
         aliases = _aliases(outputs, given, inputs)
-        if any(map(requires_grad, others)):
-            others = [t if t.is_leaf or at in kept.connected else t.detach() for at, t in enumerate(others)]
-        saved = [
-            *map(inputs.__getitem__, kept.inputs),
-            *map(aliases.__getitem__, kept.residuals.outputs),
-            *(others if kept.buffers is None else kept.buffers.without(others)),
-        ]
+        saved = [inputs[at] for at in kept.inputs]
+        if kept.residuals.outputs:
+            saved += [aliases[at] for at in kept.residuals.outputs]
+        if others:
+            saved += _saved_others(kept, others)
         if any(map(_is_inference, saved)):
             saved = list(map(recordable, saved))
         ctx.save_for_backward(*saved)
@@ -141,10 +139,19 @@ class _Attached(SingleLevelFunction):
         elif kept.call.once_differentiable and forward_ad._current_level >= 0:
             gradients, of_variables = _once(ctx, kept, saved, upstreams)
         else:
-            gradients, of_variables = kept.gradients(_as_constants(saved), upstreams)
+            if kept.residuals.outputs:
+                saved = _as_constants(saved)
+            gradients, of_variables = kept.gradients(saved, upstreams)
         if kept.call.options and not (torch.is_grad_enabled() or keeps_graph()):
             kept.call = kept.call.without_options()  # to free their tensors with the saved ones
         return None, None, None, None, *gradients, *of_variables
+
+
+def _saved_others(kept: Kept, others: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the others that autograd saves; without a graph those that another run of f connects."""
+    if any(map(requires_grad, others)):
+        others = [t if t.is_leaf or at in kept.connected else t.detach() for at, t in enumerate(others)]
+    return others if kept.buffers is None else kept.buffers.without(others)
 
 
 def _by_identity(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[int, Tensor]:
@@ -214,8 +221,6 @@ def _view(output: Tensor, whole: Tensor, shown: Tensor) -> Tensor:
 
 def _as_constants(saved: Saved) -> Saved:
     """Return what was saved, with detached outputs, as they were in f."""
-    if saved.outputs.count(None) == len(saved.outputs):
-        return saved
     return saved._replace(outputs=[y if y is None else y.detach() for y in saved.outputs])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -15,7 +14,7 @@ from cgshim_torch._buffers import Buffers
 from cgshim_torch._graph import captured, requires_grad
 from cgshim_torch._leaves import depend_on, made_by
 from cgshim_torch._private import is_any_autocast_enabled
-from cgshim_torch._state import state_of
+from cgshim_torch._state import State, state_of
 
 if TYPE_CHECKING:
     from cgshim.backend import Call, Rule
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 Tensor = Any
 Gradients = tuple["list[Tensor | None]", "list[Tensor | None]"]
 Function = Callable[..., tuple[Tensor, ...]]
+Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 T = TypeVar("T")
 
 is_tensor = torch.is_tensor
@@ -30,7 +30,6 @@ FLOATS = frozenset(
     x for x in vars(torch).values() if isinstance(x, torch.dtype) and (x.is_floating_point or x.is_complex)
 )
 """the dtypes of tensors that have gradients"""
-_device = operator.attrgetter("device")
 
 _CONFIGURATION = frozenset([torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format, type(torch.mm)])
 """types whose attributes hold no tensors"""
@@ -57,14 +56,9 @@ def called(call: Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
             torch.set_grad_enabled(before)
 
 
-class Run(NamedTuple):
-    """The result of one run of f: what a Function keeps from it, and the tensors that autograd saves."""
-
-    kept: Kept
-    others: list[Tensor]
-    """the tensors that the rule keeps and that are neither arguments nor outputs, then further variables"""
-    variables: list[Tensor]
-    """what f read that is not an argument"""
+Run = tuple["Kept", list[Tensor], list[Tensor]]
+"""What a run of f left behind: what a Function keeps from it; the tensors that the rule keeps and that are neither
+arguments nor outputs, then further variables; and the variables, that is, what f read that is not an argument."""
 
 
 def examined(
@@ -82,13 +76,17 @@ def examined(
     f made. may_depend returns True if a tensor can be connected with anything that is differentiated.
     """
     residuals = Residuals(call, rule, is_tensor, inputs, outputs)
+    kept = Kept(call, residuals, inputs, len(outputs))
     others, residuals.others = residuals.others, []
-    variables: list[Tensor] = []
-    not_made: Sequence[int] = ()
     if any(map(may_depend, outputs)) or any(map(may_depend, others)):
         variables, of_own_leaves = _variables(call, rule, inputs, live, during, outputs, others)
         not_made = [at for at, t in enumerate(others) if _is_captured(t, during) or id(t) in of_own_leaves]
-    return Run(Kept(call, residuals, inputs, len(outputs), others, not_made, variables), others, variables)
+        kept.connect(others, not_made, variables)
+    else:
+        variables = []
+        if others:
+            kept.connect(others)
+    return kept, others, variables
 
 
 def _variables(
@@ -126,77 +124,82 @@ def _places_of(variables: Sequence[Tensor], saved: list[Tensor]) -> list[int]:
 class Kept:
     """What a Function must know about a run, except the tensors, which autograd keeps."""
 
-    __slots__ = (
-        "autocast", "buffers", "call", "captured", "changed", "connected", "devices", "differentiable", "inputs",
-        "others", "outputs", "residuals", "state", "variables",
-    )  # fmt: skip
-
-    changed: bool
+    inputs: Sequence[int]
+    """which inputs are saved: those that the rule keeps, or all of them if another run may be needed"""
+    others: int = 0
+    """how many other residuals the rule has; further variables may follow them"""
+    variables: Sequence[int] = ()
+    """the places of the variables among the others"""
+    captured: Sequence[int] = ()
+    """the places of the others that f did not make"""
+    connected: Collection[int] = ()
+    """the places of the others that keep their own derivatives"""
+    differentiable: Sequence[int] = ()
+    """the places of the others that are functions of the inputs and of the variables"""
+    autocast: Autocast | None = None
+    """what autocast was set to, if it was on"""
+    state: State | None = None
+    """the places in modules of variables that are not Parameters"""
+    buffers: Buffers | None = None
+    """what the rule may write to"""
+    changed = False
     """True if f wrote into its arguments"""
 
-    def __init__(
-        self, call: Call, residuals: Residuals, inputs: Sequence[Tensor], outputs: int, saved: list[Tensor],
-        not_made: Sequence[int], variables: Sequence[Tensor],
-    ) -> None:  # fmt: skip
-        """Append to saved, the other residuals of the run, the variables that are not among them."""
+    def __init__(self, call: Call, residuals: Residuals, inputs: Sequence[Tensor], outputs: int) -> None:
         self.call = call
         self.residuals = residuals
-        self.devices = list(map(_device, inputs))
+        self.inputs = residuals.inputs
         self.outputs = outputs
-        self.others = len(saved)
-        """how many other residuals the rule has; further variables may follow them"""
-        self.variables = _places_of(variables, saved) if variables else ()
-        """the places of the variables among the others"""
+        self.devices = [x.device for x in inputs]
+        if is_any_autocast_enabled():
+            self.autocast = _autocast_state()
+
+    def connect(self, others: list[Tensor], not_made: Sequence[int] = (), variables: Sequence[Tensor] = ()) -> None:
+        """Take note of the other residuals; append to them the variables that are not among them."""
+        self.others = len(others)
+        if variables:
+            self.variables = _places_of(variables, others)
+            self.state = state_of(self.call.f, variables)
         self.captured = not_made
-        """the places of the others that f did not make"""
         self.connected = {*not_made, *self.variables}
-        """the places of the others that keep their own derivatives"""
-        self.differentiable = _functions_among(saved[: self.others], self.connected) if saved else ()
-        """the places of the others that are functions of the inputs and of the variables"""
-        again = self.differentiable and not call.once_differentiable
-        self.inputs: Sequence[int] = range(len(inputs)) if again else residuals.inputs
-        """which inputs are saved: those that the rule keeps, or all of them if another run may be needed"""
-        self.autocast = _autocast_state() if is_any_autocast_enabled() else None
-        self.state = state_of(call.f, variables) if variables else None
-        self.buffers: Buffers | None = None
-        """what the rule may write to"""
-        self.changed = False
+        self.differentiable = _functions_among(others[: self.others], self.connected)
+        if self.differentiable and not self.call.once_differentiable:
+            self.inputs = range(len(self.devices))
 
     def apart(self, saved: Sequence[Tensor]) -> Saved:
         """Return the saved tensors: those of the inputs, of the outputs, and the others with the variables."""
-        first_output = len(self.inputs)
-        first_other = first_output + len(self.residuals.outputs)
-        others = saved[first_other:]
+        outputs, first_output = self.residuals.outputs, len(self.inputs)
+        others = saved[first_output + len(outputs) :]
         if self.buffers is not None:
             others = self.buffers.among(others)
         return Saved(
             _spread(self.inputs, saved, len(self.devices)),
-            _spread(self.residuals.outputs, saved[first_output:], self.outputs),
+            _spread(outputs, saved[first_output:], self.outputs) if outputs else [None] * self.outputs,
             others[: self.others],
-            list(map(others.__getitem__, self.variables)),
+            [others[at] for at in self.variables] if self.variables else (),
         )
 
     def gradients(self, saved: Saved, upstreams: Sequence[Tensor]) -> Gradients:
         """Return the rule's gradients, under autocast and with the state of modules as they were when f ran."""
-        run: Callable[..., Gradients] = self.rule_around(saved)
+        run: Callable[..., Gradients] = self.residuals.around(saved.inputs, saved.outputs, saved.others)
         if self.buffers is not None:
             run = functools.partial(self.buffers.written_by, run)
         if self.state is not None:
             run = functools.partial(self.state.run_with, saved.variables, run)
-        of_inputs, of_variables = self.as_first(rules.run, True, run, saved.inputs, upstreams, saved.variables)
+        token = rules.enter(True)
+        try:
+            of_inputs, of_variables = self.as_first(run, saved.inputs, upstreams, saved.variables)
+        finally:
+            rules.leave(token)
         if of_variables:
-            of_variables = list(map(beside, of_variables, map(_device, saved.variables)))
-        return list(map(beside, of_inputs, self.devices)), of_variables
+            of_variables = beside(of_variables, [v.device for v in saved.variables])
+        return beside(of_inputs, self.devices), of_variables
 
     def hidden(self) -> list[Any]:
         """Return what the rule keeps in attributes of objects, where it cannot be replaced."""
         if all(type(x) in _CONFIGURATION for x in self.residuals.objects):
             return []
         return self.residuals.hidden()
-
-    def rule_around(self, saved: Saved) -> Rule:
-        """Return the rule around what it kept."""
-        return self.residuals.around(saved.inputs, saved.outputs, saved.others)
 
     def as_first(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Return `function(*args, **kwargs)` under autocast as in the first run; restore the grad mode after it."""
@@ -221,14 +224,16 @@ def _spread(places: Sequence[int], tensors: Sequence[Tensor], count: int) -> Seq
     if len(places) == count:
         return tensors[:count]
     spread: list[Tensor | None] = [None] * count
-    for at, tensor in zip(places, tensors, strict=False):
-        spread[at] = tensor
+    if places:
+        for at, tensor in zip(places, tensors, strict=False):
+            spread[at] = tensor
     return spread
 
 
-def beside(gradient: Tensor | None, device: Any) -> Tensor | None:
-    """Return gradient on a device: what NumPy computed is not there yet."""
-    return gradient if gradient is None or gradient.device == device else gradient.to(device)
+def beside(gradients: Sequence[Tensor | None], devices: Sequence[Any]) -> list[Tensor | None]:
+    """Return the gradients on these devices: what NumPy computed is not there yet."""
+    pairs = zip(gradients, devices, strict=True)
+    return [g if g is None or g.device == device else g.to(device) for g, device in pairs]
 
 
 def _make(function: Any, op: str) -> Function:
@@ -241,8 +246,6 @@ named: Callable[[Any, str], Function] = functools.lru_cache(maxsize=1024)(_make)
 
 
 # --- Autocast ---------------------------------------------------------------------------------------------------
-
-Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 
 
 def _autocast_state() -> Autocast:

@@ -1,6 +1,6 @@
 """What PyTorch does not document and this backend needs, each with its use. Seen in 2.13.
 
-`_compiled` imports what only Dynamo needs, because Dynamo takes a second.
+`_compiled` and `_guards` import what only Dynamo needs, because Dynamo takes a second.
 """
 
 from __future__ import annotations

@@ -90,6 +90,47 @@ def test_containers_of_the_maker_stay_the_same():
     assert seen == [1.5, 9.5]
 
 
+def _of_own_containers(a, b):
+    both, swapped, named = [a, b], (b, a), {"a": a, "b": b}
+    return lambda: (both, swapped, named)
+
+
+def test_containers_of_its_own_are_made_again_as_they_are():
+    known = 3.5
+    function = _of_own_containers(2.5, known)
+    tensors, round_others = convert_closure(function, _is_float, _of_own_containers, known=[known])
+    assert tensors == [3.5, 2.5]
+    again = round_others([10.0, 20.0])()
+    assert again == ([20.0, 10.0], (10.0, 20.0), {"a": 20.0, "b": 10.0})
+    assert list(map(type, again)) == [list, tuple, dict]
+    assert round_others([10.0, 20.0])()[0] is not again[0]
+
+
+def _empty(a):
+    kept = []
+    return lambda: (kept, a)
+
+
+def test_an_empty_container_is_the_authors_own():
+    function = _empty(2.5)
+    _, round_others = convert_closure(function, _is_float, _empty)
+    assert round_others([9.5])() == ([], 9.5)
+    assert round_others([9.5])()[0] is function()[0]
+
+
+def _in_two_cells(a):
+    kept = [a]
+    same = kept
+    return lambda: (kept, same)
+
+
+def test_a_container_in_two_cells_stays_one():
+    _, round_others = convert_closure(_in_two_cells(2.5), _is_float, _in_two_cells)
+    kept, same = round_others([9.5])()
+    assert kept == [9.5]
+    assert kept is same
+
+
 def test_a_function_that_calls_itself_and_a_name_without_a_value():
     def make(a):
         def count_down(n):

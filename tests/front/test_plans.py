@@ -154,6 +154,48 @@ def test_a_method_has_the_plans_of_its_instance(framework: Framework) -> None:
         np.testing.assert_allclose(gradient(framework, op, x), 3 * factor * np.array(UPSTREAM))
 
 
+def test_the_plan_of_a_method_keeps_no_instance_alive(framework: Framework) -> None:
+    class Scaled:
+        @op_custom_gradient
+        def scaled(self, x, /, *more):
+            return 2 * x, lambda upstream: [3 * upstream] + [None] * len(more)
+
+    x, instance = framework.tensor(X), Scaled()
+    for more in ((), (x, x), ()):
+        np.testing.assert_allclose(gradient(framework, instance.scaled, x, *more), [15, 21])
+    alive = weakref.ref(instance)
+    del instance
+    gc.collect()
+    assert alive() is None
+    np.testing.assert_allclose(gradient(framework, Scaled().scaled, x), [15, 21])
+
+
+class _ByInstance:
+    """A descriptor that gives each instance another function."""
+
+    def __call__(self, *args):
+        raise AssertionError
+
+    def __get__(self, instance, owner=None):
+        return instance.function
+
+
+def test_a_descriptor_that_gives_each_instance_another_function(framework: Framework) -> None:
+    class Holder:
+        op = op_custom_gradient(_ByInstance(), name="op")
+
+        def __init__(self, function):
+            self.function = function
+
+    x = framework.tensor(X)
+    plain = Holder(lambda x: (2 * x, lambda upstream: 3 * upstream))
+    optional = Holder(lambda x, *, factor=5: (2 * x, lambda upstream: factor * upstream))
+    for holder, expected in [(plain, [15, 21]), (optional, [25, 35]), (plain, [15, 21])]:
+        np.testing.assert_allclose(gradient(framework, holder.op, x), expected)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        optional.op(x, x, factor=2)
+
+
 @pytest.mark.parametrize("option", ["name", "forward_mode", "once_differentiable"])
 def test_what_an_op_is_made_with_stays(option: str) -> None:
     op = op_custom_gradient(lambda x: (x, lambda upstream: upstream))

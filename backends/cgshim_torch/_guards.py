@@ -1,0 +1,68 @@
+"""PyTorch: what Dynamo checks in each run of a function that it has compiled with a call of an op.
+
+Dynamo guards whatever it reads while it traces. Most of what it reads in a call is cgshim's own: functions, classes and
+constants of its modules, which stay what they are. f, what the op holds, the arguments, and values in the modules of
+others may change: their guards stay.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch._dynamo
+from torch._dynamo.source import AttrSource, ChainedSource, GlobalSource
+from torch._guards import TracingContext
+
+Guard = Any
+Source = Any
+
+_OF_CODE = frozenset(["BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "MODULE_MATCH"])
+"""what Dynamo calls its guards on functions, classes and modules; those on values have other names"""
+_OUR_MODULE = re.compile("__import_(cgshim(_torch)?(_dot_(?!testing).*)?)")
+"""the name by which a guard finds a module of cgshim; cgshim.testing is left out: the functions in it are authors'"""
+
+
+def _forget_our_own() -> bool:
+    """Take from the function that is being traced its guards on what is cgshim's own."""
+    context = TracingContext.get().guards_context
+    state = context.copy_graphstate()
+    for guard in context.dynamo_guards:
+        if _is_on_our_own(guard, context.dynamo_guards):
+            state.dynamo_guards.discard(guard)
+    context.restore_graphstate(state)
+    return True
+
+
+forget_our_own = torch._dynamo.assume_constant_result(_forget_our_own)
+"""the same within a traced function: Dynamo calls it while it traces"""
+
+
+def _is_on_our_own(guard: Guard, guards: Any) -> bool:
+    module, name = _global_of(guard.originating_source)
+    if module is None:
+        return False
+    if _kind(guard) == "DUPLICATE_INPUT":  # it says that two names lead to one object
+        other = guard.create_fn.keywords["source_b"]
+        return _global_of(other)[0] is not None or any(map(_is_on_code, guards.get_guards_for_source(other)))
+    return _is_on_code(guard) or not isinstance(getattr(module, name, None), ModuleType)
+
+
+def _is_on_code(guard: Guard) -> bool:
+    return _kind(guard) in _OF_CODE
+
+
+def _kind(guard: Guard) -> str:
+    kind: str = guard.inner_create_fn().__name__
+    return kind
+
+
+def _global_of(source: Source) -> tuple[ModuleType | None, str]:
+    """Return the module of cgshim by whose global name Dynamo finds something, and the name; None if it is not ours."""
+    name = ""
+    while isinstance(source, ChainedSource):
+        name, source = source.member if isinstance(source, AttrSource) else "", source.base
+    found = _OUR_MODULE.fullmatch(source.global_name) if isinstance(source, GlobalSource) else None
+    return (sys.modules.get(found[1].replace("_dot_", ".")), name) if found else (None, name)

@@ -1,0 +1,125 @@
+"""op_custom_gradient: make an op of a function and its rule."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, overload
+
+from cgshim._custom_gradient import CustomGradient
+from cgshim._errors import CustomGradientTypeError, describe, function_name, sentence
+
+P = ParamSpec("P")
+T_co = TypeVar("T_co", covariant=True)
+
+_NO_FUNCTIONS = (property, functools.cached_property, functools.singledispatchmethod)
+"""descriptors whose attribute is not a function, or has the signature of another one"""
+
+
+@overload
+def op_custom_gradient(
+    f: Callable[P, tuple[T_co, Any]],
+    /,
+    *,
+    forward_mode: bool = False,
+    once_differentiable: bool = False,
+    host_outputs: Any = None,
+    keep: int = 8,
+    name: str | None = None,
+) -> CustomGradient[P, T_co]: ...
+@overload
+def op_custom_gradient(
+    f: None = None,
+    /,
+    *,
+    forward_mode: bool = False,
+    once_differentiable: bool = False,
+    host_outputs: Any = None,
+    keep: int = 8,
+    name: str | None = None,
+) -> Callable[[Callable[P, tuple[T_co, Any]]], CustomGradient[P, T_co]]: ...
+def op_custom_gradient(
+    f: Callable[..., tuple[Any, Any]] | None = None,
+    /,
+    *,
+    forward_mode: bool = False,
+    once_differentiable: bool = False,
+    host_outputs: Any = None,
+    keep: int = 8,
+    name: str | None = None,
+) -> Any:
+    """Give a function its own gradient, in every framework.
+
+    Parameters
+    ----------
+    f : callable
+        ``f(*args, **options) -> (output, grad_fn)``. Arguments and output are trees whose tensors (of any shape and
+        dtype) take part in differentiation; the rest of them is static. Keyword-only parameters are options.
+        ``grad_fn`` turns upstream gradients, structured as the output, into one gradient for each argument. Write it
+        as ``grad(upstream)``, as ``grad(*args, upstream)`` or as ``grad(d1, d2, ...)`` with one upstream gradient for
+        each tensor output. If it has a parameter ``variables`` (or ``**kwargs``), it gets the trainable state that f
+        reads, and returns ``(gradients, [one for each variable])``.
+    forward_mode : bool
+        Promise that grad_fn is linear in upstream, so that forward mode (jvp, jacfwd) may use its transpose.
+    once_differentiable : bool
+        Raise an error if the gradient is differentiated. f then never runs again, and only what grad_fn keeps is saved.
+    host_outputs : callable or tree of Spec, optional
+        Say that f and grad_fn are NumPy code, which runs on the host on every backend, in compiled programs too:
+        ``host_outputs(*specs)`` returns the shapes and dtypes of the output, as `outputs` of `op_host` does. grad_fn
+        may keep any Python object, such as a factorization. f must be pure, and the op has no second derivative.
+    keep : int
+        With host_outputs: for how many runs of f compiled programs keep what grad_fn holds; f runs again for an older
+        one. What a call that is not compiled holds is kept as long as its gradient may be taken.
+    name : str, optional
+        The op's name in messages; by default f's name.
+
+    Returns
+    -------
+    callable
+        It takes f's parameters, and returns f's output without grad_fn. Without ``f``, a decorator.
+
+    Raises
+    ------
+    CustomGradientTypeError
+        If f does not return such a pair, or grad_fn has no known form.
+    CustomGradientValueError
+        In the backward pass, if a gradient does not have the shape of its argument.
+    BackendError
+        If tensors of two frameworks meet, or the chosen backend cannot be imported.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> @op_custom_gradient
+    ... def double(x):
+    ...     return 2 * x, lambda upstream: 2 * upstream
+    >>> double(np.array([3.0]))
+    array([6.])
+
+    Notes
+    -----
+    The convention is that of ``tf.custom_gradient`` and ``keras.ops.custom_gradient``, on every backend.
+
+    The derivative of a gradient goes through grad_fn and what it keeps. A kept output of f is the op's output, and
+    grad_fn gives its derivative. Any other kept tensor is a function of the arguments, through f's own operations.
+    f runs once per call; if the derivative of such a tensor is needed and was not recorded, f runs once more for it.
+    A gradient of None is zero. A grad_fn that raises an exception forbids the gradient: taking one raises it.
+
+    Complex numbers: upstream and gradients of a real loss L are dL/dx + i dL/dy, so the rule of ``z * z`` is
+    ``upstream * conj(2 * z)``. If a framework uses the conjugate (JAX, autograd), cgshim conjugates.
+    """
+    if f is None:
+        return functools.partial(
+            op_custom_gradient, forward_mode=forward_mode, once_differentiable=once_differentiable,
+            host_outputs=host_outputs, keep=keep, name=name,
+        )  # fmt: skip
+    if not (callable(f) or hasattr(f, "__get__")) or isinstance(f, _NO_FUNCTIONS):
+        raise CustomGradientTypeError(
+            sentence("op_custom_gradient", must="f must be callable", got=describe(f), do="decorate a function")
+        )
+    if host_outputs is not None:
+        from cgshim._host_gradient import HostPair  # with it NumPy, which `import cgshim` does without
+
+        name = name or function_name(f)
+        f = HostPair(f, host_outputs, keep=keep, name=name)
+    return CustomGradient(f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name)

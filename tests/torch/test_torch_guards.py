@@ -1,0 +1,140 @@
+"""What Dynamo checks in each run of a compiled function: little more than for a Function by hand, and enough."""
+
+import math
+import sys
+
+import pytest
+import torch
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+import cgshim
+from cgshim import op_custom_gradient
+
+pytestmark = pytest.mark.usefixtures("compiling")
+MORE = 72
+"""lines of guards that a call may have beyond those by hand: on the op, on builtins, on the level of dual numbers"""
+
+
+@op_custom_gradient
+def cube(x):
+    return x * x * x, lambda upstream: 7 * upstream * x * x
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (x,) = ctx.saved_tensors
+        return 7 * upstream * x * x
+
+
+def compiled(function):
+    return torch.compile(function, backend="aot_eager", fullgraph=True)
+
+
+def leaf(*values):
+    return torch.tensor(values, requires_grad=True)
+
+
+def gradient(function, x):
+    return torch.autograd.grad(function(x), x, torch.tensor([2.0, -3.0]))[0].tolist()
+
+
+def guards_of(function):
+    """The lines in which Dynamo shows its guards."""
+    compiled(function)(leaf(2.0, 5.0))
+    (entry,) = _debug_get_cache_entry_list(function.__code__)
+    return str(entry.guard_manager).splitlines()
+
+
+def test_guards_are_few():
+    by_hand = guards_of(lambda x: Cube.apply(x))
+    assert len(guards_of(lambda x: cube(x))) <= len(by_hand) + MORE
+
+
+def test_four_calls_have_the_guards_of_one():
+    assert len(guards_of(lambda x: cube(cube(cube(cube(x)))))) == len(guards_of(lambda x: cube(x)))
+
+
+def test_no_guard_is_on_a_function_of_cgshim():
+    guards = "\n".join(guards_of(lambda x: cube(x)))
+    assert "__import_cgshim" in guards, "the name that is looked for is another one now"
+    assert "__import_cgshim_dot__call" not in guards
+
+
+# --- What stays guarded -----------------------------------------------------------------------------------------
+
+slope = 3.0
+library = torch
+
+
+def _triple(x):
+    return 3 * x
+
+
+def _quintuple(x):
+    return 5 * x
+
+
+outer = _triple
+_here = sys.modules[__name__]
+
+
+@op_custom_gradient
+def reading(x):
+    """An op that reads globals: a number, a module that cgshim has too, and a function."""
+    return library.exp(x) * 0 + outer(x), lambda upstream: slope * upstream
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("slope", 11.0, ([6, 15], [22, -33])),
+        ("outer", _quintuple, ([10, 25], [6, -9])),
+        ("library", math, None),
+        ("reading", cube, ([8, 125], [56, -525])),
+    ],
+)
+def test_a_global_that_an_author_changes(monkeypatch, name, value, expected):
+    x, function = leaf(2.0, 5.0), compiled(lambda x: reading(x))
+    assert (function(x).tolist(), gradient(function, x)) == ([6, 15], [6, -9])
+    monkeypatch.setattr(_here, name, value)
+    if expected is None:
+        with pytest.raises(Exception, match="exp"):
+            function(x)
+    else:
+        assert (function(x).tolist(), gradient(function, x)) == expected
+    monkeypatch.undo()
+    assert (function(x).tolist(), gradient(function, x)) == ([6, 15], [6, -9])
+
+
+def test_a_module_that_is_first_read_by_cgshim(monkeypatch):
+    x = leaf(2.0, 5.0)
+    function = compiled(lambda x: cube(x) + library.zeros(2))
+    function(x)
+    shifted = type(torch)("shifted")
+    shifted.zeros = torch.ones
+    monkeypatch.setattr(_here, "library", shifted)
+    assert function(x).tolist() == [9, 126]
+
+
+def test_another_closure_and_another_op():
+    def scaled_by(factor, **options):
+        return op_custom_gradient(lambda x: (x * factor, lambda upstream: 7 * factor * upstream), **options)
+
+    x, function = leaf(2.0, 5.0), compiled(lambda x, op: op(x))
+    for factor in (3.0, 5.0, 3.0):
+        assert gradient(lambda x, f=factor: function(x, scaled_by(f)), x) == [14 * factor, -21 * factor]
+
+
+def test_another_function_of_cgshim_in_the_place_of_one(monkeypatch):
+    """A user's name for something of cgshim is the user's."""
+    monkeypatch.setattr(_here, "outer", cgshim.op_exp)
+    x, function = leaf(0.0, 0.0), compiled(lambda x: cube(x) + outer(x))
+    assert function(x).tolist() == [1, 1]
+    monkeypatch.setattr(_here, "outer", cgshim.op_sin)
+    assert function(x).tolist() == [0, 0]
