@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -44,6 +44,16 @@ class TreeSpec(Protocol):
         """Return each tensor's name for messages, in a tree called name: x, params['w'], pair[1]."""
         ...
 
+    @property
+    def key(self) -> Hashable:
+        """What tells this spec from others; it is hashable if the static leaves are."""
+        ...
+
+
+def told_apart(static: Any) -> Hashable:
+    """Return what tells a static value from others; 1, 1.0 and True are equal, but f may tell them apart."""
+    return type(static), static, repr(static)
+
 
 class _OneTensor:
     """A tree that is a tensor."""
@@ -67,6 +77,10 @@ class _OneTensor:
 
     def paths(self, name: str) -> list[str]:
         return [name]
+
+    @property
+    def key(self) -> Hashable:
+        return None
 
 
 ONE_TENSOR = _OneTensor()
@@ -95,6 +109,10 @@ class _Static:
 
     def paths(self, name: str) -> list[str]:
         return []
+
+    @property
+    def key(self) -> Hashable:
+        return told_apart(self._leaf)
 
 
 class _Tree:
@@ -132,6 +150,10 @@ class _Tree:
 
     def paths(self, name: str) -> list[str]:
         return _paths(self._backend, self._skeleton(), name)
+
+    @property
+    def key(self) -> Hashable:
+        return self._structure, tuple(self._tensor_at), tuple(map(told_apart, self._static))
 
     def _skeleton(self) -> Any:
         return self.combine([SLOT] * self.count)

@@ -25,6 +25,8 @@ from cgshim._hidden import assigned_globals as assigned_globals
 from cgshim._hidden import globals_of as globals_of
 from cgshim._hidden import names_in as names_in
 from cgshim._hidden import written as written
+from cgshim._host import OnHost as OnHost
+from cgshim._host_call import HostCall as HostCall
 from cgshim._protocol import Backend as Backend
 from cgshim._residuals import Residuals as Residuals
 from cgshim._residuals import has_a_derivative as has_a_derivative
@@ -33,6 +35,7 @@ from cgshim._residuals import refuse_hidden as refuse_hidden
 from cgshim._residuals import run_again as run_again
 from cgshim._rule import Rule as Rule
 from cgshim._scope import RuleScope as RuleScope
+from cgshim._specs import Spec as Spec
 from cgshim._trees import ONE_TENSOR as ONE_TENSOR
 from cgshim._trees import SLOT as SLOT
 from cgshim._trees import TreeSpec as TreeSpec

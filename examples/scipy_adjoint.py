@@ -1,8 +1,7 @@
 """A SciPy routine with its adjoint: digits are sharpened by gradient descent through scipy.ndimage.convolve.
 
 The adjoint of the blur is the correlation with the same kernel, and that of the correlation is the blur: two ops, each
-the rule of the other, so that every order is right. On JAX and TensorFlow they also run in compiled code, through the
-framework's own door to the host, which the user picks.
+the rule of the other, so that every order is right. `op_host` runs SciPy's routines in compiled code too.
 """
 
 import numpy as np
@@ -10,58 +9,30 @@ import scipy.ndimage
 from _picture import panels, picture_path
 from _training import digits
 
-from cgshim import (
-    config_backend,
-    op_convert_to_numpy,
-    op_convert_to_tensor,
-    op_custom_gradient,
-    op_grad,
-    op_stop_gradient,
-    op_sum,
-)
+from cgshim import op_convert_to_numpy, op_convert_to_tensor, op_custom_gradient, op_grad, op_host, op_sum
 
 KERNEL = np.array([[0.4, 0.2, 0.0], [0.1, 0.2, 0.0], [0.0, 0.0, 0.1]], "float32")
 STEPS = 100
 
 
-def blur_of_array(image):
+@op_host(outputs=lambda image: image)
+def convolve(image):
     return scipy.ndimage.convolve(image, KERNEL, mode="constant")
 
 
-def adjoint_of_array(image):
+@op_host(outputs=lambda image: image)
+def correlate(image):
     return scipy.ndimage.correlate(image, KERNEL, mode="constant")
-
-
-def eagerly(routine, x):
-    return op_convert_to_tensor(routine(op_convert_to_numpy(x)))
-
-
-def from_jax(routine, x):
-    import jax
-
-    return jax.pure_callback(routine, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="sequential")
-
-
-def from_tensorflow(routine, x):
-    import tensorflow as tf
-
-    return tf.ensure_shape(tf.numpy_function(routine, [x], x.dtype), x.shape)
-
-
-def on_host(routine, x):
-    """What a NumPy routine makes of x: eager everywhere, and where the framework has a door for it under jit."""
-    door = {"jax": from_jax, "tensorflow": from_tensorflow}.get(config_backend(), eagerly)
-    return door(routine, op_stop_gradient(x))  # no framework looks into the routine
 
 
 @op_custom_gradient
 def blur(image):
-    return on_host(blur_of_array, image), lambda upstream: adjoint_of_blur(upstream)
+    return convolve(image), lambda upstream: adjoint_of_blur(upstream)
 
 
 @op_custom_gradient
 def adjoint_of_blur(image):
-    return on_host(adjoint_of_array, image), lambda upstream: blur(upstream)
+    return correlate(image), lambda upstream: blur(upstream)
 
 
 def misfit(image, observed):

@@ -24,7 +24,7 @@ from cgshim_jax._staged import run_in_rule, run_staged
 from cgshim_jax._tracing import Surroundings, is_differentiated, is_known, is_tracer, surroundings
 
 if TYPE_CHECKING:
-    from cgshim.backend import Call
+    from cgshim.backend import Call, HostCall, Spec
 
 Array = Any
 
@@ -68,6 +68,12 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     from cgshim_jax._numpy import numpy_function
 
     return numpy_function(name)
+
+
+def host_function(call: HostCall, inputs: Sequence[Array], declared: Sequence[Spec], /) -> Sequence[Array]:
+    from cgshim_jax._host import host_function
+
+    return host_function(call, inputs, declared)
 
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:

@@ -71,7 +71,8 @@ def late_rule(call: Call, rule: Rule, inputs: Sequence[Array], outputs: Sequence
 
 def _assigns_globals(f: Callable[..., Any]) -> bool:
     """Return True if f may assign to global variables, which the rule may read."""
-    code = getattr(f.func if isinstance(f, functools.partial) else f, "__code__", None)
+    function = f.func if isinstance(f, functools.partial) else f
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     return code is None or bool(assigned_globals(code))
 
 

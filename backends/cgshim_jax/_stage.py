@@ -153,7 +153,7 @@ class _RunOfF(NamedTuple):
         choices = chain.from_iterable(combinations(guessed, count) for count in range(len(guessed)))
         found = [self.read_with(chosen) for chosen in islice(choices, _CHOICES)]
         fitting = [other for other in found if other.rule.error is None]
-        if not fitting and isinstance(error, CustomGradientError):
+        if not fitting and isinstance(error, CustomGradientError) and not isinstance(error, TransformationError):
             raise error
         return [reading, *fitting]
 

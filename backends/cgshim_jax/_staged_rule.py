@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cgshim.backend import CustomGradientError
+from cgshim.backend import CustomGradientError, TransformationError
 from cgshim_jax._linearity import Linearity, linearity_of
 from cgshim_jax._rules import apply_rule, is_differentiable, type_of_upstream
 from cgshim_jax._tracing import Jaxpr, jaxpr_of
@@ -53,7 +53,8 @@ class StagedRule:
     ) -> list[Array]:
         """Stage the rule, and return the tracers that it captured.
 
-        An error of the author's is stored, and so is one of cgshim's that `keep` names; other errors are raised.
+        An error of the author's is stored, and so is a refusal, or another error of cgshim's that `keep` names: it is
+        raised if the gradient is taken. Other errors are raised here.
         """
 
         def backward(*of_floats: Array) -> list[Array]:
@@ -65,7 +66,7 @@ class StagedRule:
         try:
             self.jaxpr, captured = jaxpr_of(backward, [type_of_upstream(outputs[i].aval) for i in self.float_at])
         except Exception as error:  # the author's own may be a way to forbid gradients
-            if isinstance(error, CustomGradientError) and not isinstance(error, keep):
+            if isinstance(error, CustomGradientError) and not isinstance(error, (TransformationError, *keep)):
                 raise
             self.error = _without_frames(error)
             self.returned = [i for i, x in enumerate([*inputs, *variables]) if is_differentiable(x)]

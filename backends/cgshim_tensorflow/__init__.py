@@ -23,7 +23,7 @@ from cgshim_tensorflow._trees import tree_unflatten as tree_unflatten
 from cgshim_tensorflow._values import detached, is_composite, values_of, with_values
 
 if TYPE_CHECKING:
-    from cgshim.backend import Call
+    from cgshim.backend import Call, HostCall, Spec
 
 Tensor = Any
 
@@ -59,6 +59,12 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
 
     space, _, own = name.rpartition(".")
     return control_function(own) if space == "lax" else numpy_function(name)
+
+
+def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec], /) -> Sequence[Tensor]:
+    from cgshim_tensorflow._host import host_function
+
+    return host_function(call, inputs, declared)
 
 
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:

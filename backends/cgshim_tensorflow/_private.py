@@ -32,6 +32,11 @@ def shape_of_eager(x: Any) -> tuple[int, ...]:
     return x._shape_tuple()  # type: ignore[no-any-return]
 
 
+def memory_of_eager(x: Any) -> Any:
+    """Return the memory of an eager tensor as an array, or a scalar; `x.numpy()` copies it."""
+    return x._numpy()
+
+
 def same_memory(x: Any) -> Any:
     """Return another eager tensor in the memory of x, in a seventh of the time that an Identity takes."""
     return x._copy_to_device(x.backing_device)
@@ -74,3 +79,5 @@ is_compiled_by_xla: Any = _python("ops.control_flow_util").GraphOrParentsInXlaCo
 """tells whether XLA compiles a graph"""
 wrap_for_pfor: Any = _python("ops.parallel_for.pfor").wrap
 """makes what a converter of tf.vectorized_map returns"""
+python_functions: Any = _python("ops.script_ops")._py_funcs._funcs
+"""the Python functions that graphs call, by their tokens, as long as they live"""

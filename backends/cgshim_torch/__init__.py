@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from torch.utils import _pytree as pytree
 
 from cgshim_torch._eager import differentiable
 from cgshim_torch._graph import depends_on_more, is_transformed, read_by_rules, recordable
+from cgshim_torch._host import host_function as host_function
+from cgshim_torch._host import output_on_host, runs_on_host
 from cgshim_torch._private import (
     frames_are_compiled,
     len_dispatch_stack,
@@ -85,12 +88,13 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype)
     if isinstance(x, (np.ndarray, np.generic)):
-        return _from_numpy(np.array(x)).to(dtype)  # a copy: NumPy's memory may change, or be locked
+        return from_numpy(np.array(x)).to(dtype)  # a copy: NumPy's memory may change, or be locked
     return torch.as_tensor(x, dtype=dtype)
 
 
-def _from_numpy(array: Any) -> Tensor:
-    if array.dtype.name == "bfloat16":  # an extension of NumPy, which torch does not know
+def from_numpy(array: Any) -> Tensor:
+    """Return a tensor that shares the memory of an array."""
+    if array.dtype.kind == "V" and array.dtype.name == "bfloat16":  # an extension of NumPy, which torch does not know
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
@@ -115,6 +119,8 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
 
 
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
+    if type(call.f) is not FunctionType and runs_on_host(call.f) and not any(map(_is_proxy, inputs)):
+        return _on_host(call, inputs)
     if torch.compiler.is_dynamo_compiling():
         from cgshim_torch._compiled import traced as outputs_of
     elif frames_are_compiled():
@@ -125,6 +131,20 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         outputs_of = differentiable
     outputs, spec = outputs_of(call, inputs)
     return spec.combine(outputs)
+
+
+def _is_proxy(x: Tensor) -> bool:
+    return isinstance(x, torch.fx.Proxy)
+
+
+def _on_host(call: Call, inputs: Sequence[Tensor]) -> Any:
+    if torch.compiler.is_dynamo_compiling():
+        from cgshim_torch._host_compiled import traced as output_of
+    elif frames_are_compiled():
+        from cgshim_torch._host_compiled import untraced as output_of
+    else:
+        output_of = output_on_host
+    return output_of(call, inputs)
 
 
 def vjp(

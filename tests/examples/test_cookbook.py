@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cgshim import op_clip, op_convert_to_numpy, op_convert_to_tensor, op_grad, op_sum, op_vjp
+from cgshim import op_clip, op_convert_to_numpy, op_convert_to_tensor, op_grad, op_sum, op_value_and_grad, op_vjp
 from cgshim.testing import check_gradients
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -101,18 +101,49 @@ def test_the_adjoint_of_scipys_routine():
     np.testing.assert_allclose(product(blur(tensor(IMAGE)), other), product(tensor(IMAGE), adjoint_of_blur(other)))
 
 
-COMPILERS = {"jax": "jit", "tensorflow": "function"}
+COMPILERS = {
+    "jax": lambda jax, fn: jax.jit(op_value_and_grad(fn)),
+    "tensorflow": lambda tensorflow, fn: tensorflow.function(op_value_and_grad(fn)),
+    "torch": lambda torch, fn: op_value_and_grad(torch.compile(fn, backend="aot_eager", fullgraph=True)),
+    "numpy": lambda _, fn: op_value_and_grad(fn),
+}
 
 
+def value_and_gradient_in_compiled_code(backend, fn, *args):
+    """Value and gradient by a function that the framework has compiled, and has run once; NumPy compiles none."""
+    compiled = COMPILERS[backend](importlib.import_module(backend), fn)
+    compiled(*args)
+    return lambda: [op_convert_to_numpy(found) for found in compiled(*args)]
+
+
+def check_compiled(found, fn, *args):
+    value, gradient = map(op_convert_to_numpy, op_value_and_grad(fn)(*args))
+    np.testing.assert_allclose(found[0], value, rtol=1e-4)
+    np.testing.assert_allclose(found[1], gradient, rtol=1e-4, atol=1e-5)
+
+
+IN_DYNAMO = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*", "ignore:.*should not be instantiated")
+
+
+@IN_DYNAMO
 def test_scipys_routine_in_compiled_code(backend):
     from scipy_adjoint import misfit
 
-    if backend not in COMPILERS:
-        pytest.skip(f"the example has no door from compiled code of {backend} to the host")
-    compiler = getattr(importlib.import_module(backend), COMPILERS[backend])
-    image, observed = tensor(IMAGE, "float32"), tensor(IMAGE[::-1].copy(), "float32")
-    eager, compiled = (op_convert_to_numpy(fn(image, observed)) for fn in (op_grad(misfit), compiler(op_grad(misfit))))
-    np.testing.assert_allclose(compiled, eager, rtol=1e-5, atol=1e-5)
+    given = tensor(IMAGE, "float32"), tensor(IMAGE[::-1].copy(), "float32")
+    check_compiled(value_and_gradient_in_compiled_code(backend, misfit, *given)(), misfit, *given)
+
+
+@IN_DYNAMO
+def test_a_sparse_matrix_is_factored_once_for_value_and_gradient(backend):
+    import sparse_solve
+
+    size = sparse_solve.SIDE**2
+    given = [tensor(start + np.linspace(0.0, 1.0, size) ** power) for start, power in ((1.0, 1), (0.0, 2), (0.5, 3))]
+    compiled = value_and_gradient_in_compiled_code(backend, sparse_solve.misfit, *given)
+    sparse_solve.factorizations.clear()
+    found = compiled()
+    assert len(sparse_solve.factorizations) == 1
+    check_compiled(found, sparse_solve.misfit, *given)
 
 
 def test_recomputing_takes_less_memory(backend):

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 import cgshim
 from cgshim import CustomGradientTypeError, CustomGradientValueError, Spec, TransformationError, op_custom_gradient
 from cgshim import op_host as make_host
+from cgshim_jax import host_function
 
 X = np.array([0.5, -2.0, 3.0])
 W = np.array(10.0)
@@ -77,39 +78,32 @@ def test_eager_and_compiled(compiler, total):
 A = np.arange(24.0).reshape(2, 3, 4) - 7.5
 B = np.array([10.0, -3.0, 0.5])
 BATCHES = {
-    "one": (lambda f: jax.vmap(f, (1, None)), (A[0], W), lambda: weighted(A[0].T, W), 4),
-    "last to last": (lambda f: jax.vmap(f, (1, None), 1), (A[0], W), lambda: weighted(A[0].T, W).T, 4),
-    "both": (lambda f: jax.vmap(f, (0, 0)), (A[0], B), lambda: weighted(A[0], B[:, None]), 3),
-    "two": (lambda f: jax.vmap(jax.vmap(f, (1, 0)), (2, None)), (A.transpose(2, 1, 0).copy(), B),
-            lambda: weighted(np.moveaxis(A.transpose(2, 1, 0), 2, 0).transpose(0, 2, 1), B[:, None]), None),
-    "the inner has the first alone": (lambda f: jax.vmap(jax.vmap(f, (1, None)), (None, 0)), (A[0], B),
-                                      lambda: weighted(A[0].T, B[:, None, None]), 12),
-    "the inner has the second alone": (lambda f: jax.vmap(jax.vmap(f, (None, 0)), (2, None)), (A[:1, :, :], B), None,
-                                       12),
-    "vmap of jit": (lambda f: jax.vmap(jax.jit(f), (1, None)), (A[0], W), lambda: weighted(A[0].T, W), 4),
-    "negative axis": (lambda f: jax.vmap(f, (-1, None)), (A[0], W), lambda: weighted(A[0].T, W), 4),
-    "of no elements": (lambda f: jax.vmap(f, (0, None)), (np.zeros((0, 3)), W), lambda: np.zeros((0, 3)), 0),
-    "of elements without elements": (lambda f: jax.vmap(f, (0, None)), (np.zeros((2, 0)), W),
-                                     lambda: np.zeros((2, 0)), 2),
-}  # fmt: skip
+    "an axis": (lambda f: jax.vmap(f, (1, None)), (A[0], W), 4),
+    "an axis from the end": (lambda f: jax.vmap(f, (-1, None)), (A[0], W), 4),
+    "to the last axis": (lambda f: jax.vmap(f, (1, None), 1), (A[0], W), 4),
+    "of both arguments": (lambda f: jax.vmap(f), (A[0], B), 3),
+    "of the second argument": (lambda f: jax.vmap(f, (None, 0)), (A[0, 0], B), 3),
+    "of both, then of the first": (lambda f: jax.vmap(jax.vmap(f, (1, 0)), (0, None)), (A.transpose(0, 2, 1), B), 6),
+    "of one, then of the other": (lambda f: jax.vmap(jax.vmap(f, (1, None)), (None, 0)), (A[0], B), 12),
+    "of the other, then of one": (lambda f: jax.vmap(jax.vmap(f, (None, 0)), (1, None), 1), (A[0], B), 12),
+    "of jit": (lambda f: jax.vmap(jax.jit(f), (1, None)), (A[0], W), 4),
+    "of no elements": (lambda f: jax.vmap(f, (0, None)), (np.zeros((0, 3)), W), 0),
+    "of elements without elements": (lambda f: jax.vmap(f, (0, None)), (np.zeros((2, 0)), W), 2),
+}
 
 
 @pytest.mark.parametrize("vectorized", [False, True])
 @pytest.mark.parametrize("batch", BATCHES)
 def test_batches(compiler, batch, vectorized):
-    make, args, _, _ = BATCHES[batch]
-    seen = Counted(weighted if not vectorized else lambda x, w: weighted(x, w[..., None]))
-    # One level too many of axes would pass for the batch: numpy's own loop says what is right.
-    found, calls = seen.during(compiler(make(host(seen, vectorized=vectorized))), *map(jnp.asarray, args))
-    expected = make(lambda x, w: jnp.cumsum(x, -1) * w)(*map(jnp.asarray, args))
+    """One call on the host, in which f is called for each element, or once."""
+    program, args, count = BATCHES[batch]
+    counted = Counted((lambda x, w: weighted(x, w[..., None])) if vectorized else weighted)
+    found, calls = counted.during(compiler(program(host(counted, vectorized=vectorized))), *map(jnp.asarray, args))
+    expected = program(lambda x, w: jnp.cumsum(x) * w)(*map(jnp.asarray, args))
     np.testing.assert_allclose(found, expected)
-    known, count = BATCHES[batch][2:]
-    if known is not None and batch != "two":
-        np.testing.assert_allclose(found, known())
-    if vectorized:
-        assert calls == 1
-    elif count is not None:
-        assert calls == count
+    assert found.shape == expected.shape
+    if found.size:  # what is empty XLA knows
+        assert calls == (1 if vectorized else count)
 
 
 DTYPES = ["bfloat16", "float16", "float32", "complex64", "complex128", "int8", "int64", "bool"]
@@ -151,7 +145,9 @@ def test_several_results(compiler):
 
 def test_64_bits_or_32(compiler):
     """What is declared with 64 bits has 32 where JAX has no more."""
-    third = make_host(lambda x: (x / 3.0, np.arange(3)), outputs=lambda x: (Spec(x.shape, "float64"), Spec((3,), int)))
+    third = make_host(
+        lambda x: (x / 3.0, np.arange(3)), outputs=lambda x: (Spec(x.shape, "float64"), Spec((3,), "int64"))
+    )
     for enabled, names in ((False, ["float32", "int32"]), (True, ["float64", "int64"])):
         with jax.enable_x64(enabled):
             found = compiler(third)(jnp.asarray(X, "float32"))
@@ -222,7 +218,9 @@ def test_a_program_calls_f_as_often_as_by_hand_or_less(program):
 
 
 def test_only_equal_calls_are_one():
-    f = host(lambda x, *, s: x + np.copysign(1, s[0] if isinstance(s, (list, tuple)) else s) + (s is True or s == [True]))
+    f = host(
+        lambda x, *, s: x + np.copysign(1, s[0] if isinstance(s, (list, tuple)) else s) + (s is True or s == [True])
+    )
     options = [0.0, -0.0, 1, True, (1,), (-0.0,), [1], [True]]
     found = jax.jit(lambda x: [f(x, s=s) for s in options])(jnp.zeros(()))
     assert list(map(float, found)) == [float(f(jnp.zeros(()), s=s)) for s in options]
@@ -274,6 +272,38 @@ def test_gradients(compiler):
     assert backward.during(gradient, jnp.array(X), jnp.array(W))[1] == 1
 
 
+GRADIENTS = {
+    "value and gradient": lambda op: jax.value_and_grad(lambda x: op(x).sum()),
+    "of equal calls": lambda op: jax.grad(lambda x: (op(x) * op(x)).sum()),
+    "checkpoint": lambda op: jax.grad(lambda x: jax.checkpoint(lambda x: op(jnp.sin(op(x))))(x).sum()),
+    "scan": lambda op: jax.grad(lambda x: jax.lax.scan(lambda c, _: (op(jnp.sin(c)), c), x, None, length=5)[0].sum()),
+    "loop-invariant": lambda op: jax.grad(lambda x: jax.lax.scan(lambda c, _: (c + op(x), c), x, None, 5)[0].sum()),
+    "jacobian": jax.jacrev,
+    "batch": lambda op: lambda x: jax.vmap(jax.grad(lambda x: op(x).sum()))(jnp.stack([x, x + 1.0])),
+}
+
+
+@pytest.mark.parametrize("program", GRADIENTS)
+def test_a_gradient_calls_f_as_often_as_by_hand_or_less(compiler, program):
+    forward, backward = Counted(lambda x: np.cumsum(np.asarray(x), -1)), Counted(lambda u: -2.0 * np.asarray(u))
+
+    def squared(make):
+        there, back = make(forward), make(backward)
+        return there, lambda y, upstream: 7.0 * back(y * upstream)
+
+    f, rule = squared(host)
+    op = op_custom_gradient(lambda x: (lambda y: (y * y, functools.partial(rule, y)))(f(x)))
+    f_by_hand, rule_by_hand = squared(by_hand)
+    hand = jax.custom_vjp(lambda x: f_by_hand(x) ** 2)
+    hand.defvjp(lambda x: (lambda y: (y * y, y))(f_by_hand(x)), lambda y, upstream: (rule_by_hand(y, upstream),))
+    mine, other = (compiler(GRADIENTS[program](each)) for each in (op, hand))
+    for counted in (forward, backward):
+        found, calls = counted.during(mine, jnp.array(X))
+        expected, calls_by_hand = counted.during(other, jnp.array(X))
+        jax.tree.map(np.testing.assert_allclose, found, expected)
+        assert calls <= calls_by_hand
+
+
 def test_jacobians(compiler):
     op, _, backward = an_op()
     found, calls = backward.during(compiler(jax.jacrev(op)), jnp.array(X), jnp.array(W))
@@ -298,7 +328,6 @@ def test_gradients_in_loops(compiler):
     def looped(x):
         return jax.lax.scan(lambda c, w: (op(c, w), None), x, jnp.array([1.0, -3.0]))[0]
 
-    expected = gradients(None, 1.0, gradients(X, -3.0, U)[0]) if False else None
     inner = 7.0 * np.cumsum((-3.0 * U)[::-1])[::-1]
     expected = 7.0 * np.cumsum(inner[::-1])[::-1]
     np.testing.assert_allclose(compiler(jax.grad(lambda x: (looped(x) * U).sum()))(X), expected)
@@ -342,12 +371,7 @@ def test_a_derivative_is_refused_where_one_is_taken(compiler, total):
 
 
 def test_the_operation_itself_has_no_derivative(total):
-    from cgshim.backend import HostCall, Spec
-    from cgshim_jax import host_function
-
     calls = []
-    make_host(total, outputs=lambda x, w: x)
-    op = make_host(total, outputs=lambda x, w: x)
 
     def spied(call, inputs, declared):
         calls.append(call)
@@ -355,8 +379,7 @@ def test_the_operation_itself_has_no_derivative(total):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cgshim_jax.host_function", spied)
-        op(jnp.array(X), jnp.array(W))
-    assert isinstance(calls[0], HostCall)
+        host(total)(jnp.array(X), jnp.array(W))
     alone = lambda x: host_function(calls[0], [x, jnp.array(W)], [Spec(x.shape, x.dtype)])[0]
     assert refused(TransformationError, jax.grad(lambda x: alone(x).sum()), jnp.array(X)) == NO_DERIVATIVE
     assert refused(TransformationError, jax.linear_transpose(alone, X), jnp.array(X)) == NO_DERIVATIVE
@@ -395,9 +418,9 @@ def test_errors_of_f(compiler):
 
 def test_a_shape_that_was_not_declared(compiler):
     op = host(lambda x: x[:2], name="short")
-    with pytest.raises(CustomGradientValueError, match=r"^short: f must return .* f64\[3\], got f64\[2\]; declare"):  # noqa: SIM117
-        with cgshim.host_errors():
-            jax.block_until_ready(compiler(op)(jnp.array(X)))
+    message = r"short: f must return an array of the declared shape f64\[3\], got f64\[2\]; declare the shape"
+    with pytest.raises((CustomGradientValueError, jax.errors.JaxRuntimeError), match=message):
+        jax.block_until_ready(compiler(op)(jnp.array(X)))
 
 
 # --- What it leaves behind --------------------------------------------------------------------------------------
@@ -439,9 +462,8 @@ def test_nothing_is_kept_alive():
     assert references[-1]() is None
     for number in range(60):
         traced(number)
-    jax.clear_caches()
     gc.collect()
-    assert [reference for reference in references if reference() is not None] == []
+    assert [reference() for reference in references if reference() is not None] == []
 
 
 # --- Several devices --------------------------------------------------------------------------------------------
@@ -494,24 +516,25 @@ def _gradients(op, x, mesh, explicit):
 
 
 def _sharded(op, x, mesh, explicit):
-    x = jax.device_put(x, NamedSharding(mesh, P("d")))
+    rows = jax.device_put(x.reshape(4, 2), NamedSharding(mesh, P("d", None)))
+    total, x = np.cumsum(x), jax.device_put(x, NamedSharding(mesh, P("d")))
     for program in (op, jax.jit(op)):
-        yield program, x, np.cumsum(x), 1
-    yield jax.jit(lambda x: op(2 * x) + x), x, 2 * np.cumsum(x) + np.asarray(x), 1
-    yield jax.jit(jax.vmap(op)), x.reshape(4, 2), np.cumsum(x.reshape(4, 2), -1), 4
+        yield program, x, total, 1
+    yield jax.jit(lambda x: op(2 * x) + x), x, 2 * total + np.asarray(x), 1
+    yield jax.jit(jax.vmap(op)), rows, np.cumsum(np.asarray(rows), -1), 4
 
 
 def _explicit(op, x, mesh, explicit):
     with jax.set_mesh(explicit):
-        x = jax.device_put(x, NamedSharding(explicit, P("d")))
         rows = jax.device_put(x.reshape(4, 2), NamedSharding(explicit, P("d", None)))
-        yield op, x, np.cumsum(x), 1
-        yield jax.jit(lambda x: op(x) + x.sum()), x, np.cumsum(x) + x.sum(), 1
+        total, x = np.cumsum(x), jax.device_put(x, NamedSharding(explicit, P("d")))
+        yield op, x, total, 1
+        yield jax.jit(lambda x: op(x) + x.sum()), x, total + total[-1], 1
         yield jax.jit(jax.vmap(op)), rows, np.cumsum(np.asarray(rows), -1), 4
 
 
 def _placed(op, x, mesh, explicit):
-    assert not op(x).committed
+    assert not op(jnp.asarray(x)).committed
     for device in jax.devices():
         for program in (op, jax.jit(op), jax.vmap(op)):
             found = program(jax.device_put(x[None], device))
@@ -529,8 +552,8 @@ ON_DEVICES = {
 if __name__ == "__main__":
     for name, checks in ON_DEVICES.items():
         counted = Counted(lambda x: np.cumsum(x, -1))
-        for program, x, expected, count in checks(host(counted), jnp.arange(8.0) - 2.5, *_meshes()):
-            found, calls = counted.during(program, x)
+        for program, x, expected, count in checks(host(counted), np.arange(8.0) - 2.5, *_meshes()):
+            found, calls = counted.during(program, jnp.asarray(x))
             np.testing.assert_allclose(found, expected, err_msg=name)
             assert count in (None, calls), (name, calls)
         print(name)

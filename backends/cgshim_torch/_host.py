@@ -1,0 +1,56 @@
+"""PyTorch: the way of a call to the host.
+
+Constants go to NumPy and back. All else (a graph that is being made, torch.func, what has no values) sees the operation
+of `cgshim_torch._host_operation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cgshim.backend import combine_each
+from cgshim_torch._graph import is_transformed, requires_grad
+from cgshim_torch._host_names import lent, name_of
+from cgshim_torch._host_names import runs_on_host as runs_on_host
+from cgshim_torch._host_operation import run
+from cgshim_torch._private import len_dispatch_stack, symbolic_trace, tracing_state
+
+if TYPE_CHECKING:
+    from cgshim.backend import Call, HostCall, Spec
+
+Tensor = Any
+
+
+def output_on_host(call: Call, inputs: Sequence[Tensor]) -> Any:
+    """Return the output of an op_host without its rule, which would also be run for an upstream of zeros."""
+    output, _ = call.f(*combine_each(call.arguments.specs, inputs), **call.options)
+    return output
+
+
+def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> Sequence[Tensor]:
+    """Return the results of a call, on the device of its first input."""
+    results: Sequence[Tensor]
+    if torch.compiler.is_dynamo_compiling():
+        from cgshim_torch._host_compiled import name_of_traced
+
+        results = torch.ops.cgshim.host(list(inputs), name_of_traced(call, declared))
+    elif _in_a_graph() or not all(map(_is_concrete, inputs)):
+        results = torch.ops.cgshim.host(list(inputs), name_of(call))
+    elif is_transformed() or (torch.is_grad_enabled() and any(map(requires_grad, inputs))):
+        with lent(call) as name:
+            results = torch.ops.cgshim.host(list(inputs), name)
+    else:
+        results = run(call, inputs, declared)
+    return results
+
+
+def _in_a_graph() -> bool:
+    """Return True if a graph may be in the making; make_fx before dispatch shows itself only as torch.fx."""
+    return bool(len_dispatch_stack() or symbolic_trace._is_fx_tracing_flag) or tracing_state() is not None
+
+
+def _is_concrete(x: Tensor) -> bool:
+    return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta

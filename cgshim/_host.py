@@ -1,0 +1,109 @@
+"""A function of NumPy arrays as an op without a derivative, by the backend's own way to the host."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NoReturn, ParamSpec
+
+from cgshim._choice import backend_or_numpy
+from cgshim._custom_gradient import CustomGradient
+from cgshim._errors import (
+    BackendError,
+    TransformationError,
+    sentence,
+)
+from cgshim._foreign import not_converted
+from cgshim._host_call import HostCall, HostFunction, last_errors
+from cgshim._protocol import Backend, Tensor
+from cgshim._specs import Spec, spec_of
+from cgshim._trees import partition_each
+
+P = ParamSpec("P")
+
+
+class OnHost:
+    """f of an op that runs on the host: it returns what the function of NumPy arrays returns, and a rule that refuses.
+
+    So a kept result is a constant at first order, and the error comes only if somebody takes its derivative.
+    """
+
+    autograph_info__: ClassVar[dict[str, Any]] = {}  # TensorFlow's AutoGraph calls it as it is
+
+    def __init__(self, function: HostFunction) -> None:
+        functools.update_wrapper(self, function.function, updated=())
+        self.function = function
+        self._rule = _refusing(function.name)
+
+    def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, Callable[..., NoReturn]]:
+        backend = backend_or_numpy(args)
+        inputs, specs = partition_each(self.function.name, backend, args)
+        call = HostCall(self.function, specs, options)
+        declared, structure = call.declared(backend, list(map(spec_of, inputs)))
+        results = _on_host(backend, call, inputs, declared)
+        return backend.tree_unflatten(structure, results), self._rule
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OnHost, (self.function,)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., Any]:
+        """Return the function of an object: a static first argument of f and of outputs."""
+        return self if instance is None else functools.partial(self, instance)
+
+
+def _on_host(backend: Backend, call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> Sequence[Tensor]:
+    """Return the results as tensors, by the backend's own way to the host if it has one."""
+    offered: Any = getattr(backend, "host_function", None)
+    if offered is not None:
+        results: Sequence[Tensor] = offered(call, inputs, declared)
+        return results
+    try:
+        arrays = list(map(backend.convert_to_numpy, inputs))
+    except Exception as error:
+        raise BackendError(
+            sentence(call.name, must="a function on the host needs the values of its arguments",
+                     got=f"{type(error).__name__} from {backend.__name__}", do="call it eagerly")
+        ) from error  # fmt: skip
+    return list(map(backend.convert_to_tensor, call.run(arrays)))
+
+
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    """Return the rule of an op that has no derivative."""
+
+    @not_converted
+    def refuse(*upstreams: Tensor) -> NoReturn:
+        raise TransformationError(
+            sentence(name, must="what runs on the host has no derivative of its own", got="a derivative of its result",
+                     do="call it within op_custom_gradient, and write the rule with ops that have one")
+        )  # fmt: skip
+
+    return refuse
+
+
+class host_errors:  # noqa: N801  # a context manager that is called like a function
+    """Raise an error of a host function as it was raised, also where a framework's compiled code wraps it.
+
+    Raises
+    ------
+    Exception
+        What the function raised, with its own traceback, from the framework's error.
+
+    Examples
+    --------
+    >>> with host_errors():
+    ...     pass
+    """
+
+    def __enter__(self) -> None:
+        last_errors.clear()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        if last_errors and last_errors[0] is not error and type(last_errors[0]).__name__ in str(error):
+            raise last_errors.pop() from error
+
+
+def host_op(f: Callable[..., Any], outputs: Any, *, vectorized: bool = False, name: str) -> CustomGradient[..., Any]:
+    """Return the op of a function of NumPy arrays, which has no derivative: in forward mode too, its rule refuses."""
+    return CustomGradient(
+        OnHost(HostFunction(f, outputs, vectorized=vectorized, name=name)), forward_mode=True, name=name
+    )

@@ -1,0 +1,233 @@
+"""One call of a function on the host: what a backend gets, and runs with NumPy arrays."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import sys
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from cgshim._choice import use_backend
+from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe, sentence
+from cgshim._foreign import not_converted
+from cgshim._protocol import Backend
+from cgshim._registry import load
+from cgshim._specs import Spec, spec_of
+from cgshim._trees import TreeSpec, combine_each, told_apart
+
+Array = Any
+
+
+class HostFunction:
+    """A function of NumPy arrays, with what it declares to return."""
+
+    __slots__ = ("_options", "_outputs", "function", "name", "vectorized")
+
+    def __init__(self, function: Callable[..., Any], outputs: Any, *, vectorized: bool, name: str) -> None:
+        self.function = function
+        self.name = name
+        self.vectorized = vectorized
+        self._outputs = outputs
+        self._options = _names_of_options(outputs)
+
+    def declared(
+        self, backend: Backend, specs: Sequence[TreeSpec], given: Sequence[Spec], options: Mapping[str, Any]
+    ) -> tuple[list[Spec], Any]:
+        """Return the specs of the results for tensors of these specs, and the structure of the results."""
+        tree = self._outputs
+        if callable(tree):
+            asked = options if self._options is None else {k: v for k, v in options.items() if k in self._options}
+            try:
+                tree = tree(*combine_each(specs, given), **asked)
+            except Exception as error:
+                raise CustomGradientTypeError(
+                    sentence(self.name, must="outputs must return the specs of what f returns",
+                             got=f"{type(error).__name__}: {error}",
+                             do="write outputs=lambda *specs: ..., which is given a Spec for each tensor")
+                ) from error  # fmt: skip
+        leaves, structure = backend.tree_flatten(tree)
+        for leaf in leaves:
+            if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+                raise CustomGradientTypeError(
+                    sentence(self.name, must="outputs must return a tree of specs", got=f"{describe(leaf)} in it",
+                             do="return cgshim.Spec(shape, dtype), or anything else with a shape and a dtype")
+                )  # fmt: skip
+        return list(map(spec_of, leaves)), structure
+
+
+def _names_of_options(outputs: Any) -> frozenset[str] | None:
+    """Return the options of f that outputs takes; None if it takes all."""
+    if not callable(outputs):
+        return frozenset()
+    parameters = inspect.signature(outputs).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+class HostCall:
+    """A function on the host with its static arguments and options, over any number of batches.
+
+    `call.declared(backend, inputs)` is known before it runs; `call.run(arrays)` runs it. Both work in any thread.
+    """
+
+    __slots__ = ("batches", "function", "options", "specs")
+
+    def __init__(
+        self,
+        function: HostFunction,
+        specs: Sequence[TreeSpec],
+        options: Mapping[str, Any],
+        batches: tuple[tuple[bool, ...], ...] = (),
+    ) -> None:
+        self.function = function
+        self.specs = specs
+        self.options = options
+        self.batches = batches
+        """for each batch, the innermost first, which inputs have a leading axis for it"""
+
+    @property
+    def name(self) -> str:
+        """The op's name in messages."""
+        return self.function.name
+
+    @property
+    def key(self) -> Hashable:
+        """What tells this call from others of its function; it is hashable if the static arguments and options are."""
+        options = [(name, told_apart(option)) for name, option in sorted(self.options.items())]
+        return self.function, tuple(spec.key for spec in self.specs), tuple(options), self.batches
+
+    def over(self, batched: Sequence[bool]) -> HostCall:
+        """Return the call over one more batch: a new leading axis of these inputs, and of every result."""
+        return HostCall(self.function, self.specs, self.options, (*self.batches, tuple(map(bool, batched))))
+
+    def declared(self, backend: Backend, inputs: Sequence[Spec]) -> tuple[list[Spec], Any]:
+        """Return the specs of the results for inputs of these specs, and the structure of the results."""
+        sizes: list[Any] = []
+        for batched in reversed(self.batches):
+            sizes.append(next(x.shape[0] for x, has_axis in zip(inputs, batched, strict=True) if has_axis))
+            inputs = [Spec(x.shape[1:], x.dtype) if has else x for x, has in zip(inputs, batched, strict=True)]
+        results, structure = self.function.declared(backend, self.specs, inputs, self.options)
+        return [Spec((*sizes, *spec.shape), spec.dtype) for spec in results], structure
+
+    @not_converted
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the results for NumPy arrays: fresh arrays of the declared shapes and dtypes."""
+        try:
+            declared, structure = self.declared(load("numpy"), list(map(spec_of, arrays)))
+            with use_backend("numpy"):
+                results = _over_batches(self, [_locked(array) for array in arrays], len(self.batches), structure)
+            return [_checked(self, results, at, spec) for at, spec in enumerate(declared)]
+        except Exception as error:
+            last_errors.append(error)
+            raise
+
+
+last_errors: collections.deque[Exception] = collections.deque(maxlen=1)
+"""the last error of a function on the host, in any thread: compiled code calls it in threads of its own"""
+
+
+# --- On the host ------------------------------------------------------------------------------------------------------
+
+
+def _over_batches(call: HostCall, arrays: Sequence[Array], depth: int, structure: Any) -> list[Array]:
+    """Return the results over the innermost `depth` batches: as one call of f if it is vectorized, else in a loop."""
+    if not depth:
+        return _called(call, arrays, structure)
+    batched = call.batches[depth - 1]
+    if call.function.vectorized:
+        axis = len(call.batches) - depth  # those of the outer batches are there already
+        wide = [x if has else np.expand_dims(x, axis) for x, has in zip(arrays, batched, strict=True)]
+        return _over_batches(call, wide, depth - 1, structure)
+    size = next(x.shape[0] for x, has in zip(arrays, batched, strict=True) if has)
+    if size == 0:
+        inner = HostCall(call.function, call.specs, call.options, call.batches[:depth])
+        declared, _ = inner.declared(load("numpy"), list(map(spec_of, arrays)))
+        return [np.zeros(spec.shape, _dtype_of(spec)) for spec in declared]
+    rows = [
+        _over_batches(
+            call, [x[at, ...] if has else x for x, has in zip(arrays, batched, strict=True)], depth - 1, structure
+        )
+        for at in range(size)
+    ]
+    return [np.stack(column) for column in zip(*rows, strict=True)]
+
+
+def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Array]:
+    """Return what f returns, flat."""
+    try:
+        result = call.function.function(*combine_each(call.specs, arrays), **call.options)
+    except ValueError as error:
+        if "read-only" in str(error):
+            _refuse_writing(call, error)
+        raise
+    leaves, found = load("numpy").tree_flatten(result)
+    if found != structure:
+        raise CustomGradientTypeError(
+            sentence(call.name, must=f"f must return what outputs declares ({structure})", got=f"{found}",
+                     do="declare what it returns")
+        )  # fmt: skip
+    return leaves
+
+
+def _refuse_writing(call: HostCall, error: Exception) -> NoReturn:
+    raise CustomGradientTypeError(
+        sentence(call.name, must="f must not write into its arguments, which others read", got="a change in place",
+                 do="let it change a copy")
+    ) from error  # fmt: skip
+
+
+def _locked(array: Array) -> Array:
+    """Return an array in C order that cannot be written to."""
+    array = np.asarray(array, order="C").view()
+    array.flags.writeable = False
+    return array
+
+
+def _checked(call: HostCall, results: list[Any], at: int, spec: Spec) -> Array:
+    """Return a result as a fresh array of the declared shape and dtype; f may use its own again."""
+    result, results[at] = results[at], None
+    dtype = _dtype_of(spec)
+    alone = np.empty(0)  # held as the result is: by one variable, and by whatever runs this
+    is_fresh = type(result) is np.ndarray and _is_own(result) and sys.getrefcount(result) == sys.getrefcount(alone)
+    if is_fresh and result.shape == spec.shape and result.dtype == dtype:
+        return result
+    array = np.asarray(result)
+    if call.function.vectorized and call.batches and array.ndim == len(spec.shape):
+        array = _broadcast(array, spec.shape, len(call.batches))
+    if array.shape != spec.shape:
+        raise CustomGradientValueError(
+            sentence(call.name, must=f"f must return an array of the declared shape {spec}", got=describe(array),
+                     do="declare the shape that it returns")
+        )  # fmt: skip
+    if array.dtype.kind == "c" and dtype.kind != "c":
+        raise CustomGradientValueError(
+            sentence(call.name, must=f"f must return a real array as declared ({spec})", got=describe(array),
+                     do="declare a complex dtype, or take the real part")
+        )  # fmt: skip
+    return np.array(array, dtype, order="C")
+
+
+def _broadcast(array: Array, shape: tuple[int, ...], batches: int) -> Array:
+    """Return the array with sizes of 1 among its leading axes broadcast: those of batches that no argument has."""
+    wide = shape[:batches] + array.shape[batches:]
+    fits = all(size in (1, wanted) for size, wanted in zip(array.shape, wide, strict=True))
+    return np.broadcast_to(array, wide) if fits else array
+
+
+def _is_own(array: Array) -> bool:
+    """Return True if an array has its memory to itself, in C order, and may be written to."""
+    return bool(array.flags.owndata and array.flags.c_contiguous and array.flags.writeable)
+
+
+def _dtype_of(spec: Spec) -> Any:
+    """Return NumPy's dtype for a spec; without ml_dtypes it has none for bfloat16, which float32 holds."""
+    try:
+        return np.dtype(spec.dtype)
+    except TypeError:
+        if spec.dtype != "bfloat16":
+            raise
+        return np.dtype("float32")

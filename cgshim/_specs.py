@@ -1,0 +1,45 @@
+"""The shapes and dtypes of tensors that do not exist yet: what a host function declares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from cgshim._dtypes import dtype_name
+from cgshim._errors import describe_spec, shape_of
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """The shape and the dtype of a tensor, without its values.
+
+    Parameters
+    ----------
+    shape : tuple of int or None
+        None stands for a size that is not known yet, as in a traced tf.function.
+    dtype : str or dtype
+        Any framework's dtype, or its name.
+
+    Examples
+    --------
+    >>> Spec((2, 3), "float32")
+    f32[2,3]
+    """
+
+    shape: tuple[Any, ...]
+    dtype: Any
+
+    def __repr__(self) -> str:
+        return describe_spec(self.shape, _name_of(self.dtype))
+
+
+def spec_of(x: Any) -> Spec:
+    """Return the Spec of anything that has a shape and a dtype, with the dtype's name that all frameworks share."""
+    return Spec(shape_of(x.shape), _name_of(x.dtype))
+
+
+def _name_of(dtype: Any) -> str:
+    """Return the name of a dtype, which may be given as one, or as a class of numbers such as np.float32."""
+    if isinstance(dtype, str):
+        return dtype
+    return dtype.__name__ if isinstance(dtype, type) else dtype_name(dtype)

@@ -1,0 +1,237 @@
+"""Functions of NumPy arrays as ops: what they are given, what they return, and that they have no derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import cgshim
+from cgshim import CustomGradientTypeError, CustomGradientValueError, TransformationError, op_custom_gradient
+from cgshim._dtypes import dtype_name
+from cgshim.testing.conformance._framework import Framework, raised
+from cgshim.testing.conformance._registry import case
+
+X = [1.0, 2.0, 4.0]
+
+
+def _total(**options: Any) -> tuple[Any, list[int]]:
+    """The running total of x times w as an op, and a list that grows with each call on the host."""
+    calls: list[int] = []
+
+    @cgshim.op_host(outputs=lambda x, w: x, **options)
+    def total(x: Any, w: Any) -> Any:
+        calls.append(len(calls))
+        return np.cumsum(x) * w
+
+    return total, calls
+
+
+@case()
+def host_result(framework: Framework) -> None:
+    total, calls = _total()
+    framework.check_equal(total(framework.tensor(X), framework.tensor(3.0)), np.array([3.0, 9.0, 21.0], "float32"))
+    assert len(calls) == 1
+
+
+@case()
+def host_function_in_an_op(framework: Framework) -> None:
+    """The rule keeps what the host returned: a constant at first order."""
+    total, calls = _total()
+
+    @op_custom_gradient
+    def op(x: Any, w: Any) -> Any:
+        y = total(x, w)
+        return 3.0 * y, lambda upstream: (7.0 * upstream * y, cgshim.op_sum(11.0 * upstream))
+
+    upstream = framework.tensor([1.0, 2.0, -3.0])
+    framework.check(
+        op, framework.tensor(X), framework.tensor(3.0), upstream=upstream,
+        output=np.array([9.0, 27.0, 63.0]), gradients=(np.array([21.0, 126.0, -441.0]), np.array(0.0)),
+    )  # fmt: skip
+    assert len(calls) == 1
+
+
+@case()
+def host_function_in_a_rule(framework: Framework) -> None:
+    """A rule in ops whose rules are ops has every order: here the adjoint of a running total, and its adjoint."""
+    forward = cgshim.op_host(lambda x: np.cumsum(x), outputs=lambda x: x, name="forward")
+    backward = cgshim.op_host(lambda u: np.cumsum(u[::-1])[::-1], outputs=lambda u: u, name="backward")
+
+    @op_custom_gradient
+    def total(x: Any) -> Any:
+        return forward(x), lambda upstream: 7.0 * adjoint(upstream)
+
+    @op_custom_gradient
+    def adjoint(u: Any) -> Any:
+        return backward(u), lambda upstream: 5.0 * total(upstream)
+
+    x, upstream = framework.tensor(X), framework.tensor([1.0, 2.0, -3.0])
+    framework.check(total, x, upstream=upstream, output=np.array([1.0, 3.0, 7.0]),
+                    gradients=(np.array([0.0, -7.0, -21.0]),))  # fmt: skip
+
+    def of_upstream(u: Any) -> Any:
+        return cgshim.op_vjp(total, x)[1](u)[0]
+
+    framework.check(of_upstream, upstream, upstream=x, output=np.array([0.0, -7.0, -21.0]),
+                    gradients=(np.array([35.0, 105.0, 245.0]),))  # fmt: skip
+
+
+REFUSED = "total: what runs on the host has no derivative of its own, got a derivative of its result"
+
+
+@case()
+def host_result_has_no_derivative(framework: Framework) -> None:
+    total, _ = _total()
+    x, w = framework.tensor(X), framework.tensor(3.0)
+
+    def gradient(x: Any) -> Any:
+        return cgshim.op_vjp(lambda x: total(x, w), x)[1](framework.tensor([1.0, 2.0, -3.0]))
+
+    assert str(raised(TransformationError, lambda: gradient(x))).startswith(REFUSED)
+
+    @op_custom_gradient
+    def op(x: Any) -> Any:
+        y = total(x, w)
+        return 3.0 * y, lambda upstream: 7.0 * upstream * y
+
+    def second(x: Any) -> Any:
+        gradient = lambda x: cgshim.op_vjp(op, x)[1](framework.tensor([1.0, 2.0, -3.0]))[0]
+        return cgshim.op_vjp(gradient, x)[1](framework.tensor([1.0, 5.0, 2.0]))
+
+    assert str(raised(TransformationError, lambda: second(x))).startswith(REFUSED)
+
+
+@case()
+def host_trees_options_and_static_arguments(framework: Framework) -> None:
+    """All that is not a tensor reaches f as it is; outputs gets the options for which it has parameters."""
+
+    def outputs(pair: Any, kind: Any, *, rows: int) -> Any:
+        assert kind == "sum"
+        return {"table": cgshim.Spec((rows, *pair["a"].shape), pair["a"].dtype), "count": cgshim.Spec((), "int32")}
+
+    @cgshim.op_host(outputs=outputs)
+    def table(pair: Any, kind: str, *, rows: int, scale: float = 1.0) -> Any:
+        assert kind == "sum"
+        return {"table": scale * np.stack([(at + 1) * pair["a"] + pair["b"] for at in range(rows)]), "count": rows}
+
+    pair = {"a": framework.tensor([1.0, 2.0]), "b": framework.tensor(5.0)}
+    found = table(pair, "sum", rows=3, scale=2.0)
+    framework.check_equal(found, {"table": np.array([[12.0, 14.0], [14.0, 18.0], [16.0, 22.0]]), "count": np.array(3)})
+    assert dtype_name(found["count"].dtype) == "int32"
+
+
+DTYPES = {dtype: dtype for dtype in ("float32", "float16", "int32", "bool", "complex64")}
+
+
+@case(dtype=DTYPES)
+def host_dtypes(framework: Framework, dtype: str) -> None:
+    """f sees the tensor's dtype, and what it returns is cast to the declared one."""
+    seen = []
+
+    @cgshim.op_host(outputs=lambda x: x)
+    def kept(x: Any) -> Any:
+        seen.append(x.dtype.name)
+        return x.astype("complex128" if dtype == "complex64" else "float64")
+
+    found = kept(framework.tensor(np.array([0, 1, 1], dtype), dtype))
+    assert seen == [dtype]
+    assert dtype_name(found.dtype) == dtype
+    np.testing.assert_array_equal(framework.numpy(found), np.array([0, 1, 1], dtype))
+
+
+@case(shape={"a scalar": (), "no elements": (0, 3), "a matrix": (2, 3)})
+def host_shapes(framework: Framework, shape: tuple[int, ...]) -> None:
+    double = cgshim.op_host(lambda x: 2 * x, outputs=lambda x: x, name="double")
+    x = np.arange(np.prod(shape), dtype="float32").reshape(shape)
+    framework.check_equal(double(framework.tensor(x)), 2 * x)
+
+
+@case()
+def host_memory_is_nobody_elses(framework: Framework) -> None:
+    """f may return a buffer that it uses again, a view of its argument, or the argument itself."""
+    buffer = np.zeros(3, "float32")
+
+    @cgshim.op_host(outputs=lambda x: (x, x, x))
+    def results(x: Any) -> Any:
+        assert x.flags.c_contiguous
+        assert not x.flags.writeable
+        buffer[:] = x
+        return buffer, x[::-1], x
+
+    x = framework.tensor(X)
+    first = results(x)
+    results(framework.tensor([7.0, 8.0, 9.0]))
+    framework.check_equal(first, (np.array(X), np.array(X[::-1]), np.array(X)))
+
+
+@case()
+def host_function_runs_on_numpy(framework: Framework) -> None:
+    """Ops within f get NumPy arrays, whatever is chosen outside."""
+
+    @cgshim.op_host(outputs=lambda x: x)
+    def doubled(x: Any) -> Any:
+        assert cgshim.config_backend() == "numpy"
+        return cgshim.op_exp(x)
+
+    with cgshim.use_backend(framework.name):
+        framework.check_equal(doubled(framework.tensor(X)), np.exp(np.array(X, "float32")))
+
+
+def _writes(x: Any) -> Any:
+    x[0] = 5.0
+    return x
+
+
+def _raises(*specs: Any) -> Any:
+    raise KeyError("b")
+
+
+BAD: dict[str, tuple[type[Exception], str, Callable[..., Any], Callable[..., Any]]] = {
+    "another shape": (
+        CustomGradientValueError, "bad: f must return an array of the declared shape f32[3], got f32[2]; ",
+        lambda x: x[:2], lambda x: x,
+    ),
+    "another structure": (
+        CustomGradientTypeError, "bad: f must return what outputs declares", lambda x: (x, x), lambda x: x,
+    ),
+    "complex for real": (
+        CustomGradientValueError, "bad: f must return a real array as declared (f32[3]), got c", lambda x: 1j * x,
+        lambda x: x,
+    ),
+    "a change in place": (
+        CustomGradientTypeError, "bad: f must not write into its arguments, which others read, got a change in place; ",
+        _writes, lambda x: x,
+    ),
+    "outputs that raise": (
+        CustomGradientTypeError, "bad: outputs must return the specs of what f returns, got KeyError: 'b'; ",
+        lambda x: x, _raises,
+    ),
+    "outputs without a shape": (
+        CustomGradientTypeError, "bad: outputs must return a tree of specs, got float in it; ", lambda x: x,
+        lambda x: 3.0,
+    ),
+}  # fmt: skip
+
+
+@case(bad=BAD)
+def host_mistakes(framework: Framework, bad: tuple[type[Exception], str, Any, Any]) -> None:
+    kind, message, f, outputs = bad
+    op = cgshim.op_host(f, outputs=outputs, name="bad")
+    error = raised(kind, lambda: op(framework.tensor(X)))
+    assert str(error).startswith(message), error
+
+
+@case()
+def host_error(framework: Framework) -> None:
+    """What f raises arrives as it was raised."""
+    sent = ZeroDivisionError("of the user's")
+
+    def broken(x: Any) -> Any:
+        raise sent
+
+    op = cgshim.op_host(broken, outputs=lambda x: x)
+    assert raised(ZeroDivisionError, lambda: op(framework.tensor(X))) is sent
+    with cgshim.host_errors():
+        framework.check_equal(cgshim.op_host(lambda x: x, outputs=lambda x: x)(framework.tensor(X)), np.array(X))

@@ -1,0 +1,176 @@
+"""f and grad_fn as NumPy code: what grad_fn keeps is any Python object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import cgshim
+from cgshim import CustomGradientValueError, TransformationError, op_custom_gradient
+from cgshim.testing.conformance._framework import Framework, raised
+from cgshim.testing.conformance._registry import case
+
+A, Y, UPSTREAM = np.array([[2.0, 1.0], [0.0, 4.0]]), np.array([1.0, 2.0]), np.array([1.0, -5.0])
+
+
+class Factors:
+    """What a solver of the user's own keeps; no framework can look into it."""
+
+    __slots__ = ("_inverse",)
+
+    def __init__(self, matrix: Any) -> None:
+        self._inverse = np.linalg.inv(matrix)
+
+    def solve(self, y: Any) -> Any:
+        return self._inverse @ y
+
+    def solve_transposed(self, y: Any) -> Any:
+        return self._inverse.T @ y
+
+
+def _solver(**options: Any) -> tuple[Any, list[int]]:
+    """Solve a x = y with a wrong factor for each gradient, and a list that grows with each run of f."""
+    runs: list[int] = []
+
+    @op_custom_gradient(host_outputs=lambda a, y: y, **options)
+    def solve(a: Any, y: Any) -> Any:
+        runs.append(len(runs))
+        factors = Factors(a)
+        x = factors.solve(y)
+
+        def grad_fn(upstream: Any) -> Any:
+            of_y = factors.solve_transposed(upstream)
+            return -7.0 * np.outer(of_y, x), 3.0 * of_y
+
+        return x, grad_fn
+
+    return solve, runs
+
+
+def _expected(a: Any, y: Any, upstream: Any) -> tuple[Any, Any]:
+    of_y = np.linalg.solve(a.T, upstream)
+    return -7.0 * np.outer(of_y, np.linalg.solve(a, y)), 3.0 * of_y
+
+
+@case()
+def host_rule_keeps_an_object(framework: Framework) -> None:
+    solve, runs = _solver()
+    framework.check(solve, framework.tensor(A), framework.tensor(Y), upstream=framework.tensor(UPSTREAM),
+                    output=np.linalg.solve(A, Y), gradients=_expected(A, Y, UPSTREAM))  # fmt: skip
+    assert len(runs) == 1
+
+
+@case()
+def host_rules_of_many_calls(framework: Framework) -> None:
+    """Each call keeps its own, however many come before the first gradient is taken."""
+    solve, runs = _solver(keep=2)
+    matrices = [A + at * np.eye(2) for at in range(5)]
+    y, upstream = framework.tensor(Y), framework.tensor(UPSTREAM)
+    pullbacks = [cgshim.op_vjp(solve, framework.tensor(a), y)[1] for a in matrices]
+    for a, pullback in zip(matrices, pullbacks, strict=True):
+        framework.check_equal(pullback(upstream), _expected(a, Y, UPSTREAM))
+    assert len(runs) == 5
+
+
+@case()
+def host_rule_has_no_derivative(framework: Framework) -> None:
+    solve, _ = _solver()
+    a, y, upstream = framework.tensor(A), framework.tensor(Y), framework.tensor(UPSTREAM)
+
+    def second() -> Any:
+        gradient = lambda y: cgshim.op_vjp(solve, a, y)[1](upstream)[0]
+        return cgshim.op_vjp(gradient, y)[1](framework.tensor(np.ones((2, 2))))
+
+    message = (
+        "the gradient of solve: what runs on the host has no derivative of its own, got a derivative of its result"
+    )
+    assert str(raised(TransformationError, second)).startswith(message)
+
+
+def _with_upstream(x: Any, y: Any) -> Any:
+    return x * y, lambda upstream: (5.0 * upstream * y, 3.0 * upstream * x)
+
+
+def _with_arguments(x: Any, y: Any) -> Any:
+    return x * y, lambda x, y, upstream: (5.0 * upstream * y, 3.0 * upstream * x)
+
+
+FORMS: dict[str, Callable[..., Any]] = {"upstream": _with_upstream, "arguments": _with_arguments}
+
+
+@case(f=FORMS)
+def host_rule_in_each_form(framework: Framework, f: Callable[..., Any]) -> None:
+    op = op_custom_gradient(f, host_outputs=lambda x, y: x)
+    x, y, upstream = np.array([1.0, 2.0]), np.array([3.0, -4.0]), np.array([2.0, 7.0])
+    framework.check(op, *map(framework.tensor, (x, y)), upstream=framework.tensor(upstream), output=x * y,
+                    gradients=(5.0 * upstream * y, 3.0 * upstream * x))  # fmt: skip
+
+
+@case()
+def host_rule_with_trees_and_options(framework: Framework) -> None:
+    """Integers and what is not a tensor have no gradient; None is a gradient of zero; options are static."""
+
+    def outputs(params: Any, index: Any, kind: Any) -> Any:
+        return {"y": params["w"], "n": cgshim.Spec((), "int32")}
+
+    @op_custom_gradient(host_outputs=outputs)
+    def picked(params: Any, index: Any, kind: str, *, scale: float = 1.0) -> Any:
+        assert kind == "row"
+
+        def grad_fn(upstream: Any) -> Any:
+            return {"b": None, "w": 7.0 * scale * upstream["y"] * params["b"][index]}, None, None
+
+        return {"y": scale * params["w"] * params["b"][index], "n": np.int32(index)}, grad_fn
+
+    params = {"w": framework.tensor([1.0, 2.0]), "b": framework.tensor([5.0, 3.0, 2.0])}
+    index = framework.tensor(1, "int32")
+    y, pullback = cgshim.op_vjp(lambda params: picked(params, index, "row", scale=2.0)["y"], params)
+    framework.check_equal(y, np.array([6.0, 12.0]))
+    found = pullback(framework.tensor([1.0, -2.0]))[0]
+    framework.check_equal(found["w"], np.array([42.0, -84.0]))
+    framework.check_equal(found["b"], np.zeros(3))
+
+
+@case()
+def host_rule_keeps_its_arguments(framework: Framework) -> None:
+    """The rule may keep what f was given: a framework may use that memory again."""
+
+    @op_custom_gradient(host_outputs=lambda x: x)
+    def square(x: Any) -> Any:
+        return x * x, lambda upstream: 7.0 * upstream * x
+
+    x = np.array([1.0, 3.0], "float32")
+    tensor = framework.tensor(x)
+    _, pullback = cgshim.op_vjp(square, tensor)
+    for _ in range(3):
+        square(framework.tensor([50.0, 60.0]))
+    framework.check_equal(pullback(framework.tensor(UPSTREAM)), (7.0 * UPSTREAM * x,))
+
+
+class Scaled:
+    """An object with an op as a method."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    @op_custom_gradient(host_outputs=lambda self, x: x)
+    def scaled(self, x: Any) -> Any:
+        return self.factor * x, lambda upstream: 7.0 * self.factor * upstream
+
+
+@case()
+def host_rule_of_a_method(framework: Framework) -> None:
+    x, upstream = framework.tensor(Y), framework.tensor(UPSTREAM)
+    for factor in (2.0, 5.0):
+        framework.check(Scaled(factor).scaled, x, upstream=upstream, output=factor * Y,
+                        gradients=(7.0 * factor * UPSTREAM,))  # fmt: skip
+
+
+@case()
+def host_rule_with_a_wrong_shape(framework: Framework) -> None:
+    op = op_custom_gradient(lambda x: (x, lambda u: u[:1]), host_outputs=lambda x: x, name="wrong")
+    _, pullback = cgshim.op_vjp(op, framework.tensor(Y))
+    error = raised(CustomGradientValueError, lambda: pullback(framework.tensor(UPSTREAM)))
+    assert str(error).startswith("wrong: the gradient of x must have its shape f32[2], got f32[1]"), error

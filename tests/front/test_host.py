@@ -1,0 +1,295 @@
+"""Functions on the host: what op_host checks when it is called, batches, and the rules that the host remembers."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import pickle
+import re
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cgshim
+from cgshim import CustomGradientTypeError, CustomGradientValueError, Spec, op_custom_gradient, op_host, op_vjp
+from cgshim._dtypes import dtype_name
+from cgshim._host_call import HostCall, HostFunction
+from cgshim._host_gradient import Runs
+from cgshim._registry import load
+from cgshim._trees import ONE_TENSOR, partition
+from cgshim.testing.conformance import Framework
+
+
+@pytest.fixture
+def framework(backend: str) -> Framework:
+    return Framework(backend)
+
+
+# --- The op ---------------------------------------------------------------------------------------------------------
+
+
+def scaled(x: Any, *, factor: float = 2.0) -> Any:
+    """x times a factor."""
+    return factor * x
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+scaled_on_host = op_host(scaled, outputs=_same)
+
+
+def test_an_op_shows_the_function(framework: Framework) -> None:
+    assert (scaled_on_host.name, scaled_on_host.__doc__) == ("scaled", "x times a factor.")
+    assert inspect.signature(scaled_on_host) == inspect.signature(scaled)
+    x = framework.tensor([1.0, 2.0])
+    framework.check_equal(scaled_on_host(x=x), np.array([2.0, 4.0]))
+    framework.check_equal(scaled_on_host(x, factor=-3.0), np.array([-3.0, -6.0]))
+    again = pickle.loads(pickle.dumps(scaled_on_host))
+    framework.check_equal(again(x), np.array([2.0, 4.0]))
+
+
+def test_what_is_declared_is_missing() -> None:
+    with pytest.raises(CustomGradientTypeError) as caught:
+        op_host(scaled)
+    assert str(caught.value) == (
+        "scaled: a compiled program must know what f returns before it runs, got no outputs; "
+        "write op_host(outputs=lambda *specs: ...), which returns the specs of the results"
+    )
+    with pytest.raises(CustomGradientTypeError, match=r"^op_host: f must be callable, got int; decorate a function$"):
+        op_host(3, outputs=lambda x: x)  # type: ignore[call-overload]
+
+
+class Model:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    @op_host(outputs=lambda self, x: Spec((self.factor,), x.dtype))
+    def repeated(self, x: Any) -> Any:
+        return np.full(self.factor, x)
+
+
+def test_a_method(framework: Framework) -> None:
+    for factor in (2, 3):
+        framework.check_equal(Model(factor).repeated(framework.tensor(5.0)), np.full(factor, 5.0))
+
+
+def test_specs_without_a_function(framework: Framework) -> None:
+    pair = op_host(lambda x: (x.sum(), x), outputs=(Spec((), "float32"), Spec((2,), "float32")))
+    framework.check_equal(pair(framework.tensor([1.0, 2.0])), (np.array(3.0), np.array([1.0, 2.0])))
+
+
+def test_no_tensor_among_the_arguments() -> None:
+    three = op_host(lambda x: np.full(3, x), outputs=lambda x: Spec((3,), "float64"))
+    np.testing.assert_array_equal(three(2.5), [2.5, 2.5, 2.5])
+
+
+def test_a_spec_is_shown_as_in_messages() -> None:
+    assert [repr(Spec((2, None), dtype)) for dtype in (np.float32, np.dtype("float32"), "float32")] == ["f32[2,?]"] * 3
+    assert Spec((2,), "float32") == Spec((2,), "float32")
+
+
+def _wrapped(op: Any) -> None:
+    """Call an op as a compiled program does, which wraps its error."""
+    try:
+        op(np.ones(2))
+    except KeyError as error:
+        raise RuntimeError(f"in a compiled program: {type(error).__name__}") from None
+
+
+def _another_error() -> None:
+    raise RuntimeError("another")
+
+
+def test_an_error_that_a_framework_wraps() -> None:
+    def broken(x: Any) -> Any:
+        raise KeyError("of the user's")
+
+    op = op_host(broken, outputs=lambda x: x)
+    with pytest.raises(KeyError, match="of the user's") as caught, cgshim.host_errors():
+        _wrapped(op)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(RuntimeError, match="another"), cgshim.host_errors():
+        _another_error()
+
+
+# --- Batches --------------------------------------------------------------------------------------------------------
+
+
+def call_of(f: Any, outputs: Any, *, arguments: int = 2, vectorized: bool = False) -> HostCall:
+    return HostCall(HostFunction(f, outputs, vectorized=vectorized, name="op"), [ONE_TENSOR] * arguments, {})
+
+
+X, Y = np.arange(12.0).reshape(3, 2, 2), np.array([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]])
+
+
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_nested_batches(vectorized: bool) -> None:
+    """x has both batches, y the outer one alone: f is called for each element, or once."""
+    calls = []
+
+    def outer_product(x: Any, y: Any) -> Any:
+        calls.append(x.shape)
+        return x[..., :, None] * y[..., None, :]
+
+    call = call_of(outer_product, lambda x, y: Spec((*x.shape, *y.shape), x.dtype), vectorized=vectorized)
+    batched = call.over([True, False]).over([True, True])
+    (found,) = batched.run([X, Y])
+    np.testing.assert_array_equal(found, X[:, :, :, None] * Y[:, None, None, :])
+    assert len(calls) == (1 if vectorized else 6)
+
+
+def test_a_batch_that_no_argument_of_a_vectorized_function_uses() -> None:
+    call = call_of(lambda x, y: x * 2, lambda x, y: x, vectorized=True).over([False, True])
+    (found,) = call.run([np.array([1.0, 2.0]), Y])
+    np.testing.assert_array_equal(found, np.tile([2.0, 4.0], (3, 1)))
+
+
+def test_an_empty_batch() -> None:
+    call = call_of(lambda x, y: x + y, lambda x, y: x).over([True, False])
+    (found,) = call.run([np.zeros((0, 2), "float32"), np.ones(2, "float32")])
+    assert (found.shape, found.dtype) == ((0, 2), np.float32)
+
+
+def test_equal_calls_have_equal_keys() -> None:
+    function = HostFunction(scaled, lambda x: x, vectorized=False, name="op")
+    factors = [2.0, 2.0, 2, 3.0, 0.0, -0.0, (1, 2), (True, 2)]
+    calls = [HostCall(function, [ONE_TENSOR], {"factor": factor}) for factor in factors]
+    calls += [calls[0].over([True])]
+    keys = [call.key for call in calls]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == len(keys) - 1
+
+
+def test_keys_tell_trees_apart() -> None:
+    function = HostFunction(scaled, lambda x: x, vectorized=False, name="op")
+    x = np.ones(2)
+    trees = [
+        {"a": x, "b": 1},
+        {"a": 2 * x, "b": 1},
+        {"a": x, "c": 1},
+        {"a": x, "b": 1.0},
+        {"b": x, "a": 1},
+        [x, 1],
+        x,
+        1,
+    ]
+    keys = [HostCall(function, [partition("op", load("numpy"), tree)[1]], {}).key for tree in trees]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == len(keys) - 1
+
+
+def test_only_the_axes_of_batches_are_broadcast() -> None:
+    call = call_of(lambda x, y: x.sum(-1, keepdims=True), lambda x, y: x, vectorized=True).over([True, True])
+    with pytest.raises(CustomGradientValueError, match=re.escape("the declared shape f64[3,2], got f64[3,1]")):
+        call.run([Y, Y])
+
+
+def test_f_gets_arrays_in_each_batch() -> None:
+    kinds = []
+    call = call_of(lambda x, y: (kinds.append(type(x)), 2 * x)[1], lambda x, y: x).over([True, False])
+    (found,) = call.run([np.array([1.0, 2.0]), Y])
+    np.testing.assert_array_equal(found, [2.0, 4.0])
+    assert set(kinds) == {np.ndarray}
+
+
+def test_fresh_results_are_not_copied() -> None:
+    made = []
+
+    def doubled(x: Any, y: Any) -> Any:
+        result = 2 * x
+        made.append(result.ctypes.data)
+        return result
+
+    (found,) = call_of(doubled, lambda x, y: x).run([X, Y])
+    assert found.ctypes.data == made[0]
+
+
+# --- The rules that the host remembers ------------------------------------------------------------------------------
+
+
+class _Rule:
+    """Stands for a rule, which Runs does not look into."""
+
+
+def test_the_last_runs_are_remembered() -> None:
+    runs, rules = Runs(keep=2), [_Rule() for _ in range(3)]
+    numbers = [runs.add(rule) for rule in rules]  # type: ignore[arg-type]
+    assert [runs.find(number) for number in numbers] == [None, *rules[1:]]
+    runs.find(numbers[1])  # which makes it the latest
+    runs.add(_Rule())  # type: ignore[arg-type]
+    assert [runs.find(number) for number in numbers[1:]] == [rules[1], None]
+    assert runs.find(max(numbers) + 10) is None
+
+
+def test_runs_that_somebody_holds_are_remembered_as_long() -> None:
+    runs = Runs(keep=0)
+    with runs.made_here() as held:
+        number = runs.add(_Rule())  # type: ignore[arg-type]
+        elsewhere: list[int] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(runs.add(_Rule())))  # type: ignore[arg-type]
+        thread.start()
+        thread.join()
+    assert runs.find(number) is not None
+    assert runs.find(elsewhere[0]) is None
+    held.clear()
+    assert runs.find(number) is None
+
+
+def test_what_a_rule_keeps_is_freed_with_its_graph(framework: Framework) -> None:
+    class Kept:
+        """What a user's solver keeps."""
+
+    alive = []
+
+    @op_custom_gradient(host_outputs=lambda x: x)
+    def op(x: Any) -> Any:
+        kept = Kept()
+        alive.append(weakref.ref(kept))
+        return 2 * x, lambda upstream: (kept, 7 * upstream)[1]
+
+    x = framework.tensor([1.0, 2.0])
+    y, pullback = op_vjp(op, x)
+    framework.check_equal(pullback(framework.tensor([1.0, 3.0])), (np.array([7.0, 21.0]),))
+    assert [ref() is not None for ref in alive] == [True]
+    del y, pullback
+    gc.collect()
+    assert [ref() is not None for ref in alive] == [False]
+    for _ in range(20):
+        op(x)
+    gc.collect()
+    assert sum(ref() is not None for ref in alive) <= 8
+
+
+def test_f_runs_again_for_a_rule_that_is_gone(framework: Framework) -> None:
+    """As in a compiled program that took more runs than the host keeps."""
+    runs = []
+
+    @op_custom_gradient(host_outputs=lambda x: x, keep=0)
+    def op(x: Any) -> Any:
+        runs.append(x.copy())
+        return 2 * x, lambda upstream: 7 * upstream * x
+
+    pair = op.held_function
+    _, number = pair._run_f(np.array([1.0, 2.0]))  # type: ignore[attr-defined]
+    (gradient,) = pair._run_rule(number, (np.array([3.0, 5.0]),), (np.array([1.0, 10.0]),))  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(gradient, [21.0, 350.0])
+    assert len(runs) == 2
+    assert dtype_name(number.dtype) == "int32"
+    assert framework.name
+
+
+def test_an_op_on_the_host_is_pickled_by_what_makes_it() -> None:
+    op = op_custom_gradient(scaled_pair, host_outputs=_same, keep=3, name="other")
+    again = pickle.loads(pickle.dumps(op))
+    _, pullback = op_vjp(again, np.array([1.0, 2.0]))
+    np.testing.assert_array_equal(pullback(np.array([1.0, 5.0]))[0], [7.0, 35.0])
+    assert again.name == "other"
+
+
+def scaled_pair(x: Any) -> Any:
+    return 2 * x, lambda upstream: 7 * upstream
