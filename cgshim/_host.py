@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn, ParamSpec
+from typing import Any, ClassVar, NoReturn
 
 from cgshim._choice import backend_or_numpy
 from cgshim._custom_gradient import CustomGradient
-from cgshim._errors import (
-    BackendError,
-    TransformationError,
-    sentence,
-)
+from cgshim._errors import BackendError, TransformationError, sentence
 from cgshim._foreign import not_converted
 from cgshim._host_call import HostCall, HostFunction, last_errors
 from cgshim._protocol import Backend, Tensor
 from cgshim._specs import Spec, spec_of
 from cgshim._trees import partition_each
-
-P = ParamSpec("P")
 
 
 class OnHost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import weakref
 from typing import Any
 
@@ -120,6 +121,42 @@ def test_a_tensor_type_that_holds_no_numbers() -> None:
     assert kept(np.array([2.0])) == 2.0
     names = np.array(["a", "b"])  # of the same type, and no tensor
     assert kept(names) is names
+
+
+class Labelled(np.ndarray):
+    """A subclass that a module has under its name, so that a plan for it is kept."""
+
+
+def _of_torch(x: Any) -> list[Any]:
+    import torch
+
+    class Subclass(torch.Tensor):
+        """One that no module has under its name."""
+
+    return [torch.nn.Parameter(x), x.as_subclass(Subclass)]
+
+
+OTHER_CLASSES = {
+    "numpy": lambda x: [x.view(Labelled), np.float32(4.0) * x[:1][0]],
+    "jax": lambda x: [np.asarray(x)],
+    "torch": _of_torch,
+    "tensorflow": lambda x: [importlib.import_module("tensorflow").Variable(x), np.asarray(x)],
+}
+
+
+def test_another_class_of_tensor(framework: Framework) -> None:
+    """Between them come calls with the usual class, which has a plan."""
+
+    @op_custom_gradient
+    def cubed(x):
+        return x * x * x, lambda upstream: 7 * upstream * x
+
+    x = framework.tensor(X)
+    for other in OTHER_CLASSES[framework.name](x):
+        np.testing.assert_allclose(framework.numpy(cubed(x)), [8, 27])
+        given = np.asarray(framework.numpy(framework.backend.convert_to_tensor(other)))
+        np.testing.assert_allclose(framework.numpy(cubed(other)), given**3)
+        np.testing.assert_allclose(gradient(framework, cubed, x), [70, 147])
 
 
 def test_the_plans_of_an_op_are_few() -> None:

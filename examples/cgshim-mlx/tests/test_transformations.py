@@ -4,7 +4,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient, op_embed_gradient, op_vjp
+from cgshim import (
+    BackendError,
+    CustomGradientTypeError,
+    TransformationError,
+    op_custom_gradient,
+    op_embed_gradient,
+    op_host,
+    op_vjp,
+)
 from cgshim.testing import check_gradients
 
 X = [2.0, -3.0, 5.0]
@@ -201,3 +209,12 @@ def test_what_an_op_in_a_rule_captures_under_vmap_is_no_silent_zero():
     with pytest.raises(CustomGradientTypeError, match=r"^inner: .* pass it as an argument$"):
         mx.grad(slopes, 1)(x, w)
     np.testing.assert_allclose(mx.vmap(mx.grad(fn))(x, w), 3 * np.array([4.0, 9.0]) * np.array([5.0, 7.0]))
+
+
+def test_a_function_on_the_host_is_refused_in_compiled_code():
+    """Without a way of its own to the host, a backend has none where there are no values."""
+    double = op_host(lambda x: 2 * x, outputs=lambda x: x, name="double")
+    x = mx.array([1.0, 2.0])
+    assert double(x).tolist() == [2.0, 4.0]
+    with pytest.raises(BackendError, match="^double: a function on the host needs the values of its arguments"):
+        mx.compile(double)(x)
