@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import numpy as np
 from autograd import numpy as anp
+from autograd.extend import defjvp
 
-from cgshim_numpy._private import ArrayBox, getval
+from cgshim_numpy._private import ArrayBox, getval, numpy_wrapper, primitive_jvps
 
 Array = Any
 
@@ -23,6 +24,9 @@ def is_tensor(x: Any, /) -> bool:
         return is_tensor(x.view(np.ndarray))
     return isinstance(x, ArrayBox)
 
+
+if numpy_wrapper._astype not in primitive_jvps:  # autograd 1.9 has its derivative in reverse mode alone
+    defjvp(numpy_wrapper._astype, "same")
 
 kind_of = operator.attrgetter("dtype.kind")
 """the letter of an array's kind, asked of many arrays without a Python function for each"""

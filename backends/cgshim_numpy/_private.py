@@ -15,6 +15,7 @@ from autograd.builtins import sequence_extend_right as sequence_extend_right  # 
 from autograd.core import backward_pass as backward_pass  # from a node, which the transpose of a rule begins at
 from autograd.core import make_jvp as make_jvp  # of a function of one argument, as autograd.make_jvp is of several
 from autograd.core import make_vjp as make_vjp  # of a function of one argument, as autograd.make_vjp is of several
+from autograd.core import primitive_jvps as primitive_jvps  # which primitives have a derivative in forward mode
 from autograd.core import sparse_add as sparse_add  # linear: how gradients of indexing are added
 from autograd.numpy import numpy_vjps as numpy_vjps  # the derivatives of NumPy's functions, which are primitives too
 from autograd.numpy import numpy_wrapper as numpy_wrapper  # all of autograd.numpy, with the primitives behind it

@@ -292,3 +292,17 @@ def test_gradients_that_come_in_a_box_together():
 
     second = grad(grad(sine, 0), 1)(0.5, 0.75)
     np.testing.assert_allclose(second, 5 * (np.cos(0.375) - 0.375 * np.sin(0.375)))
+
+
+def test_a_gradient_of_another_dtype_in_forward_mode():
+    """A rule that computes in float64 for float32: its gradient is cast, and that has a derivative too."""
+
+    @op_custom_gradient(forward_mode=True)
+    def cubed(x):
+        return x**3, lambda upstream: np.float64(7.0) * (upstream * x**2).astype("float64")
+
+    x, tangent = np.array([1.0, 2.0], "float32"), np.array([1.0, 10.0], "float32")
+    gradient, derivative = make_jvp(elementwise_grad(cubed))(x)(tangent)
+    np.testing.assert_allclose(gradient, [7, 28])
+    np.testing.assert_allclose(derivative, [14, 280])
+    assert (gradient.dtype, derivative.dtype) == (np.float32, np.float32)
