@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cgshim._call import Call
+from cgshim._call import Call, checked_pair
 from cgshim._choice import backend_or_numpy
 from cgshim._dtypes import is_differentiable
 from cgshim._gradients import Arguments
@@ -155,7 +155,14 @@ class HostPair:
         inputs, specs = partition_each(self._name, numpy, args)
         names = self._parameters.names_of(len(args)) or [f"argument {at}" for at in range(len(args))]
         arguments = Arguments(self._name, numpy, names, specs, all(spec is ONE_TENSOR for spec in specs))
-        return Call(arguments, self._f, options)([_copy(x) for x in inputs])
+        return Call(arguments, self._f_of_arrays, options)([_copy(x) for x in inputs])
+
+    def _f_of_arrays(self, *args: Any, **options: Any) -> Any:
+        """Return what f returns, with arrays for Python's numbers in its output: on the host these are results too."""
+        output, grad_fn = checked_pair(self._name, self._f, self._f(*args, **options))
+        leaves, structure = load("numpy").tree_flatten(output)
+        leaves = [np.asarray(x) if isinstance(x, (bool, int, float, complex)) else x for x in leaves]
+        return load("numpy").tree_unflatten(structure, leaves), grad_fn
 
 
 def as_constants(backend: Backend, tree: Any) -> Any:

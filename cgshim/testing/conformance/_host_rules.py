@@ -134,6 +134,21 @@ def host_rule_with_trees_and_options(framework: Framework) -> None:
 
 
 @case()
+def host_rule_of_python_numbers(framework: Framework) -> None:
+    """SciPy's solvers return numbers, and so may f and grad_fn."""
+
+    def outputs(x: Any) -> Any:
+        return {"sum": cgshim.Spec((), "float32"), "count": cgshim.Spec((), "int32")}
+
+    @op_custom_gradient(host_outputs=outputs)
+    def total(x: Any) -> Any:
+        return {"sum": float(x.sum()), "count": 3}, lambda upstream: 7.0 * float(upstream["sum"]) * np.ones_like(x)
+
+    framework.check(lambda x: total(x)["sum"], framework.tensor([1.0, 2.0, 5.0]), upstream=framework.tensor(-2.0),
+                    output=np.array(8.0), gradients=(np.full(3, -14.0),))  # fmt: skip
+
+
+@case()
 def host_rule_keeps_its_arguments(framework: Framework) -> None:
     """The rule may keep what f was given: a framework may use that memory again."""
 
