@@ -98,14 +98,14 @@ def _differentiable(outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str
         return list(_Refusing.apply(op, len(outputs), *outputs, *inputs))
 
 
-def _batched(info: Any, in_dims: Any, outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> Any:
-    return torch.ops.cgshim.without_gradient(outputs, inputs, op), in_dims[0]
+def _transformed(outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
+    return list(_RefusingAtLevels.apply(op, len(outputs), *outputs, *inputs))
 
 
 _library.impl("without_gradient", _copies, "CompositeExplicitAutograd")
 _library.impl("without_gradient", _differentiable, "Autograd")
+_library.impl("without_gradient", _transformed, "FuncTorchDynamicLayerFrontMode")  # else an outer level is left out
 torch.library.register_fake("cgshim::without_gradient", _copies, lib=_library)
-torch.library.register_vmap("cgshim::without_gradient", _batched, lib=_library)
 
 
 class _Refusing(SingleLevelFunction):
@@ -124,6 +124,31 @@ class _Refusing(SingleLevelFunction):
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor) -> NoReturn:
         _refuse(ctx.op)
+
+
+class _RefusingAtLevels(torch.autograd.Function):  # type: ignore[misc]
+    """The operation at each level of torch.func."""
+
+    @staticmethod
+    def forward(op: str, outputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        with below_autograd():
+            return tuple(torch.ops.cgshim.without_gradient(tensors[:outputs], tensors[outputs:], op))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.op = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> NoReturn:
+        _refuse(ctx.op)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+        _refuse(ctx.op)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[int | None], op: str, outputs: int, *tensors: Tensor) -> Any:
+        return _RefusingAtLevels.apply(op, outputs, *tensors), tuple(in_dims[2 : 2 + outputs])
 
 
 def _refuse(op: str) -> NoReturn:

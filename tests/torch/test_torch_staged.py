@@ -105,6 +105,10 @@ DERIVATIVES = {
     "grad": lambda graph: grad(lambda x: graph(x).sum())(X),
     "jvp": lambda graph: jvp(graph, (X,), (X,)),
     "vmap of grad": lambda graph: vmap(grad(lambda x: graph(x).sum()))(X[None]),
+    "grad around another": lambda graph: grad(lambda x: grad(lambda z: (z * graph(x)).sum())(x).sum())(X),
+    "grad around vmap of another": lambda graph: grad(
+        lambda xs: vmap(grad(lambda z: (z * graph(xs[0])).sum()))(xs).sum()
+    )(X[None]),
 }
 
 
