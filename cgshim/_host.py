@@ -8,9 +8,9 @@ from typing import Any, ClassVar, NoReturn
 
 from cgshim._choice import backend_or_numpy
 from cgshim._custom_gradient import CustomGradient
-from cgshim._errors import BackendError, TransformationError, sentence
+from cgshim._errors import BackendError, sentence
 from cgshim._foreign import not_converted
-from cgshim._host_call import HostCall, HostFunction, last_errors
+from cgshim._host_call import HostCall, HostFunction, last_errors, refuse_host_derivative
 from cgshim._protocol import Backend, Tensor
 from cgshim._specs import Spec, spec_of
 from cgshim._trees import partition_each
@@ -66,10 +66,7 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
 
     @not_converted
     def refuse(*upstreams: Tensor) -> NoReturn:
-        raise TransformationError(
-            sentence(name, must="what runs on the host has no derivative of its own", got="a derivative of its result",
-                     do="call it within op_custom_gradient, and write the rule with ops that have one")
-        )  # fmt: skip
+        refuse_host_derivative(name)
 
     return refuse
 

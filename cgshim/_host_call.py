@@ -11,7 +11,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from cgshim._choice import use_backend
-from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe, sentence
+from cgshim._errors import (
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    TransformationError,
+    describe,
+    sentence,
+)
 from cgshim._foreign import not_converted
 from cgshim._protocol import Backend
 from cgshim._registry import load
@@ -56,6 +62,14 @@ class HostFunction:
                              do="return cgshim.Spec(shape, dtype), or anything else with a shape and a dtype")
                 )  # fmt: skip
         return list(map(spec_of, leaves)), structure
+
+
+def refuse_host_derivative(op: str) -> NoReturn:
+    """Raise the error for the derivative of what a function on the host returned."""
+    raise TransformationError(
+        sentence(op, must="what runs on the host has no derivative of its own", got="a derivative of its result",
+                 do="call it within op_custom_gradient, and write the rule with ops that have one")
+    )  # fmt: skip
 
 
 def _names_of_options(outputs: Any) -> frozenset[str] | None:

@@ -11,7 +11,7 @@ from cgshim._custom_gradient import CustomGradient
 from cgshim._host_gradient import HostPair, as_constants, declared_of_floats
 from cgshim._protocol import Backend
 from cgshim._registry import load
-from cgshim._trees import partition
+from cgshim._trees import partition, with_leaves
 from cgshim._vjp import op_vjp
 
 
@@ -73,12 +73,9 @@ def _gradient_in(
 def _to(framework: Backend, tree: Any) -> Any:
     """Return a tree of NumPy arrays with the framework's tensors for them."""
     is_array = load("numpy").is_tensor
-    leaves, structure = framework.tree_flatten(tree)
-    return framework.tree_unflatten(structure, [framework.convert_to_tensor(x) if is_array(x) else x for x in leaves])
+    return with_leaves(framework, lambda x: framework.convert_to_tensor(x) if is_array(x) else x, tree)
 
 
 def _from(framework: Backend, tree: Any) -> Any:
     """Return a tree of the framework's tensors with NumPy arrays for them."""
-    leaves, structure = framework.tree_flatten(tree)
-    arrays = [framework.convert_to_numpy(x) if framework.is_tensor(x) else x for x in leaves]
-    return framework.tree_unflatten(structure, arrays)
+    return with_leaves(framework, lambda x: framework.convert_to_numpy(x) if framework.is_tensor(x) else x, tree)

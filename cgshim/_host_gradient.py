@@ -28,7 +28,7 @@ from cgshim._protocol import Backend
 from cgshim._registry import load
 from cgshim._rule import Rule
 from cgshim._specs import Spec
-from cgshim._trees import ONE_TENSOR, combine_each, partition_each
+from cgshim._trees import ONE_TENSOR, combine_each, partition_each, with_leaves
 
 Array = Any
 KEEP = 8
@@ -160,16 +160,17 @@ class HostPair:
     def _f_of_arrays(self, *args: Any, **options: Any) -> Any:
         """Return what f returns, with arrays for Python's numbers in its output: on the host these are results too."""
         output, grad_fn = checked_pair(self._name, self._f, self._f(*args, **options))
-        leaves, structure = load("numpy").tree_flatten(output)
-        leaves = [np.asarray(x) if isinstance(x, (bool, int, float, complex)) else x for x in leaves]
-        return load("numpy").tree_unflatten(structure, leaves), grad_fn
+        as_result = lambda x: np.asarray(x) if isinstance(x, (bool, int, float, complex)) else x
+        return with_leaves(load("numpy"), as_result, output), grad_fn
 
 
 def as_constants(backend: Backend, tree: Any) -> Any:
     """Return a tree with constants for its tensors: nobody differentiates what a rule speaks for."""
-    leaves, structure = backend.tree_flatten(tree)
-    constants = [backend.stop_gradient(x) if backend.is_tensor(x) and is_differentiable(x.dtype) else x for x in leaves]
-    return backend.tree_unflatten(structure, constants)
+
+    def as_constant(x: Any) -> Any:
+        return backend.stop_gradient(x) if backend.is_tensor(x) and is_differentiable(x.dtype) else x
+
+    return with_leaves(backend, as_constant, tree)
 
 
 def _restored(f: Callable[..., Any], outputs: Any, keep: int, name: str) -> HostPair:

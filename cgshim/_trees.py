@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -204,6 +204,12 @@ def combine_each(each: Sequence[TreeSpec], tensors: Sequence[Any]) -> list[Any]:
     """Return the trees around these tensors, which come in one list."""
     rest = iter(tensors)
     return [next(rest) if spec is ONE_TENSOR else spec.combine(list(islice(rest, spec.count))) for spec in each]
+
+
+def with_leaves(backend: Backend, fn: Callable[[Any], Any], tree: Any) -> Any:
+    """Return a tree with fn's results for its leaves."""
+    leaves, structure = backend.tree_flatten(tree)
+    return backend.tree_unflatten(structure, list(map(fn, leaves)))
 
 
 def subvals(values: Sequence[Any], places: Sequence[int], others: Sequence[Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from cgshim._dtypes import is_complex, is_differentiable
 from cgshim._errors import CustomGradientTypeError, describe_tree, function_name, sentence
 from cgshim._gradients import check_gradient
 from cgshim._protocol import Backend, Tensor
-from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition, partition_each, subvals
+from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition, partition_each, subvals, with_leaves
 
 
 def op_vjp(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
@@ -159,9 +159,7 @@ def _vjp(
 def floats_to_tensors(backend: Backend, tree: Any) -> Any:
     if backend.is_tensor(tree):
         return tree
-    leaves, structure = backend.tree_flatten(tree)
-    tensors = [backend.convert_to_tensor(x) if isinstance(x, (float, complex)) else x for x in leaves]
-    return backend.tree_unflatten(structure, tensors)
+    return with_leaves(backend, lambda x: backend.convert_to_tensor(x) if isinstance(x, (float, complex)) else x, tree)
 
 
 def _fitting(op: str, backend: Backend, spec: TreeSpec, outputs: Sequence[Tensor], upstream: Any) -> list[Tensor]:

@@ -16,7 +16,7 @@ import numpy as np
 from jax.interpreters import ad, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cgshim.backend import CustomGradientTypeError, TransformationError, describe, sentence
+from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refuse_host_derivative, sentence
 from cgshim_jax._primitives import primitive
 from cgshim_jax._private import callback_sharding, is_exported, type_made_of
 
@@ -119,11 +119,7 @@ def _batch(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, ru
 
 
 def _refuse(*operands: Any, runner: _Runner, types: Types) -> NoReturn:
-    raise TransformationError(
-        sentence(runner.call.name, must="what runs on the host has no derivative of its own",
-                 got="a derivative of its result",
-                 do="call it within op_custom_gradient, and write the rule with ops that have one")
-    )  # fmt: skip
+    refuse_host_derivative(runner.call.name)
 
 
 def _lower(context: Any, *operands: Any, runner: _Runner, types: Types) -> Any:

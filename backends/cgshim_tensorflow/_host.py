@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import CustomGradientTypeError, HostCall, Spec, describe, sentence
-from cgshim_tensorflow._host_graphs import in_graph, refuse_derivative, run
+from cgshim.backend import CustomGradientTypeError, HostCall, Spec, describe, refuse_host_derivative, sentence
+from cgshim_tensorflow._host_graphs import in_graph, run
 from cgshim_tensorflow._private import memory_of_eager, record
 from cgshim_tensorflow._values import is_composite
 
@@ -30,7 +30,7 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[S
     else:
         results = in_graph(call, tensors, [*map(_tensor_spec, declared)]) if declared else []
     if record.could_possibly_record():
-        refuse = functools.partial(refuse_derivative, call.name)
+        refuse = lambda *upstreams: refuse_host_derivative(call.name)
         record.record_operation_backprop_only(call.name, results, tensors, refuse)
     return results
 

@@ -24,6 +24,7 @@ from cgshim.backend import (
     Spec,
     TransformationError,
     describe,
+    refuse_host_derivative,
     sentence,
 )
 from cgshim_tensorflow._private import is_compiled_by_xla, python_functions, record, wrap_for_pfor
@@ -130,7 +131,7 @@ def _gradient_of(name: str) -> str:
 
     def refuse(operation: Any, *upstreams: Any) -> NoReturn:
         if operation is not None:
-            refuse_derivative(name)
+            refuse_host_derivative(name)
         raise TransformationError(_stays_in_its_process(name, "a SavedModel"))
 
     registered = f"cgshim.op_host.{name}"
@@ -140,11 +141,3 @@ def _gradient_of(name: str) -> str:
 
 def _stays_in_its_process(name: str, got: str) -> str:
     return sentence(name, must="a function on the host stays in its process", got=got, do="save what does without it")
-
-
-def refuse_derivative(name: str, *upstreams: Any) -> NoReturn:
-    """Raise the error for the derivative of what runs on the host."""
-    raise TransformationError(
-        sentence(name, must="what runs on the host has no derivative of its own", got="a derivative of its result",
-                 do="call it within op_custom_gradient, and write the rule with ops that have one")
-    )  # fmt: skip

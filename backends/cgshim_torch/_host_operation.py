@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import cgshim_torch
-from cgshim.backend import CustomGradientTypeError, Spec, TransformationError, sentence
+from cgshim.backend import CustomGradientTypeError, Spec, refuse_host_derivative, sentence
 from cgshim_torch._graph import is_transformed, requires_grad
 from cgshim_torch._host_names import call_of, over
 from cgshim_torch._private import below_autograd, forward_ad, len_dispatch_stack
@@ -102,13 +102,13 @@ class _Host(torch.autograd.Function):  # type: ignore[misc]
         if not taken:
             return (None,) * len(ctx.needs_input_grad)
         if not ctx.saved_tensors:
-            _refuse(ctx.op)
+            refuse_host_derivative(ctx.op)
         # torch.compile makes the graph of all derivatives; those that are not taken get zeros when it runs
         return None, None, *torch.ops.cgshim.zero_upstreams(taken, list(ctx.saved_tensors), ctx.op)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
-        _refuse(ctx.op)
+        refuse_host_derivative(ctx.op)
 
     @staticmethod
     def vmap(
@@ -120,17 +120,10 @@ class _Host(torch.autograd.Function):  # type: ignore[misc]
         return results, (0,) * len(results)
 
 
-def _refuse(op: str) -> NoReturn:
-    raise TransformationError(
-        sentence(op, must="what runs on the host has no derivative of its own", got="a derivative of its result",
-                 do="call it within op_custom_gradient, and write the rule with ops that have one")
-    )  # fmt: skip
-
-
 def _zeros(upstreams: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
     """Return the gradients of a compiled program for upstreams of zero; refuse any others."""
     if any(map(torch.any, upstreams)):
-        _refuse(op)
+        refuse_host_derivative(op)
     return _zeros_like(upstreams, inputs, op)
 
 

@@ -224,9 +224,8 @@ def _spread(places: Sequence[int], tensors: Sequence[Tensor], count: int) -> Seq
     if len(places) == count:
         return tensors[:count]
     spread: list[Tensor | None] = [None] * count
-    if places:
-        for at, tensor in zip(places, tensors, strict=False):
-            spread[at] = tensor
+    for at, tensor in zip(places, tensors, strict=False):
+        spread[at] = tensor
     return spread
 
 

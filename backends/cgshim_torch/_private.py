@@ -10,7 +10,6 @@ from typing import Any
 
 import torch._functorch.autograd_function
 import torch._functorch.pyfunctorch
-import torch._functorch.utils
 import torch._subclasses
 import torch.fx.experimental.proxy_tensor
 from torch.autograd import forward_ad as _forward_ad
@@ -22,8 +21,6 @@ custom_function_call: Any = torch._functorch.autograd_function.custom_function_c
 """applies a Function at the levels of torch.func"""
 temporarily_pop_interpreter_stack: Any = torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
 """lets a tensor be read from the outer levels"""
-enable_single_level_autograd_function: Any = torch._functorch.utils.enable_single_level_autograd_function
-"""allows a Function to be applied within a kernel"""
 SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 """Function.apply without its look at torch.func"""
 forward_ad: Any = _forward_ad

@@ -21,11 +21,9 @@ from cgshim_torch._eager import Outputs, differentiable
 from cgshim_torch._graph import is_transformed, requires_grad, within_reach
 from cgshim_torch._private import (
     below_autograd,
-    enable_single_level_autograd_function,
     get_proxy_mode,
     tracing_state,
 )
-from cgshim_torch._single import SingleLevelFunction
 
 if TYPE_CHECKING:
     from cgshim.backend import Call
@@ -93,41 +91,18 @@ def _copies(outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> lis
     return [y.clone() for y in outputs]
 
 
-def _differentiable(outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
-    with enable_single_level_autograd_function():
-        return list(_Refusing.apply(op, len(outputs), *outputs, *inputs))
-
-
-def _transformed(outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
-    return list(_RefusingAtLevels.apply(op, len(outputs), *outputs, *inputs))
+def _refusing(outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
+    return list(_Refusing.apply(op, len(outputs), *outputs, *inputs))
 
 
 _library.impl("without_gradient", _copies, "CompositeExplicitAutograd")
-_library.impl("without_gradient", _differentiable, "Autograd")
-_library.impl("without_gradient", _transformed, "FuncTorchDynamicLayerFrontMode")  # else an outer level is left out
+_library.impl("without_gradient", _refusing, "Autograd")
+_library.impl("without_gradient", _refusing, "FuncTorchDynamicLayerFrontMode")  # else an outer level is left out
 torch.library.register_fake("cgshim::without_gradient", _copies, lib=_library)
 
 
-class _Refusing(SingleLevelFunction):
-    """The operation on tensors that may be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, op: str, outputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.op = op
-        with below_autograd():
-            return tuple(torch.ops.cgshim.without_gradient(tensors[:outputs], tensors[outputs:], op))
-
-    @staticmethod
-    def backward(ctx: Any, *upstreams: Tensor) -> NoReturn:
-        _refuse(ctx.op)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> NoReturn:
-        _refuse(ctx.op)
-
-
-class _RefusingAtLevels(torch.autograd.Function):  # type: ignore[misc]
-    """The operation at each level of torch.func."""
+class _Refusing(torch.autograd.Function):  # type: ignore[misc]
+    """The operation on tensors that may be differentiated, in autograd and at each level of torch.func."""
 
     @staticmethod
     def forward(op: str, outputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -148,7 +123,7 @@ class _RefusingAtLevels(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], op: str, outputs: int, *tensors: Tensor) -> Any:
-        return _RefusingAtLevels.apply(op, outputs, *tensors), tuple(in_dims[2 : 2 + outputs])
+        return _Refusing.apply(op, outputs, *tensors), tuple(in_dims[2 : 2 + outputs])
 
 
 def _refuse(op: str) -> NoReturn:
