@@ -31,6 +31,8 @@ LARGE = {"torch": 1.08}
 WIDE = dict.fromkeys(EVERYWHERE, 1.5)
 MEMORY = dict.fromkeys(("numpy", "torch", "tensorflow"), 1.01)
 PLAIN = {"torch": 1.4, "numpy": 2.6}
+VMAP_ON_HOST = dict.fromkeys(("jax", "torch", "tensorflow"), 0.2)
+FACTORS_ON_HOST = dict.fromkeys(("jax", "torch", "tensorflow"), 1.6)
 
 CASES = [
     Case("scalar, no gradient needed", "cube", "plain", targets=PLAIN),
@@ -65,6 +67,14 @@ CASES = [
     Case("the same, with a residual", "residual", "chain", 10_000_000, targets=MEMORY, measured="peaks"),
     Case("peak memory under checkpoint", "residual", "checkpointed_chain", 10_000_000,
          targets=MEMORY, measured="peaks"),
+    Case("on the host, scalar", "on_host", "plain", targets={"jax": 1.0}),
+    Case("on the host, 1M elements", "on_host", "plain", 1_000_000, targets={"jax": 1.0, "torch": 1.05}),
+    Case("on the host, compiled, scalar", "on_host", "compiled_plain",
+         targets={"jax": 1.0, "torch": 1.4, "tensorflow": 1.05}),
+    Case("on the host, compiled, 1M elements", "on_host", "compiled_plain", 1_000_000,
+         targets={"jax": 1.0, "torch": 1.03, "tensorflow": 1.05}),
+    Case("on the host, vmap over 1000 scalars", "on_host", "vmap", 1000, targets=VMAP_ON_HOST),
+    Case("LU kept on the host, compiled, to plain NumPy", "solve", "compiled_pullback", targets=FACTORS_ON_HOST),
 ]  # fmt: skip
 
 MILLISECONDS_OF_IMPORT = 10

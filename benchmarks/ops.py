@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cgshim import op_custom_gradient
+import numpy as np
+import scipy.linalg
+
+from cgshim import op_custom_gradient, op_host
 
 Op = Callable[..., Any]
 
@@ -85,11 +88,44 @@ class Layer:
 
 
 LAYER = Layer()
+
+
+def on_host(x):
+    """A function of NumPy arrays."""
+    return x * x * x
+
+
+def solve(matrix, right):
+    """A linear system; grad_fn keeps the LU factors, which only the host knows."""
+    factors = scipy.linalg.lu_factor(matrix)
+    solution = scipy.linalg.lu_solve(factors, right)
+
+    def grad(upstream):
+        adjoint = scipy.linalg.lu_solve(factors, upstream, trans=1)
+        return -np.outer(adjoint, solution), adjoint
+
+    return solution, grad
+
+
+def solve_by_hand(matrix, right, upstream):
+    """The solution and its gradients, in plain NumPy."""
+    solution, grad = solve(matrix, right)
+    return solution, grad(upstream)
+
+
+def system(size):
+    """A matrix, a right-hand side and an upstream gradient."""
+    drawn = np.random.default_rng(7).normal(size=(size + 2, size)).astype("float32")
+    return drawn[:size], drawn[size], drawn[size + 1]
+
+
 FUNCTIONS = (cube, residual, in_a_list, static, three_outputs, tree, leaves, positional, nested)
 
 BY_CGSHIM: dict[str, Op] = {
     **{f.__name__: op_custom_gradient(f) for f in FUNCTIONS},
     "method": lambda x: LAYER.cube(x),
+    "on_host": op_host(on_host, outputs=lambda x: x),
+    "solve": op_custom_gradient(solve, host_outputs=lambda matrix, right: right),
 }
 
 
@@ -105,6 +141,8 @@ def arguments(op: str, tensor: Callable[[], Any], width: int) -> tuple[Any, ...]
         return tuple(tensor() for _ in range(width))
     if op == "nested":
         return (nest(tensor(), width),)
+    if op == "solve":
+        return ()
     return (tensor(),)
 
 

@@ -6,8 +6,9 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from benchmarks.ops import depth_of, innermost, nest
+from benchmarks.ops import depth_of, innermost, nest, on_host, solve_by_hand, system
 
 
 def _by_hand(function, forward, backward, static=()):
@@ -37,7 +38,18 @@ def _three_outputs(x):
 
 _cube = _by_hand(lambda x: x * x * x, lambda x: (x * x * x, x), lambda x, upstream: (3 * upstream * x * x,))
 
+
+def _on_host(x):
+    return jax.pure_callback(_of_arrays, x, x, vmap_method="sequential")
+
+
+def _of_arrays(x):
+    return on_host(np.asarray(x))
+
+
 BY_HAND = {
+    "on_host": _on_host,
+    "solve": solve_by_hand,
     "cube": _cube,
     "method": _cube,
     "residual": _by_hand(lambda x: x * x * x, _residual, lambda square, upstream: (3 * upstream * square,)),
@@ -100,6 +112,27 @@ def vmap_of_grad(op, xs):
 
 def compiled(op, x):
     return _done(partial(jax.jit(jax.grad(lambda x: op(x).sum())), x))
+
+
+def compiled_plain(op, x):
+    return _done(partial(jax.jit(lambda x: op(x)), x))
+
+
+def vmap(op, xs):
+    return _done(partial(jax.vmap(op), xs))
+
+
+def compiled_pullback(op):
+    if op is solve_by_hand:
+        return partial(op, *system(200))
+    matrix, right, upstream = map(jnp.asarray, system(200))
+
+    @jax.jit
+    def run(matrix, right, upstream):
+        solution, pullback = jax.vjp(op, matrix, right)
+        return solution, pullback(upstream)
+
+    return _done(partial(run, matrix, right, upstream))
 
 
 def tracing(op, x):

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import tensorflow as tf
 
-from benchmarks.ops import cube, depth_of, innermost, nest, residual, three_outputs, tree
+from benchmarks.ops import (
+    cube,
+    depth_of,
+    innermost,
+    nest,
+    on_host,
+    residual,
+    solve_by_hand,
+    system,
+    three_outputs,
+    tree,
+)
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 
@@ -32,6 +45,8 @@ def _nested(lists):
 
 
 BY_HAND = {
+    "on_host": lambda x: tf.ensure_shape(tf.numpy_function(on_host, [x], x.dtype), x.shape),
+    "solve": solve_by_hand,
     "cube": tf.custom_gradient(cube),
     "residual": tf.custom_gradient(residual),
     "in_a_list": tf.custom_gradient(residual),
@@ -93,6 +108,30 @@ def compiled_by_xla(op, x):
 def _function(op, x, **options):
     run = tf.function(lambda x: gradient(op, x)(), **options)
     return lambda: run(x)
+
+
+def compiled_plain(op, x):
+    run = tf.function(lambda x: op(x))
+    return lambda: run(x)
+
+
+def vmap(op, xs):
+    return lambda: tf.vectorized_map(op, xs, warn=False)
+
+
+def compiled_pullback(op):
+    if op is solve_by_hand:
+        return partial(op, *system(200))
+    matrix, right, upstream = map(tf.constant, system(200))
+
+    @tf.function
+    def run(matrix, right, upstream):
+        with tf.GradientTape() as tape:
+            tape.watch([matrix, right])
+            solution = op(matrix, right)
+        return solution, tape.gradient(solution, [matrix, right], upstream)
+
+    return partial(run, matrix, right, upstream)
 
 
 def tracing(op, x):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from benchmarks.ops import innermost
+from benchmarks.ops import innermost, on_host, solve_by_hand, system
 
 torch.set_num_threads(1)
 
@@ -112,7 +115,16 @@ class Square(torch.autograd.Function):
         return 2 * upstream * x
 
 
+@torch.library.custom_op("benchmarks::on_host", mutates_args=())
+def _on_host(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(on_host(x.numpy())))
+
+
+_on_host.register_fake(torch.empty_like)
+
 BY_HAND = {
+    "on_host": _on_host,
+    "solve": solve_by_hand,
     "cube": Cube.apply,
     "residual": Residual.apply,
     "in_a_list": Residual.apply,
@@ -171,6 +183,31 @@ def vmap_of_grad(op, xs):
 def compiled(op, x):
     run = torch.compile(lambda x: op(x), fullgraph=True)
     return gradient(run, x)
+
+
+def compiled_plain(op, x):
+    run = torch.compile(lambda x: op(x), fullgraph=True)
+    return lambda: run(x)
+
+
+def vmap(op, xs):
+    over = torch.vmap(op)
+    return lambda: over(xs)
+
+
+def compiled_pullback(op):
+    if op is solve_by_hand:
+        return partial(op, *system(200))
+    *inputs, upstream = map(torch.from_numpy, system(200))
+    compiled = torch.compile(lambda matrix, right: op(matrix, right), fullgraph=True)
+    for x in inputs:
+        x.requires_grad_()
+
+    def run():
+        solution = compiled(*inputs)
+        return solution, torch.autograd.grad(solution, inputs, upstream)
+
+    return run
 
 
 def tracing(op, x):

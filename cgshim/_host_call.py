@@ -28,7 +28,7 @@ Array = Any
 
 
 class HostFunction:
-    """A function of NumPy arrays, with what it declares to return."""
+    """A function of NumPy arrays, with what it declares to return: its outputs."""
 
     __slots__ = ("_options", "_outputs", "function", "name", "vectorized")
 
@@ -39,29 +39,19 @@ class HostFunction:
         self._outputs = outputs
         self._options = _names_of_options(outputs)
 
-    def declared(
-        self, backend: Backend, specs: Sequence[TreeSpec], given: Sequence[Spec], options: Mapping[str, Any]
-    ) -> tuple[list[Spec], Any]:
-        """Return the specs of the results for tensors of these specs, and the structure of the results."""
-        tree = self._outputs
-        if callable(tree):
-            asked = options if self._options is None else {k: v for k, v in options.items() if k in self._options}
-            try:
-                tree = tree(*combine_each(specs, given), **asked)
-            except Exception as error:
-                raise CustomGradientTypeError(
-                    sentence(self.name, must="outputs must return the specs of what f returns",
-                             got=f"{type(error).__name__}: {error}",
-                             do="write outputs=lambda *specs: ..., which is given a Spec for each tensor")
-                ) from error  # fmt: skip
-        leaves, structure = backend.tree_flatten(tree)
-        for leaf in leaves:
-            if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-                raise CustomGradientTypeError(
-                    sentence(self.name, must="outputs must return a tree of specs", got=f"{describe(leaf)} in it",
-                             do="return cgshim.Spec(shape, dtype), or anything else with a shape and a dtype")
-                )  # fmt: skip
-        return list(map(spec_of, leaves)), structure
+    def outputs(self, specs: Sequence[TreeSpec], given: Sequence[Spec], options: Mapping[str, Any]) -> Any:
+        """Return the tree of the results' specs for tensors of these specs."""
+        if not callable(self._outputs):
+            return self._outputs
+        asked = options if self._options is None else {k: v for k, v in options.items() if k in self._options}
+        try:
+            return self._outputs(*combine_each(specs, given), **asked)
+        except Exception as error:
+            raise CustomGradientTypeError(
+                sentence(self.name, must="outputs must return the specs of what f returns",
+                         got=f"{type(error).__name__}: {error}",
+                         do="write outputs=lambda *specs: ..., which is given a Spec for each tensor")
+            ) from error  # fmt: skip
 
 
 def refuse_host_derivative(op: str) -> NoReturn:
@@ -88,7 +78,7 @@ class HostCall:
     `call.declared(backend, inputs)` is known before it runs; `call.run(arrays)` runs it. Both work in any thread.
     """
 
-    __slots__ = ("batches", "function", "options", "specs")
+    __slots__ = ("_known", "batches", "function", "options", "specs")
 
     def __init__(
         self,
@@ -102,6 +92,8 @@ class HostCall:
         self.options = options
         self.batches = batches
         """for each batch, the innermost first, which inputs have a leading axis for it"""
+        self._known: _Declaration | None = None
+        """that of the last inputs: f often runs next, and a compiled program runs it again"""
 
     @property
     def name(self) -> str:
@@ -120,12 +112,20 @@ class HostCall:
 
     def declared(self, backend: Backend, inputs: Sequence[Spec]) -> tuple[list[Spec], Any]:
         """Return the specs of the results for inputs of these specs, and the structure of the results."""
+        if not all(isinstance(size, int) for x in inputs for size in x.shape):
+            return self._declaration(inputs).flat(backend)  # to compare symbolic sizes would be to decide about them
+        known = self._known
+        if known is None or known.inputs != inputs:
+            known = self._known = self._declaration(inputs)
+        return known.flat(backend)
+
+    def _declaration(self, inputs: Sequence[Spec]) -> _Declaration:
         sizes: list[Any] = []
+        one = inputs
         for batched in reversed(self.batches):
-            sizes.append(next(x.shape[0] for x, has_axis in zip(inputs, batched, strict=True) if has_axis))
-            inputs = [Spec(x.shape[1:], x.dtype) if has else x for x, has in zip(inputs, batched, strict=True)]
-        results, structure = self.function.declared(backend, self.specs, inputs, self.options)
-        return [Spec((*sizes, *spec.shape), spec.dtype) for spec in results], structure
+            sizes.append(next(x.shape[0] for x, has_axis in zip(one, batched, strict=True) if has_axis))
+            one = [Spec(x.shape[1:], x.dtype) if has else x for x, has in zip(one, batched, strict=True)]
+        return _Declaration(self.name, inputs, sizes, self.function.outputs(self.specs, one, self.options))
 
     @not_converted
     def run(self, arrays: Sequence[Array]) -> list[Array]:
@@ -133,11 +133,40 @@ class HostCall:
         try:
             declared, structure = self.declared(load("numpy"), list(map(spec_of, arrays)))
             with use_backend("numpy"):
-                results = _over_batches(self, [_locked(array) for array in arrays], len(self.batches), structure)
+                results = _over_batches(self, list(map(_locked, arrays)), len(self.batches), structure)
             return [_checked(self, results, at, spec) for at, spec in enumerate(declared)]
         except Exception as error:
             last_errors.append(error)
             raise
+
+
+class _Declaration:
+    """What outputs returns for inputs of these specs, over batches of these sizes."""
+
+    __slots__ = ("_flat", "_name", "_sizes", "_tree", "inputs")
+
+    def __init__(self, name: str, inputs: Sequence[Spec], sizes: Sequence[Any], tree: Any) -> None:
+        self.inputs = inputs
+        self._name = name
+        self._sizes = sizes
+        self._tree = tree
+        self._flat: dict[str, tuple[list[Spec], Any]] = {}
+
+    def flat(self, backend: Backend) -> tuple[list[Spec], Any]:
+        """Return the specs of the results, and their structure in a backend."""
+        if backend.__name__ not in self._flat:
+            leaves, structure = backend.tree_flatten(self._tree)
+            self._flat[backend.__name__] = [self._result(leaf) for leaf in leaves], structure
+        return self._flat[backend.__name__]
+
+    def _result(self, leaf: Any) -> Spec:
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise CustomGradientTypeError(
+                sentence(self._name, must="outputs must return a tree of specs", got=f"{describe(leaf)} in it",
+                         do="return cgshim.Spec(shape, dtype), or anything else with a shape and a dtype")
+            )  # fmt: skip
+        spec = spec_of(leaf)
+        return Spec((*self._sizes, *spec.shape), spec.dtype) if self._sizes else spec
 
 
 last_errors: collections.deque[Exception] = collections.deque(maxlen=1)

@@ -7,6 +7,7 @@ from typing import Any
 
 from cgshim._dtypes import dtype_name
 from cgshim._errors import describe_spec, shape_of
+from cgshim._foreign import constant_when_traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,21 @@ class Spec:
 
 def spec_of(x: Any) -> Spec:
     """Return the Spec of anything that has a shape and a dtype, with the dtype's name that all frameworks share."""
+    if isinstance(x, Spec) and isinstance(x.dtype, str) and isinstance(x.shape, tuple):
+        return x
     return Spec(shape_of(x.shape), _name_of(x.dtype))
 
 
+@constant_when_traced
 def _name_of(dtype: Any) -> str:
     """Return the name of a dtype, which may be given as one, or as a class of numbers such as np.float32."""
-    if isinstance(dtype, str):
+    if type(dtype) is str:
         return dtype
-    return dtype.__name__ if isinstance(dtype, type) else dtype_name(dtype)
+    try:
+        return _names[dtype]
+    except KeyError:
+        return _names.setdefault(dtype, dtype.__name__ if isinstance(dtype, type) else dtype_name(dtype))
+
+
+_names: dict[Any, str] = {}
+"""as NumPy works out the name of a dtype at each look"""

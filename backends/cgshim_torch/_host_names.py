@@ -142,6 +142,20 @@ def _is_json(x: Any) -> bool:
 
 
 def _imported(name: str, inputs: int) -> HostCall:
+    """Return the call of the op that a module has under this name now: it may have been reloaded."""
+    known = _found.get((name, inputs))
+    if known is not None and _function_at(*_place_of(known)) is known.function:
+        return known
+    if len(_found) == MOST:
+        _found.clear()
+    _found[name, inputs] = call = _newly_imported(name, inputs)
+    return call
+
+
+_found: dict[tuple[str, int], HostCall] = {}
+
+
+def _newly_imported(name: str, inputs: int) -> HostCall:
     path, _, options = name.partition("?")
     path = path.partition(">")[0]
     module, is_place, attribute = path.partition(":")
