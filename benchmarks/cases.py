@@ -45,6 +45,7 @@ CASES = [
     Case("100k elements, no gradient needed", "cube", "plain", 100_000, targets={"torch": 1.4, "numpy": 1.5}),
     Case("100k elements, forward and backward", "cube", "gradient", 100_000, targets=LARGE),
     Case("10M elements, forward and backward", "cube", "gradient", 10_000_000, targets=LARGE),
+    Case("frozen weight of a 1024x1024 matmul", "matmul", "frozen_weight", 1024 * 1024, targets={"torch": 1.05}),
     Case("3 arguments", "positional", "gradient", width=3),
     Case("10 arguments", "positional", "gradient", width=10),
     Case("a method", "method", "gradient"),

@@ -65,6 +65,16 @@ def nested(lists):
     return x * x, lambda upstream: nest(2 * upstream * x, depth_of(lists))
 
 
+def matmul(x, w):
+    """The product of matrices, by a rule that leaves out the gradient of a frozen one."""
+
+    def grad(upstream, needs_input_grad):
+        needs_x, needs_w = needs_input_grad
+        return upstream @ w.T if needs_x else None, x.T @ upstream if needs_w else None
+
+    return x @ w, grad
+
+
 def innermost(lists):
     while isinstance(lists, list):
         lists = lists[0]
@@ -119,7 +129,7 @@ def system(size):
     return drawn[:size], drawn[size], drawn[size + 1]
 
 
-FUNCTIONS = (cube, residual, in_a_list, static, three_outputs, tree, leaves, positional, nested)
+FUNCTIONS = (cube, residual, in_a_list, static, three_outputs, tree, leaves, positional, nested, matmul)
 
 BY_CGSHIM: dict[str, Op] = {
     **{f.__name__: op_custom_gradient(f) for f in FUNCTIONS},
@@ -139,6 +149,8 @@ def arguments(op: str, tensor: Callable[[], Any], width: int) -> tuple[Any, ...]
         return ([tensor() for _ in range(width)],)
     if op == "positional":
         return tuple(tensor() for _ in range(width))
+    if op == "matmul":
+        return tensor(), tensor()
     if op == "nested":
         return (nest(tensor(), width),)
     if op == "solve":

@@ -122,6 +122,20 @@ def _on_host(x: torch.Tensor) -> torch.Tensor:
 
 _on_host.register_fake(torch.empty_like)
 
+
+class Matmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, upstream):
+        x, w = ctx.saved_tensors
+        needs_x, needs_w = ctx.needs_input_grad
+        return upstream @ w.T if needs_x else None, x.T @ upstream if needs_w else None
+
+
 BY_HAND = {
     "on_host": _on_host,
     "solve": solve_by_hand,
@@ -134,6 +148,7 @@ BY_HAND = {
     "leaves": lambda tensors: Leaves.apply(*tensors),
     "positional": Leaves.apply,
     "method": Cube.apply,
+    "matmul": Matmul.apply,
     "nested": lambda lists: Square.apply(innermost(lists)),
     ("cube", "func_grad"): CubeOfFunc.apply,
     ("cube", "vmap_of_grad"): CubeOfFunc.apply,
@@ -158,6 +173,12 @@ def gradient(op, *args):
     outputs = op(*args)
     upstream = [torch.ones_like(y) for y in (outputs if isinstance(outputs, tuple) else [outputs])]
     return lambda: torch.autograd.grad(op(*args), inputs, upstream)
+
+
+def frozen_weight(op, *tensors):
+    x, w = (tensor.reshape(1024, 1024) for tensor in tensors)
+    upstream = torch.ones_like(x.requires_grad_())
+    return lambda: torch.autograd.grad(op(x, w), x, upstream)
 
 
 def second_order(op, x):

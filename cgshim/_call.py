@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from cgshim._choice import backend_for, config_backend, is_numpy_array
+from cgshim._choice import backend_for, chosen_backend, is_numpy_array, run_in_call
 from cgshim._contents import SIMPLE, tensors_inside
+from cgshim._dtypes import is_differentiable
 from cgshim._errors import (
     BackendError,
     CustomGradientTypeError,
@@ -34,7 +35,9 @@ class Call:
     shapes and dtypes: tracers, boxes, copies. Never write to it: calls with only tensors as arguments share one.
     """
 
-    __slots__ = ("arguments", "backend", "f", "forward_mode", "name", "once_differentiable", "options")
+    __slots__ = (
+        "arguments", "backend", "f", "forward_mode", "name", "needed", "once_differentiable", "options", "takes_needed",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -44,6 +47,8 @@ class Call:
         *,
         forward_mode: bool = False,
         once_differentiable: bool = False,
+        takes_needed: bool = False,
+        needed: Sequence[bool] | None = None,
     ) -> None:
         self.arguments = arguments
         self.name = arguments.op
@@ -52,19 +57,31 @@ class Call:
         self.options = options
         self.forward_mode = forward_mode
         self.once_differentiable = once_differentiable
+        self.takes_needed = takes_needed
+        """True if f takes needs_input_grad"""
+        self.needed = needed
+        """for which inputs a gradient may be taken; None for all that have one"""
 
     def with_f(self, f: Callable[..., Any]) -> Call:
         """Return the same call with another f: the author's around other captured tensors, or a converted one."""
-        return self if f is self.f else self._with(f, self.options)
+        return self if f is self.f else self._with(f, self.options, self.needed)
 
     def without_options(self) -> Call:
         """Return the same call for a rule that runs later: f does not run again, so the options are not kept."""
-        return self._with(self.f, {})
+        return self._with(self.f, {}, self.needed)
 
-    def _with(self, f: Callable[..., Any], options: Mapping[str, Any]) -> Call:
+    def with_needed(self, needed: Sequence[bool] | None) -> Call:
+        """Return the same call that tells f and its rule, if they ask, for which inputs a gradient may be taken.
+
+        The gradients of all others will never be used: f may compute and keep nothing for them.
+        """
+        return self._with(self.f, self.options, needed)
+
+    def _with(self, f: Callable[..., Any], options: Mapping[str, Any], needed: Sequence[bool] | None) -> Call:
         return Call(
-            self.arguments, f, options, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable
-        )
+            self.arguments, f, options, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable,
+            takes_needed=self.takes_needed, needed=needed,
+        )  # fmt: skip
 
     def __call__(self, inputs: Sequence[Tensor], f: Callable[..., Any] | None = None) -> tuple[list[Tensor], Rule]:
         """Run f once on inputs, and return the tensors of its output and the rule of this run.
@@ -73,13 +90,14 @@ class Call:
         """
         output, grad_fn = self._run(inputs, f or self.f)
         if self.backend.is_tensor(output):
-            return [output], rule_of(self.arguments, grad_fn, ONE_TENSOR, inputs)
+            return [output], rule_of(self.arguments, grad_fn, ONE_TENSOR, inputs, self.needed)
         outputs, spec = self._partitioned(output, inputs)
-        return outputs, rule_of(self.arguments, grad_fn, spec, inputs)
+        return outputs, rule_of(self.arguments, grad_fn, spec, inputs, self.needed)
 
     def output_of(self, inputs: Sequence[Tensor]) -> Any:
         """Run f once on inputs that nothing differentiates, and return its output; its rule is only checked."""
-        output, grad_fn = self._run(inputs, self.f)
+        call = self.with_needed([False] * len(inputs)) if self.takes_needed else self
+        output, grad_fn = call._run(inputs, self.f)
         if self.backend.is_tensor(output):
             required_convention(self.arguments, grad_fn, ONE_TENSOR)
             return output
@@ -88,11 +106,12 @@ class Call:
         return spec.combine(outputs)
 
     def _run(self, inputs: Sequence[Tensor], f: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
-        arguments = self.arguments
-        if arguments.are_tensors and not self.options:
-            result = f(*inputs)
-        else:
-            result = f(*combine_each(arguments.specs, inputs), **self.options)
+        arguments, options = self.arguments, self.options
+        if self.takes_needed:
+            needed = self.needed or [is_differentiable(x.dtype) for x in inputs]
+            options = {**options, "needs_input_grad": arguments.structured(needed)}
+        args = inputs if arguments.are_tensors else combine_each(arguments.specs, inputs)
+        result = run_in_call(self.backend, inputs, f, *args, **options)
         return checked_pair(self.name, self.f, result)
 
     def _partitioned(self, output: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], TreeSpec]:
@@ -157,6 +176,13 @@ class Call:
         self.refuse("a rule that is once_differentiable gives a gradient without derivatives", transformation,
                     "leave out once_differentiable=True if the rule can be differentiated")  # fmt: skip
 
+    def refuse_writing(self) -> NoReturn:
+        """Raise the error for an f that has changed a differentiated argument in place."""
+        raise CustomGradientTypeError(
+            sentence(self.name, must="f must not write into arguments that are differentiated", got="a change in place",
+                     do="let it change a copy")
+        )  # fmt: skip
+
     def refuse_captured(self, tensor: object) -> NoReturn:
         """Raise the error for a differentiated tensor that reached f, but not as an argument."""
         option = self.option_of(tensor)
@@ -187,7 +213,7 @@ class ForeignOutputError(BackendError):
 
     def constant_of(self, inputs: Sequence[Tensor]) -> Any:
         """Return the output if all inputs are NumPy arrays (constants for all frameworks) and no backend is chosen."""
-        if config_backend() or not all(map(is_numpy_array, inputs)):
+        if chosen_backend() or not all(map(is_numpy_array, inputs)):
             raise BackendError(*self.args) from None
         return self._output
 

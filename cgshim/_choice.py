@@ -7,14 +7,16 @@ import contextvars
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from cgshim._contents import SIMPLE
 from cgshim._errors import BackendError, describe, sentence
-from cgshim._foreign import KERAS, constant_when_traced, is_keras_variable
-from cgshim._protocol import Backend
+from cgshim._foreign import KERAS, TRACER, constant_when_traced, is_keras_variable, is_traced
+from cgshim._protocol import Backend, Tensor
 from cgshim._registry import aliases, entry_points, load, name_of
+
+T = TypeVar("T")
 
 ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
 # os.environ encodes the name at each look-up, which would take a tenth of a call without gradients
@@ -28,14 +30,15 @@ _of_process: str | None = None
 _of_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("cgshim_backend", default=None)
 
 
-@constant_when_traced
 def config_backend() -> str | None:
-    """Return the name of the chosen backend, or None if the inputs' types decide.
+    """Return the name of the current backend, or None if the inputs' types decide.
 
     Returns
     -------
     str or None
         The name from `use_backend` in this context, else `set_backend`, else the environment variable CGSHIM_BACKEND.
+        If none chooses: within f and grad_fn the backend of the op's call, and "torch" in code that torch.compile
+        traces.
 
     Examples
     --------
@@ -43,11 +46,17 @@ def config_backend() -> str | None:
     ...     config_backend()
     'numpy'
     """
+    return chosen_backend() or _name_of_call()
+
+
+@constant_when_traced
+def chosen_backend() -> str | None:
+    """Return the name of the backend that was chosen for all calls, or None."""
     return _of_context.get() or _of_process or (_KEY in _environment and os.environ[ENVIRONMENT_VARIABLE]) or None
 
 
 def chosen_by() -> str:
-    """Return what made the choice that config_backend returns, in words for messages."""
+    """Return what made the choice that chosen_backend returns, in words for messages."""
     if _of_context.get():
         return "use_backend"
     if _of_process:
@@ -107,6 +116,40 @@ def use_backend(name: str, /) -> Iterator[None]:
         yield
     finally:
         _of_context.reset(token)
+
+
+# --- The one whose op is running --------------------------------------------------------------------------------
+
+_Running = tuple[Backend, Sequence[Tensor]]
+_of_call: contextvars.ContextVar[_Running | None] = contextvars.ContextVar("cgshim_call", default=None)
+"""the backend of the op whose f or grad_fn is running, and the tensors that it got"""
+
+
+def run_in_call(
+    backend: Backend, tensors: Sequence[Tensor], function: Callable[..., T], /, *args: Any, **keywords: Any
+) -> T:
+    """Return what an f or a grad_fn returns; meanwhile what it makes without a tensor is of this backend."""
+    if is_traced():  # the tracer follows no context variables, and has only one backend
+        return function(*args, **keywords)
+    token = _of_call.set((backend, tensors))
+    try:
+        return function(*args, **keywords)
+    finally:
+        _of_call.reset(token)
+
+
+@constant_when_traced
+def _name_of_call() -> str | None:
+    if is_traced():
+        return TRACER
+    call = _of_call.get()
+    return None if call is None else name_of(call[0])
+
+
+def tensor_of_call() -> Tensor | None:
+    """Return the first tensor that the running f or grad_fn got: what it makes belongs on the same device."""
+    call = None if is_traced() else _of_call.get()
+    return call[1][0] if call and call[1] else None
 
 
 # --- Finding one by the types of the inputs ---------------------------------------------------------------------
@@ -176,13 +219,30 @@ def framework_of(leaf: Any) -> str | None:
 
 def backend_for(arguments: Sequence[Any]) -> Backend | None:
     """Return the backend that was chosen, or the one whose tensors the arguments hold; None if they hold none."""
-    name = config_backend() or _first(arguments) or _first_within(arguments) or _first_registered(arguments)
+    name = chosen_backend() or _found(arguments)
     return None if name is None else load(name)
 
 
+def _found(arguments: Sequence[Any]) -> str | None:
+    """Return the name of the framework whose tensors the arguments hold; NumPy's if they hold only its arrays."""
+    name = _first(arguments)
+    if name in (None, "numpy"):  # arrays are constants beside a tree of tensors
+        name = _first_within(arguments)
+    if name in (None, "numpy"):
+        name = _first_registered(arguments) or name
+    return name
+
+
 def backend_or_numpy(arguments: Sequence[Any]) -> Backend:
-    """Return the backend for the arguments; NumPy's if no backend is chosen and they hold no tensor."""
-    return backend_for(arguments) or load("numpy")
+    """Return the backend for the arguments; if they hold no tensor the one of the running op, and else NumPy's."""
+    return backend_for(arguments) or load(_name_of_call() or "numpy")
+
+
+def backend_to_convert_to(x: Any) -> Backend:
+    """Return the backend whose tensor x is to become: NumPy's arrays become tensors of the running op's backend."""
+    backend = backend_or_numpy([x])
+    is_free = name_of(backend) == "numpy" and chosen_backend() is None
+    return load(_name_of_call() or "numpy") if is_free else backend
 
 
 def _first(leaves: Iterable[Any]) -> str | None:
@@ -225,9 +285,10 @@ def _leaves(tree: Any) -> list[Any]:
 
 def _first_registered(arguments: Sequence[Any]) -> str | None:
     """Return the framework that finds a tensor in a container that only its own tree registry knows."""
-    if all(type(leaf) in SIMPLE for leaf in _leaves(arguments)):
+    if all(type(leaf) in SIMPLE or framework_of(leaf) is not None for leaf in _leaves(arguments)):
         return None
     imported = [name for name in entry_points() if name in sys.modules and _loads(name)]
+    imported.sort(key="numpy".__eq__)
     return next((name for name in imported if _first(load(name).tree_flatten(arguments)[0]) == name), None)
 
 
@@ -242,7 +303,7 @@ def _loads(name: str) -> bool:
 def of_another_framework(op: str, backend: Backend, leaf: object) -> BackendError:
     """Return the error for a tensor of one framework in a call of another."""
     name = name_of(backend)
-    named = f"{chosen_by()} chooses {name}" if config_backend() else f"other tensors of this call are {name}'s"
+    named = f"{chosen_by()} chooses {name}" if chosen_backend() else f"other tensors of this call are {name}'s"
     return BackendError(
         sentence(op, must=f"tensors of one call belong to one framework ({named})",
                  got=f"{describe(leaf)} of {framework_of(leaf)}", do=f"convert it to {name} or choose another backend")

@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from cgshim._call import Call, ForeignOutputError, checked_pair, output_of_constants
-from cgshim._choice import backend_for, config_backend, framework_of_type, is_lasting
+from cgshim._choice import backend_for, chosen_backend, framework_of_type, is_lasting
 from cgshim._contents import FunctionHolder
 from cgshim._errors import CustomGradientTypeError, function_name, sentence
 from cgshim._foreign import KERAS, is_traced
@@ -58,13 +58,18 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
             self.__isabstractmethod__ = True
         self._f = f
         self._bound = bound
+        self._name = name or function_name(f)
         self._parameters = _parameters_of(f, bound[0] if bound else None)
+        if bound is None and self._parameters is not None and "needs_input_grad" in self._parameters.names:
+            raise CustomGradientTypeError(
+                sentence(self._name, must="needs_input_grad must be keyword-only in f", got="a positional parameter",
+                         do="write f(..., *, needs_input_grad), or give the argument another name")
+            )  # fmt: skip
         self._signature: inspect.Signature | None = None
         shared = bound[0]._calls if bound and isinstance(bound[0]._f, FunctionType) else {}
         self._calls: dict[tuple[bool | str | type | None, ...], Call | None] = shared
         self._forward_mode = forward_mode
         self._once_differentiable = once_differentiable
-        self._name = name or function_name(f)
 
     @property
     def name(self) -> str:
@@ -85,17 +90,25 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         """Return f's output for these arguments; the framework differentiates it by f's rule."""
         output: T_co
         inputs: Sequence[Any] = args
-        call = None if kwargs or is_traced() else self._call_of_tensors(config_backend(), *map(type, args))
+        call = None if kwargs or is_traced() else self._call_of_tensors(chosen_backend(), *map(type, args))
         if call is None or not all(map(call.backend.is_tensor, args)):
             call, inputs = self._call_of(args, kwargs)
         if call is None:
-            output, _ = checked_pair(self.name, self._f, self._f(*args, **kwargs))
-            return output_of_constants(self.name, output)
+            output = self._output_of_constants(args, kwargs)
+            return output
         try:
             output = call.backend.custom_gradient(call, inputs)
         except ForeignOutputError as foreign:
             output = output_of_constants(self.name, foreign.constant_of(inputs))
         return output
+
+    def _output_of_constants(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the output of an f that gets no tensor."""
+        if self._parameters is not None and self._parameters.takes_needed:
+            _, arguments, _ = self._parameters.bind(self._name, args, kwargs)
+            kwargs = {**kwargs, "needs_input_grad": (None,) * len(arguments)}
+        output, _ = checked_pair(self.name, self._f, self._f(*args, **kwargs))
+        return output_of_constants(self.name, output)
 
     def _call_of_tensors(self, chosen: str | None, *types: type) -> Call | None:
         """Return the call whose positional arguments are tensors of these types; None if the types do not decide it.
@@ -141,9 +154,11 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return self._made_call(Arguments(self._name, backend, names, specs, are_tensors), self._f, options), inputs
 
     def _made_call(self, arguments: Arguments, f: Callable[..., Any], options: Mapping[str, Any]) -> Call:
+        assert self._parameters is not None
         return Call(
-            arguments, f, options, forward_mode=self._forward_mode, once_differentiable=self._once_differentiable
-        )
+            arguments, f, options, forward_mode=self._forward_mode, once_differentiable=self._once_differentiable,
+            takes_needed=self._parameters.takes_needed,
+        )  # fmt: skip
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> CustomGradient[P, T_co]: ...

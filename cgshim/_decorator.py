@@ -58,7 +58,10 @@ def op_custom_gradient(
         ``grad_fn`` turns upstream gradients, structured as the output, into one gradient for each argument. Write it
         as ``grad(upstream)``, as ``grad(*args, upstream)`` or as ``grad(d1, d2, ...)`` with one upstream gradient for
         each tensor output. If it has a parameter ``variables`` (or ``**kwargs``), it gets the trainable state that f
-        reads, and returns ``(gradients, [one for each variable])``.
+        reads, and returns ``(gradients, [one for each variable])``. If it has a parameter ``needs_input_grad``, it gets
+        a bool for each tensor in the arguments, structured as they are, with None for what is static: True if its
+        gradient will be used. A gradient that is not needed may be None. If f has a keyword-only parameter of this
+        name (with a default, for type checkers), it gets the same, for all gradients that may be taken of its output.
     forward_mode : bool
         Promise that grad_fn is linear in upstream, so that forward mode (jvp, jacfwd) may use its transpose.
     once_differentiable : bool
@@ -104,6 +107,10 @@ def op_custom_gradient(
     grad_fn gives its derivative. Any other kept tensor is a function of the arguments, through f's own operations.
     f runs once per call; if the derivative of such a tensor is needed and was not recorded, f runs once more for it.
     A gradient of None is zero. A grad_fn that raises an exception forbids the gradient: taking one raises it.
+
+    ``needs_input_grad`` is PyTorch's ``ctx.needs_input_grad``: True for what requires grad, for what a tape watches,
+    and for what a derivative is taken of. Where a framework cannot tell (staged code of JAX, a ``tf.function``), it is
+    True, and the compiler removes what is not used.
 
     Complex numbers: upstream and gradients of a real loss L are dL/dx + i dL/dy, so the rule of ``z * z`` is
     ``upstream * conj(2 * z)``. If a framework uses the conjugate (JAX, autograd), cgshim conjugates.

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+TRACER = "torch"
+"""the backend of code that torch.compile traces"""
 KERAS = "keras"
 """the import root of Keras, which is not a framework: its Variables stand for the tensors that they hold"""
 

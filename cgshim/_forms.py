@@ -10,7 +10,10 @@ from typing import Any, Literal, NamedTuple
 
 from cgshim._foreign import constant_when_traced
 
-FORMS = "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), each with or without variables last"
+FORMS = (
+    "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), "
+    "each with or without variables and needs_input_grad last"
+)
 
 _MANY = float("inf")
 
@@ -26,8 +29,10 @@ class Signature(NamedTuple):
     """the position of a parameter called upstream: infinite if it is keyword-only, None if there is none"""
     variables: bool | None
     """None if no parameter takes the variables, True if one requires them, else False"""
-    variables_at: float
-    """how many values may come by position before one fills `variables`, which comes by name"""
+    takes_needed: bool
+    """True if a parameter takes needs_input_grad"""
+    named_at: float
+    """how many values may come by position before one fills a parameter that is given by name"""
     foreign: bool
     """True if it requires a keyword that no form has"""
 
@@ -36,29 +41,36 @@ def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
     try:
         parameters = inspect.signature(grad_fn).parameters.values()
     except ValueError:  # a function written in C without one: it gets one upstream, as most rules do
-        return Signature(1, 1, None, None, _MANY, False)
-    required, accepted, upstream_at, variables, variables_at, foreign = 0, 0.0, None, None, _MANY, False
+        return Signature(1, 1, None, None, False, _MANY, False)
+    required, accepted, upstream_at, variables, takes_needed = 0, 0.0, None, None, False
+    named_at, foreign = _MANY, False
     for p in parameters:
-        needed = p.default is p.empty
+        is_required = p.default is p.empty
         if p.kind is p.VAR_POSITIONAL:
             accepted = _MANY
         elif p.kind is p.VAR_KEYWORD:
             variables = variables or False
-        elif p.name == "variables":
-            variables = needed
+        elif p.name in _GIVEN_BY_NAME:
+            if p.name == "variables":
+                variables = is_required
+            else:
+                takes_needed = True
             if p.kind is not p.KEYWORD_ONLY:
-                variables_at = -1 if p.kind is p.POSITIONAL_ONLY else accepted
+                named_at = min(named_at, -1 if p.kind is p.POSITIONAL_ONLY else accepted)
         elif p.kind is p.KEYWORD_ONLY:
             if p.name == "upstream":
                 upstream_at = _MANY
             else:
-                foreign |= needed
+                foreign |= is_required
         else:
             if p.name == "upstream" and p.kind is not p.POSITIONAL_ONLY:
                 upstream_at = accepted
-            required += needed
+            required += is_required
             accepted += 1
-    return Signature(required, accepted, upstream_at, variables, variables_at, foreign)
+    return Signature(required, accepted, upstream_at, variables, takes_needed, named_at, foreign)
+
+
+_GIVEN_BY_NAME = ("variables", "needs_input_grad")
 
 
 Form = Literal["structured", "arguments", "flat"]
@@ -70,7 +82,7 @@ def form_of(signature: Signature, arguments: int, outputs: int) -> Form | None:
     """Return the form of a rule with this signature; None if it fits none."""
     form = _form_by_count(signature, arguments, outputs)
     by_position = {"structured": 1, "arguments": arguments, "flat": outputs, None: 0}[form]
-    return None if signature.foreign or by_position > signature.variables_at else form
+    return None if signature.foreign or by_position > signature.named_at else form
 
 
 def _form_by_count(signature: Signature, arguments: int, outputs: int) -> Form | None:
@@ -84,8 +96,8 @@ def _form_by_count(signature: Signature, arguments: int, outputs: int) -> Form |
     return "arguments" if arguments == upstream_at and required <= arguments + 1 else None
 
 
-Convention = tuple[Form | None, bool | None]
-"""The form of a grad_fn (None if it fits none), and the `variables` of its Signature."""
+Convention = tuple[Form | None, bool | None, bool]
+"""The form of a grad_fn (None if it fits none), and `variables` and `takes_needed` of its Signature."""
 
 
 def convention_of(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
@@ -99,8 +111,10 @@ def convention_of(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> 
     except AttributeError:  # torch.compile hides them: assume that all but the upstream gradients have one
         keyword_defaults = code.co_varnames
         positional = code.co_varnames[: code.co_argcount]
-        obvious = "upstream" in positional or len(positional) - ("variables" in positional) <= 1
-        defaults = int(positional[-1:] == ("variables",)) if obvious else len(grad_fn.__defaults__ or ())
+        own = [name for name in positional if name not in _GIVEN_BY_NAME]
+        obvious = "upstream" in own or len(own) <= 1
+        given_last = len(positional) - len(own) if list(positional[: len(own)]) == own else 0
+        defaults = given_last if obvious else len(grad_fn.__defaults__ or ())
     return _convention_of_code(code, defaults, keyword_defaults, arguments, outputs)
 
 
@@ -121,4 +135,4 @@ def _remembered_convention(
 
 def _read_convention(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
     signature = _read_signature(grad_fn)
-    return form_of(signature, arguments, outputs), signature.variables
+    return form_of(signature, arguments, outputs), signature.variables, signature.takes_needed

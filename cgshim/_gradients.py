@@ -18,7 +18,7 @@ from cgshim._errors import (
     shape_of,
 )
 from cgshim._protocol import Backend, Tensor
-from cgshim._trees import TreeSpec, as_tensor, fields_of
+from cgshim._trees import TreeSpec, as_tensor, combine_each, fields_of
 
 
 class Arguments:
@@ -46,17 +46,31 @@ class Arguments:
         paths = [path for name, spec in zip(self.names, self.specs, strict=True) for path in spec.paths(name)]
         return paths[at]
 
+    def structured(self, flags: Sequence[bool]) -> tuple[Any, ...]:
+        """Return flags of the tensor inputs structured as the arguments, with None for what is static."""
+        if self.are_tensors:
+            return tuple(flags)
+        return tuple(combine_each([spec.without_static() for spec in self.specs], flags))
+
 
 def gradients_of_arguments(
-    arguments: Arguments, result: Any, shapes: Sequence[Any], dtypes: Sequence[Any]
+    arguments: Arguments,
+    result: Any,
+    shapes: Sequence[Any],
+    dtypes: Sequence[Any],
+    needed: Sequence[bool] | None = None,
 ) -> list[Tensor | None]:
-    """Return the result of grad_fn for f's arguments as one checked gradient per tensor input."""
+    """Return the result of grad_fn for f's arguments as one checked gradient per tensor input that needs one."""
     op, backend = arguments.op, arguments.backend
-    found = list(result) if type(result) in (list, tuple) else [result]
-    is_right = partial(_is_as, backend)
-    if arguments.are_tensors and len(found) == len(shapes) and all(map(is_right, found, shapes, dtypes)):
-        return found  # as nearly all do
-    gradients = zip(_aligned(arguments, result), shapes, dtypes, strict=True)
+    if needed is None:
+        found = list(result) if type(result) in (list, tuple) else [result]
+        is_right = partial(_is_as, backend)
+        if arguments.are_tensors and len(found) == len(shapes) and all(map(is_right, found, shapes, dtypes)):
+            return found  # as nearly all do
+    aligned = _aligned(arguments, result)
+    if needed is not None:
+        aligned = [g if is_needed else None for g, is_needed in zip(aligned, needed, strict=True)]
+    gradients = zip(aligned, shapes, dtypes, strict=True)
     return [
         gradient
         if _is_as(backend, gradient, shape, dtype)

@@ -29,20 +29,21 @@ class ForeignPair(HostPair):
         self._backward = CustomGradient(self._gradient_with_rule, name=f"the gradient of {name}")
 
     def _gradient_with_rule(
-        self, number: Any, args: Sequence[Any], upstreams: Sequence[Any], /, **options: Any
+        self, number: Any, args: Sequence[Any], upstreams: Sequence[Any], needed: Sequence[Any], /, **options: Any
     ) -> tuple[Any, Callable[..., Any]]:
-        def grad_fn(*of_gradients: Any) -> list[Any]:
+        def grad_fn(*of_gradients: Any, needs_input_grad: Any) -> list[Any]:
             _, next_grad_fn = self._next(args, upstreams, **options)
-            return [None, *next_grad_fn(*of_gradients)]
+            _, *of_floats, _ = needs_input_grad
+            return [None, *next_grad_fn(*of_gradients, needs_input_grad=of_floats), None]
 
         args_and_upstreams = as_constants(backend_or_numpy([args, upstreams]), [args, upstreams])
-        return self._gradient(number, *args_and_upstreams, **options), grad_fn
+        return self._gradient(number, *args_and_upstreams, needed, **options), grad_fn
 
     @functools.cached_property
     def _next(self) -> ForeignPair:
         """The gradient as a function of the arguments and the upstream gradients, with the rule of the next order."""
         gradient = functools.partial(_gradient_in, self._foreign, self._in)
-        outputs = lambda args, upstreams: declared_of_floats(None, args, upstreams)
+        outputs = lambda args, upstreams: declared_of_floats(None, args, upstreams, None)
         return ForeignPair(gradient, outputs, backend=self._in, name=self._name)
 
 

@@ -112,9 +112,9 @@ class HostPair:
             output, number = self._forward(*as_constants(backend, args), **options)
         held = number, runs
 
-        def grad_fn(*upstreams: Any) -> list[Any]:
+        def grad_fn(*upstreams: Any, needs_input_grad: Any) -> list[Any]:
             number, _ = held
-            found = iter(self._backward(number, args, upstreams, **options))
+            found = iter(self._backward(number, args, upstreams, needs_input_grad, **options))
             gradients = [next(found) if has else None for has in have_gradients]
             return combine_each([spec.without_static() for spec in specs], gradients)
 
@@ -126,7 +126,9 @@ class HostPair:
 
     def _of_object(self, instance: Any, /, *args: Any, **options: Any) -> tuple[Any, Callable[..., Any]]:
         output, grad_fn = self(instance, *args, **options)
-        return output, lambda *upstreams: grad_fn(*upstreams)[1:]
+        return output, lambda *upstreams, needs_input_grad: grad_fn(
+            *upstreams, needs_input_grad=(None, *needs_input_grad)
+        )[1:]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what makes it: its runs are those of this process."""
@@ -139,13 +141,16 @@ class HostPair:
         outputs, rule = self._run(args, options)
         return rule.output.combine(outputs), np.int32(self._runs.add(rule))
 
-    def _run_rule(self, number: Any, args: Sequence[Any], upstreams: Sequence[Array], /, **options: Any) -> list[Array]:
-        """Return the gradients of the arguments that have one."""
-        inputs, _ = partition_each(self._name, load("numpy"), args)
+    def _run_rule(
+        self, number: Any, args: Sequence[Any], upstreams: Sequence[Array], needed: Sequence[Any], /, **options: Any
+    ) -> list[Array]:
+        """Return the gradients of the arguments that have one; needed is structured as they are."""
+        inputs, specs = partition_each(self._name, load("numpy"), args)
         rule = self._runs.find(int(number))
         if rule is None or list(rule.shapes) != [x.shape for x in inputs]:
             _, rule = self._run(args, options)
-        gradients, _ = rule(inputs, list(upstreams))
+        flags = [flag for spec, flags in zip(specs, needed, strict=True) for flag in spec.align(flags) or ()]
+        gradients, _ = rule(inputs, list(upstreams), needed=flags)
         pairs = zip(gradients, inputs, strict=True)
         return [np.zeros_like(x) if g is None else g for g, x in pairs if is_differentiable(x.dtype)]
 
@@ -199,7 +204,7 @@ _NUMBER = Spec((), "int32")  # JAX has no int64 by default
 _NUMBERS = 2**31 - 1
 
 
-def declared_of_floats(number: Any, args: Sequence[Any], upstreams: Any) -> list[Spec]:
+def declared_of_floats(number: Any, args: Sequence[Any], upstreams: Any, needed: Any) -> list[Spec]:
     """Declare a gradient for each float or complex tensor in the arguments."""
     leaves = [leaf for arg in args for leaf in ([arg] if isinstance(arg, Spec) else load("numpy").tree_flatten(arg)[0])]
     return [leaf for leaf in leaves if isinstance(leaf, Spec) and is_differentiable(leaf.dtype)]

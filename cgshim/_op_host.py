@@ -10,6 +10,7 @@ from cgshim._custom_gradient import CustomGradient
 from cgshim._errors import CustomGradientTypeError, describe, function_name, sentence
 from cgshim._host import host_op
 from cgshim._host_foreign import ForeignPair
+from cgshim._parameters import Parameters
 from cgshim._registry import available_backends, load
 
 P = ParamSpec("P")
@@ -102,6 +103,11 @@ def op_host(
             sentence("op_host", must="f must be callable", got=describe(f), do="decorate a function")
         )
     name = name or function_name(f)
+    if Parameters(f).takes_needed:
+        raise CustomGradientTypeError(
+            sentence(name, must="a function on the host has no gradient of its own", got="a parameter needs_input_grad",
+                     do="leave it out, or write op_custom_gradient(host_outputs=...)")
+        )  # fmt: skip
     if outputs is None:
         raise CustomGradientTypeError(
             sentence(name, must="a compiled program must know what f returns before it runs", got="no outputs",

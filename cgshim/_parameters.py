@@ -6,19 +6,27 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cgshim._errors import CustomGradientTypeError
+from cgshim._errors import CustomGradientTypeError, sentence
 
 
 class Parameters:
-    """f's parameters: the positional ones are arguments, with gradients; the keyword-only ones are options."""
+    """f's parameters: the positional ones are arguments, with gradients; the keyword-only ones are options.
 
-    __slots__ = ("_defaults", "_has_options", "_instance", "_rest", "_signature", "names")
+    A keyword-only parameter needs_input_grad is neither: f gets it from the backend.
+    """
+
+    __slots__ = ("_defaults", "_has_options", "_instance", "_rest", "_signature", "names", "takes_needed")
 
     def __init__(self, f: Callable[..., Any]) -> None:
         try:
             self._signature = inspect.signature(f)
         except ValueError:  # written in C, without a signature: all that comes by position is an argument
             self._signature = inspect.signature(lambda *args, **options: None)
+        given = [p for p in self._signature.parameters.values() if (p.name, p.kind) == _NEEDED]
+        self.takes_needed = bool(given)
+        if given:
+            others = [p for p in self._signature.parameters.values() if p is not given[0]]
+            self._signature = self._signature.replace(parameters=others)
         parameters = self._signature.parameters.values()
         self.names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
@@ -35,6 +43,7 @@ class Parameters:
         method = object.__new__(Parameters)
         method._signature, method._rest, method._has_options = self._signature, self._rest, self._has_options
         method.names, method._defaults, method._instance = self.names[1:], self._defaults, (None,)
+        method.takes_needed = self.takes_needed
         return method
 
     @property
@@ -58,6 +67,10 @@ class Parameters:
         """Return the names, the arguments and the options; the same for a positional, keyword or default argument."""
         if not kwargs and (names := self.names_of(len(args))) is not None:
             return names, args, kwargs
+        if self.takes_needed and "needs_input_grad" in kwargs:
+            raise CustomGradientTypeError(
+                sentence(op, must="needs_input_grad must be left to cgshim", got="one in the call", do="leave it out")
+            )
         try:
             bound = self._signature.bind(*self._instance, *args, **kwargs)
         except TypeError as error:
@@ -66,3 +79,6 @@ class Parameters:
         arguments = bound.args[len(self._instance) :]
         names = self.names + [f"{self._rest}[{at}]" for at in range(len(arguments) - len(self.names))]
         return names, arguments, bound.kwargs
+
+
+_NEEDED = ("needs_input_grad", inspect.Parameter.KEYWORD_ONLY)

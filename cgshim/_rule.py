@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from cgshim._choice import run_in_call
+from cgshim._dtypes import is_differentiable
 from cgshim._errors import CustomGradientTypeError, count, function_name, sentence
 from cgshim._forms import FORMS, Form, convention_of
 from cgshim._gradients import (
@@ -25,6 +27,8 @@ class Facts(NamedTuple):
     form: Form
     variables: bool | None
     """None if grad_fn takes no variables, True if it requires them, else False"""
+    needed: Sequence[bool] | None
+    """None if grad_fn does not take needs_input_grad, else what it is told unless the backend knows better"""
     output: TreeSpec
     shapes: Sequence[Any]
     dtypes: Sequence[Any]
@@ -64,6 +68,11 @@ class Rule:
         """True if grad_fn has a parameter for the variables that f read."""
         return self.facts.variables is not None
 
+    @property
+    def takes_needed(self) -> bool:
+        """True if grad_fn has a parameter that says for which arguments a gradient is needed."""
+        return self.facts.needed is not None
+
     def with_grad_fn(self, grad_fn: Callable[..., Any]) -> Rule:
         """Return the same rule with another grad_fn of the same signature: one whose residuals were replaced."""
         return Rule(self.facts, grad_fn)
@@ -77,51 +86,69 @@ class Rule:
         return Rule(self.facts._replace(dtypes=dtypes), self.grad_fn)
 
     def __call__(
-        self, inputs: Sequence[Tensor], upstreams: Sequence[Tensor], variables: Sequence[Tensor] = ()
+        self,
+        inputs: Sequence[Tensor],
+        upstreams: Sequence[Tensor],
+        variables: Sequence[Tensor] = (),
+        needed: Sequence[bool] | None = None,
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Return the gradients of the inputs and of the variables; if not needs_inputs, inputs may be empty.
 
-        upstreams holds one gradient per tensor output: zeros if the output was not used, never None.
+        upstreams holds one gradient per tensor output: zeros if the output was not used, never None. needed tells for
+        each input if its gradient will be used; None stands for what was known when f ran.
         """
-        arguments, form, takes_variables, output, shapes, dtypes = self.facts
-        keywords = {"variables": list(variables)} if variables or takes_variables else _NONE
-        if form == "flat":
-            result = self.grad_fn(*upstreams, **keywords)
-        else:
+        arguments, form, takes_variables, told, output, shapes, dtypes = self.facts
+        with_variables = variables or takes_variables
+        keywords = {"variables": list(variables)} if with_variables else _NONE
+        if told is not None:
+            told = needed or told
+            keywords = {**keywords, "needs_input_grad": arguments.structured(told)}
+        args: Sequence[Any] = upstreams
+        if form != "flat":
             upstream = upstreams[0] if output is ONE_TENSOR else output.without_static().combine(upstreams)
-            if form == "structured":
-                result = self.grad_fn(upstream, **keywords)
-            else:
-                result = self.grad_fn(*combine_each(arguments.specs, inputs), upstream=upstream, **keywords)
-        if not keywords:
-            if takes_variables is not None:
-                result = _without_no_variables(result)
-            return gradients_of_arguments(arguments, result, shapes, dtypes), []
-        of_arguments, of_variables = without_gradients_of_variables(arguments, result)
+            args = [upstream]
+            if form == "arguments":
+                args, keywords = combine_each(arguments.specs, inputs), {**keywords, "upstream": upstream}
+        result = run_in_call(arguments.backend, upstreams, self.grad_fn, *args, **keywords)
+        of_variables = None
+        if with_variables:
+            result, of_variables = without_gradients_of_variables(arguments, result)
+        elif takes_variables is not None:
+            result = _without_no_variables(result)
         return (
-            gradients_of_arguments(arguments, of_arguments, shapes, dtypes),
-            gradients_of_variables(arguments, of_variables, variables),
+            gradients_of_arguments(arguments, result, shapes, dtypes, told),
+            gradients_of_variables(arguments, of_variables, variables) if with_variables else [],
         )
 
 
 _NONE: dict[str, Any] = {}
 
 
-def rule_of(arguments: Arguments, grad_fn: Callable[..., Any], output: TreeSpec, inputs: Sequence[Tensor]) -> Rule:
-    """Return the rule of a run on these inputs, in which f returned grad_fn and an output of this spec."""
-    form, variables = required_convention(arguments, grad_fn, output)
+def rule_of(
+    arguments: Arguments,
+    grad_fn: Callable[..., Any],
+    output: TreeSpec,
+    inputs: Sequence[Tensor],
+    needed: Sequence[bool] | None,
+) -> Rule:
+    """Return the rule of a run on these inputs, in which f returned grad_fn and an output of this spec.
+
+    needed tells for which inputs a gradient may be taken; None stands for all that have one.
+    """
+    form, variables, takes_needed = required_convention(arguments, grad_fn, output)
     shapes, dtypes = [x.shape for x in inputs], [x.dtype for x in inputs]
-    return Rule(Facts(arguments, form, variables, output, shapes, dtypes), grad_fn)
+    told = (needed or list(map(is_differentiable, dtypes))) if takes_needed else None
+    return Rule(Facts(arguments, form, variables, told, output, shapes, dtypes), grad_fn)
 
 
 def required_convention(
     arguments: Arguments, grad_fn: Callable[..., Any], output: TreeSpec
-) -> tuple[Form, bool | None]:
-    """Return the form of grad_fn, and how it takes variables; raise an error if it has none of the forms."""
-    form, variables = convention_of(grad_fn, len(arguments.specs), output.count)
+) -> tuple[Form, bool | None, bool]:
+    """Return the convention of grad_fn; raise an error if it has none of the forms."""
+    form, variables, takes_needed = convention_of(grad_fn, len(arguments.specs), output.count)
     if form is None:
         raise CustomGradientTypeError(_no_form(arguments, grad_fn, output))
-    return form, variables
+    return form, variables, takes_needed
 
 
 def _without_no_variables(result: Any) -> Any:

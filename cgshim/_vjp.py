@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
-from cgshim._choice import backend_or_numpy
+from cgshim._choice import backend_or_numpy, value_of
 from cgshim._dtypes import is_complex, is_differentiable
-from cgshim._errors import CustomGradientTypeError, describe_tree, function_name, sentence
+from cgshim._errors import CustomGradientTypeError, count, describe, describe_tree, function_name, sentence
 from cgshim._gradients import check_gradient
 from cgshim._protocol import Backend, Tensor
+from cgshim._registry import name_of
 from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition, partition_each, subvals, with_leaves
 
+Pullback: TypeAlias = Callable[[Any], tuple[Any, ...]]
+FlatVjp: TypeAlias = Callable[..., tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]]
 
-def op_vjp(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+
+def op_vjp(fn: Callable[..., Any], /, *args: Any, variables: Sequence[Tensor] | None = None) -> tuple[Any, Pullback]:
     """Return a function's output and its pullback, which takes upstream gradients to gradients of the arguments.
 
     Parameters
@@ -22,6 +27,9 @@ def op_vjp(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Callable[[Any], 
         Any function that the backend can differentiate.
     *args : trees of tensors
         The arguments, tensors of any shape. Python floats among them are tensors, as in ``jax.vjp``.
+    variables : list of float or complex tensors, optional
+        What fn reads without being given it, as a rule gets its ``variables``: on PyTorch tensors that require grad, on
+        TensorFlow Variables and tensors. JAX and NumPy differentiate by arguments alone.
 
     Returns
     -------
@@ -29,10 +37,14 @@ def op_vjp(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Callable[[Any], 
         ``fn(*args)``.
     pullback : callable
         Takes upstream gradients structured as the output, and returns a tuple with one gradient for each argument,
-        structured as it, with None for all but float and complex tensors. It may be called several times.
+        structured as it, with None for all but float and complex tensors. It may be called several times. With
+        variables it returns a pair, as a rule does: that tuple, and a list with one gradient for each variable, zeros
+        for one that fn does not read.
 
     Raises
     ------
+    CustomGradientTypeError
+        If variables are not different float or complex tensors, or the framework cannot differentiate by them.
     CustomGradientTypeError, CustomGradientValueError
         From the pullback, if the upstream gradients do not fit the output.
 
@@ -48,7 +60,11 @@ def op_vjp(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Callable[[Any], 
     It uses ``jax.vjp``, ``torch.autograd``, ``tf.GradientTape`` or ``autograd``. Higher derivatives work.
     """
     op = f"op_vjp({function_name(fn)})"
-    return _vjp(op, backend_or_numpy(args), fn, args)
+    if variables is None:
+        return _vjp(op, backend_or_numpy(args), fn, args)
+    _require_list(op, variables)
+    backend = backend_or_numpy([*args, *variables])
+    return _vjp(op, backend, fn, args, _checked(op, backend, variables))
 
 
 def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., tuple[Any, Any]]:
@@ -135,8 +151,8 @@ def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callabl
 
 
 def _vjp(
-    op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[Any]
-) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+    op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[Any], variables: Sequence[Tensor] | None = None
+) -> tuple[Any, Pullback]:
     inputs, specs = partition_each(op, backend, [floats_to_tensors(backend, arg) for arg in args])
     places = [at for at, x in enumerate(inputs) if is_differentiable(x.dtype)]
     spec_of_output: TreeSpec = ONE_TENSOR
@@ -146,14 +162,56 @@ def _vjp(
         outputs, spec_of_output = partition(op, backend, fn(*combine_each(specs, subvals(inputs, places, tensors))))
         return outputs
 
-    outputs, flat_pullback = backend.vjp(flat_fn, [inputs[at] for at in places])
+    flat_vjp = _by_variables_too(op, backend, variables) if variables else backend.vjp
+    outputs, flat_pullback = flat_vjp(flat_fn, [inputs[at] for at in places])
     specs_of_gradients = [spec.without_static() for spec in specs]
 
     def pullback(upstream: Any) -> tuple[Any, ...]:
         gradients = flat_pullback(_fitting(op, backend, spec_of_output, outputs, upstream))
-        return tuple(combine_each(specs_of_gradients, subvals([None] * len(inputs), places, gradients)))
+        of_inputs = subvals([None] * len(inputs), places, gradients[: len(places)])
+        of_args = tuple(combine_each(specs_of_gradients, of_inputs))
+        return of_args if variables is None else (of_args, list(gradients[len(places) :]))
 
     return spec_of_output.combine(outputs), pullback
+
+
+def _require_list(op: str, variables: Any) -> None:
+    if not isinstance(variables, (list, tuple)):
+        raise CustomGradientTypeError(
+            sentence(op, must="variables must be a list of tensors", got=describe(variables),
+                     do="write variables=[...]")
+        )  # fmt: skip
+
+
+def _checked(op: str, backend: Backend, variables: Sequence[Any]) -> list[Tensor]:
+    """Return the variables as tensors of the backend; raise an error if not all are different floats."""
+    found: dict[int, Tensor] = {}
+    for variable in variables:
+        tensor = value_of(variable)
+        is_one = tensor is value_of(variable)  # not so for a Keras Variable that casts itself whenever it is read
+        if not (is_one and backend.is_tensor(tensor) and is_differentiable(tensor.dtype)):
+            raise CustomGradientTypeError(
+                sentence(op, must=f"variables must be float or complex tensors of {name_of(backend)}",
+                         got=describe(variable), do="leave out what has no gradient")
+            )  # fmt: skip
+        if id(tensor) in found:
+            raise CustomGradientTypeError(
+                sentence(op, must="variables must be different tensors", got=f"{describe(variable)} twice",
+                         do="name it once")
+            )  # fmt: skip
+        found[id(tensor)] = tensor
+    return list(found.values())
+
+
+def _by_variables_too(op: str, backend: Backend, variables: Sequence[Tensor]) -> FlatVjp:
+    """Return the backend's vjp whose pullback returns the gradients of inputs, then those of the variables."""
+    offered: FlatVjp | None = getattr(backend, "vjp_with_variables", None)
+    if offered is None:
+        raise CustomGradientTypeError(
+            sentence(op, must=f"{name_of(backend)} differentiates by arguments alone",
+                     got=count(len(variables), "variable"), do="pass them as arguments")
+        )  # fmt: skip
+    return partial(offered, variables=variables)
 
 
 def floats_to_tensors(backend: Backend, tree: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from cgshim._call import Call as Call
 from cgshim._choice import framework_of as framework_of
+from cgshim._choice import tensor_of_call as tensor_of_call
 from cgshim._closures import Closure as Closure
 from cgshim._closures import convert_closure as convert_closure
 from cgshim._closures import search_closure as search_closure

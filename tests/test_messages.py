@@ -17,7 +17,10 @@ from cgshim._errors import describe
 from cgshim.testing.conformance import Framework
 from cgshim.testing.conformance._framework import tangent
 
-FORMS = "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), each with or without variables last"
+FORMS = (
+    "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), "
+    "each with or without variables and needs_input_grad last"
+)
 PAIR = "return the output and a function that turns upstream gradients into gradients of the arguments"
 IN_ORDER = "return them in order, each None, a tensor, or structured as its argument"
 BROADCAST = "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule"

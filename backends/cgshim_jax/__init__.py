@@ -79,8 +79,8 @@ def host_function(call: HostCall, inputs: Sequence[Array], declared: Sequence[Sp
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     around = surroundings()
     if around is Surroundings.NOTHING and all(map(is_known, inputs)):
-        outputs, rule = call(inputs)
-        return rule.output.combine(outputs)
+        return call.output_of(inputs)
+    call = call.with_needed([is_differentiated(x) is not False and is_differentiable(x) for x in inputs])
     captured, rebuild, _, objects, _ = search_closure(call.f, is_tracer)
     in_reverse_mode = around is Surroundings.GRADIENTS
     if around is Surroundings.LINEARIZATIONS:  # forward mode may be next, which takes a staged op

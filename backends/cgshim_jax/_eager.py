@@ -22,7 +22,15 @@ from cgshim.backend import Residuals, convert_closure, refuse_another_run, refus
 from cgshim_jax._primitives import Transposed, without_derivative
 from cgshim_jax._private import described
 from cgshim_jax._rules import apply_rule, as_tensor, is_differentiable, is_tensor, message_of, of_tangents
-from cgshim_jax._tracing import Surroundings, captured_by, is_known, is_tracer, surroundings, value_of
+from cgshim_jax._tracing import (
+    Surroundings,
+    captured_by,
+    is_known,
+    is_perturbed,
+    is_tracer,
+    surroundings,
+    value_of,
+)
 
 if TYPE_CHECKING:
     from cgshim.backend import Call
@@ -70,6 +78,7 @@ class _EagerCall:
         """Return the outputs and, at an inner level, the other residuals, with their derivatives at this level."""
         self.has_inner_levels |= is_inner
         places = [i for i, x in enumerate(inputs) if is_tracer(x)]
+        needed = [is_perturbed(x) and is_differentiable(x) for x in inputs]
 
         def level_below(values: Sequence[Array]) -> tuple[list[Array], list[Array], list[Array]]:
             full = _filled(inputs, places, values)
@@ -86,7 +95,7 @@ class _EagerCall:
             return (outputs, others if is_inner else []), self.saved(full, outputs, others, is_inner)
 
         def backward(residuals: Any, upstreams: Sequence[Any]) -> tuple[Gradient, ...]:
-            gradients = _Backward(self, places)(*residuals, *upstreams)
+            gradients = _Backward(self, places, needed)(*residuals, *upstreams)
             return tuple([gradients[i] for i in places])
 
         op: Any = jax.custom_vjp(described(value, len(places)))
@@ -127,11 +136,13 @@ class _EagerCall:
 class _Backward:
     """The backward pass of one level."""
 
-    def __init__(self, eager_call: _EagerCall, places: Sequence[int]) -> None:
+    def __init__(self, eager_call: _EagerCall, places: Sequence[int], needed: Sequence[bool]) -> None:
         self.eager_call = eager_call
         self.call = eager_call.call
         self.places = places
         """the inputs that are tracers at this level"""
+        self.needed = needed
+        """whether the derivative of this level is taken of each input"""
 
     def __call__(
         self, inputs: list[Array | None], outputs: list[Array | None], others: list[Array], of_outputs: Sequence[Any],
@@ -155,7 +166,7 @@ class _Backward:
         """Return the gradients that the rule makes of the outputs' upstreams."""
         rule = self.eager_call.residuals.around(inputs, outputs, others)
         try:
-            gradients = apply_rule(rule, inputs, self.eager_call.types, upstreams)
+            gradients = apply_rule(rule, inputs, self.eager_call.types, upstreams, needed=self.needed)
         except UnexpectedTracerError:
             self.refuse_captured(rule, inputs, upstreams)
             raise
@@ -201,7 +212,8 @@ class _Backward:
         places = list(upstreams)
 
         def gradients(values: Sequence[Array]) -> list[Gradient]:
-            return apply_rule(rule, inputs, self.eager_call.types, dict(zip(places, values, strict=True)))
+            of_outputs = dict(zip(places, values, strict=True))
+            return apply_rule(rule, inputs, self.eager_call.types, of_outputs, needed=self.needed)
 
         for tracer in captured_by(gradients, list(upstreams.values())):
             if not is_known(tracer):

@@ -27,6 +27,7 @@ def apply_rule(
     outputs: Sequence[Any],
     upstreams: Mapping[int, Array],
     variables: Sequence[Array] = (),
+    needed: Sequence[bool] | None = None,
 ) -> list[Array | None]:
     """Return the gradients of inputs, then those of variables. An output without an upstream is an integer: zeros."""
     whole = [
@@ -34,7 +35,7 @@ def apply_rule(
     ]
     # A copy, for no upstream may be the same tracer as an argument: an op in the rule may be given one of the two.
     whole = [jnp.copy(u) if is_differentiated(u) else u for u in whole]
-    gradients, of_variables = _scope.run((current_trace(), whole), rule, inputs, whole, variables)
+    gradients, of_variables = _scope.run((current_trace(), whole), rule, inputs, whole, variables, needed)
     return [None if g is None else conjugate(g) for g in (*gradients, *of_variables)]
 
 

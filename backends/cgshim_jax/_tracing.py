@@ -137,6 +137,16 @@ def is_differentiated(x: Any) -> bool | None:
     return None if not contents or None in contents else any(contents)
 
 
+def is_perturbed(x: Any) -> bool:
+    """Return True if the innermost derivative is taken of x, which nothing stages."""
+    while is_tracer(x) and hasattr(x, "batch_dim"):
+        x = x.val
+    if not hasattr(x, "tangent"):
+        return False
+    tag = getattr(without_batches(current_trace()), "tag", None)
+    return tag is None or getattr(x._trace, "tag", tag) is tag
+
+
 def value_of(x: Any) -> Any:
     """Return the concrete value below a tracer's derivatives and batches (as one of its axes); None if unknown."""
     while is_tracer(x):

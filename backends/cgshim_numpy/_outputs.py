@@ -10,6 +10,7 @@ from autograd.extend import defjvp_argnums, defvjp_argnums, primitive
 from cgshim_numpy._arrays import Array, as_arrays
 from cgshim_numpy._boxes import levels_of
 from cgshim_numpy._captured import captured_by
+from cgshim_numpy._private import isbox
 from cgshim_numpy._rule import gradients_of, needed_by_rule, tangent_of
 from cgshim_numpy._run import Run, refuse_boxes
 
@@ -24,6 +25,8 @@ def output_under_autograd(call: Call, inputs: Sequence[Array]) -> Any:
     levels = levels_of(values)
     if not levels:
         return _output_of_constants(call, inputs)
+    if call.takes_needed:
+        call = call.with_needed([isbox(x) for x in inputs])
     run = Run(call, len(inputs), captured, is_nested=len(levels) > 1)
     ans = _outputs_of(*values, run=run)
     return run.rule.output.combine(run.outputs_in(ans))
@@ -31,6 +34,8 @@ def output_under_autograd(call: Call, inputs: Sequence[Array]) -> Any:
 
 def _output_of_constants(call: Call, inputs: Sequence[Array]) -> Any:
     """Return the output of a call if nothing that f is given is differentiated."""
+    if call.takes_needed:
+        call = call.with_needed([False] * len(inputs))
     outputs, rule = call(inputs)
     refuse_boxes(call, outputs)
     return rule.output.combine(outputs)
@@ -50,7 +55,7 @@ def _vjp_of_outputs(
     values, outputs = needed_by_rule(run, values, ans)
 
     def vjp(upstream: Any) -> Sequence[Array]:
-        gradients = gradients_of(run, values, outputs, run.per_output(upstream))
+        gradients = gradients_of(run, values, outputs, run.per_output(upstream), argnums)
         return gradients if len(gradients) == len(argnums) else [gradients[argnum] for argnum in argnums]
 
     return vjp

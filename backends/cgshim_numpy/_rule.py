@@ -46,13 +46,18 @@ def needed_by_rule(run: Run, values: Sequence[Array], ans: Any) -> tuple[Sequenc
     return values, [y if at in residuals.outputs else None for at, y in enumerate(outputs)]
 
 
-def gradients_of(run: Run, values: Sequence[Any], outputs: Sequence[Any], upstreams: Sequence[Array]) -> Sequence[Any]:
-    """Return the gradients of the inputs and the variables, by the rule, at a level with these values and outputs."""
+def gradients_of(
+    run: Run, values: Sequence[Any], outputs: Sequence[Any], upstreams: Sequence[Array], argnums: Sequence[int]
+) -> Sequence[Any]:
+    """Return the gradients of the inputs and the variables, by the rule, at a level with these values and outputs.
+
+    Only those at argnums will be used.
+    """
     if not (run.is_nested or run.call.once_differentiable):
-        return _ask(run, (run.rule, ()), values, outputs, upstreams)
+        return _ask(run, (run.rule, ()), values, outputs, upstreams, argnums)
     if not _refuses_derivative(run, values):
-        return _ask(run, _rule_around(run, values, outputs), values, outputs, upstreams)
-    of_values = lambda values, upstreams: tuple(_ask(run, (run.rule, ()), values, (), upstreams))
+        return _ask(run, _rule_around(run, values, outputs), values, outputs, upstreams, argnums)
+    of_values = lambda values, upstreams: tuple(_ask(run, (run.rule, ()), values, (), upstreams, argnums))
     return _refusing_derivative(run, of_values, values, upstreams)  # type: ignore[no-any-return]
 
 
@@ -63,11 +68,12 @@ def tangent_of(run: Run, values: Sequence[Any], ans: Any, argnums: Sequence[int]
         outputs, around = run.outputs_in(ans), around or (run.rule, ())
 
         def gradients(upstream: Any) -> list[Array]:
-            found = _ask(run, around, values, outputs, run.per_output(upstream))
+            found = _ask(run, around, values, outputs, run.per_output(upstream), argnums)
             return [found[argnum] for argnum in argnums]
 
         def of_constants(upstream: Any) -> list[Array]:
-            found = _ask(run, (run.rule, ()), [*map(getval, values)], (), run.per_output(upstream))
+            constants = [*map(getval, values)]
+            found = _ask(run, (run.rule, ()), constants, (), run.per_output(upstream), argnums)
             return [found[argnum] for argnum in argnums]
 
         try:
@@ -92,8 +98,9 @@ def _rule_around(run: Run, values: Sequence[Any], outputs: Sequence[Any]) -> Aro
 
 
 def _ask(
-    run: Run, around: Around, values: Sequence[Any], outputs: Sequence[Any], upstreams: Sequence[Array]
-) -> Sequence[Array]:
+    run: Run, around: Around, values: Sequence[Any], outputs: Sequence[Any], upstreams: Sequence[Array],
+    argnums: Sequence[int],
+) -> Sequence[Array]:  # fmt: skip
     """Return the rule's gradients. autograd's are the conjugates of those that rules take and give."""
     rule, others = around
     links = rule_scope.current or {}
@@ -101,7 +108,8 @@ def _ask(
         links = {**links, **links_of([*outputs, *others], values)}
     asked = rule if trace_stack.top < 0 else rule.with_grad_fn(_opening(rule.grad_fn))
     conjugates = conjugated(upstreams) if "c" in map(kind_of, upstreams) else upstreams
-    found, of_variables = rule_scope.run(links, asked, values[: run.count], conjugates, values[run.count :])
+    needed = [at in argnums for at in range(run.count)] if rule.takes_needed else None
+    found, of_variables = rule_scope.run(links, asked, values[: run.count], conjugates, values[run.count :], needed)
     if run.captured:
         found = [*found, *(of_variables or [None] * len(run.captured.variables))]
     types = set(map(type, found))

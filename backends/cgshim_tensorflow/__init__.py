@@ -9,21 +9,25 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from cgshim_tensorflow._captured import run_f
 from cgshim_tensorflow._gradient import attach_rule
-from cgshim_tensorflow._origins import in_this_graph
+from cgshim_tensorflow._host import host_function as host_function
+from cgshim_tensorflow._host import output_on_host, runs_on_host
+from cgshim_tensorflow._origins import in_this_graph, needed_among
 from cgshim_tensorflow._private import EagerTensor, WeakTensor, autograph, default_types
 from cgshim_tensorflow._pullback import vjp as vjp
+from cgshim_tensorflow._pullback import vjp_with_variables as vjp_with_variables
 from cgshim_tensorflow._trees import tree_flatten as tree_flatten
 from cgshim_tensorflow._trees import tree_unflatten as tree_unflatten
 from cgshim_tensorflow._values import detached, is_composite, values_of, with_values
 
 if TYPE_CHECKING:
-    from cgshim.backend import Call, HostCall, Spec
+    from cgshim.backend import Call
 
 Tensor = Any
 
@@ -61,17 +65,15 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     return control_function(own) if space == "lax" else numpy_function(name)
 
 
-def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec], /) -> Sequence[Tensor]:
-    from cgshim_tensorflow._host import host_function
-
-    return host_function(call, inputs, declared)
-
-
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
     """Run f, and return its output with its rule as the gradient."""
+    if type(call.f) is not FunctionType and runs_on_host(call.f):
+        return output_on_host(call, inputs)
     convert = _as_autograph_converts_the_caller()
     call = call.with_f(convert(call.f))
     given = in_this_graph(inputs)
+    if call.takes_needed:
+        call = call.with_needed(needed_among([*map(values_of, given)]))
     tensors = [*map(detached, given)] if call.once_differentiable else given
     run = run_f(call, tensors, inputs)
     sources = [*map(values_of, given), *map(tf.convert_to_tensor, run.variables), *run.unknown]

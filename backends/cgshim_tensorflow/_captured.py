@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from cgshim.backend import RuleScope
+from cgshim_tensorflow._host_tangents import constants_of_host
 from cgshim_tensorflow._origins import (
     OPEN,
     Following,
@@ -45,13 +46,15 @@ class RunOfF(NamedTuple):
     unknown: list[Tensor]
     """tensors of a graph that f read, if nobody knows yet whether they are differentiated"""
     origins: Origins
+    constants: list[str]
+    """the ops on the host whose results were constants, though an accumulator follows their arguments"""
 
 
 def run_f(call: Call, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> RunOfF:
     """Run f on inputs, which hold the values of the given tensors, and find what else it read."""
     origins = Origins(around=running_rule.current)
     made: Sequence[Any] = ()
-    with variables_read() as watcher:
+    with variables_read() as watcher, constants_of_host() as constants:
         if not tf.executing_eagerly():
             results, read, made = _run_in_graph(call, inputs)
         elif record.could_possibly_record():
@@ -70,7 +73,7 @@ def run_f(call: Call, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> RunO
     if watched and not rule.takes_variables:
         call.refuse_captured(watched[0])
     call.require_variables(rule, variables)
-    return RunOfF(outputs, tensors, rule, [*variables, *watched], unknown, origins)
+    return RunOfF(outputs, tensors, rule, [*variables, *watched], unknown, origins, constants)
 
 
 def _differentiated_among(

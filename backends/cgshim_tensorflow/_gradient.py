@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import Residuals, refuse_hidden
+from cgshim.backend import Residuals, refuse_hidden, refuse_host_derivative
 from cgshim_tensorflow._captured import RunOfF, running_rule
 from cgshim_tensorflow._fits import Fit, Name, fit_of, fit_of_dense
 from cgshim_tensorflow._forward import ACCUMULATOR, Transposition, transposition
-from cgshim_tensorflow._origins import Differentiated, Following, Origins, in_this_graph
+from cgshim_tensorflow._origins import Differentiated, Following, Origins, in_this_graph, needed_among
 from cgshim_tensorflow._private import check_numerics_callback, pack_tangents, record, shape_of_eager
 from cgshim_tensorflow._rule import attach_gradient, stand_in_for, without_derivative
+from cgshim_tensorflow._tapes import call_of_rule
 from cgshim_tensorflow._traceable import reads_no_values
 from cgshim_tensorflow._values import (
     detached,
@@ -74,7 +75,9 @@ class _Gradient:
         self._variables = run.variables
         self._unknown = run.unknown
         self._origins = run.origins
+        self._constants = run.constants
         self._inputs = inputs if run.rule.needs_inputs else ()
+        self._needed = needed_among(sources[: len(inputs)]) if run.rule.takes_needed else None
         self._fits = [*map(fit_of, inputs), *map(_fit_of_variable, run.variables, sources[len(inputs) :])]
         self._like = [*map(_Like, run.tensors)]
         self._stand_in: Tensor = None
@@ -109,6 +112,8 @@ class _Gradient:
     def __call__(self, *upstreams: Tensor | None) -> Sequence[Tensor | None]:
         given = [like.upstream(upstream) for like, upstream in zip(self._like, upstreams, strict=True)]
         observing = transposition()
+        if observing is None:
+            self._refuse_constants(beside=0)
         if observing is not None and not (observing.is_of_function and self._has_no_derivative()):
             given = in_this_graph(given)
             return [*observing.observe(self._call, self._apply, given), *self._of_unknown(*given)]
@@ -134,7 +139,8 @@ class _Gradient:
         origins = Origins(around=self._origins)
         follows = record.could_possibly_record() and tf.executing_eagerly()
         with Following(origins) if follows else _NOT_FOLLOWING, Differentiated(upstreams):
-            gradients, of_variables = running_rule.run(origins, rule, inputs, given, self._variables)
+            apply: Callable[..., Any] = functools.partial(call_of_rule.run, self._call, rule)  # type: ignore[call-arg]
+            gradients, of_variables = running_rule.run(origins, apply, inputs, given, self._variables, self._needed)
         return [
             gradient if fit is None and is_eager(gradient) else self._fitting(rule, at, gradient)
             for at, (fit, gradient) in enumerate(zip(self._fits, [*gradients, *of_variables], strict=True))
@@ -188,12 +194,22 @@ class _Gradient:
             several = sum(map(bool, pack_tangents(sources).indices)) > 1
             if several or record.should_record_backprop(sources):
                 self._refuse_second_order()
+        self._refuse_constants(beside=1)  # the accumulator whose tangents these are
         transposition = Transposition()
         with transposition.going_on():
             transpose()
         transposition.refuse_what_is_not_linear()
         if not call.forward_mode and tf.executing_eagerly() and not self._reads_no_values(values):
             call.refuse_forward_mode(ACCUMULATOR)
+
+    def _refuse_constants(self, beside: int) -> None:
+        """Raise an error if a tangent is missing in what the rule keeps, for more accumulators than those `beside`."""
+        if not (self._constants and self._residuals):
+            return
+        kept = [*self._residuals.others, *self._residuals.hidden()]
+        tensors = parts_of([x for x in kept if not isinstance(x, tf.Variable)])
+        if sum(map(bool, pack_tangents(tensors).indices)) > beside:
+            refuse_host_derivative(self._constants[0])
 
     def _reads_no_values(self, values: Sequence[Tensor]) -> bool:
         def apply(grad_fn: Callable[..., Any], inputs: Sequence[Tensor], *upstreams: Tensor) -> None:

@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import CustomGradientTypeError, HostCall, Spec, describe, refuse_host_derivative, sentence
+from cgshim.backend import (
+    CustomGradientTypeError,
+    HostCall,
+    OnHost,
+    Spec,
+    describe,
+    refuse_host_derivative,
+    sentence,
+)
 from cgshim_tensorflow._host_graphs import in_graph, run
+from cgshim_tensorflow._host_tangents import tangents_of_constants
+from cgshim_tensorflow._origins import note
 from cgshim_tensorflow._private import memory_of_eager, record
 from cgshim_tensorflow._values import is_composite
 
+if TYPE_CHECKING:
+    from cgshim.backend import Call
+
 Tensor = Any
+
+
+def runs_on_host(f: Any) -> bool:
+    """Return True for the f of an op_host, or of a method that is one."""
+    return isinstance(getattr(f, "func", f), OnHost)
+
+
+def output_on_host(call: Call, inputs: Sequence[Tensor]) -> Any:
+    """Return the output of an op_host without its rule: the operation refuses its derivative itself."""
+    outputs, rule = call(inputs)
+    return rule.output.combine(outputs)
 
 
 def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec], /) -> Sequence[Tensor]:
@@ -31,7 +55,9 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[S
         results = in_graph(call, tensors, [*map(_tensor_spec, declared)]) if declared else []
     if record.could_possibly_record():
         refuse = lambda *upstreams: refuse_host_derivative(call.name)
-        record.record_operation_backprop_only(call.name, results, tensors, refuse)
+        tangents = lambda *_: tangents_of_constants(call.name, results)
+        record.record_operation(call.name, results, tensors, refuse, tangents)
+        note(results, tensors)
     return results
 
 

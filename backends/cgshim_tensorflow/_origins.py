@@ -31,6 +31,11 @@ def is_watched(tensors: Sequence[Tensor]) -> bool:
     return bool(record.should_record_backprop(tensors) or pack_tangents(tensors).tangents)
 
 
+def needed_among(tensors: Sequence[Tensor]) -> list[bool] | None:
+    """Return for each tensor if somebody follows it; None in a graph: who runs it may follow any."""
+    return [is_watched([tensor]) for tensor in tensors] if tf.executing_eagerly() else None
+
+
 # --- Eager tensors, which do not know what they were made of --------------------------------------------------------
 
 

@@ -51,6 +51,8 @@ pack_tangents: Any = _python("eager.forwardprop_util").pack_tangents
 tape: Any = _python("eager.tape")
 forwardprop: Any = _python("eager.forwardprop")
 """two functions and a method of these are wrapped, to be told what a tape or an accumulator watches"""
+GradientTape: Any = tf.GradientTape
+"""has a method by which a tape begins to record"""
 FunctionGradients: Any = _python("eager.polymorphic_function.concrete_function")._TapeGradientFunctions
 """builds what an accumulator runs for a tf.function; wrapped, to look at the rules in it"""
 

@@ -18,9 +18,16 @@ def vjp(
     fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /
 ) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
     """Return fn's outputs at inputs, and the function from upstream gradients to gradients of inputs."""
+    return vjp_with_variables(fn, inputs, ())
+
+
+def vjp_with_variables(
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor]
+) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
+    """Return the same for a function that reads variables, whose gradients follow those of the inputs."""
     values = [tf.identity(values_of(x)) for x in inputs]  # a tensor that is given twice has two gradients
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape, Differentiated(values):
-        tape.watch(values)
+        tape.watch([*values, *variables])
         outputs = list(fn(*map(with_values, inputs, values)))
     fits = [fit_of(output) or fit_of_dense(output.shape, output.dtype) for output in outputs]
 
@@ -31,9 +38,9 @@ def vjp(
         pairs = zip(map(values_of, outputs), map(tf.convert_to_tensor, fitting), strict=True)
         used = [(value, upstream) for value, upstream in pairs if is_differentiable(value)]
         gradients = tape.gradient(
-            [value for value, _ in used], values, output_gradients=[upstream for _, upstream in used],
+            [value for value, _ in used], [*values, *variables], output_gradients=[upstream for _, upstream in used],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )  # fmt: skip
-        return [with_values(x, tf.convert_to_tensor(g)) for x, g in zip(inputs, gradients, strict=True)]
+        return [with_values(x, tf.convert_to_tensor(g)) for x, g in zip([*inputs, *variables], gradients, strict=True)]
 
     return outputs, pullback

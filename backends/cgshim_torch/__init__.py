@@ -16,8 +16,8 @@ import torch
 from optree.utils import total_order_sorted
 from torch.utils import _pytree as pytree
 
+from cgshim.backend import tensor_of_call
 from cgshim_torch._eager import differentiable
-from cgshim_torch._graph import depends_on_more, is_transformed, read_by_rules, recordable
 from cgshim_torch._host import host_function as host_function
 from cgshim_torch._host import output_on_host, runs_on_host
 from cgshim_torch._private import (
@@ -28,6 +28,8 @@ from cgshim_torch._private import (
     tracing_state,
 )
 from cgshim_torch._staged import staged
+from cgshim_torch._vjp import vjp as vjp
+from cgshim_torch._vjp import vjp_with_variables as vjp_with_variables
 
 if TYPE_CHECKING:
     from cgshim.backend import Call
@@ -88,8 +90,14 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype)
     if isinstance(x, (np.ndarray, np.generic)):
-        return from_numpy(np.array(x)).to(dtype)  # a copy: NumPy's memory may change, or be locked
-    return torch.as_tensor(x, dtype=dtype)
+        return from_numpy(np.array(x)).to(device_of_call(), dtype)  # a copy: NumPy's memory may change, or be locked
+    return torch.as_tensor(x, dtype=dtype, device=None if isinstance(x, torch.Tensor) else device_of_call())
+
+
+def device_of_call() -> torch.device | None:
+    """Return the device of the running op's first tensor, for what f and grad_fn make; None for torch's default."""
+    tensor: Any = tensor_of_call()
+    return tensor.device if isinstance(tensor, torch.Tensor) else None
 
 
 def from_numpy(array: Any) -> Tensor:
@@ -145,39 +153,3 @@ def _on_host(call: Call, inputs: Sequence[Tensor]) -> Any:
     else:
         output_of = output_on_host
     return output_of(call, inputs)
-
-
-def vjp(
-    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /
-) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
-    in_levels = torch.compiler.is_dynamo_compiling() or is_transformed()
-    of = torch.func.vjp if in_levels else _vjp_in_graph
-    outputs, pullback = of(lambda *tensors: tuple(fn(*tensors)), *inputs)
-    return outputs, lambda upstreams: pullback(tuple(upstreams))
-
-
-def _vjp_in_graph(fn: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[tuple[Tensor, ...], Any]:
-    """Do torch.func.vjp by torch.autograd; the results require grad only if something outside does."""
-    outside = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.enable_grad():
-        # each its own node of the graph: an input that comes twice has two gradients
-        given = map(recordable, inputs)
-        own = [x.view_as(x) if x.requires_grad and outside else x.detach().requires_grad_() for x in given]
-        outputs = fn(*own)
-    connected = [y for y in outputs if y.requires_grad]
-    outside = outside and (
-        any(x.requires_grad for x in inputs) or depends_on_more(connected, own) or read_by_rules(connected)
-    )
-
-    def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:
-        further = torch.is_grad_enabled() and (outside or any(u.requires_grad for u in upstreams))
-        if not connected:
-            return [torch.zeros_like(x) for x in own]
-        with torch.inference_mode(False):
-            of_connected = [recordable(u) for u, y in zip(upstreams, outputs, strict=True) if y.requires_grad]
-            gradients = torch.autograd.grad(
-                connected, own, of_connected, retain_graph=True, create_graph=further, materialize_grads=True
-            )
-        return list(gradients)
-
-    return tuple(y if outside else y.detach() for y in outputs), pullback

@@ -110,14 +110,6 @@ def np_fft_ifftshift(x: Tensor, axes: Axis = None) -> Tensor:
     return torch.fft.ifftshift(x, axes)
 
 
-def np_fft_fftfreq(n: int, d: float = 1.0) -> Tensor:
-    return torch.fft.fftfreq(n, d)
-
-
-def np_fft_rfftfreq(n: int, d: float = 1.0) -> Tensor:
-    return torch.fft.rfftfreq(n, d)
-
-
 # --- Functions by SciPy's names ---------------------------------------------------------------------------------
 
 

@@ -73,14 +73,15 @@ def _in_graph_if_possible(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     if forward_ad._current_level >= 0 or _is_transformed():  # Dynamo compiles anew where a level that it read changes
         return _transformed(call, inputs)
     if not torch.is_grad_enabled():
-        outputs, rule = call(inputs)
+        outputs, rule = call.with_needed([False] * len(inputs))(inputs)
         return outputs, rule.output
     if torch.compiler.is_exporting():
         return without_gradient(call, inputs)
     differentiated = any(x.requires_grad for x in inputs)
     if differentiated and call.once_differentiable:
         return _once(call, inputs)
-    outputs, rule = call([x.detach() for x in inputs] if differentiated else inputs)
+    told = call.with_needed([x.requires_grad for x in inputs])
+    outputs, rule = told([x.detach() for x in inputs] if differentiated else inputs)
     if any(y.requires_grad for y in outputs):
         return _with_variables(call, inputs)
     if differentiated:
@@ -100,7 +101,8 @@ class _Compiled(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        gradients, _ = _as_in(ctx.autocast, ctx.rule, ctx.saved_tensors, upstreams)
+        needed = ctx.needs_input_grad[3 : 3 + len(ctx.saved_tensors)]
+        gradients, _ = _as_in(ctx.autocast, ctx.rule, ctx.saved_tensors, upstreams, (), needed)
         return None, None, None, *gradients, *[None for _ in upstreams]
 
 

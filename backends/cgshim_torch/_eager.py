@@ -46,6 +46,8 @@ def differentiable(call: Call, inputs: Sequence[Tensor]) -> Outputs:
 
 def unattached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return f's outputs while no gradients are recorded."""
+    if call.takes_needed:
+        call = call.with_needed([False] * len(inputs))
     outputs, rule = called(call, inputs)
     return _of_their_own(outputs, inputs), rule.output
 
@@ -59,6 +61,8 @@ def _of_their_own(outputs: list[Tensor], inputs: Sequence[Tensor]) -> list[Tenso
 def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return f's outputs, with the rule for their gradient if anything is differentiated."""
     differentiated = any(map(requires_grad, inputs))
+    if call.takes_needed:
+        call = call.with_needed([functorch.unwrap_if_dead(x).requires_grad for x in inputs])
     given = [x.detach() for x in inputs] if differentiated else inputs
     start, versions = now(), _versions(given)
     outputs, rule = called(call, given)
@@ -66,6 +70,7 @@ def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
         return _of_their_own(outputs, inputs), rule.output
     changed = versions != _versions(given)
     if changed:
+        _refuse_writing(call, inputs, given, versions)
         rule = rule.with_shapes_of(inputs)
         _shown_alike(inputs, given)
     kept, others, variables = examined(call, given, inputs, since(start), outputs, rule)
@@ -91,10 +96,24 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
+def _refuse_writing(call: Call, inputs: Sequence[Tensor], given: Sequence[Tensor], before: Sequence[int]) -> None:
+    """Raise an error if f wrote into a differentiated argument: autograd would not know of the change.
+
+    One that f has turned in place, which also counts as a change, has another layout in memory now.
+    """
+    for x, seen, was, now_is in zip(inputs, given, before, _versions(given), strict=True):
+        if now_is != was and x.requires_grad and not _is_turned(x, seen):
+            call.refuse_writing()
+
+
+def _is_turned(x: Tensor, seen: Tensor) -> bool:
+    return x.layout is torch.strided and not x.is_nested and _geometry(x) != _geometry(seen)
+
+
 def _shown_alike(inputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
     """Give the inputs the layout in memory in which f left its own: it may have transposed them in place."""
     for x, seen in zip(inputs, given, strict=True):
-        if x is not seen and x.layout is torch.strided and not x.is_nested and _geometry(x) != _geometry(seen):
+        if x is not seen and _is_turned(x, seen):
             with torch.no_grad():
                 x.set_(seen)
 
@@ -141,10 +160,16 @@ class _Attached(SingleLevelFunction):
         else:
             if kept.residuals.outputs:
                 saved = _as_constants(saved)
-            gradients, of_variables = kept.gradients(saved, upstreams)
+            gradients, of_variables = kept.gradients(saved, upstreams, _needed(ctx))
         if kept.call.options and not (torch.is_grad_enabled() or keeps_graph()):
             kept.call = kept.call.without_options()  # to free their tensors with the saved ones
         return None, None, None, None, *gradients, *of_variables
+
+
+def _needed(ctx: Any) -> Sequence[bool]:
+    """Return for each input if its gradient will be used."""
+    needed: Sequence[bool] = ctx.needs_input_grad[4 : 4 + len(ctx.kept.devices)]
+    return needed
 
 
 def _saved_others(kept: Kept, others: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -234,7 +259,7 @@ def _differentiable_gradients(ctx: Any, kept: Kept, saved: Saved, upstreams: Seq
     functions = saved
     if kept.differentiable:
         functions = connected(kept, saved)
-    gradients = kept.gradients(functions, upstreams)
+    gradients = kept.gradients(functions, upstreams, _needed(ctx))
     hidden = kept.hidden()
     if not hidden:
         return gradients
@@ -246,7 +271,7 @@ def _once(ctx: Any, kept: Kept, saved: Saved, upstreams: Sequence[Tensor]) -> Gr
     with_tangents = forward_ad._current_level >= 0
     with torch.no_grad():
         gradients = kept.gradients(
-            _as_constants(saved), [u.detach() for u in upstreams] if with_tangents else upstreams
+            _as_constants(saved), [u.detach() for u in upstreams] if with_tangents else upstreams, _needed(ctx)
         )
     return _refused(ctx, saved, kept.call.refuse_second_order, gradients, upstreams)
 

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgshim.backend import refuse_hidden
-from cgshim_torch._graph import is_wrapped_or_requires_grad, levels, now, refuse_captured_tangents, since
+from cgshim.backend import refuse_hidden, refuse_host_derivative
+from cgshim_torch._graph import (
+    is_wrapped_or_requires_grad,
+    levels,
+    now,
+    refuse_captured_tangents,
+    requires_grad_at_a_level,
+    since,
+)
+from cgshim_torch._host_tangents import constants_of_host
 from cgshim_torch._kept import Gradients, Kept, Saved, called, examined, named, rules
 from cgshim_torch._linear import push_forward
 from cgshim_torch._once import without_derivative
@@ -31,10 +39,16 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     A detached output has no gradient but the rule's, so a transformation that loses the rule cannot return
     autodiff's.
     """
-    start = now()
-    outputs, rule = called(call, inputs)
+    if call.takes_needed and forward_ad._current_level < 0:  # forward mode asks the rule for all gradients
+        call = call.with_needed([torch.is_grad_enabled() and requires_grad_at_a_level(x) for x in inputs])
+    start, before = now(), list(map(_versions, inputs))
+    with constants_of_host() as constants:
+        outputs, rule = called(call, inputs)
     during = since(start)
+    if any(requires_grad_at_a_level(x) and _versions(x) != was for x, was in zip(inputs, before, strict=True)):
+        call.refuse_writing()
     kept, others, variables = examined(call, inputs, inputs, during, outputs, rule, is_wrapped_or_requires_grad)
+    kept.constants = list(constants.values())
     if call.once_differentiable:  # the gradients must be connected with all of them
         kept.inputs = range(len(inputs))
     _refuse_hidden_batches(kept)
@@ -43,11 +57,22 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     return named(_Transformed, call.name)(kept, *inputs, *others, *[y.detach() for y in outputs]), rule.output
 
 
+def _versions(tensor: Tensor) -> list[int]:
+    """Return how often a tensor was changed in place, at each level of torch.func."""
+    return [0 if level.is_inference() else level._version for level in levels(tensor)]
+
+
 def _refuse_hidden_batches(kept: Kept) -> None:
     """Raise an error if an object holds a tensor of a batch: vmap misses it, and runs the rule at another level."""
     for tensor in kept.hidden():
         if torch.is_tensor(tensor) and any(map(functorch.is_batchedtensor, levels(tensor))):
             refuse_hidden(kept.call, tensor)
+
+
+def _refuse_constants(kept: Kept, beside: int) -> None:
+    """Raise an error if a tangent is missing in what the rule keeps, at more levels than those `beside` it."""
+    if len(kept.constants) > beside and (kept.differentiable or kept.hidden()):
+        refuse_host_derivative(kept.constants[0])
 
 
 class _Transformed(torch.autograd.Function):  # type: ignore[misc]
@@ -83,7 +108,9 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         kept, saved = ctx.kept, ctx.kept.apart(ctx.saved_tensors)
-        gradients = kept.gradients(saved, upstreams)
+        if forward_ad._current_level >= 0:
+            _refuse_constants(kept, beside=0)
+        gradients = kept.gradients(saved, upstreams, ctx.needs_input_grad[1 : 1 + len(kept.devices)])
         if kept.call.once_differentiable and (torch.is_grad_enabled() or forward_ad._current_level >= 0):
             gradients = _once(kept, saved, upstreams, gradients)
         return None, *in_place(kept, gradients, ctx.others), *[None] * kept.outputs
@@ -93,6 +120,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         kept = ctx.kept
         if not kept.call.forward_mode:
             kept.call.refuse_forward_mode("jvp, jacfwd or a dual number")
+        _refuse_constants(kept, beside=1)  # the level whose tangents these are
         with forward_ad._set_fwd_grad_enabled(True):  # torch turned it off, also for the outer levels
             here = [_primal(tensor) for tensor in ctx.saved_tensors]
             rule = functools.partial(_rule, kept, kept.apart(here), ctx.others)

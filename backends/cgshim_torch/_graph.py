@@ -51,6 +51,11 @@ def is_wrapped_or_requires_grad(tensor: Tensor) -> bool:
     return bool(tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def requires_grad_at_a_level(tensor: Tensor) -> bool:
+    """Return True if tensor requires grad at some level of torch.func, or outside of all."""
+    return any(map(requires_grad, levels(tensor)))
+
+
 def has_values(tensor: Tensor) -> bool:
     """Return True if a tensor holds numbers, and not only a shape and a dtype."""
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))

@@ -6,8 +6,8 @@ It finds the call by its name. It refuses its derivative at every level, and onl
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ import cgshim_torch
 from cgshim.backend import CustomGradientTypeError, Spec, refuse_host_derivative, sentence
 from cgshim_torch._graph import is_transformed, requires_grad
 from cgshim_torch._host_names import call_of, over
+from cgshim_torch._host_tangents import take_as_constant
+from cgshim_torch._kept import FLOATS
 from cgshim_torch._private import below_autograd, forward_ad, len_dispatch_stack
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def _differentiable(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
     if differentiated or forward_ad._current_level >= 0:
         return _transformed(inputs, name)
     with below_autograd():
-        return list(torch.ops.cgshim.host(inputs, name))
+        return list(torch.ops.cgshim.host.default(inputs, name))
 
 
 def _transformed(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
@@ -93,6 +95,8 @@ class _Host(torch.autograd.Function):  # type: ignore[misc]
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         _, ctx.op, *tensors = inputs
         ctx.set_materialize_grads(False)
+        if forward_ad._current_level >= 0:
+            ctx.zeros = list(map(_zeros_of, output))
         if len_dispatch_stack() and not is_transformed():
             ctx.save_for_backward(*tensors)
 
@@ -107,8 +111,9 @@ class _Host(torch.autograd.Function):  # type: ignore[misc]
         return None, None, *torch.ops.cgshim.zero_upstreams(taken, list(ctx.saved_tensors), ctx.op)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
-        refuse_host_derivative(ctx.op)
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        take_as_constant(ctx.op)
+        return tuple([zeros() for zeros in ctx.zeros])
 
     @staticmethod
     def vmap(
@@ -118,6 +123,13 @@ class _Host(torch.autograd.Function):  # type: ignore[misc]
         moved = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(inputs, dims, strict=True)]
         results = _Host.apply(over(name, [dim is not None for dim in dims]), op, *moved)
         return results, (0,) * len(results)
+
+
+def _zeros_of(result: Tensor) -> Callable[[], Tensor | None]:
+    """Return what makes the tangent of a constant, which torch 2.13 wants for a float, and for nothing else."""
+    if result.dtype not in FLOATS:
+        return lambda: None
+    return functools.partial(torch.zeros, result.shape, dtype=result.dtype, device=result.device)
 
 
 def _zeros(upstreams: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:

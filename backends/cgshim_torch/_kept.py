@@ -144,6 +144,8 @@ class Kept:
     """what the rule may write to"""
     changed = False
     """True if f wrote into its arguments"""
+    constants: Sequence[str] = ()
+    """an op on the host for each level of forward mode at which its results were constants"""
 
     def __init__(self, call: Call, residuals: Residuals, inputs: Sequence[Tensor], outputs: int) -> None:
         self.call = call
@@ -179,7 +181,9 @@ class Kept:
             [others[at] for at in self.variables] if self.variables else (),
         )
 
-    def gradients(self, saved: Saved, upstreams: Sequence[Tensor]) -> Gradients:
+    def gradients(
+        self, saved: Saved, upstreams: Sequence[Tensor], needed: Sequence[bool] | None = None
+    ) -> Gradients:  # fmt: skip
         """Return the rule's gradients, under autocast and with the state of modules as they were when f ran."""
         run: Callable[..., Gradients] = self.residuals.around(saved.inputs, saved.outputs, saved.others)
         if self.buffers is not None:
@@ -188,7 +192,7 @@ class Kept:
             run = functools.partial(self.state.run_with, saved.variables, run)
         token = rules.enter(True)
         try:
-            of_inputs, of_variables = self.as_first(run, saved.inputs, upstreams, saved.variables)
+            of_inputs, of_variables = self.as_first(run, saved.inputs, upstreams, saved.variables, needed)
         finally:
             rules.leave(token)
         if of_variables:

@@ -11,15 +11,17 @@ from typing import Any
 
 import torch
 
-import cgshim_torch._algebra
+import cgshim_torch._numpy
 from cgshim.ops._axes import Axis, Tensor, axes_of, checked
+from cgshim_torch import _algebra, _creation
 from cgshim_torch._algebra import as_float, dtype_of
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
     own = f"np_{name.replace('.', '_')}"
-    if own in globals() or hasattr(cgshim_torch._algebra, own):
-        return globals().get(own) or getattr(cgshim_torch._algebra, own)  # type: ignore[no-any-return]
+    for module in (cgshim_torch._numpy, _algebra, _creation):  # torch.compile cannot trace globals()
+        if hasattr(module, own):
+            return getattr(module, own)  # type: ignore[no-any-return]
     found: Any = torch
     for part in _SAME.get(name, "").split("."):
         found = getattr(found, part, None)
@@ -289,57 +291,6 @@ def np_round(a: Tensor, decimals: int = 0) -> Tensor:
     if not (a.is_floating_point() or a.is_complex()):
         return a if decimals >= 0 else torch.round(as_float(a), decimals=decimals).to(a.dtype)
     return torch.round(a, decimals=decimals)
-
-
-# --- New tensors ------------------------------------------------------------------------------------------------
-
-
-def np_full_like(a: Tensor, fill_value: Any, dtype: Any = None) -> Tensor:
-    return torch.zeros_like(a, dtype=dtype_of(dtype)) + torch.as_tensor(fill_value, dtype=dtype_of(dtype) or a.dtype)
-
-
-def np_zeros_like(a: Tensor, dtype: Any = None) -> Tensor:
-    return torch.zeros_like(a, dtype=dtype_of(dtype))
-
-
-def np_ones_like(a: Tensor, dtype: Any = None) -> Tensor:
-    return torch.ones_like(a, dtype=dtype_of(dtype))
-
-
-def np_zeros(shape: Any, dtype: Any = None) -> Tensor:
-    return torch.zeros(shape, dtype=dtype_of(dtype))
-
-
-def np_ones(shape: Any, dtype: Any = None) -> Tensor:
-    return torch.ones(shape, dtype=dtype_of(dtype))
-
-
-def np_full(shape: Any, fill_value: Any, dtype: Any = None) -> Tensor:
-    return torch.full((shape,) if isinstance(shape, int) else tuple(shape), fill_value, dtype=dtype_of(dtype))
-
-
-def np_eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Tensor:  # noqa: N803
-    ones = torch.ones((N, N if M is None else M), dtype=dtype_of(dtype))
-    return torch.triu(torch.tril(ones, k), k)
-
-
-def np_arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Tensor:
-    start, stop = (0, start) if stop is None else (start, stop)
-    return torch.arange(start, stop, step, dtype=dtype_of(dtype))
-
-
-def np_linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, *, dtype: Any = None) -> Tensor:
-    stop = stop if endpoint else stop - (stop - start) / num
-    return torch.linspace(start, stop, num, dtype=dtype_of(dtype))
-
-
-def np_array(object: Any, dtype: Any = None) -> Tensor:
-    dtype = dtype_of(dtype)
-    return object.clone().to(dtype) if torch.is_tensor(object) else torch.tensor(object, dtype=dtype)
-
-
-def np_asarray(a: Any, dtype: Any = None) -> Tensor:
-    return torch.as_tensor(a, dtype=dtype_of(dtype))
 
 
 def np_copy(a: Tensor) -> Tensor:

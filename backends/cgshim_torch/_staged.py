@@ -52,7 +52,7 @@ def _leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 def without_gradient(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return f's outputs, whose gradient raises an error."""
-    outputs, rule = call(inputs)
+    outputs, rule = call.with_needed([False] * len(inputs))(inputs)
     return torch.ops.cgshim.without_gradient(outputs, list(inputs), call.name), rule.output
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from cgshim._choice import backend_or_numpy
 from cgshim._dtypes import dtype_name, is_complex, is_differentiable
 from cgshim._errors import BackendError, sentence
-from cgshim._foreign import constant_when_traced
+from cgshim._foreign import constant_when_traced, is_traced
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import load, name_of
 from cgshim._trees import as_tensor
@@ -36,15 +36,20 @@ class Namespace:
         return found(f"{self._prefix}{name}")
 
 
-@functools.cache
 def found(name: str) -> NumPyFunction:
     """Return the function of this NumPy name, for the tensors of any backend."""
+    return _found(name) if is_traced() else _remembered(name)  # torch.compile warns of what is remembered
+
+
+def _found(name: str) -> NumPyFunction:
     name = _ALIASES.get(name, name)
     own = name.rpartition(".")[2]
     if not own.startswith("_") and (name.startswith("special.") or _is_function(name)):
         return _numpy_named(name)
     raise AttributeError(f"numpy has no function {name} of arrays, and so cgshim.ops has none")
 
+
+_remembered = functools.cache(_found)
 
 _ALIASES = {
     "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cgshim._choice import backend_or_numpy, framework_of, value_of
+from cgshim._choice import backend_or_numpy, backend_to_convert_to, framework_of, value_of
 from cgshim._dtypes import dtype_name
 from cgshim._protocol import Tensor
 from cgshim._registry import load
@@ -26,7 +26,8 @@ def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
     Returns
     -------
     tensor
-        Of the chosen backend, or of x's own; a NumPy array if there is neither.
+        Of the chosen backend, or of x's own. A NumPy array if there is neither; within f and grad_fn it is a tensor of
+        the op's backend, on the device of the op's first tensor.
 
     Raises
     ------
@@ -38,7 +39,7 @@ def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
     >>> convert_to_tensor([1, 2], "float32")
     array([1., 2.], dtype=float32)
     """
-    backend = backend_or_numpy([x])
+    backend = backend_to_convert_to(x)
     tensor = as_tensor("op_convert_to_tensor", backend, x)
     return backend.convert_to_tensor(x if tensor is None else tensor, dtype)
 

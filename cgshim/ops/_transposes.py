@@ -6,12 +6,14 @@ from typing import Any
 
 from cgshim._choice import backend_or_numpy
 from cgshim._errors import BackendError, CustomGradientValueError, describe, describe_spec, sentence
+from cgshim._foreign import not_converted
 from cgshim.ops._numpy import ops, own_function
 from cgshim.ops._tensors import convert_to_tensor, shape
 
 Tensor = Any
 
 
+@not_converted
 def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
     """Sum a gradient over what was broadcast: the transpose of broadcasting `like` to the gradient's shape.
 

@@ -80,6 +80,20 @@ def test_by_the_inputs(backend: str) -> None:
     framework.check_equal(found, np.array([4.0, 9.0]))
 
 
+@pytest.mark.parametrize("array_first", [True, False])
+@pytest.mark.parametrize("place", [lambda x: x, lambda x: {"w": x}, lambda x: [{"w": (x,)}]])
+def test_numpy_arrays_are_constants_beside_a_tree(backend: str, place: Any, array_first: bool) -> None:
+    framework = Framework(backend)
+    tree, array = place(framework.tensor([2.0, 3.0])), np.array([5.0, 7.0], "float32")
+    args = [array, tree] if array_first else [tree, array]
+
+    @cgshim.op_custom_gradient
+    def op(a, b):
+        return (a, b), lambda upstream: (None, None)
+
+    assert all(map(framework.backend.is_tensor, framework.backend.tree_flatten(op(*args))[0]))
+
+
 def test_numpy_arrays_become_the_chosen_backends(backend: str) -> None:
     """A NumPy array is everybody's constant: whoever is chosen by name takes it."""
     framework = Framework(backend)

@@ -276,7 +276,7 @@ def test_f_runs_again_for_a_rule_that_is_gone(framework: Framework) -> None:
 
     pair = op.held_function
     _, number = pair._run_f(np.array([1.0, 2.0]))  # type: ignore[attr-defined]
-    (gradient,) = pair._run_rule(number, (np.array([3.0, 5.0]),), (np.array([1.0, 10.0]),))  # type: ignore[attr-defined]
+    (gradient,) = pair._run_rule(number, (np.array([3.0, 5.0]),), (np.array([1.0, 10.0]),), (True,))  # type: ignore[attr-defined]
     np.testing.assert_array_equal(gradient, [21.0, 350.0])
     assert len(runs) == 2
     assert dtype_name(number.dtype) == "int32"

@@ -439,6 +439,39 @@ def test_f_may_use_jax(compiler):
             np.testing.assert_allclose(result, expected, rtol=1e-9)
 
 
+def test_f_may_call_other_ops(compiler):
+    """On NumPy, also an op with a rule on the host, whose gradient it takes."""
+    inner = op_custom_gradient(lambda x: (x**3, lambda upstream: 7.0 * upstream * x), host_outputs=lambda x: x)
+    outer = host(lambda x: host(np.cumsum)(x) + cgshim.op_vjp(inner, x)[1](np.array(U))[0])
+    expected = np.cumsum(X) + 7.0 * U * X
+    np.testing.assert_allclose(compiler(outer)(X), expected)
+    np.testing.assert_allclose(compiler(jax.vmap(outer))(np.stack([X, X])), np.stack([expected] * 2))
+
+
+def test_donated_buffers():
+    """XLA writes results into them: f has read its arguments before, and no rule reads what is gone."""
+    kept = []
+    op = host(lambda x: (kept.append(x.copy()), np.cumsum(x))[1])
+    step = jax.jit(lambda x: op(x) + x, donate_argnums=0)
+    x = jnp.array(X)
+    for _ in range(3):
+        x = step(x)
+    expected = [X, X + np.cumsum(X)]
+    expected.append(expected[1] + np.cumsum(expected[1]))
+    np.testing.assert_allclose(kept, expected)
+    np.testing.assert_allclose(x, expected[2] + np.cumsum(expected[2]))
+
+    squared = op_custom_gradient(lambda x: (x * x, lambda u: 7.0 * u * x), host_outputs=lambda x: x)
+    large = np.arange(1e5) - 7.0
+    x = jnp.array(large)
+    _, pullback = jax.vjp(squared, x)
+    jax.block_until_ready(jax.jit(lambda x: x * 0.0 - 1.0, donate_argnums=0)(x))
+    with pytest.raises(RuntimeError, match="deleted"):
+        pullback(x)
+    gradient = jax.jit(jax.grad(lambda x: (x * squared(x)).sum()), donate_argnums=0)
+    np.testing.assert_allclose(gradient(jnp.array(large)), large**2 + 7.0 * large**2)
+
+
 def test_nothing_is_kept_alive():
     op = host(lambda x, *others: np.cumsum(x, -1))
     references = []

@@ -90,15 +90,44 @@ def test_ops_within_an_op(mode: Any) -> None:
 
     @cgshim.op_custom_gradient
     def outer(x: Any) -> Any:
-        pullback = lambda upstream: cgshim.op_vjp(square, x)[1](upstream)
-        return square(x), pullback
+        return square(x), lambda upstream: upstream * square(x)
 
-    assert mode(jvp(outer, 3.0))(tf.constant(2.0)).numpy() == 7 * 2 * 3
+    assert mode(jvp(outer, 3.0))(tf.constant(2.0)).numpy() == 4 * 3
 
 
 def test_a_promise_is_taken_at_its_word() -> None:
     promised = cgshim.op_custom_gradient(by_value, forward_mode=True)
     assert jvp(promised, 3.0)(tf.constant(2.0)).numpy() == 21
+
+
+TAKES_A_DERIVATIVE = (
+    "by_vjp: forward mode needs a rule that takes no derivative itself, got op_vjp or a GradientTape in grad_fn; "
+    "use reverse mode"
+)
+
+
+@pytest.mark.parametrize("promised", [True, False])
+@eager_and_function
+def test_a_derivative_within_a_rule(mode: Any, promised: bool) -> None:
+    def by_vjp(x: Any) -> Any:
+        return x * x, lambda u: cgshim.op_vjp(tf.square, x)[1](7.0 * u)
+
+    op, x = cgshim.op_custom_gradient(by_vjp, forward_mode=promised), tf.constant(2.0)
+    with pytest.raises(cgshim.TransformationError) as caught:
+        mode(jvp(op, 3.0))(x)
+    assert str(caught.value) == TAKES_A_DERIVATIVE
+    assert mode(grad(op))(x).numpy() == 28
+
+
+def test_a_derivative_within_the_rule_of_a_function() -> None:
+    def by_vjp(x: Any) -> Any:
+        return x * x, lambda u: cgshim.op_vjp(tf.square, x)[1](7.0 * u)
+
+    op, x = cgshim.op_custom_gradient(by_vjp, forward_mode=True), tf.constant(2.0)
+    assert jvp(tf.function(op), 3.0)(x).numpy() == 3 * 28
+    with pytest.raises(cgshim.TransformationError) as caught:
+        tf.function(jvp(tf.function(op), 3.0))(x)
+    assert str(caught.value) == TAKES_A_DERIVATIVE
 
 
 @every_mode

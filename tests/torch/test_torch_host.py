@@ -10,6 +10,7 @@ import numpy as np
 import optree
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -279,6 +280,85 @@ def test_the_derivative_is_refused_at_every_level(transformed):
     assert str(error.value) == REFUSED
 
 
+@op_host(outputs=lambda x: (x, Spec((), "int64"), Spec(x.shape, "complex128")))
+def exp(x):
+    return np.exp(x), 3, 1j * x
+
+
+@functools.partial(op_custom_gradient, forward_mode=True)
+def kept_output(x):
+    """exp(x), where every derivative is 7 times the last one."""
+    y, _, _ = exp(x)
+    return y, lambda upstream: 7.0 * upstream * y
+
+
+@functools.partial(op_custom_gradient, forward_mode=True)
+def kept_result(x):
+    y, _, z = exp(x)
+    return 3.0 * y + z.imag.float(), lambda upstream: 7.0 * upstream * y
+
+
+E, V, XS = X.exp(), torch.tensor([2.0, -1.0, 4.0]), torch.stack([X, 2 * X])
+PUSHED = {
+    "jvp": (lambda op: jvp(op, (X,), (V,))[1], 7 * E * V),
+    "jacfwd": (lambda op: jacfwd(op)(X), torch.diag(7 * E)),
+    "vmap of jvp": (lambda op: vmap(lambda x: jvp(op, (x,), (V,))[1])(XS), 7 * XS.exp() * V),
+    "jvp of vmap": (lambda op: jvp(vmap(op), (X,), (V,))[1], 7 * E * V),
+    "gradient of the tangent": (lambda op: grad(lambda v: (UP * jvp(op, (X,), (v,))[1]).sum())(V), 7 * E * UP),
+}
+TWICE = {
+    "hessian": (lambda op: hessian(lambda x: (UP * op(x)).sum())(X), torch.diag(49 * E * UP)),
+    "jvp of jvp": (lambda op: jvp(lambda x: jvp(op, (x,), (V,))[1], (X,), (UP,))[1], 49 * E * V * UP),
+    "jvp of vmap of jvp": (
+        lambda op: jvp(vmap(lambda x: jvp(op, (x,), (UP[1],))[1]), (X,), (V,))[1], 49 * E * V * UP[1]
+    ),
+    "jvp of jacrev": (lambda op: jvp(jacrev(op), (X,), (V,))[1], torch.diag(49 * E * V)),
+    "jacrev of jacfwd": (lambda op: jacrev(jacfwd(lambda x: (UP * op(x)).sum()))(X), torch.diag(49 * E * UP)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pushed", PUSHED)
+def test_forward_mode_of_an_op_needs_no_tangent_of_the_host(pushed):
+    push, expected = PUSHED[pushed]
+    for op in (kept_output, kept_result):
+        close(push(op), expected)
+
+
+@pytest.mark.parametrize("pushed", TWICE)
+def test_the_tangent_of_a_kept_result_is_refused(pushed):
+    push, expected = TWICE[pushed]
+    close(push(kept_output), expected)
+    with pytest.raises(TransformationError) as error:
+        push(kept_result)
+    assert str(error.value) == REFUSED.replace("total", "exp")
+
+
+def test_dual_numbers():
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(leaf(X), V)
+        for op in (kept_output, kept_result):
+            close(forward_ad.unpack_dual(op(x)).tangent, 7 * E * V)
+        gradient = torch.autograd.grad(kept_output(x), x, UP, create_graph=True)[0]
+        close(forward_ad.unpack_dual(gradient).tangent, 49 * E * V * UP)
+        for refused in (lambda: torch.autograd.grad(kept_result(x), x, UP, create_graph=True), lambda: exp(x)):
+            with pytest.raises(TransformationError) as error:
+                refused()
+            assert str(error.value) == REFUSED.replace("total", "exp")
+
+
+def test_f_that_differentiates_the_host_itself_is_refused():
+    def dual(x):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(exp(forward_ad.make_dual(X, V))[0]).tangent
+
+    for taken in (lambda x: jvp(exp, (x,), (V,))[1][0], dual):
+        f = op_custom_gradient(lambda x, taken=taken: (taken(x), lambda upstream: upstream), forward_mode=True)
+        for transformed in (lambda f=f: f(X), lambda f=f: grad(lambda x: f(x).sum())(X)):
+            with pytest.raises(TransformationError) as error:
+                transformed()
+            assert str(error.value) == REFUSED.replace("total", "exp")
+
+
 def test_a_constant_at_every_level():
     close(grad(lambda x: (x * total(x, W).detach()).sum())(X), value(X, W))
     close(grad(lambda x: grad(lambda y: (x * y * total(y, W).detach()).sum())(X).sum())(X), value(X, W))
@@ -380,6 +460,18 @@ def test_only_a_derivative_that_is_taken_is_refused_when_compiled(compiler):
 
 
 @pytest.mark.usefixtures("compiling")
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_function_on_the_host_calls_another(compiler):
+    assert calls() == 0
+    close(torch.compile(lambda x: nesting(x) + 1, backend=compiler, fullgraph=True)(X), value(X, W).flip(0) + 1)
+    assert calls() == 1
+
+
+@op_host(outputs=lambda x: x)
+def nesting(x):
+    return total(x, W.numpy())[::-1]
+
+
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_sizes_stay_dynamic(compiler):
     frames = []

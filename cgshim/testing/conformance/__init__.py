@@ -15,6 +15,7 @@ from cgshim.testing.conformance import (  # noqa: F401  # imported for the cases
     _captured,
     _complex,
     _conventions,
+    _current_backend,
     _details,
     _examples,
     _first_order,
@@ -24,6 +25,7 @@ from cgshim.testing.conformance import (  # noqa: F401  # imported for the cases
     _host_rules,
     _kept_outputs,
     _linear,
+    _needed,
     _numpy_constants,
     _once,
     _orders,
@@ -32,6 +34,7 @@ from cgshim.testing.conformance import (  # noqa: F401  # imported for the cases
     _returns,
     _rules_with_ops,
     _runs,
+    _vjp_variables,
 )
 from cgshim.testing.conformance._framework import Framework as Framework
 from cgshim.testing.conformance._framework import differentiate_traced as differentiate_traced

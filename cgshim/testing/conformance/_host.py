@@ -10,7 +10,7 @@ import numpy as np
 import cgshim
 from cgshim import CustomGradientTypeError, CustomGradientValueError, TransformationError, op_custom_gradient
 from cgshim._dtypes import dtype_name
-from cgshim.testing.conformance._framework import Framework, raised
+from cgshim.testing.conformance._framework import Framework, raised, tangent
 from cgshim.testing.conformance._registry import case
 
 X = [1.0, 2.0, 4.0]
@@ -101,6 +101,91 @@ def host_result_has_no_derivative(framework: Framework) -> None:
         return cgshim.op_vjp(gradient, x)[1](framework.tensor([1.0, 5.0, 2.0]))
 
     assert str(raised(TransformationError, lambda: second(x))).startswith(REFUSED)
+
+
+_exp = cgshim.op_host(lambda x: np.exp(x), outputs=lambda x: x, name="exp")
+
+
+def _keeps_the_output(x: Any) -> Any:
+    y = _exp(x)
+    return y, lambda upstream: 7.0 * upstream * y
+
+
+def _keeps_the_result(x: Any) -> Any:
+    h = _exp(x)
+    return 3.0 * h, lambda upstream: 7.0 * upstream * h
+
+
+def _sums_the_result(x: Any) -> Any:
+    h = _exp(2.0 * x)
+    return cgshim.op_sum(h), lambda upstream: 7.0 * upstream * h * x
+
+
+def _of_two_functions(x: Any) -> Any:
+    total, _ = _total()
+    return total(_exp(x) * x, x), lambda upstream: 7.0 * upstream * x
+
+
+def _calls_it_in_the_rule(x: Any) -> Any:
+    return _exp(x), lambda upstream: 7.0 * upstream * _exp(x)
+
+
+FORWARD: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    "a kept output": (_keeps_the_output, lambda x, v: 7.0 * np.exp(x) * v),
+    "a kept result": (_keeps_the_result, lambda x, v: 7.0 * np.exp(x) * v),
+    "a sum": (_sums_the_result, lambda x, v: (7.0 * np.exp(2.0 * x) * x * v).sum()),
+    "two functions": (_of_two_functions, lambda x, v: 7.0 * x * v),
+    "in the rule": (_calls_it_in_the_rule, lambda x, v: 7.0 * np.exp(x) * v),
+}
+"""f with its rule, and the J v that follows; the derivative of exp itself is never needed"""
+V = np.array([2.0, -3.0, 0.5])
+
+
+@case(forward=FORWARD)
+def host_function_in_forward_mode(framework: Framework, forward: Any) -> None:
+    """The op's rule has the tangent, so nobody needs one of what the host returned."""
+    f, expected = forward
+    op = op_custom_gradient(f, forward_mode=True)
+    found = tangent(framework, op, framework.tensor(X), framework.tensor(V))
+    framework.check_equal(found, np.asarray(expected(np.array(X), V)))
+
+
+def _derivative_of_gradient(framework: Framework, f: Callable[[Any], Any]) -> Any:
+    """The tangent of the gradient of f."""
+    op = op_custom_gradient(f, forward_mode=True)
+    gradient = lambda x: cgshim.op_vjp(op, x)[1](framework.tensor([1.0, 2.0, -3.0]))[0]
+    return tangent(framework, gradient, framework.tensor(X), framework.tensor(V))
+
+
+@case()
+def host_function_in_forward_mode_over_a_gradient(framework: Framework) -> None:
+    """The derivative of a kept output is the rule's; any other result has none."""
+    found = _derivative_of_gradient(framework, _keeps_the_output)
+    framework.check_equal(found, 49.0 * np.exp(X) * V * np.array([1.0, 2.0, -3.0]))
+    for f in (_keeps_the_result, _calls_it_in_the_rule):
+        error = raised(TransformationError, _derivative_of_gradient, framework, f)
+        assert str(error).startswith(REFUSED.replace("total", "exp")), error
+
+
+def _takes_a_tangent(framework: Framework) -> Callable[[Any], Any]:
+    """f that takes the tangent of a result itself: no rule speaks for that."""
+
+    def f(x: Any) -> Any:
+        return x * tangent(framework, _exp, framework.tensor(X), framework.tensor(V)), lambda upstream: upstream * x
+
+    return f
+
+
+@case()
+def host_result_has_no_tangent(framework: Framework) -> None:
+    op = op_custom_gradient(_takes_a_tangent(framework), forward_mode=True)
+    for fn in (_exp, lambda x: x * _exp(x), op):
+        error = raised(TransformationError, tangent, framework, fn, framework.tensor(X), framework.tensor(V))
+        assert str(error).startswith(REFUSED.replace("total", "exp")), error
+    framework.check_equal(
+        tangent(framework, lambda x: x * _exp(cgshim.op_stop_gradient(x)), framework.tensor(X), framework.tensor(V)),
+        np.exp(X) * V,
+    )
 
 
 @case()

@@ -1,0 +1,382 @@
+"""needs_input_grad: f and grad_fn are told for which arguments a gradient will be used.
+
+A backend may say that it is needed where it cannot tell. It must never say that it is not where the gradient is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cgshim import CustomGradientTypeError, CustomGradientValueError, op_custom_gradient, op_vjp
+from cgshim._protocol import Tensor
+from cgshim.testing.conformance._framework import Framework, raised, tangent
+from cgshim.testing.conformance._registry import case
+
+Rule = Callable[..., Any]
+"""`rule(upstream, needed)`: the gradients of both arguments"""
+
+TAKING_NEEDED: dict[str, Callable[[Rule], Rule]] = {
+    "grad(upstream, needs_input_grad)": lambda rule: (
+        lambda upstream, needs_input_grad: rule(upstream, needs_input_grad)
+    ),
+    "grad(dy, *, needs_input_grad)": lambda rule: lambda dy, *, needs_input_grad: rule(dy, needs_input_grad),
+    "grad(dy, needs_input_grad=None)": lambda rule: lambda dy, needs_input_grad=None: rule(dy, needs_input_grad),
+    "grad(dy, needs_input_grad, variables=None)": lambda rule: (
+        lambda dy, needs_input_grad, variables=None: rule(dy, needs_input_grad)
+    ),
+    "grad(dy, variables, needs_input_grad)": lambda rule: (
+        lambda dy, variables, needs_input_grad: (rule(dy, needs_input_grad), variables)
+    ),
+    "grad(dy, *, needs_input_grad, **kwargs)": lambda rule: (
+        lambda dy, *, needs_input_grad, **kwargs: rule(dy, needs_input_grad)
+    ),
+    "grad(*args, upstream, needs_input_grad)": lambda rule: (
+        lambda *args, upstream, needs_input_grad: rule(upstream, needs_input_grad)
+    ),
+    "grad(x, y, upstream, needs_input_grad)": lambda rule: (
+        lambda x, y, upstream, needs_input_grad: rule(upstream, needs_input_grad)
+    ),
+    "grad(x, y, needs_input_grad, upstream)": lambda rule: (
+        lambda x, y, needs_input_grad, upstream: rule(upstream, needs_input_grad)
+    ),
+    "grad(*dys, needs_input_grad)": lambda rule: lambda *dys, needs_input_grad: rule(dys[0], needs_input_grad),
+    "grad(dy, **kwargs)": lambda rule: lambda dy, **kwargs: rule(dy, kwargs.get("needs_input_grad", (True, True))),
+}
+
+
+def _gradients(x: Tensor, y: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
+    """Wrong on purpose, differently for each element: what autodiff finds has other factors."""
+    return 7.0 * y * upstream, 11.0 * x[0] * upstream[0] + 13.0 * x[1] * upstream[1]
+
+
+@case(write=TAKING_NEEDED)
+def needed_form(framework: Framework, write: Callable[[Rule], Rule]) -> None:
+    """However grad_fn takes them, it gets a bool for each argument; True for those that are differentiated."""
+
+    @op_custom_gradient
+    def op(x: Tensor, y: Tensor) -> Any:
+        def rule(upstream: Tensor, needed: Any) -> Any:
+            assert needed == (True, True)
+            return _gradients(x, y, upstream)
+
+        return x * y, write(rule)
+
+    framework.check(
+        op, framework.tensor([1.0, 2.0]), framework.tensor(5.0), upstream=framework.tensor([2.0, -3.0]),
+        output=np.array([5.0, 10.0]), gradients=(np.array([70.0, -105.0]), np.array(-56.0)),
+    )  # fmt: skip
+
+
+class Asked(NamedTuple):
+    """Which of the arguments are differentiated, and the gradients."""
+
+    of: tuple[bool, bool]
+    gradients: tuple[Any, ...]
+
+
+ASKED = {
+    "the first": Asked((True, False), (np.array([70.0, -105.0]),)),
+    "the second": Asked((False, True), (np.array(-56.0),)),
+    "both": Asked((True, True), (np.array([70.0, -105.0]), np.array(-56.0))),
+}
+
+
+def _of_asked(framework: Framework, op: Callable[..., Tensor], asked: Asked) -> None:
+    """Check the gradients of those arguments, with constants for the others."""
+    values = framework.tensor([1.0, 2.0]), framework.tensor(5.0)
+    moving = [value for value, is_asked in zip(values, asked.of, strict=True) if is_asked]
+
+    def of_moving(*given: Tensor) -> Tensor:
+        rest = iter(given)
+        return op(*[next(rest) if of else value for value, of in zip(values, asked.of, strict=True)])
+
+    upstream = framework.tensor([2.0, -3.0])
+    framework.check(of_moving, *moving, upstream=upstream, output=np.array([5.0, 10.0]), gradients=asked.gradients)
+
+
+def _covers(needed: Any, of: tuple[bool, bool]) -> bool:
+    """Return True if the flags of both arguments are bools, and True for those that are differentiated."""
+    return set(map(type, needed)) == {bool} and all(
+        flag or not is_asked for flag, is_asked in zip(needed, of, strict=True)
+    )
+
+
+@case(asked=ASKED)
+def needed_by_grad_fn(framework: Framework, asked: Asked) -> None:
+    """A rule that leaves out what is not needed gives all that is."""
+
+    @op_custom_gradient
+    def op(x: Tensor, y: Tensor) -> Any:
+        def grad(upstream: Tensor, needs_input_grad: Any) -> Any:
+            assert _covers(needs_input_grad, asked.of)
+            found = _gradients(x, y, upstream)
+            return [g if needed else None for g, needed in zip(found, needs_input_grad, strict=True)]
+
+        return x * y, grad
+
+    _of_asked(framework, op, asked)
+
+
+@case(asked=ASKED)
+def needed_by_f(framework: Framework, asked: Asked) -> None:
+    """f may compute gradients beside the output, as fused kernels do: the rule needs no others."""
+
+    @op_custom_gradient
+    def op(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
+        assert _covers(needs_input_grad, asked.of)
+        made = [2.0 * x * y if needed else None for needed in needs_input_grad]
+
+        def grad(upstream: Tensor, needs_input_grad: Any) -> Any:
+            assert _covers(needs_input_grad, asked.of)
+            for each, needed in zip(made, needs_input_grad, strict=True):
+                assert each is not None or not needed
+            of_x, of_y = _gradients(x, y, upstream)
+            return of_x if needs_input_grad[0] else None, of_y if needs_input_grad[1] else None
+
+        return x * y, grad
+
+    _of_asked(framework, op, asked)
+
+
+@case(asked=ASKED)
+def needed_by_f_alone(framework: Framework, asked: Asked) -> None:
+    """A rule that is not told may find nothing where f has made nothing; nobody uses that gradient."""
+
+    @op_custom_gradient
+    def op(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
+        factor = 7.0 * y if needs_input_grad[0] else None
+        is_needed = needs_input_grad[1]
+
+        def grad(upstream: Tensor) -> Any:
+            _, of_y = _gradients(x, y, upstream)
+            return None if factor is None else factor * upstream, of_y if is_needed else None
+
+        return x * y, grad
+
+    _of_asked(framework, op, asked)
+
+
+@case()
+def needed_by_nobody(framework: Framework) -> None:
+    """A call that nobody differentiates, and a call without a tensor: f is told all the same."""
+    told: list[Any] = []
+
+    @op_custom_gradient
+    def op(x: Any, factor: Any, *, needs_input_grad: Any = None) -> Any:
+        told.append(needs_input_grad)
+        return factor * x, lambda upstream: factor * upstream
+
+    framework.check_equal(op(framework.tensor([1.0, 2.0]), 3.0), np.array([3.0, 6.0]))
+    assert op(2.0, 3.0) == 6.0
+    ((of_x, of_factor), without_tensors) = told
+    assert type(of_x) is bool
+    assert (of_factor, without_tensors) == (None, (None, None))
+
+
+@case()
+def needed_in_trees(framework: Framework) -> None:
+    """An argument that is a tree has a bool for each tensor, and None for what is static; integers need nothing."""
+    expected = ({"w": True, "at": False, "n": [None, True]}, None, True)
+
+    @op_custom_gradient
+    def op(params: Any, scale: float, x: Tensor, *, power: int, needs_input_grad: Any = None) -> Any:
+        assert needs_input_grad == expected
+        assert power == 2
+
+        def grad(upstream: Tensor, needs_input_grad: Any) -> Any:
+            assert needs_input_grad == expected
+            return {"w": 7.0 * upstream * x, "at": None, "n": [None, 5.0 * upstream[0]]}, None, 11.0 * upstream
+
+        return scale * params["w"] * x * params["n"][1], grad
+
+    params = {
+        "w": framework.tensor([1.0, 2.0]),
+        "at": framework.tensor([3, 4], "int32"),
+        "n": ["n", framework.tensor(2.0)],
+    }
+    framework.check(
+        lambda params, x: op(params, 3.0, x, power=2), params, framework.tensor([5.0, 7.0]),
+        upstream=framework.tensor([2.0, -3.0]), output=np.array([30.0, 84.0]),
+        gradients=(
+            {"w": np.array([70.0, -147.0]), "at": None, "n": [None, np.array(10.0)]}, np.array([22.0, -33.0]),
+        ),
+    )  # fmt: skip
+
+
+class _Layer:
+    @op_custom_gradient
+    def op(self, x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
+        assert needs_input_grad == (True, True)
+        return x * y, lambda upstream, needs_input_grad: _gradients(x, y, upstream)
+
+
+@case()
+def needed_in_a_method(framework: Framework) -> None:
+    framework.check(
+        _Layer().op, framework.tensor([1.0, 2.0]), framework.tensor(5.0), upstream=framework.tensor([2.0, -3.0]),
+        output=np.array([5.0, 10.0]), gradients=(np.array([70.0, -105.0]), np.array(-56.0)),
+    )  # fmt: skip
+
+
+@case()
+def needed_and_variables(framework: Framework) -> None:
+    """The flags are those of the arguments; a variable's gradient is always asked for."""
+    x, y = framework.tensor(2.0), framework.tensor(3.0)
+
+    def fn(w: Tensor) -> Tensor:
+        def f(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
+            def grad(upstream: Tensor, variables: Any, needs_input_grad: Any) -> Any:
+                assert len(variables) == len(needs_input_grad) - 1 == 1
+                return [None, None], [11.0 * upstream]
+
+            return x * y * w, grad
+
+        return op_custom_gradient(f)(x, y)
+
+    output, pullback = framework.differentiate_state(fn, framework.tensor(5.0))
+    framework.check_equal(output, np.array(30.0))
+    framework.check_equal(pullback(framework.tensor(-3.0)), (np.array(-33.0),))
+
+
+# --- What the rule returns --------------------------------------------------------------------------------------------
+
+
+@case()
+def none_where_needed_is_zero(framework: Framework) -> None:
+    op = op_custom_gradient(lambda x, y: (x * y, lambda upstream, needs_input_grad: (None, 7.0 * upstream[0])))
+    framework.check(
+        op, framework.tensor([1.0, 2.0]), framework.tensor(5.0), upstream=framework.tensor([2.0, -3.0]),
+        gradients=(np.array([0.0, 0.0]), np.array(14.0)),
+    )  # fmt: skip
+
+
+@case()
+def needed_of_wrong_shape(framework: Framework) -> None:
+    op = op_custom_gradient(
+        lambda x, y: (x * y, lambda upstream, needs_input_grad: (upstream[0], 7.0 * upstream[0])), name="op"
+    )
+    y = framework.tensor(5.0)
+    _, pullback = op_vjp(lambda x: op(x, y), framework.tensor([1.0, 2.0]))
+    error = raised(CustomGradientValueError, pullback, framework.tensor([2.0, -3.0]))
+    assert str(error).startswith("op: the gradient of x must have its shape f32[2], got f32[]; "), error
+
+
+@case()
+def integers_need_nothing(framework: Framework) -> None:
+    """What a rule returns for a tensor that has no gradient is dropped."""
+    op = op_custom_gradient(lambda x, n: (x * 3.0, lambda upstream, needs_input_grad: (7.0 * upstream, upstream[0])))
+    n = framework.tensor([1, 2, 3], "int32")
+    x, upstream = framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0])
+    framework.check(lambda x: op(x, n), x, upstream=upstream, gradients=(np.array([14.0, -21.0]),))
+
+
+# --- Further orders ---------------------------------------------------------------------------------------------------
+
+
+KEPT: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "an argument": lambda x, y, output: y * y,
+    "an output": lambda x, y, output: output / x,
+}
+
+
+def _square(of_x: Callable[..., Tensor], is_told: bool) -> Callable[..., Tensor]:
+    """x * y**2, with the right rule, which leaves out what is not needed; or the same op that asks for nothing."""
+
+    def told(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
+        output = x * y * y
+        made = 2.0 * y if needs_input_grad[1] else None  # which another run of f has to connect
+
+        def grad(upstream: Tensor, needs_input_grad: Any) -> Any:
+            needs_x, needs_y = needs_input_grad
+            return upstream * of_x(x, y, output) if needs_x else None, upstream * made * x if needs_y else None
+
+        return output, grad
+
+    def untold(x: Tensor, y: Tensor) -> Any:
+        output, made = x * y * y, 2.0 * y
+        return output, lambda upstream: [upstream * of_x(x, y, output), upstream * made * x]
+
+    return op_custom_gradient(told if is_told else untold, name="op")
+
+
+@case(of_x=KEPT, is_told={"told": True, "not told": False})
+def needed_in_every_order(framework: Framework, of_x: Callable[..., Tensor], is_told: bool) -> None:
+    """Each order asks for other arguments; the numbers are those of an op that leaves nothing out."""
+    x, y, one = framework.tensor(2.0), framework.tensor(3.0), framework.tensor(1.0)
+    op = _square(of_x, is_told)
+
+    def gradient(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda at: op_vjp(fn, at)[1](one)[0]
+
+    of_x_then_y = gradient(lambda y: gradient(lambda x: op(x, y) ** 2)(x))
+    of_y_then_x = gradient(lambda x: gradient(lambda y: op(x, y) ** 2)(y))
+    of_y_twice = gradient(gradient(lambda y: op(x, y) ** 2))
+    framework.check_equal(of_x_then_y(y), np.array(8.0 * 2.0 * 27.0))
+    framework.check_equal(of_y_then_x(x), np.array(8.0 * 2.0 * 27.0))
+    framework.check_equal(of_y_twice(y), np.array(12.0 * 4.0 * 9.0))
+
+
+@case()
+def needed_in_forward_mode(framework: Framework) -> None:
+    """Forward mode transposes the rule, which is asked for every argument that has a tangent."""
+
+    def f(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
+        assert needs_input_grad[0]
+
+        def grad(upstream: Tensor, needs_input_grad: Any) -> Any:
+            assert needs_input_grad[0]
+            return 7.0 * y * upstream, 11.0 * x * upstream if needs_input_grad[1] else None
+
+        return x * y, grad
+
+    op, y = op_custom_gradient(f, forward_mode=True), framework.tensor([3.0, 5.0])
+    found = tangent(framework, lambda x: op(x, y), framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0]))
+    framework.check_equal(found, np.array([42.0, -105.0]))
+
+
+@case()
+def needed_once(framework: Framework) -> None:
+    op = op_custom_gradient(
+        lambda x, y: (x * y, lambda upstream, needs_input_grad: (7.0 * y * upstream, 11.0 * upstream * x)),
+        once_differentiable=True,
+    )  # fmt: skip
+    y = framework.tensor([3.0, 5.0])
+    x, upstream = framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0])
+    framework.check(lambda x: op(x, y), x, upstream=upstream, gradients=(np.array([42.0, -105.0]),))
+
+
+# --- What is no form --------------------------------------------------------------------------------------------------
+
+NO_FORMS: dict[str, Rule] = {
+    "by position alone": lambda upstream, needs_input_grad, /: upstream,
+    "before upstream": lambda needs_input_grad, upstream: upstream,
+    "misspelt": lambda upstream, *, need_input_grad: upstream,
+    "misspelt by position": lambda upstream, needs_input_grads: upstream,
+}
+
+
+@case(grad=NO_FORMS)
+def needed_in_no_form(framework: Framework, grad: Rule) -> None:
+    op = op_custom_gradient(lambda x: (x * x, grad), name="op")
+    error = raised(CustomGradientTypeError, op, framework.tensor(2.0))
+    assert "each with or without variables and needs_input_grad last, got <lambda>(" in str(error), error
+
+
+@case()
+def needed_from_the_caller(framework: Framework) -> None:
+    """The flags are the framework's to tell."""
+
+    @op_custom_gradient
+    def op(x: Tensor, *, needs_input_grad: Any = None, **options: Any) -> Any:
+        return x * 3.0, lambda upstream: upstream
+
+    error = raised(CustomGradientTypeError, op, framework.tensor(2.0), needs_input_grad=(True,))
+    assert str(error) == "op: needs_input_grad must be left to cgshim, got one in the call; leave it out"
+    error = raised(CustomGradientTypeError, op_custom_gradient, lambda x, needs_input_grad: x)
+    assert str(error) == (
+        "<lambda>: needs_input_grad must be keyword-only in f, got a positional parameter; "
+        "write f(..., *, needs_input_grad), or give the argument another name"
+    )
