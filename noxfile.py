@@ -50,7 +50,7 @@ def tests_all(session: nox.Session) -> None:
     """All backends in one process: dispatch by type, mixed frameworks."""
     frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
     session.install("-c", "constraints.txt", "-e", ".", *TEST, *frameworks)
-    run_tests(session, list(FRAMEWORKS), *COMMON)
+    run_tests(session, list(FRAMEWORKS), *COMMON, "tests/together")
 
 
 @nox.session(python=["3.10", "3.12", "3.13"])
@@ -147,5 +147,5 @@ def pictures(session: nox.Session) -> None:
     """The pictures of docs/cookbook.md, drawn by the examples on NumPy."""
     session.install("-c", "constraints.txt", "-e", ".", "scikit-learn", "matplotlib")
     session.env["CGSHIM_BACKEND"] = "numpy"
-    for name in ["straight_through", "gradient_reversal", "clipped_gradient", "scipy_adjoint"]:
+    for name in ["straight_through", "gradient_reversal", "clipped_gradient", "scipy_adjoint", "wave_in_c"]:
         session.run("python", f"examples/{name}.py", "--picture", f"docs/img/{name}.png")

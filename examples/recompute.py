@@ -4,6 +4,7 @@ With `--memory plain` and `--memory recomputed` it measures by how much the peak
 """
 
 import argparse
+from functools import partial
 
 import numpy as np
 
@@ -20,32 +21,43 @@ from cgshim import (
 
 
 def recompute(fn):
-    """fn, with a rule that keeps nothing of what fn computes."""
+    """fn, with a rule that keeps nothing of what fn computes; fn must return the same each time it runs."""
 
     @op_custom_gradient
-    def recomputed(*args):
+    def recomputed(*args, **options):
+        run = partial(fn, **options)
+
+        def grad(upstream, variables=None):  # the trainable state that fn reads, if it reads any
+            return op_vjp(run, *args, variables=variables)[1](upstream)
+
         constants = map(op_stop_gradient, args)  # of which no framework records anything
-        return fn(*constants), lambda upstream: op_vjp(fn, *args)[1](upstream)
+        return run(*constants), grad
 
     return recomputed
+
+
+def dropout(x, seed):
+    """x with zeros for a tenth of its elements: the same ones each time, because they are drawn from a seed."""
+    kept = np.random.default_rng(seed).random(tuple(x.shape), "float32") >= 0.1
+    return x * op_convert_to_tensor(kept / np.float32(0.9), x.dtype)
 
 
 runs = 0
 
 
-def block(x, scale):
+def block(x, scale, seed):
     """Four layers, of which a plain backward pass needs every intermediate result."""
     global runs
     runs += 1
     for _ in range(4):
         x = op_tanh(scale * x)
-    return x
+    return dropout(x, seed)
 
 
 def loss(block):
     def of(scales, x):
         for at in range(4):
-            x = block(x, scales[at])
+            x = block(x, scales[at], seed=at)
         return op_sum(x * x)
 
     return of

@@ -62,7 +62,8 @@ def test_gradients_of_the_fixed_point():
 def test_gradients_of_what_is_recomputed():
     from recompute import block, recompute
 
-    check_gradients(recompute(block), [tensor(X), tensor(1.1)], modes=("reverse",))
+    again = recompute(block)
+    check_gradients(lambda x, scale: again(x, scale, seed=3), [tensor(X), tensor(1.1)], modes=("reverse",))
 
 
 # --- What each is there for --------------------------------------------------------------------------------------
@@ -112,8 +113,9 @@ COMPILERS = {
 def value_and_gradient_in_compiled_code(backend, fn, *args):
     """Value and gradient by a function that the framework has compiled, and has run once; NumPy compiles none."""
     compiled = COMPILERS[backend](importlib.import_module(backend), fn)
-    compiled(*args)
-    return lambda: [op_convert_to_numpy(found) for found in compiled(*args)]
+    run = lambda: [op_convert_to_numpy(found) for found in compiled(*args)]  # which waits for JAX
+    run()
+    return run
 
 
 def check_compiled(found, fn, *args):

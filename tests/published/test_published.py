@@ -1,92 +1,139 @@
-"""Published custom gradients have right second derivatives on every backend: against central differences."""
+"""Each published function: its value by another formula, and its derivatives by differences, eager and compiled."""
 
-import functools
+import ast
 import importlib
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
-from published_ops import eigh, entmax, equilibrium, neural_ode, reversible
+from published_cases import CASES
+from published_checkers import OWN_CHECKERS
 
-from cgshim import use_backend
+from cgshim import op_convert_to_numpy, op_convert_to_tensor, op_value_and_grad, ops
 from cgshim._registry import load
 from cgshim.testing import check_gradients
+from cgshim.testing._functions import double_precision
 
-SCORES = [[0.5, 1.5, -2.0, 1.0], [0.25, -0.5, 0.75, 0.1]]
-WEIGHTS = [[0.3, -0.5, 0.2], [0.1, 0.4, -0.6], [-0.2, 0.7, 0.1]]
-COLUMN = [[0.5], [-1.0], [0.75]]
-MATRIX = [[2.0, 0.5, -0.3], [0.1, -1.0, 0.6], [0.4, 0.2, 0.5]]
-SMALL = ([[0.5, -1.0]], [[0.25, 0.75]], [[0.3, -0.5], [0.8, 0.4]], [[-0.6, 0.2], [0.1, 0.9]])
+EXAMPLES = Path(__file__).parents[2] / "examples" / "published"
+COOKBOOK = EXAMPLES.parents[1] / "docs" / "cookbook.md"
+EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+EXACT = {name: case for name, case in CASES.items() if case.surrogate is None}
 
-PUBLISHED = {
-    "entmax": (entmax, [SCORES]),
-    "equilibrium": (equilibrium, [WEIGHTS, COLUMN]),
-    "reversible": (reversible, SMALL),
-    "eigh": (eigh, [MATRIX]),
-    "neural_ode": (neural_ode, [WEIGHTS, COLUMN]),
+
+@pytest.fixture(autouse=True)
+def in_double_precision(backend, on_backend):
+    with double_precision(load(backend)):
+        yield
+
+
+def tensors(args):
+    return [op_convert_to_tensor(np.asarray(arg)) for arg in args]
+
+
+def flat(tree):
+    """The numbers of a tree of tensors."""
+    if isinstance(tree, (tuple, list)):
+        return np.concatenate([flat(each) for each in tree])
+    return np.ravel(op_convert_to_numpy(tree))
+
+
+def floats(outputs):
+    """The outputs without those of integers, the indices of neighbours."""
+    if not isinstance(outputs, tuple):
+        return outputs
+    found = tuple(y for y in outputs if ops.dtype(y).startswith("float"))
+    return found if len(found) > 1 else found[0]
+
+
+@EACH
+def test_value(case):
+    expected = case.value(*map(np.asarray, case.args))
+    np.testing.assert_allclose(flat(case.op(*tensors(case.args))), flat(expected), rtol=1e-6, atol=1e-6)
+
+
+@EACH
+def test_derivatives(case):
+    check_gradients(case.op, tensors(case.args), order=case.order, modes=["reverse"],
+                    argnums=case.differentiated, against=case.surrogate)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EXACT.values(), ids=EXACT.keys())
+def test_the_framework_is_of_the_same_opinion(backend, case):
+    args = tensors(case.args)
+    at = len(case.differentiated)
+    OWN_CHECKERS[backend](lambda *xs: floats(case.op(*xs, *args[at:])), args[:at], case.order)
+
+
+def _by_torch(torch, fn, whole, at):
+    compiled = torch.compile(fn, backend="aot_eager", fullgraph=whole)
+
+    def value_and_gradient(*args):
+        inputs = [args[n].requires_grad_() for n in at]
+        value = compiled(*args)
+        return value.detach(), torch.autograd.grad(value, inputs)
+
+    return value_and_gradient
+
+
+COMPILERS = {
+    "jax": lambda jax, fn, _, at: jax.jit(op_value_and_grad(fn, at)),
+    "tensorflow": lambda tensorflow, fn, _, at: tensorflow.function(op_value_and_grad(fn, at)),
+    "torch": _by_torch,
+    "numpy": lambda _, fn, __, at: op_value_and_grad(fn, at),  # it compiles nothing
 }
+IN_DYNAMO = pytest.mark.filterwarnings(  # seen with torch 2.13, November 2026
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:The .grad attribute:UserWarning",
+)
 
 
-@pytest.mark.parametrize(("op", "args"), PUBLISHED.values(), ids=PUBLISHED.keys())
-def test_published_op(backend, op, args):
-    with use_backend(backend):
-        check_gradients(op, _tensors(backend, args), order=2)
+@pytest.fixture
+def nothing_is_compiled(backend):
+    """Let torch.compile forget what earlier tests compiled: it gives up after eight versions of a function."""
+    if backend == "torch":
+        importlib.import_module("torch").compiler.reset()
 
 
-@pytest.mark.parametrize(("op", "args"), PUBLISHED.values(), ids=PUBLISHED.keys())
-def test_the_framework_is_of_the_same_opinion(backend, op, args):
-    with use_backend(backend):
-        OWN_CHECKERS[backend](op, _tensors(backend, args))
+@EACH
+@IN_DYNAMO
+def test_in_compiled_code(backend, case, nothing_is_compiled):
+    fn = sines_of(case.op)
+    compiled = COMPILERS[backend](importlib.import_module(backend), fn, not case.breaks_graph, case.differentiated)
+    expected = op_value_and_grad(fn, case.differentiated)(*tensors(case.args))
+    np.testing.assert_allclose(flat(compiled(*tensors(case.args))), flat(expected), rtol=1e-6, atol=1e-9)
 
 
-def _tensors(backend, args):
-    return [load(backend).convert_to_tensor(np.asarray(arg)) for arg in args]
+def sines_of(op):
+    """A scalar, for which the upstream gradients of the op's outputs differ from 1 and from each other."""
+
+    def total(*args):
+        outputs = floats(op(*args))
+        return sum(ops.sum(ops.sin(y + 0.3)) for y in (outputs if isinstance(outputs, tuple) else [outputs]))
+
+    return total
 
 
-# --- The frameworks' own checkers, of both orders -----------------------------------------------------------------
+FILES = pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
 
 
-def _check_by_autograd(op, args):
-    check_grads = importlib.import_module("autograd.test_util").check_grads
-    tuples = importlib.import_module("autograd.builtins")
-    in_one_tuple = lambda *xs: (lambda y: tuples.tuple(y) if isinstance(y, tuple) else y)(op(*xs))
-    check_grads(in_one_tuple, modes=["rev"], order=2)(*args)
+@FILES
+def test_a_file_has_45_lines_at_most_and_names_its_source(path):
+    source = path.read_text()
+    assert len(source.splitlines()) <= 45
+    assert re.search(r"Published as\s.+\sin\s[\w-]+/[\w-]+", ast.get_docstring(ast.parse(source)), re.DOTALL)
 
 
-def _check_by_jax(op, args):
-    importlib.import_module("jax.test_util").check_grads(op, args, order=2, modes=["rev"])
+@FILES
+def test_the_cookbook_counts_the_lines_of_code(path):
+    row = re.search(rf"\| `{path.name}` \| .* \| \d+ \| (\d+) \|", COOKBOOK.read_text())
+    assert int(row[1]) == lines_of_code(path.read_text())
 
 
-def _check_by_torch(op, args):
-    autograd = importlib.import_module("torch").autograd
-    inputs = [x.requires_grad_() for x in args]
-    assert autograd.gradcheck(op, inputs)
-    assert autograd.gradgradcheck(op, inputs)
-
-
-def _check_by_tensorflow(op, args):
-    tf = importlib.import_module("tensorflow")
-
-    def gradients(*xs):
-        with tf.GradientTape() as tape:
-            tape.watch(xs)
-            outputs = op(*xs)
-            total = tf.add_n([tf.reduce_sum(tf.sin(y)) for y in tf.nest.flatten(outputs)])
-        return tape.gradient(total, xs)
-
-    for fn in (lambda *xs: tf.nest.flatten(op(*xs))[-1], lambda *xs: gradients(*xs)[0]):
-        for at, arg in enumerate(args):
-            of_one = functools.partial(_with_argument, fn, args, at)
-            theoretical, numerical = tf.test.compute_gradient(of_one, [arg])
-            np.testing.assert_allclose(theoretical, numerical, rtol=1e-4, atol=1e-6)
-
-
-def _with_argument(fn, args, at, x):
-    return fn(*args[:at], x, *args[at + 1 :])
-
-
-OWN_CHECKERS = {
-    "numpy": _check_by_autograd,
-    "jax": _check_by_jax,
-    "torch": _check_by_torch,
-    "tensorflow": _check_by_tensorflow,
-}
+def lines_of_code(source):
+    """How many lines a file has without comments, docstrings and blank lines."""
+    statements = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Expr)]
+    texts = [node for node in statements if isinstance(node.value, ast.Constant)]
+    documentation = {line for text in texts for line in range(text.lineno, text.end_lineno + 1)}
+    numbered = enumerate(source.splitlines(), 1)
+    return sum(at not in documentation and not re.match(r"\s*(#|$)", line) for at, line in numbered)

@@ -2,15 +2,20 @@
 
 A cell is a function in `cells_<backend>.py`, put in a row by `@cell(row)`. It returns `(found, by_rule)`: what the
 transformation gives, and what the rule says it must. It may raise instead: a cgshim error is a refusal.
+
+The tables of ops on the host have rows of their own. A cell of these is a function of the op in
+`cells_host_<backend>.py`, put in a row by `@host_cell(row)`, and is run with the op of each table.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+from ops import FOREIGN, ON_HOST
 
 import cgshim
 
@@ -45,8 +50,34 @@ ROWS = [
     "another library's model",
 ]
 
+HOST_ROWS = [
+    "gradient",
+    "Jacobian",
+    "second order",
+    "second order, compiled",
+    "vmap",
+    "gradient of vmap",
+    "vmap of gradient",
+    "forward mode, promised",
+    "Hessian, forward over reverse, promised",
+    "compiled",
+    "compiled gradient",
+    "compiled vmap",
+    "compiled vmap of gradient",
+    "compiled forward mode, promised",
+    "loops and conditions of the framework",
+    "checkpointing",
+    "mixed precision",
+    "export",
+    "several devices or processes",
+    "a pipeline of data",
+    "compiled by XLA",
+]
+
 Cell = Callable[[], tuple[Any, Any]]
+HostCell = Callable[[Any], tuple[Any, Any]]
 _cells: dict[tuple[str, str], Cell] = {}
+_host_cells: dict[tuple[str, str], HostCell] = {}
 
 
 def cell(row: str) -> Callable[[Cell], Cell]:
@@ -55,6 +86,17 @@ def cell(row: str) -> Callable[[Cell], Cell]:
 
     def put(function: Cell) -> Cell:
         _cells[row, function.__module__.rpartition("cells_")[2]] = function
+        return function
+
+    return put
+
+
+def host_cell(row: str) -> Callable[[HostCell], HostCell]:
+    """Put a function of the op in a row of its backend's columns."""
+    assert row in HOST_ROWS, row
+
+    def put(function: HostCell) -> HostCell:
+        _host_cells[row, function.__module__.rpartition("cells_host_")[2]] = function
         return function
 
     return put
@@ -71,6 +113,17 @@ def of_backend(name: str) -> dict[str, Cell]:
     """The cells of one backend, by row."""
     importlib.import_module(f"cells_{name}")
     return {row: _cells[row, name] for row in ROWS if (row, name) in _cells}
+
+
+def on_host(name: str) -> dict[str, dict[str, Cell]]:
+    """The cells of one backend by row, for the op of each table."""
+    importlib.import_module(f"cells_host_{name}")
+    cells = {row: _host_cells[row, name] for row in HOST_ROWS if (row, name) in _host_cells}
+    return {
+        table: {row: functools.partial(cell, op) for row, cell in cells.items()}
+        for table, op in ON_HOST.items()
+        if (table, name) != (FOREIGN, "numpy")
+    }
 
 
 def run(cell: Cell) -> Result:

@@ -1,6 +1,6 @@
 """The ops that the cells transform. Every rule is wrong on purpose by a factor, so that autodiff's number shows."""
 
-from cgshim import op_custom_gradient, op_exp, op_stop_gradient
+from cgshim import op_custom_gradient, op_exp, op_host, op_stop_gradient
 
 X = [0.5, -2.0, 3.0]
 """where every cell is evaluated, unless it says otherwise"""
@@ -43,3 +43,29 @@ def with_op_in_rule(x):
 @op_custom_gradient(name="cube")
 def slope(x):
     return 3.0 * x * x, lambda upstream: upstream * 42.0 * x
+
+
+# --- On the host ------------------------------------------------------------------------------------------------------
+
+
+def cube_of_array(x):
+    """x**3 in NumPy, with the same rule in NumPy."""
+    return x * x * x, lambda upstream: upstream * 15.0 * x * x
+
+
+@op_host(outputs=lambda x: x, name="cube")
+def opaque_cube(x):
+    return x * x * x
+
+
+FOREIGN = "A function of another framework, here of NumPy with autograd"
+ON_HOST = {
+    "f on the host, its rule in ops": op_custom_gradient(
+        lambda x: (opaque_cube(x), lambda upstream: upstream * 15.0 * x * x), name="cube", forward_mode=True
+    ),
+    "f and its rule on the host": op_custom_gradient(
+        cube_of_array, host_outputs=lambda x: x, name="cube", forward_mode=True
+    ),
+    FOREIGN: op_host(lambda x: reverse(x), outputs=lambda x: x, backend="numpy", name="cube"),
+}
+"""x**3 with the rule of `cube`, by the heading of its table"""

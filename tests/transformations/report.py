@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import cells
 
@@ -19,29 +20,50 @@ HEAD = """\
 
 Written by `nox -s transformations`, which runs every cell. The op is `x**3` with a rule that is wrong on purpose,
 five times the true one: a cell is ok when the number is the rule's, and not autodiff's. A refusal is one sentence, and
-stands below the table. A cell is empty where the framework has nothing of the kind.
+stands below the tables. A cell is empty where the framework has nothing of the kind.
+"""
+
+ON_HOST = """\
+## Functions on the host
+
+The same op with NumPy code for its f: `op_host` within `op_custom_gradient`, `op_custom_gradient(host_outputs=)`, and
+`op_host(backend=)`. "Compiled" is `jit`, `torch.compile`, and `tf.function` without XLA. A pipeline is a `DataLoader`
+with workers, or `tf.data`. What `torch.export` saves calls the host by name: in another process, only an `op_host` of a
+module is found. These rules keep arguments alone; the derivative of what the host returned is the rule's if it is the
+op's output, and refused if it is not.
 """
 
 
 def run(name: str, folder: Path) -> None:
     """Keep what each cell of a backend says, as JSON."""
-    results = {row: cells.run(cell) for row, cell in cells.of_backend(name).items()}
+    tables = {"": cells.of_backend(name), **cells.on_host(name)}
+    results = {table: {row: cells.run(cell) for row, cell in of_table.items()} for table, of_table in tables.items()}
     (folder / f"{name}.json").write_text(json.dumps(results, indent=1))
 
 
 def write(folder: Path, document: Path) -> int:
-    """Write the table; the number of cells that are wrong."""
+    """Write the tables; the number of cells that are wrong."""
     columns = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    lines = [HEAD, f"| transformation | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     notes: list[str] = []
-    for row in cells.ROWS:
-        words = [_word(column.get(row), notes) for column in columns.values()]
-        lines.append(f"| {row} | {' | '.join(words)} |")
-    lines += ["", *(f"{number}. {note}" for number, note in enumerate(notes, 1))]
-    lines += ["", "Known gaps, each a test that fails as long as its reason stands:", ""]
+    lines = [HEAD, *_table("", cells.ROWS, columns, notes), "", ON_HOST]
+    for table in cells.ON_HOST:
+        lines += [f"### {table}", "", *_table(table, cells.HOST_ROWS, columns, notes), ""]
+    lines += ["## Refusals", "", *(f"{number}. {note}" for number, note in enumerate(notes, 1))]
+    lines += ["", "## Known gaps", "", "Each is a test that fails as long as its reason stands:", ""]
     lines += [f"- {backend}, `{test}`: {reason}" for (backend, test), reason in GAPS.items()]
     document.write_text("\n".join(lines).rstrip() + "\n")
-    return sum(outcome == "wrong" for column in columns.values() for outcome, _ in column.values())
+    results = [result for tables in columns.values() for column in tables.values() for result in column.values()]
+    return sum(outcome == "wrong" for outcome, _ in results)
+
+
+def _table(table: str, rows: list[str], columns: dict[str, Any], notes: list[str]) -> list[str]:
+    """The lines of one table; refusals that it is the first to have go to the notes."""
+    backends = {name: tables[table] for name, tables in columns.items() if table in tables}
+    lines = [f"| transformation | {' | '.join(backends)} |", f"|---|{'---|' * len(backends)}"]
+    for row in rows:
+        words = [_word(column.get(row), notes) for column in backends.values()]
+        lines.append(f"| {row} | {' | '.join(words)} |")
+    return lines
 
 
 def _word(result: list[str] | None, notes: list[str]) -> str:
