@@ -472,6 +472,7 @@ def nesting(x):
     return total(x, W.numpy())[::-1]
 
 
+@pytest.mark.usefixtures("compiling")
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_sizes_stay_dynamic(compiler):
     frames = []
