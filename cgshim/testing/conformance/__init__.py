@@ -20,6 +20,7 @@ from cgshim.testing.conformance import (  # noqa: F401  # imported for the cases
     _examples,
     _first_order,
     _foreign_functions,
+    _helpers_of_rules,
     _hidden_residuals,
     _host,
     _host_rules,
