@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from cgshim._choice import backend_for, chosen_backend, is_numpy_array, run_in_call
+from cgshim._choice import backend_for, chosen_backend, is_numpy_array, runs_op
 from cgshim._contents import SIMPLE, tensors_inside
 from cgshim._dtypes import is_differentiable
 from cgshim._errors import (
@@ -105,13 +105,16 @@ class Call:
         required_convention(self.arguments, grad_fn, spec)
         return spec.combine(outputs)
 
+    @runs_op
     def _run(self, inputs: Sequence[Tensor], f: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
         arguments, options = self.arguments, self.options
         if self.takes_needed:
             needed = self.needed or [is_differentiable(x.dtype) for x in inputs]
             options = {**options, "needs_input_grad": arguments.structured(needed)}
-        args = inputs if arguments.are_tensors else combine_each(arguments.specs, inputs)
-        result = run_in_call(self.backend, inputs, f, *args, **options)
+        if arguments.are_tensors and not options:
+            result = f(*inputs)
+        else:
+            result = f(*combine_each(arguments.specs, inputs), **options)
         return checked_pair(self.name, self.f, result)
 
     def _partitioned(self, output: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], TreeSpec]:

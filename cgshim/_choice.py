@@ -7,7 +7,8 @@ import contextvars
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import CodeType, FrameType
 from typing import Any, TypeVar
 
 from cgshim._contents import SIMPLE
@@ -15,8 +16,6 @@ from cgshim._errors import BackendError, describe, sentence
 from cgshim._foreign import KERAS, TRACER, constant_when_traced, is_keras_variable, is_traced
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import aliases, entry_points, load, name_of
-
-T = TypeVar("T")
 
 ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
 # os.environ encodes the name at each look-up, which would take a tenth of a call without gradients
@@ -120,36 +119,41 @@ def use_backend(name: str, /) -> Iterator[None]:
 
 # --- The one whose op is running --------------------------------------------------------------------------------
 
-_Running = tuple[Backend, Sequence[Tensor]]
-_of_call: contextvars.ContextVar[_Running | None] = contextvars.ContextVar("cgshim_call", default=None)
-"""the backend of the op whose f or grad_fn is running, and the tensors that it got"""
+F = TypeVar("F", bound=Callable[..., Any])
+_runners: set[CodeType] = set()
 
 
-def run_in_call(
-    backend: Backend, tensors: Sequence[Tensor], function: Callable[..., T], /, *args: Any, **keywords: Any
-) -> T:
-    """Return what an f or a grad_fn returns; meanwhile what it makes without a tensor is of this backend."""
-    if is_traced():  # the tracer follows no context variables, and has only one backend
-        return function(*args, **keywords)
-    token = _of_call.set((backend, tensors))
-    try:
-        return function(*args, **keywords)
-    finally:
-        _of_call.reset(token)
+def runs_op(method: F) -> F:
+    """Mark what runs f or a grad_fn: it has local variables `arguments`, `inputs`, and for a grad_fn `upstreams`."""
+    _runners.add(method.__code__)
+    return method
+
+
+def _running() -> Mapping[str, Any] | None:
+    """Return the variables of what runs the innermost f or grad_fn in this thread; None if none is running.
+
+    They are looked up on the stack because few ask: to note them at each call would cost all.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in _runners:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals
 
 
 @constant_when_traced
 def _name_of_call() -> str | None:
-    if is_traced():
+    if is_traced():  # the tracer has only one backend
         return TRACER
-    call = _of_call.get()
-    return None if call is None else name_of(call[0])
+    running = _running()
+    return None if running is None else name_of(running["arguments"].backend)
 
 
 def tensor_of_call() -> Tensor | None:
     """Return the first tensor that the running f or grad_fn got: what it makes belongs on the same device."""
-    call = None if is_traced() else _of_call.get()
-    return call[1][0] if call and call[1] else None
+    running = None if is_traced() else _running()
+    if running is None:
+        return None
+    return next(iter([*running.get("upstreams", ()), *running["inputs"]]), None)  # not all inputs are kept for a rule
 
 
 # --- Finding one by the types of the inputs ---------------------------------------------------------------------

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from cgshim._choice import run_in_call
+from cgshim._choice import runs_op
 from cgshim._dtypes import is_differentiable
 from cgshim._errors import CustomGradientTypeError, count, function_name, sentence
 from cgshim._forms import FORMS, Form, convention_of
@@ -85,6 +85,7 @@ class Rule:
         """Return the same rule for gradients of other dtypes: a framework may have its own for that of an input."""
         return Rule(self.facts._replace(dtypes=dtypes), self.grad_fn)
 
+    @runs_op
     def __call__(
         self,
         inputs: Sequence[Tensor],
@@ -103,13 +104,14 @@ class Rule:
         if told is not None:
             told = needed or told
             keywords = {**keywords, "needs_input_grad": arguments.structured(told)}
-        args: Sequence[Any] = upstreams
-        if form != "flat":
+        if form == "flat":
+            result = self.grad_fn(*upstreams, **keywords)
+        else:
             upstream = upstreams[0] if output is ONE_TENSOR else output.without_static().combine(upstreams)
-            args = [upstream]
-            if form == "arguments":
-                args, keywords = combine_each(arguments.specs, inputs), {**keywords, "upstream": upstream}
-        result = run_in_call(arguments.backend, upstreams, self.grad_fn, *args, **keywords)
+            if form == "structured":
+                result = self.grad_fn(upstream, **keywords)
+            else:
+                result = self.grad_fn(*combine_each(arguments.specs, inputs), upstream=upstream, **keywords)
         of_variables = None
         if with_variables:
             result, of_variables = without_gradients_of_variables(arguments, result)
