@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -22,7 +23,7 @@ from cgshim._foreign import not_converted
 from cgshim._protocol import Backend
 from cgshim._registry import load
 from cgshim._specs import Spec, spec_of
-from cgshim._trees import TreeSpec, combine_each, told_apart
+from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, told_apart
 
 Array = Any
 
@@ -78,7 +79,7 @@ class HostCall:
     `call.declared(backend, inputs)` is known before it runs; `call.run(arrays)` runs it. Both work in any thread.
     """
 
-    __slots__ = ("_known", "batches", "function", "options", "specs")
+    __slots__ = ("_known", "are_tensors", "batches", "function", "options", "specs")
 
     def __init__(
         self,
@@ -89,6 +90,7 @@ class HostCall:
     ) -> None:
         self.function = function
         self.specs = specs
+        self.are_tensors = all(spec is ONE_TENSOR for spec in specs)
         self.options = options
         self.batches = batches
         """for each batch, the innermost first, which inputs have a leading axis for it"""
@@ -196,17 +198,25 @@ def _over_batches(call: HostCall, arrays: Sequence[Array], depth: int, structure
         )
         for at in range(size)
     ]
-    return [np.stack(column) for column in zip(*rows, strict=True)]
+    return list(map(_stacked, zip(*rows, strict=True)))
+
+
+def _stacked(rows: Sequence[Any]) -> Array:
+    """Return arrays, or Python's numbers, as one array with a leading axis; numpy.stack is slow for many numbers."""
+    return np.stack(rows) if np.ndim(rows[0]) else np.array(rows)
 
 
 def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Array]:
     """Return what f returns, flat."""
     try:
-        result = call.function.function(*combine_each(call.specs, arrays), **call.options)
+        args = arrays if call.are_tensors else combine_each(call.specs, arrays)
+        result = call.function.function(*args, **call.options)
     except ValueError as error:
         if "read-only" in str(error):
             _refuse_writing(call, error)
         raise
+    if isinstance(result, _ARRAYS) and structure == _of_one_array():
+        return [result]
     leaves, found = load("numpy").tree_flatten(result)
     if found != structure:
         raise CustomGradientTypeError(
@@ -214,6 +224,15 @@ def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Arr
                      do="declare what it returns")
         )  # fmt: skip
     return leaves
+
+
+_ARRAYS = (np.ndarray, np.generic)
+
+
+@functools.cache
+def _of_one_array() -> Any:
+    """Return the structure of a result that is an array."""
+    return load("numpy").tree_flatten(np.zeros(()))[1]
 
 
 def _refuse_writing(call: HostCall, error: Exception) -> NoReturn:
