@@ -45,6 +45,11 @@ class OnHost:
         return self if instance is None else functools.partial(self, instance)
 
 
+def runs_on_host(f: Any) -> bool:
+    """Return True for the f of an op_host, or of a method that is one."""
+    return isinstance(getattr(f, "func", f), OnHost)
+
+
 def _on_host(backend: Backend, call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> Sequence[Tensor]:
     """Return the results as tensors, by the backend's own way to the host if it has one."""
     offered: Any = getattr(backend, "host_function", None)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from cgshim.backend import RuleScope
 from cgshim_tensorflow._host_tangents import constants_of_host
 from cgshim_tensorflow._origins import (
     OPEN,
@@ -17,6 +16,7 @@ from cgshim_tensorflow._origins import (
     is_of_accumulator,
     is_watched,
     may_be_differentiated,
+    running_rule,
     sources_beyond,
     stand_ins,
 )
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from cgshim.backend import Call, Rule
 
 Tensor = Any
-
-running_rule: RuleScope[Origins] = RuleScope("cgshim_tensorflow_running_rule")
-"""the origins of what is made while a rule runs"""
 
 
 class RunOfF(NamedTuple):
@@ -52,7 +49,7 @@ class RunOfF(NamedTuple):
 
 def run_f(call: Call, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> RunOfF:
     """Run f on inputs, which hold the values of the given tensors, and find what else it read."""
-    origins = Origins(around=running_rule.current)
+    origins = Origins(running_rule.current)
     made: Sequence[Any] = ()
     with variables_read() as watcher, constants_of_host() as constants:
         if not tf.executing_eagerly():

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tensorflow as tf
 
 from cgshim.backend import Residuals, refuse_hidden, refuse_host_derivative
-from cgshim_tensorflow._captured import RunOfF, running_rule
+from cgshim_tensorflow._captured import RunOfF
 from cgshim_tensorflow._fits import Fit, Name, fit_of, fit_of_dense
 from cgshim_tensorflow._forward import ACCUMULATOR, Transposition, transposition
-from cgshim_tensorflow._origins import Differentiated, Following, Origins, in_this_graph, needed_among
+from cgshim_tensorflow._origins import Differentiated, Following, Origins, in_this_graph, needed_among, running_rule
 from cgshim_tensorflow._private import check_numerics_callback, pack_tangents, record, shape_of_eager
 from cgshim_tensorflow._rule import attach_gradient, stand_in_for, without_derivative
-from cgshim_tensorflow._tapes import call_of_rule
 from cgshim_tensorflow._traceable import reads_no_values
 from cgshim_tensorflow._values import (
     detached,
@@ -136,11 +135,10 @@ class _Gradient:
 
     def _apply_rule(self, rule: Rule, inputs: Sequence[Tensor], upstreams: Sequence[Tensor]) -> list[Tensor | None]:
         given = [like.around(upstream) for like, upstream in zip(self._like, upstreams, strict=True)]
-        origins = Origins(around=self._origins)
+        origins = Origins(self._origins, self._call)
         follows = record.could_possibly_record() and tf.executing_eagerly()
         with Following(origins) if follows else _NOT_FOLLOWING, Differentiated(upstreams):
-            apply: Callable[..., Any] = functools.partial(call_of_rule.run, self._call, rule)  # type: ignore[call-arg]
-            gradients, of_variables = running_rule.run(origins, apply, inputs, given, self._variables, self._needed)
+            gradients, of_variables = running_rule.run(origins, rule, inputs, given, self._variables, self._needed)
         return [
             gradient if fit is None and is_eager(gradient) else self._fitting(rule, at, gradient)
             for at, (fit, gradient) in enumerate(zip(self._fits, [*gradients, *of_variables], strict=True))

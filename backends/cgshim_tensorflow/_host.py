@@ -11,7 +11,6 @@ import tensorflow as tf
 from cgshim.backend import (
     CustomGradientTypeError,
     HostCall,
-    OnHost,
     Spec,
     describe,
     refuse_host_derivative,
@@ -27,11 +26,6 @@ if TYPE_CHECKING:
     from cgshim.backend import Call
 
 Tensor = Any
-
-
-def runs_on_host(f: Any) -> bool:
-    """Return True for the f of an op_host, or of a method that is one."""
-    return isinstance(getattr(f, "func", f), OnHost)
 
 
 def output_on_host(call: Call, inputs: Sequence[Tensor]) -> Any:

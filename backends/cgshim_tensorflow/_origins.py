@@ -7,12 +7,16 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar, Token
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
+from cgshim.backend import RuleScope
 from cgshim_tensorflow._private import context, execute, pack_tangents, record, tape
 from cgshim_tensorflow._values import is_eager
+
+if TYPE_CHECKING:
+    from cgshim.backend import Call
 
 Tensor = Any
 Listener = Callable[[str, Sequence[Tensor], Any, Sequence[Tensor]], None]
@@ -42,11 +46,13 @@ def needed_among(tensors: Sequence[Tensor]) -> list[bool] | None:
 class Origins:
     """What the eager tensors depend on that are made while f or its rule runs. It holds identities, and no tensor."""
 
-    __slots__ = ("_around", "_of")
+    __slots__ = ("_around", "_of", "call")
 
-    def __init__(self, around: Origins | None) -> None:
+    def __init__(self, around: Origins | None, call: Call | None = None) -> None:
         self._of: dict[int, list[int]] = {}
         self._around = around
+        self.call = call
+        """whose rule it is; None for f, whose call would keep the options"""
 
     def notice(self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]) -> None:
         """Note an operation, if it depends on what is differentiated."""
@@ -129,6 +135,10 @@ def _note_what_is_watched(watch: Callable[..., None]) -> Callable[..., None]:
 tape.watch = _note_what_is_watched(tape.watch)
 _lock, _listeners = threading.Lock(), 0
 _before: Any = None
+
+
+running_rule: RuleScope[Origins | None] = RuleScope("cgshim_tensorflow_running_rule")
+"""the origins of what is made while a rule runs"""
 
 
 class Listening:

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from cgshim.backend import RuleScope
+from cgshim_tensorflow._origins import running_rule
 from cgshim_tensorflow._private import GradientTape, pack_tangents
-
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-call_of_rule: RuleScope[Call | None] = RuleScope("cgshim_tensorflow_call_of_rule")
-"""the call whose rule is running"""
 
 
 def _checked(push: Callable[[tf.GradientTape], None]) -> Callable[[tf.GradientTape], None]:
@@ -23,8 +16,8 @@ def _checked(push: Callable[[tf.GradientTape], None]) -> Callable[[tf.GradientTa
 
     @functools.wraps(push)
     def pushed(tape: tf.GradientTape) -> None:
-        call = call_of_rule.current
-        if call is not None and pack_tangents([]).indices and not call_of_rule.run(None, _tapes_record):
+        call = running_rule.current and running_rule.current.call
+        if call and pack_tangents([]).indices and not running_rule.run(None, _tapes_record):
             call.refuse("forward mode needs a rule that takes no derivative itself",
                         "op_vjp or a GradientTape in grad_fn", "use reverse mode")  # fmt: skip
         push(tape)

@@ -14,7 +14,6 @@ import torch
 from cgshim.backend import combine_each
 from cgshim_torch._graph import is_transformed, requires_grad
 from cgshim_torch._host_names import lent, name_of
-from cgshim_torch._host_names import runs_on_host as runs_on_host
 from cgshim_torch._host_operation import run
 from cgshim_torch._private import len_dispatch_stack, symbolic_trace, tracing_state
 

@@ -33,11 +33,6 @@ _names: dict[Hashable, str] = {}
 _lent: dict[str, HostCall] = {}
 
 
-def runs_on_host(f: Any) -> bool:
-    """Return True for the f of an op_host, or of a method that is one."""
-    return isinstance(getattr(f, "func", f), OnHost)
-
-
 def name_of(call: HostCall) -> str:
     """Return the name of a call, for a graph; equal calls share it."""
     if all(spec is ONE_TENSOR for spec in call.specs) and _is_importable(call) and _is_json(call.options):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from ops import FOREIGN, ON_HOST
@@ -76,27 +76,27 @@ HOST_ROWS = [
 
 Cell = Callable[[], tuple[Any, Any]]
 HostCell = Callable[[Any], tuple[Any, Any]]
+C = TypeVar("C", Cell, HostCell)
 _cells: dict[tuple[str, str], Cell] = {}
 _host_cells: dict[tuple[str, str], HostCell] = {}
 
 
 def cell(row: str) -> Callable[[Cell], Cell]:
-    """Put a function in a row of its backend's column: the backend is in the name of the function's module."""
-    assert row in ROWS, row
-
-    def put(function: Cell) -> Cell:
-        _cells[row, function.__module__.rpartition("cells_")[2]] = function
-        return function
-
-    return put
+    """Put a function in a row of its backend's column."""
+    return _placed(row, ROWS, _cells, "cells_")
 
 
 def host_cell(row: str) -> Callable[[HostCell], HostCell]:
     """Put a function of the op in a row of its backend's columns."""
-    assert row in HOST_ROWS, row
+    return _placed(row, HOST_ROWS, _host_cells, "cells_host_")
 
-    def put(function: HostCell) -> HostCell:
-        _host_cells[row, function.__module__.rpartition("cells_host_")[2]] = function
+
+def _placed(row: str, rows: list[str], cells: dict[tuple[str, str], C], prefix: str) -> Callable[[C], C]:
+    """Return what places a cell: its backend is in the name of its module."""
+    assert row in rows, row
+
+    def put(function: C) -> C:
+        cells[row, function.__module__.rpartition(prefix)[2]] = function
         return function
 
     return put
