@@ -19,7 +19,7 @@ class Case(NamedTuple):
     size: int = 1
     """how many elements a tensor has; one is a scalar"""
     width: int = 1
-    """how many leaves, or how many levels"""
+    """how many leaves, levels or equations"""
     targets: Mapping[str, float] = MappingProxyType({})
     measured: str = "times"
 
@@ -75,7 +75,9 @@ CASES = [
     Case("on the host, compiled, 1M elements", "on_host", "compiled_plain", 1_000_000,
          targets={"jax": 1.0, "torch": 1.03, "tensorflow": 1.05}),
     Case("on the host, vmap over 1000 scalars", "on_host", "vmap", 1000, targets=VMAP_ON_HOST),
-    Case("LU kept on the host, compiled, to plain NumPy", "solve", "compiled_pullback", targets=FACTORS_ON_HOST),
+    Case("LU of 200 x 200 kept on the host, compiled, to plain NumPy", "solve", "compiled_pullback", width=200),
+    Case("LU of 400 x 400 kept on the host, compiled, to plain NumPy", "solve", "compiled_pullback", width=400,
+         targets=FACTORS_ON_HOST),
 ]  # fmt: skip
 
 MILLISECONDS_OF_IMPORT = 10

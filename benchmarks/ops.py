@@ -154,7 +154,7 @@ def arguments(op: str, tensor: Callable[[], Any], width: int) -> tuple[Any, ...]
     if op == "nested":
         return (nest(tensor(), width),)
     if op == "solve":
-        return ()
+        return system(width)
     return (tensor(),)
 
 

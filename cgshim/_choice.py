@@ -17,6 +17,7 @@ from cgshim._foreign import KERAS, TRACER, constant_when_traced, is_keras_variab
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import aliases, entry_points, load, name_of
 
+T = TypeVar("T")
 ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
 # os.environ encodes the name at each look-up, which would take a tenth of a call without gradients
 _environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
@@ -113,6 +114,15 @@ def use_backend(name: str, /) -> Iterator[None]:
     token = _of_context.set(name)
     try:
         yield
+    finally:
+        _of_context.reset(token)
+
+
+def on_numpy(function: Callable[..., T], /, *args: Any) -> T:
+    """Return what a function returns that runs with NumPy as the current backend."""
+    token = _of_context.set("numpy")
+    try:
+        return function(*args)
     finally:
         _of_context.reset(token)
 

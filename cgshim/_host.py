@@ -35,7 +35,7 @@ class OnHost:
         call = HostCall(self.function, specs, options)
         declared, structure = call.declared(backend, list(map(spec_of, inputs)))
         results = _on_host(backend, call, inputs, declared)
-        return backend.tree_unflatten(structure, results), self._rule
+        return results[0] if structure is None else backend.tree_unflatten(structure, results), self._rule
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OnHost, (self.function,)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
+import itertools
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from cgshim._choice import use_backend
+from cgshim._choice import on_numpy
 from cgshim._errors import (
     CustomGradientTypeError,
     CustomGradientValueError,
@@ -76,7 +77,7 @@ def _names_of_options(outputs: Any) -> frozenset[str] | None:
 class HostCall:
     """A function on the host with its static arguments and options, over any number of batches.
 
-    `call.declared(backend, inputs)` is known before it runs; `call.run(arrays)` runs it. Both work in any thread.
+    ``call.declared(backend, inputs)`` is known before it runs; ``call.run(arrays)`` runs it. Both work in any thread.
     """
 
     __slots__ = ("_known", "are_tensors", "batches", "function", "options", "specs")
@@ -113,13 +114,16 @@ class HostCall:
         return HostCall(self.function, self.specs, self.options, (*self.batches, tuple(map(bool, batched))))
 
     def declared(self, backend: Backend, inputs: Sequence[Spec]) -> tuple[list[Spec], Any]:
-        """Return the specs of the results for inputs of these specs, and the structure of the results."""
+        """Return the specs of the results for inputs of these specs, and the structure of the results, as flat does."""
         if not all(isinstance(size, int) for x in inputs for size in x.shape):
             return self._declaration(inputs).flat(backend)  # to compare symbolic sizes would be to decide about them
+        return self._known_declaration(inputs).flat(backend)
+
+    def _known_declaration(self, inputs: Sequence[Spec]) -> _Declaration:
         known = self._known
         if known is None or known.inputs != inputs:
             known = self._known = self._declaration(inputs)
-        return known.flat(backend)
+        return known
 
     def _declaration(self, inputs: Sequence[Spec]) -> _Declaration:
         sizes: list[Any] = []
@@ -133,9 +137,8 @@ class HostCall:
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """Return the results for NumPy arrays: fresh arrays of the declared shapes and dtypes."""
         try:
-            declared, structure = self.declared(load("numpy"), list(map(spec_of, arrays)))
-            with use_backend("numpy"):
-                results = _over_batches(self, list(map(_locked, arrays)), len(self.batches), structure)
+            declared, structure = self._known_declaration(list(map(spec_of, arrays))).flat(load("numpy"))
+            results = on_numpy(_over_batches, self, list(map(_locked, arrays)), len(self.batches), structure)
             return [_checked(self, results, at, spec) for at, spec in enumerate(declared)]
         except Exception as error:
             last_errors.append(error)
@@ -145,17 +148,20 @@ class HostCall:
 class _Declaration:
     """What outputs returns for inputs of these specs, over batches of these sizes."""
 
-    __slots__ = ("_flat", "_name", "_sizes", "_tree", "inputs")
+    __slots__ = ("_flat", "_name", "_one", "_sizes", "_tree", "inputs")
 
     def __init__(self, name: str, inputs: Sequence[Spec], sizes: Sequence[Any], tree: Any) -> None:
         self.inputs = inputs
         self._name = name
         self._sizes = sizes
         self._tree = tree
+        self._one = [self._result(tree)] if isinstance(tree, Spec) else None
         self._flat: dict[str, tuple[list[Spec], Any]] = {}
 
     def flat(self, backend: Backend) -> tuple[list[Spec], Any]:
-        """Return the specs of the results, and their structure in a backend."""
+        """Return the specs of the results, and their structure in a backend: None for one that is in no container."""
+        if self._one is not None:
+            return self._one, None
         if backend.__name__ not in self._flat:
             leaves, structure = backend.tree_flatten(self._tree)
             self._flat[backend.__name__] = [self._result(leaf) for leaf in leaves], structure
@@ -191,14 +197,15 @@ def _over_batches(call: HostCall, arrays: Sequence[Array], depth: int, structure
     if size == 0:
         inner = HostCall(call.function, call.specs, call.options, call.batches[:depth])
         declared, _ = inner.declared(load("numpy"), list(map(spec_of, arrays)))
-        return [np.zeros(spec.shape, _dtype_of(spec)) for spec in declared]
-    rows = [
-        _over_batches(
-            call, [x[at, ...] if has else x for x, has in zip(arrays, batched, strict=True)], depth - 1, structure
-        )
-        for at in range(size)
-    ]
+        return [np.zeros(spec.shape, _dtype_of(spec.dtype)) for spec in declared]
+    columns = [_rows_of(x) if has else itertools.repeat(x) for x, has in zip(arrays, batched, strict=True)]
+    rows = [_over_batches(call, row, depth - 1, structure) for row in zip(*columns, strict=False)]
     return list(map(_stacked, zip(*rows, strict=True)))
+
+
+def _rows_of(array: Array) -> Iterator[Array]:
+    """Return the rows of an array: of numbers too these are arrays."""
+    return map(array.__getitem__, zip(range(len(array)), itertools.repeat(...)))
 
 
 def _stacked(rows: Sequence[Any]) -> Array:
@@ -215,12 +222,13 @@ def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Arr
         if "read-only" in str(error):
             _refuse_writing(call, error)
         raise
-    if isinstance(result, _ARRAYS) and structure == _of_one_array():
+    if structure is None and isinstance(result, _ARRAYS):
         return [result]
     leaves, found = load("numpy").tree_flatten(result)
-    if found != structure:
+    declared = _of_one_array() if structure is None else structure
+    if found != declared:
         raise CustomGradientTypeError(
-            sentence(call.name, must=f"f must return what outputs declares ({structure})", got=f"{found}",
+            sentence(call.name, must=f"f must return what outputs declares ({declared})", got=f"{found}",
                      do="declare what it returns")
         )  # fmt: skip
     return leaves
@@ -252,7 +260,7 @@ def _locked(array: Array) -> Array:
 def _checked(call: HostCall, results: list[Any], at: int, spec: Spec) -> Array:
     """Return a result as a fresh array of the declared shape and dtype; f may use its own again."""
     result, results[at] = results[at], None
-    dtype = _dtype_of(spec)
+    dtype = _dtype_of(spec.dtype)
     alone = np.empty(0)  # held as the result is: by one variable, and by whatever runs this
     is_fresh = type(result) is np.ndarray and _is_own(result) and sys.getrefcount(result) == sys.getrefcount(alone)
     if is_fresh and result.shape == spec.shape and result.dtype == dtype:
@@ -285,11 +293,12 @@ def _is_own(array: Array) -> bool:
     return bool(array.flags.owndata and array.flags.c_contiguous and array.flags.writeable)
 
 
-def _dtype_of(spec: Spec) -> Any:
-    """Return NumPy's dtype for a spec; without ml_dtypes it has none for bfloat16, which float32 holds."""
+@functools.cache
+def _dtype_of(name: str) -> Any:
+    """Return the dtype of this name; without ml_dtypes NumPy has none for bfloat16, which float32 holds."""
     try:
-        return np.dtype(spec.dtype)
+        return np.dtype(name)
     except TypeError:
-        if spec.dtype != "bfloat16":
+        if name != "bfloat16":
             raise
         return np.dtype("float32")

@@ -86,7 +86,7 @@ def over(name: str, batched: Sequence[bool]) -> str:
 
 def call_of(name: str, inputs: int) -> HostCall:
     """Return the call that has a name, for so many tensors."""
-    found = _WITH_BATCHES.fullmatch(name)
+    found = _WITH_BATCHES.fullmatch(name) if "|" in name else None
     first, batches = found.groups() if found else (name, "")
     call = _lent.get(first) or _among_kept(first) or _imported(first, inputs)
     for batched in batches.split("|")[1:]:

@@ -18,25 +18,27 @@ from cgshim_torch._graph import is_transformed, requires_grad
 from cgshim_torch._host_names import call_of, over
 from cgshim_torch._host_tangents import take_as_constant
 from cgshim_torch._kept import FLOATS
-from cgshim_torch._private import below_autograd, forward_ad, len_dispatch_stack
+from cgshim_torch._private import below_autograd, forward_ad, len_dispatch_stack, tags_of_host
 
 if TYPE_CHECKING:
     from cgshim.backend import HostCall
 
 Tensor = Any
+_CPU = torch.device("cpu")
 
 
 def run(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> list[Tensor]:
     """Return the results for tensors that have values, on the device of the first one."""
     dtypes = [_dtype_of(spec.dtype) for spec in declared]
-    device = inputs[0].device if inputs else None
+    device = inputs[0].device if inputs else _CPU
     arrays = call.run(list(map(cgshim_torch.convert_to_numpy, inputs)))
-    return [_tensor(array).to(device, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+    return [_tensor(array, device, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
 
 
-def _tensor(array: Any) -> Tensor:
-    """Return a tensor in the memory of an array, or in a copy if f has locked the array."""
-    return cgshim_torch.from_numpy(array if array.flags.writeable else array.copy())
+def _tensor(array: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in the memory of an array if it can be there; f may have locked it since."""
+    tensor = cgshim_torch.from_numpy(array if array.flags.writeable else array.copy())
+    return tensor if device == _CPU and tensor.dtype is dtype else tensor.to(device, dtype)
 
 
 @functools.cache
@@ -51,7 +53,7 @@ def _dtype_of(name: str) -> torch.dtype:
 
 
 _library = torch.library.Library("cgshim", "FRAGMENT")
-_library.define("host(Tensor[] inputs, str call) -> Tensor[]", tags=torch.Tag.cudagraph_unsafe)
+_library.define("host(Tensor[] inputs, str call) -> Tensor[]", tags=tags_of_host)
 _library.define("zero_upstreams(Tensor[] upstreams, Tensor[] inputs, str op) -> Tensor[]")
 
 
