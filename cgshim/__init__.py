@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from cgshim import _installed
 from cgshim._choice import config_backend as config_backend
 from cgshim._choice import set_backend as set_backend
 from cgshim._choice import use_backend as use_backend
@@ -23,11 +24,21 @@ if TYPE_CHECKING:
     from cgshim._op_host import op_host as op_host
     from cgshim._specs import Spec as Spec
 
+    __version__: str
+
 _WITH_NUMPY = {"op_host": "cgshim._op_host", "host_errors": "cgshim._host", "Spec": "cgshim._specs"}
 
 
 def __getattr__(name: str) -> Any:
-    """Return what needs NumPy, imported when first used: op_host, and op_exp or another function of cgshim.ops."""
+    """Return the version, or what needs NumPy, imported when first used: op_host, and op_exp or another of cgshim.ops.
+
+    Raises
+    ------
+    AttributeError
+        If there is none of this name.
+    """
+    if name == "__version__":
+        return _installed.own_version()
     if name in _WITH_NUMPY:
         return getattr(importlib.import_module(_WITH_NUMPY[name]), name)
     if name.startswith("op_"):

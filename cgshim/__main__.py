@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import importlib.util
+import contextlib
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from importlib.metadata import distributions, version
+from typing import Any, NamedTuple
 
 from cgshim._choice import chosen_by, config_backend
 from cgshim._errors import BackendError
-from cgshim._registry import entry_points, load
+from cgshim._installed import (
+    Entry,
+    command_to_install,
+    is_importable,
+    project_of,
+    registered,
+    requirement_of,
+    said,
+)
+from cgshim._registry import load
 
 
 class Row(NamedTuple):
@@ -20,35 +29,66 @@ class Row(NamedTuple):
     name: str
     plug_in: str
     framework: str
+    supported: str
     state: str
 
     @property
     def works(self) -> bool:
-        """True if the backend can be used here."""
+        """True if the backend was loaded."""
         return self.state == "ok"
 
 
-def backends() -> list[Row]:
-    """Return a row for each registered backend, after trying to import each one's framework."""
-    return [Row(name, _plug_in(name), _framework(name), _state(name)) for name in entry_points()]
+def backends(to_load: Collection[str]) -> list[Row]:
+    """Return a row for each registered backend, after the import of those that are to be loaded."""
+    return [
+        Row(name, _plug_in(entry), _framework(entry), requirement_of(entry)[0] or "-", _state(entry, name in to_load))
+        for name, entry in registered().backends.items()
+    ]
 
 
-def _plug_in(name: str) -> str:
-    point = entry_points()[name]
-    return f"{point.value} ({point.dist.name} {point.dist.version})" if point.dist else point.value
+def _plug_in(entry: Entry) -> str:
+    return f"{entry.value} ({entry.owner} {_version(entry.owner)})"
 
 
-def _framework(name: str) -> str:
-    distributions = importlib.metadata.packages_distributions().get(name, [])
-    return ", ".join(f"{d} {importlib.metadata.version(d)}" for d in sorted(set(distributions))) or "-"
+def _framework(entry: Entry) -> str:
+    """Return the framework's distribution and its version, which often is named as its import root."""
+    if not is_importable(entry.name):
+        return "-"
+    for name in (project_of(requirement_of(entry)[0]), entry.name):
+        if name and (found := _version(name)) != "?":
+            return f"{name} {found}"
+    name = _distribution_with(entry.name)
+    return f"{name} {_version(name)}" if name else "?"
 
 
-def _state(name: str) -> str:
-    try:
-        load(name)
-    except BackendError as error:
-        return str(error)
-    return "ok"
+def _version(name: str) -> str:
+    """Return the version of a distribution; "?" if there is none, or its metadata cannot be read."""
+    with contextlib.suppress(Exception):
+        return version(name) or "?"
+    return "?"
+
+
+def _distribution_with(root: str) -> str:
+    """Return the name of the distribution that has installed an import root; "" if none tells."""
+    for dist in distributions():
+        with contextlib.suppress(Exception):
+            if f"\n{root}/__init__.py," in "\n" + (dist.read_text("RECORD") or ""):
+                return dist.name
+    return ""
+
+
+def _state(entry: Entry, is_to_load: bool) -> str:
+    if entry.fault is not None:
+        return entry.fault
+    if is_to_load:
+        try:
+            load(entry.name)
+        except BackendError as error:
+            return str(error)
+        return "ok"
+    if is_importable(entry.name):
+        return "found"
+    return f"missing: {command_to_install(entry) or f'install what is imported as {entry.name}'}"
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -61,43 +101,54 @@ def _choice() -> str:
     return f"chosen: {config_backend() or 'by call'}, by {chosen_by()}"
 
 
-def _print_backends(require: str) -> bool:
-    """Print the backends; return True if all required ones work."""
-    rows = backends()
+def _print_backends(to_load: Collection[str], required: Sequence[str]) -> bool:
+    """Print the backends, what is ignored, and the choice; return True if all required ones work."""
+    rows = backends(to_load)
     _print_table(Row._fields, rows)
+    for entry in registered().ignored:
+        print(entry.fault)
+    for row in rows:
+        if row.works:
+            _print_limits(row.name)
     print(_choice())
     working = {row.name for row in rows if row.works}
-    missing = [name for name in filter(None, require.split(",")) if name not in working]
+    missing = [name for name in required if name not in working]
     for name in missing:
         print(f"required, and not working here: {name}", file=sys.stderr)
     return not missing
 
 
-def _print_conformance(name: str) -> bool:
-    """Print the result of each conformance case; return True if none failed."""
-    from cgshim.testing import conformance
+def _print_limits(name: str) -> None:
+    """Print what only other versions of a loaded framework can, if its backend tells."""
+    backend: Any = load(name)
+    try:
+        limits = list(map(str, backend.version_limits())) if hasattr(backend, "version_limits") else []
+    except Exception as error:  # noqa: BLE001  # a plug-in is others' code
+        limits = [f"version_limits of {registered().backends[name].owner} failed, {said(error)}"]
+    for limit in limits:
+        print(f"{name}: {limit}")
 
-    results = conformance.run(name)
-    _print_table(conformance.Result._fields, results)
-    failed = sum(result.outcome == "failed" for result in results)
-    print(f"{name}: {len(results) - failed} of {len(results)} conformance cases passed")
-    return not failed
+
+def _conformance(arguments: Sequence[str]) -> int:
+    from cgshim.testing.conformance._report import command  # it imports NumPy and every case
+
+    return command(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what is asked for; return 1 if something required is missing or does not conform, else 0."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] == "conformance":
+        return _conformance(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m cgshim", description=__doc__)
+    parser.add_argument("--load", action="store_true", help="import every framework, and say what works")
     parser.add_argument("--require", default="", metavar="NAMES", help="fail unless these backends work: jax,torch")
     commands = parser.add_subparsers(dest="command", metavar="conformance")
-    conformance = commands.add_parser("conformance", help="run the conformance cases of one backend")
-    conformance.add_argument("name", help="the framework's import root")
+    commands.add_parser("conformance", help="run the conformance cases of one backend: conformance --help")
     options = parser.parse_args(arguments)
-    try:
-        good = _print_conformance(options.name) if options.command else _print_backends(options.require)
-    except BackendError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0 if good else 1
+    required = [name for name in options.require.split(",") if name]
+    to_load = registered().backends if options.load else required
+    return 0 if _print_backends(to_load, required) else 1
 
 
 if __name__ == "__main__":

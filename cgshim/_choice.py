@@ -92,7 +92,7 @@ def set_backend(name: str | None, /) -> None:
 
 @contextlib.contextmanager
 def use_backend(name: str, /) -> Iterator[None]:
-    """Choose the backend of the calls in a `with` block, only in this thread or task.
+    """Choose the backend of the calls in a ``with`` block, only in this thread or task.
 
     Parameters
     ----------

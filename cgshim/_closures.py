@@ -23,17 +23,17 @@ class Closure(NamedTuple):
     objects: Sequence[Any] = ()
     """other objects that it holds; their attributes were not searched"""
     old: Sequence[Any] = ()
-    """objects and containers that it holds and that existed before the call: not searched either"""
+    """objects and containers that it holds and that existed before the call, which were not searched either"""
 
 
 def convert_closure(
     function: Function, is_tensor: Callable[[Any], bool], of: Function | None = None, known: Sequence[Any] = ()
 ) -> tuple[list[Any], Rebuild]:
-    """Return the known tensors, then those in the closure of a function that `of` made, and how to rebuild it.
+    """Return the known tensors, then those in the closure of a function that ``of`` made, and how to rebuild it.
 
     The search covers cells, default values, nested functions, partials and Python's containers, but not the attributes
     of objects, because an object is known by its identity. What is shared stays shared: a cell, a helper or a list
-    that two functions hold is made once for both. What existed before the call (all that `of` holds) is not copied,
+    that two functions hold is made once for both. What existed before the call (all that ``of`` holds) is not copied,
     nor is a variable that a function assigns to: the author sees what the rule does to it.
     """
     if holds_nothing(function):

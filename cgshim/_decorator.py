@@ -68,7 +68,7 @@ def op_custom_gradient(
         Raise an error if the gradient is differentiated. f then never runs again, and only what grad_fn keeps is saved.
     host_outputs : callable or tree of Spec, optional
         Say that f and grad_fn are NumPy code, which runs on the host on every backend, in compiled programs too:
-        ``host_outputs(*specs)`` returns the shapes and dtypes of the output, as `outputs` of `op_host` does. grad_fn
+        ``host_outputs(*specs)`` returns the shapes and dtypes of the output, as ``outputs`` of `op_host` does. grad_fn
         may keep any Python object, such as a factorization. f must be pure, and the op has no second derivative.
     keep : int
         With host_outputs: for how many runs of f compiled programs keep what grad_fn holds; f runs again for an older

@@ -1,21 +1,40 @@
-"""Read the dtypes of any framework by their names."""
+"""Read the dtypes of any framework by the names that NumPy gives them."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+from cgshim._dtype_names import given_name, root_of
+from cgshim._errors import BackendError, sentence
 from cgshim._foreign import constant_when_traced
 
+_DIFFERENTIABLE = re.compile(r"b?(float|complex)\d+\w*")
+_OTHER = re.compile(
+    r"bool|q?u?int\d+\w*|bits\d+\w*"  # bits: those of PyTorch that are not numbers yet
+    r"|(object|str|bytes|void|datetime64|timedelta64).*"
+    r"|string|resource|variant|key<.+>"  # TensorFlow's, and JAX's keys of random numbers
+)
 
-def dtype_name(dtype: object) -> str:
-    """Return the framework-free name of a framework's dtype: torch.float32, tf.float32 and np.float32 are "float32"."""
-    name = getattr(dtype, "name", None)
-    return name if isinstance(name, str) else str(dtype).rpartition(".")[2]
+
+@constant_when_traced
+def dtype_name(dtype: Any) -> str:
+    """Return the framework-free name of a framework's dtype: torch.float32, tf.float32 and np.float32 are "float32".
+
+    Raises
+    ------
+    BackendError
+        If the name is not one of those that NumPy gives, or an extension of these such as bfloat16.
+    """
+    try:
+        return _names[dtype]
+    except KeyError:
+        return _names.setdefault(dtype, _checked_name(dtype))
 
 
 def is_complex(dtype: object) -> bool:
     """Return True if a framework's dtype is one of its complex ones."""
-    return dtype_name(dtype).startswith("complex")
+    return "complex" in dtype_name(dtype)
 
 
 @constant_when_traced
@@ -24,7 +43,37 @@ def is_differentiable(dtype: Any) -> bool:
     try:
         return _is_differentiable[dtype]
     except KeyError:
-        return _is_differentiable.setdefault(dtype, dtype_name(dtype).startswith(("float", "bfloat", "complex")))
+        is_one = _DIFFERENTIABLE.fullmatch(dtype_name(dtype)) is not None
+        return _is_differentiable.setdefault(dtype, is_one)
 
 
+def _checked_name(dtype: Any) -> str:
+    name = given_name(dtype)
+    if _is_known(name):
+        return name
+    if isinstance(dtype, (str, type)) and _is_known(found := _name_in_numpy(dtype)):
+        return found
+    framework = root_of(dtype)
+    raise BackendError(
+        sentence("cgshim", must=f"a dtype of {framework} must have a name of NumPy's, such as float32 or bfloat16",
+                 got=repr(name), do=f"let dtype_name(dtype) in the backend of {framework} return it")
+    )  # fmt: skip
+
+
+def _is_known(name: str) -> bool:
+    return bool(_DIFFERENTIABLE.fullmatch(name) or _OTHER.fullmatch(name))
+
+
+def _name_in_numpy(dtype: Any) -> str:
+    """Return the name of what a user may write for NumPy: "half", "f4", Python's float; "" if it is none of these."""
+    import numpy as np
+
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        return ""
+    return "" if found.kind == "O" else str(found.name)  # NumPy's dtype for any class
+
+
+_names: dict[Any, str] = {}
 _is_differentiable: dict[Any, bool] = {}

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from cgshim._dtypes import dtype_name
+from cgshim._dtype_names import given_name
 
 
 class CustomGradientError(Exception):
-    """The base of all errors of cgshim: catch this to catch them all."""
+    """The base of all errors of cgshim: catch this to catch them all.
+
+    Examples
+    --------
+    >>> from cgshim import op_custom_gradient
+    >>> try:
+    ...     op_custom_gradient(lambda x: 2 * x)(1.0)
+    ... except CustomGradientError as error:
+    ...     print(type(error).__name__)
+    CustomGradientTypeError
+    """
 
     __module__ = "cgshim"  # where users find it, as a traceback shows
     ag_pass_through = True  # TensorFlow's AutoGraph does not change an error that has this
@@ -40,7 +50,13 @@ class TransformationError(CustomGradientError, NotImplementedError):
 
 
 def sentence(op: str, *, must: str, got: str, do: str) -> str:
-    """Return a message in the form of all: who, what must hold, what was found instead, and what to do."""
+    """Return a message in the form of all: who, what must hold, what was found instead, and what to do.
+
+    Examples
+    --------
+    >>> sentence("clip", must="limit must be positive", got="-1.0", do="pass its absolute value")
+    'clip: limit must be positive, got -1.0; pass its absolute value'
+    """
     return f"{op}: {must}, got {got}; {do}"
 
 
@@ -48,8 +64,14 @@ _SHORT = (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("i
 
 
 def describe_spec(shape: Any, dtype: object) -> str:
-    """Return a tensor's shape and dtype in the form f32[2,3]."""
-    name = dtype_name(dtype)
+    """Return a tensor's shape and dtype in the form f32[2,3].
+
+    Examples
+    --------
+    >>> describe_spec((2, None), "bfloat16")
+    'bf16[2,?]'
+    """
+    name = given_name(dtype)
     for long, short in _SHORT:
         if name.startswith(long):
             name = short + name.removeprefix(long)
@@ -65,7 +87,14 @@ def shape_of(shape: Any) -> tuple[Any, ...]:
 
 
 def describe(x: object) -> str:
-    """Return what x is, in a word or two; never the contents of an array."""
+    """Return what x is, in a word or two; never the contents of an array.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> describe(np.zeros((2, 3))), describe("text")
+    ('f64[2,3]', 'str')
+    """
     if x is None:
         return "None"
     shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)

@@ -55,7 +55,7 @@ _NO_HOLDERS = (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, 
 def written(f: Any, but: types.CodeType | None) -> frozenset[str]:
     """Return the attributes in which f, or a helper of its module or object, may store a tensor outside of itself.
 
-    ANYTHING is among them if a name is unknown. `but` is the code of the rule, which may write anything.
+    ANYTHING is among them if a name is unknown. ``but`` is the code of the rule, which may write anything.
     """
     function, owner = _function_of(f), type(getattr(f, "__self__", f))
     key = getattr(function, "__code__", None), owner, but

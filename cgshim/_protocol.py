@@ -35,11 +35,11 @@ class Backend(Protocol):
         """Return x as a constant."""
 
     def custom_gradient(self, call: Any, inputs: Sequence[Tensor], /) -> Any:
-        """Run `call(inputs)`, and return the output of f with tensors that get their gradients from the rule.
+        """Run ``call(inputs)``, and return the output of f with tensors that get their gradients from the rule.
 
-        call is a `cgshim.backend.Call`. `call(inputs) -> (outputs, rule)` runs f; `rule(inputs, upstreams, variables)`
-        returns `(gradients, gradients_of_variables)`, both already checked, with None for no gradient;
-        `rule.output.combine(tensors)` is f's output around other tensors, and is what this function returns.
+        call is a `cgshim.backend.Call`. ``call(inputs) -> (outputs, rule)`` runs f. ``rule(inputs, upstreams,
+        variables)`` returns ``(gradients, gradients_of_variables)``, both already checked, with None for no gradient;
+        ``rule.output.combine(tensors)`` is f's output around other tensors, and is what this function returns.
         """
 
     def vjp(
@@ -47,3 +47,7 @@ class Backend(Protocol):
     ) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
         """Return fn's outputs at inputs, all differentiable, and its pullback: upstream gradients to gradients."""
         ...
+
+
+REQUIRED = tuple(name for name in vars(Backend) if not name.startswith("_"))
+"""the names of these functions"""

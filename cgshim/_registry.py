@@ -1,39 +1,31 @@
-"""The installed plug-ins: which frameworks have a backend, and its module.
+"""Load the installed plug-ins: the module of each framework's backend.
 
 A backend is a module that is registered, under its framework's import root, in the entry-point group
 `cgshim.backends`; cgshim's own four have no privileges over others. Nothing here imports a framework before somebody
-asks for it.
+asks for it. A plug-in that fails is not imported again in this process.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import sys
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
-from cgshim._errors import BackendError, sentence
+from cgshim._dtype_names import let_name_dtypes
+from cgshim._errors import BackendError, listing, sentence
 from cgshim._foreign import constant_when_traced
-from cgshim._protocol import Backend
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+from cgshim._installed import Entry, command_to_install, is_importable, registered, said
+from cgshim._protocol import REQUIRED, Backend
 
 
-@functools.cache
-def entry_points() -> dict[str, EntryPoint]:
-    """Return every registered backend by its name, without importing any."""
-    from importlib.metadata import entry_points as installed  # 20 ms, often not needed: most name or import one
-
-    return {point.name: point for point in sorted(installed(group="cgshim.backends"), key=lambda p: p.name)}
+def entry_points() -> dict[str, Entry]:
+    """Return every registered backend by its name, without importing any; one with a fault cannot be loaded."""
+    return registered().backends
 
 
-@functools.cache
 def aliases() -> dict[str, str]:
     """Return the backend's name for each import root whose types belong to another framework."""
-    from importlib.metadata import entry_points as installed
-
-    return {point.name: point.value for point in installed(group="cgshim.aliases")}
+    return registered().aliases
 
 
 def available_backends() -> list[str]:
@@ -49,7 +41,7 @@ def available_backends() -> list[str]:
     >>> "numpy" in available_backends()
     True
     """
-    return [name for name in entry_points() if importlib.util.find_spec(name) is not None]
+    return [name for name, entry in entry_points().items() if entry.fault is None and is_importable(name)]
 
 
 def load(name: str) -> Backend:
@@ -59,6 +51,7 @@ def load(name: str) -> Backend:
 
 
 _modules: dict[str, str] = {}
+_failures: dict[str, str] = {}
 
 
 @constant_when_traced
@@ -68,13 +61,46 @@ def _import(name: str) -> str:
         return _modules[name]
     except KeyError:
         pass
-    point = entry_points().get(name)
-    if point is None:
-        raise BackendError(_unknown(name))
+    if name in _failures:
+        raise BackendError(_failures[name])
+    entry = _entry(name)
     try:
-        return _modules.setdefault(name, point.load().__name__)
-    except Exception as error:  # a plug-in is others' code: name its owner for anything that it raises
-        raise BackendError(_broken(name, point, error)) from error
+        module = _module(entry)
+        missing = [member for member in REQUIRED if not callable(getattr(module, member, None))]
+        if not missing:
+            module.tree_flatten([])  # which calls of others need, where they hold an object that may be a tree
+    except (Exception, SystemExit) as error:  # a plug-in is others' code: name its owner for anything that it raises
+        if _lacks_framework(entry, error):  # which may be installed before the next call
+            raise BackendError(_without_framework(entry, error)) from error
+        _failures[name] = _broken(entry, "must import", said(error))
+        raise BackendError(_failures[name]) from error
+    if missing:
+        _failures[name] = _broken(entry, "must have the functions of a backend", f"no {listing(missing)}")
+        raise BackendError(_failures[name])
+    if hasattr(module, "dtype_name"):
+        for root in [name, *(root for root, of in aliases().items() if of == name)]:
+            let_name_dtypes(root, module.dtype_name)
+    return _modules.setdefault(name, module.__name__)
+
+
+def _module(entry: Entry) -> ModuleType:
+    from importlib.metadata import EntryPoint
+
+    module = EntryPoint(entry.name, entry.value, entry.group).load()
+    if not isinstance(module, ModuleType):
+        raise TypeError(f"{entry.value} is no module")
+    return module
+
+
+def _entry(name: str) -> Entry:
+    """Return what is registered under a name, if it has no fault."""
+    entry = entry_points().get(name) or next((e for e in registered().ignored if e.name == name), None)
+    if entry is None or entry.fault is not None:
+        raise BackendError(_unknown(name) if entry is None else entry.fault)
+    return entry
+
+
+# --- Why a backend cannot be had ------------------------------------------------------------------------------------
 
 
 def _unknown(name: str) -> str:
@@ -84,27 +110,31 @@ def _unknown(name: str) -> str:
             do="run pip install -e . (or pip install cgshim) in this environment",
         )  # fmt: skip
     here = available_backends()
-    missing = [f"{n} (pip install {_distribution(n)})" for n in entry_points() if n not in here]
+    missing = [f"{n} ({_way_to_get(e)})" for n, e in entry_points().items() if not (n in here or e.fault)]
     could = f"; could be installed: {', '.join(missing)}" if missing else ""
+    unreadable = [entry.owner for entry in registered().ignored if not entry.name]
+    ignored = f"; ignored, as python -m cgshim says: {listing(unreadable)}" if unreadable else ""
     return sentence("cgshim", must="a backend is named by its framework's import root", got=repr(name),
-                    do=f"installed: {', '.join(here)}{could}")  # fmt: skip
+                    do=f"installed: {', '.join(here)}{could}{ignored}")  # fmt: skip
 
 
-def _distribution(name: str) -> str:
-    """Return what to install to get a backend's framework."""
-    dist = entry_points()[name].dist
-    return f"'cgshim[{name}]'" if dist is None or dist.name == "cgshim" else dist.name
+def _way_to_get(entry: Entry) -> str:
+    return command_to_install(entry) or f"by {entry.owner}"
 
 
-def _broken(name: str, point: EntryPoint, error: Exception) -> str:
-    owner = point.dist.name if point.dist else "an unknown distribution"
-    what = f"{type(error).__name__}: {error}"
-    if isinstance(error, ModuleNotFoundError) and error.name == name and owner == "cgshim":
-        return sentence("cgshim", must=f"the backend {name!r} needs its framework", got=what,
-                        do=f"run pip install 'cgshim[{name}]'")  # fmt: skip
-    return sentence(
-        "cgshim", must=f"the backend {name!r} of {owner} must import", got=what, do=f"mend or uninstall {owner}"
-    )
+def _lacks_framework(entry: Entry, error: BaseException) -> bool:
+    return isinstance(error, ModuleNotFoundError) and error.name == entry.name and not is_importable(entry.name)
+
+
+def _without_framework(entry: Entry, error: BaseException) -> str:
+    command = command_to_install(entry)
+    return sentence("cgshim", must=f"the backend {entry.name!r} needs its framework", got=said(error),
+                    do=f"run {command}" if command else f"install what is imported as {entry.name}")  # fmt: skip
+
+
+def _broken(entry: Entry, must: str, got: str) -> str:
+    return sentence("cgshim", must=f"the backend {entry.name!r} of {entry.owner} {must}", got=got,
+                    do=f"mend or uninstall {entry.owner}, and start Python anew")  # fmt: skip
 
 
 @constant_when_traced

@@ -73,7 +73,7 @@ class Residuals:
 
     @property
     def objects(self) -> Sequence[Any]:
-        """What the rule keeps and has not been searched yet: objects, and what f may have written to."""
+        """What the rule keeps and has not been searched yet, that is, objects, and what f may have written to."""
         named = globals_of(self._code, self._globals, self._f) if self._code else []
         if (named or self._old) and (names := written(self._f, but=self._code)):
             return [*self._objects, values_under(names, [*self._old, *named])]
@@ -116,7 +116,7 @@ def run_again(
 ) -> list[Tensor]:
     """Run f once more, on inputs, and return the other residuals: functions of the inputs, for their derivatives.
 
-    Another run gives derivatives, never values. So it must keep what the first one did: `first` is the first run's
+    Another run gives derivatives, never values. So it must keep what the first one did: ``first`` is the first run's
     rule, around what that kept. If it differs, or if f draws random numbers, this raises an error. generators are
     those of the framework; inputs should be copies, because f may write into them.
     """

@@ -23,7 +23,7 @@ class RuleScope(Generic[T]):
         return self._current.get()
 
     def enter(self, entered: T) -> Token[T | None]:
-        """Let `current` be `entered`, until `leave` is called with what this returns."""
+        """Let `current` be ``entered``, until `leave` is called with what this returns."""
         return self._current.set(entered)
 
     def leave(self, token: Token[T | None]) -> None:
@@ -31,7 +31,7 @@ class RuleScope(Generic[T]):
         self._current.reset(token)
 
     def run(self, entered: T, rule: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return `rule(*args, **kwargs)`, run while `current` is `entered`."""
+        """Return ``rule(*args, **kwargs)``, run while `current` is ``entered``."""
         token = self._current.set(entered)
         try:
             return rule(*args, **kwargs)

@@ -7,7 +7,6 @@ from typing import Any
 
 from cgshim._dtypes import dtype_name
 from cgshim._errors import describe_spec, shape_of
-from cgshim._foreign import constant_when_traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +30,11 @@ class Spec:
     dtype: Any
 
     def __repr__(self) -> str:
-        return describe_spec(self.shape, _name_of(self.dtype))
+        return describe_spec(self.shape, self.dtype)
 
 
 def spec_of(x: Any) -> Spec:
     """Return the Spec of anything that has a shape and a dtype, with the dtype's name that all frameworks share."""
     if isinstance(x, Spec) and isinstance(x.dtype, str) and isinstance(x.shape, tuple):
         return x
-    return Spec(shape_of(x.shape), _name_of(x.dtype))
-
-
-@constant_when_traced
-def _name_of(dtype: Any) -> str:
-    """Return the name of a dtype, which may be given as one, or as a class of numbers such as np.float32."""
-    if type(dtype) is str:
-        return dtype
-    try:
-        return _names[dtype]
-    except KeyError:
-        return _names.setdefault(dtype, dtype.__name__ if isinstance(dtype, type) else dtype_name(dtype))
-
-
-_names: dict[Any, str] = {}
-"""as NumPy works out the name of a dtype at each look"""
+    return Spec(shape_of(x.shape), dtype_name(x.dtype))

@@ -24,7 +24,7 @@ class TreeSpec(Protocol):
     count: int
     """the number of tensors"""
     converted: Sequence[int]
-    """the identities of the leaves that became tensors: NumPy arrays and Keras Variables"""
+    """the identities of the leaves that became tensors, which are NumPy arrays and Keras Variables"""
 
     def combine(self, tensors: Sequence[Any]) -> Any:
         """Return the tree around these tensors."""
@@ -213,7 +213,13 @@ def with_leaves(backend: Backend, fn: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def subvals(values: Sequence[Any], places: Sequence[int], others: Sequence[Any]) -> list[Any]:
-    """Return the values with the others in these places."""
+    """Return the values with the others in these places.
+
+    Examples
+    --------
+    >>> subvals(["a", "b", "c"], [2, 0], ["C", "A"])
+    ['A', 'b', 'C']
+    """
     full = list(values)
     for at, other in zip(places, others, strict=True):
         full[at] = other

@@ -1,5 +1,8 @@
 """All that a backend may import from cgshim: see docs/writing-a-backend.md."""
 
+from cgshim._axes import Axis as Axis
+from cgshim._axes import axes_of as axes_of
+from cgshim._axes import checked_axis as checked_axis
 from cgshim._call import Call as Call
 from cgshim._choice import framework_of as framework_of
 from cgshim._choice import tensor_of_call as tensor_of_call
@@ -31,6 +34,7 @@ from cgshim._host import runs_on_host as runs_on_host
 from cgshim._host_call import HostCall as HostCall
 from cgshim._host_call import refuse_host_derivative as refuse_host_derivative
 from cgshim._protocol import Backend as Backend
+from cgshim._protocol import Tensor as Tensor
 from cgshim._residuals import Residuals as Residuals
 from cgshim._residuals import has_a_derivative as has_a_derivative
 from cgshim._residuals import refuse_another_run as refuse_another_run

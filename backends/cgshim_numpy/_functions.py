@@ -14,7 +14,7 @@ import numpy as np
 from autograd import numpy as autograd_numpy
 from autograd.extend import defvjp, primitive
 
-from cgshim.ops._axes import Axis, axes_of
+from cgshim.backend import Axis, axes_of
 
 Array = Any
 anp: Any = autograd_numpy  # whose names are made when it is imported

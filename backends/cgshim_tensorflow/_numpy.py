@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.experimental import numpy as tnp
 
-from cgshim.ops._axes import Axis, Tensor, axes_of
+from cgshim.backend import Axis, Tensor, axes_of
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cgshim.ops._axes import Axis, Tensor, axes_of
+from cgshim.backend import Axis, Tensor, axes_of
 
 
 def dtype_of(dtype: Any) -> torch.dtype | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import cgshim_torch._numpy
-from cgshim.ops._axes import Axis, Tensor, axes_of, checked
+from cgshim.backend import Axis, Tensor, axes_of, checked_axis
 from cgshim_torch import _algebra, _creation
 from cgshim_torch._algebra import as_float, dtype_of
 
@@ -150,7 +150,7 @@ def np_transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
 
 def np_expand_dims(a: Tensor, axis: int | Sequence[int]) -> Tensor:
     named = (axis,) if isinstance(axis, int) else tuple(axis)
-    for at in sorted(checked(a.ndim + len(named), at) for at in named):
+    for at in sorted(checked_axis(a.ndim + len(named), at) for at in named):
         a = a.unsqueeze(at)
     return a
 
@@ -212,7 +212,7 @@ def np_rot90(m: Tensor, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
 def np_take(a: Tensor, indices: Any, axis: int | None = None) -> Tensor:
     if axis is None:
         a, axis = a.reshape(-1), 0
-    return a[(slice(None),) * checked(a.ndim, axis) + (torch.as_tensor(indices, device=a.device),)]
+    return a[(slice(None),) * checked_axis(a.ndim, axis) + (torch.as_tensor(indices, device=a.device),)]
 
 
 def np_take_along_axis(arr: Tensor, indices: Tensor, axis: int | None = -1) -> Tensor:

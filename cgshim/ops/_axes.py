@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
+from cgshim._axes import Axis as Axis
+from cgshim._axes import axes_of as axes_of
+from cgshim._protocol import Tensor as Tensor
 from cgshim.ops._numpy import ops
 from cgshim.ops._tensors import cast, dtype
 
-Tensor = Any
-Axis = Any
-"""None for all axes, one axis, or a tuple of axes"""
 INEXACT = ("float", "bfloat", "complex")
 """the beginnings of the names of dtypes that have fractions"""
-
-
-def axes_of(x: Tensor, axis: Axis) -> tuple[int, ...]:
-    """Return the axes, none of them negative."""
-    ndim = len(x.shape)
-    if axis is None:
-        return tuple(range(ndim))
-    return tuple([checked(ndim, at) for at in (axis if isinstance(axis, Iterable) else (axis,))])
-
-
-def checked(ndim: int, axis: int) -> int:
-    """Return one of ndim axes, not negative."""
-    if not -ndim <= axis < ndim:
-        raise np.exceptions.AxisError(axis, ndim)
-    return int(axis) % ndim
 
 
 def count_of(x: Tensor, axis: Axis) -> Any:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *operands: Any) -> T:
-    """Return true_fun(*operands) if pred, else false_fun(*operands).
+    """Return ``true_fun(*operands)`` if pred, else ``false_fun(*operands)``.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *op
     Returns
     -------
     tree
-        The result of the chosen function. `jax.jit` and `tf.function` trace both and run one.
+        The result of the chosen function. ``jax.jit`` and ``tf.function`` trace both and run one.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *op
 
 
 def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Tree) -> Tree:
-    """Apply `body_fun` to a value, first `init_val`, while `cond_fun` of it is true; return the last value.
+    """Apply ``body_fun`` to a value, first ``init_val``, while ``cond_fun`` of it is true; return the last value.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]], init: Tree, xs: Tree = None, length: int | None = None
 ) -> tuple[Tree, Tree]:
-    """Return the last carry and the stacked outputs of `carry, y = f(carry, x)` over the first axis of xs.
+    """Return the last carry and the stacked outputs of ``carry, y = f(carry, x)`` over the first axis of xs.
 
     Parameters
     ----------

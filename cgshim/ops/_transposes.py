@@ -15,7 +15,7 @@ Tensor = Any
 
 @not_converted
 def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
-    """Sum a gradient over what was broadcast: the transpose of broadcasting `like` to the gradient's shape.
+    """Sum a gradient over what was broadcast: the transpose of broadcasting ``like`` to the gradient's shape.
 
     Parameters
     ----------

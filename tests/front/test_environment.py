@@ -66,6 +66,12 @@ def test_missing_metadata(python, site_without) -> None:
         )
 
 
+def test_a_framework_that_is_barred_is_not_available(python) -> None:
+    """As whoever wants no import of it does it."""
+    code = f"import cgshim, sys\nsys.modules.update(dict.fromkeys({OTHERS}))\nprint(cgshim.available_backends())"
+    assert python("-c", code).stdout == "['numpy']\n"
+
+
 # --- A stranger's plug-in -----------------------------------------------------------------------------------------
 
 
@@ -102,15 +108,15 @@ def test_broken_plug_in(python, plug_in, module: str, what: str) -> None:
     site = plug_in(module)
     assert python("-c", CHOOSE.format(name="tiny"), path=(site,)).stdout == (
         f"cgshim: the backend 'tiny' of tiny-plugin must import, got {what.format(site=site)}; "
-        "mend or uninstall tiny-plugin\n"
+        "mend or uninstall tiny-plugin, and start Python anew\n"
     )
 
 
 def test_plug_in_without_its_framework(python, plug_in) -> None:
     site = plug_in("import tiny", framework=None)
     assert python("-c", CHOOSE.format(name="tiny"), path=(site,)).stdout == (
-        "cgshim: the backend 'tiny' of tiny-plugin must import, got ModuleNotFoundError: No module named 'tiny'; "
-        "mend or uninstall tiny-plugin\n"
+        "cgshim: the backend 'tiny' needs its framework, got ModuleNotFoundError: No module named 'tiny'; "
+        "install what is imported as tiny\n"
     )
 
 

@@ -14,6 +14,7 @@ ROOT = Path(cgshim.__file__).parent
 FILES = sorted(ROOT.glob("*.py"))
 BACKENDS = sorted((Path(__file__).parents[2] / "backends").rglob("*.py"))
 LONGEST = 350
+LOOKS = ("getattr", "hasattr")
 
 
 def imported_by(file: Path) -> set[str]:
@@ -49,8 +50,48 @@ def test_a_circle_would_be_seen(tmp_path):
 
 @pytest.mark.parametrize("file", BACKENDS, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_a_backend_imports_what_any_backend_may(file):
-    allowed = {"cgshim.backend", "cgshim.ops._axes"}
-    assert imported_by(file) <= allowed
+    assert imported_by(file) <= {"cgshim.backend"}
+
+
+NAMES = {"jax", "tensorflow", "torch"}
+KNOWN = {"_foreign.py": {"torch"}, "_custom_gradient.py": {"tensorflow"}}
+"""the tracer of torch.compile; and __tf_tracing_type__, which nobody but TensorFlow calls"""
+
+
+def named_by(file: Path) -> set[str]:
+    """Return the frameworks that a file names in its code or imports; what it says in prose is longer."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add((node.module or "").partition(".")[0])
+    return found & NAMES
+
+
+@pytest.mark.parametrize("file", [*FILES, *sorted((ROOT / "ops").glob("*.py"))], ids=lambda file: file.name)
+def test_the_front_end_has_nothing_for_one_framework_alone(file):
+    assert named_by(file) == KNOWN.get(file.name, set())
+
+
+def test_a_framework_that_is_named_would_be_seen(tmp_path):
+    for code in ("import torch.nn", "from jax import numpy", "if name == 'tensorflow':\n    pass"):
+        (tmp_path / "a.py").write_text(code)
+        assert len(named_by(tmp_path / "a.py")) == 1
+
+
+def test_what_a_backend_may_offer_is_told_to_strangers():
+    """All that the front end looks for in a backend stands in docs/writing-a-backend.md."""
+    calls = [node for file in ROOT.rglob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
+    calls = [node for node in calls if isinstance(node, ast.Call) and getattr(node.func, "id", "") in LOOKS]
+    of_backends = [call for call in calls if getattr(call.args[0], "id", "") in ("backend", "module")]
+    members = {call.args[1].value for call in of_backends if isinstance(call.args[1], ast.Constant)}
+    members = {member for member in members if not member.startswith("__")}
+    assert {"numpy_function", "dtype_name", "version_limits"} <= members
+    document = (Path(__file__).parents[2] / "docs" / "writing-a-backend.md").read_text()
+    assert not [member for member in members if f"`{member}(" not in document]
 
 
 def test_files_are_short():

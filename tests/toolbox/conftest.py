@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cgshim import _installed as installed
 from cgshim import _registry as registry
 
 
@@ -20,11 +21,12 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (metadata / "entry_points.txt").write_text(f"[cgshim.backends]\n{framework} = {entry_point}\n")
         (tmp_path / f"{framework}_plugin.py").write_text(module)
         monkeypatch.syspath_prepend(str(tmp_path))
-        registry.entry_points.cache_clear()
+        installed.registered.cache_clear()
         monkeypatch.setattr(registry, "_modules", dict(registry._modules))
+        monkeypatch.setattr(registry, "_failures", {})
 
     yield install_it
-    registry.entry_points.cache_clear()
+    installed.registered.cache_clear()
     for name in set(sys.modules) - modules:
         if name.endswith("_plugin"):
             del sys.modules[name]

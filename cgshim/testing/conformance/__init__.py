@@ -15,6 +15,7 @@ from cgshim.testing.conformance import (  # noqa: F401  # imported for the cases
     _captured,
     _complex,
     _conventions,
+    _conversions,
     _current_backend,
     _details,
     _examples,

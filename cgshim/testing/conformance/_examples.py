@@ -14,14 +14,9 @@ from cgshim.testing.conformance._framework import Framework
 from cgshim.testing.conformance._registry import case
 
 
-def plain_log1pexp(x: Tensor) -> Tensor:
-    """log(1 + exp(x)), with the gradient that autodiff finds: inf / inf for large x."""
-    return cgshim.op_log(1.0 + cgshim.op_exp(x))
-
-
 @op_custom_gradient
 def log1pexp(x: Tensor) -> Any:
-    """The same, with the gradient that is exact for large x."""
+    """log(1 + exp(x)), with the gradient that is exact for large x, where autodiff may have inf / inf."""
     e = cgshim.op_exp(x)
     return cgshim.op_log(1.0 + e), lambda upstream: upstream * (1.0 - 1.0 / (1.0 + e))
 
@@ -56,11 +51,10 @@ SPELLINGS = {"operators": log1pexp, "core ops": log1pexp_of_core_ops, "keras": l
 
 @case(op=SPELLINGS)
 def stable_log1pexp(framework: Framework, op: Callable[[Tensor], Tensor]) -> None:
-    """At 100 in float32 the gradient is exactly 1, where plain autodiff has nan."""
+    """At 100 in float32, where exp(x) is inf, the gradient is exactly 1."""
     with np.errstate(over="ignore", invalid="ignore"), cgshim.use_backend(framework.name):
         assert cgshim.config_backend() == framework.name
         x = cgshim.op_convert_to_tensor(100.0, "float32")
-        assert np.isnan(framework.numpy(cgshim.op_grad(plain_log1pexp)(x)))
         assert framework.numpy(cgshim.op_grad(op)(x)) == 1.0
         small, upstream = framework.tensor([0.0, 1.0]), framework.tensor([2.0, -3.0])
         sigmoid = 1.0 / (1.0 + np.exp([0.0, -1.0]))

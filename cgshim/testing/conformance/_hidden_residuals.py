@@ -136,10 +136,11 @@ def _in_an_array_of_objects(y: Tensor) -> Rule:
     return lambda u: u * 5.0 * kept[0].held
 
 
+# A method of NumPy's scalars, which takes those of its own dtype: before NumPy 2, 5.0 times a float32 is a float64.
 HOLDERS: dict[str, Callable[[Tensor], Rule]] = {
     "an object": _in_an_object,
     "a method of an object": lambda y: Holder(y).grad,
-    "a method of the tensor": lambda y: (lambda times: lambda u: times(5.0 * u))(y.__mul__),
+    "a method of the tensor": lambda y: (lambda times: lambda u: times(u + u + u + u + u))(y.__mul__),
     "a local class": _in_a_local_class,
     "an attribute of a class": _in_an_attribute_of_a_class,
     "a static method": _in_a_static_method,
@@ -161,7 +162,7 @@ def hidden_residual(framework: Framework, holder: Callable[[Tensor], Rule], kept
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         y = ops.exp(x)
-        return (y if kept == "an output" else y * 1.0), holder(y)
+        return (y if kept == "an output" else -(-y)), holder(y)
 
     check(framework, op, SECOND[kept])
 

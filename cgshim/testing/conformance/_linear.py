@@ -127,7 +127,7 @@ NONLINEAR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "quotient": lambda x, u: x / (u + 0.0 * x),
     "sign": lambda x, u: ops.sign(u) * x,
     "floor": lambda x, u: ops.floor(u),
-    "absolute value": lambda x, u: abs(u),
+    "absolute value": lambda x, u: ops.abs(u),
     "stop_gradient": lambda x, u: op_stop_gradient(u) * x,
     "a cast to integers": lambda x, u: op_cast(op_cast(u, "int32"), "float32"),
     "a mask of upstream": lambda x, u: ops.where(u > 0.0, 7.0 * u, 0.0 * u),

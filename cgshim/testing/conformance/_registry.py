@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from cgshim.testing.conformance._failures import place_of, reason_of
 from cgshim.testing.conformance._framework import Framework, Gradients
 
 Body = Callable[[Framework], None]
@@ -53,7 +54,9 @@ class Case:
             return
         try:
             _bodies[self.name](self.framework)
-        except Exception as error:  # whatever goes wrong is the gap
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever goes wrong is the gap
             raise KnownGap(self.gap) from error
         raise AssertionError(f"{self.name} passes on {self.framework.name}: take it off the table of gaps ({self.gap})")
 
@@ -64,7 +67,9 @@ class Result(NamedTuple):
     case: str
     outcome: Literal["passed", "failed", "gap"]
     reason: str
-    """what went wrong, or the reason of the gap; empty for a pass"""
+    """what went wrong, in one line, or the reason of the gap; empty for a pass"""
+    place: str = ""
+    """file:line of what went wrong: in the backend if its code raised it, else in the case"""
 
 
 def cases(name: str, *, gaps: Mapping[str, str] | None = None, state: Gradients | None = None) -> list[Case]:
@@ -128,14 +133,17 @@ def run(name: str, *, gaps: Mapping[str, str] | None = None, state: Gradients | 
     >>> {result.outcome for result in run("numpy", gaps={})} - {"passed", "failed"}
     set()
     """
-    return [_result(case) for case in cases(name, gaps=gaps, state=state)]
+    return [result_of(case) for case in cases(name, gaps=gaps, state=state)]
 
 
-def _result(case: Case) -> Result:
+def result_of(case: Case) -> Result:
+    """Run a case, and return how it went; only KeyboardInterrupt gets out of it."""
     try:
         case()
+    except KeyboardInterrupt:
+        raise
     except KnownGap as gap:
         return Result(case.name, "gap", str(gap))
-    except Exception as error:  # noqa: BLE001  # a failure of the backend, whatever it raises
-        return Result(case.name, "failed", f"{type(error).__name__}: {error}")
+    except BaseException as error:  # noqa: BLE001  # a failure of the backend, whatever it raises, SystemExit too
+        return Result(case.name, "failed", reason_of(error), place_of(error, case.framework.backend))
     return Result(case.name, "passed", "")

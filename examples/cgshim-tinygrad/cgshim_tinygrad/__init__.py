@@ -1,0 +1,67 @@
+"""tinygrad, with the gradients of its calls.
+
+f runs once, on constants, and its outputs become one call in tinygrad's graph, whose grad_fxn is the rule. The graph
+holds what f has computed. To connect what the rule keeps with the arguments, these take the places of the constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optree
+from tinygrad import Tensor, dtypes
+
+from cgshim_tinygrad._numpy import numpy_function as numpy_function
+from cgshim_tinygrad._run import Run
+from cgshim_tinygrad._tensors import dtype_name as dtype_name
+from cgshim_tinygrad._tensors import dtype_named, on_device
+from cgshim_tinygrad._tensors import is_tensor as is_tensor
+from cgshim_tinygrad._vjp import vjp as vjp
+
+if TYPE_CHECKING:
+    from cgshim.backend import Call
+
+
+def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
+    leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
+    return leaves, structure
+
+
+def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
+    return optree.tree_unflatten(structure, leaves)
+
+
+def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
+    if isinstance(dtype, str):
+        dtype = dtype_named(dtype)
+    if isinstance(x, Tensor):
+        return x if dtype is None else x.cast(dtype)
+    if not isinstance(x, (np.ndarray, np.generic)):
+        x = np.asarray(x, None if dtype is not None else _default_of(x))
+    if dtype is None:
+        dtype = dtype_named(x.dtype.name)
+    if x.dtype.name == "bfloat16":  # tinygrad takes no such array of NumPy's
+        x = x.astype("float32")
+    return on_device(Tensor(np.ascontiguousarray(x).reshape(x.shape), dtype=dtype))
+
+
+def _default_of(x: Any) -> str | None:
+    """The dtype that tinygrad has for numbers without one."""
+    kind = np.asarray(x).dtype.kind
+    return {"f": dtype_name(dtypes.default_float), "i": dtype_name(dtypes.default_int)}.get(kind)
+
+
+def convert_to_numpy(x: Tensor, /) -> Any:
+    values = on_device(x).detach()
+    return (values.cast(dtypes.float32) if x.dtype == dtypes.bfloat16 else values).numpy()
+
+
+def stop_gradient(x: Tensor, /) -> Tensor:
+    return x.detach()
+
+
+def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
+    run = Run(call, inputs)
+    return run.rule.output.combine(run.outputs)
