@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import nox
 
-nox.options.sessions = ["tests", "tests_all", "lint", "package"]
+nox.options.sessions = ["tests", "tests_all", "lint", "docs", "package"]
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 
@@ -17,15 +18,11 @@ FRAMEWORKS = {
     "torch": ["torch", "keras", "scikit-learn"],
     "tensorflow": ["tensorflow-cpu", "keras", "scikit-learn"],
 }
-TEST = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "test")
-LINT = nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "lint")
+PROJECT = nox.project.load_toml("pyproject.toml")
+TEST, LINT, DOCS = (nox.project.dependency_groups(PROJECT, group) for group in ("test", "lint", "docs"))
 
-# The oldest versions that pass, as pyproject.toml promises them. PyTorch's older CPU builds are not on PyPI.
-OLDEST = {
-    "numpy": ["numpy==1.26.*"],
-    "jax": ["numpy==1.26.*", "jax==0.4.38", "jaxlib==0.4.38"],
-    "tensorflow": ["numpy==1.26.*", "tensorflow-cpu==2.18.*"],
-}
+GPU = {"jax": ["jax[cuda13]"], "torch": ["torch"]}
+NIGHTLY = {"numpy": "numpy", "jax": "jax", "torch": "torch", "tensorflow": "tf-nightly-cpu"}
 
 
 COMMON = ["tests/conformance", "tests/front", "tests/test_messages.py"]
@@ -53,20 +50,28 @@ def tests_all(session: nox.Session) -> None:
     run_tests(session, list(FRAMEWORKS), *COMMON, "tests/together")
 
 
-@nox.session(python=["3.10", "3.12", "3.13"])
-@nox.parametrize("backend", list(OLDEST), ids=list(OLDEST))
-def pythons(session: nox.Session, backend: str) -> None:
-    """The conformance cases on the other Pythons."""
-    session.install("-c", "constraints.txt", "-e", ".", *TEST, *FRAMEWORKS[backend][:1])
-    run_tests(session, [backend], *COMMON)
+@nox.session
+def versions(session: nox.Session) -> None:
+    """The conformance cases on every version of every framework, written to docs/versions.md (hours; restartable)."""
+    session.run("python", "tests/versions/run.py", str(session.cache_dir / "versions"), *session.posargs)
 
 
 @nox.session
-@nox.parametrize("backend", list(OLDEST), ids=list(OLDEST))
-def oldest(session: nox.Session, backend: str) -> None:
-    """The conformance cases on the oldest versions that pyproject.toml allows."""
-    session.install("-e", ".", *TEST, *OLDEST[backend])
-    run_tests(session, [backend], *COMMON)
+@nox.parametrize("backend", list(NIGHTLY), ids=list(NIGHTLY))
+def nightly(session: nox.Session, backend: str) -> None:
+    """The conformance cases on what is released next, as far as a registry has it; only reports."""
+    found = session.run("pip", "install", "--pre", "--upgrade", NIGHTLY[backend], success_codes=[0, 1], silent=True)
+    session.install("-e", ".", *TEST)
+    session.log(f"{NIGHTLY[backend]}: {(found or '').strip().splitlines()[-1:]}")
+    session.run("pytest", "-q", "--backend", backend, "tests/conformance", *session.posargs, success_codes=range(6))
+
+
+@nox.session
+@nox.parametrize("backend", list(GPU), ids=list(GPU))
+def gpu(session: nox.Session, backend: str) -> None:
+    """The tests that need a GPU; other sessions count them as not run."""
+    session.install("-c", "constraints.txt", "-e", ".", *TEST, *GPU[backend])
+    session.run("pytest", "-q", "--backend", backend, "--gpu-device", "cuda", "tests/gpu", *session.posargs)
 
 
 @nox.session
@@ -80,18 +85,39 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """README, docs/ and the docstrings as a site in site/; a broken link, anchor or reference fails."""
+    session.install("-c", "constraints.txt", "-e", ".", *DOCS)
+    shutil.rmtree("site", ignore_errors=True)
+    session.run("sphinx-build", "-q", "--fail-on-warning", "-c", "docs", "-d", session.create_tmp(), ".", "site")
+    session.run("python", "tests/docs/overflow.py", "site")
+
+
+@nox.session
 def package(session: nox.Session) -> None:
-    """sdist, the wheel from it, and the quickstart with that wheel, away from the checkout."""
-    session.install("-c", "constraints.txt", "build", "twine")
-    dist = Path(session.create_tmp()).resolve()
-    session.run("python", "-m", "build", "--outdir", str(dist))
-    built = sorted(str(path) for path in dist.glob("cgshim-*"))
-    session.run("twine", "check", "--strict", *built)
-    session.install("-c", "constraints.txt", "--force-reinstall", *[path for path in built if path.endswith(".whl")])
-    quickstart = str(Path("examples/log1pexp.py").resolve())
-    session.chdir(dist)
-    session.run("python", quickstart)
+    """dist/: sdist, the wheel from it, and that wheel tested by the sdist's tests, away from the checkout."""
+    session.install("-c", "constraints.txt", "build", "twine", "check-wheel-contents", *TEST, *FRAMEWORKS["numpy"])
+    shutil.rmtree("dist", ignore_errors=True)
+    session.run("python", "-m", "build")
+    [wheel], [sdist] = Path("dist").resolve().glob("*.whl"), Path("dist").resolve().glob("*.tar.gz")
+    session.run("twine", "check", "--strict", str(wheel), str(sdist))
+    session.run("check-wheel-contents", str(wheel))
+    session.install("-c", "constraints.txt", "--force-reinstall", str(wheel))
+    unpacked = Path(session.create_tmp(), sdist.name.removesuffix(".tar.gz"))
+    shutil.rmtree(unpacked, ignore_errors=True)
+    shutil.unpack_archive(sdist, unpacked.parent, filter="data")
+    shutil.rmtree(unpacked / "cgshim")  # so that all imports are of the wheel
+    session.chdir(unpacked)
+    session.run("python", "examples/log1pexp.py")
     session.run("python", "-m", "cgshim", "--require", "numpy")
+    run_tests(session, ["numpy"], *COMMON)
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """The notes of the version in pyproject.toml, which git has not tagged yet, and its package; uploads nothing."""
+    session.run("python", "tests/release/release_notes.py", PROJECT["project"]["version"])
+    session.notify("package")
 
 
 @nox.session
@@ -131,15 +157,26 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "-m", "mutants", str(session.cache_dir / "mutants"), *session.posargs)
 
 
+def run_stranger(session: nox.Session, name: str, framework: str) -> None:
+    """A stranger's backend: built, installed and run."""
+    session.install("-c", "constraints.txt", ".", "build", framework, *TEST)
+    dist = Path(session.create_tmp())
+    session.run("python", "-m", "build", "--outdir", str(dist), f"examples/cgshim-{name}")
+    session.install("-c", "constraints.txt", "--force-reinstall", "--no-deps", *map(str, dist.glob("*.whl")))
+    session.run("pytest", "-q", f"examples/cgshim-{name}")
+    session.run("python", "-m", "cgshim", "--require", name)
+
+
 @nox.session
 def mlx(session: nox.Session) -> None:
-    """The stranger's backend in examples/cgshim-mlx: built, installed and run."""
-    session.install("-c", "constraints.txt", ".", "build", "mlx[cpu]", *TEST)
-    dist = Path(session.create_tmp())
-    session.run("python", "-m", "build", "--outdir", str(dist), "examples/cgshim-mlx")
-    session.install("-c", "constraints.txt", "--force-reinstall", "--no-deps", *map(str, dist.glob("*.whl")))
-    session.run("pytest", "-q", "examples/cgshim-mlx")
-    session.run("python", "-m", "cgshim", "--require", "mlx")
+    """The stranger's backend in examples/cgshim-mlx."""
+    run_stranger(session, "mlx", "mlx[cpu]")
+
+
+@nox.session
+def tinygrad(session: nox.Session) -> None:
+    """The stranger's backend in examples/cgshim-tinygrad, on tinygrad's emulator in Python."""
+    run_stranger(session, "tinygrad", "tinygrad")
 
 
 @nox.session

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import gpus
 import pytest
-from gaps import GAPS
+from gaps import gaps_of
 
 import cgshim
 from cgshim._registry import entry_points
@@ -20,11 +21,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--backend", action="append", metavar="NAME", dest="backends",
         help="test this backend (may be repeated); by default every one whose framework can be imported",
     )  # fmt: skip
+    parser.addoption(
+        "--gpu-device", choices=["cuda", "cpu"],
+        help="run the gpu tests on cuda, or try them on the cpu; by default they run where a GPU is",
+    )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """From here on `config.option.backends` are the backends of the run; one that does not import fails the run."""
     _take_off_path()
+    config.pluginmanager.register(gpus)
     config.option.backends = list(dict.fromkeys(config.option.backends or cgshim.available_backends()))
     for name in config.option.backends:
         try:
@@ -61,9 +67,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend", metafunc.config.option.backends)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    gaps = {backend: gaps_of(backend) for backend in config.option.backends}
     for item in items:
-        reason = GAPS.get(_row_of(item))
+        backend, name = _row_of(item)
+        of_backend = gaps.get(backend, {})
+        reason = of_backend.get(name, of_backend.get(name.split("[")[0]))
         if reason is not None:
             item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 

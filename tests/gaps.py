@@ -1,18 +1,82 @@
 """What a framework cannot give: a row is a strict xfail, so that it goes when its reason does. At most five rows."""
 
+from __future__ import annotations
+
+from importlib import import_module
+
+from packaging.specifiers import SpecifierSet
+
 GAPS: dict[tuple[str, str], str] = {
     ("tensorflow", "test_a_rule_that_may_not_be_linear_is_refused_around_a_function_in_a_function"): (
         "a ForwardAccumulator within a tf.function transposes another tf.function without telling that it does: "
         "https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/eager/forwardprop.py"
     ),
-    ("torch", "test_a_second_order_is_never_dropped[eager]"): (
+}
+"""(backend, test or conformance case): the reason, with the framework's own issue"""
+
+_LINEARIZE = (
+    "JAX tells jax.linearize from reverse mode since 0.9: before, what promises forward mode is staged; "
+    "https://docs.jax.dev/en/latest/changelog.html"
+)
+_CHECKIFY = (
+    "around checkify, a derivative finds no errors in a jax.custom_vjp by hand either, and fails within jit; "
+    "https://docs.jax.dev/en/latest/debugging/checkify_guide.html"
+)
+_MESHES = (
+    "jax.shard_map, jax.set_mesh and types with shardings are those of later versions: "
+    "https://docs.jax.dev/en/latest/changelog.html"
+)
+_RECORDED = (
+    "types tell over which devices values vary since JAX 0.6; before, a call within jit is not one operation: "
+    "https://docs.jax.dev/en/latest/changelog.html"
+)
+_OPTIMISED = "XLA makes fewer or more operations of the same program: https://docs.jax.dev/en/latest/changelog.html"
+
+_GRAPH_ENDS = (
+    "where a graph ends within torch.func, torch.compile with backend='eager' fails on torch's own frames: "
+    "https://github.com/pytorch/pytorch/blob/v2.12.0/torch/_subclasses/meta_utils.py"
+)
+_SPARSE = (
+    "aten::amax, of the check that a rule is linear, takes no sparse tensor: "
+    "https://github.com/pytorch/pytorch/blob/v2.8.0/aten/src/ATen/native/native_functions.yaml"
+)
+
+OLDER: dict[tuple[str, str, str], str] = {
+    ("jax", "<0.9", "test_a_promise_of_forward_mode_stages_no_eager_gradient"): _LINEARIZE,
+    ("jax", "<0.9", "test_python_runs_once_below_eager_derivatives"): _LINEARIZE,
+    ("jax", "<0.9", "test_on_simulated_devices"): _MESHES,
+    ("jax", "<0.8", "test_on_eight_simulated_devices"): _MESHES,
+    ("jax", "<0.7", "test_on_four_devices"): _MESHES,
+    ("jax", "<0.8", "test_the_optimised_program_is_that_of_a_custom_vjp[forward]"): _OPTIMISED,
+    ("jax", "<0.7", "test_a_program_calls_f_as_often_as_by_hand_or_less[equal calls]"): _OPTIMISED,
+    ("jax", "<0.6", "test_the_gradient_of_what_is_checked_is_the_rules"): _CHECKIFY,
+    ("jax", "<0.6", "test_errors_are_those_of_a_custom_vjp[vmap of jit-check]"): _CHECKIFY,
+    ("jax", "<0.6", "test_errors_are_those_of_a_custom_vjp[vmap of jit-check that passes]"): _CHECKIFY,
+    ("jax", "<0.6", "test_the_residuals_are_those_of_a_custom_vjp[jit]"): _RECORDED,
+    ("jax", "<0.6", "test_the_residuals_are_those_of_a_custom_vjp[<lambda>]"): _RECORDED,
+    ("jax", "<0.6", "test_a_custom_vjp_inside_and_around"): _RECORDED,
+    ("jax", "<0.6", "test_a_recorded_call_is_one_operation"): _RECORDED,
+    ("jax", "<0.6", "test_a_gradient_that_does_not_fit_is_refused_when_it_is_taken"): _RECORDED,
+    ("jax", "<0.6", "test_a_rule_is_staged_once_for_all_gradients_of_a_program"): _RECORDED,
+    ("torch", ">=2.13", "test_a_second_order_is_never_dropped[eager]"): (
         "torch.compile loses second orders silently: with backend='eager' the backward of any Function has no graph; "
         "https://github.com/pytorch/pytorch/issues/91469"
     ),
-    ("torch", "test_a_second_order_is_never_dropped[aot_eager]"): (
+    ("torch", ">=2.13", "test_a_second_order_is_never_dropped[aot_eager]"): (
         "torch.compile loses the second order of a graph whose backward reads none of its inputs, as that of an op "
         "whose rule keeps what f made of them; inductor refuses it; mended after 2.13: "
         "https://github.com/pytorch/pytorch/issues/181581"
     ),
+    ("torch", "<2.13", "test_torch_func_within_a_compiled_function[eager]"): _GRAPH_ENDS,
+    ("torch", ">=2.8,<2.11", "test_vmap_of_grad_of_an_op[eager]"): _GRAPH_ENDS,
+    ("torch", "<2.10", "test_forward_mode_of_a_sparse_gradient"): _SPARSE,
 }
-"""(backend, test or conformance case): the reason, with the framework's own issue"""
+"""(backend, its framework's versions as pip writes them, test or conformance case): the reason"""
+
+
+def gaps_of(backend: str) -> dict[str, str]:
+    """Return the gaps of a backend with the version of its framework that is installed."""
+    always = {test: reason for (name, test), reason in GAPS.items() if name == backend}
+    rows = [(test, reason, versions) for (name, versions, test), reason in OLDER.items() if name == backend]
+    installed = import_module(backend).__version__ if rows else ""
+    return always | {test: reason for test, reason, versions in rows if SpecifierSet(versions).contains(installed)}

@@ -22,6 +22,7 @@ from cgshim_jax._eager import NotEagerError, run_eagerly
 from cgshim_jax._rules import is_differentiable, is_running_rule
 from cgshim_jax._staged import run_in_rule, run_staged
 from cgshim_jax._tracing import Surroundings, is_differentiated, is_known, is_tracer, surroundings
+from cgshim_jax._versions import version_limits as version_limits
 
 if TYPE_CHECKING:
     from cgshim.backend import Call, HostCall, Spec

@@ -43,8 +43,8 @@ def defer(f: Jaxpr, outputs: int, arguments: Sequence[Array], stage: Callable[[]
     """Return f's outputs, from one operation; `stage` makes the call that is differentiated or batched in its place."""
     jaxpr = f.jaxpr
     wanted = jaxpr.outvars[:outputs]
-    captured = [jaxpr.constvars[at] for at in f.captured_at]
-    whole = part_of(jaxpr, [], [*jaxpr.invars, *captured], wanted, equations_for(wanted, jaxpr.eqns)[0])
+    captured = [f.constvars[at] for at in f.captured_at]
+    whole = part_of(jaxpr, [], [*f.invars, *captured], wanted, equations_for(wanted, jaxpr.eqns)[0])
     results: list[Array] = _deferred.bind(*arguments, jaxpr=whole, call=Deferred(stage))
     return results
 
@@ -81,11 +81,12 @@ def _batch(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, ja
     return outputs, [0] * len(outputs)
 
 
-def _check(error: Any, enabled: Any, *operands: Array, jaxpr: Any, call: Deferred) -> tuple[Any, list[Array]]:
+def _check(*given: Any, jaxpr: Any, call: Deferred) -> tuple[Any, list[Array]]:
     """Return f's outputs with the rule's derivative, and the first error that checkify finds in f or found before."""
+    context, (error, enabled, *operands) = given[: _private.checkify_contexts], given[_private.checkify_contexts :]
     outputs: list[Array] = _deferred.bind(*operands, jaxpr=jaxpr, call=call)
     constants = [jax.lax.stop_gradient(x) for x in operands]  # errors have no derivative; XLA evaluates f once
-    error, _ = _private.checkify_jaxpr(ClosedJaxpr(jaxpr, ()), enabled, error, *constants)
+    error, _ = _private.checkify_jaxpr(*context, ClosedJaxpr(jaxpr, ()), enabled, error, *constants)
     return error, outputs
 
 

@@ -46,7 +46,7 @@ class NotEagerError(Exception):
 def run_eagerly(call: Call, inputs: Sequence[Array]) -> Any:
     """Return the output, differentiated by the rule; raise NotEagerError if that cannot be done."""
     traced = frozenset(i for i, x in enumerate(inputs) if is_tracer(x))
-    eager_call = _EagerCall(call, traced)
+    eager_call = _EagerCall(call, traced, may_be_linearized=surroundings() is Surroundings.LINEARIZATIONS)
     try:
         outputs, _ = eager_call.differentiated(inputs, is_inner=False)
     except UnexpectedTracerError:
@@ -69,19 +69,25 @@ class _EagerCall:
     """a float tensor in an object that the rule keeps: an outer derivative cannot see it"""
     has_inner_levels: bool = False
 
-    def __init__(self, call: Call, traced: frozenset[int]) -> None:
+    def __init__(self, call: Call, traced: frozenset[int], *, may_be_linearized: bool) -> None:
         self.call = call
         self.traced = traced
         """which inputs are tracers"""
+        self.may_be_linearized = may_be_linearized
+        """True if the derivative may be that of jax.linearize, which a custom_vjp does not have"""
 
     def differentiated(self, inputs: Sequence[Array], is_inner: bool) -> tuple[list[Array], list[Array]]:
         """Return the outputs and, at an inner level, the other residuals, with their derivatives at this level."""
         self.has_inner_levels |= is_inner
         places = [i for i, x in enumerate(inputs) if is_tracer(x)]
         needed = [is_perturbed(x) and is_differentiable(x) for x in inputs]
+        arguments = [inputs[i] for i in places]
+        if self.may_be_linearized:
+            arguments.append(_refusing_forward_mode(self.call, arguments))
+        count = len(arguments)
 
         def level_below(values: Sequence[Array]) -> tuple[list[Array], list[Array], list[Array]]:
-            full = _filled(inputs, places, values)
+            full = _filled(inputs, places, values[: len(places)])
             return full, *(
                 self.run_f(full) if surroundings() is Surroundings.NOTHING else self.differentiated(full, True)
             )
@@ -96,11 +102,11 @@ class _EagerCall:
 
         def backward(residuals: Any, upstreams: Sequence[Any]) -> tuple[Gradient, ...]:
             gradients = _Backward(self, places, needed)(*residuals, *upstreams)
-            return tuple([gradients[i] for i in places])
+            return *[gradients[i] for i in places], *[None] * (count - len(places))
 
-        op: Any = jax.custom_vjp(described(value, len(places)))
-        op.defvjp(described(forward, len(places)), described(backward, len(places)), symbolic_zeros=is_inner)
-        outputs, others = op(*[inputs[i] for i in places])
+        op: Any = jax.custom_vjp(described(value, count))
+        op.defvjp(described(forward, count), described(backward, count), symbolic_zeros=is_inner)
+        outputs, others = op(*arguments)
         return list(outputs), list(others)
 
     def run_f(self, inputs: Sequence[Array]) -> tuple[list[Array], list[Array]]:
@@ -218,6 +224,18 @@ class _Backward:
         for tracer in captured_by(gradients, list(upstreams.values())):
             if not is_known(tracer):
                 self.call.refuse_captured(tracer)
+
+
+def _refusing_forward_mode(call: Call, arguments: Sequence[Array]) -> Array:
+    """Return a zero that has no derivative in forward mode: executed, it raises the error for it.
+
+    A custom_vjp that has it for another argument refuses forward mode in our words, and not in JAX's.
+    """
+    floats = [x for x in arguments if is_differentiable(x)]
+    types, zero = [x.aval for x in floats], jnp.zeros(())
+    words = message_of(call.refuse_forward_mode, "jvp, jacfwd or linearize")
+    no_gradients = lambda residuals, upstreams: [jnp.zeros(kind.shape, kind.dtype) for kind in types]
+    return Transposed(call.name, no_gradients, [zero.aval], lambda: words).attach([], floats, [zero])[0]
 
 
 def _with_derivative_by_hidden(op: str, gradients: list[Gradient], standing_for_hidden: Array) -> list[Gradient]:

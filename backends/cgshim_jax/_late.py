@@ -49,7 +49,7 @@ class LateRule:
             captured = rule.stage(author_rule, inputs, outputs, [])
             return [*outputs, *rule.sort(captured, inputs, outputs)]
 
-        whole, captured = jaxpr_of(f_with_residuals, [v.aval for v in f.jaxpr.invars])
+        whole, captured = jaxpr_of(f_with_residuals, [v.aval for v in f.invars])
         rule.match(at)
         return whole, rule, captured
 

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+from cgshim_jax import _private
 from cgshim_jax._tracing import is_tracer
+
+if TYPE_CHECKING:
+    from cgshim_jax._tracing import Jaxpr
 
 
 class Linearity(NamedTuple):
@@ -75,10 +79,10 @@ _NONLINEAR = frozenset({
 """not linear in any operand"""
 
 
-def linearity_of(jaxpr: Any, constants: Sequence[Any]) -> Linearity:
+def linearity_of(jaxpr: Jaxpr) -> Linearity:
     """Find out if a jaxpr is linear in its arguments. A constant whose value is not known is None."""
     walk = _Walk()
-    forms = walk(jaxpr, [*map(_form_of, constants)], [LINEAR] * len(jaxpr.invars))
+    forms = walk(jaxpr.jaxpr, [*map(_form_of, jaxpr.constants)], [LINEAR] * len(jaxpr.invars))
     if CONSTANT in forms:
         return Linearity(False, "a constant one")
     if NONLINEAR in forms:
@@ -214,10 +218,10 @@ class _Walk:
         return self(jaxpr, [*map(_form_of, constants)], operands)
 
     def scan(self, parameters: Any, operands: list[Form]) -> list[Form]:
-        constants, carried = parameters["num_consts"], parameters["num_carry"]
-        carry = operands[constants : constants + carried]
+        constants, carry, scanned = _private.parts_of_scan(parameters, operands)
+        carried = len(carry)
         step: Callable[[list[Form]], list[Form]] = lambda carry: self.inside(
-            parameters["jaxpr"], [*operands[:constants], *carry, *operands[constants + carried :]]
+            parameters["jaxpr"], [*constants, *carry, *scanned]
         )
         carry = self.settled(carry, lambda carry: step(carry)[:carried])
         return [*carry, *step(carry)[carried:]]

@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, mlir
 
 from cgshim.backend import CustomGradientError, TransformationError, sentence
 from cgshim_jax import _private
+from cgshim_jax._rules import as_tensor
 
 Array = Any
 Rule = Callable[[list[Array], list[Array]], list[Array]]
@@ -67,7 +68,7 @@ class Transposed:
 
         def fitting(*upstreams: Array) -> list[Array]:
             gradients = self.rule(residuals, list(upstreams))
-            return [fit(g, t.aval) for g, t in zip(gradients, tangents, strict=True)]
+            return [fit(g, t.aval) for g, t in zip(gradients, map(as_tensor, tangents), strict=True)]
 
         try:
             transpose = jax.linear_transpose(fitting, *self.outputs)
@@ -147,6 +148,8 @@ def _jvp(primals: Sequence[Array], tangents: Sequence[Array], **parameters: Any)
 def _transpose(
     upstreams: Sequence[Array], *operands: Array, linear_map: Transposed, residuals: int
 ) -> list[Array | None]:
+    if all(isinstance(u, ad.Zero) for u in upstreams):  # not even zeros, which would have a dtype of their own
+        return [None] * len(operands)
     of_rule = list(operands[:residuals]), [ad.instantiate_zeros(u) for u in upstreams]
     gradients: Sequence[Array | None] = linear_map.rule(*of_rule)
     if linear_map.once is not None:

@@ -10,24 +10,24 @@ from typing import Any
 import jax
 
 try:  # What JAX is doing around a call. Without these names every call is staged.
-    from jax._src.core import EvalTrace as EvalTrace  # operations that run at once: 0.4.36 to 0.10
-    from jax._src.core import trace_ctx as trace_ctx  # the current trace: 0.4.36 to 0.10
-    from jax._src.interpreters.ad import JVPTrace as JVPTrace  # forward mode: 0.4 to 0.10
-    from jax._src.interpreters.ad import LinearizeTrace as LinearizeTrace  # reverse mode: 0.4.36 to 0.10
-    from jax._src.interpreters.batching import BatchTrace as BatchTrace  # vmap: 0.4 to 0.10
-    from jax._src.interpreters.partial_eval import DynamicJaxprTrace as DynamicJaxprTrace  # jit, scan, ...: 0.4 to 0.10
-    from jax._src.interpreters.partial_eval import JaxprTrace as JaxprTrace  # reverse mode before 0.7: 0.4 to 0.10
+    from jax._src.core import EvalTrace as EvalTrace  # operations that run at once: 0.4.36 to 0.12
+    from jax._src.core import trace_ctx as trace_ctx  # the current trace: 0.4.36 to 0.12
+    from jax._src.interpreters.ad import JVPTrace as JVPTrace  # forward mode: 0.4 to 0.12
+    from jax._src.interpreters.ad import LinearizeTrace as LinearizeTrace  # reverse mode: 0.4.36 to 0.12
+    from jax._src.interpreters.batching import BatchTrace as BatchTrace  # vmap: 0.4 to 0.12
+    from jax._src.interpreters.partial_eval import DynamicJaxprTrace as DynamicJaxprTrace  # jit, scan, ...: 0.4 to 0.12
+    from jax._src.interpreters.partial_eval import JaxprTrace as JaxprTrace  # reverse mode before 0.7: 0.4 to 0.12
 
     tells_traces = True
-    # Whether types tell over which devices of a shard_map values vary (0.6 to 0.10). Before, a shard_map refuses
+    # Whether types tell over which devices of a shard_map values vary (0.6 to 0.12). Before, a shard_map refuses
     # operations that it does not know.
     types_tell_devices = any(hasattr(jax.core.ShapedArray, name) for name in ("mat", "vma"))
 except ImportError:
     tells_traces = False
 
-from jax._src.core import unmapped_aval as unmapped_aval  # the type of a batch, with its sharding: 0.4 to 0.10
+from jax._src.core import unmapped_aval as unmapped_aval  # the type of a batch, with its sharding: 0.4 to 0.12
 
-try:  # What is within jax.make_jaxpr, at half its time: 0.5 to 0.10. Without these names jax.make_jaxpr serves.
+try:  # What is within jax.make_jaxpr, at half its time: 0.5 to 0.12. Without these names jax.make_jaxpr serves.
     from jax.api_util import debug_info as debug_info
     from jax.extend.linear_util import wrap_init as wrap_init
     from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic as trace_to_jaxpr_dynamic
@@ -37,18 +37,32 @@ except ImportError:
     debug_info = None
     has_trace_to_jaxpr = False
 
-try:  # What jax.experimental.checkify does with each primitive: 0.4 to 0.10. Without these names it looks into no op.
+try:  # What jax.experimental.checkify does with each primitive: 0.4 to 0.12. Without these names it looks into no op.
     from jax._src.checkify import checkify_jaxpr as checkify_jaxpr
     from jax._src.checkify import error_checks as error_checks
+
+    # How many arguments come before the error: a context, since 0.11.
+    checkify_contexts = int("ctx" in inspect.signature(checkify_jaxpr).parameters)
 except ImportError:
     checkify_jaxpr = None
     error_checks = {}
+    checkify_contexts = 0
 
 
-try:  # Where a compiled program calls the host: 0.4 to 0.10. Without it each device makes the call, for all of them.
+try:  # Where a compiled program calls the host: 0.4 to 0.12. Without it each device makes the call, for all of them.
     from jax._src.callback import _callback_op_sharding
 except ImportError:
     _callback_op_sharding = None
+
+
+def parts_of_scan(parameters: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the constants, what is carried and what is scanned, among the operands of a scan: 0.4 to 0.12."""
+    if "ft_in" in parameters:  # since 0.11
+        constants, carry, scanned = parameters["ft_in"].update(operands).unpack()
+        return list(constants), list(carry), list(scanned)
+    constants_end = parameters["num_consts"]
+    carry_end = constants_end + parameters["num_carry"]
+    return list(operands[:constants_end]), list(operands[constants_end:carry_end]), list(operands[carry_end:])
 
 
 def callback_sharding(context: Any) -> Any:
@@ -60,14 +74,14 @@ def callback_sharding(context: Any) -> Any:
 
 
 def is_exported(context: Any) -> bool:
-    """Return True if what is being lowered is for jax.export: seen in 0.4.38 to 0.10; without it JAX refuses later."""
+    """Return True if what is being lowered is for jax.export: seen in 0.4.38 to 0.12; without it JAX refuses later."""
     return getattr(getattr(context.module_context, "lowering_parameters", None), "for_export", False)
 
 
 def type_made_of(operands: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
     """Return the type of a tensor that is made of operands of these types: where they are sharded, it is not.
 
-    In a shard_map it varies over the devices over which one of them does: 0.6 to 0.10.
+    In a shard_map it varies over the devices over which one of them does: 0.6 to 0.12.
     """
     like = next((x for x in operands if types_tell_devices and not x.sharding.mesh.empty), None)
     if like is None:

@@ -32,9 +32,9 @@ class Split:
         between = [v for eqn in first for v in eqn.outvars if v in needed]
         self.results = len(self.connected)
         outer = [jaxpr.outvars[at] for at in self.connected]
-        self.first = part_of(jaxpr, jaxpr.constvars, jaxpr.invars, [*outer, *between], first)
+        self.first = part_of(jaxpr, whole.constvars, whole.invars, [*outer, *between], first)
         self.second = part_of(
-            jaxpr, [*jaxpr.constvars, *jaxpr.invars, *between], [], [jaxpr.outvars[at] for at in self.others], second
+            jaxpr, [*whole.constvars, *whole.invars, *between], [], [jaxpr.outvars[at] for at in self.others], second
         )
 
     def __call__(self, captured: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:

@@ -105,7 +105,7 @@ class StagedRule:
             raise self.error
         assert self.jaxpr is not None
         if self._linearity is None:
-            self._linearity = linearity_of(self.jaxpr.jaxpr, self.jaxpr.constants)
+            self._linearity = linearity_of(self.jaxpr)
         return self._linearity
 
 

@@ -42,6 +42,10 @@ if not _private.tells_traces:
         """Return what is below the batches of a trace."""
         return object()  # not known, and so not the same as any other
 
+    def tag_of_derivative() -> Any:
+        """Return what the tracers of the innermost derivative are marked with; None if JAX does not tell."""
+        return None
+
     def surroundings() -> Surroundings:
         """Return what surrounds the code that runs now."""
         return Surroundings.STAGING
@@ -69,6 +73,13 @@ else:
         while isinstance(trace, _private.BatchTrace):
             trace = trace.parent_trace
         return trace
+
+    def tag_of_derivative() -> Any:
+        """Return what the tracers of the innermost derivative are marked with; None if JAX does not tell."""
+        trace = _private.trace_ctx.trace
+        while isinstance(trace, (_private.BatchTrace, _private.JaxprTrace)):
+            trace = trace.parent_trace
+        return getattr(trace, "tag", None)
 
     def surroundings() -> Surroundings:
         """Return what surrounds the code that runs now."""
@@ -143,7 +154,7 @@ def is_perturbed(x: Any) -> bool:
         x = x.val
     if not hasattr(x, "tangent"):
         return False
-    tag = getattr(without_batches(current_trace()), "tag", None)
+    tag = tag_of_derivative()
     return tag is None or getattr(x._trace, "tag", tag) is tag
 
 
@@ -177,15 +188,25 @@ class Jaxpr(NamedTuple):
         return constants
 
     @property
+    def constvars(self) -> list[Any]:
+        """The variables of the constants, which JAX since 0.11 has among the arguments."""
+        return [*self.jaxpr.constvars, *self.jaxpr.invars][: len(self.constants)]
+
+    @property
+    def invars(self) -> list[Any]:
+        """The variables of the arguments."""
+        return [*self.jaxpr.constvars, *self.jaxpr.invars][len(self.constants) :]
+
+    @property
     def references(self) -> list[Any]:
         """The types of the mutable arrays that it reads or writes, and that it did not make itself."""
-        return [v.aval for v in (*self.jaxpr.constvars, *self.jaxpr.invars) if is_reference(v)]
+        return [v.aval for v in (*self.constvars, *self.invars) if is_reference(v)]
 
     def only(self, results: Sequence[int]) -> Jaxpr:
         """Return the same function with some of its results."""
         jaxpr = self.jaxpr
         outer = [jaxpr.outvars[at] for at in results]
-        return self._replace(jaxpr=part_of(jaxpr, jaxpr.constvars, jaxpr.invars, outer, jaxpr.eqns))
+        return self._replace(jaxpr=part_of(jaxpr, self.constvars, self.invars, outer, jaxpr.eqns))
 
 
 def equations_for(wanted: Sequence[Any], equations: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -22,17 +22,22 @@ from cgshim_torch._host import host_function as host_function
 from cgshim_torch._host import output_on_host
 from cgshim_torch._private import (
     frames_are_compiled,
+    fx_is_tracing,
     len_dispatch_stack,
     len_function_stack,
-    symbolic_trace,
     tracing_state,
 )
 from cgshim_torch._staged import staged
+from cgshim_torch._versions import STAYS_IN_GRAPH
+from cgshim_torch._versions import version_limits as version_limits
 from cgshim_torch._vjp import vjp as vjp
 from cgshim_torch._vjp import vjp_with_variables as vjp_with_variables
 
 if TYPE_CHECKING:
     from cgshim.backend import Call
+
+if not STAYS_IN_GRAPH:
+    import cgshim_torch._dynamo  # noqa: F401  # it must skip the package before it meets an op
 
 Tensor = Any
 
@@ -88,6 +93,8 @@ def _with_sorted_keys(tree: Any) -> Any:
 
 def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
     if isinstance(dtype, str):
+        if not hasattr(torch, dtype):
+            raise TypeError(f"PyTorch has no dtype {dtype}")
         dtype = getattr(torch, dtype)
     if isinstance(x, (np.ndarray, np.generic)):
         return from_numpy(np.array(x)).to(device_of_call(), dtype)  # a copy: NumPy's memory may change, or be locked
@@ -108,12 +115,11 @@ def from_numpy(array: Any) -> Tensor:
 
 
 def convert_to_numpy(x: Tensor, /) -> Any:
-    x = x.detach().resolve_conj().resolve_neg()
     if x.layout is not torch.strided:
         x = x.to_dense()
     if x.dtype is torch.bfloat16:  # float32 holds each value, and NumPy has no bfloat16 of its own
         x = x.float()
-    return x.cpu().numpy()
+    return x.numpy(force=True)
 
 
 def stop_gradient(x: Tensor, /) -> Tensor:
@@ -133,7 +139,7 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         from cgshim_torch._compiled import traced as outputs_of
     elif frames_are_compiled():
         from cgshim_torch._compiled import untraced as outputs_of
-    elif len_function_stack() or len_dispatch_stack() or tracing_state() or symbolic_trace._is_fx_tracing_flag:
+    elif len_function_stack() or len_dispatch_stack() or tracing_state() or fx_is_tracing():
         outputs_of = staged
     else:
         outputs_of = differentiable

@@ -12,12 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch._dynamo
-from torch._dynamo.eval_frame import set_code_exec_strategy
-from torch._dynamo.types import FrameAction, FrameExecStrategy
 from torch.autograd import forward_ad
 
 from cgshim.backend import CustomGradient
+from cgshim_torch._dynamo import assume_constant_result, disabled, run_whole
 from cgshim_torch._eager import Outputs, differentiable
 from cgshim_torch._graph import is_transformed
 from cgshim_torch._guards import forget_our_own
@@ -31,19 +29,17 @@ Tensor = Any
 
 Attach = Callable[..., Outputs]
 
-untraced: Attach = torch._dynamo.disable(differentiable, reason="cgshim: Dynamo has left the graph already")
-_transformed: Attach = torch._dynamo.disable(
+untraced: Attach = disabled(differentiable, reason="cgshim: Dynamo has left the graph already")
+_transformed: Attach = disabled(
     differentiable, reason="cgshim: torch.compile would drop the rule of an op under torch.func; compile inside of it"
 )
-_with_variables: Attach = torch._dynamo.disable(
+_with_variables: Attach = disabled(
     differentiable, reason="cgshim: torch.compile cannot name the variables that f reads; pass them as arguments"
 )
-_once: Attach = torch._dynamo.disable(
+_once: Attach = disabled(
     differentiable, reason="cgshim: torch.compile would lose that a gradient is once_differentiable"
 )
-_is_transformed = torch._dynamo.assume_constant_result(is_transformed)
-
-_SKIPPED = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+_is_transformed = assume_constant_result(is_transformed)
 
 
 def _run_calls_whole() -> bool:
@@ -53,12 +49,12 @@ def _run_calls_whole() -> bool:
     of a backward pass. torch._dynamo.reset() may undo this, so each traced call does it again.
     """
     for function in (CustomGradient.__call__, CustomGradient.__get__, Kept.gradients):
-        set_code_exec_strategy(function.__code__, _SKIPPED)
+        run_whole(function.__code__)
     return True
 
 
 _run_calls_whole()
-_calls_run_whole = torch._dynamo.assume_constant_result(_run_calls_whole)
+_calls_run_whole = assume_constant_result(_run_calls_whole)
 
 
 def traced(call: Call, inputs: Sequence[Tensor]) -> Outputs:

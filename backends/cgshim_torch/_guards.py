@@ -12,9 +12,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
-import torch._dynamo
 from torch._dynamo.source import AttrSource, ChainedSource, GlobalSource
 from torch._guards import TracingContext
+
+from cgshim_torch._dynamo import assume_constant_result
 
 Guard = Any
 Source = Any
@@ -36,7 +37,7 @@ def _forget_our_own() -> bool:
     return True
 
 
-forget_our_own = torch._dynamo.assume_constant_result(_forget_our_own)
+forget_our_own = assume_constant_result(_forget_our_own)
 """the same within a traced function: Dynamo calls it while it traces"""
 
 

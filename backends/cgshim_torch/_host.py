@@ -15,7 +15,7 @@ from cgshim.backend import combine_each
 from cgshim_torch._graph import is_transformed, requires_grad
 from cgshim_torch._host_names import lent, name_of
 from cgshim_torch._host_operation import run
-from cgshim_torch._private import len_dispatch_stack, symbolic_trace, tracing_state
+from cgshim_torch._private import fx_is_tracing, len_dispatch_stack, tracing_state
 
 if TYPE_CHECKING:
     from cgshim.backend import Call, HostCall, Spec
@@ -48,7 +48,7 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[S
 
 def _in_a_graph() -> bool:
     """Return True if a graph may be in the making; make_fx before dispatch shows itself only as torch.fx."""
-    return bool(len_dispatch_stack() or symbolic_trace._is_fx_tracing_flag) or tracing_state() is not None
+    return bool(len_dispatch_stack() or fx_is_tracing()) or tracing_state() is not None
 
 
 def _is_concrete(x: Tensor) -> bool:

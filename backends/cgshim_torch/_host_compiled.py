@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch._dynamo
-
 import cgshim_torch
 from cgshim.backend import ONE_TENSOR, SIMPLE, BackendError, HostCall, TreeSpec, sentence
 from cgshim_torch._compiled import _calls_run_whole
+from cgshim_torch._dynamo import assume_constant_result, disabled
 from cgshim_torch._guards import forget_our_own
 from cgshim_torch._host import output_on_host
 from cgshim_torch._host_names import name_of, with_results
@@ -27,7 +25,7 @@ class _OneTensor:
 
 _BY_VALUE = SIMPLE | {list, tuple, dict, type}
 
-untraced = torch._dynamo.disable(output_on_host, reason="cgshim: Dynamo has left the graph already")
+untraced = disabled(output_on_host, "cgshim: Dynamo has left the graph already")
 
 
 def traced(call: Call, inputs: Sequence[Tensor]) -> Any:
@@ -65,7 +63,7 @@ def _named(seen: list[int], results: str, function: Any, /, *arguments: Any, **o
     return with_results(name_of(HostCall(function, list(map(_spec_of, arguments)), options)), results)
 
 
-_name_of_constants = torch._dynamo.assume_constant_result(_named)
+_name_of_constants = assume_constant_result(_named)
 
 
 def _spec_of(argument: Any) -> TreeSpec:

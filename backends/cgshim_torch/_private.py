@@ -1,10 +1,11 @@
-"""What PyTorch does not document and this backend needs, each with its use. Seen in 2.13.
+"""What PyTorch does not document and this backend needs, each with its use. Seen in 2.6 to 2.15.
 
-`_compiled` and `_guards` import what only Dynamo needs, because Dynamo takes a second.
+`_dynamo` and `_guards` import what only Dynamo needs, because Dynamo takes a second.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch._subclasses
 import torch.fx.experimental.proxy_tensor
 from torch.autograd import forward_ad as _forward_ad
 from torch.fx import _symbolic_trace
+
+from cgshim_torch._versions import GIVES_AWAY_CALLBACK
 
 functorch: Any = torch._C._functorch
 """the levels of torch.func: which are active, and how tensors are wrapped"""
@@ -41,16 +44,23 @@ len_dispatch_stack: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """returns how many modes see operations: make_fx, fake tensors"""
 tracing_state: Callable[[], object] = torch._C._get_tracing_state
 """returns the state of torch.jit.trace, None if it is not tracing"""
-symbolic_trace: Any = _symbolic_trace
-"""its _is_fx_tracing_flag is True while torch.fx traces"""
+fx_is_tracing: Callable[[], bool] = getattr(
+    _symbolic_trace, "_get_is_fx_tracing", lambda: bool(_symbolic_trace._is_fx_tracing_flag)
+)  # fmt: skip
+"""returns True while torch.fx traces"""
 get_proxy_mode: Any = torch.fx.experimental.proxy_tensor.get_proxy_mode
 """returns the mode of make_fx, None if it is not tracing"""
 disable_proxy_modes_tracing: Any = torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing
 """keeps operations out of the graph that make_fx is making"""
 FakeTensor: Any = torch._subclasses.FakeTensor
 """has a shape and no values: torch.export and torch.compile trace with such tensors"""
+tags_of_host: list[Any] = [tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"]
+"""says of an operation that CUDA graphs cannot hold it, in versions that can be told"""
 
 
 def frames_are_compiled() -> bool:
     """Return True while Dynamo looks at every frame that runs, and may compile it."""
-    return torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
+    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+    if GIVES_AWAY_CALLBACK:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))
+    return callback is not None

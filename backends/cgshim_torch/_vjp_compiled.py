@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch._dynamo
-
+from cgshim_torch._dynamo import disabled
 from cgshim_torch._vjp import Vjp, vjp_with_variables
 
 _REASON = "cgshim: torch.compile cannot trace a derivative by variables; pass them as arguments"
@@ -16,7 +15,7 @@ _REASON = "cgshim: torch.compile cannot trace a derivative by variables; pass th
 
 def _outside(*args: Any) -> Vjp:
     outputs, pullback = vjp_with_variables(*args)
-    return outputs, torch._dynamo.disable(pullback, reason=_REASON)
+    return outputs, disabled(pullback, reason=_REASON)
 
 
-outside_of_the_graph = torch._dynamo.disable(_outside, reason=_REASON)
+outside_of_the_graph = disabled(_outside, reason=_REASON)

@@ -1,6 +1,8 @@
 """The ops that the tests transform. Each rule is wrong on purpose by a factor, so that autodiff's number would show."""
 
 import jax
+import jax.experimental
+import jax.export
 import jax.numpy as jnp
 
 from cgshim import op_custom_gradient
@@ -34,6 +36,8 @@ def by_rule(x, order=1):
     """The derivatives of x * cube(x), as the rule has them."""
     return {1: 16 * x**3, 2: 60 * x**2, 3: 120 * x, 4: 120 + 0 * x}[order]
 
+
+enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64  # before JAX 0.8
 
 STAGINGS = {
     "eager": lambda f: f,

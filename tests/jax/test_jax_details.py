@@ -7,6 +7,7 @@ from jax import lax
 
 from cgshim import ops
 from cgshim_jax._linearity import linearity_of
+from cgshim_jax._tracing import Jaxpr
 
 
 def test_a_tensor_that_is_given_by_name_alone():
@@ -57,7 +58,7 @@ UNKNOWN = {
 
 def seen(rule):
     traced = jax.make_jaxpr(rule)(U)
-    return linearity_of(traced.jaxpr, traced.consts)
+    return linearity_of(Jaxpr(traced.jaxpr, traced.consts, []))
 
 
 @pytest.mark.parametrize("name", LINEAR)

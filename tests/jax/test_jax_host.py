@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax_ops import enable_x64
 
 import cgshim
 from cgshim import CustomGradientTypeError, CustomGradientValueError, Spec, TransformationError, op_custom_gradient
@@ -149,7 +150,7 @@ def test_64_bits_or_32(compiler):
         lambda x: (x / 3.0, np.arange(3)), outputs=lambda x: (Spec(x.shape, "float64"), Spec((3,), "int64"))
     )
     for enabled, names in ((False, ["float32", "int32"]), (True, ["float64", "int64"])):
-        with jax.enable_x64(enabled):
+        with enable_x64(enabled):
             found = compiler(third)(jnp.asarray(X, "float32"))
             assert [y.dtype.name for y in found] == names
             np.testing.assert_allclose(found[0], X.astype("float32") / 3, rtol=1e-7)
@@ -515,7 +516,8 @@ def cumsum_of_parts(x):
 
 
 def _meshes():
-    return (jax.make_mesh((4,), ("d",), axis_types=(kind,)) for kind in (AxisType.Auto, AxisType.Explicit))
+    kinds = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
+    return (jax.make_mesh((4,), ("d",), axis_types=(kind,)) for kind in kinds)
 
 
 def _pmap(op, x, mesh, explicit):

@@ -16,6 +16,8 @@ SETTINGS = {
     "jax_enable_checks": True,
     "jax_use_direct_linearize": False,
 }
+if not hasattr(jax.config, "jax_custom_vjp3"):  # before JAX 0.9
+    del SETTINGS["jax_custom_vjp3"]
 
 
 @pytest.fixture(params=SETTINGS, autouse=True)

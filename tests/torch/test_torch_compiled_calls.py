@@ -151,7 +151,7 @@ class Methods(torch.nn.Module):
         return self.plain(x, w) if name == "plain" else self.with_option(x, w, factor=3.0)
 
 
-@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("fullgraph", [False, pytest.param(True, marks=pytest.mark.stays_in_graph)])
 @pytest.mark.parametrize("name", ["plain", "with_option"])
 def test_an_op_as_a_method_of_a_module(name, fullgraph):
     x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
@@ -188,6 +188,7 @@ def test_functional_call_in_a_compiled_function(put):
     torch.testing.assert_close(found, gradients_of(lambda x, w: Product.apply(x, w) * 2, x, w))
 
 
+@pytest.mark.stays_in_graph
 def test_a_tree_with_a_static_leaf_in_one_graph():
     @op_custom_gradient
     def op(pair, options):

@@ -10,7 +10,7 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 import cgshim
 from cgshim import op_custom_gradient
 
-pytestmark = pytest.mark.usefixtures("compiling")
+pytestmark = [pytest.mark.usefixtures("compiling"), pytest.mark.stays_in_graph]
 MORE = 72
 """lines of guards that a call may have beyond those by hand: on the op, on builtins, on the level of dual numbers"""
 

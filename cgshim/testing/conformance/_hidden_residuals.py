@@ -162,7 +162,7 @@ def hidden_residual(framework: Framework, holder: Callable[[Tensor], Rule], kept
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         y = ops.exp(x)
-        return (y if kept == "an output" else -(-y)), holder(y)
+        return (y if kept == "an output" else y + y - y), holder(y)
 
     check(framework, op, SECOND[kept])
 

@@ -1,0 +1,41 @@
+"""PyTorch: what this backend asks of Dynamo, in the words of each version. Importing Dynamo takes a second.
+
+Versions that cannot trace an op are told to skip these packages: they look at none of their frames, and leave the graph
+at each call of their functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch._dynamo
+from torch._dynamo import eval_frame, trace_rules
+
+from cgshim_torch._versions import STAYS_IN_GRAPH
+
+assume_constant_result: Any = torch._dynamo.assume_constant_result
+"""lets a function run while Dynamo traces a call of it; the result is a constant of the graph"""
+
+if STAYS_IN_GRAPH:
+    from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+    def disabled(function: Callable[..., Any], reason: str) -> Any:
+        """Return a function that leaves the graph where it is called; Dynamo's error for a whole graph says why."""
+        return torch._dynamo.disable(function, reason=reason)
+
+    def run_whole(code: CodeType) -> None:
+        """Let frames of this code, and all that they call, run as in eager mode, unless Dynamo traces their caller."""
+        eval_frame.set_code_exec_strategy(code, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+
+else:
+    for _package in ("cgshim", "cgshim_torch", "optree"):
+        trace_rules.add(_package)
+
+    def disabled(function: Callable[..., Any], reason: str) -> Any:
+        """Return a function that Dynamo does not look into; it gives no reason, because it leaves the graph before."""
+        return torch._dynamo.disable(function)
+
+    def run_whole(code: CodeType) -> None:
+        """Do nothing: this code is in a package that is skipped."""

@@ -1,0 +1,50 @@
+"""What depends on the version of PyTorch, beside the tests that are marked `stays_in_graph`."""
+
+import sys
+
+import pytest
+import torch
+
+import cgshim_torch
+from cgshim import op_custom_gradient, op_grad
+from cgshim_torch._private import frames_are_compiled
+from cgshim_torch._versions import LIMITS, VERSION
+
+X = torch.tensor([0.5, -1.25])
+
+
+def test_the_limits_are_those_of_the_installed_version():
+    assert list(LIMITS) == sorted(LIMITS)
+    assert cgshim_torch.version_limits() == [limit for newer in LIMITS if newer > VERSION for limit in LIMITS[newer]]
+
+
+def test_asking_for_the_callback_gives_no_reference_away():
+    before = sys.getrefcount(None)
+    for _ in range(1000):
+        frames_are_compiled()
+    assert abs(sys.getrefcount(None) - before) < 500
+
+
+def _defaults(x, *, scale=3.0):
+    def rule(upstream, *, factor=7.0):
+        return factor * scale * upstream
+
+    return scale * x, lambda upstream: rule(upstream)
+
+
+@pytest.mark.usefixtures("compiling")
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_nested_functions_with_defaults(compiler):
+    """Whose attributes Dynamo hides before 2.13."""
+    op = op_custom_gradient(_defaults)
+    x = X.clone().requires_grad_()
+    y = torch.compile(lambda x: op(x) * x.detach(), backend=compiler)(x)
+    torch.testing.assert_close(torch.autograd.grad(y, x, torch.tensor([2.0, -3.0]))[0], torch.tensor([42.0, -63.0]) * X)
+
+
+@pytest.mark.usefixtures("compiling")
+def test_a_gradient_in_compiled_code_is_that_of_the_rule():
+    """Not the zero that op_grad returned before 2.13."""
+    op = op_custom_gradient(_defaults)
+    derivative = torch.compile(lambda x: op_grad(lambda x: (op(x) * x).sum())(x), backend="aot_eager")
+    torch.testing.assert_close(derivative(X), 3.0 * X + 21.0 * X)
