@@ -23,14 +23,18 @@ _CHECKIFY = (
     "https://docs.jax.dev/en/latest/debugging/checkify_guide.html"
 )
 _MESHES = (
-    "jax.shard_map, jax.set_mesh and types with shardings are those of later versions: "
+    "the program asks for jax.shard_map, jax.set_mesh and types with shardings, which came one after the other, and "
+    "shard_map of 0.8 fails with a TypeError of its own (_psum_invariant_abstract_eval): "
     "https://docs.jax.dev/en/latest/changelog.html"
 )
 _RECORDED = (
     "types tell over which devices values vary since JAX 0.6; before, a call within jit is not one operation: "
     "https://docs.jax.dev/en/latest/changelog.html"
 )
-_OPTIMISED = "XLA makes fewer or more operations of the same program: https://docs.jax.dev/en/latest/changelog.html"
+_OPTIMISED = (
+    "the program, optimised by the XLA of these versions, has other operations than that of a custom_vjp; why is not "
+    "known: https://docs.jax.dev/en/latest/changelog.html"
+)
 
 _GRAPH_ENDS = (
     "where a graph ends within torch.func, torch.compile with backend='eager' fails on torch's own frames: "

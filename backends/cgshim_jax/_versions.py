@@ -7,9 +7,9 @@ import jax
 LIMITS = {
     (0, 6): [
         "within jit, grad_fn runs when the op is called, and not when a derivative is taken",
-        "shard_map refuses an op in JAX's own words, unless it is given check_rep=False",
+        "shard_map refuses an op, in JAX's own words",
         "jax.experimental.checkify does not look into an op whose derivative is taken around checkify",
-        "the second derivative of vmap of a jax.custom_vjp around an op fails in JAX",
+        "the second derivative of vmap of a jax.custom_vjp around an op fails",
     ],
     (0, 9): ["an op with forward_mode=True is staged under jax.grad too, so that its f cannot branch on values"],
 }

@@ -110,7 +110,7 @@ def test_numpy_in_f_and_in_its_rule(mode: Any) -> None:
 
     @cgshim.op_custom_gradient
     def op(x: Any) -> Any:
-        return numpy(np.square, x), lambda upstream: upstream * numpy(lambda x: 7 * x, x)
+        return numpy(np.square, x), lambda upstream: upstream * numpy(lambda x: np.float32(7) * x, x)
 
     gradient = mode(grad(vectorized(op), of=lambda y: y * [1.0, 10.0]))(tf.constant([2.0, 3.0]))
     assert gradient.numpy().tolist() == [14, 210]
