@@ -8,7 +8,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, TypeVar
 
 from cgshim._contents import SIMPLE
@@ -130,12 +130,13 @@ def on_numpy(function: Callable[..., T], /, *args: Any) -> T:
 # --- The one whose op is running --------------------------------------------------------------------------------
 
 F = TypeVar("F", bound=Callable[..., Any])
-_runners: set[CodeType] = set()
+_runners: set[int] = set()
+"""the identities of code: torch 2.6 makes code that has no hash"""
 
 
 def runs_op(method: F) -> F:
     """Mark what runs f or a grad_fn: it has local variables `arguments`, `inputs`, and for a grad_fn `upstreams`."""
-    _runners.add(method.__code__)
+    _runners.add(id(method.__code__))
     return method
 
 
@@ -145,7 +146,7 @@ def _running() -> Mapping[str, Any] | None:
     They are looked up on the stack because few ask: to note them at each call would cost all.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code not in _runners:
+    while frame is not None and id(frame.f_code) not in _runners:
         frame = frame.f_back
     return None if frame is None else frame.f_locals
 

@@ -170,10 +170,10 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         """Return the op as a method: the instance is not an argument, but is captured by f."""
         bind = getattr(self._f, "__get__", None)
         bound: Any = self._f if bind is None else bind(instance, owner)
+        if is_traced() and instance is not None and isinstance(self._f, FunctionType):
+            bound = functools.partial(self._f, instance)  # torch.compile mistakes a method for f, or for the op
         if bound is self._f:
-            if instance is None or not isinstance(self._f, FunctionType):
-                return self
-            bound = functools.partial(self._f, instance)  # torch.compile, when it traces, mistakes a method for f
+            return self
         return CustomGradient(
             bound, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable, name=self.name,
             bound=(self, bound),

@@ -45,7 +45,7 @@ _SPARSE = (
     "https://github.com/pytorch/pytorch/blob/v2.8.0/aten/src/ATen/native/native_functions.yaml"
 )
 
-OLDER: dict[tuple[str, str, str], str] = {
+OF_VERSIONS: dict[tuple[str, str, str], str] = {
     ("jax", "<0.9", "test_a_promise_of_forward_mode_stages_no_eager_gradient"): _LINEARIZE,
     ("jax", "<0.9", "test_python_runs_once_below_eager_derivatives"): _LINEARIZE,
     ("jax", "<0.9", "test_on_simulated_devices"): _MESHES,
@@ -81,6 +81,6 @@ OLDER: dict[tuple[str, str, str], str] = {
 def gaps_of(backend: str) -> dict[str, str]:
     """Return the gaps of a backend with the version of its framework that is installed."""
     always = {test: reason for (name, test), reason in GAPS.items() if name == backend}
-    rows = [(test, reason, versions) for (name, versions, test), reason in OLDER.items() if name == backend]
+    rows = [(test, reason, versions) for (name, versions, test), reason in OF_VERSIONS.items() if name == backend]
     installed = import_module(backend).__version__ if rows else ""
     return always | {test: reason for test, reason, versions in rows if SpecifierSet(versions).contains(installed)}
