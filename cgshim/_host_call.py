@@ -80,7 +80,7 @@ class HostCall:
     ``call.declared(backend, inputs)`` is known before it runs; ``call.run(arrays)`` runs it. Both work in any thread.
     """
 
-    __slots__ = ("_known", "are_tensors", "batches", "function", "options", "specs")
+    __slots__ = ("_known", "are_tensors", "batches", "function", "is_loop", "options", "specs")
 
     def __init__(
         self,
@@ -95,6 +95,8 @@ class HostCall:
         self.options = options
         self.batches = batches
         """for each batch, the innermost first, which inputs have a leading axis for it"""
+        self.is_loop = bool(batches) and not function.vectorized
+        """True if f runs once for each row"""
         self._known: _Declaration | None = None
         """that of the last inputs: f often runs next, and a compiled program runs it again"""
 
@@ -203,6 +205,11 @@ def _over_batches(call: HostCall, arrays: Sequence[Array], depth: int, structure
     return list(map(_stacked, zip(*rows, strict=True)))
 
 
+def _kept(result: Any) -> Any:
+    """Return a result that f does not change in its next call, for which it may use the same array again."""
+    return result if isinstance(result, _NUMBERS) else np.array(result)
+
+
 def _rows_of(array: Array) -> Iterator[Array]:
     """Return the rows of an array: of numbers too these are arrays."""
     return map(array.__getitem__, zip(range(len(array)), itertools.repeat(...)))
@@ -222,8 +229,10 @@ def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Arr
         if "read-only" in str(error):
             _refuse_writing(call, error)
         raise
-    if structure is None and isinstance(result, _ARRAYS):
+    if structure is None and isinstance(result, np.generic):
         return [result]
+    if structure is None and isinstance(result, np.ndarray):
+        return [_kept(result) if call.is_loop else result]
     leaves, found = load("numpy").tree_flatten(result)
     declared = _of_one_array() if structure is None else structure
     if found != declared:
@@ -231,10 +240,10 @@ def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Arr
             sentence(call.name, must=f"f must return what outputs declares ({declared})", got=f"{found}",
                      do="declare what it returns")
         )  # fmt: skip
-    return leaves
+    return list(map(_kept, leaves)) if call.is_loop else leaves
 
 
-_ARRAYS = (np.ndarray, np.generic)
+_NUMBERS = (np.generic, bool, int, float, complex)
 
 
 @functools.cache

@@ -197,6 +197,23 @@ def test_f_gets_arrays_in_each_batch() -> None:
     assert set(kinds) == {np.ndarray}
 
 
+@pytest.mark.parametrize("size", [(), (2,)], ids=["a scalar", "a vector"])
+def test_f_may_use_its_result_again_in_the_next_row(size: tuple[int, ...]) -> None:
+    """A simulator writes each result into the same memory: all rows were the last one."""
+    memory = np.zeros(size)
+
+    def simulated(x: Any, y: Any) -> Any:
+        memory[...] = x * y
+        return {"memory": memory, "a view of it": memory[..., None]}
+
+    outputs = lambda x, y: {"memory": x, "a view of it": Spec((*x.shape, 1), x.dtype)}
+    call = call_of(simulated, outputs).over([True, False]).over([True, True])
+    x, y = np.arange(1.0, 13.0).reshape(3, 2, 2)[(..., *[0] * (1 - len(size)))], np.array([10.0, 20.0, 30.0])
+    of_view, found = call.run([x, y])
+    np.testing.assert_array_equal(found, x * y.reshape(3, *[1] * (x.ndim - 1)))
+    np.testing.assert_array_equal(of_view[..., 0], found)
+
+
 def test_fresh_results_are_not_copied() -> None:
     made = []
 

@@ -11,9 +11,9 @@ from table import CELLS, TABLE
 HEAD = """\
 # Versions
 
-Written by `nox -s versions`, which runs every conformance case on every version of a framework that cgshim supports,
-with the oldest and the newest Python that have wheels of it. A gap is a case that the version cannot pass; it is listed
-below with its reason, and raises an error or is known to fail: no number is silently different.
+Written by `nox -s versions`, which runs every conformance case on each version of a framework that cgshim supports, on
+the oldest and on the newest Python that have wheels of it. The page has what has run. A gap is a case that the version
+cannot pass; it is listed below with its reason.
 """
 
 NAMES = {"numpy": "NumPy, with autograd", "jax": "JAX", "torch": "PyTorch", "tensorflow": "TensorFlow"}
