@@ -28,6 +28,14 @@ from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition
 T = TypeVar("T")
 
 
+def refuse_without_tensor(op: str, backend: Backend, output: Any) -> NoReturn:
+    """Raise the error for an output without tensors of an f that is given some."""
+    raise CustomGradientTypeError(
+        sentence(op, must="the output of f must hold a tensor when an argument does", got=describe(output),
+                 do=f"return a tensor of {name_of(backend)}")
+    )  # fmt: skip
+
+
 class Call:
     """What a backend gets: calling it runs f on tensors, and returns the output's tensors and the rule.
 
@@ -124,11 +132,7 @@ class Call:
         except BackendError as error:
             raise ForeignOutputError(output, error) from None
         if inputs and not outputs:
-            raise CustomGradientTypeError(
-                sentence(self.name, must="the output of f must hold a tensor when an argument does",
-                         got=describe(output),
-                         do=f"return a tensor of {name_of(self.backend)}")
-            )  # fmt: skip
+            refuse_without_tensor(self.name, self.backend, output)
         self._refuse_tensors_in(spec.static_leaves())
         return outputs, spec
 

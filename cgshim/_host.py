@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
+from cgshim._call import Call, refuse_without_tensor
 from cgshim._choice import backend_or_numpy
 from cgshim._custom_gradient import CustomGradient
 from cgshim._errors import BackendError, sentence
@@ -13,7 +14,7 @@ from cgshim._foreign import not_converted
 from cgshim._host_call import HostCall, HostFunction, last_errors, refuse_host_derivative
 from cgshim._protocol import Backend, Tensor
 from cgshim._specs import Spec, spec_of
-from cgshim._trees import partition_each
+from cgshim._trees import TreeSpec, combine_each, partition_each
 
 
 class OnHost:
@@ -32,10 +33,18 @@ class OnHost:
     def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, Callable[..., NoReturn]]:
         backend = backend_or_numpy(args)
         inputs, specs = partition_each(self.function.name, backend, args)
+        return self.output(backend, inputs, specs, options), self._rule
+
+    def output(
+        self, backend: Backend, inputs: Sequence[Tensor], specs: Sequence[TreeSpec], options: Mapping[str, Any]
+    ) -> Any:
+        """Return what the function returns for the arguments of these specs, which hold these tensors."""
         call = HostCall(self.function, specs, options)
         declared, structure = call.declared(backend, list(map(spec_of, inputs)))
+        if inputs and not declared:
+            refuse_without_tensor(call.name, backend, backend.tree_unflatten(structure, []))
         results = _on_host(backend, call, inputs, declared)
-        return results[0] if structure is None else backend.tree_unflatten(structure, results), self._rule
+        return results[0] if structure is None else backend.tree_unflatten(structure, results)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OnHost, (self.function,)
@@ -48,6 +57,14 @@ class OnHost:
 def runs_on_host(f: Any) -> bool:
     """Return True for the f of an op_host, or of a method that is one."""
     return isinstance(getattr(f, "func", f), OnHost)
+
+
+def output_on_host(call: Call, inputs: Sequence[Tensor]) -> Any:
+    """Return the output of an op_host without its rule, for a backend that itself refuses a derivative of the host."""
+    if isinstance(call.f, OnHost):
+        return call.f.output(call.backend, inputs, call.arguments.specs, call.options)
+    output, _ = call.f(*combine_each(call.arguments.specs, inputs), **call.options)
+    return output
 
 
 def _on_host(backend: Backend, call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> Sequence[Tensor]:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from cgshim._choice import on_numpy
+from cgshim._dtypes import dtype_name
 from cgshim._errors import (
     CustomGradientTypeError,
     CustomGradientValueError,
@@ -21,7 +22,7 @@ from cgshim._errors import (
     sentence,
 )
 from cgshim._foreign import not_converted
-from cgshim._protocol import Backend
+from cgshim._protocol import Backend, Tensor
 from cgshim._registry import load
 from cgshim._specs import Spec, spec_of
 from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, told_apart
@@ -32,22 +33,23 @@ Array = Any
 class HostFunction:
     """A function of NumPy arrays, with what it declares to return: its outputs."""
 
-    __slots__ = ("_options", "_outputs", "function", "name", "vectorized")
+    __slots__ = ("_options", "declares", "function", "name", "vectorized")
 
     def __init__(self, function: Callable[..., Any], outputs: Any, *, vectorized: bool, name: str) -> None:
         self.function = function
         self.name = name
         self.vectorized = vectorized
-        self._outputs = outputs
+        self.declares = outputs
+        """the specs of the results, or the author's function of the arguments' specs that returns them"""
         self._options = _names_of_options(outputs)
 
-    def outputs(self, specs: Sequence[TreeSpec], given: Sequence[Spec], options: Mapping[str, Any]) -> Any:
-        """Return the tree of the results' specs for tensors of these specs."""
-        if not callable(self._outputs):
-            return self._outputs
+    def outputs(self, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Return the tree of the results' specs for arguments with specs for their tensors."""
+        if not callable(self.declares):
+            return self.declares
         asked = options if self._options is None else {k: v for k, v in options.items() if k in self._options}
         try:
-            return self._outputs(*combine_each(specs, given), **asked)
+            return self.declares(*args, **asked)
         except Exception as error:
             raise CustomGradientTypeError(
                 sentence(self.name, must="outputs must return the specs of what f returns",
@@ -111,6 +113,10 @@ class HostCall:
         options = [(name, told_apart(option)) for name, option in sorted(self.options.items())]
         return self.function, tuple(spec.key for spec in self.specs), tuple(options), self.batches
 
+    def copy(self) -> HostCall:
+        """Return the same call, which has asked nothing yet."""
+        return HostCall(self.function, self.specs, self.options, self.batches)
+
     def over(self, batched: Sequence[bool]) -> HostCall:
         """Return the call over one more batch: a new leading axis of these inputs, and of every result."""
         return HostCall(self.function, self.specs, self.options, (*self.batches, tuple(map(bool, batched))))
@@ -121,27 +127,45 @@ class HostCall:
             return self._declaration(inputs).flat(backend)  # to compare symbolic sizes would be to decide about them
         return self._known_declaration(inputs).flat(backend)
 
-    def _known_declaration(self, inputs: Sequence[Spec]) -> _Declaration:
+    def declares_anew(self, backend: Backend, inputs: Sequence[Spec | Tensor]) -> bool:
+        """Return True if outputs, asked again, declares something else: it may read what has changed."""
+        before, self._known = self._known, None
+        return before is None or before.flat(backend) != self._known_declaration(inputs).flat(backend)
+
+    def _known_declaration(self, inputs: Sequence[Spec | Tensor | Array]) -> _Declaration:
         known = self._known
-        if known is None or known.inputs != inputs:
-            known = self._known = self._declaration(inputs)
+        if known is None or not known.is_for(inputs):
+            known = self._known = self._declaration(list(map(spec_of, inputs)))
         return known
 
     def _declaration(self, inputs: Sequence[Spec]) -> _Declaration:
+        if not self.batches:
+            return _Declaration(self.name, inputs, (), self._outputs(inputs))
         sizes: list[Any] = []
         one = inputs
         for batched in reversed(self.batches):
             sizes.append(next(x.shape[0] for x, has_axis in zip(one, batched, strict=True) if has_axis))
             one = [Spec(x.shape[1:], x.dtype) if has else x for x, has in zip(one, batched, strict=True)]
-        return _Declaration(self.name, inputs, sizes, self.function.outputs(self.specs, one, self.options))
+        return _Declaration(self.name, inputs, sizes, self._outputs(one))
+
+    def _outputs(self, inputs: Sequence[Spec]) -> Any:
+        """Return the tree of the specs of what f returns for inputs of these specs."""
+        return self.function.outputs(inputs if self.are_tensors else combine_each(self.specs, inputs), self.options)
 
     @not_converted
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """Return the results for NumPy arrays: fresh arrays of the declared shapes and dtypes."""
+        results, _ = self.run_for(arrays, arrays)
+        return results
+
+    def run_for(self, inputs: Sequence[Tensor], arrays: Sequence[Array]) -> tuple[list[Array], list[Spec]]:
+        """Return the results for arrays that stand for these tensors, and what is declared for the tensors."""
         try:
-            declared, structure = self._known_declaration(list(map(spec_of, arrays))).flat(load("numpy"))
-            results = on_numpy(_over_batches, self, list(map(_locked, arrays)), len(self.batches), structure)
-            return [_checked(self, results, at, spec) for at, spec in enumerate(declared)]
+            known = self._known_declaration(inputs)
+            declared, structure = known.one or known.flat(load("numpy"))
+            locked = [_locked(x) for x in arrays]
+            results = on_numpy(_over_batches, self, locked, len(self.batches), structure)
+            return [_checked(self, results, at, spec) for at, spec in enumerate(declared)], declared
         except Exception as error:
             last_errors.append(error)
             raise
@@ -150,20 +174,25 @@ class HostCall:
 class _Declaration:
     """What outputs returns for inputs of these specs, over batches of these sizes."""
 
-    __slots__ = ("_flat", "_name", "_one", "_sizes", "_tree", "inputs")
+    __slots__ = ("_flat", "_inputs", "_name", "_sizes", "_tree", "one")
 
     def __init__(self, name: str, inputs: Sequence[Spec], sizes: Sequence[Any], tree: Any) -> None:
-        self.inputs = inputs
+        self._inputs = inputs
         self._name = name
         self._sizes = sizes
         self._tree = tree
-        self._one = [self._result(tree)] if isinstance(tree, Spec) else None
+        self.one = ([self._result(tree)], None) if isinstance(tree, Spec) else None
+        """what flat returns in every backend, if f returns one array"""
         self._flat: dict[str, tuple[list[Spec], Any]] = {}
+
+    def is_for(self, inputs: Sequence[Spec | Tensor | Array]) -> bool:
+        """Return True if these have the shapes and dtypes of the inputs; to make specs of them would take longer."""
+        return all(map(_is_like, inputs, self._inputs))
 
     def flat(self, backend: Backend) -> tuple[list[Spec], Any]:
         """Return the specs of the results, and their structure in a backend: None for one that is in no container."""
-        if self._one is not None:
-            return self._one, None
+        if self.one is not None:
+            return self.one
         if backend.__name__ not in self._flat:
             leaves, structure = backend.tree_flatten(self._tree)
             self._flat[backend.__name__] = [self._result(leaf) for leaf in leaves], structure
@@ -177,6 +206,10 @@ class _Declaration:
             )  # fmt: skip
         spec = spec_of(leaf)
         return Spec((*self._sizes, *spec.shape), spec.dtype) if self._sizes else spec
+
+
+def _is_like(x: Spec | Tensor | Array, spec: Spec) -> bool:
+    return bool(x.shape == spec.shape) and dtype_name(x.dtype) == spec.dtype
 
 
 last_errors: collections.deque[Exception] = collections.deque(maxlen=1)
@@ -262,7 +295,7 @@ def _refuse_writing(call: HostCall, error: Exception) -> NoReturn:
 def _locked(array: Array) -> Array:
     """Return an array in C order that cannot be written to."""
     array = np.asarray(array, order="C").view()
-    array.flags.writeable = False
+    array.setflags(write=False)
     return array
 
 
@@ -270,11 +303,14 @@ def _checked(call: HostCall, results: list[Any], at: int, spec: Spec) -> Array:
     """Return a result as a fresh array of the declared shape and dtype; f may use its own again."""
     result, results[at] = results[at], None
     dtype = _dtype_of(spec.dtype)
-    alone = np.empty(0)  # held as the result is: by one variable, and by whatever runs this
-    is_fresh = type(result) is np.ndarray and _is_own(result) and sys.getrefcount(result) == sys.getrefcount(alone)
+    if type(result) is np.ndarray:
+        alone = np.empty(0)  # held as the result is: by one variable, and by whatever runs this
+        is_fresh = sys.getrefcount(result) == sys.getrefcount(alone) and _is_own(result)
+    else:
+        result, is_fresh = np.asarray(result), isinstance(result, _NUMBERS)
     if is_fresh and result.shape == spec.shape and result.dtype == dtype:
         return result
-    array = np.asarray(result)
+    array = result
     if call.function.vectorized and call.batches and array.ndim == len(spec.shape):
         array = _broadcast(array, spec.shape, len(call.batches))
     if array.shape != spec.shape:

@@ -7,7 +7,6 @@ asks for it. A plug-in that fails is not imported again in this process.
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -46,26 +45,24 @@ def available_backends() -> list[str]:
 
 def load(name: str) -> Backend:
     """Import and return the backend called name; a BackendError says what is missing, and who provides it."""
-    backend: Any = sys.modules[_import(name)]
-    return backend  # type: ignore[no-any-return]
+    _import(name)
+    return _backends[name]
 
 
-_modules: dict[str, str] = {}
+_backends: dict[str, Backend] = {}
 _failures: dict[str, str] = {}
 
 
 @constant_when_traced
-def _import(name: str) -> str:
-    """Import the backend called name, once, and return the name of its module."""
-    try:
-        return _modules[name]
-    except KeyError:
-        pass
+def _import(name: str) -> bool:
+    """Import the backend called name, once; torch.compile takes no module as the constant that this returns."""
+    if name in _backends:
+        return True
     if name in _failures:
         raise BackendError(_failures[name])
     entry = _entry(name)
     try:
-        module = _module(entry)
+        module: Any = _module(entry)
         missing = [member for member in REQUIRED if not callable(getattr(module, member, None))]
         if not missing:
             module.tree_flatten([])  # which calls of others need, where they hold an object that may be a tree
@@ -80,7 +77,8 @@ def _import(name: str) -> str:
     if hasattr(module, "dtype_name"):
         for root in [name, *(root for root, of in aliases().items() if of == name)]:
             let_name_dtypes(root, module.dtype_name)
-    return _modules.setdefault(name, module.__name__)
+    _backends[name] = module
+    return True
 
 
 def _module(entry: Entry) -> ModuleType:
@@ -140,4 +138,4 @@ def _broken(entry: Entry, must: str, got: str) -> str:
 @constant_when_traced
 def name_of(backend: Backend) -> str:
     """Return the name under which a loaded backend is registered."""
-    return next(name for name, module in _modules.items() if module == backend.__name__)
+    return next(name for name, loaded in _backends.items() if loaded is backend)

@@ -30,6 +30,7 @@ from cgshim._hidden import globals_of as globals_of
 from cgshim._hidden import names_in as names_in
 from cgshim._hidden import written as written
 from cgshim._host import OnHost as OnHost
+from cgshim._host import output_on_host as output_on_host
 from cgshim._host import runs_on_host as runs_on_host
 from cgshim._host_call import HostCall as HostCall
 from cgshim._host_call import refuse_host_derivative as refuse_host_derivative

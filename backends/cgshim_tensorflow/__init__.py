@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from cgshim.backend import runs_on_host
+from cgshim.backend import output_on_host, runs_on_host
 from cgshim_tensorflow import _tapes as _tapes  # it looks at tapes from now on
 from cgshim_tensorflow._captured import run_f
 from cgshim_tensorflow._gradient import attach_rule
 from cgshim_tensorflow._host import host_function as host_function
-from cgshim_tensorflow._host import output_on_host
 from cgshim_tensorflow._origins import in_this_graph, needed_among
 from cgshim_tensorflow._private import EagerTensor, WeakTensor, autograph, default_types
 from cgshim_tensorflow._pullback import vjp as vjp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -22,16 +22,7 @@ from cgshim_tensorflow._origins import note
 from cgshim_tensorflow._private import memory_of_eager, record
 from cgshim_tensorflow._values import is_composite
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
 Tensor = Any
-
-
-def output_on_host(call: Call, inputs: Sequence[Tensor]) -> Any:
-    """Return the output of an op_host without its rule: the operation refuses its derivative itself."""
-    outputs, rule = call(inputs)
-    return rule.output.combine(outputs)
 
 
 def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec], /) -> Sequence[Tensor]:

@@ -16,10 +16,9 @@ import torch
 from optree.utils import total_order_sorted
 from torch.utils import _pytree as pytree
 
-from cgshim.backend import runs_on_host, tensor_of_call
+from cgshim.backend import output_on_host, runs_on_host, tensor_of_call
 from cgshim_torch._eager import differentiable
 from cgshim_torch._host import host_function as host_function
-from cgshim_torch._host import output_on_host
 from cgshim_torch._private import (
     frames_are_compiled,
     fx_is_tracing,

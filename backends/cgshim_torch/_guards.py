@@ -1,8 +1,8 @@
 """PyTorch: what Dynamo checks in each run of a function that it has compiled with a call of an op.
 
 Dynamo guards whatever it reads while it traces. Most of what it reads in a call is cgshim's own: functions, classes and
-constants of its modules, which stay what they are. f, what the op holds, the arguments, and values in the modules of
-others may change: their guards stay.
+constants of its modules, which stay what they are. So does an op on the host, whose function is guarded by its
+identity. f, what any other op holds, the arguments, and values in the modules of others may change: their guards stay.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from types import ModuleType
 from typing import Any
 
 from torch._dynamo.source import AttrSource, ChainedSource, GlobalSource
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
 
+from cgshim.backend import runs_on_host
 from cgshim_torch._dynamo import assume_constant_result
 
 Guard = Any
@@ -30,8 +32,9 @@ def _forget_our_own() -> bool:
     """Take from the function that is being traced its guards on what is cgshim's own."""
     context = TracingContext.get().guards_context
     state = context.copy_graphstate()
+    on_host = set(filter(None, map(_op_on_host, context.dynamo_guards)))
     for guard in context.dynamo_guards:
-        if _is_on_our_own(guard, context.dynamo_guards):
+        if _is_on_our_own(guard, context.dynamo_guards) or _is_within(guard.originating_source, on_host):
             state.dynamo_guards.discard(guard)
     context.restore_graphstate(state)
     return True
@@ -51,6 +54,26 @@ def _is_on_our_own(guard: Guard, guards: Any) -> bool:
     return _is_on_code(guard) or not isinstance(getattr(module, name, None), ModuleType)
 
 
+def _op_on_host(guard: Guard) -> Source | None:
+    """Return where Dynamo finds an op on the host, if the guard is on the identity of its function."""
+    source = guard.originating_source
+    if _kind(guard) != "ID_MATCH" or not source.name.endswith("._f.function"):
+        return None
+    op = source.base.base
+    return op if runs_on_host(getattr(_value_of(op), "held_function", None)) else None
+
+
+def _is_within(source: Source, ops: set[Source]) -> bool:
+    """Return True for what belongs to one of these ops, but for the function and what its outputs read."""
+    if isinstance(source, AttrSource) and source.member == "function":
+        return False
+    while isinstance(source, ChainedSource) and not (isinstance(source, AttrSource) and source.member == "declares"):
+        source = source.base
+        if source in ops:
+            return True
+    return False
+
+
 def _is_on_code(guard: Guard) -> bool:
     return _kind(guard) in _OF_CODE
 
@@ -58,6 +81,10 @@ def _is_on_code(guard: Guard) -> bool:
 def _kind(guard: Guard) -> str:
     kind: str = guard.inner_create_fn().__name__
     return kind
+
+
+def _value_of(source: Source) -> Any:
+    return InstructionTranslator.current_tx().output.resolve_source_value(source)
 
 
 def _global_of(source: Source) -> tuple[ModuleType | None, str]:

@@ -11,22 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgshim.backend import combine_each
+import cgshim_torch._host_program  # noqa: F401  # whose operations a program may name that another process has compiled
 from cgshim_torch._graph import is_transformed, requires_grad
 from cgshim_torch._host_names import lent, name_of
 from cgshim_torch._host_operation import run
 from cgshim_torch._private import fx_is_tracing, len_dispatch_stack, tracing_state
 
 if TYPE_CHECKING:
-    from cgshim.backend import Call, HostCall, Spec
+    from cgshim.backend import HostCall, Spec
 
 Tensor = Any
-
-
-def output_on_host(call: Call, inputs: Sequence[Tensor]) -> Any:
-    """Return the output of an op_host without its rule, which would also be run for an upstream of zeros."""
-    output, _ = call.f(*combine_each(call.arguments.specs, inputs), **call.options)
-    return output
 
 
 def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> Sequence[Tensor]:
@@ -42,7 +36,7 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[S
         with lent(call) as name:
             results = torch.ops.cgshim.host(list(inputs), name)
     else:
-        results = run(call, inputs, declared)
+        results = run(call, inputs)
     return results
 
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch._inductor.decomposition import decompositions, select_decomp_table
+
 import cgshim_torch
-from cgshim.backend import ONE_TENSOR, SIMPLE, BackendError, HostCall, TreeSpec, sentence
+from cgshim.backend import ONE_TENSOR, SIMPLE, BackendError, HostCall, TreeSpec, output_on_host, sentence
 from cgshim_torch._compiled import _calls_run_whole
 from cgshim_torch._dynamo import assume_constant_result, disabled
 from cgshim_torch._guards import forget_our_own
-from cgshim_torch._host import output_on_host
-from cgshim_torch._host_names import name_of, with_results
+from cgshim_torch._host_names import fingerprint, name_of
+from cgshim_torch._host_program import in_program
 
 if TYPE_CHECKING:
     from cgshim.backend import Call, Spec
 
 Tensor = Any
+
+for _table in (decompositions, select_decomp_table()):  # the second may be a copy, which is made once
+    _table[torch.ops.cgshim.host.default] = in_program
 
 
 class _OneTensor:
@@ -60,7 +66,8 @@ def _named(seen: list[int], results: str, function: Any, /, *arguments: Any, **o
             sentence(getattr(function, "name", "op_host"), must="a graph knows a function on the host by its name",
                      got="an op or an argument that the compiled function makes", do="make it outside of the function")
         )  # fmt: skip
-    return with_results(name_of(HostCall(function, list(map(_spec_of, arguments)), options)), results)
+    results = f"{results}.{fingerprint(function.declares)}"
+    return name_of(HostCall(function, list(map(_spec_of, arguments)), options), results)
 
 
 _name_of_constants = assume_constant_result(_named)

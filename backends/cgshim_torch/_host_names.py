@@ -7,7 +7,9 @@ Any other call has a number in this process, and is kept as long as it is among 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
+import inspect
 import itertools
 import json
 import operator
@@ -18,9 +20,10 @@ import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from types import CodeType, FunctionType
 from typing import Any, NoReturn
 
-from cgshim.backend import ONE_TENSOR, BackendError, CustomGradient, HostCall, OnHost, sentence
+from cgshim.backend import ONE_TENSOR, SIMPLE, BackendError, CustomGradient, HostCall, OnHost, Spec, sentence
 
 MOST = 4096
 """how many calls that only this process knows are kept"""
@@ -33,12 +36,12 @@ _names: dict[Hashable, str] = {}
 _lent: dict[str, HostCall] = {}
 
 
-def name_of(call: HostCall) -> str:
-    """Return the name of a call, for a graph; equal calls share it."""
+def name_of(call: HostCall, results: str = "") -> str:
+    """Return the name of a call, for a graph; equal calls share it if the graph declares the same for their results."""
     if all(spec is ONE_TENSOR for spec in call.specs) and _is_importable(call) and _is_json(call.options):
         options = f"?{json.dumps(call.options, sort_keys=True)}" if call.options else ""
-        return ":".join(map(str, _place_of(call))) + options
-    key = _key_of(call)
+        return ":".join(map(str, _place_of(call))) + (results and f">{results}") + options
+    key = _key_of(call), results
     with _lock:
         name = _names.setdefault(key, _new_name(call))
         _kept.setdefault(name, (key, call))
@@ -47,6 +50,36 @@ def name_of(call: HostCall) -> str:
             _, (oldest, _) = _kept.popitem(last=False)
             del _names[oldest]
     return name
+
+
+def fingerprint(outputs: Any) -> str:
+    """Return what tells outputs from others: its code, and the plain values that it reads.
+
+    Compiled code that is kept, by torch or on disk, is for shapes and dtypes, but torch finds it by names alone.
+    """
+    function = inspect.unwrap(outputs) if callable(outputs) else None
+    read: Any = outputs
+    if isinstance(function, FunctionType):
+        read = _parts_of(function.__code__), function.__defaults__, _values_of(function)
+    return hashlib.sha256(repr(read).encode()).hexdigest()[:8]
+
+
+def _values_of(function: FunctionType) -> list[tuple[str, Any]]:
+    try:
+        found = inspect.getclosurevars(function)
+    except ValueError:  # a variable that has no value yet
+        return []
+    values = ((name, x) for name, x in {**found.globals, **found.nonlocals}.items() if type(x) in _TOLD_BY_REPR)
+    return sorted(values, key=operator.itemgetter(0))
+
+
+_TOLD_BY_REPR = SIMPLE | {tuple, list, dict, Spec}
+
+
+def _parts_of(code: CodeType) -> Any:
+    """Return what a function's code does, without the lines that it stands in."""
+    constants = [_parts_of(x) if isinstance(x, CodeType) else x for x in code.co_consts]
+    return code.co_code, code.co_names, constants, code.co_freevars
 
 
 def _key_of(call: HostCall) -> Hashable:
@@ -71,12 +104,6 @@ def lent(call: HostCall) -> Iterator[str]:
         yield name
     finally:
         del _lent[name]
-
-
-def with_results(name: str, results: str) -> str:
-    """Return another name of the same call: compiled code that is kept on disk is for results of these dtypes."""
-    path, has_options, options = name.partition("?")
-    return f"{path}>{results}{has_options}{options}" if ":" in path else name
 
 
 def over(name: str, batched: Sequence[bool]) -> str:

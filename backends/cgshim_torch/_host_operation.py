@@ -6,6 +6,7 @@ It finds the call by its name. It refuses its derivative at every level, and onl
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 import cgshim_torch
-from cgshim.backend import CustomGradientTypeError, Spec, refuse_host_derivative, sentence
+from cgshim.backend import CustomGradientTypeError, CustomGradientValueError, Spec, refuse_host_derivative, sentence
 from cgshim_torch._graph import is_transformed, requires_grad
 from cgshim_torch._host_names import call_of, over
 from cgshim_torch._host_tangents import take_as_constant
@@ -27,16 +28,22 @@ Tensor = Any
 _CPU = torch.device("cpu")
 
 
-def run(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> list[Tensor]:
+def run(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the results for tensors that have values, on the device of the first one."""
-    dtypes = [_dtype_of(spec.dtype) for spec in declared]
     device = inputs[0].device if inputs else _CPU
-    arrays = call.run(list(map(cgshim_torch.convert_to_numpy, inputs)))
-    return [_tensor(array, device, dtype) for array, dtype in zip(arrays, dtypes, strict=True)]
+    given = [cgshim_torch.convert_to_numpy(x) for x in inputs]
+    try:
+        arrays, declared = call.run_for(inputs, given)
+    except CustomGradientValueError:
+        if not call.declares_anew(cgshim_torch, inputs):
+            raise
+        arrays, declared = call.run_for(inputs, given)
+    return list(map(_tensor, arrays, declared, itertools.repeat(device)))
 
 
-def _tensor(array: Any, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _tensor(array: Any, spec: Spec, device: torch.device) -> Tensor:
     """Return a tensor in the memory of an array if it can be there; f may have locked it since."""
+    dtype = _dtype_of(spec.dtype)
     tensor = cgshim_torch.from_numpy(array if array.flags.writeable else array.copy())
     return tensor if device == _CPU and tensor.dtype is dtype else tensor.to(device, dtype)
 
@@ -58,19 +65,14 @@ _library.define("zero_upstreams(Tensor[] upstreams, Tensor[] inputs, str op) -> 
 
 
 def _concrete(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
-    call = call_of(name, len(inputs))
-    return run(call, inputs, _declared(call, inputs))
+    return run(call_of(name, len(inputs)), inputs)
 
 
-def _fake(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
+def fake(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
     device = inputs[0].device if inputs else None
-    declared = _declared(call_of(name, len(inputs)), inputs)
+    specs = [Spec(tuple(x.shape), str(x.dtype).rpartition(".")[2]) for x in inputs]
+    declared, _ = call_of(name, len(inputs)).copy().declared(cgshim_torch, specs)  # which asks outputs
     return [torch.empty(spec.shape, dtype=_dtype_of(spec.dtype), device=device) for spec in declared]
-
-
-def _declared(call: HostCall, inputs: Sequence[Tensor]) -> list[Spec]:
-    declared, _ = call.declared(cgshim_torch, [Spec(tuple(x.shape), str(x.dtype).rpartition(".")[2]) for x in inputs])
-    return declared
 
 
 def _differentiable(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
@@ -149,5 +151,5 @@ _library.impl("host", _concrete, "CompositeExplicitAutograd")
 _library.impl("host", _differentiable, "Autograd")
 _library.impl("host", _transformed, "FuncTorchDynamicLayerFrontMode")  # before any level, so that none is left out
 _library.impl("zero_upstreams", _zeros, "CompositeExplicitAutograd")
-torch.library.register_fake("cgshim::host", _fake, lib=_library)
+torch.library.register_fake("cgshim::host", fake, lib=_library)
 torch.library.register_fake("cgshim::zero_upstreams", _zeros_like, lib=_library)

@@ -64,3 +64,9 @@ def frames_are_compiled() -> bool:
     if GIVES_AWAY_CALLBACK:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))
     return callback is not None
+
+
+def with_all_kernels() -> Any:
+    """Let an operation that a kernel calls start with its first one, that for derivatives."""
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C.DispatchKey.Undefined
+    return torch._C._ForceDispatchKeyGuard(included, torch._C.DispatchKeySet(excluded))

@@ -22,7 +22,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (tmp_path / f"{framework}_plugin.py").write_text(module)
         monkeypatch.syspath_prepend(str(tmp_path))
         installed.registered.cache_clear()
-        monkeypatch.setattr(registry, "_modules", dict(registry._modules))
+        monkeypatch.setattr(registry, "_backends", dict(registry._backends))
         monkeypatch.setattr(registry, "_failures", {})
 
     yield install_it

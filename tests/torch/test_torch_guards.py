@@ -1,14 +1,16 @@
 """What Dynamo checks in each run of a compiled function: little more than for a Function by hand, and enough."""
 
 import math
+import re
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 import cgshim
-from cgshim import op_custom_gradient
+from cgshim import Spec, op_custom_gradient, op_host
 
 pytestmark = [pytest.mark.usefixtures("compiling"), pytest.mark.stays_in_graph]
 MORE = 72
@@ -18,6 +20,11 @@ MORE = 72
 @op_custom_gradient
 def cube(x):
     return x * x * x, lambda upstream: 7 * upstream * x * x
+
+
+@op_host(outputs=lambda x: x)
+def on_host(x):
+    return x * 2
 
 
 class Cube(torch.autograd.Function):
@@ -54,6 +61,13 @@ def guards_of(function):
 def test_guards_are_few():
     by_hand = guards_of(lambda x: Cube.apply(x))
     assert len(guards_of(lambda x: cube(x))) <= len(by_hand) + MORE
+
+
+def test_guards_on_an_op_on_the_host_are_on_its_function():
+    guards = "\n".join(guards_of(lambda x: on_host(x)))
+    assert "ID_MATCH: ___check_obj_id(G['on_host']._f.function," in guards
+    assert "ID_MATCH: ___check_obj_id(G['on_host']._f.function.declares.__code__," in guards
+    assert not re.search(r"G\['on_host'\]\.(_parameters|_name|_forward_mode|_f\.function\.name)", guards)
 
 
 def test_four_calls_have_the_guards_of_one():
@@ -129,6 +143,29 @@ def test_another_closure_and_another_op():
     x, function = leaf(2.0, 5.0), compiled(lambda x, op: op(x))
     for factor in (3.0, 5.0, 3.0):
         assert gradient(lambda x, f=factor: function(x, scaled_by(f)), x) == [14 * factor, -21 * factor]
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_outputs_that_read_what_changes(compiler):
+    size, dtype = 2, "float32"
+    wide = op_host(lambda x: np.full(size, x.sum() / 3), outputs=lambda x: Spec((size,), dtype))
+    function = torch.compile(lambda x: wide(x) * 3, backend=compiler, fullgraph=True)
+    for dtype in ("float32", "float64", "float32"):
+        result = function(torch.ones(2))
+        assert (str(result.dtype), result.tolist()) == (f"torch.{dtype}", pytest.approx([2, 2]))
+    size = 3
+    assert function(torch.ones(2)).tolist() == pytest.approx([2, 2, 2])
+
+
+def test_an_op_on_the_host_in_the_place_of_another(monkeypatch):
+    function = torch.compile(lambda x: on_host(x) + 1, backend="aot_eager", fullgraph=True)
+    assert function(torch.ones(2)).tolist() == [3, 3]
+    monkeypatch.setattr(_here, "on_host", op_host(lambda x: x * 5, outputs=lambda x: x))
+    assert function(torch.ones(2)).tolist() == [6, 6]
+    monkeypatch.setattr(_here, "on_host", cube)
+    assert function(torch.ones(2) * 2).tolist() == [9, 9]
+    monkeypatch.undo()
+    assert function(torch.ones(2)).tolist() == [3, 3]
 
 
 def test_another_function_of_cgshim_in_the_place_of_one(monkeypatch):

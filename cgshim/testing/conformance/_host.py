@@ -274,6 +274,10 @@ def _raises(*specs: Any) -> Any:
 
 
 BAD: dict[str, tuple[type[Exception], str, Callable[..., Any], Callable[..., Any]]] = {
+    "no result": (
+        CustomGradientTypeError, "bad: the output of f must hold a tensor when an argument does", lambda x: (),
+        lambda x: (),
+    ),
     "another shape": (
         CustomGradientValueError, "bad: f must return an array of the declared shape f32[3], got f32[2]; ",
         lambda x: x[:2], lambda x: x,

@@ -1,0 +1,96 @@
+"""The programs that inductor makes: they call the host by operations of their own, below every derivative."""
+
+import itertools
+
+import pytest
+import torch
+from torch._inductor.utils import run_and_get_code
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from cgshim import TransformationError, op_custom_gradient, op_host
+
+pytestmark = [pytest.mark.usefixtures("compiling"), pytest.mark.stays_in_graph]
+X = torch.tensor([0.5, -1.25, 3.0])
+W = torch.tensor([2.0, 5.0])
+CALLS = itertools.count()
+
+
+@op_host(outputs=lambda x: x)
+def falling(x):
+    next(CALLS)
+    return x[::-1] * 3.0
+
+
+@op_host(outputs=lambda x, w: x)
+def weighed(x, w):
+    return x * w.sum()
+
+
+@op_host(outputs=lambda x, w: {"x": x, "w": w})
+def both(x, w):
+    return {"x": x * 2.0, "w": w * x[0]}
+
+
+@op_custom_gradient
+def ruled(x):
+    y = falling(x)
+    return y, lambda upstream: 7.0 * falling(upstream * y)
+
+
+RESULTS = [
+    (falling, (X,), "host_from_one", [9.0, -3.75, 1.5]),
+    (weighed, (X, W), "host_from_many", [3.5, -8.75, 21.0]),
+    (lambda x, w: both(x, w)["w"], (X, W), "host_from_many_to_many", [1.0, 2.5]),
+]
+
+
+@pytest.mark.parametrize(("f", "args", "operation", "expected"), RESULTS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_which_operation_a_program_calls(f, args, operation, expected, dynamic):
+    compiled = torch.compile(lambda *args: f(*args) + 1, fullgraph=True, dynamic=dynamic)
+    result, (code,) = run_and_get_code(compiled, *args)
+    assert f"torch.ops.cgshim.{operation}.default(" in code
+    assert result.tolist() == [y + 1 for y in expected]
+
+
+def test_both_passes_of_a_rule_call_it():
+    x = X.clone().requires_grad_()
+    compiled = torch.compile(ruled, fullgraph=True)
+    (gradient,), codes = run_and_get_code(lambda: torch.autograd.grad(compiled(x), x, torch.tensor([1.0, -2.0, 3.0])))
+    assert [code.count("cgshim.host_from_one.default(") for code in codes] == [1, 1]
+    assert gradient.tolist() == [94.5, 157.5, 189.0]
+
+
+@pytest.mark.parametrize(("f", "args", "operation", "expected"), RESULTS[:2])
+def test_the_wrapper_in_c(f, args, operation, expected):
+    """A list of results crashes it, by hand too."""
+    compiled = torch.compile(lambda *args: f(*args) + 1, fullgraph=True, options={"cpp_wrapper": True})
+    assert compiled(*args).tolist() == [y + 1 for y in expected]
+
+
+def test_a_tangent_is_refused():
+    """torch.compile drops tangents without a word; the program was made where there were none."""
+    compiled = torch.compile(lambda x: falling(x) * 2, fullgraph=True)
+    assert compiled(X).tolist() == [18.0, -7.5, 3.0]
+    with forward_ad.dual_level():
+        assert compiled(X).tolist() == [18.0, -7.5, 3.0]
+        with pytest.raises(TransformationError, match="falling: what runs on the host has no derivative"):
+            compiled(forward_ad.make_dual(X, torch.ones(3)))
+
+
+def test_the_operations_pass_the_checks_of_torch():
+    for f, args, operation, _ in RESULTS:
+        nodes = make_fx(f)(*args).graph.nodes
+        (name,) = [node.args[1] for node in nodes if node.target is torch.ops.cgshim.host.default]
+        given = args if operation == "host_from_one" else (list(args),)
+        overload = getattr(torch.ops.cgshim, operation).default
+        torch.library.opcheck(overload, (*given, name), test_utils=["test_schema", "test_faketensor"])
+
+
+def test_a_program_calls_f_for_what_is_used():
+    compiled = torch.compile(lambda x: (falling(x), falling(x + 1))[0], fullgraph=True)
+    compiled(X)
+    before = next(CALLS)
+    compiled(X)
+    assert next(CALLS) == before + 2
