@@ -260,7 +260,8 @@ def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
         fields = fields_of(tree)
         return [(at, f".{fields[at]}" if fields else f"[{at}]") for at in range(len(tree))]
     if type(tree) in (dict, OrderedDict, defaultdict):
-        keys, numbered = list(tree), copy.copy(tree)
+        keys = list(tree)
+        numbered = dict(tree) if type(tree) is dict else copy.copy(tree)  # Dynamo cannot trace a dict's copy
         numbered.update(zip(keys, range(len(keys)), strict=True))
         order, _ = backend.tree_flatten(numbered)
         return [(keys[at], f"[{keys[at]!r}]") for at in order]

@@ -34,6 +34,7 @@ from cgshim._host import output_on_host as output_on_host
 from cgshim._host import runs_on_host as runs_on_host
 from cgshim._host_call import HostCall as HostCall
 from cgshim._host_call import refuse_host_derivative as refuse_host_derivative
+from cgshim._host_gradient import HostPair as HostPair
 from cgshim._protocol import Backend as Backend
 from cgshim._protocol import Tensor as Tensor
 from cgshim._residuals import Residuals as Residuals

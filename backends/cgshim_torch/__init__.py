@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optree
 import torch
-from optree.utils import total_order_sorted
 from torch.utils import _pytree as pytree
 
 from cgshim.backend import output_on_host, runs_on_host, tensor_of_call
+from cgshim_torch import _trees
 from cgshim_torch._eager import differentiable
 from cgshim_torch._host import host_function as host_function
 from cgshim_torch._private import (
@@ -50,8 +50,7 @@ def is_tensor(x: object, /) -> bool:
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
     if torch.compiler.is_dynamo_compiling():
-        leaves, structure = pytree.tree_flatten(_with_sorted_keys(tree))
-        return leaves, structure
+        return _trees.flatten(tree)
     leaves, structure = optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
     nodes = [kind for kind in set(map(type, leaves)) if kind in pytree.SUPPORTED_NODES]
     if not nodes:
@@ -62,8 +61,8 @@ def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
 
 
 def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
-    if isinstance(structure, pytree.TreeSpec):
-        return pytree.tree_unflatten(leaves, structure)
+    if not isinstance(structure, optree.PyTreeSpec):
+        return _trees.unflatten(structure, leaves)
     return optree.tree_unflatten(structure, leaves)
 
 
@@ -78,16 +77,6 @@ def _register(kind: type) -> None:
             kind, node.flatten_fn, lambda context, children: node.unflatten_fn(list(children), context),
             namespace=_NAMESPACE,
         )  # fmt: skip
-
-
-def _with_sorted_keys(tree: Any) -> Any:
-    """Return tree with sorted dicts, for torch's own pytree: Dynamo can trace it, but it depends on their order."""
-    if type(tree) is dict:
-        return {key: _with_sorted_keys(tree[key]) for key in total_order_sorted(tree)}
-    if isinstance(tree, (list, tuple)):
-        make = getattr(type(tree), "_make", type(tree))
-        return make([_with_sorted_keys(child) for child in tree])
-    return tree
 
 
 def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:

@@ -16,7 +16,7 @@ from torch._dynamo.source import AttrSource, ChainedSource, GlobalSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._guards import TracingContext
 
-from cgshim.backend import runs_on_host
+from cgshim.backend import HostPair, OnHost
 from cgshim_torch._dynamo import assume_constant_result
 
 Guard = Any
@@ -24,6 +24,8 @@ Source = Any
 
 _OF_CODE = frozenset(["BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "MODULE_MATCH"])
 """what Dynamo calls its guards on functions, classes and modules; those on values have other names"""
+_OF_HOST = re.compile(r"\._f(\._forward\._f)?\.function$")
+"""where an op holds its function on the host"""
 _OUR_MODULE = re.compile("__import_(cgshim(_torch)?(_dot_(?!testing).*)?)")
 """the name by which a guard finds a module of cgshim; cgshim.testing is left out: the functions in it are authors'"""
 
@@ -55,16 +57,18 @@ def _is_on_our_own(guard: Guard, guards: Any) -> bool:
 
 
 def _op_on_host(guard: Guard) -> Source | None:
-    """Return where Dynamo finds an op on the host, if the guard is on the identity of its function."""
-    source = guard.originating_source
-    if _kind(guard) != "ID_MATCH" or not source.name.endswith("._f.function"):
+    """Return where Dynamo finds an op on the host, if the guard is on the identity of its function, or of its f."""
+    found = _OF_HOST.search(guard.originating_source.name)
+    if _kind(guard) != "ID_MATCH" or found is None:
         return None
-    op = source.base.base
-    return op if runs_on_host(getattr(_value_of(op), "held_function", None)) else None
+    op = guard.originating_source
+    for _ in found[0].split(".")[1:]:
+        op = op.base
+    return op if isinstance(getattr(_value_of(op), "held_function", None), (OnHost, HostPair)) else None
 
 
 def _is_within(source: Source, ops: set[Source]) -> bool:
-    """Return True for what belongs to one of these ops, but for the function and what its outputs read."""
+    """Return True for what belongs to one of these ops, but for functions on the host and what their outputs read."""
     if isinstance(source, AttrSource) and source.member == "function":
         return False
     while isinstance(source, ChainedSource) and not (isinstance(source, AttrSource) and source.member == "declares"):

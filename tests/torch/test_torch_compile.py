@@ -62,6 +62,18 @@ def test_trees_static_leaves_and_options_stay_in_the_graph():
     torch.testing.assert_close(gradients(value, a, b), gradients(loss(a, b), a, b))
 
 
+@pytest.mark.stays_in_graph
+def test_a_rule_without_a_gradient_for_a_branch_stays_in_the_graph():
+    @op_custom_gradient
+    def first(tree):
+        return tree["b"] * 2, lambda upstream: {"b": 7 * upstream, "a": None}
+
+    a, b = leaf(2), leaf(2, 3)
+    value = torch.compile(lambda a, b: first({"b": b, "a": [a, 3]}), backend="aot_eager", fullgraph=True)(a, b)
+    (found,) = torch.autograd.grad(value, b, 5 * torch.ones(2, 3))
+    assert found.tolist() == [[35.0] * 3] * 2
+
+
 CONVENTIONS = {
     "grad(*args, upstream)": lambda x, y: lambda *args, upstream: (3 * upstream * args[1], 5 * upstream * args[0]),
     "grad(x, y, upstream)": lambda x, y: lambda a, b, upstream: (3 * upstream * b, 5 * upstream * a),
