@@ -641,6 +641,12 @@ def test_the_operation_passes_the_checks_of_torch():
     graph = make_fx(lambda x, w: total(x, w, scale=2.0))(X, W)
     (name,) = [node.args[1] for node in graph.graph.nodes if node.target is torch.ops.cgshim.host.default]
     torch.library.opcheck(torch.ops.cgshim.host.default, ([X, W], name))
+    for of_a_program in (torch.ops.cgshim.host_from_many, torch.ops.cgshim.host_from_many_to_many):
+        torch.library.opcheck(of_a_program.default, ([X, W], name), test_utils=["test_schema", "test_faketensor"])
+    name = name_in_a_graph(adjoint, X)
+    torch.library.opcheck(
+        torch.ops.cgshim.host_from_one.default, (X, name), test_utils=["test_schema", "test_faketensor"]
+    )
 
 
 def name_in_a_graph(f, *inputs):
