@@ -301,16 +301,15 @@ def _locked(array: Array) -> Array:
 
 def _checked(call: HostCall, results: list[Any], at: int, spec: Spec) -> Array:
     """Return a result as a fresh array of the declared shape and dtype; f may use its own again."""
-    result, results[at] = results[at], None
+    array, results[at] = results[at], None
     dtype = _dtype_of(spec.dtype)
-    if type(result) is np.ndarray:
+    if type(array) is np.ndarray:
         alone = np.empty(0)  # held as the result is: by one variable, and by whatever runs this
-        is_fresh = sys.getrefcount(result) == sys.getrefcount(alone) and _is_own(result)
+        is_fresh = sys.getrefcount(array) == sys.getrefcount(alone) and _is_own(array)
     else:
-        result, is_fresh = np.asarray(result), isinstance(result, _NUMBERS)
-    if is_fresh and result.shape == spec.shape and result.dtype == dtype:
-        return result
-    array = result
+        array, is_fresh = np.asarray(array), isinstance(array, _NUMBERS)
+    if is_fresh and array.shape == spec.shape and array.dtype == dtype:
+        return array
     if call.function.vectorized and call.batches and array.ndim == len(spec.shape):
         array = _broadcast(array, spec.shape, len(call.batches))
     if array.shape != spec.shape:

@@ -58,10 +58,10 @@ def _is_on_our_own(guard: Guard, guards: Any) -> bool:
 
 def _op_on_host(guard: Guard) -> Source | None:
     """Return where Dynamo finds an op on the host, if the guard is on the identity of its function, or of its f."""
-    found = _OF_HOST.search(guard.originating_source.name)
-    if _kind(guard) != "ID_MATCH" or found is None:
-        return None
     op = guard.originating_source
+    found = _OF_HOST.search(op.name) if _kind(guard) == "ID_MATCH" else None
+    if found is None:
+        return None
     for _ in found[0].split(".")[1:]:
         op = op.base
     return op if isinstance(getattr(_value_of(op), "held_function", None), (OnHost, HostPair)) else None
