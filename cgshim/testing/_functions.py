@@ -34,10 +34,15 @@ class Function:
     def __call__(self, values: Sequence[Array]) -> list[Array]:
         return self._arrays(self.on_tensors(*self._tensors(values)))
 
-    def vjp(self, values: Sequence[Array], upstreams: Sequence[Array]) -> list[Array]:
-        """Return the gradients of the inputs, by the framework's reverse mode."""
-        _, pullback = self.backend.vjp(self.on_tensors, self._tensors(values))
-        return self._arrays(pullback(self._tensors(upstreams)))
+    def vjp(self, values: Sequence[Array], upstreams: Sequence[Array], alone: int | None = None) -> list[Array]:
+        """Return the gradients of the inputs, by the framework's reverse mode; or of one alone, and zeros."""
+        tensors = self._tensors(values)
+        if alone is None:
+            _, pullback = self.backend.vjp(self.on_tensors, tensors)
+            return self._arrays(pullback(self._tensors(upstreams)))
+        _, pullback = self.backend.vjp(lambda x: self.on_tensors(*subvals(tensors, [alone], [x])), [tensors[alone]])
+        zeros = [np.zeros_like(value) for value in values]
+        return subvals(zeros, [alone], self._arrays(pullback(self._tensors(upstreams))))
 
     def jvp(self, values: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
         """Return the tangents of the outputs, by the framework's forward mode."""

@@ -70,6 +70,47 @@ def right_for_a_uniform_upstream(mistaken):
     return lambda x, y: (x * x - y, lambda u: (2 * x * (ops.mean(u) if mistaken else u), -u))
 
 
+def right_for_a_positive_upstream(mistaken):
+    return lambda x, y: (ops.sum(x * y), lambda u: (u * y, (ops.abs(u) if mistaken else u) * x))
+
+
+def right_without_negative_upstreams(mistaken):
+    return lambda x, y: (x * y, lambda u: (u * y, (ops.maximum(u, 0.0) if mistaken else u) * x))
+
+
+def product_of_two_upstreams(mistaken):
+    def f(x, y):
+        return (x * y, x - y), lambda d1, d2: (d1 * y + d2 + (d1 * d2 if mistaken else 0.0), d1 * x - d2)
+
+    return f
+
+
+def right_for_one_output_at_a_time(mistaken):
+    def f(x, y):
+        def grad(d1, d2):
+            if mistaken:
+                return ops.where(ops.sum(ops.abs(d1)) > 0, d1 * y, d2), d1 * x - d2
+            return d1 * y + d2, d1 * x - d2
+
+        return (x * y, x - y), grad
+
+    return f
+
+
+def wrong_where_little_is_needed(mistaken):
+    def f(x, y):
+        def grad(u, needs_input_grad):
+            return u * y, (3.0 if mistaken and not all(needs_input_grad) else 1.0) * u * x
+
+        return x * y, grad
+
+    return f
+
+
+def wrong_where_the_function_is_small(mistaken):
+    return lambda x, y: (1e-7 * x * y, lambda u: (1e-7 * u * y, (-1e-7 if mistaken else 1e-7) * u * x))
+
+
 SPREAD = (VECTOR, [7.0])
 SAME = (VECTOR, [7.0, 11.0, 13.0])
 COMPLEX = ([0.5 + 2j, -2.0 + 1j], [7.0 - 3j, 1j])
@@ -84,6 +125,27 @@ MISTAKES = {
     conjugate_error: (COMPLEX, r", order 1: the gradient of x\[\d\].(real|imag) " + IN_REVERSE.format(output="output")),
     wrong_second_order: (SAME, r", order 2: the gradient of x\[\d\] " + IN_REVERSE.format(output="the gradient of x")),
     right_for_a_uniform_upstream: (SAME, r", order 1: the gradient of x\[\d\] " + IN_REVERSE.format(output="output")),
+    right_for_a_positive_upstream: (SAME, r", order 1: the gradient of y\[\d\] " + IN_REVERSE.format(output="output")),
+    right_without_negative_upstreams: (
+        SAME,
+        r", order 1: the gradient of y\[\d\] " + IN_REVERSE.format(output="output"),
+    ),
+    product_of_two_upstreams: (
+        SAME,
+        r", order 1: the gradient of x\[\d\] " + IN_REVERSE.format(output="all outputs at once"),
+    ),
+    right_for_one_output_at_a_time: (
+        SAME,
+        r", order 1: the gradient of x\[\d\] " + IN_REVERSE.format(output="all outputs at once"),
+    ),
+    wrong_where_little_is_needed: (
+        SAME,
+        r", order 1: the gradient of y\[\d\] " + IN_REVERSE.format(output="output, needed alone"),
+    ),
+    wrong_where_the_function_is_small: (
+        SAME,
+        r", order 1: the gradient of y\[\d\] " + IN_REVERSE.format(output="output"),
+    ),
 }
 
 
@@ -314,7 +376,7 @@ def test_a_small_tangent_is_not_lost_beside_a_large_one(backend):
 
 
 def test_the_tolerances_are_as_large_as_the_step_by_default(backend):
-    """6e-6 of the number, and 6e-6 besides."""
+    """6e-6 of the number, and 4e-8 of the function."""
     for error, is_right in ((3e-6, True), (3e-5, False)):
         op = op_custom_gradient(lambda x, error=error: (x * x, lambda u: (2.0 + 2.0 * error) * u * x))
         args = tensors(backend, [1e3, -1e3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -256,3 +257,26 @@ def captured_tensor_made_a_constant(framework: Framework) -> None:
         fn, framework.tensor(5.0), framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]),
         output=np.array([5.0, 10.0]), gradients=(np.array(0.0), np.array([70.0, -105.0])),
     )  # fmt: skip
+
+
+@dataclasses.dataclass
+class Unknown:
+    """An object that no registry takes apart."""
+
+    held: Any
+
+
+@case(returns={"a tensor": lambda y: y, "an object": Unknown, "an object in a list": lambda y: [Unknown([y])]})
+def tensor_in_an_object(framework: Framework, returns: Callable[[Tensor], Any]) -> None:
+    """No tensor is seen among the arguments: autodiff's number is refused, and a constant is not."""
+    op = op_custom_gradient(lambda given: (returns(given.held * 2.0), lambda u: 7.0 * u))
+
+    def twice(x: Tensor) -> Tensor:
+        found: Any = op(Unknown(x))
+        while not framework.backend.is_tensor(found):
+            found = found[0] if isinstance(found, list) else found.held
+        return found
+
+    error = refused(cgshim.op_vjp, twice, framework.tensor([1.0, 2.0]))
+    assert "as an argument" in str(error)
+    framework.check_equal(twice(framework.tensor([1.0, 2.0])), np.array([2.0, 4.0]))

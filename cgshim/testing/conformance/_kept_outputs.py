@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -213,6 +214,29 @@ def kept_output_of_an_op_inside(framework: Framework, order: int) -> None:
         return y, lambda u: u * 3.0 * y
 
     framework.check_equal(nth_derivative(op, order)(framework.tensor(AT)), np.array(3**order * EXP))
+
+
+CUTS: dict[str, Callable[[Tensor], Tensor]] = {"opaque": op_stop_gradient, "seen through": lambda x: x * 1.0}
+
+
+@case(cut=CUTS, order=ORDERS)
+def kept_output_of_which_another_is_made(framework: Framework, cut: Callable[[Tensor], Tensor], order: int) -> None:
+    """The rule reads both. Where f is seen through, a framework may refuse."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        first = cut(x) * 3.0
+        second = cut(x) + ops.sin(first)
+        return (first, second), lambda d1, d2: 5.0 * d1 + d2 * (1.0 + 5.0 * ops.cos(first)) + 0.0 * d2 * second
+
+    def both(x: Tensor) -> Tensor:
+        first, second = op(x)
+        return first + 2.0 * second
+
+    c, s = float(np.cos(3 * AT)), float(np.sin(3 * AT))
+    expected = {1: 7 + 10 * c, 2: -50 * s, 3: -250 * c}
+    with contextlib.suppress(*([TransformationError] if cut is not op_stop_gradient else [])):
+        framework.check_equal(nth_derivative(both, order)(framework.tensor(AT)), np.array(expected[order]))
 
 
 @case(order=ORDERS)

@@ -1,12 +1,14 @@
-"""Residuals where nobody can put others in their place, or that f writes to what was there before.
+"""Residuals wherever f can put them: in a variable, an object, a class, a module, in what was there before.
 
-The first order is right. The second is right or refused: never the number of a rule that keeps a constant.
+The first order is right. Higher orders are right or refused: never the number of a rule that keeps a constant.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
+import dataclasses
 import functools
 import operator
 import types
@@ -15,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cgshim import CustomGradientError, op_custom_gradient, ops
+from cgshim import CustomGradientError, op_custom_gradient, op_stop_gradient, op_vjp, ops
 from cgshim._protocol import Tensor
 from cgshim.testing.conformance._framework import Framework
 from cgshim.testing.conformance._orders import nth_derivative
@@ -23,18 +25,20 @@ from cgshim.testing.conformance._registry import case
 
 AT = 0.5
 EXP = float(np.exp(AT))
-SECOND = {"an output": 25 * EXP, "an intermediate": 5 * EXP}
-"""of exp with 5 for 1 in its rule: an output's derivative is the rule's, an intermediate's that of f's operations"""
+FACTORS = {"an output": 5.0, "an opaque output": 5.0, "an intermediate": 1.0, "made of an output": 1.0}
+"""what each further derivative multiplies by, of exp with 5 for 1 in its rule: an output's derivative is the rule's,
+and that of all else is that of f's operations, even where these begin with an output"""
+ORDERS = {"1": 1, "2": 2, "3": 3}
 
 
-def check(framework: Framework, op: Callable[[Tensor], Tensor], second: float) -> None:
-    """The first derivative is 5 exp(x); the second is this, or refused."""
-    framework.check_equal(nth_derivative(op, 1)(framework.tensor(AT)), np.array(5 * EXP))
-    with contextlib.suppress(CustomGradientError):
-        framework.check_equal(nth_derivative(op, 2)(framework.tensor(AT)), np.array(second))
+def check(framework: Framework, op: Callable[[Tensor], Tensor], order: int, kept: str = "an output") -> None:
+    """The first derivative is 5 exp(x); the others are right, or refused, or an iterator of the rule has ended."""
+    expected = np.array(5 * FACTORS[kept] ** (order - 1) * EXP)
+    with contextlib.suppress(*([CustomGradientError, StopIteration] if order > 1 else [])):
+        framework.check_equal(nth_derivative(op, order)(framework.tensor(AT)), expected)
 
 
-# --- Kept where no search looks ---------------------------------------------------------------------------------------
+# --- Kept in what f has made ------------------------------------------------------------------------------------------
 
 Rule = Callable[[Tensor], Tensor]
 
@@ -51,6 +55,94 @@ class Holder:
 
 class ListOfTheirOwn(list[Any]):
     """A container of the user's own."""
+
+
+@dataclasses.dataclass
+class Record:
+    """A dataclass that no registry knows."""
+
+    held: Any
+
+
+def _in_a_variable(y: Tensor) -> Rule:
+    return lambda u: u * 5.0 * y
+
+
+def _in_a_list(y: Tensor) -> Rule:
+    kept = [y]
+    return lambda u: u * 5.0 * kept[0]
+
+
+def _in_a_dict(y: Tensor) -> Rule:
+    kept = {"y": {"again": y}}
+    return lambda u: u * 5.0 * kept["y"]["again"]
+
+
+def _in_a_nested_function(y: Tensor) -> Rule:
+    def slope() -> Tensor:
+        return 5.0 * y
+
+    return lambda u: u * slope()
+
+
+def _in_a_partial(y: Tensor) -> Rule:
+    return functools.partial(lambda y, u: u * 5.0 * y, y)
+
+
+def _in_a_dataclass(y: Tensor) -> Rule:
+    record = Record(y)
+    return lambda u: u * 5.0 * record.held
+
+
+def _in_an_attribute_of_a_function(y: Tensor) -> Rule:
+    def grad(u: Tensor) -> Tensor:
+        held: Tensor = vars(grad)["held"]
+        return u * 5.0 * held
+
+    vars(grad)["held"] = y
+    return grad
+
+
+def _in_a_module(y: Tensor) -> Rule:
+    module = types.ModuleType("kept")
+    vars(module)["held"] = y
+    return lambda u: u * 5.0 * vars(module)["held"]
+
+
+def _in_the_globals_of_exec(y: Tensor) -> Rule:
+    scope: dict[str, Any] = {"y": y}
+    exec("def grad(u): return u * 5.0 * y", scope)
+    grad: Rule = scope["grad"]
+    return grad
+
+
+def _in_a_context_variable(y: Tensor) -> Rule:
+    variable: contextvars.ContextVar[Tensor] = contextvars.ContextVar("kept")
+    variable.set(y)
+    return lambda u: u * 5.0 * variable.get()
+
+
+def _on_a_stack(y: Tensor) -> Rule:
+    """It is popped at every run of the rule, and pushed again, because some frameworks run a rule twice."""
+    stack = [y]
+
+    def grad(u: Tensor) -> Tensor:
+        held = stack.pop()
+        stack.append(held)
+        return u * 5.0 * held
+
+    return grad
+
+
+def _in_an_attribute_that_is_freed(y: Tensor) -> Rule:
+    holder = Holder(y)
+
+    def grad(u: Tensor) -> Tensor:
+        held, holder.held = holder.held, None
+        holder.held = held
+        return u * 5.0 * held
+
+    return grad
 
 
 def _in_an_object(y: Tensor) -> Rule:
@@ -138,6 +230,18 @@ def _in_an_array_of_objects(y: Tensor) -> Rule:
 
 # A method of NumPy's scalars, which takes those of its own dtype: before NumPy 2, 5.0 times a float32 is a float64.
 HOLDERS: dict[str, Callable[[Tensor], Rule]] = {
+    "a variable": _in_a_variable,
+    "a list": _in_a_list,
+    "a dict": _in_a_dict,
+    "a nested function": _in_a_nested_function,
+    "a partial": _in_a_partial,
+    "a dataclass": _in_a_dataclass,
+    "an attribute of a function": _in_an_attribute_of_a_function,
+    "a module": _in_a_module,
+    "the globals of exec": _in_the_globals_of_exec,
+    "a context variable": _in_a_context_variable,
+    "a stack": _on_a_stack,
+    "an attribute that is freed": _in_an_attribute_that_is_freed,
     "an object": _in_an_object,
     "a method of an object": lambda y: Holder(y).grad,
     "a method of the tensor": lambda y: (lambda times: lambda u: times(u + u + u + u + u))(y.__mul__),
@@ -157,14 +261,46 @@ HOLDERS: dict[str, Callable[[Tensor], Rule]] = {
 }
 
 
-@case(holder=HOLDERS, kept={name: name for name in SECOND})
-def hidden_residual(framework: Framework, holder: Callable[[Tensor], Rule], kept: str) -> None:
+@case(holder=HOLDERS, kept={name: name for name in FACTORS}, order=ORDERS)
+def residual(framework: Framework, holder: Callable[[Tensor], Rule], kept: str, order: int) -> None:
+    """The residual is f's output exp(x), or is none, or is three times the output less twice the same."""
+
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         y = ops.exp(x)
-        return (y if kept == "an output" else y + y - y), holder(y)
+        if kept == "an opaque output":
+            y = op_stop_gradient(y)
+        if kept in ("an output", "an opaque output"):
+            return y, holder(y)
+        if kept == "an intermediate":
+            return y + y - y, holder(y)
+        return y, holder(3.0 * y - 2.0 * y)
 
-    check(framework, op, SECOND[kept])
+    check(framework, op, order, kept)
+
+
+@case(order=ORDERS)
+def residual_in_a_derivative_of_its_own(framework: Framework, order: int) -> None:
+    """The rule asks for the derivative that f has taken of x^3: 5 for 3, and all orders follow."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        y, pullback = op_vjp(lambda x: x * x * x, x)
+        return y, lambda u: pullback(u)[0] * (5.0 / 3.0)
+
+    expected = [5 * AT**2, 10 * AT, 10.0]
+    with contextlib.suppress(*([CustomGradientError] if order > 1 else [])):
+        framework.check_equal(nth_derivative(op, order)(framework.tensor(AT)), np.array(expected[order - 1]))
+
+
+@case(order=ORDERS)
+def residual_in_a_static_argument(framework: Framework, order: int) -> None:
+    @op_custom_gradient
+    def op(x: Tensor, holder: Holder) -> Any:
+        holder.held = ops.exp(x)
+        return holder.held, lambda u: (u * 5.0 * holder.held, None)
+
+    check(framework, lambda x: op(x, Holder(None)), order)
 
 
 # --- Written to what was there before ---------------------------------------------------------------------------------
@@ -264,9 +400,9 @@ WRITERS: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
 }
 
 
-@case(make=WRITERS)
-def residual_written_to(framework: Framework, make: Callable[[], Callable[[Tensor], Tensor]]) -> None:
-    check(framework, make(), SECOND["an output"])
+@case(make=WRITERS, order=ORDERS)
+def residual_written_to(framework: Framework, make: Callable[[], Callable[[Tensor], Tensor]], order: int) -> None:
+    check(framework, make(), order)
 
 
 class Scaled:
