@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from cgshim._choice import backend_for, chosen_backend, is_numpy_array, runs_op
+from cgshim._choice import backend_for, chosen_backend, framework_of, is_numpy_array, runs_op
 from cgshim._contents import SIMPLE, tensors_inside
 from cgshim._dtypes import is_differentiable
 from cgshim._errors import (
@@ -70,13 +70,11 @@ class Call:
         self.needed = needed
         """for which inputs a gradient may be taken; None for all that have one"""
 
-    def with_f(self, f: Callable[..., Any]) -> Call:
-        """Return the same call with another f: the author's around other captured tensors, or a converted one."""
-        return self if f is self.f else self._with(f, self.options, self.needed)
-
-    def without_options(self) -> Call:
-        """Return the same call for a rule that runs later: f does not run again, so the options are not kept."""
-        return self._with(self.f, {}, self.needed)
+    def with_f(self, f: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Call:
+        """Return the same call with another f, a method of another object or a converted one, and other options."""
+        if f is self.f and (options is None or not (options or self.options)):
+            return self
+        return self._with(f, self.options if options is None else options, self.needed)
 
     def with_needed(self, needed: Sequence[bool] | None) -> Call:
         """Return the same call that tells f and its rule, if they ask, for which inputs a gradient may be taken.
@@ -91,12 +89,24 @@ class Call:
             takes_needed=self.takes_needed, needed=needed,
         )  # fmt: skip
 
-    def __call__(self, inputs: Sequence[Tensor], f: Callable[..., Any] | None = None) -> tuple[list[Tensor], Rule]:
-        """Run f once on inputs, and return the tensors of its output and the rule of this run.
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
+        """Run f once on inputs, and return the tensors of its output and the rule of this run."""
+        return self.read(self.run(inputs), inputs)
 
-        A backend may pass its own f: the author's around other captured tensors.
-        """
-        output, grad_fn = self._run(inputs, f or self.f)
+    @runs_op
+    def run(self, inputs: Sequence[Tensor]) -> Any:
+        """Run f once on inputs, and return what it returned, unread."""
+        arguments, options, f = self.arguments, self.options, self.f
+        if self.takes_needed:
+            needed = self.needed or [is_differentiable(x.dtype) for x in inputs]
+            options = {**options, "needs_input_grad": arguments.structured(needed)}
+        if arguments.are_tensors:
+            return f(*inputs, **options) if options else f(*inputs)
+        return f(*combine_each(arguments.specs, inputs), **options)
+
+    def read(self, result: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
+        """Return the output's tensors and the rule of a run of f on inputs that has returned result."""
+        output, grad_fn = checked_pair(self.name, self.f, result)
         if self.backend.is_tensor(output):
             return [output], rule_of(self.arguments, grad_fn, ONE_TENSOR, inputs, self.needed)
         outputs, spec = self._partitioned(output, inputs)
@@ -105,25 +115,17 @@ class Call:
     def output_of(self, inputs: Sequence[Tensor]) -> Any:
         """Run f once on inputs that nothing differentiates, and return its output; its rule is only checked."""
         call = self.with_needed([False] * len(inputs)) if self.takes_needed else self
-        output, grad_fn = call._run(inputs, self.f)
+        return call.read_output(call.run(inputs), inputs)
+
+    def read_output(self, result: Any, inputs: Sequence[Tensor]) -> Any:
+        """Return the output of a run of f on inputs that has returned result; its rule is only checked."""
+        output, grad_fn = checked_pair(self.name, self.f, result)
         if self.backend.is_tensor(output):
             required_convention(self.arguments, grad_fn, ONE_TENSOR)
             return output
         outputs, spec = self._partitioned(output, inputs)
         required_convention(self.arguments, grad_fn, spec)
         return spec.combine(outputs)
-
-    @runs_op
-    def _run(self, inputs: Sequence[Tensor], f: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
-        arguments, options = self.arguments, self.options
-        if self.takes_needed:
-            needed = self.needed or [is_differentiable(x.dtype) for x in inputs]
-            options = {**options, "needs_input_grad": arguments.structured(needed)}
-        if arguments.are_tensors and not options:
-            result = f(*inputs)
-        else:
-            result = f(*combine_each(arguments.specs, inputs), **options)
-        return checked_pair(self.name, self.f, result)
 
     def _partitioned(self, output: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], TreeSpec]:
         """Return the output's tensors and its spec; raise an error if it has none that the rule can cover."""
@@ -183,6 +185,12 @@ class Call:
         self.refuse("a rule that is once_differentiable gives a gradient without derivatives", transformation,
                     "leave out once_differentiable=True if the rule can be differentiated")  # fmt: skip
 
+    def refuse_unconnected(self, tensor: object, why: str) -> NoReturn:
+        """Raise the error for the derivative of a tensor that grad_fn reads, of which nobody knows how f made it."""
+        self.refuse("a second order needs every tensor that grad_fn reads as a function of the arguments",
+                    f"{describe(tensor)} that {why}",
+                    "let grad_fn compute it, or let f return it as an output")  # fmt: skip
+
     def refuse_writing(self) -> NoReturn:
         """Raise the error for an f that has changed a differentiated argument in place."""
         raise CustomGradientTypeError(
@@ -240,19 +248,23 @@ def checked_pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Call
 
 def output_of_constants(op: str, output: T) -> T:
     """Return the output of an f that got no tensor; raise an error if it depends on a differentiated tensor."""
-    backend = backend_for([output])
+    if type(output) in SIMPLE:
+        return output
+    hidden = [x for x in tensors_inside(output, lambda x: framework_of(x) is not None) if not is_numpy_array(x)]
+    backend = backend_for([output, *hidden])
     if backend is None:
         return output
     tensors, spec = partition(op, backend, output)
-    if not tensors:
+    hidden = [x for x in hidden if not any(x is tensor for tensor in tensors)]
+    if not (tensors or hidden):
         return output
-    call = Call(Arguments(op, backend, [], [], True), partial(_made, tensors), {})
+    call = Call(Arguments(op, backend, [], [], True), partial(_made, [*tensors, *hidden]), {})
     try:
-        constants: T = spec.combine(backend.custom_gradient(call, []))
+        constants: T = spec.combine(backend.custom_gradient(call, [])[: len(tensors)])
     except CustomGradientTypeError:
         raise CustomGradientTypeError(
             sentence(op, must="f must be given every tensor that is differentiated", got="none among its arguments",
-                     do="pass it as an argument")
+                     do="pass it as an argument, in a container that the backend knows")
         ) from None  # fmt: skip
     return constants
 

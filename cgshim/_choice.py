@@ -9,13 +9,13 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from cgshim._contents import SIMPLE
 from cgshim._errors import BackendError, describe, sentence
-from cgshim._foreign import KERAS, TRACER, constant_when_traced, is_keras_variable, is_traced
+from cgshim._foreign import KERAS, TRACER, constant_when_traced, is_keras_symbol, is_keras_variable, is_traced
 from cgshim._protocol import Backend, Tensor
-from cgshim._registry import aliases, entry_points, load, name_of
+from cgshim._registry import aliases, entry_points, load, name_of, require_metadata
 
 T = TypeVar("T")
 ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
@@ -52,6 +52,17 @@ def config_backend() -> str | None:
 @constant_when_traced
 def chosen_backend() -> str | None:
     """Return the name of the backend that was chosen for all calls, or None."""
+    return _of_context.get() or _of_process or (_KEY in _environment and os.environ[ENVIRONMENT_VARIABLE]) or None
+
+
+@constant_when_traced
+def choice_for_plans() -> str | Literal[False] | None:
+    """Return what chosen_backend does; False while torch.compile traces, which cannot read what earlier calls stored.
+
+    Each call asks it, so it is one function.
+    """
+    if (compiler := sys.modules.get("torch.compiler")) is not None and compiler._is_compiling_flag:
+        return False
     return _of_context.get() or _of_process or (_KEY in _environment and os.environ[ENVIRONMENT_VARIABLE]) or None
 
 
@@ -135,7 +146,7 @@ _runners: set[int] = set()
 
 
 def runs_op(method: F) -> F:
-    """Mark what runs f or a grad_fn: it has local variables `arguments`, `inputs`, and for a grad_fn `upstreams`."""
+    """Mark what runs f or a grad_fn: it has local variables arguments, inputs, and for a grad_fn upstreams."""
     _runners.add(id(method.__code__))
     return method
 
@@ -201,9 +212,15 @@ def is_lasting(kind: type) -> bool:
 
 
 def _find_framework(kind: type) -> str | None:
+    require_metadata()
     for base in kind.__mro__:
         if is_keras_variable(base):
             return KERAS
+        if is_keras_symbol(base):
+            raise BackendError(
+                sentence("cgshim", must="an op is called with tensors of a framework", got="a symbolic KerasTensor",
+                         do="call the op in the call method of a keras.Layer")
+            )  # fmt: skip
         root = base.__module__.partition(".")[0]
         name = aliases().get(root, root)
         if name in entry_points() and root in sys.modules:

@@ -7,11 +7,11 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from cgshim._call import Call, ForeignOutputError, checked_pair, output_of_constants
-from cgshim._choice import backend_for, chosen_backend, framework_of_type, is_lasting
+from cgshim._choice import backend_for, choice_for_plans, framework_of_type, is_lasting
 from cgshim._contents import FunctionHolder
 from cgshim._errors import CustomGradientTypeError, function_name, sentence
 from cgshim._foreign import KERAS, is_traced
@@ -34,8 +34,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     """
 
     __slots__ = (
-        "__dict__", "__weakref__", "_bound", "_calls", "_f", "_forward_mode", "_name", "_once_differentiable",
-        "_parameters", "_signature",
+        "__dict__", "__weakref__", "_bound", "_f", "_forward_mode", "_name", "_once_differentiable",
+        "_parameters", "_parameters_of_methods", "_plans", "_plans_of_methods", "_signature",
     )  # fmt: skip
 
     __name__: str
@@ -65,9 +65,12 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                 sentence(self._name, must="needs_input_grad must be keyword-only in f", got="a positional parameter",
                          do="write f(..., *, needs_input_grad), or give the argument another name")
             )  # fmt: skip
+        self._parameters_of_methods: Parameters | None = None
         self._signature: inspect.Signature | None = None
-        shared = bound[0]._calls if bound and isinstance(bound[0]._f, FunctionType) else {}
-        self._calls: dict[tuple[bool | str | type | None, ...], Call | None] = shared
+        self._plans: dict[Any, Plan] = {}
+        self._plans_of_methods: dict[Any, Plan] = {}
+        if bound and isinstance(bound[0]._f, FunctionType):
+            self._plans = bound[0]._plans_of_methods
         self._forward_mode = forward_mode
         self._once_differentiable = once_differentiable
 
@@ -90,49 +93,69 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         """Return f's output for these arguments; the framework differentiates it by f's rule."""
         output: T_co
         inputs: Sequence[Any] = args
-        call = None if kwargs or is_traced() else self._call_of_tensors(chosen_backend(), *map(type, args))
-        if call is None or not all(map(call.backend.is_tensor, args)):
-            call, inputs = self._call_of(args, kwargs)
-        if call is None:
-            output = self._output_of_constants(args, kwargs)
-            return output
+        chosen = choice_for_plans()
         try:
-            output = call.backend.custom_gradient(call, inputs)
+            if chosen is not False:
+                types: Any = type(args[0]) if len(args) == 1 else tuple(map(type, args))
+                if kwargs:
+                    types = types, *kwargs
+                plan = self._plans.get(types) if chosen is None else None
+                if plan is None:
+                    plan = self._plan(chosen, types, args, kwargs)
+                output = plan(self._f, args, kwargs)
+                if output is not NotImplemented:
+                    return output
+            call, inputs = self._call_of(args, kwargs)
+            if call is None:
+                output = self._output_of_constants(args, kwargs)
+            else:
+                output = call.backend.custom_gradient(call, inputs)
         except ForeignOutputError as foreign:
             output = output_of_constants(self.name, foreign.constant_of(inputs))
         return output
 
     def _output_of_constants(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the output of an f that gets no tensor."""
+        """Return the output of an f that gets no tensor; a list of numbers was meant to be one."""
+        for arg in args:
+            if isinstance(arg, list) and arg and all(isinstance(number, float) for number in arg):
+                raise CustomGradientTypeError(
+                    sentence(self.name, must="a tensor must be among the arguments", got="a list of numbers",
+                             do="convert it to a tensor (op_convert_to_tensor)")
+                )  # fmt: skip
         if self._parameters is not None and self._parameters.takes_needed:
             _, arguments, _ = self._parameters.bind(self._name, args, kwargs)
             kwargs = {**kwargs, "needs_input_grad": (None,) * len(arguments)}
         output, _ = checked_pair(self.name, self._f, self._f(*args, **kwargs))
         return output_of_constants(self.name, output)
 
-    def _call_of_tensors(self, chosen: str | None, *types: type) -> Call | None:
-        """Return the call whose positional arguments are tensors of these types; None if the types do not decide it.
+    def _plan(self, chosen: str | None, types: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Plan:
+        """Return what runs the calls whose positional arguments have these types, and whose options these names.
 
-        It is the plan of all such calls: made at the first one, found again by the types and the chosen backend. The
-        methods of an op share theirs, which hold the function and not the method: that would keep its object alive.
+        It is made at the first one, and found again by the types and the chosen backend. The methods of an op share
+        theirs, which get the method in each call: to hold it would keep its object alive.
         """
-        key = (self._bound is None, chosen, *types)
-        try:
-            call = self._calls[key]
-        except KeyError:
-            call = self._new_call_of_tensors(chosen, types)
-            if len(self._calls) < _MOST and all(map(is_lasting, types)):
-                self._calls[key] = call
-        return call if self._bound is None or call is None else call.with_f(self._f)
+        key = types if chosen is None else (chosen, types)
+        plan = self._plans.get(key)
+        if plan is None:
+            kinds = [*map(type, args)]
+            plan = self._new_plan(chosen, kinds, options)
+            if len(self._plans) < _MOST and all(map(is_lasting, kinds)):
+                self._plans[key] = plan
+        return plan
 
-    def _new_call_of_tensors(self, chosen: str | None, types: Sequence[type]) -> Call | None:
+    def _new_plan(self, chosen: str | None, types: Sequence[type], options: Mapping[str, Any]) -> Plan:
         frameworks = set(map(framework_of_type, types))
         (name,) = frameworks if len(frameworks) == 1 else (None,)
-        names = None if self._parameters is None else self._parameters.names_of(len(types))
-        if names is None or name in (None, KERAS):
-            return None
-        arguments = Arguments(self.name, load(chosen or name), names, [ONE_TENSOR] * len(types), True)
-        return self._made_call(arguments, self._bound[0]._f if self._bound else self._f, {})
+        if self._parameters is None or name in (None, KERAS) or not self._parameters.are_options(options):
+            return _no_plan
+        names = self._parameters.names_of(len(types))
+        if names is None:
+            return _no_plan
+        backend = load(chosen or name)
+        arguments = Arguments(self.name, backend, names, [ONE_TENSOR] * len(types), True)
+        call = self._made_call(arguments, self._bound[0]._f if self._bound else self._f, {})
+        plan_of: Callable[..., Plan | None] = getattr(backend, "plan", _no_plan_of)
+        return plan_of(call, types) or functools.partial(_as_any_other, call)
 
     def _call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Call | None, list[Any]]:
         """Return the call with these arguments and the tensors in them; the call is None if there are none."""
@@ -168,30 +191,38 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     ) -> CustomGradient[Q, T_co]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> CustomGradient[Any, T_co]:
         """Return the op as a method: the instance is not an argument, but is captured by f."""
+        if instance is not None and type(self._f) is FunctionType:
+            if not is_traced():
+                return self._method(MethodType(self._f, instance))
+            # torch.compile mistakes a method for f, or for the op
+            return self._bound_to(functools.partial(self._f, instance))
         bind = getattr(self._f, "__get__", None)
         bound: Any = self._f if bind is None else bind(instance, owner)
-        if is_traced() and instance is not None and isinstance(self._f, FunctionType):
-            bound = functools.partial(self._f, instance)  # torch.compile mistakes a method for f, or for the op
-        if bound is self._f:
-            return self
+        return self if bound is self._f else self._bound_to(bound)
+
+    def _bound_to(self, bound: Callable[..., Any]) -> CustomGradient[Any, T_co]:
         return CustomGradient(
             bound, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable, name=self.name,
             bound=(self, bound),
         )  # fmt: skip
 
+    def _method(self, method: MethodType) -> CustomGradient[Any, T_co]:
+        """Return what `_bound_to` does, without __init__: each access to an attribute makes a method."""
+        op: CustomGradient[Any, T_co] = object.__new__(CustomGradient)
+        op.__dict__.update(self.__dict__)
+        op._f = op.__wrapped__ = method
+        op._bound, op._name, op._signature = (self, method), self._name, None
+        op._plans, op._plans_of_methods = self._plans_of_methods, {}
+        op._forward_mode, op._once_differentiable = self._forward_mode, self._once_differentiable
+        if self._parameters_of_methods is None and self._parameters is not None:
+            self._parameters_of_methods = self._parameters.of_method()
+        op._parameters, op._parameters_of_methods = self._parameters_of_methods, None
+        return op
+
     @property
     def held_function(self) -> Callable[..., Any]:
-        """f, for the search of the tensors in its closure."""
+        """f, which the op runs."""
         return self._f
-
-    def holding(self, function: Callable[..., Any]) -> CustomGradient[P, T_co]:
-        """Return the same op with another f, which has the same code."""
-        op = object.__new__(type(self))
-        op.__dict__.update(self.__dict__)
-        op._f = op.__wrapped__ = function
-        op._bound, op._parameters, op._signature, op._calls = None, self._parameters, self._signature, {}
-        op._forward_mode, op._once_differentiable, op._name = self.forward_mode, self.once_differentiable, self.name
-        return op
 
     def __eq__(self, other: object) -> bool:
         """Return True if other is this op, or if both are methods of the same op bound to the same object."""
@@ -237,6 +268,26 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     def __repr__(self) -> str:
         return f"<op {self.name} with a custom gradient>"
+
+
+Plan = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+"""runs f on arguments of known types, with options; returns the output, or NotImplemented if one is no tensor"""
+
+
+def _no_plan(f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    """Leave to others the calls whose arguments are no tensors, or of several frameworks."""
+    return NotImplemented
+
+
+def _no_plan_of(call: Call, types: Sequence[type]) -> None:
+    """Stand in for a backend that has no shorter way for some calls than for any."""
+
+
+def _as_any_other(call: Call, f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    """Run a call as the backend runs any."""
+    if not all(map(call.backend.is_tensor, args)):
+        return NotImplemented
+    return call.backend.custom_gradient(call.with_f(f, options), args)
 
 
 _MOST = 64

@@ -32,6 +32,16 @@ def dtype_name(dtype: Any) -> str:
         return _names.setdefault(dtype, _checked_name(dtype))
 
 
+@constant_when_traced
+def is_dtype(x: Any) -> bool:
+    """Return True for a framework's dtype, or the name of one."""
+    try:
+        dtype_name(x)
+    except (BackendError, TypeError):  # what cannot be hashed is none
+        return False
+    return True
+
+
 def is_complex(dtype: object) -> bool:
     """Return True if a framework's dtype is one of its complex ones."""
     return "complex" in dtype_name(dtype)

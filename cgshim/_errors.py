@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -76,7 +77,8 @@ def describe_spec(shape: Any, dtype: object) -> str:
         if name.startswith(long):
             name = short + name.removeprefix(long)
             break
-    return f"{name}[{','.join('?' if n is None else str(n) for n in shape_of(shape))}]"
+    sizes = ["?" if n is None else "..." if n is ... else str(n) for n in shape_of(shape)]
+    return f"{name}[{','.join(sizes)}]"
 
 
 def shape_of(shape: Any) -> tuple[Any, ...]:
@@ -112,6 +114,16 @@ def describe_tree(x: object) -> str:
         inner = ", ".join(describe(leaf) for leaf in cast("list[object]", x))
         return f"[{inner}]" if type(x) is list else f"({inner})"
     return describe(x)
+
+
+def place_of(x: object) -> str | None:
+    """Return where something is kept, for messages: 'cache' for an attribute, a global or an item of that name."""
+    for holder in gc.get_referrers(x):
+        if type(holder) is dict:
+            for name, held in list(holder.items()):
+                if held is x and isinstance(name, str):
+                    return repr(name)
+    return None
 
 
 def listing(words: Sequence[str]) -> str:

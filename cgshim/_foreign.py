@@ -40,3 +40,8 @@ def is_traced() -> bool:
 def is_keras_variable(kind: type) -> bool:
     """Return True if a class is that of Keras's Variables."""
     return kind.__module__.partition(".")[0] == KERAS and kind.__name__ in ("Variable", "KerasVariable")
+
+
+def is_keras_symbol(kind: type) -> bool:
+    """Return True if a class is that of keras.Input, which stands for tensors and belongs to no framework."""
+    return kind.__module__.partition(".")[0] == KERAS and kind.__name__ == "KerasTensor"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from cgshim._errors import CustomGradientTypeError, sentence
@@ -15,7 +15,7 @@ class Parameters:
     A keyword-only parameter needs_input_grad is neither: f gets it from the backend.
     """
 
-    __slots__ = ("_defaults", "_has_options", "_instance", "_rest", "_signature", "names", "takes_needed")
+    __slots__ = ("_defaults", "_instance", "_options", "_rest", "_signature", "names", "takes_needed")
 
     def __init__(self, f: Callable[..., Any]) -> None:
         try:
@@ -30,7 +30,7 @@ class Parameters:
         parameters = self._signature.parameters.values()
         self.names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-        self._has_options = any(p.kind is p.KEYWORD_ONLY for p in parameters)
+        self._options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         # torch.compile reads these in each call, not a signature
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         self._instance: tuple[None, ...] = ()
@@ -41,7 +41,7 @@ class Parameters:
         torch.compile traces this; it would find the first one too in the signature of a method.
         """
         method = object.__new__(Parameters)
-        method._signature, method._rest, method._has_options = self._signature, self._rest, self._has_options
+        method._signature, method._rest, method._options = self._signature, self._rest, self._options
         method.names, method._defaults, method._instance = self.names[1:], self._defaults, (None,)
         method.takes_needed = self.takes_needed
         return method
@@ -55,17 +55,23 @@ class Parameters:
         return self._signature.replace(parameters=parameters[1:])
 
     def names_of(self, count: int) -> list[str] | None:
-        """Return the names of this many positional arguments; None if default values or options belong to them."""
+        """Return the names of this many positional arguments; None if default values belong to them."""
         beyond = count - len(self.names)
-        if self._has_options or beyond < 0 or (beyond and self._rest is None):
+        if beyond < 0 or (beyond and self._rest is None):
             return None
         return self.names + [f"{self._rest}[{at}]" for at in range(beyond)] if beyond else self.names
+
+    def are_options(self, names: Collection[str]) -> bool:
+        """Return True if these are options of f, and all others have default values."""
+        return all(name in self._options for name in names) and all(
+            name in names or name in self._defaults for name in self._options
+        )
 
     def bind(
         self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[list[str], tuple[Any, ...], Mapping[str, Any]]:
         """Return the names, the arguments and the options; the same for a positional, keyword or default argument."""
-        if not kwargs and (names := self.names_of(len(args))) is not None:
+        if not (kwargs or self._options) and (names := self.names_of(len(args))) is not None:
             return names, args, kwargs
         if self.takes_needed and "needs_input_grad" in kwargs:
             raise CustomGradientTypeError(

@@ -45,6 +45,8 @@ def available_backends() -> list[str]:
 
 def load(name: str) -> Backend:
     """Import and return the backend called name; a BackendError says what is missing, and who provides it."""
+    if not isinstance(name, str):
+        raise BackendError(_unknown(name))
     _import(name)
     return _backends[name]
 
@@ -101,12 +103,17 @@ def _entry(name: str) -> Entry:
 # --- Why a backend cannot be had ------------------------------------------------------------------------------------
 
 
-def _unknown(name: str) -> str:
+def require_metadata() -> None:
+    """Raise an error if nothing is registered: no tensor would be known, and an op would be a plain function."""
     if not entry_points():
-        return sentence(
-            "cgshim", must="backends are found by the metadata of installed distributions", got="none at all",
-            do="run pip install -e . (or pip install cgshim) in this environment",
+        raise BackendError(
+            sentence("cgshim", must="backends are found by the metadata of installed distributions", got="none at all",
+                     do="run pip install -e . (or pip install cgshim) in this environment")
         )  # fmt: skip
+
+
+def _unknown(name: str) -> str:
+    require_metadata()
     here = available_backends()
     missing = [f"{n} ({_way_to_get(e)})" for n, e in entry_points().items() if not (n in here or e.fault)]
     could = f"; could be installed: {', '.join(missing)}" if missing else ""

@@ -16,19 +16,15 @@ class RuleScope(Generic[T]):
 
     def __init__(self, name: str) -> None:
         self._current: ContextVar[T | None] = ContextVar(name, default=None)
+        self.enter: Callable[[T], Token[T | None]] = self._current.set
+        """Lets `current` be what it is called with, until `leave` is called with what this returns."""
+        self.leave: Callable[[Token[T | None]], None] = self._current.reset
+        """Lets `current` be what it was."""
 
     @property
     def current(self) -> T | None:
         """The value with which the innermost running rule was entered."""
         return self._current.get()
-
-    def enter(self, entered: T) -> Token[T | None]:
-        """Let `current` be ``entered``, until `leave` is called with what this returns."""
-        return self._current.set(entered)
-
-    def leave(self, token: Token[T | None]) -> None:
-        """Let `current` be what it was."""
-        self._current.reset(token)
 
     def run(self, entered: T, rule: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return ``rule(*args, **kwargs)``, run while `current` is ``entered``."""

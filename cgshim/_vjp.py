@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -59,6 +60,7 @@ def op_vjp(fn: Callable[..., Any], /, *args: Any, variables: Sequence[Tensor] | 
     -----
     It uses ``jax.vjp``, ``torch.autograd``, ``tf.GradientTape`` or ``autograd``. Higher derivatives work.
     """
+    require_callable("op_vjp", fn)
     op = f"op_vjp({function_name(fn)})"
     if variables is None:
         return _vjp(op, backend_or_numpy(args), fn, args)
@@ -99,10 +101,12 @@ def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) 
     -----
     The names and the semantics are those of ``jax.value_and_grad``.
     """
+    require_callable("op_grad", fn)
     op = f"op_grad({function_name(fn)})"
-    numbers = [argnums] if isinstance(argnums, int) else list(argnums)
+    several = isinstance(argnums, Sequence)
 
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        numbers = _places(op, argnums, len(args))
         backend = backend_or_numpy(args)
 
         def of_chosen(*chosen: Any) -> Any:
@@ -111,7 +115,7 @@ def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) 
         chosen = [_differentiable(op, backend, args[at], at) for at in numbers]
         output, pullback = _vjp(op, backend, of_chosen, chosen)
         gradients = pullback(backend.convert_to_tensor(1.0, output.dtype))
-        return output, gradients[0] if isinstance(argnums, int) else gradients
+        return output, gradients if several else gradients[0]
 
     return value_and_gradient
 
@@ -173,6 +177,30 @@ def _vjp(
         return of_args if variables is None else (of_args, list(gradients[len(places) :]))
 
     return spec_of_output.combine(outputs), pullback
+
+
+def require_callable(op: str, fn: Any) -> None:
+    """Raise an error for what is no function."""
+    if not callable(fn):
+        raise CustomGradientTypeError(
+            sentence(op, must="the function must be callable", got=describe(fn), do="pass the function first")
+        )
+
+
+def _places(op: str, argnums: Any, count_of_arguments: int) -> list[int]:
+    """Return which arguments argnums names, counted from the first; raise an error if there are no such arguments."""
+    try:
+        numbers = list(map(operator.index, argnums if isinstance(argnums, Sequence) else [argnums]))
+    except TypeError:
+        numbers = []
+    places = [at % count_of_arguments for at in numbers if -count_of_arguments <= at < count_of_arguments]
+    if not numbers or len(set(places)) < len(numbers):
+        raise CustomGradientTypeError(
+            sentence(op, must="argnums must number different positional arguments",
+                     got=f"{argnums!r} for {count(count_of_arguments, 'positional argument')}",
+                     do="pass them by position, and name each once")
+        )  # fmt: skip
+    return places
 
 
 def _require_list(op: str, variables: Any) -> None:

@@ -426,10 +426,9 @@ def forward_over_reverse(framework: Framework, op: Any) -> Any:
     return forward(framework, cgshim.op_grad(op))
 
 
-def keeping_in_an_object(x: Any) -> Any:
-    y = ops.exp(x)
-    kept = types.SimpleNamespace(y=y)
-    return y, lambda upstream: upstream * kept.y
+def made_of_values(x: Any) -> Any:
+    square = cgshim.op_convert_to_tensor(cgshim.op_convert_to_numpy(x) ** 2)
+    return square * x, lambda upstream: upstream * 7.0 * square
 
 
 ONCE = ("a rule that is once_differentiable gives a gradient without derivatives, got *; "
@@ -456,10 +455,10 @@ REFUSED: dict[str, Refused] = {
         lambda x: (x * x, lambda upstream: upstream * upstream), {"forward_mode": True}, forward,
         LINEAR + "write it in linear operations, or use reverse mode",
     ),
-    "a hidden output": Refused(
-        keeping_in_an_object, {}, second,
-        "a second order needs what grad_fn keeps as a tensor, in a variable of f, got f32[] in an object or in NumPy; "
-        "assign the tensor to a variable of f",
+    "a residual made of values": Refused(
+        made_of_values, {}, second,
+        "a second order needs every tensor that grad_fn reads as a function of the arguments, got *; "
+        "let grad_fn compute it, or let f return it as an output",
     ),
 }  # fmt: skip
 
@@ -550,3 +549,49 @@ def test_gradient_by_an_integer(framework: Framework) -> None:
     text = ("op_grad(square): argument 0 must hold float or complex tensors alone, got i32[]; "
             "convert it, or leave it out of argnums")  # fmt: skip
     raises(CustomGradientTypeError, text, cgshim.op_grad(square), framework.tensor(2, "int32"))
+
+
+# --- Wrong calls ------------------------------------------------------------------------------------------------------
+
+INSTALLED = "cgshim: a backend is named by its framework's import root, got "
+
+WRONG_CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "a list of numbers": (
+        lambda: cgshim.op_custom_gradient(lambda x: (2 * x, lambda u: 2 * u), name="double")([1.0, 2.0]),
+        CustomGradientTypeError,
+        "double: a tensor must be among the arguments, got a list of numbers; "
+        "convert it to a tensor (op_convert_to_tensor)",
+    ),
+    "a size for a shape": (
+        lambda: cgshim.Spec((2), "float32"),  # type: ignore[arg-type]
+        CustomGradientTypeError,
+        "Spec: shape must be a tuple of sizes, got 2; write (2,) or ()",
+    ),
+    "an unknown dtype": (
+        lambda: cgshim.Spec((2,), "flot32"),
+        CustomGradientTypeError,
+        "Spec: dtype must be a framework's, or its name, got 'flot32'; write \"float32\", or torch.float32",
+    ),
+    "a negative length": (
+        lambda: ops.scan(lambda carry, x: (carry, carry), np.float32(1.0), length=-1),
+        CustomGradientValueError,
+        "op_scan: xs and length must tell one number of steps, at least 1, got [-1]; "
+        "give tensors with first axes of one size, or a length",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "error", "text"), WRONG_CALLS.values(), ids=WRONG_CALLS)
+def test_wrong_calls(call: Callable[[], Any], error: type[Exception], text: str) -> None:
+    raises(error, text, call)
+
+
+def test_a_backend_is_named_by_a_string() -> None:
+    names: Any = ["numpy"]
+    for choose in (cgshim.set_backend, lambda name: cgshim.use_backend(name).__enter__()):
+        with pytest.raises(cgshim.BackendError, match=re.escape(f"{INSTALLED}['numpy']; installed: ")):
+            choose(names)
+
+
+def test_an_unknown_rank_is_three_dots() -> None:
+    assert describe(types.SimpleNamespace(shape=types.SimpleNamespace(rank=None), dtype="float32")) == "f32[...]"

@@ -192,7 +192,7 @@ def _pairs(f: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], tup
 def _steps(backend: Backend, xs: Tree, length: int | None) -> Any:
     leaves: Sequence[Any] = [leaf for leaf in backend.tree_flatten(xs)[0] if backend.is_tensor(leaf)]
     sizes = {leaf.shape[0] for leaf in leaves} | ({length} if length is not None else set())
-    if len(sizes) != 1 or 0 in sizes:
+    if len(sizes) != 1 or not all(size is None or size > 0 for size in sizes):
         raise CustomGradientValueError(
             sentence("op_scan", must="xs and length must tell one number of steps, at least 1",
                      got=f"{sorted(sizes, key=str)}", do="give tensors with first axes of one size, or a length")

@@ -6,7 +6,6 @@ import pytest
 from cgshim import CustomGradientTypeError, op_custom_gradient, op_grad
 from cgshim.__main__ import Row
 from cgshim._errors import listing
-from cgshim._generators import generators_of
 
 
 def test_a_backend_works_where_it_says_nothing_else():
@@ -41,17 +40,3 @@ def test_an_option_that_is_missing():
 
 def test_words_as_a_sentence_lists_them():
     assert [listing(list(words)) for words in ("", "x", "xy", "xyz")] == ["", "x", "x and y", "x, y and z"]
-
-
-class Seeded:
-    """Has a seed, and a state that nobody can set: no generator."""
-
-    seed = 3
-
-    def get_state(self):
-        return self.seed
-
-
-def test_what_cannot_be_set_back_is_no_generator():
-    config = Seeded()
-    assert len(generators_of(lambda x: config.seed * x)) == len(generators_of(lambda x: x))

@@ -58,8 +58,8 @@ def test_missing_framework(python, site_without, name: str) -> None:
 
 def test_missing_metadata(python, site_without) -> None:
     path = site_without("cgshim*.dist-info")
-    for code in (CALL, CHOOSE.format(name="numpy")):
-        found = python("-S", "-c", code, path=path, CGSHIM_BACKEND="numpy").stdout
+    for code, chosen in ((CALL, "numpy"), (CHOOSE.format(name="numpy"), "numpy"), (CALL, "")):
+        found = python("-S", "-c", code, path=path, CGSHIM_BACKEND=chosen).stdout
         assert found == (
             "cgshim: backends are found by the metadata of installed distributions, got none at all; "
             "run pip install -e . (or pip install cgshim) in this environment\n"

@@ -13,7 +13,7 @@ import cgshim
 ROOT = Path(cgshim.__file__).parent
 FILES = sorted(ROOT.glob("*.py"))
 BACKENDS = sorted((Path(__file__).parents[2] / "backends").rglob("*.py"))
-LONGEST = 350
+LONGEST = 600
 LOOKS = ("getattr", "hasattr")
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import cgshim
 from cgshim import CustomGradientTypeError, op_grad, op_value_and_grad, op_vjp, ops
+from cgshim.testing import check_gradients
 from cgshim.testing.conformance import Framework
 
 
@@ -114,7 +115,7 @@ def test_an_output_that_is_no_real_scalar_is_refused(framework, fn, of, text, gr
 
 @pytest.mark.parametrize(
     ("argnums", "at", "what"),
-    [(0, 0, "dict"), (1, 1, "i32[]"), (2, 2, "str"), ((3, 1), 1, "i32[]"), (4, 4, "int"), (-1, -1, "(int, None)")],
+    [(0, 0, "dict"), (1, 1, "i32[]"), (2, 2, "str"), ((3, 1), 1, "i32[]"), (4, 4, "int"), (-1, 5, "(int, None)")],
 )
 def test_an_argument_without_floats_is_refused(backend, framework, argnums, at, what):
     """And one that holds an integer tensor beside a float one, whose gradient would be None."""
@@ -123,6 +124,45 @@ def test_an_argument_without_floats_is_refused(backend, framework, argnums, at, 
     with cgshim.use_backend(backend), pytest.raises(CustomGradientTypeError) as error:
         op_grad(named(lambda *args: args[3]), argnums)(*args)
     assert str(error.value) == FLOATS.format(at, what)
+
+
+NOT_THERE = (
+    "op_grad(fn): argnums must number different positional arguments, got {}; pass them by position, and name each once"
+)
+
+
+@pytest.mark.parametrize(
+    ("argnums", "args", "got"),
+    [
+        (0, (), "0 for 0 positional arguments"),
+        (1, (1.0,), "1 for 1 positional argument"),
+        (-3, (1.0, 2.0), "-3 for 2 positional arguments"),
+        ((0, 0), (1.0, 2.0), "(0, 0) for 2 positional arguments"),
+        ((1, -1), (1.0, 2.0), "(1, -1) for 2 positional arguments"),
+        ((), (1.0,), "() for 1 positional argument"),
+        (None, (1.0,), "None for 1 positional argument"),
+        ("x", (1.0,), "'x' for 1 positional argument"),
+    ],
+)
+def test_argnums_that_number_no_arguments(argnums, args, got):
+    with pytest.raises(CustomGradientTypeError) as error:
+        op_grad(named(lambda *args, **options: args[0]), argnums)(*args, x=3.0)
+    assert str(error.value) == NOT_THERE.format(got)
+
+
+def test_numpys_integers_number_arguments(framework):
+    gradient = op_grad(lambda x, y: x * y, np.int64(1))(framework.tensor(2.0), framework.tensor(3.0))
+    framework.check_equal(gradient, np.array(2.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "op", "got"),
+    [(op_grad, "op_grad", "int"), (cgshim.op_vjp, "op_vjp", "int"), (check_gradients, "check_gradients", "int")],
+)
+def test_what_is_no_function(call, op, got):
+    with pytest.raises(CustomGradientTypeError) as error:
+        call(5, [np.ones(2)])
+    assert str(error.value) == f"{op}: the function must be callable, got {got}; pass the function first"
 
 
 # --- op_vjp -------------------------------------------------------------------------------------------------------
