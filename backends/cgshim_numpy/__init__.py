@@ -1,8 +1,9 @@
 """NumPy, with the gradients of HIPS autograd.
 
-Arrays that are not being differentiated are plain NumPy, before and after f. Under autograd, f runs on the values
-inside one primitive (`_outputs.py`, `_run.py`), whose derivative is the rule's (`_rule.py`, `_linear.py`). For a second
-order f may run again (`_again.py`).
+A call that nothing differentiates is plain NumPy (`_plain.py`). Under autograd it is one primitive (`_outputs.py`), in
+which f runs on values (`_run.py`), and whose derivative calls the rule on values (`_rule.py`). If outer derivatives
+look on, f runs once all the same, on values that record what is made of them (`_record.py`, `_recorded_run.py`):
+whatever the rule reads is a function of the arguments at each level that asks.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from autograd.extend import vspace
 
 from cgshim_numpy._arrays import Array, is_complex, without_file
 from cgshim_numpy._arrays import is_tensor as is_tensor
+from cgshim_numpy._boxes import has_box
 from cgshim_numpy._linear import NonlinearError, depends_on_upstream
 from cgshim_numpy._outputs import output_under_autograd
+from cgshim_numpy._plain import plan as plan
 from cgshim_numpy._private import getval, isbox, make_vjp, trace_stack
+from cgshim_numpy._record import is_recorded, records_of, stopped
 from cgshim_numpy._trees import tree_flatten as tree_flatten
 from cgshim_numpy._trees import tree_unflatten as tree_unflatten
 
@@ -41,11 +45,14 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
 def convert_to_numpy(x: Array, /) -> Any:
     if depends_on_upstream(x):
         raise NonlinearError("a constant made of upstream")
+    if is_recorded(x):
+        for record in records_of(x):
+            record.note_read()
     return np.asarray(getval(x))
 
 
 def stop_gradient(x: Array, /) -> Array:
-    return convert_to_numpy(x)
+    return stopped(x) if is_recorded(x) else convert_to_numpy(x)
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
@@ -59,7 +66,7 @@ def host_function(call: HostCall, inputs: Sequence[Array], declared: Sequence[Sp
 
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
-    if trace_stack.top < 0:  # nothing is being differentiated
+    if trace_stack.top < 0 and not has_box(inputs):  # nothing is being differentiated
         return call.output_of(inputs)
     return output_under_autograd(call, inputs)
 

@@ -10,7 +10,7 @@ import numpy as np
 from autograd import numpy as anp
 from autograd.extend import defjvp
 
-from cgshim_numpy._private import ArrayBox, getval, numpy_wrapper, primitive_jvps
+from cgshim_numpy._private import ArrayBox, numpy_wrapper, primitive_jvps
 
 Array = Any
 
@@ -59,11 +59,6 @@ def without_file(x: Array) -> Array:
     return np.asarray(x) if isinstance(x, np.memmap) else x
 
 
-def copied(x: Array) -> Array:
-    """Return a copy of x, connected with it; NumPy's scalars cannot be changed, so that they need none."""
-    return x if isinstance(getval(x), np.generic) else anp.array(x)
-
-
 def as_object_of_its_own(x: Array) -> Array:
     """Return the same array under an identity of its own: it may be in two boxes, or a constant of the rule."""
     return x.view() if isinstance(x, np.ndarray) else x.copy()
@@ -73,11 +68,3 @@ def conjugated(xs: Sequence[Array]) -> Sequence[Array]:
     """Return the conjugates of the complex arrays among xs, and the others as they are."""
     conj = cast(Any, anp).conj  # autograd makes its functions where no type checker looks
     return [conj(x) if is_complex(x) else x for x in xs]
-
-
-def agree(a: Array, b: Array) -> bool:
-    """Return True if two arrays of one shape and dtype are the same, up to a few units in the last place."""
-    a, b = np.asarray(getval(a)), np.asarray(getval(b))
-    if a.dtype.kind not in "fc":
-        return bool(a.tobytes() == b.tobytes())
-    return bool(np.allclose(a, b, rtol=4 * float(np.finfo(a.dtype).eps), atol=0.0, equal_nan=True))

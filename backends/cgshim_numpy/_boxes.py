@@ -6,7 +6,7 @@ of the graph behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from cgshim_numpy._private import box_types
@@ -36,8 +36,10 @@ def at_level(x: Any, level: int) -> Any:
     return x
 
 
-def layers_of(x: Any) -> Iterator[tuple[int, Node]]:
-    """Yield the level and the node of a box, of the box in it, and so on."""
+def nodes_of(x: Any) -> list[Node]:
+    """Return the node of a box, of the box in it, and so on."""
+    nodes = []
     while type(x) in box_types:
-        yield x._trace, x._node
+        nodes.append(x._node)
         x = x._value
+    return nodes

@@ -1,7 +1,8 @@
 """NumPy: every name of autograd that its documentation does not promise, and what each is for.
 
 All were seen in autograd 1.9.0 and 1.9.1. Beside these names the backend reads a box's `_value`, `_trace` and `_node`,
-and a node's `parents`: in `_boxes.py` and `_ancestry.py`, and in `_linear.py`, which makes nodes of its own.
+and a node's `parents`. `_closed_over.py` writes to a box while f runs. `_record.py` makes nodes: of its own class, of
+which autograd knows in `notrace_primitives` what has no derivative, and autograd's, as `primitive` makes them.
 """
 
 from autograd.builtins import DictBox as DictBox  # the box of a dict, opened into a dict of boxes
@@ -23,6 +24,8 @@ from autograd.numpy.numpy_boxes import ArrayBox as ArrayBox  # the box of an arr
 from autograd.tracer import box_types as box_types  # the classes of all boxes, to look for one among many values
 from autograd.tracer import getval as getval  # what is in a box, below all derivatives
 from autograd.tracer import isbox as isbox  # whether a value is a box
+from autograd.tracer import new_box as new_box  # puts a value into a box of a level, with a node of our own
+from autograd.tracer import notrace_primitives as notrace_primitives  # by class of node: what has no derivative
 from autograd.tracer import trace as trace  # runs a function on a box whose node is of a class of our own
 from autograd.tracer import trace_primitives_map as trace_primitives_map  # from NumPy's function to its primitive
 from autograd.tracer import trace_stack as trace_stack  # how many derivatives are being taken: top is -1 for none

@@ -99,6 +99,20 @@ def test_a_python_float_as_an_argument_of_a_rule():
     assert grad(grad(op, 1), 0)(2.0, 3.0) == 11.0
 
 
+def test_variables_come_in_the_order_in_which_f_reads_them():
+    """Not in that of their names, or of the function's variables."""
+
+    def fn(beta, gamma, unread):
+        def f(x):
+            y = gamma * x + beta
+            return y, lambda u, variables: (None, [7.0 * u * x, 11.0 * u, 13.0 * u + 0.0 * unread])
+
+        return op_custom_gradient(f)(np.array(5.0))
+
+    together = grad(lambda each: fn(*each))((2.0, 3.0, 4.0))
+    assert together == (11.0, 35.0, 13.0)
+
+
 def test_a_captured_dict_of_boxes_is_refused():
     def fn(weights):
         return op_custom_gradient(lambda x: (x * weights["w"], lambda u, variables: (u, [u])))(np.array(2.0))

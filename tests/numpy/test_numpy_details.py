@@ -45,8 +45,7 @@ class Layer:
     """Holds a weight where f's closure does not show it."""
 
 
-def test_a_box_that_the_rule_alone_keeps_is_refused_at_the_call():
-    """Before anybody asks for a gradient."""
+def test_a_box_that_the_rule_alone_keeps_is_refused_where_it_is_read():
     layer = Layer()
 
     @op_custom_gradient(name="op")
@@ -56,7 +55,7 @@ def test_a_box_that_the_rule_alone_keeps_is_refused_at_the_call():
 
     def value(w):
         layer.w = w
-        return make_vjp(lambda x: op(x, w), 3.0)[1]
+        return make_vjp(lambda x: op(x, w), 3.0)[0](1.0)
 
     with pytest.raises(CustomGradientTypeError, match=r"^op: "):
         make_vjp(value, 5.0)

@@ -61,12 +61,13 @@ def test_in_forward_mode_upstream_alone_is_a_box(op, seen):
 
 
 def test_in_a_second_order_the_rule_sees_boxes(op, seen):
-    """f sees values in its first run, and boxes where it runs again for what the rule keeps besides."""
+    """f sees boxes in its one run, and the rule what f has kept of it at each level."""
     found = grad(lambda x: anp.sum(grad(lambda x: anp.sum(op(x)))(x)))(X)
     np.testing.assert_allclose(found, 12.0 * X + 6.0 * X)  # of 6 kept, and of y / x where that of y is 7 x^2
-    assert seen["x in f"] == [False, True]
-    for name in ("x in the rule", "y", "kept"):  # once more on values, for the derivative of the output
-        assert seen[name] == [True, False]
+    assert seen["x in f"] == seen["y in f"] == [True]
+    for name in ("x in the rule", "y", "kept"):  # twice: again for the derivative of the output
+        assert seen[name] == [True, True]
+    assert seen["upstream"] == [False, False]
 
 
 def test_what_a_pullback_keeps_can_be_asked_when_all_is_over(op):
