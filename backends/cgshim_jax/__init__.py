@@ -1,9 +1,10 @@
-"""JAX, in three ways, by what surrounds the call.
+"""JAX, in four ways, by what surrounds the call.
 
 - nothing, or vmap alone: an op is f.
-- reverse mode, with or without vmap: f runs on the values below the derivatives, and nothing is staged (_eager).
+- one derivative in reverse mode: f and its rule run as they were written, and nothing is traced (_written).
+- several, or one and vmap: f runs once below the innermost, and its rule is traced there (_written).
 - jit, scan, forward mode, ...: f and its rule are staged, each once; what they captured becomes an argument (_staged).
-  Within jit a call is one operation, and its rule is staged when a derivative is taken (_deferred, _late).
+  Within jit a call is one operation, until a derivative or a batch of it is asked for (_deferred).
 """
 
 from __future__ import annotations
@@ -15,14 +16,25 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.errors import ConcretizationTypeError, TracerArrayConversionError
 
-from cgshim.backend import SIMPLE, search_closure, tensors_inside
-from cgshim_jax._eager import NotEagerError, run_eagerly
-from cgshim_jax._rules import is_differentiable, is_running_rule
-from cgshim_jax._staged import run_in_rule, run_staged
-from cgshim_jax._tracing import Surroundings, is_differentiated, is_known, is_tracer, surroundings
+from cgshim_jax._rules import is_differentiable
+from cgshim_jax._staged import run_staged
+from cgshim_jax._tracing import (
+    CONCRETIZATION_ERRORS,
+    Surroundings,
+    has_one_derivative,
+    is_differentiated,
+    is_known,
+    surroundings,
+)
 from cgshim_jax._versions import version_limits as version_limits
+from cgshim_jax._written import (
+    NotAsWrittenError,
+    closes_over_differentiated,
+    note_read,
+    run_as_written,
+    run_on_levels,
+)
 
 if TYPE_CHECKING:
     from cgshim.backend import Call, HostCall, Spec
@@ -55,6 +67,8 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
 
 
 def convert_to_numpy(x: Array, /) -> Any:
+    if is_differentiated(x):
+        note_read()
     return np.asarray(jax.lax.stop_gradient(x))
 
 
@@ -82,31 +96,17 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     if around is Surroundings.NOTHING and all(map(is_known, inputs)):
         return call.output_of(inputs)
     call = call.with_needed([is_differentiated(x) is not False and is_differentiable(x) for x in inputs])
-    captured, rebuild, _, objects, _ = search_closure(call.f, is_tracer)
     in_reverse_mode = around is Surroundings.GRADIENTS
     if around is Surroundings.LINEARIZATIONS:  # forward mode may be next, which takes a staged op
         in_reverse_mode = not call.forward_mode
-    may_be_eager = in_reverse_mode and not captured
-    if may_be_eager and _holds_differentiated(call, objects):  # f very likely reads it, and cannot run eagerly
-        with contextlib.suppress(ConcretizationTypeError, TracerArrayConversionError):
-            return run_staged(call, inputs)
-    if may_be_eager:
-        with contextlib.suppress(NotEagerError):
-            return run_eagerly(call, inputs)
-    return run_in_rule(call, inputs, captured, rebuild) if is_running_rule() else run_staged(call, inputs)
-
-
-def _holds_differentiated(call: Call, objects: Sequence[Any]) -> bool:
-    """Return True if f is given, or holds, an object with a tracer that is differentiated, such as a Flax module."""
-    if is_running_rule():
-        return False
-    given = [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
-    holders = [x for x in (*objects, *given, *call.options.values()) if type(x) not in SIMPLE]
-    return any(is_differentiated(x) for each in holders for x in tensors_inside(each, is_tracer, _DEPTH))
-
-
-_DEPTH = 8
-"""at which the parameters of a Flax module in a module lie"""
+    if not in_reverse_mode:
+        return run_staged(call, inputs)
+    if closes_over_differentiated(call):
+        with contextlib.suppress(*CONCRETIZATION_ERRORS):  # an object may hold what f does not read
+            return run_staged(call, inputs, raised=CONCRETIZATION_ERRORS)
+    with contextlib.suppress(NotAsWrittenError):
+        return (run_as_written if has_one_derivative() else run_on_levels)(call, inputs)
+    return run_staged(call, inputs)
 
 
 # --- Any function's gradient ------------------------------------------------------------------------------------

@@ -27,25 +27,13 @@ if TYPE_CHECKING:
 Array = Any
 
 
-class Deferred:
-    """A call whose rule is staged when it is needed."""
-
-    def __init__(self, stage: Callable[[], Staged]) -> None:
-        self._stage = stage
-
-    @functools.cached_property
-    def staged(self) -> Staged:
-        """The call with its rule."""
-        return self._stage()
-
-
-def defer(f: Jaxpr, outputs: int, arguments: Sequence[Array], stage: Callable[[], Staged]) -> list[Array]:
-    """Return f's outputs, from one operation; `stage` makes the call that is differentiated or batched in its place."""
+def defer(f: Jaxpr, staged: Staged, arguments: Sequence[Array]) -> list[Array]:
+    """Return f's outputs, from one operation; `staged` is differentiated or batched in its place."""
     jaxpr = f.jaxpr
-    wanted = jaxpr.outvars[:outputs]
+    wanted = jaxpr.outvars[: staged.outputs]
     captured = [f.constvars[at] for at in f.captured_at]
     whole = part_of(jaxpr, [], [*f.invars, *captured], wanted, equations_for(wanted, jaxpr.eqns)[0])
-    results: list[Array] = _deferred.bind(*arguments, jaxpr=whole, call=Deferred(stage))
+    results: list[Array] = _deferred.bind(*arguments, jaxpr=whole, staged=staged)
     return results
 
 
@@ -54,37 +42,37 @@ def may_be_deferred(f: Jaxpr) -> bool:
     return not f.jaxpr.effects and len(f.captured_at) == len(f.constants)
 
 
-def _types(*types: Any, jaxpr: Any, call: Deferred) -> list[Any]:
+def _types(*types: Any, jaxpr: Any, staged: Staged) -> list[Any]:
     if any(v.aval != kind for v, kind in zip(jaxpr.invars, types, strict=True)):  # evaluated elsewhere
-        traced, _ = jaxpr_of(functools.partial(_evaluate, jaxpr=jaxpr, call=call), types)
+        traced, _ = jaxpr_of(functools.partial(_evaluate, jaxpr=jaxpr, staged=staged), types)
         jaxpr = traced.jaxpr
     return [v.aval for v in jaxpr.outvars]
 
 
-def _evaluate(*operands: Array, jaxpr: Any, call: Deferred) -> list[Array]:
+def _evaluate(*operands: Array, jaxpr: Any, staged: Staged) -> list[Array]:
     return list(jax.core.eval_jaxpr(jaxpr, (), *operands))
 
 
-def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, jaxpr: Any, call: Deferred) -> Any:
+def _jvp(primals: Sequence[Array], tangents: Sequence[Any], *, jaxpr: Any, staged: Staged) -> Any:
     symbolic = [SymbolicZero(t.aval) if isinstance(t, ad.Zero) else t for t in tangents]
-    outputs, found = call.staged.jvp(primals, symbolic)
+    outputs, found = staged.jvp(primals, symbolic)
     return outputs, [
         t if is_differentiable(y) else ad.Zero(y.aval.to_tangent_aval()) for y, t in zip(outputs, found, strict=True)
     ]
 
 
-def _batch(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, jaxpr: Any, call: Deferred) -> Any:
+def _batch(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, jaxpr: Any, staged: Staged) -> Any:
     if all(i is None for i in at):
-        outputs = _deferred.bind(*operands, jaxpr=jaxpr, call=call)
+        outputs = _deferred.bind(*operands, jaxpr=jaxpr, staged=staged)
         return outputs, [None] * len(outputs)
-    outputs = vmap_over(axis, lambda *arguments: call.staged(arguments), tuple(at), 0)(*operands)
+    outputs = vmap_over(axis, lambda *arguments: staged(arguments), tuple(at), 0)(*operands)
     return outputs, [0] * len(outputs)
 
 
-def _check(*given: Any, jaxpr: Any, call: Deferred) -> tuple[Any, list[Array]]:
+def _check(*given: Any, jaxpr: Any, staged: Staged) -> tuple[Any, list[Array]]:
     """Return f's outputs with the rule's derivative, and the first error that checkify finds in f or found before."""
     context, (error, enabled, *operands) = given[: _private.checkify_contexts], given[_private.checkify_contexts :]
-    outputs: list[Array] = _deferred.bind(*operands, jaxpr=jaxpr, call=call)
+    outputs: list[Array] = _deferred.bind(*operands, jaxpr=jaxpr, staged=staged)
     constants = [jax.lax.stop_gradient(x) for x in operands]  # errors have no derivative; XLA evaluates f once
     error, _ = _private.checkify_jaxpr(*context, ClosedJaxpr(jaxpr, ()), enabled, error, *constants)
     return error, outputs

@@ -230,6 +230,42 @@ _lower_attached = mlir.lower_fun(_outputs, multiple_results=True)
 _attached = primitive("cgshim_attached", _outputs, _outputs, _jvp_of_attached, _batch_of_attached, _lower_attached)
 
 
+# --- Outputs that a batch does not change ---------------------------------------------------------------------------
+
+
+def spread(outputs: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
+    """Return outputs, which under vmap have the batch as soon as one argument has it.
+
+    JAX takes the upstream of an output without the batch for that of all its members, and a rule that adds it to a
+    gradient of each member would count it as often as there are members (48 becomes 96 for two, and by a custom_vjp
+    written by hand too: seen in 0.4.38 to 0.12).
+    """
+    found: list[Array] = _spread.bind(*outputs, *arguments, outputs=len(outputs))
+    return found
+
+
+def _outputs_of_spread(*operands: Any, outputs: int) -> list[Any]:
+    return list(operands[:outputs])
+
+
+def _jvp_of_spread(primals: Sequence[Array], tangents: Sequence[Any], *, outputs: int) -> Any:
+    return _spread.bind(*primals, outputs=outputs), list(tangents[:outputs])
+
+
+def _batch_of_spread(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, outputs: int) -> Any:
+    if all(i is None for i in at):
+        return list(operands[:outputs]), [None] * outputs
+    pairs = zip(operands[:outputs], at[:outputs], strict=True)
+    values = [batching.bdim_at_front(y, i, axis.size) for y, i in pairs]
+    return spread(values, operands[outputs:]), [0] * outputs  # for another vmap around this one
+
+
+_lower_spread = mlir.lower_fun(_outputs_of_spread, multiple_results=True)
+_spread = primitive(
+    "cgshim_spread", _outputs_of_spread, _outputs_of_spread, _jvp_of_spread, _batch_of_spread, _lower_spread
+)
+
+
 def without_derivative(
     op: str, values: Sequence[Array | None], of: Sequence[Array], refusal: str
 ) -> list[Array | None]:

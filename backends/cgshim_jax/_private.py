@@ -11,6 +11,8 @@ import jax
 
 try:  # What JAX is doing around a call. Without these names every call is staged.
     from jax._src.core import EvalTrace as EvalTrace  # operations that run at once: 0.4.36 to 0.12
+    from jax._src.core import Trace as Trace  # what is done with operations: 0.4 to 0.12
+    from jax._src.core import set_current_trace as set_current_trace  # until a block ends: 0.4.36 to 0.12
     from jax._src.core import trace_ctx as trace_ctx  # the current trace: 0.4.36 to 0.12
     from jax._src.interpreters.ad import JVPTrace as JVPTrace  # forward mode: 0.4 to 0.12
     from jax._src.interpreters.ad import LinearizeTrace as LinearizeTrace  # reverse mode: 0.4.36 to 0.12
@@ -24,6 +26,7 @@ try:  # What JAX is doing around a call. Without these names every call is stage
     types_tell_devices = any(hasattr(jax.core.ShapedArray, name) for name in ("mat", "vma"))
 except ImportError:
     tells_traces = False
+    Trace = object
 
 from jax._src.core import unmapped_aval as unmapped_aval  # the type of a batch, with its sharding: 0.4 to 0.12
 

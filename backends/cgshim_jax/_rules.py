@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Array = Any
 
 _scope: RuleScope[Any] = RuleScope("cgshim_jax_rule")
-"""the running rule, known by the trace that it runs in, and its upstreams"""
+"""the running rule: the trace that it runs in, its upstreams, and f's outputs, with those of the rules around it"""
 
 
 def apply_rule(
@@ -35,7 +36,8 @@ def apply_rule(
     ]
     # A copy, for no upstream may be the same tracer as an argument: an op in the rule may be given one of the two.
     whole = [jnp.copy(u) if is_differentiated(u) else u for u in whole]
-    gradients, of_variables = _scope.run((current_trace(), whole), rule, inputs, whole, variables, needed)
+    known = [*outputs_of_rules(), *filter(is_tensor, outputs)]
+    gradients, of_variables = _scope.run((current_trace(), whole, known), rule, inputs, whole, variables, needed)
     return [None if g is None else conjugate(g) for g in (*gradients, *of_variables)]
 
 
@@ -49,12 +51,24 @@ def is_running_rule() -> bool:
     return _scope.current is not None
 
 
+def outputs_of_rules() -> list[Array]:
+    """Return the outputs of f for the running rules: an op that keeps one keeps what has the rule's derivative."""
+    return _scope.current[2] if _scope.current is not None else []
+
+
 def upstreams_of_rule() -> list[Array] | None:
     """Return the upstreams of the running grad_fn if grad_fn itself, or a vmap in it, makes this call; else None."""
     if _scope.current is None:
         return None
-    trace, upstreams = _scope.current
+    trace, upstreams, _ = _scope.current
     return upstreams if without_batches(current_trace()) is without_batches(trace) else None
+
+
+def code_of(f: Callable[..., Any]) -> Any:
+    """Return what two functions have in common that were made by one definition."""
+    while isinstance(f, functools.partial):
+        f = f.func
+    return getattr(f, "__code__", type(f))
 
 
 def is_tensor(x: object) -> bool:

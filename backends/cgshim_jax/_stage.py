@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, combinations, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cgshim.backend import CustomGradientError, CustomGradientTypeError, TransformationError, sentence, subvals
-from cgshim_jax._late import LateRule, late_rule
-from cgshim_jax._rules import is_differentiable, of_tangents
+from cgshim_jax._rules import is_differentiable, of_tangents, outputs_of_rules
 from cgshim_jax._staged_rule import StagedRule
 from cgshim_jax._tracing import (
     Jaxpr,
@@ -30,7 +29,7 @@ class Stage(NamedTuple):
     """A staged call."""
 
     f: Jaxpr
-    rule: StagedRule | LateRule
+    rule: StagedRule
     output: TreeSpec
     """the spec of what f returned"""
     inputs: list[int]
@@ -69,32 +68,25 @@ _NOWHERE = -1
 """the place of the gradient of a captured tracer that is no variable: it has none"""
 
 
-def stage(call: Call, inputs: Sequence[Array], constants: Collection[int], may_wait: bool = False) -> Stage:
+def stage(call: Call, inputs: Sequence[Array], is_constant: Callable[[Array], bool]) -> Stage:
     """Stage a call: f runs once, and the rule once unless it alone captured a variable, or its variables are guessed.
 
-    constants are the identities of captured tracers that are no variables. If may_wait is True, the rule is staged
-    only when a derivative is taken, provided that the call captured nothing and the rule holds all that it reads.
+    is_constant tells of captured tracers that they are no variables.
     """
     at = [i for i, x in enumerate(inputs) if is_tracer(x)]
     readings: list[_Reading] = []
     residuals: list[range] = []
-    late: LateRule | None = None
     specs: list[TreeSpec] = []
 
     def run_f(*tracers: Array) -> list[Array]:
-        nonlocal late
         full = subvals(inputs, at, tracers)
         outputs, author_rule = call(full)
         specs.append(author_rule.output)
         author_rule = of_tangents(call, author_rule)
         captured = captured_so_far()
-        if may_wait and captured == [] and (late := late_rule(call, author_rule, full, outputs)) is not None:
-            results = [*outputs, *late.others]
-            late.others = []  # no tracer of f leaves it
-            return results
         if captured is None:
             captured = _captured_by_f(call, inputs, at)
-        found = _RunOfF(call, author_rule, full, outputs, captured, constants).readings()
+        found = _RunOfF(call, author_rule, full, outputs, captured, is_constant).readings()
         _refuse_references(call, found)
         results = list(outputs)
         for reading in found:
@@ -104,9 +96,7 @@ def stage(call: Call, inputs: Sequence[Array], constants: Collection[int], may_w
         readings.extend(reading._replace(captured=[]) for reading in found)  # no tracer of f leaves it
         return results
 
-    f, captured = jaxpr_of(run_f, [inputs[i].aval for i in at])
-    if late is not None:
-        return Stage(f, late, specs[0], at, captured, frozenset(), None, [])
+    f, captured = jaxpr_of(run_f, [inputs[i].aval for i in at], outputs_of_rules())
     for reading in readings:
         place = {id(variable): len(inputs) + i for i, variable in enumerate(reading.variables)}
         reading.rule.match([*at, *(place.get(id(c), _NOWHERE) for c in captured)])
@@ -141,8 +131,8 @@ class _RunOfF(NamedTuple):
     outputs: Sequence[Array]
     captured: Sequence[Array]
     """the tracers that f captured"""
-    constants: Collection[int]
-    """the identities of captured tracers that are no variables"""
+    is_constant: Callable[[Array], bool]
+    """tells of captured tracers that they are no variables"""
 
     def readings(self) -> list[_Reading]:
         """Stage the rule: once, or for each choice of variables if it is unknown and not every choice will do."""
@@ -160,13 +150,13 @@ class _RunOfF(NamedTuple):
     def read_with(self, variables: Sequence[Array]) -> _Reading:
         """Stage the rule with these variables. If it does not take them, the reading holds the error."""
         rule = StagedRule(self.outputs)
-        captured = rule.stage(self.rule, self.inputs, self.outputs, variables, keep=(CustomGradientError,))
+        captured = rule.stage(self.rule, self.inputs, self.outputs, variables, outputs_of_rules())
         return _Reading(rule, captured, list(variables))
 
     def read(self) -> _Reading:
         """Stage the rule with the variables that are among the tracers that f and the rule itself captured."""
         trace = current_trace()
-        captured = [c for c in self.captured if id(c) not in self.constants]
+        captured = [c for c in self.captured if not self.is_constant(c)]
         while True:
             variables = _choose_variables(captured)
             is_guess = bool(variables) and not any(map(is_differentiated, variables))
@@ -176,11 +166,16 @@ class _RunOfF(NamedTuple):
             except CustomGradientTypeError as error:
                 if not is_guess:
                     raise
-                return _Reading(rule, rule.stage(self.rule, self.inputs, self.outputs, []), [], str(error))
-            keep = (CustomGradientError,) if is_guess else ()
-            residuals = rule.stage(self.rule, self.inputs, self.outputs, variables, keep)
-            known = {id(c) for c in captured}.union(self.constants)
-            captured += [c for c in residuals if c._trace is not trace and id(c) not in known]
+                return _Reading(
+                    rule, rule.stage(self.rule, self.inputs, self.outputs, [], outputs_of_rules()), [], str(error)
+                )
+            residuals = rule.stage(self.rule, self.inputs, self.outputs, variables, outputs_of_rules())
+            known = {id(c) for c in captured}
+            captured += [
+                c
+                for c in residuals
+                if is_tracer(c) and c._trace is not trace and id(c) not in known and not self.is_constant(c)
+            ]
             if list(map(id, _choose_variables(captured))) == list(map(id, variables)):
                 return _Reading(rule, residuals, variables)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -12,17 +11,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from cgshim.backend import CustomGradientTypeError, subvals
+from cgshim.backend import CustomGradientTypeError, RuleScope, subvals
 from cgshim_jax._deferred import defer, may_be_deferred
 from cgshim_jax._graph import depends_only_on
-from cgshim_jax._late import LateRule
-from cgshim_jax._primitives import Transposed, fit, without_derivative
+from cgshim_jax._primitives import Transposed, fit, spread, without_derivative
 from cgshim_jax._private import described
-from cgshim_jax._rules import as_tensor, is_differentiable, message_of, type_of_upstream, upstreams_of_rule
+from cgshim_jax._rules import (
+    as_tensor,
+    code_of,
+    is_differentiable,
+    is_running_rule,
+    message_of,
+    type_of_upstream,
+    upstreams_of_rule,
+)
 from cgshim_jax._split import Split
 from cgshim_jax._stage import Stage, stage
 from cgshim_jax._staged_rule import StagedRule
-from cgshim_jax._tracing import Jaxpr, is_differentiated, is_in_reverse_mode, is_recorded, is_reference, is_tracer
+from cgshim_jax._tracing import (
+    Jaxpr,
+    Surroundings,
+    is_differentiated,
+    is_in_reverse_mode,
+    is_recorded,
+    is_reference,
+    is_tracer,
+    may_be_batched,
+    surroundings,
+)
 
 if TYPE_CHECKING:
     from cgshim.backend import Call, TreeSpec
@@ -30,29 +46,34 @@ if TYPE_CHECKING:
 Array = Any
 
 
-def run_staged(call: Call, inputs: Sequence[Array]) -> Any:
-    """Stage f and its rule, and return the output with the rule's gradients."""
-    spec, outputs = staged_outputs(call, inputs)
+def run_staged(call: Call, inputs: Sequence[Array], raised: tuple[type[Exception], ...] = ()) -> Any:
+    """Stage f and its rule, and return the output with the rule's gradients.
+
+    Errors of these kinds are raised at once, where others of the rule come when a gradient is taken.
+    """
+    spec, outputs = _staged_outputs(call, inputs, raised)
     return spec.combine(outputs)
 
 
-def staged_outputs(
-    call: Call, inputs: Sequence[Array], spoken_for: Sequence[Array] = ()
+def _staged_outputs(
+    call: Call, inputs: Sequence[Array], raised: tuple[type[Exception], ...] = ()
 ) -> tuple[TreeSpec, Sequence[Array]]:
-    """Stage f and its rule, and return the spec of the output and its tensors, with the rule's gradients.
+    """Return the spec of the output and its tensors."""
+    upstreams = upstreams_of_rule()
+    code = code_of(call.f)
+    if is_running_rule() and code in (_staging.current or ()):
+        return _outputs_with_lazy_rule(call, inputs)
 
-    The op's own rule speaks for captured tracers that depend only on what the op is given. They are constants to the
-    outputs; to the rule, whose derivative may be taken in its turn, they are what they are.
-    """
-    constants = frozenset(map(id, spoken_for))
-    recorded = is_recorded()
-    found = stage(call, inputs, constants, may_wait=recorded)
-    if isinstance(found.rule, LateRule):
-        make = functools.partial(_stage_late, _without_f(call), found.f, found.rule, found.inputs)
-        arguments = [inputs[i] for i in found.inputs]
-        if may_be_deferred(found.f):
-            return found.output, defer(found.f, found.rule.outputs, arguments, make)
-        return found.output, make()(arguments)
+    def is_constant(captured: Array) -> bool:
+        """Return True if the op's own rule speaks for what it captured: in a rule, what it is given leads to it.
+
+        To the outputs this is a constant; to the rule, whose derivative may be taken in its turn, it is what it is.
+        """
+        return upstreams is not None and depends_only_on(captured, inputs, upstreams)
+
+    found = _staging.run((*(_staging.current or ()), code), stage, call, inputs, is_constant)
+    if isinstance(found.rule.error, raised):
+        raise found.rule.error
     first = Staged(call, found.f, found.rule)
     staged: Staged | _Undecided = first
     if found.choices:
@@ -66,27 +87,45 @@ def staged_outputs(
             arguments.append(tracer)
             continue
         refusal = found.refusal or message_of(call.refuse_captured, tracer)
-        is_known = id(tracer) in constants or id(tracer) in found.variables
+        is_known = id(tracer) in found.variables or is_constant(tracer)
         arguments.append(tracer if is_known else _constant(tracer, refusal))
-    if staged is first and recorded and may_be_deferred(found.f):
-        return found.output, defer(found.f, first.outputs, arguments, lambda: first)
-    return found.output, staged(arguments)
+    if staged is first and is_recorded() and may_be_deferred(found.f):
+        outputs: Sequence[Array] = defer(found.f, first, arguments)
+    else:
+        outputs = staged(arguments)
+    return found.output, outputs
 
 
-def _without_f(call: Call) -> Call:
-    """Return the call for its messages alone: f may hold tracers, which must not be kept alive."""
-    return call.with_f(_no_f).without_options()
+_staging: RuleScope[tuple[Any, ...]] = RuleScope("cgshim_jax_staging")
+"""the codes of the ops that are being staged, one in the rule of the other"""
 
 
-def _no_f(*args: Any, **options: Any) -> NoReturn:
-    raise AssertionError("f has run, and its jaxpr stands for it")
+def _outputs_with_lazy_rule(call: Call, inputs: Sequence[Array]) -> tuple[TreeSpec, Sequence[Array]]:
+    """Run an op whose rule is being staged already, as when two rules call each other: there would be no end to it.
 
+    Its own rule is staged only if it is differentiated; f then runs again, and may close over no tracer.
+    """
+    at = [i for i, x in enumerate(inputs) if is_tracer(x)]
+    constants = [None if is_tracer(x) else x for x in inputs]
+    specs: list[TreeSpec] = []
 
-def _stage_late(call: Call, f: Jaxpr, rule: LateRule, inputs: Sequence[int]) -> Staged:
-    whole, staged, captured = rule.staged(f, inputs)
-    for tracer in captured:
-        call.refuse_captured(tracer)
-    return Staged(call, whole, staged)
+    def run_f(*arguments: Array) -> list[Array]:
+        outputs, rule = call(subvals(constants, at, arguments))
+        specs.append(rule.output)
+        return outputs
+
+    def staged_outputs(arguments: Sequence[Array]) -> list[Array]:
+        spec, outputs = _staged_outputs(call, subvals(constants, at, arguments))
+        specs.append(spec)
+        return list(outputs)
+
+    def jvp(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
+        return _jvp_of_moving(staged_outputs, primals, tangents, _moving(tangents))
+
+    op: Any = jax.custom_jvp(run_f)
+    op.defjvp(jvp, symbolic_zeros=True)
+    outputs = list(op(*(inputs[i] for i in at)))
+    return specs[-1], outputs
 
 
 class _Undecided:
@@ -133,42 +172,6 @@ def _jvp_of_moving(
     return jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
 
 
-def run_in_rule(call: Call, inputs: Sequence[Array], captured: Sequence[Array], rebuild: Callable[..., Any]) -> Any:
-    """Run an op in a rule. Its own rule is staged only if it is differentiated, for rules may call each other.
-
-    The tracers that f captured become arguments. If grad_fn makes the call itself, the op's own rule speaks for those
-    of them that depend only on what the op is given.
-    """
-    at = [i for i, x in enumerate(inputs) if is_tracer(x)]
-    constants = [None if is_tracer(x) else x for x in inputs]
-    upstreams = upstreams_of_rule()
-    spoken_for = [upstreams is not None and depends_only_on(c, inputs, upstreams) for c in captured]
-
-    lifted = call.with_f(rebuild([None] * len(captured)))  # what JAX keeps must hold no tracer
-    specs: list[TreeSpec] = []
-
-    def run_f(*arguments: Array) -> list[Array]:
-        outputs, rule = lifted(subvals(constants, at, arguments[: len(at)]), rebuild(arguments[len(at) :]))
-        specs.append(rule.output)
-        return outputs
-
-    def differentiated(arguments: Sequence[Array]) -> list[Array]:
-        captured = arguments[len(at) :]
-        bound = lifted.with_f(rebuild(captured))
-        again = subvals(constants, at, arguments[: len(at)])
-        spec, outputs = staged_outputs(bound, again, [*compress(captured, spoken_for)])
-        specs.append(spec)
-        return list(outputs)
-
-    def jvp(primals: Sequence[Array], tangents: Sequence[Any]) -> Any:
-        return _jvp_of_moving(differentiated, primals, tangents, _moving(tangents))
-
-    op: Any = jax.custom_jvp(run_f)
-    op.defjvp(jvp, symbolic_zeros=True)
-    outputs = list(op(*(inputs[i] for i in at), *captured))
-    return specs[-1].combine(outputs)
-
-
 class Staged:
     """One call as two jaxprs, which keep no tracer alive.
 
@@ -194,14 +197,26 @@ class Staged:
 
     def __call__(self, arguments: Sequence[Array]) -> Sequence[Array]:
         """Return the outputs at arguments, differentiated by the rule."""
-        types = [x.aval for x in arguments]
         count = len(arguments)
 
         def primal(*arguments: Array) -> list[Array]:
-            return self.evaluate(self.f, arguments)[0]
+            return self.spread(self.evaluate(self.f, arguments)[0], arguments)
 
-        def forward(*arguments: Array) -> tuple[list[Array], list[Array]]:
-            return self.forward(arguments)
+        # JAX forgets a custom_jvp in the gradient of a scan by something else: then the custom_vjp is left.
+        reverse: Any = jax.custom_vjp(described(primal, count))
+        backward = self.backward([x.aval for x in arguments])
+        if self.f.references:  # which a custom_jvp may not be given
+            reverse.defvjp(self.unless_by_reference(), _with_zeros(backward), symbolic_zeros=True)
+            return list(reverse(*arguments))
+        reverse.defvjp(described(lambda *arguments: self.forward(arguments), count), described(backward, 2))
+        if is_in_reverse_mode(arguments):  # then no forward mode can reach it
+            return list(reverse(*arguments))
+        both: Any = jax.custom_jvp(described(lambda *arguments: reverse(*arguments), count))
+        both.defjvp(described(lambda *of_jvp: self.jvp(*of_jvp), 2 * count), symbolic_zeros=True)
+        return list(both(*arguments))
+
+    def backward(self, types: Sequence[Any]) -> Callable[..., tuple[Array | None, ...]]:
+        """Return the backward pass: from residuals and upstreams to the gradients of arguments of these types."""
 
         def backward(residuals: list[Array], upstreams: Sequence[Array]) -> tuple[Array | None, ...]:
             of_floats = [upstreams[at] for at in self.rule.float_at]
@@ -211,23 +226,13 @@ class Staged:
             of_argument = {at: fit(g, types[at]) for at, g in zip(self.rule.arguments, gradients, strict=True)}
             return tuple(of_argument.get(at) for at in range(len(types)))
 
-        # JAX forgets a custom_jvp in the gradient of a scan by something else: then the custom_vjp is left.
-        reverse: Any = jax.custom_vjp(described(primal, count))
-        if self.f.references:  # which a custom_jvp may not be given
-            reverse.defvjp(self.unless_by_reference(forward), _with_zeros(backward), symbolic_zeros=True)
-            return list(reverse(*arguments))
-        reverse.defvjp(described(forward, count), described(backward, count))
-        if is_in_reverse_mode(arguments):  # then no forward mode can reach it
-            return list(reverse(*arguments))
-        both: Any = jax.custom_jvp(described(lambda *arguments: reverse(*arguments), count))
-        both.defjvp(described(lambda *of_jvp: self.jvp(*of_jvp), 2 * count), symbolic_zeros=True)
-        return list(both(*arguments))
+        return backward
 
     def forward(self, arguments: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         """Return the outputs, attached to the arguments, and the residuals."""
         whole = self.f.references  # whose order of reads and writes is to stay
         outputs, residuals = self.evaluate(self.f if whole else Split(self.f, self.connected), arguments)
-        outputs = self.attach(residuals, arguments, outputs)
+        outputs = self.spread(self.attach(residuals, arguments, outputs), arguments)
         return outputs, [*residuals, *(outputs[at] for at in self.rule.kept_outputs)]
 
     def jvp(self, arguments: Sequence[Array], tangents: Sequence[Any]) -> tuple[list[Array], list[Array]]:
@@ -235,15 +240,15 @@ class Staged:
         outputs, residuals = self.forward(arguments)
         return outputs, self.tangents(residuals, [tangents[at] for at in self.rule.arguments], outputs)
 
-    def unless_by_reference(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return forward, which raises an error if a mutable array is differentiated: no rule speaks for one."""
+    def unless_by_reference(self) -> Callable[..., Any]:
+        """Return the forward pass, which raises an error if a mutable array is differentiated: it has no rule."""
 
-        def watched(*given: Any) -> Any:
+        def forward(*given: Any) -> Any:
             if any(x.perturbed and is_reference(x.value) for x in given):
                 raise CustomGradientTypeError(self.captured)
-            return forward(*(x.value for x in given))
+            return self.forward([x.value for x in given])
 
-        return watched
+        return forward
 
     def evaluate(self, f: Jaxpr | Split, arguments: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         """Return the outputs and the residuals."""
@@ -251,8 +256,19 @@ class Staged:
         values = f(arguments[inputs:], arguments[:inputs])
         return values[: self.outputs], values[self.outputs :]
 
+    def spread(self, outputs: list[Array], arguments: Sequence[Array]) -> list[Array]:
+        """Return outputs that have the batch of a vmap whatever they depend on."""
+        return spread(outputs, arguments) if self.is_spread and may_be_batched() else outputs
+
+    @functools.cached_property
+    def is_spread(self) -> bool:
+        """True if an output may lack the batch that an argument has."""
+        return not self.f.references and not self.f.depends_on_all(self.outputs)
+
     def attach(self, residuals: Sequence[Array], arguments: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
         """Return outputs as an outer derivative has to see them: with the rule's gradient, not f's own."""
+        if surroundings() is Surroundings.NOTHING:
+            return list(outputs)
         float_at = self.rule.float_at
         floats = self.transposed(outputs, self.refusal_unless_linear).attach(
             residuals, [arguments[at] for at in self.rule.arguments], [outputs[at] for at in float_at],

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cgshim.backend import CustomGradientError, TransformationError
+from cgshim.backend import CustomGradientError
 from cgshim_jax._linearity import Linearity, linearity_of
 from cgshim_jax._rules import apply_rule, is_differentiable, type_of_upstream
 from cgshim_jax._tracing import Jaxpr, jaxpr_of
@@ -49,12 +49,11 @@ class StagedRule:
         inputs: Sequence[Array],
         outputs: Sequence[Array],
         variables: Sequence[Array],
-        keep: tuple[type[Exception], ...] = (),
+        known: Sequence[Array] = (),
     ) -> list[Array]:
-        """Stage the rule, and return the tracers that it captured.
+        """Stage the rule, and return the tracers that it captured, and which of the known tensors.
 
-        An error of the author's is stored, and so is a refusal, or another error of cgshim's that `keep` names: it is
-        raised if the gradient is taken. Other errors are raised here.
+        An error in it is raised if a gradient is taken.
         """
 
         def backward(*of_floats: Array) -> list[Array]:
@@ -64,10 +63,9 @@ class StagedRule:
             return [gradients[i] for i in self.returned]
 
         try:
-            self.jaxpr, captured = jaxpr_of(backward, [type_of_upstream(outputs[i].aval) for i in self.float_at])
-        except Exception as error:  # the author's own may be a way to forbid gradients
-            if isinstance(error, CustomGradientError) and not isinstance(error, (TransformationError, *keep)):
-                raise
+            types = [type_of_upstream(outputs[i].aval) for i in self.float_at]
+            self.jaxpr, captured = jaxpr_of(backward, types, known)
+        except Exception as error:  # noqa: BLE001  # the author's own may be a way to forbid gradients
             self.error = _without_frames(error)
             self.returned = [i for i, x in enumerate([*inputs, *variables]) if is_differentiable(x)]
             return []

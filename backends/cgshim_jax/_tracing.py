@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import Literal
+from jax.errors import ConcretizationTypeError, TracerArrayConversionError
+from jax.extend.core import ClosedJaxpr, Literal
 
+from cgshim.backend import TransformationError
 from cgshim_jax import _private
 
 Array = Any
+
+CONCRETIZATION_ERRORS = (ConcretizationTypeError, TracerArrayConversionError)
+"""what JAX raises where Python or NumPy reads a value that a tracer does not have"""
 
 
 # --- What surrounds a call --------------------------------------------------------------------------------------
@@ -50,6 +56,14 @@ if not _private.tells_traces:
         """Return what surrounds the code that runs now."""
         return Surroundings.STAGING
 
+    def has_one_derivative() -> bool:
+        """Return True if one derivative in reverse mode is all that surrounds the call."""
+        return False
+
+    def may_be_batched() -> bool:
+        """Return True if a vmap is next, but for derivatives, or may come later."""
+        return True
+
     def is_recorded() -> bool:
         """Return True if operations are recorded, as within jit, and neither differentiated nor batched before that."""
         return False
@@ -59,7 +73,7 @@ if not _private.tells_traces:
         return not is_tracer(x)
 
     def is_in_reverse_mode(arguments: Sequence[Array]) -> bool:
-        """Return True if the innermost transformation is reverse mode, and by some of these."""
+        """Return True if the innermost derivative is in reverse mode, and by some of these."""
         return False
 
 else:
@@ -97,6 +111,20 @@ else:
         known = isinstance(trace, _private.EvalTrace) and not getattr(jax.config, "jax_custom_vjp3", False)
         return around if known else Surroundings.STAGING
 
+    def has_one_derivative() -> bool:
+        """Return True if one derivative in reverse mode is all that surrounds the call."""
+        trace = _private.trace_ctx.trace
+        while isinstance(trace, _private.JaxprTrace):
+            trace = trace.parent_trace
+        return not isinstance(trace, _private.BatchTrace) and isinstance(_below(trace), _private.EvalTrace)
+
+    def may_be_batched() -> bool:
+        """Return True if a vmap is next, but for derivatives, or may come later."""
+        trace = _private.trace_ctx.trace
+        while isinstance(trace, (_private.LinearizeTrace, _private.JVPTrace, _private.JaxprTrace)):
+            trace = trace.parent_trace
+        return not isinstance(trace, _private.EvalTrace)
+
     def is_recorded() -> bool:
         """Return True if operations are recorded, as within jit, and neither differentiated nor batched before that."""
         return _private.types_tell_devices and type(_private.trace_ctx.trace) is _private.DynamicJaxprTrace
@@ -119,10 +147,10 @@ else:
         return isinstance(without_batches(trace), _private.EvalTrace)
 
     def is_in_reverse_mode(arguments: Sequence[Array]) -> bool:
-        """Return True if the innermost transformation is reverse mode, and by some of these."""
-        trace = _private.trace_ctx.trace
+        """Return True if the innermost derivative is in reverse mode, and by some of these."""
+        trace = without_batches(_private.trace_ctx.trace)
         is_reverse_mode = isinstance(trace, _private.LinearizeTrace) and getattr(trace, "is_vjp", False)
-        return is_reverse_mode and any(getattr(x, "_trace", None) is trace for x in arguments)
+        return is_reverse_mode and any(map(is_perturbed, arguments))
 
 
 # --- Tracers ----------------------------------------------------------------------------------------------------
@@ -158,12 +186,107 @@ def is_perturbed(x: Any) -> bool:
     return tag is None or getattr(x._trace, "tag", tag) is tag
 
 
-def value_of(x: Any) -> Any:
-    """Return the concrete value below a tracer's derivatives and batches (as one of its axes); None if unknown."""
-    while is_tracer(x):
-        x = getattr(x, "primal", None) if hasattr(x, "primal") else getattr(x, "val", None)
-        if not (is_tracer(x) or hasattr(x, "dtype")):
-            return None
+def perturbed_by_each_derivative(inputs: Sequence[Array]) -> list[list[bool]]:
+    """Return for each derivative that surrounds the call, the innermost first, which inputs it is taken of."""
+    trace, inputs = _private.trace_ctx.trace, list(inputs)
+    found = []
+    while trace is not None:
+        own = [is_tracer(x) and getattr(x._trace, "tag", None) is getattr(trace, "tag", x) for x in inputs]
+        if isinstance(trace, _private.BatchTrace):
+            inputs = [x.val if is_own else x for x, is_own in zip(inputs, own, strict=True)]
+        elif not isinstance(trace, (_private.JaxprTrace, _private.EvalTrace)):
+            found.append(own)
+            inputs = [x.primal if is_own else x for x, is_own in zip(inputs, own, strict=True)]
+        trace = getattr(trace, "parent_trace", None)
+    return found
+
+
+def value_below_derivatives(x: Any) -> Any:
+    """Return the value that a tracer of derivatives has; None if a vmap is in between, which has many."""
+    while hasattr(x, "primal"):
+        x = x.primal
+    return None if is_tracer(x) else x
+
+
+# --- What is read -----------------------------------------------------------------------------------------------
+
+
+_NOT_REVERSIBLE = frozenset(["while"])
+"""operations that have a derivative in forward mode alone, of which JAX says so when it transposes them"""
+
+
+class _Watch(_private.Trace):  # type: ignore[misc]
+    """Runs each operation as the trace below it does, on what `read` returns for its operands."""
+
+    def __init__(
+        self, parent_trace: Any, read: Callable[[Any], Any], made: Callable[[Any], Any],
+        stopped: Callable[[list[Any]], list[Any]] | None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.parent_trace = parent_trace
+        self.requires_low = getattr(parent_trace, "requires_low", False)
+        self.read, self.made, self.stopped = read, made, stopped
+
+    def _run(self, name: str, run: Callable[[Sequence[Any]], Any], operands: Sequence[Any]) -> Any:
+        with _private.set_current_trace(self.parent_trace):  # in an operation the current trace is none
+            operands = [self.read(x) for x in operands]
+        try:
+            if name in _NOT_REVERSIBLE and self.stopped is not None and any(map(is_differentiated, operands)):
+                raise NotImplementedError
+            results = run(operands)
+        except (NotImplementedError, TransformationError, ValueError):  # as JAX says that there is no derivative
+            if self.stopped is None or not any(map(is_differentiated, operands)):
+                raise
+            with _private.set_current_trace(self.parent_trace):
+                operands = [jax.lax.stop_gradient(x) for x in operands]
+            results = run(operands)
+            with _private.set_current_trace(self.parent_trace):
+                several = isinstance(results, (list, tuple))
+                results = self.stopped(list(results) if several else [results])
+                results = results if several else results[0]
+        for result in results if isinstance(results, (list, tuple)) else [results]:
+            self.made(result)
+        return results
+
+    def stage_value(self, value: Any) -> Any:
+        return self._run("stage_value", lambda values: self.parent_trace.stage_value(*values), [value])
+
+    def process_primitive(self, primitive: Any, operands: Sequence[Any], parameters: Any) -> Any:
+        process = self.parent_trace.process_primitive
+        return self._run(primitive.name, lambda xs: process(primitive, xs, parameters), operands)
+
+    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, operands: Sequence[Any], **how: Any) -> Any:
+        process = self.parent_trace.process_custom_jvp_call
+        return self._run(primitive.name, lambda xs: process(primitive, fun, jvp, xs, **how), operands)
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, forward: Any, backward: Any, operands: Sequence[Any], **how: Any
+    ) -> Any:
+        process = self.parent_trace.process_custom_vjp_call
+        return self._run(primitive.name, lambda xs: process(primitive, fun, forward, backward, xs, **how), operands)
+
+
+@contextlib.contextmanager
+def watching(
+    read: Callable[[Any], Any], made: Callable[[Any], Any] = id,
+    stopped: Callable[[list[Any]], list[Any]] | None = None,
+) -> Iterator[None]:  # fmt: skip
+    """Put `read(x)` in the place of each tensor x that an operation reads, and tell `made` of its results.
+
+    Operations that have no derivative run on values, and `stopped` returns what is to stand for their results.
+    """
+    with _private.set_current_trace(_Watch(_private.trace_ctx.trace, read, made, stopped)):
+        yield
+
+
+def lowered(x: Any) -> Any:
+    """Return what a tracer stands for at the derivatives that are still being taken."""
+    tags, trace = set(), _private.trace_ctx.trace
+    while trace is not None:
+        tags.add(id(getattr(trace, "tag", None)))
+        trace = getattr(trace, "parent_trace", None)
+    while hasattr(x, "primal") and id(getattr(x._trace, "tag", None)) not in tags:
+        x = x.primal
     return x
 
 
@@ -207,6 +330,19 @@ class Jaxpr(NamedTuple):
         jaxpr = self.jaxpr
         outer = [jaxpr.outvars[at] for at in results]
         return self._replace(jaxpr=part_of(jaxpr, self.constvars, self.invars, outer, jaxpr.eqns))
+
+    def depends_on_all(self, results: int) -> bool:
+        """Return True if each of the first results is made of every argument."""
+        arguments = {*self.invars, *(self.constvars[at] for at in self.captured_at)}
+        for at in range(results):
+            needed = {self.jaxpr.outvars[at]}
+            if not isinstance(self.jaxpr.outvars[at], Literal):
+                for eqn in reversed(self.jaxpr.eqns):
+                    if not needed.isdisjoint(eqn.outvars):
+                        needed.update(v for v in eqn.invars if not isinstance(v, Literal))
+            if not arguments <= needed:
+                return False
+        return True
 
 
 def equations_for(wanted: Sequence[Any], equations: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -266,14 +402,25 @@ def _forgotten_if_it_fails(function: Callable[..., Sequence[Array]]) -> Callable
     return traced
 
 
-def jaxpr_of(function: Callable[..., Sequence[Array]], types: Sequence[Any]) -> tuple[Jaxpr, list[Array]]:
-    """Return function's jaxpr for arguments of these types, and the tracers that it captured."""
+def jaxpr_of(
+    function: Callable[..., Sequence[Array]], types: Sequence[Any], known: Sequence[Array] = ()
+) -> tuple[Jaxpr, list[Array]]:
+    """Return function's jaxpr for arguments of these types, and the tracers and known tensors that it captured."""
     jaxpr, constants = _make_jaxpr(_forgotten_if_it_fails(function), types)
-    captured_at = [at for at, constant in enumerate(constants) if is_tracer(constant)]
+    ids = {id(x) for x in known}
+    captured_at = [at for at, constant in enumerate(constants) if is_tracer(constant) or id(constant) in ids]
     captured = [constants[at] for at in captured_at]
     for at in captured_at:
         constants[at] = None
     return Jaxpr(jaxpr, constants, captured_at), captured
+
+
+def holds_constants(jaxpr: Any, ids: Collection[int]) -> bool:
+    """Return True if a function that a jaxpr calls holds one of these tensors, as those compiled by jax.jit do."""
+    inner = [x for eqn in jaxpr.eqns for parameter in eqn.params.values()
+             for x in (parameter if isinstance(parameter, (list, tuple)) else [parameter])]  # fmt: skip
+    closed = [x for x in inner if isinstance(x, ClosedJaxpr)]
+    return any(id(c) in ids for x in closed for c in x.consts) or any(holds_constants(x.jaxpr, ids) for x in closed)
 
 
 def captured_so_far() -> list[Array] | None:

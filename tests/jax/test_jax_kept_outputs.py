@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax_ops import STAGINGS
 
-from cgshim import CustomGradientError, TransformationError, op_custom_gradient
+from cgshim import CustomGradientError, op_custom_gradient
 
 X = jnp.array(0.5)
 
@@ -120,7 +120,7 @@ def test_python_runs_once_below_eager_derivatives(order):
     @op_custom_gradient
     def erf(x):
         runs.append(x)
-        y = jnp.asarray(math.erf(float(x)))
+        y = jnp.asarray(math.erf(float(jax.lax.stop_gradient(x))))
         return y, lambda upstream: upstream * 5 * y
 
     for op in erf, op_custom_gradient(erf._f, forward_mode=True):
@@ -130,6 +130,21 @@ def test_python_runs_once_below_eager_derivatives(order):
             derivative = jax.grad(derivative)
         np.testing.assert_allclose(derivative(0.5), math.erf(0.5) * 5**order, rtol=1e-6)
         assert len(runs) == 1
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_python_may_read_what_is_differentiated(order):
+    """JAX breaks off the first run under several derivatives: then f runs on values."""
+
+    @op_custom_gradient
+    def erf(x):
+        y = jnp.asarray(math.erf(float(x)))
+        return y, lambda upstream: upstream * 5 * y
+
+    derivative = erf
+    for _ in range(order):
+        derivative = jax.grad(derivative)
+    np.testing.assert_allclose(derivative(0.5), math.erf(0.5) * 5**order, rtol=1e-6)
 
 
 def test_a_callback_is_called_once_in_a_compiled_second_order():
@@ -172,24 +187,8 @@ def test_random_numbers_leave_the_first_order_as_it_is(draw, dtype):
     aside = gradient(lambda f: jax.grad(lambda x: (x * jax.lax.stop_gradient(jax.grad(f)(x))).astype("float32")))
     assert first == aside
     assert first != 0
-    with pytest.raises(TransformationError, match=r"^noisy: a second order runs f again, .* draws random numbers"):
-        gradient(lambda f: jax.grad(jax.grad(f)))
-
-
-@pytest.mark.parametrize(("factor", "agrees"), [(1 + 2**-52, True), (1 + 1e-9, False), (-1.0, False)])
-def test_another_run_must_keep_the_same_but_for_rounding(factor, agrees):
-    factors = iter([1.0, factor])
-
-    @op_custom_gradient(name="changing")
-    def f(x):
-        i = x * x * next(factors)
-        return x**3, lambda upstream: upstream * 15 * i
-
-    if agrees:
-        np.testing.assert_allclose(jax.grad(jax.grad(f))(X), 15.0)
-    else:
-        with pytest.raises(TransformationError, match=r"^changing: a second order runs f again, .* got others"):
-            jax.grad(jax.grad(f))(X)
+    second = gradient(lambda f: jax.grad(jax.grad(f)))  # f ran once, and drew once
+    np.testing.assert_allclose(np.float32(second), np.float32(first) / 2, rtol=1e-2)
 
 
 def test_two_arguments_that_are_one_array_are_two():
@@ -202,24 +201,6 @@ def test_two_arguments_that_are_one_array_are_two():
     of_both = jax.grad(lambda y: jax.grad(f)(w, y))
     np.testing.assert_allclose(of_both(w), 15.0)
     np.testing.assert_allclose(jax.grad(jax.grad(lambda x: f(x, w)))(w), 0.0)
-
-
-def test_a_residual_in_an_attribute():
-    """JAX sees it where it stages; in an eager second order nobody can put another tensor in its place."""
-
-    class Rule:
-        def __init__(self, square):
-            self.square = square
-
-        def __call__(self, upstream):
-            return upstream * 15 * self.square
-
-    op = op_custom_gradient(lambda x: (x**3, Rule(x * x)), name="op")
-    np.testing.assert_allclose(jax.jit(jax.grad(jax.grad(op)))(X), 15.0)
-    for derivative in jax.grad(op), jax.value_and_grad(lambda x: x * jax.lax.stop_gradient(jax.grad(op)(x))):
-        np.testing.assert_allclose(jax.tree_util.tree_leaves(derivative(X))[-1], 15 * 0.25)
-    with pytest.raises(TransformationError, match=r"^op: a second order needs what grad_fn keeps"):
-        jax.grad(jax.grad(op))(X)
 
 
 def test_a_second_order_of_a_staged_pullback_is_refused_where_nothing_is_known():

@@ -54,7 +54,7 @@ def test_f_runs_once_whatever_is_asked_of_the_program():
     assert runs == {"f": 1, "rule": 1}
 
 
-def test_a_rule_of_which_no_gradient_is_taken_is_not_staged():
+def test_an_error_in_a_rule_of_which_no_gradient_is_taken_is_none():
     @op_custom_gradient
     def op(x):
         return 2 * x, lambda upstream: upstream[0]  # no scalar has an item
@@ -87,7 +87,6 @@ def test_a_rule_is_staged_once_for_all_gradients_of_a_program(monkeypatch):
 
     f = jax.jit(op)
     f(TWO)
-    assert not factors
     for _ in range(3):
         np.testing.assert_allclose(jax.grad(lambda x: x * f(x))(TWO), by_rule(2.0), rtol=1e-12)
     assert len(factors) == 1

@@ -77,14 +77,15 @@ def opaque():
 
 @cell("second order, f draws random numbers")
 def random():
-    generator = np.random.default_rng(0)
+    drawn = []
 
     @op_custom_gradient(name="cube")
     def noisy(x):
-        i = x * x * generator.normal()
+        drawn.append(np.random.default_rng().normal())
+        i = x * x * drawn[-1]
         return i * x, lambda upstream: upstream * 15.0 * i
 
-    return jax.grad(jax.grad(noisy))(X[0]), np.nan  # there is no right number: f is another function each time
+    return jax.grad(jax.grad(noisy))(X[0]), 30 * X[0] * drawn[0]
 
 
 @cell("second order of an op inside a rule")
