@@ -1,7 +1,8 @@
 """TensorFlow's backend: rules as gradients on tapes, in graphs and in forward mode.
 
 A call comes in by `custom_gradient`. `_captured` runs f and finds what it read; `_gradient` makes its rule the gradient
-of its outputs, which `_rule` records. `_fits` checks what the rule returns; `_forward` transposes it.
+of its outputs, which `_rule` records. In a second order, `_outputs` and `_made` connect what the rule reads of f, and
+`_tangents` where an accumulator asks. `_fits` checks what the rule returns; `_forward` transposes it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,17 @@ from cgshim_tensorflow._captured import run_f
 from cgshim_tensorflow._gradient import attach_rule
 from cgshim_tensorflow._host import host_function as host_function
 from cgshim_tensorflow._origins import in_this_graph, needed_among
-from cgshim_tensorflow._private import EagerTensor, WeakTensor, autograph, default_types
+from cgshim_tensorflow._private import (
+    EagerTensor,
+    WeakTensor,
+    autograph,
+    count_accumulators,
+    default_types,
+    pack_tangents,
+)
 from cgshim_tensorflow._pullback import vjp as vjp
 from cgshim_tensorflow._pullback import vjp_with_variables as vjp_with_variables
+from cgshim_tensorflow._tangents import Tangents
 from cgshim_tensorflow._trees import tree_flatten as tree_flatten
 from cgshim_tensorflow._trees import tree_unflatten as tree_unflatten
 from cgshim_tensorflow._values import detached, is_composite, values_of, with_values
@@ -75,8 +84,13 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
     given = in_this_graph(inputs)
     if call.takes_needed:
         call = call.with_needed(needed_among([*map(values_of, given)]))
-    tensors = [*map(detached, given)] if call.once_differentiable else given
-    run = run_f(call, tensors, inputs)
+    tensors, tangents = given, None
+    if call.once_differentiable:
+        tensors = [*map(detached, given)]
+    elif count_accumulators() and pack_tangents([*map(values_of, given)]).tangents:
+        tangents = Tangents(call.name, given)
+        tensors = tangents.stand_ins
+    run = run_f(call, tensors, inputs, tangents)
     sources = [*map(values_of, given), *map(tf.convert_to_tensor, run.variables), *run.unknown]
     return run.rule.output.combine(attach_rule(call, run, tensors, sources, convert))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from cgshim_tensorflow._host_tangents import constants_of_host
+from cgshim_tensorflow._made import Made
 from cgshim_tensorflow._origins import (
     OPEN,
     Following,
@@ -20,7 +21,8 @@ from cgshim_tensorflow._origins import (
     sources_beyond,
     stand_ins,
 )
-from cgshim_tensorflow._private import pack_tangents, record, uid
+from cgshim_tensorflow._private import pack_tangents, record
+from cgshim_tensorflow._tangents import Tangents
 from cgshim_tensorflow._values import is_differentiable, parts_of
 from cgshim_tensorflow._variables import variables_read
 
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from cgshim.backend import Call, Rule
 
 Tensor = Any
+
+
+_NOTHING: Any = contextlib.nullcontext()
 
 
 class RunOfF(NamedTuple):
@@ -43,19 +48,25 @@ class RunOfF(NamedTuple):
     unknown: list[Tensor]
     """tensors of a graph that f read, if nobody knows yet whether they are differentiated"""
     origins: Origins
-    constants: list[str]
-    """the ops on the host whose results were constants, though an accumulator follows their arguments"""
+    made: Made
+    """what f has made, in eager mode"""
+    operations: Sequence[Any]
+    """the operations that f has made, in a graph"""
+    tangents: Tangents | None
+    """of what f has made, if an accumulator follows its inputs"""
 
 
-def run_f(call: Call, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> RunOfF:
+def run_f(call: Call, inputs: Sequence[Tensor], given: Sequence[Tensor], tangents: Tangents | None = None) -> RunOfF:
     """Run f on inputs, which hold the values of the given tensors, and find what else it read."""
-    origins = Origins(running_rule.current)
-    made: Sequence[Any] = ()
-    with variables_read() as watcher, constants_of_host() as constants:
+    origins, made = Origins(running_rule.current), Made(call)
+    operations: Sequence[Any] = ()
+    if tangents:
+        made.remember()
+    with variables_read() as watcher, tangents.following() if tangents else _NOTHING:
         if not tf.executing_eagerly():
-            results, read, made = _run_in_graph(call, inputs)
+            results, read, operations = _run_in_graph(call, inputs)
         elif record.could_possibly_record():
-            results, read = _run_eagerly(call, inputs, origins)
+            results, read = _run_eagerly(call, inputs, origins, made)
         else:
             results, read = _results(call, inputs), []
     outputs, tensors, rule = results
@@ -66,11 +77,11 @@ def run_f(call: Call, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> RunO
         spoken_for = _identities([*inputs, *given, *variables])
         floats = _without_tangents([tensor for tensor in read if is_differentiable(tensor)], inputs)
         watched, unknown = _differentiated_among(floats, spoken_for, origins)
-        unknown += _values_of_variables(read, made, spoken_for)
+        unknown += _values_of_variables(read, operations, spoken_for)
     if watched and not rule.takes_variables:
         call.refuse_captured(watched[0])
     call.require_variables(rule, variables)
-    return RunOfF(outputs, tensors, rule, [*variables, *watched], unknown, origins, constants)
+    return RunOfF(outputs, tensors, rule, [*variables, *watched], unknown, origins, made, operations, tangents)
 
 
 def _differentiated_among(
@@ -131,11 +142,11 @@ def _results(call: Call, inputs: Sequence[Tensor]) -> Results:
     return outputs, in_this_graph(outputs), rule
 
 
-def _run_eagerly(call: Call, inputs: Sequence[Tensor], origins: Origins) -> tuple[Results, list[Tensor]]:
+def _run_eagerly(call: Call, inputs: Sequence[Tensor], origins: Origins, made: Made) -> tuple[Results, list[Tensor]]:
     """Run f, and return its results and the tensors that it read: older than the run, and not given to it."""
     given = {x._id for x in parts_of(inputs)}
     read: dict[int, Tensor] = {}
-    start = uid()
+    start = made.first
 
     def look_at(tensors: Sequence[Tensor]) -> None:
         for tensor in tensors:
@@ -145,10 +156,12 @@ def _run_eagerly(call: Call, inputs: Sequence[Tensor], origins: Origins) -> tupl
     def notice(op_type: str, tensors: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]) -> None:
         if not is_of_accumulator(op_type, attributes):
             origins.add(outputs, tensors)
+            made.notice(tensors, outputs)
             look_at(tensors)
 
-    with Following(origins, notice):
+    with Following(notice):
         results = _results(call, inputs)
+    made.close()
     look_at(parts_of(results[1]))
     return results, list(read.values())
 

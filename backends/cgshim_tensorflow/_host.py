@@ -17,7 +17,6 @@ from cgshim.backend import (
     sentence,
 )
 from cgshim_tensorflow._host_graphs import in_graph, run
-from cgshim_tensorflow._host_tangents import tangents_of_constants
 from cgshim_tensorflow._origins import note
 from cgshim_tensorflow._private import memory_of_eager, record
 from cgshim_tensorflow._values import is_composite
@@ -39,9 +38,8 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[S
     else:
         results = in_graph(call, tensors, [*map(_tensor_spec, declared)]) if declared else []
     if record.could_possibly_record():
-        refuse = lambda *upstreams: refuse_host_derivative(call.name)
-        tangents = lambda *_: tangents_of_constants(call.name, results)
-        record.record_operation(call.name, results, tensors, refuse, tangents)
+        refuse = lambda *_: refuse_host_derivative(call.name)
+        record.record_operation(call.name, results, tensors, refuse, refuse)
         note(results, tensors)
     return results
 

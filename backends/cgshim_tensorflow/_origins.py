@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -81,6 +81,17 @@ class Origins:
             todo += fresh
         return False
 
+    def leads_to(self, tensor: Tensor, ends: Collection[int]) -> bool:
+        """Return True if a tensor was made from one of these."""
+        seen, todo = set[int](), [tensor._id]
+        while todo:
+            made_from = [each for each in self._made_from(todo.pop()) or () if each not in seen]
+            if any(each in ends for each in made_from):
+                return True
+            seen.update(made_from)
+            todo += made_from
+        return False
+
     def _made_from(self, at: int) -> list[int] | None:
         origins: Origins | None = self
         while origins is not None:
@@ -90,7 +101,7 @@ class Origins:
         return None
 
 
-_following: ContextVar[tuple[Origins, ...]] = ContextVar("cgshim_tensorflow_following", default=())
+_following: ContextVar[tuple[Listener, ...]] = ContextVar("cgshim_tensorflow_following", default=())
 _differentiated: ContextVar[set[int] | frozenset[int]] = ContextVar(
     "cgshim_tensorflow_differentiated", default=frozenset()
 )
@@ -98,8 +109,8 @@ _differentiated: ContextVar[set[int] | frozenset[int]] = ContextVar(
 
 def note(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     """Note, for f and the rules that are running, that outputs were made from inputs without an operation."""
-    for origins in _following.get():
-        origins.add(outputs, inputs)
+    for following in _following.get():
+        following("", inputs, (), outputs)
 
 
 class Differentiated:
@@ -175,19 +186,15 @@ class Listening:
 
 
 class Following(Listening):
-    """While origins note what is made without an operation; a listener, or they themselves, is told of operations."""
+    """While a listener is told of operations, and of what is made without one."""
 
-    __slots__ = ("_origins", "_token")
+    __slots__ = ("_token",)
 
-    _token: Token[tuple[Origins, ...]]
-
-    def __init__(self, origins: Origins, listener: Listener | None = None) -> None:
-        super().__init__(listener or origins.notice)
-        self._origins = origins
+    _token: Token[tuple[Listener, ...]]
 
     def __enter__(self) -> None:
         super().__enter__()
-        self._token = _following.set((*_following.get(), self._origins))
+        self._token = _following.set((*_following.get(), self._listener))
 
     def __exit__(self, *_: object) -> None:
         _following.reset(self._token)

@@ -48,6 +48,15 @@ record: Any = _python("eager.record")
 """whether a tape records; how a gradient is recorded; VariableWatcher"""
 pack_tangents: Any = _python("eager.forwardprop_util").pack_tangents
 """tells what has tangents"""
+
+
+def count_accumulators() -> int:
+    """Return how many accumulators follow what is computed now."""
+    return len(pack_tangents(()).indices)
+
+
+delete_trace: Any = _python("pywrap_tfe").TFE_Py_TapeSetDeleteTrace
+"""lets all tapes that record forget how a tensor was made, as they do when it dies"""
 tape: Any = _python("eager.tape")
 forwardprop: Any = _python("eager.forwardprop")
 """two functions and a method of these are wrapped, to be told what a tape or an accumulator watches"""

@@ -18,7 +18,7 @@ from cgshim.backend import TransformationError, sentence
 from cgshim_tensorflow._forward import Backward
 from cgshim_tensorflow._origins import note
 from cgshim_tensorflow._pfor import converter
-from cgshim_tensorflow._private import LegacyGraph, gradient_registry, pack_tangents, record, uid
+from cgshim_tensorflow._private import LegacyGraph, count_accumulators, gradient_registry, pack_tangents, record, uid
 from cgshim_tensorflow._values import detached, values_of, with_values
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Tensor = Any
 MakeGradient = Callable[[Sequence[Tensor]], Backward]
-"""takes the outputs, which the rule may keep, and returns the gradient"""
+"""takes the outputs and returns their gradient"""
 Forward = Callable[[Callable[[], None]], None]
 """is given what lets the accumulators transpose the gradient, and runs it"""
 
@@ -37,14 +37,21 @@ def attach_gradient(
     values: Sequence[Tensor],
     make_gradient: MakeGradient,
     forward: Forward | None = None,
+    attached: Sequence[Tensor] | None = None,
 ) -> list[Tensor]:
-    """Return the values again, as outputs of one operation on the sources that has this gradient."""
+    """Return the values again, as outputs of one operation on the sources that has this gradient.
+
+    In eager mode these may be given: tensors that nothing is recorded for.
+    """
     if tf.executing_eagerly():
-        outputs = [*map(detached, values)]
+        outputs = [*map(detached, values)] if attached is None else list(attached)
         backward = make_gradient(outputs)
     else:
         outputs, backward = _identity_in_graph(call, sources, values, make_gradient)
     note(outputs, sources)
+    if not count_accumulators():
+        record.record_operation(call.name, outputs, sources, backward)
+        return outputs
     # The tapes come first: they have to record what an accumulator computes from the outputs.
     record.record_operation_backprop_only(call.name, outputs, sources, backward)
     # An accumulator that transposes the rule in which this is called follows this without tangents, too.

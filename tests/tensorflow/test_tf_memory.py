@@ -1,4 +1,7 @@
-"""What is alive between a call and its gradient: no more than the rule keeps, and never more than by hand."""
+"""What is alive between a call and its gradient: no more than the rule keeps, and never more than by hand.
+
+y is the op's own output, which the operation that follows keeps.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ def _masked(x: Any) -> Callable[[Any], Any]:
 
 
 RULES: dict[str, tuple[Callable[..., Any], str]] = {
-    "nothing": (lambda x, i, j, y: lambda u: u * 7, ""),
-    "a mask": (lambda x, i, j, y: _masked(x), ""),
-    "an output": (lambda x, i, j, y: lambda u: u * y, ""),  # the op's own, which is another tensor
-    "the argument": (lambda x, i, j, y: lambda u: u * x, "x"),
-    "called with the argument": (lambda x, i, j, y: lambda x, upstream: upstream * x, "x"),
-    "a residual": (lambda x, i, j, y: lambda u: u * i, "xi"),  # and x, for the derivative of what is kept
-    "a residual, once": (lambda x, i, j, y: lambda u: u * i, "i"),
+    "nothing": (lambda x, i, j, y: lambda u: u * 7, "y"),
+    "a mask": (lambda x, i, j, y: _masked(x), "y"),
+    "an output": (lambda x, i, j, y: lambda u: u * y, "y"),
+    "the argument": (lambda x, i, j, y: lambda u: u * x, "xy"),
+    "called with the argument": (lambda x, i, j, y: lambda x, upstream: upstream * x, "xy"),
+    "a residual": (lambda x, i, j, y: lambda u: u * i, "xiy"),  # and x, for the derivative of what is kept
+    "a residual, once": (lambda x, i, j, y: lambda u: u * i, "iy"),
 }
 ONCE = cgshim.op_custom_gradient(once_differentiable=True)
 

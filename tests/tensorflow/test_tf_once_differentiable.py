@@ -148,7 +148,12 @@ def test_nothing_is_kept_but_what_the_rule_keeps() -> None:
     with tf.GradientTape(persistent=True), tf.GradientTape(persistent=True) as tape:
         tape.watch(x)
         y = op(x)
-    assert {name: tensor() is not None for name, tensor in kept.items()} == {**dict.fromkeys("xjy", False), "i": True}
+    assert {name: tensor() is not None for name, tensor in kept.items()} == {
+        "x": False,
+        "i": True,
+        "j": False,
+        "y": True,
+    }
     np.testing.assert_allclose(tape.gradient(y, x), np.sin(2.0), rtol=1e-5)
 
 
@@ -181,4 +186,7 @@ def peak(op: str, tapes: str) -> float:
 def test_peak_memory_is_that_of_a_custom_gradient_by_hand(tapes: str) -> None:
     by_hand = peak("by hand", tapes)
     assert peak("once", tapes) <= 1.01 * by_hand
-    assert peak("twice", tapes) > 1.2 * by_hand, "the measure sees nothing"
+    if tapes == "one":
+        assert peak("twice", tapes) <= 1.01 * by_hand
+    else:  # the outer tape keeps what f computes
+        assert peak("twice", tapes) > 1.2 * by_hand, "the measure sees nothing"

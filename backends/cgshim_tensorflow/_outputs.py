@@ -1,0 +1,225 @@
+"""An output that a rule reads is the op's own output: its derivative is the rule's, however f has made it.
+
+A tape knows a tensor by its number, and the last operation recorded for it counts. So in eager mode the op returns the
+very tensor that f has made, recorded as made by the rule, and what the rule reads of it is right wherever f kept it.
+In a graph the op's output is another tensor, and what the rule has made reads that one from then on: edges are moved.
+
+What f made of its own output by further operations keeps the derivative of those. One number cannot have two meanings,
+so the op returns a copy of such an output, and f's own tensor becomes the copy when the rule runs in a second order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cgshim_tensorflow._made import Made, Reading
+from cgshim_tensorflow._origins import Listening, Origins
+from cgshim_tensorflow._private import count_accumulators, delete_trace, pack_tangents, record, same_memory
+from cgshim_tensorflow._values import detached, is_eager
+
+Tensor = Any
+
+
+def _with_tangents(values: Sequence[Tensor]) -> frozenset[int]:
+    """Return the numbers of those that have a tangent: f has captured what an accumulator follows."""
+    if not count_accumulators():
+        return frozenset()
+    return frozenset([value._id for value in values if pack_tangents([value]).tangents])
+
+
+def _identity(upstream: Tensor) -> list[Tensor]:
+    return [upstream]
+
+
+class EagerOutputs:
+    """The outputs of an eager run: as f made them, and as the op returns them."""
+
+    def __init__(self, values: Sequence[Tensor], made: Made) -> None:
+        self._read_in_f: list[tuple[weakref.ref[Tensor], int]] = []
+        self.attached: list[Tensor] | None = []
+        self.numbers = {value._id for value in values}
+        self.values: Sequence[Tensor] = ()
+        self.with_tangents = _with_tangents(values)
+        for value in values:
+            own = made.has_made(value) and value._handle_data is None and all(value is not y for y in self.attached)
+            reads = made.reads[value._id]
+            if own and not reads and value._id not in self.with_tangents:
+                delete_trace(value._id)  # and with it what f made on the way to it, if nothing else needs that
+                self.attached.append(value)
+                continue
+            self.attached.append(detached(value))
+            if own and record.could_possibly_record():
+                value.cgshim_output = self.attached[-1]  # alive as long as the rule, or anybody, may read f's
+                self._read_in_f.append((weakref.ref(value), reads))
+
+    def attach(self, attached: Sequence[Tensor]) -> None:
+        """Keep no output that the op returns."""
+        self.attached = None
+
+    def moving_edges(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which nothing happens."""
+        return contextlib.nullcontext()
+
+    def conflict_in_graph(
+        self, made: Sequence[Any], read: Iterable[Tensor], origins: Origins, with_tangents: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Do what `connect_read` does for a rule that runs in a graph, which captures what it reads."""
+        reading = Reading()
+        reading.tensors = {x._id: x for x in read if is_eager(x)} if self._read_in_f else {}
+        return self.connect_read(reading, origins, with_tangents)
+
+    def move_edges(self, graph: Any, made: Sequence[Any]) -> None:
+        """Do nothing: a graph captures the op's outputs, or what has become one."""
+
+    def connect(self) -> None:
+        """Give f's own outputs the tangents of the op's, before the rule runs.
+
+        One that no tape follows, because f is opaque, becomes the op's now: what the rule reads of it would not be
+        recorded. What f made of it has no derivative by it.
+        """
+        for value, reads in self._alive():
+            if count_accumulators():
+                record.record_operation_forwardprop_only("Identity", [value], [value.cgshim_output], _identity, None)
+            if not record.should_record_backprop([value]):
+                _become(value, value.cgshim_output, reads)
+
+    def connect_read(self, reading: Reading, origins: Origins, with_tangents: bool) -> tuple[Tensor, Tensor] | None:
+        """Let f's own outputs be the op's for tapes, if the rule has read them.
+
+        Return an output of the op, and a tensor that f made of it and the rule has read too, if there is one: f's own
+        output is known as the op's for the derivative of that, too. So it is with tangents, even if it was not read.
+        """
+        outputs = {value._id: value.cgshim_output for value, _ in self._alive()}
+        read = {number: output for number, output in outputs.items() if number in reading.tensors}
+        for tensor in reading.tensors.values() if read or (outputs and with_tangents) else ():
+            if tensor._id in outputs:
+                continue
+            if origins.leads_to(tensor, read) or (
+                with_tangents and record.should_record_backprop([tensor]) and origins.leads_to(tensor, outputs)
+            ):
+                return next(iter(outputs.values())), tensor
+        for value, reads in self._alive():
+            if value._id in read:
+                _become(value, value.cgshim_output, reads + reading.reads[value._id])
+        return None
+
+    def _alive(self) -> list[tuple[Tensor, int]]:
+        return [(value, reads) for reference, reads in self._read_in_f if (value := reference()) is not None]
+
+
+def _become(value: Tensor, output: Tensor, reads: int) -> None:
+    """Let tapes know an eager tensor, which was read so often, as a copy of the output."""
+    if hasattr(value, "cgshim_uses"):
+        return
+    # A tape forgets what nobody uses any more, and counts the uses anew from here. What has read the tensor will take
+    # its uses away when it dies; these are added again, by a tensor that lives as long as the tape.
+    delete_trace(value._id)
+    uses: list[Tensor] = []
+    record.record_operation_backprop_only("Identity", [value], [output], lambda upstream, uses=uses: [upstream])
+    with record.stop_recording():
+        uses.append(same_memory(value))
+    record.record_operation_backprop_only("Uses", uses[:1], [value] * (reads + _MORE), lambda _: [])
+    value.cgshim_uses = True
+
+
+_MORE = 16
+"""what was recorded without an operation has read it, too"""
+
+
+class GraphOutputs:
+    """The outputs of f in a graph: as f made them, and as the op returns them."""
+
+    def __init__(self, values: Sequence[Tensor], made: Sequence[Any]) -> None:
+        self.values = values
+        self.attached = None
+        self.numbers = {value._id for value in values}
+        self.with_tangents = _with_tangents(values)
+        self._made = frozenset(made)
+        self._own: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attach(self, attached: Sequence[Tensor]) -> None:
+        """Know the outputs that the op returns."""
+        for value, output in zip(self.values, attached, strict=True):
+            if not is_eager(value) and value.op in self._made:
+                self._own.setdefault(value._id, (value, output))
+
+    def connect(self) -> None:
+        """Let tapes and accumulators know f's own outputs as the op's, before the rule runs."""
+        for value, output in self._own.values() if record.could_possibly_record() else ():
+            if not self._is_read_in_f(value):
+                delete_trace(value._id)
+                record.record_operation_backprop_only("Identity", [value], [output], _identity)
+            record.record_operation_forwardprop_only("Identity", [value], [output], _identity, None)
+
+    def moving_edges(self) -> contextlib.AbstractContextManager[Any]:
+        """Move edges while the rule runs, before a tape sees them, if f itself has read its output."""
+        if record.could_possibly_record() and any(self._is_read_in_f(value) for value, _ in self._own.values()):
+            return Listening(self._notice)
+        return contextlib.nullcontext()
+
+    def conflict_in_graph(
+        self, made: Sequence[Any], read: Iterable[Tensor], origins: Origins, with_tangents: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return an output of the op, and a tensor that f made of it, a tape follows and the rule has read."""
+        ends = {}
+        if with_tangents:
+            ends = {number: output for number, (value, output) in self._own.items() if self._is_read_in_f(value)}
+        for tensor in [x for operation in made for x in operation.inputs] if ends else ():
+            if tensor.op in self._made and tensor._id not in ends and record.should_record_backprop([tensor]):
+                for number in self._made_of(tensor) & set(ends):
+                    return ends[number], tensor
+        return None
+
+    def _made_of(self, tensor: Tensor) -> set[int]:
+        seen, todo = set[int](), [tensor]
+        while todo:
+            inputs = [x for x in todo.pop().op.inputs if x._id not in seen and x.op in self._made]
+            seen.update([x._id for x in inputs])
+            todo += inputs
+        return seen
+
+    def _is_read_in_f(self, value: Tensor) -> bool:
+        return any(consumer in self._made for consumer in value.consumers())
+
+    def _notice(self, op_type: str, inputs: Any, attributes: Any, outputs: Sequence[Tensor]) -> None:
+        if outputs and not is_eager(outputs[0]):
+            operation = outputs[0].op
+            self._move_edges_of(operation, operation.graph, self._stand_ins_in(operation.graph))
+
+    def move_edges(self, graph: Any, made: Sequence[Any]) -> None:
+        """Let the operations that the rule has made in a graph read the op's outputs where they read f's."""
+        stand_ins = self._stand_ins_in(graph)
+        for operation in made if stand_ins else ():
+            self._move_edges_of(operation, graph, stand_ins)
+        for number, (value, _) in self._own.items():
+            if number in stand_ins.values():
+                _forget_capture(graph, value)
+
+    def _stand_ins_in(self, graph: Any) -> dict[int, int]:
+        """Return what stands for f's outputs in a graph: their numbers by its own."""
+        found = {}
+        captured = {outer._id: inner for outer, inner in getattr(graph, "captures", ()) if hasattr(outer, "_id")}
+        captured.update(getattr(graph, "_indirect_captures", {}))  # of the gradient of a while loop
+        for number, (value, _) in self._own.items():
+            inner = value if value.graph is graph else captured.get(number)
+            if inner is not None:
+                found[inner._id] = number
+        return found
+
+    def _move_edges_of(self, operation: Any, graph: Any, stand_ins: dict[int, int]) -> None:
+        for at, x in enumerate(operation.inputs):
+            if x._id in stand_ins:
+                _, output = self._own[stand_ins[x._id]]
+                operation._update_input(at, graph.capture(output) if hasattr(graph, "capture") else output)
+
+
+def _forget_capture(graph: Any, tensor: Tensor) -> None:
+    """Let a graph capture a tensor no more that nothing in it reads: what it captures is kept for it."""
+    for outer, inner in getattr(graph, "captures", ()):
+        if outer is tensor and not inner.consumers():
+            graph._function_captures.pop(id(outer))
+            graph.inputs[:] = [x for x in graph.inputs if x is not inner]
+            return

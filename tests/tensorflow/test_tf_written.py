@@ -1,0 +1,522 @@
+"""The rule runs as it was written: wherever f keeps a residual, each order of each transformation is right or refused.
+
+The op of most tests is x**3 with a rule that has 15 for 3, so that autodiff's answer is never taken for the rule's.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import dataclasses
+import functools
+import itertools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tf_modes import eager_and_function, grad, jacobian, jvp, square, vectorized
+
+import cgshim
+
+X = 2.0
+Rule = Callable[[Any], Any]
+
+
+@dataclasses.dataclass
+class Record:
+    """An object that no registry knows."""
+
+    held: Any = None
+
+
+class Kept:
+    """A class that keeps what f puts there."""
+
+    held: Any = None
+
+
+module, variable = types.ModuleType("kept"), contextvars.ContextVar[Any]("kept")
+static, cache = Record(), dict[str, Any]()
+
+
+# --- Where f can put a residual ---------------------------------------------------------------------------------------
+
+
+def _a_generator(held: Any) -> Rule:
+    kept = (held for _ in itertools.count())
+    return lambda u: 15 * u * next(kept)
+
+
+def _a_nested_function(held: Any) -> Rule:
+    def slope() -> Any:
+        return 15 * held
+
+    return lambda u: u * slope()
+
+
+def _in_attribute(holder: Any) -> Callable[[Any], Rule]:
+    def place(held: Any) -> Rule:
+        holder.held = held
+        return lambda u: 15 * u * holder.held
+
+    return place
+
+
+def _a_function_attribute(held: Any) -> Rule:
+    def rule(u: Any) -> Any:
+        return 15 * u * vars(rule)["held"]
+
+    vars(rule)["held"] = held
+    return rule
+
+
+def _a_context_variable(held: Any) -> Rule:
+    variable.set(held)
+    return lambda u: 15 * u * variable.get()
+
+
+def _a_global(held: Any) -> Rule:
+    cache["held"] = held
+    return lambda u: 15 * u * cache["held"]
+
+
+def _a_popped_stack(held: Any) -> Rule:
+    stack = [held] * 4  # an order or a retrace pops it again
+    return lambda u: 15 * u * stack.pop()
+
+
+def _a_freed_attribute(held: Any) -> Rule:
+    record = Record(held)
+
+    def rule(u: Any) -> Any:
+        slope, record.held = record.held, None
+        record.held = slope
+        return 15 * u * slope
+
+    return rule
+
+
+def _an_array_of_objects(held: Any) -> Rule:
+    array = np.empty(1, object)
+    array[0] = held
+    return lambda u: 15 * u * array[0]
+
+
+PLACES: dict[str, Callable[[Any], Rule]] = {
+    "cell": lambda held: lambda u: 15 * u * held,
+    "list": lambda held: (lambda kept: lambda u: 15 * u * kept[0])([held]),
+    "dict": lambda held: (lambda kept: lambda u: 15 * u * kept["x"])({"x": held}),
+    "nested function": _a_nested_function,
+    "partial": lambda held: functools.partial(lambda kept, u: 15 * u * kept, held),
+    "dataclass": lambda held: (lambda record: lambda u: 15 * u * record.held)(Record(held)),
+    "object": lambda held: (lambda kept: lambda u: 15 * u * kept.held)(types.SimpleNamespace(held=held)),
+    "class": _in_attribute(Kept),
+    "module": _in_attribute(module),
+    "function attribute": _a_function_attribute,
+    "global": _a_global,
+    "context variable": _a_context_variable,
+    "globals of exec": lambda held: eval("lambda u: 15 * u * held", {"held": held}),
+    "generator": _a_generator,
+    "popped stack": _a_popped_stack,
+    "freed attribute": _a_freed_attribute,
+    "deque": lambda held: (lambda kept: lambda u: 15 * u * kept[0])(collections.deque([held])),
+    "iterator": lambda held: (lambda kept: lambda u: 15 * u * next(kept))(itertools.repeat(held)),
+    "array of objects": _an_array_of_objects,
+    "static argument": _in_attribute(static),
+    "default value": lambda held: lambda u, held=held: 15 * u * held,
+}
+
+
+def _of(fn: Callable[[Any], Any], order: int) -> Callable[[Any], Any]:
+    return functools.reduce(lambda fn, _: grad(fn), range(order), fn)
+
+
+def _persistent(fn: Callable[[Any], Any], order: int) -> Callable[[Any], Any]:
+    def derivative(x: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = fn(x)
+            for _ in range(order - 1):
+                y = tape.gradient(y, x)
+        return tape.gradient(y, x)
+
+    return derivative
+
+
+def _tf_gradients(fn: Callable[[Any], Any], order: int) -> Callable[[Any], Any]:
+    def derivative(x: Any) -> Any:
+        y = fn(x)
+        for _ in range(order):
+            (y,) = tf.gradients(y, x)
+        return y
+
+    return tf.function(derivative)
+
+
+def _forward_over_reverse(fn: Callable[[Any], Any], order: int) -> Callable[[Any], Any]:
+    return _of(fn, order) if order == 1 else jvp(_of(fn, order - 1), 1.0)
+
+
+TRANSFORMATIONS: dict[str, Callable[[Any, int], Callable[[Any], Any]]] = {
+    "tapes": _of,
+    "a persistent tape": _persistent,
+    "tf.function of tapes": lambda fn, order: tf.function(_of(fn, order)),
+    "tapes of tf.function": lambda fn, order: _of(tf.function(fn), order),
+    "a tape of tf.function of tapes": lambda fn, order: grad(tf.function(_of(fn, order - 1))),
+    "XLA": lambda fn, order: tf.function(_of(fn, order), jit_compile=True),
+    "tf.gradients": _tf_gradients,
+    "vectorized_map": lambda fn, order: lambda x: vectorized(_of(fn, order))(tf.stack([x, x]))[0],
+    "tapes of a Jacobian": lambda fn, order: _of(jacobian(lambda x: fn(tf.reshape(x, [1]))), order - 1),
+    "forward over reverse": _forward_over_reverse,
+    "forward over reverse in tf.function": lambda fn, order: tf.function(_forward_over_reverse(fn, order)),
+}
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_residual_in_any_place(place: str, transformation: str, order: int) -> None:
+    @functools.partial(cgshim.op_custom_gradient, forward_mode=True)
+    def op(x: Any) -> Any:
+        return x**3, PLACES[place](x**2)
+
+    expected = {1: 15 * X**2, 2: 30 * X, 3: 30.0}[order]
+    found = TRANSFORMATIONS[transformation](op, order)(tf.constant(X))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("place", PLACES)
+def test_an_output_in_any_place(place: str, transformation: str, order: int) -> None:
+    """Its derivative is the rule's, though autodiff could see through f."""
+
+    @functools.partial(cgshim.op_custom_gradient, forward_mode=True)
+    def op(x: Any) -> Any:
+        y = tf.exp(x)
+        return y, PLACES[place](y)
+
+    found = TRANSFORMATIONS[transformation](op, order)(tf.constant(X))
+    np.testing.assert_allclose(found, 15**order * np.exp(X), rtol=1e-4)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+def test_an_output_that_f_has_read_too(transformation: str, order: int) -> None:
+    @functools.partial(cgshim.op_custom_gradient, forward_mode=True)
+    def op(x: Any) -> Any:
+        y = tf.exp(x)
+        tf.reduce_sum(y * 2.0)
+        return y, lambda u: 15 * u * y
+
+    found = TRANSFORMATIONS[transformation](op, order)(tf.constant(X))
+    np.testing.assert_allclose(np.sum(found), 15**order * np.exp(X), rtol=1e-4)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("place", ["cell", "object", "class"])
+def test_what_f_made_of_its_output_has_fs_derivative(place: str, transformation: str, order: int) -> None:
+    """f's own derivative of 2 exp(x) is itself, and the rule's is 15 times that.
+
+    An accumulator cannot tell the two in a third order.
+    """
+
+    @functools.partial(cgshim.op_custom_gradient, forward_mode=True)
+    def op(x: Any) -> Any:
+        y = tf.exp(x)
+        return y, PLACES[place](2 * y)
+
+    derivative = TRANSFORMATIONS[transformation](op, order)
+    if order == 3 and transformation.startswith("forward"):
+        with pytest.raises(cgshim.TransformationError, match="f computed from an output"):
+            derivative(tf.constant(X))
+    else:
+        np.testing.assert_allclose(derivative(tf.constant(X)), 30 * np.exp(X), rtol=1e-5)
+
+
+# --- Derivatives that a rule takes itself -----------------------------------------------------------------------------
+
+
+def five_cubes_by_a_tape(x: Any) -> Any:
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = 5 * x**3
+    return y, lambda u: 7 * tape.gradient(y, x, output_gradients=u)
+
+
+def five_cubes_by_tf_gradients(x: Any) -> Any:
+    y = 5 * x**3
+    return y, lambda u: 7 * tf.gradients(y, x, grad_ys=u)[0]
+
+
+def five_cubes_by_a_hidden_tape(x: Any) -> Any:
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        static.held = 5 * x**3
+    return static.held, lambda u: 7 * tape.gradient(static.held, x, output_gradients=u)
+
+
+@eager_and_function
+@pytest.mark.parametrize("f", [five_cubes_by_a_tape, five_cubes_by_a_hidden_tape])
+@pytest.mark.parametrize(("order", "expected"), [(1, 105 * X**2), (2, 210 * X), (3, 210.0)])
+def test_a_rule_that_asks_fs_tape_for_the_gradient_of_its_output(
+    f: Any, order: int, expected: float, mode: Any
+) -> None:
+    found = mode(_of(cgshim.op_custom_gradient(f), order))(tf.constant(X))
+    np.testing.assert_allclose(found, expected)
+
+
+def test_a_tape_that_can_be_asked_once() -> None:
+    @cgshim.op_custom_gradient
+    def op(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = 5 * x**3
+        return y, lambda u: tape.gradient(y, x, output_gradients=u)
+
+    assert grad(grad(op))(tf.constant(X)).numpy() == 30 * X
+
+
+@pytest.mark.parametrize("transformation", ["tf.function of tapes", "tf.gradients"])
+@pytest.mark.parametrize(("order", "expected"), [(1, 105 * X**2), (2, 210 * X), (3, 210.0)])
+def test_a_rule_that_asks_tf_gradients(transformation: str, order: int, expected: float) -> None:
+    op = cgshim.op_custom_gradient(five_cubes_by_tf_gradients)
+    np.testing.assert_allclose(TRANSFORMATIONS[transformation](op, order)(tf.constant(X)), expected)
+
+
+def test_a_rule_that_asks_for_the_gradients_of_variables() -> None:
+    w = tf.Variable(3.0)
+
+    @cgshim.op_custom_gradient
+    def op(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x**3 * w
+
+        def rule(u: Any, variables: Any) -> Any:
+            of_x, *of_variables = tape.gradient(y, [x, *variables], output_gradients=u)
+            return of_x, of_variables
+
+        return y, rule
+
+    with tf.GradientTape() as tape:
+        x = tf.constant(X)
+        tape.watch(x)
+        y = op(x) * 2
+    assert [g.numpy() for g in tape.gradient(y, [x, w])] == [2 * 9 * X**2, 2 * X**3]
+
+
+def test_a_graph_of_tensorflow_1() -> None:
+    op = cgshim.op_custom_gradient(five_cubes_by_tf_gradients)
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [])
+        (first,) = tf.compat.v1.gradients(op(x), x)
+        (second,) = tf.compat.v1.gradients(first, x)
+        with tf.compat.v1.Session() as session:
+            assert session.run([first, second], {x: X}) == [105 * X**2, 210 * X]
+
+
+# --- The very object --------------------------------------------------------------------------------------------------
+
+
+def test_a_first_order_calls_the_very_object_that_f_returned() -> None:
+    class Slope:
+        def __init__(self, x: Any) -> None:
+            self.x: Any = x
+            self.seen: list[Any] = []
+
+        def __call__(self, u: Any) -> Any:
+            self.seen.append(u)
+            x, self.x = self.x, None
+            return 7 * u * x
+
+    slopes: list[Slope] = []
+
+    @cgshim.op_custom_gradient
+    def op(x: Any) -> Any:
+        slopes.append(Slope(x))
+        return x * x, slopes[-1]
+
+    assert grad(op, of=lambda y: 3 * y)(tf.constant(X)).numpy() == 42
+    (slope,) = slopes
+    assert [u.numpy() for u in slope.seen] == [3]
+    assert slope.x is None
+
+
+# --- What nobody can connect ------------------------------------------------------------------------------------------
+
+UNCONNECTED = "{}: a second order needs every tensor that grad_fn reads as a function of the arguments, got f32[] that "
+
+
+def of_values(x: Any) -> Any:
+    slope = tf.constant(np.exp(x.numpy()))
+    return tf.exp(x), lambda u: 5 * u * slope
+
+
+def of_values_hidden(x: Any) -> Any:
+    cache["held"] = tf.constant(np.exp(x.numpy()))
+    return tf.exp(x), lambda u: 5 * u * cache["held"]
+
+
+@pytest.mark.parametrize("f", [of_values, of_values_hidden])
+@pytest.mark.parametrize("second", [grad, lambda fn: jvp(fn, 1.0)], ids=["reverse", "forward"])
+def test_a_tensor_of_values_has_a_first_order_and_is_refused_in_the_second(f: Any, second: Any) -> None:
+    op, x = cgshim.op_custom_gradient(f), tf.constant(X)
+    np.testing.assert_allclose(grad(op)(x), 5 * np.exp(X), rtol=1e-5)
+    with pytest.raises(cgshim.TransformationError) as caught:
+        second(grad(op))(x)
+    assert str(caught.value).startswith(UNCONNECTED.format(f.__name__) + "f made of values that Python read")
+
+
+def test_the_refusal_names_the_place() -> None:
+    with pytest.raises(cgshim.TransformationError, match="it is kept as 'held'"):
+        grad(grad(cgshim.op_custom_gradient(of_values_hidden)))(tf.constant(X))
+
+
+def test_an_opaque_output_is_known_by_the_rule() -> None:
+    @cgshim.op_custom_gradient
+    def op(x: Any) -> Any:
+        y = tf.constant(np.exp(x.numpy()))
+        return y, lambda u: 5 * u * y
+
+    for order in (1, 2, 3):
+        np.testing.assert_allclose(_of(op, order)(tf.constant(X)), 5**order * np.exp(X), rtol=1e-5)
+
+
+def test_an_output_and_what_f_made_of_it() -> None:
+    @cgshim.op_custom_gradient
+    def op(x: Any) -> Any:
+        y = tf.exp(x)
+        z = 2 * y
+        return y, lambda u: u * y * z
+
+    np.testing.assert_allclose(grad(op)(tf.constant(X)), 2 * np.exp(2 * X), rtol=1e-5)
+    with pytest.raises(cgshim.TransformationError, match="f computed from an output that grad_fn reads too"):
+        grad(grad(op))(tf.constant(X))
+
+
+table = tf.constant([15.0, 4.0])
+
+
+class Scaled:
+    """An op with a number in an attribute."""
+
+    scale = 0.5
+
+    def __init__(self) -> None:
+        self.slope = 0.3
+
+    @cgshim.op_custom_gradient
+    def op(self, x: Any) -> Any:
+        slope = tf.constant(self.slope)
+        return x**3, lambda u: 50 * u * slope * x**2
+
+
+def a_constant_of_code(x: Any) -> Any:
+    slope = tf.constant([15.0, 0.0])
+    return x**3, lambda u: u * slope[0] * x**2
+
+
+def a_table(x: Any) -> Any:
+    return x**3, lambda u: u * table[0] * x**2
+
+
+def of_sizes(x: Any) -> Any:
+    ramp = tf.linspace(0.0, 30.0, 3) / tf.cast(tf.size(x), tf.float32)
+    return x**3, lambda u: u * ramp[1] * x**2
+
+
+def a_log(x: Any) -> Any:
+    log: list[Any] = [tf.constant(np.exp(x.numpy()))]
+    return x**3, lambda u: (log.append(u), 15 * u * x**2)[1]
+
+
+def an_integer(x: Any) -> Any:
+    slope = tf.constant(int(x) + 13)
+    return x**3, lambda u: u * tf.cast(slope, u.dtype) * x**2
+
+
+HARMLESS: dict[str, Any] = {
+    "a constant of the code": cgshim.op_custom_gradient(a_constant_of_code),
+    "a table that was there before": cgshim.op_custom_gradient(a_table),
+    "what is made of sizes": cgshim.op_custom_gradient(of_sizes),
+    "a log": cgshim.op_custom_gradient(a_log),
+    "an integer": cgshim.op_custom_gradient(an_integer),
+    "a number in an attribute": lambda x: Scaled().op(x),
+}
+
+
+@pytest.mark.parametrize("op", HARMLESS.values(), ids=HARMLESS)
+@pytest.mark.parametrize("second", [grad, lambda fn: jvp(fn, 1.0)], ids=["reverse", "forward"])
+def test_what_is_harmless_passes(op: Any, second: Any) -> None:
+    np.testing.assert_allclose(second(grad(op))(tf.constant(X)), 30 * X, rtol=1e-5)
+
+
+def test_a_python_number_is_a_constant_as_by_hand() -> None:
+    """A hole: nobody can tell the number that Python read from one of the code."""
+
+    def f(x: Any) -> Any:
+        slope = float(x)
+        return x * x, lambda u: 7 * u * slope * x
+
+    for decorator in (cgshim.op_custom_gradient, tf.custom_gradient):
+        assert grad(grad(decorator(f)))(tf.constant(X)).numpy() == 7 * X
+
+
+def _keeping_the_first(kept: list[Any]) -> Any:
+    def f(x: Any) -> Any:
+        kept.append(x * x)
+        return x**3, lambda u: 15 * u * kept[0]
+
+    return f
+
+
+def test_a_cache_of_an_earlier_call_is_a_constant_as_by_hand() -> None:
+    """A hole: the tensor existed before f ran."""
+    for decorator in (cgshim.op_custom_gradient, tf.custom_gradient):
+        kept: list[Any] = []
+
+        op = decorator(_keeping_the_first(kept))
+        grad(op)(tf.constant(X))
+        assert grad(lambda x, op=op: grad(op)(x) + x)(tf.constant(X)).numpy() == 1
+
+
+# --- Outputs and their uses -------------------------------------------------------------------------------------------
+
+
+@eager_and_function
+def test_the_output_of_an_op_inside_and_what_f_made_of_it(mode: Any) -> None:
+    @cgshim.op_custom_gradient
+    def op(x: Any) -> Any:
+        z = square(x)
+        w = z * 2.0
+        return (z, w), lambda u, v: u * 3.0 + v * 11.0 * x
+
+    assert mode(grad(lambda x: op(x)[1]))(tf.constant(X)).numpy() == 11 * X
+    assert mode(grad(lambda x: op(x)[0] * x))(tf.constant(X)).numpy() == 3 * X + X * X
+
+
+def test_a_gradient_that_dies_takes_no_derivative_with_it() -> None:
+    """A tape counts uses: those of an output that f read too are counted anew in a second order."""
+
+    @cgshim.op_custom_gradient
+    def op(x: Any, w: Any) -> Any:
+        y = tf.exp(x) * w
+        tf.debugging.check_numerics(y, "y")
+        tf.reduce_sum(y * 2)
+        return y, lambda u: (5 * u * y, 7 * u * y)
+
+    x, w = tf.constant(X), tf.constant(1.0)
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape(persistent=True) as inner:
+            inner.watch([x, w])
+            y = op(x, w)
+        for _ in range(3):
+            first = inner.gradient(y, x)
+        del inner
+    np.testing.assert_allclose(outer.gradient(first, x), 25 * np.exp(X), rtol=1e-5)
