@@ -54,6 +54,23 @@ class Residual(torch.autograd.Function):
         return 3 * upstream * square
 
 
+class ResidualOfAnyOrder(Residual):
+    """With an input for the second order, in which the residual is a function of it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        square = x * x
+        ctx.save_for_backward(x, square)
+        return square * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        x, square = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            square = x * x
+        return 3 * upstream * square
+
+
 class Static(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, kind, config, scale):
@@ -67,6 +84,19 @@ class Static(torch.autograd.Function):
     def backward(ctx, upstream):
         (x,) = ctx.saved_tensors
         return 3 * ctx.scale * upstream * x * x, None, None, None
+
+
+class Option(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return scale * x * x * x
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (x,) = ctx.saved_tensors
+        return 3 * ctx.scale * upstream * x * x, None
 
 
 class ThreeOutputs(torch.autograd.Function):
@@ -148,8 +178,11 @@ BY_HAND = {
     "leaves": lambda tensors: Leaves.apply(*tensors),
     "positional": Leaves.apply,
     "method": Cube.apply,
+    "option": lambda x: Option.apply(x, 2.0),
+    "square": Square.apply,
     "matmul": Matmul.apply,
     "nested": lambda lists: Square.apply(innermost(lists)),
+    ("residual", "second_order"): ResidualOfAnyOrder.apply,
     ("cube", "func_grad"): CubeOfFunc.apply,
     ("cube", "vmap_of_grad"): CubeOfFunc.apply,
 }
@@ -187,6 +220,23 @@ def second_order(op, x):
     def run():
         (first,) = torch.autograd.grad(op(x), x, one, create_graph=True)
         return torch.autograd.grad(first, x, one)
+
+    return run
+
+
+def training_step(op, x):
+    """A step of stochastic gradient descent for a small network, with the op after each of its hidden layers."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(32, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)]
+    optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], 1e-4)
+    x = x.reshape(16, 32)
+
+    def run():
+        hidden = op(layers[1](op(layers[0](x))))
+        loss = layers[2](hidden).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
     return run
 

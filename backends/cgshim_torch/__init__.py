@@ -19,13 +19,15 @@ from cgshim.backend import output_on_host, runs_on_host, tensor_of_call
 from cgshim_torch import _trees
 from cgshim_torch._eager import differentiable
 from cgshim_torch._host import host_function as host_function
+from cgshim_torch._plain import plan as plan
 from cgshim_torch._private import (
-    frames_are_compiled,
+    frame_callback,
     fx_is_tracing,
+    jit_is_tracing,
     len_dispatch_stack,
     len_function_stack,
-    tracing_state,
 )
+from cgshim_torch._reads import known_constant, note_numbers, reads_now
 from cgshim_torch._staged import staged
 from cgshim_torch._versions import STAYS_IN_GRAPH
 from cgshim_torch._versions import version_limits as version_limits
@@ -85,7 +87,8 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
             raise TypeError(f"PyTorch has no dtype {dtype}")
         dtype = getattr(torch, dtype)
     if isinstance(x, (np.ndarray, np.generic)):
-        return from_numpy(np.array(x)).to(device_of_call(), dtype)  # a copy: NumPy's memory may change, or be locked
+        tensor = known_constant(from_numpy(np.array(x)))  # a copy: NumPy's memory may change, or be locked
+        return tensor.to(device_of_call(), dtype)
     return torch.as_tensor(x, dtype=dtype, device=None if isinstance(x, torch.Tensor) else device_of_call())
 
 
@@ -103,6 +106,7 @@ def from_numpy(array: Any) -> Tensor:
 
 
 def convert_to_numpy(x: Tensor, /) -> Any:
+    note_numbers()
     if x.layout is not torch.strided:
         x = x.to_dense()
     if x.dtype is torch.bfloat16:  # float32 holds each value, and NumPy has no bfloat16 of its own
@@ -121,13 +125,17 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
 
 
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
+    if not torch.compiler.is_dynamo_compiling() and len_function_stack():
+        reads = reads_now()
+        if reads is not None:  # a rule that makes a graph calls this op
+            inputs = reads.read_each(list(inputs))
     if type(call.f) is not FunctionType and runs_on_host(call.f) and not any(map(_is_proxy, inputs)):
         return _on_host(call, inputs)
     if torch.compiler.is_dynamo_compiling():
         from cgshim_torch._compiled import traced as outputs_of
-    elif frames_are_compiled():
+    elif frame_callback() is not None:
         from cgshim_torch._compiled import untraced as outputs_of
-    elif len_function_stack() or len_dispatch_stack() or tracing_state() or fx_is_tracing():
+    elif len_function_stack() or len_dispatch_stack() or jit_is_tracing() or fx_is_tracing():
         outputs_of = staged
     else:
         outputs_of = differentiable
@@ -142,7 +150,7 @@ def _is_proxy(x: Tensor) -> bool:
 def _on_host(call: Call, inputs: Sequence[Tensor]) -> Any:
     if torch.compiler.is_dynamo_compiling():
         from cgshim_torch._host_compiled import traced as output_of
-    elif frames_are_compiled():
+    elif frame_callback() is not None:
         from cgshim_torch._host_compiled import untraced as output_of
     else:
         output_of = output_on_host

@@ -19,7 +19,7 @@ from cgshim_torch._dynamo import assume_constant_result, disabled, run_whole
 from cgshim_torch._eager import Outputs, differentiable
 from cgshim_torch._graph import is_transformed
 from cgshim_torch._guards import forget_our_own
-from cgshim_torch._kept import Autocast, Kept, device_types
+from cgshim_torch._run import Autocast, Run, device_types
 from cgshim_torch._staged import without_gradient
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def _run_calls_whole() -> bool:
     Otherwise Dynamo would compile it up to the place that it cannot trace, when f has already run. The same is true
     of a backward pass. torch._dynamo.reset() may undo this, so each traced call does it again.
     """
-    for function in (CustomGradient.__call__, CustomGradient.__get__, Kept.gradients):
+    for function in (CustomGradient.__call__, CustomGradient.__get__, Run.gradients):
         run_whole(function.__code__)
     return True
 

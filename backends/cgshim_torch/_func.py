@@ -1,18 +1,21 @@
 """PyTorch: the transformations of torch.func, and dual numbers.
 
-f runs on the inputs as they are, so its residuals are already functions of them at every level. The outputs that the
-rule keeps are saved as the Function's own, so that their derivative is the rule's at every level.
+f runs on the inputs as they are, so its residuals are already functions of them at every level. torch runs the rule at
+other levels than f: what the rule holds is passed through torch, and the rule then reads what came out. An output that
+it holds is the Function's own, so that its derivative is the rule's at every level.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgshim.backend import refuse_hidden, refuse_host_derivative
+from cgshim.backend import refuse_host_derivative
+from cgshim_torch._existing import NOTHING, Existing, names_libraries_alone
 from cgshim_torch._graph import (
     is_wrapped_or_requires_grad,
     levels,
@@ -22,10 +25,13 @@ from cgshim_torch._graph import (
     since,
 )
 from cgshim_torch._host_tangents import constants_of_host
-from cgshim_torch._kept import Gradients, Kept, Saved, called, examined, named, rules
 from cgshim_torch._linear import push_forward
 from cgshim_torch._once import without_derivative
 from cgshim_torch._private import custom_function_call, forward_ad, functorch
+from cgshim_torch._reads import FLOATS, Reads
+from cgshim_torch._residuals import Holdings, holding
+from cgshim_torch._run import Gradients, Run, named, rules, run_once, variables_of
+from cgshim_torch._state import state_of
 
 if TYPE_CHECKING:
     from cgshim.backend import Call, TreeSpec
@@ -41,20 +47,24 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     """
     if call.takes_needed and forward_ad._current_level < 0:  # forward mode asks the rule for all gradients
         call = call.with_needed([torch.is_grad_enabled() and requires_grad_at_a_level(x) for x in inputs])
-    start, before = now(), list(map(_versions, inputs))
+    existing, start, before = Existing(call), now(), list(map(_versions, inputs))
     with constants_of_host() as constants:
-        outputs, rule = called(call, inputs)
+        outputs, rule = call.read(run_once(call, inputs), inputs)
     during = since(start)
     if any(requires_grad_at_a_level(x) and _versions(x) != was for x, was in zip(inputs, before, strict=True)):
         call.refuse_writing()
-    kept, others, variables = examined(call, inputs, inputs, during, outputs, rule, is_wrapped_or_requires_grad)
-    kept.constants = list(constants.values())
-    if call.once_differentiable:  # the gradients must be connected with all of them
-        kept.inputs = range(len(inputs))
-    _refuse_hidden_batches(kept)
+    holdings = Holdings(rule.grad_fn, existing.holders)
+    made = [t for t in (*outputs, *[h.tensor for h in holdings.tensors]) if is_wrapped_or_requires_grad(t)]
+    run = TransformedRun(call, rule, existing, [x.device for x in inputs], holdings.tensors)
+    if made:
+        run.variables, _ = variables_of(call, rule, existing, inputs, inputs, during, made, holdings)
+        run.state = state_of(call.f, run.variables)
+    run.constants_of_host = list(constants.values())
+    others = run.choose(holdings, inputs, outputs)
     if forward_ad._current_level >= 0 and not rules.current:
-        refuse_captured_tangents(call, outputs, [*inputs, *variables])
-    return named(_Transformed, call.name)(kept, *inputs, *others, *[y.detach() for y in outputs]), rule.output
+        refuse_captured_tangents(call, outputs, [*inputs, *run.variables])
+    run.variables = ()  # they come through torch, too
+    return named(_Transformed, call.name)(run, *inputs, *others, *[y.detach() for y in outputs]), rule.output
 
 
 def _versions(tensor: Tensor) -> list[int]:
@@ -62,17 +72,97 @@ def _versions(tensor: Tensor) -> list[int]:
     return [0 if level.is_inference() else level._version for level in levels(tensor)]
 
 
-def _refuse_hidden_batches(kept: Kept) -> None:
-    """Raise an error if an object holds a tensor of a batch: vmap misses it, and runs the rule at another level."""
-    for tensor in kept.hidden():
-        if torch.is_tensor(tensor) and any(map(functorch.is_batchedtensor, levels(tensor))):
-            refuse_hidden(kept.call, tensor)
+class TransformedRun(Run):
+    """A run of f under torch.func: `tensors` are its inputs, its outputs, and what its rule holds besides."""
+
+    constants_of_host: Sequence[str] = ()
+    """an op on the host for each level of forward mode at which its results were constants"""
+
+    def choose(self, holdings: Holdings, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return what is passed through torch besides inputs and outputs, and choose what is saved."""
+        self.outputs = len(outputs)
+        own = [*inputs, *outputs]
+        at = {id(t): place for place, t in reversed(list(enumerate(own)))}
+        others: list[Tensor] = []
+        for t in (*[each.tensor for each in self.held], *self.variables):
+            if id(t) not in at:
+                at[id(t)] = len(own) + len(others)
+                others.append(t)
+        self.held_at = [at[id(each.tensor)] for each in self.held]
+        self.variables_at = [at[id(v)] for v in self.variables]
+        self.holds_floats = bool(holdings.objects) or any(
+            t.dtype in FLOATS and at[id(t)] not in self.variables_at and not self.existing.has(t) for t in others
+        )
+        """whether the rule holds what f made, or what nobody knows"""
+        grad_fn: Any = self.rule.grad_fn
+        self.may_hide = (
+            bool(holdings.objects) or any(each.holder is None for each in self.held)
+            or not hasattr(grad_fn, "__code__") or not names_libraries_alone(grad_fn)
+        )  # fmt: skip
+        self.shown = [(weakref.ref(t), at[id(t)]) for t in own] if self.may_hide else []
+        all_inputs = self.rule.needs_inputs or self.call.once_differentiable or self.may_hide
+        saved = {*self.held_at, *range(len(own), len(own) + len(others)), *(place for _, place in self.shown)}
+        self.saved_at = sorted(saved.union(range(len(inputs)) if all_inputs else ()))
+        self.count = len(own) + len(others)
+        return others
+
+    def among(self, saved: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the tensors, of those that were saved."""
+        tensors: list[Tensor | None] = [None] * self.count
+        for at, t in zip(self.saved_at, saved, strict=True):
+            tensors[at] = t
+        return tensors
+
+    def variables_among(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        """Return the variables that f read."""
+        return [tensors[at] for at in self.variables_at]
+
+    def gradients_from(
+        self, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor], needed: Sequence[bool] | None = None
+    ) -> Gradients:  # fmt: skip
+        """Return the rule's gradients where it holds these tensors."""
+        inputs, variables = tensors[: len(self.devices)], self.variables_among(tensors)
+        held = [tensors[at] for at in self.held_at if at is not None]
+        with holding(self.held, held, self.lock):
+            if not self.may_hide:
+                return self.gradients(inputs, upstreams, variables, needed)
+            reads = _ReadsOfFunc(self.call, NOTHING, lambda t: t)
+            pairs = [(each.tensor, t) for each, t in zip(self.held, held, strict=True)]
+            pairs += [(raw, tensors[at]) for ref, at in self.shown if (raw := ref()) is not None]
+            for raw, t in pairs:
+                reads.put(raw, t)
+            reads.knows(*upstreams, *[t for t in tensors if t is not None])
+            try:
+                with reads:
+                    return self.gradients(inputs, upstreams, variables, needed)
+            finally:
+                reads.close()
+
+    def refuse_constants(self, beside: int) -> None:
+        """Raise an error if a tangent is missing in what the rule holds, at more levels than those `beside` it."""
+        if len(self.constants_of_host) > beside and self.holds_floats:
+            refuse_host_derivative(self.constants_of_host[0])
 
 
-def _refuse_constants(kept: Kept, beside: int) -> None:
-    """Raise an error if a tangent is missing in what the rule keeps, at more levels than those `beside` it."""
-    if len(kept.constants) > beside and (kept.differentiable or kept.hidden()):
-        refuse_host_derivative(kept.constants[0])
+class _ReadsOfFunc(Reads):
+    """Substitutes what was passed through torch; all else is connected at each level by itself."""
+
+    asks = False
+    """True while the operation only asks something of a tensor, as an op that the rule calls does of each level"""
+
+    def before_operation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        self.asks = func in _ASKS
+
+    def _read_wrapped(self, t: Tensor) -> Tensor:
+        """Return t, unless it is of a batch: vmap runs the rule when its batch is over."""
+        if not self.asks and any(map(functorch.is_batchedtensor, levels(t))):
+            self.call.refuse_unconnected(t, "is of a batch, and kept where vmap does not see it")
+        return t
+
+
+_ATTRIBUTES = ("requires_grad", "is_leaf", "grad_fn", "output_nr", "_version")
+_ASKS = {torch.Tensor.is_inference, *(getattr(torch.Tensor, name).__get__ for name in _ATTRIBUTES)}
+"""operations that tell of a tensor, and read no number of it"""
 
 
 class _Transformed(torch.autograd.Function):  # type: ignore[misc]
@@ -88,18 +178,16 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         return custom_function_call(cls, *args)
 
     @staticmethod
-    def forward(kept: Kept, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple([y.detach() for y in tensors[len(tensors) - kept.outputs :]])
+    def forward(run: TransformedRun, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple([y.detach() for y in tensors[len(tensors) - run.outputs :]])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        kept, *tensors = inputs
-        others = tensors[len(kept.devices) : len(tensors) - kept.outputs]
-        saved = [
-            *[tensors[at] for at in kept.inputs], *[output[at] for at in kept.residuals.outputs], *others
-        ]  # fmt: skip
-        ctx.kept = kept
-        ctx.others = len(others)
+        run, *given = inputs
+        first_other = len(run.devices)
+        tensors = [*given[:first_other], *output, *given[first_other : len(given) - run.outputs]]
+        saved = [tensors[at] for at in run.saved_at]
+        ctx.run = run
         ctx.save_for_backward(*saved)
         if forward_ad._current_level >= 0:
             ctx.zeros = [functools.partial(torch.zeros, y.shape, dtype=y.dtype, device=y.device) for y in output]
@@ -107,47 +195,48 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        kept, saved = ctx.kept, ctx.kept.apart(ctx.saved_tensors)
+        run: TransformedRun = ctx.run
+        tensors = run.among(ctx.saved_tensors)
         if forward_ad._current_level >= 0:
-            _refuse_constants(kept, beside=0)
-        gradients = kept.gradients(saved, upstreams, ctx.needs_input_grad[1 : 1 + len(kept.devices)])
-        if kept.call.once_differentiable and (torch.is_grad_enabled() or forward_ad._current_level >= 0):
-            gradients = _once(kept, saved, upstreams, gradients)
-        return None, *in_place(kept, gradients, ctx.others), *[None] * kept.outputs
+            run.refuse_constants(beside=0)
+        gradients = run.gradients_from(tensors, upstreams, ctx.needs_input_grad[1 : 1 + len(run.devices)])
+        if run.call.once_differentiable and (torch.is_grad_enabled() or forward_ad._current_level >= 0):
+            gradients = _once(run, tensors, upstreams, gradients)
+        return None, *_in_place(run, gradients), *[None] * run.outputs
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        kept = ctx.kept
-        if not kept.call.forward_mode:
-            kept.call.refuse_forward_mode("jvp, jacfwd or a dual number")
-        _refuse_constants(kept, beside=1)  # the level whose tangents these are
+        run: TransformedRun = ctx.run
+        if not run.call.forward_mode:
+            run.call.refuse_forward_mode("jvp, jacfwd or a dual number")
+        run.refuse_constants(beside=1)  # the level whose tangents these are
         with forward_ad._set_fwd_grad_enabled(True):  # torch turned it off, also for the outer levels
             here = [_primal(tensor) for tensor in ctx.saved_tensors]
-            rule = functools.partial(_rule, kept, kept.apart(here), ctx.others)
-            constants = kept.apart([tensor.detach() for tensor in here])
-            of_constants = functools.partial(_rule, kept, constants, ctx.others)
-            return push_forward(kept.call, rule, of_constants, [zeros() for zeros in ctx.zeros], tangents)
+            rule = functools.partial(_rule, run, run.among(here))
+            of_constants = functools.partial(_rule, run, run.among([tensor.detach() for tensor in here]))
+            return push_forward(run.call, rule, of_constants, [zeros() for zeros in ctx.zeros], tangents)
 
 
-def _once(kept: Kept, saved: Saved, upstreams: Sequence[Tensor], gradients: Gradients) -> Gradients:
+def _once(
+    run: TransformedRun, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor], gradients: Gradients
+) -> Gradients:  # fmt: skip
     """Return the gradients of a once_differentiable rule; their derivative raises an error."""
     of_inputs, of_variables = gradients
-    both = without_derivative(
-        kept.call.refuse_second_order, [*of_inputs, *of_variables], [*saved.inputs, *saved.variables, *upstreams]
-    )
+    connected = [*tensors[: len(run.devices)], *run.variables_among(tensors), *upstreams]
+    both = without_derivative(run.call.refuse_second_order, [*of_inputs, *of_variables], connected)
     return both[: len(of_inputs)], both[len(of_inputs) :]
 
 
-def _rule(kept: Kept, saved: Saved, others: int, *upstreams: Tensor) -> list[Tensor | None]:
-    return in_place(kept, kept.gradients(saved, upstreams), others)
+def _rule(run: TransformedRun, tensors: Sequence[Tensor | None], *upstreams: Tensor) -> list[Tensor | None]:
+    return _in_place(run, run.gradients_from(tensors, upstreams))
 
 
-def in_place(kept: Kept, gradients: Gradients, others: int) -> list[Tensor | None]:
+def _in_place(run: TransformedRun, gradients: Gradients) -> list[Tensor | None]:
     """Return each gradient at the place of its tensor; residuals have none of their own."""
     of_inputs, of_variables = gradients
-    of_others: list[Tensor | None] = [None] * others
-    for at, gradient in zip(kept.variables, of_variables, strict=True):
-        of_others[at] = gradient
+    of_others: list[Tensor | None] = [None] * (run.count - run.outputs - len(of_inputs))
+    for at, gradient in zip(run.variables_at, of_variables, strict=True):
+        of_others[at - run.outputs - len(of_inputs)] = gradient
     return [*of_inputs, *of_others]
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from cgshim.backend import names_in, tensors_inside
+from cgshim.backend import tensors_inside
+from cgshim_torch._existing import names_in
 from cgshim_torch._private import (
     FakeTensor,
     forward_ad,
@@ -92,8 +93,8 @@ def captured(
     return variables
 
 
-Use = tuple[T, int]
-"""what tensors depend on, and the number of the first node in the graph that uses it"""
+Use = tuple[T, tuple[float, int]]
+"""what tensors depend on, and the number of the first node in the graph that uses it, with its place among several"""
 _of_use = operator.itemgetter(1)
 
 
@@ -154,8 +155,8 @@ def read_by_rules(tensors: Sequence[Tensor]) -> bool:
         if node is None or node in seen:
             continue
         seen.add(node)
-        kept = getattr(node, "kept", None)
-        if kept is not None and any(map(requires_grad, within_reach(kept.call.f))):
+        run = getattr(node, "run", None)
+        if run is not None and any(map(requires_grad, within_reach(run.call.f))):
             return True
         edges += [following for following, _ in node.next_functions]
     return False
@@ -206,10 +207,13 @@ class _Known:
 
         Each thread counts its nodes itself: of two nodes with one number, one was made in another thread.
         """
-        used_at = {id(leaf): (leaf, 0) for leaf in map(leaf_of, filter(_is_leaf, tensors))}
-        strange: dict[Edge, int] = {}
+        unused = float("inf")
+        leaves = map(leaf_of, filter(_is_leaf, tensors))
+        used_at = {id(leaf): (leaf, (unused, at)) for at, leaf in enumerate(leaves)}
+        strange: dict[Edge, tuple[float, int]] = {}
         node_of: dict[int, Any] = {}
-        edges: list[Use[Edge]] = [((t.grad_fn, t.output_nr), 0) for t in tensors if not t.is_leaf]
+        made = [t for t in tensors if not t.is_leaf]
+        edges: list[Use[Edge]] = [((t.grad_fn, t.output_nr), (unused, at)) for at, t in enumerate(made)]
         seen = set(self._edges)
         while edges:
             edge, used = edges.pop()
@@ -223,12 +227,12 @@ class _Known:
             if during is not None and (number not in during or node_of.setdefault(number, node) is not node):
                 strange[edge] = used
                 continue
-            for following in node.next_functions:
+            for at, following in enumerate(node.next_functions):
                 leaf = getattr(following[0], "variable", None)
                 if leaf is None:
-                    edges += [(following, number)] if following[0] is not None else []
-                elif id(leaf) not in used_at or number < used_at[id(leaf)][1]:
-                    used_at[id(leaf)] = leaf, number
+                    edges += [(following, (number, at))] if following[0] is not None else []
+                elif id(leaf) not in used_at or (number, at) < used_at[id(leaf)][1]:
+                    used_at[id(leaf)] = leaf, (number, at)
         for leaf in self._leaves:
             used_at.pop(id(leaf), None)
         return list(used_at.values()), list(strange.items())

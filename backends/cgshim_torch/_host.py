@@ -15,7 +15,8 @@ import cgshim_torch._host_program  # noqa: F401  # whose operations a program ma
 from cgshim_torch._graph import is_transformed, requires_grad
 from cgshim_torch._host_names import lent, name_of
 from cgshim_torch._host_operation import run
-from cgshim_torch._private import fx_is_tracing, len_dispatch_stack, tracing_state
+from cgshim_torch._private import fx_is_tracing, jit_is_tracing, len_dispatch_stack
+from cgshim_torch._reads import reads_now
 
 if TYPE_CHECKING:
     from cgshim.backend import HostCall, Spec
@@ -35,6 +36,10 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[S
     elif is_transformed() or (torch.is_grad_enabled() and any(map(requires_grad, inputs))):
         with lent(call) as name:
             results = torch.ops.cgshim.host(list(inputs), name)
+    elif (reads := reads_now()) is not None:  # a rule that makes a graph: this is NumPy's, of constants
+        with torch._C.DisableTorchFunction():
+            results = run(call, inputs)
+        reads.knows(*results)
     else:
         results = run(call, inputs)
     return results
@@ -42,7 +47,7 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[S
 
 def _in_a_graph() -> bool:
     """Return True if a graph may be in the making; make_fx before dispatch shows itself only as torch.fx."""
-    return bool(len_dispatch_stack() or fx_is_tracing()) or tracing_state() is not None
+    return bool(len_dispatch_stack() or fx_is_tracing()) or jit_is_tracing()
 
 
 def _is_concrete(x: Tensor) -> bool:

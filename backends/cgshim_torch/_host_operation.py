@@ -18,8 +18,8 @@ from cgshim.backend import CustomGradientTypeError, CustomGradientValueError, Sp
 from cgshim_torch._graph import is_transformed, requires_grad
 from cgshim_torch._host_names import call_of, over
 from cgshim_torch._host_tangents import take_as_constant
-from cgshim_torch._kept import FLOATS
 from cgshim_torch._private import below_autograd, forward_ad, len_dispatch_stack, tags_of_host
+from cgshim_torch._reads import FLOATS
 
 if TYPE_CHECKING:
     from cgshim.backend import HostCall

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,10 @@ from cgshim_torch._versions import GIVES_AWAY_CALLBACK
 
 functorch: Any = torch._C._functorch
 """the levels of torch.func: which are active, and how tensors are wrapped"""
+current_level: Callable[[], int | None] = functorch.maybe_current_level
+"""returns the innermost level of torch.func; None if no transformation is active"""
+is_dead_wrapper: Callable[[Any], bool] = functorch.is_dead_tensor_wrapper
+"""returns True for a tensor that has outlived its transformation"""
 custom_function_call: Any = torch._functorch.autograd_function.custom_function_call
 """applies a Function at the levels of torch.func"""
 temporarily_pop_interpreter_stack: Any = torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
@@ -33,8 +38,8 @@ below_autograd: Any = torch._C._AutoDispatchBelowAutograd
 
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """returns the number of the next node that this thread adds to the graph"""
-keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-"""returns True if the backward pass in progress may run again"""
+pack_hooks: Callable[[bool], object] = torch._C._autograd._top_saved_tensors_default_hooks
+"""returns the hooks on saved tensors that are active, None if there are none"""
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """returns True if autocast is on for any kind of device"""
 
@@ -42,8 +47,8 @@ len_function_stack: Callable[[], int] = torch._C._len_torch_function_stack
 """returns how many modes see functions of torch"""
 len_dispatch_stack: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """returns how many modes see operations: make_fx, fake tensors"""
-tracing_state: Callable[[], object] = torch._C._get_tracing_state
-"""returns the state of torch.jit.trace, None if it is not tracing"""
+jit_is_tracing: Callable[[], bool] = torch._C._is_tracing
+"""returns True while torch.jit traces: torch.jit.is_tracing without its look at scripts"""
 fx_is_tracing: Callable[[], bool] = getattr(
     _symbolic_trace, "_get_is_fx_tracing", lambda: bool(_symbolic_trace._is_fx_tracing_flag)
 )  # fmt: skip
@@ -58,12 +63,31 @@ tags_of_host: list[Any] = [tag for name, tag in torch.Tag.__members__.items() if
 """says of an operation that CUDA graphs cannot hold it, in versions that can be told"""
 
 
-def frames_are_compiled() -> bool:
-    """Return True while Dynamo looks at every frame that runs, and may compile it."""
+def outside_of_func() -> Any:
+    """Let what follows run outside of all levels of torch.func."""
+    if functorch.peek_interpreter_stack() is None:
+        return contextlib.nullcontext()
+    return temporarily_pop_interpreter_stack()
+
+
+def keeps_graph() -> bool:
+    """Return True if the backward pass in progress may run again, as far as one can tell."""
+    if torch.compiler.is_dynamo_compiling():  # compiled autograd: Dynamo cannot trace the question
+        return True
+    keeps: bool = torch._C._autograd._get_current_graph_task_keep_graph()
+    return keeps
+
+
+def _callback_of_its_own() -> object:
     callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
-    if GIVES_AWAY_CALLBACK:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))
-    return callback is not None
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))
+    return callback
+
+
+frame_callback: Callable[[], object] = (
+    _callback_of_its_own if GIVES_AWAY_CALLBACK else torch._C._dynamo.eval_frame.get_eval_frame_callback
+)
+"""returns what Dynamo does with every frame that runs, and may compile; None if it looks at none"""
 
 
 def with_all_kernels() -> Any:

@@ -22,7 +22,7 @@ from cgshim_torch._graph import is_transformed, requires_grad, within_reach
 from cgshim_torch._private import (
     below_autograd,
     get_proxy_mode,
-    tracing_state,
+    jit_is_tracing,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def staged(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return the outputs of a call in the graph that is being made, or as in any other call if none is."""
     if any(isinstance(x, Proxy) for x in inputs):
         return [_recorded(call, inputs)], ONE_TENSOR
-    if tracing_state() is not None and not torch.is_inference_mode_enabled():
+    if jit_is_tracing() and not torch.is_inference_mode_enabled():
         return without_gradient(call, inputs)  # without gradients too: jit.trace then makes the graph again
     outputs, spec = differentiable(call, inputs)
     if not torch.is_grad_enabled() or get_proxy_mode() is None:

@@ -11,6 +11,7 @@ import torch
 
 from cgshim.backend import CustomGradientTypeError, TransformationError, describe, sentence
 from cgshim_torch._graph import depends_on_more, is_transformed, read_by_rules, recordable
+from cgshim_torch._reads import reads_now
 
 Tensor = Any
 Vjp = tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
@@ -68,7 +69,11 @@ def _vjp_in_graph(fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor],
             gradients = torch.autograd.grad(
                 connected, differentiated, of_connected, retain_graph=True, create_graph=further, materialize_grads=True
             )
-        return [arrived.get(at, gradient) for at, gradient in enumerate(gradients)]
+        gradients = [arrived.get(at, gradient) for at, gradient in enumerate(gradients)]
+        reads = reads_now()
+        if reads is not None:  # a rule that makes a graph: it has not seen what hooks return
+            reads.knows(*gradients)
+        return gradients
 
     return tuple(y if outside else y.detach() for y in outputs), pullback
 

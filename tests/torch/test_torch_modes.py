@@ -85,7 +85,7 @@ class Residual:
 
 
 def test_a_grad_mode_that_a_rule_leaves_is_restored():
-    """What follows the rule is recorded: here the refusal of what an object hides."""
+    """What follows the rule is recorded: here the refusal of what it made without gradients."""
 
     @op_custom_gradient
     def op(x):
@@ -100,7 +100,7 @@ def test_a_grad_mode_that_a_rule_leaves_is_restored():
     x = leaf(2.0)
     (first,) = torch.autograd.grad(op(x), x, create_graph=True)
     assert (first.item(), torch.is_grad_enabled()) == (28, True)
-    with pytest.raises(Exception, match="in an object or in NumPy"):
+    with pytest.raises(Exception, match="while gradients were off"):
         torch.autograd.grad(first, x)
 
 
