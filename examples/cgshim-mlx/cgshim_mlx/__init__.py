@@ -1,8 +1,7 @@
 """MLX, with the gradients of mx.custom_function.
 
-f runs once, on stopped inputs, and its outputs are attached to the inputs by a function of MLX's own whose vjp is the
-rule. What the rule keeps besides arguments and outputs is attached to the arguments in the same way: by a function
-whose values are those of the first run, and whose vjp, if anybody asks for it, runs f again.
+f runs once, on the inputs as they are in the graph, and its outputs are attached to them by a function of MLX's own
+whose vjp is the rule, as f returned it. The graph has what the rule reads as functions of the inputs, for other orders.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import optree
 
 from cgshim_mlx._arrays import Array
 from cgshim_mlx._arrays import is_tensor as is_tensor
-from cgshim_mlx._run import Run, attached
+from cgshim_mlx._run import Run
 from cgshim_mlx._vjp import jvp as jvp
 from cgshim_mlx._vjp import vjp as vjp
 
@@ -60,5 +59,4 @@ def stop_gradient(x: Array, /) -> Array:
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     run = Run(call, inputs)
-    outputs = attached(run.gradients, run.tangents)(run.sources, run.outputs, run.kept)
-    return run.rule.output.combine(outputs)
+    return run.rule.output.combine(run.outputs)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import mlx.core as mx
 
 Array = mx.array
+Arrays = Sequence[Array]
 
 
 def is_tensor(x: object, /) -> bool:
@@ -18,13 +20,31 @@ def is_float(x: Array) -> bool:
     return bool(mx.issubdtype(x.dtype, mx.inexact))
 
 
-def stopped(arrays: Sequence[Array]) -> list[Array]:
+def stopped(arrays: Arrays) -> list[Array]:
     return [mx.stop_gradient(x) for x in arrays]
 
 
 def handle(x: Array) -> Array:
     """The same array as another object of Python: what is done to x in place is not done to this."""
     return mx.broadcast_to(x, x.shape)
+
+
+def renewed(x: Array) -> Array:
+    """The same numbers with the same derivatives, as an operation's result of its own."""
+    return mx.contiguous(x, allow_col_major=True)
+
+
+@contextmanager
+def rebound(objects: Sequence[Array], arrays: Arrays) -> Iterator[None]:
+    """Let these objects of Python be other arrays for a while, wherever somebody holds them."""
+    before = [handle(x) for x in objects]
+    try:
+        for x, array in zip(objects, arrays, strict=True):
+            x[...] = array
+        yield
+    finally:
+        for x, array in zip(objects, before, strict=True):
+            x[...] = array
 
 
 def spoiled(x: Array, ok: Array) -> Array:

@@ -8,65 +8,70 @@ from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
-from cgshim_mlx._arrays import Array
+from cgshim_mlx._arrays import Array, renewed
 
 
-def is_traced(x: Array) -> bool:
-    """Whether a derivative began behind x."""
-    return Graph(x).has_a_derivative()
+def those_behind(ys: Sequence[Array], xs: Sequence[Array]) -> list[Array]:
+    """Those of xs that are anywhere in the graph behind ys."""
+    written = _written(ys, xs) if xs else ""
+    return [x for at, x in enumerate(xs) if f'"input{at}" ->' in written]
 
 
-def is_one_array(x: Array, other: Array) -> bool:
-    """Whether nothing was done to x in place since other was made of it."""
-    return Graph(x, [other]).is_an_input
+def _written(ys: Sequence[Array], inputs: Sequence[Array]) -> str:
+    outputs = {f"output{at}": renewed(y) for at, y in enumerate(ys)}  # MLX has one name for an array, the last one
+    text = io.StringIO()
+    mx.export_to_dot(text, *outputs.values(), **outputs, **{f"input{at}": x for at, x in enumerate(inputs)})
+    return text.getvalue()
 
 
 class Graph:
-    """The graph behind an array, read from what MLX writes of it: which operation made each array, and of what."""
+    """The graph behind some arrays, read from what MLX writes of it: which operation made each array, and of what."""
 
-    def __init__(self, x: Array, inputs: Sequence[Array] = ()) -> None:
-        written = io.StringIO()
-        named = {f"input{at}": each for at, each in enumerate(inputs)}
-        mx.export_to_dot(written, x, output=x, **named)
-        text = written.getvalue()
-        self.is_an_input = '"output"' not in text  # an array has one name, the last one
+    def __init__(self, ys: Sequence[Array], inputs: Sequence[Array] = ()) -> None:
+        text = _written(ys, inputs)
+        self.outputs = [f"output{at}" for at in range(len(ys))]
+        self.is_an_array_alone = text.count("label") == 1  # the operation of `renewed`
         self.labels: dict[str, str] = dict(re.findall(r"(\d+) \[label =\"(\w+)\"", text))
         self.producers = {array: made_by for made_by, array in re.findall(r'(\d+) -> "(\w+)"', text)}
         self.made_of: dict[str, list[str]] = {}
         for array, operation in re.findall(r'"(\w+)" -> (\d+)', text):
             self.made_of.setdefault(operation, []).append(array)
 
+    def inputs(self) -> list[int]:
+        """The places of the inputs that are in this graph."""
+        return [int(array.removeprefix("input")) for array, _ in self._beginnings() if array.startswith("input")]
+
     def is_made_of_inputs(self) -> bool:
         """Whether whatever is in this graph is made of inputs; another array at its beginning may belong to mx.vmap."""
-        return self.is_an_input or all(array.startswith("input") for array in self._beginnings())
+        return all(array.startswith("input") for array, _ in self._beginnings())
 
     def has_a_derivative(self) -> bool:
-        """Whether a derivative began in this graph, where MLX makes a copy of an array."""
-        return any(self._label(array) == "Copy" for array in self._beginnings())
+        """Whether a derivative began in this graph, where MLX makes a copy of an array; not if it is an input's."""
+        return any(copied for _, copied in self._beginnings())
 
-    def _beginnings(self) -> Iterator[str]:
-        """The inputs, the arrays that no operation has made, and those with which a derivative began."""
-        todo, seen = ["output"], set[str]()
+    def _beginnings(self) -> Iterator[tuple[str, bool]]:
+        """The inputs, and the arrays that no operation has made; and whether these are where a derivative began."""
+        todo, seen = [(output, False) for output in self.outputs], set[tuple[str, bool]]()
         while todo:
-            array = todo.pop()
+            array, copied = node = todo.pop()
             label = self._label(array)
-            if array in seen or label == "StopGradient":
+            if node in seen or label == "StopGradient":
                 continue
-            seen.add(array)
-            if array.startswith("input") or label in (None, "Copy"):
-                yield array
+            seen.add(node)
+            if array.startswith("input"):
+                yield array, False
+            elif label is None:
+                yield array, copied
             else:
-                todo += self.made_of[self.producers[array]]
+                todo += [(part, copied or label == "Copy") for part in self.made_of[self.producers[array]]]
 
     def _label(self, array: str) -> str | None:
         return self.labels.get(self.producers.get(array, ""))
 
     def nonlinear_operation(self) -> str | None:
         """What in this graph is seen not to be linear in the inputs; None where everything may be."""
-        if self.is_an_input:
-            return None
         depends: dict[str, bool] = {}
-        todo = ["output"]
+        todo = list(self.outputs)
         while todo:
             array = todo[-1]
             parts = self.made_of.get(self.producers.get(array, ""), [])
@@ -80,7 +85,7 @@ class Graph:
             )
             if depends[array] and not array.startswith("input") and not self._is_linear(array, parts, depends):
                 return self._label(array)
-        return None if depends["output"] or self._may_be_zero("output") else "a constant"
+        return None if all(depends[y] or self._may_be_zero(y) for y in self.outputs) else "a constant"
 
     def _is_linear(self, array: str, parts: Sequence[str], depends: dict[str, bool]) -> bool:
         label = self._label(array)
@@ -99,9 +104,10 @@ class Graph:
         """Whether a constant is one number everywhere, as zeros are."""
         label = self._label(array)
         parts = self.made_of.get(self.producers.get(array, ""), [])
-        return label == "Full" or (label in ("Broadcast", "AsType", "Reshape") and self._may_be_zero(parts[0]))
+        return label == "Full" or (label in _SAME_NUMBERS and self._may_be_zero(parts[0]))
 
 
+_SAME_NUMBERS = ("Broadcast", "AsType", "Contiguous", "Reshape")
 _LINEAR = frozenset(
     [
         *("Add", "AsStrided", "AsType", "Broadcast", "Concatenate", "Conjugate", "Contiguous", "Copy", "CumSum"),

@@ -25,10 +25,9 @@ def transposed(
 
     def gradients_of(*upstreams: Array) -> list[Array]:
         gradients = rule(*upstreams)
-        for gradient in gradients:
-            nonlinear = Graph(gradient, upstreams).nonlinear_operation()
-            if nonlinear:
-                call.refuse_nonlinear(f"{nonlinear} in it")
+        nonlinear = Graph(gradients, upstreams).nonlinear_operation()
+        if nonlinear:
+            call.refuse_nonlinear(f"{nonlinear} in it")
         return [mx.array(g) for g in gradients]
 
     points = [_numbers_like(y, 1.0) for y in outputs]

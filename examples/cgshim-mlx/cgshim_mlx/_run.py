@@ -1,204 +1,185 @@
-"""MLX: one run of f, and its outputs and residuals as functions of the arguments."""
+"""MLX: one run of f, its outputs as functions of the arguments, and the rule that it returned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import compress
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from cgshim.backend import Residuals, RuleScope, convert_closure, refuse_another_run, refuse_hidden, run_again
-from cgshim_mlx._arrays import Array, agree, all_of, handle, is_float, is_tensor, spoiled, stopped
-from cgshim_mlx._graph import Graph, is_one_array, is_traced
+from cgshim.backend import RuleScope, tensors_held
+from cgshim_mlx._arrays import Array, Arrays, handle, is_float, is_tensor, rebound, renewed, stopped
+from cgshim_mlx._graph import Graph, those_behind
 from cgshim_mlx._linear import transposed
-from cgshim_mlx._vjp import RANDOM, jvp, pulled_back
+from cgshim_mlx._vjp import unusable
 
 if TYPE_CHECKING:
     from cgshim.backend import Call
 
-Pull = Callable[[Sequence[Array], Sequence[Array], Sequence[Array], Sequence[Array]], Sequence[Array]]
-"""`pull(sources, values, kept, upstreams)`: one gradient for each source"""
-Push = Callable[[Sequence[Array], Sequence[Array], Sequence[Array], Sequence[Array]], Sequence[Array]]
-"""`push(sources, values, kept, tangents)`: the tangent of each value"""
+Derivative = Callable[[Arrays, Arrays, Arrays, Arrays], Arrays]
+"""`pull(sources, values, held, upstreams)`: one gradient for each source; push: from tangents to those of the values"""
 
 
-def attached(pull: Pull, push: Push) -> Callable[..., list[Array]]:
-    """The function `attach(sources, values, kept)` to the values, as functions of the sources by pull and push.
+def attached(
+    pull: Derivative, push: Derivative, sources: Arrays, values: Arrays, held: Arrays = (), told: Arrays = ()
+) -> list[Array]:
+    """The values, as functions of the sources by pull and push.
 
-    It is lazy: MLX calls pull and push where it is asked for such a derivative. There the values are those that attach
-    has returned, with their own derivatives; kept are constants, which have to be arguments for mx.vmap to see them.
+    It is lazy: MLX calls pull and push where it is asked for such a derivative. There the values are those that this
+    has returned, with their own derivatives. held are arrays that pull and push read from a Python closure, which
+    mx.vmap does not see: in its batches pull and push are told what they are there, and elsewhere what told says.
     """
+    met: list[Array] = []  # held, in a batch
 
     @mx.custom_function
-    def attach(sources: Sequence[Array], values: Sequence[Array], kept: Sequence[Array]) -> list[Array]:
+    def carry(held: Arrays) -> Array:
+        return mx.zeros(())  # an argument of attach: mx.vmap comes here first
+
+    @carry.vmap
+    def vmap_of_held(held: Any, axes: Any) -> Any:
+        met[:] = _batched(held, axes)
+        return mx.zeros(()), None
+
+    @mx.custom_function
+    def attach(sources: Arrays, values: Arrays, carried: Array) -> list[Array]:
         return list(values)
 
     @attach.vjp
-    def vjp(arguments: Any, upstreams: Sequence[Array], outputs: Sequence[Array]) -> Any:
-        sources, values, kept = arguments
-        gradients = pull(sources, outputs, kept, upstreams)
-        return gradients, [mx.zeros_like(y) for y in values], [mx.zeros_like(x) for x in kept]
+    def vjp(arguments: Any, upstreams: Arrays, outputs: Arrays) -> Any:
+        gradients = pull(arguments[0], outputs, list(told), upstreams)
+        return gradients, [mx.zeros_like(y) for y in arguments[1]], mx.zeros_like(arguments[2])
 
     @attach.jvp
     def jvp(arguments: Any, tangents: Any) -> list[Array]:
-        sources, values, kept = arguments
-        of_sources = [mx.zeros_like(x) if t is None else t for x, t in zip(sources, tangents[0], strict=True)]
-        return list(push(sources, attach(sources, values, kept), kept, of_sources))
+        of_sources = [mx.zeros_like(x) if t is None else t for x, t in zip(arguments[0], tangents[0], strict=True)]
+        return list(push(arguments[0], attach(*arguments), list(told), of_sources))
 
     @attach.vmap
     def vmap(arguments: Any, axes: Any) -> Any:
-        parts = [[*zip(part, its_axes, strict=True)] for part, its_axes in zip(arguments, axes, strict=True)]
-        size = next(x.shape[axis] for part in parts for x, axis in part if axis is not None)
-        batched = attached(mx.vmap(pull), mx.vmap(push))
-        return batched(*[_batched(part, size) for part in parts]), [0] * len(arguments[1])
+        count, both = len(arguments[0]), _batched([*arguments[0], *arguments[1]], [*axes[0], *axes[1]])
+        return attached(mx.vmap(pull), mx.vmap(push), both[:count], both[count:], met, met), [0] * len(arguments[1])
 
-    return attach  # type: ignore[no-any-return]  # MLX has no type for it
+    found: list[Array] = attach(list(sources), list(values), mx.stop_gradient(carry(list(held))))
+    return found
 
 
-def _batched(arrays: Sequence[tuple[Array, int | None]], size: int) -> list[Array]:
+def _batched(arrays: Arrays, axes: Sequence[int | None]) -> list[Array]:
     """Arrays with their batch axis in front; one that has none is repeated."""
-    return [mx.broadcast_to(x, (size, *x.shape)) if axis is None else mx.moveaxis(x, axis, 0) for x, axis in arrays]
-
-
-def without_derivative(
-    refuse: Callable[[], NoReturn], sources: Sequence[Array], values: Sequence[Array]
-) -> list[Array]:
-    """The values, as functions of the sources that nobody may differentiate."""
-    return attached(lambda *_: refuse(), lambda *_: refuse())(sources, stopped(values), [])
+    pairs = list(zip(arrays, axes, strict=True))
+    size = next(x.shape[axis] for x, axis in pairs if axis is not None)
+    return [mx.broadcast_to(x, (size, *x.shape)) if axis is None else mx.moveaxis(x, axis, 0) for x, axis in pairs]
 
 
 class Run:
-    """One run of f, on inputs and captured arrays that are cut off from their derivatives."""
+    """One run of f, on the inputs as they are in the graph: so is all that the rule reads, wherever f kept it."""
 
-    def __init__(self, call: Call, inputs: Sequence[Array]) -> None:
-        self.call, self.count = call, len(inputs)
-        captured, self._rebuild = convert_closure(call.f, is_tensor)
-        given = stopped([*inputs, *captured])
-        self._same_as_given = given, [handle(x) for x in given]  # the same arrays, while f changes none in place
-        outputs, self.rule = call(given[: self.count], self._rebuild(given[self.count :]))
-        constant = [_is_a_constant(x, inputs) for x in captured]
-        self.is_variable = [
-            self.rule.takes_variables and not c and is_traced(x) for x, c in zip(captured, constant, strict=True)
-        ]
-        # A constant has a gradient of zero by this op, but a derivative of its own where the rule keeps it.
-        known = [v or c for v, c in zip(self.is_variable, constant, strict=True)]
-        read = [x if is_known else self._refused(x) for x, is_known in zip(captured, known, strict=True)]
-        self.residuals = Residuals(call, self.rule, is_tensor, given, outputs)
-        self.sources = [*inputs, *read]
-        in_options = next(filter(is_tensor, call.backend.tree_flatten(dict(call.options))[0]), None)
-        self.outputs = [self._refused(y, in_options) for y in outputs]
-        self.kept = given + [self._refused(y) for y in self.residuals.others]
+    def __init__(self, call: Call, inputs: Arrays) -> None:
+        self.call, self.running, self.is_within_f = call, _rule.current, _within_f.current
+        self.given = [renewed(x) for x in inputs]
+        self.beginnings = [handle(x) for x in self.given]
+        in_options = filter(is_tensor, call.backend.tree_flatten(dict(call.options))[0])
+        captured = {id(x): x for x in [*in_options, *tensors_held(call.f, is_tensor)] if is_float(x)}
+        self.results, self.rule = _within_f.run(True, call, self.given)
+        self.made = [handle(y) for y in self.results]
+        read = those_behind(self.made, [*captured.values()])
+        takes = self.rule.takes_variables
+        self.variables = [x for x in read if takes and Graph([x]).has_a_derivative() and self._captures(x, inputs)()]
+        guarded = [x for x in read if all(x is not each for each in self.variables)]
+        self.sources = [*inputs, *self.variables, *(self._guarded(x, inputs) for x in guarded)]
+        unread = captured.keys() - map(id, read) if self.running is None else ()
+        self.held = [*self.given, *(x for x in tensors_held(self.rule.grad_fn, is_tensor) if id(x) not in unread)]
+        self.kept = [handle(x) for x in self.held]
+        old = {id(x): x for x in self.given} | captured
+        self.is_own = [id(y) not in old for y in self.results]
+        self.known = {*old, *map(id, self.results)}
+        self.new = [handle(x) for x in self.held if is_float(x) and id(x) not in self.known]
+        self.known |= {id(x) for x in self.held}
 
-    def _refused(self, x: Array, source: Array | None = None) -> Array:
-        """x as a constant; MLX tells nobody what is being differentiated, until it asks for the gradient of x."""
-        culprit = x if source is None else source
-        return without_derivative(lambda: self.call.refuse_captured(culprit), [x], [x])[0]
+    @property
+    def outputs(self) -> list[Array]:
+        told = self.kept if self.running else []  # what that rule's call returned is another array while it runs
+        return attached(self._pull, self._push, self.sources, stopped(self.made), self.kept, told)
+
+    # --- What f captured --------------------------------------------------------------------------------------------
+
+    def _guarded(self, x: Array, inputs: Arrays) -> Array:
+        """x as a source of the outputs: MLX tells nobody what is being differentiated, until it asks for a gradient."""
+        captures = self._captures(x, inputs)
+
+        def zeros(sources: Any, values: Any, held: Any, derivatives: Arrays) -> list[Array]:
+            if captures():
+                self.call.refuse_captured(x)
+            return [mx.zeros_like(each) for each in derivatives]
+
+        return attached(zeros, zeros, [x], stopped([x]))[0]
+
+    def _captures(self, x: Array, inputs: Arrays) -> Callable[[], bool]:
+        """Whether an output is made of x, and x is, in a running rule, made of more than the inputs."""
+        running, now, now_given = self.running, handle(x), [handle(each) for each in inputs]
+        return lambda: (
+            len(inputs) in Graph(self.made, [*self.beginnings, now]).inputs()
+            and not (running and (running.speaks_for(x, inputs) or Graph([now], now_given).is_made_of_inputs()))
+        )
 
     # --- The rule ------------------------------------------------------------------------------------------------
 
-    def gradients(
-        self, sources: Sequence[Array], outputs: Sequence[Array], kept: Sequence[Array], upstreams: Sequence[Array]
-    ) -> Sequence[Array]:
-        refuse = self._refuse_second_order()
-        if refuse is not None:
-            given, others = kept[: len(sources)], kept[len(sources) :]
-            gradients = self._gradients(stopped(given), stopped(outputs), stopped(others), stopped(upstreams))
-            return without_derivative(refuse, [*sources, *upstreams], gradients)
-        arguments, others = self._connected(sources, kept)
-        return self._gradients(arguments, outputs, others, upstreams)
+    def _gradients(self, sources: Arrays, outputs: Arrays, held: Arrays, upstreams: Arrays) -> list[Array]:
+        """The rule is called as it is; f's outputs are the op's own meanwhile, and in batches all else is batched."""
+        objects = [*(self.held if held else ()), *compress(self.results, self.is_own)]
+        with rebound(objects, [*held, *compress(outputs, self.is_own)]):
+            running = _Running(self.given, [*self.held, *self.results], _rule.current)
+            of_inputs, of_variables = _rule.run(running, self.rule, self.given, upstreams, self.variables)
+        found = [*of_inputs, *of_variables, *([None] * len(sources))]
+        return [mx.zeros_like(x) if g is None else g for x, g in zip(sources, found, strict=False)]
 
-    def _gradients(
-        self, arguments: Sequence[Array], outputs: Sequence[Array], others: Sequence[Array], upstreams: Sequence[Array]
-    ) -> list[Array]:
-        rule = self.residuals.around(arguments, outputs, others)
-        inputs, read = arguments[: self.count], arguments[self.count :]
-        running = _Running(inputs, [*arguments, *outputs, *others], _rule.current)
-        of_inputs, of_variables = _rule.run(running, rule, inputs, upstreams, [*compress(read, self.is_variable)])
-        left = iter(of_variables)
-        found = [*of_inputs, *(next(left, None) if is_variable else None for is_variable in self.is_variable)]
-        return [mx.zeros_like(x) if g is None else g for x, g in zip(arguments, found, strict=True)]
+    def _pull(self, sources: Arrays, outputs: Arrays, held: Arrays, upstreams: Arrays) -> list[Array]:
+        held_now = tensors_held(self.rule.grad_fn, is_tensor)  # before the rule changes that
+        gradients = self._gradients(sources, outputs, held, upstreams)
+        return self._differentiable(gradients, [*sources, *upstreams], [*outputs, *upstreams, *held], held_now)
 
-    def _refuse_second_order(self) -> Callable[[], NoReturn] | None:
-        """What to say to whoever asks for a second order that does not exist; None where it does."""
-        if self.call.once_differentiable:
-            return lambda: self.call.refuse_second_order("MLX's derivative of a gradient")
-        hidden = self.residuals.hidden()
-        return (lambda: refuse_hidden(self.call, hidden[0])) if hidden else None
+    def _push(self, sources: Arrays, outputs: Arrays, held: Arrays, tangents: Arrays) -> list[Array]:
+        """J v, as the transpose of the rule; what cannot be had may still be a tangent that an outer op never uses."""
+        try:
+            if not self.call.forward_mode:
+                self.call.refuse_forward_mode("mx.jvp")
+            rule = lambda *upstreams: self._gradients(sources, outputs, held, upstreams)
+            pushed = transposed(self.call, rule, outputs, tangents)
+        except Exception as error:
+            if not self.is_within_f:
+                raise
+            return [unusable(y, error) for y in outputs]
+        return self._differentiable(pushed, [*sources, *tangents], [*outputs, *tangents, *held])
 
-    def tangents(
-        self, sources: Sequence[Array], outputs: Sequence[Array], kept: Sequence[Array], tangents: Sequence[Array]
-    ) -> Sequence[Array]:
-        """J v, as the transpose of the rule: the gradient of <gradients(upstream), v> with respect to upstream."""
-        if not self.call.forward_mode:
-            self.call.refuse_forward_mode("mx.jvp")
-        refuse = self._refuse_second_order()
-        if refuse is None:
-            arguments, others = self._connected(sources, kept)
-            return transposed(self.call, lambda *us: self._gradients(arguments, outputs, others, us), outputs, tangents)
-        given, others = stopped(kept[: len(sources)]), stopped(kept[len(sources) :])
-        constants = stopped(outputs)
-        rule = lambda *us: self._gradients(given, constants, others, us)
-        pushed = transposed(self.call, rule, constants, stopped(tangents))
-        return without_derivative(refuse, [*sources, *tangents], pushed)
+    def _differentiable(self, results: Arrays, sources: Arrays, known: Arrays, others: Arrays = ()) -> list[Array]:
+        """The results of the rule, whose derivatives by all that it read are there, or are refused when asked for.
 
-    # --- What it keeps, with the derivatives that a second order needs ------------------------------------------------
+        MLX does not ask for that of a constant. Where something may be one to MLX alone, it is made of the sources too.
+        """
+        once = self.call.once_differentiable
+        read = [handle(x) for x in results]
 
-    def _connected(self, sources: Sequence[Array], kept: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        """The arguments, and the other residuals as functions of these, with the values of the first run."""
-        given, others = kept[: len(sources)], kept[len(sources) :]
-        as_given = attached(self._gradients_of_arguments, self._tangents_of_arguments)
-        arguments = _with_floats(given, lambda floats: as_given(_floats(sources), floats, []))
-        by_f = attached(self._gradients_of_others, self._tangents_of_others)
-        return arguments, _with_floats(others, lambda floats: by_f(arguments, floats, []))
+        def require(of: Arrays, values: Any, held: Any, derivatives: Arrays) -> list[Array]:
+            if once:
+                self.call.refuse_second_order("MLX's derivative of a gradient")
+            self._require_connected(read, [*self.beginnings, *self.kept, *known])
+            return [*derivatives[: len(results)], *map(mx.zeros_like, of[len(results) :])]
 
-    def _gradients_of_arguments(self, sources: Any, values: Any, kept: Any, upstreams: Sequence[Array]) -> Any:
-        self._require_unchanged()
-        return upstreams
+        of = [] if once else list(results)
+        others = [x for x in others if id(x) not in self.known]
+        of += sources if once or others or self.new or self.rule.output.converted else ()
+        return attached(require, lambda *args: require(*args)[: len(results)], of, stopped(results))
 
-    def _tangents_of_arguments(self, sources: Any, values: Any, kept: Any, tangents: Sequence[Array]) -> Any:
-        self._require_unchanged()
-        return tangents
-
-    def _require_unchanged(self) -> None:
-        for after, before in zip(*self._same_as_given, strict=True):
-            if not is_one_array(after, before):
-                refuse_another_run(self.call, "one that changes its arguments", "let f work on copies")
-
-    def _gradients_of_others(
-        self, arguments: Sequence[Array], values: Sequence[Array], kept: Any, upstreams: Sequence[Array]
-    ) -> list[Array]:
-        _, gradients = pulled_back(lambda *xs: self._others_again(xs, values), arguments, upstreams)
-        return [mx.zeros_like(x) if g is None else g for x, g in zip(arguments, gradients, strict=True)]
-
-    def _tangents_of_others(
-        self, arguments: Sequence[Array], values: Sequence[Array], kept: Any, tangents: Sequence[Array]
-    ) -> Sequence[Array]:
-        return jvp(lambda *xs: self._others_again(xs, values), arguments, tangents)
-
-    def _others_again(self, arguments: Sequence[Array], values: Sequence[Array]) -> list[Array]:
-        """The floats among the other residuals, of another run of f; NaN where they are not those of the first."""
-        given = [handle(x) for x in arguments]
-        inputs, read = given[: self.count], given[self.count :]
-        found = run_again(
-            self.call, inputs, self.rule, is_tensor, lambda a, b: True, f=self._rebuild(read), generators=[RANDOM]
-        )
-        floats = [x for x in _floats(found) if not any(x is each for each in read)]
-        if [x.shape for x in floats] != [x.shape for x in values]:
-            refuse_another_run(self.call, "others", "let f return, and its rule keep, the same tensors in each run")
-        ok = all_of(map(agree, floats, values))
-        return [spoiled(x, ok) for x in floats]
-
-
-def _floats(arrays: Sequence[Array]) -> list[Array]:
-    return [x for x in arrays if is_float(x)]
-
-
-def _with_floats(arrays: Sequence[Array], replace: Callable[[list[Array]], list[Array]]) -> list[Array]:
-    """The arrays, with others in the place of the floats among them; integers are constants."""
-    floats = _floats(arrays)
-    rest = iter(replace(floats) if floats else [])
-    return [next(rest) if is_float(x) else x for x in arrays]
+    def _require_connected(self, results: Arrays, known: Arrays) -> None:
+        if Graph(results, known).has_a_derivative():
+            found = (x for x in tensors_held(self.rule.grad_fn, is_tensor) if Graph([x], known).has_a_derivative())
+            self.call.refuse_unconnected(next(found, results[0]), "was made of what is differentiated elsewhere")
+        converted = self.rule.output.converted
+        for x in tensors_held(self.rule.grad_fn, lambda x: id(x) in converted) if converted else ():
+            self.call.refuse_unconnected(x, "f has returned as an array of NumPy's")
+        for x in self.new:
+            if Graph([x]).is_an_array_alone and Graph(results, [x]).inputs():
+                self.call.refuse_unconnected(x, "f made of values that Python read")
 
 
 # --- Ops that are called while a rule runs
@@ -207,25 +188,17 @@ def _with_floats(arrays: Sequence[Array], replace: Callable[[list[Array]], list[
 class _Running(NamedTuple):
     """The call whose rule is running, for the ops that are called in it."""
 
-    inputs: Sequence[Array]
-    residuals: Sequence[Array]
+    inputs: Arrays
+    held: Arrays
     outer: _Running | None
 
-    def speaks_for(self, x: Array, inputs: Sequence[Array]) -> bool:
+    def speaks_for(self, x: Array, inputs: Arrays) -> bool:
         """Whether x is a residual of this call, or one further out, whose arguments are all among inputs."""
         given = {id(each) for each in inputs}
-        if any(x is each for each in self.residuals) and all(
-            id(each) in given for each in self.inputs if is_float(each)
-        ):
+        if any(x is each for each in self.held) and all(id(each) in given for each in self.inputs if is_float(each)):
             return True
         return self.outer is not None and self.outer.speaks_for(x, inputs)
 
 
 _rule: RuleScope[_Running] = RuleScope("cgshim_mlx_rule")
-
-
-def _is_a_constant(x: Array, inputs: Sequence[Array]) -> bool:
-    """Whether, in a running rule, x depends on what is differentiated through inputs alone."""
-    if _rule.current is None:
-        return False
-    return _rule.current.speaks_for(x, inputs) or Graph(x, inputs).is_made_of_inputs()
+_within_f: RuleScope[bool] = RuleScope("cgshim_mlx_f")

@@ -10,8 +10,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from cgshim.backend import Generator
-from cgshim_mlx._arrays import Array, agree, all_of, is_float, spoiled
+from cgshim.backend import RuleScope
+from cgshim_mlx._arrays import Array, agree, all_of, handle, is_float, spoiled
+from cgshim_mlx._graph import Graph
 
 
 def vjp(
@@ -22,7 +23,7 @@ def vjp(
     It draws the same random numbers again from the generators that everybody shares. Where its outputs are others, the
     gradients are NaN.
     """
-    states = [generator.get() for generator in _SHARED]
+    states = _states()
     outputs = fn(*inputs)
 
     def pullback(upstreams: Sequence[Array]) -> list[Array]:
@@ -52,40 +53,42 @@ def pulled_back(
 
 
 def jvp(fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: Sequence[Array], /) -> Sequence[Array]:
-    _, of_outputs = mx.jvp(fn, list(inputs), list(tangents))
+    made: list[tuple[Array, Exception]] = []
+    _, of_outputs = _unusable.run(made, mx.jvp, fn, list(inputs), list(tangents))
+    for at in Graph(of_outputs, [tangent for tangent, _ in made]).inputs() if made else ():
+        raise made[at][1]
     return of_outputs
 
 
-# --- Random numbers, which it draws again -----------------------------------------------------------------------
+def unusable(x: Array, error: Exception) -> Array:
+    """The tangent of an array that has none: MLX asks for those of all that f computes, whoever uses them."""
+    tangent = mx.full(x.shape, mx.nan if is_float(x) else 0, x.dtype)
+    if _unusable.current is not None:
+        _unusable.current.append((tangent, error))
+    return tangent
 
 
-def _state_of_random() -> list[Any]:
-    try:
-        return [np.array(key) for key in mx.random.state]
-    except ValueError:  # in mx.compile, a key that was made there has no value
-        return [object()]
+_unusable: RuleScope[list[tuple[Array, Exception]]] = RuleScope("cgshim_mlx_unusable")
+"""what `jvp` must not find in its results"""
 
 
-def _set_state_of_random(state: list[Any]) -> None:
-    for key, value in zip(mx.random.state, state, strict=False):
-        if isinstance(value, np.ndarray):
-            key[...] = mx.array(value)
+def _states() -> tuple[Any, Any, list[Array]]:
+    return random.getstate(), np.random.get_state(), [handle(key) for key in mx.random.state]
 
 
-RANDOM = Generator(_state_of_random, _set_state_of_random)
-
-
-_SHARED = [Generator(random.getstate, random.setstate), Generator(np.random.get_state, np.random.set_state), RANDOM]
+def _set_states(of_python: Any, of_numpy: Any, keys: Sequence[Array]) -> None:
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    for key, state in zip(mx.random.state, keys, strict=True):
+        key[...] = state
 
 
 @contextmanager
-def _replayed(states: Sequence[Any]) -> Iterator[None]:
-    """With the generators at states; afterwards they are where they were."""
-    now = [generator.get() for generator in _SHARED]
-    for generator, state in zip(_SHARED, states, strict=True):
-        generator.set(state)
+def _replayed(states: Any) -> Iterator[None]:
+    """With the generators that everybody shares at states; afterwards they are where they were."""
+    now = _states()
+    _set_states(*states)
     try:
         yield
     finally:
-        for generator, state in zip(_SHARED, now, strict=True):
-            generator.set(state)
+        _set_states(*now)

@@ -1,7 +1,7 @@
 """tinygrad, with the gradients of its calls.
 
-f runs once, on constants, and its outputs become one call in tinygrad's graph, whose grad_fxn is the rule. The graph
-holds what f has computed. To connect what the rule keeps with the arguments, these take the places of the constants.
+f runs once, on constants, and its outputs become one call in tinygrad's graph, whose grad_fxn is the rule. What it
+returns shows what it has read: to connect that, the arguments take the places of the constants in them.
 """
 
 from __future__ import annotations

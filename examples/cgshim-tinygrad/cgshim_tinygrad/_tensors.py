@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from tinygrad import Device, Tensor, dtypes
 from tinygrad.dtype import DType, least_upper_dtype, strong_dtype
@@ -45,8 +45,8 @@ def dtype_named(name: str) -> DType:
         raise TypeError(f"tinygrad has no dtype {name}") from None
 
 
-COPY = "cgshim copy"
-"""the name of the calls of `copied`"""
+COPY, GIVEN, HIDDEN = "cgshim copy", "cgshim given", "cgshim hidden"
+"""the names of the calls of `copied`: of what `vjp` differentiates, of what f is given, of what f must not capture"""
 
 # --- Gradients of one's own -----------------------------------------------------------------------------------------
 
@@ -78,14 +78,14 @@ def on_device(x: Tensor) -> Tensor:
     return x.clone(device=Device.DEFAULT) if x.uop.device is None else x
 
 
-def copied(x: Tensor) -> Tensor:
+def copied(x: Tensor, name: str = COPY) -> Tensor:
     """The same numbers and the same gradient, as a node of its own: tinygrad has one node for equal expressions."""
-    return attached(x, [x], lambda _, __, upstream: [upstream], COPY)
+    return attached(x, [x], lambda _, __, upstream: [upstream], name)
 
 
 # --- Gradients that nobody may take -----------------------------------------------------------------------------------
 
-Refuse = Callable[[], NoReturn]
+Refuse = Callable[[], None]
 
 
 def refused(x: Tensor, sources: Sequence[Tensor], refuse: Refuse) -> Tensor:
