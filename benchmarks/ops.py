@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,16 @@ def static(x, kind, config, scale):
     assert kind == "cube"
     assert config is None
     return scale * x * x * x, lambda upstream: 3 * scale * upstream * x * x
+
+
+def option(x, *, scale):
+    """The same, with a number that comes by name."""
+    return scale * x * x * x, lambda upstream: 3 * scale * upstream * x * x
+
+
+def square(x):
+    """An activation."""
+    return x * x, lambda upstream: 2 * upstream * x
 
 
 def three_outputs(x):
@@ -129,10 +140,11 @@ def system(size):
     return drawn[:size], drawn[size], drawn[size + 1]
 
 
-FUNCTIONS = (cube, residual, in_a_list, static, three_outputs, tree, leaves, positional, nested, matmul)
+FUNCTIONS = (cube, residual, in_a_list, static, three_outputs, tree, leaves, positional, nested, matmul, square)
 
 BY_CGSHIM: dict[str, Op] = {
     **{f.__name__: op_custom_gradient(f) for f in FUNCTIONS},
+    "option": functools.partial(op_custom_gradient(option), scale=2.0),
     "method": lambda x: LAYER.cube(x),
     "on_host": op_host(on_host, outputs=lambda x: x),
     "solve": op_custom_gradient(solve, host_outputs=lambda matrix, right: right),
