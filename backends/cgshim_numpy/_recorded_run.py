@@ -26,7 +26,7 @@ class RecordedRun(Run):
         "closed_over", "f_returned", "given", "hidden", "leaves", "outputs", "record", "variables", "was_asked",
     )  # fmt: skip
 
-    record: Record  # pyright: ignore[reportIncompatibleVariableOverride]  # it always has one
+    record: Record
     leaves: Sequence[Any]
     """the arguments of f and what it closes over, recorded; as they are if nobody differentiates them"""
     given: Sequence[Sequence[Any]]

@@ -31,7 +31,7 @@ class Run:
         "_rule", "are_floats", "call", "count", "dtypes", "grad_fn", "inputs", "kinds", "plain", "shapes"
     )  # fmt: skip
 
-    record: Record | None = None
+    record: Any = None  # a Record, in a run that is recorded
     leaves: Sequence[Any] = ()
     given: Sequence[Any] = ()
     _rule: Rule | None
