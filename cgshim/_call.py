@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from cgshim._choice import backend_for, chosen_backend, framework_of, is_numpy_array, runs_op
-from cgshim._contents import SIMPLE, tensors_inside
 from cgshim._dtypes import is_differentiable
 from cgshim._errors import (
     BackendError,
@@ -20,6 +19,7 @@ from cgshim._errors import (
 )
 from cgshim._foreign import not_converted
 from cgshim._gradients import Arguments
+from cgshim._held import SIMPLE, tensors_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 from cgshim._rule import Rule, required_convention, rule_of, spelled

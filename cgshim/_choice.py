@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Literal, TypeVar
 
-from cgshim._contents import SIMPLE
 from cgshim._errors import BackendError, describe, sentence
 from cgshim._foreign import KERAS, TRACER, constant_when_traced, is_keras_symbol, is_keras_variable, is_traced
+from cgshim._held import SIMPLE
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import aliases, entry_points, load, name_of, require_metadata
 

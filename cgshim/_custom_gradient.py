@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, over
 
 from cgshim._call import Call, ForeignOutputError, checked_pair, output_of_constants
 from cgshim._choice import backend_for, choice_for_plans, framework_of_type, is_lasting
-from cgshim._contents import FunctionHolder
 from cgshim._errors import CustomGradientTypeError, function_name, sentence
 from cgshim._foreign import KERAS, is_traced
 from cgshim._gradients import Arguments
+from cgshim._held import FunctionHolder
 from cgshim._parameters import Parameters
 from cgshim._registry import load
 from cgshim._trees import ONE_TENSOR, partition_each

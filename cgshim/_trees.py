@@ -9,8 +9,8 @@ from itertools import islice
 from typing import Any, Protocol
 
 from cgshim._choice import framework_of, is_numpy_array, of_another_framework, value_of
-from cgshim._contents import SIMPLE
 from cgshim._errors import CustomGradientTypeError, describe, sentence
+from cgshim._held import SIMPLE
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 

@@ -7,9 +7,6 @@ from cgshim._call import Call as Call
 from cgshim._choice import framework_of as framework_of
 from cgshim._choice import runs_op as runs_op
 from cgshim._choice import tensor_of_call as tensor_of_call
-from cgshim._contents import SIMPLE as SIMPLE
-from cgshim._contents import FunctionHolder as FunctionHolder
-from cgshim._contents import tensors_inside as tensors_inside
 from cgshim._custom_gradient import CustomGradient as CustomGradient
 from cgshim._errors import BackendError as BackendError
 from cgshim._errors import CustomGradientError as CustomGradientError
@@ -23,7 +20,11 @@ from cgshim._errors import sentence as sentence
 from cgshim._forms import PlainForm as PlainForm
 from cgshim._forms import plain_form as plain_form
 from cgshim._gradients import gradients_of_arguments as gradients_of_arguments
+from cgshim._held import SIMPLE as SIMPLE
+from cgshim._held import FunctionHolder as FunctionHolder
+from cgshim._held import replace_held as replace_held
 from cgshim._held import tensors_held as tensors_held
+from cgshim._held import tensors_inside as tensors_inside
 from cgshim._host import OnHost as OnHost
 from cgshim._host import output_on_host as output_on_host
 from cgshim._host import runs_on_host as runs_on_host
@@ -32,7 +33,6 @@ from cgshim._host_call import refuse_host_derivative as refuse_host_derivative
 from cgshim._host_gradient import HostPair as HostPair
 from cgshim._protocol import Backend as Backend
 from cgshim._protocol import Tensor as Tensor
-from cgshim._replace import replace_held as replace_held
 from cgshim._rule import Rule as Rule
 from cgshim._rule import rule_of as rule_of
 from cgshim._scope import RuleScope as RuleScope

@@ -9,6 +9,7 @@ RUNS_AGAIN = (
     "mx.vjp takes the upstream gradients with the function, so a pullback of op_vjp runs it again; where its output is "
     "then another, the gradients are NaN: https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.vjp.html"
 )
+NOT_TAKEN_APART = "an op refuses when its outputs are differentiated; what f left in an object is none of them"
 OF_ITS_OWN = ("a NumPy Generator", "a random.Random")
 """generators that nobody finds in a function, and so nobody sets back"""
 
@@ -27,6 +28,7 @@ GAPS = {
         for draw in OF_ITS_OWN
         for kept in ("an argument", "an intermediate")
     },
+    **{f"tensor_in_an_object[{form}]": NOT_TAKEN_APART for form in ("an object", "an object in a list")},
     "changed_setting": RUNS_AGAIN,
     "changed_setting_of_the_rule": RUNS_AGAIN,
     "counting_f": RUNS_AGAIN,
