@@ -13,7 +13,7 @@ import functools
 import operator
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,6 +62,13 @@ class Record:
     """A dataclass that no registry knows."""
 
     held: Any
+
+
+class Kept(NamedTuple):
+    """A container with fields."""
+
+    output: Any
+    factor: float
 
 
 def _in_a_variable(y: Tensor) -> Rule:
@@ -228,13 +235,66 @@ def _in_an_array_of_objects(y: Tensor) -> Rule:
     return lambda u: u * 5.0 * kept[0].held
 
 
+def _in_a_tuple(y: Tensor) -> Rule:
+    kept = (5.0, (y,))
+    return lambda u: u * kept[0] * kept[1][0]
+
+
+def _in_a_namedtuple(y: Tensor) -> Rule:
+    kept = Kept(y, 5.0)
+    return lambda u: u * kept.factor * kept.output
+
+
+def _in_a_partial_by_name(y: Tensor) -> Rule:
+    return functools.partial(lambda u, *, y: u * 5.0 * y, y=y)
+
+
+def _in_a_default_value(y: Tensor) -> Rule:
+    def grad(u: Tensor, y: Tensor = y) -> Tensor:
+        return u * 5.0 * y
+
+    return grad
+
+
+def _in_a_default_value_by_name(y: Tensor) -> Rule:
+    def grad(u: Tensor, *, y: Tensor = y) -> Tensor:
+        return u * 5.0 * y
+
+    return grad
+
+
+def _in_a_helper_of_two_functions(y: Tensor) -> Rule:
+    def output() -> Tensor:
+        return y
+
+    def twofold(u: Tensor) -> Tensor:
+        return 2.0 * u * output()
+
+    def threefold(u: Tensor) -> Tensor:
+        return 3.0 * u * output()
+
+    return lambda u: twofold(u) + threefold(u)
+
+
+def _held_twice(y: Tensor) -> Rule:
+    kept = [y, {"again": y}]
+    return lambda u: u * (2.0 * kept[0] + 3.0 * kept[1]["again"])
+
+
 # A method of NumPy's scalars, which takes those of its own dtype: before NumPy 2, 5.0 times a float32 is a float64.
 HOLDERS: dict[str, Callable[[Tensor], Rule]] = {
     "a variable": _in_a_variable,
     "a list": _in_a_list,
     "a dict": _in_a_dict,
+    "a tuple": _in_a_tuple,
+    "a namedtuple": _in_a_namedtuple,
+    "two places": _held_twice,
     "a nested function": _in_a_nested_function,
     "a partial": _in_a_partial,
+    "a partial by name": _in_a_partial_by_name,
+    "a default value": _in_a_default_value,
+    "a default value by name": _in_a_default_value_by_name,
+    "a helper of two functions": _in_a_helper_of_two_functions,
     "a dataclass": _in_a_dataclass,
     "an attribute of a function": _in_an_attribute_of_a_function,
     "a module": _in_a_module,
