@@ -16,6 +16,7 @@ from cgshim._errors import CustomGradientTypeError, function_name, sentence
 from cgshim._foreign import KERAS, is_traced
 from cgshim._gradients import Arguments
 from cgshim._held import FunctionHolder
+from cgshim._notes import add_note
 from cgshim._parameters import Parameters
 from cgshim._registry import load
 from cgshim._trees import ONE_TENSOR, partition_each
@@ -112,6 +113,10 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                 output = call.backend.custom_gradient(call, inputs)
         except ForeignOutputError as foreign:
             output = output_of_constants(self.name, foreign.constant_of(inputs))
+        except Exception as error:
+            if not is_traced():
+                add_note(error, self._name)
+            raise
         return output
 
     def _output_of_constants(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
