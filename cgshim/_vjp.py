@@ -64,9 +64,8 @@ def op_vjp(fn: Callable[..., Any], /, *args: Any, variables: Sequence[Tensor] | 
     op = f"op_vjp({function_name(fn)})"
     if variables is None:
         return _vjp(op, backend_or_numpy(args), fn, args)
-    _require_list(op, variables)
-    backend = backend_or_numpy([*args, *variables])
-    return _vjp(op, backend, fn, args, _checked(op, backend, variables))
+    backend = backend_or_numpy([*args, *(variables if isinstance(variables, (list, tuple)) else ())])
+    return _vjp(op, backend, fn, args, checked_variables(op, backend, variables))
 
 
 def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., tuple[Any, Any]]:
@@ -166,7 +165,7 @@ def _vjp(
         outputs, spec_of_output = partition(op, backend, fn(*combine_each(specs, subvals(inputs, places, tensors))))
         return outputs
 
-    flat_vjp = _by_variables_too(op, backend, variables) if variables else backend.vjp
+    flat_vjp = by_variables_too(op, backend, variables) if variables else backend.vjp
     outputs, flat_pullback = flat_vjp(flat_fn, [inputs[at] for at in places])
     specs_of_gradients = [spec.without_static() for spec in specs]
 
@@ -203,16 +202,13 @@ def _places(op: str, argnums: Any, count_of_arguments: int) -> list[int]:
     return places
 
 
-def _require_list(op: str, variables: Any) -> None:
+def checked_variables(op: str, backend: Backend, variables: Sequence[Any]) -> list[Tensor]:
+    """Return the variables as tensors of the backend; raise an error if not all are different floats."""
     if not isinstance(variables, (list, tuple)):
         raise CustomGradientTypeError(
             sentence(op, must="variables must be a list of tensors", got=describe(variables),
                      do="write variables=[...]")
         )  # fmt: skip
-
-
-def _checked(op: str, backend: Backend, variables: Sequence[Any]) -> list[Tensor]:
-    """Return the variables as tensors of the backend; raise an error if not all are different floats."""
     found: dict[int, Tensor] = {}
     for variable in variables:
         tensor = value_of(variable)
@@ -231,7 +227,7 @@ def _checked(op: str, backend: Backend, variables: Sequence[Any]) -> list[Tensor
     return list(found.values())
 
 
-def _by_variables_too(op: str, backend: Backend, variables: Sequence[Tensor]) -> FlatVjp:
+def by_variables_too(op: str, backend: Backend, variables: Sequence[Tensor]) -> FlatVjp:
     """Return the backend's vjp whose pullback returns the gradients of inputs, then those of the variables."""
     offered: FlatVjp | None = getattr(backend, "vjp_with_variables", None)
     if offered is None:

@@ -12,7 +12,7 @@ import numpy as np
 from cgshim._choice import backend_or_numpy
 from cgshim._custom_gradient import CustomGradient
 from cgshim._errors import CustomGradientValueError, TransformationError, describe, function_name, sentence
-from cgshim._vjp import require_callable
+from cgshim._vjp import by_variables_too, checked_variables, require_callable
 from cgshim.testing._functions import Array, Function, double_precision, flatten
 
 FIRST_ORDER = "mend the rule, or state a surrogate with against="
@@ -37,6 +37,7 @@ def check_gradients(
     order: int | None = None,
     modes: Iterable[str] | None = None,
     argnums: int | Sequence[int] | None = None,
+    variables: Sequence[Any] = (),
     rtol: float | None = None,
     atol: float | None = None,
     against: Callable[..., Any] | None = None,
@@ -57,6 +58,9 @@ def check_gradients(
         ``forward_mode=True``, and in any other function if nothing refuses it; if named here, refusing it is an error.
     argnums : int or sequence of int, optional
         The positional arguments whose gradients to check, as in ``op_grad``; by default all of them.
+    variables : list of float or complex tensors, optional
+        Trainable state that fn reads without being given it, in double precision: PyTorch's Parameters, TensorFlow's
+        Variables. Each is changed in place, as the arguments are, and has its value back afterwards.
     rtol, atol : float, optional
         By default the step of the differences, 6e-6 in float64, and 4e-8 of the function's own size.
     against : callable, optional
@@ -96,8 +100,11 @@ def check_gradients(
     surrogate = "" if against is None else f" of {function_name(against)}"
     random = np.random.default_rng(0)
     with double_precision(backend):
-        derived, values = flatten(op, backend, fn, args, argnums)
-        differenced = derived if against is None else flatten(op, backend, against, args, argnums)[0]
+        if variables:
+            variables = checked_variables(op, backend, variables)
+            by_variables_too(op, backend, variables)  # it raises an error where a framework has no such state
+        derived, values = flatten(op, backend, fn, args, argnums, variables)
+        differenced = derived if against is None else flatten(op, backend, against, args, argnums, variables)[0]
         _require_same_outputs(op, derived(values), differenced(values))
         for n in range(1, order + 1):
             check = _Check(op, n, surrogate, derived, differenced, values, random, rtol, atol)
@@ -206,7 +213,8 @@ class _Check:
         upstreams = [np.asarray(-3 * u if u.any() else _random(self.random, u), u.dtype) for u in upstreams]
         together = "all outputs at once" if len(outputs) > 1 else self.derived.outputs[0]
         self._compare_in_reverse(changes, upstreams, together)
-        for at in range(len(self.values) if len(self.values) > 1 else 0):
+        state = len(self.derived.variables)  # its gradients are always needed
+        for at in range(state, len(self.values) if len(self.values) > 1 else 0):
             own = [change for change in changes if change.input == at]
             self._compare_in_reverse(own, upstreams, f"{together}, needed alone", alone=at)
 
@@ -249,7 +257,7 @@ class _Check:
     # --- In forward mode the tangent is the difference ---
 
     def _check_forward(self, changes: Sequence[_Change]) -> None:
-        for change in changes:
+        for change in [change for change in changes if change.input >= len(self.derived.variables)]:
             tangents = [np.zeros_like(value) for value in self.values]
             tangents[change.input] = change.step
             found = zip(self.derived.jvp(self.values, tangents), self.derived(self.values), strict=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cgshim._dtypes import is_complex, is_differentiable
-from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe_tree, sentence
+from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe, describe_tree, sentence
 from cgshim._parameters import Parameters
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
@@ -21,32 +22,76 @@ from cgshim.testing._forward import jvp_of
 Array = Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Function:
-    """A function of float and complex tensors that returns such tensors; calls take and return arrays."""
+    """A function of float and complex tensors that returns such tensors; calls take and return arrays.
+
+    What it reads without being given it, its variables, comes first among the values, and is written to for each call.
+    """
 
     backend: Backend
     on_tensors: Callable[..., Sequence[Tensor]]
     inputs: Sequence[str]
-    """the name of each in messages"""
+    """the name of each in messages, those of the variables first"""
     outputs: Sequence[str]
+    variables: Sequence[Any]
+    run: _Runner
 
     def __call__(self, values: Sequence[Array]) -> list[Array]:
-        return self._arrays(self.on_tensors(*self._tensors(values)))
+        with self._set(values) as tensors:
+            return self._arrays(self.run(self.on_tensors, *tensors))
 
     def vjp(self, values: Sequence[Array], upstreams: Sequence[Array], alone: int | None = None) -> list[Array]:
         """Return the gradients of the inputs, by the framework's reverse mode; or of one alone, and zeros."""
-        tensors = self._tensors(values)
-        if alone is None:
-            _, pullback = self.backend.vjp(self.on_tensors, tensors)
-            return self._arrays(pullback(self._tensors(upstreams)))
-        _, pullback = self.backend.vjp(lambda x: self.on_tensors(*subvals(tensors, [alone], [x])), [tensors[alone]])
-        zeros = [np.zeros_like(value) for value in values]
-        return subvals(zeros, [alone], self._arrays(pullback(self._tensors(upstreams))))
+        with self._set(values) as tensors:
+            if alone is None:
+                return self._arrays(self.run(self._pulled_back, tensors, self._tensors(upstreams)))
+            at = alone - len(self.variables)
+            _, pullback = self.backend.vjp(lambda x: self.on_tensors(*subvals(tensors, [at], [x])), [tensors[at]])
+            gradient = pullback(self._tensors(upstreams))  # not compiled: there each gradient may be needed
+            return subvals([np.zeros_like(value) for value in values], [alone], self._arrays(gradient))
 
     def jvp(self, values: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
         """Return the tangents of the outputs, by the framework's forward mode."""
-        return self._arrays(jvp_of(self.backend)(self.on_tensors, self._tensors(values), self._tensors(tangents)))
+        with self._set(values) as tensors:
+            tangents = self._tensors(tangents[len(self.variables) :])
+            return self._arrays(self.run(self._pushed_forward, tensors, tangents))
+
+    def gradient(self) -> Function:
+        """Return the function from inputs and upstream gradients to gradients."""
+        given = len(self.inputs) - len(self.variables)
+        upstreams = [f"the upstream gradient of {name}" for name in self.outputs]
+        return Function(
+            self.backend, lambda *tensors: self._pulled_back(tensors[:given], tensors[given:]),
+            [*self.inputs, *upstreams], [f"the gradient of {name}" for name in self.inputs], self.variables, self.run,
+        )  # fmt: skip
+
+    def _pulled_back(self, tensors: Sequence[Tensor], upstreams: Sequence[Tensor]) -> list[Tensor]:
+        """Return the gradients of the variables and of the other inputs."""
+        if not self.variables:
+            return list(self.backend.vjp(self.on_tensors, tensors)[1](upstreams))
+        backend: Any = self.backend
+        _, pullback = backend.vjp_with_variables(self.on_tensors, tensors, self.variables)
+        gradients = pullback(upstreams)
+        return [*gradients[len(tensors) :], *gradients[: len(tensors)]]
+
+    def _pushed_forward(self, tensors: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor]:
+        return list(jvp_of(self.backend)(self.on_tensors, tensors, tangents))
+
+    @contextlib.contextmanager
+    def _set(self, values: Sequence[Array]) -> Iterator[list[Tensor]]:
+        """Let the variables have the first of these values; yield the others as tensors."""
+        count = len(self.variables)
+        before = [self.backend.convert_to_numpy(variable).copy() for variable in self.variables]
+        try:
+            self._write(values[:count])
+            yield self._tensors(values[count:])
+        finally:
+            self._write(before)
+
+    def _write(self, values: Sequence[Array]) -> None:
+        for variable, value in zip(self.variables, values, strict=True):
+            _assign(variable, value)
 
     def has_conjugate_gradients(self) -> bool:
         """Return True if a complex gradient is the conjugate of the derivative, which for z * z at 1j is 2j."""
@@ -55,24 +100,50 @@ class Function:
         (gradient,) = self._arrays(pullback([one]))
         return bool(gradient.imag < 0)
 
-    def gradient(self) -> Function:
-        """Return the function from inputs and upstream gradients to gradients."""
-
-        def on_tensors(*tensors: Tensor) -> Sequence[Tensor]:
-            inputs, upstreams = tensors[: len(self.inputs)], tensors[len(self.inputs) :]
-            _, pullback = self.backend.vjp(self.on_tensors, inputs)
-            return pullback(upstreams)
-
-        upstreams = [f"the upstream gradient of {name}" for name in self.outputs]
-        return Function(
-            self.backend, on_tensors, [*self.inputs, *upstreams], [f"the gradient of {name}" for name in self.inputs]
-        )
-
     def _tensors(self, values: Sequence[Array]) -> list[Tensor]:
         return [self.backend.convert_to_tensor(value, value.dtype.name) for value in values]
 
     def _arrays(self, tensors: Sequence[Tensor]) -> list[Array]:
         return [self.backend.convert_to_numpy(tensor) for tensor in tensors]
+
+
+def _assign(variable: Any, value: Array) -> None:
+    """Let trainable state have a value, by the framework's own way to write to it."""
+    if hasattr(variable, "assign"):
+        variable.assign(value)
+    elif hasattr(variable, "requires_grad"):  # PyTorch's, whose gradient is not that of the copy
+        variable.data.copy_(variable.data.new_tensor(value))
+    else:
+        raise CustomGradientTypeError(
+            sentence("check_gradients", must="variables must be trainable state, which can be written to",
+                     got=describe(variable), do="pass it as an argument")
+        )  # fmt: skip
+
+
+SLOW = 0.5
+"""seconds in which a function is slow: more than jax.jit takes for most, and less than eager JAX for a scan"""
+
+
+class _Runner:
+    """Runs functions of tensors; in jax.jit once one was slow, for eager JAX compiles the body of a scan each time."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._jit = importlib.import_module("jax").jit if name_of(backend) == "jax" else None
+        self._compiled: dict[Any, Callable[..., Sequence[Tensor]]] = {}
+        self._is_slow = False
+
+    def __call__(self, fn: Callable[..., Sequence[Tensor]], *args: Any) -> Sequence[Tensor]:
+        if self._jit and self._is_slow:
+            if fn not in self._compiled:
+                self._compiled[fn] = self._jit(fn)
+            try:
+                return self._compiled[fn](*args)
+            except Exception:  # noqa: BLE001  # it reads values; any other is raised below
+                self._jit = None
+        start = time.perf_counter()
+        found = fn(*args)
+        self._is_slow |= time.perf_counter() - start > SLOW
+        return found
 
 
 def flatten(
@@ -81,10 +152,12 @@ def flatten(
     fn: Callable[..., Any],
     args: Sequence[Any],
     argnums: int | Sequence[int] | None = None,
+    variables: Sequence[Any] = (),
 ) -> tuple[Function, list[Array]]:
-    """Return fn as a function of the float tensors in args, and their values, in double precision if it exists.
+    """Return fn as a function of the variables and the float tensors in args, and the values of all of them.
 
-    With argnums, only those in these arguments; the others stay as they are, in double precision too.
+    The tensors are in double precision if it exists. With argnums they are only those in these arguments; the others
+    stay as they are, in double precision too.
     """
     names, arguments, options = Parameters(fn).bind(op, tuple(args), {})
     tensors, specs = partition_each(op, backend, arguments)
@@ -116,8 +189,9 @@ def flatten(
                 op, must="the output must hold a float or complex tensor", got="none", do="there is nothing to check"
             )
         )
-    function = Function(backend, lambda *xs: output_at(xs)[0], [paths[at] for at in chosen], outputs)
-    return function, [backend.convert_to_numpy(x) for x in wide]
+    names = [*(f"variables[{at}]" for at in range(len(variables))), *(paths[at] for at in chosen)]
+    function = Function(backend, lambda *xs: output_at(xs)[0], names, outputs, variables, _Runner(backend))
+    return function, [np.array(backend.convert_to_numpy(x)) for x in (*variables, *wide)]
 
 
 def _positions(op: str, arguments: int, argnums: int | Sequence[int] | None) -> list[int]:

@@ -514,3 +514,84 @@ def test_the_framework_is_of_the_same_opinion(backend, factor):
         else:
             with pytest.raises((AssertionError, RuntimeError)):  # torch's GradcheckError is a RuntimeError
                 check(op, x)
+
+
+# --- Trainable state ----------------------------------------------------------------------------------------------
+
+
+def of_variables(backend, w, b, mistake):
+    """w x + b, whose rule takes the variables; the mistake is a factor of the gradient of b."""
+
+    @op_custom_gradient(name="affine")
+    def op(x):
+        return w * x + b, lambda u, variables: (u * w, [u * x, mistake * ops.sum(u)])
+
+    return op
+
+
+def state_of(backend, *values):
+    if backend == "torch":
+        return [importlib.import_module("torch").nn.Parameter(x) for x in tensors(backend, *values)]
+    return [importlib.import_module("tensorflow").Variable(x) for x in tensors(backend, *values)]
+
+
+def test_the_gradients_of_variables(backend):
+    (x,) = tensors(backend, VECTOR)
+    if not hasattr(load(backend), "vjp_with_variables"):
+        w, b = tensors(backend, [1.5, -0.5, 2.0], 7.0)
+        with pytest.raises(CustomGradientError, match="differentiates by arguments alone, got 2 variables"):
+            check_gradients(of_variables(backend, w, b, 1.0), [x], variables=[w, b])
+        return
+    w, b = state_of(backend, [1.5, -0.5, 2.0], 7.0)
+    check_gradients(of_variables(backend, w, b, 1.0), [x], variables=[w, b])
+    text = r"^affine, order 1: the gradient of variables\[1\] through output must be .* got -?\d.* where"
+    with pytest.raises(AssertionError, match=text):
+        check_gradients(of_variables(backend, w, b, 3.0), [x], variables=[w, b])
+    np.testing.assert_array_equal(load(backend).convert_to_numpy(w), [1.5, -0.5, 2.0])
+    np.testing.assert_array_equal(load(backend).convert_to_numpy(b), 7.0)
+
+
+def test_the_second_order_of_variables(backend):
+    """The gradient of x by w is cut, where the rule reads a constant of w's value."""
+    if not hasattr(load(backend), "vjp_with_variables"):
+        return
+    (x,), (w,) = tensors(backend, VECTOR), state_of(backend, [1.5, -0.5, 2.0])
+
+    def op(is_cut):
+        def f(x):
+            def grad(u, variables):
+                return 3 * u * (op_stop_gradient(w) if is_cut else w) * x * x, [u * x * x * x]
+
+            return w * x * x * x, grad
+
+        return op_custom_gradient(f, name="op")
+
+    check_gradients(op(False), [x], variables=[w])
+    with pytest.raises(
+        AssertionError, match=r"^op, order 2: the gradient of variables\[0\]\[\d\] through the gradient of x"
+    ):
+        check_gradients(op(True), [x], variables=[w])
+
+
+def test_variables_that_cannot_be_written_to(backend):
+    (x, w) = tensors(backend, VECTOR, [1.5, -0.5, 2.0])
+    if backend == "tensorflow":
+        with pytest.raises(CustomGradientError, match="variables must be trainable state, which can be written to"):
+            check_gradients(of_variables(backend, w, w, 1.0), [x], variables=[w])
+
+
+def test_a_function_that_is_slow_under_eager_jax_is_compiled(backend, monkeypatch):
+    """An f that reads values cannot be, and is checked as it is."""
+    monkeypatch.setattr(_functions, "SLOW", 0.0)
+    (x,) = tensors(backend, VECTOR)
+    runs = []
+
+    @op_custom_gradient
+    def cube(x, *, reads):
+        runs.append(reads and float(cgshim.op_convert_to_numpy(x)[0]))
+        return x * x * x, lambda u: u * 3 * x * x
+
+    check_gradients(lambda x: cube(x, reads=False), [x], modes=["reverse"], order=1)
+    counted = len(runs)
+    check_gradients(lambda x: cube(x, reads=True), [x], modes=["reverse"], order=1)
+    assert (counted < 7 < len(runs) - counted) if backend == "jax" else counted >= 7, (counted, len(runs))
