@@ -15,7 +15,7 @@ from cgshim._errors import (
     describe,
     function_name,
     listing,
-    sentence,
+    refusal,
 )
 from cgshim._foreign import not_converted
 from cgshim._gradients import Arguments
@@ -30,10 +30,9 @@ T = TypeVar("T")
 
 def refuse_without_tensor(op: str, backend: Backend, output: Any) -> NoReturn:
     """Raise the error for an output without tensors of an f that is given some."""
-    raise CustomGradientTypeError(
-        sentence(op, must="the output of f must hold a tensor when an argument does", got=describe(output),
-                 do=f"return a tensor of {name_of(backend)}")
-    )  # fmt: skip
+    raise refusal(CustomGradientTypeError, op,
+                  must="the output of f must hold a tensor when an argument does", got=describe(output),
+                  do=f"return a tensor of {name_of(backend)}")  # fmt: skip
 
 
 class Call:
@@ -146,11 +145,10 @@ class Call:
             ):
                 continue
             for tensor in tensors_inside(leaf, self.backend.is_tensor):
-                raise CustomGradientTypeError(
-                    sentence(self.name,
-                             must="the output of f must hold its tensors in containers that the backend knows",
-                             got=f"{describe(tensor)} in {describe(leaf)}", do="return the tensor itself")
-                )  # fmt: skip
+                raise refusal(CustomGradientTypeError, self.name,
+                              must="the output of f must hold its tensors in containers that the backend knows",
+                              got=f"{describe(tensor)} in {describe(leaf)}",
+                              do="return the tensor itself")  # fmt: skip
 
     def require_variables(self, rule: Rule, variables: Sequence[Tensor]) -> None:
         """Raise an error if f read variables and the rule takes none."""
@@ -159,16 +157,15 @@ class Call:
         for variable in variables:
             if self.option_of(variable) is not None:
                 self.refuse_captured(variable)
-        raise CustomGradientTypeError(
-            sentence(self.name, must="grad_fn must take variables when f reads trainable state",
-                     got=f"{spelled(rule.grad_fn)} and {listing([describe(v) for v in variables])}",
-                     do="write grad_fn(..., variables=None) and return (gradients, [one per variable]), "
-                     "or pass the state as an argument")
-        )  # fmt: skip
+        raise refusal(CustomGradientTypeError, self.name,
+                      must="grad_fn must take variables when f reads trainable state",
+                      got=f"{spelled(rule.grad_fn)} and {listing([describe(v) for v in variables])}",
+                      do="write grad_fn(..., variables=None) and return (gradients, [one per variable]), "
+                      "or pass the state as an argument")  # fmt: skip
 
     def refuse(self, rule: str, transformation: str, instead: str) -> NoReturn:
         """Raise the error for a transformation that cannot use the rule."""
-        raise TransformationError(sentence(self.name, must=rule, got=transformation, do=instead))
+        raise refusal(TransformationError, self.name, must=rule, got=transformation, do=instead)
 
     def refuse_forward_mode(self, transformation: str) -> NoReturn:
         """Raise the error for forward mode without the author's promise: J v is the transpose of a linear rule."""
@@ -193,23 +190,17 @@ class Call:
 
     def refuse_writing(self) -> NoReturn:
         """Raise the error for an f that has changed a differentiated argument in place."""
-        raise CustomGradientTypeError(
-            sentence(self.name, must="f must not write into arguments that are differentiated", got="a change in place",
-                     do="let it change a copy")
-        )  # fmt: skip
+        raise refusal(CustomGradientTypeError, self.name,
+                      must="f must not write into arguments that are differentiated",
+                      got="a change in place", do="let it change a copy")  # fmt: skip
 
     def refuse_captured(self, tensor: object) -> NoReturn:
         """Raise the error for a differentiated tensor that reached f, but not as an argument."""
         option = self.option_of(tensor)
         got = f"a captured {describe(tensor)}" if option is None else f"{describe(tensor)} in the option {option}"
-        raise CustomGradientTypeError(
-            sentence(
-                self.name,
-                must="f must be given every tensor that is differentiated",
-                got=got,
-                do="pass it as an argument",
-            )
-        )
+        raise refusal(CustomGradientTypeError, self.name,
+                      must="f must be given every tensor that is differentiated", got=got,
+                      do="pass it as an argument")  # fmt: skip
 
     def option_of(self, tensor: object) -> str | None:
         """Return the name of the option that holds a tensor; None if none does."""
@@ -240,10 +231,10 @@ def checked_pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Call
     got = describe(result)
     if isinstance(result, tuple) and len(result) == 2:
         got = f"({describe(result[0])}, {describe(result[1])})"
-    raise CustomGradientTypeError(
-        sentence(op, must=f"{function_name(f)} must return a pair (output, grad_fn)", got=got,
-                 do="return the output and a function that turns upstream gradients into gradients of the arguments")
-    )  # fmt: skip
+    raise refusal(CustomGradientTypeError, op,
+                  must=f"{function_name(f)} must return a pair (output, grad_fn)", got=got,
+                  do="return the output and a function that turns upstream gradients into gradients "
+                  "of the arguments")  # fmt: skip
 
 
 def output_of_constants(op: str, output: T) -> T:
@@ -262,10 +253,10 @@ def output_of_constants(op: str, output: T) -> T:
     try:
         constants: T = spec.combine(backend.custom_gradient(call, [])[: len(tensors)])
     except CustomGradientTypeError:
-        raise CustomGradientTypeError(
-            sentence(op, must="f must be given every tensor that is differentiated", got="none among its arguments",
-                     do="pass it as an argument, in a container that the backend knows")
-        ) from None  # fmt: skip
+        raise refusal(CustomGradientTypeError, op,
+                      must="f must be given every tensor that is differentiated",
+                      got="none among its arguments",
+                      do="pass it as an argument, in a container that the backend knows") from None  # fmt: skip
     return constants
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Literal, TypeVar
 
-from cgshim._errors import BackendError, describe, sentence
+from cgshim._errors import BackendError, describe, refusal
 from cgshim._foreign import KERAS, TRACER, constant_when_traced, is_keras_symbol, is_keras_variable, is_traced
 from cgshim._held import SIMPLE
 from cgshim._protocol import Backend, Tensor
@@ -217,10 +217,9 @@ def _find_framework(kind: type) -> str | None:
         if is_keras_variable(base):
             return KERAS
         if is_keras_symbol(base):
-            raise BackendError(
-                sentence("cgshim", must="an op is called with tensors of a framework", got="a symbolic KerasTensor",
-                         do="call the op in the call method of a keras.Layer")
-            )  # fmt: skip
+            raise refusal(BackendError, "cgshim", must="an op is called with tensors of a framework",
+                          got="a symbolic KerasTensor",
+                          do="call the op in the call method of a keras.Layer")  # fmt: skip
         root = base.__module__.partition(".")[0]
         name = aliases().get(root, root)
         if name in entry_points() and root in sys.modules:
@@ -336,7 +335,6 @@ def of_another_framework(op: str, backend: Backend, leaf: object) -> BackendErro
     """Return the error for a tensor of one framework in a call of another."""
     name = name_of(backend)
     named = f"{chosen_by()} chooses {name}" if chosen_backend() else f"other tensors of this call are {name}'s"
-    return BackendError(
-        sentence(op, must=f"tensors of one call belong to one framework ({named})",
-                 got=f"{describe(leaf)} of {framework_of(leaf)}", do=f"convert it to {name} or choose another backend")
-    )  # fmt: skip
+    return refusal(BackendError, op, must=f"tensors of one call belong to one framework ({named})",
+                   got=f"{describe(leaf)} of {framework_of(leaf)}",
+                   do=f"convert it to {name} or choose another backend")  # fmt: skip

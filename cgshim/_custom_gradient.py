@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, over
 
 from cgshim._call import Call, ForeignOutputError, checked_pair, output_of_constants
 from cgshim._choice import backend_for, choice_for_plans, framework_of_type, is_lasting
-from cgshim._errors import CustomGradientTypeError, function_name, sentence
+from cgshim._errors import CustomGradientTypeError, function_name, refusal
 from cgshim._foreign import KERAS, is_traced
 from cgshim._gradients import Arguments
 from cgshim._held import FunctionHolder
@@ -62,10 +62,10 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self._name = name or function_name(f)
         self._parameters = _parameters_of(f, bound[0] if bound else None)
         if bound is None and self._parameters is not None and "needs_input_grad" in self._parameters.names:
-            raise CustomGradientTypeError(
-                sentence(self._name, must="needs_input_grad must be keyword-only in f", got="a positional parameter",
-                         do="write f(..., *, needs_input_grad), or give the argument another name")
-            )  # fmt: skip
+            raise refusal(CustomGradientTypeError, self._name,
+                          must="needs_input_grad must be keyword-only in f",
+                          got="a positional parameter",
+                          do="write f(..., *, needs_input_grad), or give the argument another name")  # fmt: skip
         self._parameters_of_methods: Parameters | None = None
         self._signature: inspect.Signature | None = None
         self._plans: dict[Any, Plan] = {}
@@ -123,10 +123,9 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         """Return the output of an f that gets no tensor; a list of numbers was meant to be one."""
         for arg in args:
             if isinstance(arg, list) and arg and all(isinstance(number, float) for number in arg):
-                raise CustomGradientTypeError(
-                    sentence(self.name, must="a tensor must be among the arguments", got="a list of numbers",
-                             do="convert it to a tensor (op_convert_to_tensor)")
-                )  # fmt: skip
+                raise refusal(CustomGradientTypeError, self.name,
+                              must="a tensor must be among the arguments", got="a list of numbers",
+                              do="convert it to a tensor (op_convert_to_tensor)")  # fmt: skip
         if self._parameters is not None and self._parameters.takes_needed:
             _, arguments, _ = self._parameters.bind(self._name, args, kwargs)
             kwargs = {**kwargs, "needs_input_grad": (None,) * len(arguments)}
@@ -165,11 +164,9 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     def _call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Call | None, list[Any]]:
         """Return the call with these arguments and the tensors in them; the call is None if there are none."""
         if self._parameters is None:
-            raise CustomGradientTypeError(
-                sentence(self.name, must=f"a {type(self._f).__name__} must be bound when it is called",
-                         got="one that is not",
-                         do="call it as an attribute of its class")
-            )  # fmt: skip
+            raise refusal(CustomGradientTypeError, self.name,
+                          must=f"a {type(self._f).__name__} must be bound when it is called",
+                          got="one that is not", do="call it as an attribute of its class")  # fmt: skip
         # the slots: torch.compile guards a property, and the function in it
         names, arguments, options = self._parameters.bind(self._name, args, kwargs)
         backend = backend_for(arguments)

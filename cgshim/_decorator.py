@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
 from cgshim._custom_gradient import CustomGradient
-from cgshim._errors import CustomGradientTypeError, describe, function_name, sentence
+from cgshim._errors import CustomGradientTypeError, describe, function_name, refusal
 
 P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
@@ -121,9 +121,8 @@ def op_custom_gradient(
             host_outputs=host_outputs, keep=keep, name=name,
         )  # fmt: skip
     if not (callable(f) or hasattr(f, "__get__")) or isinstance(f, _NO_FUNCTIONS):
-        raise CustomGradientTypeError(
-            sentence("op_custom_gradient", must="f must be callable", got=describe(f), do="decorate a function")
-        )
+        raise refusal(CustomGradientTypeError, "op_custom_gradient", must="f must be callable",
+                      got=describe(f), do="decorate a function")  # fmt: skip
     if host_outputs is not None:
         from cgshim._host_gradient import HostPair  # with it NumPy, which `import cgshim` does without
 

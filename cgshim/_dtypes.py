@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from cgshim._dtype_names import given_name, root_of
-from cgshim._errors import BackendError, sentence
+from cgshim._errors import BackendError, refusal
 from cgshim._foreign import constant_when_traced
 
 _DIFFERENTIABLE = re.compile(r"b?(float|complex)\d+\w*")
@@ -64,10 +64,9 @@ def _checked_name(dtype: Any) -> str:
     if isinstance(dtype, (str, type)) and _is_known(found := _name_in_numpy(dtype)):
         return found
     framework = root_of(dtype)
-    raise BackendError(
-        sentence("cgshim", must=f"a dtype of {framework} must have a name of NumPy's, such as float32 or bfloat16",
-                 got=repr(name), do=f"let dtype_name(dtype) in the backend of {framework} return it")
-    )  # fmt: skip
+    raise refusal(BackendError, "cgshim",
+                  must=f"a dtype of {framework} must have a name of NumPy's, such as float32 or bfloat16",
+                  got=repr(name), do=f"let dtype_name(dtype) in the backend of {framework} return it")  # fmt: skip
 
 
 def _is_known(name: str) -> bool:

@@ -15,7 +15,7 @@ from cgshim._errors import (
     CustomGradientValueError,
     describe,
     describe_tree,
-    sentence,
+    refusal,
     shape_of,
 )
 from cgshim._gradients import fits
@@ -126,22 +126,14 @@ def _path(spec: TreeSpec, at: int) -> str:
 
 def _check_holds_tensors(op: str, tensors: Sequence[Tensor], x: Any) -> None:
     if not tensors:
-        raise CustomGradientTypeError(
-            sentence(
-                op,
-                must="x must hold a float or complex tensor",
-                got=describe_tree(x),
-                do="give what fx was computed from",
-            )
-        )
+        raise refusal(CustomGradientTypeError, op, must="x must hold a float or complex tensor",
+                      got=describe_tree(x), do="give what fx was computed from")  # fmt: skip
 
 
 def _check_differentiable(op: str, x: Tensor, path: Callable[[], str]) -> None:
     if not is_differentiable(x.dtype):
-        raise CustomGradientTypeError(
-            sentence(op, must=f"{path()} must be a float or complex tensor", got=describe(x),
-                     do="convert it before fx is computed from it, or leave it out")
-        )  # fmt: skip
+        raise refusal(CustomGradientTypeError, op, must=f"{path()} must be a float or complex tensor",
+                      got=describe(x), do="convert it before fx is computed from it, or leave it out")  # fmt: skip
 
 
 def _value(op: str, backend: Backend, fx: Any, dtype: Any) -> Tensor:
@@ -149,42 +141,36 @@ def _value(op: str, backend: Backend, fx: Any, dtype: Any) -> Tensor:
     if value is None and isinstance(fx, (int, float, complex)):
         value = backend.convert_to_tensor(fx, None if isinstance(fx, complex) and not is_complex(dtype) else dtype)
     if value is None or not is_differentiable(value.dtype):
-        raise CustomGradientTypeError(
-            sentence(
-                op, must="fx must be one float or complex tensor", got=describe_tree(fx), do="call it for each value"
-            )
-        )
+        raise refusal(CustomGradientTypeError, op, must="fx must be one float or complex tensor",
+                      got=describe_tree(fx), do="call it for each value")  # fmt: skip
     return value
 
 
 def _added_axes(op: str, fx: Tensor, x: Tensor, path: Callable[[], str]) -> int:
     """Return how many axes x has after those of fx."""
     if is_complex(fx.dtype) and not is_complex(x.dtype):
-        raise CustomGradientValueError(
-            sentence(op, must=f"{path()} must be complex when fx is", got=f"{describe(x)} for fx {describe(fx)}",
-                     do="embed the real and the imaginary part of fx by themselves")
-        )  # fmt: skip
+        raise refusal(CustomGradientValueError, op, must=f"{path()} must be complex when fx is",
+                      got=f"{describe(x)} for fx {describe(fx)}",
+                      do="embed the real and the imaginary part of fx by themselves")  # fmt: skip
     batch, shape = shape_of(fx.shape), shape_of(x.shape)
     if not batch:  # a scalar is broadcast by itself
         return 0
     if all(size == 1 for size in batch):
         return _ONE_VALUE
     if ... in batch or ... in shape or not fits(shape[: len(batch)], batch):
-        raise CustomGradientValueError(
-            sentence(op, must=f"the shape of {path()} must begin with the shape of fx",
-                     got=f"{describe(x)} for fx {describe(fx)}",
-                     do="reduce fx to a scalar, or to one value for each leading index of x")
-        )  # fmt: skip
+        raise refusal(CustomGradientValueError, op,
+                      must=f"the shape of {path()} must begin with the shape of fx",
+                      got=f"{describe(x)} for fx {describe(fx)}",
+                      do="reduce fx to a scalar, or to one value for each leading index of x")  # fmt: skip
     return len(shape) - len(batch)
 
 
 def _aligned(op: str, spec: TreeSpec, gx: Any, x: Any) -> list[Any]:
     aligned = spec.align(gx)
     if aligned is None:
-        raise CustomGradientTypeError(
-            sentence(op, must="gx must be structured as x", got=f"{describe_tree(gx)} for x {describe_tree(x)}",
-                     do="give one gradient for each tensor of x")
-        )  # fmt: skip
+        raise refusal(CustomGradientTypeError, op, must="gx must be structured as x",
+                      got=f"{describe_tree(gx)} for x {describe_tree(x)}",
+                      do="give one gradient for each tensor of x")  # fmt: skip
     return aligned
 
 
@@ -194,20 +180,18 @@ def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: Callabl
     if tensor is None:
         tensor = backend.convert_to_tensor(gradient)
     if is_complex(tensor.dtype) and not is_complex(x.dtype):
-        raise CustomGradientValueError(
-            sentence(op, must=f"the gradient gx for {path()} must be real as it is",
-                     got=f"{describe(tensor)} for {describe(x)}", do="take its real part")
-        )  # fmt: skip
+        raise refusal(CustomGradientValueError, op,
+                      must=f"the gradient gx for {path()} must be real as it is",
+                      got=f"{describe(tensor)} for {describe(x)}", do="take its real part")  # fmt: skip
     tensor = _cast(backend, tensor, x.dtype)
     if shape_of(tensor.shape) == () != shape_of(x.shape):
         return _spread(op, tensor, x, path)
     if fits(tensor.shape, x.shape):
         return tensor
-    raise CustomGradientValueError(
-        sentence(op, must=f"the gradient gx for {path()} must have its shape, or be a scalar",
-                 got=f"{describe(tensor)} for {describe(x)}",
-                 do="sum over what was broadcast (op_sum_to_shape), or broadcast it")
-    )  # fmt: skip
+    raise refusal(CustomGradientValueError, op,
+                  must=f"the gradient gx for {path()} must have its shape, or be a scalar",
+                  got=f"{describe(tensor)} for {describe(x)}",
+                  do="sum over what was broadcast (op_sum_to_shape), or broadcast it")  # fmt: skip
 
 
 def _spread(op: str, scalar: Tensor, x: Tensor, path: Callable[[], str]) -> Tensor:
@@ -217,7 +201,7 @@ def _spread(op: str, scalar: Tensor, x: Tensor, path: Callable[[], str]) -> Tens
     try:
         return ops.ones_like(x) * scalar
     except BackendError as error:
-        raise CustomGradientValueError(
-            sentence(op, must=f"the gradient gx for {path()} must have its shape where {path()} is sparse",
-                     got=f"{describe(scalar)} for {describe(x)}", do="give it where x is given")
-        ) from error  # fmt: skip
+        raise refusal(CustomGradientValueError, op,
+                      must=f"the gradient gx for {path()} must have its shape where {path()} is sparse",
+                      got=f"{describe(scalar)} for {describe(x)}",
+                      do="give it where x is given") from error  # fmt: skip

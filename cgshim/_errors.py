@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from cgshim._dtype_names import given_name
+
+E = TypeVar("E", bound=Exception)
 
 
 class CustomGradientError(Exception):
@@ -59,6 +61,11 @@ def sentence(op: str, *, must: str, got: str, do: str) -> str:
     'clip: limit must be positive, got -1.0; pass its absolute value'
     """
     return f"{op}: {must}, got {got}; {do}"
+
+
+def refusal(kind: type[E], op: str, *, must: str, got: str, do: str) -> E:
+    """Return an error of this kind with such a message."""
+    return kind(sentence(op, must=must, got=got, do=do))
 
 
 _SHORT = (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "i"))

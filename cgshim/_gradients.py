@@ -14,7 +14,7 @@ from cgshim._errors import (
     describe,
     describe_spec,
     describe_tree,
-    sentence,
+    refusal,
     shape_of,
 )
 from cgshim._protocol import Backend, Tensor
@@ -84,10 +84,9 @@ def gradients_of_variables(arguments: Arguments, result: Any, variables: Sequenc
     op, backend = arguments.op, arguments.backend
     gradients = [None] * len(variables) if result is None else result
     if not isinstance(gradients, (list, tuple)) or len(gradients) != len(variables):
-        raise CustomGradientValueError(
-            sentence(op, must=f"grad_fn must return one gradient for each of {count(len(variables), 'variable')}",
-                     got=describe(result), do="return (gradients, [one per variable])")
-        )  # fmt: skip
+        raise refusal(CustomGradientValueError, op,
+                      must=f"grad_fn must return one gradient for each of {count(len(variables), 'variable')}",
+                      got=describe(result), do="return (gradients, [one per variable])")  # fmt: skip
     return [
         check_gradient(op, backend, gradient, variable.shape, variable.dtype, partial("variables[{}]".format, at))
         for at, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
@@ -98,10 +97,9 @@ def without_gradients_of_variables(arguments: Arguments, result: Any) -> tuple[A
     """Return the two parts of the result of a grad_fn with variables."""
     if isinstance(result, (tuple, list)) and len(result) == 2:
         return result[0], result[1]
-    raise CustomGradientValueError(
-        sentence(arguments.op, must="grad_fn with variables must return a pair (gradients, variable_gradients)",
-                 got=describe(result), do="return (gradients, [one per variable])")
-    )  # fmt: skip
+    raise refusal(CustomGradientValueError, arguments.op,
+                  must="grad_fn with variables must return a pair (gradients, variable_gradients)",
+                  got=describe(result), do="return (gradients, [one per variable])")  # fmt: skip
 
 
 # --- In whichever order it comes --------------------------------------------------------------------------------
@@ -115,11 +113,10 @@ def _aligned(arguments: Arguments, result: Any) -> Sequence[Any]:
         if aligned is not None:
             return aligned
     names = [name for name, spec in zip(arguments.names, arguments.specs, strict=True) if spec.count]
-    raise CustomGradientValueError(
-        sentence(arguments.op, must=f"grad_fn must return one gradient for each argument ({', '.join(names)})",
-                 got=describe_tree(result),
-                 do="return them in order, each None, a tensor, or structured as its argument")
-    )  # fmt: skip
+    raise refusal(CustomGradientValueError, arguments.op,
+                  must=f"grad_fn must return one gradient for each argument ({', '.join(names)})",
+                  got=describe_tree(result),
+                  do="return them in order, each None, a tensor, or structured as its argument")  # fmt: skip
 
 
 def _readings(arguments: Arguments, result: Any) -> Iterator[Sequence[Any] | None]:
@@ -177,24 +174,21 @@ def check_gradient(
     tensor = as_tensor(op, backend, gradient)
     if tensor is None:
         if not isinstance(gradient, (int, float, complex)):
-            raise CustomGradientTypeError(
-                sentence(op, must=f"the gradient of {of()} must be a tensor or None", got=describe(gradient),
-                         do="return None where there is no gradient")
-            )  # fmt: skip
+            raise refusal(CustomGradientTypeError, op,
+                          must=f"the gradient of {of()} must be a tensor or None",
+                          got=describe(gradient), do="return None where there is no gradient")  # fmt: skip
         tensor = backend.convert_to_tensor(gradient, None if isinstance(gradient, complex) else dtype)
     if not fits(tensor.shape, shape):
-        raise CustomGradientValueError(
-            sentence(op, must=f"the gradient of {of()} must have its shape {describe_spec(shape, dtype)}",
-                     got=describe(tensor),
-                     do="sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule")
-        )  # fmt: skip
+        raise refusal(CustomGradientValueError, op,
+                      must=f"the gradient of {of()} must have its shape {describe_spec(shape, dtype)}",
+                      got=describe(tensor),
+                      do="sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule")  # fmt: skip
     if tensor.dtype == dtype:
         return tensor
     if is_complex(tensor.dtype) and not is_complex(dtype):
-        raise CustomGradientValueError(
-            sentence(op, must=f"the gradient of {of()} must be real as it is ({describe_spec(shape, dtype)})",
-                     got=describe(tensor), do="take the real part in the rule")
-        )  # fmt: skip
+        raise refusal(CustomGradientValueError, op,
+                      must=f"the gradient of {of()} must be real as it is ({describe_spec(shape, dtype)})",
+                      got=describe(tensor), do="take the real part in the rule")  # fmt: skip
     return backend.convert_to_tensor(tensor, dtype)
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NoReturn
 from cgshim._call import Call, refuse_without_tensor
 from cgshim._choice import backend_or_numpy
 from cgshim._custom_gradient import CustomGradient
-from cgshim._errors import BackendError, sentence
+from cgshim._errors import BackendError, refusal
 from cgshim._foreign import not_converted
 from cgshim._host_call import HostCall, HostFunction, last_errors, refuse_host_derivative
 from cgshim._protocol import Backend, Tensor
@@ -76,10 +76,10 @@ def _on_host(backend: Backend, call: HostCall, inputs: Sequence[Tensor], declare
     try:
         arrays = list(map(backend.convert_to_numpy, inputs))
     except Exception as error:
-        raise BackendError(
-            sentence(call.name, must="a function on the host needs the values of its arguments",
-                     got=f"{type(error).__name__} from {backend.__name__}", do="call it eagerly")
-        ) from error  # fmt: skip
+        raise refusal(BackendError, call.name,
+                      must="a function on the host needs the values of its arguments",
+                      got=f"{type(error).__name__} from {backend.__name__}",
+                      do="call it eagerly") from error  # fmt: skip
     return list(map(backend.convert_to_tensor, call.run(arrays)))
 
 

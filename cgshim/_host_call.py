@@ -19,7 +19,7 @@ from cgshim._errors import (
     CustomGradientValueError,
     TransformationError,
     describe,
-    sentence,
+    refusal,
 )
 from cgshim._foreign import not_converted
 from cgshim._protocol import Backend, Tensor
@@ -51,19 +51,18 @@ class HostFunction:
         try:
             return self.declares(*args, **asked)
         except Exception as error:
-            raise CustomGradientTypeError(
-                sentence(self.name, must="outputs must return the specs of what f returns",
-                         got=f"{type(error).__name__}: {error}",
-                         do="write outputs=lambda *specs: ..., which is given a Spec for each tensor")
-            ) from error  # fmt: skip
+            raise refusal(CustomGradientTypeError, self.name,
+                          must="outputs must return the specs of what f returns",
+                          got=f"{type(error).__name__}: {error}",
+                          do="write outputs=lambda *specs: ..., which is given a Spec for each tensor"
+                          ) from error  # fmt: skip
 
 
 def refuse_host_derivative(op: str) -> NoReturn:
     """Raise the error for the derivative of what a function on the host returned."""
-    raise TransformationError(
-        sentence(op, must="what runs on the host has no derivative of its own", got="a derivative of its result",
-                 do="call it within op_custom_gradient, and write the rule with ops that have one")
-    )  # fmt: skip
+    raise refusal(TransformationError, op, must="what runs on the host has no derivative of its own",
+                  got="a derivative of its result",
+                  do="call it within op_custom_gradient, and write the rule with ops that have one")  # fmt: skip
 
 
 def _names_of_options(outputs: Any) -> frozenset[str] | None:
@@ -200,10 +199,9 @@ class _Declaration:
 
     def _result(self, leaf: Any) -> Spec:
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            raise CustomGradientTypeError(
-                sentence(self._name, must="outputs must return a tree of specs", got=f"{describe(leaf)} in it",
-                         do="return cgshim.Spec(shape, dtype), or anything else with a shape and a dtype")
-            )  # fmt: skip
+            raise refusal(CustomGradientTypeError, self._name,
+                          must="outputs must return a tree of specs", got=f"{describe(leaf)} in it",
+                          do="return cgshim.Spec(shape, dtype), or anything else with a shape and a dtype")  # fmt: skip
         spec = spec_of(leaf)
         return Spec((*self._sizes, *spec.shape), spec.dtype) if self._sizes else spec
 
@@ -269,10 +267,9 @@ def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Arr
     leaves, found = load("numpy").tree_flatten(result)
     declared = _of_one_array() if structure is None else structure
     if found != declared:
-        raise CustomGradientTypeError(
-            sentence(call.name, must=f"f must return what outputs declares ({declared})", got=f"{found}",
-                     do="declare what it returns")
-        )  # fmt: skip
+        raise refusal(CustomGradientTypeError, call.name,
+                      must=f"f must return what outputs declares ({declared})", got=f"{found}",
+                      do="declare what it returns")  # fmt: skip
     return list(map(_kept, leaves)) if call.is_loop else leaves
 
 
@@ -286,10 +283,9 @@ def _of_one_array() -> Any:
 
 
 def _refuse_writing(call: HostCall, error: Exception) -> NoReturn:
-    raise CustomGradientTypeError(
-        sentence(call.name, must="f must not write into its arguments, which others read", got="a change in place",
-                 do="let it change a copy")
-    ) from error  # fmt: skip
+    raise refusal(CustomGradientTypeError, call.name,
+                  must="f must not write into its arguments, which others read",
+                  got="a change in place", do="let it change a copy") from error  # fmt: skip
 
 
 def _locked(array: Array) -> Array:
@@ -313,15 +309,13 @@ def _checked(call: HostCall, results: list[Any], at: int, spec: Spec) -> Array:
     if call.function.vectorized and call.batches and array.ndim == len(spec.shape):
         array = _broadcast(array, spec.shape, len(call.batches))
     if array.shape != spec.shape:
-        raise CustomGradientValueError(
-            sentence(call.name, must=f"f must return an array of the declared shape {spec}", got=describe(array),
-                     do="declare the shape that it returns")
-        )  # fmt: skip
+        raise refusal(CustomGradientValueError, call.name,
+                      must=f"f must return an array of the declared shape {spec}", got=describe(array),
+                      do="declare the shape that it returns")  # fmt: skip
     if array.dtype.kind == "c" and dtype.kind != "c":
-        raise CustomGradientValueError(
-            sentence(call.name, must=f"f must return a real array as declared ({spec})", got=describe(array),
-                     do="declare a complex dtype, or take the real part")
-        )  # fmt: skip
+        raise refusal(CustomGradientValueError, call.name,
+                      must=f"f must return a real array as declared ({spec})", got=describe(array),
+                      do="declare a complex dtype, or take the real part")  # fmt: skip
     return np.array(array, dtype, order="C")
 
 

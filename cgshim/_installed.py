@@ -1,7 +1,7 @@
 """What the installed distributions register with cgshim: backends, and import roots that belong to one.
 
 importlib.metadata raises an error for all if one distribution has an entry point that it cannot read. Here each is read
-for itself. What is wrong with it is kept as a sentence, for whoever asks for that name.
+for itself. What is wrong with it is kept as a refusal, sentence, for whoever asks for that name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from cgshim._errors import listing, sentence
+from cgshim._errors import listing, refusal, sentence
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
@@ -224,8 +224,7 @@ def own_version() -> str:
     with contextlib.suppress(Exception):
         found = version("cgshim")
     if not found:
-        raise AttributeError(
-            sentence("cgshim.__version__", must="the version is read from the metadata of the installed distribution",
-                     got="none", do="run pip install -e . (or pip install cgshim) in this environment")
-        )  # fmt: skip
+        raise refusal(AttributeError, "cgshim.__version__",
+                      must="the version is read from the metadata of the installed distribution",
+                      got="none", do="run pip install -e . (or pip install cgshim) in this environment")  # fmt: skip
     return found

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, overload
 
 from cgshim._custom_gradient import CustomGradient
-from cgshim._errors import CustomGradientTypeError, describe, function_name, sentence
+from cgshim._errors import CustomGradientTypeError, describe, function_name, refusal
 from cgshim._host import host_op
 from cgshim._host_foreign import ForeignPair
 from cgshim._parameters import Parameters
@@ -99,20 +99,20 @@ def op_host(
     if f is None:
         return functools.partial(op_host, outputs=outputs, vectorized=vectorized, backend=backend, name=name)
     if not callable(f):
-        raise CustomGradientTypeError(
-            sentence("op_host", must="f must be callable", got=describe(f), do="decorate a function")
-        )
+        raise refusal(CustomGradientTypeError, "op_host", must="f must be callable", got=describe(f),
+                      do="decorate a function")  # fmt: skip
     name = name or function_name(f)
     if Parameters(f).takes_needed:
-        raise CustomGradientTypeError(
-            sentence(name, must="a function on the host has no gradient of its own", got="a parameter needs_input_grad",
-                     do="leave it out, or write op_custom_gradient(host_outputs=...)")
-        )  # fmt: skip
+        raise refusal(CustomGradientTypeError, name,
+                      must="a function on the host has no gradient of its own",
+                      got="a parameter needs_input_grad",
+                      do="leave it out, or write op_custom_gradient(host_outputs=...)")  # fmt: skip
     if outputs is None:
-        raise CustomGradientTypeError(
-            sentence(name, must="a compiled program must know what f returns before it runs", got="no outputs",
-                     do="write op_host(outputs=lambda *specs: ...), which returns the specs of the results")
-        )  # fmt: skip
+        raise refusal(CustomGradientTypeError, name,
+                      must="a compiled program must know what f returns before it runs",
+                      got="no outputs",
+                      do="write op_host(outputs=lambda *specs: ...), which returns the specs of the results"
+                      )  # fmt: skip
     if backend is None:
         return host_op(f, outputs, vectorized=vectorized, name=name)
     if backend not in available_backends():

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from cgshim._errors import CustomGradientTypeError, sentence
+from cgshim._errors import CustomGradientTypeError, refusal
 
 
 class Parameters:
@@ -74,9 +74,8 @@ class Parameters:
         if not (kwargs or self._options) and (names := self.names_of(len(args))) is not None:
             return names, args, kwargs
         if self.takes_needed and "needs_input_grad" in kwargs:
-            raise CustomGradientTypeError(
-                sentence(op, must="needs_input_grad must be left to cgshim", got="one in the call", do="leave it out")
-            )
+            raise refusal(CustomGradientTypeError, op, must="needs_input_grad must be left to cgshim",
+                          got="one in the call", do="leave it out")  # fmt: skip
         try:
             bound = self._signature.bind(*self._instance, *args, **kwargs)
         except TypeError as error:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from cgshim._dtype_names import let_name_dtypes
-from cgshim._errors import BackendError, listing, sentence
+from cgshim._errors import BackendError, listing, refusal, sentence
 from cgshim._foreign import constant_when_traced
 from cgshim._installed import Entry, command_to_install, is_importable, registered, said
 from cgshim._protocol import REQUIRED, Backend
@@ -106,10 +106,10 @@ def _entry(name: str) -> Entry:
 def require_metadata() -> None:
     """Raise an error if nothing is registered: no tensor would be known, and an op would be a plain function."""
     if not entry_points():
-        raise BackendError(
-            sentence("cgshim", must="backends are found by the metadata of installed distributions", got="none at all",
-                     do="run pip install -e . (or pip install cgshim) in this environment")
-        )  # fmt: skip
+        raise refusal(BackendError, "cgshim",
+                      must="backends are found by the metadata of installed distributions",
+                      got="none at all",
+                      do="run pip install -e . (or pip install cgshim) in this environment")  # fmt: skip
 
 
 def _unknown(name: str) -> str:

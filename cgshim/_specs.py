@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cgshim._dtypes import dtype_name, is_dtype
-from cgshim._errors import CustomGradientTypeError, describe_spec, sentence, shape_of
+from cgshim._errors import CustomGradientTypeError, describe_spec, refusal, shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,12 @@ class Spec:
 
     def __post_init__(self) -> None:
         if isinstance(self.shape, (int, str)) or self.shape is None:
-            raise CustomGradientTypeError(
-                sentence("Spec", must="shape must be a tuple of sizes", got=repr(self.shape), do="write (2,) or ()")
-            )
+            raise refusal(CustomGradientTypeError, "Spec", must="shape must be a tuple of sizes",
+                          got=repr(self.shape), do="write (2,) or ()")  # fmt: skip
         if isinstance(self.dtype, str) and not is_dtype(self.dtype):
-            raise CustomGradientTypeError(
-                sentence("Spec", must="dtype must be a framework's, or its name", got=repr(self.dtype),
-                         do='write "float32", or torch.float32')
-            )  # fmt: skip
+            raise refusal(CustomGradientTypeError, "Spec",
+                          must="dtype must be a framework's, or its name", got=repr(self.dtype),
+                          do='write "float32", or torch.float32')  # fmt: skip
 
     def __repr__(self) -> str:
         return describe_spec(self.shape, self.dtype)

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from cgshim._choice import framework_of, is_numpy_array, of_another_framework, value_of
-from cgshim._errors import CustomGradientTypeError, describe, sentence
+from cgshim._errors import CustomGradientTypeError, describe, refusal
 from cgshim._held import SIMPLE
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
@@ -243,14 +243,8 @@ def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
 def _portable(op: str, backend: Backend, array: Any) -> Any:
     """Return a NumPy array that all can read: in this machine's byte order, and in a dtype that they know."""
     if array.dtype.char in "gG":
-        raise CustomGradientTypeError(
-            sentence(
-                op,
-                must="a long double is NumPy's alone",
-                got=describe(array),
-                do=f"cast it to a dtype of {name_of(backend)}",
-            )
-        )
+        raise refusal(CustomGradientTypeError, op, must="a long double is NumPy's alone",
+                      got=describe(array), do=f"cast it to a dtype of {name_of(backend)}")  # fmt: skip
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from cgshim._choice import backend_or_numpy, value_of
 from cgshim._dtypes import is_complex, is_differentiable
-from cgshim._errors import CustomGradientTypeError, count, describe, describe_tree, function_name, sentence
+from cgshim._errors import CustomGradientTypeError, count, describe, describe_tree, function_name, refusal
 from cgshim._gradients import check_gradient
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
@@ -181,9 +181,8 @@ def _vjp(
 def require_callable(op: str, fn: Any) -> None:
     """Raise an error for what is no function."""
     if not callable(fn):
-        raise CustomGradientTypeError(
-            sentence(op, must="the function must be callable", got=describe(fn), do="pass the function first")
-        )
+        raise refusal(CustomGradientTypeError, op, must="the function must be callable",
+                      got=describe(fn), do="pass the function first")  # fmt: skip
 
 
 def _places(op: str, argnums: Any, count_of_arguments: int) -> list[int]:
@@ -194,35 +193,29 @@ def _places(op: str, argnums: Any, count_of_arguments: int) -> list[int]:
         numbers = []
     places = [at % count_of_arguments for at in numbers if -count_of_arguments <= at < count_of_arguments]
     if not numbers or len(set(places)) < len(numbers):
-        raise CustomGradientTypeError(
-            sentence(op, must="argnums must number different positional arguments",
-                     got=f"{argnums!r} for {count(count_of_arguments, 'positional argument')}",
-                     do="pass them by position, and name each once")
-        )  # fmt: skip
+        raise refusal(CustomGradientTypeError, op,
+                      must="argnums must number different positional arguments",
+                      got=f"{argnums!r} for {count(count_of_arguments, 'positional argument')}",
+                      do="pass them by position, and name each once")  # fmt: skip
     return places
 
 
 def checked_variables(op: str, backend: Backend, variables: Sequence[Any]) -> list[Tensor]:
     """Return the variables as tensors of the backend; raise an error if not all are different floats."""
     if not isinstance(variables, (list, tuple)):
-        raise CustomGradientTypeError(
-            sentence(op, must="variables must be a list of tensors", got=describe(variables),
-                     do="write variables=[...]")
-        )  # fmt: skip
+        raise refusal(CustomGradientTypeError, op, must="variables must be a list of tensors",
+                      got=describe(variables), do="write variables=[...]")  # fmt: skip
     found: dict[int, Tensor] = {}
     for variable in variables:
         tensor = value_of(variable)
         is_one = tensor is value_of(variable)  # not so for a Keras Variable that casts itself whenever it is read
         if not (is_one and backend.is_tensor(tensor) and is_differentiable(tensor.dtype)):
-            raise CustomGradientTypeError(
-                sentence(op, must=f"variables must be float or complex tensors of {name_of(backend)}",
-                         got=describe(variable), do="leave out what has no gradient")
-            )  # fmt: skip
+            raise refusal(CustomGradientTypeError, op,
+                          must=f"variables must be float or complex tensors of {name_of(backend)}",
+                          got=describe(variable), do="leave out what has no gradient")  # fmt: skip
         if id(tensor) in found:
-            raise CustomGradientTypeError(
-                sentence(op, must="variables must be different tensors", got=f"{describe(variable)} twice",
-                         do="name it once")
-            )  # fmt: skip
+            raise refusal(CustomGradientTypeError, op, must="variables must be different tensors",
+                          got=f"{describe(variable)} twice", do="name it once")  # fmt: skip
         found[id(tensor)] = tensor
     return list(found.values())
 
@@ -231,10 +224,9 @@ def by_variables_too(op: str, backend: Backend, variables: Sequence[Tensor]) -> 
     """Return the backend's vjp whose pullback returns the gradients of inputs, then those of the variables."""
     offered: FlatVjp | None = getattr(backend, "vjp_with_variables", None)
     if offered is None:
-        raise CustomGradientTypeError(
-            sentence(op, must=f"{name_of(backend)} differentiates by arguments alone",
-                     got=count(len(variables), "variable"), do="pass them as arguments")
-        )  # fmt: skip
+        raise refusal(CustomGradientTypeError, op,
+                      must=f"{name_of(backend)} differentiates by arguments alone",
+                      got=count(len(variables), "variable"), do="pass them as arguments")  # fmt: skip
     return partial(offered, variables=variables)
 
 
@@ -248,10 +240,10 @@ def _fitting(op: str, backend: Backend, spec: TreeSpec, outputs: Sequence[Tensor
     """Return the leaves of upstream, one per output; zeros for None, as for an integer output."""
     leaves = spec.align(upstream)
     if leaves is None:
-        raise CustomGradientTypeError(
-            sentence(op, must="the upstream gradients must be structured as the output", got=describe_tree(upstream),
-                     do=f"write them as {describe_tree(spec.combine(outputs))}")
-        )  # fmt: skip
+        raise refusal(CustomGradientTypeError, op,
+                      must="the upstream gradients must be structured as the output",
+                      got=describe_tree(upstream),
+                      do=f"write them as {describe_tree(spec.combine(outputs))}")  # fmt: skip
     paths = spec.paths("the output")
     return [
         _upstream(op, backend, leaf, output, path) for leaf, output, path in zip(leaves, outputs, paths, strict=True)
@@ -272,10 +264,9 @@ def _differentiable(op: str, backend: Backend, argument: Any, at: int) -> Any:
     tensors, _ = partition(op, backend, floats_to_tensors(backend, argument))
     if tensors and all(is_differentiable(x.dtype) for x in tensors):
         return argument
-    raise CustomGradientTypeError(
-        sentence(op, must=f"argument {at} must hold float or complex tensors alone", got=describe_tree(argument),
-                 do="convert it, or leave it out of argnums")
-    )  # fmt: skip
+    raise refusal(CustomGradientTypeError, op,
+                  must=f"argument {at} must hold float or complex tensors alone",
+                  got=describe_tree(argument), do="convert it, or leave it out of argnums")  # fmt: skip
 
 
 def _real_scalar(op: str, backend: Backend, output: Any) -> Any:
@@ -286,11 +277,5 @@ def _real_scalar(op: str, backend: Backend, output: Any) -> Any:
         and not is_complex(output.dtype)
     ):
         return output
-    raise CustomGradientTypeError(
-        sentence(
-            op,
-            must="the function must return one real scalar",
-            got=describe_tree(output),
-            do="use op_vjp for other outputs",
-        )
-    )
+    raise refusal(CustomGradientTypeError, op, must="the function must return one real scalar",
+                  got=describe_tree(output), do="use op_vjp for other outputs")  # fmt: skip

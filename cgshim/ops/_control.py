@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from cgshim._choice import backend_or_numpy
-from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe, describe_tree, sentence
+from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe, describe_tree, refusal
 from cgshim._protocol import Backend
 from cgshim.ops._numpy import ops, own_function
 from cgshim.ops._trees import tree_map
@@ -161,10 +161,10 @@ def _keeping(op: str, what: str, backend: Backend, body: Callable[..., Any]) -> 
         following = result[0] if rest else result
         following = _as_tensors(backend, following)
         if _kind(backend, following) != _kind(backend, value):
-            raise CustomGradientTypeError(
-                sentence(op, must=f"{what} must keep its structure, shapes and dtypes ({describe_tree(value)})",
-                         got=describe_tree(following), do="cast or reshape it, or begin with another one")
-            )  # fmt: skip
+            raise refusal(CustomGradientTypeError, op,
+                          must=f"{what} must keep its structure, shapes and dtypes ({describe_tree(value)})",
+                          got=describe_tree(following),
+                          do="cast or reshape it, or begin with another one")  # fmt: skip
         return (following, *result[1:]) if rest else following
 
     return checked
@@ -179,11 +179,8 @@ def _pairs(f: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], tup
     def step(carry: Tree, x: Tree) -> tuple[Tree, Tree]:
         pair = f(carry, x)
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise CustomGradientTypeError(
-                sentence(
-                    "op_scan", must="f must return a pair (carry, y)", got=describe(pair), do="return y = None for none"
-                )
-            )
+            raise refusal(CustomGradientTypeError, "op_scan", must="f must return a pair (carry, y)",
+                          got=describe(pair), do="return y = None for none")  # fmt: skip
         return pair
 
     return step
@@ -193,8 +190,8 @@ def _steps(backend: Backend, xs: Tree, length: int | None) -> Any:
     leaves: Sequence[Any] = [leaf for leaf in backend.tree_flatten(xs)[0] if backend.is_tensor(leaf)]
     sizes = {leaf.shape[0] for leaf in leaves} | ({length} if length is not None else set())
     if len(sizes) != 1 or not all(size is None or size > 0 for size in sizes):
-        raise CustomGradientValueError(
-            sentence("op_scan", must="xs and length must tell one number of steps, at least 1",
-                     got=f"{sorted(sizes, key=str)}", do="give tensors with first axes of one size, or a length")
-        )  # fmt: skip
+        raise refusal(CustomGradientValueError, "op_scan",
+                      must="xs and length must tell one number of steps, at least 1",
+                      got=f"{sorted(sizes, key=str)}",
+                      do="give tensors with first axes of one size, or a length")  # fmt: skip
     return sizes.pop()

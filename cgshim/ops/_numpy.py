@@ -17,7 +17,7 @@ import numpy as np
 
 from cgshim._choice import backend_or_numpy
 from cgshim._dtypes import dtype_name, is_complex, is_differentiable
-from cgshim._errors import BackendError, sentence
+from cgshim._errors import BackendError, refusal
 from cgshim._foreign import constant_when_traced, is_traced
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import load, name_of
@@ -81,11 +81,10 @@ def _numpy_named(name: str) -> NumPyFunction:
             return in_framework(*(_numbers_to_tensors(backend, args) if elementwise else args), **kwargs)
         except (TypeError, NotImplementedError) as error:
             framework = name_of(backend)
-            raise BackendError(
-                sentence(f"op_{name}", must=f"its arguments must be those that NumPy's {name} may have on {framework}",
-                         got=textwrap.shorten(f"{type(error).__name__}: {error}", 200),
-                         do=f"leave them out, or call {framework}'s own function")
-            ) from error  # fmt: skip
+            raise refusal(BackendError, f"op_{name}",
+                          must=f"its arguments must be those that NumPy's {name} may have on {framework}",
+                          got=textwrap.shorten(f"{type(error).__name__}: {error}", 200),
+                          do=f"leave them out, or call {framework}'s own function") from error  # fmt: skip
 
     function.__name__ = function.__qualname__ = name.rpartition(".")[2]
     function.__doc__ = f"numpy.{name} on the tensors of any backend."
@@ -113,11 +112,8 @@ def _function_of(name: str, framework: str) -> NumPyFunction:
     if function is None and not hasattr(backend, "numpy_function"):
         function = _translated(name, framework)
     if function is None:
-        raise BackendError(
-            sentence(f"op_{name}", must=f"NumPy's {name} must exist in {framework}",
-                     got="nothing that gives its numbers",
-                     do=f"call {framework}'s own function")
-        )  # fmt: skip
+        raise refusal(BackendError, f"op_{name}", must=f"NumPy's {name} must exist in {framework}",
+                      got="nothing that gives its numbers", do=f"call {framework}'s own function")  # fmt: skip
     return function
 
 

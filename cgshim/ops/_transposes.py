@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cgshim._choice import backend_or_numpy
-from cgshim._errors import BackendError, CustomGradientValueError, describe, describe_spec, sentence
+from cgshim._errors import BackendError, CustomGradientValueError, describe, describe_spec, refusal
 from cgshim._foreign import not_converted
 from cgshim.ops._numpy import ops, own_function
 from cgshim.ops._tensors import convert_to_tensor, shape
@@ -52,10 +52,9 @@ def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
         return own(gradient, like)
     extra = len(given) - len(wanted)
     if extra < 0 or any(size not in (1, given[extra + at]) for at, size in enumerate(wanted)):
-        raise CustomGradientValueError(
-            sentence("op_sum_to_shape", must=f"like must broadcast to the gradient's shape {list(given)}",
-                     got=describe_spec(wanted, gradient.dtype), do="give what the rule broadcast")
-        )  # fmt: skip
+        raise refusal(CustomGradientValueError, "op_sum_to_shape",
+                      must=f"like must broadcast to the gradient's shape {list(given)}",
+                      got=describe_spec(wanted, gradient.dtype), do="give what the rule broadcast")  # fmt: skip
     axes = [*range(extra), *[extra + at for at, size in enumerate(wanted) if size == 1 != given[extra + at]]]
     summed = ops.sum(gradient, axis=tuple(axes)) if axes else gradient
     return ops.reshape(summed, wanted)
@@ -100,14 +99,11 @@ def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor
     axis = axis % len(x.shape)
     wanted = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
     if len(index.shape) != 1 or tuple(values.shape) != wanted:
-        raise CustomGradientValueError(
-            sentence("op_index_add", must=f"values must have the shape {list(wanted)}, for one axis of indices",
-                     got=f"{describe(values)} and {describe(index)}", do="reshape or broadcast them")
-        )  # fmt: skip
+        raise refusal(CustomGradientValueError, "op_index_add",
+                      must=f"values must have the shape {list(wanted)}, for one axis of indices",
+                      got=f"{describe(values)} and {describe(index)}", do="reshape or broadcast them")  # fmt: skip
     own = own_function(backend, "index_add")
     if own is None:
-        raise BackendError(
-            sentence("op_index_add", must="the backend must add at indices", got="none that does",
-                     do="call the framework's own function")
-        )  # fmt: skip
+        raise refusal(BackendError, "op_index_add", must="the backend must add at indices",
+                      got="none that does", do="call the framework's own function")  # fmt: skip
     return own(x, index, values, axis)

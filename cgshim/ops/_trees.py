@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cgshim._choice import backend_or_numpy
-from cgshim._errors import CustomGradientTypeError, describe_tree, sentence
+from cgshim._errors import CustomGradientTypeError, describe_tree, refusal
 from cgshim._trees import partition
 
 Tree = Any
@@ -45,9 +45,8 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     for other in rest:
         column, other_spec = partition("op_tree_map", backend, other)
         if other_spec.paths("tree") != spec.paths("tree"):
-            raise CustomGradientTypeError(
-                sentence("op_tree_map", must=f"the trees must be structured alike ({describe_tree(tree)})",
-                         got=describe_tree(other), do="give trees with tensors at the same places")
-            )  # fmt: skip
+            raise refusal(CustomGradientTypeError, "op_tree_map",
+                          must=f"the trees must be structured alike ({describe_tree(tree)})",
+                          got=describe_tree(other), do="give trees with tensors at the same places")  # fmt: skip
         columns.append(column)
     return spec.combine([fn(*each) for each in zip(tensors, *columns, strict=True)])

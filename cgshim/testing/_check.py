@@ -11,7 +11,7 @@ import numpy as np
 
 from cgshim._choice import backend_or_numpy
 from cgshim._custom_gradient import CustomGradient
-from cgshim._errors import CustomGradientValueError, TransformationError, describe, function_name, sentence
+from cgshim._errors import CustomGradientValueError, TransformationError, describe, function_name, refusal
 from cgshim._vjp import by_variables_too, checked_variables, require_callable
 from cgshim.testing._functions import Array, Function, double_precision, flatten
 
@@ -121,23 +121,19 @@ def _default_modes(fn: Callable[..., Any]) -> list[str]:
 def _known(op: str, modes: Iterable[str], order: int) -> list[str]:
     modes = list(modes)
     if order < 1:
-        raise CustomGradientValueError(sentence(op, must="order must be 1 or more", got=str(order), do="write order=1"))
+        raise refusal(CustomGradientValueError, op, must="order must be 1 or more", got=str(order), do="write order=1")
     if not modes or set(modes) - {"reverse", "forward"}:
-        raise CustomGradientValueError(
-            sentence(
-                op, must='modes must be "reverse", "forward" or both', got=repr(modes), do='write modes=("reverse",)'
-            )
-        )
+        raise refusal(CustomGradientValueError, op, must='modes must be "reverse", "forward" or both',
+                      got=repr(modes), do='write modes=("reverse",)')  # fmt: skip
     return modes
 
 
 def _require_same_outputs(op: str, outputs: Sequence[Array], of_surrogate: Sequence[Array]) -> None:
     got, expected = ([describe(y) for y in each] for each in (of_surrogate, outputs))
     if got != expected:
-        raise CustomGradientValueError(
-            sentence(op, must=f"against= must return what fn does ({', '.join(expected)})", got=", ".join(got),
-                     do="state a surrogate with the same outputs")
-        )  # fmt: skip
+        raise refusal(CustomGradientValueError, op,
+                      must=f"against= must return what fn does ({', '.join(expected)})",
+                      got=", ".join(got), do="state a surrogate with the same outputs")  # fmt: skip
 
 
 class _Change(NamedTuple):
@@ -192,10 +188,10 @@ class _Check:
             what = (
                 f"the central difference{self.surrogate} of {output}{_spelled(index)} along {self.derived.inputs[at]}"
             )
-            raise AssertionError(
-                sentence(self._heading, must=f"{what} must be finite", got=str(difference[index]),
-                         do="nothing is known of the gradient there: check it where the function is finite")
-            )  # fmt: skip
+            raise refusal(AssertionError, self._heading, must=f"{what} must be finite",
+                          got=str(difference[index]),
+                          do="nothing is known of the gradient there: check it where the function is finite"
+                          )  # fmt: skip
 
     # --- In reverse mode <gradient, step> is <upstream, difference> ---
 
@@ -285,11 +281,10 @@ class _Check:
         return f"{self.op}, order {self.order}"
 
     def _fail(self, what: str, mode: str, got: complex, expected: complex) -> NoReturn:
-        raise AssertionError(
-            sentence(self._heading, must=f"{what} must be that of central differences{self.surrogate} ({mode} mode)",
-                     got=f"{got:.6g} where {expected:.6g} is expected",
-                     do=FIRST_ORDER if self.order == 1 else HIGHER_ORDER)
-        )  # fmt: skip
+        raise refusal(AssertionError, self._heading,
+                      must=f"{what} must be that of central differences{self.surrogate} ({mode} mode)",
+                      got=f"{got:.6g} where {expected:.6g} is expected",
+                      do=FIRST_ORDER if self.order == 1 else HIGHER_ORDER)  # fmt: skip
 
 
 def _step_size(value: Array) -> float:

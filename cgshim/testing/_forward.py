@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 
-from cgshim._errors import BackendError, sentence
+from cgshim._errors import BackendError, refusal
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 
@@ -19,10 +19,9 @@ def jvp_of(backend: Backend) -> Jvp:
     name = name_of(backend)
     jvp: Jvp | None = getattr(backend, "jvp", None) or _JVPS.get(name)
     if jvp is None:
-        raise BackendError(
-            sentence("check_gradients", must=f"forward mode needs jvp(fn, inputs, tangents) in the backend {name!r}",
-                     got="none", do='write it, or check modes=("reverse",)')
-        )  # fmt: skip
+        raise refusal(BackendError, "check_gradients",
+                      must=f"forward mode needs jvp(fn, inputs, tangents) in the backend {name!r}",
+                      got="none", do='write it, or check modes=("reverse",)')  # fmt: skip
     return jvp
 
 

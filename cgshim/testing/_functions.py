@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cgshim._dtypes import is_complex, is_differentiable
-from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe, describe_tree, sentence
+from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe, describe_tree, refusal
 from cgshim._parameters import Parameters
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
@@ -114,10 +114,9 @@ def _assign(variable: Any, value: Array) -> None:
     elif hasattr(variable, "requires_grad"):  # PyTorch's, whose gradient is not that of the copy
         variable.data.copy_(variable.data.new_tensor(value))
     else:
-        raise CustomGradientTypeError(
-            sentence("check_gradients", must="variables must be trainable state, which can be written to",
-                     got=describe(variable), do="pass it as an argument")
-        )  # fmt: skip
+        raise refusal(CustomGradientTypeError, "check_gradients",
+                      must="variables must be trainable state, which can be written to",
+                      got=describe(variable), do="pass it as an argument")  # fmt: skip
 
 
 SLOW = 0.5
@@ -171,9 +170,8 @@ def flatten(
         if is_differentiable(tensor.dtype) and owner in numbers
     ]
     if not chosen:
-        raise CustomGradientTypeError(
-            sentence(op, must="args must hold a float or complex tensor", got=describe_tree(args), do="convert one")
-        )
+        raise refusal(CustomGradientTypeError, op, must="args must hold a float or complex tensor",
+                      got=describe_tree(args), do="convert one")  # fmt: skip
 
     def output_at(xs: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
         outputs, output = partition(op, backend, fn(*combine_each(specs, subvals(tensors, chosen, xs)), **options))
@@ -184,11 +182,8 @@ def flatten(
     wide = [tensors[at] for at in chosen]
     _, outputs = output_at(wide)
     if not outputs:
-        raise CustomGradientTypeError(
-            sentence(
-                op, must="the output must hold a float or complex tensor", got="none", do="there is nothing to check"
-            )
-        )
+        raise refusal(CustomGradientTypeError, op, must="the output must hold a float or complex tensor",
+                      got="none", do="there is nothing to check")  # fmt: skip
     names = [*(f"variables[{at}]" for at in range(len(variables))), *(paths[at] for at in chosen)]
     function = Function(backend, lambda *xs: output_at(xs)[0], names, outputs, variables, _Runner(backend))
     return function, [np.array(backend.convert_to_numpy(x)) for x in (*variables, *wide)]
@@ -200,11 +195,9 @@ def _positions(op: str, arguments: int, argnums: int | Sequence[int] | None) -> 
     numbers = [argnums] if isinstance(argnums, int) else list(argnums)
     for number in numbers:
         if not -arguments <= number < arguments:
-            raise CustomGradientValueError(
-                sentence(
-                    op, must=f"argnums must name some of the {arguments} arguments", got=str(number), do="count from 0"
-                )
-            )
+            raise refusal(CustomGradientValueError, op,
+                          must=f"argnums must name some of the {arguments} arguments", got=str(number),
+                          do="count from 0")  # fmt: skip
     return [number % arguments for number in numbers]
 
 
