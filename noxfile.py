@@ -25,8 +25,6 @@ GPU = {"jax": ["jax[cuda13]"], "torch": ["torch"]}
 NIGHTLY = {"numpy": "numpy", "jax": "jax", "torch": "torch", "tensorflow": "tf-nightly-cpu"}
 
 
-COMMON = ["tests/conformance", "tests/front", "tests/test_messages.py"]
-
 # What depends on no framework runs with NumPy, and with all.
 ALIKE = [
     *(
@@ -35,6 +33,11 @@ ALIKE = [
     ),
     *("tests/release", "tests/docs/test_site.py"),
 ]
+
+
+def install(session: nox.Session, *args: str) -> None:
+    """Install the pinned versions; to compile every module of a framework takes longer than those that are imported."""
+    session.install("--no-compile", "-c", "constraints.txt", *args)
 
 
 def run_tests(session: nox.Session, backends: list[str], *paths: str) -> None:
@@ -47,7 +50,7 @@ def run_tests(session: nox.Session, backends: list[str], *paths: str) -> None:
 @nox.parametrize("backend", list(FRAMEWORKS), ids=list(FRAMEWORKS))
 def tests(session: nox.Session, backend: str) -> None:
     """All tests of one backend, where no other framework is installed."""
-    session.install("-c", "constraints.txt", "-e", ".", *TEST, *FRAMEWORKS[backend])
+    install(session, "-e", ".", *TEST, *FRAMEWORKS[backend])
     alike = ALIKE if backend != "numpy" else []
     run_tests(session, [backend], "tests", *(f"--ignore={path}" for path in alike))
 
@@ -56,10 +59,12 @@ def tests(session: nox.Session, backend: str) -> None:
 def tests_all(session: nox.Session) -> None:
     """All backends in one process: dispatch by type, mixed frameworks."""
     frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
-    session.install("-c", "constraints.txt", "-e", ".", *TEST, *frameworks)
-    run_tests(session, list(FRAMEWORKS), "tests/front", "tests/test_messages.py", "tests/together")
-    # the cases that ask whose a tensor is; each backend has run all of them by itself
-    run_tests(session, list(FRAMEWORKS), "tests/conformance", "-k", "argument or constant or foreign or object")
+    install(session, "-e", ".", *TEST, *frameworks)
+    # what asks whose a tensor is, and what is installed; each backend has run all else by itself
+    names = ("choosing", "conformance_command", "dtypes", "environment", "imports", "main", "plug_ins")
+    asking = [f"tests/front/test_{name}.py" for name in names]
+    run_tests(session, list(FRAMEWORKS), *asking, "tests/test_messages.py", "tests/together")
+    run_tests(session, list(FRAMEWORKS), "tests/conformance", "-k", "foreign or constant or tensor_in_an_object")
 
 
 @nox.session
@@ -82,14 +87,14 @@ def nightly(session: nox.Session, backend: str) -> None:
 @nox.parametrize("backend", list(GPU), ids=list(GPU))
 def gpu(session: nox.Session, backend: str) -> None:
     """The tests that need a GPU; other sessions count them as not run."""
-    session.install("-c", "constraints.txt", "-e", ".", *TEST, *GPU[backend])
+    install(session, "-e", ".", *TEST, *GPU[backend])
     session.run("pytest", "-q", "--backend", backend, "--gpu-device", "cuda", "tests/gpu", *session.posargs)
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """ruff, mypy and pyright."""
-    session.install("-c", "constraints.txt", "-e", ".", *LINT)
+    install(session, "-e", ".", *LINT)
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("mypy")
@@ -99,7 +104,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """README, docs/ and the docstrings as a site in site/; a broken link, anchor or reference fails."""
-    session.install("-c", "constraints.txt", "-e", ".", *DOCS)
+    install(session, "-e", ".", *DOCS)
     shutil.rmtree("site", ignore_errors=True)
     session.run("sphinx-build", "-q", "--fail-on-warning", "-c", "docs", "-d", session.create_tmp(), ".", "site")
     session.run("python", "tests/docs/overflow.py", "site")
@@ -108,13 +113,13 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def package(session: nox.Session) -> None:
     """dist/: sdist, the wheel from it, and that wheel tested by the sdist's tests, away from the checkout."""
-    session.install("-c", "constraints.txt", "build", "twine", "check-wheel-contents", *TEST, *FRAMEWORKS["numpy"])
+    install(session, "build", "twine", "check-wheel-contents", *TEST, *FRAMEWORKS["numpy"])
     shutil.rmtree("dist", ignore_errors=True)
     session.run("python", "-m", "build")
     [wheel], [sdist] = Path("dist").resolve().glob("*.whl"), Path("dist").resolve().glob("*.tar.gz")
     session.run("twine", "check", "--strict", str(wheel), str(sdist))
     session.run("check-wheel-contents", str(wheel))
-    session.install("-c", "constraints.txt", "--force-reinstall", str(wheel))
+    install(session, "--force-reinstall", str(wheel))
     unpacked = Path(session.create_tmp(), sdist.name.removesuffix(".tar.gz"))
     shutil.rmtree(unpacked, ignore_errors=True)
     shutil.unpack_archive(sdist, unpacked.parent, filter="data")
@@ -122,7 +127,8 @@ def package(session: nox.Session) -> None:
     session.chdir(unpacked)
     session.run("python", "examples/log1pexp.py")
     session.run("python", "-m", "cgshim", "--require", "numpy")
-    run_tests(session, ["numpy"], *COMMON)
+    run_tests(session, ["numpy"], "tests/front", "tests/test_messages.py")
+    session.run("python", "-m", "cgshim", "conformance", "numpy", "-k", "residual", silent=True)
 
 
 @nox.session
@@ -136,7 +142,7 @@ def release(session: nox.Session) -> None:
 def transformations(session: nox.Session) -> None:
     """Run every transformation on every backend, and write docs/transformations.md."""
     frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
-    session.install("-c", "constraints.txt", "-e", ".", *frameworks)
+    install(session, "-e", ".", *frameworks)
     results = session.create_tmp()
     report = "tests/transformations/report.py"
     devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_ENABLE_X64": "1"}
@@ -149,7 +155,7 @@ def transformations(session: nox.Session) -> None:
 def ops(session: nox.Session) -> None:
     """Compare cgshim.ops with NumPy on every backend, and write docs/ops.md."""
     frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
-    session.install("-c", "constraints.txt", "-e", ".", *frameworks)
+    install(session, "-e", ".", *frameworks)
     session.run("python", "tests/ops/compare.py", "docs/ops.md")
 
 
@@ -157,7 +163,7 @@ def ops(session: nox.Session) -> None:
 def benchmarks(session: nox.Session) -> None:
     """Measure every backend against code by hand, and write docs/performance.md."""
     frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
-    session.install("-c", "constraints.txt", "-e", ".", *frameworks)
+    install(session, "-e", ".", *frameworks)
     session.run("python", "-m", "benchmarks", *session.posargs)
 
 
@@ -165,16 +171,16 @@ def benchmarks(session: nox.Session) -> None:
 def mutants(session: nox.Session) -> None:
     """Plant small mistakes in the package, and count those that the tests notice."""
     frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
-    session.install("-c", "constraints.txt", "-e", ".", "cosmic-ray", "coverage", "pytest-cov", *TEST, *frameworks)
+    install(session, "-e", ".", "cosmic-ray", "coverage", "pytest-cov", *TEST, *frameworks)
     session.run("python", "-m", "mutants", str(session.cache_dir / "mutants"), *session.posargs)
 
 
 def run_stranger(session: nox.Session, name: str, framework: str) -> None:
     """A stranger's backend: built, installed and run."""
-    session.install("-c", "constraints.txt", ".", "build", framework, *TEST)
+    install(session, ".", "build", framework, *TEST)
     dist = Path(session.create_tmp())
     session.run("python", "-m", "build", "--outdir", str(dist), f"examples/cgshim-{name}")
-    session.install("-c", "constraints.txt", "--force-reinstall", "--no-deps", *map(str, dist.glob("*.whl")))
+    install(session, "--force-reinstall", "--no-deps", *map(str, dist.glob("*.whl")))
     session.run("pytest", "-q", f"examples/cgshim-{name}")
     session.run("python", "-m", "cgshim", "--require", name)
 
@@ -194,7 +200,7 @@ def tinygrad(session: nox.Session) -> None:
 @nox.session
 def pictures(session: nox.Session) -> None:
     """The pictures of docs/cookbook.md, drawn by the examples on NumPy."""
-    session.install("-c", "constraints.txt", "-e", ".", "scikit-learn", "matplotlib")
+    install(session, "-e", ".", "scikit-learn", "matplotlib")
     session.env["CGSHIM_BACKEND"] = "numpy"
     for name in ["straight_through", "gradient_reversal", "clipped_gradient", "scipy_adjoint", "wave_in_c"]:
         session.run("python", f"examples/{name}.py", "--picture", f"docs/img/{name}.png")
