@@ -6,7 +6,7 @@ import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from cgshim._choice import framework_of, is_numpy_array, of_another_framework, value_of
 from cgshim._errors import CustomGradientTypeError, describe, refusal
@@ -15,62 +15,75 @@ from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 
 
-class TreeSpec(Protocol):
-    """A tree without its tensors, which are differentiated: its structure, and the rest, which is static.
-
-    It keeps no tensor alive: the code that partitions a tree decides what does.
-    """
-
-    count: int
-    """the number of tensors"""
-    converted: Sequence[int]
-    """the identities of the leaves that became tensors, which are NumPy arrays and Keras Variables"""
-
-    def combine(self, tensors: Sequence[Any]) -> Any:
-        """Return the tree around these tensors."""
-
-    def without_static(self) -> TreeSpec:
-        """Return the same tree with None for all that is not a tensor: the structure of the tree's gradients."""
-        ...
-
-    def static_leaves(self) -> Sequence[Any]:
-        """Return the leaves that are not tensors."""
-        ...
-
-    def align(self, gradient: Any) -> list[Any] | None:
-        """Return the leaves of a gradient of this tree, one per tensor; None if it is structured otherwise."""
-
-    def paths(self, name: str) -> list[str]:
-        """Return each tensor's name for messages, in a tree called name: x, params['w'], pair[1]."""
-        ...
-
-    @property
-    def key(self) -> Hashable:
-        """What tells this spec from others; it is hashable if the static leaves are."""
-        ...
-
-
 def told_apart(static: Any) -> Hashable:
     """Return what tells a static value from others; 1, 1.0 and True are equal, but f may tell them apart."""
     return type(static), static, repr(static)
 
 
-class _OneTensor:
+class TreeSpec:
+    """A tree without its tensors, which are differentiated: its structure, and the rest, which is static.
+
+    It keeps no tensor alive: the code that partitions a tree decides what does.
+    """
+
+    __slots__ = ("_backend", "_static", "_structure", "_tensor_at", "converted", "count")
+
+    def __init__(
+        self, backend: Any, static: list[Any], tensor_at: list[int], structure: Any, converted: Sequence[int] = ()
+    ) -> None:
+        self.count = len(tensor_at)
+        """the number of tensors"""
+        self.converted = converted
+        """the identities of the leaves that became tensors, which are NumPy arrays and Keras Variables"""
+        self._backend = backend
+        self._static = static
+        self._tensor_at = tensor_at
+        self._structure = structure
+
+    def combine(self, tensors: Sequence[Any]) -> Any:
+        """Return the tree around these tensors."""
+        leaves = list(self._static)
+        for at, tensor in zip(self._tensor_at, tensors, strict=True):
+            leaves[at] = tensor
+        return self._backend.tree_unflatten(self._structure, leaves)
+
+    def without_static(self) -> TreeSpec:
+        """Return the same tree with None for all that is not a tensor: the structure of the tree's gradients."""
+        if len(self._static) == self.count:
+            return self
+        return TreeSpec(self._backend, [None] * len(self._static), self._tensor_at, self._structure)
+
+    def static_leaves(self) -> Sequence[Any]:
+        """Return the leaves that are not tensors."""
+        return [leaf for leaf in self._static if leaf is not None]
+
+    def align(self, gradient: Any) -> list[Any] | None:
+        """Return the leaves of a gradient of this tree, one per tensor; None if it is structured otherwise."""
+        leaves, structure = self._backend.tree_flatten(gradient)
+        if structure == self._structure:
+            return [leaves[at] for at in self._tensor_at]
+        return _align(self._backend, self._skeleton(), gradient)
+
+    def paths(self, name: str) -> list[str]:
+        """Return each tensor's name for messages, in a tree called name: x, params['w'], pair[1]."""
+        return _paths(self._backend, self._skeleton(), name)
+
+    @property
+    def key(self) -> Hashable:
+        """What tells this spec from others; it is hashable if the static leaves are."""
+        return self._structure, tuple(self._tensor_at), tuple(map(told_apart, self._static))
+
+    def _skeleton(self) -> Any:
+        return self.combine([SLOT] * self.count)
+
+
+class _OneTensor(TreeSpec):
     """A tree that is a tensor."""
 
     __slots__ = ()
 
-    count = 1
-    converted: Sequence[int] = ()
-
     def combine(self, tensors: Sequence[Any]) -> Any:
         return tensors[0]
-
-    def without_static(self) -> TreeSpec:
-        return self
-
-    def static_leaves(self) -> Sequence[Any]:
-        return ()
 
     def align(self, gradient: Any) -> list[Any] | None:
         return None if isinstance(gradient, (list, tuple, dict)) else [gradient]
@@ -78,85 +91,29 @@ class _OneTensor:
     def paths(self, name: str) -> list[str]:
         return [name]
 
-    @property
-    def key(self) -> Hashable:
-        return None
+
+ONE_TENSOR = _OneTensor(None, [None], [0], None)
 
 
-ONE_TENSOR = _OneTensor()
-
-
-class _Static:
+class _Static(TreeSpec):
     """A tree that is one leaf and not a tensor."""
 
-    count = 0
-    converted: Sequence[int] = ()
+    __slots__ = ()
 
     def __init__(self, leaf: Any) -> None:
-        self._leaf = leaf
+        super().__init__(None, [leaf], [], None)
 
     def combine(self, tensors: Sequence[Any]) -> Any:
-        return self._leaf
+        return self._static[0]
 
     def without_static(self) -> TreeSpec:
         return _Static(None)
 
-    def static_leaves(self) -> Sequence[Any]:
-        return (self._leaf,)
-
     def align(self, gradient: Any) -> list[Any] | None:
         return []
 
     def paths(self, name: str) -> list[str]:
         return []
-
-    @property
-    def key(self) -> Hashable:
-        return told_apart(self._leaf)
-
-
-class _Tree:
-    """Any other tree."""
-
-    def __init__(
-        self, backend: Backend, static: list[Any], tensor_at: list[int], structure: Any, converted: Sequence[int] = ()
-    ) -> None:
-        self.count = len(tensor_at)
-        self.converted = converted
-        self._backend = backend
-        self._static = static
-        self._tensor_at = tensor_at
-        self._structure = structure
-
-    def combine(self, tensors: Sequence[Any]) -> Any:
-        leaves = list(self._static)
-        for at, tensor in zip(self._tensor_at, tensors, strict=True):
-            leaves[at] = tensor
-        return self._backend.tree_unflatten(self._structure, leaves)
-
-    def without_static(self) -> TreeSpec:
-        if len(self._static) == self.count:
-            return self
-        return _Tree(self._backend, [None] * len(self._static), self._tensor_at, self._structure)
-
-    def static_leaves(self) -> Sequence[Any]:
-        return [leaf for leaf in self._static if leaf is not None]
-
-    def align(self, gradient: Any) -> list[Any] | None:
-        leaves, structure = self._backend.tree_flatten(gradient)
-        if structure == self._structure:
-            return [leaves[at] for at in self._tensor_at]
-        return _align(self._backend, self._skeleton(), gradient)
-
-    def paths(self, name: str) -> list[str]:
-        return _paths(self._backend, self._skeleton(), name)
-
-    @property
-    def key(self) -> Hashable:
-        return self._structure, tuple(self._tensor_at), tuple(map(told_apart, self._static))
-
-    def _skeleton(self) -> Any:
-        return self.combine([SLOT] * self.count)
 
 
 class _Slot:
@@ -174,7 +131,7 @@ def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeS
         return [], _Static(tree)
     leaves, structure = backend.tree_flatten(tree)
     if all(map(backend.is_tensor, leaves)):
-        return leaves, _Tree(backend, [None] * len(leaves), list(range(len(leaves))), structure)
+        return leaves, TreeSpec(backend, [None] * len(leaves), list(range(len(leaves))), structure)
     tensors, tensor_at, converted = [], [], []
     for at, leaf in enumerate(leaves):
         tensor = as_tensor(op, backend, leaf)
@@ -184,7 +141,7 @@ def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeS
             leaves[at] = None
             if tensor is not leaf:
                 converted.append(id(leaf))
-    return tensors, _Tree(backend, leaves, tensor_at, structure, converted)
+    return tensors, TreeSpec(backend, leaves, tensor_at, structure, converted)
 
 
 def partition_each(op: str, backend: Backend, trees: Sequence[Any]) -> tuple[list[Tensor], list[TreeSpec]]:
