@@ -60,15 +60,11 @@ def depends_on_upstream(x: Any) -> bool:
     return False
 
 
-Rule = Callable[[Any], Sequence[Any]]
-"""From the upstream gradient of an output, structured as it is, to gradients."""
-
-
-def transposed(rule: Rule, rule_of_constants: Rule, output: Any, tangents: Sequence[Any]) -> Any:
+def transposed(rule: Callable[[Any], Sequence[Any]], output: Any, tangents: Sequence[Any]) -> Any:
     """Return the gradient of <rule(upstream), tangents> by upstream, which has the structure of output.
 
     The transpose of a linear rule is the same everywhere. It is taken at a point other than zero, where constants and
-    upstream differ. A rule that is not linear may still not show it in its operations: so rule_of_constants is also
+    upstream differ. A rule that is not linear may still not show it in its operations: so the rule is also
     asked at -2 times the point, and has to give -2 times the gradients.
     """
 
@@ -78,7 +74,7 @@ def transposed(rule: Rule, rule_of_constants: Rule, output: Any, tangents: Seque
 
     point = _numbers_like(getval(output), 1.0)
     gradients, end = trace(UpstreamNode.new_root(), gradients_and_upstream, point)
-    _require_homogeneous(getval(gradients)[0], rule_of_constants(_numbers_like(point, -2.0)))
+    _require_homogeneous(getval(gradients)[0], rule(_numbers_like(point, -2.0)))
     return backward_pass(tuple_of_boxes((tuple_of_boxes(tuple(tangents)), vspace(output).zeros())), end)
 
 
@@ -98,8 +94,8 @@ def _require_homogeneous(at_point: Sequence[Any], at_minus_twice: Sequence[Any])
             raise NonlinearError("a gradient that is not proportional to upstream")
 
 
+# of the largest number: a linear rule may be a solver that stops early, or in 16 bits
 _TOLERANCE = 1e-3
-"""of the largest number: a linear rule may be a solver that stops early, or in 16 bits"""
 
 
 # --- Which operations are linear, and in what -------------------------------------------------------------------
@@ -109,32 +105,38 @@ def _named(module: Any, names: str) -> set[Any]:
     return {getattr(module, name) for name in names.split() if hasattr(module, name)}
 
 
-_IN_EACH = _named(anp, "multiply matmul dot tensordot outer inner einsum kron cross")
-_IN_EACH |= _named(numpy_vjps, "dot_adjoint_0 dot_adjoint_1 tensordot_adjoint_0 tensordot_adjoint_1")
-_IN_EACH |= {func(VSpace.scalar_mul), func(VSpace.inner_prod)}
-"""Linear in each argument while the others stay: u * u is not."""
-
-_IN_ALL = _named(anp, "add subtract concatenate_args array_from_args")
-_IN_ALL |= {make_sequence, sequence_extend_left, sequence_extend_right, _make_dict}
-_IN_ALL |= {func(VSpace.add), func(VSpace.mut_add), sparse_add}
-"""Linear in all arguments together: with a constant that is not zero, affine."""
-
-_IN_FIRST = _named(
-    anp,
-    "divide true_divide negative positive reshape roll array_split split vsplit hsplit dsplit ravel expand_dims squeeze"
-    " diag diagonal make_diagonal flipud fliplr rot90 trace triu tril swapaxes rollaxis moveaxis broadcast_to real imag"
-    " conj conjugate diff gradient repeat tile transpose sum _primitive_mean cumsum atleast_1d atleast_2d atleast_3d"
-    " rad2deg degrees deg2rad radians",
+# Linear in each argument while the others stay: u * u is not.
+_IN_EACH = (
+    _named(anp, "multiply matmul dot tensordot outer inner einsum kron cross")
+    | _named(numpy_vjps, "dot_adjoint_0 dot_adjoint_1 tensordot_adjoint_0 tensordot_adjoint_1")
+    | {func(VSpace.scalar_mul), func(VSpace.inner_prod)}
 )
-_IN_FIRST |= _named(fft, "fft ifft fft2 ifft2 fftn ifftn rfft irfft rfft2 irfft2 rfftn irfftn fftshift ifftshift")
-_IN_FIRST |= _named(numpy_vjps, "untake") | {func(ArrayBox.__getitem__)}
-_IN_FIRST |= {container_take, container_untake}
-"""Linear in the first argument."""
 
-_WHERE = trace_primitives_map[np.where]  # autograd.numpy.where is a function around it
+# Linear in all arguments together, but for the first few, which say how to join.
+# With a constant that is not zero, affine.
+_IN_ALL = {
+    **dict.fromkeys([*_named(anp, "add subtract"), sequence_extend_left, sequence_extend_right], 0),
+    **dict.fromkeys([anp.concatenate_args, make_sequence, _make_dict, sparse_add], 1),
+    **dict.fromkeys([func(VSpace.add), func(VSpace.mut_add)], 1),
+    anp.array_from_args: 2,
+    trace_primitives_map[np.where]: 1,  # autograd.numpy.where is a function around it
+}
 
+# Linear in the first argument.
+_IN_FIRST = (
+    _named(
+        anp,
+        "divide true_divide negative positive reshape roll array_split split vsplit hsplit dsplit ravel expand_dims"
+        " squeeze diag diagonal make_diagonal flipud fliplr rot90 trace triu tril swapaxes rollaxis moveaxis"
+        " broadcast_to real imag conj conjugate diff gradient repeat tile transpose sum _primitive_mean cumsum"
+        " atleast_1d atleast_2d atleast_3d rad2deg degrees deg2rad radians",
+    )
+    | _named(fft, "fft ifft fft2 ifft2 fftn ifftn rfft irfft rfft2 irfft2 rfftn irfftn fftshift ifftshift")
+    | {numpy_vjps.untake, func(ArrayBox.__getitem__), container_take, container_untake}
+)
+
+# Linear in the argument at this place.
 _IN_ONE = {vars(linalg)["solve"]: 1, anp.full: 1, anp._array_from_scalar_or_array: 2, func(VSpace.covector): 1}
-"""Linear in the argument at this place."""
 
 for _function in _named(anp, "ndim shape size result_type isscalar iscomplexobj zeros_like ones_like empty_like"):
     register_notrace(UpstreamNode, _function)  # which are not functions of the numbers in an array
@@ -144,32 +146,22 @@ def _require_linear(fun: Any, args: Sequence[Any], kwargs: Any, places: Sequence
     if fun in _IN_EACH:
         linear = len(places) == 1
     elif fun in _IN_ALL:
-        _require_zeros([x for at, x in enumerate(args) if at not in places and not _is_about(fun, at)])
-        linear = True
+        joined = range(_IN_ALL[fun], len(args))
+        _require_zeros([args[at] for at in joined if at not in places])
+        linear = set(places) <= {*joined}
     elif fun in _IN_FIRST:
         linear = tuple(places) == (0,)
     elif fun in _IN_ONE:
         linear = tuple(places) == (_IN_ONE[fun],)
-    elif fun is _WHERE:
-        _require_zeros([x for at, x in enumerate(args[1:], 1) if at not in places])
-        linear = 0 not in places
     elif fun is anp._astype:
         linear = np.dtype(kwargs.get("dtype", args[1] if len(args) > 1 else float)).kind in "fc"
     elif fun is anp.pad:
-        linear = kwargs.get("mode", args[2] if len(args) > 2 else "constant") == "constant" and not np.any(
-            kwargs.get("constant_values", 0)
-        )
+        mode = kwargs.get("mode", args[2] if len(args) > 2 else "constant")
+        linear = mode == "constant" and not np.any(kwargs.get("constant_values", 0))
     else:
         linear = not _is_of_a_library(fun)  # of a function that the author made a primitive, the promise speaks
     if not linear:
         raise NonlinearError(f"{getattr(fun, '__name__', fun)} of upstream")
-
-
-def _is_about(fun: Any, at: int) -> bool:
-    """Return True if an argument of a joint operation says how to join."""
-    about = {anp.concatenate_args: 1, anp.array_from_args: 2, make_sequence: 1, _make_dict: 1}
-    about |= {func(VSpace.add): 1, func(VSpace.mut_add): 1, sparse_add: 1}
-    return at < about.get(fun, 0)
 
 
 def _require_zeros(constants: Sequence[Any]) -> None:
@@ -183,5 +175,5 @@ def _require_zeros(constants: Sequence[Any]) -> None:
 def _is_of_a_library(fun: Any) -> bool:
     """Return True if a primitive is NumPy's or autograd's own: the linear ones among these are listed above."""
     raw = getattr(fun, "fun", fun)
-    module = str(getattr(raw, "__module__", None))
-    return isinstance(raw, np.ufunc) or module.startswith(("numpy", "autograd.numpy", "autograd.builtins"))
+    of_library = ("numpy", "autograd.numpy", "autograd.builtins")
+    return isinstance(raw, np.ufunc) or str(getattr(raw, "__module__", None)).startswith(of_library)

@@ -3,69 +3,73 @@
 Where outer derivatives look on, f runs once, on its arguments' values in boxes of a level below all of autograd's. An
 operation on such a box computes its value, and keeps itself as a `Step` in the place of a node: so whatever f keeps,
 wherever it keeps it, tells how it was made. When the rule runs in backward, its steps go on where those of f end.
-At the level that asks, a `Connection` makes of each step what autograd would have recorded, had it looked on: nodes
+At the level that asks, `in_boxes` makes of each step what autograd would have recorded, had it looked on: nodes
 around the values that are there already. Nothing is computed twice, and f and its rule never see it.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import itertools
-from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import math
+import types
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Any, NoReturn
 
 import numpy as np
-from autograd.extend import VJPNode, defjvp, defvjp, primitive
+from autograd.extend import VJPNode, defjvp_argnums, defvjp_argnums, primitive
 
-from cgshim_numpy._arrays import is_float, is_tensor
-from cgshim_numpy._boxes import at_level, levels_of
-from cgshim_numpy._floats import Constants
-from cgshim_numpy._private import ArrayBox, isbox, new_box, notrace_primitives
+from cgshim.backend import SIMPLE, Call, FunctionHolder, RuleScope, replace_held
+from cgshim_numpy._arrays import Array, is_float, is_tensor
+from cgshim_numpy._private import (
+    ArrayBox,
+    box_types,
+    find_top_boxed_args,
+    isbox,
+    new_box,
+    notrace_primitives,
+)
 
-BELOW_ALL = -0.5
-"""the level of recorded values: autograd's begin at 0, and -1 is its word for none"""
+# the level of recorded values: autograd's begin at 0, and -1 is its word for none
+RECORDED = -0.5
 
-_clock = itertools.count()
-
-
-def now() -> int:
-    """Return a time: that of all steps before is smaller, and that of all after greater."""
-    return next(_clock)
+now = itertools.count(1).__next__
 
 
 class Step:
     """An operation on recorded values: the node of its result. A leaf is a step without an operation."""
 
-    __slots__ = ("args", "fun", "kwargs", "parents", "places", "record", "time", "value")
+    __slots__ = (
+        "args", "first_read", "fun", "kwargs", "made_of", "parents", "places", "record", "time", "value",
+    )  # fmt: skip
 
     def __init__(
-        self, value: Any, fun: Any, args: Sequence[Any], kwargs: Any, parent_argnums: Sequence[int],
-        parents: Sequence[Step], record: Record | None = None,
+        self, value: Any, fun: Any = None, args: Sequence[Any] = (), kwargs: Any = None,
+        parent_argnums: Sequence[int] = (), parents: Sequence[Step] = (), record: Record | None = None,
+        made_of: Sequence[Any] = (),
     ) -> None:  # fmt: skip
-        self.value = value
-        self.fun, self.args, self.kwargs = fun, args, kwargs
+        self.value, self.fun, self.args, self.kwargs = value, fun, args, kwargs
         self.places, self.parents = parent_argnums, parents
-        self.record = record
-        """the record that a leaf belongs to"""
+        self.record, self.made_of = record, made_of  # of a leaf; made_of are nodes of other levels
         self.time = now()
+        self.first_read = math.inf
         for parent in parents:
-            if parent.record is not None:
-                parent.record.first_read.setdefault(id(parent), self.time)
+            parent.first_read = min(parent.first_read, self.time)
 
-    def connected(self, parents: Sequence[Any]) -> Any:
-        """Return the result with these functions in the place of the parents: a box at each of their levels."""
-        args = [*self.args]
-        for place, parent in zip(self.places, parents, strict=True):
-            args[place] = parent
-        result = self.value
-        for level in sorted(levels_of(args)):  # as autograd, whose outer levels see what inner ones have computed
-            seen = [at_level(x, level) for x in args]
-            places = tuple(at for at, x in enumerate(seen) if isbox(x) and x._trace == level)
-            nodes = tuple(seen[at]._node for at in places)
-            values = tuple([x._value if at in places else x for at, x in enumerate(seen)])
-            node = type(nodes[0])(result, self.fun, values, self.kwargs, places, nodes)
-            result = new_box(result, level, node)
-        return result
+
+def in_boxes(value: Any, fun: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    """Return value as autograd would have returned it from the primitive fun of these arguments."""
+    boxes, level, node_type, _ = find_top_boxed_args(args)
+    if not boxes:
+        return value
+    argvals = [*args]
+    for at, box in boxes:
+        argvals[at] = box._value
+    result = in_boxes(value, fun, argvals, kwargs)  # which outer derivatives see
+    places, nodes = tuple([at for at, _ in boxes]), tuple([box._node for _, box in boxes])
+    return new_box(result, level, node_type(result, fun, argvals, kwargs, places, nodes))
 
 
 # What has no derivative for autograd (a comparison, the shape) gives a plain value, and is no step.
@@ -73,36 +77,64 @@ notrace_primitives[Step] = notrace_primitives[VJPNode]
 
 
 class Record:
-    """The record of one run of f, and of the runs of its rule."""
+    """What one run of f, and the runs of its rule, do with recorded values."""
 
-    __slots__ = ("constants", "first_read", "read_at", "running", "sources")
+    def __init__(self, call: Call, given: Sequence[Any] = ()) -> None:
+        """Prepare the record of a run of f on what was given; of its rule alone if nothing was."""
+        self._sources = call.f, (call.options, call.arguments.specs, given)
+        self._constants: Any = None  # by identity, the floats that were there when f first read a number
+        self._read_at, self.returned_at = 0, 0 if given else now()
+        self.unrecorded: Any = None  # what the rule may read, or Python has read in it; None if all is known
+        self.running = 0  # how many functions run on recorded values
 
-    def __init__(self, sources: Any = None) -> None:
-        self.sources = sources
-        """f, and what it was given besides recorded values: a pair, until it has returned"""
-        self.constants: Constants | None = None
-        """the floats that were there before f made others of values that are not on record; None if it made none"""
-        self.first_read: dict[int, int] = {}
-        """when an operation was given a leaf for the first time, by the leaf's identity"""
-        self.running = 0
-        """how many functions run on recorded values at the moment"""
+    def leaf(self, value: Any, made_of: Sequence[Any] = ()) -> Leaf:
+        """Return a recorded value that was made nobody knows how, of what has these nodes."""
+        return Leaf(value, RECORDED, Step(value, record=self, made_of=made_of))
 
-    def leaf(self, value: Any, made_of: Sequence[Step] = ()) -> Leaf:
-        """Return a recorded value that is made of others, nobody knows how."""
-        return Leaf(value, BELOW_ALL, Step(value, None, (), {}, (), made_of, self))
+    def note_read(self, x: Any) -> None:
+        """Note that Python reads x, as its math and compiled code do: what is made of it is no step."""
+        if self.returned_at:
+            self.unrecorded = x
+        elif self._constants is None:
+            function, arguments = self._sources
+            named = getattr(function, "__globals__", {}).values()  # which a rule may name that f has not made yet
+            tables = [x for x in named if is_tensor(x) or type(x) in (list, tuple, dict)]
+            floats = floats_within((function, arguments, tables))
+            self._constants = {id(x): (x, x.tobytes()) for x in floats if x.size <= _MOST}
+            self._read_at = now()
 
-    def note_read(self) -> None:
-        """Prepare for Python's reading a value: what f makes of it will not be on record."""
-        if self.sources is not None and self.constants is None:
-            self.constants = Constants(*self.sources)
-            self.read_at = now()
+    def f_has_returned(self, grad_fn: Callable[..., Any]) -> None:
+        """Look for floats in grad_fn that f has made off the record: a second order reads nothing else."""
+        self.returned_at = now()
+        if self._constants is not None and self.unrecorded is None:
+            self.unrecorded = next((x for x in floats_within(grad_fn) if self._is_made(x)), None)
 
     def is_lost(self, step: Step) -> bool:
-        """Return True if a step of f has an argument that f has made of values that Python read."""
-        if self.constants is None or step.time < self.read_at:
+        """Return True if a step of f has an argument that f has made off the record."""
+        if self._constants is None or not self._read_at < step.time < self.returned_at:
             return False
         others = [x for at, x in enumerate(step.args) if at not in step.places]
-        return any(is_tensor(x) and is_float(x) and not self.constants.has(x) for x in others)
+        return any(is_tensor(x) and is_float(x) and self._is_made(x) for x in others)
+
+    def _is_made(self, x: Array) -> bool:
+        """Return True if a float was not there when f first read a number, or somebody has written to it."""
+        return id(x) not in self._constants or x.tobytes() != self._constants[id(x)][1]
+
+
+_MOST = 1_000_000  # numbers in an array that is looked at
+
+
+def floats_within(x: Any) -> list[Array]:
+    """Return the float arrays and numbers of NumPy that x reaches, wherever a function may keep one."""
+    floats: list[Array] = []
+
+    def note(x: Any) -> bool:
+        inside = vars(x).values() if isinstance(x, types.ModuleType) else (x,)
+        floats.extend(each for each in inside if is_tensor(each) and not isbox(each) and is_float(each))
+        return is_tensor(x)
+
+    replace_held(x, {}, note)  # which asks of all that it reaches if it is a tensor
+    return floats
 
 
 class Leaf(ArrayBox):  # type: ignore[misc]  # autograd has no types
@@ -110,15 +142,12 @@ class Leaf(ArrayBox):  # type: ignore[misc]  # autograd has no types
 
     __slots__ = ()
 
-    def _read(self) -> Any:
-        self._node.record.note_read()
-        return self._value
-
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        return np.array(self._read(), dtype) if copy else np.asarray(self._read(), dtype)
+        self._node.record.note_read(self)
+        return np.array(self._value, dtype) if copy else np.asarray(self._value, dtype)
 
     def __float__(self) -> float:
-        return float(self._read())
+        return float(self.__array__())
 
 
 Leaf.register(Leaf)
@@ -126,71 +155,114 @@ Leaf.register(Leaf)
 
 def is_recorded(x: Any) -> bool:
     """Return True if x is a recorded value (in no box of autograd's)."""
-    return bool(isbox(x) and x._trace == BELOW_ALL)
+    return bool(isbox(x) and x._trace == RECORDED)
 
 
-@primitive  # type: ignore[untyped-decorator]  # autograd has no types
-def stopped(x: Any) -> Any:
-    """Return x, of which a derivative is zero: a step like any other, so that f's output is known wherever it is."""
-    return x
-
-
-defvjp(stopped, None)
-defjvp(stopped, None)
-
-
-def is_over(x: Any) -> bool:
-    """Return True if x is a recorded value that an earlier call has left somewhere."""
-    return is_recorded(x) and not any(record.running for record in records_of(x))
-
-
-def records_of(x: Any) -> list[Record]:
-    """Return the records of the leaves that a recorded value was computed from."""
-    steps = _steps([x._node], lambda step: step.parents)
-    return [step.record for step in steps if step.record is not None]
-
-
-def _steps(last: Iterable[Step], parents_of: Callable[[Step], Iterable[Step]]) -> set[Step]:
+def steps_to(last: Iterable[Any], known: Any = ()) -> list[Step]:
+    """Return the steps that lead to these, from what is known, in the order in which they were made."""
     steps, todo = set[Step](), [*last]
     while todo:
         step = todo.pop()
-        if step not in steps:
+        if step not in steps and step not in known:
             steps.add(step)
-            todo += parents_of(step)
-    return steps
+            todo += step.parents
+    return sorted(steps, key=attrgetter("time"))
 
 
-class Connection:
-    """What recorded values are at one level of derivatives: functions of what is in the boxes there."""
+def records_of(x: Any) -> list[Record]:
+    """Return the records that a recorded value belongs to; none for what is not recorded."""
+    steps = steps_to([x._node] if is_recorded(x) else [])
+    return [step.record for step in steps if step.record is not None]
 
-    def __init__(
-        self, record: Record, arguments: dict[Step, Any], outputs: Mapping[Step, Any], f_returned: int
-    ) -> None:
-        """Begin with what the leaves and the outputs of f are at this level.
 
-        The rule reads an output as the op's own, whose derivative is the rule's. To f it was a value that f computed.
-        """
-        self._record = record
-        self._of_f = arguments
-        self._outputs = outputs
-        self._f_returned = f_returned
+def is_live(x: Any, own: Record | None = None) -> bool:
+    """Return True if a box is not only what runs have left that are over, or are one's own."""
+    return not is_recorded(x) or any(record.running for record in records_of(x) if record is not own)
 
-    def connect(self, results: Sequence[Any], given: Mapping[Step, Any], unknown: Callable[[Step], Any]) -> list[Any]:
-        """Return recorded results of the rule as functions of the arguments and of what else the rule was given.
 
-        unknown returns what stands for a leaf of another record, and for a step of which nobody knows all.
-        """
-        of_rule = ChainMap[Step, Any]({}, dict(given), dict(self._outputs), self._of_f)
+def values_of(call: Call, arrays: Sequence[Array], own: Record | None = None) -> list[Array]:
+    """Return the values of what f or its rule returned; refuse those that are made of boxes that it closes over."""
+    for box in filter(isbox, arrays):
+        if is_live(box, own):
+            call.refuse_captured(box)
+    return [x._value if isbox(x) else x for x in arrays]
 
-        def known(step: Step) -> dict[Step, Any] | ChainMap[Step, Any]:
-            return self._of_f if step.time < self._f_returned else of_rule
 
-        last = [x._node for x in results if is_recorded(x) and x._node not in of_rule]
-        steps = _steps(last, lambda step: [p for p in step.parents if p not in known(step)])
-        for step in sorted(steps, key=lambda step: step.time):
-            values = known(step)
-            if step.record is not None or (values is self._of_f and self._record.is_lost(step)):
-                values[step] = unknown(step)
-            else:
-                values[step] = step.connected([values[parent] for parent in step.parents])
-        return [of_rule[x._node] if is_recorded(x) else x for x in results]
+@primitive  # type: ignore[untyped-decorator]  # autograd has no types
+def without_derivative(*boxes: Any, value: Any, refuse: Callable[[], NoReturn]) -> Any:
+    """Return value, connected with boxes: whoever differentiates it is refused."""
+    return value
+
+
+defvjp_argnums(without_derivative, lambda argnums, ans, args, kwargs: lambda upstream: kwargs["refuse"]())
+defjvp_argnums(without_derivative, lambda argnums, tangents, ans, args, kwargs: kwargs["refuse"]())
+
+
+# --- Boxes that f closes over -------------------------------------------------------------------------------------
+
+
+def closed_over_by(call: Call) -> list[Any]:
+    """Return the boxes in f's variables and options, and in functions and containers there.
+
+    What is in attributes of objects is not searched: f may never read it.
+    """
+    f: Any = getattr(call.f, "__func__", call.f)
+    if type(f) is types.FunctionType and not (f.__closure__ or f.__defaults__ or f.__kwdefaults__ or call.options):
+        return []
+    boxes, seen, todo = list[Any](), set[int](), [f, call.options]
+    for x in todo:  # to which more is added
+        if type(x) in SIMPLE or id(x) in seen:
+            continue
+        seen.add(id(x))
+        if type(x) in box_types:
+            if not isinstance(x, ArrayBox):
+                call.refuse_captured(x)
+            if is_live(x):
+                boxes.append(x)
+        elif isinstance(x, FunctionHolder):
+            todo.append(x.held_function)
+        elif isinstance(x, types.FunctionType):
+            todo += [x.__closure__, x.__defaults__, x.__kwdefaults__]
+        elif isinstance(x, _SEARCHED):
+            todo += gc.get_referents(x)
+    return boxes
+
+
+_SEARCHED = (tuple, list, dict, types.CellType, functools.partial, types.MethodType)
+
+
+def variables_among(boxes: Sequence[Any], inputs: Sequence[Any]) -> list[int]:
+    """Return which of the boxes that f closes over are variables, whose gradients the rule gives: nearly all.
+
+    While another rule runs, a box that was computed from this call's own inputs alone is a constant, for f's rule
+    already speaks for these inputs.
+    """
+    if not rule_scope.current:
+        return [*range(len(boxes))]
+    known = [node for x in inputs for node in nodes_of(x)]
+    for node in known:  # to which more is added: what a running rule has of its inputs stands for what its op got
+        known += getattr(node, "made_of", ())
+    return [at for at, box in enumerate(boxes) if not _is_made_of(set(known), nodes_of(box))]
+
+
+rule_scope: RuleScope[bool] = RuleScope("cgshim_numpy_rule")
+
+
+def _is_made_of(known: set[Any], todo: list[Any]) -> bool:
+    for node in todo:  # to which more is added
+        if node not in known:
+            known.add(node)
+            before = getattr(node, "made_of", ()) or getattr(node, "parents", ())  # a node of forward mode has neither
+            if not before:
+                return False
+            todo += before
+    return True
+
+
+def nodes_of(x: Any) -> list[Any]:
+    """Return the node of a box, of the box in it, and so on."""
+    nodes = []
+    while type(x) in box_types:
+        nodes.append(x._node)
+        x = x._value
+    return nodes

@@ -1,123 +1,330 @@
-"""NumPy: the run of f on values, for one derivative around the call.
+"""NumPy: an op under autograd: one run of f, its outputs as a primitive, and their derivatives by the rule it returned.
 
-Most calls have few arrays, one level of derivatives, and close over no box. What these cost is the number of Python
-functions that run. So this path, here and in `_rule.py`, looks at the types and kinds of all arrays at once, by
-functions that are written in C, and calls a Python function only if one of the arrays needs it.
+Most calls have few arrays, one level of derivatives, and close over no box: f runs on values, and the rule is the very
+function that it returned. If outer derivatives look on, or f closes over a box, f runs on recorded values, and what the
+rule returns is connected with what these are at the level that asks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FunctionType, NoneType
+from typing import Any, cast
 
 import numpy as np
+from autograd.extend import Box, defjvp_argnums, defvjp_argnums
 
-from cgshim.backend import ONE_TENSOR, rule_of
-from cgshim_numpy._arrays import KINDS_OF_FLOATS, Array, as_arrays, is_float, kind_of
-from cgshim_numpy._private import getval, isbox
-from cgshim_numpy._record import Record, is_recorded, records_of
-from cgshim_numpy._refusals import BOXABLE, boxable
-from cgshim_numpy._trees import tree_flatten
+from cgshim.backend import (
+    Call,
+    CustomGradientError,
+    Rule,
+    gradients_of_arguments,
+    plain_form,
+    replace_held,
+    runs_op,
+)
+from cgshim_numpy._arrays import Array, as_arrays, conjugated, is_float, is_tensor, with_boxes_opened
+from cgshim_numpy._linear import NonlinearError, transposed
+from cgshim_numpy._private import box_types, getval, isbox
+from cgshim_numpy._record import (
+    RECORDED,
+    Record,
+    Step,
+    closed_over_by,
+    in_boxes,
+    is_recorded,
+    nodes_of,
+    rule_scope,
+    steps_to,
+    values_of,
+    variables_among,
+    without_derivative,
+)
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call, Rule
-    from cgshim_numpy._plain import PlainRules
+# the classes of what a plain function of floats returns
+PLAIN = frozenset([np.ndarray, np.float64, np.float32, np.float16])
+
+# the classes of which autograd makes a box: NumPy's own array, and its scalars of floats
+_BOXABLE = frozenset(Box.type_mappings) - box_types
+
+_READ = "f made of values that Python read"
+
+
+class PlainRules:
+    """The rules of an op that are functions of upstream and nothing else. Most ops have one code for all of them."""
+
+    code: CodeType | None = None
+
+    def include(self, grad_fn: Any, arguments: Any) -> bool:
+        """Return True if a rule is plain."""
+        if type(grad_fn) is not FunctionType:
+            return False
+        code = grad_fn.__code__
+        if code is self.code:
+            return True
+        takes_one = code.co_argcount == 1 and not (code.co_kwonlyargcount or code.co_flags & 0x0C)
+        if takes_one and not hasattr(grad_fn, "__wrapped__") and plain_form(grad_fn, len(arguments.names)).is_plain:
+            self.code = code
+        return code is self.code
 
 
 class Run:
-    """A run of f, of which there is one per call, and the rule that it returned."""
+    """The run of f in a call, and the rule that it returned, on the tensors that it holds."""
 
-    __slots__ = (
-        "_rule", "are_floats", "call", "count", "dtypes", "grad_fn", "inputs", "kinds", "plain", "shapes"
-    )  # fmt: skip
+    grad_fn: Callable[..., Any] | None = None  # what f returned, if all about it is plain, and if not:
+    rule: Any = None  # a Rule, on the tensors that it holds
+    inputs: Sequence[Any] = ()  # of f, if the rule is called with them; it keeps all else that it needs
+    has_gradient: Sequence[bool] = (True,)  # by output
+    record: Any = None  # a Record, if f runs on recorded values, and then:
+    leaves: Sequence[Any] = ()  # the inputs and what f closes over, recorded if anybody differentiates it
+    closed_over: Sequence[Any] = ()
+    variables: Sequence[int] = ()  # their places among the leaves, in the order in which f reads them
+    steps: Sequence[Step | None] = ()  # of outputs and leaves, as the rule reads them; None for constants
+    was_asked = False
 
-    record: Any = None  # a Record, in a run that is recorded
-    leaves: Sequence[Any] = ()
-    given: Sequence[Any] = ()
-    _rule: Rule | None
-    grad_fn: Callable[..., Any] | None
-    """the function that f returned, if all about it is plain"""
-    inputs: Sequence[Any]
-    """what f was given, if the rule is called with it; the rule keeps all else that it needs"""
-    kinds: Sequence[str]
-    """the kind of each output's dtype, which tells if it has a gradient"""
-    are_floats: bool
-    """whether all outputs have one"""
+    def __init__(self, call: Call, count: int, values: Sequence[Array]) -> None:
+        """Prepare the run of a call with `count` inputs, which come first among values."""
+        self.call, self.count = call, count
+        self.shapes, self.dtypes = [x.shape for x in values], [x.dtype for x in values]
 
-    def __init__(self, call: Call, count: int, plain: PlainRules | None = None) -> None:
-        """Prepare the run of a call with `count` inputs."""
-        self.call = call
-        self.count = count
-        self.plain = plain
-        self.grad_fn = self._rule = None
-
-    def run_f(self, values: Sequence[Array]) -> Sequence[Array]:
-        """Return the outputs of f if its inputs have these values."""
-        inputs = as_arrays(values)
+    def on_values(self, inputs: Sequence[Array], plain: PlainRules | None) -> Any:
+        """Run f on values, and return its outputs as autograd takes them: one, or a tuple."""
         result = self.call.run(inputs)
-        if self.plain is not None and type(result) is tuple and len(result) == 2:
+        if plain is not None and type(result) is tuple and len(result) == 2:
             output, grad_fn = result
-            if type(output) in PLAIN and output.dtype.kind == "f" and self.plain.include(grad_fn):
-                self.grad_fn, self.kinds, self.are_floats, self.inputs = grad_fn, "f", True, ()
-                self.shapes, self.dtypes = [x.shape for x in inputs], [x.dtype for x in inputs]
-                return [output]
-        return self._read(self.call.read(result, inputs), inputs)
+            if type(output) in PLAIN and output.dtype.kind == "f" and plain.include(grad_fn, self.call.arguments):
+                self.grad_fn = grad_fn
+                return output
+        outputs, rule = self.call.read(result, inputs)
+        return self._keep(values_of(self.call, outputs), rule, inputs)
 
-    def _read(self, result: tuple[Sequence[Array], Rule], inputs: Sequence[Any]) -> Sequence[Array]:
-        """Keep the rule, and the inputs if it is called with them; return the outputs as autograd takes them."""
-        outputs, rule = result
-        self._rule = rule
-        self.inputs = inputs if rule.needs_inputs else ()
-        are_boxable = BOXABLE.issuperset(map(type, outputs))
-        if not are_boxable:
-            outputs = values_of(self.call, outputs)
-        self.kinds = [*map(kind_of, outputs)]
-        self.are_floats = KINDS_OF_FLOATS.issuperset(self.kinds)
-        if are_boxable:
-            return outputs
-        return boxable(self.call, [y if is_float(y) else np.asarray(y) for y in outputs])
+    def on_record(self, values: Sequence[Array], given: Sequence[Any], closed_over: Sequence[Any]) -> Any:
+        """Run f on values, recorded where they are those of boxes, and return its outputs as autograd takes them."""
+        call, count = self.call, self.count
+        variables = [count + at for at in variables_among(closed_over, given[:count])]
+        record = self.record = Record(call, given)
+        pairs = zip(values, map(nodes_of, given), strict=True)
+        self.leaves, self.closed_over = [record.leaf(x, nodes) if nodes else x for x, nodes in pairs], closed_over
+        inputs, unseen = self.leaves[:count], dict[int, Any]()
+        with self._recording(record):
+            try:
+                outputs, rule = call(inputs)
+            except (TypeError, ValueError, AttributeError, NotImplementedError, AssertionError):
+                # f may take values alone, as compiled code does. If they are not what is wrong, it raises that again.
+                record.note_read(None)
+                own = [x._value[...] if isbox(x) else x for x in inputs]  # objects that nobody else has
+                unseen = {id(x): leaf for x, leaf in zip(own, inputs, strict=True) if isbox(leaf)}
+                outputs, rule = call(own)
+            self.steps = [self._end(y, unseen) for y in outputs]
+            outputs = values_of(call, outputs, record)
+        self.steps += [leaf._node if isbox(leaf) else None for leaf in self.leaves]
+        self.variables = sorted(variables, key=lambda at: self.leaves[at]._node.first_read)
+        call.require_variables(rule, [given[at] for at in self.variables])
+        if unseen:
+            grad_fn, record.unrecorded = replace_held(rule.grad_fn, unseen, is_tensor)
+            rule = rule.with_grad_fn(grad_fn)
+        record.f_has_returned(rule.grad_fn)
+        return self._keep(outputs, rule, inputs)
 
-    @property
-    def rule(self) -> Rule:
-        """The rule that f returned, on the tensors that it holds."""
-        if self._rule is None:
-            shapes = zip(self.shapes, self.dtypes, strict=True)
-            like_inputs = [np.broadcast_to(np.empty((), dtype), shape) for shape, dtype in shapes]
-            assert self.grad_fn is not None
-            self._rule = rule_of(self.call.arguments, self.grad_fn, ONE_TENSOR, like_inputs, None)
-        return self._rule
+    @contextlib.contextmanager
+    def _recording(self, record: Record) -> Iterator[None]:
+        """Let the boxes that f closes over be recorded values, wherever f or its rule reads them."""
+        before = [(box.__class__, box._value, box._trace, box._node) for box in self.closed_over]
+        record.running += 1
+        try:
+            for box, leaf in zip(self.closed_over, self.leaves[self.count :], strict=True):
+                box.__class__, box._value, box._trace, box._node = type(leaf), leaf._value, leaf._trace, leaf._node
+            yield
+        finally:
+            record.running -= 1
+            for box, was in zip(self.closed_over, before, strict=True):
+                box.__class__, box._value, box._trace, box._node = was
+
+    def _end(self, y: Any, unseen: dict[int, Any]) -> Step | None:
+        """Return the step that an output is to the rule, which reads it as the op's own: to f it was its own value.
+
+        If f has computed it off the record, its identity tells where it is.
+        """
+        if not is_float(y):
+            return None
+        if not is_recorded(y):
+            made_of = [leaf._node for leaf in self.leaves if isbox(leaf)]
+            y = unseen.setdefault(id(y), self.record.leaf(y, made_of))
+        elif y._node.record is not self.record:
+            y._node = Step(y._value, record=self.record, made_of=[y._node])
+        return y._node  # type: ignore[no-any-return]
+
+    def _keep(self, outputs: Sequence[Array], rule: Rule, inputs: Sequence[Any]) -> Any:
+        self.rule, self.inputs = rule, inputs if rule.needs_inputs else ()
+        self.has_gradient = [*map(is_float, outputs)]
+        boxable = [y if type(y) in _BOXABLE else self._boxable(y) for y in outputs]
+        return boxable[0] if len(boxable) == 1 else tuple(boxable)
+
+    def _boxable(self, y: Array) -> Array:
+        if isinstance(y, np.ndarray) and not isinstance(y, np.memmap):
+            must = "autograd differentiates plain arrays alone"
+            self.call.refuse(must, f"a {type(y).__name__}", "make it one with np.asarray")
+        return np.asarray(y)
 
     def per_output(self, of_outputs: Any) -> list[Array]:
-        """Return the outputs, or their upstream gradients, one by one: autograd has one value, a tuple of several."""
-        return [of_outputs] if len(self.kinds) == 1 else [of_outputs[i] for i in range(len(self.kinds))]
+        """Return the outputs, or their upstream gradients, one by one; those that have no gradient as values."""
+        if len(self.has_gradient) == 1:
+            return [of_outputs]
+        return [of_outputs[at] if has else getval(of_outputs[at]) for at, has in enumerate(self.has_gradient)]
 
-    def outputs_in(self, ans: Any) -> list[Array]:
-        """Return the outputs; those that have no gradient as values, even out of a tuple that is in a box."""
-        outputs = self.per_output(ans)
-        if self.are_floats:
-            return outputs
-        return [y if kind in KINDS_OF_FLOATS else getval(y) for y, kind in zip(outputs, self.kinds, strict=True)]
+    def gradients(self, argnums: Sequence[int], upstreams: Sequence[Array]) -> Sequence[Array]:
+        """Return the gradients at argnums of f's inputs and of what it closes over.
+
+        autograd's gradients are the conjugates of those that rules take and give.
+        """
+        if self.grad_fn is not None:
+            return self.as_autograd(argnums, _asked(self, upstreams[0]))
+        rule = self.rule
+        needed = [at in argnums for at in range(self.count)] if rule.takes_needed else None
+        if self.record or not box_types.isdisjoint(map(type, upstreams)):
+            grad_fn = rule.grad_fn  # autograd may put gradients into one box that the rule takes itself
+            rule = rule.with_grad_fn(lambda *args, **kwargs: with_boxes_opened(grad_fn(*args, **kwargs)))
+        variables = [self.leaves[at] for at in self.variables]
+        try:
+            us = conjugated(upstreams)
+            found, of_variables = rule_scope.run(True, rule, self.inputs, us, variables, needed)
+        except Exception as error:
+            if isinstance(error, CustomGradientError) or not self.was_asked:
+                raise
+            must = "a second order calls grad_fn once for each derivative of the output"
+            got = f"a {type(error).__name__} in the second call"
+            self.call.refuse(must, got, "let grad_fn keep what it reads")
+        self.was_asked = self.record is not None
+        return self.as_autograd(argnums, found, of_variables)
+
+    def as_autograd(
+        self, argnums: Sequence[int], found: Sequence[Array | None], of_variables: Sequence[Array | None] = ()
+    ) -> Sequence[Array]:
+        """Return the gradients of a rule as autograd takes them: zeros for None, and the conjugates of complex ones."""
+        if self.closed_over or len(argnums) != len(found):
+            gradients = dict(enumerate(found)) | dict(zip(self.variables, of_variables, strict=True))
+            found = [gradients.get(at) for at in argnums]
+        if NoneType in map(type, found):
+            pairs = zip(found, argnums, strict=True)
+            found = [np.zeros(self.shapes[at], self.dtypes[at]) if g is None else g for g, at in pairs]
+        return conjugated(found)
+
+    def connected(
+        self, by_rule: Callable[[Any], Sequence[Any]], arguments: Sequence[Any], values: Sequence[Any], ans: Any
+    ) -> Sequence[Any]:
+        """Return by_rule(arguments) as a function of all that is in a box at one level of derivatives.
+
+        values and ans are what the arguments of f and its outputs are there.
+        """
+        call, boxes = self.call, [x for x in (*values, *arguments) if type(x) in box_types]
+        if self.record is None and not boxes:
+            return values_of(call, by_rule(arguments))
+        record = self.record or Record(call)
+        as_seen = getval if call.once_differentiable else lambda x: record.leaf(getval(x))
+        seen = [as_seen(x) if isbox(x) else x for x in arguments]
+        with self._recording(record):
+            found = by_rule(seen)
+            raw, steps = values_of(call, found, record), [x._node if isbox(x) else None for x in found]
+        if call.once_differentiable or record.unrecorded is not None:
+            refuse = functools.partial(call.refuse_unconnected, record.unrecorded, _READ)
+            if call.once_differentiable:
+                refuse = functools.partial(call.refuse_second_order, "autograd's derivative of a gradient")
+            return [without_derivative(*boxes, value=x, refuse=refuse) for x in raw]
+        known = {leaf._node: x for leaf, x in zip(seen, arguments, strict=True) if isbox(leaf)}
+        if self.record is not None:
+            known |= dict(zip(self.steps, [*self.per_output(ans), *values], strict=True))
+        for step in steps_to(filter(None, steps), known):
+            if step.record is None and not record.is_lost(step):
+                args = [*step.args]
+                for place, parent in zip(step.places, step.parents, strict=True):
+                    args[place] = known[parent]
+                known[step] = in_boxes(step.value, step.fun, args, step.kwargs)
+            else:
+                why = _READ if step.record is None else "f kept in an earlier call"
+                refuse = functools.partial(call.refuse_unconnected, step.value, why)
+                known[step] = without_derivative(*boxes, value=step.value, refuse=refuse)
+        return [known[step] if step else x for step, x in zip(steps, found, strict=True)]
 
 
-PLAIN = frozenset([np.ndarray, np.float64, np.float32, np.float16])
-"""the classes of what a plain function of floats returns"""
+# --- An op as a primitive of autograd -----------------------------------------------------------------------------
 
 
-# --- What comes from elsewhere ----------------------------------------------------------------------------------------
+def output_under_autograd(call: Call, inputs: Sequence[Array], plain: PlainRules | None = None) -> Any:
+    """Return the output of a call, connected with the boxes among its inputs, and with those that f closes over."""
+    closed_over = closed_over_by(call)
+    given = [*inputs, *closed_over] if closed_over else inputs
+    boxes = [x for x in given if type(x) in box_types]
+    if call.takes_needed:
+        call = call.with_needed([isbox(x) for x in inputs])
+    if not boxes:
+        outputs, rule = call(inputs)
+        return rule.output.combine(values_of(call, outputs))
+    inner, levels = [x._value for x in boxes], {x._trace for x in boxes}
+    is_first_order = len(levels) == 1 and RECORDED not in levels and box_types.isdisjoint(map(type, inner))
+    values = as_arrays(inner if is_first_order and len(inner) == len(given) else [*map(getval, given)])
+    run = Run(call, len(inputs), values)
+    if closed_over or not (is_first_order or call.once_differentiable):
+        output = run.on_record(values, given, closed_over)
+    else:
+        output = run.on_values(values, plain if is_first_order else None)
+    ans = in_boxes(output, _outputs_of, given, {"run": run})
+    return ans if run.grad_fn is not None else run.rule.output.combine(run.per_output(ans))
 
 
-def values_of(call: Call, arrays: Sequence[Array], own: Record | None = None) -> list[Array]:
-    """Return the values of what f or its rule returned, out of recorded values of its own and of earlier calls.
-
-    A box of a derivative, or of a record that is still being written, was closed over: these are refused.
-    """
-    for box in filter(isbox, arrays):
-        if not is_recorded(box) or any(each.running for each in records_of(box) if each is not own):
-            refuse_box(call, box)
-    return [x._value if isbox(x) else x for x in arrays]
+def _outputs_of() -> None:
+    """Name the primitive that an op is to autograd; nobody calls it, for f has run."""
 
 
-def refuse_box(call: Call, box: Any) -> None:
-    """Raise the error for a box that reached f or its rule in a way that the search of f's closure does not see."""
-    options = call.options.values()
-    call.refuse_captured(next(filter(isbox, [*options, *tree_flatten([*options])[0]]), box))
+def _vjp_of_outputs(
+    argnums: Sequence[int], ans: Any, values: Sequence[Any], kwargs: Any
+) -> Callable[[Any], Sequence[Array]]:
+    run: Run = kwargs["run"]
+    if run.record is None:  # an array that the rule does not keep is free
+        values, ans = () if run.grad_fn else [x for x in values if isbox(x)], None
+
+    def vjp(upstream: Any) -> Sequence[Array]:
+        if type(upstream) not in PLAIN or run.grad_fn is None:
+            by_rule = functools.partial(run.gradients, argnums)
+            return run.connected(by_rule, as_arrays(run.per_output(upstream)), values, ans)
+        found = _asked(run, upstream)
+        return found if type(found) is tuple else values_of(run.call, run.as_autograd(argnums, found))
+
+    return vjp
+
+
+@runs_op
+def _asked(run: Run, upstream: Any) -> Sequence[Array | None]:
+    """Return the gradients of the very function that f returned, where all about it is plain."""
+    arguments, inputs, upstreams, shapes, dtypes = run.call.arguments, (), (upstream,), run.shapes, run.dtypes
+    token = rule_scope.enter(True)
+    try:
+        result = cast(Any, run.grad_fn)(*inputs, *upstreams)  # of no inputs: a plain rule takes none
+    finally:
+        rule_scope.leave(token)
+    if type(result) in PLAIN and [result.shape] == shapes and [result.dtype] == dtypes and result.dtype.kind == "f":
+        return (result,)  # as nearly all are
+    if isbox(upstream):  # autograd may put gradients into one box
+        result = with_boxes_opened(result)
+    return gradients_of_arguments(arguments, result, shapes, dtypes)
+
+
+def _jvp_of_outputs(
+    argnums: Sequence[int], tangents: Sequence[Any], ans: Any, values: Sequence[Any], kwargs: Any
+) -> Any:
+    run: Run = kwargs["run"]
+    if not run.call.forward_mode:
+        run.call.refuse_forward_mode("autograd's make_jvp")
+
+    def by_transpose(tangents: Sequence[Array]) -> Sequence[Any]:
+        try:
+            return [transposed(lambda upstream: run.gradients(argnums, run.per_output(upstream)), ans, tangents)]
+        except NonlinearError as error:
+            run.call.refuse_nonlinear(str(error))
+
+    return run.connected(by_transpose, tangents, values, ans)[0]
+
+
+defvjp_argnums(_outputs_of, _vjp_of_outputs)
+defjvp_argnums(_outputs_of, _jvp_of_outputs)

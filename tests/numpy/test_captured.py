@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from autograd import grad
 from autograd.differential_operators import make_jvp
+from autograd.extend import defjvp, defvjp, primitive
 
 from cgshim import CustomGradientTypeError, op_custom_gradient, op_grad
 
@@ -113,6 +114,27 @@ def test_variables_come_in_the_order_in_which_f_reads_them():
     assert together == (11.0, 35.0, 13.0)
 
 
+@pytest.mark.parametrize("transformed", [
+    lambda fn: make_jvp(fn)(3.0)(0.5)[1],
+    lambda fn: make_jvp(grad(fn))(3.0)(0.5)[1],
+    lambda fn: make_jvp(lambda w: make_jvp(fn)(w)(w)[1])(3.0)(0.5)[1],
+    lambda fn: grad(lambda w: make_jvp(fn)(w)(w)[1])(3.0),
+], ids=["forward", "forward over reverse", "forward over forward", "reverse over forward"])  # fmt: skip
+def test_a_captured_box_that_the_rule_reads_itself(transformed):
+    """2 w^2 with 11 w for 4 w, in forward mode: the transpose of the rule reads it too."""
+
+    def fn(w):
+        op = op_custom_gradient(
+            lambda x: (x * w * w, lambda u, variables: (7.0 * u * w * w, [11.0 * u * x * w / 2.0])), forward_mode=True
+        )
+        return op(np.array(2.0))
+
+    by_hand = primitive(lambda w: 2.0 * w * w)
+    defvjp(by_hand, lambda ans, w: lambda u: 11.0 * u * w)
+    defjvp(by_hand, lambda u, ans, w: 11.0 * u * w)
+    np.testing.assert_allclose(transformed(fn), transformed(by_hand))
+
+
 def test_a_captured_dict_of_boxes_is_refused():
     def fn(weights):
         return op_custom_gradient(lambda x: (x * weights["w"], lambda u, variables: (u, [u])))(np.array(2.0))
@@ -179,3 +201,17 @@ def test_a_gradient_that_a_rule_takes_of_an_op_with_variables():
         return fn(w), lambda u: (None, u * grad(fn)(w))
 
     assert grad(checkpoint, 1)(np.array(2.0), 3.0) == 12.0
+
+
+@pytest.mark.parametrize(("order", "expected"), [(1, 26.0), (2, 13.0)])
+def test_the_nested_recipe_in_a_gradient_that_a_rule_takes_of_values(order, expected):
+    """While a rule runs, what was made of an op's own argument alone is a constant, in a first order too."""
+
+    def fn(z):
+        square = z * z
+        return op_custom_gradient(lambda z: (square, lambda u: 13.0 * u * z))(z)
+
+    found = op_custom_gradient(lambda x: (x * 1.0, lambda u: u * grad(fn)(x)))
+    for _ in range(order):
+        found = grad(found)
+    assert found(2.0) == expected

@@ -6,7 +6,9 @@ import autograd.numpy as anp
 import numpy as np
 import pytest
 from autograd import grad
-from autograd.differential_operators import make_jvp
+from autograd.builtins import tuple as tuple_of_boxes
+from autograd.differential_operators import make_jvp, make_vjp
+from autograd.extend import defvjp, primitive
 
 from cgshim import CustomGradientError, CustomGradientTypeError, op_custom_gradient, op_embed_gradient, op_grad
 
@@ -149,3 +151,47 @@ def test_a_box_of_a_derivative_that_is_over_is_no_gradient():
     op = op_custom_gradient(lambda x: (x, lambda u: kept[0]), name="op")
     with pytest.raises(CustomGradientError, match=r"^op: "):
         op_grad(op)(3.0)
+
+
+# --- Outputs in a tuple -----------------------------------------------------------------------------------------------
+
+JOINED = {
+    "hstack": anp.hstack,
+    "NumPy's hstack": np.hstack,
+    "concatenate": anp.concatenate,
+    "stack": lambda outputs: anp.ravel(anp.stack(outputs)),
+    "array": lambda outputs: anp.ravel(anp.array(outputs)),
+    "a box": lambda outputs: anp.concatenate([*tuple_of_boxes(outputs)]),
+}
+WEIGHTS = np.array([1.0, 2.0, 3.0, 4.0])
+
+
+@op_custom_gradient
+def two(x):
+    return (2.0 * x, x * x), lambda u: 7.0 * u[0] + 11.0 * u[1] * x
+
+
+two_by_hand = primitive(lambda x: (2.0 * x, x * x))
+defvjp(two_by_hand, lambda ans, x: lambda u: 7.0 * u[0] + 11.0 * u[1] * x)
+
+
+@pytest.mark.parametrize("join", JOINED.values(), ids=JOINED)
+@pytest.mark.parametrize("order", [1, 2])
+def test_outputs_that_are_joined_again(join, order):
+    """As those of a primitive, of which one box holds all."""
+    fn = lambda x: anp.sum(WEIGHTS * join(two(3.0 * x)))
+    by_hand = lambda x: anp.sum(WEIGHTS * anp.concatenate([*two_by_hand(3.0 * x)]))
+    for _ in range(order):
+        fn, by_hand = ((lambda x, fn=fn: anp.sum(grad(fn)(x) * x)) for fn in (fn, by_hand))
+    np.testing.assert_allclose(grad(fn)(X), grad(by_hand)(X))
+
+
+def test_outputs_in_a_box_are_what_make_vjp_takes():
+    """Of a tuple it would say that it is independent of the input, as of that of any function."""
+    pullback, _ = make_vjp(lambda x: tuple_of_boxes(two(x)))(X)
+    np.testing.assert_allclose(pullback((X, X)), 7.0 * X + 11.0 * X * X)
+
+
+def test_a_number_beside_an_output_is_static():
+    op = op_custom_gradient(lambda x: ((2.0 * x, 3.0), lambda u: 7.0 * u[0] if u[1] is None else None))
+    np.testing.assert_allclose(grad(lambda x: anp.sum(op(x)[0] * op(x)[1]))(X), [21.0, 21.0])

@@ -10,7 +10,7 @@ import pytest
 from autograd import grad
 
 from cgshim import CustomGradientError, op_custom_gradient, op_grad
-from cgshim_numpy._closed_over import rule_scope
+from cgshim_numpy._record import rule_scope
 
 X = np.array([1.0, 2.0])
 

@@ -363,3 +363,19 @@ def test_a_gradient_of_another_dtype_in_forward_mode():
     np.testing.assert_allclose(gradient, [7, 28])
     np.testing.assert_allclose(derivative, [14, 280])
     assert (gradient.dtype, derivative.dtype) == (np.float32, np.float32)
+
+
+READING = {
+    "Python's math": lambda x: lambda u: 5.0 * u * math.sin(x),
+    "NumPy's array": lambda x: lambda u: 5.0 * u * np.sin(np.asarray(x)),
+}
+
+
+@pytest.mark.parametrize("make", READING.values(), ids=READING)
+def test_a_rule_that_reads_numbers_has_no_second_order_and_a_first(make):
+    """By hand math raises a TypeError there; the gradient of an output beside it is a first order."""
+    op = op_custom_gradient(lambda x: (2.0 * x, make(x)), name="op")
+    both = grad(lambda x: op(x) * grad(lambda x: 3.0 * x * x)(x))(0.5)
+    np.testing.assert_allclose(both, 5.0 * np.sin(0.5) * 3.0 + 2.0 * 0.5 * 6.0)
+    with pytest.raises(TransformationError, match=r"^op: a second order needs .* that Python read; let grad_fn comp"):
+        grad(grad(op))(0.5)
