@@ -144,6 +144,7 @@ FUNCTIONS = (cube, residual, in_a_list, static, three_outputs, tree, leaves, pos
 
 BY_CGSHIM: dict[str, Op] = {
     **{f.__name__: op_custom_gradient(f) for f in FUNCTIONS},
+    "residual_once": op_custom_gradient(residual, once_differentiable=True),
     "option": functools.partial(op_custom_gradient(option), scale=2.0),
     "method": lambda x: LAYER.cube(x),
     "on_host": op_host(on_host, outputs=lambda x: x),

@@ -54,6 +54,12 @@ class Residual(torch.autograd.Function):
         return 3 * upstream * square
 
 
+class ResidualOnce(Residual):
+    """It keeps no input, and says that its gradient has no derivative."""
+
+    backward = staticmethod(torch.autograd.function.once_differentiable(Residual.backward))
+
+
 class ResidualOfAnyOrder(Residual):
     """With an input for the second order, in which the residual is a function of it."""
 
@@ -171,6 +177,7 @@ BY_HAND = {
     "solve": solve_by_hand,
     "cube": Cube.apply,
     "residual": Residual.apply,
+    "residual_once": ResidualOnce.apply,
     "in_a_list": Residual.apply,
     "static": Static.apply,
     "three_outputs": ThreeOutputs.apply,
@@ -183,6 +190,8 @@ BY_HAND = {
     "matmul": Matmul.apply,
     "nested": lambda lists: Square.apply(innermost(lists)),
     ("residual", "second_order"): ResidualOfAnyOrder.apply,
+    ("residual", "chain"): ResidualOfAnyOrder.apply,
+    ("residual", "checkpointed_chain"): ResidualOfAnyOrder.apply,
     ("cube", "func_grad"): CubeOfFunc.apply,
     ("cube", "vmap_of_grad"): CubeOfFunc.apply,
 }
@@ -293,6 +302,9 @@ def tracing(op, x):
 
 def chain(op, x):
     return gradient(lambda x: op(op(op(op(x)))), x)
+
+
+chain_once = chain
 
 
 def checkpointed_chain(op, x):

@@ -27,7 +27,7 @@ from cgshim_torch._private import (
     len_dispatch_stack,
     len_function_stack,
 )
-from cgshim_torch._reads import known_constant, note_numbers, reads_now
+from cgshim_torch._reads import reads_now
 from cgshim_torch._staged import staged
 from cgshim_torch._versions import STAYS_IN_GRAPH
 from cgshim_torch._versions import version_limits as version_limits
@@ -87,7 +87,9 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
             raise TypeError(f"PyTorch has no dtype {dtype}")
         dtype = getattr(torch, dtype)
     if isinstance(x, (np.ndarray, np.generic)):
-        tensor = known_constant(from_numpy(np.array(x)))  # a copy: NumPy's memory may change, or be locked
+        tensor = from_numpy(np.array(x))  # a copy: NumPy's memory may change, or be locked
+        if not torch.compiler.is_dynamo_compiling() and (reads := reads_now()) is not None:
+            reads.knows(tensor)  # no operation of the rule has made it: it is a constant
         return tensor.to(device_of_call(), dtype)
     return torch.as_tensor(x, dtype=dtype, device=None if isinstance(x, torch.Tensor) else device_of_call())
 
@@ -106,7 +108,6 @@ def from_numpy(array: Any) -> Tensor:
 
 
 def convert_to_numpy(x: Tensor, /) -> Any:
-    note_numbers()
     if x.layout is not torch.strided:
         x = x.to_dense()
     if x.dtype is torch.bfloat16:  # float32 holds each value, and NumPy has no bfloat16 of its own
@@ -129,7 +130,11 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         reads = reads_now()
         if reads is not None:  # a rule that makes a graph calls this op
             inputs = reads.read_each(list(inputs))
-    if type(call.f) is not FunctionType and runs_on_host(call.f) and not any(map(_is_proxy, inputs)):
+    if (
+        type(call.f) is not FunctionType
+        and runs_on_host(call.f)
+        and not any(isinstance(x, torch.fx.Proxy) for x in inputs)
+    ):
         return _on_host(call, inputs)
     if torch.compiler.is_dynamo_compiling():
         from cgshim_torch._compiled import traced as outputs_of
@@ -141,10 +146,6 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         outputs_of = differentiable
     outputs, spec = outputs_of(call, inputs)
     return spec.combine(outputs)
-
-
-def _is_proxy(x: Tensor) -> bool:
-    return isinstance(x, torch.fx.Proxy)
 
 
 def _on_host(call: Call, inputs: Sequence[Tensor]) -> Any:

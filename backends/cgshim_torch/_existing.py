@@ -1,19 +1,25 @@
-"""PyTorch: what f can name, and what of that existed before it ran.
+"""PyTorch: what f and its rule hold, and what of that existed before f ran.
 
 A tensor that existed before f ran is no function of the arguments. f can name what is in its closure, its object, its
-options and its global variables; each is looked into one level deep. What is further away is not known: the derivative
-of a tensor from there is refused, and not taken for zero.
+options and its global variables; each is looked into a few levels deep. What is further away is not known: the
+derivative of a tensor from there is refused, and not taken for zero.
+
+A rule is never taken apart: it runs as it is, on what it holds. But autograd saves memory, and notices changes in
+place, for those tensors alone that are saved with save_for_backward.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
 import functools
+import operator
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,8 +29,14 @@ if TYPE_CHECKING:
     from cgshim.backend import Call
 
 Tensor = Any
-
+_METHODS_IN_C = (BuiltinFunctionType, MethodWrapperType)
 _LIBRARIES = {"torch", "numpy", "scipy", "cgshim", "cgshim_torch", *sys.stdlib_module_names}
+_CODE = (ModuleType, FunctionType, BuiltinFunctionType, type, type(torch.add))
+_LEVELS = 3
+"""how deep what f can name is looked into: an object of its closure, a dict in that, a tensor in that"""
+
+
+# --- Names ----------------------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=4096)
@@ -41,21 +53,9 @@ def is_of_a_library(x: Any) -> bool:
     return False
 
 
-_CODE = (ModuleType, FunctionType, BuiltinFunctionType, type, type(torch.add))
-
-
 @functools.lru_cache(maxsize=4096)
 def _is_a_library(name: str) -> bool:
     return name.partition(".")[0] in _LIBRARIES and not name.startswith("cgshim.testing")
-
-
-def names_libraries_alone(function: FunctionType) -> bool:
-    """Return True if a function can read nothing but its closure, its arguments and libraries."""
-    return library_names(function) is not None
-
-
-_CONTAINERS = frozenset([list, tuple, dict, set, deque])
-METHODS_IN_C = (BuiltinFunctionType, MethodWrapperType)
 
 
 def library_names(function: Any, and_functions: bool = False) -> list[tuple[str, Any]] | None:
@@ -74,117 +74,49 @@ def library_names(function: Any, and_functions: bool = False) -> list[tuple[str,
     return named
 
 
+def names_libraries_alone(function: FunctionType) -> bool:
+    """Return True if a function can read nothing but its closure, its arguments and libraries."""
+    return library_names(function) is not None
+
+
 def holds_nothing(function: Any) -> bool:
     """Return True for a function that has no closure, no attributes, and numbers alone for default values."""
-    if not isinstance(function, FunctionType) or function.__closure__ or function.__dict__:
-        return False
-    defaults = *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
-    return all(type(x) in SIMPLE for x in defaults)
+    is_open = not isinstance(function, FunctionType) or function.__closure__ or function.__dict__
+    return not is_open and all(type(held.tensor) in SIMPLE for held in held_by(function) or ())
 
 
-def holds_no_tensor(x: Any) -> bool:
-    """Return True if an object has no attributes but numbers and the like."""
-    kind: Any = type(x)
-    if _slots(kind) or isinstance(x, (torch.Tensor, dict, list, tuple, set, frozenset, deque, type, ModuleType)):
-        return False
-    return all(type(value) in SIMPLE for value in attributes_of(x).values())
+# --- What things hold -----------------------------------------------------------------------------------------------
 
 
-_IMPORTERS = frozenset(["numpy", "random", "scipy", "sys", "importlib", "__import__", "exec", "eval"])
+class Held(NamedTuple):
+    """Something that a function, a container or an object holds."""
+
+    tensor: Any
+    holder: CellType | list[Any] | dict[Any, Any] | None = None
+    """what may hold another tensor for a while; None for a tuple, and for what existed before f ran"""
+    key: Any = None
 
 
-class Reach:
-    """What f can name: its variables, and the objects and containers in them."""
-
-    def __init__(self, call: Call) -> None:
-        self.names: dict[str, None] = {}
-        self.scopes: list[dict[str, Any]] = []
-        self.cells: list[CellType] = []
-        self.roots: list[Any] = [*call.options.values()]
-        if not call.arguments.are_tensors:
-            self.roots += [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
-        self._add_callable(call.f, 3)
-        self._named = self._globals()
-        helpers = [x for x in self._named if type(x) is FunctionType and not is_of_a_library(x)]
-        if helpers:  # they may read other globals
-            for helper in helpers:
-                self._add_callable(helper, 0)
-            self._named = self._globals()
-        self.roots = [x for x in self.roots if type(x) not in SIMPLE and not is_of_a_library(x)]
-        self.roots += [x for x in self._named if not is_of_a_library(x)]
-
-    def _globals(self) -> list[Any]:
-        found = [scope.get(name) for scope in self.scopes for name in self.names]
-        return [x for x in found if type(x) not in SIMPLE]
-
-    def libraries(self) -> set[str]:
-        """Return the names of the libraries that f can call, as far as it names them."""
-        modules = [x.__name__ if isinstance(x, ModuleType) else x.__module__ for x in self._named if is_of_a_library(x)]
-        return {(name or "builtins").partition(".")[0] for name in (*modules, *_IMPORTERS.intersection(self.names))}
-
-    def _add_callable(self, f: Any, depth: int) -> None:
-        """Add what a function holds, and what the functions in its closure hold."""
-        if isinstance(f, MethodType):
-            self.roots.append(f.__self__)
-            f = f.__func__
-        if isinstance(f, functools.partial):
-            self.roots += [*f.args, *f.keywords.values()]
-            self._add_callable(f.func, depth)
-        elif isinstance(f, FunctionHolder):
-            self._add_callable(f.held_function, depth)
-        elif isinstance(f, FunctionType):
-            self.roots += [*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
-            if f.__dict__:
-                self.roots.append(f)
-            self.names.update(dict.fromkeys(names_in(f.__code__)))
-            if not any(scope is f.__globals__ for scope in self.scopes):
-                self.scopes.append(f.__globals__)
-            for cell in f.__closure__ or ():
-                self.cells.append(cell)
-                for x in contents(cell):
-                    self.roots.append(x)
-                    if depth and isinstance(x, (FunctionType, MethodType, functools.partial, FunctionHolder)):
-                        self._add_callable(x, depth - 1)
-        elif not isinstance(f, (type, BuiltinFunctionType)):  # an object with __call__
-            self.roots.append(f)
-            method = getattr(type(f), "__call__", None)  # noqa: B004  # it is looked into
-            if isinstance(method, FunctionType) and depth:
-                self._add_callable(method, depth - 1)
-
-    def containers(self) -> Iterator[Any]:
-        """Yield the roots that hold anything, the containers and plain objects in them, and buffers of modules."""
-        for x in self.roots:
-            if (type(x) is FunctionType and not x.__dict__) or isinstance(x, torch.Tensor):
-                continue
-            yield x
-            for inner in self.values_of(x):
-                kind: Any = type(inner)
-                if kind not in SIMPLE and inner is not None and (
-                    inner if kind in _CONTAINERS else _has_attributes(kind) and inner.__dict__
-                ):  # fmt: skip
-                    yield inner
-            if isinstance(x, torch.nn.Module):
-                module: Any = x
-                yield from (inside._buffers for inside in module.modules() if inside._buffers)
-
-    def values_of(self, x: Any) -> Iterable[Any]:
-        """Return what an object holds one level deep; of a module or a class what f names in it."""
-        if isinstance(x, dict):
-            return x.values()
-        if isinstance(x, (list, tuple, set, frozenset, deque)):
-            return x
-        attributes = attributes_of(x)
-        if isinstance(x, (type, ModuleType)):
-            return [attributes[name] for name in self.names if name in attributes]
-        kind: Any = type(x)
-        slots = _slots(kind)
-        return [*attributes.values(), *(getattr(x, name, None) for name in slots)] if slots else attributes.values()
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that f can read."""
-        yield from (x for x in self.roots if isinstance(x, torch.Tensor))
-        for holder in self.containers():
-            yield from (x for x in self.values_of(holder) if isinstance(x, torch.Tensor))
+def held_by(x: Any) -> list[Held] | None:
+    """Return what functions and Python's containers hold; None for any other object."""
+    kind = type(x)
+    if kind is FunctionType:
+        cells = [Held(inner, cell) for cell in x.__closure__ or () for inner in contents(cell)]
+        defaults = *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()
+        return [*cells, *map(Held, defaults), *(Held(inner, x.__dict__, key) for key, inner in x.__dict__.items())]
+    if kind is list:
+        return [Held(inner, x, at) for at, inner in enumerate(x)]
+    if kind is dict:
+        return [Held(inner, x, key) for key, inner in x.items()]
+    if isinstance(x, tuple):
+        return [*map(Held, x)]
+    if kind is functools.partial:
+        return [*map(Held, (x.func, *x.args, *x.keywords.values()))]
+    if isinstance(x, FunctionHolder):
+        return [Held(x.held_function)]
+    if kind is MethodType:
+        return [Held(x.__func__), Held(x.__self__)]
+    return [Held(x.__self__)] if kind in _METHODS_IN_C else None
 
 
 def contents(cell: CellType) -> list[Any]:
@@ -198,47 +130,145 @@ def contents(cell: CellType) -> list[Any]:
 def attributes_of(x: Any) -> Any:
     """Return the attributes of an object that has a dict of them."""
     try:
-        return object.__getattribute__(x, "__dict__") if not isinstance(x, type) else vars(x)
+        return object.__getattribute__(x, "__dict__")
     except AttributeError:
         return {}
 
 
-@functools.lru_cache(maxsize=4096)
-def _has_attributes(kind: Any) -> bool:
-    """Return True for a class whose objects are looked into, beside what holds them."""
-    root = kind.__module__.partition(".")[0]
-    return kind.__dictoffset__ != 0 and root not in ("torch", "numpy", "builtins") and not issubclass(kind, type)
+def inside(x: Any) -> list[Any]:
+    """Return what an object holds, in its attributes and as a container."""
+    slots = copyreg._slotnames(type(x))  # type: ignore[attr-defined]  # which the class remembers
+    found = [*attributes_of(x).values(), *(getattr(x, name, None) for name in slots)]
+    if isinstance(x, (list, tuple, set, frozenset, deque, dict)):
+        found += x.values() if isinstance(x, dict) else x
+    elif isinstance(x, torch.nn.Module):
+        found += [buffers for each in x.modules() if (buffers := each._buffers)]
+    return found
 
 
-@functools.lru_cache(maxsize=4096)
-def _slots(kind: Any) -> tuple[str, ...]:
-    found = [vars(base).get("__slots__", ()) for base in kind.__mro__ if not is_of_a_library(base)]
-    return tuple(name for names in found for name in ([names] if isinstance(names, str) else names) if name[:2] != "__")
+class Holdings:
+    """What a rule holds: in its variables, in functions and Python's containers in them."""
+
+    def __init__(self, rule: Callable[..., Any], existing: Collection[int] = ()) -> None:
+        self.tensors: list[Held] = []
+        self.objects: list[Any] = []
+        """other objects, which may hold more"""
+        self.seen: dict[int, Any] = {}
+        """all that holds anything, by identity"""
+        self._existing = existing
+        self._visit([Held(rule)])
+
+    def _visit(self, level: Sequence[Held]) -> None:
+        while level:
+            level = [inner for held in level for inner in self._look_into(held)]
+
+    def _look_into(self, held: Held) -> Sequence[Held]:
+        x, holder, key = held
+        if isinstance(x, torch.Tensor):
+            self.tensors.append(Held(x, None if id(holder) in self._existing else holder, key))
+        if holder is not None:
+            self.seen[id(holder)] = holder
+        if type(x) in SIMPLE or isinstance(x, torch.Tensor) or id(x) in self.seen:
+            return ()
+        self.seen[id(x)] = x
+        return self._inside(x)
+
+    def _inside(self, x: Any) -> Sequence[Held]:
+        if type(x) is FunctionType and id(x) in self._existing:
+            return ()  # a helper: what it holds was there before, too
+        inner = held_by(x)
+        if inner is None and not is_of_a_library(x):
+            self.objects.append(x)
+        return inner or ()
+
+
+class Reach(Holdings):
+    """What f can name: what it holds, its options, its globals, and what is in them, some levels deep."""
+
+    def __init__(self, call: Call) -> None:
+        self.names: dict[str, None] = {}
+        """the names that f and its helpers use"""
+        self.libraries: set[str] = set()
+        """the modules of libraries that f can call"""
+        self._roots = [call.f, *call.options.values()]
+        if not call.arguments.are_tensors:
+            self._roots += [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
+        super().__init__(call.f)
+
+    def _visit(self, level: Sequence[Held]) -> None:
+        level = [*map(Held, self._roots)]
+        for _ in range(_LEVELS):
+            level.sort(key=lambda held: type(held.tensor) is not FunctionType)  # which tell what else is named
+            level = [inner for held in level for inner in self._look_into(held)]
+        self.tensors += [held for held in level if isinstance(held.tensor, torch.Tensor)]
+
+    def _look_into(self, held: Held) -> Sequence[Held]:
+        if is_of_a_library(held.tensor):
+            x: Any = held.tensor
+            self.libraries.add(((x.__name__ if isinstance(x, ModuleType) else x.__module__) or "").partition(".")[0])
+            return ()
+        return super()._look_into(held)
+
+    def _inside(self, x: Any) -> Sequence[Held]:
+        """Return what something holds; of a module or a class what f names in it."""
+        inner = held_by(x) or []
+        if type(x) is FunctionType:
+            names = names_in(x.__code__)
+            self.names.update(dict.fromkeys(names))
+            return [*inner, *(Held(x.__globals__[name]) for name in names if name in x.__globals__)]
+        if isinstance(x, (MethodType, functools.partial, FunctionHolder)):  # as near as what they hold
+            return [each for held in inner for each in self._look_into(held)]
+        if isinstance(x, (type, ModuleType)):
+            return [Held(vars(x)[name]) for name in self.names if name in vars(x)]
+        method = getattr(type(x), "__call__", None)  # noqa: B004  # it is looked into
+        return [*map(Held, inside(x)), *([Held(method)] if isinstance(method, FunctionType) else ())]
+
+
+@contextlib.contextmanager
+def holding(held: Sequence[Held], tensors: Sequence[Tensor], lock: Any) -> Iterator[None]:
+    """Let what a rule holds be other tensors, or nothing where one is None: for calls that no function mode sees."""
+    with lock:
+        for each, tensor in zip(held, tensors, strict=True):
+            put(each, tensor)
+        try:
+            yield
+        finally:
+            for each, tensor in zip(held, tensors, strict=True):
+                if _now_in(each) is tensor:  # not what the rule has put there itself
+                    put(each, each.tensor)
+
+
+def put(held: Held, tensor: Tensor | None) -> None:
+    """Let a variable or an item of a container hold a tensor, or nothing."""
+    if isinstance(held.holder, CellType):
+        if tensor is None:
+            del held.holder.cell_contents
+        else:
+            held.holder.cell_contents = tensor
+    elif held.holder is not None:
+        held.holder[held.key] = tensor
+
+
+def _now_in(held: Held) -> Any:
+    try:
+        return held.holder.cell_contents if isinstance(held.holder, CellType) else held.holder[held.key]  # type: ignore[index]
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 class Existing:
-    """The tensors that f could read before it ran, by identity. Parameters always did; the rest is noted by `Reach`."""
+    """The tensors that f could read before it ran, by identity. Parameters always did; the rest is noted."""
 
-    def __init__(self, call: Call, tensors: Iterable[Tensor] | None = None) -> None:
-        self._call: Call | None = call
-        self._holders: set[int] | None = None
-        self._tensors = {
-            id(t): (weakref.ref(t), version_of(t))
-            for t in (Reach(call).tensors() if tensors is None else tensors) if type(t) is not torch.nn.Parameter
-        }  # fmt: skip
-
-    @property
-    def holders(self) -> set[int]:
-        """The identities of functions, variables and containers that f can name: they are not to be touched.
-
-        It is asked after f has run, because few calls need it. What f itself has put there is then not touched either.
-        """
-        if self._holders is None:
-            assert self._call is not None
-            reach = Reach(self._call)
-            self._holders = {id(x) for x in (self._call.f, *reach.cells, *reach.roots, *reach.containers())}
-            self._call = None
-        return self._holders
+    def __init__(self, call: Call | None, holders: Collection[int] = ()) -> None:
+        self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self.holders = holders
+        """the identities of functions, variables and containers that f can name: they are not to be touched"""
+        if call is not None:
+            reach = Reach(call)
+            self.holders = set(reach.seen)
+            self._tensors = {
+                id(t): (weakref.ref(t), version_of(t)) for t, _, _ in reach.tensors if type(t) is not torch.nn.Parameter
+            }
 
     def forget_changed(self) -> None:
         """Leave out what f has written to in place: that may be a function of the arguments now."""
@@ -255,14 +285,8 @@ class Existing:
         return found is not None and found[0]() is t
 
 
-class _Nothing(Existing):
-    """What an f can read that is given all that it reads."""
-
-    def __init__(self) -> None:
-        self._call, self._tensors, self._holders = None, {}, set()
-
-
-NOTHING: Existing = _Nothing()
+NOTHING = Existing(None)
+"""of an f that is given all that it reads"""
 
 
 def version_of(t: Tensor) -> int:
@@ -270,7 +294,7 @@ def version_of(t: Tensor) -> int:
     return 0 if t.is_inference() else int(t._version)
 
 
-# --- Another run of f leaves no trace -----------------------------------------------------------------------------
+# --- Another run of f leaves no trace -------------------------------------------------------------------------------
 
 _MISSING: Any = object()
 
@@ -279,59 +303,51 @@ class Footprint:
     """What f could write to: put back, it is as it was. Tensors are not copied: `_reads` refuses to write to them."""
 
     def __init__(self, reach: Reach) -> None:
-        self._undo: list[Callable[[], None]] = [functools.partial(_fill, cell, contents(cell)) for cell in reach.cells]
-        self._undo += [functools.partial(_restore, scope, _named(scope, reach.names)) for scope in reach.scopes]
-        for x in reach.containers():
-            if isinstance(x, (list, deque)):
-                self._undo.append(functools.partial(_refill, x, list(x)))
-            elif isinstance(x, set):
-                self._undo.append(functools.partial(_refill, x, set(x)))
-            elif isinstance(x, dict):
-                self._undo.append(functools.partial(_restore, x, dict(x), True))
-            elif isinstance(x, type):
-                self._undo.append(functools.partial(_reset, x, _named(vars(x), reach.names)))
-            elif isinstance(x, ModuleType):
-                self._undo.append(functools.partial(_restore, vars(x), _named(vars(x), reach.names)))
-            elif type(attributes_of(x)) is dict:
-                self._undo.append(functools.partial(_restore, attributes_of(x), dict(attributes_of(x)), True))
+        self._cells: list[tuple[CellType, list[Any]]] = []
+        self._containers: list[tuple[Any, Any]] = []
+        scopes: dict[int, Any] = {}
+        for x in reach.seen.values():
+            if isinstance(x, CellType):
+                self._cells.append((x, contents(x)))
+                continue
+            if isinstance(x, (list, deque, set, dict)):
+                self._containers.append((x, x.copy()))
+            if isinstance(x, (type, ModuleType)):
+                scopes[id(x)] = x
+            elif type(attributes := attributes_of(x)) is dict:
+                self._containers.append((attributes, attributes.copy()))
+            if isinstance(x, FunctionType):
+                scopes[id(x.__globals__)] = x.__globals__
+        self._named = [(scope, {name: _get(scope, name) for name in reach.names}) for scope in scopes.values()]
 
     def put_back(self) -> None:
         """Undo what was written since."""
-        for undo in self._undo:
-            undo()
+        for cell, held in self._cells:
+            if held:
+                cell.cell_contents = held[0]
+            elif contents(cell):
+                del cell.cell_contents
+        for x, before in self._containers:
+            if len(x) != len(before) or any(a is not b for a, b in zip(_items(x), _items(before), strict=True)):
+                x.clear()
+                (x.extend if isinstance(x, (list, deque)) else x.update)(before)
+        for scope, names in self._named:
+            for name, held in names.items():
+                if _get(scope, name) is not held:
+                    _set(scope, name, held)
 
 
-def _named(scope: Any, names: Iterable[str]) -> dict[str, Any]:
-    return {name: scope.get(name, _MISSING) for name in names}
+def _items(x: Any) -> Iterator[Any]:
+    return (each for pair in x.items() for each in pair) if isinstance(x, dict) else iter(x)
 
 
-def _fill(cell: CellType, held: list[Any]) -> None:
-    if held:
-        cell.cell_contents = held[0]
-    elif contents(cell):
-        del cell.cell_contents
+def _get(scope: Any, name: str) -> Any:
+    return (scope if isinstance(scope, dict) else vars(scope)).get(name, _MISSING)
 
 
-def _refill(x: Any, items: Any) -> None:
-    if len(x) != len(items) or any(a is not b for a, b in zip(x, items, strict=True)):
-        x.clear()
-        (x.update if isinstance(x, set) else x.extend)(items)
-
-
-def _restore(scope: dict[str, Any], before: dict[str, Any], is_whole: bool = False) -> None:
-    """Let a dict hold what it held before, under these names or under all."""
-    if is_whole:
-        for name in [name for name in scope if name not in before]:
-            del scope[name]
-    for name, x in before.items():
-        if x is _MISSING:
-            scope.pop(name, None)
-        elif scope.get(name, _MISSING) is not x:
-            scope[name] = x
-
-
-def _reset(kind: type, before: dict[str, Any]) -> None:
-    for name, x in before.items():
-        now = vars(kind).get(name, _MISSING)
-        if now is not x:
-            delattr(kind, name) if x is _MISSING else setattr(kind, name, x)
+def _set(scope: Any, name: str, x: Any) -> None:
+    is_dict = isinstance(scope, dict)
+    if x is _MISSING:
+        (dict.pop if is_dict else delattr)(scope, name)
+    else:
+        (operator.setitem if is_dict else setattr)(scope, name, x)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgshim.backend import refuse_host_derivative
-from cgshim_torch._existing import NOTHING, Existing, names_libraries_alone
+from cgshim_torch._existing import NOTHING, Existing, Holdings, holding, names_libraries_alone
 from cgshim_torch._graph import (
     is_wrapped_or_requires_grad,
     levels,
@@ -26,10 +26,8 @@ from cgshim_torch._graph import (
 )
 from cgshim_torch._host_tangents import constants_of_host
 from cgshim_torch._linear import push_forward
-from cgshim_torch._once import without_derivative
 from cgshim_torch._private import custom_function_call, forward_ad, functorch
-from cgshim_torch._reads import FLOATS, Reads
-from cgshim_torch._residuals import Holdings, holding
+from cgshim_torch._reads import FLOATS, Reads, without_derivative
 from cgshim_torch._run import Gradients, Run, named, rules, run_once, variables_of
 from cgshim_torch._state import state_of
 

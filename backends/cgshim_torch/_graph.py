@@ -178,7 +178,8 @@ def leaf_of(tensor: Tensor) -> Tensor:
     if transformed:
         return tensor
     try:
-        return get_gradient_edge(tensor).node.variable
+        with torch._C.DisableTorchFunctionSubclass():  # an object of a subclass would be made of the result, a view
+            return get_gradient_edge(tensor).node.variable
     except NotImplementedError:  # torch shows nothing of a sparse tensor
         with torch.enable_grad():
             return tensor.clone().grad_fn.next_functions[0][0].variable

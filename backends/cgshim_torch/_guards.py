@@ -52,19 +52,21 @@ def _is_on_our_own(guard: Guard, guards: Any) -> bool:
         return False
     if _kind(guard) == "DUPLICATE_INPUT":  # it says that two names lead to one object
         other = guard.create_fn.keywords["source_b"]
-        return _global_of(other)[0] is not None or any(map(_is_on_code, guards.get_guards_for_source(other)))
-    return _is_on_code(guard) or not isinstance(getattr(module, name, None), ModuleType)
+        is_code = any(_kind(each) in _OF_CODE for each in guards.get_guards_for_source(other))
+        return is_code or _global_of(other)[0] is not None
+    return _kind(guard) in _OF_CODE or not isinstance(getattr(module, name, None), ModuleType)
 
 
 def _op_on_host(guard: Guard) -> Source | None:
     """Return where Dynamo finds an op on the host, if the guard is on the identity of its function, or of its f."""
-    op = guard.originating_source
-    found = _OF_HOST.search(op.name) if _kind(guard) == "ID_MATCH" else None
+    source = guard.originating_source
+    found = _OF_HOST.search(source.name) if _kind(guard) == "ID_MATCH" else None
     if found is None:
         return None
     for _ in found[0].split(".")[1:]:
-        op = op.base
-    return op if isinstance(getattr(_value_of(op), "held_function", None), (OnHost, HostPair)) else None
+        source = source.base
+    op = InstructionTranslator.current_tx().output.resolve_source_value(source)
+    return source if isinstance(getattr(op, "held_function", None), (OnHost, HostPair)) else None
 
 
 def _is_within(source: Source, ops: set[Source]) -> bool:
@@ -78,17 +80,9 @@ def _is_within(source: Source, ops: set[Source]) -> bool:
     return False
 
 
-def _is_on_code(guard: Guard) -> bool:
-    return _kind(guard) in _OF_CODE
-
-
 def _kind(guard: Guard) -> str:
     kind: str = guard.inner_create_fn().__name__
     return kind
-
-
-def _value_of(source: Source) -> Any:
-    return InstructionTranslator.current_tx().output.resolve_source_value(source)
 
 
 def _global_of(source: Source) -> tuple[ModuleType | None, str]:

@@ -25,8 +25,8 @@ from cgshim.backend import (
     runs_on_host,
     runs_op,
 )
-from cgshim_torch._eager import constants, first_gradients, with_rule
-from cgshim_torch._existing import NOTHING, Existing, holds_no_tensor, holds_nothing, library_names
+from cgshim_torch._eager import Attached, constants, with_rule
+from cgshim_torch._existing import NOTHING, Existing, Holdings, Reach, holds_nothing, inside, library_names
 from cgshim_torch._graph import now
 from cgshim_torch._private import (
     current_level,
@@ -36,16 +36,12 @@ from cgshim_torch._private import (
     is_any_autocast_enabled,
     is_dead_wrapper,
     jit_is_tracing,
-    keeps_graph,
     len_dispatch_stack,
     len_function_stack,
     pack_hooks,
 )
 from cgshim_torch._reads import FLOATS
-from cgshim_torch._residuals import Holdings
 from cgshim_torch._run import Run, move_to, named, rules
-from cgshim_torch._second_order import differentiable_gradients
-from cgshim_torch._single import SingleLevelFunction
 
 if TYPE_CHECKING:
     from cgshim.backend import Call
@@ -53,6 +49,8 @@ if TYPE_CHECKING:
 Tensor = Any
 
 _NONE: Mapping[str, Any] = {}
+_NOWHERE: Sequence[int] = ()
+_new = object.__new__
 _TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 
 
@@ -64,27 +62,66 @@ class Spec(NamedTuple):
     device: torch.device
 
 
-class PlainRun(NamedTuple):
-    """What a plain run leaves for its gradient besides the saved tensors."""
+class PlainRun(Run):
+    """What a plain run leaves for its gradient. It is a whole `Run` only if that may be differentiated."""
 
     plan: Plan
-    f: Callable[..., Any]
-    options: Mapping[str, Any]
+    f: Callable[..., Any] | None = None  # if not that of the plan
+    options: Mapping[str, Any] = _NONE
+    existing = NOTHING
     grad_fn: FunctionType
-    takes_arguments: bool
+    form: PlainForm
     specs: Sequence[Spec | Tensor]
     """of the inputs; what is saved tells it itself"""
-    raw: Sequence[Tensor]
-    """what is saved, as grad_fn holds it"""
-    inputs_at: Sequence[int | None]
-    """where the inputs are saved"""
-    output_at: int | None
-    existing: Existing
 
-    @property
-    def call(self) -> Call:
+    @functools.cached_property
+    def call(self) -> Call:  # type: ignore[override]
         """The call, of the f that ran."""
-        return self.plan.call.with_f(self.f, self.options)
+        return self.plan.call if self.f is None else self.plan.call.with_f(self.f, self.options)
+
+    def complete(self) -> None:
+        """Be what any run is."""
+        if hasattr(self, "rule"):
+            return
+        call, grad_fn, plan = self.call, self.grad_fn, self.plan
+        if self.f is None:
+            self.reach = plan.reach = plan.reach or Reach(call)
+        rule = rule_of(call.arguments, grad_fn, ONE_TENSOR, self.specs, None)
+        held = Holdings(grad_fn, self.existing.holders).tensors
+        Run.__init__(self, call, rule, self.existing, [spec.device for spec in self.specs], held)
+        self.autocast = None  # that of the backward pass is another
+        self.may_hide = any(each.holder is None for each in held)
+        self.reads_held_alone = not self.may_hide and _makes_no_function(grad_fn.__code__)
+        places = {id(t): at for at, t in enumerate(self.raw)}
+        self.held_at = [places.get(id(each.tensor)) for each in held]
+
+    @runs_op
+    def first_gradients(
+        self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:  # fmt: skip
+        """Return the gradients of the inputs, by the rule as it is."""
+        arguments = self.plan.call.arguments  # by this name, inputs and upstreams an op in grad_fn finds its backend
+        inputs: Any = ()
+        token = rules.enter(True)
+        try:
+            if self.form.takes_arguments:
+                inputs = self.raw[: len(self.specs)]
+                result = self.grad_fn(*inputs, upstream=upstreams[0])
+            else:
+                result = self.grad_fn(*upstreams)
+        finally:
+            rules.leave(token)
+            if torch.is_grad_enabled():
+                torch.set_grad_enabled(False)
+        found = result if type(result) in (tuple, list) else (result,)
+        if len(found) == len(self.specs):
+            for g, x in zip(found, self.specs, strict=True):
+                if type(g) not in _TENSORS or g.dtype is not x.dtype or g.shape != x.shape or g.device != x.device:
+                    break
+            else:
+                return found
+        shapes, dtypes, devices = zip(*[(x.shape, x.dtype, x.device) for x in self.specs], strict=True)
+        return move_to(devices, gradients_of_arguments(arguments, result, shapes, dtypes))
 
 
 def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
@@ -97,72 +134,60 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
 class Plan:
     """Runs plain calls. What is the same in all of them is found once."""
 
-    __slots__ = ("_apply", "_form", "_names_in_f", "_names_in_rule", "call")
+    __slots__ = ("_apply", "_form", "_names_in_f", "_names_in_rule", "call", "reach")
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self._apply = named(_Plain, call.name)
+        self._apply = named(Attached, call.name)
         self._form: PlainForm | None = None  # of the last rule: most ops have one
         function = getattr(call.f, "__func__", call.f)
         self._names_in_f = library_names(function, and_functions=True)
         if not holds_nothing(function):
             self._names_in_f = None  # it may read more than it names
         self._names_in_rule: Sequence[tuple[str, Any]] | None = None
+        self.reach: Reach | None = None  # of an f that can name libraries alone
 
     @runs_op
     def output_of(self, f: Callable[..., Any], args: tuple[Tensor, ...], options: Mapping[str, Any]) -> Any:
         """Return the output of f, with the rule for its gradient if an argument is differentiated."""
-        if (
-            frame_callback() is not None or len_function_stack() or len_dispatch_stack() or jit_is_tracing()
-            or fx_is_tracing() or current_level() is not None or forward_ad._current_level >= 0
-        ):  # fmt: skip
-            return self.call.backend.custom_gradient(self.call.with_f(f, options), args)
         arguments = self.call.arguments  # noqa: F841  # by this name and inputs an op in f finds its backend
         recording, differentiated = torch.is_grad_enabled(), False
+        is_plain = not (
+            frame_callback() is not None or len_function_stack() or len_dispatch_stack() or jit_is_tracing()
+            or fx_is_tracing() or current_level() is not None or forward_ad._current_level >= 0
+            or (recording and (is_any_autocast_enabled() or pack_hooks(True) is not None))
+        )  # fmt: skip
+        for x in args:
+            is_plain = is_plain and not (x.is_inference() or is_dead_wrapper(x))
+            differentiated = differentiated or x.requires_grad
+        if not is_plain:
+            return self.call.backend.custom_gradient(self.call.with_f(f, options), args)
         inputs: Any = args
-        versions: list[int] = []
-        start, existing = 0, NOTHING
+        start, existing, versions = 0, NOTHING, []
         if recording:
-            if is_any_autocast_enabled() or pack_hooks(True) is not None:
-                return self.call.backend.custom_gradient(self.call.with_f(f, options), args)
-            start = now()
-            try:
-                for x in args:
-                    differentiated = differentiated or x.requires_grad
-                    versions.append(x._version)
-                    if is_dead_wrapper(x):
-                        return self.call.backend.custom_gradient(self.call.with_f(f, options), args)
-            except RuntimeError:  # made in inference mode, where torch does not count
-                return self.call.backend.custom_gradient(self.call.with_f(f, options), args)
-            inputs = [*args]
-            if differentiated:  # detached, so that the graph records only what f captured
-                for at, x in enumerate(args):
+            start, inputs = now(), [*args]
+            for at, x in enumerate(args):
+                versions.append(x._version)
+                if differentiated:  # detached, so that the graph records only what f captured
                     inputs[at] = x.detach()
-            if not self._reads_libraries_alone(f, self._names_in_f, options):
+            if (self._names_in_f != [] or options) and not self._reads_libraries_alone(f, self._names_in_f, options):
                 existing = Existing(self.call.with_f(f, options))
-            elif isinstance(f, MethodType):
-                owner: Any = f.__self__
-                existing = Existing(self.call.with_f(f, options), () if holds_no_tensor(owner) else None)
+            elif type(f) is MethodType:
+                is_bare = all(type(x) in SIMPLE for x in inside(f.__self__))
+                existing = Existing(None, (id(f.__self__),)) if is_bare else Existing(self.call.with_f(f, options))
         try:
             results = [f(*inputs, **options) if options else f(*inputs)]
         finally:
             if torch.is_grad_enabled() is not recording:
                 torch.set_grad_enabled(recording)
         form = self._form_of(results[0], inputs)
-        if not recording:
-            if form is not None:
-                return results[0][0]
-            return self._without_gradient(f, args, options, inputs, results)
+        if form is not None and not recording:
+            return results[0][0]
         if form is None:
             return self._in_general(f, args, options, inputs, existing, start, versions, results)
 
         # What the rule holds: it is saved, as the tensor that autograd knows.
         output, grad_fn = results[0]
-        inputs_at: list[int | None] = []
-        raw: list[Tensor] = []
-        saved: list[Tensor] = []
-        others: list[Tensor] = []
-        holds_output = False
         items: list[Any] = []
         for cell in grad_fn.__closure__ or ():
             try:
@@ -173,8 +198,7 @@ class Plan:
                 items += x
             elif type(x) not in SIMPLE:
                 items.append(x)
-        needs_inputs, is_plain = form.takes_arguments, True
-        held = set()
+        held, others, needs_inputs = set(), [], form.takes_arguments
         for x in items:
             if type(x) in SIMPLE or id(x) in held:
                 continue
@@ -182,47 +206,54 @@ class Plan:
                 is_plain = False
                 break
             held.add(id(x))
-            if x is output:
-                holds_output = True
-                continue
-            for seen in inputs:
-                if x is seen:
-                    break
-            else:  # neither the output nor an input
-                others.append(x)
-                needs_inputs = needs_inputs or x.dtype in FLOATS  # its derivative is by them
+            if x is not output:
+                for seen in inputs:
+                    if x is seen:
+                        break
+                else:  # neither the output nor an input
+                    others.append(x)
+                    needs_inputs = needs_inputs or x.dtype in FLOATS  # its derivative is by them
         if is_plain and not differentiated:
             return output
-        if is_plain:
-            for at, x in enumerate(inputs):
-                is_plain = is_plain and args[at]._version == versions[at]
-                if needs_inputs or id(x) in held:
-                    inputs_at.append(len(raw))
-                    raw.append(x)
-                    saved.append(args[at])
-                else:
-                    inputs_at.append(None)
-        if is_plain and existing is not NOTHING and others:
+        raw: list[Tensor | None] = []
+        saved: list[Tensor] = []
+        inputs_at: list[int | None] = []
+        for at, x in enumerate(inputs):
+            is_plain = is_plain and args[at]._version == versions[at]
+            if needs_inputs or id(x) in held:
+                inputs_at.append(len(raw))
+                raw.append(x if form.takes_arguments or id(x) in held else None)
+                saved.append(args[at])
+            else:
+                inputs_at.append(None)
+        if existing is not NOTHING and others:
             existing.forget_changed()
             for x in others:
                 is_plain = is_plain and not existing.has(x)  # else rules may write to it
-        if not is_plain or output._is_view() or not self._reads_libraries_alone(grad_fn, self._names_in_rule):
+        if is_plain and self._names_in_rule != []:
+            is_plain = self._reads_libraries_alone(grad_fn, self._names_in_rule)
+        if not is_plain or output._is_view():
             x = seen = output = grad_fn = None  # what is alive without them, the rule holds
             for tensors in (raw, others, items):
                 tensors.clear()
             return self._in_general(f, args, options, inputs, existing, start, versions, results)
-        specs = inputs if len(raw) == len(inputs) else [Spec(x.shape, x.dtype, x.device) for x in inputs]
-        alias, output_at = output, None
-        if holds_output or existing is not NOTHING:  # else nobody holds it
+        run = _new(PlainRun)
+        run.specs = inputs if len(raw) == len(inputs) else [Spec(x.shape, x.dtype, x.device) for x in inputs]
+        alias = output
+        if existing is not NOTHING or id(output) in held:  # else nobody holds it
             alias = output.detach()
-        if holds_output:
-            output_at = len(raw)
+        if id(output) in held:
+            run.outputs_at = [len(raw)]
             raw.append(output)
             saved.append(alias)
         raw += others
         saved += others
-        parts = self, f, options, grad_fn, form.takes_arguments, specs, raw, inputs_at, output_at, existing
-        return self._apply((tuple.__new__(PlainRun, parts), saved, alias), *args)
+        run.plan, run.grad_fn, run.form, run.raw, run.inputs_at = self, grad_fn, form, raw, inputs_at
+        if existing is not NOTHING or options:
+            run.f, run.options, run.existing = f, options, existing
+        if needs_inputs:
+            run.versions = [0 if t is None else t._version for t in raw]
+        return self._apply(run, saved, (alias,), *args)[0]
 
     def _reads_libraries_alone(
         self, function: Any, names: Sequence[tuple[str, Any]] | None, options: Mapping[str, Any] = _NONE
@@ -258,85 +289,17 @@ class Plan:
             self._names_in_rule = library_names(grad_fn)
         return form if form.is_plain else None
 
-    def _without_gradient(
-        self, f: Callable[..., Any], args: Sequence[Tensor], options: Mapping[str, Any], inputs: Sequence[Tensor],
-        results: list[Any],
-    ) -> Any:  # fmt: skip
-        outputs, rule = self.call.with_f(f, options).read(results.pop(), inputs)
-        return rule.output.combine(constants(outputs, args))
-
     def _in_general(
         self, f: Callable[..., Any], args: Sequence[Tensor], options: Mapping[str, Any], inputs: list[Tensor],
         existing: Existing, start: int, versions: list[int], results: list[Any],
     ) -> Any:  # fmt: skip
         """Return the output of a call that turned out not to be plain, after its run of f."""
         call = self.call.with_f(f, options)
-        outputs, spec = with_rule(call, args, inputs, existing, start, versions, results)
-        return spec.combine(outputs)
-
-
-class _Plain(SingleLevelFunction):
-    """Returns a run's output, whose gradient comes from the rule of the run."""
-
-    @staticmethod
-    def forward(ctx: Any, given: tuple[PlainRun, list[Tensor], Tensor], *inputs: Tensor) -> Tensor:
-        ctx.run, saved, output = given
-        ctx.save_for_backward(*saved)
-        return output
-
-    @staticmethod
-    @runs_op
-    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        saved = ctx.saved_tensors  # also raises torch's errors: of a second backward pass, of changes in place
-        run: PlainRun = ctx.run
-        if torch.is_grad_enabled() or is_any_autocast_enabled() or forward_ad._current_level >= 0:
-            return None, *_in_any_mode(ctx, run, saved, upstreams)
-        arguments = run.plan.call.arguments  # by this name, inputs and upstreams an op in grad_fn finds its backend
-        inputs: Sequence[Tensor] = ()
-        token = rules.enter(True)
-        try:
-            if run.takes_arguments:
-                inputs = run.raw[: len(run.specs)]
-                result = run.grad_fn(*inputs, upstream=upstreams[0])
-            else:
-                result = run.grad_fn(*upstreams)
-        finally:
-            rules.leave(token)
-            if torch.is_grad_enabled():
-                torch.set_grad_enabled(False)
-        if not keeps_graph():
-            ctx.run = None  # the rule and what it holds are freed with the saved tensors
-        found = result if type(result) in (tuple, list) else (result,)
-        if len(found) == len(run.specs):
-            for g, x in zip(found, run.specs, strict=True):
-                if type(g) not in _TENSORS or g.dtype is not x.dtype or g.shape != x.shape or g.device != x.device:
-                    break
-            else:
-                return None, *found
-        shapes, dtypes, devices = zip(*[(x.shape, x.dtype, x.device) for x in run.specs], strict=True)
-        return None, *move_to(devices, gradients_of_arguments(arguments, result, shapes, dtypes))
-
-
-def _in_any_mode(
-    ctx: Any, plain: PlainRun, saved: Sequence[Tensor], upstreams: Sequence[Tensor]
-) -> Sequence[Tensor | None]:  # fmt: skip
-    """Return the gradients as functions of what was saved, if they may be differentiated; or under autocast."""
-    rule = rule_of(plain.call.arguments, plain.grad_fn, ONE_TENSOR, plain.specs, None)
-    held = Holdings(plain.grad_fn, plain.existing.holders).tensors
-    run = Run(plain.call, rule, plain.existing, [spec.device for spec in plain.specs], held)
-    run.autocast = None  # that of the backward pass is another
-    run.may_hide = any(each.holder is None for each in held)
-    run.reads_variables_alone = not run.may_hide and _makes_no_function(plain.grad_fn.__code__)
-    run.raw, run.inputs_at = [*plain.raw], [*plain.inputs_at]
-    run.outputs_at = [] if plain.output_at is None else [plain.output_at]
-    places = {id(t): at for at, t in enumerate(run.raw)}
-    run.held_at = [places.get(id(each.tensor)) for each in held]
-    needed = ctx.needs_input_grad[1:]
-    gradients = differentiable_gradients if torch.is_grad_enabled() else first_gradients
-    of_inputs, _ = gradients(run, saved, upstreams, needed)
-    if not keeps_graph():
-        ctx.run = None
-    return of_inputs
+        if torch.is_grad_enabled():
+            outputs, spec = with_rule(call, args, inputs, existing, start, versions, results)
+            return spec.combine(outputs)
+        outputs, rule = call.read(results.pop(), inputs)
+        return rule.output.combine(constants(outputs, args))
 
 
 @functools.lru_cache(maxsize=4096)

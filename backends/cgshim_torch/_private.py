@@ -29,8 +29,6 @@ custom_function_call: Any = torch._functorch.autograd_function.custom_function_c
 """applies a Function at the levels of torch.func"""
 temporarily_pop_interpreter_stack: Any = torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
 """lets a tensor be read from the outer levels"""
-SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
-"""Function.apply without its look at torch.func"""
 forward_ad: Any = _forward_ad
 """documented, except _current_level, which shows dual numbers, and _set_fwd_grad_enabled"""
 below_autograd: Any = torch._C._AutoDispatchBelowAutograd
@@ -61,6 +59,15 @@ FakeTensor: Any = torch._subclasses.FakeTensor
 """has a shape and no values: torch.export and torch.compile trace with such tensors"""
 tags_of_host: list[Any] = [tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"]
 """says of an operation that CUDA graphs cannot hold it, in versions that can be told"""
+
+
+class SingleLevelFunction(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
+    """A Function that is applied only outside of torch.func: its apply does not look at that, which takes time."""
+
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> tuple[int]:
+        """Return the key of such a node for compiled autograd, as for any Function."""
+        return (ctx._autograd_function_id,)
 
 
 def outside_of_func() -> Any:

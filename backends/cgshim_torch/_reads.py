@@ -15,20 +15,23 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from cgshim.backend import place_of
 from cgshim_torch._existing import Existing
-from cgshim_torch._private import functorch, outside_of_func, sequence_number
-from cgshim_torch._single import SingleLevelFunction
+from cgshim_torch._private import (
+    SingleLevelFunction,
+    custom_function_call,
+    functorch,
+    outside_of_func,
+    sequence_number,
+)
 
 if TYPE_CHECKING:
     from cgshim.backend import Call
 
 Tensor = Any
+Refuse = Callable[[str], NoReturn]
 FLOATS = frozenset(
     x for x in vars(torch).values() if isinstance(x, torch.dtype) and (x.is_floating_point or x.is_complex)
 )
 """the dtypes of tensors that have gradients"""
-
-_GETS_ANOTHER = {torch.Tensor.grad.__get__}
-"""what returns a tensor that it has not made"""
 
 
 class Reads(TorchFunctionMode):  # type: ignore[misc]
@@ -38,28 +41,22 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
     Of any other float nobody knows how it depends on the arguments: `place` returns what to read for it.
     """
 
-    gave_numbers = False
-    """True if what runs may make tensors of the numbers of others"""
-
     def __init__(self, call: Call, existing: Existing, place: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.call = call
         self.anchors: Sequence[Tensor] = ()
         """what the derivatives are taken by that `refused` refuses"""
         self.hides_nothing = False
-        """True if callees that this mode does not see (vmap, TorchScript) can read nothing but what is connected"""
-        self.spoiled: Tensor | None = None
-        """what such a callee has read that is not"""
+        """True if callees that this mode does not see (Functions, vmap, TorchScript) can read only what is connected"""
+        self._wrapped: Tensor | None = None  # what such a callee has read that is not
         self._existing = existing
         self._place = place
         self._start = sequence_number()
         self._substitutes: dict[int, tuple[Tensor, Tensor]] = {}
         self._raw: dict[int, Tensor] = {}
         self._known: dict[int, Tensor] = {}
-        self._cut: set[int] = set()
-        """made while gradients were off, of what was substituted; a Function that does so has no derivative for it"""
-        self._without_graph: set[int] = set()
-        """made while gradients were off, of what is differentiated; a Function gives it a derivative afterwards"""
+        self._cut: dict[int, bool] = {}
+        """made while gradients were off: True if of what was substituted. Else a Function may yet give a derivative"""
         self._substituted = self._differentiated = False  # what the operation in progress has read
 
     def put(self, tensor: Tensor, substitute: Tensor) -> Tensor:
@@ -83,11 +80,11 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         return id(tensor) in self._known and not self._is_cut(tensor)
 
     def _is_cut(self, t: Tensor) -> bool:
-        return id(t) in self._cut or (id(t) in self._without_graph and not t.requires_grad)
+        return id(t) in self._cut and (self._cut[id(t)] or not t.requires_grad)
 
     def close(self) -> None:
         """Let go of all tensors, and of `place`, which may hold this mode: nothing waits for the garbage collector."""
-        self._substitutes, self._raw, self._known, self.anchors, self.spoiled = {}, {}, {}, (), None
+        self._substitutes, self._raw, self._known, self.anchors, self._wrapped = {}, {}, {}, (), None
         del self._place
 
     def read(self, t: Tensor) -> Tensor:
@@ -108,9 +105,8 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
             return self._read_wrapped(t)
         self._substituted = True
         if t.grad_fn is not None and t.grad_fn._sequence_nr() >= self._start:
-            if self.hides_nothing:
-                return self.put(t, t)
-            return self.put(t, self.refused(t, "was made by code that torch does not show"))
+            hidden = not self.hides_nothing
+            return self.put(t, self.refused(t, "was made by code that torch does not show") if hidden else t)
         with outside_of_func(), torch.enable_grad():
             return self.put(t, self._place(t))
 
@@ -121,24 +117,24 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
             inner = functorch.get_unwrapped(inner)
         is_known = id(inner) in self._known and id(inner) not in self._substitutes
         if not (is_known or self._existing.has(inner)):
-            self.spoiled = inner
+            self._wrapped = inner
         return t
 
     def result(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients that the rule has returned; some are what it has read."""
         with torch._C.DisableTorchFunction():
             found: list[Tensor | None] = self.read_each(list(gradients))
-            if self.spoiled is not None:
+            if self._wrapped is not None:
                 why = "torch.func has wrapped, in grad_fn"
                 found = [g if g is None else self.refused(g, why) for g in found]
         return found
 
     def refused(self, t: Tensor, why: str) -> Tensor:
         """Return an alias of a tensor whose derivative is refused, if it is taken."""
-        place = place_of(t)
+        place, shown = place_of(t), torch.empty_like(t, device="meta")
         why = f"{why} (it is kept as {place})" if place else why
         with outside_of_func(), torch.enable_grad():
-            alias: Tensor = _Refused.apply(self.call, why, t, *self.anchors)
+            (alias,) = without_derivative(lambda _: self.call.refuse_unconnected(shown, why), [t], self.anchors)
         return alias
 
     def read_each(self, x: Any) -> Any:
@@ -165,12 +161,16 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
                 args = self.read_each(args)
                 kwargs = {name: self.read_each(x) for name, x in kwargs.items()}
         result = func(*args, **kwargs)
+        if func is _GETS_GRADIENT:  # which it has not made
+            return result
         with torch._C.DisableTorchFunction():
-            if not is_known:
-                for t in tensors_in(result):
+            for t in tensors_in(result):
+                if not is_known:
                     self.put(t, self.refused(t, "comes from a graph that f made"))
-            elif func not in _GETS_ANOTHER:
-                self._made_now(result, with_graph)
+                elif id(t) not in self._substitutes:
+                    self._known[id(t)] = t
+                    if not with_graph and (self._substituted or self._differentiated):
+                        self._cut[id(t)] = self._substituted
         return result
 
     def _knows_graph(self, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -182,14 +182,8 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
     def before_operation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         """Do nothing: another run of f looks at what is written."""
 
-    def _made_now(self, result: Any, with_graph: bool) -> None:
-        for t in tensors_in(result):
-            if id(t) not in self._substitutes:
-                self._known[id(t)] = t
-                if not with_graph and self._substituted:
-                    self._cut.add(id(t))
-                elif not with_graph and self._differentiated:
-                    self._without_graph.add(id(t))
+
+_GETS_GRADIENT = torch.Tensor.grad.__get__
 
 
 def tensors_in(x: Any) -> Iterator[Tensor]:
@@ -206,31 +200,56 @@ def reads_now() -> Reads | None:
     return next((mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, Reads)), None)
 
 
-def known_constant(t: Tensor) -> Tensor:
-    """Return a tensor of NumPy's numbers, which no operation has made: a rule reads it as it is.
-
-    Where it may be made of numbers of what the rule reads, nobody knows.
-    """
-    reads = None if torch.compiler.is_dynamo_compiling() else reads_now()
-    if reads is not None and not reads.gave_numbers:
-        reads.knows(t)
-    return t
+# --- What has no derivative -----------------------------------------------------------------------------------------
 
 
-def note_numbers() -> None:
-    """Note that what runs reads the numbers of a tensor."""
-    reads = None if torch.compiler.is_dynamo_compiling() else reads_now()
-    if reads is not None:
-        reads.gave_numbers = True
+def without_derivative(
+    refuse: Refuse, tensors: Sequence[Tensor | None], connected: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Return tensors as functions of the connected ones; differentiating them raises an error."""
+    given = [t for t in tensors if t is not None]
+    if any(map(functorch.is_legacy_batchedtensor, given)):  # the batch would not record a Function
+        refuse("create_graph with is_grads_batched")
+    aliases = iter(_WithoutDerivative.apply(refuse, len(given), *given, *connected) if given else ())
+    return [None if t is None else next(aliases) for t in tensors]
 
 
-class _Refused(SingleLevelFunction):
+class _WithoutDerivative(torch.autograd.Function):  # type: ignore[misc]
+    generate_vmap_rule = True
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """Do Function.apply without its look at forward's signature."""
+        if functorch.maybe_current_level() is None:
+            return super(torch.autograd.Function, cls).apply(*args)
+        return custom_function_call(cls, *args)
+
     @staticmethod
-    def forward(ctx: Any, call: Call, why: str, t: Tensor, *anchors: Tensor) -> Tensor:
-        ctx.call, ctx.why, ctx.shown = call, why, torch.empty_like(t, device="meta")
-        return t.detach()
+    def forward(refuse: Refuse, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple([t.view_as(t) for t in tensors[:count]])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.refuse = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> NoReturn:
+        refuse: Refuse = ctx.refuse
+        refuse("reverse mode over its gradient")
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
+        refuse: Refuse = ctx.refuse
+        refuse("forward mode over its gradient")
+
+
+class Anchor(SingleLevelFunction):
+    """Returns an empty tensor that is a function of tensors and keeps none of them."""
+
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
+        return torch.empty(0)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> NoReturn:
-        call: Call = ctx.call
-        call.refuse_unconnected(ctx.shown, ctx.why)
+        raise AssertionError("an anchor connects what is never differentiated")

@@ -13,10 +13,9 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from cgshim.backend import RuleScope, describe, sentence
-from cgshim_torch._existing import Existing, version_of
+from cgshim_torch._existing import Existing, Held, Holdings, Reach, holding, version_of
 from cgshim_torch._graph import captured
 from cgshim_torch._private import is_any_autocast_enabled
-from cgshim_torch._residuals import Held, Holdings
 from cgshim_torch._state import State
 
 if TYPE_CHECKING:
@@ -34,20 +33,21 @@ rules: RuleScope[bool] = RuleScope("cgshim_torch_rule")
 class Run:
     """A run of f whose rule is differentiated: the rule as f returned it, and which of its tensors are saved."""
 
-    changed = False
-    """True if f wrote into its arguments"""
-    state: State | None = None
-    """the places in modules of variables that are not Parameters"""
-    constants: Constants | None = None
-    """what existed before f ran and its rule holds"""
-    is_emptied = False
-    """True if the rule holds none of its tensors until it runs: hooks on saved tensors look after them"""
-    reads_variables_alone = False
-    """True if all that the rule can read is in variables and lists that it holds, and it makes no function"""
-    may_hide = True
-    """False if the rule can read nothing but variables and lists that can hold other tensors for a while"""
-    anchor: Tensor | None = None
-    """an empty function of the inputs that are not saved"""
+    changed = False  # True if f wrote into its arguments
+    is_emptied = False  # True if the rule holds no tensor until it runs: hooks on saved tensors look after them
+    may_hide = True  # False if the rule can read nothing but what it holds, where other tensors can be put for a while
+    reads_held_alone = False  # True if, moreover, it makes no function
+    constants: Sequence[tuple[Tensor, int]] = ()  # that existed before f ran and the rule holds, with their versions
+    variables: Sequence[Tensor] = ()
+    state: State | None = None  # the places in modules of variables that are not Parameters
+    reach: Reach | None = None  # what f can name, if that is the same in every call
+    anchor: Tensor | None = None  # an empty function of the inputs that are not saved
+    autocast: Autocast | None = None
+    raw: list[Tensor | None]  # the saved tensors as the rule holds them; None if it does not, as far as is known
+    versions: Sequence[int] = ()  # how often each of these had been changed in place
+    inputs_at: Sequence[int | None]  # where the inputs are saved
+    outputs_at: Sequence[int] = ()  # where outputs are saved
+    own_at: Sequence[int] = ()  # where tensors of a graph are saved that f made for itself
 
     def __init__(
         self, call: Call, rule: Rule, existing: Existing, devices: Sequence[torch.device], held: list[Held]
@@ -56,26 +56,48 @@ class Run:
         self.rule = rule
         self.existing = existing
         self.devices = devices
-        self.held = held
-        """the tensors that the rule holds, in order"""
-        self.held_at: list[int | None] = [None] * len(held)
-        """where each is saved"""
-        self.raw: list[Tensor | None] = []
-        """the saved tensors as the rule holds them"""
-        self.inputs_at: list[int | None] = [None] * len(devices)
-        """where the inputs are saved"""
-        self.outputs_at: list[int] = []
-        """where outputs are saved"""
-        self.own_at: list[int] = []
-        """where tensors of a graph are saved that f made for itself"""
-        self.variables: Sequence[Tensor] = ()
-        self.lock = threading.RLock()
-        """held while the rule holds other tensors"""
-        self.autocast = autocast_state() if is_any_autocast_enabled() else None
+        self.held = held  # the tensors that the rule holds, in order
+        self.held_at: list[int | None] = [None] * len(held)  # where each is saved
+        self.lock = threading.RLock()  # for the time in which the rule holds others
+        if is_any_autocast_enabled():
+            self.autocast = autocast_state()
+
+    def complete(self) -> None:
+        """Do nothing: a plain run becomes a whole one."""
+
+    def reads_no_change(self) -> bool:
+        """Return True if what was changed in place, of what is saved, is not read by the first order."""
+        if len(self.versions) < len(self.raw) or all(t is not None for t in self.raw):
+            return False
+        return all(t is None or version_of(t) == was for t, was in zip(self.raw, self.versions, strict=True))
 
     def inputs_among(self, saved: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the inputs that were saved."""
         return [None if at is None else saved[at] for at in self.inputs_at]
+
+    def first_gradients(
+        self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:  # fmt: skip
+        """Return the gradients of inputs and variables, by the rule as it is, on the very tensors that it holds."""
+        if not self.is_emptied:
+            inputs = [None if at is None else self.raw[at] for at in self.inputs_at]
+            return self.gradients_in_a_list(inputs, upstreams, needed)
+        own = [t.detach() if t.requires_grad else t for t in saved]
+        with self.holding(own):
+            return self.gradients_in_a_list(self.inputs_among(own), upstreams, needed)
+
+    def holding(self, tensors: Sequence[Tensor]) -> Any:
+        """Let the rule hold, for a while, what has been made of the saved tensors."""
+        held = [(each, tensors[at]) for each, at in zip(self.held, self.held_at, strict=True) if at is not None]
+        return holding([each for each, _ in held], [t for _, t in held], self.lock)
+
+    def gradients_in_a_list(
+        self, inputs: Sequence[Tensor | None], upstreams: Sequence[Tensor], needed: Sequence[bool]
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Return the rule's gradients; needed is what torch tells of a Function's arguments."""
+        count = len(self.devices)
+        of_inputs, of_variables = self.gradients(inputs, upstreams, self.variables, needed[3 : 3 + count])
+        return [*of_inputs, *of_variables]
 
     def gradients(
         self, inputs: Sequence[Tensor | None], upstreams: Sequence[Tensor], variables: Sequence[Tensor],
@@ -83,8 +105,8 @@ class Run:
     ) -> Gradients:  # fmt: skip
         """Return the rule's gradients, under autocast and with the state of modules as they were when f ran."""
         run: Callable[..., Gradients] = self.rule
-        if self.constants is not None:
-            run = functools.partial(self.constants.written_by, run)
+        if self.constants:
+            run = functools.partial(_may_write, self, run)
         if self.state is not None:
             run = functools.partial(self.state.run_with, variables, run)
         token = rules.enter(True)
@@ -111,10 +133,12 @@ class Run:
 
 def run_once(call: Call, inputs: Sequence[Tensor]) -> Any:
     """Run f, restore the grad mode after it, and return what it returned."""
-    before = torch.is_grad_enabled()
+    before, has_cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # a weight that was cast before f ran would be no variable
     try:
         return call.run(inputs)
     finally:
+        torch.set_autocast_cache_enabled(has_cache)
         if torch.is_grad_enabled() is not before:
             torch.set_grad_enabled(before)
 
@@ -125,16 +149,11 @@ def move_to(devices: Sequence[torch.device], gradients: Sequence[Tensor | None])
     return [g if g is None or g.device == device else g.to(device) for g, device in pairs]
 
 
-def _make(function: Any, op: str) -> Function:
+@functools.lru_cache(maxsize=1024)
+def named(function: Any, op: str) -> Function:
+    """Return a Function under the name of an op, which anomaly mode and a printed grad_fn then show."""
     apply: Function = type(op, (function,), {}).apply  # type: ignore[attr-defined]
     return apply
-
-
-named: Callable[[Any, str], Function] = functools.lru_cache(maxsize=1024)(_make)
-"""Returns a Function under the name of an op, which anomaly mode and a printed grad_fn then show."""
-
-
-# --- Variables --------------------------------------------------------------------------------------------------
 
 
 def variables_of(
@@ -161,46 +180,39 @@ def _is_made_by_f(leaf: Tensor, existing: Existing, holdings: Holdings, *ours: A
     return all(id(x) in known for x in gc.get_referrers(leaf) if type(x).__name__ != "frame")
 
 
-# --- What existed before f ran ------------------------------------------------------------------------------------
-
-
-class Constants:
-    """Tensors of a rule that existed before f ran: a mask, a table, a moving average that rules write to.
-
-    After the rule of a first call has written to one, autograd would refuse the rule of a second call. So they are not
-    saved with the others: rules may write to them, and any other change raises an error, as for saved tensors.
-    """
-
-    def __init__(self, op: str, tensors: Sequence[Tensor]) -> None:
-        self._op = op
-        self._tensors = [(t, _version_without_rules(t)) for t in tensors]
-
-    def written_by(self, rule: Callable[..., T], *args: Any) -> T:
-        """Return `rule(*args)`, which may write to them."""
-        for t, version in self._tensors:
-            if _version_without_rules(t) != version:
-                raise RuntimeError(
-                    sentence(self._op, must="a tensor that grad_fn keeps must not be changed in place but by rules",
-                             got=f"{describe(t)} that was", do="keep a copy of it")
-                )  # fmt: skip
-        before = [version_of(t) for t, _ in self._tensors]
-        try:
-            return rule(*args)
-        finally:
-            for (t, _), version in zip(self._tensors, before, strict=True):
-                if version_of(t) != version:
-                    _written[t] = _written.get(t, 0) + version_of(t) - version
-
+# --- What existed before f ran --------------------------------------------------------------------------------------
 
 _written: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """how often rules have written to a tensor"""
 
 
-def _version_without_rules(t: Tensor) -> int:
+def without_rules(t: Tensor) -> int:
+    """Return how often a tensor was changed in place, but for what rules have written."""
     return version_of(t) - (int(_written.get(t, 0)) if _written else 0)
 
 
-# --- Autocast ---------------------------------------------------------------------------------------------------
+def _may_write(run: Run, rule: Callable[..., T], *args: Any) -> T:
+    """Return `rule(*args)`, which may write to tensors that existed before f ran: a table, a moving average.
+
+    After the rule of a first call has, autograd would refuse the rule of a second call. So they are not saved with the
+    others, and any other change of them raises an error here, as for saved tensors.
+    """
+    for t, version in run.constants:
+        if without_rules(t) != version:
+            raise RuntimeError(
+                sentence(run.call.name, must="a tensor that grad_fn keeps must not be changed in place but by rules",
+                         got=f"{describe(t)} that was", do="keep a copy of it")
+            )  # fmt: skip
+    before = [(t, version_of(t)) for t, _ in run.constants]
+    try:
+        return rule(*args)
+    finally:
+        for t, version in before:
+            if version_of(t) != version:
+                _written[t] = _written.get(t, 0) + version_of(t) - version
+
+
+# --- Autocast -------------------------------------------------------------------------------------------------------
 
 
 def autocast_state() -> Autocast:
@@ -220,5 +232,5 @@ def _autocast(state: Autocast | None) -> Iterator[None]:
     state = state or tuple([(kind, torch.get_autocast_dtype(kind), False) for kind in device_types()])
     with contextlib.ExitStack() as stack:
         for kind, dtype, enabled in state:
-            stack.enter_context(torch.autocast(kind, dtype, enabled))
+            stack.enter_context(torch.autocast(kind, dtype, enabled, cache_enabled=False))
         yield

@@ -7,59 +7,61 @@ agree with the first one, draws no random number, and leaves no trace.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
-import ctypes
+import functools
 import itertools
 import pickle
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
 from cgshim.backend import CustomGradientError, TransformationError, sentence
-from cgshim_torch._agree import agree
-from cgshim_torch._existing import Footprint, Reach
+from cgshim_torch._existing import Footprint, Holdings, Reach
 from cgshim_torch._graph import captured, has_values, leaf_of, now, since
+from cgshim_torch._private import SingleLevelFunction
 from cgshim_torch._reads import FLOATS, Reads, tensors_in
-from cgshim_torch._residuals import Holdings, holding
-from cgshim_torch._single import SingleLevelFunction
 
 if TYPE_CHECKING:
-    from cgshim.backend import Call, Rule
-    from cgshim_torch._run import Gradients, Run
+    from cgshim.backend import Rule
+    from cgshim_torch._run import Run
 
 Tensor = Any
 
 
 def differentiable_gradients(
     run: Run, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
-) -> Gradients:  # fmt: skip
+) -> list[Tensor | None]:  # fmt: skip
     """Return the rule's gradients as functions of the inputs, the variables and the upstreams."""
     inputs = run.inputs_among(saved)
     substitutes = _connected(run, saved, inputs)
-    held = [(each, substitutes[at]) for each, at in zip(run.held, run.held_at, strict=True) if at is not None]
-    if run.reads_variables_alone:  # then that is all, and each operation costs what it costs
-        with holding([each for each, _ in held], [t for _, t in held], run.lock):
-            return run.gradients(inputs, upstreams, run.variables, needed)
+    if run.reads_held_alone:  # then that is all, and each operation costs what it costs
+        with run.holding(substitutes):
+            return run.gradients_in_a_list(inputs, upstreams, needed)
     turns = itertools.count()
-    reads = Reads(run.call, run.existing, lambda t: _placed_by_turn(run, reads, next(turns), t, inputs, upstreams))
-    reads.anchors = [
-        t for t in (*saved, *run.variables, *upstreams, run.anchor) if t is not None and t.requires_grad
-    ]  # fmt: skip
-    reads.knows(*upstreams, *run.variables)
+
+    def placed_by_turn(t: Tensor) -> Tensor:
+        """Return a tensor that the rule reads, nobody knows from where, as a function of inputs and variables."""
+        if any(x is None for x in inputs):
+            return reads.refused(t, "f has not returned, and that may depend on an argument")
+        constants = [u.detach() for u in upstreams]
+        return _Late.apply(run, [next(turns)], [t.detach()], constants, *inputs, *run.variables)[0]
+
+    reads = Reads(run.call, run.existing, placed_by_turn)
+    connected = (*saved, *run.variables, *upstreams, run.anchor)
+    reads.anchors = [t for t in connected if t is not None and t.requires_grad]
     reads.hides_nothing = not run.may_hide
     for at, (raw, substitute) in enumerate(zip(run.raw, substitutes, strict=True)):
         if at not in run.own_at:
             reads.put(substitute if raw is None else raw, substitute)
-    for x in inputs:
-        if x is not None:
-            reads.knows(x)
+    reads.knows(*upstreams, *run.variables, *[x for x in inputs if x is not None])
     try:
-        with holding([each for each, _ in held], [t for _, t in held], run.lock), reads:
-            of_inputs, of_variables = run.gradients(inputs, upstreams, run.variables, needed)
-        return reads.result(of_inputs), reads.result(of_variables)
+        with run.holding(substitutes), reads:
+            gradients = run.gradients_in_a_list(inputs, upstreams, needed)
+        return reads.result(gradients)
     finally:
         reads.close()
 
@@ -71,85 +73,51 @@ def _connected(run: Run, saved: Sequence[Tensor], inputs: Sequence[Tensor | None
     places = [at for at, t in enumerate(saved) if at not in known and t.dtype in FLOATS and not t.requires_grad]
     if places and all(x is not None for x in inputs):
         numbers = [run.held_at.index(at) for at in places]
-        functions = _Residuals.apply(run, numbers, [saved[at] for at in places], *inputs, *run.variables)
+        functions = _Late.apply(run, numbers, [saved[at] for at in places], None, *inputs, *run.variables)
         for at, function in zip(places, functions, strict=True):
             connected[at] = function
     return connected
 
 
-def _placed_by_turn(
-    run: Run, reads: Reads, turn: int, t: Tensor, inputs: Sequence[Tensor | None], upstreams: Sequence[Tensor]
-) -> Tensor:  # fmt: skip
-    """Return a tensor that the rule reads, nobody knows from where, as a function of inputs and variables."""
-    if any(x is None for x in inputs):
-        return reads.refused(t, "f has not returned, and that may depend on an argument")
-    constants = [u.detach() for u in upstreams]
-    function: Tensor = _Unplaced.apply(run, turn, t.detach(), constants, *inputs, *run.variables)
-    return function
+class _Late(SingleLevelFunction):
+    """Returns aliases of what a rule reads, whose gradients come from another run of f.
 
-
-class _Residuals(SingleLevelFunction):
-    """Returns aliases of residuals, whose gradients come from another run of f: from what its rule holds there."""
+    The rule holds them at these places; or, if there are upstreams, reads them in these turns, when it runs too.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, run: Run, numbers: Sequence[int], residuals: list[Tensor], *dependencies: Tensor
+        ctx: Any, run: Run, places: list[int], tensors: list[Tensor], upstreams: list[Tensor] | None,
+        *dependencies: Tensor,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        ctx.run, ctx.numbers = run, numbers
+        ctx.run, ctx.places = run, places
+        ctx.upstreams = None if upstreams is None else len(upstreams)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*residuals, *dependencies)
-        return tuple([t.detach() for t in residuals])
+        ctx.save_for_backward(*tensors, *(upstreams or ()), *dependencies)
+        return tuple([t.detach() for t in tensors])
 
     @staticmethod
-    def backward(ctx: Any, *upstreams: Tensor | None) -> tuple[Tensor | None, ...]:
-        count = len(ctx.numbers)
-        residuals, dependencies = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        asked = [at for at, u in enumerate(upstreams) if u is not None]
-
-        def made(run: AnotherRun) -> list[Tensor]:
-            held = Holdings(run.rule.grad_fn, ctx.run.existing.holders).tensors
-            if len(held) != len(ctx.run.held):
-                run.refuse_others()
-            return [run.checked(held[ctx.numbers[at]].tensor, residuals[at]) for at in asked]
-
-        gradients = _derivatives(ctx.run, made, dependencies, [upstreams[at] for at in asked])
-        return None, None, None, *gradients
-
-
-class _Unplaced(SingleLevelFunction):
-    """Returns an alias of what the rule has read in its turn; its gradient comes from another run of f and the rule."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, run: Run, turn: int, t: Tensor, constants: list[Tensor], *dependencies: Tensor
-    ) -> Tensor:  # fmt: skip
-        ctx.run, ctx.turn, ctx.count = run, turn, len(constants)
-        ctx.save_for_backward(t, *constants, *dependencies)
-        return t.detach()
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        t, *others = ctx.saved_tensors
-        constants, dependencies = others[: ctx.count], others[ctx.count :]
-        made = lambda run: [run.checked(run.read_by_the_rule(ctx.turn, constants), t)]
-        return None, None, None, None, *_derivatives(ctx.run, made, dependencies, [upstream])
+    def backward(ctx: Any, *of_tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        run: Run = ctx.run
+        rest = iter(ctx.saved_tensors)
+        firsts = list(itertools.islice(rest, len(ctx.places)))
+        upstreams = None if ctx.upstreams is None else list(itertools.islice(rest, ctx.upstreams))
+        inputs, variables = list(itertools.islice(rest, len(run.devices))), list(rest)
+        asked = [(place, t, u) for place, t, u in zip(ctx.places, firsts, of_tensors, strict=True) if u is not None]
+        with torch.enable_grad():
+            again = AnotherRun(run, list(map(_own_node, inputs)), variables)
+            try:
+                made = again.find(asked, upstreams)
+            finally:
+                again.close()
+        wanted = [*again.inputs, *variables]
+        pairs = [(t, u) for t, (_, _, u) in zip(made, asked, strict=True) if t.requires_grad]
+        return None, None, None, None, *_gradients(run, pairs, wanted)
 
 
-def _derivatives(
-    run: Run, made: Callable[[AnotherRun], list[Tensor]], dependencies: Sequence[Tensor], upstreams: Sequence[Tensor]
-) -> list[Tensor | None]:  # fmt: skip
-    """Return the gradients of the inputs and the variables, from those of what another run has made."""
-    count = len(run.devices)
-    with torch.enable_grad():
-        again = AnotherRun(run, list(map(_own_node, dependencies[:count])), dependencies[count:])
-        try:
-            tensors = again.find(made)
-        finally:
-            again.close()
-    inputs = again.inputs
-    wanted = [*inputs, *dependencies[count:]]
+def _gradients(run: Run, pairs: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return the gradients of inputs and variables, from those of what another run has made."""
     asked = [x for x in wanted if x.requires_grad]
-    pairs = [(t, u) for t, u in zip(tensors, upstreams, strict=True) if t.requires_grad]
     if not pairs:
         return [None] * len(wanted)
     found = iter(torch.autograd.grad(
@@ -157,7 +125,7 @@ def _derivatives(
     ))  # fmt: skip
     gradients = [next(found) if x.requires_grad else None for x in wanted]
     if all(g is None for g in gradients):
-        run.call.refuse_unconnected(tensors[0], "belongs to a graph that f began itself")
+        run.call.refuse_unconnected(pairs[0][0], "belongs to a graph that f began itself")
     return gradients
 
 
@@ -168,21 +136,19 @@ def _own_node(x: Tensor) -> Tensor:
     return x.view_as(x) if x.layout is torch.strided and not x.is_nested else x.clone()
 
 
-# --- Another run --------------------------------------------------------------------------------------------------
+# --- Another run ----------------------------------------------------------------------------------------------------
 
 _ANOTHER_RUN = "a second order runs f again, which must give grad_fn the same tensors"
 
 
 class AnotherRun:
-    """Runs f again on connected inputs, and finds what its rule reads there."""
+    """Runs f again on connected inputs, and finds what its rule reads there; all else is then as it was before."""
 
     rule: Rule
 
     def __init__(self, run: Run, inputs: list[Tensor], variables: Sequence[Tensor]) -> None:
-        self._run = run
-        self._call: Call = run.call
         self.inputs = inputs
-        self._variables = variables
+        self._run, self._call, self._variables = run, run.call, variables
         self._reads = _ReadsOfAnotherRun(
             run.call, run.existing, lambda t: self._reads.refused(t, "f kept in an earlier call")
         )
@@ -190,32 +156,20 @@ class AnotherRun:
         self._reads.knows(*inputs, *variables)
         self._reads.given = set(map(id, inputs))
 
-    def find(self, made: Callable[[AnotherRun], list[Tensor]]) -> list[Tensor]:
-        """Return what `made` finds in another run; all else is as it was before."""
+    def find(
+        self, asked: Sequence[tuple[int, Tensor, Tensor]], upstreams: Sequence[Tensor] | None
+    ) -> list[Tensor]:  # fmt: skip
+        """Return for each place and first tensor the one of this run; what f has written meanwhile is put back."""
         if self._run.changed:
             self._refuse("one that changes its arguments in place", "let f change a copy")
-        reach = Reach(self._call)
-        generators = list(_generators(reach)) if all(map(has_values, self.inputs)) else []
-        states = [generator.get() for generator in generators]
-        footprint, has_drawn = Footprint(reach), False
+        find: Callable[..., list[Tensor]] = self._run.as_first
+        if self._run.state is not None:
+            find = functools.partial(self._run.state.run_with, self._variables, find)
+        reach = self._run.reach or Reach(self._call)
+        footprint = Footprint(reach)
         try:
-            found = contextvars.copy_context().run(self._found, made)
-        finally:
-            footprint.put_back()
-            for generator, before in zip(generators, states, strict=True):
-                if generator.get() != before:
-                    generator.put(before)
-                    has_drawn = True
-            if has_drawn:
-                self._refuse("one that draws random numbers", "draw them outside, and pass them as an argument")
-        return found
-
-    def _found(self, made: Callable[[AnotherRun], list[Tensor]]) -> list[Tensor]:
-        state = self._run.state
-        try:
-            if state is None:
-                return self._run.as_first(self._call_and_find, made)
-            return state.run_with(self._variables, self._run.as_first, self._call_and_find, made)
+            with self._without_random_numbers(reach):
+                return contextvars.copy_context().run(find, self._find, asked, upstreams)
         except CustomGradientError:
             raise
         except Exception as error:  # the first run did not raise it: f cannot run on differentiated inputs
@@ -223,22 +177,30 @@ class AnotherRun:
                 sentence(self._call.name, must=_ANOTHER_RUN, got=f"a {type(error).__name__} in it",
                          do="compute in the framework what grad_fn keeps, or keep arguments and outputs alone")
             ) from error  # fmt: skip
+        finally:
+            footprint.put_back()
 
-    def _call_and_find(self, made: Callable[[AnotherRun], list[Tensor]]) -> list[Tensor]:
+    def _find(
+        self, asked: Sequence[tuple[int, Tensor, Tensor]], upstreams: Sequence[Tensor] | None
+    ) -> list[Tensor]:  # fmt: skip
         start = now()
         with self._reads:
             result = self._call.run(self.inputs)
-        self.outputs, self.rule = self._call.read(result, self.inputs)
-        during = since(start)
-        found = made(self)
+        self._outputs, self.rule = self._call.read(result, self.inputs)
+        made = [each.tensor for each in Holdings(self.rule.grad_fn, self._run.existing.holders).tensors]
+        if upstreams is not None:
+            made = self._read_by_the_rule(made, upstreams)
+        elif len(made) != len(self._run.held):
+            self._refuse_others()
+        found = [self._checked(made[place] if place < len(made) else None, first) for place, first, _ in asked]
         if self._variables:
-            read = captured(self._call, [t for t in found if t.requires_grad], self.inputs, during)
+            read = captured(self._call, [t for t in found if t.requires_grad], self.inputs, since(start))
             if not {id(v) for v in read} <= {id(leaf_of(v) if v.is_leaf else v) for v in self._variables}:
                 self._refuse("those of other variables", "read the same ones in every run")
         return found
 
-    def read_by_the_rule(self, turn: int, upstreams: Sequence[Tensor]) -> Tensor:
-        """Return what the rule of this run reads in its turn, of the tensors that nobody can place."""
+    def _read_by_the_rule(self, held: Sequence[Tensor], upstreams: Sequence[Tensor]) -> list[Tensor]:
+        """Return what the rule of this run reads, in order, of the tensors that nobody can place."""
         found: list[Tensor] = []
 
         def note(t: Tensor) -> Tensor:
@@ -246,7 +208,6 @@ class AnotherRun:
             return t
 
         reads = _ReadsOfAnotherRun(self._call, self._run.existing, note)
-        held = [each.tensor for each in Holdings(self.rule.grad_fn, self._run.existing.holders).tensors]
         reads.knows(*self.inputs, *held, *upstreams, *self._variables)
         try:
             with reads:
@@ -255,26 +216,65 @@ class AnotherRun:
                 reads.read_each(list(gradients))
         finally:
             reads.close()
-        if turn >= len(found) or any(found[turn] is y for y in self.outputs):  # in the first run it was none
-            self.refuse_others()
-        return found[turn]
+        return found
 
-    def checked(self, t: Tensor, first: Tensor) -> Tensor:
+    def _checked(self, t: Tensor | None, first: Tensor) -> Tensor:
         """Return a tensor of this run if it agrees with that of the first, and f's operations have made it."""
-        if not agree(t, first):
-            self.refuse_others()
+        if t is None or any(t is y for y in self._outputs) or not agree(t, first):  # it was no output in the first
+            self._refuse_others()
         if not self._reads.made(t):
             self._call.refuse_unconnected(first, "f does not make by operations of torch when it runs again")
         return t
 
+    @contextlib.contextmanager
+    def _without_random_numbers(self, reach: Reach) -> Iterator[None]:
+        """Refuse a run that draws random numbers, and let the generators be as they were."""
+        refuse = functools.partial(
+            self._refuse, "one that draws random numbers", "draw them outside, and pass them as an argument"
+        )
+        if any(isinstance(x, _GENERATORS) for x in reach.seen.values()):
+            refuse()
+        generators = _generators(reach) if all(map(has_values, self.inputs)) else []
+        states = [get() for get, _ in generators]
+        try:
+            yield
+        finally:
+            drawn = [(put, was) for (get, put), was in zip(generators, states, strict=True) if get() != was]
+            for put, was in drawn:
+                put(was)
+            if drawn:
+                refuse()
+
     def close(self) -> None:
         self._reads.close()
 
-    def refuse_others(self) -> NoReturn:
+    def _refuse_others(self) -> NoReturn:
         self._refuse("others", "compute them from the arguments alone, or pass them as an argument")
 
     def _refuse(self, got: str, do: str) -> NoReturn:
         self._call.refuse(_ANOTHER_RUN, got, do)
+
+
+_GENERATORS = torch.Generator, random.Random, np.random.Generator, np.random.RandomState
+_TAKES_NO_NUMBERS = frozenset(["torch", "math", "cgshim", "cgshim_torch", "builtins"])
+"""libraries that draw no number from the generators of Python and NumPy"""
+
+
+def _generators(reach: Reach) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Return how to read the state of each generator of the process that f may use, and how to set it."""
+    generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+    found: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+        (lambda g=g: g.get_state().numpy().tobytes(), functools.partial(_set_state, g))  # type: ignore[misc]
+        for g in generators
+    ]
+    if len(reach.seen) > 1 or not _TAKES_NO_NUMBERS.issuperset(reach.libraries):
+        found.append((random.getstate, random.setstate))
+        found.append((lambda: pickle.dumps(np.random.get_state()), lambda was: np.random.set_state(pickle.loads(was))))
+    return found
+
+
+def _set_state(generator: torch.Generator, state: bytes) -> None:
+    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 _IN_PLACE = frozenset(["__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"])
@@ -305,67 +305,35 @@ class _ReadsOfAnotherRun(Reads):
                 self.call.refuse(_ANOTHER_RUN, got, "let f change a copy")
 
 
-# --- Random numbers -----------------------------------------------------------------------------------------------
+# --- Do two runs agree? ---------------------------------------------------------------------------------------------
+
+_ULPS = 8
+"""how many units in the last place the order of sums may change"""
 
 
-class Generator(NamedTuple):
-    """How to read the state of a generator of random numbers, and how to set it."""
-
-    get: Callable[[], Any]
-    put: Callable[[Any], Any]
-
-
-def _generators(reach: Reach) -> Iterator[Generator]:
-    """Yield the generators of the process, and those that f can name."""
-    if reach.roots or not _TAKES_NO_NUMBERS.issuperset(reach.libraries()):
-        yield Generator(random.getstate, random.setstate)
-        yield Generator(_state_of_numpy, _set_state_of_numpy)
-    yield _of_torch(torch.default_generator)
-    if torch.cuda.is_initialized():
-        yield from map(_of_torch, torch.cuda.default_generators)
-    for x in itertools.chain(reach.roots, *map(reach.values_of, reach.containers())):
-        if isinstance(x, torch.Generator):
-            yield _of_torch(x)
-        elif isinstance(x, random.Random):
-            yield Generator(x.getstate, x.setstate)
-        elif isinstance(x, np.random.RandomState):
-            yield _of_numpy(x._bit_generator)
-        elif isinstance(x, np.random.Generator):
-            yield _of_numpy(x.bit_generator)
-
-
-def _of_torch(generator: Any) -> Generator:
-    return Generator(
-        lambda: generator.get_state().numpy().tobytes(),
-        lambda state: generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)),
-    )
-
-
-def _of_numpy(generator: Any) -> Generator:
-    return Generator(
-        lambda: pickle.dumps(generator.state), lambda state: setattr(generator, "state", pickle.loads(state))
-    )
-
-
-_TAKES_NO_NUMBERS = frozenset(["torch", "math", "cgshim", "cgshim_torch", "builtins"])
-"""libraries that draw no number from the generators of Python and NumPy"""
-
-
-def _state_of_numpy() -> bytes:
-    """Return the state of NumPy's own generator, from memory: to ask for it takes 45 us."""
-    generator: Any = np.random.mtrand._rand._bit_generator
-    if type(generator) is not np.random.MT19937:
-        return pickle.dumps(generator.state)
-    return ctypes.string_at(generator.ctypes.state_address, _SIZE_OF_STATE)
-
-
-def _set_state_of_numpy(state: bytes) -> None:
-    generator: Any = np.random.mtrand._rand._bit_generator
-    if type(generator) is not np.random.MT19937:
-        generator.state = pickle.loads(state)
-    else:
-        ctypes.memmove(generator.ctypes.state_address, state, _SIZE_OF_STATE)
-
-
-_SIZE_OF_STATE = 625 * 4
-"""of the Mersenne Twister: 624 numbers, and the place among them"""
+def agree(a: Tensor, b: Tensor) -> bool:
+    """Return True if tensors are equal except for the order of sums, or hold no values; False if not comparable."""
+    a, b = a.detach(), b.detach()
+    try:
+        if a.is_nested:
+            parts = a.unbind(), b.unbind()
+            return a.layout == b.layout and len(parts[0]) == len(parts[1]) and all(map(agree, *parts))
+        if type(a) is not type(b) or (a.dtype, a.layout, a.device, a.shape) != (b.dtype, b.layout, b.device, b.shape):
+            return False
+        if not has_values(a):
+            return True
+        if hasattr(a, "__tensor_flatten__"):
+            (names, others), of_b = a.__tensor_flatten__(), b.__tensor_flatten__()
+            return (names, others) == of_b and all(agree(getattr(a, name), getattr(b, name)) for name in names)
+        if a.layout is not torch.strided:
+            a, b = a.to_dense(), b.to_dense()
+        if torch.equal(a, b):
+            return True
+        if a.dtype not in FLOATS:
+            return False
+        tolerance = min(_ULPS * torch.finfo(a.dtype).eps, 0.05)  # none if one ulp is more than that
+        if a.dtype.itemsize <= 2:
+            a, b = a.float(), b.float()
+        return bool(torch.isclose(a, b, rtol=tolerance, atol=0.0, equal_nan=True).all())
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return False

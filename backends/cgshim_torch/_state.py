@@ -6,8 +6,7 @@ that reads them, like Parameters, leaves or not. A rule runs later; for that the
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -56,49 +55,31 @@ class Put(NamedTuple):
 
 
 def _put_in_modules(f: Callable[..., Any]) -> list[Put]:
-    """Return what functional_call has put in the modules that f holds."""
+    """Return what functional_call has put in the modules that f holds, and is differentiated."""
+    held = tensors_inside(f, lambda x: isinstance(x, torch.nn.Module))
     return [
         Put(place, name, tensor)
-        for module in {id(m): m for each in tensors_inside(f, _is_module) for m in each.modules()}.values()
+        for module in {id(module): module for each in held for module in each.modules()}.values()
         for place in (module._parameters, module._buffers)
         for name, tensor in place.items()
-        if tensor is not None and not isinstance(tensor, torch.nn.Parameter) and _may_depend(tensor)
-    ]
-
-
-def _is_module(x: Any) -> bool:
-    return isinstance(x, torch.nn.Module)
-
-
-def _may_depend(tensor: Tensor) -> bool:
-    return bool(tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor))
+        if tensor is not None and not isinstance(tensor, torch.nn.Parameter)
+        and (tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor))
+    ]  # fmt: skip
 
 
 class State:
     """The places in modules of variables that are not Parameters."""
 
-    def __init__(self, f: Callable[..., Any], variables: Sequence[Tensor]) -> None:
-        at = {id(variable): place for place, variable in enumerate(variables)}
-        self._places = [
-            (put.place, put.name, at[id(put.tensor)]) for put in _put_in_modules(f) if id(put.tensor) in at
-        ]  # fmt: skip
-
-    def __bool__(self) -> bool:
-        return bool(self._places)
+    def __init__(self, places: Sequence[tuple[dict[str, Tensor], str, int]]) -> None:
+        self._places = places
 
     def run_with(self, variables: Sequence[Tensor], function: Callable[..., T], *args: Any) -> T:
         """Return `function(*args)`, while the modules hold these variables in their places."""
-        with self.put_back(variables):
-            return function(*args)
-
-    @contextlib.contextmanager
-    def put_back(self, variables: Sequence[Tensor]) -> Iterator[None]:
-        """Let the modules hold these variables in their places."""
         before = [(place, name, place[name]) for place, name, _ in self._places]
         try:
             for place, name, at in self._places:
                 place[name] = variables[at]
-            yield
+            return function(*args)
         finally:
             for place, name, tensor in before:
                 place[name] = tensor
@@ -108,4 +89,6 @@ def state_of(f: Callable[..., Any], variables: Sequence[Tensor]) -> State | None
     """Return the places of the variables that f read; None if all are Parameters, as is usual."""
     if all(isinstance(variable, torch.nn.Parameter) for variable in variables):
         return None
-    return State(f, variables) or None
+    at = {id(variable): place for place, variable in enumerate(variables)}
+    places = [(put.place, put.name, at[id(put.tensor)]) for put in _put_in_modules(f) if id(put.tensor) in at]
+    return State(places) if places else None

@@ -37,10 +37,10 @@ def unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
 
 def _is_plain(tree: Any) -> bool:
     kind = type(tree)
-    if kind in (list, tuple):
-        return all(_is_plain(child) for child in tree)
+    if kind is list or kind is tuple:
+        return all(map(_is_plain, tree))
     if kind is dict:
-        return all(_is_plain(child) for child in tree.values())
+        return all(map(_is_plain, tree.values()))
     if kind in _LEAVES or isinstance(tree, torch.Tensor):
         return True
     return not isinstance(tree, (list, tuple, dict)) and pytree.tree_is_leaf(tree)
