@@ -41,4 +41,5 @@ from cgshim._trees import ONE_TENSOR as ONE_TENSOR
 from cgshim._trees import SLOT as SLOT
 from cgshim._trees import TreeSpec as TreeSpec
 from cgshim._trees import combine_each as combine_each
+from cgshim._trees import partition_each as partition_each
 from cgshim._trees import subvals as subvals

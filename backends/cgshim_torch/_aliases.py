@@ -53,23 +53,3 @@ def _view(output: Tensor, whole: Tensor, shown: Tensor) -> Tensor:
     if type(view) is type(output):
         return view
     return output.detach() if output.requires_grad else output
-
-
-# --- Arguments that f turns in place ------------------------------------------------------------------------------
-
-
-def is_turned(x: Tensor, seen: Tensor) -> bool:
-    """Return True if f has transposed its own view of an argument in place, which counts as a change too."""
-    return x.layout is torch.strided and not x.is_nested and _geometry(x) != _geometry(seen)
-
-
-def give_layout(inputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    """Give the inputs the layout in memory in which f left its own."""
-    for x, seen in zip(inputs, given, strict=True):
-        if x is not seen and is_turned(x, seen):
-            with torch.no_grad():
-                x.set_(seen)
-
-
-def _geometry(x: Tensor) -> tuple[Any, ...]:
-    return x.shape, x.stride(), x.storage_offset()

@@ -15,7 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from cgshim.backend import CustomGradient
-from cgshim_torch._dynamo import assume_constant_result, disabled, run_whole
+from cgshim_torch._dynamo import assume_constant_result, disabled, has_symbols, run_whole
 from cgshim_torch._eager import Outputs, differentiable
 from cgshim_torch._graph import is_transformed
 from cgshim_torch._guards import forget_our_own
@@ -54,12 +54,12 @@ def _run_calls_whole() -> bool:
 
 
 _run_calls_whole()
-_calls_run_whole = assume_constant_result(_run_calls_whole)
+calls_run_whole = assume_constant_result(_run_calls_whole)
 
 
 def traced(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return f's outputs with the rule for their gradient, in the graph that is being traced if possible."""
-    _calls_run_whole()
+    calls_run_whole()
     outputs = _in_graph_if_possible(call, inputs)
     forget_our_own()
     return outputs
@@ -77,10 +77,13 @@ def _in_graph_if_possible(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     if differentiated and call.once_differentiable:
         return _once(call, inputs)
     told = call.with_needed([x.requires_grad for x in inputs])
-    outputs, rule = told([x.detach() for x in inputs] if differentiated else inputs)
+    given = [x.detach() for x in inputs] if differentiated else inputs
+    outputs, rule = told(given)
     if any(y.requires_grad for y in outputs):
         return _with_variables(call, inputs)
     if differentiated:
+        # an output in an argument's memory is no view for Dynamo: a change in place would reach the argument
+        outputs = [y.clone() if any(y is x or y._base is x for x in given) else y for y in outputs]
         outputs = _Compiled.apply(rule, _autocast(), len(inputs), *inputs, *outputs)
     return outputs, rule.output
 
@@ -97,8 +100,11 @@ class _Compiled(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[3 : 3 + len(ctx.saved_tensors)]
-        gradients, _ = _as_in(ctx.autocast, ctx.rule, ctx.saved_tensors, upstreams, (), needed)
+        inputs = ctx.saved_tensors
+        if has_symbols():
+            for x in inputs:  # Dynamo knows a size in the graph of a backward pass if a tensor in it has the size
+                x.detach()
+        gradients, _ = _as_in(ctx.autocast, ctx.rule, inputs, upstreams, (), ctx.needs_input_grad[3 : 3 + len(inputs)])
         return None, None, None, *gradients, *[None for _ in upstreams]
 
 

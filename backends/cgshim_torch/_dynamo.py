@@ -12,11 +12,21 @@ from typing import Any
 
 import torch._dynamo
 from torch._dynamo import eval_frame, trace_rules
+from torch._guards import TracingContext
 
 from cgshim_torch._versions import STAYS_IN_GRAPH
 
 assume_constant_result: Any = torch._dynamo.assume_constant_result
 """lets a function run while Dynamo traces a call of it; the result is a constant of the graph"""
+
+
+def _has_symbols() -> bool:
+    fake_mode = TracingContext.get().fake_mode
+    return fake_mode is not None and fake_mode.shape_env is not None and bool(fake_mode.shape_env.backed_var_to_val)
+
+
+has_symbols = assume_constant_result(_has_symbols)
+"""returns True if sizes are symbolic in the function that is being traced"""
 
 if STAYS_IN_GRAPH:
     from torch._dynamo.types import FrameAction, FrameExecStrategy
@@ -39,3 +49,15 @@ else:
 
     def run_whole(code: CodeType) -> None:
         """Do nothing: this code is in a package that is skipped."""
+
+
+_BY_VARIABLES = "cgshim: torch.compile cannot trace a derivative by variables; pass them as arguments"
+
+
+def _outside(vjp: Callable[..., Any], *args: Any) -> Any:
+    outputs, pullback = vjp(*args)
+    return outputs, disabled(pullback, reason=_BY_VARIABLES)
+
+
+vjp_outside_of_the_graph = disabled(_outside, reason=_BY_VARIABLES)
+"""returns the outputs and the pullback of a vjp, which Dynamo cannot trace: by tensors that are no arguments"""

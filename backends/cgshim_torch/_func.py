@@ -2,11 +2,13 @@
 
 f runs on the inputs as they are, so its residuals are already functions of them at every level. torch runs the rule at
 other levels than f: what the rule holds is passed through torch, and the rule then reads what came out. An output that
-it holds is the Function's own, so that its derivative is the rule's at every level.
+it holds is the Function's own, so that its derivative is the rule's at every level. Forward mode is the transpose of a
+rule that is linear in upstream, and is seen to be.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -17,16 +19,25 @@ import torch
 from cgshim.backend import refuse_host_derivative
 from cgshim_torch._existing import NOTHING, Existing, Holdings, holding, names_libraries_alone
 from cgshim_torch._graph import (
+    has_values,
+    is_transformed,
     is_wrapped_or_requires_grad,
     levels,
     now,
     refuse_captured_tangents,
+    requires_grad,
     requires_grad_at_a_level,
     since,
 )
-from cgshim_torch._host_tangents import constants_of_host
-from cgshim_torch._linear import push_forward
-from cgshim_torch._private import custom_function_call, forward_ad, functorch
+from cgshim_torch._host import constants_of_host
+from cgshim_torch._private import (
+    custom_function_call,
+    disable_proxy_modes_tracing,
+    forward_ad,
+    functorch,
+    get_proxy_mode,
+    vmapify_autograd_function,
+)
 from cgshim_torch._reads import FLOATS, Reads, without_derivative
 from cgshim_torch._run import Gradients, Run, named, rules, run_once, variables_of
 from cgshim_torch._state import state_of
@@ -78,7 +89,6 @@ class TransformedRun(Run):
 
     def choose(self, holdings: Holdings, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
         """Return what is passed through torch besides inputs and outputs, and choose what is saved."""
-        self.outputs = len(outputs)
         own = [*inputs, *outputs]
         at = {id(t): place for place, t in reversed(list(enumerate(own)))}
         others: list[Tensor] = []
@@ -86,6 +96,7 @@ class TransformedRun(Run):
             if id(t) not in at:
                 at[id(t)] = len(own) + len(others)
                 others.append(t)
+        self.outputs, self.count = len(outputs), len(own) + len(others)
         self.held_at = [at[id(each.tensor)] for each in self.held]
         self.variables_at = [at[id(v)] for v in self.variables]
         self.holds_floats = bool(holdings.objects) or any(
@@ -98,10 +109,10 @@ class TransformedRun(Run):
             or not hasattr(grad_fn, "__code__") or not names_libraries_alone(grad_fn)
         )  # fmt: skip
         self.shown = [(weakref.ref(t), at[id(t)]) for t in own] if self.may_hide else []
-        all_inputs = self.rule.needs_inputs or self.call.once_differentiable or self.may_hide
-        saved = {*self.held_at, *range(len(own), len(own) + len(others)), *(place for _, place in self.shown)}
-        self.saved_at = sorted(saved.union(range(len(inputs)) if all_inputs else ()))
-        self.count = len(own) + len(others)
+        saved = {*self.held_at, *range(len(own), self.count), *(place for _, place in self.shown)}
+        if self.rule.needs_inputs or self.call.once_differentiable or self.may_hide:
+            saved.update(range(len(inputs)))
+        self.saved_at = sorted(saved)
         return others
 
     def among(self, saved: Sequence[Tensor]) -> list[Tensor | None]:
@@ -166,8 +177,6 @@ _ASKS = {torch.Tensor.is_inference, *(getattr(torch.Tensor, name).__get__ for na
 class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     """Returns aliases of outputs, whose gradients come from a rule, inside the transformations of torch.func."""
 
-    generate_vmap_rule = True
-
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """Do Function.apply without its look at forward's signature, which takes 15 us per call and level."""
@@ -178,6 +187,16 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(run: TransformedRun, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple([y.detach() for y in tensors[len(tensors) - run.outputs :]])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], run: TransformedRun, *tensors: Tensor) -> Any:
+        """Do what torch does by generate_vmap_rule; but where only batches are around the call, nothing is recorded."""
+        is_recorded = torch.is_grad_enabled() and any(map(requires_grad, tensors))
+        if not (is_recorded or is_transformed()):
+            return _Transformed.forward(run, *tensors), in_dims[len(in_dims) - run.outputs :]
+        batched = vmapify_autograd_function(_Transformed, in_dims, info.batch_size, info.randomness)
+        *outputs, out_dims = custom_function_call(batched, run, *tensors)
+        return tuple(outputs), out_dims
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -212,7 +231,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
             here = [_primal(tensor) for tensor in ctx.saved_tensors]
             rule = functools.partial(_rule, run, run.among(here))
             of_constants = functools.partial(_rule, run, run.among([tensor.detach() for tensor in here]))
-            return push_forward(run.call, rule, of_constants, [zeros() for zeros in ctx.zeros], tangents)
+            return _push_forward(run.call, rule, of_constants, [zeros() for zeros in ctx.zeros], tangents)
 
 
 def _once(
@@ -244,3 +263,101 @@ def _primal(tensor: Tensor) -> Tensor:
         batched_at, level = functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor)
         return functorch._add_batch_dim(_primal(functorch.get_unwrapped(tensor)), batched_at, level)
     return forward_ad.unpack_dual(tensor).primal
+
+
+# --- Forward mode -------------------------------------------------------------------------------------------------
+
+Rule = Callable[..., "list[Tensor | None]"]
+"""Takes one upstream per output; returns one gradient per tensor that may have a tangent."""
+FACTOR = -160.0
+
+
+def _push_forward(
+    call: Call, rule: Rule, rule_of_constants: Rule, zeros: Sequence[Tensor], tangents: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Apply the transpose of the rule to the inputs' tangents; return the outputs' tangents, which are like zeros.
+
+    The transpose of a linear rule is the same at each upstream: it is taken at small ones. The gradients there must fit
+    it, and those at FACTOR times these upstreams: so a rule shows that is not linear.
+    """
+    given: list[Tensor] = []
+
+    def gradients(*upstreams: Tensor, rule: Rule = rule) -> tuple[Tensor, ...]:
+        following = iter(upstreams)
+        found = rule(*[next(following) if z.dtype in FLOATS else z for z in zeros])
+        paired = [(g, t) for g, t in zip(found, tangents, strict=False) if g is not None and t is not None]
+        given[:] = [t for _, t in paired]
+        return tuple([g for g, _ in paired]) or upstreams  # torch's vjp wants an output
+
+    pushed: Sequence[Tensor] = [z for z in zeros if z.dtype in FLOATS]
+    upstreams = list(map(_ramp, pushed))
+    small, transpose = torch.func.vjp(gradients, *upstreams) if upstreams else ((), None)
+    if given and transpose is not None:
+        pushed = back = transpose(tuple(given))
+        probes = list(given)
+        if any(map(functorch.is_legacy_batchedtensor, given)):  # of torch.autograd.functional: they cannot be looked at
+            probes = list(map(_ramp, small))
+            back = transpose(tuple(probes))
+        large = gradients(*[FACTOR * u for u in upstreams], rule=rule_of_constants)
+        is_linear = len(large) == len(small) and all(map(_is_multiple, small, large))
+        if not (is_linear and _is_transpose(small, probes, back, upstreams)):
+            call.refuse_nonlinear("one that is not, as its gradients at two upstreams show")
+    following = iter(pushed)
+    return tuple([next(following) if z.dtype in FLOATS else None for z in zeros])
+
+
+def _ramp(like: Tensor) -> Tensor:
+    """Return small, different upstreams: they show a rule that sorts or rounds them, or adds something."""
+    dtype = like.real.dtype if like.is_complex() else like.dtype
+    ramp = torch.arange(like.numel(), dtype=dtype, device=like.device).mul_(1 / (128 * max(like.numel(), 1)))
+    ramp = ramp.add_(1 / 128).reshape(like.shape)
+    return torch.complex(ramp, ramp / 2) if like.is_complex() else ramp
+
+
+def _is_multiple(small: Tensor, large: Tensor) -> bool:
+    """Return True if the gradients at the larger upstreams are larger by the same factor."""
+    small, large = _dense(small), _dense(large)
+    if not small.numel():
+        return True
+    difference, size = (large - FACTOR * small).abs().amax(), large.abs().amax() + abs(FACTOR) * small.abs().amax()
+    return not _is_true(difference > _tolerance(small) * size)
+
+
+def _is_transpose(
+    gradients: Sequence[Tensor], tangents: Sequence[Tensor], pushed: Sequence[Tensor], upstreams: Sequence[Tensor]
+) -> bool:
+    """Return True if gradients times tangents equal pushed tangents times upstreams."""
+    products = [
+        *[_product(g, t) for g, t in zip(gradients, tangents, strict=True)],
+        *[-_product(p, u) for p, u in zip(pushed, upstreams, strict=True)],
+    ]
+    difference, size = abs(sum(p.sum() for p in products)), sum(p.abs().sum() for p in products)
+    return not _is_true(difference > _tolerance(pushed[0]) * size)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Return the products of real and imaginary parts, whose sum is the real inner product."""
+    product = _dense(a) * _dense(b).conj()
+    return product.real if product.is_complex() else product
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Return the numbers of a tensor, without derivatives."""
+    return tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
+
+
+def _tolerance(tensor: Tensor) -> float:
+    """Return what may be wrong relative to what is compared: a linear rule may be a solver that stops early."""
+    return 0.01 if tensor.dtype.itemsize > 2 else 0.1
+
+
+def _is_true(condition: Tensor) -> bool:
+    """Return True if a condition holds for any element of a batch; False if it has no values."""
+    while functorch.is_functorch_wrapped_tensor(condition):
+        condition = functorch.get_unwrapped(condition)
+    if not has_values(condition) or torch.compiler.is_compiling():
+        return False
+    if condition.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    with disable_proxy_modes_tracing() if get_proxy_mode() else contextlib.nullcontext():  # torch.func.linearize
+        return bool(condition.any())

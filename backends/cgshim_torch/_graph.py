@@ -86,7 +86,7 @@ def captured(
         variables += [leaf for leaf, _ in sorted(leaves, key=_of_use)]
         known.add(variables)
         for edge, _ in strange:
-            if not in_a_rule or known.is_passed_from(edge):
+            if not in_a_rule or known.reached_beyond((), edges=[edge])[0]:
                 call.refuse_captured(edge[0]._input_metadata[edge[1]])
         in_batch = in_batch or any(map(functorch.is_batchedtensor, made))
         made = [functorch.get_unwrapped(t) for t in made if functorch.is_functorch_wrapped_tensor(t)]
@@ -142,23 +142,22 @@ def _has_tangent(tensor: Tensor) -> bool:
 
 def depends_on_more(tensors: Sequence[Tensor], than: Sequence[Tensor]) -> bool:
     """Return True if tensors are connected with anything else that requires grad."""
-    leaves, _ = _Known(than).reached_beyond(tensors)
-    return bool(leaves)
+    return bool(_Known(than).reached_beyond(tensors)[0])
 
 
 def read_by_rules(tensors: Sequence[Tensor]) -> bool:
     """Return True if the rule of an op on which tensors depend may read an unsaved tensor that requires grad."""
-    edges: list[Any] = [t.grad_fn for t in tensors]
-    seen = set()
-    while edges:
-        node = edges.pop()
-        if node is None or node in seen:
+    nodes: list[Any] = [t.grad_fn for t in tensors]
+    seen = {None}
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
             continue
         seen.add(node)
         run = getattr(node, "run", None)
         if run is not None and any(map(requires_grad, within_reach(run.call.f))):
             return True
-        edges += [following for following, _ in node.next_functions]
+        nodes += [following for following, _ in node.next_functions]
     return False
 
 
@@ -202,9 +201,9 @@ class _Known:
                     self._leaves.append(leaf_of(level))
 
     def reached_beyond(
-        self, tensors: Sequence[Tensor], during: range | None = None
+        self, tensors: Sequence[Tensor], during: range | None = None, edges: Iterable[Edge] = ()
     ) -> tuple[list[Use[Tensor]], list[Use[Edge]]]:
-        """Return the other leaves on which tensors depend, and what a run did not make.
+        """Return the other leaves on which tensors, or what edges lead to, depend; and what a run did not make.
 
         Each thread counts its nodes itself: of two nodes with one number, one was made in another thread.
         """
@@ -213,11 +212,11 @@ class _Known:
         used_at = {id(leaf): (leaf, (unused, at)) for at, leaf in enumerate(leaves)}
         strange: dict[Edge, tuple[float, int]] = {}
         node_of: dict[int, Any] = {}
-        made = [t for t in tensors if not t.is_leaf]
-        edges: list[Use[Edge]] = [((t.grad_fn, t.output_nr), (unused, at)) for at, t in enumerate(made)]
+        edges = [*edges, *((t.grad_fn, t.output_nr) for t in tensors if not t.is_leaf)]
+        following: list[Use[Edge]] = [(edge, (unused, at)) for at, edge in enumerate(edges)]
         seen = set(self._edges)
-        while edges:
-            edge, used = edges.pop()
+        while following:
+            edge, used = following.pop()
             if edge in seen:
                 if edge in strange:
                     strange[edge] = min(strange[edge], used)
@@ -228,27 +227,12 @@ class _Known:
             if during is not None and (number not in during or node_of.setdefault(number, node) is not node):
                 strange[edge] = used
                 continue
-            for at, following in enumerate(node.next_functions):
-                leaf = getattr(following[0], "variable", None)
-                if leaf is None:
-                    edges += [(following, (number, at))] if following[0] is not None else []
-                elif id(leaf) not in used_at or (number, at) < used_at[id(leaf)][1]:
+            for at, edge in enumerate(node.next_functions):
+                leaf = getattr(edge[0], "variable", None)
+                if edge[0] is not None and leaf is None:
+                    following.append((edge, (number, at)))
+                elif leaf is not None and (id(leaf) not in used_at or (number, at) < used_at[id(leaf)][1]):
                     used_at[id(leaf)] = leaf, (number, at)
         for leaf in self._leaves:
             used_at.pop(id(leaf), None)
         return list(used_at.values()), list(strange.items())
-
-    def is_passed_from(self, edge: Edge) -> bool:
-        """Return True if a walk from an edge reaches a leaf that is not known."""
-        known = set(map(id, self._leaves))
-        edges, seen = [edge], set(self._edges)
-        while edges:
-            edge = edges.pop()
-            if edge[0] is None or edge in seen:
-                continue
-            seen.add(edge)
-            leaf = getattr(edge[0], "variable", None)
-            if leaf is not None and id(leaf) not in known:
-                return True
-            edges += edge[0].next_functions
-        return False

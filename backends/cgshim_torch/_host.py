@@ -1,27 +1,45 @@
-"""PyTorch: the way of a call to the host.
+"""PyTorch: functions on the host: the way of a call, its derivative, and the operation that graphs hold.
 
-Constants go to NumPy and back. All else (a graph that is being made, torch.func, what has no values) sees the operation
-of `cgshim_torch._host_operation`.
+Constants go to NumPy and back. The derivative is refused at every level, and only one that is taken. A graph that is
+being made, and what has no values, see the operation cgshim::host, which finds the call by its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
 
+import numpy as np
 import torch
 
-import cgshim_torch._host_program  # noqa: F401  # whose operations a program may name that another process has compiled
+from cgshim.backend import (
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    HostCall,
+    Spec,
+    refuse_host_derivative,
+    sentence,
+)
+from cgshim_torch import _tensors
 from cgshim_torch._graph import is_transformed, requires_grad
-from cgshim_torch._host_names import lent, name_of
-from cgshim_torch._host_operation import run
-from cgshim_torch._private import fx_is_tracing, jit_is_tracing, len_dispatch_stack
-from cgshim_torch._reads import reads_now
-
-if TYPE_CHECKING:
-    from cgshim.backend import HostCall, Spec
+from cgshim_torch._host_names import call_of, name_of, over
+from cgshim_torch._private import (
+    below_autograd,
+    forward_ad,
+    functorch,
+    fx_is_tracing,
+    jit_is_tracing,
+    len_dispatch_stack,
+    tags_of_host,
+)
+from cgshim_torch._reads import FLOATS, reads_now
 
 Tensor = Any
+_CPU = torch.device("cpu")
+_BACKEND: Any = _tensors  # all that a declaration asks of a backend is how it takes trees apart
 
 
 def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> Sequence[Tensor]:
@@ -33,15 +51,13 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[S
         results = torch.ops.cgshim.host(list(inputs), name_of_traced(call, declared))
     elif _in_a_graph() or not all(map(_is_concrete, inputs)):
         results = torch.ops.cgshim.host(list(inputs), name_of(call))
-    elif is_transformed() or (torch.is_grad_enabled() and any(map(requires_grad, inputs))):
-        with lent(call) as name:
-            results = torch.ops.cgshim.host(list(inputs), name)
-    elif (reads := reads_now()) is not None:  # a rule that makes a graph: this is NumPy's, of constants
-        with torch._C.DisableTorchFunction():
-            results = run(call, inputs)
-        reads.knows(*results)
     else:
-        results = run(call, inputs)
+        is_differentiated = is_transformed() or (torch.is_grad_enabled() and any(map(requires_grad, inputs)))
+        with torch._C.DisableTorchFunction():
+            results = _Host.apply(call, call.name, *inputs) if is_differentiated else run(call, inputs)
+        reads = reads_now()
+        if reads is not None:  # a rule that makes a graph cannot see that this is no unknown tensor
+            reads.knows(*results)
     return results
 
 
@@ -52,3 +68,183 @@ def _in_a_graph() -> bool:
 
 def _is_concrete(x: Tensor) -> bool:
     return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
+
+
+def run(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the results for tensors that have values, on the device of the first one."""
+    device = inputs[0].device if inputs else _CPU
+    arrays = [_tensors.convert_to_numpy(x) for x in inputs]
+    try:
+        results, declared = call.run_for(inputs, arrays)
+    except CustomGradientValueError:
+        if not call.declares_anew(_BACKEND, inputs):
+            raise
+        results, declared = call.run_for(inputs, arrays)
+    return [_tensor(result, spec, device) for result, spec in zip(results, declared, strict=True)]
+
+
+def _tensor(array: Any, spec: Spec, device: torch.device) -> Tensor:
+    """Return a tensor in the memory of an array if it can be there; f may have locked it since."""
+    dtype = _dtype_of(spec.dtype)
+    tensor = _tensors.from_numpy(array if array.flags.writeable else array.copy())
+    return tensor if device == _CPU and tensor.dtype is dtype else tensor.to(device, dtype)
+
+
+@functools.cache
+def _dtype_of(name: str) -> torch.dtype:
+    """Return the dtype that has this name in NumPy: "int" is its int64, and not torch.int."""
+    dtype = getattr(torch, name if name == "bfloat16" else np.dtype(name).name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise CustomGradientTypeError(
+            sentence("op_host", must="outputs must declare dtypes that torch has", got=name, do="declare another one")
+        )
+    return dtype
+
+
+# --- The derivative ---------------------------------------------------------------------------------------------
+
+
+class _Host(torch.autograd.Function):  # type: ignore[misc]
+    """A call, or the one of a name, in autograd and at each level of torch.func."""
+
+    @staticmethod
+    def forward(call: HostCall | str, op: str, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if isinstance(call, HostCall):
+            return tuple(run(call, inputs))
+        with below_autograd():
+            return tuple(torch.ops.cgshim.host(list(inputs), call))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, ctx.op, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        if forward_ad._current_level >= 0:
+            ctx.like = [(y.shape, y.dtype, y.device) for y in output]
+        if len_dispatch_stack() and not is_transformed():
+            ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor | None) -> tuple[Tensor | None, ...]:
+        taken = [upstream for upstream in upstreams if upstream is not None]
+        if not taken:
+            return (None,) * len(ctx.needs_input_grad)
+        if not ctx.saved_tensors:
+            refuse_host_derivative(ctx.op)
+        # torch.compile makes the graph of all derivatives; those that are not taken get zeros when it runs
+        return None, None, *torch.ops.cgshim.zero_upstreams(taken, list(ctx.saved_tensors), ctx.op)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        _take_as_constant(ctx.op)  # torch 2.13 wants zeros for a float, and for nothing else
+        return tuple([
+            torch.zeros(shape, dtype=dtype, device=device) if dtype in FLOATS else None
+            for shape, dtype, device in ctx.like
+        ])  # fmt: skip
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], call: HostCall | str, op: str, *inputs: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        batched = [dim is not None for dim in in_dims[2:]]
+        moved = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(inputs, in_dims[2:], strict=True)]
+        results = _Host.apply(over(call, batched) if isinstance(call, str) else call.over(batched), op, *moved)
+        return results, (0,) * len(results)
+
+
+# --- Forward mode within an op: a result of the host is a constant, because the op's rule has the tangent ---------
+
+_constants: ContextVar[tuple[int, dict[int, str]] | None] = ContextVar("cgshim_torch_constants", default=None)
+"""the innermost level of torch.func around f; and an op on the host for each level with a tangent of its arguments"""
+
+
+@contextlib.contextmanager
+def constants_of_host() -> Iterator[dict[int, str]]:
+    """Let results of the host be constants in forward mode, while an op's f runs; yield the ops that they come from.
+
+    torch computes all tangents as f runs, and nobody may use them. So only those are refused that can be used: outside
+    of an op at once, and within one if the rule's own derivative needs what f made.
+    """
+    ops: dict[int, str] = {}
+    token = _constants.set((_level(), ops) if forward_ad._current_level >= 0 else None)
+    try:
+        yield ops
+    finally:
+        _constants.reset(token)
+
+
+def _take_as_constant(op: str) -> None:
+    """Note that what an op on the host returns is a constant at this level; raise an error if it may not be one."""
+    constants = _constants.get()
+    if constants is None or _level() > constants[0]:
+        refuse_host_derivative(op)
+    constants[1][_level()] = op
+
+
+def _level() -> int:
+    return functorch.maybe_current_level() or 0
+
+
+# --- The operation ----------------------------------------------------------------------------------------------
+
+
+def _concrete(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
+    return run(call_of(name, len(inputs)), inputs)
+
+
+def _fake(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
+    device = inputs[0].device if inputs else None
+    specs = [Spec(tuple(x.shape), str(x.dtype).rpartition(".")[2]) for x in inputs]
+    declared, _ = call_of(name, len(inputs)).copy().declared(_BACKEND, specs)  # which asks outputs
+    return [torch.empty(spec.shape, dtype=_dtype_of(spec.dtype), device=device) for spec in declared]
+
+
+def _differentiable(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
+    differentiated = torch.is_grad_enabled() and any(map(requires_grad, inputs))
+    if differentiated or forward_ad._current_level >= 0:
+        return _transformed(inputs, name)
+    with below_autograd():
+        return list(torch.ops.cgshim.host.default(inputs, name))
+
+
+def _transformed(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
+    return list(_Host.apply(name, call_of(name, len(inputs)).name, *inputs))
+
+
+def _zeros(upstreams: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
+    """Return the gradients of a compiled program for upstreams of zero; refuse any others."""
+    if any(map(torch.any, upstreams)):
+        refuse_host_derivative(op)
+    return list(map(torch.zeros_like, inputs))
+
+
+_library = torch.library.Library("cgshim", "FRAGMENT")
+_library.define("host(Tensor[] inputs, str call) -> Tensor[]", tags=tags_of_host)
+_library.impl("host", _concrete, "CompositeExplicitAutograd")
+_library.impl("host", _differentiable, "Autograd")
+_library.impl("host", _transformed, "FuncTorchDynamicLayerFrontMode")  # before any level, so that none is left out
+torch.library.register_fake("cgshim::host", _fake, lib=_library)
+_library.define("zero_upstreams(Tensor[] upstreams, Tensor[] inputs, str op) -> Tensor[]")
+_library.impl("zero_upstreams", _zeros, "CompositeExplicitAutograd")
+torch.library.register_fake("cgshim::zero_upstreams", lambda _, inputs, __: list(map(torch.zeros_like, inputs)),
+                            lib=_library)  # fmt: skip
+
+
+# --- The operations by which inductor's programs call the host ----------------------------------------------------
+#
+# The derivatives are in the graph before inductor gets it. So a program needs no kernel for autograd, which would cost
+# it a call of Python at each run; and the C++ wrapper of 2.13 crashes on a list of results, so one is no list.
+
+
+def in_program(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
+    """Return the results of cgshim::host by the operation that stands for it in a program."""
+    if len(_fake(inputs, name)) == 1:
+        return [torch.ops.cgshim.host_to_one(inputs, name)]
+    return list(torch.ops.cgshim.host_to_many(inputs, name))
+
+
+_library.define("host_to_one(Tensor[] inputs, str call) -> Tensor", tags=tags_of_host)
+_library.impl("host_to_one", lambda inputs, name: _concrete(inputs, name)[0], "CompositeExplicitAutograd")
+torch.library.register_fake("cgshim::host_to_one", lambda inputs, name: _fake(inputs, name)[0], lib=_library)
+_library.define("host_to_many(Tensor[] inputs, str call) -> Tensor[]", tags=tags_of_host)
+_library.impl("host_to_many", _concrete, "CompositeExplicitAutograd")
+torch.library.register_fake("cgshim::host_to_many", _fake, lib=_library)

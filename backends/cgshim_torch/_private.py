@@ -27,6 +27,8 @@ is_dead_wrapper: Callable[[Any], bool] = functorch.is_dead_tensor_wrapper
 """returns True for a tensor that has outlived its transformation"""
 custom_function_call: Any = torch._functorch.autograd_function.custom_function_call
 """applies a Function at the levels of torch.func"""
+vmapify_autograd_function: Any = torch._functorch.autograd_function.vmapify_autograd_function
+"""returns a Function over a batch, which also returns where its outputs have it"""
 temporarily_pop_interpreter_stack: Any = torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
 """lets a tensor be read from the outer levels"""
 forward_ad: Any = _forward_ad

@@ -41,6 +41,9 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
     Of any other float nobody knows how it depends on the arguments: `place` returns what to read for it.
     """
 
+    gave_numbers = False
+    """True if what runs may make tensors of the numbers of others"""
+
     def __init__(self, call: Call, existing: Existing, place: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.call = call
@@ -198,6 +201,24 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
 def reads_now() -> Reads | None:
     """Return what substitutes the reads of the innermost rule that makes a graph; None if no such rule runs."""
     return next((mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, Reads)), None)
+
+
+def known_constant(t: Tensor) -> Tensor:
+    """Return a tensor of NumPy's numbers, which no operation has made: a rule reads it as it is.
+
+    Where it may be made of numbers of what the rule reads, nobody knows.
+    """
+    reads = None if torch.compiler.is_dynamo_compiling() else reads_now()
+    if reads is not None and not reads.gave_numbers:
+        reads.knows(t)
+    return t
+
+
+def note_numbers() -> None:
+    """Note that what runs reads the numbers of a tensor."""
+    reads = None if torch.compiler.is_dynamo_compiling() else reads_now()
+    if reads is not None:
+        reads.gave_numbers = True
 
 
 # --- What has no derivative -----------------------------------------------------------------------------------------

@@ -19,11 +19,7 @@ from torch.fx import Proxy
 from cgshim.backend import ONE_TENSOR, CustomGradient, TransformationError, combine_each, describe, sentence
 from cgshim_torch._eager import Outputs, differentiable
 from cgshim_torch._graph import is_transformed, requires_grad, within_reach
-from cgshim_torch._private import (
-    below_autograd,
-    get_proxy_mode,
-    jit_is_tracing,
-)
+from cgshim_torch._private import below_autograd, get_proxy_mode, jit_is_tracing
 
 if TYPE_CHECKING:
     from cgshim.backend import Call
@@ -40,14 +36,9 @@ def staged(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     outputs, spec = differentiable(call, inputs)
     if not torch.is_grad_enabled() or get_proxy_mode() is None:
         return outputs, spec
-    return _Marked.apply(call.name, len(outputs), *outputs, *inputs, *_leaves_behind(outputs)), spec
-
-
-def _leaves_behind(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the leaves whose gradients come from a rule, with the Parameters that f read."""
     following = [node for y in outputs if y.grad_fn is not None for node, _ in y.grad_fn.next_functions]
-    leaves = [node.variable for node in following if hasattr(node, "variable")]
-    return list({id(leaf): leaf for leaf in leaves}.values())
+    leaves = {id(node.variable): node.variable for node in following if hasattr(node, "variable")}
+    return _Marked.apply(call.name, False, len(outputs), *outputs, *inputs, *leaves.values()), spec  # with Parameters
 
 
 def without_gradient(call: Call, inputs: Sequence[Tensor]) -> Outputs:
@@ -62,9 +53,8 @@ def without_gradient(call: Call, inputs: Sequence[Tensor]) -> Outputs:
 def _recorded(call: Call, inputs: Sequence[Tensor]) -> Proxy:
     """Record the op itself in the graph that symbolic_trace makes; its output is one node, whatever it holds."""
     for tensor in filter(requires_grad, within_reach(call.f)):
-        call.refuse(
-            "torch.fx records an op without the state that f reads", describe(tensor), "pass it as an argument"
-        )  # fmt: skip
+        rule = "torch.fx records an op without the state that f reads"
+        call.refuse(rule, describe(tensor), "pass it as an argument")
     tracer = next(x.tracer for x in inputs if isinstance(x, Proxy))
     arguments = tuple(combine_each(call.arguments.specs, inputs))
     return tracer.create_proxy("call_function", _op_of(call), arguments, call.options)
@@ -83,47 +73,43 @@ def _op_of(call: Call) -> CustomGradient[..., Any]:
 
 # --- The operation that refuses a gradient ----------------------------------------------------------------------
 
-_library = torch.library.Library("cgshim", "DEF")
-_library.define("without_gradient(Tensor[] outputs, Tensor[] inputs, str op) -> Tensor[]")
 
+class _Marked(torch.autograd.Function):  # type: ignore[misc]
+    """Returns outputs by the operation that marks them, in autograd and at each level of torch.func.
 
-def _copies(outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
-    return [y.clone() for y in outputs]
-
-
-def _refusing(outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
-    return list(_Refusing.apply(op, len(outputs), *outputs, *inputs))
-
-
-_library.impl("without_gradient", _copies, "CompositeExplicitAutograd")
-_library.impl("without_gradient", _refusing, "Autograd")
-_library.impl("without_gradient", _refusing, "FuncTorchDynamicLayerFrontMode")  # else an outer level is left out
-torch.library.register_fake("cgshim::without_gradient", _copies, lib=_library)
-
-
-class _Refusing(torch.autograd.Function):  # type: ignore[misc]
-    """The operation on tensors that may be differentiated, in autograd and at each level of torch.func."""
+    Their derivative is refused, except while the graph is made: then they keep what they have.
+    """
 
     @staticmethod
-    def forward(op: str, outputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(op: str, is_refused: bool, outputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         with below_autograd():
             return tuple(torch.ops.cgshim.without_gradient(tensors[:outputs], tensors[outputs:], op))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.op = inputs[0]
+        ctx.op, ctx.is_refused, ctx.outputs, *tensors = inputs
+        if not ctx.is_refused:
+            ctx.save_for_backward(*tensors[ctx.outputs :])
 
     @staticmethod
-    def backward(ctx: Any, *upstreams: Tensor) -> NoReturn:
-        _refuse(ctx.op)
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.is_refused:
+            _refuse(ctx.op)
+        inputs = ctx.saved_tensors
+        if get_proxy_mode() is not None and not is_transformed():  # a gradient's graph has no own gradient
+            upstreams = _Marked.apply(ctx.op, False, ctx.outputs, *upstreams, *inputs)
+        return None, None, None, *upstreams, *[None] * len(inputs)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
-        _refuse(ctx.op)
+    def jvp(ctx: Any, _: None, __: None, ___: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        if ctx.is_refused:
+            _refuse(ctx.op)
+        return tuple([None if t is None else t.clone() for t in tangents[: ctx.outputs]])
 
     @staticmethod
-    def vmap(info: Any, in_dims: Sequence[int | None], op: str, outputs: int, *tensors: Tensor) -> Any:
-        return _Refusing.apply(op, outputs, *tensors), tuple(in_dims[2 : 2 + outputs])
+    def vmap(info: Any, in_dims: Sequence[int | None], op: str, *args: Any) -> Any:
+        _, outputs, *_ = args
+        return _Marked.apply(op, *args), tuple(in_dims[3 : 3 + outputs])
 
 
 def _refuse(op: str) -> NoReturn:
@@ -133,27 +119,17 @@ def _refuse(op: str) -> NoReturn:
     )  # fmt: skip
 
 
-class _Marked(torch.autograd.Function):  # type: ignore[misc]
-    """Returns outputs, with the operation after them in the graph; while it is made, they keep their gradient."""
+def _copies(outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
+    return [y.clone() for y in outputs]
 
-    generate_vmap_rule = True
 
-    @staticmethod
-    def forward(op: str, outputs: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.ops.cgshim.without_gradient(tensors[:outputs], tensors[outputs:], op))
+def _refusing(outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
+    return list(_Marked.apply(op, True, len(outputs), *outputs, *inputs))
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.op, ctx.outputs, *tensors = inputs
-        ctx.save_for_backward(*tensors[ctx.outputs :])
 
-    @staticmethod
-    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors
-        if get_proxy_mode() is not None and not is_transformed():  # a gradient's graph has no own gradient
-            upstreams = _Marked.apply(ctx.op, ctx.outputs, *upstreams, *inputs)
-        return None, None, *upstreams, *[None] * len(inputs)
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, __: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        return tuple([None if t is None else t.clone() for t in tangents[: ctx.outputs]])
+_library = torch.library.Library("cgshim", "DEF")
+_library.define("without_gradient(Tensor[] outputs, Tensor[] inputs, str op) -> Tensor[]")
+_library.impl("without_gradient", _copies, "CompositeExplicitAutograd")
+_library.impl("without_gradient", _refusing, "Autograd")
+_library.impl("without_gradient", _refusing, "FuncTorchDynamicLayerFrontMode")  # else an outer level is left out
+torch.library.register_fake("cgshim::without_gradient", _copies, lib=_library)

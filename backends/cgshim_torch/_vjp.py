@@ -28,9 +28,9 @@ def vjp_with_variables(
     fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor]
 ) -> Vjp:
     if torch.compiler.is_dynamo_compiling():
-        from cgshim_torch._vjp_compiled import outside_of_the_graph
+        from cgshim_torch._dynamo import vjp_outside_of_the_graph
 
-        found: Vjp = outside_of_the_graph(fn, inputs, variables)
+        found: Vjp = vjp_outside_of_the_graph(vjp_with_variables, fn, inputs, variables)
         return found
     if is_transformed():  # torch.func.vjp knows only what a function is given
         raise TransformationError(

@@ -330,3 +330,137 @@ def test_compiled_autograd_of_variables():
         step(x)
     expected = gradients_of(lambda x, w: Product.apply(x, w) * 2, x, model.weight)
     torch.testing.assert_close((x.grad, model.weight.grad), expected)
+
+
+# --- Sizes that a second batch makes symbolic ---------------------------------------------------------------------
+
+
+class Mean(torch.autograd.Function):
+    """The mean by hand, which keeps a size; with the factor 7 in its rule."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.size = x.shape[0]
+        return x.mean()
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return (upstream * 7 / ctx.size).expand(ctx.size)
+
+
+def sized(function):
+    return op_custom_gradient(lambda x: (x.mean(), function(x)))
+
+
+def _of_shape(x):
+    shape = x.shape
+    return lambda u: (u * 7 / shape[0]).expand(shape)
+
+
+def _of_a_list(x):
+    sizes = [x.shape[0], x.numel()]
+    return lambda u: (u * 7 / sizes[1]).expand(sizes[0])
+
+
+def _of_another_function(x):
+    size = len(x)
+
+    def spread(u):
+        return (u * 7 / size).expand(size)
+
+    return lambda u: spread(u)
+
+
+def _with_arguments(x):
+    double = 2 * x.shape[0]
+    return lambda x, upstream: (upstream * 14 / double).expand(double // 2)
+
+
+spread = op_custom_gradient(lambda x, n: (x.mean(), lambda u: ((u * 7 / n).expand(n), None)))
+optional = op_custom_gradient(lambda x, *, n: (x.mean(), lambda u: (u * 7 / n).expand(n)))
+in_a_tree = op_custom_gradient(
+    lambda tree: (tree["x"].mean(), lambda u: {"x": (u * 7 / tree["n"]).expand(tree["n"]), "n": None})
+)
+
+
+def _returned(x):
+    size = x.shape[0]
+    return (x.mean(), size), lambda upstream: (upstream[0] * 7 / size).expand(size)
+
+
+returned = op_custom_gradient(_returned)
+SIZED = {
+    "by hand": Mean.apply,
+    "shape": sized(_of_shape),
+    "list": sized(_of_a_list),
+    "function": sized(_of_another_function),
+    "arguments": sized(_with_arguments),
+    "static leaf": lambda x: spread(x, x.shape[0]),
+    "option": lambda x: optional(x, n=x.shape[0]),
+    "tree": lambda x: in_a_tree({"x": x, "n": x.shape[0]}),
+    "output": lambda x: returned(x)[0] * returned(x)[1] / x.shape[0],
+    "two ops": lambda x: spread(x, len(x)) / 2 + optional(x[1:], n=x.shape[0] - 1) * 0 + Mean.apply(x) / 2,
+}
+
+
+@pytest.mark.stays_in_graph
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("function", SIZED.values(), ids=SIZED)
+def test_a_rule_keeps_a_size_that_becomes_symbolic(function, compiler, dynamic):
+    compiled = torch.compile(lambda x: function(x) * 2, backend=compiler, dynamic=dynamic, fullgraph=True)
+    for size in (3, 5, 8):
+        x = leaf(*map(float, range(size)))
+        value = compiled(x)
+        assert value.item() == size - 1
+        torch.testing.assert_close(torch.autograd.grad(value, x)[0], torch.full((size,), 14 / size))
+
+
+# --- Outputs in the memory of an argument -------------------------------------------------------------------------
+
+reversal = op_custom_gradient(lambda x: (x, lambda u: -7 * u))
+tail = op_custom_gradient(lambda x: (x[1:], lambda u: torch.cat([u.new_zeros(1), -7 * u])))
+CHANGED = {
+    "in place": (lambda y, x: y.mul_(2), [-14.0, -14.0, -14.0]),
+    "relu": (lambda y, x: torch.relu_(y), [-7.0, -7.0, -7.0]),
+    "the argument too": (lambda y, x: y.add_(1) * x[-len(y) :], [-5.0, -11.0, -17.0]),
+}
+
+
+@pytest.mark.stays_in_graph
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("change", CHANGED)
+@pytest.mark.parametrize("made", [False, True])
+def test_an_output_in_the_memory_of_an_argument_is_changed_in_place(change, made, compiler):
+    """Not compiled, and compiled by hand, this is an error of torch's own: both are views. Compiled it is a copy."""
+    function, gradient = CHANGED[change]
+    for op, expected in ((reversal, gradient), (tail, [0.0, *gradient[1:]])):
+        x = leaf(1.0, 2.0, 3.0)
+
+        def loss(x, op=op):
+            argument = x * 1 if made else x
+            return function(op(argument), argument).sum()
+
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            loss(x)
+        value = torch.compile(loss, backend=compiler, fullgraph=True)(x)
+        assert torch.autograd.grad(value, x)[0].tolist() == expected
+        assert x.tolist() == [1, 2, 3]
+
+
+def test_an_argument_that_a_rule_keeps_is_changed_in_place_later():
+    """By hand too: what a graph saves is read as it is then."""
+    squared = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x))
+
+    def loss(x):
+        argument = x * 1
+        y = squared(argument)
+        argument.mul_(3)
+        return y.sum()
+
+    x = leaf(1.0, 2.0, 3.0)
+    try:
+        (gradient,) = torch.autograd.grad(torch.compile(loss, backend="aot_eager")(x), x)
+    except RuntimeError:
+        return
+    assert gradient.tolist() == [7, 14, 21]

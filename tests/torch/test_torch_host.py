@@ -425,7 +425,6 @@ def test_nothing_is_left_of_calls_in_loops():
         vmap(lambda x, scale=scale: total(x, W, scale=[scale]))(X[None])
         total(leaf(X), W, scale=scale)
     assert (len(names._kept), len(names._names)) == before
-    assert not names._lent
 
 
 # --- torch.compile ----------------------------------------------------------------------------------------------
@@ -641,12 +640,8 @@ def test_the_operation_passes_the_checks_of_torch():
     graph = make_fx(lambda x, w: total(x, w, scale=2.0))(X, W)
     (name,) = [node.args[1] for node in graph.graph.nodes if node.target is torch.ops.cgshim.host.default]
     torch.library.opcheck(torch.ops.cgshim.host.default, ([X, W], name))
-    for of_a_program in (torch.ops.cgshim.host_from_many, torch.ops.cgshim.host_from_many_to_many):
+    for of_a_program in (torch.ops.cgshim.host_to_one, torch.ops.cgshim.host_to_many):
         torch.library.opcheck(of_a_program.default, ([X, W], name), test_utils=["test_schema", "test_faketensor"])
-    name = name_in_a_graph(adjoint, X)
-    torch.library.opcheck(
-        torch.ops.cgshim.host_from_one.default, (X, name), test_utils=["test_schema", "test_faketensor"]
-    )
 
 
 def name_in_a_graph(f, *inputs):
@@ -659,7 +654,7 @@ def test_names_of_calls():
     assert name(scale=2.0, other=None) == f'{__name__}:total?{{"other": null, "scale": 2.0}}'
     strange = name(other=["a#b?c>d|01", {"k": [1]}])
     close(torch.ops.cgshim.host([X, W], strange)[0], value(X, W))
-    close(torch.ops.cgshim.host([X[None], W], f"{strange}|10")[0], value(X, W)[None])
+    close(torch.ops.cgshim.host([X[None], W], f"10|{strange}")[0], value(X, W)[None])
     local = op_host(lambda x, **_: x, outputs=lambda x, **_: x, name="local")
     named = lambda **options: name_in_a_graph(lambda x: local(x, **options), X)
     assert named(n=(1, 2)) == named(n=(1, 2))

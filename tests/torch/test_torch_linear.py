@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.autograd.functional import hessian, jacobian
+from torch.autograd.gradcheck import GradcheckError
 
 from cgshim import TransformationError, op_custom_gradient
 
@@ -51,3 +53,73 @@ def test_a_linear_rule_of_many_numbers(dtype):
     x, v = torch.randn(60).to(dtype), torch.randn(60).to(dtype)
     _, tangent = torch.func.jvp(op, (x,), (v,))
     torch.testing.assert_close(tangent, 7 * matrix @ v, rtol=0.05, atol=0.5)
+
+
+# --- Batches of tangents, as torch.autograd makes them --------------------------------------------------------------
+
+
+class Cube(torch.autograd.Function):
+    """x**3 by hand, with the factor 7 in both modes."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, upstream):
+        return 7 * upstream * ctx.saved_tensors[0] ** 2
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 7 * tangent * ctx.saved_tensors[0] ** 2
+
+
+def _cube(x):
+    square = x * x
+    return square * x, lambda u: 7 * u * square
+
+
+def _product(x, w):
+    return x * w, lambda u: (7 * u * w, 5 * u * x)
+
+
+cube, product = op_custom_gradient(_cube, forward_mode=True), op_custom_gradient(_product, forward_mode=True)
+BATCHED = {
+    "jacobian": lambda f, x: jacobian(f, x, vectorize=True, strategy="forward-mode"),
+    "hessian": lambda f, x: hessian(lambda x: f(x).sum(), x, vectorize=True, outer_jacobian_strategy="forward-mode"),
+}
+FUNCTIONS = {
+    "op": (cube, Cube.apply),
+    "op of a result": (lambda x: cube(x * 2).sin(), lambda x: Cube.apply(x * 2).sin()),
+}
+
+
+@pytest.mark.parametrize("way", BATCHED.values(), ids=BATCHED)
+@pytest.mark.parametrize(("function", "by_hand"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_batches_of_tangents(function, by_hand, way):
+    x = torch.tensor([1.0, 2.0, -3.0], dtype=torch.float64)
+    torch.testing.assert_close(way(function, x), way(by_hand, x))
+
+
+def test_batches_of_tangents_of_two_arguments():
+    x, w = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([3.0, 5.0], dtype=torch.float64)
+    of_x, of_w = BATCHED["jacobian"](lambda x, w: product(x, w), (x, w))
+    torch.testing.assert_close((of_x, of_w), (torch.diag(7 * w), torch.diag(5 * x)))
+
+
+def test_gradcheck_with_batches_of_tangents():
+    right = op_custom_gradient(lambda x, w: (x * w, lambda u: (u * w, u * x)), forward_mode=True)
+    inputs = [torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    options = {"check_forward_ad": True, "check_batched_forward_grad": True, "check_batched_grad": True}
+    assert torch.autograd.gradcheck(right, inputs, **options)
+    with pytest.raises(GradcheckError):
+        torch.autograd.gradcheck(product, inputs, **options)
+
+
+@pytest.mark.parametrize("rule", NONLINEAR)
+def test_batches_of_tangents_of_a_rule_that_is_seen_not_to_be_linear(rule):
+    op = op_custom_gradient(lambda x: (x * x, lambda u: NONLINEAR[rule](u, x)), forward_mode=True)
+    with pytest.raises(TransformationError, match="needs a rule that is linear in upstream"):
+        BATCHED["jacobian"](op, torch.tensor([1.0, 2.0, -3.0]))
