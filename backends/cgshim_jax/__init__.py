@@ -1,10 +1,12 @@
-"""JAX, in four ways, by what surrounds the call.
+"""JAX, in three ways, by what surrounds the call.
 
 - nothing, or vmap alone: an op is f.
-- one derivative in reverse mode: f and its rule run as they were written, and nothing is traced (_written).
-- several, or one and vmap: f runs once below the innermost, and its rule is traced there (_written).
-- jit, scan, forward mode, ...: f and its rule are staged, each once; what they captured becomes an argument (_staged).
-  Within jit a call is one operation, until a derivative or a batch of it is asked for (_deferred).
+- derivatives around values, and vmap perhaps: f runs below the innermost derivative, on values or on what the others
+  differentiate (_written). Under one derivative in reverse mode its rule runs as it was written, and nothing is traced;
+  else the rule is traced when f has run.
+- jit, scan, ...: f and its rule are traced, each once; what they close over becomes an argument (_staged).
+
+Either way JAX sees one operation of our own, whose derivative is the rule (_primitives).
 """
 
 from __future__ import annotations
@@ -19,22 +21,8 @@ import numpy as np
 
 from cgshim_jax._rules import is_differentiable
 from cgshim_jax._staged import run_staged
-from cgshim_jax._tracing import (
-    CONCRETIZATION_ERRORS,
-    Surroundings,
-    has_one_derivative,
-    is_differentiated,
-    is_known,
-    surroundings,
-)
-from cgshim_jax._versions import version_limits as version_limits
-from cgshim_jax._written import (
-    NotAsWrittenError,
-    closes_over_differentiated,
-    note_read,
-    run_as_written,
-    run_on_levels,
-)
+from cgshim_jax._tracing import CONCRETIZATION_ERRORS, Surroundings, is_differentiated, is_known, surroundings
+from cgshim_jax._written import NotAsWrittenError, Written, closes_over_differentiated, note_read
 
 if TYPE_CHECKING:
     from cgshim.backend import Call, HostCall, Spec
@@ -67,8 +55,7 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
 
 
 def convert_to_numpy(x: Array, /) -> Any:
-    if is_differentiated(x):
-        note_read()
+    note_read(x)
     return np.asarray(jax.lax.stop_gradient(x))
 
 
@@ -96,16 +83,14 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     if around is Surroundings.NOTHING and all(map(is_known, inputs)):
         return call.output_of(inputs)
     call = call.with_needed([is_differentiated(x) is not False and is_differentiable(x) for x in inputs])
-    in_reverse_mode = around is Surroundings.GRADIENTS
-    if around is Surroundings.LINEARIZATIONS:  # forward mode may be next, which takes a staged op
-        in_reverse_mode = not call.forward_mode
-    if not in_reverse_mode:
+    if around is Surroundings.STAGING or around is Surroundings.NOTHING:
         return run_staged(call, inputs)
     if closes_over_differentiated(call):
         with contextlib.suppress(*CONCRETIZATION_ERRORS):  # an object may hold what f does not read
             return run_staged(call, inputs, raised=CONCRETIZATION_ERRORS)
+    as_written = around is Surroundings.ONE_GRADIENT and not call.forward_mode
     with contextlib.suppress(NotAsWrittenError):
-        return (run_as_written if has_one_derivative() else run_on_levels)(call, inputs)
+        return Written(call, inputs, as_written).output()
     return run_staged(call, inputs)
 
 
@@ -125,3 +110,26 @@ def vjp(
         return list(pullback(cotangents))
 
     return outputs, gradients
+
+
+# --- Versions ----------------------------------------------------------------------------------------------------
+
+LIMITS = {
+    (0, 6): [
+        "within jit, grad_fn runs when the op is called, and not when a derivative is taken",
+        "shard_map refuses an op, in JAX's own words",
+        "jax.experimental.checkify does not look into an op whose derivative is taken around checkify",
+        "the second derivative of vmap of a jax.custom_vjp around an op fails",
+    ],
+}
+"""what versions before this one cannot do, and later ones can"""
+
+
+def version_limits() -> list[str]:
+    """Return what the installed JAX cannot do, and a newer one can: a sentence for each limit."""
+    return [
+        f"{limit} (from JAX {'.'.join(map(str, newer))} on it is as documented)"
+        for newer, limits in LIMITS.items()
+        for limit in limits
+        if jax.__version_info__ < newer
+    ]

@@ -17,7 +17,7 @@ from jax.interpreters import ad, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refuse_host_derivative, sentence
-from cgshim_jax._primitives import primitive
+from cgshim_jax._primitives import mesh_axis, primitive
 from cgshim_jax._private import callback_sharding, is_exported, type_made_of
 
 if TYPE_CHECKING:
@@ -115,7 +115,10 @@ def _batch(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, ru
         return _bound(runner, types, operands), [None] * len(types)
     over = tuple([((axis.size, *shape), dtype) for shape, dtype in types])
     first = [x if i is None else jnp.moveaxis(x, i, 0) for x, i in zip(operands, at, strict=True)]
-    return _bound(_Runner(runner.call.over(batched)), over, first), [0] * len(types)
+    results = _bound(_Runner(runner.call.over(batched)), over, first)
+    if mesh_axis(axis) is not None:  # a part of their types, where shardings are one
+        results = [jax.sharding.reshard(y, PartitionSpec(mesh_axis(axis))) for y in results]
+    return results, [0] * len(types)
 
 
 def _refuse(*operands: Any, runner: _Runner, types: Types) -> NoReturn:

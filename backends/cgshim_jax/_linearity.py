@@ -43,7 +43,7 @@ class Form(enum.IntEnum):
 ZERO, CONSTANT, LINEAR, UNKNOWN, NONLINEAR = Form
 
 _SUMS = frozenset({
-    "add", "sub", "add_any", "concatenate", "stack", "pad", "psum_invariant",
+    "add", "sub", "add_any", "concatenate", "stack", "pad", "psum_invariant", "complex",
 })  # fmt: skip
 """linear in all operands together"""
 
@@ -51,7 +51,7 @@ _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
 """linear in each operand"""
 
 _IN_FIRST = frozenset({
-    "neg", "convert_element_type", "reduce_precision", "real", "imag", "conj", "complex", "copy", "copy_p", "name",
+    "neg", "convert_element_type", "reduce_precision", "real", "imag", "conj", "copy", "copy_p", "name",
     "broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "rev", "slice", "dynamic_slice", "gather",
     "reduce_sum", "cumsum", "reduce_window_sum", "fft", "div", "split", "unstack", "device_put", "sharding_constraint",
     "optimization_barrier", "psum", "psum2", "pvary", "pbroadcast", "ppermute", "all_gather", "all_to_all",
@@ -140,8 +140,6 @@ class _Walk:
             return self.summed(name, operands)
         if name in _PRODUCTS:
             return self.product(name, operands)
-        if name == "complex":
-            return self.summed(name, operands)
         if name in _IN_FIRST:
             return self.linear_in(name, operands, [0])
         if name in _UPDATES:
@@ -155,22 +153,21 @@ class _Walk:
         if name in _NONLINEAR:
             return self.nonlinear(name)
         if name == "cgshim_transposed":
-            return self.linear_in(name, operands, range(eqn.params["residuals"], len(operands)))
+            return self.linear_in(name, operands, range(len(eqn.params["linear"].reads), len(operands)))
         if name == "cgshim_attached":
             return operands[len(operands) - len(eqn.outvars) :]
+        if name == "cgshim_op":
+            return self.inside(eqn.params["op"].f.jaxpr, operands)
         if name == "scan":
             return self.scan(eqn.params, operands)
         if name == "while":
             return self.loop(eqn.params, operands)
         if name == "cond":
             return self.branches(eqn.params["branches"], operands)
-        inner = next((eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None)
         if name == "custom_linear_solve":
-            constants = sum(eqn.params["const_lengths"])
-            return self.linear_in(name, operands, range(constants, len(operands)))
-        if inner is None:
-            return UNKNOWN
-        return self.inside(inner, operands)
+            return self.linear_in(name, operands, range(sum(eqn.params["const_lengths"]), len(operands)))
+        inner = next((eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None)
+        return UNKNOWN if inner is None else self.inside(inner, operands)
 
     # --- The ways in which operands come together ----------------------------------------------------------------
 
@@ -219,12 +216,12 @@ class _Walk:
 
     def scan(self, parameters: Any, operands: list[Form]) -> list[Form]:
         constants, carry, scanned = _private.parts_of_scan(parameters, operands)
-        carried = len(carry)
-        step: Callable[[list[Form]], list[Form]] = lambda carry: self.inside(
-            parameters["jaxpr"], [*constants, *carry, *scanned]
-        )
-        carry = self.settled(carry, lambda carry: step(carry)[:carried])
-        return [*carry, *step(carry)[carried:]]
+
+        def step(carry: list[Form]) -> list[Form]:
+            return self.inside(parameters["jaxpr"], [*constants, *carry, *scanned])
+
+        carry = self.settled(carry, step)
+        return [*carry, *step(carry)[len(carry) :]]
 
     def loop(self, parameters: Any, operands: list[Form]) -> list[Form]:
         of_condition, of_body = parameters["cond_nconsts"], parameters["body_nconsts"]
@@ -243,7 +240,7 @@ class _Walk:
     def settled(self, carry: list[Form], step: Callable[[list[Form]], list[Form]]) -> list[Form]:
         """Return the forms that a loop's values have after any number of steps."""
         while True:
-            after = [self.either(a, b) for a, b in zip(carry, step(carry), strict=True)]
+            after = [self.either(a, b) for a, b in zip(carry, step(carry), strict=False)]  # a scan has more results
             if after == carry:
                 return carry
             carry = after

@@ -1,127 +1,276 @@
-"""Two primitives of JAX that carry a rule where jax.custom_jvp and jax.custom_vjp cannot.
+"""The three operations that JAX sees of an op, in the place of jax.custom_vjp and jax.custom_jvp.
 
-`transposed` is a linear map that is given by its transpose: what a rule is to forward mode. Reverse mode transposes
-it, and so runs the rule itself. Only where the map is executed, in forward mode, is the rule transposed, or refused.
-(jax.custom_vjp has such a primitive inside, which can be neither executed nor batched;
-jax.custom_derivatives.linear_call cannot be batched.)
+`cgshim_op` is a call. Under a derivative it runs f below it, and then the rule is its derivative, in both modes.
 
-`attached` gives values that are known already the rule's derivative. (A custom_jvp does too, but JAX forgets it within
-a scan whose gradient is differentiated, and a custom_vjp has no forward mode.)
+`cgshim_attached` gives f's outputs the rule's derivative further out: it is a call that has been made already.
+
+`cgshim_transposed` is a linear map that is given by its transpose: what a rule is to forward mode. Reverse mode
+transposes it, and so runs the rule itself. Only where the map is executed, in forward mode, is the rule transposed, or
+refused.
+
+(JAX's own two are each half of this: a custom_vjp has no forward mode, and JAX forgets a custom_jvp within a scan whose
+gradient is differentiated. Both run f again where a jitted call is differentiated, and take the upstream of an output
+without the batch of a vmap for that of each member: 48 becomes 96 for two, in 0.4.38 to 0.12.)
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+import dataclasses
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import jax
-from jax.extend.core import Primitive
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cgshim.backend import CustomGradientError, TransformationError, sentence
+from cgshim.backend import Call, CustomGradientError, TransformationError, sentence
 from cgshim_jax import _private
-from cgshim_jax._rules import as_tensor
+from cgshim_jax._linearity import linearity_of
+from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_of
+from cgshim_jax._tracing import Jaxpr, is_tracer, jaxpr_of
 
 Array = Any
-Rule = Callable[[list[Array], list[Array]], list[Array]]
-Refusal = Callable[[], str | None]
+Rule = Callable[[list[Array], list[Array], Sequence[int]], Sequence[Array | None]]
+"""from residuals, upstreams and places of arguments to the gradients of these arguments"""
 
+_WHAT = "\0"
+"""where a refusal says what it got"""
 _NOT_TRANSPOSABLE = (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """what JAX raises for what is not linear, each primitive in its own way"""
 
 
-class Transposed:
-    """The transpose of `rule(residuals, upstreams) -> gradients`: a map from tangents to tangents of the outputs."""
+class Words(NamedTuple):
+    """What is said of an op where its rule may not be used. The call itself would keep tracers alive."""
 
-    def __init__(
-        self, op: str, rule: Rule, outputs: Sequence[Any], refusal: Refusal | None = None, once: str | None = None
-    ) -> None:
-        self.op = op
-        self.rule = rule
-        self.outputs = outputs
-        """the types of the outputs, which are those of the rule's upstreams"""
-        self.refusal = refusal
-        """returns why the map may not be executed, or None"""
-        self.once = once
-        """why the map's results may not be differentiated, or None"""
+    op: str
+    unpromised: str | None
+    """why forward mode is refused unless the rule is seen to be linear, or None"""
+    nonlinear: str
+    once: str | None
+    """why the gradients may not be differentiated, or None"""
 
-    def __call__(self, residuals: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
-        """Return the outputs' tangents."""
-        outputs: list[Array] = _transposed.bind(*residuals, *tangents, linear_map=self, residuals=len(residuals))
+    @staticmethod
+    def of(call: Call) -> Words:
+        key = call.name, call.forward_mode, call.once_differentiable
+        if key not in _WORDS:
+            _WORDS[key] = Words(
+                call.name,
+                None if call.forward_mode else message_of(call.refuse_forward_mode, "jvp, jacfwd or linearize"),
+                message_of(call.refuse_nonlinear, _WHAT),
+                message_of(call.refuse_second_order, "its derivative") if call.once_differentiable else None,
+            )
+        return _WORDS[key]
+
+
+_WORDS: dict[Any, Words] = {}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Linear:
+    """The derivative of a run of f, as its transpose, the rule.
+
+    As it is callable, no cache of JAX keeps it alive, and what the rule holds.
+    """
+
+    words: Words
+    rule: Rule
+    outputs: int
+    float_at: Sequence[int]
+    """which outputs have an upstream"""
+    types: Sequence[Any]
+    """the types of these upstreams"""
+    reads: Sequence[int]
+    """which of the arguments, the other residuals and the outputs are the rule's residuals"""
+    gives: Collection[int]
+    """which arguments have a gradient"""
+    owner: Any = None
+    """what is to live as long as the map: a grad_fn that owns what a host function keeps for it"""
+
+    def attach(self, tensors: Sequence[Array], first: bool = False) -> list[Array]:
+        """Return the outputs, which are the last of the tensors, with this map for their derivative."""
+        if not any(map(is_tracer, tensors)):
+            return list(tensors[-self.outputs :])
+        outputs: list[Array] = _attached.bind(*tensors, linear=self, first=first)
         return outputs
 
-    def attach(
-        self, residuals: Sequence[Array], arguments: Sequence[Array], outputs: Sequence[Array], kept: Sequence[int] = ()
-    ) -> list[Array]:
-        """Return outputs, with this map for their derivative by arguments; those at `kept` are its last residuals."""
-        attached: list[Array] = _attached.bind(
-            *residuals, *arguments, *outputs, linear_map=self, residuals=len(residuals), kept=tuple(kept)
-        )
-        return attached
+    def differentiate(self, tensors: Sequence[Array], moving: Sequence[bool], first: bool) -> _Derivative:
+        """Return the outputs and how they move with these arguments, where tensors are below the derivative."""
+        outputs = self.attach(tensors)
+        tensors = [*tensors[: len(tensors) - self.outputs], *outputs]  # an output that the rule keeps is the op's own
+        picked = tuple(i for i, moves in enumerate(moving) if moves and i in self.gives)
+        return _Derivative(self, outputs, [tensors[i] for i in self.reads], picked, first)
 
-    def execute(self, residuals: list[Array], tangents: list[Array]) -> list[Array]:
-        """Return the outputs' tangents in forward mode."""
-        refusal = self.refusal and self.refusal()
-        if refusal is not None:
-            raise TransformationError(refusal)
+    def over(self, axis: Any, residuals_at: Sequence[int | None], arguments_at: Mapping[int, int | None]) -> Linear:
+        """Return the map over a batch: the operands have it at these axes, and the outputs at their first axis."""
+
+        def rule(residuals: list[Array], upstreams: list[Array], picked: Sequence[int]) -> list[Array | None]:
+            of_one: Callable[..., Any] = lambda residuals, upstreams: self.rule(residuals, upstreams, picked)
+            out_axes = [arguments_at[i] or 0 for i in picked]
+            gradients = vmap_over(axis, of_one, (list(residuals_at), 0), out_axes)(residuals, upstreams)
+            return [
+                g.sum(0) if g is not None and arguments_at[i] is None else g
+                for g, i in zip(gradients, picked, strict=True)
+            ]
+
+        return dataclasses.replace(self, rule=rule, types=[_batched(y, axis) for y in self.types])
+
+    def __call__(self, residuals: list[Array], upstreams: Sequence[Any], picked: Sequence[int]) -> list[Array | None]:
+        """Return gradients: run the rule."""
+        upstreams = [ad.instantiate_zeros(u) for u in upstreams]
+        whole = [
+            u if is_tensor(u) else jnp.asarray(u, kind.dtype) for u, kind in zip(upstreams, self.types, strict=True)
+        ]  # a pullback may be given Python's numbers
+        gradients = list(self.rule(residuals, whole, picked))
+        if self.words.once is None:
+            return gradients
+        return without_derivative(self.words.op, gradients, [*residuals, *whole], self.words.once)
+
+    def execute(self, residuals: list[Array], tangents: list[Array], picked: Sequence[int], first: bool) -> list[Array]:
+        """Return the outputs' tangents in forward mode, which may be refused: at first, or over another derivative."""
+        words = self.words
+        if first and words.unpromised is not None:
+            raise TransformationError(words.unpromised)
 
         def fitting(*upstreams: Array) -> list[Array]:
-            gradients = self.rule(residuals, list(upstreams))
-            return [fit(g, t.aval) for g, t in zip(gradients, map(as_tensor, tangents), strict=True)]
+            gradients = self.rule(residuals, list(upstreams), picked)
+            return [
+                jnp.zeros_like(t) if g is None else fit(g, t.aval)
+                for g, t in zip(gradients, map(as_tensor, tangents), strict=True)
+            ]
 
+        jaxpr, captured = jaxpr_of(fitting, self.types)
+        linearity = linearity_of(jaxpr)
+        if words.unpromised is not None and not linearity.is_linear:
+            raise TransformationError(words.unpromised)
+        if linearity.operation is not None:
+            raise TransformationError(words.nonlinear.replace(_WHAT, linearity.operation))
         try:
-            transpose = jax.linear_transpose(fitting, *self.outputs)
+            transpose = jax.linear_transpose(lambda *upstreams: jaxpr(captured, upstreams), *self.types)
             outputs = list(transpose(tangents))
         except CustomGradientError:  # an op in the rule says more exactly what it refuses
             raise
         except _NOT_TRANSPOSABLE as error:
             raise TransformationError(
-                sentence(self.op, must="forward mode needs a rule that is linear in upstream",
+                sentence(words.op, must="forward mode needs a rule that is linear in upstream",
                          got="one that JAX cannot transpose", do="write it in linear operations, or use reverse mode")
             ) from error  # fmt: skip
-        if self.once is not None:
-            return without_derivative(self.op, outputs, [*residuals, *tangents], self.once)
+        if words.once is not None:
+            return without_derivative(words.op, outputs, [*residuals, *tangents], words.once)
         return outputs
 
-    def only(self, picked: Sequence[int]) -> Transposed:
-        """Return the map from some of the tangents, where the others are zero."""
 
-        def rule(residuals: list[Array], upstreams: list[Array]) -> list[Array]:
-            gradients = self.rule(residuals, upstreams)
-            return [gradients[i] for i in picked]
+class _Derivative(NamedTuple):
+    linear: Linear
+    outputs: list[Array]
+    residuals: list[Array]
+    picked: tuple[int, ...]
+    """the arguments of which the derivative is taken"""
+    first: bool
 
-        return Transposed(self.op, rule, self.outputs, self.refusal, self.once)
+    def tangents(self, residuals: Sequence[Array], tangents: Sequence[Any]) -> list[Any]:
+        """Return the outputs' tangents."""
+        found: list[Any] = [ad.Zero(y.aval.to_tangent_aval()) for y in self.outputs]
+        if self.picked:
+            moved = _transposed.bind(
+                *residuals, *(tangents[i] for i in self.picked),
+                linear=self.linear, picked=self.picked, first=self.first,
+            )  # fmt: skip
+            for at, tangent in zip(self.linear.float_at, moved, strict=True):
+                found[at] = tangent
+        return found
 
-    def over(self, axis: Any, residuals_at: Sequence[int | None], tangents_at: Sequence[int | None]) -> Transposed:
-        """Return the map over a batch: the operands have it at these axes, and the outputs at their first axis."""
-        rule = vmap_over(axis, self.rule, (list(residuals_at), 0), [at or 0 for at in tangents_at])
+    def jvp(self, tangents: Sequence[Any]) -> Any:
+        return self.outputs, self.tangents(self.residuals, tangents)
 
-        def summed(residuals: list[Array], upstreams: list[Array]) -> list[Array]:
-            gradients = rule(residuals, upstreams)
-            return [g.sum(0) if at is None else g for g, at in zip(gradients, tangents_at, strict=True)]
+    def linearization(self) -> Any:
+        moves = [bool(self.picked) and at in self.linear.float_at for at in range(len(self.outputs))]
+        return self.outputs, moves, self.residuals, lambda residuals, *tangents: self.tangents(residuals, tangents)
 
-        return Transposed(self.op, summed, [_batched(y, axis) for y in self.outputs], self.refusal, self.once)
+
+class Op:
+    """A call, as a parameter of the operation that JAX sees."""
+
+    words: Words
+    f: Jaxpr | None = None
+    """from arguments to outputs, once somebody has asked for their types"""
+
+    def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
+        """Return the outputs."""
+        return self.forward(arguments)[0]
+
+    def forward(self, arguments: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array], Linear]:
+        """Return the outputs, the residuals that are neither arguments nor outputs, and the derivative."""
+        raise NotImplementedError
+
+    def __call__(self, arguments: Sequence[Array]) -> list[Array]:
+        outputs: list[Array] = _op.bind(*arguments, op=self)
+        return outputs
+
+    def traced(self, types: Sequence[Any]) -> Jaxpr:
+        """Return f as a jaxpr of arguments of these types."""
+        if self.f is None or any(v.aval != kind for v, kind in zip(self.f.invars, types, strict=True)):
+            self.f, _ = jaxpr_of(lambda *arguments: list(self.primal(arguments)), types)
+        return self.f
+
+
+class _Over(Op):
+    """A call over a batch."""
+
+    def __init__(self, op: Op, axis: Any, at: Sequence[int | None]) -> None:
+        self.op, self.axis, self.at, self.words = op, axis, at, op.words
+
+    def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
+        primal = vmap_over(self.axis, lambda *arguments: list(self.op.primal(arguments)), tuple(self.at), 0)
+        return list(primal(*arguments))
+
+    def forward(self, arguments: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array], Linear]:
+        found: list[Linear] = []
+
+        def of_one(*arguments: Array) -> Any:
+            outputs, others, linear = self.op.forward(arguments)
+            found.append(linear)
+            return list(outputs), list(others)
+
+        outputs, others = vmap_over(self.axis, of_one, tuple(self.at), 0)(*arguments)
+        linear = found[-1]
+        at = [*self.at, *[0] * (len(others) + len(outputs))]
+        return outputs, others, linear.over(self.axis, [at[i] for i in linear.reads], dict(enumerate(self.at)))
 
 
 def vmap_over(axis: Any, function: Callable[..., Any], in_axes: Any, out_axes: Any) -> Callable[..., Any]:
     """Return the function over the batch that JAX is making now."""
     vmapped: Callable[..., Any] = jax.vmap(
         function, in_axes=in_axes, out_axes=out_axes,
-        axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name or _mesh_axis(axis),
+        axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name or mesh_axis(axis),
     )  # fmt: skip
     return vmapped
 
 
 def _batched(kind: Any, axis: Any) -> Any:
-    if _mesh_axis(axis) is None:
+    if mesh_axis(axis) is None:
         return kind.update(shape=(axis.size, *kind.shape))
-    return _private.unmapped_aval(axis.size, 0, kind, _mesh_axis(axis))
+    return _private.unmapped_aval(axis.size, 0, kind, mesh_axis(axis))
 
 
-def _mesh_axis(axis: Any) -> Any:
+def mesh_axis(axis: Any) -> Any:
     """Return the mesh axes over which a batch is sharded, if shardings are a part of types."""
     return getattr(axis, "explicit_mesh_axis", None)
+
+
+def fit(gradient: Array, kind: Any) -> Array:
+    """Return the gradient of an argument of this type, summed over the devices of a shard_map that share it.
+
+    Where shardings are a part of types, it gets the argument's: what NumPy has made is not sharded.
+    """
+    same_on = _varies_over(gradient.aval) - _varies_over(kind)
+    if same_on:
+        gradient = jax.lax.psum(gradient, tuple(sorted(same_on)))
+    sharding = getattr(kind, "sharding", None)
+    if sharding is not None and any(sharding.spec) and gradient.aval.sharding.spec != sharding.spec:
+        return jax.sharding.reshard(gradient, sharding)
+    return gradient
 
 
 def _varies_over(kind: Any) -> frozenset[Any]:
@@ -129,54 +278,33 @@ def _varies_over(kind: Any) -> frozenset[Any]:
     return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())
 
 
-# --- The map ----------------------------------------------------------------------------------------------------
-
-
-def _types(*operands: Any, linear_map: Transposed, residuals: int) -> list[Any]:
-    return list(linear_map.outputs)
-
-
-def _execute(*operands: Array, linear_map: Transposed, residuals: int) -> list[Array]:
-    return linear_map.execute(list(operands[:residuals]), list(operands[residuals:]))
-
-
-def _jvp(primals: Sequence[Array], tangents: Sequence[Array], **parameters: Any) -> Any:
-    whole = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
-    return jax.jvp(functools.partial(_execute, **parameters), tuple(primals), whole)
-
-
-def _transpose(
-    upstreams: Sequence[Array], *operands: Array, linear_map: Transposed, residuals: int
+def without_derivative(
+    op: str, values: Sequence[Array | None], of: Sequence[Array], refusal: str
 ) -> list[Array | None]:
-    if all(isinstance(u, ad.Zero) for u in upstreams):  # not even zeros, which would have a dtype of their own
-        return [None] * len(operands)
-    of_rule = list(operands[:residuals]), [ad.instantiate_zeros(u) for u in upstreams]
-    gradients: Sequence[Array | None] = linear_map.rule(*of_rule)
-    if linear_map.once is not None:
-        gradients = without_derivative(linear_map.op, gradients, [*of_rule[0], *of_rule[1]], linear_map.once)
-    tangents = operands[residuals:]
-    fitting = [fit(g, t.aval) if ad.is_undefined_primal(t) else None for g, t in zip(gradients, tangents, strict=True)]
-    return [None] * residuals + fitting
+    """Return values whose derivative by `of`, the tensors that they are made of, raises the error `refusal`."""
+    arguments = [x for x in of if is_differentiable(x)]
+    if not any(map(is_tracer, arguments)):
+        return list(values)
+
+    def refuse(*given: Any) -> NoReturn:
+        raise TransformationError(refusal)
+
+    at = [i for i, value in enumerate(values) if value is not None]
+    made = [jax.lax.stop_gradient(values[i]) for i in at]
+    words, places = Words(op, refusal, refusal, None), range(len(made))
+    linear = Linear(words, refuse, len(made), places, [x.aval for x in made], [], range(len(arguments)))
+    found: list[Any] = [None] * len(values)
+    for i, value in zip(at, _attached.bind(*arguments, *made, linear=linear, first=True), strict=True):
+        found[i] = value
+    return found
 
 
-def fit(gradient: Array, kind: Any) -> Array:
-    """Return the gradient of an argument of this type, summed over the devices of a shard_map that share it."""
-    same_on = _varies_over(gradient.aval) - _varies_over(kind)
-    return jax.lax.psum(gradient, tuple(sorted(same_on))) if same_on else gradient
-
-
-def _batch(
-    axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, linear_map: Transposed, residuals: int
-) -> Any:
-    batched = any(i is not None for i in at)  # JAX asks even where nothing is
-    over = linear_map.over(axis, at[:residuals], at[residuals:]) if batched else linear_map
-    outputs = over(operands[:residuals], operands[residuals:])
-    return outputs, [0 if batched else None] * len(outputs)
+# --- The operations -------------------------------------------------------------------------------------------------
 
 
 def primitive(
     name: str, evaluate: Callable[..., Any], types: Callable[..., Any], jvp: Callable[..., Any],
-    batch: Callable[..., Any], lower: Callable[..., Any],
+    batch: Callable[..., Any], lower: Callable[..., Any] | None = None,
 ) -> Any:  # fmt: skip
     """Return a new primitive with any number of results."""
     made = Primitive(name)
@@ -185,104 +313,150 @@ def primitive(
     made.def_impl(evaluate)
     ad.primitive_jvps[made] = jvp
     batching.fancy_primitive_batchers[made] = batch
-    mlir.register_lowering(made, lower)
+    mlir.register_lowering(made, lower or mlir.lower_fun(evaluate, multiple_results=True))
     return made
 
 
-_lower = mlir.lower_fun(_execute, multiple_results=True)
-_transposed = primitive("cgshim_transposed", _execute, _types, _jvp, _batch, _lower)
-ad.primitive_transposes[_transposed] = _transpose
+def _moving(tangents: Sequence[Any]) -> list[bool]:
+    return [not isinstance(t, ad.Zero) for t in tangents]
 
 
-# --- Values that have it for a derivative -----------------------------------------------------------------------
+def _nonzeros_and_primals(given: Sequence[Any]) -> tuple[Sequence[bool], Sequence[Array]]:
+    """Return what a rule of _private.primitive_linearizations is given, which since 0.9 begins with another flag."""
+    nonzeros, *primals = given[isinstance(given[0], bool) :]
+    return nonzeros, primals
 
 
-def _outputs(*operands: Any, linear_map: Transposed, residuals: int, kept: tuple[int, ...]) -> list[Any]:
-    return list(operands[len(operands) - len(linear_map.outputs) :])
+def _evaluate_op(*operands: Array, op: Op) -> list[Array]:
+    return list(op.f([], operands) if op.f is not None else op.primal(operands))
 
 
-def _jvp_of_attached(
-    primals: Sequence[Array], tangents: Sequence[Any], *, linear_map: Transposed, residuals: int, kept: tuple[int, ...]
-) -> Any:
-    outputs = _attached.bind(*primals, linear_map=linear_map, residuals=residuals, kept=kept)
-    moving = tangents[residuals : len(primals) - len(outputs)]
-    picked = [i for i, tangent in enumerate(moving) if not isinstance(tangent, ad.Zero)]
-    if not picked:
-        return outputs, [ad.Zero(kind.to_tangent_aval()) for kind in linear_map.outputs]
-    of_rule = [*primals[:residuals], *(outputs[at] for at in kept)]  # a kept output has the rule's derivative too
-    return outputs, linear_map.only(picked)(of_rule, [moving[i] for i in picked])
+def _types_of_op(*types: Any, op: Op) -> list[Any]:
+    return [v.aval for v in op.traced(types).jaxpr.outvars]
+
+
+def _run(op: Op, primals: Sequence[Array], moving: Sequence[bool]) -> _Derivative:
+    outputs, others, linear = op.forward(primals)
+    return linear.differentiate([*primals, *others, *outputs], moving, first=True)
+
+
+def _jvp_of_op(primals: Sequence[Array], tangents: Sequence[Any], *, op: Op) -> Any:
+    return _run(op, primals, _moving(tangents)).jvp(tangents)
+
+
+def _linearize_op(*given: Any, op: Op) -> Any:
+    nonzeros, primals = _nonzeros_and_primals(given)
+    return _run(op, primals, nonzeros).linearization()
+
+
+def _batch_op(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, op: Op) -> Any:
+    batched = any(i is not None for i in at)  # JAX asks even where nothing is
+    outputs = (_Over(op, axis, at) if batched else op)(operands)
+    return outputs, [0 if batched else None] * len(outputs)
+
+
+_op = primitive("cgshim_op", _evaluate_op, _types_of_op, _jvp_of_op, _batch_op)
+_private.primitive_linearizations[_op] = _linearize_op
+
+
+def _check(*given: Any, op: Op) -> tuple[Any, list[Array]]:
+    """Return f's outputs with the rule's derivative, and the first error that checkify finds in f or found before."""
+    context, (error, enabled, *operands) = given[: _private.checkify_contexts], given[_private.checkify_contexts :]
+    jaxpr = op.traced([x.aval for x in operands])
+    constants = [jax.lax.stop_gradient(x) for x in operands]  # errors have no derivative; XLA evaluates f once
+    closed = ClosedJaxpr(jaxpr.jaxpr, jaxpr.constants)
+    error, _ = _private.checkify_jaxpr(*context, closed, enabled, error, *constants)
+    return error, op(operands)
+
+
+_private.error_checks[_op] = _check
+
+
+def _outputs(*operands: Any, linear: Linear, first: bool) -> list[Any]:
+    return list(operands[len(operands) - linear.outputs :])
+
+
+def _jvp_of_attached(primals: Sequence[Array], tangents: Sequence[Any], *, linear: Linear, first: bool) -> Any:
+    return linear.differentiate(primals, _moving(tangents), first).jvp(tangents)
+
+
+def _linearize_attached(*given: Any, linear: Linear, first: bool) -> Any:
+    nonzeros, primals = _nonzeros_and_primals(given)
+    return linear.differentiate(primals, nonzeros, first).linearization()
 
 
 def _batch_of_attached(
-    axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, linear_map: Transposed, residuals: int,
-    kept: tuple[int, ...],
-) -> Any:  # fmt: skip
-    first = len(operands) - len(linear_map.outputs)
-    if all(i is None for i in at):
-        outputs = linear_map.attach(operands[:residuals], operands[residuals:first], operands[first:], kept)
-        return outputs, [None] * len(outputs)
-    values = [batching.bdim_at_front(y, i, axis.size) for y, i in zip(operands[first:], at[first:], strict=True)]
-    over = linear_map.over(axis, [*at[:residuals], *(0 for _ in kept)], at[residuals:first])
-    return over.attach(operands[:residuals], operands[residuals:first], values, kept), [0] * len(values)
+    axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, linear: Linear, first: bool
+) -> Any:
+    count = len(operands) - linear.outputs
+    if any(i is not None for i in at):
+        values = [batching.bdim_at_front(y, i, axis.size) for y, i in zip(operands[count:], at[count:], strict=True)]
+        operands = [*operands[:count], *values]
+        at = [*at[:count], *(0 for _ in values)]
+        linear = linear.over(axis, [at[i] for i in linear.reads], dict(enumerate(at)))
+    return _attached.bind(*operands, linear=linear, first=first), at[count:]
 
 
-_lower_attached = mlir.lower_fun(_outputs, multiple_results=True)
-_attached = primitive("cgshim_attached", _outputs, _outputs, _jvp_of_attached, _batch_of_attached, _lower_attached)
+_attached = primitive("cgshim_attached", _outputs, _outputs, _jvp_of_attached, _batch_of_attached)
+_private.primitive_linearizations[_attached] = _linearize_attached
 
 
-# --- Outputs that a batch does not change ---------------------------------------------------------------------------
+def _execute(*operands: Array, linear: Linear, picked: Sequence[int], first: bool) -> list[Array]:
+    count = len(linear.reads)
+    return linear.execute(list(operands[:count]), list(operands[count:]), picked, first)
 
 
-def spread(outputs: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
-    """Return outputs, which under vmap have the batch as soon as one argument has it.
-
-    JAX takes the upstream of an output without the batch for that of all its members, and a rule that adds it to a
-    gradient of each member would count it as often as there are members (48 becomes 96 for two, and by a custom_vjp
-    written by hand too: seen in 0.4.38 to 0.12).
-    """
-    found: list[Array] = _spread.bind(*outputs, *arguments, outputs=len(outputs))
-    return found
+def _jvp_of_transposed(primals: Sequence[Array], tangents: Sequence[Array], **how: Any) -> Any:
+    whole = tuple(ad.instantiate_zeros(tangent) for tangent in tangents)
+    return jax.jvp(lambda *operands: _execute(*operands, **how), tuple(primals), whole)
 
 
-def _outputs_of_spread(*operands: Any, outputs: int) -> list[Any]:
-    return list(operands[:outputs])
-
-
-def _jvp_of_spread(primals: Sequence[Array], tangents: Sequence[Any], *, outputs: int) -> Any:
-    return _spread.bind(*primals, outputs=outputs), list(tangents[:outputs])
-
-
-def _batch_of_spread(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, outputs: int) -> Any:
-    if all(i is None for i in at):
-        return list(operands[:outputs]), [None] * outputs
-    pairs = zip(operands[:outputs], at[:outputs], strict=True)
-    values = [batching.bdim_at_front(y, i, axis.size) for y, i in pairs]
-    return spread(values, operands[outputs:]), [0] * outputs  # for another vmap around this one
-
-
-_lower_spread = mlir.lower_fun(_outputs_of_spread, multiple_results=True)
-_spread = primitive(
-    "cgshim_spread", _outputs_of_spread, _outputs_of_spread, _jvp_of_spread, _batch_of_spread, _lower_spread
-)
-
-
-def without_derivative(
-    op: str, values: Sequence[Array | None], of: Sequence[Array], refusal: str
+def _transpose(
+    upstreams: Sequence[Any], *operands: Array, linear: Linear, picked: Sequence[int], first: bool
 ) -> list[Array | None]:
-    """Return values whose derivative by `of`, the tensors that they are made of, raises the error `refusal`."""
-    arguments = [x for x in of if _is_float(x)]
-    at = [i for i, value in enumerate(values) if value is not None]
-
-    def refuse(residuals: list[Array], upstreams: list[Array]) -> NoReturn:
-        raise TransformationError(refusal)
-
-    if not any(isinstance(x, jax.core.Tracer) for x in arguments):
-        return list(values)
-    made = [jax.lax.stop_gradient(values[i]) for i in at]
-    linear_map = Transposed(op, refuse, [x.aval for x in made], lambda: refusal)
-    attached = dict(zip(at, linear_map.attach([], arguments, made), strict=True))
-    return [attached.get(i) for i in range(len(values))]
+    if all(isinstance(u, ad.Zero) for u in upstreams):  # not even zeros, which would have a dtype of their own
+        return [None] * len(operands)
+    count = len(linear.reads)
+    gradients = linear(list(operands[:count]), upstreams, picked)
+    return [None] * count + [
+        fit(g, t.aval) if g is not None and ad.is_undefined_primal(t) else None
+        for g, t in zip(gradients, operands[count:], strict=True)
+    ]
 
 
-def _is_float(x: Array) -> bool:
-    return bool(jax.numpy.issubdtype(x.dtype, jax.numpy.inexact))
+def _batch_of_transposed(
+    axis: Any, operands: Sequence[Array], at: Sequence[int | None], *,
+    linear: Linear, picked: Sequence[int], first: bool,
+) -> Any:  # fmt: skip
+    batched = any(i is not None for i in at)
+    if batched:
+        count = len(linear.reads)
+        linear = linear.over(axis, at[:count], dict(zip(picked, at[count:], strict=True)))
+    outputs = _transposed.bind(*operands, linear=linear, picked=picked, first=first)
+    return outputs, [0 if batched else None] * len(outputs)
+
+
+_transposed = primitive(
+    "cgshim_transposed", _execute, lambda *types, linear, **how: list(linear.types),
+    _jvp_of_transposed, _batch_of_transposed,
+)  # fmt: skip
+ad.primitive_transposes[_transposed] = _transpose
+
+
+# --- What JAX has outside of its core, once it is imported ------------------------------------------------------------
+
+
+def let_others_know() -> None:
+    """Let Pallas lower a call whose kernel is being traced, and let jet refuse one."""
+    for each, evaluate in (_op, _evaluate_op), (_attached, _outputs):
+        _private.lower_in_kernels(each, evaluate)
+        if "jax.experimental.jet" in sys.modules:
+            sys.modules["jax.experimental.jet"].jet_rules[each] = _refuse_jet
+
+
+def _refuse_jet(primals: Any, series: Any, **parameters: Any) -> NoReturn:
+    (name,) = [x.words.op for x in parameters.values() if hasattr(x, "words")]
+    raise TransformationError(
+        sentence(name, must="a rule gives one derivative at a time", got="jax.experimental.jet",
+                 do="nest jax.grad, or jax.jvp with op_custom_gradient(forward_mode=True)")
+    )  # fmt: skip

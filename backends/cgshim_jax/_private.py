@@ -2,60 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Sequence
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import jax
-
-try:  # What JAX is doing around a call. Without these names every call is staged.
-    from jax._src.core import EvalTrace as EvalTrace  # operations that run at once: 0.4.36 to 0.12
-    from jax._src.core import Trace as Trace  # what is done with operations: 0.4 to 0.12
-    from jax._src.core import set_current_trace as set_current_trace  # until a block ends: 0.4.36 to 0.12
-    from jax._src.core import trace_ctx as trace_ctx  # the current trace: 0.4.36 to 0.12
-    from jax._src.interpreters.ad import JVPTrace as JVPTrace  # forward mode: 0.4 to 0.12
-    from jax._src.interpreters.ad import LinearizeTrace as LinearizeTrace  # reverse mode: 0.4.36 to 0.12
-    from jax._src.interpreters.batching import BatchTrace as BatchTrace  # vmap: 0.4 to 0.12
-    from jax._src.interpreters.partial_eval import DynamicJaxprTrace as DynamicJaxprTrace  # jit, scan, ...: 0.4 to 0.12
-    from jax._src.interpreters.partial_eval import JaxprTrace as JaxprTrace  # reverse mode before 0.7: 0.4 to 0.12
-
-    tells_traces = True
-    # Whether types tell over which devices of a shard_map values vary (0.6 to 0.12). Before, a shard_map refuses
-    # operations that it does not know.
-    types_tell_devices = any(hasattr(jax.core.ShapedArray, name) for name in ("mat", "vma"))
-except ImportError:
-    tells_traces = False
-    Trace = object
-
+from jax._src.callback import _callback_op_sharding  # where a compiled program calls the host: 0.4 to 0.12
+from jax._src.checkify import checkify_jaxpr as checkify_jaxpr  # what checkify does with a function: 0.4 to 0.12
+from jax._src.checkify import error_checks as error_checks  # what it does with each primitive: 0.4 to 0.12
+from jax._src.core import EvalTrace as EvalTrace  # operations that run at once: 0.4.36 to 0.12
+from jax._src.core import Trace as Trace  # what is done with operations: 0.4 to 0.12
+from jax._src.core import set_current_trace as set_current_trace  # until a block ends: 0.4.36 to 0.12
+from jax._src.core import trace_ctx as trace_ctx  # the current trace: 0.4.36 to 0.12
 from jax._src.core import unmapped_aval as unmapped_aval  # the type of a batch, with its sharding: 0.4 to 0.12
+from jax._src.interpreters.ad import JVPTrace as JVPTrace  # forward mode: 0.4 to 0.12
+from jax._src.interpreters.ad import LinearizeTrace as LinearizeTrace  # reverse mode: 0.4.36 to 0.12
+from jax._src.interpreters.batching import BatchTrace as BatchTrace  # vmap: 0.4 to 0.12
+from jax._src.interpreters.partial_eval import JaxprTrace as JaxprTrace  # reverse mode before 0.7: 0.4 to 0.12
+
+# Whether types tell over which devices of a shard_map values vary (0.6 to 0.12). Before, a shard_map refuses
+# operations that it does not know.
+types_tell_devices = any(hasattr(jax.core.ShapedArray, name) for name in ("mat", "vma"))
+
+# How many arguments come before the error in checkify's functions: a context, since 0.11.
+checkify_contexts = int("ctx" in inspect.signature(checkify_jaxpr).parameters)
+
+try:  # How reverse mode takes an operation's derivative: 0.5 to 0.12. Without it JAX takes it by way of forward mode.
+    from jax._src.interpreters.ad import primitive_linearizations as primitive_linearizations
+except ImportError:
+    primitive_linearizations = {}
 
 try:  # What is within jax.make_jaxpr, at half its time: 0.5 to 0.12. Without these names jax.make_jaxpr serves.
     from jax.api_util import debug_info as debug_info
     from jax.extend.linear_util import wrap_init as wrap_init
     from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic as trace_to_jaxpr_dynamic
-
-    has_trace_to_jaxpr = True
 except ImportError:
-    debug_info = None
-    has_trace_to_jaxpr = False
-
-try:  # What jax.experimental.checkify does with each primitive: 0.4 to 0.12. Without these names it looks into no op.
-    from jax._src.checkify import checkify_jaxpr as checkify_jaxpr
-    from jax._src.checkify import error_checks as error_checks
-
-    # How many arguments come before the error: a context, since 0.11.
-    checkify_contexts = int("ctx" in inspect.signature(checkify_jaxpr).parameters)
-except ImportError:
-    checkify_jaxpr = None
-    error_checks = {}
-    checkify_contexts = 0
+    debug_info = trace_to_jaxpr_dynamic = None
 
 
-try:  # Where a compiled program calls the host: 0.4 to 0.12. Without it each device makes the call, for all of them.
-    from jax._src.callback import _callback_op_sharding
-except ImportError:
-    _callback_op_sharding = None
+def lower_in_kernels(primitive: Any, evaluate: Callable[..., Any]) -> None:
+    """Let Pallas lower an operation for TPUs, if a kernel is being traced: 0.8 to 0.12."""
+    core = sys.modules.get("jax._src.pallas.core")
+    if getattr(getattr(core, "_pallas_tracing_env", None), "grid_context", None) is None:
+        return
+    with contextlib.suppress(ImportError, AttributeError):
+        from jax._src.pallas.mosaic import lowering
+
+        lowering.register_lowering_rule(primitive)(lowering.lower_fun(evaluate))
 
 
 def parts_of_scan(parameters: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
@@ -70,8 +67,6 @@ def parts_of_scan(parameters: Any, operands: Sequence[Any]) -> tuple[list[Any], 
 
 def callback_sharding(context: Any) -> Any:
     """Return where a call of the host, which is being lowered, is made: on one device, or on each in a shard_map."""
-    if _callback_op_sharding is None:
-        return None
     given = context.module_context.axis_context, None, context.avals_out
     return _callback_op_sharding(*given[: len(inspect.signature(_callback_op_sharding).parameters)])
 
@@ -98,25 +93,22 @@ def type_made_of(operands: Sequence[Any], shape: tuple[int, ...], dtype: Any) ->
     return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding, **devices)
 
 
-def described(function: Callable[..., Any], arguments: int) -> Callable[..., Any]:
-    """Return the function, of so many positional arguments, with what JAX wants to know of its parameters.
-
-    JAX reads the signatures of a custom_vjp's three functions in each call, which takes a third of its time. It does
-    not read them if it finds `__fun_debug_info__` (seen in 0.10; a version that does not know it reads them).
-    """
-    function.__fun_debug_info__ = debug_info_of(arguments)  # type: ignore[attr-defined]
-    function.__signature__ = _ANY_ARGUMENTS  # type: ignore[attr-defined]  # which inspect takes for what it is
-    return function
+def debug_info_of(function: Callable[..., Any], arguments: int) -> Any:
+    """Return what JAX's messages say of a function that is traced, and of its arguments; None before JAX 0.5."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    name = getattr(function, "__name__", type(function).__name__)
+    code = getattr(function, "__code__", _op.__code__)
+    return debug_info and _debug_info(code, name, arguments)
 
 
 @functools.lru_cache(maxsize=256)
-def debug_info_of(arguments: int) -> Any:
-    """Return what JAX wants to know of the parameters of a function of so many arguments; None before JAX 0.5."""
-    return debug_info and debug_info("op_custom_gradient", _op, (0,) * arguments, {})
+def _debug_info(code: CodeType, name: str, arguments: int) -> Any:
+    """JAX reads name, line and parameters off a function: one without a closure, for JAX keeps what it finds."""
+    cells = tuple(CellType() for _ in code.co_freevars)
+    return debug_info("op_custom_gradient", FunctionType(code, {}, name, None, cells), (0,) * arguments, {})
 
 
 def _op(*arguments: Any) -> Any:
-    """Stands in JAX's messages for an op's functions: name and parameters are read off it."""
-
-
-_ANY_ARGUMENTS = inspect.signature(_op)
+    """Stands in JAX's messages for functions that have no code of their own."""

@@ -81,6 +81,21 @@ def explicit_shardings(one, product):
         yield jax.grad(lambda x: jax.grad(lambda x: (x * one(x)).sum())(x).sum())(x), by_rule(X, 2)
 
 
+def host_of_explicit_shardings(one, product):
+    def f(x):
+        return np.asarray(x) ** 3, lambda upstream: 7 * upstream * np.asarray(x) ** 2
+
+    op = op_custom_gradient(f, host_outputs=lambda x: x, forward_mode=one is cube_both_modes)
+    with jax.set_mesh(EXPLICIT):
+        x = jax.device_put(X, NamedSharding(EXPLICIT, P("d")))
+        for compiler in (lambda f: f), jax.jit:
+            yield compiler(op)(x), X**3
+            for gradient in jax.grad(lambda x: (3 * op(x)).sum()), jax.vmap(jax.grad(lambda x: 3 * op(x))):
+                found = compiler(gradient)(x)
+                assert jax.typeof(found).sharding.spec == P("d")
+                yield found, 21 * X**2
+
+
 def kept_outputs(one, product):
     def f(x):
         y = jax.lax.stop_gradient(jnp.exp(x))
@@ -102,7 +117,10 @@ def op_times(x, y):
     return op_custom_gradient(f)(x)
 
 
-CHECKS = (pmap, shard_map, forward_shard_map, hessian_of_shared, sharded_jit, explicit_shardings, kept_outputs)
+CHECKS = (
+    pmap, shard_map, forward_shard_map, hessian_of_shared, sharded_jit, explicit_shardings, host_of_explicit_shardings,
+    kept_outputs,
+)  # fmt: skip
 
 if __name__ == "__main__":
     assert int(sys.argv[1]) == N

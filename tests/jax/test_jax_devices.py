@@ -10,7 +10,8 @@ import pytest
 PROGRAM = Path(__file__).with_name("devices.py")
 MODES = ("reverse", "both modes")
 CHECKS = (
-    "pmap", "shard_map", "forward_shard_map", "hessian_of_shared", "sharded_jit", "explicit_shardings", "kept_outputs",
+    "pmap", "shard_map", "forward_shard_map", "hessian_of_shared", "sharded_jit", "explicit_shardings",
+    "host_of_explicit_shardings", "kept_outputs",
 )  # fmt: skip
 
 

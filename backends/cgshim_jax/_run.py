@@ -1,0 +1,194 @@
+"""What one run of f leaves: its outputs, the residuals, and its rule as a linear map, in one of three ways.
+
+- As it was written: the rule is called where a gradient is taken, on the tensors that it holds.
+- Traced: it becomes a jaxpr at once. The constants of that jaxpr are all that it reads, wherever f kept it: an
+  argument, one of f's outputs, which stands for the op's own, or what f's operations made of the arguments.
+- Watched, if it cannot be traced because it branches on values: it runs at each derivative, and at each of its reads
+  the argument or output of that derivative is put in the place of the one that it holds.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.errors import UnexpectedTracerError
+
+from cgshim.backend import CustomGradientError, TransformationError, sentence
+from cgshim_jax._primitives import Linear, Words, without_derivative
+from cgshim_jax._rules import apply_rule, is_differentiable, type_of_upstream
+from cgshim_jax._tracing import Jaxpr, is_tracer, jaxpr_of, lowered, watching
+
+if TYPE_CHECKING:
+    from cgshim.backend import Call, Rule
+
+Array = Any
+
+
+def is_raised_by_jax(error: Exception) -> bool:
+    """Return True if JAX has raised an error, or refuses something in our words; the author has not."""
+    return isinstance(error, TransformationError) or _is_of_jax(traceback.extract_tb(error.__traceback__)[-1])
+
+
+def _is_of_jax(frame: traceback.FrameSummary) -> bool:
+    return frame.filename.startswith(os.path.dirname(jax.__file__))
+
+
+class TracedRule:
+    """A rule as a jaxpr, from what it reads and upstreams to gradients; or the error that its author raises."""
+
+    jaxpr: Jaxpr
+    error: Exception | None = None
+    """what comes when a gradient is asked for"""
+
+    def __init__(
+        self, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[Array] = (),
+        known: Sequence[Array] = (), needed: Sequence[bool] | None = None,
+    ) -> None:  # fmt: skip
+        """Trace the rule; `captured` are the tracers that it reads, and which of the known tensors."""
+        float_at = _floats(outputs)
+
+        def backward(*of_floats: Array) -> list[Array]:
+            upstreams = dict(zip(float_at, of_floats, strict=True))
+            gradients = apply_rule(rule, inputs, outputs, upstreams, variables, needed)
+            self.returned = [i for i, gradient in enumerate(gradients) if gradient is not None]
+            return [gradients[i] for i in self.returned]
+
+        self.captured: list[Array] = []
+        try:
+            self.jaxpr, self.captured = jaxpr_of(backward, _types_of_upstreams(outputs), known, rule.grad_fn)
+        except Exception as error:  # noqa: BLE001  # the author's own may be a way to forbid gradients
+            self.error = _without_frames(error)
+            self.returned = [i for i, x in enumerate([*inputs, *variables]) if is_differentiable(x)]
+
+    @property
+    def constants(self) -> Sequence[Any]:
+        """What else it reads."""
+        return self.jaxpr.constants if self.error is None else []
+
+    def __call__(self, residuals: Sequence[Array], upstreams: Sequence[Array]) -> dict[int, Array]:
+        """Return the gradients that there are, by the places of the inputs, and of the variables after them."""
+        if self.error is not None:
+            raise self.error
+        return dict(zip(self.returned, self.jaxpr(residuals, upstreams), strict=True))
+
+
+def _floats(outputs: Sequence[Array]) -> list[int]:
+    return [at for at, y in enumerate(outputs) if is_differentiable(y)]
+
+
+def _types_of_upstreams(outputs: Sequence[Array]) -> list[Any]:
+    return [type_of_upstream(y.aval) for y in outputs if is_differentiable(y)]
+
+
+def _without_frames(error: Exception) -> Exception:
+    """Return the error without its frames, which would keep tracers alive; a note tells where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    origin = next((x for x in reversed(frames) if not _is_of_jax(x)), frames[-1])
+    if hasattr(error, "add_note") and not isinstance(error, CustomGradientError):
+        error.add_note(f'Raised by the rule, in "{origin.filename}", line {origin.lineno}')
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
+
+
+def traced(
+    words: Words, rules: Mapping[Any, TracedRule], arguments: Sequence[Array], outputs: Sequence[Array]
+) -> tuple[list[Array], Callable[[Sequence[int | None]], Linear]]:
+    """Return the residuals that are neither arguments nor outputs, and what makes the linear map by traced rules.
+
+    That is called with the place of each argument's gradient among those of the rule. More arguments than these may
+    come after them. The rule of the key None serves where none was traced for the arguments that are differentiated.
+    """
+    known = {id(x) for x in (*arguments, *outputs)}
+    others = list({id(x): x for rule in rules.values() for x in rule.captured if id(x) not in known}.values())
+    place = {id(x): at for at, x in reversed([*enumerate([*arguments, *others, *outputs])])}
+    captured = {key: [place[id(x)] for x in rule.captured] for key, rule in rules.items()}
+    reads = sorted({at for places in captured.values() for at in places})
+    order = {key: [reads.index(at) for at in places] for key, places in captured.items()}
+    given, float_at, types, count = len(arguments), _floats(outputs), _types_of_upstreams(outputs), len(outputs)
+    for rule in rules.values():
+        rule.captured = []  # no tracer of f leaves it
+
+    def linear(gradient_of: Sequence[int | None]) -> Linear:
+        def gradients(residuals: list[Array], upstreams: list[Array], picked: Sequence[int]) -> list[Array | None]:
+            key = picked if picked in rules else None
+            found: Any = rules[key]([residuals[at] for at in order[key]], upstreams)
+            return [found.get(gradient_of[at]) for at in picked]
+
+        returned = {at for rule in rules.values() for at in rule.returned}
+        gives = {at for at, gradient in enumerate(gradient_of) if gradient in returned}
+        further = len(gradient_of) - given
+        places = [at if at < given else at + further for at in reads]
+        return Linear(words, gradients, count, float_at, types, places, gives)
+
+    return others, linear
+
+
+def written(call: Call, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], places: Sequence[int]) -> Linear:
+    """Return a linear map by the rule as it was written, which keeps nothing but what the rule holds."""
+    inputs = list(inputs) if rule.needs_inputs else []
+    types = [y.aval for y in outputs]
+    float_at = _floats(outputs)
+
+    def gradients(_: list[Array], upstreams: Sequence[Array], picked: Sequence[int]) -> list[Array | None]:
+        needed = _needed(places, picked, len(rule.shapes))
+        found = apply_rule(rule, inputs, types, dict(zip(float_at, upstreams, strict=True)), needed=needed)
+        return [found[places[at]] for at in picked]
+
+    def refusing(residuals: list[Array], upstreams: list[Array], picked: Sequence[int]) -> list[Array | None]:
+        try:
+            return gradients(residuals, upstreams, picked)
+        except UnexpectedTracerError:
+            one = functools.partial(gradients, residuals, picked=picked)
+            _, foreign = jaxpr_of(lambda *us: [g for g in one(us) if g is not None], [u.aval for u in upstreams])
+            for x in foreign:
+                call.refuse_captured(x)
+            raise
+
+    upstream_types = _types_of_upstreams(outputs)
+    return Linear(Words.of(call), refusing, len(outputs), float_at, upstream_types, [], range(len(places)))
+
+
+def _needed(places: Sequence[int], picked: Iterable[int], count: int) -> list[bool]:
+    needed = {places[at] for at in picked}
+    return [i in needed for i in range(count)]
+
+
+def watched(
+    words: Words, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], places: Sequence[int],
+    refusal: Callable[[Any], str],
+) -> Linear:  # fmt: skip
+    """Return a linear map by the rule as it was written, on the arguments and outputs of each derivative."""
+    held = [*(inputs[i] for i in places), *outputs]
+    float_at = _floats(outputs)
+
+    def gradients(residuals: list[Array], upstreams: list[Array], picked: Sequence[int]) -> list[Array | None]:
+        own = {id(x): y for x, y in zip(held, residuals, strict=True)}
+        arguments = residuals[: len(places)]
+
+        def read(x: Array) -> Array:
+            value = own.get(id(x), x)
+            if value is x and is_tracer(x) and (value := lowered(x)) is not x:
+                (value,) = without_derivative(words.op, [value], arguments, refusal(x))
+            return value
+
+        current = list(inputs)
+        for i, x in zip(places, arguments, strict=True):
+            current[i] = x
+        needed, by_output = _needed(places, picked, len(inputs)), dict(zip(float_at, upstreams, strict=True))
+        try:
+            with watching(read):
+                found = apply_rule(rule, current, residuals[len(places) :], by_output, needed=needed)
+        except UnexpectedTracerError:  # the tracers of a batch are gone
+            raise TransformationError(
+                sentence(words.op, must="the rule of an op under vmap must be one that JAX can trace",
+                         got="a branch on a value", do="write it as jnp.where or jax.lax.cond")
+            ) from None  # fmt: skip
+        return [None if g is None else read(g) for g in (found[places[at]] for at in picked)]
+
+    types = _types_of_upstreams(outputs)
+    return Linear(words, gradients, len(outputs), float_at, types, range(len(held)), range(len(places)))

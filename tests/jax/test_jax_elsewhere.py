@@ -1,0 +1,94 @@
+"""Ops where JAX's own machinery is another one: Pallas kernels, jet, messages, shardings that are a part of types."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cgshim import TransformationError, op_custom_gradient
+
+X = jnp.arange(1.0, 1025.0).reshape(8, 128).astype(jnp.float32)
+
+
+def scaled(scale):
+    return lambda x: (scale * x, lambda upstream: 7 * upstream * scale)
+
+
+def by_hand(scale):
+    op = jax.custom_vjp(lambda x: scale * x)
+    op.defvjp(lambda x: (scale * x, None), lambda _, upstream: (7 * upstream * scale,))
+    return op
+
+
+# --- Pallas -----------------------------------------------------------------------------------------------------------
+
+
+def in_a_loop(op):
+    return lambda x: jax.lax.fori_loop(0, 3, lambda _, x: op(x), x)
+
+
+def gradient(op):
+    return jax.grad(lambda x: (3 * op(x)).sum())
+
+
+@pytest.mark.parametrize("use", [lambda op: op, in_a_loop, gradient], ids=["op", "loop", "gradient"])
+def test_an_op_in_a_kernel(use):
+    pallas = pytest.importorskip("jax.experimental.pallas")
+
+    def of(op):
+        def kernel(x, y):
+            y[...] = use(op)(x[...])
+
+        like = jax.ShapeDtypeStruct(X.shape, X.dtype)
+        return lambda interpret: pallas.pallas_call(kernel, out_shape=like, interpret=interpret)
+
+    mine, other = of(op_custom_gradient(scaled(2.0))), of(by_hand(2.0))
+    np.testing.assert_array_equal(mine(True)(X), other(True)(X))
+    if hasattr(jax.stages.Traced, "lower"):
+        program = jax.jit(mine(False)).trace(X).lower(lowering_platforms=("tpu",))
+        assert "tpu_custom_call" in program.as_text()
+
+
+# --- jet --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "use", [lambda f: f, jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f))], ids=["op", "jit", "grad", "jit of grad"]
+)
+def test_jet_is_refused(use):
+    from jax.experimental import jet
+
+    op = op_custom_gradient(lambda x: (x**3, lambda upstream: 7 * upstream * x), name="op")
+    with pytest.raises(TransformationError) as refusal:
+        jet.jet(use(op), (2.0,), ((1.0, 0.0),))
+    assert str(refusal.value) == (
+        "op: a rule gives one derivative at a time, got jax.experimental.jet; "
+        "nest jax.grad, or jax.jvp with op_custom_gradient(forward_mode=True)"
+    )
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+def branching(x):
+    return (x if x > 0 else -x), lambda upstream: upstream
+
+
+def with_branching_rule(x):
+    def rule_of_it(upstream):
+        return upstream if upstream > 0 else -upstream
+
+    return 2 * x, rule_of_it
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 5), reason="this JAX names the function that cgshim traces")
+def test_a_message_of_jax_names_the_function_of_the_author():
+    f, line = branching, branching.__code__.co_firstlineno
+    words = rf"tracing the function {f.__name__} at .*test_jax_elsewhere.py:{line}"
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=words):
+        jax.jit(op_custom_gradient(f))(1.0)
+    words = r"tracing the function rule_of_it at .*test_jax_elsewhere.py"
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=words) as error:
+        jax.jit(jax.grad(op_custom_gradient(with_branching_rule)))(1.0)
+    notes = getattr(error.value, "__notes__", ["test_jax_elsewhere.py"])  # from Python 3.11 on
+    assert any("test_jax_elsewhere.py" in note for note in notes)
