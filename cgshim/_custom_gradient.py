@@ -77,8 +77,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     @property
     def name(self) -> str:
-        """What messages call the op."""
-        return self._name
+        """What others call the op: Keras names the scope of a loss by it, which may not be `<lambda>`."""
+        return self._name.strip("<>")
 
     @property
     def forward_mode(self) -> bool:
@@ -112,7 +112,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
             else:
                 output = call.backend.custom_gradient(call, inputs)
         except ForeignOutputError as foreign:
-            output = output_of_constants(self.name, foreign.constant_of(inputs))
+            output = output_of_constants(self._name, foreign.constant_of(inputs))
         except Exception as error:
             if not is_traced():
                 add_note(error, self._name)
@@ -123,14 +123,14 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         """Return the output of an f that gets no tensor; a list of numbers was meant to be one."""
         for arg in args:
             if isinstance(arg, list) and arg and all(isinstance(number, float) for number in arg):
-                raise refusal(CustomGradientTypeError, self.name,
+                raise refusal(CustomGradientTypeError, self._name,
                               must="a tensor must be among the arguments", got="a list of numbers",
                               do="convert it to a tensor (op_convert_to_tensor)")  # fmt: skip
         if self._parameters is not None and self._parameters.takes_needed:
             _, arguments, _ = self._parameters.bind(self._name, args, kwargs)
             kwargs = {**kwargs, "needs_input_grad": (None,) * len(arguments)}
-        output, _ = checked_pair(self.name, self._f, self._f(*args, **kwargs))
-        return output_of_constants(self.name, output)
+        output, _ = checked_pair(self._name, self._f, self._f(*args, **kwargs))
+        return output_of_constants(self._name, output)
 
     def _plan(self, chosen: str | None, types: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Plan:
         """Return what runs the calls whose positional arguments have these types, and whose options these names.
@@ -156,7 +156,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         if names is None:
             return _no_plan
         backend = load(chosen or name)
-        arguments = Arguments(self.name, backend, names, [ONE_TENSOR] * len(types), True)
+        arguments = Arguments(self._name, backend, names, [ONE_TENSOR] * len(types), True)
         call = self._made_call(arguments, self._bound[0]._f if self._bound else self._f, {})
         plan_of: Callable[..., Plan | None] = getattr(backend, "plan", _no_plan_of)
         return plan_of(call, types) or functools.partial(_as_any_other, call)
@@ -164,7 +164,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     def _call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Call | None, list[Any]]:
         """Return the call with these arguments and the tensors in them; the call is None if there are none."""
         if self._parameters is None:
-            raise refusal(CustomGradientTypeError, self.name,
+            raise refusal(CustomGradientTypeError, self._name,
                           must=f"a {type(self._f).__name__} must be bound when it is called",
                           got="one that is not", do="call it as an attribute of its class")  # fmt: skip
         # the slots: torch.compile guards a property, and the function in it
@@ -204,7 +204,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     def _bound_to(self, bound: Callable[..., Any]) -> CustomGradient[Any, T_co]:
         return CustomGradient(
-            bound, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable, name=self.name,
+            bound, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable, name=self._name,
             bound=(self, bound),
         )  # fmt: skip
 
@@ -257,7 +257,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle the op by name if f's name leads to it, as with functions and methods; else as f and the options."""
         module = sys.modules.get(self.__module__)
-        qualified_name: str = getattr(self, "__qualname__", self.name)
+        qualified_name: str = getattr(self, "__qualname__", self._name)
         try:
             if operator.attrgetter(qualified_name)(module) is self:
                 return qualified_name
@@ -266,10 +266,10 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         instance = getattr(self._f, "__self__", None)
         if isinstance(getattr(instance, self.__name__, None), CustomGradient):  # a method, which Python pickles by name
             return getattr, (instance, self.__name__)
-        return _restore, (self._f, self.forward_mode, self.name, self.once_differentiable)
+        return _restore, (self._f, self.forward_mode, self._name, self.once_differentiable)
 
     def __repr__(self) -> str:
-        return f"<op {self.name} with a custom gradient>"
+        return f"<op {self._name} with a custom gradient>"
 
 
 Plan = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]

@@ -1,8 +1,9 @@
 """TensorFlow's backend: rules as gradients on tapes, in graphs and in forward mode.
 
-A call comes in by `custom_gradient`. `_captured` runs f and finds what it read; `_gradient` makes its rule the gradient
-of its outputs, which `_rule` records. In a second order, `_outputs` and `_made` connect what the rule reads of f, and
-`_tangents` where an accumulator asks. `_fits` checks what the rule returns; `_forward` transposes it.
+A call comes in by `custom_gradient`. `_run` runs f, of which `_record` notes what it computes, and finds what it read;
+`_gradient` makes its rule the gradient of its outputs, which `_rule` records. In a second order, `_outputs` connects
+what the rule reads of f, and `_tangents` where an accumulator asks. `_fits` checks what the rule returns; `_forward`
+looks at whether it is linear, and `_pfor` vectorizes it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from cgshim.backend import output_on_host, runs_on_host
-from cgshim_tensorflow import _tapes as _tapes  # it looks at tapes from now on
-from cgshim_tensorflow._captured import run_f
 from cgshim_tensorflow._gradient import attach_rule
+from cgshim_tensorflow._graphs import in_this_graph
 from cgshim_tensorflow._host import host_function as host_function
-from cgshim_tensorflow._origins import in_this_graph, needed_among
 from cgshim_tensorflow._private import (
     EagerTensor,
     WeakTensor,
@@ -30,7 +29,8 @@ from cgshim_tensorflow._private import (
     pack_tangents,
 )
 from cgshim_tensorflow._pullback import vjp as vjp
-from cgshim_tensorflow._pullback import vjp_with_variables as vjp_with_variables
+from cgshim_tensorflow._record import needed_among
+from cgshim_tensorflow._run import run_f
 from cgshim_tensorflow._tangents import Tangents
 from cgshim_tensorflow._trees import tree_flatten as tree_flatten
 from cgshim_tensorflow._trees import tree_unflatten as tree_unflatten
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from cgshim.backend import Call
 
 Tensor = Any
+vjp_with_variables = vjp
 
 
 def is_tensor(x: object, /) -> bool:
@@ -68,18 +69,18 @@ def stop_gradient(x: Tensor, /) -> Tensor:
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
-    from cgshim_tensorflow._control import control_function
     from cgshim_tensorflow._numpy import numpy_function
 
-    space, _, own = name.rpartition(".")
-    return control_function(own) if space == "lax" else numpy_function(name)
+    return numpy_function(name)
 
 
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
     """Run f, and return its output with its rule as the gradient."""
     if type(call.f) is not FunctionType and runs_on_host(call.f):
         return output_on_host(call, inputs)
-    convert = _as_autograph_converts_the_caller()
+    convert: Callable[[Any], Any] = lambda function: function
+    if not tf.executing_eagerly():  # as AutoGraph has converted the caller: `if` and `while` on tensors work in f, too
+        convert = functools.partial(autograph.tf_convert, ctx=autograph.control_status_ctx())
     call = call.with_f(convert(call.f))
     given = in_this_graph(inputs)
     if call.takes_needed:
@@ -99,14 +100,3 @@ def tracing_type(op: Any) -> Any:
     """Return what tf.function knows an op by that is given to it: the op itself, or what a method is bound to."""
     is_method = hash(op) != object.__hash__(op)
     return default_types.Literal(op) if is_method else default_types.Weakref(weakref.ref(op))
-
-
-def _as_autograph_converts_the_caller() -> Callable[[Any], Any]:
-    """Return what converts a function as AutoGraph has converted its caller: `if` and `while` on tensors work in it."""
-    if tf.executing_eagerly():
-        return _as_it_is
-    return functools.partial(autograph.tf_convert, ctx=autograph.control_status_ctx())
-
-
-def _as_it_is(function: Any) -> Any:
-    return function

@@ -8,28 +8,48 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from cgshim.backend import CustomGradientValueError, describe, describe_spec, sentence
-from cgshim_tensorflow._origins import stand_ins
+from cgshim_tensorflow._graphs import stand_ins
 from cgshim_tensorflow._private import is_compiled_by_xla
 from cgshim_tensorflow._values import is_composite, is_eager, values_of
 
 Tensor = Any
-Sizes = Callable[[], Tensor]
 Name = Callable[[], str]
 """what messages call the tensor whose gradient is checked"""
 
 
+class _Kind(NamedTuple):
+    type: Any
+    name: str
+    expected: str
+    instead: str
+
+
+_COMPOSITE = (
+    _Kind(tf.RaggedTensor, "a RaggedTensor", "a RaggedTensor with its row splits",
+          "make it by with_flat_values of the argument"),
+    _Kind(tf.SparseTensor, "a SparseTensor", "a SparseTensor with its indices",
+          "make it by with_values of the argument"),
+    _Kind(tf.IndexedSlices, "IndexedSlices", "IndexedSlices with its indices",
+          "make them of the indices and the dense_shape of the argument"),
+)  # fmt: skip
+_SLICES = _COMPOSITE[-1]
+_DENSE = _Kind(tf.Tensor, "a tensor", "a tensor or IndexedSlices", "make it dense in the rule")
+
+
 class Fit:
-    """What the gradient of a tensor must look like. It does not keep the tensor's values alive."""
+    """What the gradient of a tensor must look like, of a dense one unless told. It does not keep the values alive."""
 
     def __init__(
-        self, kind: str, shape: Any, dtype: Any, places: Sequence[Tensor] = (), sizes: Sizes | None = None
-    ) -> None:
+        self, shape: Any, dtype: Any, kind: _Kind = _DENSE, places: Sequence[Tensor] = (),
+        sizes: Callable[[], Tensor] | None = None,
+    ) -> None:  # fmt: skip
         self._kind = kind
         self._shape, self._dtype = shape, dtype
         self._places = places
@@ -39,67 +59,56 @@ class Fit:
         """Return the gradient of the tensor's values, or slices of it, checked to fit."""
         if gradient is None:
             return None
-        found = _kind_of(gradient)
-        if (found, self._kind) == (_SLICES, _DENSE):
-            return self._check_slices(gradient, op, name)
-        if found != self._kind:
-            self._refuse_kind(op, name, f"{_named(found)} {describe(gradient)}")
-        values = self._check_sizes(values_of(gradient), op, name)
-        return self._check_places(values, _places_of(gradient), op, name) if self._places else values
-
-    def _check_slices(self, gradient: tf.IndexedSlices, op: str, name: Name) -> tf.IndexedSlices:
-        """Check slices of a dense gradient: each must have the size of a slice of the tensor."""
-        if self._shape.rank is not None and not gradient.values.shape[1:].is_compatible_with(self._shape[1:]):
-            self._refuse_shape(op, name, f"IndexedSlices with the values {describe(gradient.values)}")
-        return gradient
-
-    def _check_sizes(self, values: Tensor, op: str, name: Name) -> Tensor:
+        kind, values = _kind_of(gradient), values_of(gradient)
+        if kind is _SLICES and self._kind is _DENSE:  # each must have the size of a slice of the tensor
+            if self._shape.rank is not None and not values.shape[1:].is_compatible_with(self._shape[1:]):
+                raise self._other_shape(op, name, f"IndexedSlices with the values {describe(values)}")
+            return gradient
+        if kind is not self._kind:
+            raise self._other_kind(op, name, f"{kind.name} {describe(gradient)}")
         if not values.shape.is_compatible_with(self._shape):
-            refuse = self._refuse_kind if self._places else self._refuse_shape
-            refuse(op, name, f"one with the values {describe(values)}" if self._places else describe(values))
-        if self._sizes is None or (values.shape.is_fully_defined() and self._shape.is_fully_defined()):
-            return values
-        expected = self._sizes()
-        message = self._shape_message(op, name, "another one when it runs")
-        with tf.name_scope(_as_name(f"the gradient of {name()} must have its shape")):
+            if self._places:
+                raise self._other_kind(op, name, f"one with the values {describe(values)}")
+            raise self._other_shape(op, name, describe(values))
+        if self._sizes is not None and not (values.shape.is_fully_defined() and self._shape.is_fully_defined()):
+            values = self._checked_in_the_run(values, self._sizes(), op, name)
+        return self._at_its_places(values, _places_of(gradient), op, name) if self._places else values
+
+    def _checked_in_the_run(self, values: Tensor, expected: Tensor, op: str, name: Name) -> Tensor:
+        message = str(self._other_shape(op, name, "another one when it runs"))
+        with tf.name_scope(re.sub(r"\W", "_", f"the gradient of {name()} must have its shape", flags=re.ASCII)):
             sizes = tf.shape(values)
             with contextlib.nullcontext() if _is_compiled() else _asserting(_equal(sizes, expected), message):
                 # The slice fails if the assertion does: XLA leaves assertions out, and so does Grappler if an AddN
                 # makes it believe them. Nothing is copied; a slice has an unknown size, which is not taken for x's.
                 return tf.slice(values, expected - sizes, expected)
 
-    def _check_places(self, values: Tensor, places: Sequence[Tensor], op: str, name: Name) -> Tensor:
+    def _at_its_places(self, values: Tensor, places: Sequence[Tensor], op: str, name: Name) -> Tensor:
+        others = self._other_kind(op, name, "others")
         if len(places) != len(self._places):
-            self._refuse_kind(op, name, _OTHERS)
+            raise others
         for mine, expected in zip(places, self._places, strict=True):
-            if _are_the_same(mine, expected):
-                continue
+            if not {x._id for x in stand_ins(mine)}.isdisjoint(x._id for x in stand_ins(expected)):
+                continue  # they are one, in the graphs around theirs too
             agree = _equal(mine, expected)
             if is_eager(agree):
                 if not agree:
-                    self._refuse_kind(op, name, _OTHERS)
+                    raise others
             elif _is_compiled():
                 values = tf.where(agree, values, tf.constant(float("nan"), values.dtype))
             else:
-                with _asserting(agree, self._kind_message(op, name, _OTHERS)):
+                with _asserting(agree, str(others)):
                     values = tf.identity(values)
         return values
 
-    def _refuse_shape(self, op: str, name: Name, got: str) -> NoReturn:
-        raise CustomGradientValueError(self._shape_message(op, name, got))
+    def _other_shape(self, op: str, name: Name, got: str) -> CustomGradientValueError:
+        must = f"the gradient of {name()} must have its shape {describe_spec(self._shape, self._dtype)}"
+        instead = "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule"
+        return CustomGradientValueError(sentence(op, must=must, got=got, do=instead))
 
-    def _shape_message(self, op: str, name: Name, got: str) -> str:
-        rule = f"the gradient of {name()} must have its shape {describe_spec(self._shape, self._dtype)}"
-        return sentence(
-            op, must=rule, got=got, do="sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule"
-        )
-
-    def _refuse_kind(self, op: str, name: Name, got: str) -> NoReturn:
-        raise CustomGradientValueError(self._kind_message(op, name, got))
-
-    def _kind_message(self, op: str, name: Name, got: str) -> str:
-        expected, instead = _EXPECTED[self._kind]
-        return sentence(op, must=f"the gradient of {name()} must be {expected}", got=got, do=instead)
+    def _other_kind(self, op: str, name: Name, got: str) -> CustomGradientValueError:
+        must = f"the gradient of {name()} must be {self._kind.expected}"
+        return CustomGradientValueError(sentence(op, must=must, got=got, do=self._kind.instead))
 
 
 def fit_of(x: Tensor) -> Fit | None:
@@ -107,35 +116,15 @@ def fit_of(x: Tensor) -> Fit | None:
     if is_eager(x):
         return None
     values = values_of(x)
-    return Fit(_kind_of(x), values.shape, values.dtype, _places_of(x), _sizes_of(values))
+    sizes: Callable[[], Tensor] = functools.partial(tf.shape, values)
+    if not (_is_compiled() or values.shape.is_fully_defined()):  # XLA knows them, if asked where they are needed
+        known = sizes()  # made now, so that x need not be kept until then
+        sizes = lambda: known
+    return Fit(values.shape, values.dtype, _kind_of(x), _places_of(x), sizes)
 
 
-def fit_of_dense(shape: Any, dtype: Any) -> Fit:
-    """Return what the gradient of a dense tensor of known sizes must look like."""
-    return Fit(_DENSE, shape, dtype)
-
-
-# --- Kinds of tensors -----------------------------------------------------------------------------------------------
-
-_DENSE, _RAGGED, _SPARSE, _SLICES = "tensor", "RaggedTensor", "SparseTensor", "IndexedSlices"
-_EXPECTED = {
-    _DENSE: ("a tensor or IndexedSlices", "make it dense in the rule"),
-    _RAGGED: ("a RaggedTensor with its row splits", "make it by with_flat_values of the argument"),
-    _SPARSE: ("a SparseTensor with its indices", "make it by with_values of the argument"),
-    _SLICES: ("IndexedSlices with its indices", "make them of the indices and the dense_shape of the argument"),
-}
-_OTHERS = "others"
-
-
-def _kind_of(x: Tensor) -> str:
-    for kind, name in ((tf.RaggedTensor, _RAGGED), (tf.SparseTensor, _SPARSE), (tf.IndexedSlices, _SLICES)):
-        if isinstance(x, kind):
-            return name
-    return _DENSE
-
-
-def _named(kind: str) -> str:
-    return kind if kind == _SLICES else f"a {kind}"
+def _kind_of(x: Tensor) -> _Kind:
+    return next((kind for kind in _COMPOSITE if isinstance(x, kind.type)), _DENSE) if is_composite(x) else _DENSE
 
 
 def _places_of(x: Tensor) -> Sequence[Tensor]:
@@ -145,24 +134,8 @@ def _places_of(x: Tensor) -> Sequence[Tensor]:
     return (x.indices,) if is_composite(x) else ()
 
 
-# --- What only the run of a graph knows -----------------------------------------------------------------------------
-
-
-def _sizes_of(x: Tensor) -> Sizes:
-    """Return a function that makes the sizes of x. XLA knows them as it compiles, if asked where they are needed."""
-    if _is_compiled() or x.shape.is_fully_defined():
-        return functools.partial(tf.shape, x)
-    sizes = tf.shape(x)  # made now, so that x need not be kept until then
-    return lambda: sizes
-
-
 def _is_compiled() -> bool:
     return not tf.executing_eagerly() and is_compiled_by_xla(tf.compat.v1.get_default_graph())
-
-
-def _are_the_same(a: Tensor, b: Tensor) -> bool:
-    """Return True if two tensors are one, in the graphs around theirs too."""
-    return a is b or not {x._id for x in stand_ins(a)}.isdisjoint(x._id for x in stand_ins(b))
 
 
 def _equal(a: Tensor, b: Tensor) -> Tensor:
@@ -174,14 +147,6 @@ def _equal(a: Tensor, b: Tensor) -> Tensor:
     return tf.logical_and(values, tf.reduce_all(tf.equal(tf.shape(a), tf.shape(b))))
 
 
-def _asserting(condition: Tensor, message: str) -> contextlib.AbstractContextManager[Any]:
+def _asserting(condition: Tensor, message: str) -> Any:
     """Let what is computed within wait until the condition has been checked."""
-    context: contextlib.AbstractContextManager[Any] = tf.control_dependencies(
-        [tf.debugging.Assert(condition, [message])]
-    )
-    return context
-
-
-def _as_name(text: str) -> str:
-    """Return a text in letters that TensorFlow allows in the name of an operation."""
-    return "".join([letter if letter.isalnum() else "_" for letter in text])
+    return tf.control_dependencies([tf.debugging.Assert(condition, [message])])

@@ -1,17 +1,23 @@
-"""A rule in forward mode: its transpose, if the rule is linear."""
+"""Forward mode: the transpose of a rule, which has to be seen to be linear in upstream.
+
+It is linear if each of its operations on upstream is known to be; in eager mode its numbers have to be proportional to
+upstream, too, for a rule may read them in Python.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cgshim_tensorflow._linear import Linearity
-from cgshim_tensorflow._origins import Listening
-from cgshim_tensorflow._private import FunctionGradients
-from cgshim_tensorflow._values import is_eager
+import numpy as np
+import tensorflow as tf
+
+from cgshim_tensorflow._private import FunctionGradients, record
+from cgshim_tensorflow._record import Listening, is_of_accumulator
+from cgshim_tensorflow._values import is_differentiable, is_eager, values_of
 
 if TYPE_CHECKING:
     from cgshim.backend import Call
@@ -19,8 +25,6 @@ if TYPE_CHECKING:
 Tensor = Any
 Backward = Callable[..., Sequence[Tensor | None]]
 """takes one upstream gradient for each output, None if it was not used; returns one gradient for each source"""
-
-ACCUMULATOR = "tf.autodiff.ForwardAccumulator"
 
 
 class Transposition:
@@ -33,48 +37,45 @@ class Transposition:
 
     @contextlib.contextmanager
     def going_on(self) -> Iterator[None]:
-        """While an accumulator runs the rule."""
-        token = _transposition.set(self)
+        """While an accumulator runs the rule; raise an error at the end for one that is not linear."""
+        token = transposition.set(self)
         try:
             yield
         finally:
-            _transposition.reset(token)
+            transposition.reset(token)
+        for call, linearity in self._seen:
+            judge(call, linearity)
 
     def observe(
         self, call: Call, rule: Callable[..., Sequence[Tensor | None]], upstreams: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
         """Run the rule, observe its operations, and return its gradients."""
-        token = _transposition.set(None)  # a rule within the rule is not this one
+        token = transposition.set(None)  # a rule within the rule is not this one
         linearity = Linearity(upstreams)
         self._seen.append((call, linearity))
         try:
             with Listening(linearity.notice):
                 gradients = rule(*upstreams)
             linearity.conclude(gradients)
+            if tf.executing_eagerly() and not linearity.fault:
+                with record.stop_recording():
+                    scaled = rule(*[-2 * u if is_differentiable(u) else u for u in upstreams])
+                    linearity.require_homogeneous(gradients, scaled)
         finally:
-            _transposition.reset(token)
+            transposition.reset(token)
         return gradients
-
-    def refuse_what_is_not_linear(self) -> None:
-        """Raise an error for a rule that is not linear, or that may not be and was not promised to be."""
-        for call, linearity in self._seen:
-            judge(call, linearity)
 
 
 def judge(call: Call, linearity: Linearity) -> None:
     """Raise an error for a rule that is not linear, or that may not be and was not promised to be."""
     if not call.forward_mode and (linearity.doubt or linearity.fault):
-        call.refuse_forward_mode(ACCUMULATOR)
+        call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
     if linearity.fault:
         call.refuse_nonlinear(linearity.fault)
 
 
-_transposition: ContextVar[Transposition | None] = ContextVar("cgshim_tensorflow_transposition", default=None)
-
-
-def transposition() -> Transposition | None:
-    """Return the transposition that is going on, if an accumulator is running the rule; else None."""
-    return _transposition.get()
+transposition: ContextVar[Transposition | None] = ContextVar("cgshim_tensorflow_transposition", default=None)
+"""the one that is going on, if an accumulator is running the rule"""
 
 
 def _observing_rules(build: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,28 +85,185 @@ def _observing_rules(build: Callable[..., Any]) -> Callable[..., Any]:
     def observed(function: Any, outputs: Any, inference_args: Any, input_tangents: Any) -> Any:
         if not input_tangents:
             return build(function, outputs, inference_args, input_tangents)
-        transposition = Transposition(is_of_function=True)
-        with transposition.going_on():
-            built = build(function, outputs, inference_args, input_tangents)
-        transposition.refuse_what_is_not_linear()
-        return built
+        with Transposition(is_of_function=True).going_on():
+            return build(function, outputs, inference_args, input_tangents)
 
     return observed
 
 
-FunctionGradients._build_functions_for_outputs = _observing_rules(FunctionGradients._build_functions_for_outputs)
+@functools.cache
+def observe_functions() -> None:
+    """Observe the rules in each tf.function that an accumulator transposes from now on."""
+    FunctionGradients._build_functions_for_outputs = _observing_rules(FunctionGradients._build_functions_for_outputs)
 
 
-def linearity_of_graph(graph: Any, upstreams: Sequence[Tensor], gradients: Sequence[Tensor]) -> Linearity:
-    """Return what the operations of a traced rule show."""
-    linearity = Linearity(upstreams)
-    for operation in graph.get_operations():
-        attributes = ("f", operation.get_attr("f")) if "f" in operation.node_def.attr else ()
-        linearity.notice(operation.type, list(operation.inputs), attributes, list(operation.outputs))
-    linearity.conclude(gradients)
-    return linearity
+# --- Which operations are linear, and in what -------------------------------------------------------------------------
 
 
-def graph_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Build in the graph of a tensor; for an eager tensor, change nothing."""
-    return contextlib.nullcontext() if is_eager(tensor) else tensor.graph.as_default()
+def _named(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+_SHAPES = _named("BroadcastGradientArgs OnesLike Rank Shape ShapeN Size VariableShape ZerosLike")
+"""these read a tensor's shape and not its values"""
+
+_NOT_LINEAR = _named("""
+    Abs Acos Acosh ApproximateEqual ArgMax ArgMin Asin Asinh Atan Atan2 Atanh BesselI0 BesselI0e BesselI1 BesselI1e
+    Betainc Ceil Cholesky ClipByValue ComplexAbs Cos Cosh Cumprod CumulativeLogsumexp Digamma EagerPyFunc Elu Equal Erf
+    Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Igamma Igammac Inv InvertPermutation IsFinite
+    IsInf IsNan L2Loss LeakyRelu Less LessEqual Lgamma Log Log1p LogMatrixDeterminant LogSoftmax MatrixDeterminant
+    MatrixInverse Max MaxPool MaxPool3D Maximum Min Minimum Mod Multinomial Ndtri NextAfter NotEqual Polygamma Pow
+    PreventGradient Prod PyFunc PyFuncStateless Qr Reciprocal Relu Relu6 Rint Round Rsqrt SegmentMax SegmentMin
+    SegmentProd SelfAdjointEigV2 Selu Sigmoid Sign Sin Sinh Softmax SoftmaxCrossEntropyWithLogits Softplus Softsign
+    SparseSoftmaxCrossEntropyWithLogits Sqrt Square SquaredDifference StopGradient Svd Tan Tanh TopKV2 TruncateDiv
+    TruncateMod UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd Where Xlog1py Xlogy Zeta
+""")
+"""these are known not to be linear, whatever the author promised"""
+
+_FIRST = _named("""
+    AvgPool AvgPool3D BatchToSpace BatchToSpaceND BroadcastTo CheckNumerics Conj ConjugateTranspose Cumsum DepthToSpace
+    Diag DiagPart Div DivNoNan DynamicPartition EluGrad EnsureShape ExpandDims FFT FFT2D FFT3D FusedBatchNormGradV3
+    Gather GatherNd GatherV2 IFFT IFFT2D IFFT3D IRFFT IRFFT2D IRFFT3D Identity Imag LRNGrad LeakyReluGrad MatrixBandPart
+    MatrixDiag MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 Mean MirrorPad MirrorPadGrad
+    Neg Pad RFFT RFFT2D RFFT3D Real RealDiv Relu6Grad ReluGrad Reshape ResizeBicubic ResizeBilinear Reverse
+    ReverseSequence ReverseV2 Roll SegmentMean SegmentSum SeluGrad Slice Snapshot SoftplusGrad SoftsignGrad SpaceToBatch
+    SpaceToBatchND SpaceToDepth SplitV Squeeze StridedSlice Sum Tile Transpose Unpack UnsortedSegmentSum Xdivy
+""")
+_SECOND = _named("""
+    AvgPoolGrad InvGrad MatrixSolve MatrixTriangularSolve ReciprocalGrad RsqrtGrad SigmoidGrad Split SqrtGrad ScatterNd
+    TanhGrad
+""")
+_IN_EITHER = _named("""
+    BatchMatMul BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D Cross DepthwiseConv2dNative Einsum MatMul Mul MulNoNan
+""")
+_TOGETHER = _named("Add AddN AddV2 BiasAdd Complex Pack Sub")
+
+
+class _Linear(NamedTuple):
+    """The inputs in which an operation is linear."""
+
+    groups: tuple[slice, ...]
+    """it is linear in one group of inputs at a time, if the others are constant"""
+    together: bool = False
+    """it is linear in a group as a whole: if one of them is constant, and not zero, it is affine"""
+    underived: int | None = None
+    """the input for which TensorFlow has no derivative, though the operation is linear in it too"""
+
+
+def _at(*places: int) -> tuple[slice, ...]:
+    return tuple([slice(place, place + 1) for place in places])
+
+
+_LINEAR: dict[str, _Linear] = {
+    **dict.fromkeys(_FIRST, _Linear(_at(0))),
+    **dict.fromkeys(_SECOND, _Linear(_at(1))),
+    **dict.fromkeys(_IN_EITHER, _Linear(_at(0, 1))),
+    **dict.fromkeys(_TOGETHER, _Linear((slice(None),), together=True)),
+    **dict.fromkeys(["Select", "SelectV2"], _Linear((slice(1, 3),), together=True)),
+    "ConcatV2": _Linear((slice(0, -1),), together=True),
+    "Conv2DBackpropFilter": _Linear(_at(0, 2)),
+    "Conv2DBackpropInput": _Linear(_at(1, 2)),
+    "Conv3DBackpropFilterV2": _Linear(_at(0, 2)),
+    "Conv3DBackpropInputV2": _Linear(_at(1, 2)),
+    "DepthwiseConv2dNativeBackpropFilter": _Linear(_at(0, 2)),
+    "DepthwiseConv2dNativeBackpropInput": _Linear(_at(1, 2)),
+    "MaxPoolGrad": _Linear(_at(2)),
+    "PadV2": _Linear((slice(0, 3, 2),), together=True, underived=2),
+    "SparseTensorDenseMatMul": _Linear(_at(1, 3)),
+    "StridedSliceGrad": _Linear(_at(4)),
+    "TensorScatterAdd": _Linear((slice(0, 3, 2),), together=True),
+    "TensorScatterUpdate": _Linear((slice(0, 3, 2),), together=True),
+}
+
+_TOLERANCE = 1e-3
+"""of the largest number: a linear rule may be a solver that stops early, or in 16 bits"""
+_OF_EACH = ("Cast", "IdentityN")
+"""these are linear, but for what becomes an integer"""
+
+
+class Linearity:
+    """What the operations of a rule show, one after the other."""
+
+    def __init__(self, upstreams: Iterable[Tensor]) -> None:
+        self._linear = {upstream._id for upstream in upstreams if is_differentiable(upstream)}
+        self._faults: dict[int, str] = {}
+        self._doubts: dict[int, str] = {}
+        self._zeros: set[int] = set()
+        self.fault: str | None = None
+        """what shows that the rule is not linear, if anything does"""
+        self.doubt: str | None = None
+        """an operation on upstream that is not known to be linear, if there is one"""
+
+    @classmethod
+    def of_graph(cls, graph: Any, upstreams: Iterable[Tensor], gradients: Iterable[Tensor]) -> Linearity:
+        """Return what the operations of a traced rule show."""
+        linearity = cls(upstreams)
+        for operation in graph.get_operations():
+            attributes = ("f", operation.get_attr("f")) if "f" in operation.node_def.attr else ()
+            linearity.notice(operation.type, list(operation.inputs), attributes, list(operation.outputs))
+        linearity.conclude(gradients)
+        return linearity
+
+    def notice(self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]) -> None:
+        """Look at one operation of the rule."""
+        if op_type == "ZerosLike":
+            self._zeros.update([output._id for output in outputs])
+        if not op_type or op_type in _SHAPES or is_of_accumulator(op_type, attributes):
+            return
+        for known in (self._faults, self._doubts):
+            because = next((known[x._id] for x in inputs if x._id in known), None)
+            if because is not None:
+                known.update(dict.fromkeys([output._id for output in outputs], because))
+                return
+        places = [at for at, x in enumerate(inputs) if x._id in self._linear]
+        if places:
+            self._judge(op_type, inputs, places, outputs)
+
+    def _judge(self, op_type: str, inputs: Sequence[Tensor], places: Sequence[int], outputs: Sequence[Tensor]) -> None:
+        made = [output._id for output in outputs]
+        if op_type in _OF_EACH:
+            self._linear.update([output._id for output in outputs if is_differentiable(output)])
+            self._faults.update({output._id: op_type for output in outputs if not is_differentiable(output)})
+        elif op_type in _LINEAR and self._is_linear_in(_LINEAR[op_type], inputs, places):
+            self._linear.update(made)
+        else:
+            self.doubt = self.doubt or op_type
+            found = self._faults if op_type in _NOT_LINEAR or op_type in _LINEAR else self._doubts
+            found.update(dict.fromkeys(made, op_type))
+
+    def _is_linear_in(self, known: _Linear, inputs: Sequence[Tensor], places: Sequence[int]) -> bool:
+        if known.underived in places:
+            return False
+        for group in known.groups:
+            inside = range(len(inputs))[group]
+            if set(places) <= set(inside):
+                return not known.together or all(at in places or self._is_zero(inputs[at]) for at in inside)
+        return False
+
+    def conclude(self, gradients: Iterable[Tensor | None]) -> None:
+        """Look at what the rule has returned."""
+        for gradient in gradients:
+            if gradient is None or not is_differentiable(gradient) or gradient._id in self._linear:
+                continue
+            if gradient._id in self._doubts:
+                self.doubt = self.doubt or self._doubts[gradient._id]
+            elif gradient._id in self._faults:
+                self.fault = f"{self._faults[gradient._id]} in the rule"
+            elif not self._is_zero(gradient):
+                self.fault = "a gradient that does not depend on upstream"
+
+    def require_homogeneous(self, gradients: Sequence[Tensor | None], at_minus_twice: Sequence[Tensor | None]) -> None:
+        """Look at what the rule has returned at an upstream, and at -2 times that: it has to be -2 times as much."""
+        for one, other in zip(gradients, at_minus_twice, strict=True):
+            if one is None or other is None or not is_differentiable(one):
+                continue
+            once, twice = [tf.cast(values_of(x), tf.complex128).numpy() for x in (one, other)]
+            size = np.max(np.abs(twice), initial=0.0, where=np.isfinite(twice))
+            if not np.allclose(twice, -2.0 * once, rtol=0.0, atol=_TOLERANCE * size, equal_nan=True):
+                self.fault = "a gradient that is not proportional to upstream"
+
+    def _is_zero(self, tensor: Tensor) -> bool:
+        if tensor._id in self._zeros:
+            return True
+        value = tensor.numpy() if is_eager(tensor) else tf.get_static_value(tensor)
+        return value is not None and not np.any(value)

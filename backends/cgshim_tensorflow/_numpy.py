@@ -6,6 +6,7 @@ in neither is defined by the front end in terms of these, or refused.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,8 +15,12 @@ from tensorflow.experimental import numpy as tnp
 
 from cgshim.backend import Axis, Tensor, axes_of
 
+Tree = Any
+
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
+    if name.startswith("lax."):
+        return None if tf.executing_eagerly() else _IN_GRAPHS[name]
     own = globals().get(f"np_{name.replace('.', '_')}")
     if own is not None:
         return own  # type: ignore[no-any-return]
@@ -41,6 +46,7 @@ nonzero select compress
 """
 _SAME = frozenset(_ALIKE.split())
 _ELSEWHERE = {
+    "astype": "cast", "fft.fftshift": "signal.fftshift", "fft.ifftshift": "signal.ifftshift",
     "invert": "bitwise.invert", "left_shift": "bitwise.left_shift", "right_shift": "bitwise.right_shift",
     "linalg.det": "linalg.det", "linalg.inv": "linalg.inv", "linalg.cholesky": "linalg.cholesky",
     "linalg.slogdet": "linalg.slogdet", "linalg.eigvalsh": "linalg.eigvalsh", "linalg.eigh": "linalg.eigh",
@@ -79,19 +85,15 @@ def np_arctan2(x1: Tensor, x2: Tensor) -> Tensor:
     return tf.math.atan2(*_both(tnp.true_divide(x1, 1), tnp.true_divide(x2, 1)))
 
 
-def np_hypot(x1: Tensor, x2: Tensor) -> Tensor:
-    x1, x2 = tnp.true_divide(x1, 1), tnp.true_divide(x2, 1)
-    return tnp.hypot(x1, x2)
+def _of_two_floats(of: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function that TensorFlow has of floats alone, for integers too."""
+    return lambda x1, x2: of(tnp.true_divide(x1, 1), tnp.true_divide(x2, 1))
 
 
-def np_logaddexp(x1: Tensor, x2: Tensor) -> Tensor:
-    x1, x2 = tnp.true_divide(x1, 1), tnp.true_divide(x2, 1)
-    return tnp.logaddexp(x1, x2)
-
-
-def np_logaddexp2(x1: Tensor, x2: Tensor) -> Tensor:
-    x1, x2 = tnp.true_divide(x1, 1), tnp.true_divide(x2, 1)
-    return tnp.logaddexp2(x1, x2)
+np_hypot = _of_two_floats(tnp.hypot)
+np_logaddexp = _of_two_floats(tnp.logaddexp)
+np_logaddexp2 = _of_two_floats(tnp.logaddexp2)
+np_float_power = _of_two_floats(tnp.power)
 
 
 def np_sort(a: Tensor, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None) -> Tensor:
@@ -109,20 +111,8 @@ def _both(x1: Tensor, x2: Tensor) -> Sequence[Tensor]:
     return tf.cast(x1, dtype), tf.cast(x2, dtype)
 
 
-def np_float_power(x1: Tensor, x2: Tensor) -> Tensor:
-    return tnp.power(tnp.true_divide(x1, 1), tnp.true_divide(x2, 1))
-
-
 def np_fmod(x1: Tensor, x2: Tensor) -> Tensor:
     return tf.truncatemod(*_both(x1, x2))
-
-
-def np_fmax(x1: Tensor, x2: Tensor) -> Tensor:
-    return _but_nan(tnp.maximum, x1, x2)
-
-
-def np_fmin(x1: Tensor, x2: Tensor) -> Tensor:
-    return _but_nan(tnp.minimum, x1, x2)
 
 
 def _but_nan(of: Callable[..., Tensor], x1: Tensor, x2: Tensor) -> Tensor:
@@ -131,23 +121,23 @@ def _but_nan(of: Callable[..., Tensor], x1: Tensor, x2: Tensor) -> Tensor:
     return tf.where(np_isnan(x1), x2, tf.where(np_isnan(x2), x1, of(x1, x2)))
 
 
+np_fmax = functools.partial(_but_nan, tnp.maximum)
+np_fmin = functools.partial(_but_nan, tnp.minimum)
+
+
 def np_copysign(x1: Tensor, x2: Tensor) -> Tensor:
     return tnp.where(tnp.signbit(x1) == tnp.signbit(x2), x1, -x1)
 
 
-def np_argmax(a: Tensor, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
-    return _argument(tnp.argmax, a, axis, keepdims)
-
-
-def np_argmin(a: Tensor, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
-    return _argument(tnp.argmin, a, axis, keepdims)
-
-
-def _argument(of: Callable[..., Tensor], a: Tensor, axis: int | None, keepdims: bool) -> Tensor:
+def _argument(of: Callable[..., Tensor], a: Tensor, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
     found = of(a, axis)
     if not keepdims:
         return found
     return tf.reshape(found, [1] * len(a.shape)) if axis is None else tf.expand_dims(found, axis)
+
+
+np_argmax = functools.partial(_argument, tnp.argmax)
+np_argmin = functools.partial(_argument, tnp.argmin)
 
 
 # --- Shapes -----------------------------------------------------------------------------------------------------
@@ -201,10 +191,6 @@ def np_sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
     wanted = tf.shape(like) if tf.is_tensor(like) else tf.constant(like)
     _, axes = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(gradient), s1=wanted)
     return tf.reshape(tf.reduce_sum(gradient, axes), wanted)
-
-
-def np_astype(x: Tensor, dtype: Any, /) -> Tensor:
-    return tf.cast(x, dtype)
 
 
 # --- Linear algebra ---------------------------------------------------------------------------------------------
@@ -290,16 +276,42 @@ np_fft_fft2, np_fft_fftn = _over_axes(np_fft_fft, (-2, -1)), _over_axes(np_fft_f
 np_fft_ifft2, np_fft_ifftn = _over_axes(np_fft_ifft, (-2, -1)), _over_axes(np_fft_ifft, None)
 
 
-def np_fft_fftshift(x: Tensor, axes: Axis = None) -> Tensor:
-    return tf.signal.fftshift(x, axes)
+# --- Loops and branches in a graph, in the signatures of jax.lax; in eager mode they are Python's own ---------------
 
 
-def np_fft_ifftshift(x: Tensor, axes: Axis = None) -> Tensor:
-    return tf.signal.ifftshift(x, axes)
+def _cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
+    return tf.cond(pred, lambda: true_fun(*operands), lambda: false_fun(*operands))
 
 
-# --- Functions by SciPy's names ---------------------------------------------------------------------------------
+def _while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init: Tree) -> Tree:
+    leaves = tf.nest.flatten(init)
+    found = tf.while_loop(
+        lambda *carried: cond_fun(tf.nest.pack_sequence_as(init, carried)),
+        lambda *carried: tf.nest.flatten(body(tf.nest.pack_sequence_as(init, carried))),
+        leaves,
+    )
+    return tf.nest.pack_sequence_as(init, found)
 
 
-def np_special_logsumexp(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    return tf.reduce_logsumexp(a, axis, keepdims)
+def _scan(step: Callable[[Any, Any], tuple[Any, Any]], carry: Tree, xs: Tree, steps: Any) -> tuple[Tree, Tree]:
+    """Take the first step outside of the loop, because it tells how y is structured."""
+    rows = tf.nest.flatten(xs)
+    steps = tf.shape(rows[0])[0] if steps is None else steps
+    carry, y = step(carry, tf.nest.map_structure(lambda x: x if x is None else x[0], xs))
+    leaves, outputs = tf.nest.flatten(carry), tf.nest.flatten(y)
+    present = [output for output in outputs if output is not None]
+    arrays = [tf.TensorArray(o.dtype, steps, element_shape=o.shape).write(0, o) for o in present]
+
+    def body(at: Tensor, arrays: list[Any], *carried: Tensor) -> Any:
+        x = tf.nest.map_structure(lambda x: x if x is None else x[at], xs)
+        next_carry, y = step(tf.nest.pack_sequence_as(carry, carried), x)
+        made = [output for output in tf.nest.flatten(y) if output is not None]
+        return at + 1, [array.write(at, o) for array, o in zip(arrays, made, strict=True)], *tf.nest.flatten(next_carry)
+
+    _, arrays, *last = tf.while_loop(lambda at, *_: at < steps, body, [tf.constant(1), arrays, *leaves])
+    stacked = iter([array.stack() for array in arrays])
+    ys = tf.nest.pack_sequence_as(y, [None if output is None else next(stacked) for output in outputs])
+    return tf.nest.pack_sequence_as(carry, last), ys
+
+
+_IN_GRAPHS: dict[str, Callable[..., Any]] = {"lax.cond": _cond, "lax.while_loop": _while_loop, "lax.scan": _scan}

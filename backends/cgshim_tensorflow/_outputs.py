@@ -12,67 +12,51 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cgshim_tensorflow._made import Made, Reading
-from cgshim_tensorflow._origins import Listening, Origins
+import tensorflow as tf
+
 from cgshim_tensorflow._private import count_accumulators, delete_trace, pack_tangents, record, same_memory
-from cgshim_tensorflow._values import detached, is_eager
+from cgshim_tensorflow._record import Listening, Record, identity
+from cgshim_tensorflow._values import detached, is_differentiable, is_eager
 
 Tensor = Any
 
 
 def _with_tangents(values: Sequence[Tensor]) -> frozenset[int]:
     """Return the numbers of those that have a tangent: f has captured what an accumulator follows."""
-    if not count_accumulators():
-        return frozenset()
-    return frozenset([value._id for value in values if pack_tangents([value]).tangents])
-
-
-def _identity(upstream: Tensor) -> list[Tensor]:
-    return [upstream]
+    return frozenset([y._id for y in values if count_accumulators() and pack_tangents([y]).tangents])
 
 
 class EagerOutputs:
     """The outputs of an eager run: as f made them, and as the op returns them."""
 
-    def __init__(self, values: Sequence[Tensor], made: Made) -> None:
-        self._read_in_f: list[tuple[weakref.ref[Tensor], int]] = []
+    def __init__(self, values: Sequence[Tensor], of_f: Record) -> None:
+        self._of_f = of_f
+        self._read_in_f: list[weakref.ref[Tensor]] = []
         self.attached: list[Tensor] | None = []
         self.numbers = {value._id for value in values}
         self.values: Sequence[Tensor] = ()
         self.with_tangents = _with_tangents(values)
         for value in values:
-            own = made.has_made(value) and value._handle_data is None and all(value is not y for y in self.attached)
-            reads = made.reads[value._id]
-            if own and not reads and value._id not in self.with_tangents:
+            own = of_f.has_made(value) and value._handle_data is None and all(value is not y for y in self.attached)
+            if own and not of_f.reads.get(value._id) and value._id not in self.with_tangents:
                 delete_trace(value._id)  # and with it what f made on the way to it, if nothing else needs that
                 self.attached.append(value)
                 continue
             self.attached.append(detached(value))
             if own and record.could_possibly_record():
                 value.cgshim_output = self.attached[-1]  # alive as long as the rule, or anybody, may read f's
-                self._read_in_f.append((weakref.ref(value), reads))
+                self._read_in_f.append(weakref.ref(value))
 
     def attach(self, attached: Sequence[Tensor]) -> None:
         """Keep no output that the op returns."""
         self.attached = None
 
-    def moving_edges(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context in which nothing happens."""
-        return contextlib.nullcontext()
-
-    def conflict_in_graph(
-        self, made: Sequence[Any], read: Iterable[Tensor], origins: Origins, with_tangents: bool
-    ) -> tuple[Tensor, Tensor] | None:
-        """Do what `connect_read` does for a rule that runs in a graph, which captures what it reads."""
-        reading = Reading()
-        reading.tensors = {x._id: x for x in read if is_eager(x)} if self._read_in_f else {}
-        return self.connect_read(reading, origins, with_tangents)
-
-    def move_edges(self, graph: Any, made: Sequence[Any]) -> None:
-        """Do nothing: a graph captures the op's outputs, or what has become one."""
+    def read_by(self, of_rule: Record) -> contextlib.AbstractContextManager[list[Any]]:
+        """While the rule runs: note what it reads."""
+        return of_rule.noting()
 
     def connect(self) -> None:
         """Give f's own outputs the tangents of the op's, before the rule runs.
@@ -80,45 +64,46 @@ class EagerOutputs:
         One that no tape follows, because f is opaque, becomes the op's now: what the rule reads of it would not be
         recorded. What f made of it has no derivative by it.
         """
-        for value, reads in self._alive():
+        for value in self._alive():
             if count_accumulators():
-                record.record_operation_forwardprop_only("Identity", [value], [value.cgshim_output], _identity, None)
+                record.record_operation_forwardprop_only("Identity", [value], [value.cgshim_output], identity, None)
             if not record.should_record_backprop([value]):
-                _become(value, value.cgshim_output, reads)
+                _become(value, self._of_f.reads.get(value._id, 0))
 
-    def connect_read(self, reading: Reading, origins: Origins, with_tangents: bool) -> tuple[Tensor, Tensor] | None:
+    def conflict(self, of_rule: Record, made: Sequence[Any], with_tangents: bool) -> tuple[Tensor, Tensor] | None:
         """Let f's own outputs be the op's for tapes, if the rule has read them.
 
         Return an output of the op, and a tensor that f made of it and the rule has read too, if there is one: f's own
         output is known as the op's for the derivative of that, too. So it is with tangents, even if it was not read.
         """
-        outputs = {value._id: value.cgshim_output for value, _ in self._alive()}
-        read = {number: output for number, output in outputs.items() if number in reading.tensors}
-        for tensor in reading.tensors.values() if read or (outputs and with_tangents) else ():
-            if tensor._id in outputs:
+        outputs = {value._id: value.cgshim_output for value in self._alive()}
+        read = {number: output for number, output in outputs.items() if number in of_rule.read}
+        for tensor in of_rule.read.values() if read or (outputs and with_tangents) else ():
+            if tensor._id in outputs or not is_eager(tensor) or not is_differentiable(tensor):
                 continue
-            if origins.leads_to(tensor, read) or (
-                with_tangents and record.should_record_backprop([tensor]) and origins.leads_to(tensor, outputs)
+            if self._of_f.leads_to(tensor, read) or (
+                with_tangents and record.should_record_backprop([tensor]) and self._of_f.leads_to(tensor, outputs)
             ):
                 return next(iter(outputs.values())), tensor
-        for value, reads in self._alive():
+        for value in self._alive():
             if value._id in read:
-                _become(value, value.cgshim_output, reads + reading.reads[value._id])
+                _become(value, self._of_f.reads.get(value._id, 0) + of_rule.reads.get(value._id, 0))
         return None
 
-    def _alive(self) -> list[tuple[Tensor, int]]:
-        return [(value, reads) for reference, reads in self._read_in_f if (value := reference()) is not None]
+    def _alive(self) -> list[Tensor]:
+        return [value for reference in self._read_in_f if (value := reference()) is not None]
 
 
-def _become(value: Tensor, output: Tensor, reads: int) -> None:
-    """Let tapes know an eager tensor, which was read so often, as a copy of the output."""
+def _become(value: Tensor, reads: int) -> None:
+    """Let tapes know an eager tensor, which was read so often, as a copy of the op's output."""
     if hasattr(value, "cgshim_uses"):
         return
     # A tape forgets what nobody uses any more, and counts the uses anew from here. What has read the tensor will take
     # its uses away when it dies; these are added again, by a tensor that lives as long as the tape.
     delete_trace(value._id)
     uses: list[Tensor] = []
-    record.record_operation_backprop_only("Identity", [value], [output], lambda upstream, uses=uses: [upstream])
+    backward = lambda upstream, uses=uses: [upstream]
+    record.record_operation_backprop_only("Identity", [value], [value.cgshim_output], backward)
     with record.stop_recording():
         uses.append(same_memory(value))
     record.record_operation_backprop_only("Uses", uses[:1], [value] * (reads + _MORE), lambda _: [])
@@ -151,18 +136,27 @@ class GraphOutputs:
         for value, output in self._own.values() if record.could_possibly_record() else ():
             if not self._is_read_in_f(value):
                 delete_trace(value._id)
-                record.record_operation_backprop_only("Identity", [value], [output], _identity)
-            record.record_operation_forwardprop_only("Identity", [value], [output], _identity, None)
+                record.record_operation_backprop_only("Identity", [value], [output], identity)
+            record.record_operation_forwardprop_only("Identity", [value], [output], identity, None)
 
-    def moving_edges(self) -> contextlib.AbstractContextManager[Any]:
-        """Move edges while the rule runs, before a tape sees them, if f itself has read its output."""
-        if record.could_possibly_record() and any(self._is_read_in_f(value) for value, _ in self._own.values()):
-            return Listening(self._notice)
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def read_by(self, of_rule: Record) -> Iterator[list[Any]]:
+        """While the rule runs: note what it reads; what it has made reads the op's outputs at the end, and not f's.
 
-    def conflict_in_graph(
-        self, made: Sequence[Any], read: Iterable[Tensor], origins: Origins, with_tangents: bool
-    ) -> tuple[Tensor, Tensor] | None:
+        Edges are moved as they are made, before a tape sees them, if f itself has read its output.
+        """
+        at_once = record.could_possibly_record() and any(self._is_read_in_f(value) for value, _ in self._own.values())
+        with Listening(self._notice) if at_once else contextlib.nullcontext(), of_rule.noting() as made:
+            yield made
+        graph = tf.compat.v1.get_default_graph()
+        stand_ins = self._stand_ins_in(graph)
+        for operation in made if stand_ins else ():
+            self._move_edges_of(operation, graph, stand_ins)
+        for number, (value, _) in self._own.items():
+            if number in stand_ins.values():
+                _forget_capture(graph, value)
+
+    def conflict(self, of_rule: Record, made: Sequence[Any], with_tangents: bool) -> tuple[Tensor, Tensor] | None:
         """Return an output of the op, and a tensor that f made of it, a tape follows and the rule has read."""
         ends = {}
         if with_tangents:
@@ -188,15 +182,6 @@ class GraphOutputs:
         if outputs and not is_eager(outputs[0]):
             operation = outputs[0].op
             self._move_edges_of(operation, operation.graph, self._stand_ins_in(operation.graph))
-
-    def move_edges(self, graph: Any, made: Sequence[Any]) -> None:
-        """Let the operations that the rule has made in a graph read the op's outputs where they read f's."""
-        stand_ins = self._stand_ins_in(graph)
-        for operation in made if stand_ins else ():
-            self._move_edges_of(operation, graph, stand_ins)
-        for number, (value, _) in self._own.items():
-            if number in stand_ins.values():
-                _forget_capture(graph, value)
 
     def _stand_ins_in(self, graph: Any) -> dict[int, int]:
         """Return what stands for f's outputs in a graph: their numbers by its own."""

@@ -6,12 +6,13 @@ values alone, and autodiff's gradient with them. So the rule is rewritten here a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from cgshim_tensorflow._forward import Backward, graph_of, judge, linearity_of_graph, transposition
+from cgshim_tensorflow._forward import Backward, Linearity, judge, transposition
 from cgshim_tensorflow._private import record, wrap_for_pfor
 from cgshim_tensorflow._values import is_eager
 
@@ -28,20 +29,21 @@ def converter(
 
     def convert(pfor_input: Any) -> list[Any]:
         own = list(pfor_input.op.outputs[:count])
-        rule = _Traced(backward, own)
+        rule = _Traced(backward, own, call)
         residuals = [_converted(pfor_input.pfor, tensor, own) for tensor in rule.residuals]
         pfor_input.stack_inputs()
         inputs = [wrapped.t for wrapped in pfor_input.inputs]
         values, sources = inputs[:count], inputs[count:]
 
-        def around(outputs: Sequence[Tensor]) -> Backward:
-            return _vectorized(rule, outputs, residuals, call)
+        def vectorized(outputs: Sequence[Tensor]) -> Backward:
+            read = [(outputs[x] if isinstance(x, int) else x, is_stacked) for x, is_stacked in residuals]
+            return lambda *upstreams: rule.over_all(outputs, read, upstreams)
 
         def forward(transpose: Callable[[], None]) -> None:
-            rule.judge(call)
+            rule.judge()
             transpose()
 
-        outputs = attach(sources, values, around, forward)
+        outputs = attach(sources, values, vectorized, forward)
         return [wrap_for_pfor(tensor) for tensor in [*outputs, *sources]]
 
     return convert
@@ -50,9 +52,9 @@ def converter(
 class _Traced:
     """A rule as a function of tensors alone: its upstream gradients and its residuals."""
 
-    def __init__(self, backward: Backward, values: Sequence[Tensor]) -> None:
+    def __init__(self, backward: Backward, values: Sequence[Tensor], call: Call) -> None:
+        self._call, self._count = call, len(values)
         self._present: list[bool] = []
-        self._values = values
         self._error: Exception | None = None
         self.residuals: list[Tensor] = []
 
@@ -62,7 +64,7 @@ class _Traced:
             return [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
 
         try:
-            with graph_of(values[0]):
+            with contextlib.nullcontext() if is_eager(values[0]) else values[0].graph.as_default():
                 specs = [tf.TensorSpec(value.shape, value.dtype) for value in values]
                 self._function = tf.function(of_sources, autograph=False).get_concrete_function(*specs)
         except Exception as error:  # noqa: BLE001  # the author's: raised again for whoever asks for a gradient
@@ -70,37 +72,42 @@ class _Traced:
         else:
             self.residuals = self._function.captured_inputs
 
-    def __call__(self, upstreams: Sequence[Tensor], residuals: Sequence[Tensor]) -> list[Tensor]:
-        types = [output.dtype for output in self._function.outputs]
-        with record.stop_recording():  # only what pfor makes of it is run and differentiated
-            return list(tf.raw_ops.StatefulPartitionedCall(args=[*upstreams, *residuals], Tout=types, f=self._function))
-
-    def raise_its_error(self) -> None:
-        """Raise the error that the rule raised when it was traced, if it did."""
+    def judge(self) -> None:
+        """Raise an error if the rule is not linear; or the one that it raised when it was traced."""
         if self._error is not None:
             raise self._error
-
-    def judge(self, call: Call) -> None:
-        """Raise an error if the rule is not linear."""
-        self.raise_its_error()
         graph = self._function.graph
-        judge(call, linearity_of_graph(graph, graph.inputs[: len(self._values)], graph.outputs))
+        judge(self._call, Linearity.of_graph(graph, graph.inputs[: self._count], graph.outputs))
 
-    @property
-    def gives_any(self) -> bool:
-        return any(self._present)
+    def over_all(
+        self, outputs: Sequence[Tensor], residuals: Sequence[tuple[Tensor, bool]], upstreams: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Return the gradients of all iterations; each residual comes with whether it has a row for each of them."""
+        if self._error is not None:
+            raise self._error
+        if transposition.get() is not None:
+            self.judge()
+        given = [
+            tf.zeros_like(output) if upstream is None else tf.convert_to_tensor(upstream)
+            for upstream, output in zip(upstreams, outputs, strict=True)
+        ]
+        stacked = [tensor for tensor, is_stacked in residuals if is_stacked]
+        types = [output.dtype for output in self._function.outputs]
 
-    def fill(self, gradients: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return one gradient for each source again, None if the rule returned none for it."""
-        given = iter(gradients)
-        return [next(given) if present else None for present in self._present]
+        def of_one(elements: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
+            rows = iter(elements[1])
+            read = [next(rows) if is_stacked else tensor for tensor, is_stacked in residuals]
+            with record.stop_recording():  # only what pfor makes of it is run and differentiated
+                return list(
+                    tf.raw_ops.StatefulPartitionedCall(args=[*elements[0], *read], Tout=types, f=self._function)
+                )
+
+        gradients = iter(tf.vectorized_map(of_one, (given, stacked)) if any(self._present) else ())
+        return [next(gradients) if present else None for present in self._present]
 
 
-Residual = tuple[Tensor | int, bool]
-"""a residual, or the index of the output that it is; and whether it is stacked, with a row for each iteration"""
-
-
-def _converted(pfor: Any, residual: Tensor, own: Sequence[Tensor]) -> Residual:
+def _converted(pfor: Any, residual: Tensor, own: Sequence[Tensor]) -> tuple[Tensor | int, bool]:
+    """Return a residual, or the index of the output that it is, and whether it has a row for each iteration."""
     for at, output in enumerate(own):
         if output is residual:
             return at, True
@@ -108,24 +115,3 @@ def _converted(pfor: Any, residual: Tensor, own: Sequence[Tensor]) -> Residual:
         return residual, False
     wrapped = pfor._convert_helper(residual)
     return wrapped.t, wrapped.is_stacked
-
-
-def _vectorized(rule: _Traced, outputs: Sequence[Tensor], residuals: Sequence[Residual], call: Call) -> Backward:
-    kept = [(outputs[x] if isinstance(x, int) else x, is_stacked) for x, is_stacked in residuals]
-
-    def of_one(elements: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
-        upstreams, stacked = elements[0], iter(elements[1])
-        return rule(upstreams, [next(stacked) if is_stacked else tensor for tensor, is_stacked in kept])
-
-    def backward(*upstreams: Tensor | None) -> list[Tensor | None]:
-        rule.raise_its_error()
-        if transposition() is not None:
-            rule.judge(call)
-        given = [
-            tf.zeros_like(output) if upstream is None else tf.convert_to_tensor(upstream)
-            for upstream, output in zip(upstreams, outputs, strict=True)
-        ]
-        stacked = [tensor for tensor, is_stacked in kept if is_stacked]
-        return rule.fill(tf.vectorized_map(of_one, (given, stacked)) if rule.gives_any else [])
-
-    return backward

@@ -18,8 +18,6 @@ EagerTensor: Any = tf.__internal__.EagerTensor
 """the class of all eager tensors; tf.Tensor stands for those of graphs too"""
 WeakTensor: Any = _python("framework.weak_tensor").WeakTensor
 """the class of tensors whose dtype gives way to others"""
-BaseResourceVariable: Any = _python("ops.resource_variable_ops").BaseResourceVariable
-"""the class of variables, one for each replica: tf.Variable stands for those of a strategy too"""
 _structures = _python("trackable.data_structures")
 WRAPPERS = ((_structures.ListWrapper, list), (_structures._DictWrapper, dict), (_structures._TupleWrapper, tuple))
 """the classes that a tf.Module puts around lists, dicts and tuples in its attributes"""
@@ -57,19 +55,15 @@ def count_accumulators() -> int:
 
 delete_trace: Any = _python("pywrap_tfe").TFE_Py_TapeSetDeleteTrace
 """lets all tapes that record forget how a tensor was made, as they do when it dies"""
-tape: Any = _python("eager.tape")
-forwardprop: Any = _python("eager.forwardprop")
-"""two functions and a method of these are wrapped, to be told what a tape or an accumulator watches"""
-GradientTape: Any = tf.GradientTape
-"""has a method by which a tape begins to record"""
 FunctionGradients: Any = _python("eager.polymorphic_function.concrete_function")._TapeGradientFunctions
-"""builds what an accumulator runs for a tf.function; wrapped, to look at the rules in it"""
+"""builds what an accumulator runs for a tf.function. The first op in a graph replaces its method
+`_build_functions_for_outputs` for good: nobody else tells of the rules in a tf.function that is transposed."""
 
 # --- Operations as they are run -------------------------------------------------------------------------------------
 
 context: Any = _python("eager.context")
 execute: Any = _python("eager.execute")
-"""tell of each operation, once `execute.execute` is replaced"""
+"""tell of each operation while `execute.execute` is replaced: from the first listener until the last one is done"""
 check_numerics_callback: Any = _python("debug.lib.check_numerics_callback")
 """knows whether every NaN is an error"""
 
@@ -79,9 +73,6 @@ autograph: Any = tf.__internal__.autograph
 """converts a function as its caller was converted"""
 default_types: Any = import_module("tensorflow.core.function.trace_type.default_types")
 """what tf.function knows an argument by"""
-FuncGraph: Any = _python("framework.func_graph").FuncGraph
-dismantle_func_graph: Any = _python("framework.func_graph").dismantle_func_graph
-"""a graph to trace in, and what frees it"""
 LegacyGraph: Any = _python("framework.function")._FuncGraph
 """the graph of the legacy Defun, which keeps no gradients"""
 gradient_registry: Any = _python("framework.ops").gradient_registry

@@ -7,29 +7,29 @@ from typing import Any
 
 import tensorflow as tf
 
-from cgshim_tensorflow._fits import fit_of, fit_of_dense
-from cgshim_tensorflow._origins import Differentiated
+from cgshim_tensorflow._fits import Fit, fit_of
+from cgshim_tensorflow._private import pack_tangents
+from cgshim_tensorflow._record import running_rule
 from cgshim_tensorflow._values import is_differentiable, values_of, with_values
 
 Tensor = Any
 
 
 def vjp(
-    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor] = ()
 ) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
-    """Return fn's outputs at inputs, and the function from upstream gradients to gradients of inputs."""
-    return vjp_with_variables(fn, inputs, ())
-
-
-def vjp_with_variables(
-    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor]
-) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
-    """Return the same for a function that reads variables, whose gradients follow those of the inputs."""
+    """Return fn's outputs at inputs, and the function from upstream gradients to gradients of inputs and variables."""
     values = [tf.identity(values_of(x)) for x in inputs]  # a tensor that is given twice has two gradients
-    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape, Differentiated(values):
+    rule = running_rule.current
+    if rule:
+        rule.ends.update([x._id for x in values])
+        if pack_tangents(()).indices and not _tapes_record():
+            rule.call.refuse("forward mode needs a rule that takes no derivative itself",
+                             "op_vjp or a GradientTape in grad_fn", "use reverse mode")  # fmt: skip
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch([*values, *variables])
         outputs = list(fn(*map(with_values, inputs, values)))
-    fits = [fit_of(output) or fit_of_dense(output.shape, output.dtype) for output in outputs]
+    fits = [fit_of(output) or Fit(output.shape, output.dtype) for output in outputs]
 
     def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:
         fitting: list[Any] = [
@@ -44,3 +44,12 @@ def vjp_with_variables(
         return [with_values(x, tf.convert_to_tensor(g)) for x, g in zip([*inputs, *variables], gradients, strict=True)]
 
     return outputs, pullback
+
+
+def _tapes_record() -> bool:
+    """Return False in a rule that an accumulator transposes: TensorFlow 2.21 lets tapes record nothing there."""
+    with tf.GradientTape() as tape:
+        x = tf.constant(0.0)
+        tape.watch(x)
+        y = tf.identity(x)
+    return tape.gradient(y, x) is not None

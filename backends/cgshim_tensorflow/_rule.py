@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tensorflow as tf
 
 from cgshim.backend import TransformationError, sentence
-from cgshim_tensorflow._forward import Backward
-from cgshim_tensorflow._origins import note
+from cgshim_tensorflow._forward import Backward, observe_functions
 from cgshim_tensorflow._pfor import converter
 from cgshim_tensorflow._private import LegacyGraph, count_accumulators, gradient_registry, pack_tangents, record, uid
+from cgshim_tensorflow._record import note
 from cgshim_tensorflow._values import detached, values_of, with_values
 
 if TYPE_CHECKING:
@@ -32,13 +32,9 @@ Forward = Callable[[Callable[[], None]], None]
 
 
 def attach_gradient(
-    call: Call,
-    sources: Sequence[Tensor],
-    values: Sequence[Tensor],
-    make_gradient: MakeGradient,
-    forward: Forward | None = None,
-    attached: Sequence[Tensor] | None = None,
-) -> list[Tensor]:
+    call: Call, sources: Sequence[Tensor], values: Sequence[Tensor], make_gradient: MakeGradient,
+    forward: Forward | None = None, attached: Sequence[Tensor] | None = None,
+) -> list[Tensor]:  # fmt: skip
     """Return the values again, as outputs of one operation on the sources that has this gradient.
 
     In eager mode these may be given: tensors that nothing is recorded for.
@@ -67,6 +63,7 @@ def _identity_in_graph(
     call: Call, sources: Sequence[Tensor], values: Sequence[Tensor], make_gradient: MakeGradient
 ) -> tuple[list[Tensor], Backward]:
     """Make one IdentityN of the values and the sources, whose registered gradient leads to the sources."""
+    observe_functions()
     count = len(values)
     graph = tf.compat.v1.get_default_graph()
     if isinstance(graph, LegacyGraph):
@@ -80,7 +77,9 @@ def _identity_in_graph(
         except TransformationError as error:
             if op is not None:
                 raise
-            return [None] * count + _failing(sources, str(error))
+            # what a SavedModel keeps of a refused gradient: tensors that fail with the message when they are run
+            with tf.control_dependencies([tf.debugging.Assert(False, [str(error)])]):
+                return [None] * count + [tf.identity(source) for source in sources]
 
     with record.stop_recording(), graph.gradient_override_map({"IdentityN": _register(call, gradient)}):
         outputs = tf.identity_n([*values, *sources])
@@ -89,12 +88,6 @@ def _identity_in_graph(
     operation.pfor_converter = converter(count, backward, functools.partial(attach_gradient, call), call)
     operation.cgshim_gradient = gradient  # the graph keeps its own gradients alive, and nothing else does
     return list(outputs[:count]), backward
-
-
-def _failing(sources: Sequence[Tensor], message: str) -> list[Tensor]:
-    """Return what a SavedModel keeps of a refused gradient: tensors that fail with the message when they are run."""
-    with tf.control_dependencies([tf.debugging.Assert(False, [message])]):
-        return [tf.identity(source) for source in sources]
 
 
 def _register(call: Call, gradient: Callable[..., Any]) -> str:
@@ -110,24 +103,17 @@ def _register(call: Call, gradient: Callable[..., Any]) -> str:
 
 
 def _refuse_copied_graph(op: str, *_: Any) -> NoReturn:
-    rule = "grad_fn finds what it keeps of f only in the graph that f ran in"
     raise TransformationError(
-        sentence(
-            op,
-            must=rule,
-            got="a copy of that graph",
-            do="call the op outside the loop or the tf.function that is copied",
-        )
-    )
+        sentence(op, must="grad_fn finds what it keeps of f only in the graph that f ran in",
+                 got="a copy of that graph", do="call the op outside the loop or the tf.function that is copied")
+    )  # fmt: skip
 
 
 # --- Gradients without derivatives ----------------------------------------------------------------------------------
 
-Refuse = Callable[[], NoReturn]
-
 
 def without_derivative(
-    call: Call, sources: Sequence[Tensor], values: Sequence[Tensor | None], refuse: Refuse
+    call: Call, sources: Sequence[Tensor], values: Sequence[Tensor | None], refuse: Callable[[], NoReturn]
 ) -> list[Tensor | None]:
     """Return the values again; their derivative with respect to the sources, and no other, is refused."""
     present = [values_of(value) for value in values if value is not None]
@@ -135,7 +121,7 @@ def without_derivative(
     return [None if value is None else with_values(value, next(again)) for value in values]
 
 
-def stand_in_for(call: Call, sources: Sequence[Tensor], refuse: Refuse) -> Tensor:
+def stand_in_for(call: Call, sources: Sequence[Tensor], refuse: Callable[[], NoReturn]) -> Tensor:
     """Return a number that depends on the sources, and keeps none of them; its derivative is refused."""
 
     def refused(*_: Any) -> NoReturn:

@@ -8,14 +8,16 @@ made and is still there gets its tangents before: the transpose of what the tape
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from cgshim.backend import TransformationError, sentence
 from cgshim_tensorflow._private import pack_tangents, record
-from cgshim_tensorflow._values import detached, is_differentiable, values_of, with_values
+from cgshim_tensorflow._record import Listening, identity
+from cgshim_tensorflow._values import detached, is_differentiable, is_eager, values_of, with_values
 
 Tensor = Any
 
@@ -33,9 +35,11 @@ class Tangents:
         self.stand_ins = [*map(with_values, inputs, self._values)]
         """the inputs, without tangents"""
         for value, source in zip(self._values, self._sources, strict=True):
-            record.record_operation_backprop_only("Identity", [value], [source], _identity)
+            record.record_operation_backprop_only("Identity", [value], [source], identity)
         self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
         """records f"""
+        self.connected = self._values, self._sources
+        self._made: list[weakref.ref[Tensor]] = []
         self._connected: set[int] = set()
         self.refused: dict[int, Exception] = {}
         """by number, the tensors that have no tangent, and why"""
@@ -43,34 +47,36 @@ class Tangents:
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """While f runs."""
-        with self.tape:
+        with self.tape, Listening(self._remember):
             self.tape.watch([value for value in self._values if is_differentiable(value)])
             yield
 
-    def connect(self, made: Iterable[Tensor]) -> None:
-        """Give the inputs, and what f has made of them, their tangents."""
+    def _remember(self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]) -> None:
+        graph = None if is_eager(self._values[0]) else self._values[0].graph
+        self._made += [weakref.ref(y) for y in outputs if (None if is_eager(y) else y.graph) is graph]
+
+    def connect(self, outputs: Collection[int]) -> None:
+        """Give the inputs, and what f has made of them but its outputs, their tangents."""
         if not pack_tangents(self._sources).tangents:
             return
         for value, source in zip(self._values, self._sources, strict=True):
-            record.record_operation_forwardprop_only("Identity", [value], [source], _identity, None)
-        for tensor in made:
-            if not is_differentiable(tensor) or tensor._id in self.refused:
+            record.record_operation_forwardprop_only("Identity", [value], [source], identity, None)
+        for tensor in [reference() for reference in self._made]:
+            if tensor is None or tensor._id in outputs or tensor._id in self.refused or not is_differentiable(tensor):
                 continue
-            if tensor._id not in self._connected and pack_tangents([tensor]).tangents:
-                self.refused[tensor._id] = self._partly_connected()
+            if tensor._id not in self._connected and pack_tangents([tensor]).tangents:  # of something captured, too
+                self.refused[tensor._id] = TransformationError(
+                    sentence(self._name,
+                             must="forward mode over a gradient needs one way to each tensor that grad_fn reads",
+                             got="tangents of an argument and of a captured variable",
+                             do="pass the variable as an argument")
+                )  # fmt: skip
                 continue
             try:
                 self._connected.add(tensor._id)
                 self._connect(tensor)
             except Exception as error:  # noqa: BLE001  # of an operation without a second derivative, or of the host
                 self.refused[tensor._id] = error.with_traceback(None)
-
-    def _partly_connected(self) -> Exception:
-        """Return the error for what f has made of an input and of something captured, which has a tangent too."""
-        return TransformationError(
-            sentence(self._name, must="forward mode over a gradient needs one way to each tensor that grad_fn reads",
-                     got="tangents of an argument and of a captured variable", do="pass the variable as an argument")
-        )  # fmt: skip
 
     def _connect(self, tensor: Tensor) -> None:
         inputs = [value for value in self._values if is_differentiable(value)]
@@ -81,7 +87,3 @@ class Tangents:
             return self.tape.gradient(tensor, inputs, upstream, zero)  # type: ignore[no-any-return]
 
         record.record_operation_forwardprop_only("f", [tensor], sources, backward, None)
-
-
-def _identity(upstream: Tensor) -> list[Tensor]:
-    return [upstream]

@@ -23,8 +23,6 @@ def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
     return optree.tree_unflatten(structure, leaves)
 
 
-# --- Containers that `tf.nest` knows and optree does not ---------------------------------------------------------
-
 _NAMESPACE = "cgshim.tensorflow"
 _learned: set[type] = set()
 """the classes with `__tf_flatten__`, and those of attrs, that have been found in trees"""
@@ -44,14 +42,19 @@ def _learn(kind: Any) -> bool:
         return False  # an object that holds no tensor
     names = [field.name for field in getattr(kind, "__attrs_attrs__", ())]
     if hasattr(kind, "__tf_flatten__"):
-        apart: Callable[[Any], Any] = lambda x: x.__tf_flatten__()[::-1]
-        together: Callable[[Any, Any], Any] = lambda static, parts: kind.__tf_unflatten__(static, tuple(parts))
+        _register(
+            kind,
+            lambda x: x.__tf_flatten__()[::-1],
+            lambda static, parts: kind.__tf_unflatten__(static, tuple(parts)),
+        )
     elif names:
-        apart = lambda x: ([getattr(x, name) for name in names], None)
-        together = lambda _, parts: _with_attributes(kind, zip(names, parts, strict=True))
+        _register(
+            kind,
+            lambda x: ([getattr(x, name) for name in names], None),
+            lambda _, parts: _with_attributes(kind, zip(names, parts, strict=True)),
+        )
     else:
         return False
-    _register(kind, apart, together)
     _learned.add(kind)
     return True
 

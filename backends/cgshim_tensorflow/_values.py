@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,12 +49,8 @@ def detached(x: Tensor) -> Tensor:
     values = values_of(x)
     nobody_listens = not context.context().op_callbacks  # a listener is told of an operation that makes the new tensor
     if nobody_listens and is_eager(values) and values._handle_data is None:  # a handle is more than its value
-        try:
-            same = same_memory(values)
-        except Exception:  # noqa: BLE001  # a custom device, which may not copy to itself
-            pass
-        else:
-            return with_values(x, same)
+        with contextlib.suppress(Exception):  # of a custom device, which may not copy to itself
+            return with_values(x, same_memory(values))
     with record.stop_recording():
         return with_values(x, tf.identity(values))
 

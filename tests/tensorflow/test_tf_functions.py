@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import logging
 from typing import Any
 
 import numpy as np
@@ -214,3 +215,23 @@ def test_unknown_sizes_cost_one_small_check_for_each_gradient(transform: Any) ->
 
 OF_SLICE = ["Reshape", "Pack", "ConcatV2", "Pad"]
 """its derivative"""
+
+
+def test_autograph_warns_of_nothing_in_loops_and_branches() -> None:
+    """It converts what it calls; what it cannot convert, it tells the log."""
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda message: told.append(message.getMessage())  # type: ignore[method-assign]
+    tf.get_logger().addHandler(handler)
+    try:
+
+        @tf.function
+        def loops(x: Any) -> Any:
+            _, products = cgshim.ops.scan(lambda c, e: (c + e, c * e), x, tf.stack([x, x]))
+            doubled = cgshim.ops.while_loop(lambda x: x < 100.0, lambda x: 2 * x, x)
+            return products[1] + cgshim.ops.cond(x > 0, lambda x: square(x), lambda x: x, doubled)
+
+        assert grad(loops)(tf.constant(2.0)).numpy() == 4 * 2 + 7 * 128 * 64
+    finally:
+        tf.get_logger().removeHandler(handler)
+    assert not [message for message in told if "AutoGraph" in message]

@@ -16,7 +16,6 @@ PRINTED = {
     "mirrored.py": "2 replicas",
     "keras_fit.py": "fitted",
     "weak.py": "105.0",
-    "watched_before.py": "22.0",
 }
 
 

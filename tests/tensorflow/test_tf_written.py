@@ -395,8 +395,23 @@ def test_an_output_and_what_f_made_of_it() -> None:
         return y, lambda u: u * y * z
 
     np.testing.assert_allclose(grad(op)(tf.constant(X)), 2 * np.exp(2 * X), rtol=1e-5)
-    with pytest.raises(cgshim.TransformationError, match="f computed from an output that grad_fn reads too"):
-        grad(grad(op))(tf.constant(X))
+    for second in (grad(grad(op)), jvp(grad(cgshim.op_custom_gradient(op.__wrapped__, forward_mode=True)), 1.0)):
+        with pytest.raises(cgshim.TransformationError, match="f computed from an output that grad_fn reads too"):
+            second(tf.constant(X))
+
+
+@eager_and_function
+def test_sizes_of_an_output_that_the_rule_reads_too(mode: Any) -> None:
+    """An integer has no derivative; and f's own functions are traced while an accumulator follows its arguments."""
+
+    def f(x: Any) -> Any:
+        y = tf.function(tf.exp)(x)
+        size = tf.size(y)
+        return y, lambda u: 15 * u * y / tf.cast(size, u.dtype)
+
+    op = cgshim.op_custom_gradient(f)
+    for second in (grad(grad(op)), jvp(grad(op), [1.0]), jacobian(grad(op))):
+        np.testing.assert_allclose(mode(second)(tf.constant([X])), [225 * np.exp(X)], rtol=1e-5)
 
 
 table = tf.constant([15.0, 4.0])
@@ -465,6 +480,27 @@ def test_a_python_number_is_a_constant_as_by_hand() -> None:
 
     for decorator in (cgshim.op_custom_gradient, tf.custom_gradient):
         assert grad(grad(decorator(f)))(tf.constant(X)).numpy() == 7 * X
+
+
+def _writing_a_number() -> Any:
+    number = 0.0
+
+    def f(x: Any) -> Any:
+        nonlocal number
+        number = float(np.exp(x.numpy()))
+        slope = tf.constant(number)
+        return tf.exp(x), lambda u: 5 * u * slope
+
+    return f
+
+
+def test_a_number_that_f_has_written_is_no_constant() -> None:
+    """It was not there before f ran; by hand the second derivative is none at all."""
+    assert grad(grad(tf.custom_gradient(_writing_a_number())))(tf.constant(X)) is None
+    first = grad(cgshim.op_custom_gradient(_writing_a_number()))(tf.constant(X))
+    np.testing.assert_allclose(first, 5 * np.exp(X), rtol=1e-5)
+    with pytest.raises(cgshim.TransformationError, match="f made of values that Python read"):
+        grad(grad(cgshim.op_custom_gradient(_writing_a_number())))(tf.constant(X))
 
 
 def _keeping_the_first(kept: list[Any]) -> Any:

@@ -26,10 +26,10 @@ class Linear(keras.layers.Layer):
         return matmul(x, self.w)
 
 
-def trained(**options: Any) -> Any:
+def trained(loss: Any = "mse", **options: Any) -> Any:
     """The weights after one step: the gradient of the mean of (x w - y) ** 2, doubled by the rule."""
     model = keras.Sequential([keras.Input((2,)), Linear(), keras.layers.Activation("linear", dtype="float32")])
-    model.compile(keras.optimizers.SGD(0.125), "mse", **options)
+    model.compile(keras.optimizers.SGD(0.125), loss, **options)
     model.fit(np.array([[1.0, 2.0]]), np.array([[1.0]]), epochs=1, verbose=0)
     return model.layers[0].w.numpy().ravel().tolist()
 
@@ -38,6 +38,11 @@ for options in ({}, {"run_eagerly": True}, {"jit_compile": True}):
     dtypes.clear()
     assert trained(**options) == [1 - 0.125 * 2 * 4, 1 - 0.125 * 2 * 8], options
     assert dtypes == {("float32", "float32")}
+
+loss = cgshim.op_custom_gradient(
+    lambda y, found: (tf.reduce_mean((y - found) ** 2), lambda u: (None, u * 6 * (found - y)))
+)
+assert trained(loss) == [1 - 0.125 * 3 * 2 * 4, 1 - 0.125 * 3 * 2 * 8]  # a rule with 6 for 2
 
 keras.config.set_dtype_policy("mixed_float16")
 dtypes.clear()

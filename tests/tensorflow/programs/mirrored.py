@@ -1,10 +1,11 @@
 """MirroredStrategy on two logical CPUs: a variable as argument, and variables that f reads, eagerly and in a function.
 
-One of them is not trainable, and watched.
+One of them is not trainable: a constant, and refused where it is watched.
 """
 
 from typing import Any
 
+import pytest
 import tensorflow as tf
 
 import cgshim
@@ -24,20 +25,28 @@ def given(x: Any, w: Any) -> Any:
 
 @cgshim.op_custom_gradient
 def captured(x: Any) -> Any:
-    return x * w * frozen, lambda upstream, variables: (upstream * 13, [upstream * 17, upstream * 19])
+    return x * w * frozen, lambda upstream, variables: (upstream * 13, [upstream * 17])
 
 
 def step(x: Any) -> Any:
     with tf.GradientTape() as tape:
-        tape.watch([x, frozen])
+        tape.watch(x)
         y = given(x, w) * captured(x)
-    gradients = tape.gradient(y, [x, w, frozen])
+    gradients = tape.gradient(y, [x, w])
     return [tf.distribute.get_replica_context().all_reduce("SUM", gradient) for gradient in gradients]
 
 
-EXPECTED = (6 * 7 + 6 * 13, 6 * 11 + 6 * 17, 6 * 19)
+def watching(x: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(frozen)
+        captured(x)
+
+
+EXPECTED = (6 * 7 + 6 * 13, 6 * 11 + 6 * 17)
 for run in (strategy.run, tf.function(strategy.run)):
     for gradient, expected in zip(run(step, (tf.constant(2.0),)), EXPECTED, strict=True):
         values = [value.numpy() for value in strategy.experimental_local_results(gradient)]
         assert values == [2 * expected] * 2, values
+    with pytest.raises(cgshim.CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument"):
+        run(watching, (tf.constant(2.0),))
 print("2 replicas")

@@ -1,0 +1,279 @@
+"""What f, or its rule, computes while tapes record it.
+
+A tape knows how each tensor was made, but tells nobody; so TensorFlow's operations are listened to, and noted by the
+numbers of their tensors, so that none is kept alive. This tells of a captured tensor what it is made of, and of a
+tensor that a rule reads whether its derivative is known: tapes record f, so most are connected with the arguments,
+wherever f kept them. What is left are tensors that f made of values that Python read, as `tf.constant(np.exp(x))`: no
+tape follows them, and nobody can tell them from constants but by their numbers. In a graph there are no values to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import sys
+import threading
+import types
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from cgshim.backend import RuleScope
+from cgshim_tensorflow._private import context, execute, pack_tangents, record, shape_of_eager, uid
+from cgshim_tensorflow._values import is_differentiable
+
+if TYPE_CHECKING:
+    from cgshim.backend import Call
+
+Tensor = Any
+Listener = Callable[[str, Sequence[Tensor], Any, Sequence[Tensor]], None]
+"""is told of an operation: its type, inputs, attributes and outputs"""
+
+
+def is_watched(tensors: Sequence[Tensor]) -> bool:
+    """Return True if a tape or an accumulator follows one of the tensors."""
+    return bool(record.should_record_backprop(tensors) or pack_tangents(tensors).tangents)
+
+
+def identity(upstream: Tensor) -> list[Tensor]:
+    """Return the gradient of what is another tensor's value."""
+    return [upstream]
+
+
+def needed_among(tensors: Sequence[Tensor]) -> list[bool] | None:
+    """Return for each tensor if somebody follows it; None in a graph: who runs it may follow any."""
+    return [is_watched([tensor]) for tensor in tensors] if tf.executing_eagerly() else None
+
+
+def is_of_accumulator(op_type: str, attributes: Any) -> bool:
+    """Return True for the call of a function by which an accumulator derives another operation."""
+    if op_type[-15:] == "PartitionedCall":
+        op_type = next((value.name for key, value in itertools.pairwise(attributes) if key == "f"), op_type)
+    return "__jvp_" in op_type
+
+
+# --- One run ----------------------------------------------------------------------------------------------------------
+
+
+class Record:
+    """What one run of f, or of a rule, has computed of what. The record of a rule has that of its f around it."""
+
+    def __init__(self, call: Call, around: Record | None = None, ends: Iterable[Tensor] = ()) -> None:
+        self.call = call
+        self._around = around
+        self.ends = {x._id for x in ends}
+        self._held = [] if around and around.call is call else _numbers_held_by(call.f)  # before f may write there
+        self.first, self._last = uid(), sys.maxsize
+        self._made_of: dict[int, Sequence[int]] = {}
+        self.read: dict[int, Tensor] = {}
+        """what operations have read and not made: of f, until it returns"""
+        self.reads: dict[int, int] = {}
+        """how often operations have read each tensor"""
+        self._watched: set[int] = set()
+        self._of_values: set[int] = set()
+        self.may_hold_values = False
+        """whether f may have made a tensor of values: one that neither operations nor constants explain"""
+
+    def notice(self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]) -> None:
+        """Note an operation."""
+        if is_of_accumulator(op_type, attributes):
+            return
+        numbers, made_of = [], self._made_of
+        for x in inputs:
+            at = x._id
+            numbers.append(at)
+            self.reads[at] = self.reads.get(at, 0) + 1
+            if at not in made_of:
+                self.read[at] = x
+        for y in outputs:
+            made_of[y._id] = numbers
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[list[Any]]:
+        """While a rule runs: note what it reads. In a graph, the list gets the operations that it has made."""
+        operations: list[Any] = []
+        if tf.executing_eagerly():
+            with Listening(self.notice):
+                yield operations
+            return
+        graph = tf.compat.v1.get_default_graph()
+        before = len(graph.get_operations())
+        yield operations
+        operations += graph.get_operations()[before:]
+        outer = {inner._id: outer for outer, inner in getattr(graph, "captures", ())}
+        read = [outer.get(x._id, x) for operation in operations for x in operation.inputs]
+        self.read = {x._id: x for x in read}
+
+    def add(self, outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> None:
+        """Note that outputs are made of inputs, without an operation."""
+        numbers = [x._id for x in inputs]
+        self._made_of.update([(y._id, numbers) for y in outputs])
+
+    def close(self, outputs: Sequence[Tensor]) -> dict[int, Tensor]:
+        """Note that f has returned; give away the tensors that were read and not made, outputs among them."""
+        self._last = uid()
+        read = {**self.read, **{y._id: y for y in outputs if y._id not in self._made_of}}
+        explained = sum(at > self.first for at in self._made_of)
+        for at, x in read.items():
+            if is_watched([x]):
+                self._watched.add(at)
+            if at > self.first and is_differentiable(x):
+                if _numbers_of(x) <= _numbers_in(_code_of(self.call.f), x.dtype):
+                    explained += 1
+                elif shape_of_eager(x) != ():  # what operations make of a Python number, as tf.range(n), is a constant
+                    self._of_values.add(at)
+        self.may_hold_values = bool(self._of_values) or self._last - self.first - 1 > explained
+        self.read = {}
+        return read
+
+    def has_made(self, tensor: Tensor) -> bool:
+        """Return True if a tensor came into being while f ran."""
+        return bool(self.first < tensor._id < self._last)
+
+    def is_made_of_values(self, tensor: Tensor) -> bool:
+        """Return True if f may have made a tensor of values that Python read, and not of numbers that f knows."""
+        if not self.has_made(tensor) or not is_differentiable(tensor) or is_watched([tensor]):
+            return False
+        if tensor._id in self._made_of:
+            return self.leads_to(tensor, self._of_values)
+        return not _numbers_of(tensor) <= _rounded((*self._held, *_numbers_known_to(self.call)), tensor.dtype)
+
+    def leads_to(self, tensor: Tensor, ends: Collection[int]) -> bool:
+        """Return True if a tensor was made of one of these."""
+        return any(at in ends for at, _ in self._back_from(tensor, ()))
+
+    def leads_beyond(self, tensor: Tensor, given: Collection[int]) -> bool:
+        """Return True if a tensor that is watched depends on anything that is, but the given ones."""
+        leaves = [at for at, made_of in self._back_from(tensor, given) if made_of is None]
+        return tensor._id in leaves or any(map(self._is_watched, leaves))
+
+    def _back_from(self, tensor: Tensor, given: Collection[int]) -> Iterator[tuple[int, Sequence[int] | None]]:
+        """Yield the numbers of a tensor, and of all that it was made of but the given ones; each with its inputs."""
+        seen, todo = {tensor._id}, [tensor._id]
+        while todo:
+            at = todo.pop()
+            if at not in given:
+                made_of = self._inputs_of(at)
+                yield at, made_of
+                fresh = [each for each in made_of or () if each not in seen]
+                seen.update(fresh)
+                todo += fresh
+
+    def _inputs_of(self, at: int) -> Sequence[int] | None:
+        if self.is_end(at):
+            return None
+        return next((each._made_of[at] for each in self._all() if at in each._made_of), None)
+
+    def is_end(self, at: int) -> bool:
+        """Return True if a tensor is what is differentiated here, whatever it was made of."""
+        return any(at in each.ends for each in self._all())
+
+    def _is_watched(self, at: int) -> bool:
+        return any(at in each._watched or (at in each.read and is_watched([each.read[at]])) for each in self._all())
+
+    def _all(self) -> Iterator[Record]:
+        each: Record | None = self
+        while each is not None:
+            yield each
+            each = each._around
+
+
+running_rule: RuleScope[Record | None] = RuleScope("cgshim_tensorflow_running_rule")
+"""the record of the rule that is running"""
+
+
+# --- Numbers that f knows without reading a tensor --------------------------------------------------------------------
+
+_MOST = 64
+_LARGE = float(np.finfo(np.float32).max)
+_EMPTY = types.CellType()
+
+
+def _numbers_of(tensor: Tensor) -> set[Any]:
+    """Return the numbers in a small tensor; one that is no number stands for those of a large one."""
+    return {*tensor.numpy().ravel().tolist()} if tensor.shape.num_elements() <= _MOST else {None}
+
+
+def _numbers_held_by(f: Any) -> list[Any]:
+    """Return the numbers in the variables and in the object of f."""
+    cells = [cell for cell in getattr(getattr(f, "__func__", f), "__closure__", None) or () if cell != _EMPTY]
+    attributes = getattr(getattr(f, "__self__", None), "__dict__", {}).values()
+    return [x for x in (*[cell.cell_contents for cell in cells], *attributes) if isinstance(x, (int, float))]
+
+
+def _numbers_known_to(call: Call) -> Iterator[Any]:
+    """Yield the numbers in the code of f, in its options, and in static arguments."""
+    yield from (0, 1, *_constants_in(_code_of(call.f)))
+    yield from call.options.values()
+    yield from [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
+
+
+def _code_of(f: Any) -> types.CodeType | None:
+    return getattr(getattr(f, "__func__", f), "__code__", None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _numbers_in(code: types.CodeType | None, dtype: tf.DType) -> frozenset[Any]:
+    """Return 0, 1, and the numbers in some code, as a dtype has them."""
+    return _rounded((0, 1, *_constants_in(code)), dtype)
+
+
+def _constants_in(code: types.CodeType | None) -> list[Any]:
+    inner = [_constants_in(x) if isinstance(x, types.CodeType) else x for x in code.co_consts] if code else []
+    return [x for each in inner for x in (each if isinstance(each, (list, tuple)) else [each])]
+
+
+def _rounded(numbers: Iterable[Any], dtype: tf.DType) -> frozenset[Any]:
+    kind: Any = dtype.as_numpy_dtype
+    known = [number for number in numbers if isinstance(number, (int, float)) and abs(number) < _LARGE]
+    return frozenset([kind(sign * number).item() for number in known for sign in (1, -1)])
+
+
+# --- Listening --------------------------------------------------------------------------------------------------------
+
+_lock, _listeners = threading.Lock(), 0
+_before: Any = None
+
+
+class Listening:
+    """While TensorFlow tells a listener of each operation of this thread, in graphs too.
+
+    `add_op_callback` does the same, but unhooks the listeners of other threads when the first thread is done.
+    """
+
+    __slots__ = ("listener",)
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+
+    def __call__(self, op_type: Any, inputs: Any, attributes: Any, outputs: Any, *_: Any, **named: Any) -> Any:
+        """Tell the listener; this is what TensorFlow calls."""
+        self.listener(op_type.decode() if isinstance(op_type, bytes) else op_type, inputs, attributes, outputs)
+        return outputs  # in a graph, the next listener is told of what this one returns
+
+    def __enter__(self) -> None:
+        global _listeners, _before
+        with _lock:
+            if not _listeners:
+                _before, execute.execute = execute.execute, execute.execute_with_callbacks
+            _listeners += 1
+        context.context().add_op_callback(self)
+
+    def __exit__(self, *_: object) -> None:
+        global _listeners, _before
+        context.context().remove_op_callback(self)
+        with _lock:
+            _listeners -= 1
+            if not _listeners:
+                execute.execute, _before = _before, None
+
+
+def note(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """Note, for f and the rules that are running, that outputs were made of inputs without an operation."""
+    if tf.executing_eagerly():
+        for listening in context.context().op_callbacks:
+            if isinstance(listening, Listening):
+                listening.listener("", inputs, (), outputs)
