@@ -77,10 +77,6 @@ class Rule:
         """Return the same rule with another grad_fn of the same signature: one whose residuals were replaced."""
         return Rule(self.facts, grad_fn)
 
-    def with_shapes_of(self, inputs: Sequence[Tensor]) -> Rule:
-        """Return the same rule for inputs of other shapes: f may have changed its inputs."""
-        return Rule(self.facts._replace(shapes=[x.shape for x in inputs]), self.grad_fn)
-
     def with_dtypes(self, dtypes: Sequence[Any]) -> Rule:
         """Return the same rule for gradients of other dtypes: a framework may have its own for that of an input."""
         return Rule(self.facts._replace(dtypes=dtypes), self.grad_fn)

@@ -171,7 +171,7 @@ class Run:
     def per_output(self, of_outputs: Any) -> list[Array]:
         """Return the outputs, or their upstream gradients, one by one; those that have no gradient as values."""
         if len(self.has_gradient) == 1:
-            return [of_outputs]
+            return [of_outputs if self.has_gradient[0] else getval(of_outputs)]
         return [of_outputs[at] if has else getval(of_outputs[at]) for at, has in enumerate(self.has_gradient)]
 
     def gradients(self, argnums: Sequence[int], upstreams: Sequence[Array]) -> Sequence[Array]:

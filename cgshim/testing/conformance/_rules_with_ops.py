@@ -284,6 +284,23 @@ def inner_rule_that_keeps_the_outer_argument(framework: Framework, order: tuple[
     framework.check_equal(nth_derivative(_with_rule(rule), times)(framework.tensor(2.0)), np.array(expected))
 
 
+@case(order={"1": (1, 135.0), "2": (2, 270.0), "3": (3, 270.0)})
+def inner_op_that_returns_integers(framework: Framework, order: tuple[int, float]) -> None:
+    """Indices that an op in f finds are constants in every order: (3 s)^3, with 5 for 3."""
+    times, expected = order
+    largest = op_custom_gradient(lambda x: (cgshim.ops.argmax(x), lambda u: None))
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        at = cgshim.ops.reshape(largest(x), (1,))
+        y = cgshim.ops.take(x, at, axis=0)
+        return cgshim.ops.sum(y * y * y), lambda u: cgshim.op_index_add(cgshim.ops.zeros_like(x), at, 5.0 * u * y * y)
+
+    vector = framework.tensor([1.0, 3.0, 2.0])
+    found = nth_derivative(lambda s: op(s * vector), times)(framework.tensor(1.0))
+    framework.check_equal(found, np.array(expected))
+
+
 # --- Ops in ops -------------------------------------------------------------------------------------------------------
 
 DEPTH = 8
