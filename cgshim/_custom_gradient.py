@@ -77,7 +77,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     @property
     def name(self) -> str:
-        """What others call the op: Keras names the scope of a loss by it, which may not be `<lambda>`."""
+        """The op's name in messages; without the brackets of a lambda, which the name of a Keras loss may not have."""
         return self._name.strip("<>")
 
     @property

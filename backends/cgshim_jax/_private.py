@@ -106,6 +106,7 @@ def debug_info_of(function: Callable[..., Any], arguments: int) -> Any:
 @functools.lru_cache(maxsize=256)
 def _debug_info(code: CodeType, name: str, arguments: int) -> Any:
     """JAX reads name, line and parameters off a function: one without a closure, for JAX keeps what it finds."""
+    assert debug_info is not None
     cells = tuple(CellType() for _ in code.co_freevars)
     return debug_info("op_custom_gradient", FunctionType(code, {}, name, None, cells), (0,) * arguments, {})
 

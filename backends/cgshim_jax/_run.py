@@ -35,7 +35,7 @@ def is_raised_by_jax(error: Exception) -> bool:
 
 
 def _is_of_jax(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(os.path.dirname(jax.__file__))
+    return frame.filename.startswith(os.path.dirname(str(jax.__file__)))
 
 
 class TracedRule:

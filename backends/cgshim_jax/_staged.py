@@ -167,10 +167,11 @@ class _Staged(Op):
         wanted = jaxpr.outvars[: linear.outputs]
         eqns = equations_for(wanted, jaxpr.eqns)[0]
         part = part_of(jaxpr, constants, [*whole.invars, *captured], wanted, eqns)
-        self.f: Jaxpr = Jaxpr(part, [x for at, x in enumerate(whole.constants) if at not in whole.captured_at], [])
+        self.staged = Jaxpr(part, [x for at, x in enumerate(whole.constants) if at not in whole.captured_at], [])
+        self.f = self.staged
 
     def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
-        return self.f([], arguments)
+        return self.staged([], arguments)
 
     def forward(self, arguments: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array], Linear]:
         count = len(arguments) - len(self.whole.captured_at)

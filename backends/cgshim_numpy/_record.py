@@ -16,7 +16,7 @@ import math
 import types
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from autograd.extend import VJPNode, defjvp_argnums, defvjp_argnums, primitive
@@ -61,7 +61,7 @@ class Step:
 
 def in_boxes(value: Any, fun: Any, args: Sequence[Any], kwargs: Any) -> Any:
     """Return value as autograd would have returned it from the primitive fun of these arguments."""
-    boxes, level, node_type, _ = find_top_boxed_args(args)
+    boxes, level, node_type, _ = cast(Any, find_top_boxed_args)(args)
     if not boxes:
         return value
     argvals = [*args]

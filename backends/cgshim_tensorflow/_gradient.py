@@ -130,7 +130,7 @@ class _Gradient:
         if is_derived:
             self._refuse_tangents_of(of_rule.read.values())
         conflict = outputs.conflict(of_rule, made, is_derived)
-        why, source = None, self._stand_in
+        why, source, tensor = None, self._stand_in, None
         both = "f computed from an output that grad_fn reads too"
         if conflict and is_derived and self._tangents and not made:
             self._call.refuse_unconnected(conflict[1], both)

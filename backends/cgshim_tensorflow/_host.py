@@ -47,7 +47,8 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[S
     if tf.executing_eagerly():
         results = [*map(tf.constant, _run(call, map(memory_of_eager, tensors)))]
     else:
-        specs = [tf.TensorSpec(None if ... in y.shape else y.shape, tf.as_dtype(y.dtype)) for y in declared]
+        shapes: list[Any] = [None if ... in y.shape else y.shape for y in declared]
+        specs = [tf.TensorSpec(shape, tf.as_dtype(y.dtype)) for shape, y in zip(shapes, declared, strict=True)]
         results = _in_graph(call, tensors, specs) if declared else []
     if record.could_possibly_record():
         refuse = lambda *_: refuse_host_derivative(call.name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -173,8 +173,9 @@ class Plan:
             if (self._names_in_f != [] or options) and not self._reads_libraries_alone(f, self._names_in_f, options):
                 existing = Existing(self.call.with_f(f, options))
             elif type(f) is MethodType:
-                is_bare = all(type(x) in SIMPLE for x in inside(f.__self__))
-                existing = Existing(None, (id(f.__self__),)) if is_bare else Existing(self.call.with_f(f, options))
+                instance = cast(Any, f).__self__
+                is_bare = all(type(x) in SIMPLE for x in inside(instance))
+                existing = Existing(None, (id(instance),)) if is_bare else Existing(self.call.with_f(f, options))
         try:
             results = [f(*inputs, **options) if options else f(*inputs)]
         finally:

@@ -150,10 +150,13 @@ def move_to(devices: Sequence[torch.device], gradients: Sequence[Tensor | None])
 
 
 @functools.lru_cache(maxsize=1024)
-def named(function: Any, op: str) -> Function:
+def _named(function: Any, op: str) -> Function:
     """Return a Function under the name of an op, which anomaly mode and a printed grad_fn then show."""
     apply: Function = type(op, (function,), {}).apply  # type: ignore[attr-defined]
     return apply
+
+
+named: Callable[[Any, str], Function] = _named  # pyright does not take a Function's class for hashable
 
 
 def variables_of(
