@@ -186,6 +186,8 @@ class _Derivative(NamedTuple):
 
     def linearization(self) -> Any:
         moves = [bool(self.picked) and at in self.linear.float_at for at in range(len(self.outputs))]
+        if _private.has_structured_residuals:
+            return self.outputs, moves, self.residuals, None, lambda res, _, *tangents: self.tangents(res, tangents)
         return self.outputs, moves, self.residuals, lambda residuals, *tangents: self.tangents(residuals, tangents)
 
 

@@ -28,6 +28,9 @@ from jax._src.interpreters.partial_eval import JaxprTrace as JaxprTrace  # rever
 # operations that it does not know.
 types_tell_devices = any(hasattr(jax.core.ShapedArray, name) for name in ("mat", "vma"))
 
+# Whether a rule of primitive_linearizations also returns residuals in a tree, since 0.11.1; ours have none.
+has_structured_residuals = jax.__version_info__ >= (0, 11, 1)
+
 # How many arguments come before the error in checkify's functions: a context, since 0.11.
 checkify_contexts = int("ctx" in inspect.signature(checkify_jaxpr).parameters)
 
