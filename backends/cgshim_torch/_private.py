@@ -38,8 +38,10 @@ below_autograd: Any = torch._C._AutoDispatchBelowAutograd
 
 sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 """returns the number of the next node that this thread adds to the graph"""
-pack_hooks: Callable[[bool], object] = torch._C._autograd._top_saved_tensors_default_hooks
-"""returns the hooks on saved tensors that are active, None if there are none"""
+pack_hooks: Callable[[bool], object] = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: None
+)  # fmt: skip
+"""returns the hooks on saved tensors that are active, None if there are none, and in 2.6, which does not tell"""
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """returns True if autocast is on for any kind of device"""
 
