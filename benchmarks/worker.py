@@ -25,7 +25,8 @@ def main() -> None:
     in_rounds = in_turns(*options.turns) if options.turns else range
     framework = importlib.import_module(f"benchmarks.with_{options.backend}")
     for at, case in enumerate(CASES):
-        if hasattr(framework, case.use) and options.only in case.name:
+        is_by_hand = case.op in framework.BY_HAND or (case.op, case.use) in framework.BY_HAND
+        if is_by_hand and hasattr(framework, case.use) and options.only in case.name:
             print(json.dumps([at, _measured(framework, case, options.seconds, in_rounds)]), flush=True)
 
 
