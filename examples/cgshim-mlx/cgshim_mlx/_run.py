@@ -61,7 +61,7 @@ def attached(
         return attached(mx.vmap(pull), mx.vmap(push), both[:count], both[count:], met, met), [0] * len(arguments[1])
 
     found: list[Array] = attach(list(sources), list(values), mx.stop_gradient(carry(list(held))))
-    return found
+    return [y if is_float(y) else mx.stop_gradient(y) for y in found]  # integers, which may be indices
 
 
 def _batched(arrays: Arrays, axes: Sequence[int | None]) -> list[Array]:
