@@ -70,7 +70,7 @@ CASES = [
     Case("10 levels deep", "nested", "gradient", width=10),
     Case("peak memory of four in a row", "cube", "chain", 10_000_000, targets=MEMORY, measured="peaks"),
     Case("the same, with a residual", "residual", "chain", 10_000_000, targets=MEMORY, measured="peaks"),
-    Case("the same, once differentiable", "residual_once", "chain_once", 10_000_000, targets=MEMORY, measured="peaks"),
+    Case("the same, once differentiable", "residual_once", "chain", 10_000_000, targets=MEMORY, measured="peaks"),
     Case("peak memory under checkpoint", "residual", "checkpointed_chain", 10_000_000,
          targets=MEMORY, measured="peaks"),
     Case("on the host, scalar", "on_host", "plain", targets={"jax": 1.0}),

@@ -304,9 +304,6 @@ def chain(op, x):
     return gradient(lambda x: op(op(op(op(x)))), x)
 
 
-chain_once = chain
-
-
 def checkpointed_chain(op, x):
     twice = lambda x: checkpoint(lambda x: op(op(x)), x, use_reentrant=False)
     return gradient(lambda x: twice(twice(x)), x)

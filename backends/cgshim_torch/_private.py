@@ -99,9 +99,3 @@ frame_callback: Callable[[], object] = (
     _callback_of_its_own if GIVES_AWAY_CALLBACK else torch._C._dynamo.eval_frame.get_eval_frame_callback
 )
 """returns what Dynamo does with every frame that runs, and may compile; None if it looks at none"""
-
-
-def with_all_kernels() -> Any:
-    """Let an operation that a kernel calls start with its first one, that for derivatives."""
-    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C.DispatchKey.Undefined
-    return torch._C._ForceDispatchKeyGuard(included, torch._C.DispatchKeySet(excluded))

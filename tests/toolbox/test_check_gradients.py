@@ -114,38 +114,29 @@ def wrong_where_the_function_is_small(mistaken):
 SPREAD = (VECTOR, [7.0])
 SAME = (VECTOR, [7.0, 11.0, 13.0])
 COMPLEX = ([0.5 + 2j, -2.0 + 1j], [7.0 - 3j, 1j])
-IN_REVERSE = r"through {output} must be that of central differences \(reverse mode\), got \S+ where \S+ is expected"
+
+
+def in_reverse(of, output="output", order=1):
+    """What is said of a wrong gradient."""
+    got = r"must be that of central differences \(reverse mode\), got \S+ where \S+ is expected"
+    return rf", order {order}: the gradient of {of} through {output} {got}"
+
 
 MISTAKES = {
-    missing_upstream: (SAME, r", order 1: the gradient of x\[\d\] " + IN_REVERSE.format(output="output")),
-    wrong_sign: (SAME, r", order 1: the gradient of y\[\d\] " + IN_REVERSE.format(output="output")),
-    swapped_arguments: (SAME, r", order 1: the gradient of x\[\d\] " + IN_REVERSE.format(output="output")),
+    missing_upstream: (SAME, in_reverse(r"x\[\d\]")),
+    wrong_sign: (SAME, in_reverse(r"y\[\d\]")),
+    swapped_arguments: (SAME, in_reverse(r"x\[\d\]")),
     wrong_shape: (SPREAD, r": the gradient of y must have its shape f64\[1\], got f64\[3\]"),
-    ignored_second_output: (SAME, r", order 1: the gradient of y\[\d\] " + IN_REVERSE.format(output=r"output\[1\]")),
-    conjugate_error: (COMPLEX, r", order 1: the gradient of x\[\d\].(real|imag) " + IN_REVERSE.format(output="output")),
-    wrong_second_order: (SAME, r", order 2: the gradient of x\[\d\] " + IN_REVERSE.format(output="the gradient of x")),
-    right_for_a_uniform_upstream: (SAME, r", order 1: the gradient of x\[\d\] " + IN_REVERSE.format(output="output")),
-    right_for_a_positive_upstream: (SAME, r", order 1: the gradient of y\[\d\] " + IN_REVERSE.format(output="output")),
-    right_without_negative_upstreams: (
-        SAME,
-        r", order 1: the gradient of y\[\d\] " + IN_REVERSE.format(output="output"),
-    ),
-    product_of_two_upstreams: (
-        SAME,
-        r", order 1: the gradient of x\[\d\] " + IN_REVERSE.format(output="all outputs at once"),
-    ),
-    right_for_one_output_at_a_time: (
-        SAME,
-        r", order 1: the gradient of x\[\d\] " + IN_REVERSE.format(output="all outputs at once"),
-    ),
-    wrong_where_little_is_needed: (
-        SAME,
-        r", order 1: the gradient of y\[\d\] " + IN_REVERSE.format(output="output, needed alone"),
-    ),
-    wrong_where_the_function_is_small: (
-        SAME,
-        r", order 1: the gradient of y\[\d\] " + IN_REVERSE.format(output="output"),
-    ),
+    ignored_second_output: (SAME, in_reverse(r"y\[\d\]", r"output\[1\]")),
+    conjugate_error: (COMPLEX, in_reverse(r"x\[\d\].(real|imag)")),
+    wrong_second_order: (SAME, in_reverse(r"x\[\d\]", "the gradient of x", order=2)),
+    right_for_a_uniform_upstream: (SAME, in_reverse(r"x\[\d\]")),
+    right_for_a_positive_upstream: (SAME, in_reverse(r"y\[\d\]")),
+    right_without_negative_upstreams: (SAME, in_reverse(r"y\[\d\]")),
+    product_of_two_upstreams: (SAME, in_reverse(r"x\[\d\]", "all outputs at once")),
+    right_for_one_output_at_a_time: (SAME, in_reverse(r"x\[\d\]", "all outputs at once")),
+    wrong_where_little_is_needed: (SAME, in_reverse(r"y\[\d\]", "output, needed alone")),
+    wrong_where_the_function_is_small: (SAME, in_reverse(r"y\[\d\]")),
 }
 
 
