@@ -64,7 +64,14 @@ def sentence(op: str, *, must: str, got: str, do: str) -> str:
 
 
 def refusal(kind: type[E], op: str, *, must: str, got: str, do: str) -> E:
-    """Return an error of this kind with such a message."""
+    """Return an error of this kind with such a message.
+
+    Examples
+    --------
+    >>> raise refusal(BackendError, "clip", must="limit must be positive", got="-1.0", do="pass its absolute value")
+    Traceback (most recent call last):
+    cgshim.BackendError: clip: limit must be positive, got -1.0; pass its absolute value
+    """
     return kind(sentence(op, must=must, got=got, do=do))
 
 

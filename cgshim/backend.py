@@ -16,6 +16,7 @@ from cgshim._errors import TransformationError as TransformationError
 from cgshim._errors import describe as describe
 from cgshim._errors import describe_spec as describe_spec
 from cgshim._errors import place_of as place_of
+from cgshim._errors import refusal as refusal
 from cgshim._errors import sentence as sentence
 from cgshim._forms import PlainForm as PlainForm
 from cgshim._forms import plain_form as plain_form

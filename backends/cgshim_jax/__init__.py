@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cgshim_jax._rules import is_differentiable
+from cgshim_jax._rules import is_tensor as is_tensor
 from cgshim_jax._staged import run_staged
 from cgshim_jax._tracing import CONCRETIZATION_ERRORS, Surroundings, is_differentiated, is_known, surroundings
 from cgshim_jax._written import NotAsWrittenError, Written, closes_over_differentiated, note_read
@@ -31,10 +32,6 @@ Array = Any
 
 
 # --- Tensors and trees ------------------------------------------------------------------------------------------
-
-
-def is_tensor(x: object, /) -> bool:
-    return isinstance(x, jax.Array)
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:

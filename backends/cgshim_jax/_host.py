@@ -16,7 +16,7 @@ import numpy as np
 from jax.interpreters import ad, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refuse_host_derivative, sentence
+from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refusal, refuse_host_derivative
 from cgshim_jax._primitives import mesh_axis, primitive
 from cgshim_jax._private import callback_sharding, is_exported, type_made_of
 
@@ -31,10 +31,9 @@ Types = tuple[tuple[tuple[int, ...], Any], ...]
 def host_function(call: HostCall, inputs: Sequence[Array], declared: Sequence[Spec], /) -> Sequence[Array]:
     for x in inputs:
         if not isinstance(x.dtype, np.dtype):
-            raise CustomGradientTypeError(
-                sentence(call.name, must="a function on the host is given arrays of numbers", got=describe(x),
-                         do="give it jax.random.key_data(key)")
-            )  # fmt: skip
+            raise refusal(CustomGradientTypeError, call.name,
+                          must="a function on the host is given arrays of numbers", got=describe(x),
+                          do="give it jax.random.key_data(key)")  # fmt: skip
     types = tuple([(tuple(spec.shape), jax.dtypes.canonicalize_dtype(spec.dtype)) for spec in declared])
     return _bound(_Runner(call), types, inputs)
 
@@ -127,10 +126,9 @@ def _refuse(*operands: Any, runner: _Runner, types: Types) -> NoReturn:
 
 def _lower(context: Any, *operands: Any, runner: _Runner, types: Types) -> Any:
     if is_exported(context):
-        raise TransformationError(
-            sentence(runner.call.name, must="what runs on the host is a part of this process", got="jax.export",
-                     do="export what comes before it and what comes after it")
-        )  # fmt: skip
+        raise refusal(TransformationError, runner.call.name,
+                      must="what runs on the host is a part of this process", got="jax.export",
+                      do="export what comes before it and what comes after it")  # fmt: skip
 
     def run(*arrays: Any) -> tuple[Any, ...]:
         return _run(runner, types, arrays)

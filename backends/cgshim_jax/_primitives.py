@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cgshim.backend import Call, CustomGradientError, TransformationError, sentence
+from cgshim.backend import Call, CustomGradientError, TransformationError, refusal
 from cgshim_jax import _private
 from cgshim_jax._linearity import linearity_of
 from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_of
@@ -152,10 +152,10 @@ class Linear:
         except CustomGradientError:  # an op in the rule says more exactly what it refuses
             raise
         except _NOT_TRANSPOSABLE as error:
-            raise TransformationError(
-                sentence(words.op, must="forward mode needs a rule that is linear in upstream",
-                         got="one that JAX cannot transpose", do="write it in linear operations, or use reverse mode")
-            ) from error  # fmt: skip
+            raise refusal(TransformationError, words.op,
+                          must="forward mode needs a rule that is linear in upstream",
+                          got="one that JAX cannot transpose",
+                          do="write it in linear operations, or use reverse mode") from error  # fmt: skip
         if words.once is not None:
             return without_derivative(words.op, outputs, [*residuals, *tangents], words.once)
         return outputs
@@ -458,7 +458,6 @@ def let_others_know() -> None:
 
 def _refuse_jet(primals: Any, series: Any, **parameters: Any) -> NoReturn:
     (name,) = [x.words.op for x in parameters.values() if hasattr(x, "words")]
-    raise TransformationError(
-        sentence(name, must="a rule gives one derivative at a time", got="jax.experimental.jet",
-                 do="nest jax.grad, or jax.jvp with op_custom_gradient(forward_mode=True)")
-    )  # fmt: skip
+    raise refusal(TransformationError, name, must="a rule gives one derivative at a time",
+                  got="jax.experimental.jet",
+                  do="nest jax.grad, or jax.jvp with op_custom_gradient(forward_mode=True)")  # fmt: skip

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cgshim.backend import CustomGradientError, CustomGradientTypeError, RuleScope, sentence
+from cgshim.backend import CustomGradientError, CustomGradientTypeError, RuleScope, refusal
 from cgshim_jax._tracing import current_trace, is_differentiated, without_batches
 
 if TYPE_CHECKING:
@@ -100,11 +100,9 @@ def of_tangents(call: Call, rule: Rule) -> Rule:
     tangents = [type_of_upstream(jax.core.ShapedArray((), dtype)).dtype for dtype in rule.dtypes]
     for dtype, tangent in zip(rule.dtypes, tangents, strict=True):
         if not isinstance(tangent, np.dtype):
-            raise CustomGradientTypeError(
-                sentence(call.name,
-                         must="an argument that is differentiated must have a dtype whose gradients are floats",
-                         got=f"one of {dtype}", do="convert it to a float outside of the op")
-            )  # fmt: skip
+            raise refusal(CustomGradientTypeError, call.name,
+                          must="an argument that is differentiated must have a dtype whose gradients are floats",
+                          got=f"one of {dtype}", do="convert it to a float outside of the op")  # fmt: skip
     pairs = zip(rule.dtypes, tangents, strict=True)
     return rule.with_dtypes([dtype if tangent == jax.dtypes.float0 else tangent for dtype, tangent in pairs])
 

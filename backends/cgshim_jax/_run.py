@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.errors import UnexpectedTracerError
 
-from cgshim.backend import CustomGradientError, TransformationError, sentence
+from cgshim.backend import CustomGradientError, TransformationError, refusal
 from cgshim_jax._primitives import Linear, Words, without_derivative
 from cgshim_jax._rules import apply_rule, is_differentiable, type_of_upstream
 from cgshim_jax._tracing import Jaxpr, is_tracer, jaxpr_of, lowered, watching
@@ -160,7 +160,7 @@ def _needed(places: Sequence[int], picked: Iterable[int], count: int) -> list[bo
 
 def watched(
     words: Words, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], places: Sequence[int],
-    refusal: Callable[[Any], str],
+    unconnected: Callable[[Any], str],
 ) -> Linear:  # fmt: skip
     """Return a linear map by the rule as it was written, on the arguments and outputs of each derivative."""
     held = [*(inputs[i] for i in places), *outputs]
@@ -173,7 +173,7 @@ def watched(
         def read(x: Array) -> Array:
             value = own.get(id(x), x)
             if value is x and is_tracer(x) and (value := lowered(x)) is not x:
-                (value,) = without_derivative(words.op, [value], arguments, refusal(x))
+                (value,) = without_derivative(words.op, [value], arguments, unconnected(x))
             return value
 
         current = list(inputs)
@@ -184,10 +184,10 @@ def watched(
             with watching(read):
                 found = apply_rule(rule, current, residuals[len(places) :], by_output, needed=needed)
         except UnexpectedTracerError:  # the tracers of a batch are gone
-            raise TransformationError(
-                sentence(words.op, must="the rule of an op under vmap must be one that JAX can trace",
-                         got="a branch on a value", do="write it as jnp.where or jax.lax.cond")
-            ) from None  # fmt: skip
+            raise refusal(TransformationError, words.op,
+                          must="the rule of an op under vmap must be one that JAX can trace",
+                          got="a branch on a value",
+                          do="write it as jnp.where or jax.lax.cond") from None  # fmt: skip
         return [None if g is None else read(g) for g in (found[places[at]] for at in picked)]
 
     types = _types_of_upstreams(outputs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import jax
 from jax.extend.core import Literal
 
-from cgshim.backend import CustomGradientTypeError, RuleScope, TransformationError, sentence, subvals
+from cgshim.backend import CustomGradientTypeError, RuleScope, TransformationError, refusal, subvals
 from cgshim_jax._graph import depends_only_on
 from cgshim_jax._primitives import Linear, Op, Words, let_others_know
 from cgshim_jax._rules import (
@@ -137,10 +137,9 @@ class _Staging:
 def _refuse_references(call: Call, tensors: Sequence[Any]) -> None:
     """Raise the error if a mutable array is among these."""
     for x in filter(is_reference, tensors):
-        raise TransformationError(
-            sentence(call.name, must="an op that is staged may not read or write a mutable array", got=f"{x.aval}",
-                     do="read it outside of the op, and return from the op what is to be written")
-        )  # fmt: skip
+        raise refusal(TransformationError, call.name,
+                      must="an op that is staged may not read or write a mutable array", got=f"{x.aval}",
+                      do="read it outside of the op, and return from the op what is to be written")  # fmt: skip
 
 
 def _constant(tracer: Array, refusal: str) -> Array:

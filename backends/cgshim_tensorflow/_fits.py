@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from cgshim.backend import CustomGradientValueError, describe, describe_spec, sentence
+from cgshim.backend import CustomGradientValueError, describe, describe_spec, refusal
 from cgshim_tensorflow._graphs import stand_ins
 from cgshim_tensorflow._private import is_compiled_by_xla
 from cgshim_tensorflow._values import is_composite, is_eager, values_of
@@ -104,11 +104,11 @@ class Fit:
     def _other_shape(self, op: str, name: Name, got: str) -> CustomGradientValueError:
         must = f"the gradient of {name()} must have its shape {describe_spec(self._shape, self._dtype)}"
         instead = "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule"
-        return CustomGradientValueError(sentence(op, must=must, got=got, do=instead))
+        return refusal(CustomGradientValueError, op, must=must, got=got, do=instead)
 
     def _other_kind(self, op: str, name: Name, got: str) -> CustomGradientValueError:
         must = f"the gradient of {name()} must be {self._kind.expected}"
-        return CustomGradientValueError(sentence(op, must=must, got=got, do=self._kind.instead))
+        return refusal(CustomGradientValueError, op, must=must, got=got, do=self._kind.instead)
 
 
 def fit_of(x: Tensor) -> Fit | None:

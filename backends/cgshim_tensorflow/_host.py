@@ -24,6 +24,7 @@ from cgshim.backend import (
     Spec,
     TransformationError,
     describe,
+    refusal,
     refuse_host_derivative,
     sentence,
 )
@@ -58,10 +59,9 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[S
 
 
 def _refuse_no_numbers(call: HostCall, got: str) -> NoReturn:
-    raise CustomGradientTypeError(
-        sentence(call.name, must="what runs on the host takes and returns dense arrays of numbers", got=got,
-                 do="convert it before")
-    )  # fmt: skip
+    raise refusal(CustomGradientTypeError, call.name,
+                  must="what runs on the host takes and returns dense arrays of numbers", got=got,
+                  do="convert it before")  # fmt: skip
 
 
 @functools.cache
@@ -88,9 +88,8 @@ def _in_graph(call: HostCall, inputs: Sequence[Tensor], specs: Sequence[tf.Tenso
     """Return the results, of these specs, of an operation that will call the host."""
     graph = tf.compat.v1.get_default_graph()
     if is_compiled_by_xla(graph):
-        raise TransformationError(
-            sentence(call.name, must="XLA cannot call the host", got="jit_compile=True", do="compile without it")
-        )
+        raise refusal(TransformationError, call.name, must="XLA cannot call the host",
+                      got="jit_compile=True", do="compile without it")  # fmt: skip
     function = _function_of(call, specs)
     # XLA tells this name if it comes to the operation later, in a function that was traced before.
     name = re.sub(r"[^A-Za-z0-9_.]", "_", f"host_function_{call.name}_without_jit_compile")
@@ -107,10 +106,9 @@ def _over_iterations(function: _Function, pfor_input: Any) -> list[Any]:
     """Return the results of all iterations of a loop, by one call on the host."""
     call, inputs = function.call, pfor_input.inputs
     if any(x.is_sparse_stacked for x in inputs):
-        raise TransformationError(
-            sentence(call.name, must="vectorized_map needs one shape for all iterations",
-                     got="the parts of sparse tensors", do="convert them to dense ones before")
-        )  # fmt: skip
+        raise refusal(TransformationError, call.name,
+                      must="vectorized_map needs one shape for all iterations",
+                      got="the parts of sparse tensors", do="convert them to dense ones before")  # fmt: skip
     specs = [tf.TensorSpec(tf.TensorShape([None]).concatenate(y.shape), y.dtype) for y in pfor_input.op.outputs]
     results = _in_graph(call.over([x.is_stacked for x in inputs]), [x.t for x in inputs], specs)
     return [wrap_for_pfor(result, True) for result in results]
@@ -136,10 +134,9 @@ class _Function:
         return results
 
     def _refuse_shape(self, traced: Spec, result: Array) -> NoReturn:
-        raise CustomGradientValueError(
-            sentence(self.call.name, must=f"outputs must return the shape {traced} as when it was traced",
-                     got=describe(result), do="return None for what depends on an unknown size")
-        )  # fmt: skip
+        raise refusal(CustomGradientValueError, self.call.name,
+                      must=f"outputs must return the shape {traced} as when it was traced",
+                      got=describe(result), do="return None for what depends on an unknown size")  # fmt: skip
 
 
 _lock = threading.Lock()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import TransformationError, sentence
+from cgshim.backend import TransformationError, refusal
 from cgshim_tensorflow._forward import Backward, observe_functions
 from cgshim_tensorflow._pfor import converter
 from cgshim_tensorflow._private import LegacyGraph, count_accumulators, gradient_registry, pack_tangents, record, uid
@@ -103,10 +103,10 @@ def _register(call: Call, gradient: Callable[..., Any]) -> str:
 
 
 def _refuse_copied_graph(op: str, *_: Any) -> NoReturn:
-    raise TransformationError(
-        sentence(op, must="grad_fn finds what it keeps of f only in the graph that f ran in",
-                 got="a copy of that graph", do="call the op outside the loop or the tf.function that is copied")
-    )  # fmt: skip
+    raise refusal(TransformationError, op,
+                  must="grad_fn finds what it keeps of f only in the graph that f ran in",
+                  got="a copy of that graph",
+                  do="call the op outside the loop or the tf.function that is copied")  # fmt: skip
 
 
 # --- Gradients without derivatives ----------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from cgshim.backend import (
     CustomGradientValueError,
     HostCall,
     Spec,
+    refusal,
     refuse_host_derivative,
-    sentence,
 )
 from cgshim_torch import _tensors
 from cgshim_torch._graph import is_transformed, requires_grad
@@ -95,9 +95,9 @@ def _dtype_of(name: str) -> torch.dtype:
     """Return the dtype that has this name in NumPy: "int" is its int64, and not torch.int."""
     dtype = getattr(torch, name if name == "bfloat16" else np.dtype(name).name, None)
     if not isinstance(dtype, torch.dtype):
-        raise CustomGradientTypeError(
-            sentence("op_host", must="outputs must declare dtypes that torch has", got=name, do="declare another one")
-        )
+        raise refusal(CustomGradientTypeError, "op_host",
+                      must="outputs must declare dtypes that torch has", got=name,
+                      do="declare another one")  # fmt: skip
     return dtype
 
 

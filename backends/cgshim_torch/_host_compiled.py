@@ -10,7 +10,7 @@ import torch
 from torch._inductor.decomposition import decompositions, select_decomp_table
 from torch.autograd import forward_ad
 
-from cgshim.backend import SIMPLE, BackendError, HostCall, output_on_host, partition_each, sentence
+from cgshim.backend import SIMPLE, BackendError, HostCall, output_on_host, partition_each, refusal
 from cgshim_torch import _tensors
 from cgshim_torch._compiled import calls_run_whole
 from cgshim_torch._dynamo import assume_constant_result, disabled, has_symbols
@@ -68,10 +68,10 @@ def _constant(x: Any) -> Any:
 def _named(seen: list[int], results: str, function: Any, /, *arguments: Any, **options: Any) -> str:
     """Return the name of the call; `seen` are the identities in the trace, where an object that it makes is hollow."""
     if seen != [id(x) for x in (function, *arguments, *options.values()) if type(x) not in _BY_VALUE]:
-        raise BackendError(
-            sentence(getattr(function, "name", "op_host"), must="a graph knows a function on the host by its name",
-                     got="an op or an argument that the compiled function makes", do="make it outside of the function")
-        )  # fmt: skip
+        raise refusal(BackendError, getattr(function, "name", "op_host"),
+                      must="a graph knows a function on the host by its name",
+                      got="an op or an argument that the compiled function makes",
+                      do="make it outside of the function")  # fmt: skip
     _, specs = partition_each(function.name, _BACKEND, arguments)
     return name_of(HostCall(function, specs, options), results)
 

@@ -21,7 +21,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cgshim.backend import ONE_TENSOR, BackendError, CustomGradient, HostCall, OnHost, sentence
+from cgshim.backend import ONE_TENSOR, BackendError, CustomGradient, HostCall, OnHost, refusal
 
 MOST = 4096
 """how many calls are kept that only this process knows, and how many that were found by their names"""
@@ -133,7 +133,7 @@ def _imported(name: str, inputs: int) -> HostCall:
 
 
 def _refuse(op: str, got: str, error: Exception | None = None) -> NoReturn:
-    raise BackendError(
-        sentence(op, must="a graph knows a function on the host by its name", got=got,
-                 do="define the op in a module, and call it with tensors and with options that JSON can hold")
-    ) from error  # fmt: skip
+    raise refusal(BackendError, op, must="a graph knows a function on the host by its name",
+                  got=got,
+                  do="define the op in a module, and call it with tensors and with options that JSON can hold"
+                  ) from error  # fmt: skip

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 Tensor = Any
 
 _NONE: Mapping[str, Any] = {}
-_NOWHERE: Sequence[int] = ()
 _new = object.__new__
 _TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 

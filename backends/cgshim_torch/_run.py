@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from cgshim.backend import RuleScope, describe, sentence
+from cgshim.backend import RuleScope, describe, refusal
 from cgshim_torch._existing import Existing, Held, Holdings, Reach, holding, version_of
 from cgshim_torch._graph import captured
 from cgshim_torch._private import is_any_autocast_enabled
@@ -202,10 +202,9 @@ def _may_write(run: Run, rule: Callable[..., T], *args: Any) -> T:
     """
     for t, version in run.constants:
         if without_rules(t) != version:
-            raise RuntimeError(
-                sentence(run.call.name, must="a tensor that grad_fn keeps must not be changed in place but by rules",
-                         got=f"{describe(t)} that was", do="keep a copy of it")
-            )  # fmt: skip
+            raise refusal(RuntimeError, run.call.name,
+                          must="a tensor that grad_fn keeps must not be changed in place but by rules",
+                          got=f"{describe(t)} that was", do="keep a copy of it")  # fmt: skip
     before = [(t, version_of(t)) for t, _ in run.constants]
     try:
         return rule(*args)

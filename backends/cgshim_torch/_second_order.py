@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import torch
 
-from cgshim.backend import CustomGradientError, TransformationError, sentence
+from cgshim.backend import CustomGradientError, TransformationError, refusal
 from cgshim_torch._existing import Footprint, Holdings, Reach
 from cgshim_torch._graph import captured, has_values, leaf_of, now, since
 from cgshim_torch._private import SingleLevelFunction
@@ -173,10 +173,10 @@ class AnotherRun:
         except CustomGradientError:
             raise
         except Exception as error:  # the first run did not raise it: f cannot run on differentiated inputs
-            raise TransformationError(
-                sentence(self._call.name, must=_ANOTHER_RUN, got=f"a {type(error).__name__} in it",
-                         do="compute in the framework what grad_fn keeps, or keep arguments and outputs alone")
-            ) from error  # fmt: skip
+            raise refusal(TransformationError, self._call.name, must=_ANOTHER_RUN,
+                          got=f"a {type(error).__name__} in it",
+                          do="compute in the framework what grad_fn keeps, or keep arguments and outputs alone"
+                          ) from error  # fmt: skip
         finally:
             footprint.put_back()
 

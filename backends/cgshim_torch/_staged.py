@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.fx import Proxy
 
-from cgshim.backend import ONE_TENSOR, CustomGradient, TransformationError, combine_each, describe, sentence
+from cgshim.backend import ONE_TENSOR, CustomGradient, TransformationError, combine_each, describe, refusal
 from cgshim_torch._eager import Outputs, differentiable
 from cgshim_torch._graph import is_transformed, requires_grad, within_reach
 from cgshim_torch._private import below_autograd, get_proxy_mode, jit_is_tracing
@@ -113,10 +113,8 @@ class _Marked(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _refuse(op: str) -> NoReturn:
-    raise TransformationError(
-        sentence(op, must="the graph of an op is that of f alone", got="a derivative of it",
-                 do="differentiate the op, or make the graph of its gradient")
-    )  # fmt: skip
+    raise refusal(TransformationError, op, must="the graph of an op is that of f alone",
+                  got="a derivative of it", do="differentiate the op, or make the graph of its gradient")  # fmt: skip
 
 
 def _copies(outputs: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cgshim.backend import CustomGradientTypeError, TransformationError, describe, sentence
+from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refusal
 from cgshim_torch._graph import depends_on_more, is_transformed, read_by_rules, recordable
 from cgshim_torch._reads import reads_now
 
@@ -33,16 +33,14 @@ def vjp_with_variables(
         found: Vjp = vjp_outside_of_the_graph(vjp_with_variables, fn, inputs, variables)
         return found
     if is_transformed():  # torch.func.vjp knows only what a function is given
-        raise TransformationError(
-            sentence("op_vjp", must="variables have gradients only outside of torch.func and dual numbers",
-                     got="a transformation", do="pass them as arguments")
-        )  # fmt: skip
+        raise refusal(TransformationError, "op_vjp",
+                      must="variables have gradients only outside of torch.func and dual numbers",
+                      got="a transformation", do="pass them as arguments")  # fmt: skip
     for variable in variables:
         if not variable.requires_grad:
-            raise CustomGradientTypeError(
-                sentence("op_vjp", must="variables must require grad", got=describe(variable),
-                         do="call its requires_grad_(), or pass it as an argument")
-            )  # fmt: skip
+            raise refusal(CustomGradientTypeError, "op_vjp", must="variables must require grad",
+                          got=describe(variable),
+                          do="call its requires_grad_(), or pass it as an argument")  # fmt: skip
     return _vjp_in_graph(fn, inputs, variables)
 
 
