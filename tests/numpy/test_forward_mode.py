@@ -7,7 +7,7 @@ from autograd.differential_operators import make_jvp
 from autograd.extend import defvjp, primitive
 from autograd.tracer import getval
 
-from cgshim import TransformationError, op_custom_gradient, op_stop_gradient
+from cgshim import TransformationError, op_convert_to_tensor, op_custom_gradient, op_stop_gradient
 
 X, V = np.array([0.5, -2.0, 3.0]), np.array([1.0, 10.0, 100.0])
 A = np.array([[2.0, 1.0, 0.0], [0.0, 3.0, 1.0], [1.0, 0.0, 4.0]])
@@ -31,6 +31,7 @@ MATRICES = {
     "fft": (lambda x, u: anp.real(anp.fft.fft(u)), np.fft.fft(np.eye(3)).real),
     "zeros": (lambda x, u: np.zeros(3) + u + anp.zeros_like(u), np.eye(3)),
     "roll": (lambda x, u: anp.roll(u, 1), np.roll(np.eye(3), 1, axis=0)),
+    "pad": (lambda x, u: anp.pad(u, 1, "constant")[:3], np.eye(3, k=-1)),
     "NaN": (lambda x, u: u * np.array([1.0, np.nan, 2.0]), np.diag([1.0, np.nan, 2.0])),
     "an op": (lambda x, u: op_custom_gradient(lambda u: (u * x, lambda v: v * x))(u), np.diag(X)),
 }
@@ -40,6 +41,20 @@ MATRICES = {
 def test_linear(rule, matrix):
     expected = np.array([1.0, np.nan, 200.0]) if np.isnan(matrix).any() else matrix.T @ V
     np.testing.assert_allclose(tangent(rule), expected, atol=1e-12)
+
+
+tripled = primitive(lambda u: 3.0 * u + 1e-5)  # a solver that stops early
+defvjp(tripled, lambda ans, u: lambda g: 3.0 * g)
+
+
+def test_a_linear_rule_that_is_computed_roughly():
+    np.testing.assert_allclose(tangent(lambda x, u: tripled(u)), 3.0 * V)
+
+
+def test_through_a_conversion_to_another_precision():
+    value, tangent = make_jvp(lambda x: 3.0 * op_convert_to_tensor(x * x, np.float32))(X)(V)
+    np.testing.assert_allclose(value, 3.0 * X * X)
+    np.testing.assert_allclose(tangent, 6.0 * X * V)
 
 
 cubed = primitive(lambda u: u**3)

@@ -12,7 +12,7 @@ from autograd import elementwise_grad, grad, value_and_grad
 from autograd.differential_operators import make_jvp, make_vjp
 from autograd.tracer import getval
 
-from cgshim import TransformationError, op_custom_gradient, op_grad
+from cgshim import TransformationError, op_convert_to_numpy, op_custom_gradient, op_grad
 
 X = np.array(0.5)
 
@@ -368,6 +368,7 @@ def test_a_gradient_of_another_dtype_in_forward_mode():
 READING = {
     "Python's math": lambda x: lambda u: 5.0 * u * math.sin(x),
     "NumPy's array": lambda x: lambda u: 5.0 * u * np.sin(np.asarray(x)),
+    "the toolbox's array": lambda x: lambda u: 5.0 * u * np.sin(op_convert_to_numpy(x)),
 }
 
 

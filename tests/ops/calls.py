@@ -142,7 +142,7 @@ CALLS = [
     *_each("take_along_axis", "n, argsort(n, 1), axis=1", "n, argsort(n, 0), axis=0", "n, argsort(n)"),
     "delete(v, 1)", "insert(v, 1, 5.0)", "compress([True, False, True], n, axis=0)", "extract(h, n)",
     *_each("diag", "p", "n", "m, 1", "p, k=1"), *_each("diagflat", "p", "p, 1"),
-    *_each("diagonal", "m", "t", "t, axis1=1, axis2=2", "m, 1", "m, offset=-1"),
+    *_each("diagonal", "m", "t", "t, 1", "t, axis1=1, axis2=2", "m, 1", "m, offset=-1"),
     *_each("trace", "m", "t", "m, offset=1", "t, axis1=1, axis2=2"),
     *_each("tril triu", "m", "m, 1", "m, k=-1", "t"), *_each("tri", "3", "3, 4, 1"), *_each("vander", "p", "p, 2"),
     *_each("ndim", "t", "z"), *_each("size", "t", "t, 1"), *_each("shape", "t", "z"),
