@@ -6,13 +6,14 @@ import enum
 import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from cgshim import op_custom_gradient
 from cgshim._dtypes import dtype_name
 from cgshim._protocol import Tensor
+from cgshim.testing.conformance._common import OF_X, OF_Y, Pair, U, X, Y, wrong_gradients
 from cgshim.testing.conformance._framework import Framework
 from cgshim.testing.conformance._registry import case
 
@@ -38,11 +39,7 @@ CALLS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float, float]] = {
 @case(call=CALLS)
 def arguments(framework: Framework, call: tuple[Callable[..., Tensor], float, float]) -> None:
     fn, scale, shift = call
-    framework.check(
-        fn, framework.tensor([1.0, 2.0]), framework.tensor(5.0), upstream=framework.tensor([2.0, -3.0]),
-        output=np.array([5.0, 10.0]) * scale + shift,
-        gradients=(scale * np.array([70.0, -105.0]), np.array(-56.0)),
-    )  # fmt: skip
+    framework.check_at(fn, X, Y, upstream=U, output=X * Y * scale + shift, gradients=(scale * OF_X, OF_Y))
 
 
 @case()
@@ -54,10 +51,7 @@ def default_reaches_the_rule(framework: Framework) -> None:
         return x * scale, lambda x, scale, power, upstream: (7.0 * scale * power * upstream * x, None, None)
 
     for call, gradient in ((op, [84.0, -252.0]), (lambda x: op(x, power=5), [140.0, -420.0])):
-        framework.check(
-            call, framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]),
-            output=np.array([2.0, 4.0]), gradients=(np.array(gradient),),
-        )  # fmt: skip
+        framework.check_at(call, X, upstream=U, output=2.0 * X, gradients=(np.array(gradient),))
 
 
 @case()
@@ -70,40 +64,25 @@ def arguments_by_star(framework: Framework) -> None:
 
         return functools.reduce(lambda a, b: a * b, rest, first), grad
 
-    framework.check(
-        functools.partial(op, factor=0.5), *(framework.tensor(x) for x in (2.0, 4.0, 6.0)),
-        upstream=framework.tensor(3.0), output=np.array(48.0),
-        gradients=(np.array(21.0), np.array(48.0), np.array(81.0)),
-    )  # fmt: skip
+    halved = functools.partial(op, factor=0.5)
+    framework.check_at(halved, 2.0, 4.0, 6.0, upstream=3.0, output=48.0, gradients=(21.0, 48.0, 81.0))
 
 
 @case()
 def same_tensor_twice(framework: Framework) -> None:
     op = op_custom_gradient(lambda x, y: (x * y, lambda u: (7.0 * u * x, 11.0 * u * y)))
-    framework.check(
-        lambda x: op(x, x), framework.tensor([1.0, 2.0]),
-        upstream=framework.tensor([2.0, -3.0]), gradients=(np.array([36.0, -108.0]),),
-    )  # fmt: skip
+    framework.check_at(lambda x: op(x, x), X, upstream=U, gradients=(np.array([36.0, -108.0]),))
 
 
 @case()
 def state_as_an_argument(framework: Framework) -> None:
     """A Parameter or a Variable that f is given is an argument like another; grad_fn takes no variables."""
-    x = framework.tensor([1.0, 2.0])
+    x, w = framework.tensor(X), np.array([3.0, 4.0])
     op = op_custom_gradient(lambda x, w: (x * w, lambda u: (7.0 * u * w, 11.0 * u * x)))
-    output, pullback = framework.differentiate_state(lambda w: op(x, w), framework.tensor([3.0, 4.0]))
-    framework.check_equal(output, np.array([3.0, 8.0]))
-    framework.check_equal(pullback(framework.tensor([2.0, -3.0])), (np.array([22.0, -66.0]),))
+    framework.check_state(lambda w: op(x, w), w, upstream=U, output=X * w, gradients=(11.0 * U * X,))
 
 
 # --- Trees ------------------------------------------------------------------------------------------------------
-
-
-class Pair(NamedTuple):
-    """A container with fields."""
-
-    first: Any
-    second: Any
 
 
 TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], tuple[Any, Any]]]] = {
@@ -128,12 +107,9 @@ def argument_tree(framework: Framework, tree: tuple[Callable[..., Any], Callable
     @op_custom_gradient
     def op(tree: Any) -> Any:
         x, y = find(tree)
-        return x * y, lambda u: build(7.0 * u * y, 11.0 * u[0] * x[0] + 13.0 * u[1] * x[1])
+        return x * y, lambda u: build(*wrong_gradients(x, y, u))
 
-    framework.check(
-        op, build(framework.tensor([1.0, 2.0]), framework.tensor(5.0)), upstream=framework.tensor([2.0, -3.0]),
-        output=np.array([5.0, 10.0]), gradients=(build(np.array([70.0, -105.0]), np.array(-56.0)),),
-    )  # fmt: skip
+    framework.check_at(op, build(X, Y), upstream=U, output=X * Y, gradients=(build(OF_X, OF_Y),))
 
 
 @case(tree=TREES)
@@ -150,11 +126,8 @@ def argument_tree_of_a_rule(framework: Framework, tree: tuple[Callable[..., Any]
         x, y = find(tree)
         return x * y * factor, grad
 
-    framework.check(
-        op, build(framework.tensor([1.0, 2.0]), framework.tensor(5.0)), framework.tensor(4.0),
-        upstream=framework.tensor([2.0, -3.0]),
-        gradients=(build(np.array([70.0, -105.0]), np.array(4.0)), np.array(12.0)),
-    )  # fmt: skip
+    gradients = build(OF_X, U[0] * X[1]), 3.0 * 4.0
+    framework.check_at(op, build(X, Y), 4.0, upstream=U, gradients=gradients)
 
 
 # --- What is static ---------------------------------------------------------------------------------------------
@@ -207,10 +180,10 @@ def static_argument(framework: Framework, static: Any) -> None:
         assert option is static
         return x * tree["x"], grad
 
-    framework.check(
-        lambda x, y: op(x, static, {"static": static, "x": y}, option=static),
-        framework.tensor([1.0, 2.0]), framework.tensor([5.0, 6.0]), upstream=framework.tensor([2.0, -3.0]),
-        output=np.array([5.0, 12.0]), gradients=(np.array([14.0, -42.0]), np.array([22.0, -33.0])),
+    y = np.array([5.0, 6.0])
+    framework.check_at(
+        lambda x, y: op(x, static, {"static": static, "x": y}, option=static), X, y,
+        upstream=U, output=X * y, gradients=(7.0 * U * X, 11.0 * U),
     )  # fmt: skip
 
 
@@ -225,8 +198,8 @@ SHAPES: dict[str, tuple[int, ...]] = {"0-d": (), "one": (1,), "3-d": (2, 1, 3), 
 def dtypes(framework: Framework, dtype: str) -> None:
     """The numbers go through unchanged, in the dtype that they have; what complex ones mean is in _complex.py."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x))
-    x, upstream = framework.tensor([1.0, 2.0], dtype), framework.tensor([2.0, -3.0], dtype)
-    framework.check(op, x, upstream=upstream, output=np.array([1.0, 4.0]), gradients=(np.array([14.0, -42.0]),))
+    x, upstream = framework.tensor(X, dtype), framework.tensor(U, dtype)
+    framework.check(op, x, upstream=upstream, output=X * X, gradients=(7.0 * U * X,))
     assert dtype_name(op(x).dtype) == dtype
 
 
@@ -243,20 +216,14 @@ def integer_argument(framework: Framework, dtype: str) -> None:
         assert dtype_name(n.dtype) == dtype
         return x * x, grad
 
-    framework.check(
-        op, framework.tensor([1.0, 2.0]), framework.tensor(np.array([1, 0, 1], dtype), dtype),
-        upstream=framework.tensor([2.0, -3.0]), gradients=(np.array([14.0, -42.0]), None),
-    )  # fmt: skip
+    framework.check_at(op, X, np.array([1, 0, 1], dtype), upstream=U, gradients=(7.0 * U * X, None))
 
 
 @case(shape=SHAPES)
 def shapes(framework: Framework, shape: tuple[int, ...]) -> None:
-    values = np.arange(1.0, 1.0 + np.prod(shape)).reshape(shape).astype("float32")
+    x = np.arange(1.0, 1.0 + np.prod(shape)).reshape(shape)
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7.0 * u * x))
-    framework.check(
-        op, framework.tensor(values), upstream=framework.tensor(values + 2.0),
-        output=values**2, gradients=(7.0 * values * (values + 2.0),),
-    )  # fmt: skip
+    framework.check_at(op, x, upstream=x + 2.0, output=x**2, gradients=(7.0 * x * (x + 2.0),))
 
 
 @case()
@@ -271,10 +238,8 @@ def numpy_array_among_tensors(framework: Framework) -> None:
         return x * constant, lambda u: (7.0 * u * constant, None, None)
 
     constant, numbers = np.array([3.0, 4.0], "float32"), np.array([1, 2], "int32")
-    framework.check(
-        lambda x: op(x, constant, {"n": numbers}), framework.tensor([1.0, 2.0]),
-        upstream=framework.tensor([2.0, -3.0]), output=np.array([3.0, 8.0]), gradients=(np.array([42.0, -84.0]),),
-    )  # fmt: skip
+    call = lambda x: op(x, constant, {"n": numbers})
+    framework.check_at(call, X, upstream=U, output=X * constant, gradients=(7.0 * U * constant,))
 
 
 @case()
@@ -282,7 +247,4 @@ def numpy_array_before_tensors(framework: Framework) -> None:
     """Where another framework's tensor comes later, it decides."""
     op = op_custom_gradient(lambda c, x: (c * x, lambda u: (None, 7.0 * u * c)))
     constant = np.array([3.0, 4.0], "float32")
-    framework.check(
-        lambda x: op(constant, x), framework.tensor([1.0, 2.0]),
-        upstream=framework.tensor([2.0, -3.0]), gradients=(np.array([42.0, -84.0]),),
-    )  # fmt: skip
+    framework.check_at(lambda x: op(constant, x), X, upstream=U, gradients=(7.0 * U * constant,))

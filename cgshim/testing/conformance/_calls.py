@@ -1,36 +1,28 @@
-"""How often f and grad_fn run, and what becomes of their exceptions."""
+"""How f and grad_fn are called: how often, what becomes of their exceptions, and of what a rule writes and frees."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import cgshim
-from cgshim import op_custom_gradient
+from cgshim import op_custom_gradient, ops
 from cgshim._protocol import Tensor
+from cgshim.testing.conformance._common import AuthorsError, U, X, Y
 from cgshim.testing.conformance._framework import Framework, raised
-from cgshim.testing.conformance._orders import nth_derivative
-from cgshim.testing.conformance._registry import case
-
-
-class AuthorsError(Exception):
-    """What goes wrong in the code of an author."""
+from cgshim.testing.conformance._registry import case, orders
+from cgshim.testing.conformance._runs import counted
 
 
 @case()
 def f_runs_once(framework: Framework) -> None:
     """In a plain call, and in one that is differentiated."""
-    runs: list[int] = []
-
-    @op_custom_gradient
-    def op(x: Tensor) -> Any:
-        runs.append(1)
-        return x * x, lambda u: 7.0 * u * x
-
-    op(framework.tensor([1.0, 2.0]))
+    op, runs = counted(lambda x: (x * x, lambda u: 7.0 * u * x))
+    op(framework.tensor(X))
     assert len(runs) == 1
-    cgshim.op_vjp(op, framework.tensor([1.0, 2.0]))
+    cgshim.op_vjp(op, framework.tensor(X))
     assert len(runs) == 2
 
 
@@ -52,7 +44,7 @@ def f_raises(framework: Framework) -> None:
         runs.append(1)
         raise fault
 
-    x = framework.tensor([1.0, 2.0])
+    x = framework.tensor(X)
     assert raised(AuthorsError, op, x) is fault
     assert len(runs) == 1
     assert raised(AuthorsError, cgshim.op_vjp, op, x) is fault
@@ -72,8 +64,8 @@ def grad_fn_raises(framework: Framework) -> None:
 
         return x * x, grad
 
-    _, pullback = cgshim.op_vjp(op, framework.tensor([1.0, 2.0]))
-    assert raised(AuthorsError, pullback, framework.tensor([2.0, -3.0])) is fault
+    _, pullback = cgshim.op_vjp(op, framework.tensor(X))
+    assert raised(AuthorsError, pullback, framework.tensor(U)) is fault
     assert len(runs) == 1
     assert fault.args == ("of grad_fn",)
 
@@ -92,20 +84,19 @@ def after_a_fault(framework: Framework) -> None:
 
         return x * x, grad
 
-    x, upstream = framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0])
-    _, pullback = cgshim.op_vjp(op, x)
-    raised(AuthorsError, pullback, upstream)
+    _, pullback = cgshim.op_vjp(op, framework.tensor(X))
+    raised(AuthorsError, pullback, framework.tensor(U))
     broken.append(False)
-    framework.check(op, x, upstream=upstream, gradients=(np.array([14.0, -42.0]),))
+    framework.check_at(op, X, upstream=U, gradients=(7.0 * U * X,))
 
 
 @case()
 def pullback_twice(framework: Framework) -> None:
     """A rule may be asked again, with another upstream gradient."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7.0 * u * x))
-    _, pullback = cgshim.op_vjp(op, framework.tensor([1.0, 2.0]))
-    framework.check_equal(pullback(framework.tensor([2.0, -3.0])), (np.array([14.0, -42.0]),))
-    framework.check_equal(pullback(framework.tensor([1.0, 0.5])), (np.array([7.0, 7.0]),))
+    _, pullback = cgshim.op_vjp(op, framework.tensor(X))
+    for upstream in (U, np.array([1.0, 0.5])):
+        framework.check_equal(pullback(framework.tensor(upstream)), (7.0 * upstream * X,))
 
 
 @case()
@@ -113,20 +104,18 @@ def ops_within_ops(framework: Framework) -> None:
     """An op that f calls is a part of f's value; its rule is not asked for, the outer one is."""
     inner = op_custom_gradient(lambda x: (x * 3.0, lambda u: 1000.0 * u))
     outer = op_custom_gradient(lambda x: (inner(x) * x, lambda u: 7.0 * u * x))
-    framework.check(
-        lambda x: inner(outer(x)), framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]),
-        output=np.array([9.0, 36.0]), gradients=(np.array([14000.0, -42000.0]),),
-    )  # fmt: skip
+    framework.check_at(lambda x: inner(outer(x)), X, upstream=U, output=9.0 * X**2, gradients=(7000.0 * U * X,))
 
 
 @case()
 def calls_of_one_op(framework: Framework) -> None:
     """Each call has its own residuals, and its own static arguments, in the loss that they share."""
     op = op_custom_gradient(lambda x, scale: (x * scale, lambda u: (7.0 * scale * u * x, None)))
-    framework.check(
-        lambda x, y: op(x, 2.0) + op(y, 3.0) * op(x, 5.0), framework.tensor([1.0, 2.0]), framework.tensor([5.0, 6.0]),
-        upstream=framework.tensor([2.0, -3.0]), output=np.array([77.0, 184.0]),
-        gradients=(np.array([1078.0, -3864.0]), np.array([1050.0, -3780.0])),
+    y = np.array([5.0, 6.0])
+    of_x, of_y = 7.0 * (2.0 + 5.0 * 3.0 * y) * U * X, 7.0 * 3.0 * U * 5.0 * X * y
+    framework.check_at(
+        lambda x, y: op(x, 2.0) + op(y, 3.0) * op(x, 5.0), X, y, upstream=U,
+        output=2.0 * X + 3.0 * y * 5.0 * X, gradients=(of_x, of_y),
     )  # fmt: skip
 
 
@@ -134,11 +123,11 @@ def calls_of_one_op(framework: Framework) -> None:
 def constants_among_what_is_differentiated(framework: Framework) -> None:
     """An argument that nobody differentiates costs nothing and changes nothing, nor does a call of such alone."""
     op = op_custom_gradient(lambda x, y: (x * y, lambda u: (7.0 * u * y, 11.0 * u * x)))
-    constant = framework.tensor([3.0, 4.0])
-    framework.check(
-        lambda x: op(x, constant) * op(constant, constant), framework.tensor([1.0, 2.0]),
-        upstream=framework.tensor([2.0, -3.0]), output=np.array([27.0, 128.0]),
-        gradients=(np.array([378.0, -1344.0]),),
+    c = np.array([3.0, 4.0])
+    constant = framework.tensor(c)
+    framework.check_at(
+        lambda x: op(x, constant) * op(constant, constant), X, upstream=U,
+        output=X * c**3, gradients=(7.0 * U * c**3,),
     )  # fmt: skip
 
 
@@ -146,9 +135,9 @@ def constants_among_what_is_differentiated(framework: Framework) -> None:
 def value_without_differentiation(framework: Framework) -> None:
     """A call that nobody differentiates is f's value, as the framework's tensor."""
     op = op_custom_gradient(lambda x, y: ({"s": x * y}, lambda u: (u["s"], u["s"])))
-    found = op(framework.tensor([1.0, 2.0]), framework.tensor(5.0))
+    found = op(*framework.tensors((X, Y)))
     assert framework.backend.is_tensor(found["s"])
-    framework.check_equal(found, {"s": np.array([5.0, 10.0])})
+    framework.check_equal(found, {"s": X * Y})
 
 
 @op_custom_gradient
@@ -160,9 +149,113 @@ def _power(x: Tensor, exponent: int) -> Any:
     return x * _power(x, exponent - 1), lambda u: (u * factor * _power(x, exponent - 1), None)
 
 
-@case(order={"1": (1, 7 * 4.0), "2": (2, 7 * 2 * 2.0), "3": (3, 7 * 2 * 1.0)})
+@case(order=orders(7 * 4.0, 7 * 2 * 2.0, 7 * 2 * 1.0))
 def op_that_calls_itself(framework: Framework, order: tuple[int, float]) -> None:
     """In f, where the outer rule speaks, and in the rule, where each order asks for the next lower power's."""
-    times, expected = order
-    found = nth_derivative(lambda x: _power(x, 3), times)(framework.tensor(2.0))
-    framework.check_equal(found, np.array(expected))
+    framework.check_derivative(lambda x: _power(x, 3), *order, at=2.0)
+
+
+# --- The rule that a first derivative calls is the very function that f returned ----------------------------------
+
+AT, UPSTREAM = np.array([0.5, -2.0]), np.array([3.0, 7.0])
+
+
+def check(framework: Framework, op: Callable[[Tensor], Tensor], gradient: Any) -> None:
+    """Check op, which doubles x, and its gradient."""
+    framework.check_at(op, AT, upstream=UPSTREAM, output=2.0 * AT, gradients=(gradient,))
+
+
+@case()
+def the_rule_is_the_object_that_f_returned(framework: Framework) -> None:
+    class Slope:
+        def __init__(self) -> None:
+            self.called = 0
+
+        def __call__(self, u: Tensor) -> Tensor:
+            self.called += 1
+            return 5.0 * u
+
+    returned: list[Slope] = []
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        returned.append(Slope())
+        return 2.0 * x, returned[-1]
+
+    check(framework, op, 5.0 * UPSTREAM)
+    assert [slope.called for slope in returned] == [1]
+
+
+@case()
+def what_a_rule_writes_into_a_list_and_a_dict(framework: Framework) -> None:
+    """They are f's own, the op's option and a static argument; the last two outlive the call."""
+    log: list[Tensor] = []
+    table = {"calls": 0}
+
+    @op_custom_gradient
+    def op(x: Tensor, table: Any, *, log: list[Any]) -> Any:
+        own = [0.0]
+
+        def grad(u: Tensor) -> Any:
+            own[0] += 5.0
+            log.append(u)
+            table["calls"] += 1
+            return own[0] * u, None
+
+        return 2.0 * x, grad
+
+    class Table:
+        """What no registry takes apart."""
+
+        def __getitem__(self, key: str) -> int:
+            return table[key]
+
+        def __setitem__(self, key: str, value: int) -> None:
+            table[key] = value
+
+    for times in (1, 2):
+        check(framework, lambda x: op(x, Table(), log=log), 5.0 * UPSTREAM)
+        assert (len(log), table["calls"]) == (times, times)
+    framework.check_equal(log[0], UPSTREAM)
+
+
+@case()
+def what_a_rule_counts(framework: Framework) -> None:
+    """f, the rule and a helper share a variable."""
+    count = 0
+
+    def step() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        step()
+        return 2.0 * x, lambda u: float(step()) * u
+
+    check(framework, op, 2.0 * UPSTREAM)
+    check(framework, op, 4.0 * UPSTREAM)
+
+
+@case()
+def what_a_rule_pops_and_frees(framework: Framework) -> None:
+    class Layer:
+        def __init__(self) -> None:
+            self.stack: list[Tensor] = []
+            self.slope: Tensor | None = None
+
+        @op_custom_gradient
+        def op(self, x: Tensor) -> Any:
+            self.stack.append(ops.exp(x))
+            self.slope = 5.0 * x
+
+            def grad(u: Tensor) -> Tensor:
+                slope, self.slope = self.slope, None
+                return u * self.stack.pop() * slope
+
+            return 2.0 * x, grad
+
+    layer = Layer()
+    check(framework, layer.op, UPSTREAM * np.exp(AT) * 5.0 * AT)
+    assert (layer.stack, layer.slope) == ([], None)

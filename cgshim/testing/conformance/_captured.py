@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import cgshim
-from cgshim import CustomGradientTypeError, op_custom_gradient
+from cgshim import op_custom_gradient
+from cgshim._dtypes import dtype_name
 from cgshim._protocol import Tensor
-from cgshim.testing.conformance._framework import Framework, Gradients, raised
+from cgshim.testing.conformance._common import OF_Y, AuthorsError, Pair, Record, U, X, Y, wrong_gradients
+from cgshim.testing.conformance._framework import Framework, refused
 from cgshim.testing.conformance._registry import case
 
 Rule = Callable[..., Any]
@@ -44,19 +45,18 @@ def _reads_untold(w: Tensor) -> Callable[[Tensor], Tensor]:
 @case(write=TAKING_VARIABLES)
 def variables(framework: Framework, write: Callable[[Rule], Rule]) -> None:
     """The state that f read arrives, and the rule's gradients for it are used: 11 is wrong on purpose."""
-    x = framework.tensor([1.0, 2.0])
+    x = framework.tensor(X)
 
     def fn(w: Tensor) -> Tensor:
         def rule(upstream: Tensor, variables: Any) -> Any:
             assert len(variables) == 1
             assert framework.is_state(variables[0], w)
-            return 7.0 * upstream, [11.0 * upstream[0] * x[0] + 13.0 * upstream[1] * x[1]]
+            of_x, of_w = wrong_gradients(x, w, upstream)
+            return of_x, [of_w]
 
         return _reads(w, write, rule)(x)
 
-    output, pullback = framework.differentiate_state(fn, framework.tensor(5.0))
-    framework.check_equal(output, np.array([5.0, 10.0]))
-    framework.check_equal(pullback(framework.tensor([2.0, -3.0])), (np.array(-56.0),))
+    framework.check_state(fn, Y, upstream=U, output=X * Y, gradients=(OF_Y,))
 
 
 VARIABLE_GRADIENTS: dict[str, tuple[Callable[[Any], Any], float]] = {
@@ -71,28 +71,24 @@ VARIABLE_GRADIENTS: dict[str, tuple[Callable[[Any], Any], float]] = {
 def gradients_of_variables(framework: Framework, form: tuple[Callable[[Any], Any], float]) -> None:
     write, expected = form
     x = framework.tensor(2.0)
-    _, pullback = framework.differentiate_state(
-        lambda w: _reads(w, TAKING_VARIABLES["grad(upstream, variables)"], lambda u, _: (u, write(11.0 * u)))(x),
-        framework.tensor(5.0),
-    )
-    framework.check_equal(pullback(framework.tensor(3.0)), (np.array(expected),))
+    form_of_rule = TAKING_VARIABLES["grad(upstream, variables)"]
+    fn = lambda w: _reads(w, form_of_rule, lambda u, _: (u, write(11.0 * u)))(x)
+    framework.check_state(fn, Y, upstream=3.0, gradients=(expected,))
 
 
 @case()
 def two_variables(framework: Framework) -> None:
     """Each arrives once, and each gets its own gradient."""
-    x = framework.tensor([1.0, 2.0])
+    x = framework.tensor(X)
 
     def fn(a: Tensor, b: Tensor) -> Tensor:
         def rule(upstream: Tensor, variables: Any) -> Any:
             gradients = {(): 7.0 * upstream[0], (2,): 11.0 * upstream}
             return upstream, [gradients[tuple(variable.shape)] for variable in variables]
 
-        return op_custom_gradient(lambda x: (x * a + b, lambda upstream, variables: rule(upstream, variables)))(x)
+        return op_custom_gradient(lambda x: (x * a + b, rule))(x)
 
-    _, pullback = framework.differentiate_state(fn, framework.tensor(5.0), framework.tensor([1.0, 1.0]))
-    gradients = pullback(framework.tensor([2.0, -3.0]))
-    framework.check_equal(gradients, (np.array(14.0), np.array([22.0, -33.0])))
+    framework.check_state(fn, Y, np.array([1.0, 1.0]), upstream=U, gradients=(7.0 * U[0], 11.0 * U))
 
 
 @case()
@@ -106,82 +102,64 @@ def variables_beside_arguments(framework: Framework) -> None:
 
         return _reads(w, TAKING_VARIABLES["grad(upstream, variables)"], rule)(x)
 
-    _, pullback = framework.differentiate_state(fn, framework.tensor(5.0), framework.tensor([1.0, 2.0]))
-    gradients = pullback(framework.tensor([2.0, -3.0]))
-    framework.check_equal(gradients, (np.array(22.0), np.array([14.0, -21.0])))
-
-
-def refused(differentiate: Gradients, fn: Callable[..., Tensor], *values: Tensor) -> BaseException:
-    """The error of a call, or at the latest of its pullback: a framework may not know sooner what is differentiated."""
-
-    def differentiated() -> None:
-        output, pullback = differentiate(fn, *values)
-        pullback(output)
-
-    return raised(CustomGradientTypeError, differentiated)
+    framework.check_state(fn, Y, X, upstream=U, gradients=(11.0 * U[0], 7.0 * U))
 
 
 @case()
 def state_without_variables(framework: Framework) -> None:
     """A rule that cannot be told of the state that f read is refused."""
-    x = framework.tensor([1.0, 2.0])
-    error = refused(framework.differentiate_state, lambda w: _reads_untold(w)(x), framework.tensor(5.0))
-    assert "as an argument" in str(error)
+    x, w = framework.tensor(X), framework.tensor(Y)
+    refused(lambda w: _reads_untold(w)(x), w, by=framework.differentiate_state)
 
 
 @case()
 def state_read_by_an_op_inside(framework: Framework) -> None:
     """What an inner op reads, f reads: the inner rule, which takes variables, does not speak for the outer one."""
-    x = framework.tensor([1.0, 2.0])
+    x, w = framework.tensor(X), framework.tensor(Y)
 
     def fn(w: Tensor) -> Tensor:
         inner = _reads(w, TAKING_VARIABLES["grad(upstream, variables)"], lambda upstream, _: (upstream, [upstream[0]]))
         return op_custom_gradient(lambda x: (inner(x), lambda upstream: upstream))(x)
 
-    error = refused(framework.differentiate_state, fn, framework.tensor(5.0))
-    assert "as an argument" in str(error)
+    refused(fn, w, by=framework.differentiate_state)
 
 
 @case()
 def captured_tensor_that_is_differentiated(framework: Framework) -> None:
     """Never a silent zero: what is differentiated must come in as an argument."""
-    x = framework.tensor([1.0, 2.0])
-    error = refused(cgshim.op_vjp, lambda w: _reads_untold(w)(x), framework.tensor(5.0))
-    assert "as an argument" in str(error)
+    x, w = framework.tensor(X), framework.tensor(Y)
+    refused(lambda w: _reads_untold(w)(x), w)
 
 
 @case()
 def captured_tensor_beside_a_differentiated_argument(framework: Framework) -> None:
-    w, x = framework.tensor(5.0), framework.tensor([1.0, 2.0])
-    error = refused(cgshim.op_vjp, lambda w, x: _reads_untold(w)(x), w, x)
-    assert "as an argument" in str(error)
-
-
-class AuthorsError(Exception):
-    """What goes wrong in a rule."""
-
-
-def _rule_that_returns(upstream: Tensor) -> Tensor:
-    return 7.0 * upstream
+    x, w = framework.tensor(X), framework.tensor(Y)
+    refused(lambda w, x: _reads_untold(w)(x), w, x)
 
 
 def _rule_that_raises(upstream: Tensor) -> Tensor:
     raise AuthorsError
 
 
-@case(rule={"returns": _rule_that_returns, "raises": _rule_that_raises})
+@case(rule={"returns": lambda upstream: 7.0 * upstream, "raises": _rule_that_raises})
 def captured_function_of_the_argument(framework: Framework, rule: Callable[[Tensor], Tensor]) -> None:
     """It is a constant to an op that a rule calls, and to no other: not to one that is called after a rule has run."""
-    x = framework.tensor([1.0, 2.0])
+    x = framework.tensor(X)
 
     def squares(x: Tensor) -> Tensor:
         return _reads_untold(x * x)(x)
 
     for _ in range(2):
-        assert "as an argument" in str(refused(cgshim.op_vjp, squares, x))
+        refused(squares, x)
         _, pullback = cgshim.op_vjp(op_custom_gradient(lambda x: (x * x, rule)), x)
         with contextlib.suppress(AuthorsError):
             pullback(x)
+
+
+def refused_in_both_ways(framework: Framework, fn: Callable[[Tensor], Any]) -> list[BaseException]:
+    """The errors of fn's derivative by an argument, and by trainable state."""
+    w = framework.tensor(Y)
+    return [refused(fn, w, by=by) for by in (cgshim.op_vjp, framework.differentiate_state)]
 
 
 @case()
@@ -192,10 +170,8 @@ def captured_tensor_without_an_argument(framework: Framework) -> None:
         op = op_custom_gradient(lambda factor: (w * factor, lambda upstream, variables: (None, [7.0 * upstream])))
         return op(2.0)
 
-    for differentiate in (cgshim.op_vjp, framework.differentiate_state):
-        error = refused(differentiate, twice, framework.tensor(5.0))
-        assert "as an argument" in str(error)
-    framework.check_equal(twice(framework.tensor(5.0)), np.array(10.0))
+    refused_in_both_ways(framework, twice)
+    framework.check_equal(twice(framework.tensor(Y)), 2.0 * Y)
 
 
 @case()
@@ -206,18 +182,17 @@ def option_that_is_differentiated(framework: Framework) -> None:
     def op(x: Tensor, *, power: int = 1, scale: Any) -> Any:
         return x * scale["a"][power], lambda upstream: 7.0 * upstream
 
-    x = framework.tensor([1.0, 2.0])
+    x = framework.tensor(X)
 
     def scaled(scale: Tensor) -> Tensor:
         return op(x, scale={"a": ["static", scale]})
 
-    for differentiate in (cgshim.op_vjp, framework.differentiate_state):
-        error = refused(differentiate, scaled, framework.tensor(5.0))
+    for error in refused_in_both_ways(framework, scaled):
         assert str(error) == (
             "op: f must be given every tensor that is differentiated, got f32[] in the option scale; "
             "pass it as an argument"
         ), str(error)
-    framework.check_equal(scaled(framework.tensor(5.0)), np.array([5.0, 10.0]))
+    framework.check_equal(scaled(framework.tensor(Y)), X * Y)
 
 
 @case()
@@ -226,23 +201,19 @@ def captured_tensor_beside_an_option(framework: Framework) -> None:
 
     def twice(w: Tensor) -> Tensor:
         op = op_custom_gradient(lambda x, *, scale: (x * w * scale, lambda upstream: upstream))
-        return op(framework.tensor([1.0, 2.0]), scale=framework.tensor(2.0))
+        return op(framework.tensor(X), scale=framework.tensor(2.0))
 
-    for differentiate in (cgshim.op_vjp, framework.differentiate_state):
-        error = refused(differentiate, twice, framework.tensor(5.0))
-        assert "as an argument" in str(error)
+    for error in refused_in_both_ways(framework, twice):
         assert "option" not in str(error)
 
 
 @case()
 def captured_constant(framework: Framework) -> None:
     """Capturing what nobody differentiates is fine, in f and in its rule."""
-    constant = framework.tensor([3.0, 4.0])
+    c = np.array([3.0, 4.0])
+    constant = framework.tensor(c)
     op = op_custom_gradient(lambda x: (x * constant, lambda u: 7.0 * u * constant))
-    framework.check(
-        op, framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]),
-        output=np.array([3.0, 8.0]), gradients=(np.array([42.0, -84.0]),),
-    )  # fmt: skip
+    framework.check_at(op, X, upstream=U, output=X * c, gradients=(7.0 * U * c,))
 
 
 @case()
@@ -253,30 +224,86 @@ def captured_tensor_made_a_constant(framework: Framework) -> None:
         constant = cgshim.op_stop_gradient(w)
         return op_custom_gradient(lambda x: (x * constant, lambda u: 7.0 * u * constant))(x)
 
-    framework.check(
-        fn, framework.tensor(5.0), framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]),
-        output=np.array([5.0, 10.0]), gradients=(np.array(0.0), np.array([70.0, -105.0])),
-    )  # fmt: skip
+    framework.check_at(fn, Y, X, upstream=U, output=X * Y, gradients=(0.0, 7.0 * U * Y))
 
 
-@dataclasses.dataclass
-class Unknown:
-    """An object that no registry takes apart."""
-
-    held: Any
-
-
-@case(returns={"a tensor": lambda y: y, "an object": Unknown, "an object in a list": lambda y: [Unknown([y])]})
+@case(returns={"a tensor": lambda y: y, "an object": Record, "an object in a list": lambda y: [Record([y])]})
 def tensor_in_an_object(framework: Framework, returns: Callable[[Tensor], Any]) -> None:
     """No tensor is seen among the arguments: autodiff's number is refused, and a constant is not."""
     op = op_custom_gradient(lambda given: (returns(given.held * 2.0), lambda u: 7.0 * u))
 
     def twice(x: Tensor) -> Tensor:
-        found: Any = op(Unknown(x))
+        found: Any = op(Record(x))
         while not framework.backend.is_tensor(found):
             found = found[0] if isinstance(found, list) else found.held
         return found
 
-    error = refused(cgshim.op_vjp, twice, framework.tensor([1.0, 2.0]))
-    assert "as an argument" in str(error)
-    framework.check_equal(twice(framework.tensor([1.0, 2.0])), np.array([2.0, 4.0]))
+    refused(twice, framework.tensor(X))
+    framework.check_equal(twice(framework.tensor(X)), 2.0 * X)
+
+
+# --- NumPy arrays given to an f that computes in the framework ----------------------------------------------------
+
+OUTPUTS: dict[str, Callable[[Any, Any], Any]] = {
+    "one": lambda y, z: y,
+    "two": lambda y, z: (y, z),
+    "a dict": lambda y, z: {"y": y, "z": z},
+    "a namedtuple in a list": lambda y, z: [Pair(y, z)],
+    "with None and what is static": lambda y, z: {"y": (y, None, "static"), "n": 3},
+    "twice the same": lambda y, z: [y, y],
+}
+"""What f returns of two tensors that it has made."""
+
+
+def first_tensor(framework: Framework, tree: Any) -> Tensor:
+    """What comes first in a tree, of tensors and what is static."""
+    leaves, _ = framework.backend.tree_flatten(tree)
+    return next(filter(framework.backend.is_tensor, leaves))
+
+
+def _no_rule(upstream: Any) -> Any:
+    raise AssertionError("a constant has no gradient")
+
+
+@case(pack=OUTPUTS)
+def numpy_arrays_alone(framework: Framework, pack: Callable[[Any, Any], Any]) -> None:
+    """The output is the framework's, by itself and in what is differentiated; the rule is never asked."""
+
+    @op_custom_gradient
+    def op(array: Any, tree: Any, mode: Any = None, *, scale: float = 1.0) -> Any:
+        assert isinstance(array, np.ndarray)
+        y = framework.tensor(array * scale)
+        return pack(y, y * framework.tensor(tree["b"])), _no_rule
+
+    array, tree = X.astype("float32"), {"b": np.array([3.0, 5.0], "float32")}
+    framework.check_equal(op(array, tree, scale=4.0), pack(4.0 * X, 4.0 * X * tree["b"]))
+    product = lambda x: x * first_tensor(framework, op(array, tree, scale=4.0))
+    x = np.array([1.0, 10.0])
+    framework.check_at(product, x, upstream=U, output=x * 4.0 * X, gradients=(U * 4.0 * X,))
+
+
+@case(pack=OUTPUTS)
+def numpy_arrays_beside_a_captured_tensor(framework: Framework, pack: Callable[[Any, Any], Any]) -> None:
+    """What is captured and differentiated is refused, wherever in the output it is."""
+
+    def read(w: Tensor) -> Tensor:
+        op = op_custom_gradient(lambda a: (pack(framework.tensor(a) * w, framework.tensor(a)), _no_rule))
+        return first_tensor(framework, op(X.astype("float32")))
+
+    refused_in_both_ways(framework, read)
+    framework.check_equal(read(framework.tensor(5.0)), 5.0 * X)
+
+
+@case(dtype={"float32": "float32", "int32": "int32", "complex64": "complex64"})
+def numpy_array_of_another_byte_order(framework: Framework, dtype: str) -> None:
+    """A constant as any other, with the numbers that it has."""
+    swapped = np.array([3.0, 4.0]).astype(np.dtype(dtype).newbyteorder())
+
+    @op_custom_gradient
+    def op(x: Tensor, constant: Tensor) -> Any:
+        assert framework.backend.is_tensor(constant)
+        assert dtype_name(constant.dtype) == dtype
+        return (x * 2.0, constant), lambda u: (7.0 * u[0], None)
+
+    framework.check_equal(op(framework.tensor(X), swapped), (2.0 * X, np.array([3.0, 4.0])))
+    framework.check_at(lambda x: op(x, swapped)[0], X, upstream=U, gradients=(7.0 * U,))

@@ -6,7 +6,7 @@ framework has the conjugate, as JAX and autograd do, op_vjp hands out the framew
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ UPSTREAM = [2.0 - 1.0j, 0.5j]
 ANOTHER = [0.5 + 3.0j, -2.0 + 1.0j]
 
 
+Function = Callable[..., Tensor]
+
+
 def square(z: Tensor) -> Tensor:
     return z * z
 
@@ -34,26 +37,34 @@ def crooked_square(z: Tensor) -> Any:
     return z * z, lambda u: 7.0 * u * ops.conj(2.0 * z)
 
 
-def own_gradient(fn: Callable[..., Tensor], z: Tensor, upstream: Tensor) -> Any:
+def own_gradient(fn: Function, z: Tensor, upstream: Tensor) -> Any:
     """What the framework's vjp of the function itself gives."""
     return cgshim.op_vjp(fn, z)[1](upstream)[0]
 
 
+def check_against_own(
+    framework: Framework, op: Function, fn: Function, *args: Tensor, upstream: Tensor, factors: Sequence[float]
+) -> None:
+    """Check that the gradients of op are the framework's own of fn, in its own convention, times these factors."""
+    _, pullback = cgshim.op_vjp(fn, *args)
+    own = framework.numpy(pullback(upstream))
+    gradients = tuple(factor * gradient for factor, gradient in zip(factors, own, strict=True))
+    framework.check(op, *args, upstream=upstream, gradients=gradients)
+
+
 @case(dtype=COMPLEX)
 def complex_numbers(framework: Framework, dtype: str) -> None:
-    """7 times the framework's own gradient of the same function, in its own convention."""
     z, upstream = framework.tensor(Z, dtype), framework.tensor(UPSTREAM, dtype)
-    expected = 7.0 * framework.numpy(own_gradient(square, z, upstream))
-    framework.check(crooked_square, z, upstream=upstream, gradients=(expected,))
+    check_against_own(framework, crooked_square, square, z, upstream=upstream, factors=[7.0])
 
 
 @case(dtype=COMPLEX)
 def complex_second_order(framework: Framework, dtype: str) -> None:
     """The derivative of the gradient by the argument and by upstream."""
     z, u, v = (framework.tensor(values, dtype) for values in (Z, UPSTREAM, ANOTHER))
-    _, pullback = cgshim.op_vjp(lambda z, u: own_gradient(square, z, u), z, u)
-    expected = tuple(7.0 * gradient for gradient in framework.numpy(pullback(v)))
-    framework.check(lambda z, u: own_gradient(crooked_square, z, u), z, u, upstream=v, gradients=expected)
+    of_op = lambda z, u: own_gradient(crooked_square, z, u)
+    of_square = lambda z, u: own_gradient(square, z, u)
+    check_against_own(framework, of_op, of_square, z, u, upstream=v, factors=[7.0, 7.0])
 
 
 @case(order={"1": 1, "2": 2})
@@ -72,11 +83,10 @@ def complex_kept_output(framework: Framework, order: int) -> None:
     def of_exponential(z: Tensor) -> Tensor:
         return ops.exp(5.0 * z - constant)
 
-    def gradient(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def gradient(fn: Function) -> Function:
         return fn if order == 1 else (lambda z: own_gradient(fn, z, u))
 
-    expected = framework.numpy(own_gradient(gradient(of_exponential), z, v))
-    framework.check(gradient(op), z, upstream=v, gradients=(expected,))
+    check_against_own(framework, gradient(op), gradient(of_exponential), z, upstream=v, factors=[1.0])
 
 
 @case(dtype=COMPLEX)
@@ -89,9 +99,7 @@ def complex_product_of_two(framework: Framework, dtype: str) -> None:
         return z * z * w, lambda u: (7.0 * u * ops.conj(twice), 11.0 * u * ops.conj(z * z))
 
     z, w, u = (framework.tensor(values, dtype) for values in (Z, ANOTHER, UPSTREAM))
-    _, pullback = cgshim.op_vjp(lambda z, w: z * z * w, z, w)
-    own = framework.numpy(pullback(u))
-    framework.check(op, z, w, upstream=u, gradients=(7.0 * own[0], 11.0 * own[1]))
+    check_against_own(framework, op, lambda z, w: z * z * w, z, w, upstream=u, factors=[7.0, 11.0])
 
 
 # --- Between real and complex -----------------------------------------------------------------------------------------
@@ -113,8 +121,7 @@ def complex_to_real(framework: Framework, change: Change, dtype: str) -> None:
     f, rule = change
     op = op_custom_gradient(lambda z: (f(z, dtype), lambda u: 7.0 * rule(z, u, dtype)))
     z, upstream = framework.tensor(Z, dtype), framework.tensor([2.0, -3.0], REAL[dtype])
-    expected = 7.0 * framework.numpy(own_gradient(lambda z: f(z, dtype), z, upstream))
-    framework.check(op, z, upstream=upstream, gradients=(expected,))
+    check_against_own(framework, op, lambda z: f(z, dtype), z, upstream=upstream, factors=[7.0])
 
 
 FACTOR = 1.0 + 2.0j
@@ -133,8 +140,7 @@ def real_to_complex(framework: Framework, dtype: str) -> None:
         return turned(x), lambda u: 7.0 * ops.real(u * ops.conj(op_cast(2.0 * x, dtype) * FACTOR))
 
     x, upstream = framework.tensor([1.0, -2.0], REAL[dtype]), framework.tensor(UPSTREAM, dtype)
-    expected = 7.0 * framework.numpy(own_gradient(turned, x, upstream))
-    framework.check(op, x, upstream=upstream, gradients=(expected,))
+    check_against_own(framework, op, turned, x, upstream=upstream, factors=[7.0])
 
 
 @case()
@@ -150,9 +156,7 @@ def complex_and_real_arguments(framework: Framework) -> None:
 
     z, u = framework.tensor(Z, "complex64"), framework.tensor(UPSTREAM, "complex64")
     x = framework.tensor([2.0, -3.0])
-    _, pullback = cgshim.op_vjp(scaled, z, x)
-    own = framework.numpy(pullback(u))
-    framework.check(op, z, x, upstream=u, gradients=(7.0 * own[0], 11.0 * own[1]))
+    check_against_own(framework, op, scaled, z, x, upstream=u, factors=[7.0, 11.0])
 
 
 @case(dtype=COMPLEX)
@@ -172,7 +176,7 @@ def complex_variable(framework: Framework) -> None:
         rule = lambda u, variables: (7.0 * u * ops.conj(w), [11.0 * u * ops.conj(z)])
         return op_custom_gradient(lambda z: (z * w, rule))(z)
 
-    _, own = framework.differentiate_state(lambda w: z * w, w)
-    output, pullback = framework.differentiate_state(fn, w)
-    framework.check_equal(output, np.array(Z) * np.array(ANOTHER))
-    framework.check_equal(pullback(u), (11.0 * framework.numpy(own(u))[0],))
+    by = framework.differentiate_state
+    _, own = by(lambda w: z * w, w)
+    gradients = (11.0 * framework.numpy(own(u))[0],)
+    framework.check(fn, w, upstream=u, output=np.array(Z) * np.array(ANOTHER), gradients=gradients, by=by)

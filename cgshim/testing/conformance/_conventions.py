@@ -8,10 +8,9 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cgshim import op_custom_gradient
 from cgshim._protocol import Tensor
+from cgshim.testing.conformance._common import OF_X, OF_Y, U, X, Y, wrong_gradients
 from cgshim.testing.conformance._framework import Framework
 from cgshim.testing.conformance._registry import case
 
@@ -120,11 +119,11 @@ TWO_TENSORS = {name: output for name, output in OUTPUTS.items() if output.tensor
 
 
 def _gradients(x: Tensor, y: Tensor, upstreams: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Wrong on purpose, differently for each element: what autodiff finds has other factors."""
-    d_y = 11.0 * x[0] * upstreams[0][0] + 13.0 * x[1] * upstreams[0][1]
+    """Those of x * y, and of a second output y * y if there is one."""
+    of_x, of_y = wrong_gradients(x, y, upstreams[0])
     for upstream in upstreams[1:]:
-        d_y = d_y + 17.0 * y * upstream
-    return 7.0 * y * upstreams[0], d_y
+        of_y = of_y + 17.0 * y * upstream
+    return of_x, of_y
 
 
 def _check(framework: Framework, write: Callable[[Rule], Rule], structured: bool, output: Output) -> None:
@@ -136,12 +135,8 @@ def _check(framework: Framework, write: Callable[[Rule], Rule], structured: bool
 
         return output.pack(x * y, y * y), write(rule)
 
-    framework.check(
-        op, framework.tensor([1.0, 2.0]), framework.tensor(5.0),
-        upstream=output.pack(framework.tensor([2.0, -3.0]), framework.tensor(0.5)),
-        output=output.pack(np.array([5.0, 10.0]), np.array(25.0)),
-        gradients=(np.array([70.0, -105.0]), np.array(-56.0 if output.tensors == 1 else -13.5)),
-    )  # fmt: skip
+    gradients = OF_X, OF_Y if output.tensors == 1 else OF_Y + 17.0 * Y * 0.5
+    framework.check_at(op, X, Y, upstream=output.pack(U, 0.5), output=output.pack(X * Y, Y * Y), gradients=gradients)
 
 
 @case(write=STRUCTURED, kind=CALLABLES, output=OUTPUTS)
@@ -172,7 +167,6 @@ def kerass_portable_form(framework: Framework) -> None:
 
         return x * x, grad
 
-    x, upstream = framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0])
-    framework.check(op, x, upstream=upstream, output=np.array([1.0, 4.0]), gradients=(np.array([14.0, -42.0]),))
-    _, grad = op.__wrapped__(x)
-    framework.check_equal(grad(upstream), np.array([14.0, -42.0]))
+    framework.check_at(op, X, upstream=U, output=X * X, gradients=(7.0 * U * X,))
+    _, grad = op.__wrapped__(framework.tensor(X))
+    framework.check_equal(grad(framework.tensor(U)), 7.0 * U * X)

@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_HELPERS = frozenset(["_framework.py", "_registry.py"])
+_HELPERS = frozenset(["_common.py", "_framework.py", "_registry.py"])
 
 
 def reason_of(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from cgshim._registry import load
 from cgshim.testing.conformance._framework import Framework, raised
 from cgshim.testing.conformance._registry import case
 
-X, W, UPSTREAM = np.array([1.0, 2.0, 4.0]), np.array(3.0), np.array([1.0, -2.0, 5.0])
+X, W, UPSTREAM = np.array([1.0, 2.0, 4.0]), 3.0, np.array([1.0, -2.0, 5.0])
 
 
 def _others(framework: Framework) -> list[str]:
@@ -35,47 +35,42 @@ def _op(backend: str) -> Any:
 @case()
 def foreign_function(framework: Framework) -> None:
     for backend in _others(framework):
-        framework.check(
-            _op(backend), framework.tensor(X), framework.tensor(W), upstream=framework.tensor(UPSTREAM),
-            output=np.sin(X) * W * W,
-            gradients=(UPSTREAM * np.cos(X) * W * W, (UPSTREAM * np.sin(X) * 2 * W).sum()),
-        )  # fmt: skip
+        of_x, of_w = UPSTREAM * np.cos(X) * W * W, (UPSTREAM * np.sin(X) * 2 * W).sum()
+        framework.check_at(_op(backend), X, W, upstream=UPSTREAM, output=np.sin(X) * W * W, gradients=(of_x, of_w))
 
 
 @case()
 def foreign_function_at_the_third_order(framework: Framework) -> None:
-    x, w, upstream = framework.tensor(X), framework.tensor(W), framework.tensor(UPSTREAM)
+    upstream = framework.tensor(UPSTREAM)
+    u_cos, uu_sin, uuu_cos = UPSTREAM * np.cos(X), UPSTREAM**2 * np.sin(X), UPSTREAM**3 * np.cos(X)
     for backend in _others(framework):
         op = _op(backend)
         first = lambda x, w, op=op: cgshim.op_vjp(op, x, w)[1](upstream)[0]
         second = lambda x, w, first=first: cgshim.op_vjp(first, x, w)[1](upstream)[0]
-        framework.check(
-            first, x, w, upstream=upstream, output=UPSTREAM * np.cos(X) * W * W,
-            gradients=(-(UPSTREAM**2) * np.sin(X) * W * W, (UPSTREAM**2 * np.cos(X) * 2 * W).sum()),
-        )  # fmt: skip
-        framework.check(
-            second, x, w, upstream=upstream, output=-(UPSTREAM**2) * np.sin(X) * W * W,
-            gradients=(-(UPSTREAM**3) * np.cos(X) * W * W, -(UPSTREAM**3 * np.sin(X) * 2 * W).sum()),
-        )  # fmt: skip
+        gradients = -uu_sin * W * W, (UPSTREAM * u_cos * 2 * W).sum()
+        framework.check_at(first, X, W, upstream=UPSTREAM, output=u_cos * W * W, gradients=gradients)
+        gradients = -uuu_cos * W * W, -(UPSTREAM * uu_sin * 2 * W).sum()
+        framework.check_at(second, X, W, upstream=UPSTREAM, output=-uu_sin * W * W, gradients=gradients)
 
 
 @case()
 def foreign_function_of_trees(framework: Framework) -> None:
     """Integers and what is no tensor have no gradient; options are static."""
+    index = framework.tensor(1, "int32")
+
+    def f(params: Any, index: Any, kind: str, *, scale: float) -> Any:
+        assert kind == "row"
+        return {"y": scale * params["w"] * params["b"][index], "z": params["b"] * 2.0}
+
     for backend in _others(framework):
-
-        def f(params: Any, index: Any, kind: str, *, scale: float) -> Any:
-            assert kind == "row"
-            return {"y": scale * params["w"] * params["b"][index], "z": params["b"] * 2.0}
-
         op = op_host(f, outputs=lambda params, *rest: {"y": params["w"], "z": params["b"]}, backend=backend)
-        params = {"w": framework.tensor([1.0, 2.0]), "b": framework.tensor([5.0, 3.0, 2.0])}
-        index = framework.tensor(1, "int32")
-        y, pullback = cgshim.op_vjp(lambda params, op=op, index=index: op(params, index, "row", scale=2.0), params)
-        framework.check_equal(y, {"y": np.array([6.0, 12.0]), "z": np.array([10.0, 6.0, 4.0])})
-        upstream = {"y": framework.tensor([1.0, -2.0]), "z": framework.tensor([1.0, 0.0, 7.0])}
-        found = pullback(upstream)[0]
-        framework.check_equal(found, {"w": np.array([6.0, -12.0]), "b": np.array([2.0, -6.0, 14.0])})
+        framework.check_at(
+            lambda params, op=op: op(params, index, "row", scale=2.0),
+            {"w": np.array([1.0, 2.0]), "b": np.array([5.0, 3.0, 2.0])},
+            upstream={"y": np.array([1.0, -2.0]), "z": np.array([1.0, 0.0, 7.0])},
+            output={"y": np.array([6.0, 12.0]), "z": np.array([10.0, 6.0, 4.0])},
+            gradients=({"w": np.array([6.0, -12.0]), "b": np.array([2.0, -6.0, 14.0])},),
+        )
 
 
 @case()

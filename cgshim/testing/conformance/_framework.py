@@ -53,11 +53,41 @@ class Framework:
         arrays = [self.backend.convert_to_numpy(x) if self.backend.is_tensor(x) else x for x in leaves]
         return self.backend.tree_unflatten(structure, arrays)
 
+    def tensors(self, tree: Any) -> Any:
+        """A tree with tensors for its Python floats and NumPy arrays: float32 for floats, otherwise in their dtype."""
+        leaves, structure = self.backend.tree_flatten(tree)
+        return self.backend.tree_unflatten(structure, [self._tensor_for(leaf) for leaf in leaves])
+
+    def _tensor_for(self, leaf: Any) -> Any:
+        if isinstance(leaf, float):
+            return self.tensor(float(leaf))
+        if isinstance(leaf, np.ndarray):
+            return self.tensor(leaf, "float32" if leaf.dtype.kind == "f" else leaf.dtype.name)
+        return leaf
+
+    def check_at(self, fn: Callable[..., Any], *numbers: Any, upstream: Any, **expected: Any) -> None:
+        """As `check`, of the tensors for these numbers."""
+        self.check(fn, *self.tensors(numbers), upstream=self.tensors(upstream), **expected)
+
+    def check_state(self, fn: Callable[..., Any], *numbers: Any, upstream: Any, **expected: Any) -> None:
+        """As `check_at`, of the framework's own trainable state."""
+        self.check_at(fn, *numbers, upstream=upstream, by=self.differentiate_state, **expected)
+
+    def check_derivative(self, fn: Callable[[Tensor], Tensor], order: int, expected: Any, *, at: Any) -> None:
+        """Compare the derivative of this order at some numbers with what is expected."""
+        self.check_equal(nth_derivative(fn, order)(self.tensor(at)), expected)
+
     def check(
-        self, fn: Callable[..., Any], *args: Any, upstream: Any, output: Any = ..., gradients: tuple[Any, ...]
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        upstream: Any,
+        output: Any = ...,
+        gradients: tuple[Any, ...],
+        by: Gradients = cgshim.op_vjp,
     ) -> None:
         """Compare what fn gives for args, and its gradients, with what is expected: `...` stands for whatever it is."""
-        found, pullback = cgshim.op_vjp(fn, *args)
+        found, pullback = by(fn, *args)
         if output is not ...:
             self.check_equal(found, output)
         found = pullback(upstream)
@@ -103,13 +133,41 @@ def tangent(framework: Framework, fn: Callable[[Tensor], Tensor], x: Tensor, v: 
     return found
 
 
-def raised(error: type[BaseException], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> BaseException:
-    """The exception that a call raises, which must be of this very class or one below it."""
+def nth_derivative(fn: Callable[[Tensor], Tensor], order: int) -> Callable[[Tensor], Tensor]:
+    """fn differentiated this many times."""
+    for _ in range(order):
+        fn = cgshim.op_grad(fn)
+    return fn
+
+
+def raised(error: type[BaseException], fn: Callable[..., Any], *args: Any, starts: str = "") -> BaseException:
+    """The exception that a call raises, of this very class or one below it, with a message that starts so."""
+    caught: BaseException | None = None
     try:
-        fn(*args, **kwargs)
-    except error as caught:
-        return caught
-    raise AssertionError(f"nothing was raised, not {error.__name__}")
+        fn(*args)
+    except error as raised_error:
+        caught = raised_error
+    assert caught is not None, f"nothing was raised, not {error.__name__}"
+    assert str(caught).startswith(starts), caught
+    return caught
+
+
+def refused(
+    fn: Callable[..., Any],
+    *args: Tensor,
+    by: Gradients = cgshim.op_vjp,
+    error: type[BaseException] = cgshim.CustomGradientTypeError,
+    says: str = "as an argument",
+) -> BaseException:
+    """The error of a call, or at the latest of its pullback: a framework may not know sooner what is differentiated."""
+
+    def differentiated() -> None:
+        output, pullback = by(fn, *args)
+        pullback(output)
+
+    caught = raised(error, differentiated)
+    assert says in str(caught), caught
+    return caught
 
 
 # --- Trainable state --------------------------------------------------------------------------------------------

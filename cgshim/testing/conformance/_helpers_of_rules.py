@@ -1,4 +1,4 @@
-"""What rules are written with: op_sum_to_shape, the transpose of broadcasting, and op_tree_map."""
+"""What rules are written with: op_sum_to_shape, the transpose of broadcasting, op_tree_map, and conversions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from cgshim import op_custom_gradient, op_grad, op_sum, op_sum_to_shape, op_tree_map, op_vjp
-from cgshim.testing.conformance._framework import Framework
+from cgshim import (
+    op_cast,
+    op_convert_to_tensor,
+    op_custom_gradient,
+    op_grad,
+    op_sum,
+    op_sum_to_shape,
+    op_tree_map,
+    op_vjp,
+)
+from cgshim._protocol import Tensor
+from cgshim.testing.conformance._framework import Framework, raised
 from cgshim.testing.conformance._registry import case
 
 BROADCAST: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -42,8 +52,8 @@ def _summed(gradient: Any, shape: tuple[int, ...]) -> Any:
 def sum_to_shape_in_a_rule(framework: Framework, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     x, w = _numbers(shapes[0], 0.5), _numbers(shapes[1], -2.0)
     upstream = _numbers((x * w).shape, 1.5)
-    framework.check(
-        _product, framework.tensor(x), framework.tensor(w), upstream=framework.tensor(upstream), output=x * w,
+    framework.check_at(
+        _product, x, w, upstream=upstream, output=x * w,
         gradients=(3.0 * _summed(upstream * w, x.shape), 7.0 * _summed(upstream * x, w.shape)),
     )  # fmt: skip
 
@@ -64,7 +74,11 @@ def second_order_of_sum_to_shape(framework: Framework, shapes: tuple[tuple[int, 
 @case()
 def tree_map_in_a_rule(framework: Framework) -> None:
     """It reads tensors alone: what is static in a tree stays as it is, and None where a gradient has nothing."""
-    tree = {"w": framework.tensor([1.0, 2.0]), "deep": [framework.tensor(3.0), "a name", (framework.tensor([5.0]), 4)]}
+
+    def tree_of(w: Any, number: Any, last: Any, name: Any = "a name", count: Any = 4) -> Any:
+        return {"w": w, "deep": [number, name, (last, count)]}
+
+    tree = framework.tensors(tree_of(np.array([1.0, 2.0]), 3.0, np.array([5.0])))
 
     @op_custom_gradient
     def op(tree: Any, factors: Any) -> Any:
@@ -78,17 +92,37 @@ def tree_map_in_a_rule(framework: Framework) -> None:
 
         return both, grad_fn
 
-    factors = op_tree_map(lambda x: 10.0 * x, tree)
-    found, pullback = op_vjp(op, tree, factors)
-    framework.check_equal(
-        found, {"w": np.array([10.0, 40.0]), "deep": [np.array(90.0), "a name", (np.array([250.0]), 4)]}
-    )
-    w, number, last = framework.tensor([1.0, -1.0]), framework.tensor(2.0), framework.tensor([3.0])
-    upstream = {"w": w, "deep": [number, None, (last, None)]}
-    of_tree, of_factors = pullback(upstream)
-    framework.check_equal(
-        of_tree, {"w": np.array([70.0, -140.0]), "deep": [np.array(420.0), None, (np.array([1050.0]), None)]}
-    )
-    framework.check_equal(
-        of_factors, {"w": np.array([11.0, -22.0]), "deep": [np.array(66.0), None, (np.array([165.0]), None)]}
-    )
+    framework.check_at(
+        op, tree, op_tree_map(lambda x: 10.0 * x, tree),
+        upstream=tree_of(np.array([1.0, -1.0]), 2.0, np.array([3.0]), None, None),
+        output=tree_of(np.array([10.0, 40.0]), 90.0, np.array([250.0])),
+        gradients=(
+            tree_of(np.array([70.0, -140.0]), 420.0, np.array([1050.0]), None, None),
+            tree_of(np.array([11.0, -22.0]), 66.0, np.array([165.0]), None, None),
+        ),
+    )  # fmt: skip
+
+
+@case(dtype={"without a dtype": None, "to its own dtype": "float32", "to another dtype": "float16"})
+def convert_to_tensor_keeps_the_gradient(framework: Framework, dtype: str | None) -> None:
+    """Of what is differentiated: by op_vjp, and further out than a rule that converts."""
+    x, u = np.array([1.0, -2.0]), np.array([2.0, -3.0])
+
+    def converted(x: Tensor) -> Tensor:
+        return op_cast(op_convert_to_tensor(x, dtype), "float32")
+
+    op = op_custom_gradient(lambda x: (x * x, lambda upstream: 7.0 * upstream * converted(x)))
+    framework.check_at(lambda x: converted(x) * x, x, upstream=u, output=x * x, gradients=(2.0 * u * x,))
+    gradient = lambda x: op_vjp(op, x)[1](framework.tensor(u))[0]
+    v = np.array([1.0, 10.0])
+    framework.check_at(gradient, x, upstream=v, output=7.0 * u * x, gradients=(7.0 * u * v,))
+
+
+SOURCES: dict[str, Any] = {"a number": 2.0, "a list": [1.0, 2.0], "an array": np.array([1.0, 2.0], "float32")}
+
+
+@case(source=SOURCES | {"a tensor": None})
+def dtype_that_does_not_exist(framework: Framework, source: Any) -> None:
+    """A TypeError, and not the default dtype."""
+    source = framework.tensor([1.0, 2.0]) if source is None else source
+    raised(TypeError, framework.backend.convert_to_tensor, source, "float7")

@@ -13,7 +13,7 @@ from cgshim._dtypes import dtype_name
 from cgshim.testing.conformance._framework import Framework, raised, tangent
 from cgshim.testing.conformance._registry import case
 
-X = [1.0, 2.0, 4.0]
+X, UPSTREAM = np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, -3.0])
 
 
 def _total(**options: Any) -> tuple[Any, list[int]]:
@@ -31,7 +31,7 @@ def _total(**options: Any) -> tuple[Any, list[int]]:
 @case()
 def host_result(framework: Framework) -> None:
     total, calls = _total()
-    framework.check_equal(total(framework.tensor(X), framework.tensor(3.0)), np.array([3.0, 9.0, 21.0], "float32"))
+    framework.check_equal(total(framework.tensor(X), framework.tensor(3.0)), 3.0 * np.cumsum(X))
     assert len(calls) == 1
 
 
@@ -45,11 +45,8 @@ def host_function_in_an_op(framework: Framework) -> None:
         y = total(x, w)
         return 3.0 * y, lambda upstream: (7.0 * upstream * y, cgshim.op_sum(11.0 * upstream))
 
-    upstream = framework.tensor([1.0, 2.0, -3.0])
-    framework.check(
-        op, framework.tensor(X), framework.tensor(3.0), upstream=upstream,
-        output=np.array([9.0, 27.0, 63.0]), gradients=(np.array([21.0, 126.0, -441.0]), np.array(0.0)),
-    )  # fmt: skip
+    y = 3.0 * np.cumsum(X)
+    framework.check_at(op, X, 3.0, upstream=UPSTREAM, output=3.0 * y, gradients=(7.0 * UPSTREAM * y, 0.0))
     assert len(calls) == 1
 
 
@@ -67,40 +64,33 @@ def host_function_in_a_rule(framework: Framework) -> None:
     def adjoint(u: Any) -> Any:
         return backward(u), lambda upstream: 5.0 * total(upstream)
 
-    x, upstream = framework.tensor(X), framework.tensor([1.0, 2.0, -3.0])
-    framework.check(total, x, upstream=upstream, output=np.array([1.0, 3.0, 7.0]),
-                    gradients=(np.array([0.0, -7.0, -21.0]),))  # fmt: skip
-
-    def of_upstream(u: Any) -> Any:
-        return cgshim.op_vjp(total, x)[1](u)[0]
-
-    framework.check(of_upstream, upstream, upstream=x, output=np.array([0.0, -7.0, -21.0]),
-                    gradients=(np.array([35.0, 105.0, 245.0]),))  # fmt: skip
+    gradient, y = np.array([0.0, -7.0, -21.0]), np.cumsum(X)
+    framework.check_at(total, X, upstream=UPSTREAM, output=y, gradients=(gradient,))
+    of_upstream = lambda u: cgshim.op_vjp(total, framework.tensor(X))[1](u)[0]
+    framework.check_at(of_upstream, UPSTREAM, upstream=X, output=gradient, gradients=(7.0 * 5.0 * y,))
 
 
-REFUSED = "total: what runs on the host has no derivative of its own, got a derivative of its result"
+REFUSED = "{}: what runs on the host has no derivative of its own, got a derivative of its result"
 
 
 @case()
 def host_result_has_no_derivative(framework: Framework) -> None:
     total, _ = _total()
-    x, w = framework.tensor(X), framework.tensor(3.0)
-
-    def gradient(x: Any) -> Any:
-        return cgshim.op_vjp(lambda x: total(x, w), x)[1](framework.tensor([1.0, 2.0, -3.0]))
-
-    assert str(raised(TransformationError, lambda: gradient(x))).startswith(REFUSED)
+    x, w, upstream = framework.tensors((X, 3.0, UPSTREAM))
 
     @op_custom_gradient
     def op(x: Any) -> Any:
         y = total(x, w)
         return 3.0 * y, lambda upstream: 7.0 * upstream * y
 
-    def second(x: Any) -> Any:
-        gradient = lambda x: cgshim.op_vjp(op, x)[1](framework.tensor([1.0, 2.0, -3.0]))[0]
-        return cgshim.op_vjp(gradient, x)[1](framework.tensor([1.0, 5.0, 2.0]))
+    def pulled_back(fn: Callable[[Any], Any], upstream: Any) -> Any:
+        return cgshim.op_vjp(fn, x)[1](upstream)
 
-    assert str(raised(TransformationError, lambda: second(x))).startswith(REFUSED)
+    raised(TransformationError, pulled_back, lambda x: total(x, w), upstream, starts=REFUSED.format("total"))
+    gradient = lambda x: cgshim.op_vjp(op, x)[1](upstream)[0]
+    raised(
+        TransformationError, pulled_back, gradient, framework.tensor([1.0, 5.0, 2.0]), starts=REFUSED.format("total")
+    )
 
 
 _exp = cgshim.op_host(lambda x: np.exp(x), outputs=lambda x: x, name="exp")
@@ -147,13 +137,13 @@ def host_function_in_forward_mode(framework: Framework, forward: Any) -> None:
     f, expected = forward
     op = op_custom_gradient(f, forward_mode=True)
     found = tangent(framework, op, framework.tensor(X), framework.tensor(V))
-    framework.check_equal(found, np.asarray(expected(np.array(X), V)))
+    framework.check_equal(found, expected(X, V))
 
 
 def _derivative_of_gradient(framework: Framework, f: Callable[[Any], Any]) -> Any:
     """The tangent of the gradient of f."""
     op = op_custom_gradient(f, forward_mode=True)
-    gradient = lambda x: cgshim.op_vjp(op, x)[1](framework.tensor([1.0, 2.0, -3.0]))[0]
+    gradient = lambda x: cgshim.op_vjp(op, x)[1](framework.tensor(UPSTREAM))[0]
     return tangent(framework, gradient, framework.tensor(X), framework.tensor(V))
 
 
@@ -161,31 +151,24 @@ def _derivative_of_gradient(framework: Framework, f: Callable[[Any], Any]) -> An
 def host_function_in_forward_mode_over_a_gradient(framework: Framework) -> None:
     """The derivative of a kept output is the rule's; any other result has none."""
     found = _derivative_of_gradient(framework, _keeps_the_output)
-    framework.check_equal(found, 49.0 * np.exp(X) * V * np.array([1.0, 2.0, -3.0]))
+    framework.check_equal(found, 49.0 * np.exp(X) * V * UPSTREAM)
     for f in (_keeps_the_result, _calls_it_in_the_rule):
-        error = raised(TransformationError, _derivative_of_gradient, framework, f)
-        assert str(error).startswith(REFUSED.replace("total", "exp")), error
-
-
-def _takes_a_tangent(framework: Framework) -> Callable[[Any], Any]:
-    """f that takes the tangent of a result itself: no rule speaks for that."""
-
-    def f(x: Any) -> Any:
-        return x * tangent(framework, _exp, framework.tensor(X), framework.tensor(V)), lambda upstream: upstream * x
-
-    return f
+        raised(TransformationError, _derivative_of_gradient, framework, f, starts=REFUSED.format("exp"))
 
 
 @case()
 def host_result_has_no_tangent(framework: Framework) -> None:
-    op = op_custom_gradient(_takes_a_tangent(framework), forward_mode=True)
+    """Nor where f takes the tangent of a result itself: no rule speaks for that."""
+    x, v = framework.tensors((X, V))
+
+    @op_custom_gradient(forward_mode=True)
+    def op(x: Any) -> Any:
+        return x * tangent(framework, _exp, framework.tensor(X), v), lambda upstream: upstream * x
+
     for fn in (_exp, lambda x: x * _exp(x), op):
-        error = raised(TransformationError, tangent, framework, fn, framework.tensor(X), framework.tensor(V))
-        assert str(error).startswith(REFUSED.replace("total", "exp")), error
-    framework.check_equal(
-        tangent(framework, lambda x: x * _exp(cgshim.op_stop_gradient(x)), framework.tensor(X), framework.tensor(V)),
-        np.exp(X) * V,
-    )
+        raised(TransformationError, tangent, framework, fn, x, v, starts=REFUSED.format("exp"))
+    found = tangent(framework, lambda x: x * _exp(cgshim.op_stop_gradient(x)), x, v)
+    framework.check_equal(found, np.exp(X) * V)
 
 
 @case()
@@ -248,7 +231,7 @@ def host_memory_is_nobody_elses(framework: Framework) -> None:
     x = framework.tensor(X)
     first = results(x)
     results(framework.tensor([7.0, 8.0, 9.0]))
-    framework.check_equal(first, (np.array(X), np.array(X[::-1]), np.array(X)))
+    framework.check_equal(first, (X, X[::-1], X))
 
 
 @case()
@@ -261,7 +244,7 @@ def host_function_runs_on_numpy(framework: Framework) -> None:
         return cgshim.op_exp(x)
 
     with cgshim.use_backend(framework.name):
-        framework.check_equal(doubled(framework.tensor(X)), np.exp(np.array(X, "float32")))
+        framework.check_equal(doubled(framework.tensor(X)), np.exp(X))
 
 
 def _writes(x: Any) -> Any:
@@ -308,8 +291,7 @@ BAD: dict[str, tuple[type[Exception], str, Callable[..., Any], Callable[..., Any
 def host_mistakes(framework: Framework, bad: tuple[type[Exception], str, Any, Any]) -> None:
     kind, message, f, outputs = bad
     op = cgshim.op_host(f, outputs=outputs, name="bad")
-    error = raised(kind, lambda: op(framework.tensor(X)))
-    assert str(error).startswith(message), error
+    raised(kind, op, framework.tensor(X), starts=message)
 
 
 @case()
@@ -323,4 +305,4 @@ def host_error(framework: Framework) -> None:
     op = cgshim.op_host(broken, outputs=lambda x: x)
     assert raised(ZeroDivisionError, lambda: op(framework.tensor(X))) is sent
     with cgshim.host_errors():
-        framework.check_equal(cgshim.op_host(lambda x: x, outputs=lambda x: x)(framework.tensor(X)), np.array(X))
+        framework.check_equal(cgshim.op_host(lambda x: x, outputs=lambda x: x)(framework.tensor(X)), X)

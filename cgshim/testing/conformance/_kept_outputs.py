@@ -13,15 +13,12 @@ from cgshim import TransformationError, op_custom_gradient, op_stop_gradient, op
 from cgshim._custom_gradient import CustomGradient
 from cgshim._protocol import Tensor
 from cgshim.testing.conformance._framework import Framework, tangent
-from cgshim.testing.conformance._orders import nth_derivative
-from cgshim.testing.conformance._registry import case
+from cgshim.testing.conformance._registry import ORDERS, case, orders
 from cgshim.testing.conformance._residuals import HOLDERS, Rule
 
 AT = 0.5
 EXP = float(np.exp(AT))
 """what the op of this file gives there; its n-th derivative is 5^n times that, for its rule has 5 for 1"""
-
-ORDERS = {"1": 1, "2": 2, "3": 3}
 
 
 def opaque_exp(x: Tensor) -> Tensor:
@@ -50,7 +47,7 @@ def kept_output(framework: Framework, order: int, holder: Callable[[Tensor], Rul
         y = opaque_exp(x)
         return y, holder(y)
 
-    framework.check_equal(nth_derivative(op, order)(framework.tensor(AT)), np.array(5**order * EXP))
+    framework.check_derivative(op, order, 5**order * EXP, at=AT)
 
 
 FORMS: dict[str, Callable[[Tensor], Any]] = {
@@ -70,8 +67,7 @@ def kept_output_of_a_tree(framework: Framework, order: int, form: Callable[[Tens
         y = opaque_exp(x)
         return {"static": "s", "y": y}, form(y)
 
-    derivative = nth_derivative(lambda x: op(x)["y"], order)
-    framework.check_equal(derivative(framework.tensor(AT)), np.array(5**order * EXP))
+    framework.check_derivative(lambda x: op(x)["y"], order, 5**order * EXP, at=AT)
 
 
 @op_custom_gradient
@@ -96,7 +92,7 @@ def kept_output_of_an_expression(framework: Framework, op: Callable[[Tensor], Te
     """op(2 x) * x, where the upstream gradient is itself differentiated."""
     value = float(np.exp(2 * AT))
     expected = order * 2 ** (order - 1) * 5 ** (order - 1) * value + AT * 2**order * 5**order * value
-    framework.check_equal(nth_derivative(lambda x: op(2.0 * x) * x, order)(framework.tensor(AT)), np.array(expected))
+    framework.check_derivative(lambda x: op(2.0 * x) * x, order, expected, at=AT)
 
 
 @case(op=OPS, order={"1": 1, "2": 2})
@@ -104,7 +100,7 @@ def kept_output_of_an_op_of_an_op(framework: Framework, op: Callable[[Tensor], T
     inner = float(np.exp(0.1))
     outer = float(np.exp(inner))
     expected = {1: 25 * inner * outer, 2: 25 * (5 * inner * outer + 25 * inner * inner * outer)}
-    framework.check_equal(nth_derivative(lambda x: op(op(x)), order)(framework.tensor(0.1)), np.array(expected[order]))
+    framework.check_derivative(lambda x: op(op(x)), order, expected[order], at=0.1)
 
 
 @case(op=OPS, promised={"promised": True, "not promised": False})
@@ -112,11 +108,11 @@ def kept_output_forward_over_reverse(framework: Framework, op: CustomGradient[..
     """The tangent of the gradient, 25 exp(x); where forward mode is not promised, it may be refused."""
     op = op_custom_gradient(op.__wrapped__, forward_mode=promised)
     try:
-        found = tangent(framework, cgshim.op_grad(op), framework.tensor(AT), framework.tensor(3.0))
+        found = tangent(framework, cgshim.op_grad(op), *framework.tensors((AT, 3.0)))
     except TransformationError:
         assert not promised
         return
-    framework.check_equal(found, np.array(75 * EXP))
+    framework.check_equal(found, 75 * EXP)
 
 
 @case(order=ORDERS)
@@ -128,7 +124,17 @@ def kept_output_of_an_op_inside(framework: Framework, order: int) -> None:
         y = five_exp(x)
         return y, lambda u: u * 3.0 * y
 
-    framework.check_equal(nth_derivative(op, order)(framework.tensor(AT)), np.array(3**order * EXP))
+    framework.check_derivative(op, order, 3**order * EXP, at=AT)
+
+
+def both_of(op: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    """The first output of op, and twice the second."""
+
+    def both(x: Tensor) -> Tensor:
+        first, second = op(x)
+        return first + 2.0 * second
+
+    return both
 
 
 CUTS: dict[str, Callable[[Tensor], Tensor]] = {"opaque": op_stop_gradient, "seen through": lambda x: x * 1.0}
@@ -144,14 +150,10 @@ def kept_output_of_which_another_is_made(framework: Framework, cut: Callable[[Te
         second = cut(x) + ops.sin(first)
         return (first, second), lambda d1, d2: 5.0 * d1 + d2 * (1.0 + 5.0 * ops.cos(first)) + 0.0 * d2 * second
 
-    def both(x: Tensor) -> Tensor:
-        first, second = op(x)
-        return first + 2.0 * second
-
     c, s = float(np.cos(3 * AT)), float(np.sin(3 * AT))
     expected = {1: 7 + 10 * c, 2: -50 * s, 3: -250 * c}
     with contextlib.suppress(*([TransformationError] if cut is not op_stop_gradient else [])):
-        framework.check_equal(nth_derivative(both, order)(framework.tensor(AT)), np.array(expected[order]))
+        framework.check_derivative(both_of(op), order, expected[order], at=AT)
 
 
 @case(order=ORDERS)
@@ -167,7 +169,7 @@ def kept_output_that_is_returned_twice(framework: Framework, order: int) -> None
         first, second = op(x)
         return first + 2.0 * second["again"]
 
-    framework.check_equal(nth_derivative(both, order)(framework.tensor(AT)), np.array(3 * 5**order * EXP))
+    framework.check_derivative(both, order, 3 * 5**order * EXP, at=AT)
 
 
 # --- Beside other outputs and other residuals ---------------------------------------------------------------------
@@ -186,10 +188,10 @@ def kept_output_beside_others(framework: Framework, order: int) -> None:
         outputs = op(x)
         return 2.0 * outputs[0] + outputs[1]
 
-    framework.check_equal(nth_derivative(both, order)(framework.tensor(AT)), np.array(19 * 5 ** (order - 1) * EXP))
+    framework.check_derivative(both, order, 19 * 5 ** (order - 1) * EXP, at=AT)
 
 
-@case(order={"1": 1, "2": 2, "3": 3})
+@case(order=ORDERS)
 def kept_outputs_that_depend_on_each_other(framework: Framework, order: int) -> None:
     """Sine and cosine, each of which the rule needs for the other: it has 3 for 1 and -5 for -1."""
 
@@ -198,16 +200,12 @@ def kept_outputs_that_depend_on_each_other(framework: Framework, order: int) -> 
         sine, cosine = op_stop_gradient(ops.sin(x)), op_stop_gradient(ops.cos(x))
         return (sine, cosine), lambda d1, d2: 3.0 * d1 * cosine - 5.0 * d2 * sine
 
-    def both(x: Tensor) -> Tensor:
-        sine, cosine = op(x)
-        return sine + 2.0 * cosine
-
     s, c = float(np.sin(AT)), float(np.cos(AT))
     expected = {1: 3 * c - 10 * s, 2: -15 * s - 30 * c, 3: -45 * c + 150 * s}
-    framework.check_equal(nth_derivative(both, order)(framework.tensor(AT)), np.array(expected[order]))
+    framework.check_derivative(both_of(op), order, expected[order], at=AT)
 
 
-@case(order={"1": 1, "2": 2, "3": 3})
+@case(order=ORDERS)
 def kept_output_beside_an_intermediate(framework: Framework, order: int) -> None:
     """The output's derivative is the rule's, the intermediate's (x * x) is that of f's own operations."""
 
@@ -219,23 +217,18 @@ def kept_output_beside_an_intermediate(framework: Framework, order: int) -> None
     first = 5 * EXP + 3 * AT * AT
     second = 5 * first + 6 * AT
     expected = {1: first, 2: second, 3: 5 * second + 6}
-    framework.check_equal(nth_derivative(op, order)(framework.tensor(AT)), np.array(expected[order]))
+    framework.check_derivative(op, order, expected[order], at=AT)
 
 
-@case(order={"1": (1, 17 * AT), "2": (2, 17.0), "3": (3, 0.0)})
+@case(order=orders(17 * AT, 17.0, 0.0))
 def kept_output_that_is_an_argument(framework: Framework, order: tuple[int, float]) -> None:
     """It counts as the argument: its derivative is 1, and not the rule's."""
-    times, expected = order
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         return (x, op_stop_gradient(x * x)), lambda d1, d2: 7.0 * d1 * x + 5.0 * d2 * x
 
-    def both(x: Tensor) -> Tensor:
-        same, square = op(x)
-        return same + 2.0 * square
-
-    framework.check_equal(nth_derivative(both, times)(framework.tensor(AT)), np.array(expected))
+    framework.check_derivative(both_of(op), *order, at=AT)
 
 
 # --- Several arguments --------------------------------------------------------------------------------------------
@@ -257,15 +250,12 @@ def kept_output_in_mixed_partials(framework: Framework, of: int) -> None:
     """The derivative of one gradient by both arguments and by upstream."""
     x, b, w = np.array([0.5, -0.25]), 3.0, np.array([2.0, -3.0])
     y = b * np.exp(x)
-
-    def gradient(x: Tensor, b: Tensor, w: Tensor) -> Tensor:
-        return cgshim.op_vjp(of_two, x, b)[1](w)[of]
-
+    gradient = lambda x, b, w: cgshim.op_vjp(of_two, x, b)[1](w)[of]
     factor = np.array([7.0, 7.0]) if of == 0 else np.array([11.0, 13.0])
     v = np.array([0.5, 1.5]) if of == 0 else np.array(0.5)
-    framework.check(
-        gradient, framework.tensor(x), framework.tensor(b), framework.tensor(w), upstream=framework.tensor(v),
-        output=_rule_of_two(y, w)[of], gradients=(*_rule_of_two(y, factor * w * v), factor * y * v),
+    framework.check_at(
+        gradient, x, b, w, upstream=v, output=_rule_of_two(y, w)[of],
+        gradients=(*_rule_of_two(y, factor * w * v), factor * y * v),
     )  # fmt: skip
 
 
@@ -281,4 +271,4 @@ def kept_output_does_not_keep_other_gradients(framework: Framework) -> None:
     x = np.array([0.5, -0.25])
     y = np.exp(x)
     product = 5 * y[0] * 10 * y[1]
-    framework.check_equal(cgshim.op_grad(penalty)(framework.tensor(x)), np.array([5 * y[0] + 5 * product, 5 * product]))
+    framework.check_derivative(penalty, 1, np.array([5 * y[0] + 5 * product, 5 * product]), at=x)

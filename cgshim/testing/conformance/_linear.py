@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cgshim import TransformationError, op_cast, op_custom_gradient, op_stop_gradient, ops
+from cgshim import TransformationError, op_cast, op_custom_gradient, op_embed_gradient, op_stop_gradient, ops
 from cgshim._protocol import Tensor
 from cgshim.testing._forward import jvp_of
 from cgshim.testing.conformance._framework import Framework, raised, tangent
 from cgshim.testing.conformance._registry import case
 
-VECTOR = np.array([1.0, 2.0, -3.0])
+VECTOR, UPSTREAM = np.array([1.0, 2.0, -3.0]), np.array([2.0, -3.0, 0.5])
 MATRIX = np.array([[1.0, 2.0], [-3.0, 0.5], [4.0, -1.0]])
 """for which a rule has 7 times the transpose"""
 
@@ -86,8 +86,8 @@ def linear_rule(framework: Framework, linear: Linear) -> None:
     m = framework.tensor(MATRIX)
     op = op_custom_gradient(lambda x: (linear.f(m, x), lambda u: linear.rule(m, x, u)), forward_mode=True)
     v = np.linspace(0.5, 2.0, linear.at.size).reshape(linear.at.shape)
-    found = tangent(framework, op, framework.tensor(linear.at), framework.tensor(v))
-    framework.check_equal(found, np.asarray(linear.tangent(linear.at, v)))
+    found = tangent(framework, op, *framework.tensors((linear.at, v)))
+    framework.check_equal(found, linear.tangent(linear.at, v))
 
 
 @case()
@@ -98,9 +98,9 @@ def linear_rule_of_two_arguments_and_outputs(framework: Framework) -> None:
     def op(x: Tensor, y: Tensor) -> Any:
         return (x * y, x + y), lambda d1, d2: (7.0 * d1 * y + 2.0 * d2, 11.0 * d1 * x + 3.0 * d2)
 
-    x, y, s, t = (framework.tensor(value) for value in (2.0, 3.0, 0.5, 0.25))
+    x, y, s, t = framework.tensors((2.0, 3.0, 0.5, 0.25))
     found = jvp_of(framework.backend)(lambda *xs: op(*xs), [x, y], [s, t])
-    framework.check_equal(list(found), [np.array(21 * 0.5 + 22 * 0.25), np.array(2 * 0.5 + 3 * 0.25)])
+    framework.check_equal(list(found), [21 * 0.5 + 22 * 0.25, 2 * 0.5 + 3 * 0.25])
 
 
 @case()
@@ -110,19 +110,15 @@ def linear_rule_that_keeps_its_output(framework: Framework) -> None:
         y = op_stop_gradient(ops.exp(x))
         return y, lambda u: 5.0 * u * y
 
-    found = tangent(framework, op, framework.tensor(0.5), framework.tensor(3.0))
-    framework.check_equal(found, np.array(15.0 * np.exp(0.5)))
-
-
-def _one_as(x: Tensor) -> Tensor:
-    return 0.0 * op_stop_gradient(x) + 1.0
+    found = tangent(framework, op, *framework.tensors((0.5, 3.0)))
+    framework.check_equal(found, 15.0 * np.exp(0.5))
 
 
 NONLINEAR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "affine": lambda x, u: u + 1.0,
     "affine in x": lambda x, u: 7.0 * u + x,
     "affine by subtraction": lambda x, u: x - u,
-    "constant": lambda x, u: _one_as(x) * 3.0,
+    "constant": lambda x, u: 0.0 * op_stop_gradient(x) + 3.0,
     "square": lambda x, u: u * u,
     "quotient": lambda x, u: x / (u + 0.0 * x),
     "sign": lambda x, u: ops.sign(u) * x,
@@ -139,15 +135,19 @@ NONLINEAR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def nonlinear_rule(framework: Framework, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
     """What was promised is seen not to hold."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: rule(x, u)), forward_mode=True, name="promising")
-    x, v = framework.tensor([1.0, 2.0, -3.0]), framework.tensor([2.0, -3.0, 0.5])
-    error = raised(TransformationError, tangent, framework, op, x, v)
-    assert str(error).startswith("promising: "), error
+    raised(TransformationError, tangent, framework, op, *framework.tensors((VECTOR, UPSTREAM)), starts="promising: ")
 
 
 @case(rule=NONLINEAR)
 def nonlinear_rule_in_reverse(framework: Framework, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
     """In reverse mode it is the author's: clipping, signs and noise are what such rules are written for."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: rule(x, u)), forward_mode=True)
-    x, u = framework.tensor([1.0, 2.0, -3.0]), framework.tensor([2.0, -3.0, 0.5])
-    expected = framework.numpy(rule(x, u))
-    framework.check(op, x, upstream=u, output=np.array([1.0, 4.0, 9.0]), gradients=(expected,))
+    expected = framework.numpy(rule(*framework.tensors((VECTOR, UPSTREAM))))
+    framework.check_at(op, VECTOR, upstream=UPSTREAM, output=VECTOR**2, gradients=(expected,))
+
+
+@case(name={"by its own name": None, "by another": "loss"})
+def embedded_gradient_in_forward_mode(framework: Framework, name: str | None) -> None:
+    fn = lambda x: op_embed_gradient(ops.sum(x * x), 7.0 * x, x, name=name)
+    found = tangent(framework, fn, framework.tensor([2.0, 3.0]), framework.tensor([1.0, 10.0]))
+    framework.check_equal(found, 7.0 * (2.0 + 30.0))

@@ -5,13 +5,15 @@ A backend may say that it is needed where it cannot tell. It must never say that
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from cgshim import CustomGradientTypeError, CustomGradientValueError, op_custom_gradient, op_vjp
 from cgshim._protocol import Tensor
+from cgshim.testing.conformance._common import OF_X, OF_Y, U, X, Y, check_product, wrong_gradients
 from cgshim.testing.conformance._framework import Framework, raised, tangent
 from cgshim.testing.conformance._registry import case
 
@@ -47,11 +49,6 @@ TAKING_NEEDED: dict[str, Callable[[Rule], Rule]] = {
 }
 
 
-def _gradients(x: Tensor, y: Tensor, upstream: Tensor) -> tuple[Tensor, Tensor]:
-    """Wrong on purpose, differently for each element: what autodiff finds has other factors."""
-    return 7.0 * y * upstream, 11.0 * x[0] * upstream[0] + 13.0 * x[1] * upstream[1]
-
-
 @case(write=TAKING_NEEDED)
 def needed_form(framework: Framework, write: Callable[[Rule], Rule]) -> None:
     """However grad_fn takes them, it gets a bool for each argument; True for those that are differentiated."""
@@ -60,48 +57,35 @@ def needed_form(framework: Framework, write: Callable[[Rule], Rule]) -> None:
     def op(x: Tensor, y: Tensor) -> Any:
         def rule(upstream: Tensor, needed: Any) -> Any:
             assert needed == (True, True)
-            return _gradients(x, y, upstream)
+            return wrong_gradients(x, y, upstream)
 
         return x * y, write(rule)
 
-    framework.check(
-        op, framework.tensor([1.0, 2.0]), framework.tensor(5.0), upstream=framework.tensor([2.0, -3.0]),
-        output=np.array([5.0, 10.0]), gradients=(np.array([70.0, -105.0]), np.array(-56.0)),
-    )  # fmt: skip
+    check_product(framework, op)
 
 
-class Asked(NamedTuple):
-    """Which of the arguments are differentiated, and the gradients."""
+Asked = tuple[bool, bool]
 
-    of: tuple[bool, bool]
-    gradients: tuple[Any, ...]
-
-
-ASKED = {
-    "the first": Asked((True, False), (np.array([70.0, -105.0]),)),
-    "the second": Asked((False, True), (np.array(-56.0),)),
-    "both": Asked((True, True), (np.array([70.0, -105.0]), np.array(-56.0))),
-}
+ASKED: dict[str, Asked] = {"the first": (True, False), "the second": (False, True), "both": (True, True)}
+"""which of the arguments are differentiated"""
 
 
 def _of_asked(framework: Framework, op: Callable[..., Tensor], asked: Asked) -> None:
     """Check the gradients of those arguments, with constants for the others."""
-    values = framework.tensor([1.0, 2.0]), framework.tensor(5.0)
-    moving = [value for value, is_asked in zip(values, asked.of, strict=True) if is_asked]
+    arguments = framework.tensors((X, Y))
 
-    def of_moving(*given: Tensor) -> Tensor:
+    def of_asked(*given: Tensor) -> Tensor:
         rest = iter(given)
-        return op(*[next(rest) if of else value for value, of in zip(values, asked.of, strict=True)])
+        return op(*[next(rest) if is_asked else x for x, is_asked in zip(arguments, asked, strict=True)])
 
-    upstream = framework.tensor([2.0, -3.0])
-    framework.check(of_moving, *moving, upstream=upstream, output=np.array([5.0, 10.0]), gradients=asked.gradients)
+    moving, gradients = (tuple(itertools.compress(each, asked)) for each in (arguments, (OF_X, OF_Y)))
+    framework.check_at(of_asked, *moving, upstream=U, output=X * Y, gradients=gradients)
 
 
-def _covers(needed: Any, of: tuple[bool, bool]) -> bool:
+def _covers(needed: Any, asked: Asked) -> bool:
     """Return True if the flags of both arguments are bools, and True for those that are differentiated."""
-    return set(map(type, needed)) == {bool} and all(
-        flag or not is_asked for flag, is_asked in zip(needed, of, strict=True)
-    )
+    covered = [flag or not is_asked for flag, is_asked in zip(needed, asked, strict=True)]
+    return set(map(type, needed)) == {bool} and all(covered)
 
 
 @case(asked=ASKED)
@@ -111,8 +95,8 @@ def needed_by_grad_fn(framework: Framework, asked: Asked) -> None:
     @op_custom_gradient
     def op(x: Tensor, y: Tensor) -> Any:
         def grad(upstream: Tensor, needs_input_grad: Any) -> Any:
-            assert _covers(needs_input_grad, asked.of)
-            found = _gradients(x, y, upstream)
+            assert _covers(needs_input_grad, asked)
+            found = wrong_gradients(x, y, upstream)
             return [g if needed else None for g, needed in zip(found, needs_input_grad, strict=True)]
 
         return x * y, grad
@@ -126,14 +110,14 @@ def needed_by_f(framework: Framework, asked: Asked) -> None:
 
     @op_custom_gradient
     def op(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
-        assert _covers(needs_input_grad, asked.of)
+        assert _covers(needs_input_grad, asked)
         made = [2.0 * x * y if needed else None for needed in needs_input_grad]
 
         def grad(upstream: Tensor, needs_input_grad: Any) -> Any:
-            assert _covers(needs_input_grad, asked.of)
+            assert _covers(needs_input_grad, asked)
             for each, needed in zip(made, needs_input_grad, strict=True):
                 assert each is not None or not needed
-            of_x, of_y = _gradients(x, y, upstream)
+            of_x, of_y = wrong_gradients(x, y, upstream)
             return of_x if needs_input_grad[0] else None, of_y if needs_input_grad[1] else None
 
         return x * y, grad
@@ -151,7 +135,7 @@ def needed_by_f_alone(framework: Framework, asked: Asked) -> None:
         is_needed = needs_input_grad[1]
 
         def grad(upstream: Tensor) -> Any:
-            _, of_y = _gradients(x, y, upstream)
+            _, of_y = wrong_gradients(x, y, upstream)
             return None if factor is None else factor * upstream, of_y if is_needed else None
 
         return x * y, grad
@@ -192,17 +176,10 @@ def needed_in_trees(framework: Framework) -> None:
 
         return scale * params["w"] * x * params["n"][1], grad
 
-    params = {
-        "w": framework.tensor([1.0, 2.0]),
-        "at": framework.tensor([3, 4], "int32"),
-        "n": ["n", framework.tensor(2.0)],
-    }
-    framework.check(
-        lambda params, x: op(params, 3.0, x, power=2), params, framework.tensor([5.0, 7.0]),
-        upstream=framework.tensor([2.0, -3.0]), output=np.array([30.0, 84.0]),
-        gradients=(
-            {"w": np.array([70.0, -147.0]), "at": None, "n": [None, np.array(10.0)]}, np.array([22.0, -33.0]),
-        ),
+    params, x = {"w": X, "at": np.array([3, 4], "int32"), "n": ["n", 2.0]}, np.array([5.0, 7.0])
+    framework.check_at(
+        lambda params, x: op(params, 3.0, x, power=2), params, x, upstream=U, output=3.0 * X * x * 2.0,
+        gradients=({"w": 7.0 * U * x, "at": None, "n": [None, 5.0 * U[0]]}, 11.0 * U),
     )  # fmt: skip
 
 
@@ -210,15 +187,12 @@ class _Layer:
     @op_custom_gradient
     def op(self, x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
         assert needs_input_grad == (True, True)
-        return x * y, lambda upstream, needs_input_grad: _gradients(x, y, upstream)
+        return x * y, lambda upstream, needs_input_grad: wrong_gradients(x, y, upstream)
 
 
 @case()
 def needed_in_a_method(framework: Framework) -> None:
-    framework.check(
-        _Layer().op, framework.tensor([1.0, 2.0]), framework.tensor(5.0), upstream=framework.tensor([2.0, -3.0]),
-        output=np.array([5.0, 10.0]), gradients=(np.array([70.0, -105.0]), np.array(-56.0)),
-    )  # fmt: skip
+    check_product(framework, _Layer().op)
 
 
 @case()
@@ -236,9 +210,7 @@ def needed_and_variables(framework: Framework) -> None:
 
         return op_custom_gradient(f)(x, y)
 
-    output, pullback = framework.differentiate_state(fn, framework.tensor(5.0))
-    framework.check_equal(output, np.array(30.0))
-    framework.check_equal(pullback(framework.tensor(-3.0)), (np.array(-33.0),))
+    framework.check_state(fn, 5.0, upstream=-3.0, output=30.0, gradients=(-33.0,))
 
 
 # --- What the rule returns --------------------------------------------------------------------------------------------
@@ -247,10 +219,7 @@ def needed_and_variables(framework: Framework) -> None:
 @case()
 def none_where_needed_is_zero(framework: Framework) -> None:
     op = op_custom_gradient(lambda x, y: (x * y, lambda upstream, needs_input_grad: (None, 7.0 * upstream[0])))
-    framework.check(
-        op, framework.tensor([1.0, 2.0]), framework.tensor(5.0), upstream=framework.tensor([2.0, -3.0]),
-        gradients=(np.array([0.0, 0.0]), np.array(14.0)),
-    )  # fmt: skip
+    framework.check_at(op, X, Y, upstream=U, gradients=(np.zeros(2), 7.0 * U[0]))
 
 
 @case()
@@ -258,10 +227,10 @@ def needed_of_wrong_shape(framework: Framework) -> None:
     op = op_custom_gradient(
         lambda x, y: (x * y, lambda upstream, needs_input_grad: (upstream[0], 7.0 * upstream[0])), name="op"
     )
-    y = framework.tensor(5.0)
-    _, pullback = op_vjp(lambda x: op(x, y), framework.tensor([1.0, 2.0]))
-    error = raised(CustomGradientValueError, pullback, framework.tensor([2.0, -3.0]))
-    assert str(error).startswith("op: the gradient of x must have its shape f32[2], got f32[]; "), error
+    x, y, upstream = framework.tensors((X, Y, U))
+    _, pullback = op_vjp(lambda x: op(x, y), x)
+    sentence = "op: the gradient of x must have its shape f32[2], got f32[]; "
+    raised(CustomGradientValueError, pullback, upstream, starts=sentence)
 
 
 @case()
@@ -269,8 +238,7 @@ def integers_need_nothing(framework: Framework) -> None:
     """What a rule returns for a tensor that has no gradient is dropped."""
     op = op_custom_gradient(lambda x, n: (x * 3.0, lambda upstream, needs_input_grad: (7.0 * upstream, upstream[0])))
     n = framework.tensor([1, 2, 3], "int32")
-    x, upstream = framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0])
-    framework.check(lambda x: op(x, n), x, upstream=upstream, gradients=(np.array([14.0, -21.0]),))
+    framework.check_at(lambda x: op(x, n), X, upstream=U, gradients=(7.0 * U,))
 
 
 # --- Further orders ---------------------------------------------------------------------------------------------------
@@ -305,7 +273,7 @@ def _square(of_x: Callable[..., Tensor], is_told: bool) -> Callable[..., Tensor]
 @case(of_x=KEPT, is_told={"told": True, "not told": False})
 def needed_in_every_order(framework: Framework, of_x: Callable[..., Tensor], is_told: bool) -> None:
     """Each order asks for other arguments; the numbers are those of an op that leaves nothing out."""
-    x, y, one = framework.tensor(2.0), framework.tensor(3.0), framework.tensor(1.0)
+    x, y, one = framework.tensors((2.0, 3.0, 1.0))
     op = _square(of_x, is_told)
 
     def gradient(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -314,9 +282,9 @@ def needed_in_every_order(framework: Framework, of_x: Callable[..., Tensor], is_
     of_x_then_y = gradient(lambda y: gradient(lambda x: op(x, y) ** 2)(x))
     of_y_then_x = gradient(lambda x: gradient(lambda y: op(x, y) ** 2)(y))
     of_y_twice = gradient(gradient(lambda y: op(x, y) ** 2))
-    framework.check_equal(of_x_then_y(y), np.array(8.0 * 2.0 * 27.0))
-    framework.check_equal(of_y_then_x(x), np.array(8.0 * 2.0 * 27.0))
-    framework.check_equal(of_y_twice(y), np.array(12.0 * 4.0 * 9.0))
+    framework.check_equal(of_x_then_y(y), 8.0 * 2.0 * 27.0)
+    framework.check_equal(of_y_then_x(x), 8.0 * 2.0 * 27.0)
+    framework.check_equal(of_y_twice(y), 12.0 * 4.0 * 9.0)
 
 
 @case()
@@ -333,8 +301,8 @@ def needed_in_forward_mode(framework: Framework) -> None:
         return x * y, grad
 
     op, y = op_custom_gradient(f, forward_mode=True), framework.tensor([3.0, 5.0])
-    found = tangent(framework, lambda x: op(x, y), framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0]))
-    framework.check_equal(found, np.array([42.0, -105.0]))
+    found = tangent(framework, lambda x: op(x, y), framework.tensor(X), framework.tensor(U))
+    framework.check_equal(found, 7.0 * np.array([3.0, 5.0]) * U)
 
 
 @case()
@@ -344,8 +312,7 @@ def needed_once(framework: Framework) -> None:
         once_differentiable=True,
     )  # fmt: skip
     y = framework.tensor([3.0, 5.0])
-    x, upstream = framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0])
-    framework.check(lambda x: op(x, y), x, upstream=upstream, gradients=(np.array([42.0, -105.0]),))
+    framework.check_at(lambda x: op(x, y), X, upstream=U, gradients=(np.array([42.0, -105.0]),))
 
 
 # --- What is no form --------------------------------------------------------------------------------------------------
@@ -373,7 +340,7 @@ def needed_from_the_caller(framework: Framework) -> None:
     def op(x: Tensor, *, needs_input_grad: Any = None, **options: Any) -> Any:
         return x * 3.0, lambda upstream: upstream
 
-    error = raised(CustomGradientTypeError, op, framework.tensor(2.0), needs_input_grad=(True,))
+    error = raised(CustomGradientTypeError, lambda: op(framework.tensor(2.0), needs_input_grad=(True,)))
     assert str(error) == "op: needs_input_grad must be left to cgshim, got one in the call; leave it out"
     error = raised(CustomGradientTypeError, op_custom_gradient, lambda x, needs_input_grad: x)
     assert str(error) == (

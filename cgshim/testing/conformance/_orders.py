@@ -12,7 +12,7 @@ import cgshim.ops
 from cgshim import op_custom_gradient
 from cgshim._protocol import Tensor
 from cgshim.testing.conformance._framework import Framework
-from cgshim.testing.conformance._registry import case
+from cgshim.testing.conformance._registry import ORDERS, case, orders
 
 
 @op_custom_gradient
@@ -42,13 +42,6 @@ def crooked_cube_in_a_tree(x: Tensor) -> Any:
     return {"y": residuals["square"][0] * x}, lambda u: u["y"] * 5.0 * residuals["square"][0]
 
 
-def nth_derivative(fn: Callable[[Tensor], Tensor], order: int) -> Callable[[Tensor], Tensor]:
-    """fn differentiated this many times."""
-    for _ in range(order):
-        fn = cgshim.op_grad(fn)
-    return fn
-
-
 CUBES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, ...]]] = {
     "cube(x)": (lambda x: cube(x), (27.0, 27.0, 18.0, 6.0)),
     "cube(x) * x": (lambda x: cube(x) * x, (81.0, 108.0, 108.0, 72.0)),
@@ -60,30 +53,26 @@ CUBES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, ...]]] = {
 """Functions, with their value at 3 and their first three derivatives there."""
 
 
-@case(order={"1": 1, "2": 2, "3": 3}, function=CUBES)
+@case(order=ORDERS, function=CUBES)
 def order(framework: Framework, order: int, function: tuple[Callable[[Tensor], Tensor], tuple[float, ...]]) -> None:
     fn, expected = function
-    framework.check_equal(nth_derivative(fn, order)(framework.tensor(3.0)), np.array(expected[order]))
+    framework.check_derivative(fn, order, expected[order], at=3.0)
 
 
 @case()
 def second_order_is_48(framework: Framework) -> None:
-    second = nth_derivative(lambda x: cube(x) * x, 2)
-    framework.check_equal(second(framework.tensor(2.0)), np.array(48.0))
+    framework.check_derivative(lambda x: cube(x) * x, 2, 48.0, at=2.0)
 
 
 @case()
 def second_order_in_upstream(framework: Framework) -> None:
     """A rule is differentiated with respect to its upstream gradient too."""
-
-    def gradient(u: Tensor) -> Tensor:
-        return cgshim.op_vjp(crooked_cube, framework.tensor(3.0))[1](u)[0]
-
-    framework.check(gradient, framework.tensor(2.0), upstream=framework.tensor(0.5), gradients=(np.array(22.5),))
+    gradient = lambda u: cgshim.op_vjp(crooked_cube, framework.tensor(3.0))[1](u)[0]
+    framework.check_at(gradient, 2.0, upstream=0.5, gradients=(22.5,))
 
 
-@case(argnums={"xx": (0, 0), "xy": (0, 1), "yx": (1, 0), "yy": (1, 1)})
-def mixed_partials(framework: Framework, argnums: tuple[int, int]) -> None:
+@case(partial={"xx": (0, 0, 21.0), "xy": (0, 1, 14.0), "yx": (1, 0, 20.0), "yy": (1, 1, 0.0)})
+def mixed_partials(framework: Framework, partial: tuple[int, int, float]) -> None:
     """Of a rule that says 7 x y and 5 x x for the gradients of x x y."""
 
     @op_custom_gradient
@@ -91,10 +80,9 @@ def mixed_partials(framework: Framework, argnums: tuple[int, int]) -> None:
         product, square = x * y, x * x
         return square * y, lambda u: (7.0 * u * product, 5.0 * u * square)
 
-    first, second = argnums
-    partial = cgshim.op_grad(cgshim.op_grad(op, first), second)
-    expected = {(0, 0): 21.0, (0, 1): 14.0, (1, 0): 20.0, (1, 1): 0.0}
-    framework.check_equal(partial(framework.tensor(2.0), framework.tensor(3.0)), np.array(expected[argnums]))
+    first, second, expected = partial
+    derivative = cgshim.op_grad(cgshim.op_grad(op, first), second)
+    framework.check_equal(derivative(*framework.tensors((2.0, 3.0))), expected)
 
 
 @case()
@@ -103,17 +91,30 @@ def gradient_of_a_gradient_penalty(framework: Framework) -> None:
         gradient = cgshim.op_grad(lambda x: crooked_cube(x)[0] + 2.0 * crooked_cube(x)[1])(x)
         return gradient[0] * gradient[0] + gradient[1]
 
-    framework.check_equal(
-        cgshim.op_grad(penalty)(framework.tensor([1.0, 3.0])), np.array([2.0 * 5.0 * 10.0, 2.0 * 30.0])
-    )
+    framework.check_derivative(penalty, 1, np.array([2.0 * 5.0 * 10.0, 2.0 * 30.0]), at=[1.0, 3.0])
 
 
 @case()
 def through_several_ops(framework: Framework) -> None:
     """The chain of two rules, differentiated twice: each is asked at the other's value."""
     double = op_custom_gradient(lambda x: (2.0 * x, lambda u: 3.0 * u))
-    second = nth_derivative(lambda x: crooked_cube(double(x)), 2)
-    framework.check_equal(second(framework.tensor(2.0)), np.array(10.0 * 4.0 * 3.0 * 3.0))
+    framework.check_derivative(lambda x: crooked_cube(double(x)), 2, 10.0 * 4.0 * 3.0 * 3.0, at=2.0)
+
+
+@case()
+def mask_beside_a_residual(framework: Framework) -> None:
+    """Of a rule that keeps booleans, and a tensor that is made again for the second order."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        square, is_positive = x * x, x > 0.0
+        return square * x, lambda u: cgshim.ops.where(is_positive, 5.0 * u * square, 7.0 * u * square)
+
+    first = cgshim.op_grad(lambda x: 2.0 * op(x)[0] + op(x)[1])
+    second = cgshim.op_grad(lambda x: first(x)[0] + 11.0 * first(x)[1])
+    x = framework.tensor([3.0, -3.0])
+    framework.check_equal(first(x), np.array([2.0 * 5.0 * 9.0, 7.0 * 9.0]))
+    framework.check_equal(second(x), np.array([2.0 * 5.0 * 6.0, 11.0 * 7.0 * -6.0]))
 
 
 # --- The nested recipe: an op in a rule defines the second order ------------------------------------------------
@@ -145,18 +146,17 @@ def in_terms_of_slope(x: Tensor) -> Any:
 NESTED: dict[str, Callable[[Tensor], Tensor]] = {"inside": fused, "beside": in_terms_of_slope}
 
 
-@case(op=NESTED, order={"1": (1, 44.0), "2": (2, 26.0), "3": (3, 13.0)})
+@case(op=NESTED, order=orders(44.0, 26.0, 13.0))
 def nested_recipe(framework: Framework, op: Callable[[Tensor], Tensor], order: tuple[int, float]) -> None:
-    times, expected = order
-    framework.check_equal(nth_derivative(op, times)(framework.tensor(2.0)), np.array(expected))
+    framework.check_derivative(op, *order, at=2.0)
 
 
 @case(op=NESTED)
 def nested_recipe_of_an_expression(framework: Framework, op: Callable[[Tensor], Tensor]) -> None:
     """At 3 x, where the first order is asked for with an upstream gradient that is itself differentiated."""
-    second = nth_derivative(lambda x: op(3.0 * x) * x, 2)
     first_slope, second_slope = 11.0 * 36.0, 13.0 * 6.0
-    framework.check_equal(second(framework.tensor(2.0)), np.array(2 * 3.0 * first_slope + 9.0 * second_slope * 2.0))
+    expected = 2 * 3.0 * first_slope + 9.0 * second_slope * 2.0
+    framework.check_derivative(lambda x: op(3.0 * x) * x, 2, expected, at=2.0)
 
 
 @op_custom_gradient
@@ -169,7 +169,6 @@ def cosine(x: Tensor) -> Any:
     return cgshim.ops.cos(x), lambda u: u * -5.0 * sine(x)
 
 
-@case(order={"1": (1, 3 * np.cos(2.0)), "2": (2, -15 * np.sin(2.0)), "3": (3, -45 * np.cos(2.0))})
+@case(order=orders(3 * np.cos(2.0), -15 * np.sin(2.0), -45 * np.cos(2.0)))
 def rules_that_call_each_other(framework: Framework, order: tuple[int, float]) -> None:
-    times, expected = order
-    framework.check_equal(nth_derivative(sine, times)(framework.tensor(2.0)), np.array(expected))
+    framework.check_derivative(sine, *order, at=2.0)

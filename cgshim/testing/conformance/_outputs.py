@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import cgshim
 from cgshim import op_custom_gradient
 from cgshim._dtypes import dtype_name
 from cgshim._protocol import Tensor
+from cgshim.testing.conformance._common import U, X
 from cgshim.testing.conformance._framework import Framework
 from cgshim.testing.conformance._registry import case
 
@@ -19,35 +19,27 @@ from cgshim.testing.conformance._registry import case
 @case()
 def output_is_the_input(framework: Framework) -> None:
     op = op_custom_gradient(lambda x: (x, lambda u: 7.0 * u))
-    framework.check(
-        op, framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]),
-        output=np.array([1.0, 2.0]), gradients=(np.array([14.0, -21.0]),),
-    )  # fmt: skip
+    framework.check_at(op, X, upstream=U, output=X, gradients=(7.0 * U,))
 
 
 @case()
 def output_holds_the_input(framework: Framework) -> None:
     """And twice, beside what was computed from it."""
     op = op_custom_gradient(lambda x: ((x, x * x, x), lambda u: 7.0 * u[0] + 11.0 * u[1] + 13.0 * u[2]))
-    upstream = tuple(framework.tensor(u) for u in ([1.0, 2.0], [-1.0, 3.0], [2.0, 0.5]))
-    framework.check(
-        op, framework.tensor([1.0, 2.0]), upstream=upstream,
-        output=(np.array([1.0, 2.0]), np.array([1.0, 4.0]), np.array([1.0, 2.0])),
-        gradients=(np.array([22.0, 53.5]),),
-    )  # fmt: skip
+    u = np.array([1.0, 2.0]), np.array([-1.0, 3.0]), np.array([2.0, 0.5])
+    of_x = 7.0 * u[0] + 11.0 * u[1] + 13.0 * u[2]
+    framework.check_at(op, X, upstream=u, output=(X, X * X, X), gradients=(of_x,))
 
 
 @case()
 def output_twice_the_same(framework: Framework) -> None:
+    @op_custom_gradient
     def op(x: Tensor) -> Any:
         y = x * x
         return [y, y], lambda u: 7.0 * u[0] + 11.0 * u[1]
 
-    framework.check(
-        op_custom_gradient(op), framework.tensor([1.0, 2.0]),
-        upstream=[framework.tensor([2.0, -3.0]), framework.tensor([1.0, 0.5])],
-        output=[np.array([1.0, 4.0])] * 2, gradients=(np.array([25.0, -15.5]),),
-    )  # fmt: skip
+    second = np.array([1.0, 0.5])
+    framework.check_at(op, X, upstream=[U, second], output=[X * X] * 2, gradients=(7.0 * U + 11.0 * second,))
 
 
 @case()
@@ -74,10 +66,7 @@ def output_does_not_depend_on_the_input(framework: Framework) -> None:
     """Autodiff would find no gradient: the rule's is still the one."""
     constant = framework.tensor([3.0, 4.0])
     op = op_custom_gradient(lambda x: (constant, lambda u: 7.0 * u * x))
-    framework.check(
-        op, framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]),
-        output=np.array([3.0, 4.0]), gradients=(np.array([14.0, -42.0]),),
-    )  # fmt: skip
+    framework.check_at(op, X, upstream=U, output=np.array([3.0, 4.0]), gradients=(7.0 * U * X,))
 
 
 @case()
@@ -95,13 +84,10 @@ def output_numpy_array(framework: Framework) -> None:
 def output_with_static_leaves(framework: Framework) -> None:
     marker = object()
     op = op_custom_gradient(lambda x: ({"y": x * x, "about": (marker, None, 3)}, lambda u: 7.0 * u["y"] * x))
-    found = op(framework.tensor([1.0, 2.0]))
+    found = op(framework.tensor(X))
     assert found["about"][0] is marker
     assert found["about"][1:] == (None, 3)
-    framework.check(
-        op, framework.tensor([1.0, 2.0]), upstream={"y": framework.tensor([2.0, -3.0]), "about": None},
-        gradients=(np.array([14.0, -42.0]),),
-    )  # fmt: skip
+    framework.check_at(op, X, upstream={"y": U, "about": None}, gradients=(7.0 * U * X,))
 
 
 @case()
@@ -111,34 +97,14 @@ def output_with_a_static_argument(framework: Framework) -> None:
     op = op_custom_gradient(
         lambda x, config: ({"y": x * config.held, "config": config}, lambda u: (7.0 * u["y"], None))
     )
-    assert op(framework.tensor([1.0, 2.0]), config)["config"] is config
-    framework.check(
-        lambda x: op(x, config)["y"], framework.tensor([1.0, 2.0]),
-        upstream=framework.tensor([2.0, -3.0]), gradients=(np.array([14.0, -21.0]),),
-    )  # fmt: skip
-
-
-def _record(seen: list[Any]) -> Callable[[Tensor], Any]:
-    """An op of three outputs of different shapes, whose rule keeps what it is given."""
-
-    @op_custom_gradient
-    def op(x: Tensor) -> Any:
-        def grad(d1: Tensor, d2: Tensor, d3: Tensor) -> Tensor:
-            seen.extend([d1, d2, d3])
-            return 7.0 * d1 + 11.0 * d2 + 13.0 * d3[0]
-
-        return (x * x, x[0] * x[1], framework_stack(x)), grad
-
-    def framework_stack(x: Tensor) -> Tensor:
-        return x[None] * x[:, None]
-
-    return op
+    assert op(framework.tensor(X), config)["config"] is config
+    framework.check_at(lambda x: op(x, config)["y"], X, upstream=U, gradients=(7.0 * U,))
 
 
 USED: dict[str, tuple[int, Any, Any]] = {
-    "the first": (0, [2.0, -3.0], [14.0, -21.0]),
-    "the second": (1, 2.0, [22.0, 22.0]),
-    "the third": (2, [[2.0, -3.0], [1.0, 0.5]], [26.0, -39.0]),
+    "the first": (0, U, 7.0 * U),
+    "the second": (1, 2.0, np.array([22.0, 22.0])),
+    "the third": (2, np.array([[2.0, -3.0], [1.0, 0.5]]), 13.0 * U),
 }
 
 
@@ -147,14 +113,19 @@ def unused_outputs(framework: Framework, used: tuple[int, Any, Any]) -> None:
     """The upstream gradients of what the loss does not use are zeros, of their outputs' shapes and dtype."""
     at, upstream, expected = used
     seen: list[Any] = []
-    op = _record(seen)
-    framework.check(
-        lambda x: op(x)[at], framework.tensor([1.0, 2.0]),
-        upstream=framework.tensor(upstream), gradients=(np.array(expected),),
-    )  # fmt: skip
-    zeros = [np.zeros(shape) for shape in ((2,), (), (2, 2))]
-    zeros[at] = np.array(upstream)
-    framework.check_equal(seen, zeros)
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        def grad(d1: Tensor, d2: Tensor, d3: Tensor) -> Tensor:
+            seen.extend([d1, d2, d3])
+            return 7.0 * d1 + 11.0 * d2 + 13.0 * d3[0]
+
+        return (x * x, x[0] * x[1], x[None] * x[:, None]), grad
+
+    framework.check_at(lambda x: op(x)[at], X, upstream=upstream, gradients=(expected,))
+    given = [np.zeros(shape) for shape in ((2,), (), (2, 2))]
+    given[at] = upstream
+    framework.check_equal(seen, given)
     assert [dtype_name(d.dtype) for d in seen] == ["float32"] * 3
 
 
@@ -171,11 +142,11 @@ def integer_output(framework: Framework) -> None:
 
         return (x * x, n + n), grad
 
-    output, pullback = cgshim.op_vjp(op, framework.tensor([1.0, 2.0]), framework.tensor([3, 4, 5], "int32"))
-    framework.check_equal(output, (np.array([1.0, 4.0]), np.array([6, 8, 10])))
+    output, pullback = cgshim.op_vjp(op, framework.tensor(X), framework.tensor([3, 4, 5], "int32"))
+    framework.check_equal(output, (X * X, np.array([6, 8, 10])))
     assert dtype_name(output[1].dtype) == "int32"
-    gradients = pullback((framework.tensor([2.0, -3.0]), None))
-    framework.check_equal(gradients, (np.array([14.0, -42.0]), None))
+    gradients = pullback((framework.tensor(U), None))
+    framework.check_equal(gradients, (7.0 * U * X, None))
     framework.check_equal(seen, [np.zeros(3)])
     assert dtype_name(seen[0].dtype) == "int32"
 
@@ -186,7 +157,7 @@ def integers_alone(framework: Framework) -> None:
     whole = framework.tensor([3, 4], "int32")
     to_integers = op_custom_gradient(lambda x: (whole, lambda u: 0.0 * x))
     of_integers = op_custom_gradient(lambda n: (n + n, lambda u: None))
-    output, pullback = cgshim.op_vjp(to_integers, framework.tensor([1.0, 2.0]))
+    output, pullback = cgshim.op_vjp(to_integers, framework.tensor(X))
     framework.check_equal((output, pullback(None)), (np.array([3, 4]), (np.zeros(2),)))
     output, pullback = cgshim.op_vjp(of_integers, whole)
     framework.check_equal((output, pullback(None)), (np.array([6, 8]), (None,)))
@@ -196,9 +167,5 @@ def integers_alone(framework: Framework) -> None:
 def outputs_reach_their_own_argument(framework: Framework) -> None:
     """Two outputs, two arguments: neither upstream nor gradients change places."""
     op = op_custom_gradient(lambda x, y: ((y * 2.0, x * 3.0), lambda u: (7.0 * u[1], 11.0 * u[0])))
-    framework.check(
-        op, framework.tensor([1.0, 2.0]), framework.tensor([[5.0]]),
-        upstream=(framework.tensor([[2.0]]), framework.tensor([0.5, -3.0])),
-        output=(np.array([[10.0]]), np.array([3.0, 6.0])),
-        gradients=(np.array([3.5, -21.0]), np.array([[22.0]])),
-    )  # fmt: skip
+    y, d1, d2 = np.array([[5.0]]), np.array([[2.0]]), np.array([0.5, -3.0])
+    framework.check_at(op, X, y, upstream=(d1, d2), output=(2.0 * y, 3.0 * X), gradients=(7.0 * d2, 11.0 * d1))

@@ -30,6 +30,15 @@ def case(**tables: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callabl
     return register
 
 
+ORDERS = {"1": 1, "2": 2, "3": 3}
+"""of derivatives, as a table"""
+
+
+def orders(*expected: Any) -> dict[str, tuple[int, Any]]:
+    """A table of orders, from the first on, each with what is expected of it."""
+    return {str(order): (order, value) for order, value in enumerate(expected, start=1)}
+
+
 class KnownGap(unittest.SkipTest):
     """A case that fails as the table of gaps says; test runners show it as skipped, with the table's reason."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import cgshim
 from cgshim import CustomGradientValueError, op_custom_gradient
 from cgshim._protocol import Tensor
+from cgshim.testing.conformance._common import OF_X, OF_Y, U, X, Y, wrong_gradients
 from cgshim.testing.conformance._framework import Framework, raised
 from cgshim.testing.conformance._registry import case
 
@@ -63,12 +64,12 @@ def return_for_several_arguments(framework: Framework, form: tuple[Callable[...,
         assert mode == "static"
         return x * p["a"] * p["b"], lambda u: write(7.0 * u * x, 11.0 * u[0] * p["a"], 13.0 * u * p["b"])
 
-    expected = {"x": np.array([14.0, -42.0]), "a": np.array(110.0), "b": np.array([78.0, -156.0])}
-    x, a, b = (expected[name] if name in given else np.zeros_like(expected[name]) for name in "xab")
-    framework.check(
-        lambda x, p: op(x, p, "static"),
-        framework.tensor([1.0, 2.0]), {"b": framework.tensor([3.0, 4.0]), "a": framework.tensor(5.0)},
-        upstream=framework.tensor([2.0, -3.0]), output=np.array([15.0, 40.0]), gradients=(x, {"a": a, "b": b}),
+    b = np.array([3.0, 4.0])
+    expected = {"x": 7.0 * U * X, "a": np.array(11.0 * U[0] * Y), "b": 13.0 * U * b}
+    of_x, of_a, of_b = (expected[name] if name in given else np.zeros_like(expected[name]) for name in "xab")
+    framework.check_at(
+        lambda x, p: op(x, p, "static"), X, {"b": b, "a": Y}, upstream=U,
+        output=X * Y * b, gradients=(of_x, {"a": of_a, "b": of_b}),
     )  # fmt: skip
 
 
@@ -82,9 +83,7 @@ ONE: dict[str, Callable[[Tensor], Any]] = {
 @case(write=ONE)
 def return_for_one_argument(framework: Framework, write: Callable[[Tensor], Any]) -> None:
     op = op_custom_gradient(lambda x: (x * x, lambda u: write(7.0 * u * x)))
-    framework.check(
-        op, framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]), gradients=(np.array([14.0, -42.0]),)
-    )
+    framework.check_at(op, X, upstream=U, gradients=(7.0 * U * X,))
 
 
 TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Any]]] = {
@@ -116,20 +115,17 @@ TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Any
 @case(form=TREES)
 def return_for_a_tree(framework: Framework, form: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
     build, write = form
-    x, y = framework.tensor([1.0, 2.0]), framework.tensor(5.0)
 
     @op_custom_gradient
     def op(tree: Any) -> Any:
         leaves, _ = framework.backend.tree_flatten(tree)
         x, y = filter(framework.backend.is_tensor, leaves)
-        return x * y, lambda u: write(7.0 * u * y, 11.0 * u[0] * x[0] + 13.0 * u[1] * x[1])
+        return x * y, lambda u: write(*wrong_gradients(x, y, u))
 
-    gradients = framework.backend.tree_flatten(build(np.array([70.0, -105.0]), np.array(-56.0)))
-    without_static = [leaf if isinstance(leaf, np.ndarray) else None for leaf in gradients[0]]
-    framework.check(
-        op, build(x, y), upstream=framework.tensor([2.0, -3.0]),
-        gradients=(framework.backend.tree_unflatten(gradients[1], without_static),),
-    )  # fmt: skip
+    leaves, structure = framework.backend.tree_flatten(build(OF_X, OF_Y))
+    without_static = [leaf if leaf is OF_X or leaf is OF_Y else None for leaf in leaves]
+    gradients = framework.backend.tree_unflatten(structure, without_static)
+    framework.check_at(op, build(X, Y), upstream=U, gradients=(gradients,))
 
 
 ELSEWHERE: dict[str, tuple[Callable[..., Any], Callable[[Tensor, Tensor], Any]]] = {
@@ -156,45 +152,41 @@ def return_for_another_tree(framework: Framework, form: tuple[Callable[..., Any]
     leaf = framework.tensor([1.0, 2.0])
     op = op_custom_gradient(lambda tree: (leaf * 2.0, lambda u: write(7.0 * u, 11.0 * u)), name="op")
     _, pullback = cgshim.op_vjp(op, build(leaf, leaf + 1.0))
-    error = raised(CustomGradientValueError, pullback, framework.tensor([2.0, -3.0]))
-    assert str(error).startswith("op: grad_fn must return one gradient for each argument (tree), got ")
+    sentence = "op: grad_fn must return one gradient for each argument (tree), got "
+    raised(CustomGradientValueError, pullback, framework.tensor(U), starts=sentence)
 
 
 @case()
 def return_a_namedtuple_for_several_arguments(framework: Framework) -> None:
     """By position, as any tuple; refused where its fields are the arguments in another order."""
-    x, y, upstream = (framework.tensor(values) for values in ([1.0, 2.0], [5.0, 7.0], [2.0, -3.0]))
+    y = np.array([5.0, 7.0])
     right = op_custom_gradient(lambda x, y: (x * y, lambda u: Point(7.0 * u, 11.0 * u)))
-    framework.check(right, x, y, upstream=upstream, gradients=(np.array([14.0, -21.0]), np.array([22.0, -33.0])))
+    framework.check_at(right, X, y, upstream=U, gradients=(7.0 * U, 11.0 * U))
     wrong = op_custom_gradient(lambda x, y: (x * y, lambda u: Swapped(y=11.0 * u, x=7.0 * u)))
-    _, pullback = cgshim.op_vjp(wrong, x, y)
-    raised(CustomGradientValueError, pullback, upstream)
+    _, pullback = cgshim.op_vjp(wrong, framework.tensor(X), framework.tensor(y))
+    raised(CustomGradientValueError, pullback, framework.tensor(U))
 
 
 @case()
 def return_none_for_a_branch(framework: Framework) -> None:
     op = op_custom_gradient(lambda p: (p["a"][0] * p["a"][1] * p["b"], lambda u: {"a": None, "b": 7.0 * u}))
-    x, upstream = framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0])
-    framework.check(
-        op, {"a": [x, x], "b": x}, upstream=upstream, output=np.array([1.0, 8.0]),
-        gradients=({"a": [np.zeros(2), np.zeros(2)], "b": np.array([14.0, -21.0])},),
-    )  # fmt: skip
+    gradients = {"a": [np.zeros(2), np.zeros(2)], "b": 7.0 * U}
+    framework.check_at(op, {"a": [X, X], "b": X}, upstream=U, output=X**3, gradients=(gradients,))
 
 
 @case()
 def return_a_python_number(framework: Framework) -> None:
     """A gradient that is the same whatever comes in needs no tensor."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7))
-    framework.check(op, framework.tensor(2.0), upstream=framework.tensor(3.0), gradients=(np.array(7.0),))
+    framework.check_at(op, 2.0, upstream=3.0, gradients=(7.0,))
 
 
 @case()
 def return_a_python_complex(framework: Framework) -> None:
     """For a complex argument; for a real one it is refused as a complex tensor is."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7.0 + 0.0j))
-    framework.check(
-        op, framework.tensor(2.0, "complex64"), upstream=framework.tensor(3.0, "complex64"), gradients=(np.array(7.0),)
-    )
+    z, upstream = (framework.tensor(number, "complex64") for number in (2.0, 3.0))
+    framework.check(op, z, upstream=upstream, gradients=(7.0,))
     _, pullback = cgshim.op_vjp(op, framework.tensor(2.0))
     error = raised(CustomGradientValueError, pullback, framework.tensor(3.0))
     assert "must be real as it is (f32[])" in str(error)
@@ -205,18 +197,13 @@ def return_a_list_in_the_place_of_variables(framework: Framework) -> None:
     """Where f has read none, a list in the second place is the second argument's gradient."""
     rule = lambda u, variables=None: (7.0 * u, [11.0 * u])
     op = op_custom_gradient(lambda x, rest: (x * rest[0], rule))
-    framework.check(
-        op, framework.tensor([1.0, 2.0]), [framework.tensor([3.0, 4.0])], upstream=framework.tensor([2.0, -3.0]),
-        gradients=(np.array([14.0, -21.0]), [np.array([22.0, -33.0])]),
-    )  # fmt: skip
+    framework.check_at(op, X, [np.array([3.0, 4.0])], upstream=U, gradients=(7.0 * U, [11.0 * U]))
 
 
 @case()
 def return_a_numpy_array(framework: Framework) -> None:
     op = op_custom_gradient(lambda x: (x * x, lambda u: np.array([7.0, -9.0], "float32")))
-    framework.check(
-        op, framework.tensor([1.0, 2.0]), upstream=framework.tensor([2.0, -3.0]), gradients=(np.array([7.0, -9.0]),)
-    )
+    framework.check_at(op, X, upstream=U, gradients=(np.array([7.0, -9.0]),))
 
 
 CASTS = {f"{given} for {wanted}": (given, wanted) for given, wanted in
@@ -228,6 +215,7 @@ CASTS = {f"{given} for {wanted}": (given, wanted) for given, wanted in
 def return_another_float(framework: Framework, dtypes: tuple[str, str]) -> None:
     """A gradient in another float is cast to the dtype of the argument."""
     given, wanted = dtypes
-    x, gradient = framework.tensor([1.0, 2.0], wanted), framework.tensor([7.0, -9.0], given)
+    x, upstream = framework.tensor(X, wanted), framework.tensor(U, wanted)
+    gradient = framework.tensor([7.0, -9.0], given)
     op = op_custom_gradient(lambda x: (x * x, lambda u: gradient))
-    framework.check(op, x, upstream=framework.tensor([2.0, -3.0], wanted), gradients=(np.array([7.0, -9.0]),))
+    framework.check(op, x, upstream=upstream, gradients=(np.array([7.0, -9.0]),))

@@ -10,10 +10,9 @@ import numpy as np
 import cgshim
 from cgshim import CustomGradientTypeError, op_custom_gradient, op_stop_gradient
 from cgshim._protocol import Tensor
-from cgshim.testing.conformance._framework import Framework, raised
-from cgshim.testing.conformance._kept_outputs import five_exp
-from cgshim.testing.conformance._orders import nth_derivative
-from cgshim.testing.conformance._registry import case
+from cgshim.testing.conformance._framework import Framework, refused
+from cgshim.testing.conformance._kept_outputs import AT, EXP, five_exp
+from cgshim.testing.conformance._registry import ORDERS, case, orders
 
 # --- An inner op reads trainable state, and a rule takes the derivative -----------------------------------------------
 
@@ -48,15 +47,10 @@ CHECKPOINTS: dict[str, Callable[..., Any]] = {
 @case(differentiate=CHECKPOINTS)
 def checkpoint_round_state(framework: Framework, differentiate: Callable[..., Any]) -> None:
     """What the rule differentiates is state to the op inside; a framework with state of its own may refuse it."""
-    x, w, upstream = framework.tensor(2.0), framework.tensor(3.0), framework.tensor(0.5)
     try:
-        output, pullback = cgshim.op_vjp(recompute(block, differentiate), x, w)
-        gradients = pullback(upstream)
+        framework.check_at(recompute(block, differentiate), 2.0, 3.0, upstream=0.5, output=12.0, gradients=(10.5, 6.0))
     except CustomGradientTypeError:  # so it is outside of rules too
-        raised(CustomGradientTypeError, lambda: cgshim.op_vjp(block, x, w)[1](upstream))
-        return
-    framework.check_equal(output, np.array(12.0))
-    framework.check_equal(gradients, (np.array(10.5), np.array(6.0)))
+        refused(block, *framework.tensors((2.0, 3.0)))
 
 
 @case()
@@ -71,72 +65,85 @@ def state_differentiated_in_a_rule(framework: Framework) -> None:
 
         return op_stop_gradient(x * w + 2.0 * w), grad
 
-    framework.check(
-        op, framework.tensor(2.0), framework.tensor(3.0), upstream=framework.tensor(0.5),
-        output=np.array(12.0), gradients=(np.array(1.5), np.array(6.0)),
-    )  # fmt: skip
+    framework.check_at(op, 2.0, 3.0, upstream=0.5, output=12.0, gradients=(1.5, 6.0))
 
 
-@case(order={"1": (1, 12.0), "2": (2, 30.0)})
+@case(order=orders(12.0, 30.0))
 def checkpoint_of_an_op(framework: Framework, order: tuple[int, float]) -> None:
     """An op without state in a checkpoint, in both orders: 3 x^2 by the op's rule, and 15 x by its rule's."""
-    times, expected = order
     slope = op_custom_gradient(lambda x: (3.0 * x * x, lambda u: u * 15.0 * x))
     op = op_custom_gradient(lambda x: (x * x * x, lambda u: u * slope(x)))
     checkpoint = recompute(op, CHECKPOINTS["op_vjp"])
-    framework.check_equal(nth_derivative(checkpoint, times)(framework.tensor(2.0)), np.array(expected))
+    framework.check_derivative(checkpoint, *order, at=2.0)
 
 
-@case(order={"1": 1, "2": 2, "3": 3})
+@case(order=ORDERS)
 def checkpoint_of_an_op_that_keeps_its_output(framework: Framework, order: int) -> None:
     checkpoint = recompute(five_exp, CHECKPOINTS["op_vjp"])
-    framework.check_equal(nth_derivative(checkpoint, order)(framework.tensor(0.5)), np.array(5**order * np.exp(0.5)))
+    framework.check_derivative(checkpoint, order, 5**order * EXP, at=AT)
+
+
+def _product(x: Tensor, w: Tensor) -> Tensor:
+    return x * x * x * w
+
+
+@op_custom_gradient
+def product_with_its_vjp(x: Tensor, w: Tensor) -> Any:
+    """Its rule takes the gradients of the product by op_vjp, and multiplies them by 7 and 11, wrong on purpose."""
+
+    def grad(upstream: Tensor) -> Any:
+        of_x, of_w = cgshim.op_vjp(_product, x, w)[1](upstream)
+        return 7.0 * of_x, 11.0 * of_w
+
+    return op_stop_gradient(_product(x, w)), grad
+
+
+@case()
+def second_order_through_op_vjp_in_a_rule(framework: Framework) -> None:
+    """By both arguments and by upstream: the gradients are 21 u x^2 w, and the sum of 11 u x^3."""
+    x, w, u = np.array([1.0, -2.0]), 5.0, np.array([2.0, -3.0])
+    a, b = np.array([1.0, 10.0]), 0.5
+    gradients = lambda x, w, u: cgshim.op_vjp(product_with_its_vjp, x, w)[1](u)
+    of_x = 42.0 * a * u * x * w + 33.0 * b * u * x**2
+    of_w = (21.0 * a * u * x**2).sum()
+    of_u = 21.0 * a * x**2 * w + 11.0 * b * x**3
+    framework.check_at(
+        gradients, x, w, u, upstream=(a, b),
+        output=(21.0 * u * x**2 * w, (11.0 * u * x**3).sum()), gradients=(of_x, of_w, of_u),
+    )  # fmt: skip
 
 
 # --- An inner op captures what is differentiated ----------------------------------------------------------------------
 
 
-def _with_rule(make: Callable[[Tensor], Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
-    """x^3, whose rule is `make(x)` of upstream."""
-    return op_custom_gradient(lambda x: (x * x * x, make(x)))
+def _cube_with(rule: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """x^3, whose rule of x and upstream is given."""
+    return op_custom_gradient(lambda x: (x * x * x, lambda u: rule(x, u)))
 
 
-def _refused(fn: Callable[[Tensor], Tensor], x: Tensor) -> None:
-    def differentiated() -> None:
-        output, pullback = cgshim.op_vjp(fn, x)
-        pullback(output)
-
-    error = raised(CustomGradientTypeError, differentiated)
-    assert "as an argument" in str(error), error
+def _check_first_order_alone(framework: Framework, op: Callable[[Tensor], Tensor]) -> None:
+    """Its derivative is 3 x^2; that of its derivative would be 0, and is refused."""
+    framework.check_derivative(op, 1, 12.0, at=2.0)
+    refused(cgshim.op_grad(op), framework.tensor(2.0))
 
 
 @case()
 def inner_op_that_captures_the_argument(framework: Framework) -> None:
-    """3 x^2 by an op of 3 alone, whose f reads x: the first order is right, and the second would be 0."""
+    """3 x^2 by an op of 3 alone, whose f reads x."""
     three = framework.tensor(3.0)
-
-    def rule(x: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda u: u * op_custom_gradient(lambda c: (c * x * x, lambda u: 7.0 * u))(three)
-
-    op = _with_rule(rule)
-    framework.check_equal(cgshim.op_grad(op)(framework.tensor(2.0)), np.array(12.0))
-    _refused(cgshim.op_grad(op), framework.tensor(2.0))
+    rule = lambda x, u: u * op_custom_gradient(lambda c: (c * x * x, lambda u: 7.0 * u))(three)
+    _check_first_order_alone(framework, _cube_with(rule))
 
 
 @case()
 def inner_op_that_captures_an_intermediate_of_the_rule(framework: Framework) -> None:
     three = framework.tensor(3.0)
 
-    def rule(x: Tensor) -> Callable[[Tensor], Tensor]:
-        def grad(u: Tensor) -> Tensor:
-            square = x * x
-            return u * op_custom_gradient(lambda c: (c * square, lambda u: 7.0 * u))(three)
+    def rule(x: Tensor, u: Tensor) -> Tensor:
+        square = x * x
+        return u * op_custom_gradient(lambda c: (c * square, lambda u: 7.0 * u))(three)
 
-        return grad
-
-    op = _with_rule(rule)
-    framework.check_equal(cgshim.op_grad(op)(framework.tensor(2.0)), np.array(12.0))
-    _refused(cgshim.op_grad(op), framework.tensor(2.0))
+    _check_first_order_alone(framework, _cube_with(rule))
 
 
 @case()
@@ -148,32 +155,20 @@ def inner_op_that_captures_a_residual_and_is_given_nothing_of_it(framework: Fram
         square = x * x
         return square * x, lambda u: u * op_custom_gradient(lambda c: (c * square, lambda u: 7.0 * u))(three)
 
-    framework.check_equal(cgshim.op_grad(op)(framework.tensor(2.0)), np.array(12.0))
-    _refused(cgshim.op_grad(op), framework.tensor(2.0))
+    _check_first_order_alone(framework, op)
 
 
 @case()
 def inner_op_that_captures_upstream(framework: Framework) -> None:
     """The derivative by upstream is 12 there, and would be 0."""
-
-    def rule(x: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda u: op_custom_gradient(lambda x: (3.0 * x * x * u, lambda v: 7.0 * v * x * u))(x)
-
-    op, x = _with_rule(rule), framework.tensor(2.0)
+    op = _cube_with(lambda x, u: op_custom_gradient(lambda x: (3.0 * x * x * u, lambda v: 7.0 * v * x * u))(x))
+    x, u = framework.tensors((2.0, 0.5))
 
     def gradient(u: Tensor) -> Tensor:
         return cgshim.op_vjp(op, x)[1](u)[0]
 
-    framework.check_equal(gradient(framework.tensor(0.5)), np.array(6.0))
-    _refused(gradient, framework.tensor(0.5))
-
-
-def _given_the_argument(x: Tensor, u: Tensor) -> Tensor:
-    return u * op_custom_gradient(lambda x: (3.0 * x * x, lambda u: u * 5.0 * x))(x)
-
-
-def _given_the_argument_and_a_constant(x: Tensor, u: Tensor) -> Tensor:
-    return u * op_custom_gradient(lambda c, x: (c * x * x, lambda u: (None, u * 5.0 * x)))(3.0, x)
+    framework.check_equal(gradient(u), 6.0)
+    refused(gradient, u)
 
 
 def _given_the_argument_and_upstream(x: Tensor, u: Tensor) -> Tensor:
@@ -187,33 +182,28 @@ def _capturing_an_intermediate(x: Tensor, u: Tensor) -> Tensor:
     return u * op_custom_gradient(lambda x: (3.0 * square, lambda u: u * 5.0 * x))(x)
 
 
-def _capturing_what_it_is_given(x: Tensor, u: Tensor) -> Tensor:
-    return u * op_custom_gradient(lambda given: (3.0 * x * given, lambda u: u * 5.0 * x))(x)
-
-
 GIVEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "the argument": _given_the_argument,
-    "the argument and a constant": _given_the_argument_and_a_constant,
+    "the argument": lambda x, u: u * op_custom_gradient(lambda x: (3.0 * x * x, lambda u: u * 5.0 * x))(x),
+    "the argument and a constant": lambda x, u: (
+        u * op_custom_gradient(lambda c, x: (c * x * x, lambda u: (None, u * 5.0 * x)))(3.0, x)
+    ),
     "the argument and upstream": _given_the_argument_and_upstream,
     "the argument, capturing an intermediate": _capturing_an_intermediate,
-    "the argument, capturing it too": _capturing_what_it_is_given,
+    "the argument, capturing it too": lambda x, u: (
+        u * op_custom_gradient(lambda given: (3.0 * x * given, lambda u: u * 5.0 * x))(x)
+    ),
 }
 
 
-@case(inner=GIVEN, order={"1": (1, 12.0), "2": (2, 10.0)})
-def inner_op_that_is_given(
-    framework: Framework, inner: Callable[[Tensor, Tensor], Tensor], order: tuple[int, float]
-) -> None:
+@case(inner=GIVEN, order=orders(12.0, 10.0))
+def inner_op_that_is_given(framework: Framework, inner: Callable[..., Tensor], order: tuple[int, float]) -> None:
     """5 x for 6 x in the second order: the inner rule's number."""
-    times, expected = order
-    op = _with_rule(lambda x: lambda u: inner(x, u))
-    framework.check_equal(nth_derivative(op, times)(framework.tensor(2.0)), np.array(expected))
+    framework.check_derivative(_cube_with(inner), *order, at=2.0)
 
 
-@case(order={"1": (1, 12.0), "2": (2, 10.0), "3": (3, 5.0)})
+@case(order=orders(12.0, 10.0, 5.0))
 def inner_op_that_captures_a_residual(framework: Framework, order: tuple[int, float]) -> None:
     """A residual of the call whose rule runs depends on that call's arguments, which the inner op is given."""
-    times, expected = order
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -224,13 +214,12 @@ def inner_op_that_captures_a_residual(framework: Framework, order: tuple[int, fl
 
         return x * x * x, grad
 
-    framework.check_equal(nth_derivative(op, times)(framework.tensor(2.0)), np.array(expected))
+    framework.check_derivative(op, *order, at=2.0)
 
 
-@case(order={"1": (1, 8.0 * 3), "2": (2, 8.0 * 5)})
+@case(order=orders(8.0 * 3, 8.0 * 5))
 def inner_op_that_captures_an_output(framework: Framework, order: tuple[int, float]) -> None:
     """An output of the call whose rule runs depends on that call's arguments too."""
-    times, expected = order
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -241,13 +230,12 @@ def inner_op_that_captures_an_output(framework: Framework, order: tuple[int, flo
 
         return y, grad
 
-    framework.check_equal(nth_derivative(op, times)(framework.tensor(2.0)), np.array(expected))
+    framework.check_derivative(op, *order, at=2.0)
 
 
-@case(order={"1": (1, 32.0), "2": (2, 240.0), "3": (3, 240.0), "4": (4, 120.0)})
+@case(order=orders(32.0, 240.0, 240.0, 120.0))
 def inner_rule_that_keeps_what_the_inner_op_captured(framework: Framework, order: tuple[int, float]) -> None:
     """A kernel of x^4 with two derivatives: the inner rule keeps the second one, whose own derivative is that of f."""
-    times, expected = order
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -255,13 +243,12 @@ def inner_rule_that_keeps_what_the_inner_op_captured(framework: Framework, order
         slope = op_custom_gradient(lambda x: (first, lambda u: u * 5.0 * second))
         return x * x * x * x, lambda u: u * slope(x)
 
-    framework.check_equal(nth_derivative(op, times)(framework.tensor(2.0)), np.array(expected))
+    framework.check_derivative(op, *order, at=2.0)
 
 
-@case(order={"1": (1, 5.0), "2": (2, 35.0), "3": (3, 175.0)})
+@case(order=orders(5.0 * EXP, 35.0 * EXP, 175.0 * EXP))
 def inner_rule_that_keeps_the_outer_output(framework: Framework, order: tuple[int, float]) -> None:
     """5 and 7 for 1: the derivative of the kept output is the outer rule's, in the inner rule too."""
-    times, factor = order
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -269,25 +256,19 @@ def inner_rule_that_keeps_the_outer_output(framework: Framework, order: tuple[in
         slope = op_custom_gradient(lambda x: (y + 0.0, lambda u: u * 7.0 * y))
         return y, lambda u: u * 5.0 * slope(x)
 
-    expected = np.array(factor * np.exp(0.5))
-    framework.check_equal(nth_derivative(op, times)(framework.tensor(0.5)), expected)
+    framework.check_derivative(op, *order, at=AT)
 
 
-@case(order={"1": (1, 12.0), "2": (2, 26.0), "3": (3, 13.0)})
+@case(order=orders(12.0, 26.0, 13.0))
 def inner_rule_that_keeps_the_outer_argument(framework: Framework, order: tuple[int, float]) -> None:
     """The inner op is given x, and its rule reads it under its outer name."""
-    times, expected = order
-
-    def rule(x: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda u: u * op_custom_gradient(lambda given: (3.0 * x * given, lambda u: u * 13.0 * x))(x)
-
-    framework.check_equal(nth_derivative(_with_rule(rule), times)(framework.tensor(2.0)), np.array(expected))
+    rule = lambda x, u: u * op_custom_gradient(lambda given: (3.0 * x * given, lambda u: u * 13.0 * x))(x)
+    framework.check_derivative(_cube_with(rule), *order, at=2.0)
 
 
-@case(order={"1": (1, 135.0), "2": (2, 270.0), "3": (3, 270.0)})
+@case(order=orders(135.0, 270.0, 270.0))
 def inner_op_that_returns_integers(framework: Framework, order: tuple[int, float]) -> None:
     """Indices that an op in f finds are constants in every order: (3 s)^3, with 5 for 3."""
-    times, expected = order
 
     @op_custom_gradient
     def how_many_are_large(x: Tensor) -> Any:
@@ -299,8 +280,7 @@ def inner_op_that_returns_integers(framework: Framework, order: tuple[int, float
         return cgshim.ops.sum(y * y * y), lambda u: 5.0 * u * y * y * cgshim.op_cast(x == y, "float32")
 
     vector = framework.tensor([1.0, 3.0, 2.0])
-    found = nth_derivative(lambda s: op(s * vector), times)(framework.tensor(1.0))
-    framework.check_equal(found, np.array(expected))
+    framework.check_derivative(lambda s: op(s * vector), *order, at=1.0)
 
 
 # --- Ops in ops -------------------------------------------------------------------------------------------------------
@@ -326,7 +306,6 @@ def ops_that_capture_and_nest(framework: Framework) -> None:
     """The work grows with the depth, and not as 2 to its power."""
     runs = [0] * (DEPTH + 1)
     x = framework.tensor(2.0)
-    output, pullback = framework.differentiate_state(lambda w: _nested(DEPTH, w, runs)(x), framework.tensor(5.0))
-    framework.check_equal(output, np.array(2.0**DEPTH * 10.0))
-    framework.check_equal(pullback(framework.tensor(0.5)), (np.array(3.0),))
+    fn = lambda w: _nested(DEPTH, w, runs)(x)
+    framework.check_state(fn, 5.0, upstream=0.5, output=2.0**DEPTH * 10.0, gradients=(3.0,))
     assert max(runs) <= 2 * DEPTH, f"{runs} runs of f at the levels"

@@ -11,14 +11,24 @@ import numpy as np
 import cgshim
 from cgshim import op_convert_to_numpy, op_custom_gradient, op_stop_gradient
 from cgshim._protocol import Tensor
-from cgshim.testing.conformance._framework import Framework
-from cgshim.testing.conformance._orders import nth_derivative
-from cgshim.testing.conformance._registry import case
+from cgshim.testing.conformance._framework import Framework, nth_derivative
+from cgshim.testing.conformance._registry import ORDERS, case
 
-ORDERS = {"1": 1, "2": 2, "3": 3}
 AT = 0.5
 
 # --- f runs as often as a function in its place would ---------------------------------------------------------------
+
+
+def counted(f: Callable[[Tensor], Any]) -> tuple[Callable[[Tensor], Tensor], list[int]]:
+    """An op of f, and a list that grows with each run."""
+    runs: list[int] = []
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        runs.append(1)
+        return f(x)
+
+    return op, runs
 
 
 def runs_of_a_plain_function(framework: Framework, order: int) -> int:
@@ -31,14 +41,6 @@ def runs_of_a_plain_function(framework: Framework, order: int) -> int:
 
     nth_derivative(plain, order)(framework.tensor(AT))
     return len(runs)
-
-
-def _keeps_an_argument(framework: Framework, x: Tensor) -> Any:
-    return x * x * x, lambda u: u * 5.0 * x * x
-
-
-def _is_called_with_arguments(framework: Framework, x: Tensor) -> Any:
-    return x * x * x, lambda *args, upstream: upstream * 5.0 * args[0] * args[0]
 
 
 def _keeps_an_output(framework: Framework, x: Tensor) -> Any:
@@ -55,10 +57,6 @@ def _keeps_integers(framework: Framework, x: Tensor) -> Any:
     )
 
 
-def _keeps_nothing(framework: Framework, x: Tensor) -> Any:
-    return x * 3.0, lambda u: u * 5.0
-
-
 def _keeps_all_of_these(framework: Framework, x: Tensor) -> Any:
     y, exponent = x * x * x, framework.tensor(3, "int32")
     return y, lambda u: [u * 2.0 * y / x + u * cgshim.op_cast(exponent, "float32") * x * x]
@@ -70,49 +68,38 @@ QUOTIENT = (5 * AT**2, 20 * AT, 60.0)
 # The same of 2 y / x + 3 x^2: 2 y / x^2 + 12 x, and with that 10 - 4 + 12.
 BOTH = (5 * AT**2, 14 * AT, 18.0)
 
-KEPT: dict[str, tuple[Callable[[Framework, Tensor], Any], Sequence[float]]] = {
-    "an argument": (_keeps_an_argument, CUBE),
-    "nothing, the rule is given arguments": (_is_called_with_arguments, CUBE),
+Kept = tuple[Callable[[Framework, Tensor], Any], Sequence[float]]
+"""f whose rule keeps something, and the first three derivatives that follow"""
+
+KEPT: dict[str, Kept] = {
+    "an argument": (lambda framework, x: (x * x * x, lambda u: u * 5.0 * x * x), CUBE),
+    "nothing, the rule is given arguments": (
+        lambda framework, x: (x * x * x, lambda *args, upstream: upstream * 5.0 * args[0] * args[0]),
+        CUBE,
+    ),
     "an output": (_keeps_an_output, QUOTIENT),
     "integers": (_keeps_integers, CUBE),
-    "nothing": (_keeps_nothing, (5.0, 0.0, 0.0)),
+    "nothing": (lambda framework, x: (x * 3.0, lambda u: u * 5.0), (5.0, 0.0, 0.0)),
     "all of these": (_keeps_all_of_these, BOTH),
 }
-"""What a rule keeps, and the first three derivatives that follow."""
 
 
 @case(kept=KEPT, order=ORDERS)
-def f_is_not_run_again(
-    framework: Framework, kept: tuple[Callable[[Framework, Tensor], Any], Sequence[float]], order: int
-) -> None:
+def f_is_not_run_again(framework: Framework, kept: Kept, order: int) -> None:
     """Where the rule keeps arguments, outputs and integers alone: in no order."""
     f, expected = kept
-    runs: list[int] = []
-
-    def counted(x: Tensor) -> Any:
-        runs.append(1)
-        return f(framework, x)
-
-    found = nth_derivative(op_custom_gradient(counted), order)(framework.tensor(AT))
-    framework.check_equal(found, np.array(expected[order - 1]))
+    op, runs = counted(lambda x: f(framework, x))
+    framework.check_derivative(op, order, expected[order - 1], at=AT)
     assert len(runs) == runs_of_a_plain_function(framework, order), f"{len(runs)} runs of f"
 
 
 # --- f is opaque ----------------------------------------------------------------------------------------------------
 
 
-def _in_numpy(framework: Framework, x: Tensor) -> Tensor:
-    return framework.tensor(np.exp(op_convert_to_numpy(x)))
-
-
 def _in_place(framework: Framework, x: Tensor) -> Tensor:
     array = np.array(op_convert_to_numpy(x))
     np.exp(array, out=array)
     return framework.tensor(array)
-
-
-def _in_math(framework: Framework, x: Tensor) -> Tensor:
-    return framework.tensor(math.exp(float(op_convert_to_numpy(x))))
 
 
 def _in_a_loop(framework: Framework, x: Tensor) -> Tensor:
@@ -135,9 +122,9 @@ def _in_a_loop_of_tensors(framework: Framework, x: Tensor) -> Tensor:
 Exponential = Callable[[Framework, Tensor], Tensor]
 
 EXPONENTIALS: dict[str, Exponential] = {
-    "in NumPy": _in_numpy,
+    "in NumPy": lambda framework, x: framework.tensor(np.exp(op_convert_to_numpy(x))),
     "in NumPy, in place": _in_place,
-    "in Python's math": _in_math,
+    "in Python's math": lambda framework, x: framework.tensor(math.exp(float(op_convert_to_numpy(x)))),
     "in a loop on values": _in_a_loop,
     "in a loop on tensors": _in_a_loop_of_tensors,
 }
@@ -146,32 +133,26 @@ EXPONENTIALS: dict[str, Exponential] = {
 @case(exp=EXPONENTIALS, order=ORDERS)
 def opaque_f(framework: Framework, exp: Exponential, order: int) -> None:
     """f has values, in every order, and is not run again for a rule that keeps its output."""
-    runs: list[int] = []
 
-    @op_custom_gradient
-    def op(x: Tensor) -> Any:
-        runs.append(1)
+    def f(x: Tensor) -> Any:
         y = exp(framework, x)
         return y, lambda u: u * 5.0 * y
 
+    op, runs = counted(f)
     value = float(np.exp(2 * AT))
     expected = order * 10 ** (order - 1) * value + AT * 10**order * value
-    found = nth_derivative(lambda x: op(2.0 * x) * x, order)(framework.tensor(AT))
-    framework.check_equal(found, np.array(expected))
+    framework.check_derivative(lambda x: op(2.0 * x) * x, order, expected, at=AT)
     assert len(runs) == runs_of_a_plain_function(framework, order), f"{len(runs)} runs of f"
 
 
 @case(order=ORDERS)
 def intermediate_of_a_plain_f(framework: Framework, order: int) -> None:
     """None of this refuses a second order that can be had: f is deterministic, and its intermediate has derivatives."""
-    runs: list[int] = []
 
-    @op_custom_gradient
-    def op(x: Tensor) -> Any:
-        runs.append(1)
+    def f(x: Tensor) -> Any:
         square = x * x
         return square * x, lambda u: u * 5.0 * square
 
-    expected = {1: 5 * AT**2, 2: 10 * AT, 3: 10.0}
-    framework.check_equal(nth_derivative(op, order)(framework.tensor(AT)), np.array(expected[order]))
+    op, runs = counted(f)
+    framework.check_derivative(op, order, CUBE[order - 1], at=AT)
     assert order > 1 or len(runs) == runs_of_a_plain_function(framework, 1), f"{len(runs)} runs of f"

@@ -13,25 +13,25 @@ import numpy as np
 import cgshim
 from cgshim import CustomGradientTypeError, op_custom_gradient, op_stop_gradient
 from cgshim._protocol import Tensor
-from cgshim.testing.conformance._captured import refused
-from cgshim.testing.conformance._framework import Framework, Gradients
+from cgshim.testing.conformance._common import U, X, Y
+from cgshim.testing.conformance._framework import Framework, raised, refused
 from cgshim.testing.conformance._registry import case
 
 
-def _offered(framework: Framework, fn: Callable[..., Any], *state: Tensor) -> Gradients | None:
-    """How the framework differentiates by state; None where op_vjp has refused its variables, as it then must."""
+def _check_if_offered(framework: Framework, fn: Callable[..., Any], *numbers: Any, **expected: Any) -> bool:
+    """Check fn by state, and return True; False where op_vjp has refused its variables, as it then must."""
     if hasattr(framework.backend, "vjp_with_variables"):
-        return framework.differentiate_state
-    error = refused(framework.differentiate_state, fn, *state)
-    assert "differentiates by arguments alone" in str(error), str(error)
-    return None
+        framework.check_state(fn, *numbers, **expected)
+        return True
+    state = framework.tensors(numbers)
+    refused(fn, *state, by=framework.differentiate_state, says="differentiates by arguments alone")
+    return False
 
 
 @case()
 def vjp_by_variables(framework: Framework) -> None:
     """A pair: the gradients of arguments, and those of variables in their order, zeros for one that is not read."""
-    x, upstream = framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0])
-    state = framework.tensor(5.0), framework.tensor(7.0)
+    x, upstream = framework.tensors((X, U))
     found: list[Any] = []
 
     def fn(w: Tensor, unread: Tensor) -> Tensor:
@@ -40,21 +40,16 @@ def vjp_by_variables(framework: Framework) -> None:
         found[:] = [pullback({"y": upstream, "mode": None}) for _ in range(2)]
         return output["y"] + 0.0 * unread
 
-    differentiate = _offered(framework, fn, *state)
-    if differentiate is None:
-        return
-    output, _ = differentiate(fn, *state)
-    framework.check_equal(output, np.array([5.0, 20.0]))
-    for gradients in found:
-        framework.check_equal(gradients, ((np.array([20.0, -60.0]), None), [np.array(0.0), np.array(-10.0)]))
+    of_w = (U * X * X).sum()
+    if _check_if_offered(framework, fn, Y, 7.0, upstream=U, output=X * X * Y, gradients=(of_w, 0.0)):
+        framework.check_equal(found, [((2.0 * U * X * Y, None), [0.0, of_w])] * 2)
 
 
 @case()
 def vjp_by_no_variables(framework: Framework) -> None:
     """An empty list is a list: the pullback returns a pair on every backend."""
-    x = framework.tensor([1.0, 2.0])
-    _, pullback = cgshim.op_vjp(lambda x: x * x, x, variables=[])
-    framework.check_equal(pullback(framework.tensor([2.0, -3.0])), ((np.array([4.0, -12.0]),), []))
+    _, pullback = cgshim.op_vjp(lambda x: x * x, framework.tensor(X), variables=[])
+    framework.check_equal(pullback(framework.tensor(U)), ((2.0 * U * X,), []))
 
 
 def _recomputed(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -73,35 +68,25 @@ def _recomputed(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 @case()
 def vjp_by_the_variables_of_a_rule(framework: Framework) -> None:
     """What the pullback returns is what the rule returns."""
-    x, upstream = framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0])
 
     def fn(w: Tensor, x: Tensor) -> Tensor:
         return _recomputed(lambda x: x * x * w)(x)
 
-    differentiate = _offered(framework, fn, framework.tensor(5.0), x)
-    if differentiate is None:
-        return
-    output, pullback = differentiate(fn, framework.tensor(5.0), x)
-    framework.check_equal(output, np.array([5.0, 20.0]))
-    framework.check_equal(pullback(upstream), (np.array(-70.0), np.array([140.0, -420.0])))
+    gradients = (7.0 * U * X * X).sum(), 7.0 * U * 2.0 * X * Y
+    _check_if_offered(framework, fn, Y, X, upstream=U, output=X * X * Y, gradients=gradients)
 
 
 @case()
 def second_order_by_the_variables_of_a_rule(framework: Framework) -> None:
     """The gradient 7 u 2 x w^3 of the argument, differentiated by the variable and by the argument."""
-    x, upstream = framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0])
+    upstream, v = framework.tensor(U), np.array([1.0, 10.0])
 
     def gradient(w: Tensor, x: Tensor) -> Tensor:
         op = _recomputed(lambda x: x * x * w * w * w)
         return cgshim.op_vjp(op, x)[1](upstream)[0]
 
-    differentiate = _offered(framework, gradient, framework.tensor(5.0), x)
-    if differentiate is None:
-        return
-    output, pullback = differentiate(gradient, framework.tensor(5.0), x)
-    framework.check_equal(output, np.array([3500.0, -10500.0]))
-    gradients = pullback(framework.tensor([1.0, 10.0]))
-    framework.check_equal(gradients, (np.array(2100.0 - 63000.0), np.array([3500.0, -52500.0])))
+    gradients = (14.0 * v * U * X * 3.0 * Y**2).sum(), 14.0 * v * U * Y**3
+    _check_if_offered(framework, gradient, Y, X, upstream=v, output=14.0 * U * X * Y**3, gradients=gradients)
 
 
 NO_VARIABLES: dict[str, tuple[Callable[[Framework], Any], str]] = {
@@ -119,11 +104,10 @@ NO_VARIABLES: dict[str, tuple[Callable[[Framework], Any], str]] = {
 @case(form=NO_VARIABLES)
 def what_are_no_variables(framework: Framework, form: tuple[Callable[[Framework], Any], str]) -> None:
     make, sentence = form
-    x = framework.tensor([1.0, 2.0])
 
     def square(x: Tensor) -> Tensor:
         return x * x
 
-    error = refused(lambda fn, x: cgshim.op_vjp(fn, x, variables=make(framework)), square, x)
-    assert isinstance(error, CustomGradientTypeError)
+    variables = make(framework)
+    error = raised(CustomGradientTypeError, lambda: cgshim.op_vjp(square, framework.tensor(X), variables=variables))
     assert str(error) == f"op_vjp(square): {sentence.format(framework.name)}", str(error)
