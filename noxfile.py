@@ -25,13 +25,14 @@ GPU = {"jax": ["jax[cuda13]"], "torch": ["torch"]}
 NIGHTLY = {"numpy": "numpy", "jax": "jax", "torch": "torch", "tensorflow": "tf-nightly-cpu"}
 
 
-# What depends on no framework runs with NumPy, and with all.
+# What depends on no framework runs with NumPy; some of it with all, too.
 ALIKE = [
     *(
         f"tests/front/test_{name}.py"
         for name in ("conformance_command", "environment", "main", "plug_ins", "structure")
     ),
-    *("tests/release", "tests/docs/test_site.py"),
+    *("tests/docs/test_documents.py", "tests/docs/test_site.py", "tests/ops/test_definitions.py"),
+    *("tests/release", "tests/toolbox/test_writing_a_backend.py", "tests/versions"),
 ]
 
 
