@@ -8,7 +8,6 @@ looks at whether it is linear, and `_pfor` vectorizes it.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -18,13 +17,11 @@ import tensorflow as tf
 
 from cgshim.backend import output_on_host, runs_on_host
 from cgshim_tensorflow._gradient import attach_rule
-from cgshim_tensorflow._graphs import in_this_graph
+from cgshim_tensorflow._graphs import converted_as_caller, in_this_graph
 from cgshim_tensorflow._host import host_function as host_function
 from cgshim_tensorflow._private import (
     EagerTensor,
     WeakTensor,
-    autograph,
-    count_accumulators,
     default_types,
     pack_tangents,
 )
@@ -78,22 +75,19 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
     """Run f, and return its output with its rule as the gradient."""
     if type(call.f) is not FunctionType and runs_on_host(call.f):
         return output_on_host(call, inputs)
-    convert: Callable[[Any], Any] = lambda function: function
-    if not tf.executing_eagerly():  # as AutoGraph has converted the caller: `if` and `while` on tensors work in f, too
-        convert = functools.partial(autograph.tf_convert, ctx=autograph.control_status_ctx())
-    call = call.with_f(convert(call.f))
+    call = call.with_f(converted_as_caller(call.f))
     given = in_this_graph(inputs)
     if call.takes_needed:
         call = call.with_needed(needed_among([*map(values_of, given)]))
     tensors, tangents = given, None
     if call.once_differentiable:
         tensors = [*map(detached, given)]
-    elif count_accumulators() and pack_tangents([*map(values_of, given)]).tangents:
+    elif pack_tangents([*map(values_of, given)]).tangents:
         tangents = Tangents(call.name, given)
         tensors = tangents.stand_ins
     run = run_f(call, tensors, inputs, tangents)
     sources = [*map(values_of, given), *map(tf.convert_to_tensor, run.variables), *run.unknown]
-    return run.rule.output.combine(attach_rule(call, run, tensors, sources, convert))
+    return run.rule.output.combine(attach_rule(call, run, tensors, sources))
 
 
 def tracing_type(op: Any) -> Any:

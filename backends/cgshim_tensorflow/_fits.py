@@ -54,6 +54,8 @@ class Fit:
         self._shape, self._dtype = shape, dtype
         self._places = places
         self._sizes = sizes
+        self.is_known = sizes is None
+        """whether the shape was known when f ran: that of an eager tensor"""
 
     def values(self, gradient: Tensor | None, op: str, name: Name) -> Tensor | None:
         """Return the gradient of the tensor's values, or slices of it, checked to fit."""
@@ -111,11 +113,11 @@ class Fit:
         return refusal(CustomGradientValueError, op, must=must, got=got, do=self._kind.instead)
 
 
-def fit_of(x: Tensor) -> Fit | None:
-    """Return what the gradient of x must look like; None if the front end has nothing left to check."""
-    if is_eager(x):
-        return None
+def fit_of(x: Tensor) -> Fit:
+    """Return what the gradient of x must look like."""
     values = values_of(x)
+    if is_eager(x):
+        return Fit(x.shape, x.dtype)
     sizes: Callable[[], Tensor] = functools.partial(tf.shape, values)
     if not (_is_compiled() or values.shape.is_fully_defined()):  # XLA knows them, if asked where they are needed
         known = sizes()  # made now, so that x need not be kept until then

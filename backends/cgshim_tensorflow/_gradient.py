@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tensorflow as tf
 
 from cgshim.backend import place_of
-from cgshim_tensorflow._fits import Fit, Name, fit_of
+from cgshim_tensorflow._fits import fit_of
 from cgshim_tensorflow._forward import Transposition, transposition
-from cgshim_tensorflow._graphs import in_this_graph
+from cgshim_tensorflow._graphs import converted_as_caller, in_this_graph
 from cgshim_tensorflow._outputs import EagerOutputs, GraphOutputs
 from cgshim_tensorflow._private import (
     check_numerics_callback,
@@ -31,16 +31,14 @@ if TYPE_CHECKING:
 Tensor = Any
 
 
-def attach_rule(
-    call: Call, run: Run, inputs: Sequence[Tensor], sources: Sequence[Tensor], convert: Callable[[Any], Any]
-) -> list[Tensor]:
-    """Return f's outputs, with f's rule, converted, as their gradient with respect to the sources."""
+def attach_rule(call: Call, run: Run, inputs: Sequence[Tensor], sources: Sequence[Tensor]) -> list[Tensor]:
+    """Return f's outputs, with f's rule as their gradient with respect to the sources."""
     if not may_be_recorded():
         return [*map(detached, run.tensors)]
     values = [*map(values_of, run.tensors)]
     eager = tf.executing_eagerly()
     outputs = EagerOutputs(values, run.record) if eager else GraphOutputs(values, run.operations)
-    gradient = _Gradient(call, run, inputs, sources, convert, outputs)
+    gradient = _Gradient(call, run, inputs, sources, outputs)
 
     def make_gradient(attached: Sequence[Tensor]) -> _Gradient:
         outputs.attach(attached)
@@ -48,7 +46,7 @@ def attach_rule(
         return gradient
 
     forward = functools.partial(gradient.transpose, sources)
-    attached = attach_gradient(call, sources, outputs.values, make_gradient, forward, outputs.attached)
+    attached = attach_gradient(call, sources, outputs.values, make_gradient, forward, are_detached=eager)
     return [*map(with_values, run.tensors, attached)]
 
 
@@ -62,20 +60,20 @@ class _Gradient:
 
     def __init__(
         self, call: Call, run: Run, inputs: Sequence[Tensor], sources: Sequence[Tensor],
-        convert: Callable[[Any], Any], outputs: EagerOutputs | GraphOutputs,
+        outputs: EagerOutputs | GraphOutputs,
     ) -> None:  # fmt: skip
         self._call, self._record, self._outputs = call, run.record, outputs
         self._variables, self._unknown = run.variables, run.unknown
         self._tangents = run.tangents
         self._inputs = inputs if run.rule.needs_inputs else ()
         self._needed = needed_among(sources[: len(inputs)]) if run.rule.takes_needed else None
-        self._fits = [*map(fit_of, inputs), *map(_fit_of_variable, run.variables, sources[len(inputs) :])]
+        self._fits = [fit_of(x) for x in (*inputs, *sources[len(inputs) : len(inputs) + len(run.variables)])]
         self._like = [*map(_Like, run.tensors)]
-        converted = convert(run.rule.grad_fn)
+        converted = converted_as_caller(run.rule.grad_fn)
         self.rule = run.rule if converted is run.rule.grad_fn else run.rule.with_grad_fn(converted)
 
         eager = tf.executing_eagerly()
-        self._handles = {y.handle._id for y in run.outputs if hasattr(y, "handle")}
+        self._handles = {y.handle._id for y in run.outputs if isinstance(y, tf.Variable)}
         returns_values = self._handles or (eager and run.rule.output.converted)
         self._converted = [*map(values_of, run.tensors)] if eager and returns_values else ()
         self._stand_in: Tensor = None
@@ -168,23 +166,21 @@ class _Gradient:
         return record.should_record_backprop([source]) or tangents > accumulators
 
     def _fitting(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of the inputs and of the variables, checked to fit."""
+        """Return the gradients of the inputs and of the variables, checked to fit.
+
+        The front end has checked those of eager inputs. The shape of a variable may change with its value.
+        """
+        inputs = len(self.rule.shapes)
         return [
-            gradient if fit is None and is_eager(gradient) else self._checked(at, gradient)
+            gradient
+            if at < inputs and is_eager(gradient) and fit.is_known
+            else fit.values(gradient, self._call.name, functools.partial(self._name_of, at))
             for at, (fit, gradient) in enumerate(zip(self._fits, gradients, strict=True))
         ]
 
-    def _checked(self, at: int, gradient: Tensor | None) -> Tensor | None:
-        rule = self.rule
-        variable = at - len(rule.shapes)
-        if variable < 0:
-            name: Name = functools.partial(self._call.arguments.path, at)
-            shape, dtype = rule.shapes[at], rule.dtypes[at]
-        else:
-            name = f"variables[{variable}]".format
-            shape, dtype = self._variables[variable].shape, self._variables[variable].dtype
-        fit = self._fits[at] or Fit(shape, dtype)
-        return fit.values(gradient, self._call.name, name)
+    def _name_of(self, at: int) -> str:
+        variable = at - len(self.rule.shapes)
+        return self._call.arguments.path(at) if variable < 0 else f"variables[{variable}]"
 
     def _of_unknown(self, *upstreams: Tensor) -> list[Tensor]:
         """Return NaN for captured tensors of a graph: whether one is differentiated is known when it is too late.
@@ -218,11 +214,6 @@ def _alarm(dtype: tf.DType) -> float:
 
 def _equal(a: Tensor, b: Tensor) -> bool:
     return bool(a.dtype == b.dtype and a.shape == b.shape and tf.reduce_all(a == b))
-
-
-def _fit_of_variable(variable: Tensor, value: Tensor) -> Fit | None:
-    """Return what the gradient of a variable must look like. Its shape may change with its value."""
-    return fit_of(value) or (None if variable.shape.is_fully_defined() else Fit(value.shape, value.dtype))
 
 
 class _Like:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from cgshim_tensorflow._private import autograph
 from cgshim_tensorflow._record import is_watched, running_rule
 from cgshim_tensorflow._values import is_eager
 
@@ -22,6 +23,13 @@ def in_this_graph(tensors: Sequence[Tensor]) -> list[Tensor]:
         return values
     capture = getattr(tf.compat.v1.get_default_graph(), "capture", None)
     return [tf.nest.map_structure(capture, x, expand_composites=True) for x in values] if capture else values
+
+
+def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as AutoGraph has converted the caller: `if` and `while` on tensors work in a graph, too."""
+    if tf.executing_eagerly():
+        return function
+    return autograph.tf_convert(function, ctx=autograph.control_status_ctx())  # type: ignore[no-any-return]
 
 
 def stand_ins(tensor: Tensor) -> Iterator[Tensor]:

@@ -38,12 +38,12 @@ Tensor = Any
 
 def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec], /) -> Sequence[Tensor]:
     """Return the results of a function on the host, or of the operation of a graph that will run it."""
-    for x in inputs:
+    for x in (*inputs, *declared):
         if is_composite(x) or not _is_of_numbers(x.dtype):
-            _refuse_no_numbers(call, type(x).__name__ if is_composite(x) else describe(x))
-    for spec in declared:
-        if not _is_of_numbers(spec.dtype):
-            _refuse_no_numbers(call, repr(spec))
+            tensor = type(x).__name__ if is_composite(x) else describe(x)
+            raise refusal(CustomGradientTypeError, call.name,
+                          must="what runs on the host takes and returns dense arrays of numbers",
+                          got=repr(x) if isinstance(x, Spec) else tensor, do="convert it before")  # fmt: skip
     tensors = [*map(tf.convert_to_tensor, inputs)]
     if tf.executing_eagerly():
         results = [*map(tf.constant, _run(call, map(memory_of_eager, tensors)))]
@@ -56,12 +56,6 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[S
         record.record_operation(call.name, results, tensors, refuse, refuse)
         note(results, tensors)
     return results
-
-
-def _refuse_no_numbers(call: HostCall, got: str) -> NoReturn:
-    raise refusal(CustomGradientTypeError, call.name,
-                  must="what runs on the host takes and returns dense arrays of numbers", got=got,
-                  do="convert it before")  # fmt: skip
 
 
 @functools.cache
@@ -130,13 +124,11 @@ class _Function:
         results = _run(self.call, arrays)
         for result, shape in zip(results, self._shapes, strict=True):
             if not shape.is_compatible_with(result.shape):
-                self._refuse_shape(Spec(tuple(shape), result.dtype), result)
+                traced = Spec(tuple(shape), result.dtype)
+                raise refusal(CustomGradientValueError, self.call.name,
+                              must=f"outputs must return the shape {traced} as when it was traced",
+                              got=describe(result), do="return None for what depends on an unknown size")  # fmt: skip
         return results
-
-    def _refuse_shape(self, traced: Spec, result: Array) -> NoReturn:
-        raise refusal(CustomGradientValueError, self.call.name,
-                      must=f"outputs must return the shape {traced} as when it was traced",
-                      got=describe(result), do="return None for what depends on an unknown size")  # fmt: skip
 
 
 _lock = threading.Lock()

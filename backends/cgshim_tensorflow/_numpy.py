@@ -81,15 +81,12 @@ def np_angle(z: Tensor) -> Tensor:
     return tf.math.angle(z) if z.dtype.is_complex else tf.math.atan2(tf.zeros_like(z), z)
 
 
-def np_arctan2(x1: Tensor, x2: Tensor) -> Tensor:
-    return tf.math.atan2(*_both(tnp.true_divide(x1, 1), tnp.true_divide(x2, 1)))
-
-
 def _of_two_floats(of: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function that TensorFlow has of floats alone, for integers too."""
     return lambda x1, x2: of(tnp.true_divide(x1, 1), tnp.true_divide(x2, 1))
 
 
+np_arctan2 = _of_two_floats(tnp.arctan2)
 np_hypot = _of_two_floats(tnp.hypot)
 np_logaddexp = _of_two_floats(tnp.logaddexp)
 np_logaddexp2 = _of_two_floats(tnp.logaddexp2)
@@ -284,13 +281,7 @@ def _cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any]
 
 
 def _while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init: Tree) -> Tree:
-    leaves = tf.nest.flatten(init)
-    found = tf.while_loop(
-        lambda *carried: cond_fun(tf.nest.pack_sequence_as(init, carried)),
-        lambda *carried: tf.nest.flatten(body(tf.nest.pack_sequence_as(init, carried))),
-        leaves,
-    )
-    return tf.nest.pack_sequence_as(init, found)
+    return tf.while_loop(cond_fun, lambda carried: [body(carried)], [init])[0]
 
 
 def _scan(step: Callable[[Any, Any], tuple[Any, Any]], carry: Tree, xs: Tree, steps: Any) -> tuple[Tree, Tree]:
@@ -298,20 +289,18 @@ def _scan(step: Callable[[Any, Any], tuple[Any, Any]], carry: Tree, xs: Tree, st
     rows = tf.nest.flatten(xs)
     steps = tf.shape(rows[0])[0] if steps is None else steps
     carry, y = step(carry, tf.nest.map_structure(lambda x: x if x is None else x[0], xs))
-    leaves, outputs = tf.nest.flatten(carry), tf.nest.flatten(y)
+    outputs = tf.nest.flatten(y)
     present = [output for output in outputs if output is not None]
     arrays = [tf.TensorArray(o.dtype, steps, element_shape=o.shape).write(0, o) for o in present]
 
-    def body(at: Tensor, arrays: list[Any], *carried: Tensor) -> Any:
-        x = tf.nest.map_structure(lambda x: x if x is None else x[at], xs)
-        next_carry, y = step(tf.nest.pack_sequence_as(carry, carried), x)
+    def body(at: Tensor, arrays: list[Any], carry: Tree) -> Any:
+        carry, y = step(carry, tf.nest.map_structure(lambda x: x if x is None else x[at], xs))
         made = [output for output in tf.nest.flatten(y) if output is not None]
-        return at + 1, [array.write(at, o) for array, o in zip(arrays, made, strict=True)], *tf.nest.flatten(next_carry)
+        return at + 1, [array.write(at, o) for array, o in zip(arrays, made, strict=True)], carry
 
-    _, arrays, *last = tf.while_loop(lambda at, *_: at < steps, body, [tf.constant(1), arrays, *leaves])
+    _, arrays, last = tf.while_loop(lambda at, *_: at < steps, body, [tf.constant(1), arrays, carry])
     stacked = iter([array.stack() for array in arrays])
-    ys = tf.nest.pack_sequence_as(y, [None if output is None else next(stacked) for output in outputs])
-    return tf.nest.pack_sequence_as(carry, last), ys
+    return last, tf.nest.pack_sequence_as(y, [None if output is None else next(stacked) for output in outputs])
 
 
 _IN_GRAPHS: dict[str, Callable[..., Any]] = {"lax.cond": _cond, "lax.while_loop": _while_loop, "lax.scan": _scan}

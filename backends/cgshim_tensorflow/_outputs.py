@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cgshim_tensorflow._private import count_accumulators, delete_trace, pack_tangents, record, same_memory
+from cgshim_tensorflow._private import delete_trace, pack_tangents, record, same_memory
 from cgshim_tensorflow._record import Listening, Record, identity
 from cgshim_tensorflow._values import detached, is_differentiable, is_eager
 
@@ -26,7 +26,7 @@ Tensor = Any
 
 def _with_tangents(values: Sequence[Tensor]) -> frozenset[int]:
     """Return the numbers of those that have a tangent: f has captured what an accumulator follows."""
-    return frozenset([y._id for y in values if count_accumulators() and pack_tangents([y]).tangents])
+    return frozenset([y._id for y in values if pack_tangents([y]).tangents])
 
 
 class EagerOutputs:
@@ -35,24 +35,24 @@ class EagerOutputs:
     def __init__(self, values: Sequence[Tensor], of_f: Record) -> None:
         self._of_f = of_f
         self._read_in_f: list[weakref.ref[Tensor]] = []
-        self.attached: list[Tensor] | None = []
+        self.values: list[Tensor] = []
+        """as the op returns them"""
         self.numbers = {value._id for value in values}
-        self.values: Sequence[Tensor] = ()
         self.with_tangents = _with_tangents(values)
         for value in values:
-            own = of_f.has_made(value) and value._handle_data is None and all(value is not y for y in self.attached)
+            own = of_f.has_made(value) and value._handle_data is None and all(value is not y for y in self.values)
             if own and not of_f.reads.get(value._id) and value._id not in self.with_tangents:
                 delete_trace(value._id)  # and with it what f made on the way to it, if nothing else needs that
-                self.attached.append(value)
+                self.values.append(value)
                 continue
-            self.attached.append(detached(value))
+            self.values.append(detached(value))
             if own and record.could_possibly_record():
-                value.cgshim_output = self.attached[-1]  # alive as long as the rule, or anybody, may read f's
+                value.cgshim_output = self.values[-1]  # alive as long as the rule, or anybody, may read f's
                 self._read_in_f.append(weakref.ref(value))
 
     def attach(self, attached: Sequence[Tensor]) -> None:
         """Keep no output that the op returns."""
-        self.attached = None
+        self.values = []
 
     def read_by(self, of_rule: Record) -> contextlib.AbstractContextManager[list[Any]]:
         """While the rule runs: note what it reads."""
@@ -65,8 +65,7 @@ class EagerOutputs:
         recorded. What f made of it has no derivative by it.
         """
         for value in self._alive():
-            if count_accumulators():
-                record.record_operation_forwardprop_only("Identity", [value], [value.cgshim_output], identity, None)
+            record.record_operation_forwardprop_only("Identity", [value], [value.cgshim_output], identity, None)
             if not record.should_record_backprop([value]):
                 _become(value, self._of_f.reads.get(value._id, 0))
 
@@ -119,7 +118,7 @@ class GraphOutputs:
 
     def __init__(self, values: Sequence[Tensor], made: Sequence[Any]) -> None:
         self.values = values
-        self.attached = None
+        """as f made them"""
         self.numbers = {value._id for value in values}
         self.with_tangents = _with_tangents(values)
         self._made = frozenset(made)

@@ -63,7 +63,7 @@ FunctionGradients: Any = _python("eager.polymorphic_function.concrete_function")
 
 context: Any = _python("eager.context")
 execute: Any = _python("eager.execute")
-"""tell of each operation while `execute.execute` is replaced: from the first listener until the last one is done"""
+"""tell of each operation once `execute.execute` is `execute.execute_with_callbacks`: from the first listener on"""
 check_numerics_callback: Any = _python("debug.lib.check_numerics_callback")
 """knows whether every NaN is an error"""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from cgshim_tensorflow._fits import Fit, fit_of
+from cgshim_tensorflow._fits import fit_of
 from cgshim_tensorflow._private import pack_tangents
 from cgshim_tensorflow._record import running_rule
 from cgshim_tensorflow._values import is_differentiable, values_of, with_values
@@ -29,7 +29,7 @@ def vjp(
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch([*values, *variables])
         outputs = list(fn(*map(with_values, inputs, values)))
-    fits = [fit_of(output) or Fit(output.shape, output.dtype) for output in outputs]
+    fits = [*map(fit_of, outputs)]
 
     def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:
         fitting: list[Any] = [

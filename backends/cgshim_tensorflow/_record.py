@@ -13,7 +13,6 @@ import contextlib
 import functools
 import itertools
 import sys
-import threading
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -234,14 +233,12 @@ def _rounded(numbers: Iterable[Any], dtype: tf.DType) -> frozenset[Any]:
 
 # --- Listening --------------------------------------------------------------------------------------------------------
 
-_lock, _listeners = threading.Lock(), 0
-_before: Any = None
-
 
 class Listening:
     """While TensorFlow tells a listener of each operation of this thread, in graphs too.
 
-    `add_op_callback` does the same, but unhooks the listeners of other threads when the first thread is done.
+    `op_callbacks.add_op_callback` does the same, but when one thread is done, it takes `execute_with_callbacks` away
+    from all. Here it stays, and tells nobody when nobody listens.
     """
 
     __slots__ = ("listener",)
@@ -255,25 +252,15 @@ class Listening:
         return outputs  # in a graph, the next listener is told of what this one returns
 
     def __enter__(self) -> None:
-        global _listeners, _before
-        with _lock:
-            if not _listeners:
-                _before, execute.execute = execute.execute, execute.execute_with_callbacks
-            _listeners += 1
+        execute.execute = execute.execute_with_callbacks
         context.context().add_op_callback(self)
 
     def __exit__(self, *_: object) -> None:
-        global _listeners, _before
         context.context().remove_op_callback(self)
-        with _lock:
-            _listeners -= 1
-            if not _listeners:
-                execute.execute, _before = _before, None
 
 
 def note(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     """Note, for f and the rules that are running, that outputs were made of inputs without an operation."""
-    if tf.executing_eagerly():
-        for listening in context.context().op_callbacks:
-            if isinstance(listening, Listening):
-                listening.listener("", inputs, (), outputs)
+    for listening in context.context().op_callbacks:
+        if isinstance(listening, Listening) and tf.executing_eagerly():
+            listening.listener("", inputs, (), outputs)

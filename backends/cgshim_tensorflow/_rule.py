@@ -33,14 +33,14 @@ Forward = Callable[[Callable[[], None]], None]
 
 def attach_gradient(
     call: Call, sources: Sequence[Tensor], values: Sequence[Tensor], make_gradient: MakeGradient,
-    forward: Forward | None = None, attached: Sequence[Tensor] | None = None,
+    forward: Forward | None = None, are_detached: bool = False,
 ) -> list[Tensor]:  # fmt: skip
     """Return the values again, as outputs of one operation on the sources that has this gradient.
 
-    In eager mode these may be given: tensors that nothing is recorded for.
+    In eager mode the values themselves may be the outputs: if they are detached, nothing is recorded for them.
     """
     if tf.executing_eagerly():
-        outputs = [*map(detached, values)] if attached is None else list(attached)
+        outputs = list(values) if are_detached else [*map(detached, values)]
         backward = make_gradient(outputs)
     else:
         outputs, backward = _identity_in_graph(call, sources, values, make_gradient)
