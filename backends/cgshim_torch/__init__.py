@@ -85,9 +85,9 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
 
 def _on_host(call: Call, inputs: Sequence[Tensor]) -> Any:
     if torch.compiler.is_dynamo_compiling():
-        from cgshim_torch._host_compiled import traced as output_of
+        from cgshim_torch._compiled import traced_on_host as output_of
     elif frame_callback() is not None:
-        from cgshim_torch._host_compiled import untraced as output_of
+        from cgshim_torch._compiled import untraced_on_host as output_of
     else:
         output_of = output_on_host
     return output_of(call, inputs)

@@ -8,37 +8,46 @@ backward pass reads none of the inputs (181581).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
 
-from cgshim.backend import CustomGradient
+from cgshim.backend import (
+    SIMPLE,
+    BackendError,
+    CustomGradient,
+    HostCall,
+    output_on_host,
+    partition_each,
+    refusal,
+)
+from cgshim_torch import _tensors
 from cgshim_torch._dynamo import assume_constant_result, disabled, has_symbols, run_whole
 from cgshim_torch._eager import Outputs, differentiable
 from cgshim_torch._graph import is_transformed
 from cgshim_torch._guards import forget_our_own
+from cgshim_torch._host import in_program
+from cgshim_torch._host_names import PROCESS, name_of
 from cgshim_torch._run import Autocast, Run, device_types
 from cgshim_torch._staged import without_gradient
 
 if TYPE_CHECKING:
-    from cgshim.backend import Call
+    from cgshim.backend import Call, Spec
 
 Tensor = Any
 
-Attach = Callable[..., Outputs]
-
-untraced: Attach = disabled(differentiable, reason="cgshim: Dynamo has left the graph already")
-_transformed: Attach = disabled(
-    differentiable, reason="cgshim: torch.compile would drop the rule of an op under torch.func; compile inside of it"
+untraced = disabled(differentiable, "Dynamo has left the graph already")
+_transformed = disabled(
+    differentiable, "torch.compile would drop the rule of an op under torch.func; compile inside of it"
 )
-_with_variables: Attach = disabled(
-    differentiable, reason="cgshim: torch.compile cannot name the variables that f reads; pass them as arguments"
+_with_variables = disabled(
+    differentiable, "torch.compile cannot name the variables that f reads; pass them as arguments"
 )
-_once: Attach = disabled(
-    differentiable, reason="cgshim: torch.compile would lose that a gradient is once_differentiable"
-)
+_once = disabled(differentiable, "torch.compile would lose that a gradient is once_differentiable")
 _is_transformed = assume_constant_result(is_transformed)
 
 
@@ -124,3 +133,73 @@ def _as_in(autocast: Autocast, rule: Callable[..., Any], *args: Any) -> Any:
         return rule(*args)
     with torch.autocast(*autocast[0]):
         return _as_in(autocast[1:], rule, *args)
+
+
+# --- Functions on the host --------------------------------------------------------------------------------------
+
+untraced_on_host = disabled(output_on_host, "Dynamo has left the graph already")
+_in_forward_mode = disabled(output_on_host, "torch.compile would drop the tangents of what runs on the host")
+
+
+def traced_on_host(call: Call, inputs: Sequence[Tensor]) -> Any:
+    """Return the output of an op_host in the graph that Dynamo makes."""
+    if forward_ad._current_level >= 0:
+        return _in_forward_mode(call, inputs)
+    calls_run_whole()
+    output = output_on_host(call, inputs)
+    forget_our_own()
+    return output
+
+
+_BY_VALUE = SIMPLE | {list, tuple, dict, type}
+
+
+def name_of_traced(call: HostCall, declared: Sequence[Spec]) -> str:
+    """Return the name of a call whose function, static arguments and options are constants of the trace."""
+    arguments = [_constant(spec.combine([_OneTensor] * spec.count)) for spec in call.specs]
+    options = {name: _constant(option) for name, option in call.options.items()}
+    seen = [id(x) for x in (call.function, *arguments, *options.values()) if type(x) not in _BY_VALUE]
+    if has_symbols():  # sizes have no names, and code on disk would be for those that another process declares
+        results = f"{PROCESS}.{','.join([f'{spec.dtype}.{len(spec.shape)}' for spec in declared])}"
+    else:
+        results = ",".join([f"{spec.dtype}.{spec.shape}" for spec in declared])
+    name: str = _name_of_constants(seen, results, call.function, *arguments, **options)
+    return name
+
+
+class _OneTensor:
+    """Stands for a tensor in an argument."""
+
+
+def _constant(x: Any) -> Any:
+    """Return x; the graph is for this value of a number that Dynamo has made symbolic."""
+    if type(x) is int:
+        return range(x).stop
+    return float.fromhex(x.hex()) if type(x) is float else x
+
+
+def _named(seen: list[int], results: str, function: Any, /, *arguments: Any, **options: Any) -> str:
+    """Return the name of the call; `seen` are the identities in the trace, where an object that it makes is hollow."""
+    if seen != [id(x) for x in (function, *arguments, *options.values()) if type(x) not in _BY_VALUE]:
+        raise refusal(BackendError, getattr(function, "name", "op_host"),
+                      must="a graph knows a function on the host by its name",
+                      got="an op or an argument that the compiled function makes",
+                      do="make it outside of the function")  # fmt: skip
+    _lower_in_inductor()
+    _, specs = partition_each(function.name, _BACKEND, arguments)
+    return name_of(HostCall(function, specs, options), results)
+
+
+_name_of_constants = assume_constant_result(_named)
+_BACKEND: Any = SimpleNamespace(
+    is_tensor=lambda x: x is _OneTensor, tree_flatten=_tensors.tree_flatten, tree_unflatten=_tensors.tree_unflatten
+)
+
+
+@functools.cache
+def _lower_in_inductor() -> None:
+    """Let inductor's programs call the host by the operations that are for them."""
+    from torch._inductor.decomposition import decompositions, select_decomp_table
+
+    for table in (decompositions, select_decomp_table()):  # the second may be a copy, which is made once
+        table[torch.ops.cgshim.host.default] = in_program

@@ -12,11 +12,12 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgshim.backend import refuse_host_derivative
+from cgshim.backend import refuse_host_derivative, subvals
 from cgshim_torch._existing import NOTHING, Existing, Holdings, holding, names_libraries_alone
 from cgshim_torch._graph import (
     has_values,
@@ -39,7 +40,7 @@ from cgshim_torch._private import (
     vmapify_autograd_function,
 )
 from cgshim_torch._reads import FLOATS, Reads, without_derivative
-from cgshim_torch._run import Gradients, Run, named, rules, run_once, variables_of
+from cgshim_torch._run import Run, named, rules, run_once, variables_of
 from cgshim_torch._state import state_of
 
 if TYPE_CHECKING:
@@ -69,11 +70,11 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         run.variables, _ = variables_of(call, rule, existing, inputs, inputs, during, made, holdings)
         run.state = state_of(call.f, run.variables)
     run.constants_of_host = list(constants.values())
-    others = run.choose(holdings, inputs, outputs)
+    given = run.choose(holdings, inputs, outputs)
     if forward_ad._current_level >= 0 and not rules.current:
         refuse_captured_tangents(call, outputs, [*inputs, *run.variables])
     run.variables = ()  # they come through torch, too
-    return named(_Transformed, call.name)(run, *inputs, *others, *[y.detach() for y in outputs]), rule.output
+    return named(_Transformed, call.name)(run, *given), rule.output
 
 
 def _versions(tensor: Tensor) -> list[int]:
@@ -82,38 +83,33 @@ def _versions(tensor: Tensor) -> list[int]:
 
 
 class TransformedRun(Run):
-    """A run of f under torch.func: `tensors` are its inputs, its outputs, and what its rule holds besides."""
+    """A run of f under torch.func, which passes on inputs, variables, what the rule holds besides, and outputs."""
 
     constants_of_host: Sequence[str] = ()
     """an op on the host for each level of forward mode at which its results were constants"""
 
     def choose(self, holdings: Holdings, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return what is passed through torch besides inputs and outputs, and choose what is saved."""
-        own = [*inputs, *outputs]
-        at = {id(t): place for place, t in reversed(list(enumerate(own)))}
-        others: list[Tensor] = []
-        for t in (*[each.tensor for each in self.held], *self.variables):
-            if id(t) not in at:
-                at[id(t)] = len(own) + len(others)
-                others.append(t)
-        self.outputs, self.count = len(outputs), len(own) + len(others)
-        self.held_at = [at[id(each.tensor)] for each in self.held]
-        self.variables_at = [at[id(v)] for v in self.variables]
+        """Return what is passed through torch, and choose what of it is saved."""
+        known = set(map(id, (*inputs, *self.variables, *outputs)))
+        others = list({id(t): t for t, _, _ in self.held if id(t) not in known}.values())
+        given = [*inputs, *self.variables, *others, *outputs]
+        at = {id(t): place for place, t in reversed(list(enumerate(given)))}
+        self.held_at = [at[id(t)] for t, _, _ in self.held]
+        self.count, self.leaves, self.outputs = len(given), len(inputs) + len(self.variables), len(outputs)
         self.holds_floats = bool(holdings.objects) or any(
-            t.dtype in FLOATS and at[id(t)] not in self.variables_at and not self.existing.has(t) for t in others
+            t.dtype in FLOATS and not self.existing.has(t) for t in others
         )
         """whether the rule holds what f made, or what nobody knows"""
         grad_fn: Any = self.rule.grad_fn
         self.may_hide = (
-            bool(holdings.objects) or any(each.holder is None for each in self.held)
+            bool(holdings.objects) or any(holder is None for _, holder, _ in self.held)
             or not hasattr(grad_fn, "__code__") or not names_libraries_alone(grad_fn)
         )  # fmt: skip
-        self.shown = [(weakref.ref(t), at[id(t)]) for t in own] if self.may_hide else []
-        saved = {*self.held_at, *range(len(own), self.count), *(place for _, place in self.shown)}
-        if self.rule.needs_inputs or self.call.once_differentiable or self.may_hide:
-            saved.update(range(len(inputs)))
-        self.saved_at = sorted(saved)
-        return others
+        self.shown = [(weakref.ref(t), at[id(t)]) for t in given] if self.may_hide else []
+        needs_inputs = self.rule.needs_inputs or self.call.once_differentiable
+        saved = {*self.held_at, *range(0 if needs_inputs else len(inputs), self.leaves)}
+        self.saved_at = list(range(self.count)) if self.may_hide else sorted(saved)
+        return [*given[: self.count - self.outputs], *[y.detach() for y in outputs]]
 
     def among(self, saved: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the tensors, of those that were saved."""
@@ -122,30 +118,26 @@ class TransformedRun(Run):
             tensors[at] = t
         return tensors
 
-    def variables_among(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        """Return the variables that f read."""
-        return [tensors[at] for at in self.variables_at]
-
     def gradients_from(
         self, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor], needed: Sequence[bool] | None = None
-    ) -> Gradients:  # fmt: skip
-        """Return the rule's gradients where it holds these tensors."""
-        inputs, variables = tensors[: len(self.devices)], self.variables_among(tensors)
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Return the rule's gradients of inputs and variables where it holds these tensors."""
+        inputs, variables = tensors[: len(self.devices)], tensors[len(self.devices) : self.leaves]
         held = [tensors[at] for at in self.held_at if at is not None]
-        with holding(self.held, held, self.lock):
-            if not self.may_hide:
-                return self.gradients(inputs, upstreams, variables, needed)
-            reads = _ReadsOfFunc(self.call, NOTHING, lambda t: t)
-            pairs = [(each.tensor, t) for each, t in zip(self.held, held, strict=True)]
-            pairs += [(raw, tensors[at]) for ref, at in self.shown if (raw := ref()) is not None]
-            for raw, t in pairs:
-                reads.put(raw, t)
-            reads.knows(*upstreams, *[t for t in tensors if t is not None])
-            try:
-                with reads:
-                    return self.gradients(inputs, upstreams, variables, needed)
-            finally:
-                reads.close()
+        with holding(self.held, held, self.lock), self._reads(tensors, upstreams):
+            of_inputs, of_variables = self.gradients(inputs, upstreams, variables, needed)
+            return [*of_inputs, *of_variables]
+
+    def _reads(self, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        """Let the rule read these tensors also where it may hold those that f saw, and nobody knows."""
+        if not self.may_hide:
+            return contextlib.nullcontext()
+        reads = _ReadsOfFunc(self.call, NOTHING, lambda t: t)
+        for ref, at in self.shown:
+            if (raw := ref()) is not None:
+                reads.put(raw, tensors[at])
+        reads.knows(*upstreams, *[t for t in tensors if t is not None])
+        return reads
 
     def refuse_constants(self, beside: int) -> None:
         """Raise an error if a tangent is missing in what the rule holds, at more levels than those `beside` it."""
@@ -161,6 +153,10 @@ class _ReadsOfFunc(Reads):
 
     def before_operation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         self.asks = func in _ASKS
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.close()
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
         """Return t, unless it is of a batch: vmap runs the rule when its batch is over."""
@@ -201,8 +197,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         run, *given = inputs
-        first_other = len(run.devices)
-        tensors = [*given[:first_other], *output, *given[first_other : len(given) - run.outputs]]
+        tensors = [*given[: len(given) - run.outputs], *output]
         saved = [tensors[at] for at in run.saved_at]
         ctx.run = run
         ctx.save_for_backward(*saved)
@@ -218,8 +213,9 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
             run.refuse_constants(beside=0)
         gradients = run.gradients_from(tensors, upstreams, ctx.needs_input_grad[1 : 1 + len(run.devices)])
         if run.call.once_differentiable and (torch.is_grad_enabled() or forward_ad._current_level >= 0):
-            gradients = _once(run, tensors, upstreams, gradients)
-        return None, *_in_place(run, gradients), *[None] * run.outputs
+            connected = [*tensors[: run.leaves], *upstreams]
+            gradients = without_derivative(run.call.refuse_second_order, gradients, connected)
+        return None, *gradients, *[None] * (run.count - run.leaves)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -228,33 +224,8 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
             run.call.refuse_forward_mode("jvp, jacfwd or a dual number")
         run.refuse_constants(beside=1)  # the level whose tangents these are
         with forward_ad._set_fwd_grad_enabled(True):  # torch turned it off, also for the outer levels
-            here = [_primal(tensor) for tensor in ctx.saved_tensors]
-            rule = functools.partial(_rule, run, run.among(here))
-            of_constants = functools.partial(_rule, run, run.among([tensor.detach() for tensor in here]))
-            return _push_forward(run.call, rule, of_constants, [zeros() for zeros in ctx.zeros], tangents)
-
-
-def _once(
-    run: TransformedRun, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor], gradients: Gradients
-) -> Gradients:  # fmt: skip
-    """Return the gradients of a once_differentiable rule; their derivative raises an error."""
-    of_inputs, of_variables = gradients
-    connected = [*tensors[: len(run.devices)], *run.variables_among(tensors), *upstreams]
-    both = without_derivative(run.call.refuse_second_order, [*of_inputs, *of_variables], connected)
-    return both[: len(of_inputs)], both[len(of_inputs) :]
-
-
-def _rule(run: TransformedRun, tensors: Sequence[Tensor | None], *upstreams: Tensor) -> list[Tensor | None]:
-    return _in_place(run, run.gradients_from(tensors, upstreams))
-
-
-def _in_place(run: TransformedRun, gradients: Gradients) -> list[Tensor | None]:
-    """Return each gradient at the place of its tensor; residuals have none of their own."""
-    of_inputs, of_variables = gradients
-    of_others: list[Tensor | None] = [None] * (run.count - run.outputs - len(of_inputs))
-    for at, gradient in zip(run.variables_at, of_variables, strict=True):
-        of_others[at - run.outputs - len(of_inputs)] = gradient
-    return [*of_inputs, *of_others]
+            tensors = run.among([_primal(tensor) for tensor in ctx.saved_tensors])
+            return _push_forward(run, tensors, [zeros() for zeros in ctx.zeros], tangents)
 
 
 def _primal(tensor: Tensor) -> Tensor:
@@ -267,43 +238,38 @@ def _primal(tensor: Tensor) -> Tensor:
 
 # --- Forward mode -------------------------------------------------------------------------------------------------
 
-Rule = Callable[..., "list[Tensor | None]"]
-"""Takes one upstream per output; returns one gradient per tensor that may have a tangent."""
 FACTOR = -160.0
 
 
 def _push_forward(
-    call: Call, rule: Rule, rule_of_constants: Rule, zeros: Sequence[Tensor], tangents: Sequence[Tensor | None]
+    run: TransformedRun, tensors: Sequence[Tensor | None], zeros: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     """Apply the transpose of the rule to the inputs' tangents; return the outputs' tangents, which are like zeros.
 
     The transpose of a linear rule is the same at each upstream: it is taken at small ones. The gradients there must fit
     it, and those at FACTOR times these upstreams: so a rule shows that is not linear.
     """
-    given: list[Tensor] = []
+    floats = [at for at, z in enumerate(zeros) if z.dtype in FLOATS]
+    given = [t for t in tangents[: run.leaves] if t is not None]
+    if not (floats and given):
+        return tuple([z if z.dtype in FLOATS else None for z in zeros])
 
-    def gradients(*upstreams: Tensor, rule: Rule = rule) -> tuple[Tensor, ...]:
-        following = iter(upstreams)
-        found = rule(*[next(following) if z.dtype in FLOATS else z for z in zeros])
-        paired = [(g, t) for g, t in zip(found, tangents, strict=False) if g is not None and t is not None]
-        given[:] = [t for _, t in paired]
-        return tuple([g for g, _ in paired]) or upstreams  # torch's vjp wants an output
+    def gradients(*upstreams: Tensor, tensors: Sequence[Tensor | None] = tensors) -> tuple[Tensor, ...]:
+        found = zip(run.gradients_from(tensors, subvals(zeros, floats, upstreams)), tangents, strict=False)
+        return tuple([torch.zeros_like(t) if g is None else g for g, t in found if t is not None])
 
-    pushed: Sequence[Tensor] = [z for z in zeros if z.dtype in FLOATS]
-    upstreams = list(map(_ramp, pushed))
-    small, transpose = torch.func.vjp(gradients, *upstreams) if upstreams else ((), None)
-    if given and transpose is not None:
-        pushed = back = transpose(tuple(given))
-        probes = list(given)
-        if any(map(functorch.is_legacy_batchedtensor, given)):  # of torch.autograd.functional: they cannot be looked at
-            probes = list(map(_ramp, small))
-            back = transpose(tuple(probes))
-        large = gradients(*[FACTOR * u for u in upstreams], rule=rule_of_constants)
-        is_linear = len(large) == len(small) and all(map(_is_multiple, small, large))
-        if not (is_linear and _is_transpose(small, probes, back, upstreams)):
-            call.refuse_nonlinear("one that is not, as its gradients at two upstreams show")
-    following = iter(pushed)
-    return tuple([next(following) if z.dtype in FLOATS else None for z in zeros])
+    upstreams = [_ramp(zeros[at]) for at in floats]
+    small, transpose = torch.func.vjp(gradients, *upstreams)
+    probes, pushed = given, transpose(tuple(given))
+    back = pushed
+    if any(map(functorch.is_legacy_batchedtensor, given)):  # of torch.autograd.functional: they cannot be looked at
+        probes = list(map(_ramp, small))
+        back = transpose(tuple(probes))
+    constants = [t if t is None else t.detach() for t in tensors]
+    large = gradients(*[FACTOR * u for u in upstreams], tensors=constants)
+    if not (all(map(_is_multiple, small, large)) and _is_transpose(small, probes, back, upstreams)):
+        run.call.refuse_nonlinear("one that is not, as its gradients at two upstreams show")
+    return tuple(subvals([None] * len(zeros), floats, pushed))
 
 
 def _ramp(like: Tensor) -> Tensor:

@@ -46,10 +46,11 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[S
     """Return the results of a call, on the device of its first input."""
     results: Sequence[Tensor]
     if torch.compiler.is_dynamo_compiling():
-        from cgshim_torch._host_compiled import name_of_traced
+        from cgshim_torch._compiled import name_of_traced
 
         results = torch.ops.cgshim.host(list(inputs), name_of_traced(call, declared))
-    elif _in_a_graph() or not all(map(_is_concrete, inputs)):
+    elif len_dispatch_stack() or jit_is_tracing() or fx_is_tracing() or not all(map(_is_concrete, inputs)):
+        # a graph may be in the making: make_fx before dispatch shows itself as torch.fx alone
         results = torch.ops.cgshim.host(list(inputs), name_of(call))
     else:
         is_differentiated = is_transformed() or (torch.is_grad_enabled() and any(map(requires_grad, inputs)))
@@ -59,11 +60,6 @@ def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[S
         if reads is not None:  # a rule that makes a graph cannot see that this is no unknown tensor
             reads.knows(*results)
     return results
-
-
-def _in_a_graph() -> bool:
-    """Return True if a graph may be in the making; make_fx before dispatch shows itself only as torch.fx."""
-    return bool(len_dispatch_stack() or fx_is_tracing()) or jit_is_tracing()
 
 
 def _is_concrete(x: Tensor) -> bool:

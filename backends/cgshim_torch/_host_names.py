@@ -15,10 +15,8 @@ import os
 import secrets
 import sys
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from cgshim.backend import ONE_TENSOR, BackendError, CustomGradient, HostCall, OnHost, refusal
@@ -26,7 +24,8 @@ from cgshim.backend import ONE_TENSOR, BackendError, CustomGradient, HostCall, O
 MOST = 4096
 """how many calls are kept that only this process knows, and how many that were found by their names"""
 
-_PROCESS = secrets.token_hex(4)  # a name from another process must not lead to a call of this one
+PROCESS = secrets.token_hex(4)
+"""is in what must not be known in another process, where it would lead to something else"""
 _numbers = itertools.count()
 _lock = threading.Lock()
 _kept: OrderedDict[str, tuple[Hashable, HostCall]] = OrderedDict()
@@ -35,31 +34,23 @@ _names: dict[Hashable, str] = {}
 
 def name_of(call: HostCall, results: str = "") -> str:
     """Return the name of a call, for a graph; equal calls share it if the graph declares the same for their results."""
-    if all(spec is ONE_TENSOR for spec in call.specs) and _is_importable(call) and _is_json(call.options):
+    place = _place_of(call)
+    if place is not None and call.are_tensors and _is_json(call.options):
         options = f"?{json.dumps(call.options, sort_keys=True)}" if call.options else ""
-        return ":".join(map(str, _place_of(call))) + (results and f">{results}.{_edition(call)}") + options
+        return f"{place}>{results}{options}" if results else f"{place}{options}"
     try:
         key: Hashable = (call.key, results)
         hash(key)
     except TypeError:
         key = object()
     with _lock:
-        name = _names.setdefault(key, f"{call.name}#{_PROCESS}.{os.getpid()}.{next(_numbers)}")
+        name = _names.setdefault(key, f"{call.name}#{PROCESS}.{os.getpid()}.{next(_numbers)}")
         _kept.setdefault(name, (key, call))
         _kept.move_to_end(name)
         while len(_kept) > MOST:
             _, (oldest, _) = _kept.popitem(last=False)
             del _names[oldest]
     return name
-
-
-def _edition(call: HostCall) -> int:
-    """Return what tells the text of an op's module from others.
-
-    Compiled code on disk is for shapes and dtypes that the op declares, but torch finds it by names alone.
-    """
-    file = getattr(sys.modules[call.function.function.__module__], "__file__", None)
-    return zlib.crc32(Path(file).read_bytes()) if file else 0
 
 
 def over(name: str, batched: Sequence[bool]) -> str:
@@ -77,7 +68,7 @@ def call_of(name: str, inputs: int) -> HostCall:
             _kept.move_to_end(name)
             return _kept[name][1]
     call = _imported(name, inputs)
-    if _function_at(*_place_of(call)) is not call.function:  # its module was reloaded
+    if _place_of(call) is None:  # its module was reloaded
         _imported.cache_clear()
         call = _imported(name, inputs)
     return call
@@ -86,21 +77,19 @@ def call_of(name: str, inputs: int) -> HostCall:
 # --- Names that other processes know ----------------------------------------------------------------------------
 
 
-def _is_importable(call: HostCall) -> bool:
-    """Return True if module and name lead to the op of a call, also in another process."""
-    module, name = _place_of(call)
-    return module not in (None, "__main__", "__mp_main__") and _function_at(module, name) is call.function
-
-
-def _place_of(call: HostCall) -> tuple[str | None, str | None]:
+def _place_of(call: HostCall) -> str | None:
+    """Return `module:name` if that leads to the op of a call, also in another process."""
     f = call.function.function
-    return getattr(f, "__module__", None), getattr(f, "__qualname__", None)
+    module, name = getattr(f, "__module__", None), getattr(f, "__qualname__", "")
+    if module in (None, "__main__", "__mp_main__") or _function_at(module, name) is not call.function:
+        return None
+    return f"{module}:{name}"
 
 
-def _function_at(module: str | None, name: str | None) -> Any:
+def _function_at(module: str, name: str) -> Any:
     """Return the function on the host whose op has this name in a module; None if there is none."""
     try:
-        op = operator.attrgetter(name or "")(sys.modules.get(module or ""))
+        op = operator.attrgetter(name)(sys.modules.get(module))
     except AttributeError:
         return None
     held: Any = op.held_function if isinstance(op, CustomGradient) else None

@@ -15,7 +15,7 @@ import torch
 
 import cgshim_torch._numpy
 from cgshim.backend import Axis, Tensor, axes_of, checked_axis
-from cgshim_torch._tensors import device_of_call
+from cgshim_torch._tensors import convert_to_tensor, device_of_call
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
@@ -154,8 +154,7 @@ np_sort, np_argsort = _sorted(0), _sorted(1)
 # --- Shapes -----------------------------------------------------------------------------------------------------
 
 
-def np_reshape(a: Tensor, /, shape: int | Sequence[int]) -> Tensor:
-    return torch.reshape(a, (shape,) if isinstance(shape, int) else tuple(shape))
+np_reshape = torch.Tensor.reshape  # which takes an int, too
 
 
 def np_transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
@@ -186,10 +185,6 @@ def np_concatenate(arrays: Sequence[Tensor], /, axis: int | None = 0, *, dtype: 
 def np_split(ary: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     if isinstance(indices_or_sections, int) and ary.shape[axis] % indices_or_sections:
         raise ValueError("array split does not result in an equal division")
-    return np_array_split(ary, indices_or_sections, axis)
-
-
-def np_array_split(ary: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     sections = indices_or_sections if isinstance(indices_or_sections, int) else tuple(indices_or_sections)
     return list(torch.tensor_split(ary, sections, axis))
 
@@ -220,9 +215,7 @@ def np_meshgrid(*xi: Tensor, indexing: str = "xy") -> list[Tensor]:
     return list(torch.meshgrid(*[x.reshape(-1) for x in xi], indexing=indexing))
 
 
-def np_nonzero(a: Tensor) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = torch.nonzero(a, as_tuple=True)
-    return found
+np_nonzero = functools.partial(torch.nonzero, as_tuple=True)
 
 
 def np_searchsorted(a: Tensor, v: Any, side: str = "left") -> Tensor:
@@ -344,14 +337,12 @@ def np_linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, *, 
     return torch.linspace(start, stop, num, dtype=dtype_of(dtype), device=device_of_call())
 
 
-def np_array(object: Any, dtype: Any = None) -> Tensor:
-    if isinstance(object, torch.Tensor):
-        return object.clone().to(dtype_of(dtype))
-    return torch.tensor(object, dtype=dtype_of(dtype), device=device_of_call())
-
-
 def np_asarray(a: Any, dtype: Any = None) -> Tensor:
-    return a.to(dtype_of(dtype)) if isinstance(a, torch.Tensor) else np_array(a, dtype)
+    return convert_to_tensor(a, dtype_of(dtype))
+
+
+def np_array(object: Any, dtype: Any = None) -> Tensor:
+    return np_asarray(object, dtype).clone()
 
 
 def _frequencies(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
