@@ -36,7 +36,7 @@ from cgshim_torch._private import (
     keeps_graph,
     pack_hooks,
 )
-from cgshim_torch._reads import FLOATS, Anchor, reads_now, without_derivative
+from cgshim_torch._reads import FLOATS, reads_now, without_derivative
 from cgshim_torch._run import Run, named, run_once, variables_of, without_rules
 from cgshim_torch._second_order import differentiable_gradients
 from cgshim_torch._state import state_of
@@ -249,7 +249,8 @@ def _anchor(run: Run, holdings: Holdings, inputs: Sequence[Tensor], saved: Seque
         return
     missing = [x for x, at in zip(inputs, run.inputs_at, strict=True) if at is None and x.requires_grad]
     if missing and not any(saved[at].dtype in FLOATS for at in run.outputs_at):
-        run.anchor = Anchor.apply(*missing, *run.variables)
+        connected = [*missing, *run.variables]
+        (run.anchor,) = without_derivative(run.call.refuse_second_order, [torch.empty(0)], connected)
 
 
 # --- The Function ---------------------------------------------------------------------------------------------------

@@ -13,11 +13,10 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import functools
-import operator
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -185,11 +184,10 @@ class Holdings:
 class Reach(Holdings):
     """What f can name: what it holds, its options, its globals, and what is in them, some levels deep."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, levels: int = _LEVELS) -> None:
+        self._levels = levels
         self.names: dict[str, None] = {}
         """the names that f and its helpers use"""
-        self.libraries: set[str] = set()
-        """the modules of libraries that f can call"""
         self._roots = [call.f, *call.options.values()]
         if not call.arguments.are_tensors:
             self._roots += [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
@@ -197,17 +195,13 @@ class Reach(Holdings):
 
     def _visit(self, level: Sequence[Held]) -> None:
         level = [*map(Held, self._roots)]
-        for _ in range(_LEVELS):
+        for _ in range(self._levels):
             level.sort(key=lambda held: type(held.tensor) is not FunctionType)  # which tell what else is named
             level = [inner for held in level for inner in self._look_into(held)]
         self.tensors += [held for held in level if isinstance(held.tensor, torch.Tensor)]
 
     def _look_into(self, held: Held) -> Sequence[Held]:
-        if is_of_a_library(held.tensor):
-            x: Any = held.tensor
-            self.libraries.add(((x.__name__ if isinstance(x, ModuleType) else x.__module__) or "").partition(".")[0])
-            return ()
-        return super()._look_into(held)
+        return () if is_of_a_library(held.tensor) else super()._look_into(held)
 
     def _inside(self, x: Any) -> Sequence[Held]:
         """Return what something holds; of a module or a class what f names in it."""
@@ -299,13 +293,21 @@ def version_of(t: Tensor) -> int:
 _MISSING: Any = object()
 
 
+class Scope(NamedTuple):
+    """The names of a module or a class, and what writes to them."""
+
+    names: Mapping[str, Any]
+    put: Callable[[str, Any], None]
+    delete: Callable[[str], None]
+
+
 class Footprint:
     """What f could write to: put back, it is as it was. Tensors are not copied: `_reads` refuses to write to them."""
 
     def __init__(self, reach: Reach) -> None:
         self._cells: list[tuple[CellType, list[Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
-        scopes: dict[int, Any] = {}
+        scopes: list[Scope] = []
         for x in reach.seen.values():
             if isinstance(x, CellType):
                 self._cells.append((x, contents(x)))
@@ -313,12 +315,12 @@ class Footprint:
             if isinstance(x, (list, deque, set, dict)):
                 self._containers.append((x, x.copy()))
             if isinstance(x, (type, ModuleType)):
-                scopes[id(x)] = x
+                scopes.append(Scope(vars(x), functools.partial(setattr, x), functools.partial(delattr, x)))
             elif type(attributes := attributes_of(x)) is dict:
                 self._containers.append((attributes, attributes.copy()))
             if isinstance(x, FunctionType):
-                scopes[id(x.__globals__)] = x.__globals__
-        self._named = [(scope, {name: _get(scope, name) for name in reach.names}) for scope in scopes.values()]
+                scopes.append(Scope(x.__globals__, x.__globals__.__setitem__, x.__globals__.__delitem__))
+        self._named = [(scope, name, scope.names.get(name, _MISSING)) for scope in scopes for name in reach.names]
 
     def put_back(self) -> None:
         """Undo what was written since."""
@@ -328,26 +330,17 @@ class Footprint:
             elif contents(cell):
                 del cell.cell_contents
         for x, before in self._containers:
-            if len(x) != len(before) or any(a is not b for a, b in zip(_items(x), _items(before), strict=True)):
+            if _identities(x) != _identities(before):
                 x.clear()
                 (x.extend if isinstance(x, (list, deque)) else x.update)(before)
-        for scope, names in self._named:
-            for name, held in names.items():
-                if _get(scope, name) is not held:
-                    _set(scope, name, held)
+        for scope, name, held in self._named:
+            if scope.names.get(name, _MISSING) is held:
+                continue
+            if held is _MISSING:
+                scope.delete(name)
+            else:
+                scope.put(name, held)
 
 
-def _items(x: Any) -> Iterator[Any]:
-    return (each for pair in x.items() for each in pair) if isinstance(x, dict) else iter(x)
-
-
-def _get(scope: Any, name: str) -> Any:
-    return (scope if isinstance(scope, dict) else vars(scope)).get(name, _MISSING)
-
-
-def _set(scope: Any, name: str, x: Any) -> None:
-    is_dict = isinstance(scope, dict)
-    if x is _MISSING:
-        (dict.pop if is_dict else delattr)(scope, name)
-    else:
-        (operator.setitem if is_dict else setattr)(scope, name, x)
+def _identities(x: Any) -> list[int]:
+    return [*map(id, x), *map(id, x.values() if isinstance(x, dict) else ())]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from cgshim.backend import tensors_inside
-from cgshim_torch._existing import names_in
+from cgshim_torch._existing import Reach
 from cgshim_torch._private import (
     FakeTensor,
     forward_ad,
@@ -105,7 +103,7 @@ def _as_read(
 
     A leaf that is a batch of vmap is what vmap has made of it; if the search of f does not find it, raise an error.
     """
-    read = AsRead(call.f, [*within_reach(call.f), *tensors_inside(call.options, torch.is_tensor)])
+    read = AsRead(call.f, within_reach(call))
     if in_batch:
         for leaf, _ in leaves:
             if read.leaf(leaf) is None:
@@ -118,8 +116,7 @@ def _as_read(
 def refuse_captured_tangents(call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     """Raise an error if a tangent reached f, but not by its inputs: look at what f can read, and at what it made."""
     given = set(map(id, inputs))
-    captured = [*within_reach(call.f), *tensors_inside(call.options, torch.is_tensor)]
-    suspects = [tensor for tensor in captured if id(tensor) not in given]
+    suspects = [tensor for tensor in within_reach(call) if id(tensor) not in given]
     if not any(map(_has_tangent, inputs)):
         suspects += made
     for tensor in filter(_has_tangent, suspects):
@@ -155,20 +152,15 @@ def read_by_rules(tensors: Sequence[Tensor]) -> bool:
             continue
         seen.add(node)
         run = getattr(node, "run", None)
-        if run is not None and any(map(requires_grad, within_reach(run.call.f))):
+        if run is not None and any(map(requires_grad, within_reach(run.call))):
             return True
         nodes += [following for following, _ in node.next_functions]
     return False
 
 
-def within_reach(f: Any) -> Iterator[Tensor]:
-    """Yield the tensors that f and functions in it can read: in its closure and its object, and by a global name."""
-    yield from tensors_inside(f, torch.is_tensor)
-    function = inspect.unwrap(f)
-    code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    for name in names_in(code) if code else ():
-        if torch.is_tensor(scope.get(name)):
-            yield scope[name]
+def within_reach(call: Call) -> list[Tensor]:
+    """Return the tensors that f can read as far as one can tell, Parameters of modules in modules too."""
+    return [held.tensor for held in Reach(call, levels=8).tensors]
 
 
 def leaf_of(tensor: Tensor) -> Tensor:

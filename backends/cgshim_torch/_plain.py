@@ -8,7 +8,9 @@ Python functions that run, so this is one function, and its gradient another. Wh
 
 from __future__ import annotations
 
+import builtins
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -26,7 +28,7 @@ from cgshim.backend import (
     runs_op,
 )
 from cgshim_torch._eager import Attached, constants, with_rule
-from cgshim_torch._existing import NOTHING, Existing, Holdings, Reach, holds_nothing, inside, library_names
+from cgshim_torch._existing import NOTHING, Existing, Holdings, holds_nothing, inside, library_names
 from cgshim_torch._graph import now
 from cgshim_torch._private import (
     current_level,
@@ -83,14 +85,13 @@ class PlainRun(Run):
         if hasattr(self, "rule"):
             return
         call, grad_fn, plan = self.call, self.grad_fn, self.plan
-        if self.f is None:
-            self.reach = plan.reach = plan.reach or Reach(call)
         rule = rule_of(call.arguments, grad_fn, ONE_TENSOR, self.specs, None)
         held = Holdings(grad_fn, self.existing.holders).tensors
         Run.__init__(self, call, rule, self.existing, [spec.device for spec in self.specs], held)
         self.autocast = None  # that of the backward pass is another
         self.may_hide = any(each.holder is None for each in held)
         self.reads_held_alone = not self.may_hide and _makes_no_function(grad_fn.__code__)
+        self.may_run_at_once = self.f is None and plan.names_torch_alone()
         places = {id(t): at for at, t in enumerate(self.raw)}
         self.held_at = [places.get(id(each.tensor)) for each in held]
 
@@ -133,7 +134,7 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
 class Plan:
     """Runs plain calls. What is the same in all of them is found once."""
 
-    __slots__ = ("_apply", "_form", "_names_in_f", "_names_in_rule", "call", "reach")
+    __slots__ = ("_apply", "_form", "_names_in_f", "_names_in_rule", "call")
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -144,7 +145,6 @@ class Plan:
         if not holds_nothing(function):
             self._names_in_f = None  # it may read more than it names
         self._names_in_rule: Sequence[tuple[str, Any]] | None = None
-        self.reach: Reach | None = None  # of an f that can name libraries alone
 
     @runs_op
     def output_of(self, f: Callable[..., Any], args: tuple[Tensor, ...], options: Mapping[str, Any]) -> Any:
@@ -271,6 +271,13 @@ class Plan:
                 return False
         return True
 
+    def names_torch_alone(self) -> bool:
+        """Return True if f can do nothing but operations on its arguments: another run of it leaves no trace."""
+        if self._names_in_f is None:
+            return False
+        scope = getattr(self.call.f, "__func__", self.call.f).__globals__  # with what f has assigned there
+        return all(x in _TORCH or (name not in scope and _is_pure(name)) for name, x in self._names_in_f)
+
     def _form_of(self, result: Any, inputs: Sequence[Tensor]) -> PlainForm | None:
         """Return the form of the rule if f has returned a tensor that is its own and a plain function; else None."""
         if type(result) is not tuple or len(result) != 2:
@@ -302,8 +309,20 @@ class Plan:
         return rule.output.combine(constants(outputs, args))
 
 
+_TORCH = torch, torch.nn.functional
+_STOPS = frozenset(["no_grad", "inference_mode", "set_grad_enabled"])
+_PURE = frozenset(["abs", "all", "any", "float", "int", "len", "max", "min", "pow", "range", "round", "sum", "zip"])
+
+
+def _is_pure(name: str) -> bool:
+    """Return False for the name of what stops gradients, of a module to import, and of what a built-in function does.
+
+    An attribute of a tensor may have the same name: it is not known from its name alone, so it counts as that, too.
+    """
+    return name not in _STOPS and name not in sys.modules and (name in _PURE or not hasattr(builtins, name))
+
+
 @functools.lru_cache(maxsize=4096)
 def _makes_no_function(code: CodeType) -> bool:
     """Return True if nothing reads the variables of a rule but its own code, which does not stop gradients."""
-    stops = {"no_grad", "inference_mode", "set_grad_enabled"}
-    return not stops.intersection(code.co_names) and not any(isinstance(x, CodeType) for x in code.co_consts)
+    return not _STOPS.intersection(code.co_names) and not any(isinstance(x, CodeType) for x in code.co_consts)

@@ -15,13 +15,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from cgshim.backend import place_of
 from cgshim_torch._existing import Existing
-from cgshim_torch._private import (
-    SingleLevelFunction,
-    custom_function_call,
-    functorch,
-    outside_of_func,
-    sequence_number,
-)
+from cgshim_torch._private import functorch, outside_of_func, sequence_number
 
 if TYPE_CHECKING:
     from cgshim.backend import Call
@@ -238,13 +232,6 @@ def without_derivative(
 class _WithoutDerivative(torch.autograd.Function):  # type: ignore[misc]
     generate_vmap_rule = True
 
-    @classmethod
-    def apply(cls, *args: Any) -> Any:
-        """Do Function.apply without its look at forward's signature."""
-        if functorch.maybe_current_level() is None:
-            return super(torch.autograd.Function, cls).apply(*args)
-        return custom_function_call(cls, *args)
-
     @staticmethod
     def forward(refuse: Refuse, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple([t.view_as(t) for t in tensors[:count]])
@@ -262,15 +249,3 @@ class _WithoutDerivative(torch.autograd.Function):  # type: ignore[misc]
     def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
         refuse: Refuse = ctx.refuse
         refuse("forward mode over its gradient")
-
-
-class Anchor(SingleLevelFunction):
-    """Returns an empty tensor that is a function of tensors and keeps none of them."""
-
-    @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
-        return torch.empty(0)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> NoReturn:
-        raise AssertionError("an anchor connects what is never differentiated")

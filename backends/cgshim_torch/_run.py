@@ -13,7 +13,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from cgshim.backend import RuleScope, describe, refusal
-from cgshim_torch._existing import Existing, Held, Holdings, Reach, holding, version_of
+from cgshim_torch._existing import Existing, Held, Holdings, holding, version_of
 from cgshim_torch._graph import captured
 from cgshim_torch._private import is_any_autocast_enabled
 from cgshim_torch._state import State
@@ -37,10 +37,10 @@ class Run:
     is_emptied = False  # True if the rule holds no tensor until it runs: hooks on saved tensors look after them
     may_hide = True  # False if the rule can read nothing but what it holds, where other tensors can be put for a while
     reads_held_alone = False  # True if, moreover, it makes no function
+    may_run_at_once = False  # True if another run of f leaves no trace, whether it is needed or not
     constants: Sequence[tuple[Tensor, int]] = ()  # that existed before f ran and the rule holds, with their versions
     variables: Sequence[Tensor] = ()
     state: State | None = None  # the places in modules of variables that are not Parameters
-    reach: Reach | None = None  # what f can name, if that is the same in every call
     anchor: Tensor | None = None  # an empty function of the inputs that are not saved
     autocast: Autocast | None = None
     raw: list[Tensor | None]  # the saved tensors as the rule holds them; None if it does not, as far as is known

@@ -2,7 +2,8 @@
 
 An input that the rule reads is the input, an output the op's own output. A residual is a node of the graph that runs
 f again, on connected inputs, if its derivative is really taken. That run gives derivatives and never values: it must
-agree with the first one, draws no random number, and leaves no trace.
+agree with the first one, draws no random number, and leaves no trace. Of an f that names torch alone nobody notices
+another run: it comes at once, where it gives the same numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import contextvars
 import functools
 import itertools
-import pickle
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -72,11 +72,34 @@ def _connected(run: Run, saved: Sequence[Tensor], inputs: Sequence[Tensor | None
     known = {*run.inputs_at, *run.outputs_at}
     places = [at for at, t in enumerate(saved) if at not in known and t.dtype in FLOATS and not t.requires_grad]
     if places and all(x is not None for x in inputs):
-        numbers = [run.held_at.index(at) for at in places]
-        functions = _Late.apply(run, numbers, [saved[at] for at in places], None, *inputs, *run.variables)
+        numbers, firsts = [run.held_at.index(at) for at in places], [saved[at] for at in places]
+        functions: Sequence[Tensor] = ()
+        if run.may_run_at_once and all(map(has_values, firsts)):
+            functions = _made_at_once(run, numbers, firsts, inputs)
+        if not functions:
+            functions = _Late.apply(run, numbers, firsts, None, *inputs, *run.variables)
         for at, function in zip(places, functions, strict=True):
             connected[at] = function
     return connected
+
+
+def _made_at_once(
+    run: Run, places: Sequence[int], firsts: Sequence[Tensor], inputs: Sequence[Tensor | None]
+) -> list[Tensor]:  # fmt: skip
+    """Return what the rule holds at these places, made by another run of f now, as code by hand makes it.
+
+    f can neither read nor write anything but its arguments: nobody notices the run. `_Late`, which waits until the
+    derivative is taken, and differentiates the run by itself, takes longer than both. Nothing if the run makes
+    other numbers, draws random ones, or has an error: `_Late` tells who takes the derivative.
+    """
+    found: list[Tensor] = []
+    with _put_back(_generators_of_torch()) as drawn, contextlib.suppress(Exception):
+        _, grad_fn = run.as_first(run.call.run, list(map(_own_node, inputs)))
+        held = Holdings(grad_fn).tensors
+        found = [held[place].tensor for place in places]
+        if not all(t.requires_grad and torch.equal(t, first) for t, first in zip(found, firsts, strict=True)):
+            found = []
+    return [] if drawn else found
 
 
 class _Late(SingleLevelFunction):
@@ -105,12 +128,9 @@ class _Late(SingleLevelFunction):
         inputs, variables = list(itertools.islice(rest, len(run.devices))), list(rest)
         asked = [(place, t, u) for place, t, u in zip(ctx.places, firsts, of_tensors, strict=True) if u is not None]
         with torch.enable_grad():
-            again = AnotherRun(run, list(map(_own_node, inputs)), variables)
-            try:
-                made = again.find(asked, upstreams)
-            finally:
-                again.close()
-        wanted = [*again.inputs, *variables]
+            inputs = list(map(_own_node, inputs))
+            made = AnotherRun(run, inputs, variables).find(asked, upstreams)
+        wanted = [*inputs, *variables]
         pairs = [(t, u) for t, (_, _, u) in zip(made, asked, strict=True) if t.requires_grad]
         return None, None, None, None, *_gradients(run, pairs, wanted)
 
@@ -144,11 +164,8 @@ _ANOTHER_RUN = "a second order runs f again, which must give grad_fn the same te
 class AnotherRun:
     """Runs f again on connected inputs, and finds what its rule reads there; all else is then as it was before."""
 
-    rule: Rule
-
     def __init__(self, run: Run, inputs: list[Tensor], variables: Sequence[Tensor]) -> None:
-        self.inputs = inputs
-        self._run, self._call, self._variables = run, run.call, variables
+        self._run, self._call, self._inputs, self._variables = run, run.call, inputs, variables
         self._reads = _ReadsOfAnotherRun(
             run.call, run.existing, lambda t: self._reads.refused(t, "f kept in an earlier call")
         )
@@ -165,7 +182,7 @@ class AnotherRun:
         find: Callable[..., list[Tensor]] = self._run.as_first
         if self._run.state is not None:
             find = functools.partial(self._run.state.run_with, self._variables, find)
-        reach = self._run.reach or Reach(self._call)
+        reach = Reach(self._call)
         footprint = Footprint(reach)
         try:
             with self._without_random_numbers(reach):
@@ -179,27 +196,28 @@ class AnotherRun:
                           ) from error  # fmt: skip
         finally:
             footprint.put_back()
+            self._reads.close()
 
     def _find(
         self, asked: Sequence[tuple[int, Tensor, Tensor]], upstreams: Sequence[Tensor] | None
     ) -> list[Tensor]:  # fmt: skip
         start = now()
         with self._reads:
-            result = self._call.run(self.inputs)
-        self._outputs, self.rule = self._call.read(result, self.inputs)
-        made = [each.tensor for each in Holdings(self.rule.grad_fn, self._run.existing.holders).tensors]
+            result = self._call.run(self._inputs)
+        self._outputs, rule = self._call.read(result, self._inputs)
+        made = [each.tensor for each in Holdings(rule.grad_fn, self._run.existing.holders).tensors]
         if upstreams is not None:
-            made = self._read_by_the_rule(made, upstreams)
+            made = self._read_by_the_rule(rule, made, upstreams)
         elif len(made) != len(self._run.held):
             self._refuse_others()
         found = [self._checked(made[place] if place < len(made) else None, first) for place, first, _ in asked]
         if self._variables:
-            read = captured(self._call, [t for t in found if t.requires_grad], self.inputs, since(start))
+            read = captured(self._call, [t for t in found if t.requires_grad], self._inputs, since(start))
             if not {id(v) for v in read} <= {id(leaf_of(v) if v.is_leaf else v) for v in self._variables}:
                 self._refuse("those of other variables", "read the same ones in every run")
         return found
 
-    def _read_by_the_rule(self, held: Sequence[Tensor], upstreams: Sequence[Tensor]) -> list[Tensor]:
+    def _read_by_the_rule(self, rule: Rule, held: Sequence[Tensor], upstreams: Sequence[Tensor]) -> list[Tensor]:
         """Return what the rule of this run reads, in order, of the tensors that nobody can place."""
         found: list[Tensor] = []
 
@@ -208,10 +226,10 @@ class AnotherRun:
             return t
 
         reads = _ReadsOfAnotherRun(self._call, self._run.existing, note)
-        reads.knows(*self.inputs, *held, *upstreams, *self._variables)
+        reads.knows(*self._inputs, *held, *upstreams, *self._variables)
         try:
             with reads:
-                gradients = self.rule(self.inputs, upstreams, self._variables)
+                gradients = rule(self._inputs, upstreams, self._variables)
             with torch._C.DisableTorchFunction():
                 reads.read_each(list(gradients))
         finally:
@@ -234,19 +252,17 @@ class AnotherRun:
         )
         if any(isinstance(x, _GENERATORS) for x in reach.seen.values()):
             refuse()
-        generators = _generators(reach) if all(map(has_values, self.inputs)) else []
-        states = [get() for get, _ in generators]
+        generators: list[Generator] = []
+        if all(map(has_values, self._inputs)):
+            of_others = (random.getstate, random.setstate), (np.random.get_state, np.random.set_state)
+            generators = [*_generators_of_torch(), *of_others]
+        drawn: list[Any] = []
         try:
-            yield
+            with _put_back(generators) as drawn:
+                yield
         finally:
-            drawn = [(put, was) for (get, put), was in zip(generators, states, strict=True) if get() != was]
-            for put, was in drawn:
-                put(was)
             if drawn:
                 refuse()
-
-    def close(self) -> None:
-        self._reads.close()
 
     def _refuse_others(self) -> NoReturn:
         self._refuse("others", "compute them from the arguments alone, or pass them as an argument")
@@ -256,25 +272,33 @@ class AnotherRun:
 
 
 _GENERATORS = torch.Generator, random.Random, np.random.Generator, np.random.RandomState
-_TAKES_NO_NUMBERS = frozenset(["torch", "math", "cgshim", "cgshim_torch", "builtins"])
-"""libraries that draw no number from the generators of Python and NumPy"""
+Generator = tuple[Callable[[], Any], Callable[[Any], Any]]
+"""how to read the state of a generator of random numbers, and how to set it"""
 
 
-def _generators(reach: Reach) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Return how to read the state of each generator of the process that f may use, and how to set it."""
+def _generators_of_torch() -> list[Generator]:
     generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
-    found: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
-        (lambda g=g: g.get_state().numpy().tobytes(), functools.partial(_set_state, g))  # type: ignore[misc]
-        for g in generators
-    ]
-    if len(reach.seen) > 1 or not _TAKES_NO_NUMBERS.issuperset(reach.libraries):
-        found.append((random.getstate, random.setstate))
-        found.append((lambda: pickle.dumps(np.random.get_state()), lambda was: np.random.set_state(pickle.loads(was))))
-    return found
+    return [(g.get_state, g.set_state) for g in generators]
 
 
-def _set_state(generator: torch.Generator, state: bytes) -> None:
-    generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+@contextlib.contextmanager
+def _put_back(generators: Sequence[Generator]) -> Iterator[list[Generator]]:
+    """Let generators be as they were before; the list then holds those of which numbers were drawn."""
+    states = [get() for get, _ in generators]
+    drawn: list[Generator] = []
+    try:
+        yield drawn
+    finally:
+        for generator, was in zip(generators, states, strict=True):
+            get, put = generator
+            if not _is_same(get(), was):
+                put(was)
+                drawn.append(generator)
+
+
+def _is_same(now: Any, was: Any) -> bool:
+    """Return True for two states that are the same; those of Python and NumPy are tuples, with an array in one."""
+    return all(map(np.array_equal, now, was)) if isinstance(was, tuple) else torch.equal(now, was)
 
 
 _IN_PLACE = frozenset(["__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"])

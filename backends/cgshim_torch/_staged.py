@@ -52,7 +52,7 @@ def without_gradient(call: Call, inputs: Sequence[Tensor]) -> Outputs:
 
 def _recorded(call: Call, inputs: Sequence[Tensor]) -> Proxy:
     """Record the op itself in the graph that symbolic_trace makes; its output is one node, whatever it holds."""
-    for tensor in filter(requires_grad, within_reach(call.f)):
+    for tensor in filter(requires_grad, within_reach(call)):
         rule = "torch.fx records an op without the state that f reads"
         call.refuse(rule, describe(tensor), "pass it as an argument")
     tracer = next(x.tracer for x in inputs if isinstance(x, Proxy))

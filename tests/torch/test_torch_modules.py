@@ -3,6 +3,9 @@
 Rules are wrong on purpose, by the factors 3 and 5: a number that autodiff found by itself does not pass.
 """
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -119,24 +122,39 @@ def test_backward_through_an_ensemble(kind, order):
     torch.testing.assert_close(gradients(kind), gradients(ByHand))
 
 
-_far: list[torch.Tensor] = []
+_far: list[Any] = []
 
 
-def read_from_afar():
+def read_from_a_list():
     return _far[0]
+
+
+def read_from_an_iterator():
+    return next(_far[0])
+
+
+def call_that_reads_from_afar(keep, read):
+    op = op_custom_gradient(lambda x: (x * read(), lambda upstream, variables: (5 * upstream, [7 * upstream])))
+
+    def call(w, x):
+        _far[:] = [keep(w)]
+        return op(x)
+
+    return call
+
+
+def test_a_batch_that_a_helper_of_f_reads():
+    batch = torch.tensor([1.0, 3.0], requires_grad=True)
+    y = vmap(call_that_reads_from_afar(lambda w: w, read_from_a_list), (0, None))(batch, X)
+    (gradient,) = torch.autograd.grad(y.sum(), batch)
+    assert gradient.tolist() == [7 * X.numel()] * 2
 
 
 def test_a_batch_that_f_reads_from_afar_is_refused():
     """Nobody can tell whether it is the batch or an element of it that f has read."""
-    op = op_custom_gradient(lambda x: (x * read_from_afar(), lambda upstream, variables: (upstream, [upstream])))
-
-    def call(w, x):
-        _far[:] = [w]
-        return op(x)
-
     batch = torch.tensor([1.0, 3.0], requires_grad=True)
     with pytest.raises(CustomGradientTypeError, match=r"got a captured f32\[2\]; pass it as an argument"):
-        vmap(call, (0, None))(batch, X)
+        vmap(call_that_reads_from_afar(itertools.repeat, read_from_an_iterator), (0, None))(batch, X)
 
 
 # --- functional_call in eager mode ------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from cgshim import TransformationError, op_custom_gradient
@@ -468,3 +469,67 @@ def test_a_variable_that_f_assigns_to_holds_what_the_first_run_left():
     assert [y.item() for y in derivatives(cube, leaf(2.0))] == [8.0, 20.0, 20.0, 10.0]
     assert last.item() == 4.0
     assert not last.requires_grad
+
+
+# --- An f that names torch alone --------------------------------------------------------------------------------
+
+
+class Sines(TorchDispatchMode):
+    """Counts the sines that are computed."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.sin.default
+        return func(*args, **(kwargs or {}))
+
+
+def _of_torch_alone(x):
+    kept = torch.sin(x)
+    return 2 * x, lambda u: 5 * u * kept
+
+
+def _that_prints(x):
+    print("f")
+    kept = torch.sin(x)
+    return 2 * x, lambda u: 5 * u * kept
+
+
+def _that_assigns(x):
+    global _assigned
+    _assigned = kept = torch.sin(x)
+    return 2 * x, lambda u: 5 * u * kept
+
+
+@pytest.mark.parametrize(("f", "at_once"), [(_of_torch_alone, 1), (_that_prints, 0), (_that_assigns, 0)])
+def test_what_nobody_notices_is_run_again_at_once(f, at_once, capsys):
+    x = leaf(0.5)
+    y = op_custom_gradient(f)(x)
+    with Sines() as sines:
+        (first,) = torch.autograd.grad(y, x, create_graph=True)
+    assert sines.count == at_once
+    assert len(capsys.readouterr().out.split()) <= 1
+    with Sines() as sines:
+        (second,) = torch.autograd.grad(first, x)
+    assert sines.count == 1 - at_once
+    torch.testing.assert_close(second, 5 * x.detach().cos())
+    if f is _that_assigns:
+        assert not _assigned.requires_grad
+
+
+def test_random_numbers_of_a_rule_that_is_not_differentiated():
+    op = op_custom_gradient(lambda x: (lambda noise: (2 * x, lambda u: u * noise * x))(torch.rand_like(x)))
+    x = leaf(1.0, 2.0)
+    y, state = op(x), torch.get_rng_state()
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True, retain_graph=True)
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(first, torch.autograd.grad(y.sum(), x)[0])
+
+
+def test_an_f_that_fails_on_differentiated_arguments():
+    op = op_custom_gradient(lambda x: (lambda kept: (2 * x, lambda u: 5 * u * kept))(torch.as_tensor(x.numpy()).sin()))
+    x = leaf(0.5)
+    (first,) = torch.autograd.grad(op(x), x, create_graph=True)
+    torch.testing.assert_close(first, 5 * x.detach().sin())
+    with pytest.raises(TransformationError, match="a RuntimeError in it"):
+        torch.autograd.grad(first, x)
