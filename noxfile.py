@@ -112,6 +112,17 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+@nox.parametrize("backend", list(FRAMEWORKS), ids=list(FRAMEWORKS))
+def readers(session: nox.Session, backend: str) -> None:
+    """The wheel in an empty environment with one framework alone, where the tutorial's code runs."""
+    dist = Path(session.create_tmp())
+    session.run("pip", "wheel", "-q", "--no-deps", "--wheel-dir", str(dist), ".")
+    framework = FRAMEWORKS[backend][:1] if backend != "numpy" else []
+    install(session, "--force-reinstall", *map(str, dist.glob("*.whl")), *framework)
+    session.run("python", "tests/docs/blocks.py", "docs/learn.md", backend)
+
+
+@nox.session
 def package(session: nox.Session) -> None:
     """dist/: sdist, the wheel from it, and that wheel tested by the sdist's tests, away from the checkout."""
     install(session, "build", "twine", "check-wheel-contents", *TEST, *FRAMEWORKS["numpy"])

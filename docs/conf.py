@@ -1,23 +1,28 @@
 """The site: README.md is its front page, docs/ its pages, and the docstrings its reference (`nox -s docs`).
 
 The source folder is the checkout, so that every relative link means the same on GitHub and on the site. A link to a
-file that is no page (an example, the licence) is a download.
+file that is no page (an example, the licence) is a download. What only the site can show is marked by comments, which
+Markdown does not show: tabs, columns, and what the site leaves out.
 """
 
+import re
 import shutil
 from pathlib import Path
 
+import tomllib
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
 import cgshim.ops
 
+URLS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["urls"]
+
 project = "cgshim"
 copyright = "the authors of cgshim, Apache License 2.0"
 html_title = "cgshim"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**", "examples/*/README.md"]
 exclude_patterns = [".*", "site", "build", "dist", "benchmarks", "mutants", "tests"]
@@ -27,27 +32,40 @@ nitpicky = True  # a name in a docstring that does not exist is a warning, and w
 # Python's types and private ones in signatures
 nitpick_ignore_regex = [("py:class", r"(?!cgshim\.).*|.*\._.*")]
 myst_heading_anchors = 4
-myst_enable_extensions = ["linkify"]
+myst_enable_extensions = ["linkify", "colon_fence"]
 myst_linkify_fuzzy_links = False  # README.md is no address in Moldova
-python_maximum_signature_line_length = 100
+python_maximum_signature_line_length = 1000  # the browser breaks the lines
 python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 napoleon_use_param = False
 napoleon_use_rtype = False
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+if "Source" in URLS:
+    html_theme_options = {"source_repository": URLS["Source"], "source_branch": "main", "source_directory": ""}
 
 NAVIGATION = """
+```{toctree}
+:hidden:
+:caption: Start
+
+docs/install
+docs/learn
+docs/porting
+```
 ```{toctree}
 :hidden:
 :caption: Guide
 
 docs/cookbook
-docs/porting
+docs/published
+docs/rules
 docs/transformations
 docs/versions
 docs/performance
@@ -80,10 +98,49 @@ CONTRIBUTING
 """
 
 
-def add_navigation(app: Sphinx, docname: str, source: list[str]) -> None:
-    """End the front page with the site's navigation, which GitHub would print as code."""
-    if docname == root_doc:
-        source[0] += NAVIGATION
+TABS = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- end of tabs -->\n", re.MULTILINE | re.DOTALL)
+TAB = re.compile(r"^(?:## |\*\*)(\w+)(?:\*\*)?\n", re.MULTILINE)
+COLUMNS = re.compile(r"^```python\n(.*?)^```\n\n```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+NOT_ON_THE_SITE = re.compile(r"^<!-- not on the site -->\n.*?^<!-- end -->\n", re.MULTILINE | re.DOTALL)
+
+
+def for_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Write the directives that GitHub would print as text: tabs, columns, and the navigation."""
+    text = NOT_ON_THE_SITE.sub("", source[0])
+    if docname == "docs/porting":
+        text = COLUMNS.sub(two_columns, text)
+    source[0] = TABS.sub(tab_set, text) + (NAVIGATION if docname == root_doc else "")
+
+
+def tab_set(marked: re.Match[str]) -> str:
+    """Return the tabs of what is between the comments: a heading, or a line in bold type, begins each."""
+    _, *parts = TAB.split(marked[1])
+    tabs = [
+        f":::::{{tab-item}} {label}\n:sync: {label}\n{text}:::::\n"
+        for label, text in zip(parts[::2], parts[1::2], strict=True)
+    ]
+    return "\n".join(["::::::{tab-set}", ":sync-group: framework", "", *tabs, "::::::", ""])
+
+
+def two_columns(pair: re.Match[str]) -> str:
+    """Return two blocks of code side by side."""
+    blocks = [
+        f":::{{grid-item}}\n```{{code-block}} python\n:caption: {title}\n\n{code}```\n:::\n"
+        for title, code in zip(("by hand", "cgshim"), pair.groups(), strict=True)
+    ]
+    return "\n".join(["::::{grid} 1 1 2 2", ":class-container: columns", ":gutter: 1", "", *blocks, "::::", ""])
+
+
+def without_modules(
+    app: Sphinx, what: str, name: str, obj: object, options: object, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Leave the names of modules out of the types in a signature."""
+    return tuple(re.sub(r"~(\w+\.)*", "", text) if text else text for text in (signature, returned))
+
+
+def types_of_backends(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Show types where backends are written; elsewhere almost all of them are Any, and overloads hide the call."""
+    app.config.autodoc_typehints = "signature" if docname == "docs/reference/backend" else "none"
 
 
 class FunctionsOfTheTable(SphinxTransform):
@@ -109,6 +166,8 @@ def add_index(app: Sphinx, exception: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    app.connect("source-read", add_navigation)
+    app.connect("source-read", for_the_site)
+    app.connect("source-read", types_of_backends)
+    app.connect("autodoc-process-signature", without_modules)
     app.connect("build-finished", add_index)
     app.add_transform(FunctionsOfTheTable)

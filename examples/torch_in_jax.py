@@ -1,7 +1,7 @@
 """A PyTorch network inside jax.jit: trained by JAX, and then used by PyTorch.
 
 `op_host(..., backend="torch")` makes an op of the network, as a function of its weights and of images. The loss and the
-steps are JAX's, the derivatives of the network are PyTorch's own. This example needs both.
+steps are JAX's, the derivatives of the network are PyTorch's own. This example needs both, and runs on JAX alone.
 """
 
 import copy
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from _training import digits
 
-from cgshim import Spec, op_host
+from cgshim import Spec, config_backend, op_host
 
 STEPS, RATE = 100, 1.0
 
@@ -55,6 +55,9 @@ def network_with(weights):
 
 
 def main():
+    if config_backend() not in (None, "jax"):
+        raise SystemExit("torch_in_jax.py: the program around the network is JAX's, got the backend "
+                         f"{config_backend()}; set CGSHIM_BACKEND=jax, or leave it out")  # fmt: skip
     (images, labels), (unseen, unseen_labels) = digits()
     training = [jnp.asarray(images), jnp.asarray(labels)]
     trained = {"JAX": train(step, *training), "jax.jit": train(jax.jit(step), *training)}

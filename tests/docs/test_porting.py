@@ -3,19 +3,32 @@
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
-from cgshim import op_convert_to_numpy, op_convert_to_tensor, op_grad, op_sum, op_vjp, use_backend
+from cgshim import (
+    CustomGradientTypeError,
+    TransformationError,
+    op_convert_to_numpy,
+    op_convert_to_tensor,
+    op_custom_gradient,
+    op_grad,
+    op_sum,
+    op_vjp,
+    ops,
+    use_backend,
+)
 
 PAGE = Path(__file__).parents[2] / "docs" / "porting.md"
 BACKENDS = {
-    "torch.autograd.Function": ["torch"],
-    "jax.custom_vjp": ["jax"],
-    "tf.custom_gradient": ["tensorflow"],
-    "keras.ops.custom_gradient": ["jax", "torch", "tensorflow"],
-    "autograd.extend.primitive": ["numpy"],
+    "PyTorch": ["torch"],
+    "JAX": ["jax"],
+    "TensorFlow": ["tensorflow"],
+    "Keras": ["jax", "torch", "tensorflow"],
+    "NumPy": ["numpy"],
 }
 X = np.array([0.5, -1.25, 3.0, 0.75])
 ARGUMENTS = {
@@ -35,7 +48,8 @@ class Pair(NamedTuple):
 
 
 def pairs():
-    for section in re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]:
+    tabs = re.search(r"^<!-- tabs -->$(.*)^<!-- end of tabs -->$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    for section in re.split(r"^## ", tabs[1], flags=re.MULTILINE)[1:]:
         for part in re.split(r"^### ", section, flags=re.MULTILINE)[1:]:
             there, here = re.findall(r"^```python\n(.*?)^```", part, flags=re.MULTILINE | re.DOTALL)
             for backend in BACKENDS[section.splitlines()[0]]:
@@ -91,3 +105,109 @@ def derivatives(op, arrays, rest):
 
     seconds = op_grad(of_gradients, argnums=list(range(len(args))))(*args)
     return list(map(op_convert_to_numpy, [value, *gradients, *seconds]))
+
+
+# --- What the page says of every framework, and of torch's mark_dirty and ctx --------------------------------------
+
+
+def tensor(array):
+    return op_convert_to_tensor(np.asarray(array), "float64")
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_an_output_that_is_no_tensor_has_no_upstream_gradient(backend, flat):
+    seen = []
+
+    @op_custom_gradient
+    def op(x):
+        def of_each(*upstreams):
+            seen.append(upstreams)
+            return 3.0 * upstreams[-1]
+
+        return (2 * x, 7, x * x), of_each if flat else lambda upstream: of_each(*upstream)
+
+    with use_backend(backend):
+        (_, number, _), pullback = op_vjp(op, tensor(3.0))
+        (gradient,) = pullback((tensor(1.0), None, tensor(10.0)))
+    assert number == 7
+    assert float(gradient) == 30.0
+    assert [upstream is None for upstream in seen[0]] == ([False, False] if flat else [False, True, False])
+
+
+def scaled(x, holder):
+    return x * holder.weight, lambda upstream: (5.0 * upstream * holder.weight, None)
+
+
+def test_tensors_in_a_static_argument_are_constants_or_refused(backend):
+    op = op_custom_gradient(scaled)
+    with use_backend(backend):
+        x, weight = tensor([1.0, 2.0]), tensor(3.0)
+        constant = op_grad(lambda x: op_sum(op(x, SimpleNamespace(weight=weight))))(x)
+        np.testing.assert_allclose(op_convert_to_numpy(constant), [15.0, 15.0])
+        with pytest.raises(CustomGradientTypeError, match=r"trainable state|given every tensor that is differentiated"):
+            op_grad(lambda weight: op_sum(op(x, SimpleNamespace(weight=weight))))(weight)
+
+
+def test_a_tensor_that_is_differentiated_may_not_hide_in_an_option(backend):
+    op = op_custom_gradient(lambda x, *, weight: (op_sum(x * weight), lambda upstream: upstream * weight), name="op")
+    with use_backend(backend), pytest.raises(CustomGradientTypeError, match="in the option weight"):
+        op_grad(lambda weight: op(tensor([1.0, 2.0]), weight=weight))(tensor(3.0))
+
+
+def exp_with_ctx(ctx, x):
+    """exp, with a derivative of x**2 * exp(x) on purpose; ctx gets the output, and a residual that is none."""
+    ctx.y, ctx.square = ops.exp(x), x * x
+    return ctx.y, lambda upstream: (None, upstream * ctx.y * ctx.square)
+
+
+def test_an_object_like_ctx_that_is_an_argument(backend):
+    op, expected = op_custom_gradient(exp_with_ctx), np.exp(2.0) * np.array([4.0, 4.0 * 4 + 2 * 2])
+    with use_backend(backend):
+        first = op_grad(lambda x: op(SimpleNamespace(), x))
+        assert float(op_convert_to_numpy(first(tensor(2.0)))) == pytest.approx(expected[0])
+        if backend == "torch":  # whose second run of f writes to the object of the first
+            with pytest.raises(TransformationError, match="a second order runs f again"):
+                op_grad(first)(tensor(2.0))
+        else:
+            assert float(op_convert_to_numpy(op_grad(first)(tensor(2.0)))) == pytest.approx(expected[1])
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_an_argument_that_is_not_differentiated_may_be_changed_in_torch(backends, residual):
+    if "torch" not in backends:
+        return
+    import torch
+
+    @op_custom_gradient
+    def op(x, mean):
+        mean.mul_(0.9).add_(0.1 * x.detach().mean())
+        square = x * x if residual else 1.0
+        return x * x * x, lambda upstream: (upstream * 3 * (square if residual else x * x), None)
+
+    x, mean = torch.tensor([1.0, 2.0], requires_grad=True), torch.zeros(())
+    (gradient,) = torch.autograd.grad(op(x, mean).sum(), x, create_graph=True)
+    assert float(mean) == pytest.approx(0.15)
+    if residual:
+        with pytest.raises(TransformationError, match="one that changes its arguments in place; let f change a copy"):
+            torch.autograd.grad(gradient.sum(), x)
+    else:
+        torch.testing.assert_close(torch.autograd.grad(gradient.sum(), x)[0], 6 * x.detach())
+    with pytest.raises(CustomGradientTypeError, match="must not write into arguments that are differentiated"):
+        op_custom_gradient(lambda x: (x.mul_(2.0), lambda upstream: upstream), name="op")(x * 1.0)
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_autograds_boxes_are_plain_where_f_runs(backends, kind):
+    if "numpy" not in backends:
+        return
+    import autograd
+
+    @op_custom_gradient
+    def op(pair):
+        assert type(pair) is kind
+        assert [type(x) for x in pair] == [np.ndarray] * 2
+        return op_sum(pair[0] * pair[1]), lambda upstream: (kind([upstream * pair[1], 10 * upstream * pair[0]]),)
+
+    found = autograd.grad(op)(kind([X, 2 * X]))
+    assert isinstance(found, kind)
+    np.testing.assert_allclose(found, [2 * X, 10 * X])

@@ -16,7 +16,7 @@ from cgshim.testing import check_gradients
 from cgshim.testing._functions import double_precision
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "published"
-COOKBOOK = EXAMPLES.parents[1] / "docs" / "cookbook.md"
+PAGE = EXAMPLES.parents[1] / "docs" / "published.md"
 EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 EXACT = {name: case for name, case in CASES.items() if case.surrogate is None}
 
@@ -125,8 +125,8 @@ def test_a_file_has_45_lines_at_most_and_names_its_source(path):
 
 
 @FILES
-def test_the_cookbook_counts_the_lines_of_code(path):
-    row = re.search(rf"\| `{path.name}` \| .* \| \d+ \| (\d+) \|", COOKBOOK.read_text())
+def test_the_page_counts_the_lines_of_code(path):
+    row = re.search(rf"\| \[`{path.name}`\]\(.*\) \| .* \| \d+ \| (\d+) \|", PAGE.read_text())
     assert int(row[1]) == lines_of_code(path.read_text())
 
 

@@ -1,7 +1,11 @@
 """The PyTorch network in a JAX program: what JAX does with it is what PyTorch does with it."""
 
+import re
+
 import numpy as np
 import pytest
+
+from cgshim import use_backend
 
 
 @pytest.fixture
@@ -26,6 +30,17 @@ def test_it_prints_what_the_cookbook_says(capsys):
     (before, _), *trained = zip(numbers[::2], numbers[1::2], strict=True)
     assert len({right for _, right in trained}) == 1
     assert all(loss < before / 10 for loss, _ in trained)
+
+
+def test_another_backend_is_refused():
+    from torch_in_jax import main
+
+    expected = (
+        "torch_in_jax.py: the program around the network is JAX's, got the backend torch; "
+        "set CGSHIM_BACKEND=jax, or leave it out"
+    )
+    with use_backend("torch"), pytest.raises(SystemExit, match=re.escape(expected)):
+        main()
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])

@@ -1,4 +1,4 @@
-"""What every backend has to get right: the same cases, with the same bodies, for cgshim's own and for a stranger's.
+"""What every backend has to get right: the same cases, with the same bodies, for cgshim's own and third-party backends.
 
 A backend's test file is three lines::
 

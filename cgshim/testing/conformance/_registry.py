@@ -78,7 +78,7 @@ class Result(NamedTuple):
     reason: str
     """what went wrong, in one line, or the reason of the gap; empty for a pass"""
     place: str = ""
-    """file:line of what went wrong: in the backend if its code raised it, else in the case"""
+    """the file and the line of what went wrong, in the backend if its code raised it, else in the case"""
 
 
 def cases(name: str, *, gaps: Mapping[str, str] | None = None, state: Gradients | None = None) -> list[Case]:
