@@ -24,11 +24,12 @@ def depends_only_on(tensor: Array, given: Iterable[Array], never: Iterable[Array
         x = todo.pop()
         if not (is_tracer(x) or isinstance(x, _Variable)):
             continue
-        if _identity(x) in ending:
+        identity = _identity(x)
+        if identity in ending:
             return False
-        if _identity(x) in known or _identity(x) in seen:
+        if identity in known or identity in seen:
             continue
-        seen.add(_identity(x))
+        seen.add(identity)
         origins = _origins_of(x)
         if origins is None:
             return False

@@ -6,7 +6,6 @@ the function uses JAX itself (seen in 0.10); and it gives the function JAX's arr
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refusal, refuse_host_derivative
 from cgshim_jax._primitives import mesh_axis, primitive
-from cgshim_jax._private import callback_sharding, is_exported, type_made_of
+from cgshim_jax._private import callback_sharding, is_exported, lowered_each_time, type_made_of
 
 if TYPE_CHECKING:
     from cgshim.backend import HostCall, Spec
@@ -142,5 +141,5 @@ def _lower(context: Any, *operands: Any, runner: _Runner, types: Types) -> Any:
 
 _host = primitive("cgshim_host", _run_now, _types, _refuse, _batch, _lower)
 ad.primitive_transposes[_host] = _refuse
-if jax.default_backend() == "tpu" and "cacheable" in inspect.signature(mlir.register_lowering).parameters:
-    mlir.register_lowering(_host, _lower, cacheable=False)  # where each call has a channel of its own
+if jax.default_backend() == "tpu":  # where each call has a channel of its own
+    mlir.register_lowering(_host, _lower, **lowered_each_time)

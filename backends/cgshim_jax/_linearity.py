@@ -1,33 +1,26 @@
-"""Is a rule linear in its upstream gradients? A walk over its jaxpr tells, from what is known of each primitive.
+"""Is a rule linear in its upstream gradients? JAX knows which operations it can transpose: those are linear.
 
-JAX's own transposition is no check: it drops constant terms silently.
+But its transposition is no check: it drops constant terms, and gives zeros for a cast to integers, without a word. A
+walk over the rule's jaxpr finds these, and names the operation that JAX could not transpose.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
+from jax.interpreters import ad
 
 from cgshim_jax import _private
-from cgshim_jax._tracing import is_tracer
+from cgshim_jax._tracing import equations_for, is_tracer
 
 if TYPE_CHECKING:
     from cgshim_jax._tracing import Jaxpr
-
-
-class Linearity(NamedTuple):
-    """What a walk over a rule's jaxpr has found. A rule may be neither seen to be linear, nor seen not to be."""
-
-    is_linear: bool
-    """True if every operation is known to be linear"""
-    operation: str | None
-    """the words for an operation that is known not to be linear, if there is one"""
 
 
 class Form(enum.IntEnum):
@@ -36,58 +29,49 @@ class Form(enum.IntEnum):
     ZERO = 0
     CONSTANT = 1
     LINEAR = 2
-    UNKNOWN = 3
-    NONLINEAR = 4
 
 
-ZERO, CONSTANT, LINEAR, UNKNOWN, NONLINEAR = Form
-
-_SUMS = frozenset({
-    "add", "sub", "add_any", "concatenate", "stack", "pad", "psum_invariant", "complex",
-})  # fmt: skip
-"""linear in all operands together"""
+ZERO, CONSTANT, LINEAR = Form
 
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})
 """linear in each operand"""
 
-_IN_FIRST = frozenset({
-    "neg", "convert_element_type", "reduce_precision", "real", "imag", "conj", "copy", "copy_p", "name",
-    "broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "rev", "slice", "dynamic_slice", "gather",
-    "reduce_sum", "cumsum", "reduce_window_sum", "fft", "div", "split", "unstack", "device_put", "sharding_constraint",
-    "optimization_barrier", "psum", "psum2", "pvary", "pbroadcast", "ppermute", "all_gather", "all_to_all",
-    "reduce_scatter", "psum_scatter", "all_gather_invariant", "mesh_cast", "reshard", "layout_constraint",
-    "scatter-mul", "tile",
-})  # fmt: skip
-"""linear in the first operand (or in all, where they have nothing to do with each other), the rest being constant"""
+_SUMS = frozenset({"add", "sub", "add_any", "concatenate", "stack", "pad", "complex"})
+"""linear in all operands together"""
 
-_TOGETHER = frozenset({"optimization_barrier", "psum", "psum2", "psum_invariant", "device_put"})
-"""operands that become results one by one"""
-
-_UPDATES = {"dynamic_update_slice": (0, 1), "scatter": (0, 2), "scatter-add": (0, 2), "scatter-sub": (0, 2)}
+_TOGETHER = {
+    "dynamic_update_slice": (0, 1), "scatter": (0, 2), "scatter-add": (0, 2), "scatter-sub": (0, 2),
+    "div": (0,), "triangular_solve": (1,),
+}  # fmt: skip
 """linear in these operands together, the rest being constant"""
 
-_NONLINEAR = frozenset({
-    "stop_gradient", "sign", "round", "floor", "ceil", "abs", "max", "min", "clamp", "exp", "exp2", "log", "log1p",
-    "expm1", "sqrt", "rsqrt", "cbrt", "square", "sin", "cos", "tan", "tanh", "sinh", "cosh", "asin", "acos", "atan",
-    "atan2", "asinh", "acosh", "atanh", "logistic", "erf", "erfc", "erf_inv", "lgamma", "digamma", "pow", "rem",
-    "nextafter", "sort", "top_k", "approx_top_k", "argmax", "argmin", "reduce_max", "reduce_min", "reduce_prod",
-    "cummax", "cummin", "cumprod", "cumlogsumexp", "reduce_and", "reduce_or", "eq", "ne", "lt", "le", "gt", "ge",
-    "eq_to", "lt_to", "le_to", "is_finite", "and", "or", "not", "xor", "cholesky", "eigh", "eig", "svd", "qr", "lu",
-    "schur", "pure_callback", "scatter-max", "scatter-min", "io_callback", "bitcast_convert_type",
-    "reduce_window_max", "reduce_window_min",
+_ONE_BY_ONE = frozenset({"optimization_barrier", "psum", "psum2", "psum_invariant", "device_put"})
+"""whose operands become results one by one"""
+
+_SHAPES = frozenset({
+    "neg", "convert_element_type", "copy", "broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "rev",
+    "slice", "dynamic_slice", "reduce_sum", "sharding_constraint", "pvary", "pbroadcast", "mesh_cast", "reshard",
 })  # fmt: skip
-"""not linear in any operand"""
+"""zeros where the first operand is zeros"""
+
+_NEVER = frozenset({"while", "pure_callback", "io_callback", "ffi_call"})
+"""for which JAX's transposition is an error"""
+
+_MANY = 1_000_000
+"""how large a constant may be that is searched for what is not zero"""
 
 
-def linearity_of(jaxpr: Jaxpr) -> Linearity:
-    """Find out if a jaxpr is linear in its arguments. A constant whose value is not known is None."""
-    walk = _Walk()
-    forms = walk(jaxpr.jaxpr, [*map(_form_of, jaxpr.constants)], [LINEAR] * len(jaxpr.invars))
-    if CONSTANT in forms:
-        return Linearity(False, "a constant one")
-    if NONLINEAR in forms:
-        return Linearity(False, walk.operation)
-    return Linearity(UNKNOWN not in forms, None)
+class NotLinearError(Exception):
+    """What says that a rule is not linear: the words for what was found."""
+
+
+def require_linear(jaxpr: Jaxpr) -> None:
+    """Raise the error if a jaxpr has a constant term, or an operation of its arguments that JAX cannot transpose.
+
+    A constant whose value is not known is None.
+    """
+    if CONSTANT in _forms_of_results(jaxpr.jaxpr, jaxpr.constants, [LINEAR] * len(jaxpr.invars)):
+        raise NotLinearError("a constant one")
 
 
 def _form_of(constant: Any) -> Form:
@@ -98,162 +82,96 @@ def _form_of(constant: Any) -> Form:
     return CONSTANT if np.size(constant) > _MANY or np.asarray(constant).any() else ZERO
 
 
-_MANY = 1_000_000
+def _forms_of_results(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Form]) -> list[Form]:
+    variables = [*jaxpr.constvars, *jaxpr.invars]
+    forms: dict[Any, Form] = dict(zip(variables, [*map(_form_of, constants), *arguments], strict=True))
+
+    def read(v: Any) -> Form:
+        return _form_of(v.val) if isinstance(v, Literal) else forms[v]
+
+    for eqn in equations_for(jaxpr.outvars, jaxpr.eqns)[0]:
+        for v, form in zip(eqn.outvars, _forms_after(eqn, [*map(read, eqn.invars)]), strict=True):
+            if form is LINEAR and not jnp.issubdtype(v.aval.dtype, jnp.inexact):
+                name = eqn.primitive.name
+                raise NotLinearError("a cast to integers" if name == "convert_element_type" else f"{name} of upstream")
+            forms[v] = form
+    return [*map(read, jaxpr.outvars)]
 
 
-class _Walk:
-    """A walk over a jaxpr, which finds the form of each value."""
+def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
+    """Return the forms of an operation's results."""
+    name, count = eqn.primitive.name, len(eqn.outvars)
+    if name == "scan":
+        return _of_scan(eqn.params, operands)
+    if name == "cond":
+        branches = [_inside(branch, operands[1:]) for branch in eqn.params["branches"]]
+        return [_sum(each) for each in zip(*branches, strict=True)]
+    inner = _jaxpr_in(eqn)
+    if inner is not None and len(getattr(inner, "jaxpr", inner).invars) == len(operands):
+        return _inside(inner, operands)
+    if name in _ONE_BY_ONE and len(operands) == count:
+        return operands
+    if summed := _summed_at(eqn, len(operands)):
+        if any(form is LINEAR and at not in summed for at, form in enumerate(operands)):
+            raise NotLinearError(f"{name} of upstream")
+        return [_sum([operands[at] for at in summed])] * count
+    if (name in _PRODUCTS and ZERO in operands) or (name in _SHAPES and operands[0] is ZERO):
+        return [ZERO] * count
+    if LINEAR not in operands:
+        return [CONSTANT] * count
+    if not _is_transposable(eqn.primitive) or (name in _PRODUCTS and operands.count(LINEAR) > 1):
+        raise NotLinearError(f"{name} of upstream")
+    return [LINEAR] * count
 
-    operation: str | None = None
-    """the words for the first operation that is known not to be linear"""
 
-    def __call__(self, jaxpr: Any, constants: Sequence[Form], arguments: Sequence[Form]) -> list[Form]:
-        """Return the forms of a jaxpr's results."""
-        forms: dict[Any, Form] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
+def _summed_at(eqn: Any, count: int) -> Sequence[int]:
+    """Return the places of the operands in which an operation is linear together; none if there is more to it."""
+    name = eqn.primitive.name
+    if name in _TOGETHER:
+        return _TOGETHER[name]
+    if name == "select_n":
+        return range(1, count)
+    if name == "custom_linear_solve":
+        return range(sum(eqn.params["const_lengths"]), count)
+    if name == "cgshim_transposed":
+        return range(len(eqn.params["linear"].reads), count)
+    return range(count) if name in _SUMS else ()
 
-        def read(v: Any) -> Form:
-            return _form_of(v.val) if isinstance(v, Literal) else forms[v]
 
-        for eqn in jaxpr.eqns:
-            operands = [read(v) for v in eqn.invars]
-            forms.update(zip(eqn.outvars, self.results(eqn, operands), strict=True))
-        return [read(v) for v in jaxpr.outvars]
+def _sum(operands: Sequence[Form]) -> Form:
+    """Return the form of a sum, or of a value that is one of these. A constant plus something linear is not linear."""
+    if CONSTANT in operands and LINEAR in operands:
+        raise NotLinearError("one with a constant part")
+    return max(operands)
 
-    def results(self, eqn: Any, operands: list[Form]) -> list[Form]:
-        """Return the forms of an operation's results."""
-        name = eqn.primitive.name
-        if all(form <= CONSTANT for form in operands):
-            is_zero = name in _IN_FIRST and bool(operands) and operands[0] is ZERO
-            is_zero |= name in _PRODUCTS and ZERO in operands
-            is_zero |= name in _SUMS and CONSTANT not in operands and bool(operands)
-            return [ZERO if is_zero else CONSTANT] * len(eqn.outvars)
-        if name in _TOGETHER:
-            return operands if len(operands) == len(eqn.outvars) else [self.summed(name, operands)] * len(eqn.outvars)
-        form = self.through(eqn, name, operands)
-        if isinstance(form, list):
-            return form
-        return [NONLINEAR if form is LINEAR and self.is_discrete(v, name) else form for v in eqn.outvars]
 
-    def through(self, eqn: Any, name: str, operands: list[Form]) -> Form | list[Form]:
-        """Return the form of all results of an operation that has operands which are not constant, or each one's."""
-        if name in _SUMS:
-            return self.summed(name, operands)
-        if name in _PRODUCTS:
-            return self.product(name, operands)
-        if name in _IN_FIRST:
-            return self.linear_in(name, operands, [0])
-        if name in _UPDATES:
-            return self.linear_in(name, operands, _UPDATES[name])
-        if name == "select_n":
-            return self.linear_in(name, operands, range(1, len(operands)))
-        if name == "triangular_solve":
-            return self.linear_in(name, operands, [1])
-        if name == "integer_pow":
-            return operands[0] if eqn.params["y"] == 1 else self.nonlinear(name)
-        if name in _NONLINEAR:
-            return self.nonlinear(name)
-        if name == "cgshim_transposed":
-            return self.linear_in(name, operands, range(len(eqn.params["linear"].reads), len(operands)))
-        if name == "cgshim_attached":
-            return operands[len(operands) - len(eqn.outvars) :]
-        if name == "cgshim_op":
-            return self.inside(eqn.params["op"].f.jaxpr, operands)
-        if name == "scan":
-            return self.scan(eqn.params, operands)
-        if name == "while":
-            return self.loop(eqn.params, operands)
-        if name == "cond":
-            return self.branches(eqn.params["branches"], operands)
-        if name == "custom_linear_solve":
-            return self.linear_in(name, operands, range(sum(eqn.params["const_lengths"]), len(operands)))
-        inner = next((eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None)
-        return UNKNOWN if inner is None else self.inside(inner, operands)
+def _is_transposable(primitive: Any) -> bool:
+    known = primitive in ad.primitive_transposes or primitive in _private.fancy_transposes
+    return known and primitive.name not in _NEVER
 
-    # --- The ways in which operands come together ----------------------------------------------------------------
 
-    def summed(self, name: str, operands: Sequence[Form]) -> Form:
-        """Return the form of a sum. A constant plus something linear is not linear."""
-        if CONSTANT in operands and max(operands) is LINEAR:
-            return self.nonlinear(name, "one with a constant part")
-        return max(operands)
+# --- Operations with jaxprs inside --------------------------------------------------------------------------------
 
-    def product(self, name: str, operands: Sequence[Form]) -> Form:
-        """Return the form of a product, which is linear if at most one factor is."""
-        if ZERO in operands:
-            return ZERO
-        if sum(form >= LINEAR for form in operands) > 1:
-            return self.nonlinear(name) if UNKNOWN not in operands else UNKNOWN
-        return max(operands)
 
-    def linear_in(self, name: str, operands: Sequence[Form], places: Sequence[int]) -> Form:
-        """Return the form of a result that is linear in the operands at these places, and only in them."""
-        others = [form for at, form in enumerate(operands) if at not in places]
-        if max(others, default=ZERO) >= LINEAR:
-            return self.nonlinear(name) if max(others) is not UNKNOWN else UNKNOWN
-        return self.summed(name, [operands[at] for at in places])
+def _jaxpr_in(eqn: Any) -> Any:
+    """Return the jaxpr that an operation runs once, if it has one."""
+    if eqn.primitive.name == "cgshim_op":
+        return eqn.params["op"].f.jaxpr
+    return next((eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None)
 
-    def nonlinear(self, name: str, operation: str | None = None) -> Form:
-        """Note the operation for the message, unless one was noted before; return NONLINEAR."""
-        self.operation = self.operation or operation or f"{name} of upstream"
-        return NONLINEAR
 
-    def is_discrete(self, v: Any, name: str) -> bool:
-        """Return True, and note the operation, if a result is an integer or a boolean."""
-        if jnp.issubdtype(v.aval.dtype, jnp.inexact):
-            return False
-        self.nonlinear(name, "a cast to integers" if name == "convert_element_type" else None)
-        return True
+def _inside(inner: Any, operands: Sequence[Form]) -> list[Form]:
+    jaxpr = getattr(inner, "jaxpr", inner)
+    constants = getattr(inner, "consts", None) or [None] * len(jaxpr.constvars)
+    return _forms_of_results(jaxpr, constants, operands)
 
-    # --- Operations with jaxprs inside ---------------------------------------------------------------------------
 
-    def inside(self, inner: Any, operands: Sequence[Form]) -> list[Form]:
-        """Return the forms of the results of a jaxpr that an operation holds."""
-        jaxpr = getattr(inner, "jaxpr", inner)
-        constants = getattr(inner, "consts", None) or [None] * len(jaxpr.constvars)
-        if len(jaxpr.invars) != len(operands):
-            return [UNKNOWN] * len(jaxpr.outvars)
-        return self(jaxpr, [*map(_form_of, constants)], operands)
-
-    def scan(self, parameters: Any, operands: list[Form]) -> list[Form]:
-        constants, carry, scanned = _private.parts_of_scan(parameters, operands)
-
-        def step(carry: list[Form]) -> list[Form]:
-            return self.inside(parameters["jaxpr"], [*constants, *carry, *scanned])
-
-        carry = self.settled(carry, step)
-        return [*carry, *step(carry)[len(carry) :]]
-
-    def loop(self, parameters: Any, operands: list[Form]) -> list[Form]:
-        of_condition, of_body = parameters["cond_nconsts"], parameters["body_nconsts"]
-        first = of_condition + of_body
-        step: Callable[[list[Form]], list[Form]] = lambda carry: self.inside(
-            parameters["body_jaxpr"], [*operands[of_condition:first], *carry]
-        )
-        carry = self.settled(operands[first:], step)
-        operation = self.operation
-        decides = self.inside(parameters["cond_jaxpr"], [*operands[:of_condition], *carry])
-        if max(decides) <= CONSTANT:
-            return carry
-        self.operation = operation
-        return [self.nonlinear("while") for _ in carry]
-
-    def settled(self, carry: list[Form], step: Callable[[list[Form]], list[Form]]) -> list[Form]:
-        """Return the forms that a loop's values have after any number of steps."""
-        while True:
-            after = [self.either(a, b) for a, b in zip(carry, step(carry), strict=False)]  # a scan has more results
-            if after == carry:
-                return carry
-            carry = after
-
-    def branches(self, branches: Sequence[Any], operands: list[Form]) -> list[Form]:
-        results = [self.inside(branch, operands[1:]) for branch in branches]
-        if operands[0] >= LINEAR:
-            return [self.nonlinear("cond") for _ in results[0]]
-        found = results[0]
-        for other in results[1:]:
-            found = [self.either(a, b) for a, b in zip(found, other, strict=True)]
-        return list(found)
-
-    def either(self, a: Form, b: Form) -> Form:
-        """Return the form of a value that is one or the other."""
-        return self.summed("select_n", [a, b])
+def _of_scan(parameters: Any, operands: Sequence[Form]) -> list[Form]:
+    """Return the forms that a loop's values have after any number of steps."""
+    constants, carry, scanned = _private.parts_of_scan(parameters, operands)
+    while True:
+        results = _inside(parameters["jaxpr"], [*constants, *carry, *scanned])
+        after = [_sum(pair) for pair in zip(carry, results, strict=False)]  # a scan has more results
+        if after == carry:
+            return results
+        carry = after

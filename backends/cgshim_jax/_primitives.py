@@ -27,7 +27,7 @@ from jax.interpreters import ad, batching, mlir
 
 from cgshim.backend import Call, CustomGradientError, TransformationError, refusal
 from cgshim_jax import _private
-from cgshim_jax._linearity import linearity_of
+from cgshim_jax._linearity import NotLinearError, require_linear
 from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_of
 from cgshim_jax._tracing import Jaxpr, is_tracer, jaxpr_of
 
@@ -35,8 +35,6 @@ Array = Any
 Rule = Callable[[list[Array], list[Array], Sequence[int]], Sequence[Array | None]]
 """from residuals, upstreams and places of arguments to the gradients of these arguments"""
 
-_WHAT = "\0"
-"""where a refusal says what it got"""
 _NOT_TRANSPOSABLE = (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError)
 """what JAX raises for what is not linear, each primitive in its own way"""
 
@@ -47,7 +45,6 @@ class Words(NamedTuple):
     op: str
     unpromised: str | None
     """why forward mode is refused unless the rule is seen to be linear, or None"""
-    nonlinear: str
     once: str | None
     """why the gradients may not be differentiated, or None"""
 
@@ -58,7 +55,6 @@ class Words(NamedTuple):
             _WORDS[key] = Words(
                 call.name,
                 None if call.forward_mode else message_of(call.refuse_forward_mode, "jvp, jacfwd or linearize"),
-                message_of(call.refuse_nonlinear, _WHAT),
                 message_of(call.refuse_second_order, "its derivative") if call.once_differentiable else None,
             )
         return _WORDS[key]
@@ -141,20 +137,19 @@ class Linear:
             ]
 
         jaxpr, captured = jaxpr_of(fitting, self.types)
-        linearity = linearity_of(jaxpr)
-        if words.unpromised is not None and not linearity.is_linear:
-            raise TransformationError(words.unpromised)
-        if linearity.operation is not None:
-            raise TransformationError(words.nonlinear.replace(_WHAT, linearity.operation))
         try:
+            require_linear(jaxpr)
             transpose = jax.linear_transpose(lambda *upstreams: jaxpr(captured, upstreams), *self.types)
             outputs = list(transpose(tangents))
         except CustomGradientError:  # an op in the rule says more exactly what it refuses
             raise
-        except _NOT_TRANSPOSABLE as error:
+        except (NotLinearError, *_NOT_TRANSPOSABLE) as error:
+            is_seen = isinstance(error, NotLinearError)
+            if is_seen and words.unpromised is not None:
+                raise TransformationError(words.unpromised) from None
             raise refusal(TransformationError, words.op,
                           must="forward mode needs a rule that is linear in upstream",
-                          got="one that JAX cannot transpose",
+                          got=str(error) if is_seen else "one that JAX cannot transpose",
                           do="write it in linear operations, or use reverse mode") from error  # fmt: skip
         if words.once is not None:
             return without_derivative(words.op, outputs, [*residuals, *tangents], words.once)
@@ -293,7 +288,7 @@ def without_derivative(
 
     at = [i for i, value in enumerate(values) if value is not None]
     made = [jax.lax.stop_gradient(values[i]) for i in at]
-    words, places = Words(op, refusal, refusal, None), range(len(made))
+    words, places = Words(op, refusal, None), range(len(made))
     linear = Linear(words, refuse, len(made), places, [x.aval for x in made], [], range(len(arguments)))
     found: list[Any] = [None] * len(values)
     for i, value in zip(at, _attached.bind(*arguments, *made, linear=linear, first=True), strict=True):
@@ -357,7 +352,15 @@ def _batch_op(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *,
     return outputs, [0 if batched else None] * len(outputs)
 
 
+def _lower_op(context: Any, *operands: Any, op: Op) -> Any:
+    f = op.traced(context.avals_in)
+    closed = ClosedJaxpr(f.jaxpr, f.constants_with([]))
+    return _private.core_call_lowering(context, *operands, name="cgshim_op", call_jaxpr=closed)
+
+
 _op = primitive("cgshim_op", _evaluate_op, _types_of_op, _jvp_of_op, _batch_op)
+if _private.core_call_lowering is not None:
+    mlir.register_lowering(_op, _lower_op, **_private.lowered_each_time)
 _private.primitive_linearizations[_op] = _linearize_op
 
 

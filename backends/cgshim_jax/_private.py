@@ -23,6 +23,7 @@ from jax._src.interpreters.ad import JVPTrace as JVPTrace  # forward mode: 0.4 t
 from jax._src.interpreters.ad import LinearizeTrace as LinearizeTrace  # reverse mode: 0.4.36 to 0.12
 from jax._src.interpreters.batching import BatchTrace as BatchTrace  # vmap: 0.4 to 0.12
 from jax._src.interpreters.partial_eval import JaxprTrace as JaxprTrace  # reverse mode before 0.7: 0.4 to 0.12
+from jax.interpreters.mlir import register_lowering
 
 # Whether types tell over which devices of a shard_map values vary (0.6 to 0.12). Before, a shard_map refuses
 # operations that it does not know.
@@ -38,6 +39,19 @@ try:  # How reverse mode takes an operation's derivative: 0.5 to 0.12. Without i
     from jax._src.interpreters.ad import primitive_linearizations as primitive_linearizations
 except ImportError:
     primitive_linearizations = {}
+
+# What has JAX lower an operation wherever it is, rather than look for an equal one: 0.8 to 0.12.
+lowered_each_time = {"cacheable": False} if "cacheable" in inspect.signature(register_lowering).parameters else {}
+
+try:  # How a compiled program calls a jaxpr, which need not be traced again: 0.4 to 0.10. Without it, it is traced.
+    from jax.interpreters.mlir import core_call_lowering as core_call_lowering
+except ImportError:
+    core_call_lowering = None
+
+try:  # What JAX can transpose, beside ad.primitive_transposes: seen in 0.10.
+    from jax._src.interpreters.ad import fancy_transposes as fancy_transposes
+except ImportError:
+    fancy_transposes = {}
 
 try:  # What is within jax.make_jaxpr, at half its time: 0.5 to 0.12. Without these names jax.make_jaxpr serves.
     from jax.api_util import debug_info as debug_info

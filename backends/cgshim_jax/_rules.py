@@ -83,9 +83,14 @@ def as_tensor(x: Any) -> Array:
 
 def is_differentiable(x: Any) -> bool:
     """Return True if x has a gradient; JAX gives everything else one of dtype float0, which authors do not see."""
-    if isinstance(x.dtype, np.dtype):
-        return bool(jnp.issubdtype(x.dtype, jnp.inexact))
-    return bool(type_of_upstream(jax.core.ShapedArray((), x.dtype)).dtype != jax.dtypes.float0)
+    return _has_gradient(x.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _has_gradient(dtype: Any) -> bool:
+    if isinstance(dtype, np.dtype):
+        return bool(jnp.issubdtype(dtype, jnp.inexact))
+    return bool(type_of_upstream(jax.core.ShapedArray((), dtype)).dtype != jax.dtypes.float0)
 
 
 def type_of_upstream(kind: Any) -> Any:

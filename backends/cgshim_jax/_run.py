@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import traceback
@@ -21,7 +22,7 @@ from jax.errors import UnexpectedTracerError
 from cgshim.backend import CustomGradientError, TransformationError, refusal
 from cgshim_jax._primitives import Linear, Words, without_derivative
 from cgshim_jax._rules import apply_rule, is_differentiable, type_of_upstream
-from cgshim_jax._tracing import Jaxpr, is_tracer, jaxpr_of, lowered, watching
+from cgshim_jax._tracing import Jaxpr, is_tracer, jaxpr_of, keeping_calls, lowered, watching
 
 if TYPE_CHECKING:
     from cgshim.backend import Call, Rule
@@ -47,20 +48,22 @@ class TracedRule:
 
     def __init__(
         self, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[Array] = (),
-        known: Sequence[Array] = (), needed: Sequence[bool] | None = None,
+        known: Sequence[Array] = (), needed: Sequence[bool] | None = None, runs_eagerly: bool = False,
     ) -> None:  # fmt: skip
         """Trace the rule; `captured` are the tracers that it reads, and which of the known tensors."""
-        float_at = _floats(outputs)
+        self.float_at = _floats(outputs)
+        self.types = [type_of_upstream(outputs[at].aval) for at in self.float_at]
 
         def backward(*of_floats: Array) -> list[Array]:
-            upstreams = dict(zip(float_at, of_floats, strict=True))
-            gradients = apply_rule(rule, inputs, outputs, upstreams, variables, needed)
+            upstreams = dict(zip(self.float_at, of_floats, strict=True))
+            with keeping_calls() if runs_eagerly else contextlib.nullcontext():
+                gradients = apply_rule(rule, inputs, outputs, upstreams, variables, needed)
             self.returned = [i for i, gradient in enumerate(gradients) if gradient is not None]
             return [gradients[i] for i in self.returned]
 
         self.captured: list[Array] = []
         try:
-            self.jaxpr, self.captured = jaxpr_of(backward, _types_of_upstreams(outputs), known, rule.grad_fn)
+            self.jaxpr, self.captured = jaxpr_of(backward, self.types, known, rule.grad_fn)
         except Exception as error:  # noqa: BLE001  # the author's own may be a way to forbid gradients
             self.error = _without_frames(error)
             self.returned = [i for i, x in enumerate([*inputs, *variables]) if is_differentiable(x)]
@@ -109,7 +112,7 @@ def traced(
     captured = {key: [place[id(x)] for x in rule.captured] for key, rule in rules.items()}
     reads = sorted({at for places in captured.values() for at in places})
     order = {key: [reads.index(at) for at in places] for key, places in captured.items()}
-    given, float_at, types, count = len(arguments), _floats(outputs), _types_of_upstreams(outputs), len(outputs)
+    given, float_at, types, count = len(arguments), rules[None].float_at, rules[None].types, len(outputs)
     for rule in rules.values():
         rule.captured = []  # no tracer of f leaves it
 

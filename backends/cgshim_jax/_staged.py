@@ -158,19 +158,23 @@ def _constant(tracer: Array, refusal: str) -> Array:
 class _Staged(Op):
     """A call as jaxprs, which keep no tracer alive: from arguments (what f closes over comes last) to outputs."""
 
+    f: Jaxpr
+
     def __init__(self, whole: Jaxpr, linear: Linear) -> None:
         self.whole, self.linear, self.words = whole, linear, linear.words
         jaxpr = whole.jaxpr
+        if not whole.captured_at and len(jaxpr.outvars) == linear.outputs:
+            self.f = whole
+            return
         captured = [whole.constvars[at] for at in whole.captured_at]
         constants = [v for at, v in enumerate(whole.constvars) if at not in whole.captured_at]
         wanted = jaxpr.outvars[: linear.outputs]
         eqns = equations_for(wanted, jaxpr.eqns)[0]
         part = part_of(jaxpr, constants, [*whole.invars, *captured], wanted, eqns)
-        self.staged = Jaxpr(part, [x for at, x in enumerate(whole.constants) if at not in whole.captured_at], [])
-        self.f = self.staged
+        self.f = Jaxpr(part, [x for at, x in enumerate(whole.constants) if at not in whole.captured_at], [])
 
     def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
-        return self.staged([], arguments)
+        return self.f([], arguments)
 
     def forward(self, arguments: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array], Linear]:
         count = len(arguments) - len(self.whole.captured_at)

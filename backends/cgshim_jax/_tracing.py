@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -135,6 +134,9 @@ class _Watch(_private.Trace):  # type: ignore[misc]
         self.requires_low = getattr(parent_trace, "requires_low", False)
         self.read = read
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.parent_trace, name)  # how it takes a shard_map, or what a reference holds
+
     def _read(self, operands: Sequence[Any]) -> list[Any]:
         with _private.set_current_trace(self.parent_trace):  # in an operation the current trace is none
             return [self.read(x) for x in operands]
@@ -153,6 +155,23 @@ class _Watch(_private.Trace):  # type: ignore[misc]
     ) -> Any:
         process = self.parent_trace.process_custom_vjp_call
         return process(primitive, fun, forward, backward, self._read(operands), **how)
+
+
+class _Calls(_Watch):
+    """Leaves in a jaxpr the calls of compiled functions, such as all of jax.numpy, that JAX would inline."""
+
+    def process_primitive(self, primitive: Any, operands: Sequence[Any], parameters: Any) -> Any:
+        if "inline" in parameters:
+            parameters = {**parameters, "inline": False}
+        return self.parent_trace.process_primitive(primitive, operands, parameters)
+
+
+def keeping_calls() -> Any:
+    """Return a context in which a jaxpr is made that is to be differentiated eagerly, operation by operation.
+
+    JAX remembers the derivative of a compiled function, and of other operations it makes it anew each time.
+    """
+    return _private.set_current_trace(_Calls(current_trace(), lambda x: x))
 
 
 def watching(read: Callable[[Any], Any]) -> Any:
@@ -243,7 +262,6 @@ def _make_jaxpr(
 def _forgotten_if_it_fails(function: Callable[..., Sequence[Array]]) -> Callable[..., Sequence[Array]]:
     """Return the same function. If it raises while JAX traces it, it empties the trace, which JAX keeps."""
 
-    @functools.wraps(function)
     def traced(*arguments: Array) -> Sequence[Array]:
         try:
             return function(*arguments)

@@ -118,11 +118,14 @@ class Written(Op):
         """Return what the run leaves; if f ran on values, `before` are the arrays that were alive before that."""
         words, after = self.words, None if before is None else _Arrays()
         arguments = [inputs[i] for i in self.places]
-        rules: dict[Any, TracedRule] = {None: TracedRule(rule, inputs, outputs, known=[*arguments, *outputs])}
+
+        def trace(needed: Sequence[bool] | None) -> TracedRule:
+            return TracedRule(rule, inputs, outputs, (), [*arguments, *outputs], needed, runs_eagerly=True)
+
+        rules: dict[Any, TracedRule] = {None: trace(None)}
         if rule.takes_needed:
             for asked in self.asked:
-                needed = [at in {self.places[i] for i in asked} for at in range(len(inputs))]
-                rules[asked] = TracedRule(rule, inputs, outputs, (), [*arguments, *outputs], needed)
+                rules[asked] = trace([at in {self.places[i] for i in asked} for at in range(len(inputs))])
         first = rules[None]
         if isinstance(first.error, CONCRETIZATION_ERRORS):
             others: list[Array] = []
