@@ -48,12 +48,6 @@ _TOGETHER = {
 _ONE_BY_ONE = frozenset({"optimization_barrier", "psum", "psum2", "psum_invariant", "device_put"})
 """whose operands become results one by one"""
 
-_SHAPES = frozenset({
-    "neg", "convert_element_type", "copy", "broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "rev",
-    "slice", "dynamic_slice", "reduce_sum", "sharding_constraint", "pvary", "pbroadcast", "mesh_cast", "reshard",
-})  # fmt: skip
-"""zeros where the first operand is zeros"""
-
 _NEVER = frozenset({"while", "pure_callback", "io_callback", "ffi_call"})
 """for which JAX's transposition is an error"""
 
@@ -115,11 +109,13 @@ def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
         if any(form is LINEAR and at not in summed for at, form in enumerate(operands)):
             raise NotLinearError(f"{name} of upstream")
         return [_sum([operands[at] for at in summed])] * count
-    if (name in _PRODUCTS and ZERO in operands) or (name in _SHAPES and operands[0] is ZERO):
+    is_transposable = _is_transposable(eqn.primitive)
+    if LINEAR not in operands:  # what JAX transposes besides products is linear in its first operand
+        is_zero = ZERO in operands if name in _PRODUCTS else is_transposable and operands[:1] == [ZERO]
+        return [ZERO if is_zero else CONSTANT] * count
+    if name in _PRODUCTS and ZERO in operands:
         return [ZERO] * count
-    if LINEAR not in operands:
-        return [CONSTANT] * count
-    if not _is_transposable(eqn.primitive) or (name in _PRODUCTS and operands.count(LINEAR) > 1):
+    if not is_transposable or (name in _PRODUCTS and operands.count(LINEAR) > 1):
         raise NotLinearError(f"{name} of upstream")
     return [LINEAR] * count
 
