@@ -158,8 +158,6 @@ def _constant(tracer: Array, refusal: str) -> Array:
 class _Staged(Op):
     """A call as jaxprs, which keep no tracer alive: from arguments (what f closes over comes last) to outputs."""
 
-    f: Jaxpr
-
     def __init__(self, whole: Jaxpr, linear: Linear) -> None:
         self.whole, self.linear, self.words = whole, linear, linear.words
         jaxpr = whole.jaxpr
@@ -174,6 +172,7 @@ class _Staged(Op):
         self.f = Jaxpr(part, [x for at, x in enumerate(whole.constants) if at not in whole.captured_at], [])
 
     def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
+        assert self.f is not None
         return self.f([], arguments)
 
     def forward(self, arguments: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array], Linear]:
