@@ -29,7 +29,7 @@ NIGHTLY = {"numpy": "numpy", "jax": "jax", "torch": "torch", "tensorflow": "tf-n
 ALIKE = [
     *(
         f"tests/front/test_{name}.py"
-        for name in ("conformance_command", "environment", "main", "plug_ins", "structure")
+        for name in ("conformance_command", "environment", "main", "plug_ins", "run", "structure")
     ),
     *("tests/docs/test_documents.py", "tests/docs/test_site.py", "tests/ops/test_definitions.py"),
     *("tests/release", "tests/toolbox/test_writing_a_backend.py", "tests/versions"),
