@@ -123,11 +123,27 @@ def describe(x: object) -> str:
 
 
 def describe_tree(x: object) -> str:
-    """Return what x is, and what it holds one level down."""
-    if type(x) in (tuple, list):
-        inner = ", ".join(describe(leaf) for leaf in cast("list[object]", x))
-        return f"[{inner}]" if type(x) is list else f"({inner})"
-    return describe(x)
+    """Return what x is and what it holds, as Python writes it; of what is large its type alone.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> describe_tree({"w": [np.zeros(3)], "b": (None,)})
+    "{'w': [f64[3]], 'b': (None,)}"
+    """
+    if type(x) is dict:
+        inner = [f"{key!r}: {describe_tree(value)}" for key, value in cast("dict[object, object]", x).items()]
+    elif type(x) in (tuple, list):
+        inner = [describe_tree(item) for item in cast("list[object]", x)]
+    else:
+        return describe(x)
+    opening, closing = "{}" if type(x) is dict else "[]" if type(x) is list else "()"
+    words = ", ".join(inner) + ("," if type(x) is tuple and len(inner) == 1 else "")
+    words = f"{opening}{words}{closing}"
+    return words if len(words) <= _LONG else describe(x)
+
+
+_LONG = 200
 
 
 def place_of(x: object) -> str | None:

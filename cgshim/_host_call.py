@@ -19,6 +19,7 @@ from cgshim._errors import (
     CustomGradientValueError,
     TransformationError,
     describe,
+    describe_tree,
     refusal,
 )
 from cgshim._foreign import not_converted
@@ -267,13 +268,16 @@ def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Arr
     leaves, found = load("numpy").tree_flatten(result)
     declared = _of_one_array() if structure is None else structure
     if found != declared:
+        wanted = load("numpy").tree_unflatten(declared, [_ARRAY] * declared.num_leaves)
         raise refusal(CustomGradientTypeError, call.name,
-                      must=f"f must return what outputs declares ({declared})", got=f"{found}",
+                      must=f"f must return what outputs declares ({describe_tree(wanted)})", got=describe_tree(result),
                       do="declare what it returns")  # fmt: skip
     return list(map(_kept, leaves)) if call.is_loop else leaves
 
 
 _NUMBERS = (np.generic, bool, int, float, complex)
+_ARRAY = type("array", (), {})()
+"""in messages: any array"""
 
 
 @functools.cache

@@ -193,11 +193,15 @@ def test_binding(framework: Framework, call: Callable[..., Any], text: str) -> N
 
 IN_BACKWARD: dict[str, tuple[Callable[..., Any], str]] = {
     "too many": (lambda u: (u,) * 4, "one gradient for each argument (x, tree), got (f32[2], f32[2], f32[2], f32[2])"),
-    "too few": (lambda u: (u,), "one gradient for each argument (x, tree), got (f32[2])"),
+    "too few": (lambda u: (u,), "one gradient for each argument (x, tree), got (f32[2],)"),
     "bare": (lambda u: u, "one gradient for each argument (x, tree), got f32[2]"),
-    "a dict": (lambda u: {"x": u}, "one gradient for each argument (x, tree), got dict"),
-    "another structure": (lambda u: (u, [u]), "one gradient for each argument (x, tree), got (f32[2], a list of 1)"),
-    "another key": (lambda u: (u, {"v": u, "p": None}), "one gradient for each argument (x, tree), got (f32[2], dict)"),
+    "a dict": (lambda u: {"x": u}, "one gradient for each argument (x, tree), got {'x': f32[2]}"),
+    "another structure": (lambda u: (u, [u]), "one gradient for each argument (x, tree), got (f32[2], [f32[2]])"),
+    "another key": (
+        lambda u: (u, {"v": u, "p": None}),
+        "one gradient for each argument (x, tree), got (f32[2], {'v': f32[2], 'p': None})",
+    ),
+    "a long one": (lambda u: (u, [u] * 50), "one gradient for each argument (x, tree), got (f32[2], a list of 50)"),
     "nothing at all": (lambda u: [], "one gradient for each argument (x, tree), got []"),
 }
 """A rule for x of shape (2,) and a tree, and what is said of it."""

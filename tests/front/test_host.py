@@ -189,6 +189,17 @@ def test_only_the_axes_of_batches_are_broadcast() -> None:
         call.run([Y, Y])
 
 
+def test_results_of_another_structure() -> None:
+    """Told as Python writes trees, and not as optree does."""
+    call = call_of(lambda x, y: (x, {"b": y}), lambda x, y: {"a": x, "b": [y]})
+    with pytest.raises(CustomGradientTypeError) as error:
+        call.run([Y, Y[:2]])
+    assert str(error.value) == (
+        "op: f must return what outputs declares ({'a': array, 'b': [array]}), got (f64[3,2], {'b': f64[2,2]}); "
+        "declare what it returns"
+    )
+
+
 def test_f_gets_arrays_in_each_batch() -> None:
     kinds = []
     call = call_of(lambda x, y: (kinds.append(type(x)), 2 * x)[1], lambda x, y: x).over([True, False])

@@ -144,7 +144,8 @@ MESSAGES: list[tuple[Function, str]] = [
      r"op_scan: xs and length must tell one number of steps, at least 1, got \[0\]; give tensors with first axes of "
      r"one size, or a length"),
     (lambda x: ops.tree_map(lambda a, b: a, {"a": x}, {"b": x}),
-     r"op_tree_map: the trees must be structured alike \(dict\), got dict; give trees with tensors at the same places"),
+     r"op_tree_map: the trees must be structured alike \({'a': f32\[3\]}\), got {'b': f32\[3\]}; "
+     r"give trees with tensors at the same places"),
     (lambda x: ops.sum_to_shape(x, (2,)),
      r"op_sum_to_shape: like must broadcast to the gradient's shape \[3\], got f32\[2\]; give what the rule broadcast"),
     (lambda x: ops.index_add(x, ops.cast(x[:2], "int32"), x),

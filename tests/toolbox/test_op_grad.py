@@ -99,7 +99,7 @@ REFUSED = {
     "an integer": (lambda x, n: n[0], "x", SCALAR.format("i32[]")),
     "a Python float": (lambda x, n: 3.0, "x", SCALAR.format("float")),
     "None": (lambda x, n: None, "x", SCALAR.format("None")),
-    "a tuple": (lambda x, n: (x[0],), "x", SCALAR.format("(f32[])")),
+    "a tuple": (lambda x, n: (x[0],), "x", SCALAR.format("(f32[],)")),
 }
 
 
@@ -115,7 +115,14 @@ def test_an_output_that_is_no_real_scalar_is_refused(framework, fn, of, text, gr
 
 @pytest.mark.parametrize(
     ("argnums", "at", "what"),
-    [(0, 0, "dict"), (1, 1, "i32[]"), (2, 2, "str"), ((3, 1), 1, "i32[]"), (4, 4, "int"), (-1, 5, "(int, None)")],
+    [
+        (0, 0, "{'x': f32[], 'n': i32[]}"),
+        (1, 1, "i32[]"),
+        (2, 2, "str"),
+        ((3, 1), 1, "i32[]"),
+        (4, 4, "int"),
+        (-1, 5, "(int, None)"),
+    ],
 )
 def test_an_argument_without_floats_is_refused(backend, framework, argnums, at, what):
     """And one that holds an integer tensor beside a float one, whose gradient would be None."""
