@@ -200,6 +200,23 @@ def test_results_of_another_structure() -> None:
     )
 
 
+def test_a_function_with_needs_input_grad_is_no_function_on_the_host() -> None:
+    with pytest.raises(CustomGradientTypeError) as error:
+        op_host(lambda x, *, needs_input_grad: x, outputs=lambda x: x, name="op")
+    assert str(error.value) == (
+        "op: a function on the host has no gradient of its own, got a parameter needs_input_grad; "
+        "leave it out, or write op_custom_gradient(host_outputs=...)"
+    )
+
+
+def test_results_without_an_array() -> None:
+    op = op_host(lambda x: [], outputs=lambda x: [], name="op")
+    with pytest.raises(
+        CustomGradientTypeError, match=r"^op: the output of f must hold a tensor when an argument does, "
+    ):
+        op(X)
+
+
 def test_f_gets_arrays_in_each_batch() -> None:
     kinds = []
     call = call_of(lambda x, y: (kinds.append(type(x)), 2 * x)[1], lambda x, y: x).over([True, False])
