@@ -91,6 +91,7 @@ def test_no_tensor_among_the_arguments() -> None:
 def test_a_spec_is_shown_as_in_messages() -> None:
     assert [repr(Spec((2, None), dtype)) for dtype in (np.float32, np.dtype("float32"), "float32")] == ["f32[2,?]"] * 3
     assert Spec((2,), "float32") == Spec((2,), "float32")
+    assert len({Spec((2,), "float32"), Spec((2,), "float32"), Spec((3,), "float32")}) == 2  # a key of a cache
 
 
 def _wrapped(op: Any) -> None:
