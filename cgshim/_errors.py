@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from cgshim._dtype_names import given_name
 
@@ -132,14 +132,13 @@ def describe_tree(x: object) -> str:
     "{'w': [f64[3]], 'b': (None,)}"
     """
     if type(x) is dict:
-        inner = [f"{key!r}: {describe_tree(value)}" for key, value in cast("dict[object, object]", x).items()]
-    elif type(x) in (tuple, list):
-        inner = [describe_tree(item) for item in cast("list[object]", x)]
+        words = f"{{{', '.join([f'{key!r}: {describe_tree(value)}' for key, value in x.items()])}}}"
+    elif type(x) is list:
+        words = f"[{', '.join(map(describe_tree, x))}]"
+    elif type(x) is tuple:
+        words = f"({', '.join(map(describe_tree, x))}{',' if len(x) == 1 else ''})"
     else:
         return describe(x)
-    opening, closing = "{}" if type(x) is dict else "[]" if type(x) is list else "()"
-    words = ", ".join(inner) + ("," if type(x) is tuple and len(inner) == 1 else "")
-    words = f"{opening}{words}{closing}"
     return words if len(words) <= _LONG else describe(x)
 
 

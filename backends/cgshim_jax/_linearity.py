@@ -110,11 +110,10 @@ def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
             raise NotLinearError(f"{name} of upstream")
         return [_sum([operands[at] for at in summed])] * count
     is_transposable = _is_transposable(eqn.primitive)
-    if LINEAR not in operands:  # what JAX transposes besides products is linear in its first operand
-        is_zero = ZERO in operands if name in _PRODUCTS else is_transposable and operands[:1] == [ZERO]
-        return [ZERO if is_zero else CONSTANT] * count
     if name in _PRODUCTS and ZERO in operands:
         return [ZERO] * count
+    if LINEAR not in operands:  # what else JAX transposes is linear in its first operand
+        return [ZERO if is_transposable and operands[:1] == [ZERO] else CONSTANT] * count
     if not is_transposable or (name in _PRODUCTS and operands.count(LINEAR) > 1):
         raise NotLinearError(f"{name} of upstream")
     return [LINEAR] * count

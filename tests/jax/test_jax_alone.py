@@ -4,13 +4,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 TEST = "test_op_vjp_hands_out_the_numbers_of_jax or test_an_integer_is_no_variable or test_weak_types_stay_weak"
+# to collect the whole folder takes half a minute
+OPTIONS = ["-q", "-n", "0", "-p", "no:cacheprovider", "--ignore-glob=*/test_jax_[!l]*", "-k", TEST]
 
 
-def test_a_file_is_run_by_itself():
-    path = HERE / "test_jax_leaves.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", TEST, str(path)]
+@pytest.mark.parametrize("path", [HERE, HERE / "test_jax_leaves.py"], ids=["folder", "file"])
+def test_what_pytest_was_given_does_not_matter(path):
+    command = [sys.executable, "-m", "pytest", *OPTIONS, str(path)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parent.parent)
     assert run.returncode == 0, run.stdout
     assert " passed" in run.stdout
