@@ -18,12 +18,14 @@ from mutants.trees import Tree
 COMMON = ["tests/conformance", "tests/front", "tests/toolbox", "tests/ops", "tests/test_messages.py"]
 OF_MIXED_FRAMEWORKS = ["tests/front", "tests/test_messages.py"]
 SECONDS = 1800.0
+_COMPILED = (
+    "tests/torch/test_torch_compile.py",
+    "tests/torch/test_torch_compiled_calls.py",
+    "tests/torch/test_torch_host_programs.py",
+)
 UNSEEN = {
-    "backends/cgshim_torch/_compiled.py": (
-        "tests/torch/test_torch_compile.py",
-        "tests/torch/test_torch_compiled_calls.py",
-        "tests/torch/test_torch_host_programs.py",
-    ),
+    "backends/cgshim_torch/_compiled.py": _COMPILED,
+    "backends/cgshim_torch/_trees.py": _COMPILED,
     "cgshim/__init__.py": ("tests/front/test_imports.py",),
     "cgshim/__main__.py": ("tests/front/test_main.py", "tests/front/test_plug_ins.py"),
     "cgshim/_installed.py": ("tests/front/test_plug_ins.py",),

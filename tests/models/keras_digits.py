@@ -1,16 +1,18 @@
-"""Train a Keras model with an op inside on scikit-learn's digits for one epoch, and print the loss of each batch.
+"""Train a Keras model with an op inside on scikit-learn's digits for one epoch; print its loss, and
+what an op says of a symbolic tensor.
 
 python keras_digits.py BACKEND, where numpy stands for the same model written out by hand over cgshim's NumPy backend:
 Keras itself cannot train there.
 """
 
+import importlib.util
 import os
 import sys
 
 import numpy as np
 from sklearn.datasets import load_digits
 
-from cgshim import op_custom_gradient, op_value_and_grad, ops
+from cgshim import BackendError, op_custom_gradient, op_value_and_grad, ops
 
 HIDDEN, CLASSES, BATCH, RATE = 16, 10, 64, 0.1
 
@@ -66,7 +68,18 @@ def losses_by_hand():
     return [float(np.mean(found))]
 
 
+def error_of_a_symbolic_tensor():
+    import keras
+
+    try:
+        return stretched(keras.Input((3,)))
+    except BackendError as error:
+        return error
+
+
 if __name__ == "__main__":
     backend = sys.argv[1]
     os.environ["KERAS_BACKEND"] = backend
-    print("loss", *(losses_by_hand() if backend == "numpy" else losses_of_keras()))
+    print("loss:", *(losses_by_hand() if backend == "numpy" else losses_of_keras()))
+    if importlib.util.find_spec("keras"):
+        print("symbolic:", error_of_a_symbolic_tensor())

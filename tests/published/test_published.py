@@ -18,6 +18,8 @@ from cgshim.testing._functions import double_precision
 EXAMPLES = Path(__file__).parents[2] / "examples" / "published"
 PAGE = EXAMPLES.parents[1] / "docs" / "published.md"
 EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+SEEN_COMPILED = {"entmax of rows", "fake quantisation of channels"}  # which other cases are, in other shapes
+TO_COMPILE = {name: case for name, case in CASES.items() if name not in SEEN_COMPILED}
 EXACT = {name: case for name, case in CASES.items() if case.surrogate is None}
 
 
@@ -95,7 +97,7 @@ def nothing_is_compiled(backend):
         importlib.import_module("torch").compiler.reset()
 
 
-@EACH
+@pytest.mark.parametrize("case", TO_COMPILE.values(), ids=TO_COMPILE.keys())
 @IN_DYNAMO
 def test_in_compiled_code(backend, case, nothing_is_compiled):
     fn = sines_of(case.op)

@@ -97,10 +97,12 @@ def test_a_second_order_is_refused(name):
         op_grad(penalty)(op_convert_to_tensor(QUERIES))
 
 
-@pytest.mark.parametrize("name", ["linear_cross_entropy", "reversible"])
-def test_memory(backend, name):
-    """Less than the logits (512 MB), and than two arrays for each block (384 MB)."""
-    command = [sys.executable, str(Path(__file__).with_name("memory.py")), name]
-    environment = {**os.environ, "CGSHIM_BACKEND": backend}
+def test_memory(backend):
+    """The logits have 256 MB; two arrays for each reversible block, 192 MB.
+
+    glibc's malloc may keep ten times what is in use, unless it asks the system for each array.
+    """
+    command = [sys.executable, str(Path(__file__).with_name("memory.py"))]
+    environment = {**os.environ, "CGSHIM_BACKEND": backend, "MALLOC_MMAP_THRESHOLD_": "65536"}
     printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    assert int(printed) < 320e6
+    assert int(printed) < 100e6

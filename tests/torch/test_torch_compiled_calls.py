@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from cgshim import TransformationError, op_custom_gradient
 
 pytestmark = pytest.mark.usefixtures("compiling")
-COMPILERS = ["eager", "aot_eager", "inductor"]
+COMPILERS = ["eager", "inductor"]  # of which the second has what aot_eager has, too
 
 
 class Product(torch.autograd.Function):

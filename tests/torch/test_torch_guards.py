@@ -145,11 +145,10 @@ def test_another_closure_and_another_op():
         assert gradient(lambda x, f=factor: function(x, scaled_by(f)), x) == [14 * factor, -21 * factor]
 
 
-@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
-def test_outputs_that_read_what_changes(compiler):
+def test_outputs_that_read_what_changes():
     size, dtype = 2, "float32"
     wide = op_host(lambda x: np.full(size, x.sum() / 3), outputs=lambda x: Spec((size,), dtype))
-    function = torch.compile(lambda x: wide(x) * 3, backend=compiler, fullgraph=True)
+    function = torch.compile(lambda x: wide(x) * 3, backend="inductor", fullgraph=True)
     for dtype in ("float32", "float64", "float32"):
         result = function(torch.ones(2))
         assert (str(result.dtype), result.tolist()) == (f"torch.{dtype}", pytest.approx([2, 2]))

@@ -21,7 +21,7 @@ from cgshim_torch._versions import STAYS_IN_GRAPH
 X = torch.tensor([0.5, -1.25, 3.0])
 W = torch.tensor([2.0, 5.0])
 UP = torch.tensor([1.0, -2.0, 3.0])
-COMPILERS = ["eager", "aot_eager", "inductor"]
+COMPILERS = ["eager", "inductor"]  # of which the second has what aot_eager has, too
 REFUSED = (
     "total: what runs on the host has no derivative of its own, got a derivative of its result; "
     "call it within op_custom_gradient, and write the rule with ops that have one"
@@ -762,7 +762,7 @@ CACHED = """
 import torch, host_module_of_a_test as module
 from cgshim_torch._versions import STAYS_IN_GRAPH
 x = torch.tensor([1.0, 2.0, 4.0])
-print(torch.compile(lambda x: module.total(x, scale=2.0) * 2 + 1, fullgraph=STAYS_IN_GRAPH)(x).tolist())
+print(torch.compile(lambda x: module.total(x, scale=2.0), fullgraph=STAYS_IN_GRAPH)(x).tolist())
 """
 
 
@@ -777,23 +777,19 @@ def total(x, *, scale=1.0):
 """
 
 
-@pytest.mark.parametrize(
-    "editions",
-    [
-        [("x.shape, x.dtype", 3), ("x.shape, 'float64'", 3), ("x.shape, 'int64'", 3)],
-        [("(3,), x.dtype", 3), ("(2,), x.dtype", 2)],
-        [("(SIZE,), x.dtype", 3), ("(SIZE,), x.dtype", 2)],
-    ],
-    ids=["dtype", "shape", "global"],
-)
-def test_compiled_code_on_disk_is_for_what_was_declared(editions, tmp_path, monkeypatch):
+EDITIONS = [("(SIZE,), x.dtype", 3), ("(SIZE,), x.dtype", 2), ("(SIZE,), 'int64'", 2)]
+
+
+def test_compiled_code_on_disk_is_for_what_was_declared(tmp_path, monkeypatch):
+    """Each edition of the module runs in a process of its own, which finds the programs of those before on disk."""
     monkeypatch.setenv("PYTHONPATH", ":".join([str(tmp_path), *sys.path]))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    for number, (declared, size) in enumerate(editions):
+    for number, (declared, size) in enumerate(EDITIONS):
         text = EDITED.format(declared=declared, size=size) + "#" * number  # Python tells editions by their lengths
         (tmp_path / "host_module_of_a_test.py").write_text(text)
         program = subprocess.run([sys.executable, "-W", "ignore", "-c", CACHED], capture_output=True, text=True)
-        assert program.stdout.replace(".0", "").strip() == str([5, 13, 29][:size]), program.stderr
+        numbers = [2, 6, 14][:size] if "int" in declared else [2.0, 6.0, 14.0][:size]
+        assert program.stdout.strip() == str(numbers), program.stderr
 
 
 @pytest.mark.usefixtures("compiling")

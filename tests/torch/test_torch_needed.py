@@ -53,10 +53,10 @@ def check(found, told, *expected):
     torch.testing.assert_close(found[1], expected)
 
 
-COMPILED = [None, "eager", "aot_eager", "inductor"]
+COMPILED = [None, "eager", "inductor"]
 
 
-@pytest.fixture(params=COMPILED, ids=["called", "eager", "aot_eager", "inductor"])
+@pytest.fixture(params=COMPILED, ids=["called", "eager", "inductor"])
 def op(request, compiling):
     if request.param is None:
         return product
