@@ -44,7 +44,8 @@ def install(session: nox.Session, *args: str) -> None:
 def run_tests(session: nox.Session, backends: list[str], *paths: str) -> None:
     """The tests (by default all) of these backends; one that does not import fails the session."""
     chosen = [word for backend in backends for word in ("--backend", backend)]
-    session.run("pytest", "-q", "-n", "2", *chosen, *paths, *session.posargs)
+    # two processes test on two cores: threads of theirs would only wait for each other, busily
+    session.run("pytest", "-q", "-n", "2", *chosen, *paths, *session.posargs, env={"OMP_NUM_THREADS": "1"})
 
 
 @nox.session

@@ -1,11 +1,13 @@
 """What the examples that train have in common: scikit-learn's digits, first weights, a loss and Adam."""
 
+import importlib
 from itertools import pairwise
 
 import numpy as np
 from sklearn.datasets import load_digits
 
 from cgshim import (
+    config_backend,
     op_convert_to_numpy,
     op_convert_to_tensor,
     op_exp,
@@ -47,14 +49,29 @@ def accuracy(logits, labels):
     return float(np.mean(op_convert_to_numpy(logits).argmax(-1) == labels))
 
 
+COMPILERS = {"jax": "jit", "tensorflow": "function"}
+
+
+def compiled(fn):
+    """fn, compiled where everybody compiles it: by jax.jit or tf.function."""
+    framework = config_backend()
+    compile = COMPILERS.get(framework)
+    return getattr(importlib.import_module(framework), compile)(fn) if compile else fn
+
+
 def adam(loss, weights, steps, rate=0.01):
     """Yield the weights after each of so many steps down the gradient of loss(weights)."""
-    means, squares = ([0.0 * w for w in weights] for _ in range(2))
-    for step in range(1, steps + 1):
+
+    @compiled
+    def step(weights, means, squares, size):
         gradients = op_grad(loss)(weights)
         means = [0.9 * m + 0.1 * g for m, g in zip(means, gradients, strict=True)]
         squares = [0.99 * s + 0.01 * g * g for s, g in zip(squares, gradients, strict=True)]
-        size = rate * (1 - 0.99**step) ** 0.5 / (1 - 0.9**step)
         moves = [size * m / (op_sqrt(s) + 1e-8) for m, s in zip(means, squares, strict=True)]
-        weights = [w - move for w, move in zip(weights, moves, strict=True)]
+        return [w - move for w, move in zip(weights, moves, strict=True)], means, squares
+
+    means, squares = ([0.0 * w for w in weights] for _ in range(2))
+    for at in range(1, steps + 1):
+        size = op_convert_to_tensor(rate * (1 - 0.99**at) ** 0.5 / (1 - 0.9**at), "float32")
+        weights, means, squares = step(weights, means, squares, size)
         yield weights

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from autograd.differential_operators import make_jvp
 
-from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient
+from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient, ops
+from cgshim.testing import check_gradients
 
 X = np.array([0.5, -2.0, 3.0])
 
@@ -103,3 +104,9 @@ def test_plain_arrays_do_not_meet_autograd():
     value = square(X)
     assert type(value) is np.ndarray
     np.testing.assert_array_equal(value, X**2)
+
+
+@pytest.mark.parametrize("name", ["cbrt", "median", "ptp"])
+def test_a_function_without_a_derivative_in_autograd_has_one(name):
+    function = getattr(ops, name)
+    check_gradients(lambda x: ops.sum(3 * function(x)), [np.array([3.0, 1.0, 8.0])], order=1)
