@@ -11,7 +11,7 @@ import numpy as np
 
 from cgshim.ops._axes import INEXACT, Tensor, as_float
 from cgshim.ops._numpy import ops
-from cgshim.ops._tensors import cast, dtype, shape
+from cgshim.ops._tensors import cast, convert_to_tensor, dtype, shape
 
 
 def clip(a: Tensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Tensor:
@@ -64,15 +64,22 @@ def unwrap(p: Tensor, axis: int = -1, *, period: float = 2 * math.pi) -> Tensor:
     return p + ops.concatenate([ops.zeros_like(first), ops.cumsum(correction, axis=axis)], axis=axis)
 
 
-def digitize(x: Tensor, bins: Tensor, right: bool = False) -> Tensor:
+def digitize(x: Tensor, bins: Any, right: bool = False) -> Tensor:
     """Return the bin of each number; bins must increase."""
-    return ops.searchsorted(bins, x, side="left" if right else "right")
+    return ops.searchsorted(_numbers_beside(x, bins), x, side="left" if right else "right")
 
 
-def interp(x: Tensor, xp: Tensor, fp: Tensor) -> Tensor:
+def interp(x: Tensor, xp: Any, fp: Any) -> Tensor:
+    xp, fp = _numbers_beside(x, xp), _numbers_beside(x, fp)
     after = ops.clip(ops.searchsorted(xp, x), 1, xp.shape[0] - 1)
     x0, x1, y0, y1 = (ops.take(of, at) for of in (xp, fp) for at in (after - 1, after))
     return y0 + (y1 - y0) * (ops.clip(x, xp[0], xp[-1]) - x0) / (x1 - x0)
+
+
+def _numbers_beside(x: Tensor, numbers: Any) -> Tensor:
+    """Return a list of numbers as a tensor, of x's dtype if x has floats; a tensor as it is."""
+    kind = dtype(x) if dtype(x).startswith(INEXACT) else None
+    return convert_to_tensor(numbers, kind) if isinstance(numbers, (list, tuple)) else numbers
 
 
 def isin(element: Tensor, test_elements: Any) -> Tensor:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cgshim_jax
 from cgshim import TransformationError, op_custom_gradient
 
 X = jnp.arange(1.0, 1025.0).reshape(8, 128).astype(jnp.float32)
@@ -92,3 +93,14 @@ def test_a_message_of_jax_names_the_function_of_the_author():
         jax.jit(jax.grad(op_custom_gradient(with_branching_rule)))(1.0)
     notes = getattr(error.value, "__notes__", ["test_jax_elsewhere.py"])  # from Python 3.11 on
     assert any("test_jax_elsewhere.py" in note for note in notes)
+
+
+def test_what_other_versions_lack_is_told_until_one_has_it(monkeypatch):
+    monkeypatch.setattr(jax, "__version_info__", (0, 5, 3))
+    told = cgshim_jax.version_limits()
+    assert told[0] == (
+        "within jit, grad_fn runs when the op is called, and not when a derivative is taken "
+        "(from JAX 0.6 on it is as documented)"
+    )
+    monkeypatch.setattr(jax, "__version_info__", (0, 6, 0))
+    assert len(cgshim_jax.version_limits()) < len(told)
