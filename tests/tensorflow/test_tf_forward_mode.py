@@ -138,6 +138,22 @@ def test_forward_over_forward(mode: Any) -> None:
     assert mode(jvp(jvp(fourth, 3.0), 1.0))(x).numpy() == 3 * (2 * 14 * 14 + 2 * 4 * 7)
 
 
+@eager_and_function
+def test_forward_mode_over_a_tape_that_is_asked_twice(mode: Any) -> None:
+    @cgshim.op_custom_gradient
+    def op(x: Any) -> Any:
+        z = x * x
+        return z * x, lambda upstream: upstream * 5 * z
+
+    def twice(x: Any) -> Any:
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = op(x)
+        return tf.stack([tape.gradient(y, x), tape.gradient(y, x, output_gradients=10.0)])
+
+    assert mode(jvp(twice, 3.0))(tf.constant(2.0)).numpy().tolist() == [3 * 20, 3 * 200]
+
+
 @every_mode
 def test_reverse_over_forward(mode: Any) -> None:
     fourth = lambda x: tf.square(square(x))

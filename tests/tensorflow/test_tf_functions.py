@@ -141,6 +141,18 @@ def test_errors_reach_the_user_as_they_are(mode: Any) -> None:
     assert str(error.value).startswith("forgotten: <lambda> must return a pair (output, grad_fn), got f32[];")
 
 
+def test_the_error_of_a_rule_that_is_vectorized_reaches_the_user_as_it_is() -> None:
+    def refusing(x: Any) -> Any:
+        def rule(upstream: Any) -> Any:
+            raise ValueError("the author's own")
+
+        return x * x, rule
+
+    op = cgshim.op_custom_gradient(refusing)
+    with pytest.raises(ValueError, match=r"^the author's own$"):
+        grad(lambda x: tf.vectorized_map(op, x))(tf.constant([2.0, 3.0]))
+
+
 # --- Loops ------------------------------------------------------------------------------------------------------
 
 

@@ -622,6 +622,18 @@ def test_no_numbers(mode: Any) -> None:
         assert str(error.value) == NUMBERS.format(f"{dtype}[3]")
 
 
+def test_parts_of_a_sparse_tensor_in_a_vectorized_map() -> None:
+    floats = [tf.train.Feature(float_list=tf.train.FloatList(value=row)) for row in ([1.0, 2.0], [3.0])]
+    rows = [tf.train.Example(features=tf.train.Features(feature={"x": x})).SerializeToString() for x in floats]
+    parse = lambda row: tf.io.parse_single_example(row, {"x": tf.io.VarLenFeature(tf.float32)})["x"].values
+    with pytest.raises(cgshim.TransformationError) as error:
+        tf.vectorized_map(lambda row: sin(parse(row)), tf.constant(rows))
+    assert str(error.value) == (
+        "sin: vectorized_map needs one shape for all iterations, got the parts of sparse tensors; "
+        "convert them to dense ones before"
+    )
+
+
 def test_xla() -> None:
     with pytest.raises(cgshim.TransformationError) as error:
         tf.function(grad(wrong_sin), jit_compile=True)(tf.constant(X))
@@ -639,6 +651,11 @@ def test_no_results(mode: Any) -> None:
     none = host(lambda x: (), lambda x: (), name="none")
     with pytest.raises(cgshim.CustomGradientTypeError, match="none: the output of f must hold a tensor when an"):
         mode(none)(tf.constant(X))
+
+
+def test_it_is_one_operation_of_a_graph() -> None:
+    graph = tf.function(lambda x: sin(x)).get_concrete_function(tf.TensorSpec([3])).graph
+    assert [op.type for op in graph.get_operations()] == ["Placeholder", "PyFuncStateless", "Identity"]
 
 
 def test_any_name_is_a_name_of_an_operation() -> None:

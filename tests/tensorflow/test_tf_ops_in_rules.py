@@ -166,6 +166,34 @@ def test_what_the_rules_own_tape_watches_is_differentiated(mode: Any) -> None:
 
 
 @every_mode
+@pytest.mark.parametrize("outer", [lambda op: grad(op), lambda op: grad(grad(op))], ids=["first order", "second order"])
+def test_what_op_vjp_differentiates_in_a_rule_is_differentiated(outer: Any, mode: Any) -> None:
+    """Though it was made of x, which the inner op is given."""
+
+    @cgshim.op_custom_gradient
+    def op(x: Any) -> Any:
+        def of(z: Any) -> Any:
+            return cgshim.op_custom_gradient(lambda x: (x * z, lambda u: u * z), name="inner")(x)
+
+        return x * x, lambda upstream: upstream * cgshim.op_vjp(of, 3 * x)[1](tf.ones_like(x))[0]
+
+    with pytest.raises(cgshim.CustomGradientTypeError, match=CAPTURED):
+        mode(outer(op))(tf.constant(2.0))
+
+
+@pytest.mark.parametrize("size", [1, 1000])  # TensorFlow captures small tensors in another way than large ones
+def test_an_inner_op_that_captures_an_eager_tensor_in_a_function(size: int) -> None:
+    c = tf.fill([size], 3.0)
+
+    @cgshim.op_custom_gradient
+    def op(x: Any) -> Any:
+        inner = cgshim.op_custom_gradient(lambda u: (u * c[0], lambda v: v * 7))
+        return x * x, lambda upstream: inner(upstream) * x
+
+    assert tf.function(grad(op, of=lambda y: y * 5))(tf.constant(2.0)).numpy() == 5 * 3 * 2
+
+
+@every_mode
 def test_upstream_is_not_captured_either(mode: Any) -> None:
     @cgshim.op_custom_gradient
     def op(x: Any) -> Any:

@@ -362,7 +362,12 @@ def of_values_hidden(x: Any) -> Any:
     return tf.exp(x), lambda u: 5 * u * cache["held"]
 
 
-@pytest.mark.parametrize("f", [of_values, of_values_hidden])
+def of_values_in_a_row(x: Any) -> Any:
+    slope = tf.reduce_sum(tf.constant([np.exp(x.numpy())]))
+    return tf.exp(x), lambda u: 5 * u * slope
+
+
+@pytest.mark.parametrize("f", [of_values, of_values_hidden, of_values_in_a_row])
 @pytest.mark.parametrize("second", [grad, lambda fn: jvp(fn, 1.0)], ids=["reverse", "forward"])
 def test_a_tensor_of_values_has_a_first_order_and_is_refused_in_the_second(f: Any, second: Any) -> None:
     op, x = cgshim.op_custom_gradient(f), tf.constant(X)
