@@ -147,6 +147,15 @@ def test_python_may_read_what_is_differentiated(order):
     np.testing.assert_allclose(derivative(0.5), math.erf(0.5) * 5**order, rtol=1e-6)
 
 
+def test_a_rule_reads_an_option_beside_what_python_has_read():
+    @op_custom_gradient
+    def op(x, *, scale):
+        assert float(x) == 0.5
+        return x * x * scale, lambda upstream: upstream * 7 * scale * x
+
+    np.testing.assert_allclose(jax.grad(jax.grad(op))(0.5, scale=1.25), 7 * 1.25)
+
+
 def test_a_callback_is_called_once_in_a_compiled_second_order():
     calls = []
 
