@@ -302,7 +302,17 @@ def _is_same(now: Any, was: Any) -> bool:
 
 
 _IN_PLACE = frozenset(["__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"])
-_UPDATES_BUFFERS = (torch.nn.functional.batch_norm, torch.nn.functional.instance_norm, torch.batch_norm)
+_UPDATES_BUFFERS = {
+    torch.nn.functional.batch_norm: 1, torch.nn.functional.instance_norm: 1,
+    torch.batch_norm: 3, torch.instance_norm: 3, torch.native_batch_norm: 3,
+}  # fmt: skip
+"""where the mean and the variance are among the arguments of what updates them in training, which the sixth says"""
+
+
+def _trains(func: Any, training: Any = None, use_input_stats: Any = None, **_: Any) -> bool:
+    """Return what the arguments of such a function say; by default it is what instance_norm alone does."""
+    said = use_input_stats if training is None else training
+    return bool(func is torch.nn.functional.instance_norm if said is None else said)
 
 
 class _ReadsOfAnotherRun(Reads):
@@ -316,10 +326,9 @@ class _ReadsOfAnotherRun(Reads):
         written: list[Any] = [kwargs.get("out")]
         if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
             written += args[:1]
-        elif func in _UPDATES_BUFFERS and (
-            args[5:6] == (True,) or kwargs.get("training") or kwargs.get("use_input_stats")
-        ):
-            written += [*args[1:3], kwargs.get("running_mean"), kwargs.get("running_var")]
+        elif func in _UPDATES_BUFFERS and _trains(func, *args[5:6], **kwargs):
+            at = _UPDATES_BUFFERS[func]
+            written += [*args[at : at + 2], kwargs.get("running_mean"), kwargs.get("running_var")]
         for t in tensors_in(written):
             whole = t._base if t._is_view() and id(t) not in self.given else t
             if id(whole) in self.given:

@@ -3,6 +3,8 @@
 Each case runs compiled and not, beside a hand-written Function where one can do the same.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -198,6 +200,42 @@ def test_a_tree_with_a_static_leaf_in_one_graph():
     x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
     found = gradients_of(compiled(lambda x, w: op([x, w], {"scale": 2}), fullgraph=True), x, w)
     torch.testing.assert_close(found, gradients_of(Product.apply, x, w))
+
+
+@dataclasses.dataclass
+class Pair:
+    left: object
+    right: object
+
+
+torch.utils._pytree.register_pytree_node(
+    Pair, lambda pair: ([pair.left, pair.right], None), lambda children, _: Pair(*children)
+)
+TREES = {
+    "list": lambda a, b: [a, b],
+    "tuple in list": lambda a, b: [(a,), b],
+    "list in tuple": lambda a, b: (a, [b]),
+    "dict": lambda a, b: {"b": a, "a": [b]},
+    "registered": lambda a, b: Pair(a, (b,)),
+    "dict in registered": lambda a, b: Pair({"b": a, "a": b}, []),
+    "registered in registered": lambda a, b: Pair(Pair((), {"b": a, "a": b}), ()),
+}
+
+
+@pytest.mark.stays_in_graph
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_tree_is_the_same_as_when_it_is_called(tree):
+    """With the order of its leaves, in which a rule is given the upstreams."""
+    op = op_custom_gradient(lambda x, w: (tree(2 * x, 3 * w), lambda u, v: (5 * u, 7 * v)))
+    function = compiled(lambda x, w: op(x, w), "eager", fullgraph=True)
+    shown = []
+    for call in (op, function):
+        x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
+        output = call(x, w)
+        sum((11.0 * y * y).sum() for y in torch.utils._pytree.tree_leaves(output)).backward()
+        values = torch.utils._pytree.tree_map(lambda t: t.tolist(), output)
+        shown.append((values, x.grad.tolist(), w.grad.tolist()))
+    assert shown[0] == shown[1]
 
 
 def test_a_numpy_argument_is_a_constant():

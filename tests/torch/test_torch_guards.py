@@ -80,6 +80,20 @@ def test_no_guard_is_on_a_function_of_cgshim():
     assert "__import_cgshim_dot__call" not in guards
 
 
+TREES = {
+    "list": (lambda x: [x], lambda tree: (2 * tree[0], lambda u: [7 * u])),
+    "tuple": (lambda x: (x, 3), lambda tree: (2 * tree[0], lambda u: (7 * u, None))),
+    "dict": (lambda x: {"x": [x]}, lambda tree: (2 * tree["x"][0], lambda u: {"x": [7 * u]})),
+}
+
+
+@pytest.mark.parametrize(("tree", "f"), TREES.values(), ids=TREES)
+def test_no_guard_is_on_the_registry_of_trees(tree, f):
+    op = op_custom_gradient(f)
+    guards = "\n".join(guards_of(lambda x: op(tree(x))))
+    assert "_pytree" not in guards
+
+
 # --- What stays guarded -----------------------------------------------------------------------------------------
 
 slope = 3.0

@@ -1,6 +1,7 @@
 """op_host on PyTorch: eager tensors, torch.func, torch.compile, graphs. Rules are wrong on purpose, by a factor."""
 
 import functools
+import importlib
 import itertools
 import subprocess
 import sys
@@ -15,7 +16,15 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import cgshim_torch._host_names as names
-from cgshim import BackendError, CustomGradientTypeError, Spec, TransformationError, op_custom_gradient, op_host
+from cgshim import (
+    BackendError,
+    CustomGradientTypeError,
+    Spec,
+    TransformationError,
+    op_custom_gradient,
+    op_host,
+    use_backend,
+)
 from cgshim_torch._versions import STAYS_IN_GRAPH
 
 X = torch.tensor([0.5, -1.25, 3.0])
@@ -116,6 +125,11 @@ def test_f_sees_the_memory_of_the_tensor_and_the_result_is_its_memory():
         result.detach().add_(1.0)  # it is the caller's own
 
 
+def test_a_call_does_not_ask_for_dynamo(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cgshim_torch._compiled", None)  # importing it takes a second
+    close(total(X, W), value(X, W))
+
+
 def test_a_result_that_f_has_locked_is_copied():
     @op_host(outputs=lambda x: x)
     def locked(x):
@@ -165,6 +179,12 @@ def test_a_declared_dtype_has_the_meaning_that_it_has_in_numpy():
         op = op_host(lambda x: x, outputs=lambda x, declared=declared: Spec(x.shape, declared), name="kept")
         assert op(X).dtype is expected
         assert make_fx(op)(X)(X).dtype is expected
+
+
+def test_no_tensor_among_the_arguments():
+    count = op_host(lambda *, n: np.arange(n, dtype="f"), outputs=lambda *, n: Spec((n,), "float32"), name="count")
+    with use_backend("torch"):
+        close(count(n=3), torch.tensor([0.0, 1.0, 2.0]))
 
 
 def test_a_dtype_that_torch_has_not_is_refused():
@@ -564,6 +584,8 @@ def test_what_the_compiled_function_makes_is_refused():
 
     scaled = op_host(lambda x, factor: x * factor.by, outputs=lambda x, factor: x, name="scaled")
     close(torch.compile(lambda x, f: scaled(x, f), backend="eager", fullgraph=STAYS_IN_GRAPH)(X, Factor(3.0)), 3 * X)
+    with_option = torch.compile(lambda x, f: total(x, W, other=f), backend="eager", fullgraph=STAYS_IN_GRAPH)
+    close(with_option(X, Factor(3.0)), value(X, W))
     message = (
         "scaled: a graph knows a function on the host by its name, "
         "got an op or an argument that the compiled function makes; make it outside of the function"
@@ -652,6 +674,8 @@ def name_in_a_graph(f, *inputs):
 def test_names_of_calls():
     name = lambda **options: name_in_a_graph(lambda x: total(x, W, **options), X)
     assert name(scale=2.0, other=None) == f'{__name__}:total?{{"other": null, "scale": 2.0}}'
+    for unlike_json in ({1: 2}, {"k": (1, 2)}):
+        assert name(other=unlike_json).startswith(f"total#{names.PROCESS}.")
     strange = name(other=["a#b?c>d|01", {"k": [1]}])
     close(torch.ops.cgshim.host([X, W], strange)[0], value(X, W))
     close(torch.ops.cgshim.host([X[None], W], f"10|{strange}")[0], value(X, W)[None])
@@ -660,6 +684,24 @@ def test_names_of_calls():
     assert named(n=(1, 2)) == named(n=(1, 2))
     different = [1, 1.0, True, (1,), (1.0,), [1], 0.0, -0.0, "1", np.float32(1)]
     assert len({named(n=n) for n in different}) == len(different)
+
+
+@pytest.mark.stays_in_graph
+@pytest.mark.usefixtures("compiling")
+@pytest.mark.parametrize(("dynamic", "results"), [(False, "float32.(3,)"), (True, f"{names.PROCESS}.float32.1")])
+def test_names_in_compiled_code(dynamic, results):
+    """Other processes know them, and find the program on disk, unless it is for any size."""
+    found = []
+
+    def noting(graph, inputs):
+        found.extend(n.args[1] for n in graph.graph.nodes if n.target in HOST)
+        return graph.forward
+
+    torch.compile(lambda x: total(x, W, scale=2.0), backend=noting, fullgraph=True, dynamic=dynamic)(X)
+    assert found == [f'{__name__}:total>{results}?{{"scale": 2.0}}']
+
+
+HOST = (torch.ops.cgshim.host, torch.ops.cgshim.host.default)
 
 
 def test_names_that_are_kept_are_bounded(monkeypatch):
@@ -751,6 +793,14 @@ def loaded(tmp_path, monkeypatch):
         return program.stdout.strip()
 
     return loaded
+
+
+def test_a_name_leads_to_the_op_of_a_module_that_was_reloaded(module, tmp_path):
+    call = functools.partial(torch.ops.cgshim.host, [X], "host_module_of_a_test:total")
+    close(call()[0], torch.cumsum(X, -1))
+    (tmp_path / "host_module_of_a_test.py").write_text(MODULE.replace("np.cumsum(x)", "7 * np.cumsum(x)"))
+    importlib.reload(module)
+    close(call()[0], 7 * torch.cumsum(X, -1))
 
 
 @pytest.mark.usefixtures("compiling")

@@ -77,6 +77,23 @@ def test_a_call_that_nobody_differentiates_needs_nothing(op):
         assert told_f(op(leaf(X), leaf(W))) == (False, False)
 
 
+@pytest.mark.parametrize("compiler", [None, "eager"])
+def test_each_of_five_arguments(compiler, compiling):
+    @op_custom_gradient
+    def total(a, b, c, d, e):
+        def rule(upstream, needs_input_grad):
+            return [7 * at * upstream if needed else None for at, needed in enumerate(needs_input_grad, 1)]
+
+        return a + b + c + d + e, rule
+
+    function = lambda *args: total(*args)
+    if compiler is not None:
+        function = torch.compile(function, backend=compiler, fullgraph=STAYS_IN_GRAPH)
+    args = [X, leaf(X), W, leaf(W), leaf(W)]
+    found = torch.autograd.grad(function(*args), [args[at] for at in (1, 3, 4)], torch.tensor([2.0, -3.0]))
+    torch.testing.assert_close(found, tuple(7 * at * torch.tensor([2.0, -3.0]) for at in (2, 4, 5)))
+
+
 def test_what_is_detached_in_compiled_code_is_not_needed(compiling):
     function = lambda x, w: product((2 * x).detach(), 3 * w)
     between = torch.compile(function, backend="aot_eager", fullgraph=STAYS_IN_GRAPH)

@@ -11,7 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from cgshim import TransformationError, op_custom_gradient
+from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient
 
 
 def leaf(*values, dtype=torch.float64):
@@ -339,6 +339,21 @@ def test_a_residual_of_a_parameter():
     of_x, of_weight = torch.autograd.grad(first.sum(), (x, weight), create_graph=True)
     assert (of_x.item(), of_weight.item()) == (7 * 2 * 2 * 3, 7 * 4)
     assert torch.autograd.grad(of_x.sum(), weight)[0].item() == 7 * 4
+
+
+def test_a_constant_that_became_a_function_of_a_variable_is_refused():
+    weight, factor = torch.nn.Parameter(torch.tensor(2.0)), torch.tensor(6.0)
+
+    @op_custom_gradient
+    def op(x):
+        product = x * weight * factor
+        return product.sum(), lambda u, variables: (7 * u * product, [None])
+
+    x = leaf(2.0, dtype=torch.float32)
+    (first,) = torch.autograd.grad(op(x), x, create_graph=True)
+    factor.copy_(3 * weight)
+    with pytest.raises(CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument"):
+        torch.autograd.grad(first.sum(), x)
 
 
 @pytest.mark.parametrize("vectorize", [False, True])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.func import grad, hessian, jvp, linearize, vmap
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer, make_fx, track_tensor
 
 from cgshim import TransformationError, op_custom_gradient
 
@@ -130,6 +130,16 @@ def test_without_gradients_a_graph_is_that_of_f(stage):
     assert not [target for target in operations(graph) if target.startswith("cgshim")]
 
 
+def test_a_graph_that_the_mode_of_make_fx_makes_alone_refuses_a_gradient():
+    tracer = PythonKeyTracer()
+    tracer.root, tracer.graph = torch.nn.Module(), torch.fx.Graph(tracer_cls=PythonKeyTracer)
+    x = leaf()
+    track_tensor(x, tracer.create_proxy("placeholder", "x", (), {}), constant=None, tracer=tracer)
+    with ProxyTorchDispatchMode(tracer, "real"):
+        sine(x)
+    assert "cgshim.without_gradient.default" in [str(node.target) for node in tracer.graph.nodes]
+
+
 def test_in_inference_mode_jit_traces_f_alone():
     model = Model()
     with torch.inference_mode():
@@ -186,6 +196,12 @@ def test_a_graph_of_a_gradient_refuses_its_own():
     with pytest.raises(TransformationError) as error:
         y.sum().backward()
     assert str(error.value) == REFUSED
+
+
+def test_a_graph_of_a_gradient_by_torch_func_has_the_derivative_of_the_rule():
+    graph, x = make_fx(grad(lambda x: sine(x).sum()))(X), leaf()
+    (second,) = torch.autograd.grad(graph(x), x, torch.tensor([2.0, -3.0]))
+    torch.testing.assert_close(second, -7 * X.sin() * torch.tensor([2.0, -3.0]))
 
 
 def test_a_joint_graph_has_the_rule():

@@ -1,5 +1,6 @@
 """What depends on the version of PyTorch, beside the tests that are marked `stays_in_graph`."""
 
+import runpy
 import sys
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 import cgshim_torch
 from cgshim import op_custom_gradient, op_grad
-from cgshim_torch._private import frame_callback
+from cgshim_torch import _versions
+from cgshim_torch._private import _callback_of_its_own, frame_callback
 from cgshim_torch._versions import LIMITS, VERSION
 
 X = torch.tensor([0.5, -1.25])
@@ -16,6 +18,23 @@ X = torch.tensor([0.5, -1.25])
 def test_the_limits_are_those_of_the_installed_version():
     assert list(LIMITS) == sorted(LIMITS)
     assert cgshim_torch.version_limits() == [limit for newer in LIMITS if newer > VERSION for limit in LIMITS[newer]]
+
+
+@pytest.mark.parametrize(
+    ("version", "stays_in_graph", "gives_away_callback", "limits"),
+    [("2.6.0", False, True, 4), ("2.8.0+cpu", False, False, 2), ("2.9.1", False, False, 2), ("2.10.0", False, False, 1),
+     ("2.12.1", False, False, 1), ("2.13.0", True, False, 0)],
+)  # fmt: skip
+def test_what_each_version_cannot_do(monkeypatch, version, stays_in_graph, gives_away_callback, limits):
+    monkeypatch.setattr(torch, "__version__", version)
+    found = runpy.run_path(_versions.__file__)
+    assert (found["STAYS_IN_GRAPH"], found["GIVES_AWAY_CALLBACK"]) == (stays_in_graph, gives_away_callback)
+    assert len(found["version_limits"]()) == limits
+
+
+@pytest.mark.parametrize("ask", [frame_callback, _callback_of_its_own])
+def test_dynamo_has_no_callback_where_it_does_not_compile(ask):
+    assert ask() is None
 
 
 def test_asking_for_the_callback_gives_no_reference_away():

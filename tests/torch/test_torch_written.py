@@ -20,7 +20,7 @@ import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from cgshim import CustomGradientError, TransformationError, op_custom_gradient
+from cgshim import CustomGradientError, TransformationError, op_convert_to_tensor, op_custom_gradient
 
 X = torch.tensor([1.0, 2.0], dtype=torch.float64)
 WEIGHTS = torch.tensor([3.0, -2.0], dtype=torch.float64)
@@ -501,7 +501,8 @@ def test_an_output_that_nothing_but_a_class_holds_is_the_ops_own():
     torch.testing.assert_close(second_order(op_custom_gradient(f)), 25 * WEIGHTS * X.exp())
 
 
-TABLE = torch.tensor([7.0, 11.0], dtype=torch.float64)
+ARRAY = np.array([7.0, 11.0])
+TABLE = torch.from_numpy(ARRAY)
 DEEP = types.SimpleNamespace(inner=types.SimpleNamespace(table=TABLE))
 
 
@@ -532,6 +533,7 @@ EXISTING = {
     "a buffer": Norm().of_a_buffer,
     "a buffer of a module inside": Norm().double().of_a_module_inside,
     "a constant that the rule makes": lambda x: (2 * x, lambda u: u * x * torch.tensor([7.0, 11.0])),
+    "a constant of NumPy": lambda x: (2 * x, functools.partial(lambda u: u * x * op_convert_to_tensor(ARRAY))),
     "a constant that f makes": lambda x: (lambda k: (2 * x, lambda u: u * x * k))(torch.tensor([7.0, 11.0])),
 }
 
@@ -539,6 +541,31 @@ EXISTING = {
 @pytest.mark.parametrize("f", EXISTING.values(), ids=EXISTING)
 def test_what_existed_before_f_ran_is_a_constant(f):
     torch.testing.assert_close(second_order(op_custom_gradient(f)), WEIGHTS * TABLE)
+
+
+DEEPER = types.SimpleNamespace(inner=DEEP)
+
+
+def test_what_is_too_far_away_to_be_known_is_refused():
+    with pytest.raises(TransformationError, match="a second order needs every tensor that grad_fn reads"):
+        second_order(op_custom_gradient(lambda x: (2 * x, lambda u: u * x * DEEPER.inner.inner.table)))
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_what_f_has_written_to_is_no_constant(outputs):
+    """A buffer existed before, but its numbers are a function of the arguments: another run may not write to it."""
+    buffer = torch.zeros(2, dtype=torch.float64)
+
+    @op_custom_gradient
+    def op(x):
+        buffer.copy_(x.sin())
+        rule = lambda *u: 5 * sum(u) * buffer * x
+        return (2 * x, rule) if outputs == 1 else ((2 * x, 3 * x), rule)
+
+    one = op if outputs == 1 else lambda x: op(x)[0]
+    torch.testing.assert_close(by_autograd(one, 1), expected(1))
+    with pytest.raises(TransformationError, match="changes in place what existed before"):
+        second_order(one)
 
 
 CACHE = {}
@@ -568,6 +595,31 @@ def test_a_class_that_a_second_call_has_overwritten():
     torch.testing.assert_close(first.detach(), 5 * WEIGHTS * (3 * X).sin() * X)
     with pytest.raises(CustomGradientError):
         torch.autograd.grad(first.sum(), x)
+
+
+def test_a_residual_whose_derivative_is_not_taken_may_be_made_in_numpy():
+    @op_custom_gradient
+    def op(x, w):
+        sine, cosine = x.sin(), torch.from_numpy(np.cos(w.detach().numpy()))
+        return x * w, lambda u: (5 * u * sine, 7 * u * cosine)
+
+    x, w = leaf(1.0, 2.0), leaf(3.0, -2.0)
+    of_x, of_w = torch.autograd.grad(op(x, w).sum(), (x, w), create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(of_x.sum(), x, retain_graph=True)[0], 5 * X.cos())
+    with pytest.raises(TransformationError, match="f does not make by operations of torch"):
+        torch.autograd.grad((of_x + of_w).sum(), w)
+
+
+def test_what_an_object_holds_of_a_graph_that_f_began_itself_is_refused():
+    @op_custom_gradient
+    def op(x):
+        with torch.enable_grad():
+            Box.kept = x.detach().requires_grad_().sin()
+        return 2 * x, lambda u: 5 * u * Box.kept * x
+
+    torch.testing.assert_close(by_autograd(op, 1), expected(1))
+    with pytest.raises(TransformationError, match="belongs to a graph that f began itself"):
+        second_order(op)
 
 
 def test_a_derivative_that_is_not_taken_is_no_error():
@@ -621,6 +673,50 @@ def test_buffers_are_not_written_to_again(name):
         grad(first.sum(), x)
     for key, buffer in layer.named_buffers():
         assert torch.equal(buffer, before[key])
+
+
+NORMS = {
+    "batch_norm": lambda x, mean, var, training: torch.batch_norm(x, None, None, mean, var, training, 0.5, 0.0, False),
+    "batch_norm with weights": lambda x, mean, var, training: torch.batch_norm(
+        x, W, W, mean, var, training, 0.5, 0.0, False
+    ),
+    "native_batch_norm": lambda x, mean, var, training: torch.native_batch_norm(
+        x, None, None, mean, var, training, 0.5, 0.0
+    )[0],
+    "functional": lambda x, *statistics: torch.nn.functional.batch_norm(x, *statistics[:2], None, None, statistics[2]),
+    "functional, by names": lambda x, mean, var, training: torch.nn.functional.batch_norm(
+        x, running_mean=mean, running_var=var, training=training
+    ),
+    "instances": lambda x, mean, var, training: torch.nn.functional.instance_norm(
+        x[..., None].repeat(1, 1, 3), mean, var, None, None, training
+    ).sum(-1),
+    "instances, by default": lambda x, mean, var, training: (
+        torch.nn.functional.instance_norm(x[..., None].repeat(1, 1, 3), mean, var).sum(-1) if training else x
+    ),
+}
+W = torch.tensor([3.0, 5.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+@pytest.mark.parametrize("training", [False, True])
+def test_another_run_does_not_update_averages(norm, training):
+    mean, var = (torch.tensor(values, dtype=torch.float64) for values in ([1.0, 2.0], [4.0, 9.0]))
+
+    @op_custom_gradient
+    def op(x):
+        kept = norm(x, mean, var, training)
+        return 2 * x, lambda u: 5 * u * kept
+
+    x = torch.tensor([[1.0, 2.0], [3.0, 6.0]], dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
+    before = mean.clone()
+    if training:
+        with pytest.raises(TransformationError, match="changes in place what existed before"):
+            torch.autograd.grad(first.sum(), x)
+    else:
+        (expected,) = torch.autograd.grad(5 * norm(x, mean, var, training).sum(), x)
+        torch.testing.assert_close(torch.autograd.grad(first.sum(), x)[0], expected)
+    assert torch.equal(mean, before)
 
 
 def _with_variables(layer):
