@@ -190,6 +190,12 @@ def test_only_the_axes_of_batches_are_broadcast() -> None:
         call.run([Y, Y])
 
 
+def test_another_number_of_axes_is_not_broadcast() -> None:
+    call = call_of(lambda x, y: x.sum(), lambda x, y: x, vectorized=True).over([True, True])
+    with pytest.raises(CustomGradientValueError, match=re.escape("the declared shape f64[3,2], got f64[]")):
+        call.run([Y, Y])
+
+
 def test_results_of_another_structure() -> None:
     """Told as Python writes trees, and not as optree does."""
     call = call_of(lambda x, y: (x, {"b": y}), lambda x, y: {"a": x, "b": [y]})

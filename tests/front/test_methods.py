@@ -185,6 +185,15 @@ def test_what_is_abstract_is_written_before_it_is_used() -> None:
     assert Concrete.__abstractmethods__ == frozenset()
 
 
+def test_a_class_with_an_op_that_is_written_may_be_used() -> None:
+    class Squares(metaclass=abc.ABCMeta):  # noqa: B024
+        @cgshim.op_custom_gradient
+        def f(self, x: Any) -> Any:
+            return x * x, lambda upstream: 7 * upstream * x
+
+    assert Squares().f(np.array(3.0)) == 9
+
+
 def test_options_are_those_of_the_method() -> None:
     for method in (Layer.method, Layer().method, Inherited().method, copy.copy(Layer().method)):
         assert (method.forward_mode, method.once_differentiable, method.name) == (True, False, "scaled")

@@ -38,6 +38,13 @@ def test_a_call_finds_the_plan_of_another(framework: Framework) -> None:
         np.testing.assert_allclose(gradient(framework, scaled, x, y), [11 * 5 * factor, 11 * 7 * 10])
 
 
+def test_the_arguments_of_a_second_call_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    double = op_custom_gradient(lambda x: (2 * x, lambda upstream: 3 * upstream))
+    double(np.array(X))
+    monkeypatch.setattr("cgshim._custom_gradient.framework_of_type", None)
+    np.testing.assert_array_equal(double(np.array([5.0])), [10.0])
+
+
 def test_another_form_of_rule_from_the_same_op(framework: Framework) -> None:
     form = ["structured"]
 
