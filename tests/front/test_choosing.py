@@ -165,3 +165,9 @@ def test_a_framework_that_is_not_imported_is_not_asked(monkeypatch: pytest.Monke
     stranger = type("Tensor", (), {"__module__": "jax.somewhere"})
     monkeypatch.delitem(sys.modules, "jax", raising=False)
     assert framework_of_type(stranger) is None
+
+
+def test_a_class_of_the_name_of_keras_s_is_none_of_keras() -> None:
+    static = type("KerasTensor", (), {})()
+    op = cgshim.op_custom_gradient(lambda x, _: (2 * x, lambda upstream: (3 * upstream, None)))
+    assert op(np.array(5.0), static) == 10

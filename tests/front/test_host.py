@@ -345,3 +345,17 @@ def test_an_op_on_the_host_is_pickled_by_what_makes_it() -> None:
 
 def scaled_pair(x: Any) -> Any:
     return 2 * x, lambda upstream: 7 * upstream
+
+
+def test_a_backend_without_a_way_to_the_host_needs_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_value(x: Any) -> Any:
+        raise TypeError("a tracer has no value")
+
+    monkeypatch.delattr(load("numpy"), "host_function")
+    monkeypatch.setattr(load("numpy"), "convert_to_numpy", without_value)
+    with pytest.raises(cgshim.BackendError) as error:
+        op_host(lambda x: 2 * x, outputs=lambda x: x, name="double")(np.ones(2))
+    assert str(error.value) == (
+        "double: a function on the host needs the values of its arguments, got TypeError from cgshim_numpy; call it "
+        "eagerly"
+    )

@@ -76,7 +76,7 @@ CALLS = [
     "select([h, n > 0.0], [n, a], 0.5)", "piecewise(v, [v > 0.0], [1.0, 2.0])", "choose(i % 2, [n, a])",
     "unwrap(3.0 * v)", "unwrap(3.0 * n, axis=0)", "unwrap(2.0 * o, period=6.0)",
     *_each("interp", "v, o, p", "n, o, p", "v, [-1.5, 0.0, 1.5], p"),
-    *_each("digitize", "v, o", "v, o, right=True", "v, [-1.5, 0.0, 1.5]"),
+    *_each("digitize", "v, o", "v, o, right=True", "v, [-1.5, 0.0, 1.5]", "f, [-1.5, 0.0, 1.5]"),
     *_each("isclose allclose", "n, n + 1e-9", "n, n + 1e-3", "n, n + 1e-3, atol=1e-2"),
     *_each("array_equal", "n, n", "n, a", "n, v"), *_each("array_equiv", "n, n"),
     *_each("isin", "i, k", "i, [1, 2]"),
