@@ -688,7 +688,11 @@ def test_names_of_calls():
 
 @pytest.mark.stays_in_graph
 @pytest.mark.usefixtures("compiling")
-@pytest.mark.parametrize(("dynamic", "results"), [(False, "float32.(3,)"), (True, f"{names.PROCESS}.float32.1")])
+@pytest.mark.parametrize(
+    ("dynamic", "results"),
+    [(False, "float32.(3,)"), (True, f"{names.PROCESS}.float32.1")],
+    ids=["of one size", "of any size"],  # another process has another number
+)
 def test_names_in_compiled_code(dynamic, results):
     """Other processes know them, and find the program on disk, unless it is for any size."""
     found = []
