@@ -1,6 +1,6 @@
 """A part of a network that keeps its arguments alone and runs again in the backward pass: time for memory.
 
-With `--memory` it measures by how much the peak memory of the process grows.
+With `--memory SIZE` it measures by how much the peak memory of the process grows, on arrays of that size.
 """
 
 import argparse

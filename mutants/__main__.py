@@ -1,9 +1,9 @@
 """Plants small mistakes in the package, one at a time, and counts those that the tests notice.
 
-`nox -s mutants` takes about two hours on two cores, of which half an hour is spent on finding out which tests
-reach which lines. Each verdict is kept as it is found: stopped, the session goes on where it was, and a verdict is
-found anew when the mutant's file has changed. After a test was written, `nox -s mutants -- --again` runs the survivors
-anew, and with `--tests tests/front/test_new.py` against that file's tests alone, which takes seconds for each.
+`nox -s mutants` takes about two hours on two cores, of which half an hour is spent on finding out which tests reach
+which lines. Each verdict is kept as it is found: stopped, the session goes on where it was, and a verdict is found anew
+when the mutant's file has changed. After a test was written, `nox -s mutants -- --again` runs the survivors anew, and
+with `--tests tests/front/test_new.py` against that file's tests alone, which takes seconds for each.
 
 A mutant in a backend runs against the tests of that backend, one in the front end against NumPy's, which start
 fastest, and then against the others'. A crash counts as killed, and so does a run that does not end.

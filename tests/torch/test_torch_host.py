@@ -816,7 +816,7 @@ CACHED = """
 import torch, host_module_of_a_test as module
 from cgshim_torch._versions import STAYS_IN_GRAPH
 x = torch.tensor([1.0, 2.0, 4.0])
-print(torch.compile(lambda x: module.total(x, scale=2.0), fullgraph=STAYS_IN_GRAPH)(x).tolist())
+print(torch.compile(lambda x: module.total(x, scale=2.0) * 2 + 1, fullgraph=STAYS_IN_GRAPH)(x).tolist())
 """
 
 
@@ -831,7 +831,7 @@ def total(x, *, scale=1.0):
 """
 
 
-EDITIONS = [("(SIZE,), x.dtype", 3), ("(SIZE,), x.dtype", 2), ("(SIZE,), 'int64'", 2)]
+EDITIONS = [("(SIZE,), x.dtype", 3), ("(SIZE,), x.dtype", 2), ("(SIZE,), 'float64'", 2), ("(SIZE,), 'int64'", 2)]
 
 
 def test_compiled_code_on_disk_is_for_what_was_declared(tmp_path, monkeypatch):
@@ -842,7 +842,7 @@ def test_compiled_code_on_disk_is_for_what_was_declared(tmp_path, monkeypatch):
         text = EDITED.format(declared=declared, size=size) + "#" * number  # Python tells editions by their lengths
         (tmp_path / "host_module_of_a_test.py").write_text(text)
         program = subprocess.run([sys.executable, "-W", "ignore", "-c", CACHED], capture_output=True, text=True)
-        numbers = [2, 6, 14][:size] if "int" in declared else [2.0, 6.0, 14.0][:size]
+        numbers = [5, 13, 29][:size] if "int" in declared else [5.0, 13.0, 29.0][:size]
         assert program.stdout.strip() == str(numbers), program.stderr
 
 

@@ -675,26 +675,28 @@ def test_buffers_are_not_written_to_again(name):
         assert torch.equal(buffer, before[key])
 
 
-NORMS = {
-    "batch_norm": lambda x, mean, var, training: torch.batch_norm(x, None, None, mean, var, training, 0.5, 0.0, False),
-    "batch_norm with weights": lambda x, mean, var, training: torch.batch_norm(
-        x, W, W, mean, var, training, 0.5, 0.0, False
-    ),
-    "native_batch_norm": lambda x, mean, var, training: torch.native_batch_norm(
-        x, None, None, mean, var, training, 0.5, 0.0
-    )[0],
-    "functional": lambda x, *statistics: torch.nn.functional.batch_norm(x, *statistics[:2], None, None, statistics[2]),
-    "functional, by names": lambda x, mean, var, training: torch.nn.functional.batch_norm(
-        x, running_mean=mean, running_var=var, training=training
-    ),
-    "instances": lambda x, mean, var, training: torch.nn.functional.instance_norm(
-        x[..., None].repeat(1, 1, 3), mean, var, None, None, training
-    ).sum(-1),
-    "instances, by default": lambda x, mean, var, training: (
-        torch.nn.functional.instance_norm(x[..., None].repeat(1, 1, 3), mean, var).sum(-1) if training else x
-    ),
-}
 W = torch.tensor([3.0, 5.0], dtype=torch.float64)
+F = torch.nn.functional
+
+
+def images(x):
+    return x[..., None].repeat(1, 1, 3)
+
+
+NORMS = {
+    "batch_norm": lambda x, mean, var, trains: torch.batch_norm(x, None, None, mean, var, trains, 0.5, 0.0, False),
+    "with weights": lambda x, mean, var, trains: torch.batch_norm(x, W, W, mean, var, trains, 0.5, 0.0, False),
+    "native": lambda x, mean, var, trains: torch.native_batch_norm(x, None, None, mean, var, trains, 0.5, 0.0)[0],
+    "functional": lambda x, mean, var, trains: F.batch_norm(x, mean, var, None, None, trains),
+    "by names": lambda x, mean, var, trains: F.batch_norm(x, running_mean=mean, running_var=var, training=trains),
+    "instances": lambda x, mean, var, trains: F.instance_norm(images(x), mean, var, None, None, trains).sum(-1),
+    "instances, by default": lambda x, mean, var, trains: (
+        F.instance_norm(images(x), mean, var).sum(-1) if trains else x
+    ),
+    "instances of torch": lambda x, mean, var, trains: torch.instance_norm(
+        images(x), None, None, mean, var, trains, 0.5, 0.0, False
+    ).sum(-1),
+}
 
 
 @pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
