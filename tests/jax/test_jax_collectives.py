@@ -12,7 +12,8 @@ CHECKED = [
 
 
 def test_on_eight_simulated_devices():
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_ENABLE_X64": "1"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_ENABLE_X64": "1"}
     run = subprocess.run(
         [sys.executable, "-W", "error", PROGRAM], env=environment, capture_output=True, text=True, check=False
     )

@@ -15,7 +15,8 @@ CHECKS = (
 
 def test_on_simulated_devices():
     devices = 4  # test_jax_collectives.py has eight
-    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    environment = {**os.environ, "XLA_FLAGS": flags}
     run = subprocess.run(
         [sys.executable, "-W", "error", PROGRAM, str(devices)],
         env=environment,

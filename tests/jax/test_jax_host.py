@@ -505,7 +505,8 @@ def test_nothing_is_kept_alive():
 
 
 def test_on_four_devices():
-    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_ENABLE_X64": "1"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_ENABLE_X64": "1"}
     run = subprocess.run([sys.executable, "-W", "error", __file__], env=environment, capture_output=True, text=True,
                          check=False)  # fmt: skip
     assert run.returncode == 0, run.stderr

@@ -73,7 +73,7 @@ def operations(program):
 def test_the_optimised_program_is_that_of_a_custom_vjp(name):
     found = operations(functools.partial(PROGRAMS[name], dense))
     assert found == operations(functools.partial(PROGRAMS[name], by_hand))
-    assert found.total() > 5
+    assert {"parameter", "dot"} <= {operation for _, operation in found}
 
 
 @pytest.mark.parametrize("staging", [jax.jit, jax.checkpoint, lambda f: jax.jit(jax.vmap(f, (0, None)))])
