@@ -28,8 +28,8 @@ TEST, LINT, DOCS = (nox.project.dependency_groups(PROJECT, group) for group in (
 SETTINGS = {
     # two processes test on two cores: threads of theirs would only wait for each other, busily
     "OMP_NUM_THREADS": "1",
-    # JAX's tests compile 14,000 small programs, each of which runs once. XLA:CPU's fusion emitters (jaxlib 0.10, through
-    # MLIR) take twice as long to compile as what they replace; half of the programs are those of an earlier test
+    # JAX's tests compile 14,000 small programs, each of which runs once. XLA:CPU's fusion emitters (jaxlib 0.10,
+    # through MLIR) take twice as long to compile as what they replace; half of the programs are an earlier test's
     "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0",
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

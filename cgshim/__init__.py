@@ -14,6 +14,7 @@ from cgshim._errors import CustomGradientError as CustomGradientError
 from cgshim._errors import CustomGradientTypeError as CustomGradientTypeError
 from cgshim._errors import CustomGradientValueError as CustomGradientValueError
 from cgshim._errors import TransformationError as TransformationError
+from cgshim._protocol import Tensor as Tensor
 from cgshim._registry import available_backends as available_backends
 from cgshim._vjp import op_grad as op_grad
 from cgshim._vjp import op_value_and_grad as op_value_and_grad

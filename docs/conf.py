@@ -58,6 +58,7 @@ NAVIGATION = """
 docs/install
 docs/learn
 docs/porting
+docs/library-authors
 ```
 ```{toctree}
 :hidden:

@@ -1,4 +1,4 @@
-"""Which backends a run tests: those that were asked for, and failing that every one whose framework is here."""
+"""What a run tests beside cgshim's own plug-in: gaps are strict, and a backend's folder belongs to its runs."""
 
 from __future__ import annotations
 
@@ -10,34 +10,23 @@ import gpus
 import pytest
 from gaps import gaps_of
 
-import cgshim
 from cgshim._registry import entry_points
-from cgshim.testing import conformance
 
 HERE = Path(__file__).parent
+pytest_plugins = ["cgshim.testing.pytest_plugin"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--backend", action="append", metavar="NAME", dest="backends",
-        help="test this backend (may be repeated); by default every one whose framework can be imported",
-    )  # fmt: skip
     parser.addoption(
         "--gpu-device", choices=["cuda", "cpu"],
         help="run the gpu tests on cuda, or try them on the cpu; by default they run where a GPU is",
     )  # fmt: skip
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plug-in imports the frameworks
 def pytest_configure(config: pytest.Config) -> None:
-    """From here on `config.option.backends` are the backends of the run; one that does not import fails the run."""
     _take_off_path()
     config.pluginmanager.register(gpus)
-    config.option.backends = list(dict.fromkeys(config.option.backends or cgshim.available_backends()))
-    for name in config.option.backends:
-        try:
-            conformance.Framework(name)
-        except cgshim.BackendError as error:
-            raise pytest.UsageError(f"--backend {name}: {error}") from error
 
 
 def pytest_collection_finish() -> None:
@@ -49,23 +38,11 @@ def _take_off_path() -> None:
     sys.path[:] = [entry for entry in sys.path if entry != str(HERE)]
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    tested = config.option.backends
-    left_out = [name for name in entry_points() if name not in tested]
-    return f"backends: {', '.join(tested)}" + (f" (not in this run: {', '.join(left_out)})" if left_out else "")
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A backend's own folder is a part of the runs that test the backend."""
     name = collection_path.name
     of_a_backend = collection_path.parent == HERE and name in entry_points()
     return True if of_a_backend and name not in config.option.backends else None
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes a backend runs once for each backend of the run."""
-    if "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", metafunc.config.option.backends)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
@@ -96,6 +73,12 @@ def no_trace_of_the_test_before() -> Iterator[None]:
     yield
     if (tracer := sys.modules.get("autograd.tracer")) is not None:
         tracer.trace_stack.top = -1
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> str:
+    """The name alone, where the plug-in's fixture chooses the backend: most tests try the choice by types too."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

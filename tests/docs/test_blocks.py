@@ -16,6 +16,7 @@ from cgshim import op_convert_to_numpy, op_convert_to_tensor, op_grad
 ROOT = Path(__file__).parents[2]
 README, LEARN = ROOT / "README.md", ROOT / "docs" / "learn.md"
 ELSEWHERE = {
+    "library-authors.md": "tests/docs/test_library_authors.py",
     "porting.md": "tests/docs/test_porting.py",
     "cookbook.md": "tests/torch/test_torch_mixed_precision.py",
     "writing-a-backend.md": "tests/toolbox/test_writing_a_backend.py",

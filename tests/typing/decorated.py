@@ -10,7 +10,7 @@ from typing import Any, assert_type
 import numpy as np
 from numpy.typing import NDArray
 
-from cgshim import op_custom_gradient, op_grad, op_vjp
+from cgshim import Tensor, op_custom_gradient, op_grad, op_vjp
 
 Array = NDArray[np.float64]
 Rule = Callable[[Array], Array]
@@ -24,6 +24,11 @@ def plain(x: Array, scale: float = 1.0) -> tuple[Array, Rule]:
 @op_custom_gradient(forward_mode=True, name="another")
 def with_options(x: Array, *, axis: int) -> tuple[tuple[Array, Array], Rule]:
     return (x, x), lambda upstream: upstream
+
+
+@op_custom_gradient
+def of_any_framework(x: Tensor, scale: float) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    return x * scale, lambda upstream: upstream * scale
 
 
 class Layer:
@@ -45,10 +50,12 @@ assert_type(Layer().method(x), Array)
 assert_type(Layer.static(x), Array)
 assert_type(op_vjp(plain, x), tuple[Any, Callable[[Any], tuple[Any, ...]]])
 assert_type(op_grad(plain)(x), Any)
+assert_type(of_any_framework(x, 2.0), Tensor)
 
 # Each of these is a mistake: mypy and pyright would report a needless ignore, had they not seen it.
 plain("x")  # type: ignore[arg-type]
 plain(x, factor=2.0)  # type: ignore[call-arg]
 with_options(x)  # type: ignore[call-arg]
 Layer().method()  # type: ignore[call-arg]
+of_any_framework(x, "2")  # type: ignore[arg-type]
 op_custom_gradient(lambda x: x)(1)  # f's missing rule is an error at the call, not here: a lambda has no types

@@ -1,0 +1,56 @@
+"""A pytest plug-in: tests that take `backend` run on every backend that is installed, or on those that were asked for.
+
+One line in the conftest.py of your tests, where pytest is started, turns it on::
+
+    pytest_plugins = ["cgshim.testing.pytest_plugin"]
+
+``pytest --backend jax --backend torch``, or ``CGSHIM_BACKEND=jax pytest``, asks for backends by name. What was
+asked for and cannot be imported fails the run; nothing is skipped silently.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import cgshim
+from cgshim._registry import entry_points, load
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--backend", action="append", metavar="NAME", dest="backends",
+        help="test this backend (may be repeated); by default CGSHIM_BACKEND, or every one that can be imported",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """From here on `config.option.backends` are the backends of the run; one that does not import fails the run."""
+    by_name = config.option.backends or [name for name in [os.environ.get("CGSHIM_BACKEND")] if name]
+    config.option.backends = list(dict.fromkeys(by_name or cgshim.available_backends()))
+    for name in config.option.backends:
+        try:
+            load(name)
+        except cgshim.BackendError as error:
+            raise pytest.UsageError(f"--backend {name}: {error}") from error
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    tested = config.option.backends
+    left_out = [name for name in entry_points() if name not in tested]
+    return f"backends: {', '.join(tested)}" + (f" (not in this run: {', '.join(left_out)})" if left_out else "")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes a backend runs once for each backend of the run."""
+    if "backend" in metafunc.fixturenames:
+        metafunc.parametrize("backend", metafunc.config.option.backends, indirect=True)
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of a backend, which `cgshim.use_backend` has chosen for the length of the test."""
+    with cgshim.use_backend(request.param):
+        yield request.param
