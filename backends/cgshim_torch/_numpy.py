@@ -82,7 +82,10 @@ def as_float(x: Tensor, dtype: Any = None) -> Tensor:
 
 def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
     """Promote tensors as NumPy does; torch's products need one dtype."""
-    dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+    dtypes = [tensor.dtype for tensor in tensors]
+    if dtypes.count(dtypes[0]) == len(dtypes):
+        return list(tensors)
+    dtype = functools.reduce(torch.promote_types, dtypes)
     return [tensor.to(dtype) for tensor in tensors]
 
 
@@ -102,6 +105,8 @@ def _axes(a: Tensor, axis: Axis) -> tuple[int, ...]:
 
 
 def np_sum(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    if axis is None and not keepdims:
+        return torch.sum(a, dtype=dtype_of(dtype))
     axes = axes_of(a, axis)
     if axis is not None and not axes:  # torch would sum over all
         return a.to(dtype_of(dtype)) if dtype else a
@@ -158,6 +163,8 @@ np_reshape = torch.Tensor.reshape  # which takes an int, too
 
 
 def np_transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+    if axes is None and a.ndim <= 2:
+        return a.t()
     return a.permute(tuple(reversed(range(a.ndim))) if axes is None else tuple(axes))
 
 

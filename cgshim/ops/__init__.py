@@ -30,4 +30,4 @@ special = Namespace("special.")
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    return found(name)
+    return found(name, globals())

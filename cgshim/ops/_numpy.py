@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from cgshim._choice import backend_or_numpy
+from cgshim._choice import backend_or_numpy, choice_for_plans, framework_of_type, is_lasting
 from cgshim._dtypes import dtype_name, is_complex, is_differentiable
 from cgshim._errors import BackendError, refusal
-from cgshim._foreign import constant_when_traced, is_traced
+from cgshim._foreign import KERAS, constant_when_traced, is_traced
+from cgshim._held import SIMPLE
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import load, name_of
 from cgshim._trees import as_tensor
@@ -33,12 +34,15 @@ class Namespace:
         self._prefix = prefix
 
     def __getattr__(self, name: str) -> NumPyFunction:
-        return found(f"{self._prefix}{name}")
+        return found(f"{self._prefix}{name}", vars(self))
 
 
-def found(name: str) -> NumPyFunction:
-    """Return the function of this NumPy name, for the tensors of any backend."""
-    return _found(name) if is_traced() else _remembered(name)  # torch.compile warns of what is remembered
+def found(name: str, namespace: dict[str, Any]) -> NumPyFunction:
+    """Return the function of this NumPy name, for the tensors of any backend, and keep it in its namespace."""
+    function = _found(name)
+    if not is_traced():  # torch.compile would have to undo it
+        namespace[name.rpartition(".")[2]] = function
+    return function
 
 
 def _found(name: str) -> NumPyFunction:
@@ -48,8 +52,6 @@ def _found(name: str) -> NumPyFunction:
         return _numpy_named(name)
     raise AttributeError(f"numpy has no function {name} of arrays, and so cgshim.ops has none")
 
-
-_remembered = functools.cache(_found)
 
 _ALIASES = {
     "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan", "atan2": "arctan2",
@@ -73,6 +75,17 @@ def _numpy_named(name: str) -> NumPyFunction:
     elementwise = isinstance(getattr(np, name, None), np.ufunc) or name.startswith("special.")
 
     def function(*args: Any, **kwargs: Any) -> Any:
+        chosen = choice_for_plans()
+        if chosen is not False:
+            key: tuple[Any, ...] = (name, chosen, *map(type, args))
+            if list in key or tuple in key:
+                key += tuple([tuple(map(type, arg)) for arg in args if type(arg) in (list, tuple)])
+            way = _ways[key] if key in _ways else _learnt(key, args, elementwise)
+            if way is not None and (not kwargs or all(type(value) in SIMPLE for value in kwargs.values())):
+                try:
+                    return way(*args, **kwargs)
+                except (TypeError, NotImplementedError):  # below in our words
+                    pass
         backend = backend_or_numpy([*args, *kwargs.values()])
         args = tuple(_tensors_of(name, backend, arg) for arg in args)
         kwargs = {key: _tensors_of(name, backend, value) for key, value in kwargs.items()}
@@ -89,6 +102,38 @@ def _numpy_named(name: str) -> NumPyFunction:
     function.__name__ = function.__qualname__ = name.rpartition(".")[2]
     function.__doc__ = f"numpy.{name} on the tensors of any backend."
     return function
+
+
+_ways: dict[Any, NumPyFunction | None] = {}
+_MOST = 10_000
+"""so many are remembered"""
+
+
+def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> NumPyFunction | None:
+    """Return the framework's function for arguments of the key's types, and keep it; None if they must be looked at.
+
+    The types tell where all is clear: tensors of the framework that is chosen, or of one where none is, and numbers,
+    also in lists and tuples.
+    """
+    name, chosen, *_ = key
+    leaves = [leaf for arg in args for leaf in (arg if type(arg) in (list, tuple) else (arg,))]
+    tensors = [leaf for leaf in leaves if type(leaf) not in SIMPLE]
+    frameworks = {framework_of_type(type(tensor)) for tensor in tensors}
+    (framework,) = frameworks if len(frameworks) == 1 else (None,)
+    way = None
+    if framework not in (None, KERAS) and chosen in (None, framework):
+        backend = load(framework)
+        if all(map(backend.is_tensor, tensors)):
+            way = getattr(_functions, _place_of(name, framework))
+            if elementwise and len(tensors) < len(args):
+                way = functools.partial(_with_numbers, way, backend)
+    if len(_ways) < _MOST and all(is_lasting(type(leaf)) for leaf in leaves):
+        _ways[key] = way
+    return way
+
+
+def _with_numbers(function: NumPyFunction, backend: Backend, *args: Any, **kwargs: Any) -> Any:
+    return function(*_numbers_to_tensors(backend, args), **kwargs)
 
 
 ops, linalg = Namespace(), Namespace("linalg.")

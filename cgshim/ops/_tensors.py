@@ -77,7 +77,7 @@ def stop_gradient(x: Any) -> Tensor:
     array([2.5])
     """
     backend = backend_or_numpy([x])
-    return backend.stop_gradient(convert_to_tensor(x))
+    return backend.stop_gradient(x if backend.is_tensor(x) else convert_to_tensor(x))
 
 
 def is_tensor(x: object) -> bool:

@@ -22,12 +22,14 @@ def test_a_definition_has_numpys_numbers(call: str, monkeypatch: pytest.MonkeyPa
     own, name = _numpy.own_function, name_of(call)
     monkeypatch.setattr(_numpy, "own_function", lambda backend, of: None if of == name else own(backend, of))
     monkeypatch.setattr(_numpy, "_functions", types.SimpleNamespace())
+    monkeypatch.setattr(_numpy, "_ways", {})
     assert compare.outcome(call, "numpy") == ("refused" if call in REFUSED else "ok")
 
 
 def test_a_definition_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_numpy, "own_function", lambda backend, of: None)
     monkeypatch.setattr(_numpy, "_functions", types.SimpleNamespace())
+    monkeypatch.setattr(_numpy, "_ways", {})
     monkeypatch.setattr(_special, "special_expit", lambda x: 3 * x)
     monkeypatch.setattr(_special.special_expit, "__module__", _special.__name__)
     assert "for" in compare.outcome("special.expit(a)", "numpy")
