@@ -43,10 +43,10 @@ NIGHTLY = {"numpy": "numpy", "jax": "jax", "torch": "torch", "tensorflow": "tf-n
 ALIKE = [
     *(
         f"tests/front/test_{name}.py"
-        for name in ("conformance_command", "environment", "main", "plug_ins", "run", "structure")
+        for name in ("conformance_command", "environment", "main", "plug_ins", "run", "structure", "writing_a_backend")
     ),
     *("tests/docs/test_documents.py", "tests/docs/test_site.py", "tests/ops/test_definitions.py"),
-    *("tests/release", "tests/toolbox/test_writing_a_backend.py", "tests/versions"),
+    *("tests/release", "tests/versions"),
 ]
 
 
@@ -201,7 +201,7 @@ def mutants(session: nox.Session) -> None:
     """Plant small mistakes in the package, and count those that the tests notice."""
     frameworks = [name for needed in FRAMEWORKS.values() for name in needed]
     install(session, "-e", ".", "cosmic-ray", "coverage", "pytest-cov", *TEST, *frameworks)
-    session.run("python", "-m", "mutants", str(session.cache_dir / "mutants"), *session.posargs)
+    session.run("python", "tests/mutants", str(session.cache_dir / "mutants"), *session.posargs)
 
 
 def run_stranger(session: nox.Session, name: str, framework: str) -> None:

@@ -25,7 +25,7 @@ html_title = "cgshim"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**", "examples/*/README.md"]
-exclude_patterns = [".*", "site", "build", "dist", "benchmarks", "mutants", "tests"]
+exclude_patterns = [".*", "site", "build", "dist", "benchmarks", "tests"]
 
 default_role = "py:obj"
 nitpicky = True  # a name in a docstring that does not exist is a warning, and warnings are errors

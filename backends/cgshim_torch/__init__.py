@@ -14,7 +14,9 @@ import torch
 
 from cgshim.backend import output_on_host, runs_on_host
 from cgshim_torch._eager import differentiable
-from cgshim_torch._host import host_function as host_function
+from cgshim_torch._graph import is_transformed, requires_grad
+from cgshim_torch._host import OnHost, run
+from cgshim_torch._host_names import name_of
 from cgshim_torch._plain import plan as plan
 from cgshim_torch._private import (
     frame_callback,
@@ -35,7 +37,7 @@ from cgshim_torch._vjp import vjp as vjp
 from cgshim_torch._vjp import vjp_with_variables as vjp_with_variables
 
 if TYPE_CHECKING:
-    from cgshim.backend import Call
+    from cgshim.backend import Call, HostCall, Spec
 
 if not STAYS_IN_GRAPH:
     import cgshim_torch._dynamo  # noqa: F401  # it must skip the package before it meets an op
@@ -55,9 +57,12 @@ def stop_gradient(x: Tensor, /) -> Tensor:
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
-    from cgshim_torch._numpy import numpy_function
+    from cgshim_torch import _numpy
 
-    return numpy_function(name)
+    own = f"np_{name.replace('.', '_')}"
+    if hasattr(_numpy, own):  # torch.compile cannot trace globals() of that file
+        return getattr(_numpy, own)  # type: ignore[no-any-return]
+    return _numpy.function_of_torch(name)
 
 
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
@@ -91,3 +96,27 @@ def _on_host(call: Call, inputs: Sequence[Tensor]) -> Any:
     else:
         output_of = output_on_host
     return output_of(call, inputs)
+
+
+def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> Sequence[Tensor]:
+    """Return the results of a call, on the device of its first input."""
+    results: Sequence[Tensor]
+    if torch.compiler.is_dynamo_compiling():
+        from cgshim_torch._compiled import name_of_traced
+
+        results = torch.ops.cgshim.host(list(inputs), name_of_traced(call, declared))
+    elif len_dispatch_stack() or jit_is_tracing() or fx_is_tracing() or not all(map(_is_concrete, inputs)):
+        # a graph may be in the making: make_fx before dispatch shows itself as torch.fx alone
+        results = torch.ops.cgshim.host(list(inputs), name_of(call))
+    else:
+        is_differentiated = is_transformed() or (torch.is_grad_enabled() and any(map(requires_grad, inputs)))
+        with torch._C.DisableTorchFunction():
+            results = OnHost.apply(call, call.name, *inputs) if is_differentiated else run(call, inputs)
+        reads = reads_now()
+        if reads is not None:  # a rule that makes a graph cannot see that this is no unknown tensor
+            reads.knows(*results)
+    return results
+
+
+def _is_concrete(x: Tensor) -> bool:
+    return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta

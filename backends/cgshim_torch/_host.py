@@ -1,4 +1,4 @@
-"""PyTorch: functions on the host: the way of a call, its derivative, and the operation that graphs hold.
+"""PyTorch: functions on the host: the run of a call, its derivative, and the operation of graphs.
 
 Constants go to NumPy and back. The derivative is refused at every level, and only one that is taken. A graph that is
 being made, and what has no values, see the operation cgshim::host, which finds the call by its name.
@@ -25,45 +25,19 @@ from cgshim.backend import (
 )
 from cgshim_torch import _tensors
 from cgshim_torch._graph import is_transformed, requires_grad
-from cgshim_torch._host_names import call_of, name_of, over
+from cgshim_torch._host_names import call_of, over
 from cgshim_torch._private import (
     below_autograd,
     forward_ad,
     functorch,
-    fx_is_tracing,
-    jit_is_tracing,
     len_dispatch_stack,
     tags_of_host,
 )
-from cgshim_torch._reads import FLOATS, reads_now
+from cgshim_torch._reads import FLOATS
 
 Tensor = Any
 _CPU = torch.device("cpu")
 _BACKEND: Any = _tensors  # all that a declaration asks of a backend is how it takes trees apart
-
-
-def host_function(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> Sequence[Tensor]:
-    """Return the results of a call, on the device of its first input."""
-    results: Sequence[Tensor]
-    if torch.compiler.is_dynamo_compiling():
-        from cgshim_torch._compiled import name_of_traced
-
-        results = torch.ops.cgshim.host(list(inputs), name_of_traced(call, declared))
-    elif len_dispatch_stack() or jit_is_tracing() or fx_is_tracing() or not all(map(_is_concrete, inputs)):
-        # a graph may be in the making: make_fx before dispatch shows itself as torch.fx alone
-        results = torch.ops.cgshim.host(list(inputs), name_of(call))
-    else:
-        is_differentiated = is_transformed() or (torch.is_grad_enabled() and any(map(requires_grad, inputs)))
-        with torch._C.DisableTorchFunction():
-            results = _Host.apply(call, call.name, *inputs) if is_differentiated else run(call, inputs)
-        reads = reads_now()
-        if reads is not None:  # a rule that makes a graph cannot see that this is no unknown tensor
-            reads.knows(*results)
-    return results
-
-
-def _is_concrete(x: Tensor) -> bool:
-    return type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta
 
 
 def run(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -100,7 +74,7 @@ def _dtype_of(name: str) -> torch.dtype:
 # --- The derivative ---------------------------------------------------------------------------------------------
 
 
-class _Host(torch.autograd.Function):  # type: ignore[misc]
+class OnHost(torch.autograd.Function):  # type: ignore[misc]
     """A call, or the one of a name, in autograd and at each level of torch.func."""
 
     @staticmethod
@@ -143,7 +117,7 @@ class _Host(torch.autograd.Function):  # type: ignore[misc]
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         batched = [dim is not None for dim in in_dims[2:]]
         moved = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(inputs, in_dims[2:], strict=True)]
-        results = _Host.apply(over(call, batched) if isinstance(call, str) else call.over(batched), op, *moved)
+        results = OnHost.apply(over(call, batched) if isinstance(call, str) else call.over(batched), op, *moved)
         return results, (0,) * len(results)
 
 
@@ -203,7 +177,7 @@ def _differentiable(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
 
 
 def _transformed(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
-    return list(_Host.apply(name, call_of(name, len(inputs)).name, *inputs))
+    return list(OnHost.apply(name, call_of(name, len(inputs)).name, *inputs))
 
 
 def _zeros(upstreams: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:

@@ -13,15 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-import cgshim_torch._numpy
 from cgshim.backend import Axis, Tensor, axes_of, checked_axis
 from cgshim_torch._tensors import convert_to_tensor, device_of_call
 
 
-def numpy_function(name: str, /) -> Callable[..., Any] | None:
-    own = f"np_{name.replace('.', '_')}"
-    if hasattr(cgshim_torch._numpy, own):  # torch.compile cannot trace globals()
-        return getattr(cgshim_torch._numpy, own)  # type: ignore[no-any-return]
+def function_of_torch(name: str) -> Callable[..., Any] | None:
+    """Return what PyTorch has for a name of NumPy for which there is no np_<name> here."""
     found: Any = torch
     for part in _SAME.get(name, "").split("."):
         found = getattr(found, part, None)

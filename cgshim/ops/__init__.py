@@ -9,6 +9,7 @@ and that frameworks spell differently. ``cgshim.op_<name>`` is ``cgshim.ops.<nam
 from collections.abc import Callable
 from typing import Any
 
+from cgshim.ops import _definitions, _numpy
 from cgshim.ops._control import cond as cond
 from cgshim.ops._control import scan as scan
 from cgshim.ops._control import while_loop as while_loop
@@ -23,6 +24,8 @@ from cgshim.ops._tensors import stop_gradient as stop_gradient
 from cgshim.ops._transposes import index_add as index_add
 from cgshim.ops._transposes import sum_to_shape as sum_to_shape
 from cgshim.ops._trees import tree_map as tree_map
+
+_numpy.definition = _definitions.definition
 
 linalg = Namespace("linalg.")
 fft = Namespace("fft.")

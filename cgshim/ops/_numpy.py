@@ -7,7 +7,6 @@ backend that offers no functions itself.
 from __future__ import annotations
 
 import functools
-import importlib
 import textwrap
 import types
 from collections.abc import Callable, Sequence
@@ -67,7 +66,7 @@ def _is_function(name: str) -> bool:
     function: Any = np
     for part in name.split("."):
         function = getattr(function, part, None)
-    defined = callable(function) or _definition(name) is not None
+    defined = callable(function) or definition(name) is not None
     return defined and not isinstance(function, (type, types.ModuleType))
 
 
@@ -139,6 +138,9 @@ def _with_numbers(function: NumPyFunction, backend: Backend, *args: Any, **kwarg
 ops, linalg = Namespace(), Namespace("linalg.")
 """for the definitions of functions in terms of other functions"""
 
+definition: Callable[[str], NumPyFunction | None] = lambda name: None
+"""returns such a definition, or None; cgshim.ops puts its own here: definitions import this file"""
+
 _functions = types.SimpleNamespace()  # torch.compile reads attributes only when used, but a whole dict
 
 
@@ -153,7 +155,7 @@ def _place_of(name: str, framework: str) -> str:
 
 def _function_of(name: str, framework: str) -> NumPyFunction:
     backend = load(framework)
-    function = own_function(backend, name) or _definition(name)
+    function = own_function(backend, name) or definition(name)
     if function is None and not hasattr(backend, "numpy_function"):
         function = _translated(name, framework)
     if function is None:
@@ -166,16 +168,6 @@ def own_function(backend: Backend, name: str) -> NumPyFunction | None:
     """Return what the backend offers under this name; None if it offers no functions."""
     given: Callable[[str], NumPyFunction | None] | None = getattr(backend, "numpy_function", None)
     return given(name) if given else None
-
-
-def _definition(name: str) -> NumPyFunction | None:
-    """Return the function in terms of others, from one of the files next to this one; else None."""
-    for module in ("statistics", "elementwise", "algebra", "special"):
-        definitions = vars(importlib.import_module(f"cgshim.ops._{module}"))
-        function = definitions.get(name.replace(".", "_"))
-        if isinstance(function, types.FunctionType) and function.__module__ == definitions["__name__"]:
-            return function
-    return None
 
 
 def _translated(name: str, framework: str) -> NumPyFunction | None:

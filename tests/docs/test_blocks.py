@@ -19,7 +19,7 @@ ELSEWHERE = {
     "library-authors.md": "tests/docs/test_library_authors.py",
     "porting.md": "tests/docs/test_porting.py",
     "cookbook.md": "tests/torch/test_torch_mixed_precision.py",
-    "writing-a-backend.md": "tests/toolbox/test_writing_a_backend.py",
+    "writing-a-backend.md": "tests/front/test_writing_a_backend.py",
 }
 """the pages whose blocks of Python other tests run"""
 

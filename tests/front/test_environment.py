@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
 
 import cgshim
+from cgshim._installed import Entry, requirement_of
 from cgshim._registry import entry_points
 
 CALL = """
@@ -128,3 +130,11 @@ def test_a_broken_plug_in_harms_nobody_else(python, plug_in, imported: str) -> N
     available = sorted([*cgshim.available_backends(), "tiny"])
     result = python("-c", code, path=(site,))
     assert (result.stdout, result.stderr) == (f"[4. 9.]\n9.0 {available}\n", "")
+
+
+def test_a_requirement_with_spaces(tmp_path):
+    (tmp_path / "METADATA").write_text(
+        "Name: plug-in\nProvides-Extra: wonder\nRequires-Dist: wonder >=2 ; extra == 'wonder'\n"
+    )
+    entry = Entry("cgshim.backends", "wonder", "plug_in", "plug-in", PathDistribution(tmp_path))
+    assert requirement_of(entry) == ("wonder >=2", True)

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import cgshim
-from cgshim.__main__ import main
+from cgshim.__main__ import Row, main
 from cgshim._registry import entry_points, load
 
 OTHERS = [name for name in entry_points() if name != "numpy"]
@@ -111,3 +111,8 @@ def test_conformance_of_an_unknown_backend(capsys):
     assert main(["conformance", "nonesuch"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("cgshim: a backend is named by its framework's import root, got 'nonesuch'; installed: ")
+
+
+def test_a_backend_works_where_it_says_nothing_else():
+    assert Row("mine", "my_plug_in", "-", "-", "ok").works is True
+    assert Row("mine", "my_plug_in", "-", "-", "cgshim: it does not").works is False

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import cgshim
+from cgshim import CustomGradientTypeError, op_custom_gradient
 from cgshim.testing.conformance import Framework
 
 
@@ -369,3 +370,12 @@ def test_functions_without_a_signature() -> None:
     with pytest.raises(cgshim.CustomGradientTypeError, match=r"^made: max must return a pair \(output, grad_fn\), got"):
         made(np.array(1.0), np.array(2.0))
     assert made([pair], key=id) is pair[0]
+
+
+def test_an_option_that_is_missing():
+    @op_custom_gradient(name="op")
+    def op(x, *, scale):
+        return scale * x, lambda u: u * scale
+
+    with pytest.raises(CustomGradientTypeError, match=r"^op: missing a required .*'scale'$"):
+        op(np.array(3.0))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Container, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -51,6 +53,83 @@ def test_a_circle_would_be_seen(tmp_path):
 @pytest.mark.parametrize("file", BACKENDS, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_a_backend_imports_what_any_backend_may(file):
     assert imported_by(file) <= {"cgshim.backend"}
+
+
+def modules_of(package: Path) -> dict[str, Path]:
+    """Return the files of a package, by the names of their modules."""
+    files = {file: file.relative_to(package.parent).with_suffix("").parts for file in package.rglob("*.py")}
+    return {".".join(parts).removesuffix(".__init__"): file for file, parts in files.items()}
+
+
+def run_by(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a module without those that only its types need."""
+    yield node
+    typed = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    for child in node.orelse if typed else ast.iter_child_nodes(node):
+        yield from run_by(child)
+
+
+def needed_by(file: Path, modules: Container[str]) -> set[str]:
+    """Return which modules a file imports when it runs, in functions and by their names, too."""
+    found = set()
+    for node in run_by(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{file} imports by dots"
+            submodules = {name for alias in node.names if (name := f"{node.module}.{alias.name}") in modules}
+            found |= submodules | ({node.module} if len(submodules) < len(node.names) else set())
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value} if "." in node.value else set()
+        elif isinstance(node, ast.JoinedStr):
+            parts = [re.escape(part.value) if isinstance(part, ast.Constant) else r"\w+" for part in node.values]
+            found |= {name for name in modules if "." in parts[0] and re.fullmatch("".join(parts), name)}
+    return {name for name in found if name in modules}
+
+
+PACKAGES = [ROOT, *sorted({file.parent for file in BACKENDS})]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_no_module_needs_one_that_needs_it(package):
+    """The modules of a package can be put in an order in which each imports earlier ones alone.
+
+    All imports that run count: in functions; by a name in a string, as for import_module and in
+    the tables of __getattr__; and of the module itself. Those for types alone do not run.
+    ``from package import x`` is an import of the module package.x where there is one, else of the
+    package's __init__. That __init__ runs before any of its modules, as Python has it, does not count.
+    """
+    modules = modules_of(package)
+    assert len(in_order({name: needed_by(file, modules) for name, file in modules.items()})) == len(modules)
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "def f():\n    from p.a import x\n", "from p import a\n", "import p.a as a\n", "import_module('p.a')\n",
+        "if not TYPE_CHECKING:\n    import p.a\n", "if TYPE_CHECKING:\n    pass\nelse:\n    import p.a\n",
+        "LAZY = {'x': 'p.a'}\n", "import_module(f'p.{name}')\n", "import p\n", "from p import x\n",
+    ],
+)  # fmt: skip
+def test_a_circle_is_named(tmp_path, back):
+    package = tmp_path / "p"
+    package.mkdir()
+    (package / "__init__.py").write_text("from p.a import x as x\n")
+    (package / "a.py").write_text("import p.b\n")
+    (package / "b.py").write_text(back)
+    modules = modules_of(package)
+    with pytest.raises(CycleError, match=r"'p\.a', 'p\.b'|'p\.b', 'p\.a'|'p', 'p\.b'|'p\.b', 'p'"):
+        in_order({name: needed_by(file, modules) for name, file in modules.items()})
+
+
+def test_what_types_need_is_no_circle(tmp_path):
+    package = tmp_path / "p"
+    package.mkdir()
+    (package / "__init__.py").write_text("from p.a import x as x\n")
+    (package / "a.py").write_text('"""Of p.b."""\nfrom p import b\n')
+    (package / "b.py").write_text("if TYPE_CHECKING:\n    from p.a import x\n")
+    modules = modules_of(package)
+    assert in_order({name: needed_by(file, modules) for name, file in modules.items()}) == ["p.b", "p.a", "p"]
 
 
 NAMES = {"jax", "tensorflow", "torch"}

@@ -6,6 +6,7 @@ import pytest
 from autograd import elementwise_grad, grad
 
 from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient, op_grad, op_vjp
+from cgshim.ops import convert_to_tensor
 
 X = np.array([1.0, 2.0])
 
@@ -197,3 +198,8 @@ def test_what_holds_no_numbers_is_static(static):
     np.testing.assert_array_equal(op_grad(lambda x: op(x, static, option=static).sum())(X), [7.0, 14.0])
     with pytest.raises(CustomGradientTypeError, match="must hold float or complex tensors alone"):
         op_grad(op)(static)
+
+
+def test_an_array_of_boxes_is_connected_with_them():
+    found = op_grad(lambda x: anp.exp(convert_to_tensor([x, 3.0 * x, 2.0]))[1])(np.array(2.0))
+    np.testing.assert_allclose(found, 3.0 * np.exp(6.0))

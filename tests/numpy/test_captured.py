@@ -4,6 +4,7 @@ import autograd.numpy as anp
 import numpy as np
 import pytest
 from autograd import grad
+from autograd.core import make_vjp
 from autograd.differential_operators import make_jvp
 from autograd.extend import defjvp, defvjp, primitive
 
@@ -215,3 +216,39 @@ def test_the_nested_recipe_in_a_gradient_that_a_rule_takes_of_values(order, expe
     for _ in range(order):
         found = grad(found)
     assert found(2.0) == expected
+
+
+@pytest.mark.parametrize(
+    ("argnums", "expected"), [((0, 0), 3 * 5.0), ((0, 1), 3 * 2.0), ((1, 0), 7 * 5.0), ((1, 1), 7 * 2.0)]
+)
+def test_second_order_of_what_was_made_of_a_captured_box(argnums, expected):
+    def fn(x, w):
+        @op_custom_gradient
+        def op(x):
+            product = x * w
+            return product * x, lambda u, variables: (u * 3 * product, [u * 7 * product for _ in variables])
+
+        return op(x)
+
+    first, second = argnums
+    np.testing.assert_allclose(op_grad(op_grad(fn, first), second)(np.array(2.0), np.array(5.0)), expected)
+
+
+class Holder:
+    """Holds a weight where f's closure does not show it."""
+
+
+def test_a_box_that_the_rule_alone_keeps_is_refused_where_it_is_read():
+    layer = Holder()
+
+    @op_custom_gradient(name="op")
+    def op(x, y):
+        product = layer.w * x
+        return 2.0 * x * y, lambda u: (u * product, u)
+
+    def value(w):
+        layer.w = w
+        return make_vjp(lambda x: op(x, w), 3.0)[0](1.0)
+
+    with pytest.raises(CustomGradientTypeError, match=r"^op: "):
+        make_vjp(value, 5.0)

@@ -380,3 +380,13 @@ def test_a_rule_that_reads_numbers_has_no_second_order_and_a_first(make):
     np.testing.assert_allclose(both, 5.0 * np.sin(0.5) * 3.0 + 2.0 * 0.5 * 6.0)
     with pytest.raises(TransformationError, match=r"^op: a second order needs .* that Python read; let grad_fn comp"):
         grad(grad(op))(0.5)
+
+
+def test_second_order_of_a_gradient_in_another_dtype():
+    @op_custom_gradient
+    def op(x):
+        return x * x, lambda u: (u * 7 * x).astype("float32")
+
+    found = op_grad(op_grad(op))(np.array(2.0))
+    np.testing.assert_array_equal(found, 7.0)
+    assert found.dtype == "float64"

@@ -1,5 +1,6 @@
 """What f and its rule see: values, and boxes only of a derivative that is asked for."""
 
+import autograd
 import autograd.numpy as anp
 import numpy as np
 import pytest
@@ -87,3 +88,18 @@ def test_a_box_that_is_converted_to_what_it_is_stays_itself(dtype):
         return anp.sum(op_convert_to_tensor([x, 2.0 * x], dtype) * op_convert_to_tensor(X, dtype))
 
     assert grad(fn)(np.float64(3.0)) == 1.0 + 2.0 * 2.0
+
+
+def test_f_is_given_the_array_itself_where_an_outer_derivative_looks_on():
+    """Not a copy of it, which a large array would pay for."""
+    seen = []
+
+    @op_custom_gradient(name="op")
+    def op(x):
+        seen.append(x)
+        return x * x, lambda u: u * 7 * x
+
+    given = np.array([2.0, 3.0])
+    second = autograd.elementwise_grad(autograd.elementwise_grad(op))(given)
+    np.testing.assert_array_equal(second, [7.0, 7.0])
+    assert [np.shares_memory(x, given) for x in seen] == [True]

@@ -11,6 +11,7 @@ from tf_modes import eager_and_function, every_mode, grad
 
 import cgshim
 
+X, V = [2.0, -3.0], [1.0, 10.0]
 CAPTURED = "scale: f must be given every tensor that is differentiated, got a captured f32[]; pass it as an argument"
 
 
@@ -219,3 +220,18 @@ def test_nobody_is_told_of_a_nan_where_each_is_an_error(mode: Any) -> None:
     dx, dc = gradients(tf.constant(2.0))
     assert dx.numpy() == 42
     assert dc.numpy() > 1e28  # no gradient that anybody would take for one
+
+
+@pytest.mark.parametrize("multiply", [lambda x, w: x * w, lambda x, w: w * x], ids=["behind", "before"])
+def test_a_captured_tensor_of_a_graph_is_found_on_both_sides_of_the_argument(multiply: Any) -> None:
+    @tf.function
+    def differentiated(x: Any, w: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            read = w * 2.0
+            op = cgshim.op_custom_gradient(lambda x: (multiply(x, read), lambda u: u * 7.0), name="op")
+            y = op(x)
+        return tape.gradient(y, [x, w])
+
+    with pytest.raises(cgshim.CustomGradientTypeError, match=r"^op: "):
+        differentiated(tf.constant(X), tf.constant(V))

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tf_modes import eager_and_function, grad, vectorized
 
 import cgshim
+from cgshim_tensorflow._fits import _equal
 
 VALUES = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
 
@@ -262,3 +263,11 @@ def test_a_variable_whose_shape_may_change(mode: Any) -> None:
     message = re.escape("op: the gradient of variables[0] must have its shape ")
     with pytest.raises((cgshim.CustomGradientValueError, tf.errors.InvalidArgumentError), match=message):
         by(1)(tf.constant(2.0))
+
+
+@pytest.mark.parametrize("other", [[1], [1, 2], [[1, 1]], [1, 2, 1]])
+def test_indices_are_equal_in_shape_too(other: list[Any]) -> None:
+    """TensorFlow's own comparison broadcasts."""
+    one = tf.constant([1, 1])
+    assert bool(_equal(one, tf.constant([1, 1], tf.int64)))
+    assert not bool(_equal(one, tf.constant(other)))

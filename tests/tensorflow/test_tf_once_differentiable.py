@@ -16,6 +16,7 @@ from tf_modes import eager_and_function, every_mode, grad, jvp, vectorized
 
 import cgshim
 
+X, V = [2.0, -3.0], [1.0, 10.0]
 REFUSED = "once: a rule that is once_differentiable gives a gradient without derivatives"
 
 
@@ -182,3 +183,11 @@ def test_peak_memory_is_that_of_a_custom_gradient_by_hand() -> None:
         assert found[f"{op}, {tapes}"] <= 1.01 * found[f"by hand, {tapes}"]
     # the outer tape keeps what f computes
     assert found["twice, nested"] > 1.2 * found["by hand, nested"], "the measure sees nothing"
+
+
+def test_a_function_of_what_has_no_second_derivative_has_no_forward_mode() -> None:
+    """An accumulator around a tf.function builds second derivatives with the first ones."""
+    once = cgshim.op_custom_gradient(lambda x: (x * x * x, lambda u: u * 7 * x * x), once_differentiable=True)
+    for transform in (jvp(tf.function(once), V), jvp(lambda x: jvp(tf.function(once), V)(x), V)):
+        with pytest.raises(cgshim.TransformationError, match="once_differentiable"):
+            transform(tf.constant(X))

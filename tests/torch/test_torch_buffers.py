@@ -217,3 +217,25 @@ def test_a_second_order_beside_a_buffer():
     x = leaf(2.0)
     (first,) = torch.autograd.grad(cube(x) + cube(x), x, create_graph=True)
     assert (first.item(), count.item()) == (40, 2)
+
+
+def test_a_rule_that_writes_to_what_f_has_made_is_told_so():
+    """As autograd tells one that writes to what it has saved, the second time."""
+
+    @op_custom_gradient
+    def op(x):
+        factor = torch.full((2,), 7.0)
+
+        def grad(u):
+            gradient = u * factor
+            factor.mul_(3)
+            return gradient
+
+        return x * 1, grad
+
+    x = leaf(2.0, 3.0)
+    y = op(x).sum()
+    (first,) = torch.autograd.grad(y, x, retain_graph=True)
+    torch.testing.assert_close(first, torch.tensor([7.0, 7.0]))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y, x)

@@ -502,3 +502,33 @@ def test_an_argument_that_a_rule_keeps_is_changed_in_place_later():
     except RuntimeError:
         return
     assert gradient.tolist() == [7, 14, 21]
+
+
+@pytest.mark.parametrize(
+    ("decorated", "message"),
+    [
+        ({"once_differentiable": True}, "torch.compile would lose that a gradient is once_differentiable"),
+    ],
+    ids=["once_differentiable"],
+)
+def test_why_a_graph_breaks(decorated, message, refuses_whole_graph):
+    op = op_custom_gradient(lambda x: (x * x, lambda u: u * 7), **decorated)
+    with refuses_whole_graph(message):
+        torch.compile(op, backend="eager", fullgraph=True)(leaf(2.0))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_compiled_rule_runs_under_autocast_as_f_did():
+    """In bfloat16, which shows in the third digit."""
+    w = torch.tensor([[1.001, 2.003], [3.007, 4.001]])
+    op = op_custom_gradient(lambda x: (x * 1, lambda u: u @ w))
+
+    def gradient(function):
+        x = torch.ones(2, 2, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = function(x)
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    found = gradient(torch.compile(op, backend="eager"))
+    torch.testing.assert_close(found, gradient(op), rtol=0.0, atol=0.0)
+    assert not torch.equal(found, torch.ones(2, 2) @ w)

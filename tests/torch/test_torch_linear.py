@@ -123,3 +123,16 @@ def test_batches_of_tangents_of_a_rule_that_is_seen_not_to_be_linear(rule):
     op = op_custom_gradient(lambda x: (x * x, lambda u: NONLINEAR[rule](u, x)), forward_mode=True)
     with pytest.raises(TransformationError, match="needs a rule that is linear in upstream"):
         BATCHED["jacobian"](op, torch.tensor([1.0, 2.0, -3.0]))
+
+
+def test_forward_mode_where_there_are_no_numbers():
+    op = op_custom_gradient(lambda x: (x * x, lambda u: u * 7 * x), forward_mode=True)
+    x = torch.zeros(0, 3)
+    _, tangent = torch.func.jvp(op, (x,), (x,))
+    assert tangent.shape == (0, 3)
+
+
+def test_forward_mode_of_a_sparse_gradient():
+    op = op_custom_gradient(lambda x: (2 * x, lambda u: (7 * u).to_sparse()), forward_mode=True)
+    x, v = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 10.0])
+    torch.testing.assert_close(torch.func.jvp(op, (x,), (v,)), (2 * x, 7 * v))

@@ -548,3 +548,73 @@ def test_an_f_that_fails_on_differentiated_arguments():
     torch.testing.assert_close(first, 5 * x.detach().sin())
     with pytest.raises(TransformationError, match="a RuntimeError in it"):
         torch.autograd.grad(first, x)
+
+
+def test_another_run_that_reads_another_parameter_is_refused():
+    """Though its values are the same, the derivative would go to the wrong one."""
+    parameters = [torch.nn.Parameter(torch.tensor(5.0)) for _ in range(2)]
+    runs = []
+
+    @op_custom_gradient(name="op")
+    def op(x):
+        runs.append(len(runs))
+        product = parameters[runs[-1] % 2] * x
+        return product * x, lambda u, variables: (u * 3 * product, [u * 7 * product])
+
+    x = torch.tensor(2.0, requires_grad=True)
+    (first,) = torch.autograd.grad(op(x), x, create_graph=True)
+    with pytest.raises(TransformationError, match=r"^op: .*, got those of other variables; read the same ones"):
+        torch.autograd.grad(first, x)
+
+
+def test_another_run_that_writes_leaves_the_argument_as_it_is():
+    runs = []
+
+    @op_custom_gradient(name="op")
+    def op(x, constant):
+        runs.append(len(runs))
+        square = x * x
+        if len(runs) == 2:
+            constant.mul_(2)
+        return square * 1, lambda u: (u * 7 * square, None)
+
+    x, constant = leaf(2.0, 3.0), torch.tensor([4.0, 5.0])
+    (first,) = torch.autograd.grad(op(x, constant).sum(), x, create_graph=True)
+    with pytest.raises(TransformationError, match="one that changes its arguments in place"):
+        torch.autograd.grad(first.sum(), x)
+    assert constant.tolist() == [4.0, 5.0]
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_second_order_of_a_sparse_argument(layout):
+    @op_custom_gradient
+    def op(x):
+        square = x.to_dense() ** 2
+        return square.sum(), lambda u: u * 7 * square
+
+    dense = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+    x = dense.to_sparse(layout=layout).requires_grad_()
+    (first,) = torch.autograd.grad(op(x), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(second.to_dense(), 14 * dense)
+
+
+def test_a_kept_output_is_a_constant_where_no_second_order_is_recorded():
+    """As it was in f: a rule may differentiate from there on by itself."""
+    seen = []
+
+    @op_custom_gradient
+    def op(x):
+        y = x * x
+
+        def grad(u):
+            seen.append(y.requires_grad)
+            return u * 7 * y
+
+        return y, grad
+
+    x = leaf(2.0, 3.0)
+    (found,) = torch.autograd.grad(op(x).sum(), x)
+    torch.testing.assert_close(found, 7 * (x * x).detach())
+    assert seen == [False]

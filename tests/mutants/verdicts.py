@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tomllib
-
-from mutants.sample import Mutant
+from sample import Mutant
 
 HERE = Path(__file__).parent
 OF_ALL, OF_A_FILE = 0.9, 0.8

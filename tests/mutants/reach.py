@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coverage import CoverageData
-
-from mutants.trees import Tree
+from trees import Tree
 
 # Where the tests of every backend are. Not here: how fast the package is, and whole programs, slow ones.
-COMMON = ["tests/conformance", "tests/front", "tests/toolbox", "tests/ops", "tests/test_messages.py"]
+COMMON = ["tests/conformance", "tests/front", "tests/ops", "tests/test_messages.py"]
 OF_MIXED_FRAMEWORKS = ["tests/front", "tests/test_messages.py"]
 SECONDS = 1800.0
 _COMPILED = (

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-COPIED = ["cgshim", "backends", "tests", "examples", "docs", "benchmarks", "mutants"]
+COPIED = ["cgshim", "backends", "tests", "examples", "docs", "benchmarks"]
 FILES = ["pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "noxfile.py", "constraints.txt", "LICENSE"]
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -61,7 +61,7 @@ class Tree:
             path = os.pathsep.join([str(self.at), str(self.at / "backends")])
             environment = os.environ | ENVIRONMENT | {"PYTHONPATH": path}
             self.servers[backend] = subprocess.Popen(
-                [sys.executable, "-m", "mutants.server", backend], cwd=self.at, env=environment, text=True,
+                [sys.executable, "tests/mutants/server.py", backend], cwd=self.at, env=environment, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(self.at / f"{backend}.log").open("w"),
             )  # fmt: skip
         return self.servers[backend]

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
-
-from mutants.operators import family, operators
+from operators import family, operators
 
 FOLDERS = ("cgshim", "cgshim/ops", "cgshim/testing", "backends/*")  # the conformance cases are tests themselves
 LEAST_IN_A_FILE = 6

@@ -21,12 +21,12 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_complete
 from pathlib import Path
 from typing import Any
 
-from mutants.reach import COMMON, Reach, reach
-from mutants.sample import Mutant, sample
-from mutants.trees import Tree, copy, told_apart
-from mutants.verdicts import Verdicts, report
+from reach import COMMON, Reach, reach
+from sample import Mutant, sample
+from trees import Tree, copy, told_apart
+from verdicts import Verdicts, report
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BACKENDS = ["numpy", "torch", "tensorflow", "jax", "all"]  # in the order in which they start; all in one process
 FIRST = 25  # so many tests are collected and run first: most mutants go no further
 FEW = 6  # a line that so few tests run is run once, as its file is imported or for a cache: then those of its file run

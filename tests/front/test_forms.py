@@ -1,0 +1,21 @@
+"""How a rule is called: as the signature of grad_fn says."""
+
+import numpy as np
+
+from cgshim import op_custom_gradient, op_grad
+
+
+def test_a_rule_may_take_more_than_it_is_given():
+    """`grad(upstream, *rest)` is given the upstream, structured as the output, and nothing else."""
+    seen = []
+
+    @op_custom_gradient
+    def op(x):
+        def grad(upstream, *rest):
+            seen.append(rest)
+            return upstream["y"] * 7 * x
+
+        return {"y": x * x}, grad
+
+    np.testing.assert_allclose(op_grad(lambda x: op(x)["y"])(np.array(3.0)), 21.0)
+    assert seen == [()]
