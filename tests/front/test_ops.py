@@ -134,6 +134,43 @@ def test_numbers_alone_are_the_chosen_backends(framework):
     framework.check_equal(found, np.array(3.0))
 
 
+def test_calls_of_other_types_find_their_own_way(framework):
+    """A call is remembered by its arguments' types; one whose types are others is looked at."""
+    x, array = framework.tensor([1.0, -2.0]), np.array([0.5, 3.0], "float32")
+    calls = {
+        "tensors": (lambda: ops.maximum(x, x), [1.0, -2.0]),
+        "an array": (lambda: ops.maximum(x, array), [1.0, 3.0]),
+        "a number": (lambda: ops.maximum(x, -0.5), [1.0, -0.5]),
+        "a list of tensors": (lambda: ops.concatenate([x, x]), [1.0, -2.0, 1.0, -2.0]),
+        "a list with an array": (lambda: ops.concatenate([x, array]), [1.0, -2.0, 0.5, 3.0]),
+        "a tuple": (lambda: ops.concatenate((array, x)), [0.5, 3.0, 1.0, -2.0]),
+        "an axis": (lambda: ops.sum(x, 0), -1.0),
+        "axes by name": (lambda: ops.sum(x, axis=(0,)), -1.0),
+    }
+    for name, (call, expected) in [*calls.items()] * 3:
+        found = call()
+        assert framework.backend.is_tensor(found), name
+        framework.check_equal(found, np.array(expected))
+    found = [ops.multiply(array, array), ops.exp(0.0)]
+    assert [type(y) for y in found] == [np.ndarray, np.float64]
+
+
+def test_a_remembered_call_obeys_the_choice(framework):
+    array = np.array([1.0, 4.0], "float32")
+    for _ in range(2):
+        assert type(ops.sqrt(array)) is np.ndarray
+        with cgshim.use_backend(framework.name):
+            assert framework.backend.is_tensor(ops.sqrt(array))
+        framework.check_equal(ops.sqrt(framework.tensor([1.0, 4.0])), np.array([1.0, 2.0]))
+
+
+def test_a_tensor_of_another_framework_is_refused_after_one_of_its_own(incomplete):
+    x = Framework(incomplete).tensor(4.0)
+    assert ops.convert_to_numpy(ops.sqrt(x)) == 2
+    with cgshim.use_backend("numpy"), pytest.raises(BackendError, match="tensors of one call belong to one framework"):
+        ops.sqrt(x)
+
+
 # --- What there is not --------------------------------------------------------------------------------------------
 
 
