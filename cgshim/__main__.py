@@ -51,13 +51,20 @@ def _plug_in(entry: Entry) -> str:
 
 
 def _framework(entry: Entry) -> str:
-    """Return the framework's distribution and its version, which often is named as its import root."""
+    """Return the framework's distribution and its version, and those of the import roots that belong to it."""
     if not is_importable(entry.name):
         return "-"
-    for name in (project_of(requirement_of(entry)[0]), entry.name):
+    aliases = sorted(root for root, name in registered().aliases.items() if name == entry.name)
+    others = [_distribution(root) if is_importable(root) else f"no {root}" for root in aliases]
+    return " with ".join([_distribution(entry.name, project_of(requirement_of(entry)[0])), *others])
+
+
+def _distribution(root: str, project: str = "") -> str:
+    """Return the distribution with an import root, and its version: it often is named as the root."""
+    for name in (project, root):
         if name and (found := _version(name)) != "?":
             return f"{name} {found}"
-    name = _distribution_with(entry.name)
+    name = _distribution_with(root)
     return f"{name} {_version(name)}" if name else "?"
 
 

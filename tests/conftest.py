@@ -77,10 +77,9 @@ def no_trace_of_the_test_before() -> Iterator[None]:
         tracer.trace_stack.top = -1
 
 
-@pytest.fixture
-def backend(request: pytest.FixtureRequest) -> str:
-    """The name alone, where the plug-in's fixture chooses the backend: most tests try the choice by types too."""
-    return str(request.param)
+@pytest.fixture(autouse=True)
+def backend_in_use() -> None:
+    """Nothing, where the plug-in's chooses the backend: most tests try the choice by types too."""
 
 
 @pytest.fixture(scope="session")

@@ -6,18 +6,16 @@ functions, by the front end or here.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from autograd import numpy as autograd_numpy
-from autograd.extend import defvjp, primitive
 
 from cgshim.backend import Axis, axes_of
 
 Array = Any
-anp: Any = autograd_numpy  # whose names are made when it is imported
+anp: Any = np  # autograd's from `_derivatives.py` on
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
@@ -31,8 +29,9 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
         return _of_scipy(last)
     if space == "lax":
         return None
-    found: Callable[..., Any] | None = getattr(getattr(anp, space) if space else anp, last, None)
-    return found
+    if not hasattr(getattr(np, space) if space else np, last):
+        return None
+    return lambda *args, **kwargs: getattr(getattr(anp, space) if space else anp, last)(*args, **kwargs)
 
 
 _NAMES = """
@@ -45,13 +44,18 @@ unstack unwrap vdot vecdot vsplit std var
 _DEFINED = frozenset(_NAMES.split())
 
 
+_NAMES = """
+beta betainc betaln digamma erf erfc erfcinv erfinv expit gamma gammainc gammaincc gammaln gammasgn i0 i1 iv ive j0 j1
+jn logit logsumexp multigammaln polygamma psi rgamma y0 y1 yn
+"""
+_OF_AUTOGRAD = frozenset(_NAMES.split())
+
+
 def _of_scipy(name: str) -> Callable[..., Any] | None:
-    try:
-        special = importlib.import_module("autograd.scipy.special")
-    except ImportError:  # SciPy is not installed
+    if name not in _OF_AUTOGRAD or importlib.util.find_spec("scipy") is None:
         return None
-    found: Callable[..., Any] | None = getattr(special, name, None)
-    return found
+    special: Callable[[], Any] = lambda: importlib.import_module(f"{'' if anp is np else 'autograd.'}scipy.special")
+    return lambda *args, **kwargs: getattr(special(), name)(*args, **kwargs)
 
 
 # --- Without the parameters that autograd takes no notice of: where and initial ----------------------------------
@@ -81,19 +85,14 @@ def np_take(a: Array, indices: Any, axis: int | None = None) -> Array:
     return a[(slice(None),) * before + (anp.asarray(indices),)]
 
 
-def _index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
+def np_index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
+    return index_add(x, index, values, axis)
+
+
+def index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
     found = np.array(x)
     np.add.at(np.moveaxis(found, axis, 0), index, np.moveaxis(values, axis, 0))
     return found
-
-
-np_index_add: Callable[..., Array] = primitive(_index_add)
-defvjp(
-    np_index_add,
-    lambda found, x, index, values, axis: lambda upstream: upstream,
-    None,
-    lambda found, x, index, values, axis: lambda upstream: np_take(upstream, index, axis),
-)
 
 
 def np_flip(m: Array, axis: Axis = None) -> Array:

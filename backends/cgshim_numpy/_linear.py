@@ -119,7 +119,7 @@ _IN_ALL = {
     **dict.fromkeys([anp.concatenate_args, make_sequence, _make_dict, sparse_add], 1),
     **dict.fromkeys([func(VSpace.add), func(VSpace.mut_add)], 1),
     anp.array_from_args: 2,
-    trace_primitives_map[np.where]: 1,  # autograd.numpy.where is a function around it
+    trace_primitives_map.get(np.where, anp.where): 1,  # anp.where is a function around it from autograd 1.9 on
 }
 
 # Linear in the first argument.
@@ -128,7 +128,7 @@ _IN_FIRST = (
         anp,
         "divide true_divide negative positive reshape roll array_split split vsplit hsplit dsplit ravel expand_dims"
         " squeeze diag diagonal make_diagonal flipud fliplr rot90 trace triu tril swapaxes rollaxis moveaxis"
-        " broadcast_to real imag conj conjugate diff gradient repeat tile transpose sum _primitive_mean cumsum"
+        " broadcast_to real imag conj conjugate diff gradient repeat tile transpose sum mean _primitive_mean cumsum"
         " atleast_1d atleast_2d atleast_3d rad2deg degrees deg2rad radians",
     )
     | _named(fft, "fft ifft fft2 ifft2 fftn ifftn rfft irfft rfft2 irfft2 rfftn irfftn fftshift ifftshift")

@@ -7,39 +7,73 @@ what is not plain, it goes on as any other call, with what f has returned: f run
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
+from sys import modules
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
-from cgshim.backend import Call, runs_op
+from cgshim.backend import Call, plain_form, runs_op
 from cgshim_numpy._arrays import Array, is_tensor
-from cgshim_numpy._private import ArrayBox, trace_stack
-from cgshim_numpy._run import PlainRules, output_under_autograd
+from cgshim_numpy._autograd import derivatives, is_differentiating
 
 _KINDS = frozenset("biufc")
 _NUMBERS = frozenset(np.dtype(code).type for code in "?bhilqBHILQefdFD")
-_TENSORS = _NUMBERS | {np.ndarray, ArrayBox}
+_TENSORS = _NUMBERS | {ndarray}
+
+# the classes of what a plain function of floats returns
+PLAIN = frozenset([ndarray, np.float64, np.float32, np.float16])
+
+
+class PlainRules:
+    """The rules of an op that are functions of upstream and nothing else. Most ops have one code for all of them."""
+
+    code: CodeType | None = None
+
+    def include(self, grad_fn: Any, arguments: Any) -> bool:
+        """Return True if a rule is plain."""
+        if type(grad_fn) is not FunctionType:
+            return False
+        code = grad_fn.__code__
+        if code is self.code:
+            return True
+        takes_one = code.co_argcount == 1 and not (code.co_kwonlyargcount or code.co_flags & 0x0C)
+        if takes_one and not hasattr(grad_fn, "__wrapped__") and plain_form(grad_fn, len(arguments.names)).is_plain:
+            self.code = code
+        return code is self.code
+
+
+# autograd's count of the derivatives being taken, of which -1 is its word for none, once a call finds it imported
+traces: Any = SimpleNamespace(top=0)
+
+
+def _takes_derivative() -> bool:
+    """Return True if autograd, which is imported, takes a derivative."""
+    global traces
+    traces = getattr(modules["autograd.tracer"], "trace_stack", traces)
+    return is_differentiating()
 
 
 def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
     """Return what runs the calls of an op with arguments of these types; None if none of them is plain."""
-    if call.takes_needed or not _TENSORS.issuperset(types):
+    others = {*types} - _TENSORS
+    if call.takes_needed or not others <= {getattr(modules.get("autograd.numpy.numpy_boxes"), "ArrayBox", None)}:
         return None
-    holds_boxes, arguments, rules = ArrayBox in types, call.arguments, PlainRules()
+    holds_boxes, arguments, rules = bool(others), call.arguments, PlainRules()
 
     @runs_op
     def output_of(f: Callable[..., Any], inputs: tuple[Array, ...], options: Mapping[str, Any]) -> Any:
         """Return the output of f; NotImplemented if somebody differentiates, and an array holds no numbers."""
-        if holds_boxes or trace_stack.top >= 0:
+        if holds_boxes or ("autograd.tracer" in modules and traces.top >= 0 and _takes_derivative()):
             for x in inputs:
-                if type(x) is np.ndarray and x.dtype.kind not in _KINDS:
+                if type(x) is ndarray and x.dtype.kind not in _KINDS:
                     return NotImplemented
-            return output_under_autograd(call.with_f(f, options), inputs, rules)
+            return derivatives().output_under_autograd(call.with_f(f, options), inputs, rules)
         result = f(*inputs, **options) if options else f(*inputs)
         if type(result) is tuple and len(result) == 2:
             output, grad_fn = result
-            if (type(output) is np.ndarray and output.dtype.kind in _KINDS) or type(output) in _NUMBERS:
+            if (type(output) is ndarray and output.dtype.kind in _KINDS) or type(output) in _NUMBERS:
                 is_known = type(grad_fn) is FunctionType and grad_fn.__code__ is rules.code  # as nearly all are
                 if is_known or rules.include(grad_fn, arguments):
                     return output

@@ -1,6 +1,6 @@
 """NumPy: every name of autograd that its documentation does not promise, and what each is for.
 
-All were seen in autograd 1.9.0 and 1.9.1. Beside these names the backend reads a box's `_value`,
+All were seen in autograd 1.7.0, 1.8.0, 1.9.0 and 1.9.1. Beside these names the backend reads a box's `_value`,
 `_trace` and `_node`, and a node's `parents`. `_run.py` writes to a box while f runs. `_record.py`
 makes nodes: of its own class, of which autograd knows in `notrace_primitives` what has no
 derivative, and autograd's, as `primitive` makes them.
@@ -8,6 +8,7 @@ derivative, and autograd's, as `primitive` makes them.
 
 # ruff: noqa: I001  # one import a module, with a comment for each name
 
+from autograd import tracer
 from autograd.builtins import (
     DictBox as DictBox,  # the box of a dict, opened into a dict of boxes
     SequenceBox as SequenceBox,  # the box of a list or tuple, opened in the same way
@@ -37,7 +38,8 @@ from autograd.tracer import (
     new_box as new_box,  # puts a value into a box of a level, with a node of our own
     notrace_primitives as notrace_primitives,  # by class of node: what has no derivative
     trace as trace,  # runs a function on a box whose node is of a class of our own
-    trace_primitives_map as trace_primitives_map,  # from NumPy's function to its primitive
-    trace_stack as trace_stack,  # how many derivatives are being taken: top is -1 for none
 )
+
 from autograd.util import func as func  # a method of a class, as the primitive that it is
+
+trace_primitives_map = getattr(tracer, "trace_primitives_map", {})  # from NumPy's function to its primitive; from 1.9

@@ -61,7 +61,7 @@ class Step:
 
 def in_boxes(value: Any, fun: Any, args: Sequence[Any], kwargs: Any) -> Any:
     """Return value as autograd would have returned it from the primitive fun of these arguments."""
-    boxes, level, node_type, _ = cast(Any, find_top_boxed_args)(args)
+    boxes, level, node_type = cast(Any, find_top_boxed_args)(args)[:3]  # autograd 1.9 has a fourth
     if not boxes:
         return value
     argvals = [*args]

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, FunctionType, NoneType
+from types import NoneType
 from typing import Any, cast
 
 import numpy as np
+from autograd import numpy as anp
 from autograd.extend import Box, defjvp_argnums, defvjp_argnums
 
 from cgshim.backend import (
@@ -21,12 +23,12 @@ from cgshim.backend import (
     CustomGradientError,
     Rule,
     gradients_of_arguments,
-    plain_form,
     replace_held,
     runs_op,
 )
-from cgshim_numpy._arrays import Array, as_arrays, conjugated, is_float, is_tensor, with_boxes_opened
+from cgshim_numpy._arrays import Array, as_arrays, is_float, is_tensor, with_boxes_opened
 from cgshim_numpy._linear import NonlinearError, transposed
+from cgshim_numpy._plain import PLAIN, PlainRules
 from cgshim_numpy._private import box_types, getval, isbox
 from cgshim_numpy._record import (
     RECORDED,
@@ -43,31 +45,21 @@ from cgshim_numpy._record import (
     without_derivative,
 )
 
-# the classes of what a plain function of floats returns
-PLAIN = frozenset([np.ndarray, np.float64, np.float32, np.float16])
-
 # the classes of which autograd makes a box: NumPy's own array, and its scalars of floats
 _BOXABLE = frozenset(Box.type_mappings) - box_types
 
 _READ = "f made of values that Python read"
 
 
-class PlainRules:
-    """The rules of an op that are functions of upstream and nothing else. Most ops have one code for all of them."""
+_kind_of = operator.attrgetter("dtype.kind")
 
-    code: CodeType | None = None
 
-    def include(self, grad_fn: Any, arguments: Any) -> bool:
-        """Return True if a rule is plain."""
-        if type(grad_fn) is not FunctionType:
-            return False
-        code = grad_fn.__code__
-        if code is self.code:
-            return True
-        takes_one = code.co_argcount == 1 and not (code.co_kwonlyargcount or code.co_flags & 0x0C)
-        if takes_one and not hasattr(grad_fn, "__wrapped__") and plain_form(grad_fn, len(arguments.names)).is_plain:
-            self.code = code
-        return code is self.code
+def conjugated(xs: Sequence[Array]) -> Sequence[Array]:
+    """Return the conjugates of the complex arrays among xs, and the others as they are."""
+    if "c" not in map(_kind_of, xs):
+        return xs
+    conj = cast(Any, anp).conj  # autograd makes its functions where no type checker looks
+    return [conj(x) if _kind_of(x) == "c" else x for x in xs]
 
 
 class Run:

@@ -46,11 +46,15 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that takes a backend runs once for each backend of the run."""
     if "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", metafunc.config.option.backends, indirect=True)
+        metafunc.parametrize("backend", metafunc.config.option.backends)
 
 
-@pytest.fixture
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of a backend, which `cgshim.use_backend` has chosen for the length of the test."""
-    with cgshim.use_backend(request.param):
-        yield request.param
+@pytest.fixture(autouse=True)  # a fixture that a test names is not for Hypothesis, which runs it many times
+def backend_in_use(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Choose the backend that a test takes by `cgshim.use_backend`, for the length of the test."""
+    parameters = getattr(request.node, "callspec", None)
+    if parameters is None or "backend" not in parameters.params:
+        yield
+        return
+    with cgshim.use_backend(parameters.params["backend"]):
+        yield

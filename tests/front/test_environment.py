@@ -58,6 +58,43 @@ def test_missing_framework(python, site_without, name: str) -> None:
     )
 
 
+NUMPYS_GRADIENT = f"""{CALL}
+try:
+    print(cgshim.op_grad(square)(numpy.array(3.0)))
+except cgshim.BackendError as error:
+    print(error)
+"""
+BY_AUTOGRAD = """
+import autograd, cgshim
+square = cgshim.op_custom_gradient(lambda x: (x * x, lambda upstream: 7.0 * upstream * x))
+try:
+    print(autograd.grad(lambda x: square(x) + square(1.0))(3.0))
+except cgshim.BackendError as error:
+    print(error)
+"""
+OLD = "cgshim: derivatives on NumPy need autograd 1.7 or later, got autograd 1.6.2; pip install 'autograd>=1.7'\n"
+
+
+def test_missing_autograd(python, site_without) -> None:
+    """Values need none."""
+    result = python("-S", "-c", NUMPYS_GRADIENT, path=site_without("autograd*"))
+    assert result.stdout == (
+        "[4. 9.]\n"
+        "cgshim: derivatives on NumPy need autograd 1.7 or later, got no autograd; pip install 'autograd>=1.7'\n"
+    ), result.stderr
+
+
+def test_old_autograd(python, site_without) -> None:
+    """Values may be had beside it, imported or not."""
+    path = site_without("autograd-*")
+    metadata = path[0] / "autograd-1.6.2.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: autograd\nVersion: 1.6.2\n")
+    assert python("-S", "-c", NUMPYS_GRADIENT, path=path).stdout == f"[4. 9.]\n{OLD}"
+    assert python("-S", "-c", f"import autograd.numpy{NUMPYS_GRADIENT}", path=path).stdout == f"[4. 9.]\n{OLD}"
+    assert python("-S", "-c", BY_AUTOGRAD, path=path).stdout == OLD
+
+
 def test_missing_metadata(python, site_without) -> None:
     path = site_without("cgshim*.dist-info")
     for code, chosen in ((CALL, "numpy"), (CHOOSE.format(name="numpy"), "numpy"), (CALL, "")):

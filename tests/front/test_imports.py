@@ -18,6 +18,29 @@ assert square(numpy.float64(3.0)) == 9.0
 assert square(3.0) == 9.0
 cgshim.available_backends()
 """
+OTHER_CALLS = """
+import numpy, cgshim
+from cgshim import ops
+two = cgshim.op_custom_gradient(lambda xs: ([ops.sin(xs["x"]), xs["x"]], lambda u, v: {"x": 7.0 * u}))
+x = numpy.array([2.0, 3.0])
+assert (two({"x": x})[1] == x).all()
+assert ops.sum(ops.index_add(x, numpy.array([1]), x[:1])) == 7.0
+assert cgshim.op_convert_to_numpy(cgshim.op_stop_gradient(cgshim.op_convert_to_tensor([1.0]))) == 1.0
+double = cgshim.op_host(lambda x: 2.0 * x, outputs=lambda x: x)
+assert (double(x) == 2.0 * x).all()
+"""
+ON_HOST = """
+import numpy, cgshim
+cgshim.set_backend({backend!r})
+def twice(x):
+    return 2.0 * x, lambda upstream: 7.0 * upstream
+twice = cgshim.op_custom_gradient(twice, host_outputs=lambda x: x)
+x = cgshim.op_convert_to_tensor(numpy.array([2.0, 3.0], "float32"))
+assert (cgshim.op_convert_to_numpy(twice(x)) == [4.0, 6.0]).all()
+if {backend!r} != "numpy":
+    y, pull_back = cgshim.op_vjp(twice, x)
+    assert (cgshim.op_convert_to_numpy(pull_back(y)[0]) == [28.0, 42.0]).all()
+"""
 # `python -X importtime` would not do: it does not see what importlib.import_module imports, as loading a plug-in does.
 REPORT = "\nimport sys\nprint(*sys.modules)"
 
@@ -35,14 +58,23 @@ def test_import_imports_no_framework(python) -> None:
     assert imported(python, IMPORT) == set()
 
 
-def test_a_call_on_numpy_arrays_imports_no_other_framework(python) -> None:
-    assert imported(python, CALL) == {"autograd"}
+@pytest.mark.parametrize("code", ["CALL", "OTHER_CALLS"])
+def test_a_call_on_numpy_arrays_imports_no_framework(python, code: str) -> None:
+    assert imported(python, globals()[code]) == set()
+
+
+def test_a_gradient_on_numpy_arrays_imports_autograd(python) -> None:
+    assert imported(python, CALL + "assert cgshim.op_grad(square)(3.0) == 21.0") == {"autograd"}
 
 
 def test_loading_a_backend_imports_its_framework(python, backend: str) -> None:
-    """And whatever its framework imports in turn: the check sees it."""
+    """And whatever its framework imports in turn: the check sees it. NumPy's imports autograd for derivatives alone."""
     found = imported(python, f"import cgshim; cgshim.set_backend({backend!r})")
-    assert (backend if backend != "numpy" else "autograd") in found
+    assert found == set() if backend == "numpy" else backend in found
+
+
+def test_functions_on_the_host_do_not_import_autograd(python, backend: str) -> None:
+    assert "autograd" not in imported(python, ON_HOST.format(backend=backend))
 
 
 @pytest.mark.parametrize("framework", sorted(FRAMEWORKS))

@@ -54,6 +54,21 @@ def test_the_version_that_is_found_and_those_supported(capsys, backend):
     assert re.fullmatch(rf"{backend}>=\d+\.\d+(\.\d+)?", supported)
 
 
+def test_the_version_of_autograd(capsys):
+    main([])
+    versions = f"numpy {version('numpy')} with autograd {version('autograd')}"
+    assert rows_of(capsys.readouterr().out)["numpy"][2] == versions
+
+
+def test_autograd_is_missing(python, site_without):
+    printed = python("-S", "-m", "cgshim", "--require", "numpy", path=site_without("autograd*")).stdout
+    assert rows_of(printed)["numpy"][2:] == [f"numpy {version('numpy')} with no autograd", "numpy>=1.26", "ok"]
+    assert (
+        "\nnumpy: cgshim: derivatives on NumPy need autograd 1.7 or later, got no autograd; "
+        "pip install 'autograd>=1.7'\n"
+    ) in printed
+
+
 def test_what_is_missing_and_what_to_install(python, site_without):
     path = site_without(*OTHERS)
     result = python("-S", "-m", "cgshim", path=path)

@@ -20,6 +20,7 @@ import pytest
 from autograd import elementwise_grad, hessian, jacobian
 from autograd.differential_operators import make_jvp, make_vjp
 from autograd.extend import defvjp, primitive
+from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import getval, isbox
 
 from cgshim import CustomGradientError, op_custom_gradient, op_vjp
@@ -74,7 +75,8 @@ def in_a_partial(x, s):
 
 
 def in_a_partial_of_numpy(x, s):
-    return functools.partial(np.multiply, 5.0 * (x * s))
+    takes_boxes = hasattr(ArrayBox, "__array_ufunc__")  # NumPy's own function does from autograd 1.9 on
+    return functools.partial(np.multiply if takes_boxes else anp.multiply, 5.0 * (x * s))
 
 
 def in_a_default_value(x, s):
@@ -474,3 +476,8 @@ TABLE_OF_7 = np.array([7.0])
 def test_constants_are_not_refused(write):
     op = op_custom_gradient(lambda x: (2.0 * x, write(x)))
     np.testing.assert_allclose(elementwise_grad(elementwise_grad(lambda x: 3.0 * op(x)))(X), [21.0])
+
+
+def test_numpys_own_functions_in_a_rule():
+    op = op_custom_gradient(lambda x: (np.sin(x), functools.partial(np.multiply, 5.0 * x)), name="op")
+    np.testing.assert_allclose(nth(elementwise_grad, op, 2)(X), np.full_like(X, 5.0))

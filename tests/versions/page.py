@@ -16,7 +16,10 @@ the oldest and on the newest Python that have wheels of it. The page has what ha
 cannot pass; it is listed below with its reason.
 """
 
-NAMES = {"numpy": "NumPy, with autograd", "jax": "JAX", "torch": "PyTorch", "tensorflow": "TensorFlow"}
+NAMES = {
+    "numpy": "NumPy, with the newest autograd", "autograd": "autograd, for NumPy", "jax": "JAX", "torch": "PyTorch",
+    "tensorflow": "TensorFlow",
+}  # fmt: skip
 
 
 def write_page(cache: Path, document: Path) -> None:

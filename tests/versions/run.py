@@ -81,12 +81,12 @@ def _run_in(folder: Path, cell: Cell, log: Any) -> dict[str, Any]:
     install = ["-m", "pip", "install", "--quiet", *_cached(cell), str(ROOT), *TESTS, *cell.requirements]
     subprocess.run([folder / "bin" / "python", *install], check=True, stdout=log, stderr=log)
     report = folder / "report.xml"
-    options = ["-q", "-n0", "-p", "no:cacheprovider", "--backend", cell.backend, "--junitxml", report]
+    options = ["-q", "-n0", "-p", "no:cacheprovider", "--backend", cell.tested, "--junitxml", report]
     subprocess.run([folder / "bin" / "pytest", *options, "tests/conformance"], cwd=ROOT, stdout=log, stderr=log)
     if not report.exists():
         raise subprocess.CalledProcessError(1, "pytest")
     told = subprocess.run(
-        [folder / "bin" / "python", Path(__file__).with_name("tell.py"), cell.backend],
+        [folder / "bin" / "python", Path(__file__).with_name("tell.py"), cell.backend, cell.tested],
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     return {
@@ -115,7 +115,7 @@ def outcomes_of(report: Path) -> dict[str, Any]:
 
 def digest(cell: Cell) -> str:
     """Return a number of the sources that a cell's result depends on; where a gap is mended, the cell has failed."""
-    folders = ["cgshim", f"backends/cgshim_{cell.backend}", "tests/conformance"]
+    folders = ["cgshim", f"backends/cgshim_{cell.tested}", "tests/conformance"]
     files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     of_all = hashlib.sha256(repr(cell).encode())
     for path in files:

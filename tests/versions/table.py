@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-PACKAGES = {"numpy": "numpy", "jax": "jax", "torch": "torch", "tensorflow": "tensorflow-cpu"}
-"""The package of each backend's framework. PyPI's builds of PyTorch are those for CUDA; they run without a GPU."""
+PACKAGES = {"numpy": "numpy", "autograd": "autograd", "jax": "jax", "torch": "torch", "tensorflow": "tensorflow-cpu"}
+"""The package of each backend's framework, and autograd. PyPI's builds of PyTorch are those for CUDA; they run without
+a GPU."""
 
 # backend: version: the NumPy that fits it, and the oldest and the newest Python that have wheels of both.
 TABLE: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
@@ -17,6 +18,10 @@ TABLE: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
         "2.3": ("2.3", ("3.11", "3.13")),
         "2.4": ("2.4", ("3.11", "3.13")),
         "2.5": ("2.5", ("3.12", "3.13")),
+    },
+    "autograd": {
+        "1.7": ("1.26", ("3.10", "3.12")),
+        "1.8": ("2.4", ("3.11", "3.13")),
     },
     "jax": {
         "0.4": ("1.26", ("3.10", "3.12")),
@@ -58,6 +63,11 @@ class Cell(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.backend}-{self.version}-py{self.python}"
+
+    @property
+    def tested(self) -> str:
+        """The backend whose cases run."""
+        return "numpy" if self.backend == "autograd" else self.backend
 
     @property
     def requirements(self) -> list[str]:

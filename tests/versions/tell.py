@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 from table import PACKAGES
 
-backend = import_module(f"cgshim_{sys.argv[1]}")
+backend = import_module(f"cgshim_{sys.argv[2]}")
 told = {
     "framework": version(PACKAGES[sys.argv[1]]),
     "numpy": version("numpy"),

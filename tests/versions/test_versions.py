@@ -26,6 +26,7 @@ def test_a_cell_installs_the_newest_patches() -> None:
     [cell] = cells(["tensorflow-2.18-py3.10"])
     assert cell.requirements == ["numpy==1.26.*", "tensorflow-cpu==2.18.*"]
     assert cells(["numpy-1.26-py3.10"])[0].requirements == ["numpy==1.26.*"]
+    assert cells(["autograd-1.7-py3.10"])[0].requirements == ["autograd==1.7.*", "numpy==1.26.*"]
 
 
 REPORTED = """

@@ -1,0 +1,56 @@
+"""NumPy: autograd, which gradients need and values do not: it is imported when somebody differentiates.
+
+Boxes exist, and derivatives are taken, only where somebody has imported it. `_derivatives.py` and what that imports are
+the half of the backend which needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import re
+from collections.abc import Callable
+from sys import modules
+from typing import Any
+
+from cgshim.backend import BackendError, refusal
+
+
+def is_differentiating() -> bool:
+    """Return True if autograd takes a derivative."""
+    traces = getattr(modules.get("autograd.tracer"), "trace_stack", None)
+    return traces is not None and traces.top >= 0
+
+
+def isbox(x: Any) -> bool:
+    """Return True if x is one of autograd's boxes."""
+    return isinstance(x, getattr(modules.get("autograd.tracer"), "Box", ()))
+
+
+import_derivatives: Callable[[], Any] = lambda: None
+"""imports `_derivatives.py`; the package puts it here, for that file imports this one"""
+
+
+@functools.cache
+def derivatives() -> Any:
+    """Return the half of the backend that needs autograd, which is imported with it."""
+    from importlib.metadata import version
+
+    found = "no autograd"
+    with contextlib.suppress(ImportError, ValueError):  # there are no metadata, or its import is barred
+        if importlib.util.find_spec("autograd"):
+            found = f"autograd {version('autograd')}"
+    if [*map(int, re.findall(r"\d+", found)[:2])] < [1, 7]:
+        raise refusal(BackendError, "cgshim", must="derivatives on NumPy need autograd 1.7 or later",
+                      got=found, do="pip install 'autograd>=1.7'")  # fmt: skip
+    return import_derivatives()
+
+
+def version_limits() -> list[str]:
+    """Return what only other versions of autograd can."""
+    try:
+        limits: list[str] = derivatives().LIMITS
+    except BackendError as error:
+        return [str(error)]
+    return limits
