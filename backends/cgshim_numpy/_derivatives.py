@@ -81,7 +81,7 @@ if not hasattr(ArrayBox, "__array_ufunc__"):
     )
     for _name, _of in {"shape": np.shape, "ndim": np.ndim, "size": np.size, "dtype": np.result_type}.items():
         setattr(ArrayBox, _name, property(functools.partial(lambda of, box: of(getval(box)), _of)))
-    for _function in (numpy_wrapper.empty_like, numpy_wrapper.full_like):
+    for _function in map(functools.partial(getattr, numpy_wrapper), ("empty_like", "full_like")):
         register_notrace(VJPNode, _function)
         register_notrace(JVPNode, _function)
 
