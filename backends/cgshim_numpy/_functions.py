@@ -44,11 +44,11 @@ unstack unwrap vdot vecdot vsplit std var
 _DEFINED = frozenset(_NAMES.split())
 
 
-_NAMES = """
+_SPECIAL = """
 beta betainc betaln digamma erf erfc erfcinv erfinv expit gamma gammainc gammaincc gammaln gammasgn i0 i1 iv ive j0 j1
 jn logit logsumexp multigammaln polygamma psi rgamma y0 y1 yn
 """
-_OF_AUTOGRAD = frozenset(_NAMES.split())
+_OF_AUTOGRAD = frozenset(_SPECIAL.split())
 
 
 def _of_scipy(name: str) -> Callable[..., Any] | None:

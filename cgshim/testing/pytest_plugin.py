@@ -10,7 +10,6 @@ asked for and cannot be imported fails the run; nothing is skipped silently.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -28,8 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """From here on `config.option.backends` are the backends of the run; one that does not import fails the run."""
-    by_name = config.option.backends or [name for name in [os.environ.get("CGSHIM_BACKEND")] if name]
-    config.option.backends = list(dict.fromkeys(by_name or cgshim.available_backends()))
+    chosen = cgshim.config_backend()
+    by_default = [chosen] if chosen else cgshim.available_backends()
+    config.option.backends = list(dict.fromkeys(config.option.backends or by_default))
     for name in config.option.backends:
         try:
             load(name)

@@ -1,5 +1,9 @@
 """The ops that the tests transform. Each rule is wrong on purpose by a factor, so that autodiff's number would show."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.experimental
 import jax.export
@@ -48,3 +52,13 @@ STAGINGS = {
     "vmap": lambda f: lambda x: jax.vmap(f)(x[None])[0],
 }
 """ways to have JAX stage a function"""
+
+
+def printed_on_devices(count, program, *arguments):
+    """The lines that a program prints for which the CPU is so many devices; it has float64, and no warnings."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_ENABLE_X64": "1"}
+    command = [sys.executable, "-W", "error", program, *arguments]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
