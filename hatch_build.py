@@ -1,4 +1,6 @@
-"""README.md for a package index, where relative links lead nowhere: they get the address of the repository."""
+"""README.md for a package index, where relative links lead nowhere: they get the address of the
+repository.
+"""
 
 import re
 from pathlib import Path
@@ -8,7 +10,9 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
 def for_an_index(text: str, source: str | None) -> str:
-    """Return the text with absolute links to files and pictures of the repository; unchanged if it has no address."""
+    """Return the text with absolute links to files and pictures of the repository; unchanged if it
+    has no address.
+    """
     if source is None:
         return text
     text = re.sub(r"(!\[[^\]]*\]\()(?![\w+.-]+:|#)", rf"\1{source}/raw/main/", text)

@@ -1,7 +1,8 @@
-"""Measures cgshim against code by hand on every backend, prints the table, and writes docs/performance.md.
+"""Measures cgshim against code by hand on every backend, prints the table, and writes
+docs/performance.md.
 
-`python -m benchmarks --quick` takes some minutes, and writes nothing. `--against ../before` compares this checkout with
-another, in turns: the last column is the time here for one there.
+`python -m benchmarks --quick` takes some minutes, and writes nothing. `--against ../before`
+compares this checkout with another, in turns: the last column is the time here for one there.
 """
 
 from __future__ import annotations
@@ -39,17 +40,28 @@ HEADER = "| backend | case | by hand | cgshim | target | | Keras |\n|---|---|--:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a fifth of a second a case, and no report")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a fifth of a second a case, and no report"
+    )
     parser.add_argument("--backend", action="append", dest="backends", choices=EVERYWHERE)
     parser.add_argument("--only", default="", help="the cases whose names hold this")
-    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="another cgshim; no report")
+    parser.add_argument(
+        "--against", type=Path, metavar="CHECKOUT", help="another cgshim; no report"
+    )
     options = parser.parse_args()
     backends, seconds = options.backends or EVERYWHERE, 0.2 if options.quick else 1.0
     if options.against:
         _compare(options.against.resolve(strict=True), backends, seconds, options.only)
     else:
-        _report(backends, seconds, options.only, save=not (options.quick or options.backends or options.only))
+        _report(
+            backends,
+            seconds,
+            options.only,
+            save=not (options.quick or options.backends or options.only),
+        )
 
 
 def _report(backends: tuple[str, ...], seconds: float, only: str, save: bool) -> None:
@@ -59,17 +71,23 @@ def _report(backends: tuple[str, ...], seconds: float, only: str, save: bool) ->
         lines.append(line)
         print(line, flush=True)
     if save:
-        REPORT.write_text(f"{(HERE / 'performance.md').read_text().format(about=_about(), table=chr(10).join(lines))}")
+        REPORT.write_text(
+            f"{(HERE / 'performance.md').read_text().format(about=_about(), table=chr(10).join(lines))}"
+        )
 
 
 def _compare(other: Path, backends: tuple[str, ...], seconds: float, only: str) -> None:
     print(COMPARED)
     for backend in backends:
         arguments = [backend, "--seconds", str(seconds), "--only", only]
-        for at, here, there in measured_in_turns((HERE.parent, other), arguments, _environment(backend)):
+        for at, here, there in measured_in_turns(
+            (HERE.parent, other), arguments, _environment(backend)
+        ):
             quotient = here["cgshim"]["median"] / there["cgshim"]["median"]
             by_hand = _amount(CASES[at], here)
-            ratios = f"{there['cgshim']['ratio']:.2f} | {here['cgshim']['ratio']:.2f} | {quotient:.2f}"
+            ratios = (
+                f"{there['cgshim']['ratio']:.2f} | {here['cgshim']['ratio']:.2f} | {quotient:.2f}"
+            )
             print(f"| {backend} | {CASES[at].name} | {by_hand} | {ratios} |", flush=True)
 
 
@@ -82,10 +100,23 @@ def _rows(backends: tuple[str, ...], seconds: float, only: str) -> Iterator[str]
         yield _row_of_plans()
 
 
-def _measured(backend: str, seconds: float, only: str) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
+def _measured(
+    backend: str, seconds: float, only: str
+) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
     """What a process of its own measures for a backend."""
-    command = [sys.executable, "-m", "benchmarks.worker", backend, "--seconds", str(seconds), "--only", only]
-    with subprocess.Popen(command, env=_environment(backend), stdout=subprocess.PIPE, text=True) as worker:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.worker",
+        backend,
+        "--seconds",
+        str(seconds),
+        "--only",
+        only,
+    ]
+    with subprocess.Popen(
+        command, env=_environment(backend), stdout=subprocess.PIPE, text=True
+    ) as worker:
         assert worker.stdout is not None
         yield from map(json.loads, worker.stdout)
     if worker.returncode:
@@ -93,7 +124,8 @@ def _measured(backend: str, seconds: float, only: str) -> Iterator[tuple[int, di
 
 
 def _environment(backend: str) -> dict[str, str]:
-    keras = {} if backend == "numpy" else {"KERAS_BACKEND": backend}  # on NumPy its custom_gradient has no gradient
+    # on NumPy its custom_gradient has no gradient
+    keras = {} if backend == "numpy" else {"KERAS_BACKEND": backend}
     return os.environ | ENVIRONMENT | keras
 
 
@@ -103,7 +135,9 @@ def _row(backend: str, case: Case, measured: dict[str, dict[str, float]]) -> str
     return _cells(backend, case.name, _amount(case, measured), ratio, target, keras)
 
 
-def _cells(backend: str, name: str, by_hand: str, got: float, target: float | None, keras: str) -> str:
+def _cells(
+    backend: str, name: str, by_hand: str, got: float, target: float | None, keras: str
+) -> str:
     verdict = "" if target is None else "met" if round(got, 2) <= target else "missed"
     return f"| {backend} | {name} | {by_hand} | {got:.2f} | {target or ''} | {verdict} | {keras} |"
 
@@ -118,7 +152,9 @@ def _in_units(seconds: float) -> str:
 
 
 def _row_of_import() -> str:
-    """Milliseconds of the processor that `import cgshim` takes, beyond Python's own start: the least of each."""
+    """Milliseconds of the processor that `import cgshim` takes, beyond Python's own start: the
+    least of each.
+    """
     taken = [(_seconds_of("import cgshim"), _seconds_of("pass")) for _ in range(41)]
     with_import, without = map(min, zip(*taken, strict=True))
     milliseconds = 1e3 * (with_import - without)
@@ -126,7 +162,9 @@ def _row_of_import() -> str:
 
 
 def _row_of_plans() -> str:
-    """Bytes that an op remembers of a first call, for a module of ops: what it finds again in later calls."""
+    """Bytes that an op remembers of a first call, for a module of ops: what it finds again in later
+    calls.
+    """
     x = np.array(0.7)
     ops = [op_custom_gradient(cube) for _ in range(OPS_OF_A_MODULE)]
     op_custom_gradient(cube)(x)  # once, for whatever is imported on first use
@@ -140,7 +178,9 @@ def _row_of_plans() -> str:
 
 
 def _seconds_of(code: str) -> float:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, "-c", code], check=True, env=environment
@@ -164,7 +204,10 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 if __name__ == "__main__":

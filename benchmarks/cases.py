@@ -1,4 +1,6 @@
-"""What is measured: one row a case, and for each backend the ratio to code by hand that it should not exceed."""
+"""What is measured: one row a case, and for each backend the ratio to code by hand that it should
+not exceed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Measures several spellings of one thing against each other: their times, or the memory that they need.
+"""Measures several spellings of one thing against each other: their times, or the memory that they
+need.
 
-The timer is timeit's, in rounds of our own: a ratio on a noisy machine needs its two sides within milliseconds of each
-other, and pytest-benchmark runs one side to its end before the other, pyperf even in other processes.
+The timer is timeit's, in rounds of our own: a ratio on a noisy machine needs its two sides within
+milliseconds of each other, and pytest-benchmark runs one side to its end before the other, pyperf
+even in other processes.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def times(sides: Sides, base: str, seconds: float, in_rounds: Rounds = range) ->
 
 
 def peaks(sides: Sides, base: str, in_rounds: Rounds = range) -> Medians:
-    """In bytes by which a call raises the peak of this process; Linux alone tells, and can forget an old peak."""
+    """In bytes by which a call raises the peak of this process; Linux alone tells, and can forget
+    an old peak.
+    """
     samplers = {name: lambda s=side: _peak(s) for name, side in sides.items()}
     return _medians(samplers, base, in_rounds(ROUNDS_AT_LEAST))
 
@@ -50,13 +54,18 @@ def _high_water_mark() -> int:
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
-def _medians(samplers: Mapping[str, Callable[[], float]], base: str, rounds: Iterable[int]) -> Medians:
+def _medians(
+    samplers: Mapping[str, Callable[[], float]], base: str, rounds: Iterable[int]
+) -> Medians:
     samples: dict[str, list[float]] = {name: [] for name in samplers}
     for at in rounds:
         for name in list(samplers) if at % 2 else reversed(samplers):
             samples[name].append(samplers[name]())
     return {
-        name: {"median": statistics.median(own), "ratio": statistics.median(_ratios(own, samples[base]))}
+        name: {
+            "median": statistics.median(own),
+            "ratio": statistics.median(_ratios(own, samples[base])),
+        }
         for name, own in samples.items()
     }
 

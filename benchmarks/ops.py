@@ -1,4 +1,6 @@
-"""The ops that are compared, by cgshim: plain arithmetic, so that each is written once for all frameworks."""
+"""The ops that are compared, by cgshim: plain arithmetic, so that each is written once for all
+frameworks.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ def tree(params):
     """Eight tensors in a nested dict."""
 
     def grad(upstream):
-        return {name: {key: 2 * upstream * leaf for key, leaf in layer.items()} for name, layer in params.items()}
+        return {
+            name: {key: 2 * upstream * leaf for key, leaf in layer.items()}
+            for name, layer in params.items()
+        }
 
     return sum(leaf * leaf for layer in params.values() for leaf in layer.values()), grad
 
@@ -140,7 +145,19 @@ def system(size):
     return drawn[:size], drawn[size], drawn[size + 1]
 
 
-FUNCTIONS = (cube, residual, in_a_list, static, three_outputs, tree, leaves, positional, nested, matmul, square)
+FUNCTIONS = (
+    cube,
+    residual,
+    in_a_list,
+    static,
+    three_outputs,
+    tree,
+    leaves,
+    positional,
+    nested,
+    matmul,
+    square,
+)
 
 BY_CGSHIM: dict[str, Op] = {
     **{f.__name__: op_custom_gradient(f) for f in FUNCTIONS},
@@ -172,13 +189,17 @@ def arguments(op: str, tensor: Callable[[], Any], width: int) -> tuple[Any, ...]
 
 
 def by_keras() -> dict[str, Op]:
-    """The ops of one tensor, in the only form that Keras's custom_gradient takes on each of its backends."""
+    """The ops of one tensor, in the only form that Keras's custom_gradient takes on each of its
+    backends.
+    """
     import keras
 
     def portable(f: Op) -> Op:
         def with_portable_rule(x):
             output, rule = f(x)
-            return output, lambda *args, upstream=None: rule(args[0] if upstream is None else upstream)
+            return output, lambda *args, upstream=None: rule(
+                args[0] if upstream is None else upstream
+            )
 
         return keras.ops.custom_gradient(with_portable_rule)
 

@@ -1,7 +1,8 @@
-"""Two checkouts of cgshim, each in a process of its own, measured in turns: a round here, a round there.
+"""Two checkouts of cgshim, each in a process of its own, measured in turns: a round here, a round
+there.
 
-One process cannot import both. In turns each round has the other's within milliseconds of it, so that a machine that
-grows slower grows slower for both.
+One process cannot import both. In turns each round has the other's within milliseconds of it, so
+that a machine that grows slower grows slower for both.
 """
 
 from __future__ import annotations
@@ -26,8 +27,14 @@ def measured_in_turns(
     """For each case what a worker measures of each checkout; the arguments are the workers'."""
     hear_first, say_second = os.pipe()
     hear_second, say_first = os.pipe()
-    first = _worker(checkouts[0], [*arguments, "--turns", "lead", str(hear_first), str(say_first)], environment)
-    second = _worker(checkouts[1], [*arguments, "--turns", "follow", str(hear_second), str(say_second)], environment)
+    first = _worker(
+        checkouts[0], [*arguments, "--turns", "lead", str(hear_first), str(say_first)], environment
+    )
+    second = _worker(
+        checkouts[1],
+        [*arguments, "--turns", "follow", str(hear_second), str(say_second)],
+        environment,
+    )
     for end in (hear_first, say_first, hear_second, say_second):
         os.close(end)
     with first, second:
@@ -37,11 +44,15 @@ def measured_in_turns(
         raise SystemExit("the measurements failed")
 
 
-def _worker(checkout: Path, arguments: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+def _worker(
+    checkout: Path, arguments: list[str], environment: dict[str, str]
+) -> subprocess.Popen[str]:
     start = START.format(paths=[str(checkout), str(checkout / "backends")])
     pipes = tuple(map(int, arguments[-2:]))
     command = [sys.executable, "-c", start, *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, pass_fds=pipes)
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, pass_fds=pipes
+    )
 
 
 def _results(worker: subprocess.Popen[str]) -> Iterator[Any]:
@@ -50,7 +61,9 @@ def _results(worker: subprocess.Popen[str]) -> Iterator[Any]:
 
 
 def in_turns(role: str, hear: str, say: str) -> Rounds:
-    """Rounds that wait for the other process's: the leader tells how many are left, the follower repeats it."""
+    """Rounds that wait for the other process's: the leader tells how many are left, the follower
+    repeats it.
+    """
     heard, said = os.fdopen(int(hear)), os.fdopen(int(say), "w", buffering=1)
     return lambda rounds: _lead(rounds, heard, said) if role == "lead" else _follow(heard, said)
 

@@ -36,7 +36,9 @@ def _three_outputs(x):
     return 2 * x, x * x, 5 * x
 
 
-_cube = _by_hand(lambda x: x * x * x, lambda x: (x * x * x, x), lambda x, upstream: (3 * upstream * x * x,))
+_cube = _by_hand(
+    lambda x: x * x * x, lambda x: (x * x * x, x), lambda x, upstream: (3 * upstream * x * x,)
+)
 
 
 def _on_host(x):

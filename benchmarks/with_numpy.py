@@ -37,7 +37,11 @@ def _static(x, kind, config, scale):
     return scale * x * x * x
 
 
-defvjp(_static, lambda ans, x, kind, config, scale: lambda upstream: 3 * scale * upstream * x * x, argnums=(0,))
+defvjp(
+    _static,
+    lambda ans, x, kind, config, scale: lambda upstream: 3 * scale * upstream * x * x,
+    argnums=(0,),
+)
 
 
 @primitive
@@ -45,7 +49,10 @@ def _three_outputs(x):
     return 2 * x, x * x, 5 * x
 
 
-defvjp(_three_outputs, lambda ans, x: lambda upstream: 2 * upstream[0] + 2 * upstream[1] * x + 5 * upstream[2])
+defvjp(
+    _three_outputs,
+    lambda ans, x: lambda upstream: 2 * upstream[0] + 2 * upstream[1] * x + 5 * upstream[2],
+)
 
 
 @primitive
@@ -53,7 +60,9 @@ def _tree(*leaves):
     return sum(leaf * leaf for leaf in leaves)
 
 
-defvjp_argnums(_tree, lambda at, ans, args, _: lambda upstream: [2 * upstream * args[n] for n in at])
+defvjp_argnums(
+    _tree, lambda at, ans, args, _: lambda upstream: [2 * upstream * args[n] for n in at]
+)
 
 
 @primitive
@@ -101,7 +110,9 @@ def forward(op, x):
 
 
 def gradient(op, first, *static):
-    """With one tensor for every leaf: autograd's own containers take a quadratic time, by hand and otherwise."""
+    """With one tensor for every leaf: autograd's own containers take a quadratic time, by hand and
+    otherwise.
+    """
     leaves, structure = optree.tree_flatten(first)
 
     def of_tensor(x):

@@ -181,7 +181,9 @@ BY_HAND = {
     "in_a_list": Residual.apply,
     "static": Static.apply,
     "three_outputs": ThreeOutputs.apply,
-    "tree": lambda params: Tree.apply(*[leaf for layer in params.values() for leaf in layer.values()]),
+    "tree": lambda params: Tree.apply(
+        *[leaf for layer in params.values() for leaf in layer.values()]
+    ),
     "leaves": lambda tensors: Leaves.apply(*tensors),
     "positional": Leaves.apply,
     "method": Cube.apply,
@@ -234,7 +236,9 @@ def second_order(op, x):
 
 
 def training_step(op, x):
-    """A step of stochastic gradient descent for a small network, with the op after each of its hidden layers."""
+    """A step of stochastic gradient descent for a small network, with the op after each of its
+    hidden layers.
+    """
     torch.manual_seed(0)
     layers = [torch.nn.Linear(32, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)]
     optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], 1e-4)
@@ -295,7 +299,9 @@ def tracing(op, x):
 
     def run():
         torch.compiler.reset()
-        return torch.autograd.grad(torch.compile(lambda x: op(x), backend="aot_eager", fullgraph=True)(x), x, one)
+        return torch.autograd.grad(
+            torch.compile(lambda x: op(x), backend="aot_eager", fullgraph=True)(x), x, one
+        )
 
     return run
 

@@ -20,14 +20,18 @@ def main() -> None:
     parser.add_argument("backend")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long a case is timed")
     parser.add_argument("--only", default="", help="the cases whose names hold this")
-    parser.add_argument("--turns", nargs=3, default=None, help="measure in turns with another process")
+    parser.add_argument(
+        "--turns", nargs=3, default=None, help="measure in turns with another process"
+    )
     options = parser.parse_args()
     in_rounds = in_turns(*options.turns) if options.turns else range
     framework = importlib.import_module(f"benchmarks.with_{options.backend}")
     for at, case in enumerate(CASES):
         is_by_hand = case.op in framework.BY_HAND or (case.op, case.use) in framework.BY_HAND
         if is_by_hand and hasattr(framework, case.use) and options.only in case.name:
-            print(json.dumps([at, _measured(framework, case, options.seconds, in_rounds)]), flush=True)
+            print(
+                json.dumps([at, _measured(framework, case, options.seconds, in_rounds)]), flush=True
+            )
 
 
 def _measured(framework: Any, case: Case, seconds: float, in_rounds: Rounds) -> Medians:
@@ -40,14 +44,19 @@ def _measured(framework: Any, case: Case, seconds: float, in_rounds: Rounds) -> 
 
 def _sides(framework: Any, case: Case) -> dict[str, Callable[..., Any]]:
     by_hand = framework.BY_HAND
-    sides = {"by hand": by_hand.get((case.op, case.use)) or by_hand[case.op], "cgshim": BY_CGSHIM[case.op]}
+    sides = {
+        "by hand": by_hand.get((case.op, case.use)) or by_hand[case.op],
+        "cgshim": BY_CGSHIM[case.op],
+    }
     if "KERAS_BACKEND" in os.environ and case.op in (keras := by_keras()):
         sides["keras"] = keras[case.op]
     return sides
 
 
 def _ready(framework: Any, case: Case, op: Callable[..., Any]) -> Callable[[], Any] | None:
-    """The case as a function without arguments; None where the op is Keras's, and does not work here."""
+    """The case as a function without arguments; None where the op is Keras's, and does not work
+    here.
+    """
     try:
         use = getattr(framework, case.use)
         run = use(op, *arguments(case.op, lambda: framework.tensor(case.size), case.width))

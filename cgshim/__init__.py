@@ -31,7 +31,8 @@ _WITH_NUMPY = {"op_host": "cgshim._op_host", "host_errors": "cgshim._host", "Spe
 
 
 def __getattr__(name: str) -> Any:
-    """Return the version, or what needs NumPy, imported when first used: op_host, and op_exp or another of cgshim.ops.
+    """Return the version, or what needs NumPy, imported when first used: op_host, and op_exp or
+    another of cgshim.ops.
 
     Raises
     ------

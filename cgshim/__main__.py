@@ -41,7 +41,13 @@ class Row(NamedTuple):
 def backends(to_load: Collection[str]) -> list[Row]:
     """Return a row for each registered backend, after the import of those that are to be loaded."""
     return [
-        Row(name, _plug_in(entry), _framework(entry), requirement_of(entry)[0] or "-", _state(entry, name in to_load))
+        Row(
+            name,
+            _plug_in(entry),
+            _framework(entry),
+            requirement_of(entry)[0] or "-",
+            _state(entry, name in to_load),
+        )
         for name, entry in registered().backends.items()
     ]
 
@@ -51,7 +57,9 @@ def _plug_in(entry: Entry) -> str:
 
 
 def _framework(entry: Entry) -> str:
-    """Return the framework's distribution and its version, and those of the import roots that belong to it."""
+    """Return the framework's distribution and its version, and those of the import roots that
+    belong to it.
+    """
     if not is_importable(entry.name):
         return "-"
     aliases = sorted(root for root, name in registered().aliases.items() if name == entry.name)
@@ -101,7 +109,9 @@ def _state(entry: Entry, is_to_load: bool) -> str:
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for row in [header, ["-" * width for width in widths], *rows]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
 
 
 def _choice() -> str:
@@ -129,7 +139,9 @@ def _print_limits(name: str) -> None:
     """Print what only other versions of a loaded framework can, if its backend tells."""
     backend: Any = load(name)
     try:
-        limits = list(map(str, backend.version_limits())) if hasattr(backend, "version_limits") else []
+        limits = (
+            list(map(str, backend.version_limits())) if hasattr(backend, "version_limits") else []
+        )
     except Exception as error:  # noqa: BLE001  # a plug-in is others' code
         limits = [f"version_limits of {registered().backends[name].owner} failed, {said(error)}"]
     for limit in limits:
@@ -143,15 +155,23 @@ def _conformance(arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is asked for; return 1 if something required is missing or does not conform, else 0."""
+    """Print what is asked for; return 1 if something required is missing or does not conform, else
+    0.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] == "conformance":
         return _conformance(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m cgshim", description=__doc__)
-    parser.add_argument("--load", action="store_true", help="import every framework, and say what works")
-    parser.add_argument("--require", default="", metavar="NAMES", help="fail unless these backends work: jax,torch")
+    parser.add_argument(
+        "--load", action="store_true", help="import every framework, and say what works"
+    )
+    parser.add_argument(
+        "--require", default="", metavar="NAMES", help="fail unless these backends work: jax,torch"
+    )
     commands = parser.add_subparsers(dest="command", metavar="conformance")
-    commands.add_parser("conformance", help="run the conformance cases of one backend: conformance --help")
+    commands.add_parser(
+        "conformance", help="run the conformance cases of one backend: conformance --help"
+    )
     options = parser.parse_args(arguments)
     required = [name for name in options.require.split(",") if name]
     to_load = registered().backends if options.load else required

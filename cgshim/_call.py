@@ -36,10 +36,12 @@ def refuse_without_tensor(op: str, backend: Backend, output: Any) -> NoReturn:
 
 
 class Call:
-    """What a backend gets: calling it runs f on tensors, and returns the output's tensors and the rule.
+    """What a backend gets: calling it runs f on tensors, and returns the output's tensors and the
+    rule.
 
-    A backend may call it as often as its framework needs (a retrace, a second order), with other tensors of the same
-    shapes and dtypes: tracers, boxes, copies. Never write to it: calls with only tensors as arguments share one.
+    A backend may call it as often as its framework needs (a retrace, a second order), with other
+    tensors of the same shapes and dtypes: tracers, boxes, copies. Never write to it: calls with
+    only tensors as arguments share one.
     """
 
     __slots__ = (
@@ -70,19 +72,24 @@ class Call:
         """for which inputs a gradient may be taken; None for all that have one"""
 
     def with_f(self, f: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Call:
-        """Return the same call with another f, a method of another object or a converted one, and other options."""
+        """Return the same call with another f, a method of another object or a converted one, and
+        other options.
+        """
         if f is self.f and (options is None or not (options or self.options)):
             return self
         return self._with(f, self.options if options is None else options, self.needed)
 
     def with_needed(self, needed: Sequence[bool] | None) -> Call:
-        """Return the same call that tells f and its rule, if they ask, for which inputs a gradient may be taken.
+        """Return the same call that tells f and its rule, if they ask, for which inputs a gradient
+        may be taken.
 
         The gradients of all others will never be used: f may compute and keep nothing for them.
         """
         return self._with(self.f, self.options, needed)
 
-    def _with(self, f: Callable[..., Any], options: Mapping[str, Any], needed: Sequence[bool] | None) -> Call:
+    def _with(
+        self, f: Callable[..., Any], options: Mapping[str, Any], needed: Sequence[bool] | None
+    ) -> Call:
         return Call(
             self.arguments, f, options, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable,
             takes_needed=self.takes_needed, needed=needed,
@@ -104,7 +111,9 @@ class Call:
         return f(*combine_each(arguments.specs, inputs), **options)
 
     def read(self, result: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
-        """Return the output's tensors and the rule of a run of f on inputs that has returned result."""
+        """Return the output's tensors and the rule of a run of f on inputs that has returned
+        result.
+        """
         output, grad_fn = checked_pair(self.name, self.f, result)
         if self.backend.is_tensor(output):
             return [output], rule_of(self.arguments, grad_fn, ONE_TENSOR, inputs, self.needed)
@@ -112,12 +121,16 @@ class Call:
         return outputs, rule_of(self.arguments, grad_fn, spec, inputs, self.needed)
 
     def output_of(self, inputs: Sequence[Tensor]) -> Any:
-        """Run f once on inputs that nothing differentiates, and return its output; its rule is only checked."""
+        """Run f once on inputs that nothing differentiates, and return its output; its rule is only
+        checked.
+        """
         call = self.with_needed([False] * len(inputs)) if self.takes_needed else self
         return call.read_output(call.run(inputs), inputs)
 
     def read_output(self, result: Any, inputs: Sequence[Tensor]) -> Any:
-        """Return the output of a run of f on inputs that has returned result; its rule is only checked."""
+        """Return the output of a run of f on inputs that has returned result; its rule is only
+        checked.
+        """
         output, grad_fn = checked_pair(self.name, self.f, result)
         if self.backend.is_tensor(output):
             required_convention(self.arguments, grad_fn, ONE_TENSOR)
@@ -127,7 +140,9 @@ class Call:
         return spec.combine(outputs)
 
     def _partitioned(self, output: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], TreeSpec]:
-        """Return the output's tensors and its spec; raise an error if it has none that the rule can cover."""
+        """Return the output's tensors and its spec; raise an error if it has none that the rule can
+        cover.
+        """
         try:
             outputs, spec = partition(self.name, self.backend, output)
         except BackendError as error:
@@ -168,12 +183,16 @@ class Call:
         raise refusal(TransformationError, self.name, must=rule, got=transformation, do=instead)
 
     def refuse_forward_mode(self, transformation: str) -> NoReturn:
-        """Raise the error for forward mode without the author's promise: J v is the transpose of a linear rule."""
+        """Raise the error for forward mode without the author's promise: J v is the transpose of a
+        linear rule.
+        """
         self.refuse("forward mode needs a rule that is linear in upstream", transformation,
                     "if it is, say so with op_custom_gradient(forward_mode=True)")  # fmt: skip
 
     def refuse_nonlinear(self, what: str) -> NoReturn:
-        """Raise the error for forward mode if the rule turns out not to be linear, whatever was promised."""
+        """Raise the error for forward mode if the rule turns out not to be linear, whatever was
+        promised.
+        """
         self.refuse("forward mode needs a rule that is linear in upstream", what,
                     "write it in linear operations, or use reverse mode")  # fmt: skip
 
@@ -183,7 +202,9 @@ class Call:
                     "leave out once_differentiable=True if the rule can be differentiated")  # fmt: skip
 
     def refuse_unconnected(self, tensor: object, why: str) -> NoReturn:
-        """Raise the error for the derivative of a tensor that grad_fn reads, of which nobody knows how f made it."""
+        """Raise the error for the derivative of a tensor that grad_fn reads, of which nobody knows
+        how f made it.
+        """
         self.refuse("a second order needs every tensor that grad_fn reads as a function of the arguments",
                     f"{describe(tensor)} that {why}",
                     "let grad_fn compute it, or let f return it as an output")  # fmt: skip
@@ -197,7 +218,11 @@ class Call:
     def refuse_captured(self, tensor: object) -> NoReturn:
         """Raise the error for a differentiated tensor that reached f, but not as an argument."""
         option = self.option_of(tensor)
-        got = f"a captured {describe(tensor)}" if option is None else f"{describe(tensor)} in the option {option}"
+        got = (
+            f"a captured {describe(tensor)}"
+            if option is None
+            else f"{describe(tensor)} in the option {option}"
+        )
         raise refusal(CustomGradientTypeError, self.name,
                       must="f must be given every tensor that is differentiated", got=got,
                       do="pass it as an argument")  # fmt: skip
@@ -218,7 +243,9 @@ class ForeignOutputError(BackendError):
         self._output = output
 
     def constant_of(self, inputs: Sequence[Tensor]) -> Any:
-        """Return the output if all inputs are NumPy arrays (constants for all frameworks) and no backend is chosen."""
+        """Return the output if all inputs are NumPy arrays (constants for all frameworks) and no
+        backend is chosen.
+        """
         if chosen_backend() or not all(map(is_numpy_array, inputs)):
             raise BackendError(*self.args) from None
         return self._output
@@ -238,10 +265,16 @@ def checked_pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Call
 
 
 def output_of_constants(op: str, output: T) -> T:
-    """Return the output of an f that got no tensor; raise an error if it depends on a differentiated tensor."""
+    """Return the output of an f that got no tensor; raise an error if it depends on a
+    differentiated tensor.
+    """
     if type(output) in SIMPLE:
         return output
-    hidden = [x for x in tensors_inside(output, lambda x: framework_of(x) is not None) if not is_numpy_array(x)]
+    hidden = [
+        x
+        for x in tensors_inside(output, lambda x: framework_of(x) is not None)
+        if not is_numpy_array(x)
+    ]
     backend = backend_for([output, *hidden])
     if backend is None:
         return output

@@ -1,4 +1,6 @@
-"""Find the backend of a call: the one that was chosen by name, or else the one whose tensors the call gets."""
+"""Find the backend of a call: the one that was chosen by name, or else the one whose tensors the
+call gets.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from types import FrameType
 from typing import Any, Literal, TypeVar
 
 from cgshim._errors import BackendError, describe, refusal
-from cgshim._foreign import KERAS, TRACER, constant_when_traced, is_keras_symbol, is_keras_variable, is_traced
+from cgshim._foreign import (
+    KERAS,
+    TRACER,
+    constant_when_traced,
+    is_keras_symbol,
+    is_keras_variable,
+    is_traced,
+)
 from cgshim._held import SIMPLE
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import aliases, entry_points, load, name_of, require_metadata
@@ -24,10 +33,12 @@ _environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
 _KEY = os.environ.encodekey(ENVIRONMENT_VARIABLE)
 
 
-# --- Choosing one by name ---------------------------------------------------------------------------------------
+# --- Choosing one by name -------------------------------------------------------------------------
 
 _of_process: str | None = None
-_of_context: contextvars.ContextVar[str | None] = contextvars.ContextVar("cgshim_backend", default=None)
+_of_context: contextvars.ContextVar[str | None] = contextvars.ContextVar(
+    "cgshim_backend", default=None
+)
 
 
 def config_backend() -> str | None:
@@ -36,9 +47,9 @@ def config_backend() -> str | None:
     Returns
     -------
     str or None
-        The name from `use_backend` in this context, else `set_backend`, else the environment variable CGSHIM_BACKEND.
-        If none chooses: within f and grad_fn the backend of the op's call, and "torch" in code that torch.compile
-        traces.
+        The name from `use_backend` in this context, else `set_backend`, else the environment
+        variable CGSHIM_BACKEND. If none chooses: within f and grad_fn the backend of the op's call,
+        and "torch" in code that torch.compile traces.
 
     Examples
     --------
@@ -52,18 +63,29 @@ def config_backend() -> str | None:
 @constant_when_traced
 def chosen_backend() -> str | None:
     """Return the name of the backend that was chosen for all calls, or None."""
-    return _of_context.get() or _of_process or (_KEY in _environment and os.environ[ENVIRONMENT_VARIABLE]) or None
+    return (
+        _of_context.get()
+        or _of_process
+        or (_KEY in _environment and os.environ[ENVIRONMENT_VARIABLE])
+        or None
+    )
 
 
 @constant_when_traced
 def choice_for_plans() -> str | Literal[False] | None:
-    """Return what chosen_backend does; False while torch.compile traces, which cannot read what earlier calls stored.
+    """Return what chosen_backend does; False while torch.compile traces, which cannot read what
+    earlier calls stored.
 
     Each call asks it, so it is one function.
     """
     if (compiler := sys.modules.get("torch.compiler")) is not None and compiler._is_compiling_flag:
         return False
-    return _of_context.get() or _of_process or (_KEY in _environment and os.environ[ENVIRONMENT_VARIABLE]) or None
+    return (
+        _of_context.get()
+        or _of_process
+        or (_KEY in _environment and os.environ[ENVIRONMENT_VARIABLE])
+        or None
+    )
 
 
 def chosen_by() -> str:
@@ -138,7 +160,7 @@ def on_numpy(function: Callable[..., T], /, *args: Any) -> T:
         _of_context.reset(token)
 
 
-# --- The one whose op is running --------------------------------------------------------------------------------
+# --- The one whose op is running ------------------------------------------------------------------
 
 F = TypeVar("F", bound=Callable[..., Any])
 _runners: set[int] = set()
@@ -146,13 +168,16 @@ _runners: set[int] = set()
 
 
 def runs_op(method: F) -> F:
-    """Mark what runs f or a grad_fn: it has local variables arguments, inputs, and for a grad_fn upstreams."""
+    """Mark what runs f or a grad_fn: it has local variables arguments, inputs, and for a grad_fn
+    upstreams.
+    """
     _runners.add(id(method.__code__))
     return method
 
 
 def _running() -> Mapping[str, Any] | None:
-    """Return the variables of what runs the innermost f or grad_fn in this thread; None if none is running.
+    """Return the variables of what runs the innermost f or grad_fn in this thread; None if none is
+    running.
 
     They are looked up on the stack because few ask: to note them at each call would cost all.
     """
@@ -171,22 +196,29 @@ def _name_of_call() -> str | None:
 
 
 def tensor_of_call() -> Tensor | None:
-    """Return the first tensor that the running f or grad_fn got: what it makes belongs on the same device."""
+    """Return the first tensor that the running f or grad_fn got: what it makes belongs on the same
+    device.
+    """
     running = None if is_traced() else _running()
     if running is None:
         return None
-    return next(iter([*running.get("upstreams", ()), *running["inputs"]]), None)  # not all inputs are kept for a rule
+    # not all inputs are kept for a rule
+    return next(iter([*running.get("upstreams", ()), *running["inputs"]]), None)
 
 
-# --- Finding one by the types of the inputs ---------------------------------------------------------------------
+# --- Finding one by the types of the inputs -------------------------------------------------------
 
 _framework_of_type: dict[type, str | None] = {}
-_framework_of_dynamic_type: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
+_framework_of_dynamic_type: weakref.WeakKeyDictionary[type, str | None] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @constant_when_traced
 def framework_of_type(kind: type) -> str | None:
-    """Return the name of the backend to whose framework a class belongs; subclasses and tracers do too."""
+    """Return the name of the backend to whose framework a class belongs; subclasses and tracers do
+    too.
+    """
     try:
         return _framework_of_type[kind]
     except KeyError:
@@ -202,12 +234,15 @@ def _remembered_framework(kind: type) -> str | None:
 
 
 def is_lasting(kind: type) -> bool:
-    """Return True if a module has a class under its name; others may be made in a loop: do not keep them alive."""
+    """Return True if a module has a class under its name; others may be made in a loop: do not keep
+    them alive.
+    """
     if kind.__module__ == "builtins":  # it does not name all of them: that of functions is one
         return True
     found: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
-        found = getattr(found, "__dict__", {}).get(name)  # not a module's __getattr__, which may warn
+        # not a module's __getattr__, which may warn
+        found = getattr(found, "__dict__", {}).get(name)
     return found is kind
 
 
@@ -235,11 +270,17 @@ def value_of(leaf: Any) -> Any:
 def is_numpy_array(leaf: object) -> bool:
     """Return True if leaf is a plain NumPy array or scalar of numbers (an autograd box is not)."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(leaf, (numpy.ndarray, numpy.generic)) and load("numpy").is_tensor(leaf)
+    return (
+        numpy is not None
+        and isinstance(leaf, (numpy.ndarray, numpy.generic))
+        and load("numpy").is_tensor(leaf)
+    )
 
 
 def framework_of(leaf: Any) -> str | None:
-    """Return the name of the backend whose tensor leaf is, or holds as a Keras Variable; None if it is no tensor."""
+    """Return the name of the backend whose tensor leaf is, or holds as a Keras Variable; None if it
+    is no tensor.
+    """
     name = framework_of_type(type(leaf))
     if name is None:
         return None
@@ -249,13 +290,17 @@ def framework_of(leaf: Any) -> str | None:
 
 
 def backend_for(arguments: Sequence[Any]) -> Backend | None:
-    """Return the backend that was chosen, or the one whose tensors the arguments hold; None if they hold none."""
+    """Return the backend that was chosen, or the one whose tensors the arguments hold; None if they
+    hold none.
+    """
     name = chosen_backend() or _found(arguments)
     return None if name is None else load(name)
 
 
 def _found(arguments: Sequence[Any]) -> str | None:
-    """Return the name of the framework whose tensors the arguments hold; NumPy's if they hold only its arrays."""
+    """Return the name of the framework whose tensors the arguments hold; NumPy's if they hold only
+    its arrays.
+    """
     name = _first(arguments)
     if name in (None, "numpy"):  # arrays are constants beside a tree of tensors
         name = _first_within(arguments)
@@ -265,19 +310,25 @@ def _found(arguments: Sequence[Any]) -> str | None:
 
 
 def backend_or_numpy(arguments: Sequence[Any]) -> Backend:
-    """Return the backend for the arguments; if they hold no tensor the one of the running op, and else NumPy's."""
+    """Return the backend for the arguments; if they hold no tensor the one of the running op, and
+    else NumPy's.
+    """
     return backend_for(arguments) or load(_name_of_call() or "numpy")
 
 
 def backend_to_convert_to(x: Any) -> Backend:
-    """Return the backend whose tensor x is to become: NumPy's arrays become tensors of the running op's backend."""
+    """Return the backend whose tensor x is to become: NumPy's arrays become tensors of the running
+    op's backend.
+    """
     backend = backend_or_numpy([x])
     is_free = name_of(backend) == "numpy" and chosen_backend() is None
     return load(_name_of_call() or "numpy") if is_free else backend
 
 
 def _first(leaves: Iterable[Any]) -> str | None:
-    """Return the first framework among the leaves; NumPy comes last: its arrays are constants for all frameworks."""
+    """Return the first framework among the leaves; NumPy comes last: its arrays are constants for
+    all frameworks.
+    """
     found = None
     for leaf in leaves:
         name = framework_of(leaf)
@@ -302,7 +353,9 @@ def _first_within(tree: Any) -> str | None:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    """Return the leaves of a tree; lists, tuples and dicts do not use optree, which torch.compile cannot trace."""
+    """Return the leaves of a tree; lists, tuples and dicts do not use optree, which torch.compile
+    cannot trace.
+    """
     if type(tree) in (list, tuple):
         return [leaf for branch in tree for leaf in _leaves(branch)]
     if type(tree) is dict:
@@ -315,12 +368,16 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def _first_registered(arguments: Sequence[Any]) -> str | None:
-    """Return the framework that finds a tensor in a container that only its own tree registry knows."""
+    """Return the framework that finds a tensor in a container that only its own tree registry
+    knows.
+    """
     if all(type(leaf) in SIMPLE or framework_of(leaf) is not None for leaf in _leaves(arguments)):
         return None
     imported = [name for name in entry_points() if name in sys.modules and _loads(name)]
     imported.sort(key="numpy".__eq__)
-    return next((name for name in imported if _first(load(name).tree_flatten(arguments)[0]) == name), None)
+    return next(
+        (name for name in imported if _first(load(name).tree_flatten(arguments)[0]) == name), None
+    )
 
 
 def _loads(name: str) -> bool:
@@ -334,7 +391,11 @@ def _loads(name: str) -> bool:
 def of_another_framework(op: str, backend: Backend, leaf: object) -> BackendError:
     """Return the error for a tensor of one framework in a call of another."""
     name = name_of(backend)
-    named = f"{chosen_by()} chooses {name}" if chosen_backend() else f"other tensors of this call are {name}'s"
+    named = (
+        f"{chosen_by()} chooses {name}"
+        if chosen_backend()
+        else f"other tensors of this call are {name}'s"
+    )
     return refusal(BackendError, op, must=f"tensors of one call belong to one framework ({named})",
                    got=f"{describe(leaf)} of {framework_of(leaf)}",
                    do=f"convert it to {name} or choose another backend")  # fmt: skip

@@ -30,8 +30,8 @@ S = TypeVar("S")
 class CustomGradient(FunctionHolder, Generic[P, T_co]):
     """An op: it returns f's output, with the gradient of f's own rule. op_custom_gradient makes it.
 
-    What it runs is in slots: functools.wraps(other)(op) and the like may write anything into its __dict__,
-    __wrapped__ included, and it remains this op.
+    What it runs is in slots: functools.wraps(other)(op) and the like may write anything into its
+    __dict__, __wrapped__ included, and it remains this op.
     """
 
     __slots__ = (
@@ -43,7 +43,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     __qualname__: str
     __wrapped__: Callable[P, tuple[T_co, Any]]
     __isabstractmethod__: bool
-    autograph_info__: ClassVar[None] = None  # TensorFlow's AutoGraph skips what has this; the backend converts f
+    # TensorFlow's AutoGraph skips what has this; the backend converts f
+    autograph_info__: ClassVar[None] = None
 
     def __init__(
         self,
@@ -61,7 +62,11 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self._bound = bound
         self._name = name or function_name(f)
         self._parameters = _parameters_of(f, bound[0] if bound else None)
-        if bound is None and self._parameters is not None and "needs_input_grad" in self._parameters.names:
+        if (
+            bound is None
+            and self._parameters is not None
+            and "needs_input_grad" in self._parameters.names
+        ):
             raise refusal(CustomGradientTypeError, self._name,
                           must="needs_input_grad must be keyword-only in f",
                           got="a positional parameter",
@@ -77,7 +82,9 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     @property
     def name(self) -> str:
-        """The op's name in messages; without the brackets of a lambda, which the name of a Keras loss may not have."""
+        """The op's name in messages; without the brackets of a lambda, which the name of a Keras
+        loss may not have.
+        """
         return self._name.strip("<>")
 
     @property
@@ -132,11 +139,15 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         output, _ = checked_pair(self._name, self._f, self._f(*args, **kwargs))
         return output_of_constants(self._name, output)
 
-    def _plan(self, chosen: str | None, types: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Plan:
-        """Return what runs the calls whose positional arguments have these types, and whose options these names.
+    def _plan(
+        self, chosen: str | None, types: Any, args: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> Plan:
+        """Return what runs the calls whose positional arguments have these types, and whose options
+        these names.
 
-        It is made at the first one, and found again by the types and the chosen backend. The methods of an op share
-        theirs, which get the method in each call: to hold it would keep its object alive.
+        It is made at the first one, and found again by the types and the chosen backend. The
+        methods of an op share theirs, which get the method in each call: to hold it would keep its
+        object alive.
         """
         key = types if chosen is None else (chosen, types)
         plan = self._plans.get(key)
@@ -147,10 +158,16 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                 self._plans[key] = plan
         return plan
 
-    def _new_plan(self, chosen: str | None, types: Sequence[type], options: Mapping[str, Any]) -> Plan:
+    def _new_plan(
+        self, chosen: str | None, types: Sequence[type], options: Mapping[str, Any]
+    ) -> Plan:
         frameworks = set(map(framework_of_type, types))
         (name,) = frameworks if len(frameworks) == 1 else (None,)
-        if self._parameters is None or name in (None, KERAS) or not self._parameters.are_options(options):
+        if (
+            self._parameters is None
+            or name in (None, KERAS)
+            or not self._parameters.are_options(options)
+        ):
             return _no_plan
         names = self._parameters.names_of(len(types))
         if names is None:
@@ -161,8 +178,12 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         plan_of: Callable[..., Plan | None] = getattr(backend, "plan", _no_plan_of)
         return plan_of(call, types) or functools.partial(_as_any_other, call)
 
-    def _call_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Call | None, list[Any]]:
-        """Return the call with these arguments and the tensors in them; the call is None if there are none."""
+    def _call_of(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Call | None, list[Any]]:
+        """Return the call with these arguments and the tensors in them; the call is None if there
+        are none.
+        """
         if self._parameters is None:
             raise refusal(CustomGradientTypeError, self._name,
                           must=f"a {type(self._f).__name__} must be bound when it is called",
@@ -176,9 +197,13 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         if not inputs:
             return None, []
         are_tensors = all(spec is ONE_TENSOR for spec in specs)
-        return self._made_call(Arguments(self._name, backend, names, specs, are_tensors), self._f, options), inputs
+        return self._made_call(
+            Arguments(self._name, backend, names, specs, are_tensors), self._f, options
+        ), inputs
 
-    def _made_call(self, arguments: Arguments, f: Callable[..., Any], options: Mapping[str, Any]) -> Call:
+    def _made_call(
+        self, arguments: Arguments, f: Callable[..., Any], options: Mapping[str, Any]
+    ) -> Call:
         assert self._parameters is not None
         return Call(
             arguments, f, options, forward_mode=self._forward_mode, once_differentiable=self._once_differentiable,
@@ -209,7 +234,9 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         )  # fmt: skip
 
     def _method(self, method: MethodType) -> CustomGradient[Any, T_co]:
-        """Return what `_bound_to` does, without __init__: each access to an attribute makes a method."""
+        """Return what `_bound_to` does, without __init__: each access to an attribute makes a
+        method.
+        """
         op: CustomGradient[Any, T_co] = object.__new__(CustomGradient)
         op.__dict__.update(self.__dict__)
         op._f = op.__wrapped__ = method
@@ -227,13 +254,23 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return self._f
 
     def __eq__(self, other: object) -> bool:
-        """Return True if other is this op, or if both are methods of the same op bound to the same object."""
-        if self is other or not isinstance(other, CustomGradient) or not (self._bound and other._bound):
+        """Return True if other is this op, or if both are methods of the same op bound to the same
+        object.
+        """
+        if (
+            self is other
+            or not isinstance(other, CustomGradient)
+            or not (self._bound and other._bound)
+        ):
             return self is other
         return self._bound[0] is other._bound[0] and self._bound[1] == other._bound[1]
 
     def __hash__(self) -> int:
-        return object.__hash__(self) if self._bound is None else hash((id(self._bound[0]), self._bound[1]))
+        return (
+            object.__hash__(self)
+            if self._bound is None
+            else hash((id(self._bound[0]), self._bound[1]))
+        )
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -250,12 +287,16 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self._signature = signature
 
     def __tf_tracing_type__(self, context: Any) -> Any:
-        """Return TensorFlow's type of an op as an argument of a tf.function; it would use __wrapped__ otherwise."""
+        """Return TensorFlow's type of an op as an argument of a tf.function; it would use
+        __wrapped__ otherwise.
+        """
         backend: Any = load("tensorflow")
         return backend.tracing_type(self)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle the op by name if f's name leads to it, as with functions and methods; else as f and the options."""
+        """Pickle the op by name if f's name leads to it, as with functions and methods; else as f
+        and the options.
+        """
         module = sys.modules.get(self.__module__)
         qualified_name: str = getattr(self, "__qualname__", self._name)
         try:
@@ -264,7 +305,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         except AttributeError:
             pass  # a local function, or an op that has another name than f
         instance = getattr(self._f, "__self__", None)
-        if isinstance(getattr(instance, self.__name__, None), CustomGradient):  # a method, which Python pickles by name
+        # a method, which Python pickles by name
+        if isinstance(getattr(instance, self.__name__, None), CustomGradient):
             return getattr, (instance, self.__name__)
         return _restore, (self._f, self.forward_mode, self._name, self.once_differentiable)
 
@@ -285,7 +327,9 @@ def _no_plan_of(call: Call, types: Sequence[type]) -> None:
     """Stand in for a backend that has no shorter way for some calls than for any."""
 
 
-def _as_any_other(call: Call, f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+def _as_any_other(
+    call: Call, f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
+) -> Any:
     """Run a call as the backend runs any."""
     if not all(map(call.backend.is_tensor, args)):
         return NotImplemented
@@ -299,11 +343,15 @@ _MOST = 64
 def _restore(
     f: Callable[..., tuple[Any, Any]], forward_mode: bool, name: str, once_differentiable: bool
 ) -> CustomGradient[..., Any]:
-    return CustomGradient(f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name)
+    return CustomGradient(
+        f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name
+    )
 
 
 def _parameters_of(f: Callable[..., Any], op: CustomGradient[..., Any] | None) -> Parameters | None:
-    """Return f's parameters, from the op if f is a method of one; None for a classmethod that is not bound."""
+    """Return f's parameters, from the op if f is a method of one; None for a classmethod that is
+    not bound.
+    """
     if op is not None and op._parameters is not None and isinstance(op._f, FunctionType):
         return op._parameters.of_method()
     return Parameters(f) if callable(f) else None

@@ -53,26 +53,33 @@ def op_custom_gradient(
     Parameters
     ----------
     f : callable
-        ``f(*args, **options) -> (output, grad_fn)``. Arguments and output are trees whose tensors (of any shape and
-        dtype) take part in differentiation; the rest of them is static. Keyword-only parameters are options.
-        ``grad_fn`` turns upstream gradients, structured as the output, into one gradient for each argument. Write it
-        as ``grad(upstream)``, as ``grad(*args, upstream)`` or as ``grad(d1, d2, ...)`` with one upstream gradient for
-        each tensor output. If it has a parameter ``variables`` (or ``**kwargs``), it gets the trainable state that f
-        reads, and returns ``(gradients, [one for each variable])``. If it has a parameter ``needs_input_grad``, it gets
-        a bool for each tensor in the arguments, structured as they are, with None for what is static: True if its
-        gradient will be used. A gradient that is not needed may be None. If f has a keyword-only parameter of this
-        name (with a default, for type checkers), it gets the same, for all gradients that may be taken of its output.
+        ``f(*args, **options) -> (output, grad_fn)``. Arguments and output are trees whose tensors
+        (of any shape and dtype) take part in differentiation; the rest of them is static.
+        Keyword-only parameters are options. ``grad_fn`` turns upstream gradients, structured as the
+        output, into one gradient for each argument. Write it as ``grad(upstream)``, as
+        ``grad(*args, upstream)`` or as ``grad(d1, d2, ...)`` with one upstream gradient for each
+        tensor output. If it has a parameter ``variables`` (or ``**kwargs``), it gets the trainable
+        state that f reads, and returns ``(gradients, [one for each variable])``. If it has a
+        parameter ``needs_input_grad``, it gets a bool for each tensor in the arguments, structured
+        as they are, with None for what is static: True if its gradient will be used. A gradient
+        that is not needed may be None. If f has a keyword-only parameter of this name (with a
+        default, for type checkers), it gets the same, for all gradients that may be taken of its
+        output.
     forward_mode : bool
-        Promise that grad_fn is linear in upstream, so that forward mode (jvp, jacfwd) may use its transpose.
+        Promise that grad_fn is linear in upstream, so that forward mode (jvp, jacfwd) may use its
+        transpose.
     once_differentiable : bool
-        Raise an error if the gradient is differentiated. f then never runs again, and only what grad_fn keeps is saved.
+        Raise an error if the gradient is differentiated. f then never runs again, and only what
+        grad_fn keeps is saved.
     host_outputs : callable or tree of Spec, optional
-        Say that f and grad_fn are NumPy code, which runs on the host on every backend, in compiled programs too:
-        ``host_outputs(*specs)`` returns the shapes and dtypes of the output, as ``outputs`` of `op_host` does. grad_fn
-        may keep any Python object, such as a factorization. f must be pure, and the op has no second derivative.
+        Say that f and grad_fn are NumPy code, which runs on the host on every backend, in compiled
+        programs too: ``host_outputs(*specs)`` returns the shapes and dtypes of the output, as
+        ``outputs`` of `op_host` does. grad_fn may keep any Python object, such as a factorization.
+        f must be pure, and the op has no second derivative.
     keep : int
-        With host_outputs: for how many runs of f compiled programs keep what grad_fn holds; f runs again for an older
-        one. What a call that is not compiled holds is kept as long as its gradient may be taken.
+        With host_outputs: for how many runs of f compiled programs keep what grad_fn holds; f runs
+        again for an older one. What a call that is not compiled holds is kept as long as its
+        gradient may be taken.
     name : str, optional
         The op's name in messages; by default f's name.
 
@@ -101,19 +108,22 @@ def op_custom_gradient(
 
     Notes
     -----
-    The convention is that of ``tf.custom_gradient`` and ``keras.ops.custom_gradient``, on every backend.
+    The convention is that of ``tf.custom_gradient`` and ``keras.ops.custom_gradient``, on every
+    backend.
 
-    The derivative of a gradient goes through grad_fn and what it keeps. A kept output of f is the op's output, and
-    grad_fn gives its derivative. Any other kept tensor is a function of the arguments, through f's own operations.
-    f runs once per call; if the derivative of such a tensor is needed and was not recorded, f runs once more for it.
-    A gradient of None is zero. A grad_fn that raises an exception forbids the gradient: taking one raises it.
+    The derivative of a gradient goes through grad_fn and what it keeps. A kept output of f is the
+    op's output, and grad_fn gives its derivative. Any other kept tensor is a function of the
+    arguments, through f's own operations. f runs once per call; if the derivative of such a tensor
+    is needed and was not recorded, f runs once more for it. A gradient of None is zero. A grad_fn
+    that raises an exception forbids the gradient: taking one raises it.
 
-    ``needs_input_grad`` is PyTorch's ``ctx.needs_input_grad``: True for what requires grad, for what a tape watches,
-    and for what a derivative is taken of. Where a framework cannot tell (staged code of JAX, a ``tf.function``), it is
-    True, and the compiler removes what is not used.
+    ``needs_input_grad`` is PyTorch's ``ctx.needs_input_grad``: True for what requires grad, for
+    what a tape watches, and for what a derivative is taken of. Where a framework cannot tell
+    (staged code of JAX, a ``tf.function``), it is True, and the compiler removes what is not used.
 
-    Complex numbers: upstream and gradients of a real loss L are dL/dx + i dL/dy, so the rule of ``z * z`` is
-    ``upstream * conj(2 * z)``. If a framework uses the conjugate (JAX, autograd), cgshim conjugates.
+    Complex numbers: upstream and gradients of a real loss L are dL/dx + i dL/dy, so the rule of ``z
+    * z`` is ``upstream * conj(2 * z)``. If a framework uses the conjugate (JAX, autograd), cgshim
+    conjugates.
     """
     if f is None:
         return functools.partial(
@@ -124,8 +134,11 @@ def op_custom_gradient(
         raise refusal(CustomGradientTypeError, "op_custom_gradient", must="f must be callable",
                       got=describe(f), do="decorate a function")  # fmt: skip
     if host_outputs is not None:
-        from cgshim._host_gradient import HostPair  # with it NumPy, which `import cgshim` does without
+        # with it NumPy, which `import cgshim` does without
+        from cgshim._host_gradient import HostPair
 
         name = name or function_name(f)
         f = HostPair(f, host_outputs, keep=keep, name=name)
-    return CustomGradient(f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name)
+    return CustomGradient(
+        f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name
+    )

@@ -14,7 +14,9 @@ def let_name_dtypes(root: str, function: Callable[[Any], str]) -> None:
 
 
 def given_name(dtype: object) -> str:
-    """Return the name of a dtype, whatever it is: by its backend, or its own; torch.float32's is "float32"."""
+    """Return the name of a dtype, whatever it is: by its backend, or its own; torch.float32's is
+    "float32".
+    """
     named = _named_by.get(root_of(dtype))
     if named is not None:
         return named(dtype)

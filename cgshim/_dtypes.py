@@ -19,7 +19,8 @@ _OTHER = re.compile(
 
 @constant_when_traced
 def dtype_name(dtype: Any) -> str:
-    """Return the framework-free name of a framework's dtype: torch.float32, tf.float32 and np.float32 are "float32".
+    """Return the framework-free name of a framework's dtype: torch.float32, tf.float32 and
+    np.float32 are "float32".
 
     Raises
     ------
@@ -74,7 +75,9 @@ def _is_known(name: str) -> bool:
 
 
 def _name_in_numpy(dtype: Any) -> str:
-    """Return the name of what a user may write for NumPy: "half", "f4", Python's float; "" if it is none of these."""
+    """Return the name of what a user may write for NumPy: "half", "f4", Python's float; "" if it is
+    none of these.
+    """
     import numpy as np
 
     try:

@@ -32,24 +32,28 @@ def op_embed_gradient(
     Parameters
     ----------
     fx : tensor
-        The value: a scalar, one element, or a batch of values, whose shape is the beginning of the shape of each x.
+        The value: a scalar, one element, or a batch of values, whose shape is the beginning of the
+        shape of each x.
     gx : tree of tensors
-        The gradient of fx with respect to each x, in its shape; a scalar stands for the same gradient in every
-        element, None for no gradient. If fx is a batch, each value depends only on its own part of x. For a
-        complex x it is dfx/dRe(x) + i dfx/dIm(x), as in rules, on every backend.
+        The gradient of fx with respect to each x, in its shape; a scalar stands for the same
+        gradient in every element, None for no gradient. If fx is a batch, each value depends only
+        on its own part of x. For a complex x it is dfx/dRe(x) + i dfx/dIm(x), as in rules, on every
+        backend.
     x : tree of tensors
         What fx was computed from, of any float or complex dtype.
     fx_gx_manually_stopped : bool
-        By default fx and gx are constants: the gradient of fx is gx with respect to x and zero with respect to all
-        else, and a derivative of that gradient is zero. If True, they are used as they are: fx has its own gradients
-        too (stop those through x), and the second derivative is the gradient of gx.
+        By default fx and gx are constants: the gradient of fx is gx with respect to x and zero with
+        respect to all else, and a derivative of that gradient is zero. If True, they are used as
+        they are: fx has its own gradients too (stop those through x), and the second derivative is
+        the gradient of gx.
     name : str, optional
         The op's name in messages.
 
     Returns
     -------
     tensor
-        fx, whose gradient with respect to each x is upstream times gx, in reverse and in forward mode.
+        fx, whose gradient with respect to each x is upstream times gx, in reverse and in forward
+        mode.
 
     Raises
     ------
@@ -68,7 +72,8 @@ def op_embed_gradient(
 
     Notes
     -----
-    The parameters are those of ``tfp.math.custom_gradient``; POT's ``set_gradients(value, x, gx)`` is the same.
+    The parameters are those of ``tfp.math.custom_gradient``; POT's ``set_gradients(value, x, gx)``
+    is the same.
     """
     op = name or "op_embed_gradient"
     backend = backend_or_numpy([fx, gx, x])
@@ -85,18 +90,27 @@ def op_embed_gradient(
             axes.append(_added_axes(op, value, source, path))
     if not fx_gx_manually_stopped:
         value, *gradients = map(backend.stop_gradient, [value, *gradients])
-    attach = _attach if name is None else op_custom_gradient(_with_gradients, forward_mode=True, name=name)
+    attach = (
+        _attach
+        if name is None
+        else op_custom_gradient(_with_gradients, forward_mode=True, name=name)
+    )
     return attach(value, *gradients, *sources, backend=backend, axes=axes)
 
 
 def _with_gradients(
     fx: Tensor, *gx_and_x: Tensor, backend: Backend, axes: Sequence[int]
 ) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """Return fx and its rule. gx is an argument, not captured, so that its own gradient exists for the second order."""
+    """Return fx and its rule. gx is an argument, not captured, so that its own gradient exists for
+    the second order.
+    """
     gx = gx_and_x[: len(axes)]
 
     def grad_fn(upstream: Tensor) -> Any:
-        of_x = [_times(backend, upstream, gradient, added) for gradient, added in zip(gx, axes, strict=True)]
+        of_x = [
+            _times(backend, upstream, gradient, added)
+            for gradient, added in zip(gx, axes, strict=True)
+        ]
         return upstream, *[None] * len(gx), *of_x
 
     return fx, grad_fn
@@ -139,7 +153,9 @@ def _check_differentiable(op: str, x: Tensor, path: Callable[[], str]) -> None:
 def _value(op: str, backend: Backend, fx: Any, dtype: Any) -> Tensor:
     value = as_tensor(op, backend, fx)
     if value is None and isinstance(fx, (int, float, complex)):
-        value = backend.convert_to_tensor(fx, None if isinstance(fx, complex) and not is_complex(dtype) else dtype)
+        value = backend.convert_to_tensor(
+            fx, None if isinstance(fx, complex) and not is_complex(dtype) else dtype
+        )
     if value is None or not is_differentiable(value.dtype):
         raise refusal(CustomGradientTypeError, op, must="fx must be one float or complex tensor",
                       got=describe_tree(fx), do="call it for each value")  # fmt: skip
@@ -174,7 +190,9 @@ def _aligned(op: str, spec: TreeSpec, gx: Any, x: Any) -> list[Any]:
     return aligned
 
 
-def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: Callable[[], str]) -> Tensor:
+def _gradient(
+    op: str, backend: Backend, gradient: Any, x: Tensor, path: Callable[[], str]
+) -> Tensor:
     """Return a gradient in the shape and the dtype of x."""
     tensor = as_tensor(op, backend, gradient)
     if tensor is None:

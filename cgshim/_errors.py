@@ -53,7 +53,8 @@ class TransformationError(CustomGradientError, NotImplementedError):
 
 
 def sentence(op: str, *, must: str, got: str, do: str) -> str:
-    """Return a message in the form of all: who, what must hold, what was found instead, and what to do.
+    """Return a message in the form of all: who, what must hold, what was found instead, and what to
+    do.
 
     Examples
     --------
@@ -96,7 +97,9 @@ def describe_spec(shape: Any, dtype: object) -> str:
 
 
 def shape_of(shape: Any) -> tuple[Any, ...]:
-    """Return a framework's shape as a tuple; a size that is not known yet is None, an unknown rank is (...,)."""
+    """Return a framework's shape as a tuple; a size that is not known yet is None, an unknown rank
+    is (...,).
+    """
     if getattr(shape, "rank", 0) is None:  # TensorFlow's shape of unknown rank has no length
         return (...,)
     return tuple(shape)
@@ -115,7 +118,8 @@ def describe(x: object) -> str:
         return "None"
     shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
     if shape is not None and dtype is not None and not isinstance(x, type):
-        masked = "a masked " if hasattr(x, "mask") and hasattr(x, "filled") else ""  # NumPy's, which are not tensors
+        # NumPy's, which are not tensors
+        masked = "a masked " if hasattr(x, "mask") and hasattr(x, "filled") else ""
         return masked + describe_spec(shape, dtype)
     if isinstance(x, (tuple, list)) and type(x) in (tuple, list):
         return f"a {type(x).__name__} of {len(x)}"
@@ -146,7 +150,9 @@ _LONG = 200
 
 
 def place_of(x: object) -> str | None:
-    """Return where something is kept, for messages: 'cache' for an attribute, a global or an item of that name."""
+    """Return where something is kept, for messages: 'cache' for an attribute, a global or an item
+    of that name.
+    """
     for holder in gc.get_referrers(x):
         if type(holder) is dict:
             for name, held in list(holder.items()):

@@ -1,7 +1,7 @@
 """Mark cgshim's functions for foreign tools, and know foreign classes by name.
 
-This is the only file of the front end that knows any framework: torch.compile's tracer, TensorFlow's AutoGraph,
-and Keras, whose Variables hold tensors of three frameworks.
+This is the only file of the front end that knows any framework: torch.compile's tracer,
+TensorFlow's AutoGraph, and Keras, whose Variables hold tensors of three frameworks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ KERAS = "keras"
 
 
 def constant_when_traced(function: F) -> F:
-    """Mark a function so that torch.compile calls it while tracing, and takes its result as a constant."""
+    """Mark a function so that torch.compile calls it while tracing, and takes its result as a
+    constant.
+    """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # what torch.compiler reads
     return not_converted(function)
 
@@ -32,16 +34,23 @@ def not_converted(function: F) -> F:
 
 @constant_when_traced
 def is_traced() -> bool:
-    """Return True while torch.compile traces the caller: it can follow a computation, but not read stored results."""
+    """Return True while torch.compile traces the caller: it can follow a computation, but not read
+    stored results.
+    """
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())
 
 
 def is_keras_variable(kind: type) -> bool:
     """Return True if a class is that of Keras's Variables."""
-    return kind.__module__.partition(".")[0] == KERAS and kind.__name__ in ("Variable", "KerasVariable")
+    return kind.__module__.partition(".")[0] == KERAS and kind.__name__ in (
+        "Variable",
+        "KerasVariable",
+    )
 
 
 def is_keras_symbol(kind: type) -> bool:
-    """Return True if a class is that of keras.Input, which stands for tensors and belongs to no framework."""
+    """Return True if a class is that of keras.Input, which stands for tensors and belongs to no
+    framework.
+    """
     return kind.__module__.partition(".")[0] == KERAS and kind.__name__ == "KerasTensor"

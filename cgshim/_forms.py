@@ -40,7 +40,8 @@ class Signature(NamedTuple):
 def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
     try:
         parameters = inspect.signature(grad_fn).parameters.values()
-    except ValueError:  # a function written in C without one: it gets one upstream, as most rules do
+    except ValueError:
+        # a function written in C without one: it gets one upstream, as most rules do
         return Signature(1, 1, None, None, False, _MANY, False)
     required, accepted, upstream_at, variables, takes_needed = 0, 0.0, None, None, False
     named_at, foreign = _MANY, False
@@ -88,7 +89,10 @@ def form_of(signature: Signature, arguments: int, outputs: int) -> Form | None:
 def _form_by_count(signature: Signature, arguments: int, outputs: int) -> Form | None:
     required, accepted, upstream_at, *_ = signature
     if upstream_at is None or upstream_at == 0:
-        if (required == 1 and (accepted < _MANY or upstream_at == 0)) or (required, accepted) == (0, 1):
+        if (required == 1 and (accepted < _MANY or upstream_at == 0)) or (required, accepted) == (
+            0,
+            1,
+        ):
             return "structured"
         return "flat" if upstream_at is None and required <= outputs <= accepted else None
     if upstream_at == _MANY:
@@ -102,13 +106,15 @@ Convention = tuple[Form | None, bool | None, bool]
 
 def convention_of(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
     """Return the convention of grad_fn; a plain function is read once for all its closures."""
-    if not isinstance(grad_fn, FunctionType) or hasattr(grad_fn, "__wrapped__"):  # decorated: has other code
+    # decorated: has other code
+    if not isinstance(grad_fn, FunctionType) or hasattr(grad_fn, "__wrapped__"):
         return _read_convention(grad_fn, arguments, outputs)
     code = grad_fn.__code__
     try:
         keyword_defaults = tuple(grad_fn.__kwdefaults__ or ())
         defaults = len(grad_fn.__defaults__ or ())
-    except AttributeError:  # torch.compile hides them: assume that all but the upstream gradients have one
+    except AttributeError:
+        # torch.compile hides them: assume that all but the upstream gradients have one
         keyword_defaults = code.co_varnames
         positional = code.co_varnames[: code.co_argcount]
         own = [name for name in positional if name not in _GIVEN_BY_NAME]
@@ -134,7 +140,9 @@ def _remembered_convention(
 
 
 class PlainForm:
-    """How to call the rules of one code for one output: with upstream, and with the arguments or without them."""
+    """How to call the rules of one code for one output: with upstream, and with the arguments or
+    without them.
+    """
 
     __slots__ = ("code", "is_plain", "takes_arguments")
 
@@ -147,7 +155,9 @@ class PlainForm:
 
 
 def plain_form(grad_fn: FunctionType, arguments: int) -> PlainForm:
-    """Return the form of a rule for one output, and of all others of its code that have as few default values."""
+    """Return the form of a rule for one output, and of all others of its code that have as few
+    default values.
+    """
     return PlainForm(grad_fn.__code__, convention_of(grad_fn, arguments, 1))
 
 

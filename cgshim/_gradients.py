@@ -1,4 +1,6 @@
-"""Align what a grad_fn returns with the tensors whose gradient it is, and check it, once for all backends."""
+"""Align what a grad_fn returns with the tensors whose gradient it is, and check it, once for all
+backends.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ from cgshim._trees import TreeSpec, as_tensor, combine_each, fields_of
 
 
 class Arguments:
-    """What is the same in all runs of one call: the op, and what the arguments hold besides tensors.
+    """What is the same in all runs of one call: the op, and what the arguments hold besides
+    tensors.
 
-    It has slots and no more: a compiled function of torch checks each class that its trace has read.
+    It has slots and no more: a compiled function of torch checks each class that its trace has
+    read.
     """
 
     __slots__ = ("are_tensors", "backend", "names", "op", "specs")
@@ -33,7 +37,12 @@ class Arguments:
     """True if each argument is a tensor"""
 
     def __init__(
-        self, op: str, backend: Backend, names: Sequence[str], specs: Sequence[TreeSpec], are_tensors: bool
+        self,
+        op: str,
+        backend: Backend,
+        names: Sequence[str],
+        specs: Sequence[TreeSpec],
+        are_tensors: bool,
     ) -> None:
         self.op = op
         self.backend = backend
@@ -42,12 +51,20 @@ class Arguments:
         self.are_tensors = are_tensors
 
     def path(self, at: int) -> str:
-        """Return the name of a tensor input for messages: its argument's name and the path inside it."""
-        paths = [path for name, spec in zip(self.names, self.specs, strict=True) for path in spec.paths(name)]
+        """Return the name of a tensor input for messages: its argument's name and the path inside
+        it.
+        """
+        paths = [
+            path
+            for name, spec in zip(self.names, self.specs, strict=True)
+            for path in spec.paths(name)
+        ]
         return paths[at]
 
     def structured(self, flags: Sequence[bool]) -> tuple[Any, ...]:
-        """Return flags of the tensor inputs structured as the arguments, with None for what is static."""
+        """Return flags of the tensor inputs structured as the arguments, with None for what is
+        static.
+        """
         if self.are_tensors:
             return tuple(flags)
         return tuple(combine_each([spec.without_static() for spec in self.specs], flags))
@@ -60,12 +77,18 @@ def gradients_of_arguments(
     dtypes: Sequence[Any],
     needed: Sequence[bool] | None = None,
 ) -> list[Tensor | None]:
-    """Return the result of grad_fn for f's arguments as one checked gradient per tensor input that needs one."""
+    """Return the result of grad_fn for f's arguments as one checked gradient per tensor input that
+    needs one.
+    """
     op, backend = arguments.op, arguments.backend
     if needed is None:
         found = list(result) if type(result) in (list, tuple) else [result]
         is_right = partial(_is_as, backend)
-        if arguments.are_tensors and len(found) == len(shapes) and all(map(is_right, found, shapes, dtypes)):
+        if (
+            arguments.are_tensors
+            and len(found) == len(shapes)
+            and all(map(is_right, found, shapes, dtypes))
+        ):
             return found  # as nearly all do
     aligned = _aligned(arguments, result)
     if needed is not None:
@@ -79,7 +102,9 @@ def gradients_of_arguments(
     ]
 
 
-def gradients_of_variables(arguments: Arguments, result: Any, variables: Sequence[Tensor]) -> list[Tensor | None]:
+def gradients_of_variables(
+    arguments: Arguments, result: Any, variables: Sequence[Tensor]
+) -> list[Tensor | None]:
     """Return the result of grad_fn for its variables as one checked gradient per variable."""
     op, backend = arguments.op, arguments.backend
     gradients = [None] * len(variables) if result is None else result
@@ -88,7 +113,14 @@ def gradients_of_variables(arguments: Arguments, result: Any, variables: Sequenc
                       must=f"grad_fn must return one gradient for each of {count(len(variables), 'variable')}",
                       got=describe(result), do="return (gradients, [one per variable])")  # fmt: skip
     return [
-        check_gradient(op, backend, gradient, variable.shape, variable.dtype, partial("variables[{}]".format, at))
+        check_gradient(
+            op,
+            backend,
+            gradient,
+            variable.shape,
+            variable.dtype,
+            partial("variables[{}]".format, at),
+        )
         for at, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
     ]
 
@@ -102,7 +134,7 @@ def without_gradients_of_variables(arguments: Arguments, result: Any) -> tuple[A
                   got=describe(result), do="return (gradients, [one per variable])")  # fmt: skip
 
 
-# --- In whichever order it comes --------------------------------------------------------------------------------
+# --- In whichever order it comes ------------------------------------------------------------------
 
 
 def _aligned(arguments: Arguments, result: Any) -> Sequence[Any]:
@@ -112,7 +144,9 @@ def _aligned(arguments: Arguments, result: Any) -> Sequence[Any]:
     for aligned in _readings(arguments, result):
         if aligned is not None:
             return aligned
-    names = [name for name, spec in zip(arguments.names, arguments.specs, strict=True) if spec.count]
+    names = [
+        name for name, spec in zip(arguments.names, arguments.specs, strict=True) if spec.count
+    ]
     raise refusal(CustomGradientValueError, arguments.op,
                   must=f"grad_fn must return one gradient for each argument ({', '.join(names)})",
                   got=describe_tree(result),
@@ -120,18 +154,28 @@ def _aligned(arguments: Arguments, result: Any) -> Sequence[Any]:
 
 
 def _readings(arguments: Arguments, result: Any) -> Iterator[Sequence[Any] | None]:
-    """Yield the readings of a result, the most literal first: per argument, per argument with a tensor, flat."""
+    """Yield the readings of a result, the most literal first: per argument, per argument with a
+    tensor, flat.
+    """
     holding = [spec for spec in arguments.specs if spec.count]
     total = sum(spec.count for spec in arguments.specs)
     several = isinstance(result, (list, tuple)) and _is_in_order(arguments, fields_of(result) or ())
-    if several and len(result) == len(arguments.specs) and not _feeds_what_is_static(arguments, result):
+    if (
+        several
+        and len(result) == len(arguments.specs)
+        and not _feeds_what_is_static(arguments, result)
+    ):
         yield _align_each(arguments.specs, result)
     if several and len(result) == len(holding):
         yield _align_each(holding, result)
     if len(holding) == 1:
         yield holding[0].align(result)
     flat = several and fields_of(result) is None
-    if flat and len(result) == total and not any(isinstance(g, (list, tuple, dict)) for g in result):
+    if (
+        flat
+        and len(result) == total
+        and not any(isinstance(g, (list, tuple, dict)) for g in result)
+    ):
         yield result
     if several and len(result) == len(arguments.specs):
         yield _align_each(arguments.specs, result)
@@ -140,14 +184,18 @@ def _readings(arguments: Arguments, result: Any) -> Iterator[Sequence[Any] | Non
 
 
 def _is_in_order(arguments: Arguments, fields: Sequence[str]) -> bool:
-    """Return True if the fields of a namedtuple with names of arguments come in the order of the arguments."""
+    """Return True if the fields of a namedtuple with names of arguments come in the order of the
+    arguments.
+    """
     places = [arguments.names.index(field) for field in fields if field in arguments.names]
     return places == sorted(places)
 
 
 def _feeds_what_is_static(arguments: Arguments, result: Sequence[Any]) -> bool:
     """Return True if an argument without a tensor would get a gradient, as when the result is flat."""
-    return any(not spec.count and g is not None for spec, g in zip(arguments.specs, result, strict=True))
+    return any(
+        not spec.count and g is not None for spec, g in zip(arguments.specs, result, strict=True)
+    )
 
 
 def _align_each(specs: Sequence[TreeSpec], gradients: Sequence[Any]) -> list[Any] | None:
@@ -160,13 +208,15 @@ def _align_each(specs: Sequence[TreeSpec], gradients: Sequence[Any]) -> list[Any
     return aligned
 
 
-# --- What fits --------------------------------------------------------------------------------------------------
+# --- What fits ------------------------------------------------------------------------------------
 
 
 def check_gradient(
     op: str, backend: Backend, gradient: Any, shape: Any, dtype: Any, of: Callable[[], str]
 ) -> Tensor | None:
-    """Return the gradient in the tensor's dtype if it fits the tensor; None if there is no gradient."""
+    """Return the gradient in the tensor's dtype if it fits the tensor; None if there is no
+    gradient.
+    """
     if gradient is None or not is_differentiable(dtype):
         return None
     if _is_as(backend, gradient, shape, dtype):
@@ -177,7 +227,9 @@ def check_gradient(
             raise refusal(CustomGradientTypeError, op,
                           must=f"the gradient of {of()} must be a tensor or None",
                           got=describe(gradient), do="return None where there is no gradient")  # fmt: skip
-        tensor = backend.convert_to_tensor(gradient, None if isinstance(gradient, complex) else dtype)
+        tensor = backend.convert_to_tensor(
+            gradient, None if isinstance(gradient, complex) else dtype
+        )
     if not fits(tensor.shape, shape):
         raise refusal(CustomGradientValueError, op,
                       must=f"the gradient of {of()} must have its shape {describe_spec(shape, dtype)}",
@@ -195,7 +247,10 @@ def check_gradient(
 def _is_as(backend: Backend, gradient: Any, shape: Any, dtype: Any) -> bool:
     """Return True if a gradient has the right type, shape and dtype, as nearly all have."""
     return (
-        backend.is_tensor(gradient) and gradient.dtype == dtype and gradient.shape == shape and is_differentiable(dtype)
+        backend.is_tensor(gradient)
+        and gradient.dtype == dtype
+        and gradient.shape == shape
+        and is_differentiable(dtype)
     )
 
 
@@ -204,4 +259,6 @@ def fits(shape: Any, expected: Any) -> bool:
     got, wanted = shape_of(shape), shape_of(expected)
     if ... in got or ... in wanted:
         return True
-    return len(got) == len(wanted) and all(m is None or n is None or m == n for m, n in zip(got, wanted, strict=True))
+    return len(got) == len(wanted) and all(
+        m is None or n is None or m == n for m, n in zip(got, wanted, strict=True)
+    )

@@ -1,7 +1,9 @@
-"""What a thing holds, and where: to list the tensors that a function may read, and to put others in their places.
+"""What a thing holds, and where: to list the tensors that a function may read, and to put others in
+their places.
 
-A framework tells what a rule reads, as long as f computes in the framework. This is for what it does not tell: objects
-that no registry knows, and what an opaque f has computed in NumPy or C, which is known by its identity alone.
+A framework tells what a rule reads, as long as f computes in the framework. This is for what it
+does not tell: objects that no registry knows, and what an opaque f has computed in NumPy or C,
+which is known by its identity alone.
 """
 
 from __future__ import annotations
@@ -34,9 +36,11 @@ Put = Callable[[Any], object]
 
 
 def places(x: Any) -> Iterator[tuple[Any, Put | None]]:
-    """Yield what a thing holds, each with what puts something else there; None where that is not possible.
+    """Yield what a thing holds, each with what puts something else there; None where that is not
+    possible.
 
-    An object shows what its attributes are. Of an object of C, the garbage collector knows what it holds.
+    An object shows what its attributes are. Of an object of C, the garbage collector knows what it
+    holds.
     """
     if isinstance(x, types.FunctionType):
         for cell in x.__closure__ or ():
@@ -98,7 +102,7 @@ def _named_globals(function: types.FunctionType) -> list[str]:
     return [name for name in function.__code__.co_names if name in function.__globals__]
 
 
-# --- List what is held --------------------------------------------------------------------------------------------
+# --- List what is held ----------------------------------------------------------------------------
 
 
 def tensors_inside(x: Any, is_tensor: Callable[[Any], bool], depth: int = 5) -> list[Any]:
@@ -107,14 +111,18 @@ def tensors_inside(x: Any, is_tensor: Callable[[Any], bool], depth: int = 5) -> 
 
 
 def tensors_held(function: Any, is_tensor: Callable[[Any], bool]) -> list[Any]:
-    """Return the tensors in a function's closure, in objects that it holds, in globals that it names; each once.
+    """Return the tensors in a function's closure, in objects that it holds, in globals that it
+    names; each once.
 
-    They may be too many, for it need not read them, and too few: those of other modules, for example, are not there.
+    They may be too many, for it need not read them, and too few: those of other modules, for
+    example, are not there.
     """
     return _search(function, is_tensor, 6, with_globals=True)
 
 
-def _search(x: Any, is_tensor: Callable[[Any], bool], depth: int, *, with_globals: bool) -> list[Any]:
+def _search(
+    x: Any, is_tensor: Callable[[Any], bool], depth: int, *, with_globals: bool
+) -> list[Any]:
     seen: dict[int, Any] = {}  # kept alive, so that no other object gets its identity
     found: list[Any] = []
     todo = [(x, 0)]
@@ -129,26 +137,34 @@ def _search(x: Any, is_tensor: Callable[[Any], bool], depth: int, *, with_global
             inner = [held for held, _ in places(x)]
             if with_globals and isinstance(x, types.FunctionType):
                 inner += [x.__globals__[name] for name in _named_globals(x)]
-            level += not isinstance(x, _FUNCTIONS)  # however deep functions are in functions, they are code
+            # however deep functions are in functions, they are code
+            level += not isinstance(x, _FUNCTIONS)
             todo += [(held, level) for held in inner]
     return found
 
 
-_FUNCTIONS: tuple[type, ...] = (types.FunctionType, functools.partial, types.MethodType, FunctionHolder)
+_FUNCTIONS: tuple[type, ...] = (
+    types.FunctionType,
+    functools.partial,
+    types.MethodType,
+    FunctionHolder,
+)
 _NO_HOLDERS: tuple[type, ...] = (type, types.ModuleType, types.CodeType)
 
 
-# --- Put others in their places -----------------------------------------------------------------------------------
+# --- Put others in their places -------------------------------------------------------------------
 
 
 def replace_held(
     function: Any, others: Mapping[int, Any], is_tensor: Callable[[Any], bool]
 ) -> tuple[Any, object | None]:
-    """Return a function that holds others in the places of some objects, which are known by their identity.
+    """Return a function that holds others in the places of some objects, which are known by their
+    identity.
 
-    It is the same function: what it reaches is written to, in cells, default values, globals that it names, containers
-    and attributes. A tuple, a partial or a method cannot be, and is made again. The second result is an object that
-    holds one too and cannot be written to (an iterator, another type of C); None if there is none.
+    It is the same function: what it reaches is written to, in cells, default values, globals that
+    it names, containers and attributes. A tuple, a partial or a method cannot be, and is made
+    again. The second result is an object that holds one too and cannot be written to (an iterator,
+    another type of C); None if there is none.
     """
     replacing = _Replacing(others, is_tensor)
     return replacing(function), replacing.closed
@@ -173,7 +189,9 @@ class _Replacing:
             return self._made_again(x, x, getattr(type(x), "_make", type(x)))
         if isinstance(x, functools.partial):
             parts = (x.func, x.args, tuple(x.keywords.values()))
-            return self._made_again(x, parts, lambda new: functools.partial(new[0], *new[1], **_named(x, new[2])))
+            return self._made_again(
+                x, parts, lambda new: functools.partial(new[0], *new[1], **_named(x, new[2]))
+            )
         if isinstance(x, types.MethodType):
             return self._made_again(x, (x.__func__, x.__self__), lambda new: types.MethodType(*new))
         for held, put in self._places(x):
@@ -185,22 +203,35 @@ class _Replacing:
         return x
 
     def _made_again(self, x: Any, parts: tuple[Any, ...], make: Callable[[Any], Any]) -> Any:
-        """Return a thing that cannot be written to, made again of its parts if one of them is replaced."""
+        """Return a thing that cannot be written to, made again of its parts if one of them is
+        replaced.
+        """
         new = [*map(self, parts)]
-        return make(new) if any(one is not other for one, other in zip(new, parts, strict=True)) else x
+        return (
+            make(new) if any(one is not other for one, other in zip(new, parts, strict=True)) else x
+        )
 
     def _places(self, x: Any) -> Iterator[tuple[Any, Put | None]]:
-        """Yield the places that this walk goes through; of modules and classes those that may hold what is replaced."""
+        """Yield the places that this walk goes through; of modules and classes those that may hold
+        what is replaced.
+        """
         if isinstance(x, types.ModuleType):
-            yield from _items(vars(x), [name for name, held in vars(x).items() if id(held) in self._others])
+            yield from _items(
+                vars(x), [name for name, held in vars(x).items() if id(held) in self._others]
+            )
         elif isinstance(x, type):
             own = vars(x).items() if x.__flags__ & _HEAP_TYPE else ()
-            yield from ((held, functools.partial(setattr, x, name)) for name, held in [*own] if _shows(held))
+            yield from (
+                (held, functools.partial(setattr, x, name)) for name, held in [*own] if _shows(held)
+            )
         else:
             yield from places(x)
             if isinstance(x, types.FunctionType):
-                self._scope = self._scope or x.__globals__  # the rule's own module: what others keep is theirs
-                yield from _items(x.__globals__, _named_globals(x) if x.__globals__ is self._scope else ())
+                # the rule's own module: what others keep is theirs
+                self._scope = self._scope or x.__globals__
+                yield from _items(
+                    x.__globals__, _named_globals(x) if x.__globals__ is self._scope else ()
+                )
             elif _is_of_python(type(x)):
                 yield type(x), None
 
@@ -214,7 +245,9 @@ _HEAP_TYPE = 1 << 9
 
 
 def _shows(x: Any) -> bool:
-    """Return True for what a class has been given, and False for the descriptors that Python has made for it."""
+    """Return True for what a class has been given, and False for the descriptors that Python has
+    made for it.
+    """
     return type(x) in _SHOWING or hasattr(type(x), "dtype") or hasattr(x, "__dict__")
 
 

@@ -18,9 +18,11 @@ from cgshim._trees import TreeSpec, combine_each, partition_each
 
 
 class OnHost:
-    """f of an op that runs on the host: it returns what the function of NumPy arrays returns, and a rule that refuses.
+    """f of an op that runs on the host: it returns what the function of NumPy arrays returns, and a
+    rule that refuses.
 
-    So a kept result is a constant at first order, and the error comes only if somebody takes its derivative.
+    So a kept result is a constant at first order, and the error comes only if somebody takes its
+    derivative.
     """
 
     autograph_info__: ClassVar[dict[str, Any]] = {}  # TensorFlow's AutoGraph calls it as it is
@@ -36,9 +38,15 @@ class OnHost:
         return self.output(backend, inputs, specs, options), self._rule
 
     def output(
-        self, backend: Backend, inputs: Sequence[Tensor], specs: Sequence[TreeSpec], options: Mapping[str, Any]
+        self,
+        backend: Backend,
+        inputs: Sequence[Tensor],
+        specs: Sequence[TreeSpec],
+        options: Mapping[str, Any],
     ) -> Any:
-        """Return what the function returns for the arguments of these specs, which hold these tensors."""
+        """Return what the function returns for the arguments of these specs, which hold these
+        tensors.
+        """
         call = HostCall(self.function, specs, options)
         declared, structure = call.declared(backend, list(map(spec_of, inputs)))
         if inputs and not declared:
@@ -60,14 +68,18 @@ def runs_on_host(f: Any) -> bool:
 
 
 def output_on_host(call: Call, inputs: Sequence[Tensor]) -> Any:
-    """Return the output of an op_host without its rule, for a backend that itself refuses a derivative of the host."""
+    """Return the output of an op_host without its rule, for a backend that itself refuses a
+    derivative of the host.
+    """
     if isinstance(call.f, OnHost):
         return call.f.output(call.backend, inputs, call.arguments.specs, call.options)
     output, _ = call.f(*combine_each(call.arguments.specs, inputs), **call.options)
     return output
 
 
-def _on_host(backend: Backend, call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> Sequence[Tensor]:
+def _on_host(
+    backend: Backend, call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]
+) -> Sequence[Tensor]:
     """Return the results as tensors, by the backend's own way to the host if it has one."""
     offered: Any = getattr(backend, "host_function", None)
     if offered is not None:
@@ -94,7 +106,8 @@ def _refusing(name: str) -> Callable[..., NoReturn]:
 
 
 class host_errors:  # noqa: N801  # a context manager that is called like a function
-    """Raise an error of a host function as it was raised, also where a framework's compiled code wraps it.
+    """Raise an error of a host function as it was raised, also where a framework's compiled code
+    wraps it.
 
     Raises
     ------
@@ -110,13 +123,25 @@ class host_errors:  # noqa: N801  # a context manager that is called like a func
     def __enter__(self) -> None:
         last_errors.clear()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        if last_errors and last_errors[0] is not error and type(last_errors[0]).__name__ in str(error):
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any
+    ) -> None:
+        if (
+            last_errors
+            and last_errors[0] is not error
+            and type(last_errors[0]).__name__ in str(error)
+        ):
             raise last_errors.pop() from error
 
 
-def host_op(f: Callable[..., Any], outputs: Any, *, vectorized: bool = False, name: str) -> CustomGradient[..., Any]:
-    """Return the op of a function of NumPy arrays, which has no derivative: in forward mode too, its rule refuses."""
+def host_op(
+    f: Callable[..., Any], outputs: Any, *, vectorized: bool = False, name: str
+) -> CustomGradient[..., Any]:
+    """Return the op of a function of NumPy arrays, which has no derivative: in forward mode too,
+    its rule refuses.
+    """
     return CustomGradient(
-        OnHost(HostFunction(f, outputs, vectorized=vectorized, name=name)), forward_mode=True, name=name
+        OnHost(HostFunction(f, outputs, vectorized=vectorized, name=name)),
+        forward_mode=True,
+        name=name,
     )

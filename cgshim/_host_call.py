@@ -36,7 +36,9 @@ class HostFunction:
 
     __slots__ = ("_options", "declares", "function", "name", "vectorized")
 
-    def __init__(self, function: Callable[..., Any], outputs: Any, *, vectorized: bool, name: str) -> None:
+    def __init__(
+        self, function: Callable[..., Any], outputs: Any, *, vectorized: bool, name: str
+    ) -> None:
         self.function = function
         self.name = name
         self.vectorized = vectorized
@@ -48,7 +50,11 @@ class HostFunction:
         """Return the tree of the results' specs for arguments with specs for their tensors."""
         if not callable(self.declares):
             return self.declares
-        asked = options if self._options is None else {k: v for k, v in options.items() if k in self._options}
+        asked = (
+            options
+            if self._options is None
+            else {k: v for k, v in options.items() if k in self._options}
+        )
         try:
             return self.declares(*args, **asked)
         except Exception as error:
@@ -79,7 +85,8 @@ def _names_of_options(outputs: Any) -> frozenset[str] | None:
 class HostCall:
     """A function on the host with its static arguments and options, over any number of batches.
 
-    ``call.declared(backend, inputs)`` is known before it runs; ``call.run(arrays)`` runs it. Both work in any thread.
+    ``call.declared(backend, inputs)`` is known before it runs; ``call.run(arrays)`` runs it. Both
+    work in any thread.
     """
 
     __slots__ = ("_known", "are_tensors", "batches", "function", "is_loop", "options", "specs")
@@ -109,7 +116,9 @@ class HostCall:
 
     @property
     def key(self) -> Hashable:
-        """What tells this call from others of its function; it is hashable if the static arguments and options are."""
+        """What tells this call from others of its function; it is hashable if the static arguments
+        and options are.
+        """
         options = [(name, told_apart(option)) for name, option in sorted(self.options.items())]
         return self.function, tuple(spec.key for spec in self.specs), tuple(options), self.batches
 
@@ -118,19 +127,30 @@ class HostCall:
         return HostCall(self.function, self.specs, self.options, self.batches)
 
     def over(self, batched: Sequence[bool]) -> HostCall:
-        """Return the call over one more batch: a new leading axis of these inputs, and of every result."""
-        return HostCall(self.function, self.specs, self.options, (*self.batches, tuple(map(bool, batched))))
+        """Return the call over one more batch: a new leading axis of these inputs, and of every
+        result.
+        """
+        return HostCall(
+            self.function, self.specs, self.options, (*self.batches, tuple(map(bool, batched)))
+        )
 
     def declared(self, backend: Backend, inputs: Sequence[Spec]) -> tuple[list[Spec], Any]:
-        """Return the specs of the results for inputs of these specs, and the structure of the results, as flat does."""
+        """Return the specs of the results for inputs of these specs, and the structure of the
+        results, as flat does.
+        """
         if not all(isinstance(size, int) for x in inputs for size in x.shape):
-            return self._declaration(inputs).flat(backend)  # to compare symbolic sizes would be to decide about them
+            # to compare symbolic sizes would be to decide about them
+            return self._declaration(inputs).flat(backend)
         return self._known_declaration(inputs).flat(backend)
 
     def declares_anew(self, backend: Backend, inputs: Sequence[Spec | Tensor]) -> bool:
-        """Return True if outputs, asked again, declares something else: it may read what has changed."""
+        """Return True if outputs, asked again, declares something else: it may read what has
+        changed.
+        """
         before, self._known = self._known, None
-        return before is None or before.flat(backend) != self._known_declaration(inputs).flat(backend)
+        return before is None or before.flat(backend) != self._known_declaration(inputs).flat(
+            backend
+        )
 
     def _known_declaration(self, inputs: Sequence[Spec | Tensor | Array]) -> _Declaration:
         known = self._known
@@ -144,13 +164,20 @@ class HostCall:
         sizes: list[Any] = []
         one = inputs
         for batched in reversed(self.batches):
-            sizes.append(next(x.shape[0] for x, has_axis in zip(one, batched, strict=True) if has_axis))
-            one = [Spec(x.shape[1:], x.dtype) if has else x for x, has in zip(one, batched, strict=True)]
+            sizes.append(
+                next(x.shape[0] for x, has_axis in zip(one, batched, strict=True) if has_axis)
+            )
+            one = [
+                Spec(x.shape[1:], x.dtype) if has else x
+                for x, has in zip(one, batched, strict=True)
+            ]
         return _Declaration(self.name, inputs, sizes, self._outputs(one))
 
     def _outputs(self, inputs: Sequence[Spec]) -> Any:
         """Return the tree of the specs of what f returns for inputs of these specs."""
-        return self.function.outputs(inputs if self.are_tensors else combine_each(self.specs, inputs), self.options)
+        return self.function.outputs(
+            inputs if self.are_tensors else combine_each(self.specs, inputs), self.options
+        )
 
     @not_converted
     def run(self, arrays: Sequence[Array]) -> list[Array]:
@@ -158,8 +185,12 @@ class HostCall:
         results, _ = self.run_for(arrays, arrays)
         return results
 
-    def run_for(self, inputs: Sequence[Tensor], arrays: Sequence[Array]) -> tuple[list[Array], list[Spec]]:
-        """Return the results for arrays that stand for these tensors, and what is declared for the tensors."""
+    def run_for(
+        self, inputs: Sequence[Tensor], arrays: Sequence[Array]
+    ) -> tuple[list[Array], list[Spec]]:
+        """Return the results for arrays that stand for these tensors, and what is declared for the
+        tensors.
+        """
         try:
             known = self._known_declaration(inputs)
             declared, structure = known.one or known.flat(load("numpy"))
@@ -186,11 +217,15 @@ class _Declaration:
         self._flat: dict[str, tuple[list[Spec], Any]] = {}
 
     def is_for(self, inputs: Sequence[Spec | Tensor | Array]) -> bool:
-        """Return True if these have the shapes and dtypes of the inputs; to make specs of them would take longer."""
+        """Return True if these have the shapes and dtypes of the inputs; to make specs of them
+        would take longer.
+        """
         return all(map(_is_like, inputs, self._inputs))
 
     def flat(self, backend: Backend) -> tuple[list[Spec], Any]:
-        """Return the specs of the results, and their structure in a backend: None for one that is in no container."""
+        """Return the specs of the results, and their structure in a backend: None for one that is
+        in no container.
+        """
         if self.one is not None:
             return self.one
         if backend.__name__ not in self._flat:
@@ -215,30 +250,40 @@ last_errors: collections.deque[Exception] = collections.deque(maxlen=1)
 """the last error of a function on the host, in any thread: compiled code calls it in threads of its own"""
 
 
-# --- On the host ------------------------------------------------------------------------------------------------------
+# --- On the host ----------------------------------------------------------------------------------
 
 
-def _over_batches(call: HostCall, arrays: Sequence[Array], depth: int, structure: Any) -> list[Array]:
-    """Return the results over the innermost `depth` batches: as one call of f if it is vectorized, else in a loop."""
+def _over_batches(
+    call: HostCall, arrays: Sequence[Array], depth: int, structure: Any
+) -> list[Array]:
+    """Return the results over the innermost `depth` batches: as one call of f if it is vectorized,
+    else in a loop.
+    """
     if not depth:
         return _called(call, arrays, structure)
     batched = call.batches[depth - 1]
     if call.function.vectorized:
         axis = len(call.batches) - depth  # those of the outer batches are there already
-        wide = [x if has else np.expand_dims(x, axis) for x, has in zip(arrays, batched, strict=True)]
+        wide = [
+            x if has else np.expand_dims(x, axis) for x, has in zip(arrays, batched, strict=True)
+        ]
         return _over_batches(call, wide, depth - 1, structure)
     size = next(x.shape[0] for x, has in zip(arrays, batched, strict=True) if has)
     if size == 0:
         inner = HostCall(call.function, call.specs, call.options, call.batches[:depth])
         declared, _ = inner.declared(load("numpy"), list(map(spec_of, arrays)))
         return [np.zeros(spec.shape, _dtype_of(spec.dtype)) for spec in declared]
-    columns = [_rows_of(x) if has else itertools.repeat(x) for x, has in zip(arrays, batched, strict=True)]
+    columns = [
+        _rows_of(x) if has else itertools.repeat(x) for x, has in zip(arrays, batched, strict=True)
+    ]
     rows = [_over_batches(call, row, depth - 1, structure) for row in zip(*columns, strict=False)]
     return list(map(_stacked, zip(*rows, strict=True)))
 
 
 def _kept(result: Any) -> Any:
-    """Return a result that f does not change in its next call, for which it may use the same array again."""
+    """Return a result that f does not change in its next call, for which it may use the same array
+    again.
+    """
     return result if isinstance(result, _NUMBERS) else np.array(result)
 
 
@@ -248,7 +293,9 @@ def _rows_of(array: Array) -> Iterator[Array]:
 
 
 def _stacked(rows: Sequence[Any]) -> Array:
-    """Return arrays, or Python's numbers, as one array with a leading axis; numpy.stack is slow for many numbers."""
+    """Return arrays, or Python's numbers, as one array with a leading axis; numpy.stack is slow for
+    many numbers.
+    """
     return np.stack(rows) if np.ndim(rows[0]) else np.array(rows)
 
 
@@ -324,7 +371,9 @@ def _checked(call: HostCall, results: list[Any], at: int, spec: Spec) -> Array:
 
 
 def _broadcast(array: Array, shape: tuple[int, ...], batches: int) -> Array:
-    """Return the array with sizes of 1 among its leading axes broadcast: those of batches that no argument has."""
+    """Return the array with sizes of 1 among its leading axes broadcast: those of batches that no
+    argument has.
+    """
     wide = shape[:batches] + array.shape[batches:]
     fits = all(size in (1, wanted) for size, wanted in zip(array.shape, wide, strict=True))
     return np.broadcast_to(array, wide) if fits else array
@@ -337,7 +386,9 @@ def _is_own(array: Array) -> bool:
 
 @functools.cache
 def _dtype_of(name: str) -> Any:
-    """Return the dtype of this name; without ml_dtypes NumPy has none for bfloat16, which float32 holds."""
+    """Return the dtype of this name; without ml_dtypes NumPy has none for bfloat16, which float32
+    holds.
+    """
     try:
         return np.dtype(name)
     except TypeError:

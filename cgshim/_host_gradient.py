@@ -1,7 +1,8 @@
 """f and grad_fn on the host: both are NumPy code, and what grad_fn keeps may be any Python object.
 
-A rule cannot travel through a compiled program. So a number travels, and the host remembers whose it is: as long as
-the rule's owner lives if f ran at once, else for the last few runs. If a rule is gone, f runs again for it.
+A rule cannot travel through a compiled program. So a number travels, and the host remembers whose
+it is: as long as the rule's owner lives if f ran at once, else for the last few runs. If a rule is
+gone, f runs again for it.
 """
 
 from __future__ import annotations
@@ -36,13 +37,17 @@ KEEP = 8
 
 
 class Run:
-    """A run of f on the host: whoever holds it keeps its rule alive. A search of what grad_fn holds finds no more."""
+    """A run of f on the host: whoever holds it keeps its rule alive. A search of what grad_fn holds
+    finds no more.
+    """
 
     __slots__ = ("__weakref__",)
 
 
 class Runs:
-    """The rules of runs by their numbers: those that somebody holds, and the last ones of compiled programs."""
+    """The rules of runs by their numbers: those that somebody holds, and the last ones of compiled
+    programs.
+    """
 
     def __init__(self, keep: int) -> None:
         self.keep = keep
@@ -79,7 +84,9 @@ class Runs:
 
     @contextlib.contextmanager
     def made_here(self) -> Iterator[list[Run]]:
-        """Yield a list of the runs that this thread makes meanwhile; there are none if f is only traced."""
+        """Yield a list of the runs that this thread makes meanwhile; there are none if f is only
+        traced.
+        """
         before = getattr(self._thread, "made", None)
         made: list[Run] = []
         self._thread.made = made
@@ -102,7 +109,9 @@ class HostPair:
         self._parameters = Parameters(f)
         self._runs = Runs(keep)
         self._forward = host_op(self._run_f, _with_number(outputs), name=name)
-        self._backward: Callable[..., Any] = host_op(self._run_rule, declared_of_floats, name=f"the gradient of {name}")
+        self._backward: Callable[..., Any] = host_op(
+            self._run_rule, declared_of_floats, name=f"the gradient of {name}"
+        )
 
     def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, Callable[..., Any]]:
         backend = backend_or_numpy(args)
@@ -124,7 +133,9 @@ class HostPair:
         """Return the function of an object: a static first argument, which has no gradient."""
         return self if instance is None else functools.partial(self._of_object, instance)
 
-    def _of_object(self, instance: Any, /, *args: Any, **options: Any) -> tuple[Any, Callable[..., Any]]:
+    def _of_object(
+        self, instance: Any, /, *args: Any, **options: Any
+    ) -> tuple[Any, Callable[..., Any]]:
         output, grad_fn = self(instance, *args, **options)
         return output, lambda *upstreams, needs_input_grad: grad_fn(
             *upstreams, needs_input_grad=(None, *needs_input_grad)
@@ -134,7 +145,7 @@ class HostPair:
         """Pickle what makes it: its runs are those of this process."""
         return _restored, (self._f, self._outputs, self._runs.keep, self._name)
 
-    # --- On the host --------------------------------------------------------------------------------------------------
+    # --- On the host ------------------------------------------------------------------------------
 
     def _run_f(self, /, *args: Any, **options: Any) -> tuple[Any, Any]:
         """Return f's output, and the number of this run."""
@@ -142,28 +153,48 @@ class HostPair:
         return rule.output.combine(outputs), np.int32(self._runs.add(rule))
 
     def _run_rule(
-        self, number: Any, args: Sequence[Any], upstreams: Sequence[Array], needed: Sequence[Any], /, **options: Any
+        self,
+        number: Any,
+        args: Sequence[Any],
+        upstreams: Sequence[Array],
+        needed: Sequence[Any],
+        /,
+        **options: Any,
     ) -> list[Array]:
         """Return the gradients of the arguments that have one; needed is structured as they are."""
         inputs, specs = partition_each(self._name, load("numpy"), args)
         rule = self._runs.find(int(number))
         if rule is None or list(rule.shapes) != [x.shape for x in inputs]:
             _, rule = self._run(args, options)
-        flags = [flag for spec, flags in zip(specs, needed, strict=True) for flag in spec.align(flags) or ()]
+        flags = [
+            flag
+            for spec, flags in zip(specs, needed, strict=True)
+            for flag in spec.align(flags) or ()
+        ]
         gradients, _ = rule(inputs, list(upstreams), needed=flags)
         pairs = zip(gradients, inputs, strict=True)
-        return [np.zeros_like(x) if g is None else g for g, x in pairs if is_differentiable(x.dtype)]
+        return [
+            np.zeros_like(x) if g is None else g for g, x in pairs if is_differentiable(x.dtype)
+        ]
 
     def _run(self, args: Sequence[Any], options: Mapping[str, Any]) -> tuple[list[Array], Rule]:
-        """Run f on copies of the arguments: its rule keeps them, and a framework may use their memory again."""
+        """Run f on copies of the arguments: its rule keeps them, and a framework may use their
+        memory again.
+        """
         numpy = load("numpy")
         inputs, specs = partition_each(self._name, numpy, args)
-        names = self._parameters.names_of(len(args)) or [f"argument {at}" for at in range(len(args))]
-        arguments = Arguments(self._name, numpy, names, specs, all(spec is ONE_TENSOR for spec in specs))
+        names = self._parameters.names_of(len(args)) or [
+            f"argument {at}" for at in range(len(args))
+        ]
+        arguments = Arguments(
+            self._name, numpy, names, specs, all(spec is ONE_TENSOR for spec in specs)
+        )
         return Call(arguments, self._f_of_arrays, options)([_copy(x) for x in inputs])
 
     def _f_of_arrays(self, *args: Any, **options: Any) -> Any:
-        """Return what f returns, with arrays for Python's numbers in its output: on the host these are results too."""
+        """Return what f returns, with arrays for Python's numbers in its output: on the host these
+        are results too.
+        """
         output, grad_fn = checked_pair(self._name, self._f, self._f(*args, **options))
         if isinstance(output, np.ndarray):
             return output, grad_fn
@@ -175,7 +206,9 @@ def as_constants(backend: Backend, tree: Any) -> Any:
     """Return a tree with constants for its tensors: nobody differentiates what a rule speaks for."""
 
     def as_constant(x: Any) -> Any:
-        return backend.stop_gradient(x) if backend.is_tensor(x) and is_differentiable(x.dtype) else x
+        return (
+            backend.stop_gradient(x) if backend.is_tensor(x) and is_differentiable(x.dtype) else x
+        )
 
     return with_leaves(backend, as_constant, tree)
 
@@ -208,5 +241,9 @@ _NUMBERS = 2**31 - 1
 
 def declared_of_floats(number: Any, args: Sequence[Any], upstreams: Any, needed: Any) -> list[Spec]:
     """Declare a gradient for each float or complex tensor in the arguments."""
-    leaves = [leaf for arg in args for leaf in ([arg] if isinstance(arg, Spec) else load("numpy").tree_flatten(arg)[0])]
+    leaves = [
+        leaf
+        for arg in args
+        for leaf in ([arg] if isinstance(arg, Spec) else load("numpy").tree_flatten(arg)[0])
+    ]
     return [leaf for leaf in leaves if isinstance(leaf, Spec) and is_differentiable(leaf.dtype)]

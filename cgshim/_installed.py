@@ -1,7 +1,9 @@
-"""What the installed distributions register with cgshim: backends, and import roots that belong to one.
+"""What the installed distributions register with cgshim: backends, and import roots that belong to
+one.
 
-importlib.metadata raises an error for all if one distribution has an entry point that it cannot read. Here each is read
-for itself. What is wrong with it is kept as a refusal, sentence, for whoever asks for that name.
+importlib.metadata raises an error for all if one distribution has an entry point that it cannot
+read. Here each is read for itself. What is wrong with it is kept as a refusal, sentence, for
+whoever asks for that name.
 """
 
 from __future__ import annotations
@@ -58,15 +60,24 @@ def registered() -> Registered:
     entries = [_named(entry) for entry in dict.fromkeys(_entries())]
     sound = [entry for entry in entries if entry.fault is None]
     claims = [entry for entry in sound if entry.group == BACKENDS]
-    backends = {name: _settled([e for e in claims if e.name == name]) for name in sorted({e.name for e in claims})}
+    backends = {
+        name: _settled([e for e in claims if e.name == name])
+        for name in sorted({e.name for e in claims})
+    }
     aliases = [_alias(entry, sound, backends) for entry in sound if entry.group == ALIASES]
-    losers = [_beside_own(entry) for entry in claims if backends[entry.name].is_own and not entry.is_own]
+    losers = [
+        _beside_own(entry) for entry in claims if backends[entry.name].is_own and not entry.is_own
+    ]
     ignored = [entry for entry in [*entries, *aliases, *losers] if entry.fault is not None]
-    return Registered(backends, {entry.name: entry.value for entry in aliases if entry.fault is None}, ignored)
+    return Registered(
+        backends, {entry.name: entry.value for entry in aliases if entry.fault is None}, ignored
+    )
 
 
 def _entries() -> Iterator[Entry]:
-    """Yield the lines of cgshim's groups; of two distributions of one name the first, whose modules Python finds."""
+    """Yield the lines of cgshim's groups; of two distributions of one name the first, whose modules
+    Python finds.
+    """
     from importlib.metadata import distributions  # 30 ms, often not needed: most name or import one
 
     seen = set()
@@ -92,7 +103,7 @@ def _lines(owner: str, dist: Distribution, text: str) -> Iterator[Entry]:
             yield Entry(group, name.strip(), value.strip(), owner, dist)
 
 
-# --- What may be wrong with one -------------------------------------------------------------------------------------
+# --- What may be wrong with one -------------------------------------------------------------------
 
 
 def _named(entry: Entry) -> Entry:
@@ -102,27 +113,39 @@ def _named(entry: Entry) -> Entry:
     if not entry.name.isidentifier():
         return _misspelled(entry)
     if entry.name in RESERVED:
-        return _with_fault(entry, "types of Python's own modules belong to no framework", repr(entry.name))
+        return _with_fault(
+            entry, "types of Python's own modules belong to no framework", repr(entry.name)
+        )
     return entry
 
 
 def _settled(claims: list[Entry]) -> Entry:
-    """Return the entry that has a name: cgshim's own, or else the only one, with its fault if there is one."""
+    """Return the entry that has a name: cgshim's own, or else the only one, with its fault if there
+    is one.
+    """
     entry = next((entry for entry in claims if entry.is_own), claims[0])
     if len(claims) > 1 and not entry.is_own:
         return _claimed_twice(f"the backend {entry.name!r}", claims)
-    return entry if re.fullmatch(r"\w+(\.\w+)*(\s*:\s*\w+(\.\w+)*)?", entry.value) else _misspelled(entry)
+    return (
+        entry
+        if re.fullmatch(r"\w+(\.\w+)*(\s*:\s*\w+(\.\w+)*)?", entry.value)
+        else _misspelled(entry)
+    )
 
 
 def _alias(entry: Entry, sound: list[Entry], backends: dict[str, Entry]) -> Entry:
     """Return an alias, with its fault if it leads to no backend, or if others claim its root."""
     claims = [e for e in sound if (e.group, e.name) == (ALIASES, entry.name)]
     if entry.value not in backends:
-        return _with_fault(entry, f"an alias ({entry.name}) must be that of a backend", repr(entry.value))
+        return _with_fault(
+            entry, f"an alias ({entry.name}) must be that of a backend", repr(entry.value)
+        )
     if entry.is_own or ({e.value for e in claims} == {entry.value} and entry.name not in backends):
         return entry
     if entry.name in backends or any(e.is_own for e in claims):
-        return _with_fault(entry, f"types of {entry.name} have a backend already", f"an alias for {entry.value!r}")
+        return _with_fault(
+            entry, f"types of {entry.name} have a backend already", f"an alias for {entry.value!r}"
+        )
     return _claimed_twice(f"the alias {entry.name!r}", claims)
 
 
@@ -137,7 +160,9 @@ def _misspelled(entry: Entry) -> Entry:
 
 def _claimed_twice(what: str, claims: list[Entry]) -> Entry:
     owners = listing(sorted(f"{entry.value} of {entry.owner}" for entry in claims))
-    fault = sentence("cgshim", must=f"{what} must be registered once", got=owners, do="uninstall all but one")
+    fault = sentence(
+        "cgshim", must=f"{what} must be registered once", got=owners, do="uninstall all but one"
+    )
     return claims[0]._replace(fault=fault)
 
 
@@ -154,7 +179,7 @@ def said(error: BaseException) -> str:
         return type(error).__name__
 
 
-# --- Distributions --------------------------------------------------------------------------------------------------
+# --- Distributions --------------------------------------------------------------------------------
 
 
 def name_of_distribution(dist: Distribution) -> str:
@@ -163,7 +188,11 @@ def name_of_distribution(dist: Distribution) -> str:
         if name := dist.metadata["Name"]:
             return name
     folder = getattr(dist, "_path", None)  # nothing public tells it
-    return "an unknown distribution" if folder is None else folder.name.partition("-")[0].partition(".")[0]
+    return (
+        "an unknown distribution"
+        if folder is None
+        else folder.name.partition("-")[0].partition(".")[0]
+    )
 
 
 def normalized(name: str) -> str:
@@ -172,10 +201,11 @@ def normalized(name: str) -> str:
 
 
 def requirement_of(entry: Entry) -> tuple[str, bool]:
-    """Return what its distribution requires of a framework, such as "torch>=2.6", and True if this is an extra.
+    """Return what its distribution requires of a framework, such as "torch>=2.6", and True if this
+    is an extra.
 
-    It is an extra that is named as the backend, or else a requirement that is named as the framework's import root; ""
-    if the metadata have neither.
+    It is an extra that is named as the backend, or else a requirement that is named as the
+    framework's import root; "" if the metadata have neither.
     """
     with contextlib.suppress(Exception):
         parts = [line.partition(";") for line in entry.dist.requires or ()]
@@ -184,7 +214,10 @@ def requirement_of(entry: Entry) -> tuple[str, bool]:
             if extra and normalized(extra[1]) == normalized(entry.name):
                 return requirement.strip(), True
         for requirement, _, marker in parts:
-            if normalized(project_of(requirement)) == normalized(entry.name) and "extra" not in marker:
+            if (
+                normalized(project_of(requirement)) == normalized(entry.name)
+                and "extra" not in marker
+            ):
                 return requirement.strip(), False
     return "", False
 
@@ -195,7 +228,9 @@ def project_of(requirement: str) -> str:
 
 
 def command_to_install(entry: Entry) -> str:
-    """Return the command that installs the framework of a backend; "" if the metadata of its owner do not tell."""
+    """Return the command that installs the framework of a backend; "" if the metadata of its owner
+    do not tell.
+    """
     requirement, is_extra = requirement_of(entry)
     if is_extra:
         return f"pip install '{entry.owner}[{entry.name}]'"

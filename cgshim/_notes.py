@@ -37,7 +37,9 @@ _NOTES = (
 
 
 def add_note(error: Exception, op: str) -> None:
-    """Add to an error that f raised what to write instead, if it is one of those that cgshim's users meet."""
+    """Add to an error that f raised what to write instead, if it is one of those that cgshim's
+    users meet.
+    """
     text = f"{type(error).__name__}: {error}"
     for pattern, must, got, do in _NOTES:
         if re.search(pattern, text):

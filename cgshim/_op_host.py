@@ -50,26 +50,29 @@ def op_host(
     Parameters
     ----------
     f : callable
-        ``f(*arrays, **options) -> array``, or a tree of arrays: SciPy, C code, a simulator. It is given C-contiguous,
-        read-only NumPy arrays. Keyword-only parameters are static, as all that is not a tensor.
+        ``f(*arrays, **options) -> array``, or a tree of arrays: SciPy, C code, a simulator. It is
+        given C-contiguous, read-only NumPy arrays. Keyword-only parameters are static, as all that
+        is not a tensor.
     outputs : callable or tree of Spec
-        ``outputs(*specs)`` returns the shapes and dtypes of what f returns: a tree of `Spec`, or of anything with a
-        shape and a dtype. It is given a `Spec` for each tensor, and f's options if it has parameters for them.
+        ``outputs(*specs)`` returns the shapes and dtypes of what f returns: a tree of `Spec`, or of
+        anything with a shape and a dtype. It is given a `Spec` for each tensor, and f's options if
+        it has parameters for them.
     vectorized : bool
-        True if all arrays may have a leading batch axis, as under vmap. If not, f is called for each element of the
-        batch, in one call on the host.
+        True if all arrays may have a leading batch axis, as under vmap. If not, f is called for
+        each element of the batch, in one call on the host.
     backend : str, optional
-        f is a function of this framework's tensors, and not of NumPy arrays: a torch model in a JAX program. The op
-        then has the derivatives, of every order, that this framework's own autodiff finds. Pass parameters as
-        arguments.
+        f is a function of this framework's tensors, and not of NumPy arrays: a torch model in a JAX
+        program. The op then has the derivatives, of every order, that this framework's own autodiff
+        finds. Pass parameters as arguments.
     name : str, optional
         The op's name in messages; by default f's name.
 
     Returns
     -------
     callable
-        It takes f's parameters as tensors of any framework, and returns f's results as such tensors. Without
-        ``backend`` it has no derivative: call it within `op_custom_gradient`. Without ``f``, a decorator.
+        It takes f's parameters as tensors of any framework, and returns f's results as such
+        tensors. Without ``backend`` it has no derivative: call it within `op_custom_gradient`.
+        Without ``f``, a decorator.
 
     Raises
     ------
@@ -93,11 +96,13 @@ def op_host(
 
     Notes
     -----
-    A compiled program may call f less often than it is called (a result that nobody uses), or more often (a
-    checkpoint): f must be pure, that is, return the same for the same arguments.
+    A compiled program may call f less often than it is called (a result that nobody uses), or more
+    often (a checkpoint): f must be pure, that is, return the same for the same arguments.
     """
     if f is None:
-        return functools.partial(op_host, outputs=outputs, vectorized=vectorized, backend=backend, name=name)
+        return functools.partial(
+            op_host, outputs=outputs, vectorized=vectorized, backend=backend, name=name
+        )
     if not callable(f):
         raise refusal(CustomGradientTypeError, "op_host", must="f must be callable", got=describe(f),
                       do="decorate a function")  # fmt: skip

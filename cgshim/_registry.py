@@ -1,8 +1,8 @@
 """Load the installed plug-ins: the module of each framework's backend.
 
-A backend is a module that is registered, under its framework's import root, in the entry-point group
-`cgshim.backends`; cgshim's own four have no privileges over others. Nothing here imports a framework before somebody
-asks for it. A plug-in that fails is not imported again in this process.
+A backend is a module that is registered, under its framework's import root, in the entry-point
+group `cgshim.backends`; cgshim's own four have no privileges over others. Nothing here imports a
+framework before somebody asks for it. A plug-in that fails is not imported again in this process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from cgshim._protocol import REQUIRED, Backend
 
 
 def entry_points() -> dict[str, Entry]:
-    """Return every registered backend by its name, without importing any; one with a fault cannot be loaded."""
+    """Return every registered backend by its name, without importing any; one with a fault cannot
+    be loaded.
+    """
     return registered().backends
 
 
@@ -40,11 +42,17 @@ def available_backends() -> list[str]:
     >>> "numpy" in available_backends()
     True
     """
-    return [name for name, entry in entry_points().items() if entry.fault is None and is_importable(name)]
+    return [
+        name
+        for name, entry in entry_points().items()
+        if entry.fault is None and is_importable(name)
+    ]
 
 
 def load(name: str) -> Backend:
-    """Import and return the backend called name; a BackendError says what is missing, and who provides it."""
+    """Import and return the backend called name; a BackendError says what is missing, and who
+    provides it.
+    """
     if not isinstance(name, str):
         raise BackendError(_unknown(name))
     _import(name)
@@ -57,7 +65,9 @@ _failures: dict[str, str] = {}
 
 @constant_when_traced
 def _import(name: str) -> bool:
-    """Import the backend called name, once; torch.compile takes no module as the constant that this returns."""
+    """Import the backend called name, once; torch.compile takes no module as the constant that this
+    returns.
+    """
     if name in _backends:
         return True
     if name in _failures:
@@ -67,14 +77,18 @@ def _import(name: str) -> bool:
         module: Any = _module(entry)
         missing = [member for member in REQUIRED if not callable(getattr(module, member, None))]
         if not missing:
-            module.tree_flatten([])  # which calls of others need, where they hold an object that may be a tree
-    except (Exception, SystemExit) as error:  # a plug-in is others' code: name its owner for anything that it raises
+            # which calls of others need, where they hold an object that may be a tree
+            module.tree_flatten([])
+    except (Exception, SystemExit) as error:
+        # a plug-in is others' code: name its owner for anything that it raises
         if _lacks_framework(entry, error):  # which may be installed before the next call
             raise BackendError(_without_framework(entry, error)) from error
         _failures[name] = _broken(entry, "must import", said(error))
         raise BackendError(_failures[name]) from error
     if missing:
-        _failures[name] = _broken(entry, "must have the functions of a backend", f"no {listing(missing)}")
+        _failures[name] = _broken(
+            entry, "must have the functions of a backend", f"no {listing(missing)}"
+        )
         raise BackendError(_failures[name])
     if hasattr(module, "dtype_name"):
         for root in [name, *(root for root, of in aliases().items() if of == name)]:
@@ -94,17 +108,21 @@ def _module(entry: Entry) -> ModuleType:
 
 def _entry(name: str) -> Entry:
     """Return what is registered under a name, if it has no fault."""
-    entry = entry_points().get(name) or next((e for e in registered().ignored if e.name == name), None)
+    entry = entry_points().get(name) or next(
+        (e for e in registered().ignored if e.name == name), None
+    )
     if entry is None or entry.fault is not None:
         raise BackendError(_unknown(name) if entry is None else entry.fault)
     return entry
 
 
-# --- Why a backend cannot be had ------------------------------------------------------------------------------------
+# --- Why a backend cannot be had ------------------------------------------------------------------
 
 
 def require_metadata() -> None:
-    """Raise an error if nothing is registered: no tensor would be known, and an op would be a plain function."""
+    """Raise an error if nothing is registered: no tensor would be known, and an op would be a plain
+    function.
+    """
     if not entry_points():
         raise refusal(BackendError, "cgshim",
                       must="backends are found by the metadata of installed distributions",
@@ -115,7 +133,9 @@ def require_metadata() -> None:
 def _unknown(name: str) -> str:
     require_metadata()
     here = available_backends()
-    missing = [f"{n} ({_way_to_get(e)})" for n, e in entry_points().items() if not (n in here or e.fault)]
+    missing = [
+        f"{n} ({_way_to_get(e)})" for n, e in entry_points().items() if not (n in here or e.fault)
+    ]
     could = f"; could be installed: {', '.join(missing)}" if missing else ""
     unreadable = [entry.owner for entry in registered().ignored if not entry.name]
     ignored = f"; ignored, as python -m cgshim says: {listing(unreadable)}" if unreadable else ""
@@ -128,7 +148,11 @@ def _way_to_get(entry: Entry) -> str:
 
 
 def _lacks_framework(entry: Entry, error: BaseException) -> bool:
-    return isinstance(error, ModuleNotFoundError) and error.name == entry.name and not is_importable(entry.name)
+    return (
+        isinstance(error, ModuleNotFoundError)
+        and error.name == entry.name
+        and not is_importable(entry.name)
+    )
 
 
 def _without_framework(entry: Entry, error: BaseException) -> str:

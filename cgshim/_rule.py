@@ -74,11 +74,15 @@ class Rule:
         return self.facts.needed is not None
 
     def with_grad_fn(self, grad_fn: Callable[..., Any]) -> Rule:
-        """Return the same rule with another grad_fn of the same signature: one whose residuals were replaced."""
+        """Return the same rule with another grad_fn of the same signature: one whose residuals were
+        replaced.
+        """
         return Rule(self.facts, grad_fn)
 
     def with_dtypes(self, dtypes: Sequence[Any]) -> Rule:
-        """Return the same rule for gradients of other dtypes: a framework may have its own for that of an input."""
+        """Return the same rule for gradients of other dtypes: a framework may have its own for that
+        of an input.
+        """
         return Rule(self.facts._replace(dtypes=dtypes), self.grad_fn)
 
     @runs_op
@@ -89,10 +93,12 @@ class Rule:
         variables: Sequence[Tensor] = (),
         needed: Sequence[bool] | None = None,
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """Return the gradients of the inputs and of the variables; if not needs_inputs, inputs may be empty.
+        """Return the gradients of the inputs and of the variables; if not needs_inputs, inputs may
+        be empty.
 
-        upstreams holds one gradient per tensor output: zeros if the output was not used, never None. needed tells for
-        each input if its gradient will be used; None stands for what was known when f ran.
+        upstreams holds one gradient per tensor output: zeros if the output was not used, never
+        None. needed tells for each input if its gradient will be used; None stands for what was
+        known when f ran.
         """
         arguments, form, takes_variables, told, output, shapes, dtypes = self.facts
         with_variables = variables or takes_variables
@@ -103,11 +109,15 @@ class Rule:
         if form == "flat":
             result = self.grad_fn(*upstreams, **keywords)
         else:
-            upstream = upstreams[0] if output is ONE_TENSOR else output.without_static().combine(upstreams)
+            upstream = (
+                upstreams[0] if output is ONE_TENSOR else output.without_static().combine(upstreams)
+            )
             if form == "structured":
                 result = self.grad_fn(upstream, **keywords)
             else:
-                result = self.grad_fn(*combine_each(arguments.specs, inputs), upstream=upstream, **keywords)
+                result = self.grad_fn(
+                    *combine_each(arguments.specs, inputs), upstream=upstream, **keywords
+                )
         of_variables = None
         if with_variables:
             result, of_variables = without_gradients_of_variables(arguments, result)
@@ -129,7 +139,8 @@ def rule_of(
     inputs: Sequence[Tensor],
     needed: Sequence[bool] | None,
 ) -> Rule:
-    """Return the rule of a run on these inputs, in which f returned grad_fn and an output of this spec.
+    """Return the rule of a run on these inputs, in which f returned grad_fn and an output of this
+    spec.
 
     needed tells for which inputs a gradient may be taken; None stands for all that have one.
     """
@@ -150,9 +161,13 @@ def required_convention(
 
 
 def _without_no_variables(result: Any) -> Any:
-    """Return the gradients of the arguments, also from a rule with `variables=None` that returns a pair."""
+    """Return the gradients of the arguments, also from a rule with `variables=None` that returns a
+    pair.
+    """
     is_pair = isinstance(result, tuple) and len(result) == 2
-    return result[0] if is_pair and isinstance(result[1], (list, tuple)) and not result[1] else result
+    return (
+        result[0] if is_pair and isinstance(result[1], (list, tuple)) and not result[1] else result
+    )
 
 
 def spelled(grad_fn: Callable[..., Any]) -> str:

@@ -43,7 +43,9 @@ class Spec:
 
 
 def spec_of(x: Any) -> Spec:
-    """Return the Spec of anything that has a shape and a dtype, with the dtype's name that all frameworks share."""
+    """Return the Spec of anything that has a shape and a dtype, with the dtype's name that all
+    frameworks share.
+    """
     if isinstance(x, Spec) and isinstance(x.dtype, str) and isinstance(x.shape, tuple):
         return x
     return Spec(shape_of(x.shape), dtype_name(x.dtype))

@@ -1,4 +1,6 @@
-"""Trees of tensors and anything else: partition them for the backend, combine them again for the author."""
+"""Trees of tensors and anything else: partition them for the backend, combine them again for the
+author.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,15 @@ from cgshim._registry import name_of
 
 
 def told_apart(static: Any) -> Hashable:
-    """Return what tells a static value from others; 1, 1.0 and True are equal, but f may tell them apart."""
+    """Return what tells a static value from others; 1, 1.0 and True are equal, but f may tell them
+    apart.
+    """
     return type(static), static, repr(static)
 
 
 class TreeSpec:
-    """A tree without its tensors, which are differentiated: its structure, and the rest, which is static.
+    """A tree without its tensors, which are differentiated: its structure, and the rest, which is
+    static.
 
     It keeps no tensor alive: the code that partitions a tree decides what does.
     """
@@ -29,7 +34,12 @@ class TreeSpec:
     __slots__ = ("_backend", "_static", "_structure", "_tensor_at", "converted", "count")
 
     def __init__(
-        self, backend: Any, static: list[Any], tensor_at: list[int], structure: Any, converted: Sequence[int] = ()
+        self,
+        backend: Any,
+        static: list[Any],
+        tensor_at: list[int],
+        structure: Any,
+        converted: Sequence[int] = (),
     ) -> None:
         self.count = len(tensor_at)
         """the number of tensors"""
@@ -48,7 +58,9 @@ class TreeSpec:
         return self._backend.tree_unflatten(self._structure, leaves)
 
     def without_static(self) -> TreeSpec:
-        """Return the same tree with None for all that is not a tensor: the structure of the tree's gradients."""
+        """Return the same tree with None for all that is not a tensor: the structure of the tree's
+        gradients.
+        """
         if len(self._static) == self.count:
             return self
         return TreeSpec(self._backend, [None] * len(self._static), self._tensor_at, self._structure)
@@ -58,7 +70,9 @@ class TreeSpec:
         return [leaf for leaf in self._static if leaf is not None]
 
     def align(self, gradient: Any) -> list[Any] | None:
-        """Return the leaves of a gradient of this tree, one per tensor; None if it is structured otherwise."""
+        """Return the leaves of a gradient of this tree, one per tensor; None if it is structured
+        otherwise.
+        """
         leaves, structure = self._backend.tree_flatten(gradient)
         if structure == self._structure:
             return [leaves[at] for at in self._tensor_at]
@@ -124,7 +138,9 @@ SLOT = _Slot()
 
 
 def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeSpec]:
-    """Return a tree's tensors and its spec; NumPy arrays and Keras Variables become the backend's tensors."""
+    """Return a tree's tensors and its spec; NumPy arrays and Keras Variables become the backend's
+    tensors.
+    """
     if backend.is_tensor(tree):
         return [tree], ONE_TENSOR
     if type(tree) in SIMPLE:
@@ -144,7 +160,9 @@ def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeS
     return tensors, TreeSpec(backend, leaves, tensor_at, structure, converted)
 
 
-def partition_each(op: str, backend: Backend, trees: Sequence[Any]) -> tuple[list[Tensor], list[TreeSpec]]:
+def partition_each(
+    op: str, backend: Backend, trees: Sequence[Any]
+) -> tuple[list[Tensor], list[TreeSpec]]:
     """Return the tensors of several trees in one list, and the spec of each tree."""
     if all(map(backend.is_tensor, trees)):
         return list(trees), [ONE_TENSOR] * len(trees)
@@ -160,7 +178,10 @@ def partition_each(op: str, backend: Backend, trees: Sequence[Any]) -> tuple[lis
 def combine_each(each: Sequence[TreeSpec], tensors: Sequence[Any]) -> list[Any]:
     """Return the trees around these tensors, which come in one list."""
     rest = iter(tensors)
-    return [next(rest) if spec is ONE_TENSOR else spec.combine(list(islice(rest, spec.count))) for spec in each]
+    return [
+        next(rest) if spec is ONE_TENSOR else spec.combine(list(islice(rest, spec.count)))
+        for spec in each
+    ]
 
 
 def with_leaves(backend: Backend, fn: Callable[[Any], Any], tree: Any) -> Any:
@@ -184,7 +205,9 @@ def subvals(values: Sequence[Any], places: Sequence[int], others: Sequence[Any])
 
 
 def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
-    """Return leaf as the backend's tensor; None if it is static; raise for another framework's tensor."""
+    """Return leaf as the backend's tensor; None if it is static; raise for another framework's
+    tensor.
+    """
     if backend.is_tensor(leaf):
         return leaf
     if framework_of(leaf) is None:
@@ -198,7 +221,9 @@ def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
 
 
 def _portable(op: str, backend: Backend, array: Any) -> Any:
-    """Return a NumPy array that all can read: in this machine's byte order, and in a dtype that they know."""
+    """Return a NumPy array that all can read: in this machine's byte order, and in a dtype that
+    they know.
+    """
     if array.dtype.char in "gG":
         raise refusal(CustomGradientTypeError, op, must="a long double is NumPy's alone",
                       got=describe(array), do=f"cast it to a dtype of {name_of(backend)}")  # fmt: skip
@@ -206,13 +231,16 @@ def _portable(op: str, backend: Backend, array: Any) -> Any:
 
 
 def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
-    """Return the keys of one of Python's containers, in flat order, each as written in a path; else None."""
+    """Return the keys of one of Python's containers, in flat order, each as written in a path; else
+    None.
+    """
     if isinstance(tree, (list, tuple)):
         fields = fields_of(tree)
         return [(at, f".{fields[at]}" if fields else f"[{at}]") for at in range(len(tree))]
     if type(tree) in (dict, OrderedDict, defaultdict):
         keys = list(tree)
-        numbered = dict(tree) if type(tree) is dict else copy.copy(tree)  # Dynamo cannot trace a dict's copy
+        # Dynamo cannot trace a dict's copy
+        numbered = dict(tree) if type(tree) is dict else copy.copy(tree)
         numbered.update(zip(keys, range(len(keys)), strict=True))
         order, _ = backend.tree_flatten(numbered)
         return [(keys[at], f"[{keys[at]!r}]") for at in order]
@@ -225,7 +253,9 @@ def fields_of(x: Any) -> Sequence[str] | None:
 
 
 def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
-    """Return the leaves of gradient at the slots of tree; None may replace a branch, and a list equals a tuple."""
+    """Return the leaves of gradient at the slots of tree; None may replace a branch, and a list
+    equals a tuple.
+    """
     if tree is SLOT:
         return ONE_TENSOR.align(gradient)
     leaves, structure = backend.tree_flatten(tree)
@@ -235,8 +265,14 @@ def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
     children = _children(backend, tree)
     if children is None:
         given, structure_given = backend.tree_flatten(gradient)
-        return [g for g, slot in zip(given, slots, strict=True) if slot] if structure_given == structure else None
-    if not isinstance(gradient, Mapping if isinstance(tree, dict) else (list, tuple)) or len(gradient) != len(tree):
+        return (
+            [g for g, slot in zip(given, slots, strict=True) if slot]
+            if structure_given == structure
+            else None
+        )
+    if not isinstance(gradient, Mapping if isinstance(tree, dict) else (list, tuple)) or len(
+        gradient
+    ) != len(tree):
         return None
     if fields_of(gradient) not in (None, fields_of(tree)):  # by position they would not match
         return None
@@ -257,5 +293,7 @@ def _paths(backend: Backend, tree: Any, name: str) -> list[str]:
     leaves, _ = backend.tree_flatten(tree)
     children = _children(backend, tree) if any(leaf is SLOT for leaf in leaves) else ()
     if children is not None:
-        return [path for key, suffix in children for path in _paths(backend, tree[key], name + suffix)]
+        return [
+            path for key, suffix in children for path in _paths(backend, tree[key], name + suffix)
+        ]
     return [f"{name} (leaf {at})" for at, leaf in enumerate(leaves) if leaf is SLOT]

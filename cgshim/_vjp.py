@@ -1,4 +1,6 @@
-"""Gradients from the framework itself, with JAX's names and semantics: op_vjp, op_grad, op_value_and_grad."""
+"""Gradients from the framework itself, with JAX's names and semantics: op_vjp, op_grad,
+op_value_and_grad.
+"""
 
 from __future__ import annotations
 
@@ -9,43 +11,66 @@ from typing import Any, TypeAlias
 
 from cgshim._choice import backend_or_numpy, value_of
 from cgshim._dtypes import is_complex, is_differentiable
-from cgshim._errors import CustomGradientTypeError, count, describe, describe_tree, function_name, refusal
+from cgshim._errors import (
+    CustomGradientTypeError,
+    count,
+    describe,
+    describe_tree,
+    function_name,
+    refusal,
+)
 from cgshim._gradients import check_gradient
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
-from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition, partition_each, subvals, with_leaves
+from cgshim._trees import (
+    ONE_TENSOR,
+    TreeSpec,
+    combine_each,
+    partition,
+    partition_each,
+    subvals,
+    with_leaves,
+)
 
 Pullback: TypeAlias = Callable[[Any], tuple[Any, ...]]
-FlatVjp: TypeAlias = Callable[..., tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]]
+FlatVjp: TypeAlias = Callable[
+    ..., tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
+]
 
 
-def op_vjp(fn: Callable[..., Any], /, *args: Any, variables: Sequence[Tensor] | None = None) -> tuple[Any, Pullback]:
-    """Return a function's output and its pullback, which takes upstream gradients to gradients of the arguments.
+def op_vjp(
+    fn: Callable[..., Any], /, *args: Any, variables: Sequence[Tensor] | None = None
+) -> tuple[Any, Pullback]:
+    """Return a function's output and its pullback, which takes upstream gradients to gradients of
+    the arguments.
 
     Parameters
     ----------
     fn : callable
         Any function that the backend can differentiate.
     *args : trees of tensors
-        The arguments, tensors of any shape. Python floats among them are tensors, as in ``jax.vjp``.
+        The arguments, tensors of any shape. Python floats among them are tensors, as in
+        ``jax.vjp``.
     variables : list of float or complex tensors, optional
-        What fn reads without being given it, as a rule gets its ``variables``: on PyTorch tensors that require grad, on
-        TensorFlow Variables and tensors. JAX and NumPy differentiate by arguments alone.
+        What fn reads without being given it, as a rule gets its ``variables``: on PyTorch tensors
+        that require grad, on TensorFlow Variables and tensors. JAX and NumPy differentiate by
+        arguments alone.
 
     Returns
     -------
     output : tree of tensors
         ``fn(*args)``.
     pullback : callable
-        Takes upstream gradients structured as the output, and returns a tuple with one gradient for each argument,
-        structured as it, with None for all but float and complex tensors. It may be called several times. With
-        variables it returns a pair, as a rule does: that tuple, and a list with one gradient for each variable, zeros
-        for one that fn does not read.
+        Takes upstream gradients structured as the output, and returns a tuple with one gradient for
+        each argument, structured as it, with None for all but float and complex tensors. It may be
+        called several times. With variables it returns a pair, as a rule does: that tuple, and a
+        list with one gradient for each variable, zeros for one that fn does not read.
 
     Raises
     ------
     CustomGradientTypeError
-        If variables are not different float or complex tensors, or the framework cannot differentiate by them.
+        If variables are not different float or complex tensors, or the framework cannot
+        differentiate by them.
     CustomGradientTypeError, CustomGradientValueError
         From the pullback, if the upstream gradients do not fit the output.
 
@@ -58,17 +83,22 @@ def op_vjp(fn: Callable[..., Any], /, *args: Any, variables: Sequence[Tensor] | 
 
     Notes
     -----
-    It uses ``jax.vjp``, ``torch.autograd``, ``tf.GradientTape`` or ``autograd``. Higher derivatives work.
+    It uses ``jax.vjp``, ``torch.autograd``, ``tf.GradientTape`` or ``autograd``. Higher derivatives
+    work.
     """
     require_callable("op_vjp", fn)
     op = f"op_vjp({function_name(fn)})"
     if variables is None:
         return _vjp(op, backend_or_numpy(args), fn, args)
-    backend = backend_or_numpy([*args, *(variables if isinstance(variables, (list, tuple)) else ())])
+    backend = backend_or_numpy(
+        [*args, *(variables if isinstance(variables, (list, tuple)) else ())]
+    )
     return _vjp(op, backend, fn, args, checked_variables(op, backend, variables))
 
 
-def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., tuple[Any, Any]]:
+def op_value_and_grad(
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0
+) -> Callable[..., tuple[Any, Any]]:
     """Return a function that returns both fn's scalar output and its gradient.
 
     Parameters
@@ -76,13 +106,14 @@ def op_value_and_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) 
     fn : callable
         Any function of tensors, with a real scalar output.
     argnums : int or sequence of int
-        The positional arguments, trees of float or complex tensors, to differentiate with respect to.
+        The positional arguments, trees of float or complex tensors, to differentiate with respect
+        to.
 
     Returns
     -------
     callable
-        It takes fn's parameters, and returns ``(output, gradient)``. The gradient is structured as the argument; it is
-        a tuple of gradients if argnums is a sequence.
+        It takes fn's parameters, and returns ``(output, gradient)``. The gradient is structured as
+        the argument; it is a tuple of gradients if argnums is a sequence.
 
     Raises
     ------
@@ -127,12 +158,14 @@ def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callabl
     fn : callable
         Any function of tensors, with a real scalar output.
     argnums : int or sequence of int
-        The positional arguments, trees of float or complex tensors, to differentiate with respect to.
+        The positional arguments, trees of float or complex tensors, to differentiate with respect
+        to.
 
     Returns
     -------
     callable
-        It takes fn's parameters and returns the gradient, structured as the argument; a tuple if argnums is a sequence.
+        It takes fn's parameters and returns the gradient, structured as the argument; a tuple if
+        argnums is a sequence.
 
     Raises
     ------
@@ -154,7 +187,11 @@ def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callabl
 
 
 def _vjp(
-    op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[Any], variables: Sequence[Tensor] | None = None
+    op: str,
+    backend: Backend,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    variables: Sequence[Tensor] | None = None,
 ) -> tuple[Any, Pullback]:
     inputs, specs = partition_each(op, backend, [floats_to_tensors(backend, arg) for arg in args])
     places = [at for at, x in enumerate(inputs) if is_differentiable(x.dtype)]
@@ -162,7 +199,9 @@ def _vjp(
 
     def flat_fn(*tensors: Tensor) -> Sequence[Tensor]:
         nonlocal spec_of_output
-        outputs, spec_of_output = partition(op, backend, fn(*combine_each(specs, subvals(inputs, places, tensors))))
+        outputs, spec_of_output = partition(
+            op, backend, fn(*combine_each(specs, subvals(inputs, places, tensors)))
+        )
         return outputs
 
     flat_vjp = by_variables_too(op, backend, variables) if variables else backend.vjp
@@ -186,12 +225,16 @@ def require_callable(op: str, fn: Any) -> None:
 
 
 def _places(op: str, argnums: Any, count_of_arguments: int) -> list[int]:
-    """Return which arguments argnums names, counted from the first; raise an error if there are no such arguments."""
+    """Return which arguments argnums names, counted from the first; raise an error if there are no
+    such arguments.
+    """
     try:
         numbers = list(map(operator.index, argnums if isinstance(argnums, Sequence) else [argnums]))
     except TypeError:
         numbers = []
-    places = [at % count_of_arguments for at in numbers if -count_of_arguments <= at < count_of_arguments]
+    places = [
+        at % count_of_arguments for at in numbers if -count_of_arguments <= at < count_of_arguments
+    ]
     if not numbers or len(set(places)) < len(numbers):
         raise refusal(CustomGradientTypeError, op,
                       must="argnums must number different positional arguments",
@@ -201,14 +244,17 @@ def _places(op: str, argnums: Any, count_of_arguments: int) -> list[int]:
 
 
 def checked_variables(op: str, backend: Backend, variables: Sequence[Any]) -> list[Tensor]:
-    """Return the variables as tensors of the backend; raise an error if not all are different floats."""
+    """Return the variables as tensors of the backend; raise an error if not all are different
+    floats.
+    """
     if not isinstance(variables, (list, tuple)):
         raise refusal(CustomGradientTypeError, op, must="variables must be a list of tensors",
                       got=describe(variables), do="write variables=[...]")  # fmt: skip
     found: dict[int, Tensor] = {}
     for variable in variables:
         tensor = value_of(variable)
-        is_one = tensor is value_of(variable)  # not so for a Keras Variable that casts itself whenever it is read
+        # not so for a Keras Variable that casts itself whenever it is read
+        is_one = tensor is value_of(variable)
         if not (is_one and backend.is_tensor(tensor) and is_differentiable(tensor.dtype)):
             raise refusal(CustomGradientTypeError, op,
                           must=f"variables must be float or complex tensors of {name_of(backend)}",
@@ -221,7 +267,9 @@ def checked_variables(op: str, backend: Backend, variables: Sequence[Any]) -> li
 
 
 def by_variables_too(op: str, backend: Backend, variables: Sequence[Tensor]) -> FlatVjp:
-    """Return the backend's vjp whose pullback returns the gradients of inputs, then those of the variables."""
+    """Return the backend's vjp whose pullback returns the gradients of inputs, then those of the
+    variables.
+    """
     offered: FlatVjp | None = getattr(backend, "vjp_with_variables", None)
     if offered is None:
         raise refusal(CustomGradientTypeError, op,
@@ -233,10 +281,16 @@ def by_variables_too(op: str, backend: Backend, variables: Sequence[Tensor]) -> 
 def floats_to_tensors(backend: Backend, tree: Any) -> Any:
     if backend.is_tensor(tree):
         return tree
-    return with_leaves(backend, lambda x: backend.convert_to_tensor(x) if isinstance(x, (float, complex)) else x, tree)
+    return with_leaves(
+        backend,
+        lambda x: backend.convert_to_tensor(x) if isinstance(x, (float, complex)) else x,
+        tree,
+    )
 
 
-def _fitting(op: str, backend: Backend, spec: TreeSpec, outputs: Sequence[Tensor], upstream: Any) -> list[Tensor]:
+def _fitting(
+    op: str, backend: Backend, spec: TreeSpec, outputs: Sequence[Tensor], upstream: Any
+) -> list[Tensor]:
     """Return the leaves of upstream, one per output; zeros for None, as for an integer output."""
     leaves = spec.align(upstream)
     if leaves is None:
@@ -246,7 +300,8 @@ def _fitting(op: str, backend: Backend, spec: TreeSpec, outputs: Sequence[Tensor
                       do=f"write them as {describe_tree(spec.combine(outputs))}")  # fmt: skip
     paths = spec.paths("the output")
     return [
-        _upstream(op, backend, leaf, output, path) for leaf, output, path in zip(leaves, outputs, paths, strict=True)
+        _upstream(op, backend, leaf, output, path)
+        for leaf, output, path in zip(leaves, outputs, paths, strict=True)
     ]
 
 

@@ -1,8 +1,10 @@
-"""The site: README.md is its front page, docs/ its pages, and the docstrings its reference (`nox -s docs`).
+"""The site: README.md is its front page, docs/ its pages, and the docstrings its reference (`nox -s
+docs`).
 
-The source folder is the checkout, so that every relative link means the same on GitHub and on the site. A link to a
-file that is no page (an example, the licence) is a download. What only the site can show is marked by comments, which
-Markdown does not show: tabs, columns, and what the site leaves out.
+The source folder is the checkout, so that every relative link means the same on GitHub and on the
+site. A link to a file that is no page (an example, the licence) is a download. What only the site
+can show is marked by comments, which Markdown does not show: tabs, columns, and what the site
+leaves out.
 """
 
 import re
@@ -22,7 +24,13 @@ project = "cgshim"
 copyright = "the authors of cgshim, Apache License 2.0"
 html_title = "cgshim"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "sphinx_design",
+]
 root_doc = "README"
 include_patterns = ["*.md", "docs/**", "examples/*/README.md"]
 exclude_patterns = [".*", "site", "build", "dist", "benchmarks", "tests"]
@@ -48,7 +56,11 @@ html_copy_source = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 if "Source" in URLS:
-    html_theme_options = {"source_repository": URLS["Source"], "source_branch": "main", "source_directory": ""}
+    html_theme_options = {
+        "source_repository": URLS["Source"],
+        "source_branch": "main",
+        "source_directory": "",
+    }
 
 NAVIGATION = """
 ```{toctree}
@@ -102,7 +114,9 @@ CONTRIBUTING
 TABS = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- end of tabs -->\n", re.MULTILINE | re.DOTALL)
 TAB = re.compile(r"^(?:## |\*\*)(\w+)(?:\*\*)?\n", re.MULTILINE)
 COLUMNS = re.compile(r"^```python\n(.*?)^```\n\n```python\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
-NOT_ON_THE_SITE = re.compile(r"^<!-- not on the site -->\n.*?^<!-- end -->\n", re.MULTILINE | re.DOTALL)
+NOT_ON_THE_SITE = re.compile(
+    r"^<!-- not on the site -->\n.*?^<!-- end -->\n", re.MULTILINE | re.DOTALL
+)
 
 
 def for_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
@@ -114,7 +128,9 @@ def for_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
 
 
 def tab_set(marked: re.Match[str]) -> str:
-    """Return the tabs of what is between the comments: a heading, or a line in bold type, begins each."""
+    """Return the tabs of what is between the comments: a heading, or a line in bold type, begins
+    each.
+    """
     _, *parts = TAB.split(marked[1])
     tabs = [
         f":::::{{tab-item}} {label}\n:sync: {label}\n{text}:::::\n"
@@ -129,23 +145,35 @@ def two_columns(pair: re.Match[str]) -> str:
         f":::{{grid-item}}\n```{{code-block}} python\n:caption: {title}\n\n{code}```\n:::\n"
         for title, code in zip(("by hand", "cgshim"), pair.groups(), strict=True)
     ]
-    return "\n".join(["::::{grid} 1 1 2 2", ":class-container: columns", ":gutter: 1", "", *blocks, "::::", ""])
+    return "\n".join(
+        ["::::{grid} 1 1 2 2", ":class-container: columns", ":gutter: 1", "", *blocks, "::::", ""]
+    )
 
 
 def without_modules(
-    app: Sphinx, what: str, name: str, obj: object, options: object, signature: str | None, returned: str | None
+    app: Sphinx,
+    what: str,
+    name: str,
+    obj: object,
+    options: object,
+    signature: str | None,
+    returned: str | None,
 ) -> tuple[str | None, str | None]:
     """Leave the names of modules out of the types in a signature."""
     return tuple(re.sub(r"~(\w+\.)*", "", text) if text else text for text in (signature, returned))
 
 
 def types_of_backends(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Show types where backends are written; elsewhere almost all of them are Any, and overloads hide the call."""
+    """Show types where backends are written; elsewhere almost all of them are Any, and overloads
+    hide the call.
+    """
     app.config.autodoc_typehints = "signature" if docname == "docs/reference/backend" else "none"
 
 
 class FunctionsOfTheTable(SphinxTransform):
-    """Make each row of the table in docs/ops.md the place of its function: `cgshim.ops.sin` links to it."""
+    """Make each row of the table in docs/ops.md the place of its function: `cgshim.ops.sin` links
+    to it.
+    """
 
     default_priority = 500
 

@@ -1,4 +1,6 @@
-"""The option --picture PATH, which the examples with a picture share; matplotlib is needed for it alone."""
+"""The option --picture PATH, which the examples with a picture share; matplotlib is needed for it
+alone.
+"""
 
 import argparse
 from contextlib import contextmanager
@@ -18,7 +20,9 @@ def panels(path, columns, *, width=4.0, height=3.4):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, columns, figsize=(width * columns, height), layout="constrained")
+    figure, axes = pyplot.subplots(
+        1, columns, figsize=(width * columns, height), layout="constrained"
+    )
     yield axes
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

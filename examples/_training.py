@@ -1,4 +1,6 @@
-"""What the examples that train have in common: scikit-learn's digits, first weights, a loss and Adam."""
+"""What the examples that train have in common: scikit-learn's digits, first weights, a loss and
+Adam.
+"""
 
 import importlib
 from itertools import pairwise
@@ -22,7 +24,9 @@ from cgshim import (
 
 
 def digits():
-    """Images of 8 x 8 grey levels from 0 to 1, as rows, and their labels: 1200 to train on, and 597 to test."""
+    """Images of 8 x 8 grey levels from 0 to 1, as rows, and their labels: 1200 to train on, and 597
+    to test.
+    """
     images, labels = load_digits(return_X_y=True)
     images = (images / 16).astype("float32")
     return (images[:1200], labels[:1200]), (images[1200:], labels[1200:])

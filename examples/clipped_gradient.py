@@ -1,7 +1,9 @@
-"""A recurrent network on a cliff of its loss: the gradient would throw the descent away, and so it is clipped.
+"""A recurrent network on a cliff of its loss: the gradient would throw the descent away, and so it
+is clipped.
 
-The network h <- w * h + b, ten times over, is to arrive at 1. Where w is larger than 1 its gradient explodes.
-(Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013.)
+The network h <- w * h + b, ten times over, is to arrive at 1. Where w is larger than 1 its gradient
+explodes. (Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks",
+2013.)
 """
 
 import numpy as np
@@ -43,7 +45,9 @@ def clipped_loss(weights):
 
 
 def descend(of):
-    """The loss and the weights at each step, as far as they are finite, and the length of the first step."""
+    """The loss and the weights at each step, as far as they are finite, and the length of the first
+    step.
+    """
     weights, losses, path, steps = op_convert_to_tensor(START, "float32"), [], [], []
     for _ in range(STEPS):
         value, gradient = op_value_and_grad(of)(weights)

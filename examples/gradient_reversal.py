@@ -1,9 +1,11 @@
-"""Domain adaptation: digits with a watermark that tells the label away teach a network to read those without.
+"""Domain adaptation: digits with a watermark that tells the label away teach a network to read
+those without.
 
-The labelled digits bear their label in binary in the left margin; the digits that the network is for bear none, and
-no label. A classifier leans on the watermark. Gradient reversal puts a second classifier behind its features, which
-learns to tell where a digit comes from, while the features learn, by the gradient of the opposite sign, to hide it.
-(Ganin and Lempitsky, "Unsupervised domain adaptation by backpropagation", 2015.)
+The labelled digits bear their label in binary in the left margin; the digits that the network is
+for bear none, and no label. A classifier leans on the watermark. Gradient reversal puts a second
+classifier behind its features, which learns to tell where a digit comes from, while the features
+learn, by the gradient of the opposite sign, to hide it. (Ganin and Lempitsky, "Unsupervised domain
+adaptation by backpropagation", 2015.)
 """
 
 import numpy as np
@@ -69,7 +71,9 @@ def train(strength):
         of_labelled, of_others = features(labelled, weights), features(others, weights)
         loss_of_labels = cross_entropy(of_labelled @ weights[1], target)
         hidden = [reverse_gradient(of, strength) for of in (of_labelled, of_others)]
-        loss_of_origin = 0.5 * (softplus(-origin(hidden[0], weights)) + softplus(origin(hidden[1], weights)))
+        loss_of_origin = 0.5 * (
+            softplus(-origin(hidden[0], weights)) + softplus(origin(hidden[1], weights))
+        )
         return loss_of_labels + loss_of_origin
 
     *_, weights = adam(loss, first_weights(0, 64, 64, 10) + first_weights(1, 64, 64, 1), STEPS)
@@ -81,10 +85,16 @@ def main(picture=None):
     seen_by = {}
     for name, strength in [("no reversal", 0.0), ("with reversal", 0.2)]:
         weights = train(strength)
-        marked, plain = (op_convert_to_tensor(x) for x in (watermarked(images, labels), unmarked(images)))
+        marked, plain = (
+            op_convert_to_tensor(x) for x in (watermarked(images, labels), unmarked(images))
+        )
         right = [accuracy(logits(x, weights), labels) for x in (marked, plain)]
-        print(f"{name}: {right[0]:.0%} of the unseen watermarked digits right, {right[1]:.0%} of the plain ones")
-        seen_by[f"{name}: {right[1]:.0%}"] = [op_convert_to_numpy(features(x, weights)) for x in (marked, plain)]
+        print(
+            f"{name}: {right[0]:.0%} of the unseen watermarked digits right, {right[1]:.0%} of the plain ones"
+        )
+        seen_by[f"{name}: {right[1]:.0%}"] = [
+            op_convert_to_numpy(features(x, weights)) for x in (marked, plain)
+        ]
     if picture:
         draw(seen_by, picture)
 
@@ -96,7 +106,10 @@ def draw(seen_by, path):
             directions = np.linalg.svd(stacked - stacked.mean(0), full_matrices=False)[2][:2].T
             for label, of in zip(("watermarked", "plain"), seen, strict=True):
                 axis.scatter(*((of - stacked.mean(0)) @ directions).T, s=4, label=label)
-            axis.set(title=f"{name} of the plain digits right", xlabel="features, by principal components")
+            axis.set(
+                title=f"{name} of the plain digits right",
+                xlabel="features, by principal components",
+            )
         axes[0].legend()
 
 

@@ -1,7 +1,9 @@
-"""The gradient of a solution, without a gradient through the solver: of a fixed point and of a linear system.
+"""The gradient of a solution, without a gradient through the solver: of a fixed point and of a
+linear system.
 
-Both rules solve one linear system, the adjoint of the first, with the solver at hand; nothing of the iterations is
-kept. The fixed point is the hidden layer of a deep equilibrium model (Bai, Kolter and Koltun, 2019).
+Both rules solve one linear system, the adjoint of the first, with the solver at hand; nothing of
+the iterations is kept. The fixed point is the hidden layer of a deep equilibrium model (Bai, Kolter
+and Koltun, 2019).
 """
 
 import numpy as np
@@ -76,8 +78,11 @@ def main():
         of = {}
         for spelling, fn in [("rule", implicit), ("autodiff", plain)]:
             first = op_grad(lambda p, fn=fn: op_sum(costs * fn(p)))
-            second = op_grad(lambda p, first=first: op_sum(first(p)[0] ** 2))  # of a gradient penalty
-            of[spelling] = [op_convert_to_numpy(derivative(at)[0])[0] for derivative in (first, second)]
+            # of a gradient penalty
+            second = op_grad(lambda p, first=first: op_sum(first(p)[0] ** 2))
+            of[spelling] = [
+                op_convert_to_numpy(derivative(at)[0])[0] for derivative in (first, second)
+            ]
         for order, rule, autodiff in zip(("first", "second"), *of.values(), strict=True):
             agree = np.allclose(rule, autodiff, rtol=1e-4, atol=1e-5)
             print(f"{name}, {order} order: {np.round(rule, 4)}; autodiff agrees: {agree}")

@@ -1,10 +1,18 @@
-"""A line whose weights the function reads without being given them: the rule takes them as `variables`.
+"""A line whose weights the function reads without being given them: the rule takes them as
+`variables`.
 
-The documented example of captured trainable state. The gradients that the rule gives the weights are, in its order,
-the sums of dpoly * x and of dpoly: 6 and 3 at x = [1, 2, 3].
+The documented example of captured trainable state. The gradients that the rule gives the weights
+are, in its order, the sums of dpoly * x and of dpoly: 6 and 3 at x = [1, 2, 3].
 """
 
-from cgshim import op_convert_to_numpy, op_convert_to_tensor, op_custom_gradient, op_stack, op_sum, op_vjp
+from cgshim import (
+    op_convert_to_numpy,
+    op_convert_to_tensor,
+    op_custom_gradient,
+    op_stack,
+    op_sum,
+    op_vjp,
+)
 
 
 def line(x, weights):

@@ -1,12 +1,20 @@
 """log(1 + exp(x)), whose value and gradient overflow where exp(x) does, with both as they are.
 
-It runs on the backend that CGSHIM_BACKEND names, or else on NumPy. The documented example of tf.custom_gradient and of
-keras.ops.custom_gradient has a stable rule for a value that still overflows: docs/learn.md shows it.
+It runs on the backend that CGSHIM_BACKEND names, or else on NumPy. The documented example of
+tf.custom_gradient and of keras.ops.custom_gradient has a stable rule for a value that still
+overflows: docs/learn.md shows it.
 """
 
 import numpy as np
 
-from cgshim import config_backend, op_convert_to_numpy, op_convert_to_tensor, op_custom_gradient, op_value_and_grad, ops
+from cgshim import (
+    config_backend,
+    op_convert_to_numpy,
+    op_convert_to_tensor,
+    op_custom_gradient,
+    op_value_and_grad,
+    ops,
+)
 
 
 @op_custom_gradient

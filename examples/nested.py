@@ -1,7 +1,9 @@
-"""A fused kernel that returns its value and its first derivative: an op inside the rule gives the second.
+"""A fused kernel that returns its value and its first derivative: an op inside the rule gives the
+second.
 
-The kernel is opaque (it computes in NumPy, detached), so no autodiff can see through it. The inner op says what the
-derivative of the derivative is: on purpose 5 times the true one, to show that it is asked.
+The kernel is opaque (it computes in NumPy, detached), so no autodiff can see through it. The inner
+op says what the derivative of the derivative is: on purpose 5 times the true one, to show that it
+is asked.
 """
 
 import numpy as np
@@ -28,7 +30,11 @@ def quartic(x):
 def main():
     x = op_convert_to_tensor(2.0, "float32")
     first, second = op_grad(quartic), op_grad(op_grad(quartic))
-    for name, fn in [("value", quartic), ("first derivative", first), ("second derivative, times 5", second)]:
+    for name, fn in [
+        ("value", quartic),
+        ("first derivative", first),
+        ("second derivative, times 5", second),
+    ]:
         print(f"{name}: {np.round(op_convert_to_numpy(fn(x)), 3)}")
 
 

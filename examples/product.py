@@ -17,7 +17,10 @@ def main():
     print("product at (2, 3):", float(op_convert_to_numpy(value)))
     for upstream in (1.0, 10.0):
         gradients = pullback(op_convert_to_tensor(upstream, "float32"))
-        print(f"gradients for upstream {upstream}:", *(float(op_convert_to_numpy(g)) for g in gradients))
+        print(
+            f"gradients for upstream {upstream}:",
+            *(float(op_convert_to_numpy(g)) for g in gradients),
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""A part of a network that keeps its arguments alone and runs again in the backward pass: time for memory.
+"""A part of a network that keeps its arguments alone and runs again in the backward pass: time for
+memory.
 
-With `--memory SIZE` it measures by how much the peak memory of the process grows, on arrays of that size.
+With `--memory SIZE` it measures by how much the peak memory of the process grows, on arrays of that
+size.
 """
 
 import argparse
@@ -23,7 +25,9 @@ from cgshim import (
 
 
 def recompute(fn):
-    """fn, with a rule that keeps nothing of what fn computes; fn must return the same each time it runs."""
+    """fn, with a rule that keeps nothing of what fn computes; fn must return the same each time it
+    runs.
+    """
 
     @op_custom_gradient
     def recomputed(*args, **options):
@@ -39,7 +43,9 @@ def recompute(fn):
 
 
 def dropout(x, seed):
-    """x with zeros for a tenth of its elements: the same ones each time, because they are drawn from a seed."""
+    """x with zeros for a tenth of its elements: the same ones each time, because they are drawn
+    from a seed.
+    """
     kept = np.random.default_rng(seed).random(tuple(x.shape), "float32") >= 0.1
     return x * op_convert_to_tensor(kept / np.float32(0.9), x.dtype)
 
@@ -79,22 +85,34 @@ def main():
     for name, spelling in SPELLINGS.items():
         runs = 0
         value, gradient = run(spelling, 9)
-        print(f"{name:11} loss {value:.4f}, gradient {np.round(gradient, 4)}, {runs} runs of a block")
+        print(
+            f"{name:11} loss {value:.4f}, gradient {np.round(gradient, 4)}, {runs} runs of a block"
+        )
 
 
 def measure_memory(size):
-    # Linux alone has it; getrusage has the peak of the process that started this one, if it is higher
-    peak = lambda: int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+    # Linux alone has it; getrusage has the peak of the process that started this one, if it is
+    # higher
+    peak = lambda: (
+        int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+    )
     for spelling in SPELLINGS.values():
         run(spelling, 9)  # what a framework sets up when it is first used is not counted
     before = peak()
     for name in ("recomputed", "plain"):  # a peak only grows: what takes less comes first
         run(SPELLINGS[name], size)
-        print(f"{name:11} the peak grows by {peak() - before:.0f} MB, where an array has {size / 2**18:.0f} MB")
+        print(
+            f"{name:11} the peak grows by {peak() - before:.0f} MB, where an array has {size / 2**18:.0f} MB"
+        )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--memory", type=int, metavar="SIZE", help="measure the peak memory, for arrays of this size")
+    parser.add_argument(
+        "--memory",
+        type=int,
+        metavar="SIZE",
+        help="measure the peak memory, for arrays of this size",
+    )
     size = parser.parse_args().memory
     measure_memory(size) if size else main()

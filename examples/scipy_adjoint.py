@@ -1,7 +1,9 @@
-"""A SciPy routine with its adjoint: digits are sharpened by gradient descent through scipy.ndimage.convolve.
+"""A SciPy routine with its adjoint: digits are sharpened by gradient descent through
+scipy.ndimage.convolve.
 
-The adjoint of the blur is the correlation with the same kernel, and that of the correlation is the blur: two ops, each
-the rule of the other, so that every order is right. `op_host` runs SciPy's routines in compiled code too.
+The adjoint of the blur is the correlation with the same kernel, and that of the correlation is the
+blur: two ops, each the rule of the other, so that every order is right. `op_host` runs SciPy's
+routines in compiled code too.
 """
 
 import numpy as np
@@ -9,7 +11,14 @@ import scipy.ndimage
 from _picture import panels, picture_path
 from _training import digits
 
-from cgshim import op_convert_to_numpy, op_convert_to_tensor, op_custom_gradient, op_grad, op_host, op_sum
+from cgshim import (
+    op_convert_to_numpy,
+    op_convert_to_tensor,
+    op_custom_gradient,
+    op_grad,
+    op_host,
+    op_sum,
+)
 
 KERNEL = np.array([[0.4, 0.2, 0.0], [0.1, 0.2, 0.0], [0.0, 0.0, 0.1]], "float32")
 STEPS = 100

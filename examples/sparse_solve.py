@@ -1,7 +1,9 @@
-"""A sparse linear solver with its factorization kept for the gradient: heat flows through a plate, and is measured.
+"""A sparse linear solver with its factorization kept for the gradient: heat flows through a plate,
+and is measured.
 
-SciPy factors the matrix once, in f; the rule solves with the same factors, transposed. What grad_fn keeps is SciPy's
-own object, which no framework can look into. In compiled code too it is made once for value and gradient.
+SciPy factors the matrix once, in f; the rule solves with the same factors, transposed. What grad_fn
+keeps is SciPy's own object, which no framework can look into. In compiled code too it is made once
+for value and gradient.
 """
 
 import numpy as np
@@ -16,7 +18,9 @@ factorizations = []
 
 def conduction(conductivity):
     """The matrix of heat that flows between the cells of a plate, and out of it at its edges."""
-    between = scipy.sparse.diags([-np.ones(SIDE - 1), 2 * np.ones(SIDE), -np.ones(SIDE - 1)], [-1, 0, 1])
+    between = scipy.sparse.diags(
+        [-np.ones(SIDE - 1), 2 * np.ones(SIDE), -np.ones(SIDE - 1)], [-1, 0, 1]
+    )
     plate = scipy.sparse.kronsum(between, between)
     return (scipy.sparse.diags(conductivity) @ plate).tocsc(), plate
 

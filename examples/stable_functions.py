@@ -1,7 +1,8 @@
-"""Functions whose plain autodiff is nan where it matters, with rules that are right there, at every order.
+"""Functions whose plain autodiff is nan where it matters, with rules that are right there, at every
+order.
 
-Each rule asks for the op again instead of keeping its value: what is differentiated once more is then the rule, and
-never the formula underneath.
+Each rule asks for the op again instead of keeping its value: what is differentiated once more is
+then the rule, and never the formula underneath.
 """
 
 import math

@@ -1,7 +1,9 @@
-"""A digits classifier whose weights are -1, 0 or 1 and whose units have five levels, trained straight through them.
+"""A digits classifier whose weights are -1, 0 or 1 and whose units have five levels, trained
+straight through them.
 
-The derivative of rounding is zero wherever it exists, so plain autodiff learns nothing. The straight-through rule
-hands the upstream gradient on as if nothing had been rounded, wherever nothing was clipped.
+The derivative of rounding is zero wherever it exists, so plain autodiff learns nothing. The
+straight-through rule hands the upstream gradient on as if nothing had been rounded, wherever
+nothing was clipped.
 """
 
 from _picture import panels, picture_path
@@ -13,7 +15,9 @@ STEPS = 200
 
 
 def rounded(x, levels):
-    """x, clipped to -1 .. 1 and rounded to `levels` steps on each side of 0; autodiff finds no gradient."""
+    """x, clipped to -1 .. 1 and rounded to `levels` steps on each side of 0; autodiff finds no
+    gradient.
+    """
     return op_floor(op_clip(x, -1.0, 1.0) * levels + 0.5) / levels
 
 
@@ -32,10 +36,18 @@ def classify(images, weights, quantiser):
 def train(quantiser):
     """The accuracy on unseen digits after each tenth step, with this quantiser's gradient."""
     (images, labels), (unseen, unseen_labels) = digits()
-    images, unseen, target = op_convert_to_tensor(images), op_convert_to_tensor(unseen), one_hot(labels)
+    images, unseen, target = (
+        op_convert_to_tensor(images),
+        op_convert_to_tensor(unseen),
+        one_hot(labels),
+    )
     weights = [2.0 * w for w in first_weights(0, 64, 48, 10)]
     steps = adam(lambda w: cross_entropy(classify(images, w, quantiser), target), weights, STEPS)
-    return [accuracy(classify(unseen, w, quantiser), unseen_labels) for at, w in enumerate(steps, 1) if at % 10 == 0]
+    return [
+        accuracy(classify(unseen, w, quantiser), unseen_labels)
+        for at, w in enumerate(steps, 1)
+        if at % 10 == 0
+    ]
 
 
 def main(picture=None):
@@ -52,7 +64,12 @@ def draw(curves, path):
     with panels(path, 2) as (left, right):
         for name, curve in curves.items():
             left.plot(range(10, STEPS + 1, 10), curve, label=name)
-        left.set(title="a network of -1, 0 and 1", xlabel="step", ylabel="accuracy on unseen digits", ylim=(0, 1))
+        left.set(
+            title="a network of -1, 0 and 1",
+            xlabel="step",
+            ylabel="accuracy on unseen digits",
+            ylim=(0, 1),
+        )
         left.legend()
         x = np.linspace(-1.6, 1.6, 641)
         right.plot(x, rounded(x, 2), label="forward: five levels")

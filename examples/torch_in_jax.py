@@ -1,7 +1,8 @@
 """A PyTorch network inside jax.jit: trained by JAX, and then used by PyTorch.
 
-`op_host(..., backend="torch")` makes an op of the network, as a function of its weights and of images. The loss and the
-steps are JAX's, the derivatives of the network are PyTorch's own. This example needs both, and runs on JAX alone.
+`op_host(..., backend="torch")` makes an op of the network, as a function of its weights and of
+images. The loss and the steps are JAX's, the derivatives of the network are PyTorch's own. This
+example needs both, and runs on JAX alone.
 """
 
 import copy
@@ -50,7 +51,9 @@ def first_weights():
 def network_with(weights):
     """The network as PyTorch has it, with these weights."""
     trained = copy.deepcopy(network)
-    trained.load_state_dict({name: torch.tensor(np.asarray(weight)) for name, weight in weights.items()})
+    trained.load_state_dict(
+        {name: torch.tensor(np.asarray(weight)) for name, weight in weights.items()}
+    )
     return trained
 
 
@@ -63,14 +66,18 @@ def main():
     trained = {"JAX": train(step, *training), "jax.jit": train(jax.jit(step), *training)}
 
     def show(name, value, logits):
-        print(f"{name:20}{float(value):8.4f}{np.mean(np.asarray(logits).argmax(-1) == unseen_labels):20.1%}")
+        print(
+            f"{name:20}{float(value):8.4f}{np.mean(np.asarray(logits).argmax(-1) == unseen_labels):20.1%}"
+        )
 
     print("                       loss  unseen digits right")
     for name, weights in {"before": first_weights(), **trained}.items():
         show(name, loss(weights, *training), classify(weights, jnp.asarray(unseen)))
     in_torch = network_with(trained["jax.jit"])
     with torch.no_grad():
-        of_training = torch.nn.functional.cross_entropy(in_torch(torch.tensor(images)), torch.tensor(labels))
+        of_training = torch.nn.functional.cross_entropy(
+            in_torch(torch.tensor(images)), torch.tensor(labels)
+        )
         show("the same in PyTorch", of_training, in_torch(torch.tensor(unseen)))
 
 

@@ -1,8 +1,10 @@
-"""A simulator in C with its adjoint in C: ultrasound finds a body in water, eagerly and in compiled code.
+"""A simulator in C with its adjoint in C: ultrasound finds a body in water, eagerly and in compiled
+code.
 
-A ring of transducers surrounds the body. Each fires once, and all record what arrives. Gradient descent looks for the
-speed of sound in each cell that explains the records. The simulator in wave.c keeps the sound of all times on tapes,
-which grad_fn holds. Its adjoint sends the errors of the records back in time, and reads the tapes.
+A ring of transducers surrounds the body. Each fires once, and all record what arrives. Gradient
+descent looks for the speed of sound in each cell that explains the records. The simulator in wave.c
+keeps the sound of all times on tapes, which grad_fn holds. Its adjoint sends the errors of the
+records back in time, and reads the tapes.
 
 With `--time` it measures what a gradient costs.
 """
@@ -39,13 +41,16 @@ STEPS, RATE = 40, 0.01
 ROW, COLUMN = np.indices((SIDE, SIDE)) - SIDE // 2
 INSIDE = ROW**2 + COLUMN**2 < 17**2  # of the ring: there the body is looked for
 ANGLES = 2 * np.pi * np.arange(COUNT) / COUNT
-RING = [np.rint(SIDE // 2 + 20 * direction).astype("intc") for direction in (np.sin(ANGLES), np.cos(ANGLES))]
+RING = [
+    np.rint(SIDE // 2 + 20 * direction).astype("intc")
+    for direction in (np.sin(ANGLES), np.cos(ANGLES))
+]
 TRANSDUCERS = SIDE * RING[0] + RING[1]
 DELAY = np.arange(TIMES) / 4 - 3
 PULSE = (1 - DELAY**2) * np.exp(-(DELAY**2) / 2)  # Ricker's wavelet
 
 
-# --- The simulator ----------------------------------------------------------------------------------------------------
+# --- The simulator --------------------------------------------------------------------------------
 
 
 def compiled_c(source):
@@ -61,15 +66,22 @@ def compiled_c(source):
 
 
 WAVE = compiled_c(Path(__file__).parent / "wave.c")
-SIZES, INTS, DOUBLES = [ctypes.c_int] * 3, np.ctypeslib.ndpointer("intc"), np.ctypeslib.ndpointer("float64", flags="C")
+SIZES, INTS, DOUBLES = (
+    [ctypes.c_int] * 3,
+    np.ctypeslib.ndpointer("intc"),
+    np.ctypeslib.ndpointer("float64", flags="C"),
+)
 WAVE.simulate.argtypes = [*SIZES, DOUBLES, INTS, DOUBLES, DOUBLES, DOUBLES]
 WAVE.adjoint.argtypes = [*SIZES, DOUBLES, INTS, DOUBLES, DOUBLES, DOUBLES, DOUBLES]
 runs = collections.Counter()
 
 
-@op_custom_gradient(host_outputs=lambda m: Spec((COUNT, TIMES, COUNT), m.dtype), keep=1)  # the tapes take 26 MB
+# the tapes take 26 MB
+@op_custom_gradient(host_outputs=lambda m: Spec((COUNT, TIMES, COUNT), m.dtype), keep=1)
 def recorded(m):
-    """What each transducer hears at each time, for each one that fires; m is the square of the speed in wave.c."""
+    """What each transducer hears at each time, for each one that fires; m is the square of the
+    speed in wave.c.
+    """
     m = np.asarray(m, "float64")
     records, tapes = np.zeros((COUNT, TIMES, COUNT)), np.zeros((COUNT, TIMES + 2, SIDE * SIDE))
     WAVE.simulate(SIDE, TIMES, COUNT, m, TRANSDUCERS, PULSE, records, tapes)
@@ -77,18 +89,30 @@ def recorded(m):
 
     def grad_fn(upstream):
         gradient, room = np.zeros((SIDE, SIDE)), np.zeros((TIMES + 2, SIDE * SIDE))
-        WAVE.adjoint(SIDE, TIMES, COUNT, m, TRANSDUCERS, tapes, np.asarray(upstream, "float64"), room, gradient)
+        WAVE.adjoint(
+            SIDE,
+            TIMES,
+            COUNT,
+            m,
+            TRANSDUCERS,
+            tapes,
+            np.asarray(upstream, "float64"),
+            room,
+            gradient,
+        )
         runs["adjoint"] += 1
         return gradient
 
     return records, grad_fn
 
 
-# --- The search -------------------------------------------------------------------------------------------------------
+# --- The search -----------------------------------------------------------------------------------
 
 
 def sound(speed):
-    """The records for the speed in each cell, where 1 is that of water: half a cell in each step of time."""
+    """The records for the speed in each cell, where 1 is that of water: half a cell in each step of
+    time.
+    """
     return recorded((0.5 * speed) ** 2)
 
 
@@ -138,7 +162,10 @@ def main(picture=None):
     truth, observed = body(), sound(op_convert_to_tensor(body()))
     runs.clear()
     ways = {"eager": op_value_and_grad(misfit), "compiled": compiled_value_and_grad(misfit)}
-    found = {f"{STEPS} steps, {name}": search(observed, value_and_grad) for name, value_and_grad in ways.items()}
+    found = {
+        f"{STEPS} steps, {name}": search(observed, value_and_grad)
+        for name, value_and_grad in ways.items()
+    }
     counts = f"runs in {2 * STEPS} steps: {runs['simulator']} of the simulator, {runs['adjoint']} of its adjoint"
 
     print("                      misfit  speed off by")
@@ -157,12 +184,20 @@ def measure():
     moved = [speed, *(op_convert_to_tensor(water() + 0.01 * cell) for cell in cells)]
     ways = {
         "misfit": (20, lambda: op_convert_to_numpy(misfit(speed, observed))),
-        "with its gradient, by the adjoint": (20, lambda: op_value_and_grad(misfit)(speed, observed)),
-        "by finite differences": (1, lambda: [op_convert_to_numpy(misfit(each, observed)) for each in moved]),
+        "with its gradient, by the adjoint": (
+            20,
+            lambda: op_value_and_grad(misfit)(speed, observed),
+        ),
+        "by finite differences": (
+            1,
+            lambda: [op_convert_to_numpy(misfit(each, observed)) for each in moved],
+        ),
     }
     print(f"{len(cells)} speeds")
     for name, (times, fn) in ways.items():
-        print(f"{name:34}{1000 * min(repeat(fn, timer=process_time, number=1, repeat=times)):8.1f} ms")
+        print(
+            f"{name:34}{1000 * min(repeat(fn, timer=process_time, number=1, repeat=times)):8.1f} ms"
+        )
 
 
 def draw(truth, found, path):
@@ -173,7 +208,11 @@ def draw(truth, found, path):
             shown = axis.imshow(image, vmin=0.94, vmax=1.13)
             axis.plot(*RING[::-1], "w.")
             axis.set(title=name, xticks=[], yticks=[])
-            right.plot(op_convert_to_numpy(sound(op_convert_to_tensor(image)))[0, :, COUNT // 2], style, label=name)
+            right.plot(
+                op_convert_to_numpy(sound(op_convert_to_tensor(image)))[0, :, COUNT // 2],
+                style,
+                label=name,
+            )
         axis.figure.colorbar(shown, ax=maps, label="speed of sound (water: 1)")
         right.set(title="what arrives on the other side", xlabel="time", xlim=(60, TIMES))
         right.legend()

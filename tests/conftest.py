@@ -1,7 +1,10 @@
-"""What a run tests beside cgshim's own plug-in: gaps are strict, and a backend's folder belongs to its runs."""
+"""What a run tests beside cgshim's own plug-in: gaps are strict, and a backend's folder belongs to
+its runs.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -27,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before the plug-in imports the frameworks
 def pytest_configure(config: pytest.Config) -> None:
     _take_off_path()
+    gc.set_threshold(50_000, 20, 50)  # torch.compile makes millions of objects
     os.environ.setdefault("JAX_ENABLE_X64", "1")
     config.pluginmanager.register(gpus)
 
@@ -36,7 +40,9 @@ def pytest_collection_finish() -> None:
 
 
 def _take_off_path() -> None:
-    """pytest puts this folder on sys.path, where jax/ and torch/ would pass for the frameworks of that name."""
+    """pytest puts this folder on sys.path, where jax/ and torch/ would pass for the frameworks of
+    that name.
+    """
     sys.path[:] = [entry for entry in sys.path if entry != str(HERE)]
 
 
@@ -58,7 +64,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 
 
 def _row_of(item: pytest.Item) -> tuple[str, str]:
-    """Where a test would stand in the table of gaps: under its case's backend, its parameter's, or its folder's."""
+    """Where a test would stand in the table of gaps: under its case's backend, its parameter's, or
+    its folder's.
+    """
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     case = parameters.get("case")
     if case is not None and hasattr(case, "framework"):
@@ -68,7 +76,8 @@ def _row_of(item: pytest.Item) -> tuple[str, str]:
 
 @pytest.fixture(autouse=True)
 def no_trace_of_the_test_before() -> Iterator[None]:
-    """An error within a derivative leaves autograd's count of traces raised, for good (1.9: it has no `finally`).
+    """An error within a derivative leaves autograd's count of traces raised, for good (1.9: it has
+    no `finally`).
 
     No call would be plain in the tests after it.
     """

@@ -1,4 +1,6 @@
-"""What a framework cannot give: a row is a strict xfail, so that it goes when its reason does. At most five rows."""
+"""What a framework cannot give: a row is a strict xfail, so that it goes when its reason does. At
+most five rows.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ from importlib.metadata import version
 from packaging.specifiers import SpecifierSet
 
 GAPS: dict[tuple[str, str], str] = {
-    ("tensorflow", "test_a_rule_that_may_not_be_linear_is_refused_around_a_function_in_a_function"): (
+    (
+        "tensorflow",
+        "test_a_rule_that_may_not_be_linear_is_refused_around_a_function_in_a_function",
+    ): (
         "a ForwardAccumulator within a tf.function transposes another tf.function without telling that it does: "
         "https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/eager/forwardprop.py"
     ),
@@ -63,7 +68,11 @@ OF_VERSIONS: dict[tuple[str, str, str], str] = {
     ("jax", "<0.7", "test_a_program_calls_f_as_often_as_by_hand_or_less[equal calls]"): _OPTIMISED,
     ("jax", "<0.6", "test_the_gradient_of_what_is_checked_is_the_rules"): _CHECKIFY,
     ("jax", "<0.6", "test_errors_are_those_of_a_custom_vjp[vmap of jit-check]"): _CHECKIFY,
-    ("jax", "<0.6", "test_errors_are_those_of_a_custom_vjp[vmap of jit-check that passes]"): _CHECKIFY,
+    (
+        "jax",
+        "<0.6",
+        "test_errors_are_those_of_a_custom_vjp[vmap of jit-check that passes]",
+    ): _CHECKIFY,
     ("jax", "<0.6", "test_the_residuals_are_those_of_a_custom_vjp[jit]"): _RECORDED,
     ("jax", "<0.6", "test_the_residuals_are_those_of_a_custom_vjp[<lambda>]"): _RECORDED,
     ("jax", "<0.6", "test_a_custom_vjp_inside_and_around"): _RECORDED,
@@ -94,6 +103,20 @@ OF_VERSIONS: dict[tuple[str, str, str], str] = {
 def gaps_of(backend: str) -> dict[str, str]:
     """Return the gaps of a backend with the version of its framework that is installed."""
     always = {test: reason for (name, test), reason in GAPS.items() if name == backend}
-    rows = [(test, reason, versions) for (name, versions, test), reason in OF_VERSIONS.items() if name == backend]
-    installed = version("autograd") if backend == "numpy" else import_module(backend).__version__ if rows else ""
-    return always | {test: reason for test, reason, versions in rows if SpecifierSet(versions).contains(installed)}
+    rows = [
+        (test, reason, versions)
+        for (name, versions, test), reason in OF_VERSIONS.items()
+        if name == backend
+    ]
+    installed = (
+        version("autograd")
+        if backend == "numpy"
+        else import_module(backend).__version__
+        if rows
+        else ""
+    )
+    return always | {
+        test: reason
+        for test, reason, versions in rows
+        if SpecifierSet(versions).contains(installed)
+    }

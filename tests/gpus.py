@@ -1,4 +1,6 @@
-"""Tests on a GPU run where one is; elsewhere the summary counts them. A plugin, which conftest.py registers."""
+"""Tests on a GPU run where one is; elsewhere the summary counts them. A plugin, which conftest.py
+registers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ NOT_RUN = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs a GPU, or --gpu-device cpu, which tries it without")
+    config.addinivalue_line(
+        "markers", "gpu: needs a GPU, or --gpu-device cpu, which tries it without"
+    )
     config.addinivalue_line("markers", "only_on_gpu: a gpu test that cannot be tried without")
     config.stash[NOT_RUN] = 0
 
@@ -36,10 +40,14 @@ def _can_run(item: pytest.Item, device: str | None) -> bool:
 
 def _has_gpu(backend: str) -> bool:
     framework: Any = sys.modules[backend]
-    return framework.cuda.is_available() if backend == "torch" else framework.default_backend() == "gpu"
+    return (
+        framework.cuda.is_available()
+        if backend == "torch"
+        else framework.default_backend() == "gpu"
+    )
 
 
-# --- Where xdist runs tests in processes of its own ------------------------------------------------------------------
+# --- Where xdist runs tests in processes of its own -----------------------------------------------
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -53,8 +61,14 @@ def pytest_testnodedown(node: Any) -> None:
     node.config.stash[NOT_RUN] = getattr(node, "workeroutput", {}).get("gpu_not_run", 0)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     count = config.stash[NOT_RUN]
     if count:
-        why = "cannot be tried without a GPU" if config.option.gpu_device == "cpu" else "no GPU here"
-        terminalreporter.write_line(f"not run: {count} gpu tests, {why} (`nox -s gpu` runs them where one is)")
+        why = (
+            "cannot be tried without a GPU" if config.option.gpu_device == "cpu" else "no GPU here"
+        )
+        terminalreporter.write_line(
+            f"not run: {count} gpu tests, {why} (`nox -s gpu` runs them where one is)"
+        )

@@ -21,7 +21,9 @@ FORMS = (
     "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), "
     "each with or without variables and needs_input_grad last"
 )
-PAIR = "return the output and a function that turns upstream gradients into gradients of the arguments"
+PAIR = (
+    "return the output and a function that turns upstream gradients into gradients of the arguments"
+)
 IN_ORDER = "return them in order, each None, a tensor, or structured as its argument"
 BROADCAST = "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule"
 ONE_A_VARIABLE = "return (gradients, [one per variable])"
@@ -44,14 +46,16 @@ def raises(error: type[Exception], text: str, fn: Callable[..., Any], *args: Any
     assert str(caught.value) == text
 
 
-# --- At decoration and at the call --------------------------------------------------------------------------------
+# --- At decoration and at the call ----------------------------------------------------------------
 
 
 NO_FUNCTIONS = {
     "int": 3,
     "property": property(lambda self: 3),
     "cached_property": functools.cached_property(lambda self: 3),
-    "singledispatchmethod": functools.singledispatchmethod(lambda self, x: (x, lambda upstream: upstream)),
+    "singledispatchmethod": functools.singledispatchmethod(
+        lambda self, x: (x, lambda upstream: upstream)
+    ),
 }
 
 
@@ -78,10 +82,22 @@ def _closed(coroutine: Any) -> Any:
 
 
 AT_THE_CALL: dict[str, tuple[Callable[..., Any], str]] = {
-    "no pair": (lambda x, y: x, f"<lambda> must return a pair (output, grad_fn), got f32[2]; {PAIR}"),
-    "nothing": (lambda x, y: None, f"<lambda> must return a pair (output, grad_fn), got None; {PAIR}"),
-    "no rule": (lambda x, y: (x, None), f"<lambda> must return a pair (output, grad_fn), got (f32[2], None); {PAIR}"),
-    "no callable": (lambda x, y: (x, 3), f"<lambda> must return a pair (output, grad_fn), got (f32[2], int); {PAIR}"),
+    "no pair": (
+        lambda x, y: x,
+        f"<lambda> must return a pair (output, grad_fn), got f32[2]; {PAIR}",
+    ),
+    "nothing": (
+        lambda x, y: None,
+        f"<lambda> must return a pair (output, grad_fn), got None; {PAIR}",
+    ),
+    "no rule": (
+        lambda x, y: (x, None),
+        f"<lambda> must return a pair (output, grad_fn), got (f32[2], None); {PAIR}",
+    ),
+    "no callable": (
+        lambda x, y: (x, 3),
+        f"<lambda> must return a pair (output, grad_fn), got (f32[2], int); {PAIR}",
+    ),
     "a list": (
         lambda x, y: [x, lambda u: u],
         f"<lambda> must return a pair (output, grad_fn), got a list of 2; {PAIR}",
@@ -94,7 +110,10 @@ AT_THE_CALL: dict[str, tuple[Callable[..., Any], str]] = {
         cgshim.op_custom_gradient(lambda x, y: (x, lambda u: u)),
         f"<lambda> must return a pair (output, grad_fn), got f32[2]; {PAIR}",
     ),
-    "a generator": (_generates, f"_generates must return a pair (output, grad_fn), got generator; {PAIR}"),
+    "a generator": (
+        _generates,
+        f"_generates must return a pair (output, grad_fn), got generator; {PAIR}",
+    ),
     "a coroutine": (
         lambda x, y: _closed(_promises(x, y)),
         f"<lambda> must return a pair (output, grad_fn), got coroutine; {PAIR}",
@@ -168,7 +187,9 @@ AT_THE_CALL: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize(("f", "text"), AT_THE_CALL.values(), ids=AT_THE_CALL.keys())
 @pytest.mark.parametrize("differentiated", [False, True], ids=["plain", "differentiated"])
-def test_at_the_call(framework: Framework, f: Callable[..., Any], text: str, differentiated: bool) -> None:
+def test_at_the_call(
+    framework: Framework, f: Callable[..., Any], text: str, differentiated: bool
+) -> None:
     op = cgshim.op_custom_gradient(f, name="op")
     args = framework.tensor([1.0, 2.0]), framework.tensor(5.0)
     call = (lambda *args: cgshim.op_vjp(op, *args)) if differentiated else op
@@ -189,19 +210,28 @@ def test_binding(framework: Framework, call: Callable[..., Any], text: str) -> N
     raises(CustomGradientTypeError, text, call, op, framework.tensor([1.0, 2.0]))
 
 
-# --- In the backward pass -----------------------------------------------------------------------------------------
+# --- In the backward pass -------------------------------------------------------------------------
 
 IN_BACKWARD: dict[str, tuple[Callable[..., Any], str]] = {
-    "too many": (lambda u: (u,) * 4, "one gradient for each argument (x, tree), got (f32[2], f32[2], f32[2], f32[2])"),
+    "too many": (
+        lambda u: (u,) * 4,
+        "one gradient for each argument (x, tree), got (f32[2], f32[2], f32[2], f32[2])",
+    ),
     "too few": (lambda u: (u,), "one gradient for each argument (x, tree), got (f32[2],)"),
     "bare": (lambda u: u, "one gradient for each argument (x, tree), got f32[2]"),
     "a dict": (lambda u: {"x": u}, "one gradient for each argument (x, tree), got {'x': f32[2]}"),
-    "another structure": (lambda u: (u, [u]), "one gradient for each argument (x, tree), got (f32[2], [f32[2]])"),
+    "another structure": (
+        lambda u: (u, [u]),
+        "one gradient for each argument (x, tree), got (f32[2], [f32[2]])",
+    ),
     "another key": (
         lambda u: (u, {"v": u, "p": None}),
         "one gradient for each argument (x, tree), got (f32[2], {'v': f32[2], 'p': None})",
     ),
-    "a long one": (lambda u: (u, [u] * 50), "one gradient for each argument (x, tree), got (f32[2], a list of 50)"),
+    "a long one": (
+        lambda u: (u, [u] * 50),
+        "one gradient for each argument (x, tree), got (f32[2], a list of 50)",
+    ),
     "nothing at all": (lambda u: [], "one gradient for each argument (x, tree), got []"),
 }
 """A rule for x of shape (2,) and a tree, and what is said of it."""
@@ -216,13 +246,22 @@ def _run_backward(framework: Framework, rule: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize(("rule", "text"), IN_BACKWARD.values(), ids=IN_BACKWARD.keys())
 def test_count_and_structure(framework: Framework, rule: Callable[..., Any], text: str) -> None:
-    raises(CustomGradientValueError, f"op: grad_fn must return {text}; {IN_ORDER}", _run_backward, framework, rule)
+    raises(
+        CustomGradientValueError,
+        f"op: grad_fn must return {text}; {IN_ORDER}",
+        _run_backward,
+        framework,
+        rule,
+    )
 
 
 SHAPES: dict[str, tuple[Callable[..., Any], str]] = {
     "a scalar": (lambda u: (u[0], None), "x must have its shape f32[2], got f32[]"),
     "a row": (lambda u: (u[None], None), "x must have its shape f32[2], got f32[1,2]"),
-    "one that would broadcast": (lambda u: (u[:1], None), "x must have its shape f32[2], got f32[1]"),
+    "one that would broadcast": (
+        lambda u: (u[:1], None),
+        "x must have its shape f32[2], got f32[1]",
+    ),
     "in a dict and a list": (
         lambda u: (u, {"w": [u], "p": None}),
         "tree['w'][0] must have its shape f32[1,3], got f32[2]",
@@ -231,14 +270,23 @@ SHAPES: dict[str, tuple[Callable[..., Any], str]] = {
         lambda u: (u, {"w": None, "p": (None, u)}),
         "tree['p'].second must have its shape f32[], got f32[2]",
     ),
-    "in a flat list": (lambda u: [u, u, None], "tree['p'].second must have its shape f32[], got f32[2]"),
+    "in a flat list": (
+        lambda u: [u, u, None],
+        "tree['p'].second must have its shape f32[], got f32[2]",
+    ),
     "a number": (lambda u: (3.0, None), "x must have its shape f32[2], got f32[]"),
 }
 
 
 @pytest.mark.parametrize(("rule", "text"), SHAPES.values(), ids=SHAPES.keys())
 def test_shape(framework: Framework, rule: Callable[..., Any], text: str) -> None:
-    raises(CustomGradientValueError, f"op: the gradient of {text}; {BROADCAST}", _run_backward, framework, rule)
+    raises(
+        CustomGradientValueError,
+        f"op: the gradient of {text}; {BROADCAST}",
+        _run_backward,
+        framework,
+        rule,
+    )
 
 
 def test_shape_of_a_star_argument(framework: Framework) -> None:
@@ -249,7 +297,8 @@ def test_shape_of_a_star_argument(framework: Framework) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gradient", "what"), [("text", "str"), (object(), "object"), (len, "builtin_function_or_method")]
+    ("gradient", "what"),
+    [("text", "str"), (object(), "object"), (len, "builtin_function_or_method")],
 )
 def test_gradient_that_is_no_tensor(framework: Framework, gradient: object, what: str) -> None:
     text = f"op: the gradient of x must be a tensor or None, got {what}; return None where there is no gradient"
@@ -262,25 +311,37 @@ def test_complex_gradient_of_a_real_argument(framework: Framework) -> None:
     raises(CustomGradientValueError, text, _run_backward, framework, lambda u: (gradient, None))
 
 
-# --- Tensors of two frameworks ------------------------------------------------------------------------------------
+# --- Tensors of two frameworks --------------------------------------------------------------------
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every two frameworks of the run, and NumPy, which is always here, where it can be the first of two."""
+    """Every two frameworks of the run, and NumPy, which is always here, where it can be the first
+    of two.
+    """
     if "other" in metafunc.fixturenames:
         names = set(metafunc.config.option.backends)
-        first = names - {"numpy"} if "other_tensors" in metafunc.function.__name__ else names | {"numpy"}
+        first = (
+            names - {"numpy"}
+            if "other_tensors" in metafunc.function.__name__
+            else names | {"numpy"}
+        )
         pairs = sorted((name, other) for name in first for other in names - {name, "numpy"})
-        alone = pytest.param("numpy", "numpy", marks=pytest.mark.skip(reason="there is one framework in this run"))
+        alone = pytest.param(
+            "numpy", "numpy", marks=pytest.mark.skip(reason="there is one framework in this run")
+        )
         metafunc.parametrize(("name", "other"), pairs or [alone])
     if "framework_other_than_numpys" in metafunc.fixturenames:
         others = [Framework(name) for name in metafunc.config.option.backends if name != "numpy"]
-        none = pytest.param(None, marks=pytest.mark.skip(reason="NumPy is the only framework in this run"))
+        none = pytest.param(
+            None, marks=pytest.mark.skip(reason="NumPy is the only framework in this run")
+        )
         metafunc.parametrize("framework_other_than_numpys", others or [none])
 
 
 @pytest.mark.parametrize("dtype", ["longdouble", "clongdouble"])
-def test_long_doubles_beside_other_tensors(add: Any, framework_other_than_numpys: Framework, dtype: str) -> None:
+def test_long_doubles_beside_other_tensors(
+    add: Any, framework_other_than_numpys: Framework, dtype: str
+) -> None:
     framework, array = framework_other_than_numpys, np.array([1.0, 2.0], dtype)
     text = f"op: a long double is NumPy's alone, got {describe(array)}; cast it to a dtype of {framework.name}"
     raises(CustomGradientTypeError, text, add, framework.tensor([1.0, 2.0]), array)
@@ -335,7 +396,9 @@ def test_gradient_of_another_backend(name: str, other: str) -> None:
 
 
 def test_output_of_another_backend(name: str, other: str) -> None:
-    """NumPy's arrays are everybody's constants: not where NumPy was chosen, or where they are differentiated."""
+    """NumPy's arrays are everybody's constants: not where NumPy was chosen, or where they are
+    differentiated.
+    """
     x, stray = np.array([1.0, 2.0], "float32"), Framework(other).tensor([3.0, 4.0])
     op = cgshim.op_custom_gradient(lambda x: ([stray], lambda u: u[0]), name="op")
     text = (f"op: {TWO} (use_backend chooses {name}), got f32[2] of {other}; "
@@ -348,7 +411,7 @@ def test_output_of_another_backend(name: str, other: str) -> None:
     assert str(caught.value) == text
 
 
-# --- Variables ----------------------------------------------------------------------------------------------------
+# --- Variables ------------------------------------------------------------------------------------
 
 
 def _run_with_state(framework: Framework, rule: Callable[..., Any]) -> None:
@@ -390,12 +453,16 @@ STATE: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("rule", "error", "text"), STATE.values(), ids=STATE.keys())
-def test_variables(framework: Framework, rule: Callable[..., Any], error: type[Exception], text: str) -> None:
+def test_variables(
+    framework: Framework, rule: Callable[..., Any], error: type[Exception], text: str
+) -> None:
     raises(error, f"op: {text}", _run_with_state, framework, rule)
 
 
 def test_captured_tensor_that_is_differentiated(framework: Framework) -> None:
-    """To some frameworks what is being differentiated is state, to others only their own objects are."""
+    """To some frameworks what is being differentiated is state, to others only their own objects
+    are.
+    """
     rule = lambda upstream: upstream
     op_of = lambda w: cgshim.op_custom_gradient(lambda x: (x * w, rule), name="op")
     with pytest.raises(CustomGradientTypeError) as caught:
@@ -406,11 +473,13 @@ def test_captured_tensor_that_is_differentiated(framework: Framework) -> None:
     )
 
 
-# --- Second orders, forward mode and ops in rules -----------------------------------------------------------------
+# --- Second orders, forward mode and ops in rules -------------------------------------------------
 
 
 class Refused(NamedTuple):
-    """An op, what is done to it, and the whole of what is said: `*` stands for the framework's own name of it."""
+    """An op, what is done to it, and the whole of what is said: `*` stands for the framework's own
+    name of it.
+    """
 
     f: Callable[..., Any]
     options: dict[str, Any]
@@ -476,10 +545,16 @@ def test_refused_transformation(framework: Framework, refused: Refused) -> None:
 
 
 def test_inner_op_that_captures_the_argument(framework: Framework) -> None:
-    """To some frameworks what is being differentiated is state, to others only their own objects are."""
+    """To some frameworks what is being differentiated is state, to others only their own objects
+    are.
+    """
     three = framework.tensor(3.0)
-    inner_of = lambda x: cgshim.op_custom_gradient(lambda c: (c * x * x, lambda upstream: 7.0 * upstream), name="op")
-    outer = cgshim.op_custom_gradient(lambda x: (x * x * x, lambda u: u * inner_of(x)(three)), name="outer")
+    inner_of = lambda x: cgshim.op_custom_gradient(
+        lambda c: (c * x * x, lambda upstream: 7.0 * upstream), name="op"
+    )
+    outer = cgshim.op_custom_gradient(
+        lambda x: (x * x * x, lambda u: u * inner_of(x)(three)), name="outer"
+    )
     with pytest.raises(CustomGradientTypeError) as caught:
         second(framework, outer)
     assert str(caught.value) in (
@@ -510,7 +585,7 @@ def test_method_that_is_not_bound(framework: Framework, kind: str, method: Any) 
     raises(CustomGradientTypeError, text, op, framework.tensor([1.0, 2.0]))
 
 
-# --- op_vjp and op_grad -------------------------------------------------------------------------------------------
+# --- op_vjp and op_grad ---------------------------------------------------------------------------
 
 
 def square(x: Any) -> Any:
@@ -555,13 +630,15 @@ def test_gradient_by_an_integer(framework: Framework) -> None:
     raises(CustomGradientTypeError, text, cgshim.op_grad(square), framework.tensor(2, "int32"))
 
 
-# --- Wrong calls ------------------------------------------------------------------------------------------------------
+# --- Wrong calls ----------------------------------------------------------------------------------
 
 INSTALLED = "cgshim: a backend is named by its framework's import root, got "
 
 WRONG_CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a list of numbers": (
-        lambda: cgshim.op_custom_gradient(lambda x: (2 * x, lambda u: 2 * u), name="double")([1.0, 2.0]),
+        lambda: cgshim.op_custom_gradient(lambda x: (2 * x, lambda u: 2 * u), name="double")(
+            [1.0, 2.0]
+        ),
         CustomGradientTypeError,
         "double: a tensor must be among the arguments, got a list of numbers; "
         "convert it to a tensor (op_convert_to_tensor)",
@@ -593,9 +670,14 @@ def test_wrong_calls(call: Callable[[], Any], error: type[Exception], text: str)
 def test_a_backend_is_named_by_a_string() -> None:
     names: Any = ["numpy"]
     for choose in (cgshim.set_backend, lambda name: cgshim.use_backend(name).__enter__()):
-        with pytest.raises(cgshim.BackendError, match=re.escape(f"{INSTALLED}['numpy']; installed: ")):
+        with pytest.raises(
+            cgshim.BackendError, match=re.escape(f"{INSTALLED}['numpy']; installed: ")
+        ):
             choose(names)
 
 
 def test_an_unknown_rank_is_three_dots() -> None:
-    assert describe(types.SimpleNamespace(shape=types.SimpleNamespace(rank=None), dtype="float32")) == "f32[...]"
+    assert (
+        describe(types.SimpleNamespace(shape=types.SimpleNamespace(rank=None), dtype="float32"))
+        == "f32[...]"
+    )

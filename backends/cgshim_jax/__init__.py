@@ -1,10 +1,11 @@
 """JAX, in three ways, by what surrounds the call.
 
 - nothing, or vmap alone: an op is f.
-- derivatives around values, and vmap perhaps: f runs below the innermost derivative, on values or on what the others
-  differentiate (_written). Under one derivative in reverse mode its rule runs as it was written, and nothing is traced;
-  else the rule is traced when f has run.
-- jit, scan, ...: f and its rule are traced, each once; what they close over becomes an argument (_staged).
+- derivatives around values, and vmap perhaps: f runs below the innermost derivative, on values or
+  on what the others differentiate (_written). Under one derivative in reverse mode its rule runs as
+  it was written, and nothing is traced; else the rule is traced when f has run.
+- jit, scan, ...: f and its rule are traced, each once; what they close over becomes an argument
+  (_staged).
 
 Either way JAX sees one operation of our own, whose derivative is the rule (_primitives).
 """
@@ -22,7 +23,13 @@ import numpy as np
 from cgshim_jax._rules import is_differentiable
 from cgshim_jax._rules import is_tensor as is_tensor
 from cgshim_jax._staged import run_staged
-from cgshim_jax._tracing import CONCRETIZATION_ERRORS, Surroundings, is_differentiated, is_known, surroundings
+from cgshim_jax._tracing import (
+    CONCRETIZATION_ERRORS,
+    Surroundings,
+    is_differentiated,
+    is_known,
+    surroundings,
+)
 from cgshim_jax._written import NotAsWrittenError, Written, closes_over_differentiated, note_read
 
 if TYPE_CHECKING:
@@ -31,7 +38,7 @@ if TYPE_CHECKING:
 Array = Any
 
 
-# --- Tensors and trees ------------------------------------------------------------------------------------------
+# --- Tensors and trees ----------------------------------------------------------------------------
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
@@ -60,7 +67,7 @@ def stop_gradient(x: Array, /) -> Array:
     return jax.lax.stop_gradient(x)
 
 
-# --- The gradient of a rule -------------------------------------------------------------------------------------
+# --- The gradient of a rule -----------------------------------------------------------------------
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
@@ -69,7 +76,9 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     return numpy_function(name)
 
 
-def host_function(call: HostCall, inputs: Sequence[Array], declared: Sequence[Spec], /) -> Sequence[Array]:
+def host_function(
+    call: HostCall, inputs: Sequence[Array], declared: Sequence[Spec], /
+) -> Sequence[Array]:
     from cgshim_jax._host import host_function
 
     return host_function(call, inputs, declared)
@@ -79,7 +88,9 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     around = surroundings()
     if around is Surroundings.NOTHING and all(map(is_known, inputs)):
         return call.output_of(inputs)
-    call = call.with_needed([is_differentiated(x) is not False and is_differentiable(x) for x in inputs])
+    call = call.with_needed(
+        [is_differentiated(x) is not False and is_differentiable(x) for x in inputs]
+    )
     if around is Surroundings.STAGING or around is Surroundings.NOTHING:
         return run_staged(call, inputs)
     if closes_over_differentiated(call):
@@ -91,7 +102,7 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     return run_staged(call, inputs)
 
 
-# --- Any function's gradient ------------------------------------------------------------------------------------
+# --- Any function's gradient ----------------------------------------------------------------------
 
 
 def vjp(
@@ -109,7 +120,7 @@ def vjp(
     return outputs, gradients
 
 
-# --- Versions ----------------------------------------------------------------------------------------------------
+# --- Versions -------------------------------------------------------------------------------------
 
 LIMITS = {
     (0, 6): [

@@ -13,10 +13,15 @@ Array = Any
 def depends_only_on(tensor: Array, given: Iterable[Array], never: Iterable[Array] = ()) -> bool:
     """Return True if a tensor was computed from the given tensors and from constants alone.
 
-    Return False if it was computed from one of `never` that is not given, or if JAX has kept no record of it.
+    Return False if it was computed from one of `never` that is not given, or if JAX has kept no
+    record of it.
     """
     given = [x for x in given if is_tracer(x)]
-    known = {_identity(part) for x in given for part in _parts_of(x, x._trace is getattr(tensor, "_trace", None))}
+    known = {
+        _identity(part)
+        for x in given
+        for part in _parts_of(x, x._trace is getattr(tensor, "_trace", None))
+    }
     upstreams = [x for x in never if is_tracer(x) and not any(x is y for y in given)]
     ending = {_identity(part) for x in upstreams for part in _parts_of(x, True)}
     todo, seen = [tensor], set[int]()
@@ -38,7 +43,9 @@ def depends_only_on(tensor: Array, given: Iterable[Array], never: Iterable[Array
 
 
 class _Variable(NamedTuple):
-    """A variable of a function that is being traced, in a JAX whose tracers do not know what they were made of."""
+    """A variable of a function that is being traced, in a JAX whose tracers do not know what they
+    were made of.
+    """
 
     frame: Any
     variable: Any
@@ -55,7 +62,9 @@ def _identity(x: Any) -> int:
 
 
 def _parts_of(x: Any, with_pairs: bool) -> list[Any]:
-    """Return a tracer, what it stands for, and the tracers in it: a value and its tangent, or a batch of values."""
+    """Return a tracer, what it stands for, and the tracers in it: a value and its tangent, or a
+    batch of values.
+    """
     found, todo = [], [x]
     while todo:
         x = todo.pop()
@@ -73,7 +82,9 @@ def _pair_of(tracer: Any) -> list[Any]:
 
 
 def _constant_of(x: Any) -> list[Any]:
-    """Return the value for which x stands, if x stands for one that a function captured while it was traced."""
+    """Return the value for which x stands, if x stands for one that a function captured while it
+    was traced.
+    """
     if hasattr(x, "get_const"):
         value = x.get_const()
     else:
@@ -83,7 +94,9 @@ def _constant_of(x: Any) -> list[Any]:
 
 
 def _origins_of(x: Any) -> list[Any] | None:
-    """Return what a tracer was made of; None for an argument of a function that is traced, or if JAX does not tell."""
+    """Return what a tracer was made of; None for an argument of a function that is traced, or if
+    JAX does not tell.
+    """
     if origins := _pair_of(x) or _constant_of(x):
         return origins
     if hasattr(x, "parent"):
@@ -103,7 +116,9 @@ def _operands_of(variable: _Variable) -> list[Any] | None:
 
 
 def _origins_in(tracer: Any) -> list[Any] | None:
-    """Return what a tracer was made of by which JAX before 0.7 linearizes a function; None if it does not tell."""
+    """Return what a tracer was made of by which JAX before 0.7 linearizes a function; None if it
+    does not tell.
+    """
     if tracer.pval.is_known():
         return [tracer.pval.get_known()]
     if hasattr(tracer.recipe, "in_tracers"):

@@ -1,7 +1,9 @@
-"""A host function as one operation: run at once where values are known, called by the compiled program where not.
+"""A host function as one operation: run at once where values are known, called by the compiled
+program where not.
 
-jax.pure_callback does the second as well. Called eagerly it compiles a program for each function, and waits for ever if
-the function uses JAX itself (seen in 0.10); and it gives the function JAX's arrays, which costs more than a small one.
+jax.pure_callback does the second as well. Called eagerly it compiles a program for each function,
+and waits for ever if the function uses JAX itself (seen in 0.10); and it gives the function JAX's
+arrays, which costs more than a small one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ import numpy as np
 from jax.interpreters import ad, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refusal, refuse_host_derivative
+from cgshim.backend import (
+    CustomGradientTypeError,
+    TransformationError,
+    describe,
+    refusal,
+    refuse_host_derivative,
+)
 from cgshim_jax._primitives import mesh_axis, primitive
 from cgshim_jax._private import callback_sharding, is_exported, lowered_each_time, type_made_of
 
@@ -27,18 +35,23 @@ Types = tuple[tuple[tuple[int, ...], Any], ...]
 """shapes and dtypes of the results: without 64 bits if JAX has none"""
 
 
-def host_function(call: HostCall, inputs: Sequence[Array], declared: Sequence[Spec], /) -> Sequence[Array]:
+def host_function(
+    call: HostCall, inputs: Sequence[Array], declared: Sequence[Spec], /
+) -> Sequence[Array]:
     for x in inputs:
         if not isinstance(x.dtype, np.dtype):
             raise refusal(CustomGradientTypeError, call.name,
                           must="a function on the host is given arrays of numbers", got=describe(x),
                           do="give it jax.random.key_data(key)")  # fmt: skip
-    types = tuple([(tuple(spec.shape), jax.dtypes.canonicalize_dtype(spec.dtype)) for spec in declared])
+    types = tuple(
+        [(tuple(spec.shape), jax.dtypes.canonicalize_dtype(spec.dtype)) for spec in declared]
+    )
     return _bound(_Runner(call), types, inputs)
 
 
 class _Runner:
-    """What runs a call: a parameter of the operation. As it is callable, no cache of JAX keeps it alive.
+    """What runs a call: a parameter of the operation. As it is callable, no cache of JAX keeps it
+    alive.
 
     JAX lowers equal operations once, and then XLA runs them once.
     """
@@ -56,7 +69,9 @@ class _Runner:
         return hash((self.call.function, self.call.batches))
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, _Runner) and _is_same(self.call.key, other.call.key))
+        return self is other or (
+            isinstance(other, _Runner) and _is_same(self.call.key, other.call.key)
+        )
 
 
 def _is_same(a: Any, b: Any) -> bool:
@@ -69,7 +84,7 @@ def _is_same(a: Any, b: Any) -> bool:
 _TOLD_BY_REPR = frozenset([bool, int, float, complex, str, bytes])
 
 
-# --- The operation ----------------------------------------------------------------------------------------------
+# --- The operation --------------------------------------------------------------------------------
 
 
 def _bound(runner: _Runner, types: Types, operands: Sequence[Array]) -> list[Array]:
@@ -88,12 +103,16 @@ def _run_now(*operands: Array, runner: _Runner, types: Types) -> list[Array]:
 
 
 def _value_of(x: Any) -> Any:
-    """Return a NumPy array. x may be a number that stands in a jaxpr, with a dtype of its own or JAX's default."""
+    """Return a NumPy array. x may be a number that stands in a jaxpr, with a dtype of its own or
+    JAX's default.
+    """
     return np.asarray(x, x.dtype if hasattr(x, "dtype") else jnp.asarray(x).dtype)
 
 
 def _run(runner: _Runner, types: Types, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple([y.astype(dtype, copy=False) for y, (_, dtype) in zip(runner(arrays), types, strict=True)])
+    return tuple(
+        [y.astype(dtype, copy=False) for y, (_, dtype) in zip(runner(arrays), types, strict=True)]
+    )
 
 
 def _place_of(operands: Sequence[Array]) -> Any:
@@ -107,7 +126,9 @@ def _place_of(operands: Sequence[Array]) -> Any:
     return None
 
 
-def _batch(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, runner: _Runner, types: Types) -> Any:
+def _batch(
+    axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, runner: _Runner, types: Types
+) -> Any:
     batched = [i is not None for i in at]
     if not any(batched):  # JAX asks even where nothing is
         return _bound(runner, types, operands), [None] * len(types)

@@ -1,7 +1,9 @@
-"""Is a rule linear in its upstream gradients? JAX knows which operations it can transpose: those are linear.
+"""Is a rule linear in its upstream gradients? JAX knows which operations it can transpose: those
+are linear.
 
-But its transposition is no check: it drops constant terms, and gives zeros for a cast to integers, without a word. A
-walk over the rule's jaxpr finds these, and names the operation that JAX could not transpose.
+But its transposition is no check: it drops constant terms, and gives zeros for a cast to integers,
+without a word. A walk over the rule's jaxpr finds these, and names the operation that JAX could not
+transpose.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class NotLinearError(Exception):
 
 
 def require_linear(jaxpr: Jaxpr) -> None:
-    """Raise the error if a jaxpr has a constant term, or an operation of its arguments that JAX cannot transpose.
+    """Raise the error if a jaxpr has a constant term, or an operation of its arguments that JAX
+    cannot transpose.
 
     A constant whose value is not known is None.
     """
@@ -71,14 +74,22 @@ def require_linear(jaxpr: Jaxpr) -> None:
 def _form_of(constant: Any) -> Form:
     """Return ZERO for a constant that is known to be zero everywhere, else CONSTANT."""
     is_known = isinstance(constant, (bool, int, float, complex, np.ndarray, np.generic, jax.Array))
-    if not is_known or is_tracer(constant) or not jnp.issubdtype(jnp.result_type(constant), jnp.number):
+    if (
+        not is_known
+        or is_tracer(constant)
+        or not jnp.issubdtype(jnp.result_type(constant), jnp.number)
+    ):
         return CONSTANT
     return CONSTANT if np.size(constant) > _MANY or np.asarray(constant).any() else ZERO
 
 
-def _forms_of_results(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Form]) -> list[Form]:
+def _forms_of_results(
+    jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Form]
+) -> list[Form]:
     variables = [*jaxpr.constvars, *jaxpr.invars]
-    forms: dict[Any, Form] = dict(zip(variables, [*map(_form_of, constants), *arguments], strict=True))
+    forms: dict[Any, Form] = dict(
+        zip(variables, [*map(_form_of, constants), *arguments], strict=True)
+    )
 
     def read(v: Any) -> Form:
         return _form_of(v.val) if isinstance(v, Literal) else forms[v]
@@ -87,7 +98,11 @@ def _forms_of_results(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[
         for v, form in zip(eqn.outvars, _forms_after(eqn, [*map(read, eqn.invars)]), strict=True):
             if form is LINEAR and not jnp.issubdtype(v.aval.dtype, jnp.inexact):
                 name = eqn.primitive.name
-                raise NotLinearError("a cast to integers" if name == "convert_element_type" else f"{name} of upstream")
+                raise NotLinearError(
+                    "a cast to integers"
+                    if name == "convert_element_type"
+                    else f"{name} of upstream"
+                )
             forms[v] = form
     return [*map(read, jaxpr.outvars)]
 
@@ -120,7 +135,9 @@ def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
 
 
 def _summed_at(eqn: Any, count: int) -> Sequence[int]:
-    """Return the places of the operands in which an operation is linear together; none if there is more to it."""
+    """Return the places of the operands in which an operation is linear together; none if there is
+    more to it.
+    """
     name = eqn.primitive.name
     if name in _TOGETHER:
         return _TOGETHER[name]
@@ -134,7 +151,9 @@ def _summed_at(eqn: Any, count: int) -> Sequence[int]:
 
 
 def _sum(operands: Sequence[Form]) -> Form:
-    """Return the form of a sum, or of a value that is one of these. A constant plus something linear is not linear."""
+    """Return the form of a sum, or of a value that is one of these. A constant plus something
+    linear is not linear.
+    """
     if CONSTANT in operands and LINEAR in operands:
         raise NotLinearError("one with a constant part")
     return max(operands)
@@ -145,14 +164,16 @@ def _is_transposable(primitive: Any) -> bool:
     return known and primitive.name not in _NEVER
 
 
-# --- Operations with jaxprs inside --------------------------------------------------------------------------------
+# --- Operations with jaxprs inside ----------------------------------------------------------------
 
 
 def _jaxpr_in(eqn: Any) -> Any:
     """Return the jaxpr that an operation runs once, if it has one."""
     if eqn.primitive.name == "cgshim_op":
         return eqn.params["op"].f.jaxpr
-    return next((eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None)
+    return next(
+        (eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None
+    )
 
 
 def _inside(inner: Any, operands: Sequence[Form]) -> list[Form]:
@@ -166,7 +187,8 @@ def _of_scan(parameters: Any, operands: Sequence[Form]) -> list[Form]:
     constants, carry, scanned = _private.parts_of_scan(parameters, operands)
     while True:
         results = _inside(parameters["jaxpr"], [*constants, *carry, *scanned])
-        after = [_sum(pair) for pair in zip(carry, results, strict=False)]  # a scan has more results
+        # a scan has more results
+        after = [_sum(pair) for pair in zip(carry, results, strict=False)]
         if after == carry:
             return results
         carry = after

@@ -1,4 +1,6 @@
-"""JAX: NumPy's functions are those of jax.numpy, and SciPy's special ones those of jax.scipy.special."""
+"""JAX: NumPy's functions are those of jax.numpy, and SciPy's special ones those of
+jax.scipy.special.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ import jax.numpy as jnp
 import jax.scipy.special
 import numpy as np
 
-_MODULES = {"": jnp, "linalg": jnp.linalg, "fft": jnp.fft, "special": jax.scipy.special, "lax": jax.lax}
+_MODULES = {
+    "": jnp,
+    "linalg": jnp.linalg,
+    "fft": jnp.fft,
+    "special": jax.scipy.special,
+    "lax": jax.lax,
+}
 _LISTS_AT = {
     "take": 1, "repeat": 1, "quantile": 1, "percentile": 1, "nanquantile": 1, "nanpercentile": 1, "compress": 0,
     "isin": 1, "searchsorted": 1, "digitize": 1, "delete": 1, "interp": 1,
@@ -27,16 +35,22 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
         return lambda x, index, values, axis: x.at[(slice(None),) * axis + (index,)].add(values)
     space, _, own = name.rpartition(".")
     module = _MODULES[space]
-    if space == "special" and not hasattr(module, own):  # softmax and its like stand among the activations
+    # softmax and its like stand among the activations
+    if space == "special" and not hasattr(module, own):
         module = jax.nn
     found = getattr(module, own, None)
-    return _with_list_at(_LISTS_AT[name], found) if found is not None and name in _LISTS_AT else found
+    return (
+        _with_list_at(_LISTS_AT[name], found) if found is not None and name in _LISTS_AT else found
+    )
 
 
 def _with_list_at(place: int, of: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(of)
     def function(*args: Any, **kwargs: Any) -> Any:
-        converted = [np.asarray(arg) if at == place and isinstance(arg, list) else arg for at, arg in enumerate(args)]
+        converted = [
+            np.asarray(arg) if at == place and isinstance(arg, list) else arg
+            for at, arg in enumerate(args)
+        ]
         return of(*converted, **kwargs)
 
     return function

@@ -1,16 +1,19 @@
 """The three operations that JAX sees of an op, in the place of jax.custom_vjp and jax.custom_jvp.
 
-`cgshim_op` is a call. Under a derivative it runs f below it, and then the rule is its derivative, in both modes.
+`cgshim_op` is a call. Under a derivative it runs f below it, and then the rule is its derivative,
+in both modes.
 
-`cgshim_attached` gives f's outputs the rule's derivative further out: it is a call that has been made already.
+`cgshim_attached` gives f's outputs the rule's derivative further out: it is a call that has been
+made already.
 
-`cgshim_transposed` is a linear map that is given by its transpose: what a rule is to forward mode. Reverse mode
-transposes it, and so runs the rule itself. Only where the map is executed, in forward mode, is the rule transposed, or
-refused.
+`cgshim_transposed` is a linear map that is given by its transpose: what a rule is to forward mode.
+Reverse mode transposes it, and so runs the rule itself. Only where the map is executed, in forward
+mode, is the rule transposed, or refused.
 
-(JAX's own two are each half of this: a custom_vjp has no forward mode, and JAX forgets a custom_jvp within a scan whose
-gradient is differentiated. Both run f again where a jitted call is differentiated, and take the upstream of an output
-without the batch of a vmap for that of each member: 48 becomes 96 for two, in 0.4.38 to 0.12.)
+(JAX's own two are each half of this: a custom_vjp has no forward mode, and JAX forgets a custom_jvp
+within a scan whose gradient is differentiated. Both run f again where a jitted call is
+differentiated, and take the upstream of an output without the batch of a vmap for that of each
+member: 48 becomes 96 for two, in 0.4.38 to 0.12.)
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ _NOT_TRANSPOSABLE = (AssertionError, NotImplementedError, RuntimeError, TypeErro
 
 
 class Words(NamedTuple):
-    """What is said of an op where its rule may not be used. The call itself would keep tracers alive."""
+    """What is said of an op where its rule may not be used. The call itself would keep tracers
+    alive.
+    """
 
     op: str
     unpromised: str | None
@@ -54,8 +59,12 @@ class Words(NamedTuple):
         if key not in _WORDS:
             _WORDS[key] = Words(
                 call.name,
-                None if call.forward_mode else message_of(call.refuse_forward_mode, "jvp, jacfwd or linearize"),
-                message_of(call.refuse_second_order, "its derivative") if call.once_differentiable else None,
+                None
+                if call.forward_mode
+                else message_of(call.refuse_forward_mode, "jvp, jacfwd or linearize"),
+                message_of(call.refuse_second_order, "its derivative")
+                if call.once_differentiable
+                else None,
             )
         return _WORDS[key]
 
@@ -85,26 +94,43 @@ class Linear:
     """what is to live as long as the map: a grad_fn that owns what a host function keeps for it"""
 
     def attach(self, tensors: Sequence[Array], first: bool = False) -> list[Array]:
-        """Return the outputs, which are the last of the tensors, with this map for their derivative."""
+        """Return the outputs, which are the last of the tensors, with this map for their
+        derivative.
+        """
         if not any(map(is_tracer, tensors)):
             return list(tensors[-self.outputs :])
         outputs: list[Array] = _attached.bind(*tensors, linear=self, first=first)
         return outputs
 
-    def differentiate(self, tensors: Sequence[Array], moving: Sequence[bool], first: bool) -> _Derivative:
-        """Return the outputs and how they move with these arguments, where tensors are below the derivative."""
+    def differentiate(
+        self, tensors: Sequence[Array], moving: Sequence[bool], first: bool
+    ) -> _Derivative:
+        """Return the outputs and how they move with these arguments, where tensors are below the
+        derivative.
+        """
         outputs = self.attach(tensors)
-        tensors = [*tensors[: len(tensors) - self.outputs], *outputs]  # an output that the rule keeps is the op's own
+        # an output that the rule keeps is the op's own
+        tensors = [*tensors[: len(tensors) - self.outputs], *outputs]
         picked = tuple(i for i, moves in enumerate(moving) if moves and i in self.gives)
         return _Derivative(self, outputs, [tensors[i] for i in self.reads], picked, first)
 
-    def over(self, axis: Any, residuals_at: Sequence[int | None], arguments_at: Mapping[int, int | None]) -> Linear:
-        """Return the map over a batch: the operands have it at these axes, and the outputs at their first axis."""
+    def over(
+        self, axis: Any, residuals_at: Sequence[int | None], arguments_at: Mapping[int, int | None]
+    ) -> Linear:
+        """Return the map over a batch: the operands have it at these axes, and the outputs at their
+        first axis.
+        """
 
-        def rule(residuals: list[Array], upstreams: list[Array], picked: Sequence[int]) -> list[Array | None]:
-            of_one: Callable[..., Any] = lambda residuals, upstreams: self.rule(residuals, upstreams, picked)
+        def rule(
+            residuals: list[Array], upstreams: list[Array], picked: Sequence[int]
+        ) -> list[Array | None]:
+            of_one: Callable[..., Any] = lambda residuals, upstreams: self.rule(
+                residuals, upstreams, picked
+            )
             out_axes = [arguments_at[i] or 0 for i in picked]
-            gradients = vmap_over(axis, of_one, (list(residuals_at), 0), out_axes)(residuals, upstreams)
+            gradients = vmap_over(axis, of_one, (list(residuals_at), 0), out_axes)(
+                residuals, upstreams
+            )
             return [
                 g.sum(0) if g is not None and arguments_at[i] is None else g
                 for g, i in zip(gradients, picked, strict=True)
@@ -112,19 +138,26 @@ class Linear:
 
         return dataclasses.replace(self, rule=rule, types=[_batched(y, axis) for y in self.types])
 
-    def __call__(self, residuals: list[Array], upstreams: Sequence[Any], picked: Sequence[int]) -> list[Array | None]:
+    def __call__(
+        self, residuals: list[Array], upstreams: Sequence[Any], picked: Sequence[int]
+    ) -> list[Array | None]:
         """Return gradients: run the rule."""
         upstreams = [ad.instantiate_zeros(u) for u in upstreams]
         whole = [
-            u if is_tensor(u) else jnp.asarray(u, kind.dtype) for u, kind in zip(upstreams, self.types, strict=True)
+            u if is_tensor(u) else jnp.asarray(u, kind.dtype)
+            for u, kind in zip(upstreams, self.types, strict=True)
         ]  # a pullback may be given Python's numbers
         gradients = list(self.rule(residuals, whole, picked))
         if self.words.once is None:
             return gradients
         return without_derivative(self.words.op, gradients, [*residuals, *whole], self.words.once)
 
-    def execute(self, residuals: list[Array], tangents: list[Array], picked: Sequence[int], first: bool) -> list[Array]:
-        """Return the outputs' tangents in forward mode, which may be refused: at first, or over another derivative."""
+    def execute(
+        self, residuals: list[Array], tangents: list[Array], picked: Sequence[int], first: bool
+    ) -> list[Array]:
+        """Return the outputs' tangents in forward mode, which may be refused: at first, or over
+        another derivative.
+        """
         words = self.words
         if first and words.unpromised is not None:
             raise TransformationError(words.unpromised)
@@ -139,7 +172,9 @@ class Linear:
         jaxpr, captured = jaxpr_of(fitting, self.types)
         try:
             require_linear(jaxpr)
-            transpose = jax.linear_transpose(lambda *upstreams: jaxpr(captured, upstreams), *self.types)
+            transpose = jax.linear_transpose(
+                lambda *upstreams: jaxpr(captured, upstreams), *self.types
+            )
             outputs = list(transpose(tangents))
         except CustomGradientError:  # an op in the rule says more exactly what it refuses
             raise
@@ -180,10 +215,23 @@ class _Derivative(NamedTuple):
         return self.outputs, self.tangents(self.residuals, tangents)
 
     def linearization(self) -> Any:
-        moves = [bool(self.picked) and at in self.linear.float_at for at in range(len(self.outputs))]
+        moves = [
+            bool(self.picked) and at in self.linear.float_at for at in range(len(self.outputs))
+        ]
         if _private.has_structured_residuals:
-            return self.outputs, moves, self.residuals, None, lambda res, _, *tangents: self.tangents(res, tangents)
-        return self.outputs, moves, self.residuals, lambda residuals, *tangents: self.tangents(residuals, tangents)
+            return (
+                self.outputs,
+                moves,
+                self.residuals,
+                None,
+                lambda res, _, *tangents: self.tangents(res, tangents),
+            )
+        return (
+            self.outputs,
+            moves,
+            self.residuals,
+            lambda residuals, *tangents: self.tangents(residuals, tangents),
+        )
 
 
 class Op:
@@ -197,8 +245,12 @@ class Op:
         """Return the outputs."""
         return self.forward(arguments)[0]
 
-    def forward(self, arguments: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array], Linear]:
-        """Return the outputs, the residuals that are neither arguments nor outputs, and the derivative."""
+    def forward(
+        self, arguments: Sequence[Array]
+    ) -> tuple[Sequence[Array], Sequence[Array], Linear]:
+        """Return the outputs, the residuals that are neither arguments nor outputs, and the
+        derivative.
+        """
         raise NotImplementedError
 
     def __call__(self, arguments: Sequence[Array]) -> list[Array]:
@@ -207,7 +259,9 @@ class Op:
 
     def traced(self, types: Sequence[Any]) -> Jaxpr:
         """Return f as a jaxpr of arguments of these types."""
-        if self.f is None or any(v.aval != kind for v, kind in zip(self.f.invars, types, strict=True)):
+        if self.f is None or any(
+            v.aval != kind for v, kind in zip(self.f.invars, types, strict=True)
+        ):
             self.f, _ = jaxpr_of(lambda *arguments: list(self.primal(arguments)), types)
         return self.f
 
@@ -219,10 +273,14 @@ class _Over(Op):
         self.op, self.axis, self.at, self.words = op, axis, at, op.words
 
     def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
-        primal = vmap_over(self.axis, lambda *arguments: list(self.op.primal(arguments)), tuple(self.at), 0)
+        primal = vmap_over(
+            self.axis, lambda *arguments: list(self.op.primal(arguments)), tuple(self.at), 0
+        )
         return list(primal(*arguments))
 
-    def forward(self, arguments: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array], Linear]:
+    def forward(
+        self, arguments: Sequence[Array]
+    ) -> tuple[Sequence[Array], Sequence[Array], Linear]:
         found: list[Linear] = []
 
         def of_one(*arguments: Array) -> Any:
@@ -233,10 +291,16 @@ class _Over(Op):
         outputs, others = vmap_over(self.axis, of_one, tuple(self.at), 0)(*arguments)
         linear = found[-1]
         at = [*self.at, *[0] * (len(others) + len(outputs))]
-        return outputs, others, linear.over(self.axis, [at[i] for i in linear.reads], dict(enumerate(self.at)))
+        return (
+            outputs,
+            others,
+            linear.over(self.axis, [at[i] for i in linear.reads], dict(enumerate(self.at))),
+        )
 
 
-def vmap_over(axis: Any, function: Callable[..., Any], in_axes: Any, out_axes: Any) -> Callable[..., Any]:
+def vmap_over(
+    axis: Any, function: Callable[..., Any], in_axes: Any, out_axes: Any
+) -> Callable[..., Any]:
     """Return the function over the batch that JAX is making now."""
     vmapped: Callable[..., Any] = jax.vmap(
         function, in_axes=in_axes, out_axes=out_axes,
@@ -257,7 +321,8 @@ def mesh_axis(axis: Any) -> Any:
 
 
 def fit(gradient: Array, kind: Any) -> Array:
-    """Return the gradient of an argument of this type, summed over the devices of a shard_map that share it.
+    """Return the gradient of an argument of this type, summed over the devices of a shard_map that
+    share it.
 
     Where shardings are a part of types, it gets the argument's: what NumPy has made is not sharded.
     """
@@ -278,7 +343,9 @@ def _varies_over(kind: Any) -> frozenset[Any]:
 def without_derivative(
     op: str, values: Sequence[Array | None], of: Sequence[Array], refusal: str
 ) -> list[Array | None]:
-    """Return values whose derivative by `of`, the tensors that they are made of, raises the error `refusal`."""
+    """Return values whose derivative by `of`, the tensors that they are made of, raises the error
+    `refusal`.
+    """
     arguments = [x for x in of if is_differentiable(x)]
     if not any(map(is_tracer, arguments)):
         return list(values)
@@ -289,14 +356,18 @@ def without_derivative(
     at = [i for i, value in enumerate(values) if value is not None]
     made = [jax.lax.stop_gradient(values[i]) for i in at]
     words, places = Words(op, refusal, None), range(len(made))
-    linear = Linear(words, refuse, len(made), places, [x.aval for x in made], [], range(len(arguments)))
+    linear = Linear(
+        words, refuse, len(made), places, [x.aval for x in made], [], range(len(arguments))
+    )
     found: list[Any] = [None] * len(values)
-    for i, value in zip(at, _attached.bind(*arguments, *made, linear=linear, first=True), strict=True):
+    for i, value in zip(
+        at, _attached.bind(*arguments, *made, linear=linear, first=True), strict=True
+    ):
         found[i] = value
     return found
 
 
-# --- The operations -------------------------------------------------------------------------------------------------
+# --- The operations -------------------------------------------------------------------------------
 
 
 def primitive(
@@ -319,7 +390,9 @@ def _moving(tangents: Sequence[Any]) -> list[bool]:
 
 
 def _nonzeros_and_primals(given: Sequence[Any]) -> tuple[Sequence[bool], Sequence[Array]]:
-    """Return what a rule of _private.primitive_linearizations is given, which since 0.9 begins with another flag."""
+    """Return what a rule of _private.primitive_linearizations is given, which since 0.9 begins with
+    another flag.
+    """
     nonzeros, *primals = given[isinstance(given[0], bool) :]
     return nonzeros, primals
 
@@ -365,10 +438,16 @@ _private.primitive_linearizations[_op] = _linearize_op
 
 
 def _check(*given: Any, op: Op) -> tuple[Any, list[Array]]:
-    """Return f's outputs with the rule's derivative, and the first error that checkify finds in f or found before."""
-    context, (error, enabled, *operands) = given[: _private.checkify_contexts], given[_private.checkify_contexts :]
+    """Return f's outputs with the rule's derivative, and the first error that checkify finds in f
+    or found before.
+    """
+    context, (error, enabled, *operands) = (
+        given[: _private.checkify_contexts],
+        given[_private.checkify_contexts :],
+    )
     jaxpr = op.traced([x.aval for x in operands])
-    constants = [jax.lax.stop_gradient(x) for x in operands]  # errors have no derivative; XLA evaluates f once
+    # errors have no derivative; XLA evaluates f once
+    constants = [jax.lax.stop_gradient(x) for x in operands]
     closed = ClosedJaxpr(jaxpr.jaxpr, jaxpr.constants)
     error, _ = _private.checkify_jaxpr(*context, closed, enabled, error, *constants)
     return error, op(operands)
@@ -381,7 +460,9 @@ def _outputs(*operands: Any, linear: Linear, first: bool) -> list[Any]:
     return list(operands[len(operands) - linear.outputs :])
 
 
-def _jvp_of_attached(primals: Sequence[Array], tangents: Sequence[Any], *, linear: Linear, first: bool) -> Any:
+def _jvp_of_attached(
+    primals: Sequence[Array], tangents: Sequence[Any], *, linear: Linear, first: bool
+) -> Any:
     return linear.differentiate(primals, _moving(tangents), first).jvp(tangents)
 
 
@@ -395,7 +476,10 @@ def _batch_of_attached(
 ) -> Any:
     count = len(operands) - linear.outputs
     if any(i is not None for i in at):
-        values = [batching.bdim_at_front(y, i, axis.size) for y, i in zip(operands[count:], at[count:], strict=True)]
+        values = [
+            batching.bdim_at_front(y, i, axis.size)
+            for y, i in zip(operands[count:], at[count:], strict=True)
+        ]
         operands = [*operands[:count], *values]
         at = [*at[:count], *(0 for _ in values)]
         linear = linear.over(axis, [at[i] for i in linear.reads], dict(enumerate(at)))
@@ -419,7 +503,8 @@ def _jvp_of_transposed(primals: Sequence[Array], tangents: Sequence[Array], **ho
 def _transpose(
     upstreams: Sequence[Any], *operands: Array, linear: Linear, picked: Sequence[int], first: bool
 ) -> list[Array | None]:
-    if all(isinstance(u, ad.Zero) for u in upstreams):  # not even zeros, which would have a dtype of their own
+    # not even zeros, which would have a dtype of their own
+    if all(isinstance(u, ad.Zero) for u in upstreams):
         return [None] * len(operands)
     count = len(linear.reads)
     gradients = linear(list(operands[:count]), upstreams, picked)
@@ -448,7 +533,7 @@ _transposed = primitive(
 ad.primitive_transposes[_transposed] = _transpose
 
 
-# --- What JAX has outside of its core, once it is imported ------------------------------------------------------------
+# --- What JAX has outside of its core, once it is imported ----------------------------------------
 
 
 def let_others_know() -> None:

@@ -1,4 +1,6 @@
-"""All that cgshim uses of JAX beyond its documentation, each with its purpose and the versions that it was seen in."""
+"""All that cgshim uses of JAX beyond its documentation, each with its purpose and the versions that
+it was seen in.
+"""
 
 from __future__ import annotations
 
@@ -11,39 +13,60 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import jax
-from jax._src.callback import _callback_op_sharding  # where a compiled program calls the host: 0.4 to 0.12
-from jax._src.checkify import checkify_jaxpr as checkify_jaxpr  # what checkify does with a function: 0.4 to 0.12
-from jax._src.checkify import error_checks as error_checks  # what it does with each primitive: 0.4 to 0.12
+
+# where a compiled program calls the host: 0.4 to 0.12
+from jax._src.callback import _callback_op_sharding
+
+# what checkify does with a function: 0.4 to 0.12
+from jax._src.checkify import checkify_jaxpr as checkify_jaxpr
+
+# what it does with each primitive: 0.4 to 0.12
+from jax._src.checkify import error_checks as error_checks
 from jax._src.core import EvalTrace as EvalTrace  # operations that run at once: 0.4.36 to 0.12
 from jax._src.core import Trace as Trace  # what is done with operations: 0.4 to 0.12
-from jax._src.core import set_current_trace as set_current_trace  # until a block ends: 0.4.36 to 0.12
+
+# until a block ends: 0.4.36 to 0.12
+from jax._src.core import set_current_trace as set_current_trace
 from jax._src.core import trace_ctx as trace_ctx  # the current trace: 0.4.36 to 0.12
-from jax._src.core import unmapped_aval as unmapped_aval  # the type of a batch, with its sharding: 0.4 to 0.12
+
+# the type of a batch, with its sharding: 0.4 to 0.12
+from jax._src.core import unmapped_aval as unmapped_aval
 from jax._src.interpreters.ad import JVPTrace as JVPTrace  # forward mode: 0.4 to 0.12
-from jax._src.interpreters.ad import LinearizeTrace as LinearizeTrace  # reverse mode: 0.4.36 to 0.12
+
+# reverse mode: 0.4.36 to 0.12
+from jax._src.interpreters.ad import LinearizeTrace as LinearizeTrace
 from jax._src.interpreters.batching import BatchTrace as BatchTrace  # vmap: 0.4 to 0.12
-from jax._src.interpreters.partial_eval import JaxprTrace as JaxprTrace  # reverse mode before 0.7: 0.4 to 0.12
+
+# reverse mode before 0.7: 0.4 to 0.12
+from jax._src.interpreters.partial_eval import JaxprTrace as JaxprTrace
 from jax.interpreters.mlir import register_lowering
 
-# Whether types tell over which devices of a shard_map values vary (0.6 to 0.12). Before, a shard_map refuses
-# operations that it does not know.
+# Whether types tell over which devices of a shard_map values vary (0.6 to 0.12). Before, a
+# shard_map refuses operations that it does not know.
 types_tell_devices = any(hasattr(jax.core.ShapedArray, name) for name in ("mat", "vma"))
 
-# Whether a rule of primitive_linearizations also returns residuals in a tree, since 0.11.1; ours have none.
+# Whether a rule of primitive_linearizations also returns residuals in a tree, since 0.11.1; ours
+# have none.
 has_structured_residuals = jax.__version_info__ >= (0, 11, 1)
 
 # How many arguments come before the error in checkify's functions: a context, since 0.11.
 checkify_contexts = int("ctx" in inspect.signature(checkify_jaxpr).parameters)
 
-try:  # How reverse mode takes an operation's derivative: 0.5 to 0.12. Without it JAX takes it by way of forward mode.
+try:
+    # How reverse mode takes an operation's derivative: 0.5 to 0.12. Without it JAX takes it by way
+    # of forward mode.
     from jax._src.interpreters.ad import primitive_linearizations as primitive_linearizations
 except ImportError:
     primitive_linearizations = {}
 
 # What has JAX lower an operation wherever it is, rather than look for an equal one: 0.8 to 0.12.
-lowered_each_time = {"cacheable": False} if "cacheable" in inspect.signature(register_lowering).parameters else {}
+lowered_each_time = (
+    {"cacheable": False} if "cacheable" in inspect.signature(register_lowering).parameters else {}
+)
 
-try:  # How a compiled program calls a jaxpr, which need not be traced again: 0.4 to 0.10. Without it, it is traced.
+try:
+    # How a compiled program calls a jaxpr, which need not be traced again: 0.4 to 0.10. Without it,
+    # it is traced.
     from jax.interpreters.mlir import core_call_lowering as core_call_lowering
 except ImportError:
     core_call_lowering = None
@@ -53,7 +76,9 @@ try:  # What JAX can transpose, beside ad.primitive_transposes: seen in 0.10.
 except ImportError:
     fancy_transposes = {}
 
-try:  # What is within jax.make_jaxpr, at half its time: 0.5 to 0.12. Without these names jax.make_jaxpr serves.
+try:
+    # What is within jax.make_jaxpr, at half its time: 0.5 to 0.12. Without these names
+    # jax.make_jaxpr serves.
     from jax.api_util import debug_info as debug_info
     from jax.extend.linear_util import wrap_init as wrap_init
     from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic as trace_to_jaxpr_dynamic
@@ -72,29 +97,44 @@ def lower_in_kernels(primitive: Any, evaluate: Callable[..., Any]) -> None:
         lowering.register_lowering_rule(primitive)(lowering.lower_fun(evaluate))
 
 
-def parts_of_scan(parameters: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the constants, what is carried and what is scanned, among the operands of a scan: 0.4 to 0.12."""
+def parts_of_scan(
+    parameters: Any, operands: Sequence[Any]
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Return the constants, what is carried and what is scanned, among the operands of a scan: 0.4
+    to 0.12.
+    """
     if "ft_in" in parameters:  # since 0.11
         constants, carry, scanned = parameters["ft_in"].update(operands).unpack()
         return list(constants), list(carry), list(scanned)
     constants_end = parameters["num_consts"]
     carry_end = constants_end + parameters["num_carry"]
-    return list(operands[:constants_end]), list(operands[constants_end:carry_end]), list(operands[carry_end:])
+    return (
+        list(operands[:constants_end]),
+        list(operands[constants_end:carry_end]),
+        list(operands[carry_end:]),
+    )
 
 
 def callback_sharding(context: Any) -> Any:
-    """Return where a call of the host, which is being lowered, is made: on one device, or on each in a shard_map."""
+    """Return where a call of the host, which is being lowered, is made: on one device, or on each
+    in a shard_map.
+    """
     given = context.module_context.axis_context, None, context.avals_out
     return _callback_op_sharding(*given[: len(inspect.signature(_callback_op_sharding).parameters)])
 
 
 def is_exported(context: Any) -> bool:
-    """Return True if what is being lowered is for jax.export: seen in 0.4.38 to 0.12; without it JAX refuses later."""
-    return getattr(getattr(context.module_context, "lowering_parameters", None), "for_export", False)
+    """Return True if what is being lowered is for jax.export: seen in 0.4.38 to 0.12; without it
+    JAX refuses later.
+    """
+    return getattr(
+        getattr(context.module_context, "lowering_parameters", None), "for_export", False
+    )
 
 
 def type_made_of(operands: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Any:
-    """Return the type of a tensor that is made of operands of these types: where they are sharded, it is not.
+    """Return the type of a tensor that is made of operands of these types: where they are sharded,
+    it is not.
 
     In a shard_map it varies over the devices over which one of them does: 0.6 to 0.12.
     """
@@ -111,7 +151,9 @@ def type_made_of(operands: Sequence[Any], shape: tuple[int, ...], dtype: Any) ->
 
 
 def debug_info_of(function: Callable[..., Any], arguments: int) -> Any:
-    """Return what JAX's messages say of a function that is traced, and of its arguments; None before JAX 0.5."""
+    """Return what JAX's messages say of a function that is traced, and of its arguments; None
+    before JAX 0.5.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)
@@ -122,10 +164,14 @@ def debug_info_of(function: Callable[..., Any], arguments: int) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _debug_info(code: CodeType, name: str, arguments: int) -> Any:
-    """JAX reads name, line and parameters off a function: one without a closure, for JAX keeps what it finds."""
+    """JAX reads name, line and parameters off a function: one without a closure, for JAX keeps what
+    it finds.
+    """
     assert debug_info is not None
     cells = tuple(CellType() for _ in code.co_freevars)
-    return debug_info("op_custom_gradient", FunctionType(code, {}, name, None, cells), (0,) * arguments, {})
+    return debug_info(
+        "op_custom_gradient", FunctionType(code, {}, name, None, cells), (0,) * arguments, {}
+    )
 
 
 def _op(*arguments: Any) -> Any:

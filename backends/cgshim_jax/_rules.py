@@ -30,19 +30,27 @@ def apply_rule(
     variables: Sequence[Array] = (),
     needed: Sequence[bool] | None = None,
 ) -> list[Array | None]:
-    """Return the gradients of inputs, then those of variables. An output without an upstream is an integer: zeros."""
+    """Return the gradients of inputs, then those of variables. An output without an upstream is an
+    integer: zeros.
+    """
     whole = [
-        conjugate(upstreams[at]) if at in upstreams else jnp.zeros(y.shape, y.dtype) for at, y in enumerate(outputs)
+        conjugate(upstreams[at]) if at in upstreams else jnp.zeros(y.shape, y.dtype)
+        for at, y in enumerate(outputs)
     ]
-    # A copy, for no upstream may be the same tracer as an argument: an op in the rule may be given one of the two.
+    # A copy, for no upstream may be the same tracer as an argument: an op in the rule may be given
+    # one of the two.
     whole = [jnp.copy(u) if is_differentiated(u) else u for u in whole]
     known = [*outputs_of_rules(), *filter(is_tensor, outputs)]
-    gradients, of_variables = _scope.run((current_trace(), whole, known), rule, inputs, whole, variables, needed)
+    gradients, of_variables = _scope.run(
+        (current_trace(), whole, known), rule, inputs, whole, variables, needed
+    )
     return [None if g is None else conjugate(g) for g in (*gradients, *of_variables)]
 
 
 def conjugate(gradient: Array) -> Array:
-    """Return a gradient of JAX as one of a rule, or one of a rule as one of JAX: complex ones are conjugates."""
+    """Return a gradient of JAX as one of a rule, or one of a rule as one of JAX: complex ones are
+    conjugates.
+    """
     return jnp.conj(gradient) if jnp.issubdtype(gradient.dtype, jnp.complexfloating) else gradient
 
 
@@ -52,12 +60,16 @@ def is_running_rule() -> bool:
 
 
 def outputs_of_rules() -> list[Array]:
-    """Return the outputs of f for the running rules: an op that keeps one keeps what has the rule's derivative."""
+    """Return the outputs of f for the running rules: an op that keeps one keeps what has the rule's
+    derivative.
+    """
     return _scope.current[2] if _scope.current is not None else []
 
 
 def upstreams_of_rule() -> list[Array] | None:
-    """Return the upstreams of the running grad_fn if grad_fn itself, or a vmap in it, makes this call; else None."""
+    """Return the upstreams of the running grad_fn if grad_fn itself, or a vmap in it, makes this
+    call; else None.
+    """
     if _scope.current is None:
         return None
     trace, upstreams, _ = _scope.current
@@ -77,12 +89,16 @@ def is_tensor(x: object) -> bool:
 
 
 def as_tensor(x: Any) -> Array:
-    """Return x as a tensor: the value or the tangent in a tracer may be a Python number (in older versions of JAX)."""
+    """Return x as a tensor: the value or the tangent in a tracer may be a Python number (in older
+    versions of JAX).
+    """
     return x if is_tensor(x) else jnp.asarray(x)
 
 
 def is_differentiable(x: Any) -> bool:
-    """Return True if x has a gradient; JAX gives everything else one of dtype float0, which authors do not see."""
+    """Return True if x has a gradient; JAX gives everything else one of dtype float0, which authors
+    do not see.
+    """
     return _has_gradient(x.dtype)
 
 
@@ -94,12 +110,16 @@ def _has_gradient(dtype: Any) -> bool:
 
 
 def type_of_upstream(kind: Any) -> Any:
-    """Return the type of the gradient of a tensor of this type: JAX's extended dtypes may have another one."""
+    """Return the type of the gradient of a tensor of this type: JAX's extended dtypes may have
+    another one.
+    """
     return kind if isinstance(kind.dtype, np.dtype) else kind.to_tangent_aval()
 
 
 def of_tangents(call: Call, rule: Rule) -> Rule:
-    """Return the rule with its gradients checked against the dtype of tangents where that is not the argument's own."""
+    """Return the rule with its gradients checked against the dtype of tangents where that is not
+    the argument's own.
+    """
     if all(isinstance(dtype, np.dtype) for dtype in rule.dtypes):
         return rule
     tangents = [type_of_upstream(jax.core.ShapedArray((), dtype)).dtype for dtype in rule.dtypes]
@@ -109,7 +129,9 @@ def of_tangents(call: Call, rule: Rule) -> Rule:
                           must="an argument that is differentiated must have a dtype whose gradients are floats",
                           got=f"one of {dtype}", do="convert it to a float outside of the op")  # fmt: skip
     pairs = zip(rule.dtypes, tangents, strict=True)
-    return rule.with_dtypes([dtype if tangent == jax.dtypes.float0 else tangent for dtype, tangent in pairs])
+    return rule.with_dtypes(
+        [dtype if tangent == jax.dtypes.float0 else tangent for dtype, tangent in pairs]
+    )
 
 
 def message_of(refuse: Callable[[Any], NoReturn], what: Any) -> str:

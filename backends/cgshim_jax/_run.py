@@ -1,10 +1,13 @@
-"""What one run of f leaves: its outputs, the residuals, and its rule as a linear map, in one of three ways.
+"""What one run of f leaves: its outputs, the residuals, and its rule as a linear map, in one of
+three ways.
 
 - As it was written: the rule is called where a gradient is taken, on the tensors that it holds.
-- Traced: it becomes a jaxpr at once. The constants of that jaxpr are all that it reads, wherever f kept it: an
-  argument, one of f's outputs, which stands for the op's own, or what f's operations made of the arguments.
-- Watched, if it cannot be traced because it branches on values: it runs at each derivative, and at each of its reads
-  the argument or output of that derivative is put in the place of the one that it holds.
+- Traced: it becomes a jaxpr at once. The constants of that jaxpr are all that it reads, wherever f
+  kept it: an argument, one of f's outputs, which stands for the op's own, or what f's operations
+  made of the arguments.
+- Watched, if it cannot be traced because it branches on values: it runs at each derivative, and at
+  each of its reads the argument or output of that derivative is put in the place of the one that it
+  holds.
 """
 
 from __future__ import annotations
@@ -31,8 +34,12 @@ Array = Any
 
 
 def is_raised_by_jax(error: Exception) -> bool:
-    """Return True if JAX has raised an error, or refuses something in our words; the author has not."""
-    return isinstance(error, TransformationError) or _is_of_jax(traceback.extract_tb(error.__traceback__)[-1])
+    """Return True if JAX has raised an error, or refuses something in our words; the author has
+    not.
+    """
+    return isinstance(error, TransformationError) or _is_of_jax(
+        traceback.extract_tb(error.__traceback__)[-1]
+    )
 
 
 def _is_of_jax(frame: traceback.FrameSummary) -> bool:
@@ -40,7 +47,9 @@ def _is_of_jax(frame: traceback.FrameSummary) -> bool:
 
 
 class TracedRule:
-    """A rule as a jaxpr, from what it reads and upstreams to gradients; or the error that its author raises."""
+    """A rule as a jaxpr, from what it reads and upstreams to gradients; or the error that its
+    author raises.
+    """
 
     jaxpr: Jaxpr
     error: Exception | None = None
@@ -74,7 +83,9 @@ class TracedRule:
         return self.jaxpr.constants if self.error is None else []
 
     def __call__(self, residuals: Sequence[Array], upstreams: Sequence[Array]) -> dict[int, Array]:
-        """Return the gradients that there are, by the places of the inputs, and of the variables after them."""
+        """Return the gradients that there are, by the places of the inputs, and of the variables
+        after them.
+        """
         if self.error is not None:
             raise self.error
         return dict(zip(self.returned, self.jaxpr(residuals, upstreams), strict=True))
@@ -89,7 +100,9 @@ def _types_of_upstreams(outputs: Sequence[Array]) -> list[Any]:
 
 
 def _without_frames(error: Exception) -> Exception:
-    """Return the error without its frames, which would keep tracers alive; a note tells where it was raised."""
+    """Return the error without its frames, which would keep tracers alive; a note tells where it
+    was raised.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     origin = next((x for x in reversed(frames) if not _is_of_jax(x)), frames[-1])
     if hasattr(error, "add_note") and not isinstance(error, CustomGradientError):
@@ -99,25 +112,39 @@ def _without_frames(error: Exception) -> Exception:
 
 
 def traced(
-    words: Words, rules: Mapping[Any, TracedRule], arguments: Sequence[Array], outputs: Sequence[Array]
+    words: Words,
+    rules: Mapping[Any, TracedRule],
+    arguments: Sequence[Array],
+    outputs: Sequence[Array],
 ) -> tuple[list[Array], Callable[[Sequence[int | None]], Linear]]:
-    """Return the residuals that are neither arguments nor outputs, and what makes the linear map by traced rules.
+    """Return the residuals that are neither arguments nor outputs, and what makes the linear map by
+    traced rules.
 
-    That is called with the place of each argument's gradient among those of the rule. More arguments than these may
-    come after them. The rule of the key None serves where none was traced for the arguments that are differentiated.
+    That is called with the place of each argument's gradient among those of the rule. More
+    arguments than these may come after them. The rule of the key None serves where none was traced
+    for the arguments that are differentiated.
     """
     known = {id(x) for x in (*arguments, *outputs)}
-    others = list({id(x): x for rule in rules.values() for x in rule.captured if id(x) not in known}.values())
+    others = list(
+        {id(x): x for rule in rules.values() for x in rule.captured if id(x) not in known}.values()
+    )
     place = {id(x): at for at, x in reversed([*enumerate([*arguments, *others, *outputs])])}
     captured = {key: [place[id(x)] for x in rule.captured] for key, rule in rules.items()}
     reads = sorted({at for places in captured.values() for at in places})
     order = {key: [reads.index(at) for at in places] for key, places in captured.items()}
-    given, float_at, types, count = len(arguments), rules[None].float_at, rules[None].types, len(outputs)
+    given, float_at, types, count = (
+        len(arguments),
+        rules[None].float_at,
+        rules[None].types,
+        len(outputs),
+    )
     for rule in rules.values():
         rule.captured = []  # no tracer of f leaves it
 
     def linear(gradient_of: Sequence[int | None]) -> Linear:
-        def gradients(residuals: list[Array], upstreams: list[Array], picked: Sequence[int]) -> list[Array | None]:
+        def gradients(
+            residuals: list[Array], upstreams: list[Array], picked: Sequence[int]
+        ) -> list[Array | None]:
             key = picked if picked in rules else None
             found: Any = rules[key]([residuals[at] for at in order[key]], upstreams)
             return [found.get(gradient_of[at]) for at in picked]
@@ -131,29 +158,43 @@ def traced(
     return others, linear
 
 
-def written(call: Call, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], places: Sequence[int]) -> Linear:
-    """Return a linear map by the rule as it was written, which keeps nothing but what the rule holds."""
+def written(
+    call: Call, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], places: Sequence[int]
+) -> Linear:
+    """Return a linear map by the rule as it was written, which keeps nothing but what the rule
+    holds.
+    """
     inputs = list(inputs) if rule.needs_inputs else []
     types = [y.aval for y in outputs]
     float_at = _floats(outputs)
 
-    def gradients(_: list[Array], upstreams: Sequence[Array], picked: Sequence[int]) -> list[Array | None]:
+    def gradients(
+        _: list[Array], upstreams: Sequence[Array], picked: Sequence[int]
+    ) -> list[Array | None]:
         needed = _needed(places, picked, len(rule.shapes))
-        found = apply_rule(rule, inputs, types, dict(zip(float_at, upstreams, strict=True)), needed=needed)
+        found = apply_rule(
+            rule, inputs, types, dict(zip(float_at, upstreams, strict=True)), needed=needed
+        )
         return [found[places[at]] for at in picked]
 
-    def refusing(residuals: list[Array], upstreams: list[Array], picked: Sequence[int]) -> list[Array | None]:
+    def refusing(
+        residuals: list[Array], upstreams: list[Array], picked: Sequence[int]
+    ) -> list[Array | None]:
         try:
             return gradients(residuals, upstreams, picked)
         except UnexpectedTracerError:
             one = functools.partial(gradients, residuals, picked=picked)
-            _, foreign = jaxpr_of(lambda *us: [g for g in one(us) if g is not None], [u.aval for u in upstreams])
+            _, foreign = jaxpr_of(
+                lambda *us: [g for g in one(us) if g is not None], [u.aval for u in upstreams]
+            )
             for x in foreign:
                 call.refuse_captured(x)
             raise
 
     upstream_types = _types_of_upstreams(outputs)
-    return Linear(Words.of(call), refusing, len(outputs), float_at, upstream_types, [], range(len(places)))
+    return Linear(
+        Words.of(call), refusing, len(outputs), float_at, upstream_types, [], range(len(places))
+    )
 
 
 def _needed(places: Sequence[int], picked: Iterable[int], count: int) -> list[bool]:
@@ -165,11 +206,15 @@ def watched(
     words: Words, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], places: Sequence[int],
     unconnected: Callable[[Any], str],
 ) -> Linear:  # fmt: skip
-    """Return a linear map by the rule as it was written, on the arguments and outputs of each derivative."""
+    """Return a linear map by the rule as it was written, on the arguments and outputs of each
+    derivative.
+    """
     held = [*(inputs[i] for i in places), *outputs]
     float_at = _floats(outputs)
 
-    def gradients(residuals: list[Array], upstreams: list[Array], picked: Sequence[int]) -> list[Array | None]:
+    def gradients(
+        residuals: list[Array], upstreams: list[Array], picked: Sequence[int]
+    ) -> list[Array | None]:
         own = {id(x): y for x, y in zip(held, residuals, strict=True)}
         arguments = residuals[: len(places)]
 
@@ -182,10 +227,15 @@ def watched(
         current = list(inputs)
         for i, x in zip(places, arguments, strict=True):
             current[i] = x
-        needed, by_output = _needed(places, picked, len(inputs)), dict(zip(float_at, upstreams, strict=True))
+        needed, by_output = (
+            _needed(places, picked, len(inputs)),
+            dict(zip(float_at, upstreams, strict=True)),
+        )
         try:
             with watching(read):
-                found = apply_rule(rule, current, residuals[len(places) :], by_output, needed=needed)
+                found = apply_rule(
+                    rule, current, residuals[len(places) :], by_output, needed=needed
+                )
         except UnexpectedTracerError:  # the tracers of a batch are gone
             raise refusal(TransformationError, words.op,
                           must="the rule of an op under vmap must be one that JAX can trace",
@@ -194,4 +244,6 @@ def watched(
         return [None if g is None else read(g) for g in (found[places[at]] for at in picked)]
 
     types = _types_of_upstreams(outputs)
-    return Linear(words, gradients, len(outputs), float_at, types, range(len(held)), range(len(places)))
+    return Linear(
+        words, gradients, len(outputs), float_at, types, range(len(held)), range(len(places))
+    )

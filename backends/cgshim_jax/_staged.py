@@ -1,4 +1,6 @@
-"""Calls within jit, scan, ...: f and its rule become jaxprs, each once, and what they close over arguments."""
+"""Calls within jit, scan, ...: f and its rule become jaxprs, each once, and what they close over
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -44,23 +46,28 @@ _staging: RuleScope[tuple[Any, ...]] = RuleScope("cgshim_jax_staging")
 """the codes of the ops that are being staged, one in the rule of the other"""
 
 
-def run_staged(call: Call, inputs: Sequence[Array], raised: tuple[type[Exception], ...] = ()) -> Any:
+def run_staged(
+    call: Call, inputs: Sequence[Array], raised: tuple[type[Exception], ...] = ()
+) -> Any:
     """Stage f and its rule, and return the output with the rule's gradients.
 
-    Errors of these kinds are raised at once, where others of the rule come when a gradient is taken.
+    Errors of these kinds are raised at once, where others of the rule come when a gradient is
+    taken.
     """
     let_others_know()
     _refuse_references(call, inputs)
     upstreams, code = upstreams_of_rule(), code_of(call.f)
     if is_running_rule() and code in (_staging.current or ()):
-        # As when two rules call each other: there would be no end to it. Its own rule is traced only if somebody
-        # differentiates the call; then f runs again, and may close over no tracer.
+        # As when two rules call each other: there would be no end to it. Its own rule is traced
+        # only if somebody differentiates the call; then f runs again, and may close over no tracer.
         return Written(call, inputs, as_written=False).output()
 
     def is_constant(tracer: Array) -> bool:
-        """Return True if the op's own rule speaks for what f closes over: in a rule, what it is given leads to it.
+        """Return True if the op's own rule speaks for what f closes over: in a rule, what it is
+        given leads to it.
 
-        To the outputs this is a constant; to the rule, whose derivative may be taken in its turn, it is what it is.
+        To the outputs this is a constant; to the rule, whose derivative may be taken in its turn,
+        it is what it is.
         """
         return upstreams is not None and depends_only_on(tracer, inputs, upstreams)
 
@@ -83,7 +90,9 @@ class _Staging:
     refusal: str | None = None
     """why no tracer that f closes over may be differentiated"""
 
-    def __init__(self, call: Call, inputs: Sequence[Array], is_constant: Callable[[Array], bool]) -> None:
+    def __init__(
+        self, call: Call, inputs: Sequence[Array], is_constant: Callable[[Array], bool]
+    ) -> None:
         self.call, self.inputs, self.is_constant = call, inputs, is_constant
         self.at = [i for i, x in enumerate(inputs) if is_tracer(x)]
         self.variables: list[Array] = []
@@ -104,14 +113,18 @@ class _Staging:
             found.append(linear_of)
             return [*outputs, *others]
 
-        f, self.captured = jaxpr_of(run_f, [self.inputs[i].aval for i in self.at], outputs_of_rules(), self.call.f)
+        f, self.captured = jaxpr_of(
+            run_f, [self.inputs[i].aval for i in self.at], outputs_of_rules(), self.call.f
+        )
         place = {id(x): len(self.inputs) + at for at, x in enumerate(self.variables)}
         linear = found[-1]([*self.at, *(place.get(id(x)) for x in self.captured)])
         _refuse_references(self.call, [*self.captured, *f.constants, *self.rule.constants])
         return _Staged(f, linear)
 
     def _choose_variables(self, rule: Rule) -> None:
-        """Find what f closes over and is differentiated; if nothing is known to be, what may be later."""
+        """Find what f closes over and is differentiated; if nothing is known to be, what may be
+        later.
+        """
         _refuse_references(self.call, captured_so_far())
         closed = [x for x in captured_so_far() if is_differentiable(x) and not self.is_constant(x)]
         variables = [x for x in closed if is_differentiated(x)]
@@ -125,7 +138,9 @@ class _Staging:
             self.variables = variables or closed
 
     def closed_over(self) -> list[Array]:
-        """Return the tracers that f and the rule close over; to differentiate one that is no variable is an error."""
+        """Return the tracers that f and the rule close over; to differentiate one that is no
+        variable is an error.
+        """
         own = {id(x) for x in self.variables}
         return [
             x if id(x) in own or self.is_constant(x)
@@ -143,7 +158,9 @@ def _refuse_references(call: Call, tensors: Sequence[Any]) -> None:
 
 
 def _constant(tracer: Array, refusal: str) -> Array:
-    """Return a tracer that f closes over and that is no variable: if somebody differentiates it, that is an error."""
+    """Return a tracer that f closes over and that is no variable: if somebody differentiates it,
+    that is an error.
+    """
     if not is_differentiable(tracer) or is_differentiated(tracer) is False:
         return tracer
 
@@ -156,7 +173,9 @@ def _constant(tracer: Array, refusal: str) -> Array:
 
 
 class _Staged(Op):
-    """A call as jaxprs, which keep no tracer alive: from arguments (what f closes over comes last) to outputs."""
+    """A call as jaxprs, which keep no tracer alive: from arguments (what f closes over comes last)
+    to outputs.
+    """
 
     def __init__(self, whole: Jaxpr, linear: Linear) -> None:
         self.whole, self.linear, self.words = whole, linear, linear.words
@@ -169,13 +188,17 @@ class _Staged(Op):
         wanted = jaxpr.outvars[: linear.outputs]
         eqns = equations_for(wanted, jaxpr.eqns)[0]
         part = part_of(jaxpr, constants, [*whole.invars, *captured], wanted, eqns)
-        self.f = Jaxpr(part, [x for at, x in enumerate(whole.constants) if at not in whole.captured_at], [])
+        self.f = Jaxpr(
+            part, [x for at, x in enumerate(whole.constants) if at not in whole.captured_at], []
+        )
 
     def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
         assert self.f is not None
         return self.f([], arguments)
 
-    def forward(self, arguments: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array], Linear]:
+    def forward(
+        self, arguments: Sequence[Array]
+    ) -> tuple[Sequence[Array], Sequence[Array], Linear]:
         count = len(arguments) - len(self.whole.captured_at)
         values = _split(self.whole, self.linear.outputs, arguments[count:], arguments[:count])
         outputs, others = values[: self.linear.outputs], values[self.linear.outputs :]
@@ -183,10 +206,14 @@ class _Staged(Op):
         return outputs, others, dataclasses.replace(self.linear, types=types)
 
 
-def _split(f: Jaxpr, outputs: int, captured: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
-    """Return f's outputs, without derivatives, and its other residuals, with derivatives through f's own operations.
+def _split(
+    f: Jaxpr, outputs: int, captured: Sequence[Array], arguments: Sequence[Array]
+) -> list[Array]:
+    """Return f's outputs, without derivatives, and its other residuals, with derivatives through
+    f's own operations.
 
-    The derivative of the outputs is the rule's. So what only they need may be opaque: a callback, a while loop.
+    The derivative of the outputs is the rule's. So what only they need may be opaque: a callback, a
+    while loop.
     """
     jaxpr = f.jaxpr
     first, second = equations_for(jaxpr.outvars[outputs:], jaxpr.eqns)
@@ -198,5 +225,8 @@ def _split(f: Jaxpr, outputs: int, captured: Sequence[Array], arguments: Sequenc
     known = jax.core.eval_jaxpr(part, constants, *arguments)
     count = len(jaxpr.outvars) - outputs
     rest = part_of(jaxpr, [*f.constvars, *f.invars, *between], [], jaxpr.outvars[:outputs], second)
-    given = [jax.lax.stop_gradient(x) if is_tracer(x) else x for x in (*constants, *arguments, *known[count:])]
+    given = [
+        jax.lax.stop_gradient(x) if is_tracer(x) else x
+        for x in (*constants, *arguments, *known[count:])
+    ]
     return [*jax.core.eval_jaxpr(rest, given), *known[:count]]

@@ -19,7 +19,7 @@ CONCRETIZATION_ERRORS = (ConcretizationTypeError, TracerArrayConversionError)
 """what JAX raises where Python or NumPy reads a value that a tracer does not have"""
 
 
-# --- What surrounds a call --------------------------------------------------------------------------------------
+# --- What surrounds a call ------------------------------------------------------------------------
 
 
 class Surroundings(enum.Enum):
@@ -77,7 +77,7 @@ def is_known(x: Any) -> bool:
     return not is_tracer(x) or isinstance(without_batches(x._trace), _private.EvalTrace)
 
 
-# --- Tracers ----------------------------------------------------------------------------------------------------
+# --- Tracers --------------------------------------------------------------------------------------
 
 
 def is_tracer(x: object) -> bool:
@@ -86,12 +86,16 @@ def is_tracer(x: object) -> bool:
 
 
 def is_reference(x: Any) -> bool:
-    """Return True if x stands for a mutable array (jax.Ref), which can be neither returned nor copied."""
+    """Return True if x stands for a mutable array (jax.Ref), which can be neither returned nor
+    copied.
+    """
     return hasattr(getattr(x, "aval", None), "inner_aval")
 
 
 def is_differentiated(x: Any) -> bool | None:
-    """Return True if a derivative is being taken of x; None if x is staged, for a later transformation decides."""
+    """Return True if a derivative is being taken of x; None if x is staged, for a later
+    transformation decides.
+    """
     if not is_tracer(x):
         return False
     if hasattr(x, "tangent"):
@@ -101,11 +105,16 @@ def is_differentiated(x: Any) -> bool | None:
 
 
 def perturbed_by_each_derivative(inputs: Sequence[Array]) -> list[list[bool]]:
-    """Return for each derivative that surrounds the call, the innermost first, which inputs it is taken of."""
+    """Return for each derivative that surrounds the call, the innermost first, which inputs it is
+    taken of.
+    """
     trace, inputs = _private.trace_ctx.trace, list(inputs)
     found = []
     while trace is not None:
-        own = [is_tracer(x) and getattr(x._trace, "tag", None) is getattr(trace, "tag", x) for x in inputs]
+        own = [
+            is_tracer(x) and getattr(x._trace, "tag", None) is getattr(trace, "tag", x)
+            for x in inputs
+        ]
         if isinstance(trace, _private.BatchTrace):
             inputs = [x.val if is_own else x for x, is_own in zip(inputs, own, strict=True)]
         elif not isinstance(trace, (_private.JaxprTrace, _private.EvalTrace)):
@@ -116,13 +125,15 @@ def perturbed_by_each_derivative(inputs: Sequence[Array]) -> list[list[bool]]:
 
 
 def value_below_derivatives(x: Any) -> Any:
-    """Return the value that a tracer of derivatives has; None if a vmap is in between, which has many."""
+    """Return the value that a tracer of derivatives has; None if a vmap is in between, which has
+    many.
+    """
     while hasattr(x, "primal"):
         x = x.primal
     return None if is_tracer(x) else x
 
 
-# --- What is read -----------------------------------------------------------------------------------------------
+# --- What is read ---------------------------------------------------------------------------------
 
 
 class _Watch(_private.Trace):  # type: ignore[misc]
@@ -135,10 +146,12 @@ class _Watch(_private.Trace):  # type: ignore[misc]
         self.read = read
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.parent_trace, name)  # how it takes a shard_map, or what a reference holds
+        # how it takes a shard_map, or what a reference holds
+        return getattr(self.parent_trace, name)
 
     def _read(self, operands: Sequence[Any]) -> list[Any]:
-        with _private.set_current_trace(self.parent_trace):  # in an operation the current trace is none
+        # in an operation the current trace is none
+        with _private.set_current_trace(self.parent_trace):
             return [self.read(x) for x in operands]
 
     def stage_value(self, value: Any) -> Any:
@@ -147,18 +160,30 @@ class _Watch(_private.Trace):  # type: ignore[misc]
     def process_primitive(self, primitive: Any, operands: Sequence[Any], parameters: Any) -> Any:
         return self.parent_trace.process_primitive(primitive, self._read(operands), parameters)
 
-    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, operands: Sequence[Any], **how: Any) -> Any:
-        return self.parent_trace.process_custom_jvp_call(primitive, fun, jvp, self._read(operands), **how)
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, operands: Sequence[Any], **how: Any
+    ) -> Any:
+        return self.parent_trace.process_custom_jvp_call(
+            primitive, fun, jvp, self._read(operands), **how
+        )
 
     def process_custom_vjp_call(
-        self, primitive: Any, fun: Any, forward: Any, backward: Any, operands: Sequence[Any], **how: Any
+        self,
+        primitive: Any,
+        fun: Any,
+        forward: Any,
+        backward: Any,
+        operands: Sequence[Any],
+        **how: Any,
     ) -> Any:
         process = self.parent_trace.process_custom_vjp_call
         return process(primitive, fun, forward, backward, self._read(operands), **how)
 
 
 class _Calls(_Watch):
-    """Leaves in a jaxpr the calls of compiled functions, such as all of jax.numpy, that JAX would inline."""
+    """Leaves in a jaxpr the calls of compiled functions, such as all of jax.numpy, that JAX would
+    inline.
+    """
 
     def process_primitive(self, primitive: Any, operands: Sequence[Any], parameters: Any) -> Any:
         if "inline" in parameters:
@@ -167,9 +192,11 @@ class _Calls(_Watch):
 
 
 def keeping_calls() -> Any:
-    """Return a context in which a jaxpr is made that is to be differentiated eagerly, operation by operation.
+    """Return a context in which a jaxpr is made that is to be differentiated eagerly, operation by
+    operation.
 
-    JAX remembers the derivative of a compiled function, and of other operations it makes it anew each time.
+    JAX remembers the derivative of a compiled function, and of other operations it makes it anew
+    each time.
     """
     return _private.set_current_trace(_Calls(current_trace(), lambda x: x))
 
@@ -190,7 +217,7 @@ def lowered(x: Any) -> Any:
     return x
 
 
-# --- Functions as jaxprs ----------------------------------------------------------------------------------------
+# --- Functions as jaxprs --------------------------------------------------------------------------
 
 
 class Jaxpr(NamedTuple):
@@ -236,10 +263,15 @@ def equations_for(wanted: Sequence[Any], equations: Sequence[Any]) -> tuple[list
 
 
 def part_of(
-    jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], results: Sequence[Any], equations: Any
+    jaxpr: Any,
+    constants: Sequence[Any],
+    arguments: Sequence[Any],
+    results: Sequence[Any],
+    equations: Any,
 ) -> Any:
     """Return a part of a jaxpr, as one."""
-    names = {"arg_names": ("",) * len(arguments), "result_paths": ("",) * len(results)}  # which JAX counts
+    # which JAX counts
+    names = {"arg_names": ("",) * len(arguments), "result_paths": ("",) * len(results)}
     return jaxpr.replace(
         constvars=list(constants), invars=list(arguments), outvars=list(results), eqns=list(equations),
         effects=set().union(*(eqn.effects for eqn in equations)),
@@ -259,8 +291,12 @@ def _make_jaxpr(
     return jaxpr, constants
 
 
-def _forgotten_if_it_fails(function: Callable[..., Sequence[Array]]) -> Callable[..., Sequence[Array]]:
-    """Return the same function. If it raises while JAX traces it, it empties the trace, which JAX keeps."""
+def _forgotten_if_it_fails(
+    function: Callable[..., Sequence[Array]],
+) -> Callable[..., Sequence[Array]]:
+    """Return the same function. If it raises while JAX traces it, it empties the trace, which JAX
+    keeps.
+    """
 
     def traced(*arguments: Array) -> Sequence[Array]:
         try:
@@ -277,13 +313,16 @@ def jaxpr_of(
     function: Callable[..., Sequence[Array]], types: Sequence[Any], known: Sequence[Array] = (),
     author: Callable[..., Any] | None = None,
 ) -> tuple[Jaxpr, list[Array]]:  # fmt: skip
-    """Return function's jaxpr for arguments of these types, and the tracers and known tensors that it captured.
+    """Return function's jaxpr for arguments of these types, and the tracers and known tensors that
+    it captured.
 
     JAX's messages speak of the author's function.
     """
     jaxpr, constants = _make_jaxpr(_forgotten_if_it_fails(function), types, author or function)
     ids = {id(x) for x in known}
-    captured_at = [at for at, constant in enumerate(constants) if is_tracer(constant) or id(constant) in ids]
+    captured_at = [
+        at for at, constant in enumerate(constants) if is_tracer(constant) or id(constant) in ids
+    ]
     captured = [constants[at] for at in captured_at]
     for at in captured_at:
         constants[at] = None
@@ -291,14 +330,20 @@ def jaxpr_of(
 
 
 def holds_constants(jaxpr: Any, ids: Collection[int]) -> bool:
-    """Return True if a function that a jaxpr calls holds one of these tensors, as those compiled by jax.jit do."""
+    """Return True if a function that a jaxpr calls holds one of these tensors, as those compiled by
+    jax.jit do.
+    """
     inner = [x for eqn in jaxpr.eqns for parameter in eqn.params.values()
              for x in (parameter if isinstance(parameter, (list, tuple)) else [parameter])]  # fmt: skip
     closed = [x for x in inner if isinstance(x, ClosedJaxpr)]
-    return any(id(c) in ids for x in closed for c in x.consts) or any(holds_constants(x.jaxpr, ids) for x in closed)
+    return any(id(c) in ids for x in closed for c in x.consts) or any(
+        holds_constants(x.jaxpr, ids) for x in closed
+    )
 
 
 def captured_so_far() -> list[Array]:
     """Return the tracers that the function has captured which is being traced now."""
-    values = [getattr(c, "canonical", c) for c in list(current_trace().frame.constvar_to_val.values())]
+    values = [
+        getattr(c, "canonical", c) for c in list(current_trace().frame.constvar_to_val.values())
+    ]
     return [c for c in values if is_tracer(c)]  # a pair in JAX 0.7.2 to 0.9.0

@@ -1,8 +1,10 @@
-"""Calls with values that are known below the derivatives: f runs on the tensors below the innermost derivative.
+"""Calls with values that are known below the derivatives: f runs on the tensors below the innermost
+derivative.
 
-So Python may branch on them. Under one derivative in reverse mode they are values, and the backward pass calls the very
-function that f returned: nothing is traced or replaced. Under several derivatives, a vmap, or forward mode, the rule is
-traced when f has run, and all derivatives use the same jaxpr.
+So Python may branch on them. Under one derivative in reverse mode they are values, and the backward
+pass calls the very function that f returned: nothing is traced or replaced. Under several
+derivatives, a vmap, or forward mode, the rule is traced when f has run, and all derivatives use the
+same jaxpr.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class NotAsWrittenError(Exception):
 
 
 def closes_over_differentiated(call: Call) -> bool:
-    """Return True if f is given, or holds, a tracer that is differentiated: as a variable, or in a Flax module."""
+    """Return True if f is given, or holds, a tracer that is differentiated: as a variable, or in a
+    Flax module.
+    """
     given = [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
     holders = [call.f, *given, *call.options.values()]
     return any(
@@ -70,7 +74,8 @@ class Written(Op):
         if not as_written:
             arguments = [inputs[i] for i in self.places]
             self.asked = [
-                tuple(i for i, moves in enumerate(each) if moves) for each in perturbed_by_each_derivative(arguments)
+                tuple(i for i, moves in enumerate(each) if moves)
+                for each in perturbed_by_each_derivative(arguments)
             ]
 
     def output(self) -> Any:
@@ -86,7 +91,9 @@ class Written(Op):
         self.spec = rule.output
         return outputs
 
-    def forward(self, arguments: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array], Linear]:
+    def forward(
+        self, arguments: Sequence[Array]
+    ) -> tuple[Sequence[Array], Sequence[Array], Linear]:
         inputs = subvals(self.inputs, self.places, [*map(as_tensor, arguments)])
         if self.as_written:
             outputs, rule = self._of_run(inputs)
@@ -95,7 +102,8 @@ class Written(Op):
         try:
             outputs, rule = _running.run(reads, self._of_run, inputs)
             before = reads.before
-        except CONCRETIZATION_ERRORS:  # Python or NumPy reads what is differentiated: then on values
+        except CONCRETIZATION_ERRORS:
+            # Python or NumPy reads what is differentiated: then on values
             values = [value_below_derivatives(x) for x in inputs]
             if not any(map(is_tracer, inputs)) or any(x is None for x in values):
                 raise
@@ -115,25 +123,35 @@ class Written(Op):
     def _traced(
         self, rule: Rule, inputs: Sequence[Array], outputs: list[Array], before: _Arrays | None
     ) -> tuple[list[Array], list[Array], Linear]:
-        """Return what the run leaves; if f ran on values, `before` are the arrays that were alive before that."""
+        """Return what the run leaves; if f ran on values, `before` are the arrays that were alive
+        before that.
+        """
         words, after = self.words, None if before is None else _Arrays()
         arguments = [inputs[i] for i in self.places]
 
         def trace(needed: Sequence[bool] | None) -> TracedRule:
-            return TracedRule(rule, inputs, outputs, (), [*arguments, *outputs], needed, runs_eagerly=True)
+            return TracedRule(
+                rule, inputs, outputs, (), [*arguments, *outputs], needed, runs_eagerly=True
+            )
 
         rules: dict[Any, TracedRule] = {None: trace(None)}
         if rule.takes_needed:
             for asked in self.asked:
-                rules[asked] = trace([at in {self.places[i] for i in asked} for at in range(len(inputs))])
+                rules[asked] = trace(
+                    [at in {self.places[i] for i in asked} for at in range(len(inputs))]
+                )
         first = rules[None]
         if isinstance(first.error, CONCRETIZATION_ERRORS):
             others: list[Array] = []
             refusal = "" if before is None else _unconnected(self.call, arguments[0])
-            linear = watched(words, rule, inputs, outputs, self.places, lambda x: _unconnected(self.call, x))
+            linear = watched(
+                words, rule, inputs, outputs, self.places, lambda x: _unconnected(self.call, x)
+            )
         else:
             refusal = self._refusal(rule, first, before, after)
-            if first.error is None and holds_constants(first.jaxpr.jaxpr, {id(x) for x in (*arguments, *outputs)}):
+            if first.error is None and holds_constants(
+                first.jaxpr.jaxpr, {id(x) for x in (*arguments, *outputs)}
+            ):
                 raise NotAsWrittenError
             gradient_of = [i if is_differentiable(inputs[i]) else None for i in self.places]
             others, linear_of = traced(words, rules, arguments, outputs)
@@ -143,8 +161,12 @@ class Written(Op):
                 raise NotAsWrittenError
         return outputs, others, _refusing(linear, refusal, len(arguments)) if refusal else linear
 
-    def _refusal(self, rule: Rule, traced: TracedRule, before: _Arrays | None, after: _Arrays | None) -> str:
-        """Return why the gradient may not be differentiated: it reads what f made where JAX did not see."""
+    def _refusal(
+        self, rule: Rule, traced: TracedRule, before: _Arrays | None, after: _Arrays | None
+    ) -> str:
+        """Return why the gradient may not be differentiated: it reads what f made where JAX did not
+        see.
+        """
         if before is None or after is None:
             return ""
         unknown = [
@@ -153,15 +175,21 @@ class Written(Op):
         ]  # fmt: skip
         static = [leaf for spec in self.call.arguments.specs for leaf in spec.static_leaves()]
         given = [self.call.f, *static, *self.call.options.values()]
-        before_f = {_key(x) for each in given for x in (each, *tensors_inside(each, _is_number, _DEPTH))}
-        unknown += [x for x in tensors_inside(rule.grad_fn, _is_number, _DEPTH) if _key(x) not in before_f]
+        before_f = {
+            _key(x) for each in given for x in (each, *tensors_inside(each, _is_number, _DEPTH))
+        }
+        unknown += [
+            x for x in tensors_inside(rule.grad_fn, _is_number, _DEPTH) if _key(x) not in before_f
+        ]
         return _unconnected(self.call, unknown[0]) if unknown else ""
 
 
 def _refusing(linear: Linear, refusal: str, arguments: int) -> Linear:
     """Return the same map whose gradients may not be differentiated by its arguments."""
 
-    def gradients(residuals: list[Array], upstreams: list[Array], picked: Sequence[int]) -> Sequence[Array | None]:
+    def gradients(
+        residuals: list[Array], upstreams: list[Array], picked: Sequence[int]
+    ) -> Sequence[Array | None]:
         own = residuals[len(linear.reads) :]
         found = linear.rule(residuals[: len(linear.reads)], upstreams, picked)
         return without_derivative(linear.words.op, found, own, refusal)
@@ -194,7 +222,9 @@ def note_read(x: Array) -> None:
 
 
 def _is_number(x: Any) -> bool:
-    return isinstance(x, (float, complex, np.ndarray, np.inexact)) and np.issubdtype(np.result_type(x), np.inexact)
+    return isinstance(x, (float, complex, np.ndarray, np.inexact)) and np.issubdtype(
+        np.result_type(x), np.inexact
+    )
 
 
 def _key(x: Any) -> Any:

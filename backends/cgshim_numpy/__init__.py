@@ -1,10 +1,10 @@
 """NumPy, with the gradients of HIPS autograd.
 
-A call that nothing differentiates is plain NumPy (`_plain.py`), without autograd: that is imported when somebody
-differentiates (`_autograd.py`), and `_derivatives.py` with it. Under autograd a call is one primitive (`_run.py`): f
-runs on values, and the derivative calls its rule on values. If outer derivatives look on, f runs once all the same, on
-values that record what is made of them (`_record.py`): whatever the rule reads is a function of the arguments at each
-level that asks.
+A call that nothing differentiates is plain NumPy (`_plain.py`), without autograd: that is imported
+when somebody differentiates (`_autograd.py`), and `_derivatives.py` with it. Under autograd a call
+is one primitive (`_run.py`): f runs on values, and the derivative calls its rule on values. If
+outer derivatives look on, f runs once all the same, on values that record what is made of them
+(`_record.py`): whatever the rule reads is a function of the arguments at each level that asks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def stop_gradient(x: Array, /) -> Array:
     return derivatives().stop_gradient(x) if isbox(x) else np.asarray(x)
 
 
-def host_function(call: HostCall, inputs: Sequence[Array], declared: Sequence[Spec], /) -> list[Array]:
+def host_function(
+    call: HostCall, inputs: Sequence[Array], declared: Sequence[Spec], /
+) -> list[Array]:
     return call.run([*map(convert_to_numpy, inputs)])
 
 

@@ -1,4 +1,6 @@
-"""NumPy: what an array is, the forms in which f, its rule and autograd take one, and trees of arrays."""
+"""NumPy: what an array is, the forms in which f, its rule and autograd take one, and trees of
+arrays.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def is_tensor(x: Any, /) -> bool:
         return True
     if type(x) is np.ndarray or isinstance(x, np.generic):
         return x.dtype.kind in "biufc" or x.dtype.name in _ML_DTYPES
-    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):  # of which nobody knows a masked gradient
+    # of which nobody knows a masked gradient
+    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
         return is_tensor(x.view(np.ndarray))
     return not BOXES and isbox(x) and type(x) in derivatives().BOXES
 
@@ -43,9 +46,10 @@ def as_arrays(xs: Sequence[Any]) -> Sequence[Array]:
     return [_OF_PYTHON[type(x)](x) if type(x) in _OF_PYTHON else x for x in xs]
 
 
-# --- Trees, in which autograd may have put a container into one box -----------------------------------------------
+# --- Trees, in which autograd may have put a container into one box -------------------------------
 
-# in which optree opens boxes of containers; tree_unflatten makes the containers themselves, with boxes in them
+# in which optree opens boxes of containers; tree_unflatten makes the containers themselves, with
+# boxes in them
 NAMESPACE = "cgshim_numpy"
 
 

@@ -1,7 +1,8 @@
-"""NumPy: autograd, which gradients need and values do not: it is imported when somebody differentiates.
+"""NumPy: autograd, which gradients need and values do not: it is imported when somebody
+differentiates.
 
-Boxes exist, and derivatives are taken, only where somebody has imported it. `_derivatives.py` and what that imports are
-the half of the backend which needs it.
+Boxes exist, and derivatives are taken, only where somebody has imported it. `_derivatives.py` and
+what that imports are the half of the backend which needs it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def derivatives() -> Any:
     from importlib.metadata import version
 
     found = "no autograd"
-    with contextlib.suppress(ImportError, ValueError):  # there are no metadata, or its import is barred
+    # there are no metadata, or its import is barred
+    with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec("autograd"):
             found = f"autograd {version('autograd')}"
     if [*map(int, re.findall(r"\d+", found)[:2])] < [1, 7]:

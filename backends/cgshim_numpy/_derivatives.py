@@ -35,7 +35,8 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
     if dtype is None or x.dtype == dtype:
         return x
     if np.dtype(dtype).kind == "c" and x.dtype.kind != "c":
-        return x + np.zeros((), dtype)  # whose derivative takes the real part, where that of astype would warn
+        # whose derivative takes the real part, where that of astype would warn
+        return x + np.zeros((), dtype)
     return x.astype(dtype)
 
 
@@ -58,14 +59,19 @@ def vjp(
     floats = tuple([np.asarray(x) if isinstance(x, np.memmap) else x for x in inputs])
 
     def fn_of_floats(floats: Any) -> Any:
-        # The inputs come back with the outputs: autograd warns of an output that does not depend on them.
-        return tuple_of_boxes((tuple_of_boxes(tuple(fn(*[floats[at] for at in range(len(inputs))]))), floats))
+        # The inputs come back with the outputs: autograd warns of an output that does not depend on
+        # them.
+        return tuple_of_boxes(
+            (tuple_of_boxes(tuple(fn(*[floats[at] for at in range(len(inputs))]))), floats)
+        )
 
     pull_back, (outputs, _) = cast(Any, make_vjp)(fn_of_floats, floats)  # autograd has no types
-    return list(outputs), lambda upstreams: list(pull_back((tuple(upstreams), vspace(floats).zeros())))
+    return list(outputs), lambda upstreams: list(
+        pull_back((tuple(upstreams), vspace(floats).zeros()))
+    )
 
 
-# --- What the other half does with boxes from now on ----------------------------------------------------------------
+# --- What the other half does with boxes from now on ----------------------------------------------
 
 if numpy_wrapper._astype not in primitive_jvps:  # autograd has its derivative in reverse mode alone
     defjvp(numpy_wrapper._astype, "same")
@@ -79,7 +85,12 @@ if not hasattr(ArrayBox, "__array_ufunc__"):
         "second orders and forward mode are refused where f or its rule calls NumPy's own functions (np.sin), and not "
         "those of autograd.numpy or cgshim.ops (from autograd 1.9 on it is as documented)"
     )
-    for _name, _of in {"shape": np.shape, "ndim": np.ndim, "size": np.size, "dtype": np.result_type}.items():
+    for _name, _of in {
+        "shape": np.shape,
+        "ndim": np.ndim,
+        "size": np.size,
+        "dtype": np.result_type,
+    }.items():
         setattr(ArrayBox, _name, property(functools.partial(lambda of, box: of(getval(box)), _of)))
     for _function in map(functools.partial(getattr, numpy_wrapper), ("empty_like", "full_like")):
         register_notrace(VJPNode, _function)
@@ -91,7 +102,9 @@ defvjp(
     _functions.index_add,
     lambda found, x, index, values, axis: lambda upstream: upstream,
     None,
-    lambda found, x, index, values, axis: lambda upstream: _functions.np_take(upstream, index, axis),
+    lambda found, x, index, values, axis: (
+        lambda upstream: _functions.np_take(upstream, index, axis)
+    ),
 )
 
 
@@ -103,5 +116,7 @@ def _opened(box: Any) -> tuple[list[Any], None]:
 
 
 for _kind in (DictBox, SequenceBox):
-    optree.register_pytree_node(cast(Any, _kind), _opened, lambda _, content: next(iter(content)), namespace=NAMESPACE)
+    optree.register_pytree_node(
+        cast(Any, _kind), _opened, lambda _, content: next(iter(content)), namespace=NAMESPACE
+    )
 BOXES.update([ArrayBox, Leaf])

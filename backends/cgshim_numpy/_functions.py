@@ -1,7 +1,7 @@
 """NumPy: its functions as autograd wraps them, which are NumPy itself for plain arrays.
 
-Autograd has no derivative of some, and a wrong one of others with some parameters: these are defined in terms of other
-functions, by the front end or here.
+Autograd has no derivative of some, and a wrong one of others with some parameters: these are
+defined in terms of other functions, by the front end or here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
         return None
     if not hasattr(getattr(np, space) if space else np, last):
         return None
-    return lambda *args, **kwargs: getattr(getattr(anp, space) if space else anp, last)(*args, **kwargs)
+    return lambda *args, **kwargs: getattr(getattr(anp, space) if space else anp, last)(
+        *args, **kwargs
+    )
 
 
 _NAMES = """
@@ -54,11 +56,13 @@ _OF_AUTOGRAD = frozenset(_SPECIAL.split())
 def _of_scipy(name: str) -> Callable[..., Any] | None:
     if name not in _OF_AUTOGRAD or importlib.util.find_spec("scipy") is None:
         return None
-    special: Callable[[], Any] = lambda: importlib.import_module(f"{'' if anp is np else 'autograd.'}scipy.special")
+    special: Callable[[], Any] = lambda: importlib.import_module(
+        f"{'' if anp is np else 'autograd.'}scipy.special"
+    )
     return lambda *args, **kwargs: getattr(special(), name)(*args, **kwargs)
 
 
-# --- Without the parameters that autograd takes no notice of: where and initial ----------------------------------
+# --- Without the parameters that autograd takes no notice of: where and initial -------------------
 
 
 def np_sum(a: Array, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Array:
@@ -77,7 +81,7 @@ def np_min(a: Array, axis: Axis = None, *, keepdims: bool = False) -> Array:
     return anp.min(a, axis, keepdims=keepdims)
 
 
-# --- By indices, of which autograd has the derivative ------------------------------------------------------------
+# --- By indices, of which autograd has the derivative ---------------------------------------------
 
 
 def np_take(a: Array, indices: Any, axis: int | None = None) -> Array:
@@ -134,7 +138,10 @@ def np_meshgrid(*xi: Array, indexing: str = "xy") -> list[Array]:
         raise ValueError("Valid values for `indexing` are 'xy' and 'ij'.")
     count = len(xi)
     order = [1, 0, *range(2, count)] if indexing == "xy" and count > 1 else list(range(count))
-    along = [anp.reshape(x, [-1 if at == order[own] else 1 for at in range(count)]) for own, x in enumerate(xi)]
+    along = [
+        anp.reshape(x, [-1 if at == order[own] else 1 for at in range(count)])
+        for own, x in enumerate(xi)
+    ]
     return list(np_broadcast_arrays(*along))
 
 
@@ -144,7 +151,9 @@ def np_concatenate(arrays: Sequence[Array], /, axis: int | None = 0) -> Array:
     return anp.concatenate(list(arrays), axis)
 
 
-def np_sort(a: Array, axis: int | None = -1, kind: Any = None, *, stable: bool | None = None) -> Array:
+def np_sort(
+    a: Array, axis: int | None = -1, kind: Any = None, *, stable: bool | None = None
+) -> Array:
     a, axis = (anp.ravel(a), -1) if axis is None else (a, axis)
     return np_take_along_axis(a, anp.argsort(a, axis, "stable"), axis)
 
@@ -152,5 +161,8 @@ def np_sort(a: Array, axis: int | None = -1, kind: Any = None, *, stable: bool |
 def np_take_along_axis(arr: Array, indices: Any, axis: int | None = -1) -> Array:
     arr, at_axis = (anp.ravel(arr), 0) if axis is None else (arr, axis % arr.ndim)
     sizes = range(arr.ndim)
-    places = [anp.reshape(anp.arange(arr.shape[at]), [-1 if at == other else 1 for other in sizes]) for at in sizes]
+    places = [
+        anp.reshape(anp.arange(arr.shape[at]), [-1 if at == other else 1 for other in sizes])
+        for at in sizes
+    ]
     return arr[(*places[:at_axis], indices, *places[at_axis + 1 :])]

@@ -1,6 +1,7 @@
 """NumPy: forward mode, as the transpose of a rule, which has to be seen to be linear in upstream.
 
-The rule is traced as for any derivative in reverse mode, with nodes that look at each operation as it is recorded.
+The rule is traced as for any derivative in reverse mode, with nodes that look at each operation as
+it is recorded.
 """
 
 from __future__ import annotations
@@ -45,7 +46,13 @@ class UpstreamNode(VJPNode):  # type: ignore[misc]  # autograd has no types
     __slots__ = ()
 
     def __init__(
-        self, value: Any, fun: Any, args: Sequence[Any], kwargs: Any, parent_argnums: Sequence[int], parents: Any
+        self,
+        value: Any,
+        fun: Any,
+        args: Sequence[Any],
+        kwargs: Any,
+        parent_argnums: Sequence[int],
+        parents: Any,
     ) -> None:
         _require_linear(fun, args, kwargs, parent_argnums)
         super().__init__(value, fun, args, kwargs, parent_argnums, parents)
@@ -61,21 +68,26 @@ def depends_on_upstream(x: Any) -> bool:
 
 
 def transposed(rule: Callable[[Any], Sequence[Any]], output: Any, tangents: Sequence[Any]) -> Any:
-    """Return the gradient of <rule(upstream), tangents> by upstream, which has the structure of output.
+    """Return the gradient of <rule(upstream), tangents> by upstream, which has the structure of
+    output.
 
-    The transpose of a linear rule is the same everywhere. It is taken at a point other than zero, where constants and
-    upstream differ. A rule that is not linear may still not show it in its operations: so the rule is also
-    asked at -2 times the point, and has to give -2 times the gradients.
+    The transpose of a linear rule is the same everywhere. It is taken at a point other than zero,
+    where constants and upstream differ. A rule that is not linear may still not show it in its
+    operations: so the rule is also asked at -2 times the point, and has to give -2 times the
+    gradients.
     """
 
     def gradients_and_upstream(upstream: Any) -> Any:
-        # The upstream comes back with the gradients: autograd warns of an output that does not depend on it.
+        # The upstream comes back with the gradients: autograd warns of an output that does not
+        # depend on it.
         return tuple_of_boxes((tuple_of_boxes(tuple(rule(upstream))), upstream))
 
     point = _numbers_like(getval(output), 1.0)
     gradients, end = trace(UpstreamNode.new_root(), gradients_and_upstream, point)
     _require_homogeneous(getval(gradients)[0], rule(_numbers_like(point, -2.0)))
-    return backward_pass(tuple_of_boxes((tuple_of_boxes(tuple(tangents)), vspace(output).zeros())), end)
+    return backward_pass(
+        tuple_of_boxes((tuple_of_boxes(tuple(tangents)), vspace(output).zeros())), end
+    )
 
 
 def _numbers_like(x: Any, scale: float) -> Any:
@@ -98,7 +110,7 @@ def _require_homogeneous(at_point: Sequence[Any], at_minus_twice: Sequence[Any])
 _TOLERANCE = 1e-3
 
 
-# --- Which operations are linear, and in what -------------------------------------------------------------------
+# --- Which operations are linear, and in what -----------------------------------------------------
 
 
 def _named(module: Any, names: str) -> set[Any]:
@@ -119,7 +131,8 @@ _IN_ALL = {
     **dict.fromkeys([anp.concatenate_args, make_sequence, _make_dict, sparse_add], 1),
     **dict.fromkeys([func(VSpace.add), func(VSpace.mut_add)], 1),
     anp.array_from_args: 2,
-    trace_primitives_map.get(np.where, anp.where): 1,  # anp.where is a function around it from autograd 1.9 on
+    # anp.where is a function around it from autograd 1.9 on
+    trace_primitives_map.get(np.where, anp.where): 1,
 }
 
 # Linear in the first argument.
@@ -131,14 +144,24 @@ _IN_FIRST = (
         " broadcast_to real imag conj conjugate diff gradient repeat tile transpose sum mean _primitive_mean cumsum"
         " atleast_1d atleast_2d atleast_3d rad2deg degrees deg2rad radians",
     )
-    | _named(fft, "fft ifft fft2 ifft2 fftn ifftn rfft irfft rfft2 irfft2 rfftn irfftn fftshift ifftshift")
+    | _named(
+        fft,
+        "fft ifft fft2 ifft2 fftn ifftn rfft irfft rfft2 irfft2 rfftn irfftn fftshift ifftshift",
+    )
     | {numpy_vjps.untake, func(ArrayBox.__getitem__), container_take, container_untake}
 )
 
 # Linear in the argument at this place.
-_IN_ONE = {vars(linalg)["solve"]: 1, anp.full: 1, anp._array_from_scalar_or_array: 2, func(VSpace.covector): 1}
+_IN_ONE = {
+    vars(linalg)["solve"]: 1,
+    anp.full: 1,
+    anp._array_from_scalar_or_array: 2,
+    func(VSpace.covector): 1,
+}
 
-for _function in _named(anp, "ndim shape size result_type isscalar iscomplexobj zeros_like ones_like empty_like"):
+for _function in _named(
+    anp, "ndim shape size result_type isscalar iscomplexobj zeros_like ones_like empty_like"
+):
     register_notrace(UpstreamNode, _function)  # which are not functions of the numbers in an array
 
 
@@ -159,7 +182,8 @@ def _require_linear(fun: Any, args: Sequence[Any], kwargs: Any, places: Sequence
         mode = kwargs.get("mode", args[2] if len(args) > 2 else "constant")
         linear = mode == "constant" and not np.any(kwargs.get("constant_values", 0))
     else:
-        linear = not _is_of_a_library(fun)  # of a function that the author made a primitive, the promise speaks
+        # of a function that the author made a primitive, the promise speaks
+        linear = not _is_of_a_library(fun)
     if not linear:
         raise NonlinearError(f"{getattr(fun, '__name__', fun)} of upstream")
 
@@ -173,7 +197,9 @@ def _require_zeros(constants: Sequence[Any]) -> None:
 
 
 def _is_of_a_library(fun: Any) -> bool:
-    """Return True if a primitive is NumPy's or autograd's own: the linear ones among these are listed above."""
+    """Return True if a primitive is NumPy's or autograd's own: the linear ones among these are
+    listed above.
+    """
     raw = getattr(fun, "fun", fun)
     of_library = ("numpy", "autograd.numpy", "autograd.builtins")
     return isinstance(raw, np.ufunc) or str(getattr(raw, "__module__", None)).startswith(of_library)

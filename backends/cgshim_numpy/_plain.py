@@ -1,7 +1,9 @@
-"""NumPy: the call that nearly everybody makes: arrays or numbers in, one out, and a function of upstream as its rule.
+"""NumPy: the call that nearly everybody makes: arrays or numbers in, one out, and a function of
+upstream as its rule.
 
-Such a call costs the Python functions that it runs, so it is one. If something is being differentiated, or f returns
-what is not plain, it goes on as any other call, with what f has returned: f runs once.
+Such a call costs the Python functions that it runs, so it is one. If something is being
+differentiated, or f returns what is not plain, it goes on as any other call, with what f has
+returned: f runs once.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ PLAIN = frozenset([ndarray, np.float64, np.float32, np.float16])
 
 
 class PlainRules:
-    """The rules of an op that are functions of upstream and nothing else. Most ops have one code for all of them."""
+    """The rules of an op that are functions of upstream and nothing else. Most ops have one code
+    for all of them.
+    """
 
     code: CodeType | None = None
 
@@ -39,12 +43,17 @@ class PlainRules:
         if code is self.code:
             return True
         takes_one = code.co_argcount == 1 and not (code.co_kwonlyargcount or code.co_flags & 0x0C)
-        if takes_one and not hasattr(grad_fn, "__wrapped__") and plain_form(grad_fn, len(arguments.names)).is_plain:
+        if (
+            takes_one
+            and not hasattr(grad_fn, "__wrapped__")
+            and plain_form(grad_fn, len(arguments.names)).is_plain
+        ):
             self.code = code
         return code is self.code
 
 
-# autograd's count of the derivatives being taken, of which -1 is its word for none, once a call finds it imported
+# autograd's count of the derivatives being taken, of which -1 is its word for none, once a call
+# finds it imported
 traces: Any = SimpleNamespace(top=0)
 
 
@@ -56,16 +65,26 @@ def _takes_derivative() -> bool:
 
 
 def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
-    """Return what runs the calls of an op with arguments of these types; None if none of them is plain."""
+    """Return what runs the calls of an op with arguments of these types; None if none of them is
+    plain.
+    """
     others = {*types} - _TENSORS
-    if call.takes_needed or not others <= {getattr(modules.get("autograd.numpy.numpy_boxes"), "ArrayBox", None)}:
+    if call.takes_needed or not others <= {
+        getattr(modules.get("autograd.numpy.numpy_boxes"), "ArrayBox", None)
+    }:
         return None
     holds_boxes, arguments, rules = bool(others), call.arguments, PlainRules()
 
     @runs_op
-    def output_of(f: Callable[..., Any], inputs: tuple[Array, ...], options: Mapping[str, Any]) -> Any:
-        """Return the output of f; NotImplemented if somebody differentiates, and an array holds no numbers."""
-        if holds_boxes or ("autograd.tracer" in modules and traces.top >= 0 and _takes_derivative()):
+    def output_of(
+        f: Callable[..., Any], inputs: tuple[Array, ...], options: Mapping[str, Any]
+    ) -> Any:
+        """Return the output of f; NotImplemented if somebody differentiates, and an array holds no
+        numbers.
+        """
+        if holds_boxes or (
+            "autograd.tracer" in modules and traces.top >= 0 and _takes_derivative()
+        ):
             for x in inputs:
                 if type(x) is ndarray and x.dtype.kind not in _KINDS:
                     return NotImplemented
@@ -73,8 +92,11 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
         result = f(*inputs, **options) if options else f(*inputs)
         if type(result) is tuple and len(result) == 2:
             output, grad_fn = result
-            if (type(output) is ndarray and output.dtype.kind in _KINDS) or type(output) in _NUMBERS:
-                is_known = type(grad_fn) is FunctionType and grad_fn.__code__ is rules.code  # as nearly all are
+            if (type(output) is ndarray and output.dtype.kind in _KINDS) or type(
+                output
+            ) in _NUMBERS:
+                # as nearly all are
+                is_known = type(grad_fn) is FunctionType and grad_fn.__code__ is rules.code
                 if is_known or rules.include(grad_fn, arguments):
                     return output
         return call.with_f(f, options).read_output(result, [*filter(is_tensor, inputs)])

@@ -1,9 +1,9 @@
 """NumPy: every name of autograd that its documentation does not promise, and what each is for.
 
-All were seen in autograd 1.7.0, 1.8.0, 1.9.0 and 1.9.1. Beside these names the backend reads a box's `_value`,
-`_trace` and `_node`, and a node's `parents`. `_run.py` writes to a box while f runs. `_record.py`
-makes nodes: of its own class, of which autograd knows in `notrace_primitives` what has no
-derivative, and autograd's, as `primitive` makes them.
+All were seen in autograd 1.7.0, 1.8.0, 1.9.0 and 1.9.1. Beside these names the backend reads a
+box's `_value`, `_trace` and `_node`, and a node's `parents`. `_run.py` writes to a box while f
+runs. `_record.py` makes nodes: of its own class, of which autograd knows in `notrace_primitives`
+what has no derivative, and autograd's, as `primitive` makes them.
 """
 
 # ruff: noqa: I001  # one import a module, with a comment for each name
@@ -42,4 +42,5 @@ from autograd.tracer import (
 
 from autograd.util import func as func  # a method of a class, as the primitive that it is
 
-trace_primitives_map = getattr(tracer, "trace_primitives_map", {})  # from NumPy's function to its primitive; from 1.9
+# from NumPy's function to its primitive; from 1.9
+trace_primitives_map = getattr(tracer, "trace_primitives_map", {})

@@ -1,10 +1,12 @@
-"""NumPy: the record of what f and its rule compute, for the derivatives that somebody may ask for later.
+"""NumPy: the record of what f and its rule compute, for the derivatives that somebody may ask for
+later.
 
-Where outer derivatives look on, f runs once, on its arguments' values in boxes of a level below all of autograd's. An
-operation on such a box computes its value, and keeps itself as a `Step` in the place of a node: so whatever f keeps,
-wherever it keeps it, tells how it was made. When the rule runs in backward, its steps go on where those of f end.
-At the level that asks, `in_boxes` makes of each step what autograd would have recorded, had it looked on: nodes
-around the values that are there already. Nothing is computed twice, and f and its rule never see it.
+Where outer derivatives look on, f runs once, on its arguments' values in boxes of a level below all
+of autograd's. An operation on such a box computes its value, and keeps itself as a `Step` in the
+place of a node: so whatever f keeps, wherever it keeps it, tells how it was made. When the rule
+runs in backward, its steps go on where those of f end. At the level that asks, `in_boxes` makes of
+each step what autograd would have recorded, had it looked on: nodes around the values that are
+there already. Nothing is computed twice, and f and its rule never see it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ now = itertools.count(1).__next__
 
 
 class Step:
-    """An operation on recorded values: the node of its result. A leaf is a step without an operation."""
+    """An operation on recorded values: the node of its result. A leaf is a step without an
+    operation.
+    """
 
     __slots__ = (
         "args", "first_read", "fun", "kwargs", "made_of", "parents", "places", "record", "time", "value",
@@ -82,9 +86,11 @@ class Record:
     def __init__(self, call: Call, given: Sequence[Any] = ()) -> None:
         """Prepare the record of a run of f on what was given; of its rule alone if nothing was."""
         self._sources = call.f, (call.options, call.arguments.specs, given)
-        self._constants: Any = None  # by identity, the floats that were there when f first read a number
+        # by identity, the floats that were there when f first read a number
+        self._constants: Any = None
         self._read_at, self.returned_at = 0, 0 if given else now()
-        self.unrecorded: Any = None  # what the rule may read, or Python has read in it; None if all is known
+        # what the rule may read, or Python has read in it; None if all is known
+        self.unrecorded: Any = None
         self.running = 0  # how many functions run on recorded values
 
     def leaf(self, value: Any, made_of: Sequence[Any] = ()) -> Leaf:
@@ -92,19 +98,24 @@ class Record:
         return Leaf(value, RECORDED, Step(value, record=self, made_of=made_of))
 
     def note_read(self, x: Any) -> None:
-        """Note that Python reads x, as its math and compiled code do: what is made of it is no step."""
+        """Note that Python reads x, as its math and compiled code do: what is made of it is no
+        step.
+        """
         if self.returned_at:
             self.unrecorded = x
         elif self._constants is None:
             function, arguments = self._sources
-            named = getattr(function, "__globals__", {}).values()  # which a rule may name that f has not made yet
+            # which a rule may name that f has not made yet
+            named = getattr(function, "__globals__", {}).values()
             tables = [x for x in named if is_tensor(x) or type(x) in (list, tuple, dict)]
             floats = floats_within((function, arguments, tables))
             self._constants = {id(x): (x, x.tobytes()) for x in floats if x.size <= _MOST}
             self._read_at = now()
 
     def f_has_returned(self, grad_fn: Callable[..., Any]) -> None:
-        """Look for floats in grad_fn that f has made off the record: a second order reads nothing else."""
+        """Look for floats in grad_fn that f has made off the record: a second order reads nothing
+        else.
+        """
         self.returned_at = now()
         if self._constants is not None and self.unrecorded is None:
             self.unrecorded = next((x for x in floats_within(grad_fn) if self._is_made(x)), None)
@@ -117,7 +128,9 @@ class Record:
         return any(is_tensor(x) and is_float(x) and self._is_made(x) for x in others)
 
     def _is_made(self, x: Array) -> bool:
-        """Return True if a float was not there when f first read a number, or somebody has written to it."""
+        """Return True if a float was not there when f first read a number, or somebody has written
+        to it.
+        """
         return id(x) not in self._constants or x.tobytes() != self._constants[id(x)][1]
 
 
@@ -125,12 +138,16 @@ _MOST = 1_000_000  # numbers in an array that is looked at
 
 
 def floats_within(x: Any) -> list[Array]:
-    """Return the float arrays and numbers of NumPy that x reaches, wherever a function may keep one."""
+    """Return the float arrays and numbers of NumPy that x reaches, wherever a function may keep
+    one.
+    """
     floats: list[Array] = []
 
     def note(x: Any) -> bool:
         inside = vars(x).values() if isinstance(x, types.ModuleType) else (x,)
-        floats.extend(each for each in inside if is_tensor(each) and not isbox(each) and is_float(each))
+        floats.extend(
+            each for each in inside if is_tensor(each) and not isbox(each) and is_float(each)
+        )
         return is_tensor(x)
 
     replace_held(x, {}, note)  # which asks of all that it reaches if it is a tensor
@@ -138,7 +155,9 @@ def floats_within(x: Any) -> list[Array]:
 
 
 class Leaf(ArrayBox):  # type: ignore[misc]  # autograd has no types
-    """The box of an argument of f. Unlike autograd's own it becomes an array or a number where one is asked for."""
+    """The box of an argument of f. Unlike autograd's own it becomes an array or a number where one
+    is asked for.
+    """
 
     __slots__ = ()
 
@@ -159,7 +178,9 @@ def is_recorded(x: Any) -> bool:
 
 
 def steps_to(last: Iterable[Any], known: Any = ()) -> list[Step]:
-    """Return the steps that lead to these, from what is known, in the order in which they were made."""
+    """Return the steps that lead to these, from what is known, in the order in which they were
+    made.
+    """
     steps, todo = set[Step](), [*last]
     while todo:
         step = todo.pop()
@@ -177,11 +198,15 @@ def records_of(x: Any) -> list[Record]:
 
 def is_live(x: Any, own: Record | None = None) -> bool:
     """Return True if a box is not only what runs have left that are over, or are one's own."""
-    return not is_recorded(x) or any(record.running for record in records_of(x) if record is not own)
+    return not is_recorded(x) or any(
+        record.running for record in records_of(x) if record is not own
+    )
 
 
 def values_of(call: Call, arrays: Sequence[Array], own: Record | None = None) -> list[Array]:
-    """Return the values of what f or its rule returned; refuse those that are made of boxes that it closes over."""
+    """Return the values of what f or its rule returned; refuse those that are made of boxes that it
+    closes over.
+    """
     for box in filter(isbox, arrays):
         if is_live(box, own):
             call.refuse_captured(box)
@@ -194,11 +219,13 @@ def without_derivative(*boxes: Any, value: Any, refuse: Callable[[], NoReturn]) 
     return value
 
 
-defvjp_argnums(without_derivative, lambda argnums, ans, args, kwargs: lambda upstream: kwargs["refuse"]())
+defvjp_argnums(
+    without_derivative, lambda argnums, ans, args, kwargs: lambda upstream: kwargs["refuse"]()
+)
 defjvp_argnums(without_derivative, lambda argnums, tangents, ans, args, kwargs: kwargs["refuse"]())
 
 
-# --- Boxes that f closes over -------------------------------------------------------------------------------------
+# --- Boxes that f closes over ---------------------------------------------------------------------
 
 
 def closed_over_by(call: Call) -> list[Any]:
@@ -207,7 +234,9 @@ def closed_over_by(call: Call) -> list[Any]:
     What is in attributes of objects is not searched: f may never read it.
     """
     f: Any = getattr(call.f, "__func__", call.f)
-    if type(f) is types.FunctionType and not (f.__closure__ or f.__defaults__ or f.__kwdefaults__ or call.options):
+    if type(f) is types.FunctionType and not (
+        f.__closure__ or f.__defaults__ or f.__kwdefaults__ or call.options
+    ):
         return []
     boxes, seen, todo = list[Any](), set[int](), [f, call.options]
     for x in todo:  # to which more is added
@@ -232,15 +261,17 @@ _SEARCHED = (tuple, list, dict, types.CellType, functools.partial, types.MethodT
 
 
 def variables_among(boxes: Sequence[Any], inputs: Sequence[Any]) -> list[int]:
-    """Return which of the boxes that f closes over are variables, whose gradients the rule gives: nearly all.
+    """Return which of the boxes that f closes over are variables, whose gradients the rule gives:
+    nearly all.
 
-    While another rule runs, a box that was computed from this call's own inputs alone is a constant, for f's rule
-    already speaks for these inputs.
+    While another rule runs, a box that was computed from this call's own inputs alone is a
+    constant, for f's rule already speaks for these inputs.
     """
     if not rule_scope.current:
         return [*range(len(boxes))]
     known = [node for x in inputs for node in nodes_of(x)]
-    for node in known:  # to which more is added: what a running rule has of its inputs stands for what its op got
+    # to which more is added: what a running rule has of its inputs stands for what its op got
+    for node in known:
         known += getattr(node, "made_of", ())
     return [at for at, box in enumerate(boxes) if not _is_made_of(set(known), nodes_of(box))]
 
@@ -252,7 +283,8 @@ def _is_made_of(known: set[Any], todo: list[Any]) -> bool:
     for node in todo:  # to which more is added
         if node not in known:
             known.add(node)
-            before = getattr(node, "made_of", ()) or getattr(node, "parents", ())  # a node of forward mode has neither
+            # a node of forward mode has neither
+            before = getattr(node, "made_of", ()) or getattr(node, "parents", ())
             if not before:
                 return False
             todo += before

@@ -1,8 +1,10 @@
-"""NumPy: an op under autograd: one run of f, its outputs as a primitive, and their derivatives by the rule it returned.
+"""NumPy: an op under autograd: one run of f, its outputs as a primitive, and their derivatives by
+the rule it returned.
 
-Most calls have few arrays, one level of derivatives, and close over no box: f runs on values, and the rule is the very
-function that it returned. If outer derivatives look on, or f closes over a box, f runs on recorded values, and what the
-rule returns is connected with what these are at the level that asks.
+Most calls have few arrays, one level of derivatives, and close over no box: f runs on values, and
+the rule is the very function that it returned. If outer derivatives look on, or f closes over a
+box, f runs on recorded values, and what the rule returns is connected with what these are at the
+level that asks.
 """
 
 from __future__ import annotations
@@ -65,15 +67,20 @@ def conjugated(xs: Sequence[Array]) -> Sequence[Array]:
 class Run:
     """The run of f in a call, and the rule that it returned, on the tensors that it holds."""
 
-    grad_fn: Callable[..., Any] | None = None  # what f returned, if all about it is plain, and if not:
+    # what f returned, if all about it is plain, and if not:
+    grad_fn: Callable[..., Any] | None = None
     rule: Any = None  # a Rule, on the tensors that it holds
-    inputs: Sequence[Any] = ()  # of f, if the rule is called with them; it keeps all else that it needs
+    # of f, if the rule is called with them; it keeps all else that it needs
+    inputs: Sequence[Any] = ()
     has_gradient: Sequence[bool] = (True,)  # by output
     record: Any = None  # a Record, if f runs on recorded values, and then:
-    leaves: Sequence[Any] = ()  # the inputs and what f closes over, recorded if anybody differentiates it
+    # the inputs and what f closes over, recorded if anybody differentiates it
+    leaves: Sequence[Any] = ()
     closed_over: Sequence[Any] = ()
-    variables: Sequence[int] = ()  # their places among the leaves, in the order in which f reads them
-    steps: Sequence[Step | None] = ()  # of outputs and leaves, as the rule reads them; None for constants
+    # their places among the leaves, in the order in which f reads them
+    variables: Sequence[int] = ()
+    # of outputs and leaves, as the rule reads them; None for constants
+    steps: Sequence[Step | None] = ()
     was_asked = False
 
     def __init__(self, call: Call, count: int, values: Sequence[Array]) -> None:
@@ -86,27 +93,40 @@ class Run:
         result = self.call.run(inputs)
         if plain is not None and type(result) is tuple and len(result) == 2:
             output, grad_fn = result
-            if type(output) in PLAIN and output.dtype.kind == "f" and plain.include(grad_fn, self.call.arguments):
+            if (
+                type(output) in PLAIN
+                and output.dtype.kind == "f"
+                and plain.include(grad_fn, self.call.arguments)
+            ):
                 self.grad_fn = grad_fn
                 return output
         outputs, rule = self.call.read(result, inputs)
         return self._keep(values_of(self.call, outputs), rule, inputs)
 
-    def on_record(self, values: Sequence[Array], given: Sequence[Any], closed_over: Sequence[Any]) -> Any:
-        """Run f on values, recorded where they are those of boxes, and return its outputs as autograd takes them."""
+    def on_record(
+        self, values: Sequence[Array], given: Sequence[Any], closed_over: Sequence[Any]
+    ) -> Any:
+        """Run f on values, recorded where they are those of boxes, and return its outputs as
+        autograd takes them.
+        """
         call, count = self.call, self.count
         variables = [count + at for at in variables_among(closed_over, given[:count])]
         record = self.record = Record(call, given)
         pairs = zip(values, map(nodes_of, given), strict=True)
-        self.leaves, self.closed_over = [record.leaf(x, nodes) if nodes else x for x, nodes in pairs], closed_over
+        self.leaves, self.closed_over = (
+            [record.leaf(x, nodes) if nodes else x for x, nodes in pairs],
+            closed_over,
+        )
         inputs, unseen = self.leaves[:count], dict[int, Any]()
         with self._recording(record):
             try:
                 outputs, rule = call(inputs)
             except (TypeError, ValueError, AttributeError, NotImplementedError, AssertionError):
-                # f may take values alone, as compiled code does. If they are not what is wrong, it raises that again.
+                # f may take values alone, as compiled code does. If they are not what is wrong, it
+                # raises that again.
                 record.note_read(None)
-                own = [x._value[...] if isbox(x) else x for x in inputs]  # objects that nobody else has
+                # objects that nobody else has
+                own = [x._value[...] if isbox(x) else x for x in inputs]
                 unseen = {id(x): leaf for x, leaf in zip(own, inputs, strict=True) if isbox(leaf)}
                 outputs, rule = call(own)
             self.steps = [self._end(y, unseen) for y in outputs]
@@ -127,7 +147,12 @@ class Run:
         record.running += 1
         try:
             for box, leaf in zip(self.closed_over, self.leaves[self.count :], strict=True):
-                box.__class__, box._value, box._trace, box._node = type(leaf), leaf._value, leaf._trace, leaf._node
+                box.__class__, box._value, box._trace, box._node = (
+                    type(leaf),
+                    leaf._value,
+                    leaf._trace,
+                    leaf._node,
+                )
             yield
         finally:
             record.running -= 1
@@ -135,7 +160,8 @@ class Run:
                 box.__class__, box._value, box._trace, box._node = was
 
     def _end(self, y: Any, unseen: dict[int, Any]) -> Step | None:
-        """Return the step that an output is to the rule, which reads it as the op's own: to f it was its own value.
+        """Return the step that an output is to the rule, which reads it as the op's own: to f it
+        was its own value.
 
         If f has computed it off the record, its identity tells where it is.
         """
@@ -161,10 +187,15 @@ class Run:
         return np.asarray(y)
 
     def per_output(self, of_outputs: Any) -> list[Array]:
-        """Return the outputs, or their upstream gradients, one by one; those that have no gradient as values."""
+        """Return the outputs, or their upstream gradients, one by one; those that have no gradient
+        as values.
+        """
         if len(self.has_gradient) == 1:
             return [of_outputs if self.has_gradient[0] else getval(of_outputs)]
-        return [of_outputs[at] if has else getval(of_outputs[at]) for at, has in enumerate(self.has_gradient)]
+        return [
+            of_outputs[at] if has else getval(of_outputs[at])
+            for at, has in enumerate(self.has_gradient)
+        ]
 
     def gradients(self, argnums: Sequence[int], upstreams: Sequence[Array]) -> Sequence[Array]:
         """Return the gradients at argnums of f's inputs and of what it closes over.
@@ -176,8 +207,11 @@ class Run:
         rule = self.rule
         needed = [at in argnums for at in range(self.count)] if rule.takes_needed else None
         if self.record or not box_types.isdisjoint(map(type, upstreams)):
-            grad_fn = rule.grad_fn  # autograd may put gradients into one box that the rule takes itself
-            rule = rule.with_grad_fn(lambda *args, **kwargs: with_boxes_opened(grad_fn(*args, **kwargs)))
+            # autograd may put gradients into one box that the rule takes itself
+            grad_fn = rule.grad_fn
+            rule = rule.with_grad_fn(
+                lambda *args, **kwargs: with_boxes_opened(grad_fn(*args, **kwargs))
+            )
         variables = [self.leaves[at] for at in self.variables]
         try:
             us = conjugated(upstreams)
@@ -192,21 +226,35 @@ class Run:
         return self.as_autograd(argnums, found, of_variables)
 
     def as_autograd(
-        self, argnums: Sequence[int], found: Sequence[Array | None], of_variables: Sequence[Array | None] = ()
+        self,
+        argnums: Sequence[int],
+        found: Sequence[Array | None],
+        of_variables: Sequence[Array | None] = (),
     ) -> Sequence[Array]:
-        """Return the gradients of a rule as autograd takes them: zeros for None, and the conjugates of complex ones."""
+        """Return the gradients of a rule as autograd takes them: zeros for None, and the conjugates
+        of complex ones.
+        """
         if self.closed_over or len(argnums) != len(found):
-            gradients = dict(enumerate(found)) | dict(zip(self.variables, of_variables, strict=True))
+            gradients = dict(enumerate(found)) | dict(
+                zip(self.variables, of_variables, strict=True)
+            )
             found = [gradients.get(at) for at in argnums]
         if NoneType in map(type, found):
             pairs = zip(found, argnums, strict=True)
-            found = [np.zeros(self.shapes[at], self.dtypes[at]) if g is None else g for g, at in pairs]
+            found = [
+                np.zeros(self.shapes[at], self.dtypes[at]) if g is None else g for g, at in pairs
+            ]
         return conjugated(found)
 
     def connected(
-        self, by_rule: Callable[[Any], Sequence[Any]], arguments: Sequence[Any], values: Sequence[Any], ans: Any
+        self,
+        by_rule: Callable[[Any], Sequence[Any]],
+        arguments: Sequence[Any],
+        values: Sequence[Any],
+        ans: Any,
     ) -> Sequence[Any]:
-        """Return by_rule(arguments) as a function of all that is in a box at one level of derivatives.
+        """Return by_rule(arguments) as a function of all that is in a box at one level of
+        derivatives.
 
         values and ans are what the arguments of f and its outputs are there.
         """
@@ -218,11 +266,16 @@ class Run:
         seen = [as_seen(x) if isbox(x) else x for x in arguments]
         with self._recording(record):
             found = by_rule(seen)
-            raw, steps = values_of(call, found, record), [x._node if isbox(x) else None for x in found]
+            raw, steps = (
+                values_of(call, found, record),
+                [x._node if isbox(x) else None for x in found],
+            )
         if call.once_differentiable or record.unrecorded is not None:
             refuse = functools.partial(call.refuse_unconnected, record.unrecorded, _READ)
             if call.once_differentiable:
-                refuse = functools.partial(call.refuse_second_order, "autograd's derivative of a gradient")
+                refuse = functools.partial(
+                    call.refuse_second_order, "autograd's derivative of a gradient"
+                )
             return [without_derivative(*boxes, value=x, refuse=refuse) for x in raw]
         known = {leaf._node: x for leaf, x in zip(seen, arguments, strict=True) if isbox(leaf)}
         if self.record is not None:
@@ -240,11 +293,15 @@ class Run:
         return [known[step] if step else x for step, x in zip(steps, found, strict=True)]
 
 
-# --- An op as a primitive of autograd -----------------------------------------------------------------------------
+# --- An op as a primitive of autograd -------------------------------------------------------------
 
 
-def output_under_autograd(call: Call, inputs: Sequence[Array], plain: PlainRules | None = None) -> Any:
-    """Return the output of a call, connected with the boxes among its inputs, and with those that f closes over."""
+def output_under_autograd(
+    call: Call, inputs: Sequence[Array], plain: PlainRules | None = None
+) -> Any:
+    """Return the output of a call, connected with the boxes among its inputs, and with those that f
+    closes over.
+    """
     closed_over = closed_over_by(call)
     given = [*inputs, *closed_over] if closed_over else inputs
     boxes = [x for x in given if type(x) in box_types]
@@ -254,8 +311,12 @@ def output_under_autograd(call: Call, inputs: Sequence[Array], plain: PlainRules
         outputs, rule = call(inputs)
         return rule.output.combine(values_of(call, outputs))
     inner, levels = [x._value for x in boxes], {x._trace for x in boxes}
-    is_first_order = len(levels) == 1 and RECORDED not in levels and box_types.isdisjoint(map(type, inner))
-    values = as_arrays(inner if is_first_order and len(inner) == len(given) else [*map(getval, given)])
+    is_first_order = (
+        len(levels) == 1 and RECORDED not in levels and box_types.isdisjoint(map(type, inner))
+    )
+    values = as_arrays(
+        inner if is_first_order and len(inner) == len(given) else [*map(getval, given)]
+    )
     run = Run(call, len(inputs), values)
     if closed_over or not (is_first_order or call.once_differentiable):
         output = run.on_record(values, given, closed_over)
@@ -281,7 +342,9 @@ def _vjp_of_outputs(
             by_rule = functools.partial(run.gradients, argnums)
             return run.connected(by_rule, as_arrays(run.per_output(upstream)), values, ans)
         found = _asked(run, upstream)
-        return found if type(found) is tuple else values_of(run.call, run.as_autograd(argnums, found))
+        return (
+            found if type(found) is tuple else values_of(run.call, run.as_autograd(argnums, found))
+        )
 
     return vjp
 
@@ -289,13 +352,25 @@ def _vjp_of_outputs(
 @runs_op
 def _asked(run: Run, upstream: Any) -> Sequence[Array | None]:
     """Return the gradients of the very function that f returned, where all about it is plain."""
-    arguments, inputs, upstreams, shapes, dtypes = run.call.arguments, (), (upstream,), run.shapes, run.dtypes
+    arguments, inputs, upstreams, shapes, dtypes = (
+        run.call.arguments,
+        (),
+        (upstream,),
+        run.shapes,
+        run.dtypes,
+    )
     token = rule_scope.enter(True)
     try:
-        result = cast(Any, run.grad_fn)(*inputs, *upstreams)  # of no inputs: a plain rule takes none
+        # of no inputs: a plain rule takes none
+        result = cast(Any, run.grad_fn)(*inputs, *upstreams)
     finally:
         rule_scope.leave(token)
-    if type(result) in PLAIN and [result.shape] == shapes and [result.dtype] == dtypes and result.dtype.kind == "f":
+    if (
+        type(result) in PLAIN
+        and [result.shape] == shapes
+        and [result.dtype] == dtypes
+        and result.dtype.kind == "f"
+    ):
         return (result,)  # as nearly all are
     if isbox(upstream):  # autograd may put gradients into one box
         result = with_boxes_opened(result)
@@ -311,7 +386,11 @@ def _jvp_of_outputs(
 
     def by_transpose(tangents: Sequence[Array]) -> Sequence[Any]:
         try:
-            return [transposed(lambda upstream: run.gradients(argnums, run.per_output(upstream)), ans, tangents)]
+            return [
+                transposed(
+                    lambda upstream: run.gradients(argnums, run.per_output(upstream)), ans, tangents
+                )
+            ]
         except NonlinearError as error:
             run.call.refuse_nonlinear(str(error))
 

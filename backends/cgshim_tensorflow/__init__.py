@@ -1,9 +1,10 @@
 """TensorFlow's backend: rules as gradients on tapes, in graphs and in forward mode.
 
-A call comes in by `custom_gradient`. `_run` runs f, of which `_record` notes what it computes, and finds what it read;
-`_gradient` makes its rule the gradient of its outputs, which `_rule` records. In a second order, `_outputs` connects
-what the rule reads of f, and `_tangents` where an accumulator asks. `_fits` checks what the rule returns; `_forward`
-looks at whether it is linear, and `_pfor` vectorizes it.
+A call comes in by `custom_gradient`. `_run` runs f, of which `_record` notes what it computes, and
+finds what it read; `_gradient` makes its rule the gradient of its outputs, which `_rule` records.
+In a second order, `_outputs` connects what the rule reads of f, and `_tangents` where an
+accumulator asks. `_fits` checks what the rule returns; `_forward` looks at whether it is linear,
+and `_pfor` vectorizes it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,15 @@ def is_tensor(x: object, /) -> bool:
 
 
 # tf.is_tensor is true of a Keras Variable too. The class of nearly all of them comes first.
-_TENSORS = (EagerTensor, tf.Tensor, tf.Variable, WeakTensor, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
+_TENSORS = (
+    EagerTensor,
+    tf.Tensor,
+    tf.Variable,
+    WeakTensor,
+    tf.RaggedTensor,
+    tf.SparseTensor,
+    tf.IndexedSlices,
+)
 
 
 def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
@@ -91,6 +100,8 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
 
 
 def tracing_type(op: Any) -> Any:
-    """Return what tf.function knows an op by that is given to it: the op itself, or what a method is bound to."""
+    """Return what tf.function knows an op by that is given to it: the op itself, or what a method
+    is bound to.
+    """
     is_method = hash(op) != object.__hash__(op)
     return default_types.Literal(op) if is_method else default_types.Weakref(weakref.ref(op))

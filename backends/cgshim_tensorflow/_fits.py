@@ -1,7 +1,8 @@
 """Checks that a gradient fits its tensor, beyond what static shapes tell.
 
-A composite tensor (ragged, sparse, slices) has its values at places, and the gradient must have its own at the same
-ones. Sizes that are known only when a graph runs are checked there: TensorFlow would broadcast what does not fit.
+A composite tensor (ragged, sparse, slices) has its values at places, and the gradient must have its
+own at the same ones. Sizes that are known only when a graph runs are checked there: TensorFlow
+would broadcast what does not fit.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ _DENSE = _Kind(tf.Tensor, "a tensor", "a tensor or IndexedSlices", "make it dens
 
 
 class Fit:
-    """What the gradient of a tensor must look like, of a dense one unless told. It does not keep the values alive."""
+    """What the gradient of a tensor must look like, of a dense one unless told. It does not keep
+    the values alive.
+    """
 
     def __init__(
         self, shape: Any, dtype: Any, kind: _Kind = _DENSE, places: Sequence[Tensor] = (),
@@ -62,9 +65,14 @@ class Fit:
         if gradient is None:
             return None
         kind, values = _kind_of(gradient), values_of(gradient)
-        if kind is _SLICES and self._kind is _DENSE:  # each must have the size of a slice of the tensor
-            if self._shape.rank is not None and not values.shape[1:].is_compatible_with(self._shape[1:]):
-                raise self._other_shape(op, name, f"IndexedSlices with the values {describe(values)}")
+        # each must have the size of a slice of the tensor
+        if kind is _SLICES and self._kind is _DENSE:
+            if self._shape.rank is not None and not values.shape[1:].is_compatible_with(
+                self._shape[1:]
+            ):
+                raise self._other_shape(
+                    op, name, f"IndexedSlices with the values {describe(values)}"
+                )
             return gradient
         if kind is not self._kind:
             raise self._other_kind(op, name, f"{kind.name} {describe(gradient)}")
@@ -72,20 +80,33 @@ class Fit:
             if self._places:
                 raise self._other_kind(op, name, f"one with the values {describe(values)}")
             raise self._other_shape(op, name, describe(values))
-        if self._sizes is not None and not (values.shape.is_fully_defined() and self._shape.is_fully_defined()):
+        if self._sizes is not None and not (
+            values.shape.is_fully_defined() and self._shape.is_fully_defined()
+        ):
             values = self._checked_in_the_run(values, self._sizes(), op, name)
-        return self._at_its_places(values, _places_of(gradient), op, name) if self._places else values
+        return (
+            self._at_its_places(values, _places_of(gradient), op, name) if self._places else values
+        )
 
     def _checked_in_the_run(self, values: Tensor, expected: Tensor, op: str, name: Name) -> Tensor:
         message = str(self._other_shape(op, name, "another one when it runs"))
-        with tf.name_scope(re.sub(r"\W", "_", f"the gradient of {name()} must have its shape", flags=re.ASCII)):
+        with tf.name_scope(
+            re.sub(r"\W", "_", f"the gradient of {name()} must have its shape", flags=re.ASCII)
+        ):
             sizes = tf.shape(values)
-            with contextlib.nullcontext() if _is_compiled() else _asserting(_equal(sizes, expected), message):
-                # The slice fails if the assertion does: XLA leaves assertions out, and so does Grappler if an AddN
-                # makes it believe them. Nothing is copied; a slice has an unknown size, which is not taken for x's.
+            with (
+                contextlib.nullcontext()
+                if _is_compiled()
+                else _asserting(_equal(sizes, expected), message)
+            ):
+                # The slice fails if the assertion does: XLA leaves assertions out, and so does
+                # Grappler if an AddN makes it believe them. Nothing is copied; a slice has an
+                # unknown size, which is not taken for x's.
                 return tf.slice(values, expected - sizes, expected)
 
-    def _at_its_places(self, values: Tensor, places: Sequence[Tensor], op: str, name: Name) -> Tensor:
+    def _at_its_places(
+        self, values: Tensor, places: Sequence[Tensor], op: str, name: Name
+    ) -> Tensor:
         others = self._other_kind(op, name, "others")
         if len(places) != len(self._places):
             raise others
@@ -119,14 +140,19 @@ def fit_of(x: Tensor) -> Fit:
     if is_eager(x):
         return Fit(x.shape, x.dtype)
     sizes: Callable[[], Tensor] = functools.partial(tf.shape, values)
-    if not (_is_compiled() or values.shape.is_fully_defined()):  # XLA knows them, if asked where they are needed
+    # XLA knows them, if asked where they are needed
+    if not (_is_compiled() or values.shape.is_fully_defined()):
         known = sizes()  # made now, so that x need not be kept until then
         sizes = lambda: known
     return Fit(values.shape, values.dtype, _kind_of(x), _places_of(x), sizes)
 
 
 def _kind_of(x: Tensor) -> _Kind:
-    return next((kind for kind in _COMPOSITE if isinstance(x, kind.type)), _DENSE) if is_composite(x) else _DENSE
+    return (
+        next((kind for kind in _COMPOSITE if isinstance(x, kind.type)), _DENSE)
+        if is_composite(x)
+        else _DENSE
+    )
 
 
 def _places_of(x: Tensor) -> Sequence[Tensor]:
@@ -143,7 +169,9 @@ def _is_compiled() -> bool:
 def _equal(a: Tensor, b: Tensor) -> Tensor:
     """Return a boolean tensor: are two tensors of the same rank equal, in shape too?"""
     a, b = tf.convert_to_tensor(a), tf.convert_to_tensor(b)
-    values = tf.reduce_all(tf.raw_ops.Equal(x=a, y=tf.cast(b, a.dtype), incompatible_shape_error=False))
+    values = tf.reduce_all(
+        tf.raw_ops.Equal(x=a, y=tf.cast(b, a.dtype), incompatible_shape_error=False)
+    )
     if a.shape.is_fully_defined() and b.shape.is_fully_defined():
         return values if a.shape == b.shape else tf.constant(False)
     return tf.logical_and(values, tf.reduce_all(tf.equal(tf.shape(a), tf.shape(b))))

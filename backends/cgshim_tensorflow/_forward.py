@@ -1,7 +1,7 @@
 """Forward mode: the transpose of a rule, which has to be seen to be linear in upstream.
 
-It is linear if each of its operations on upstream is known to be; in eager mode its numbers have to be proportional to
-upstream, too, for a rule may read them in Python.
+It is linear if each of its operations on upstream is known to be; in eager mode its numbers have to
+be proportional to upstream, too, for a rule may read them in Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Backward = Callable[..., Sequence[Tensor | None]]
 
 
 class Transposition:
-    """The runs of rules by which an accumulator transposes them: each is observed, and judged when all are done."""
+    """The runs of rules by which an accumulator transposes them: each is observed, and judged when
+    all are done.
+    """
 
     def __init__(self, is_of_function: bool = False) -> None:
         self._seen: list[tuple[Call, Linearity]] = []
@@ -74,12 +76,16 @@ def judge(call: Call, linearity: Linearity) -> None:
         call.refuse_nonlinear(linearity.fault)
 
 
-transposition: ContextVar[Transposition | None] = ContextVar("cgshim_tensorflow_transposition", default=None)
+transposition: ContextVar[Transposition | None] = ContextVar(
+    "cgshim_tensorflow_transposition", default=None
+)
 """the one that is going on, if an accumulator is running the rule"""
 
 
 def _observing_rules(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Observe rules here too: an accumulator transposes a tf.function while it builds what gives its tangents."""
+    """Observe rules here too: an accumulator transposes a tf.function while it builds what gives
+    its tangents.
+    """
 
     @functools.wraps(build)
     def observed(function: Any, outputs: Any, inference_args: Any, input_tangents: Any) -> Any:
@@ -94,10 +100,12 @@ def _observing_rules(build: Callable[..., Any]) -> Callable[..., Any]:
 @functools.cache
 def observe_functions() -> None:
     """Observe the rules in each tf.function that an accumulator transposes from now on."""
-    FunctionGradients._build_functions_for_outputs = _observing_rules(FunctionGradients._build_functions_for_outputs)
+    FunctionGradients._build_functions_for_outputs = _observing_rules(
+        FunctionGradients._build_functions_for_outputs
+    )
 
 
-# --- Which operations are linear, and in what -------------------------------------------------------------------------
+# --- Which operations are linear, and in what -----------------------------------------------------
 
 
 def _named(names: str) -> frozenset[str]:
@@ -195,16 +203,22 @@ class Linearity:
         """an operation on upstream that is not known to be linear, if there is one"""
 
     @classmethod
-    def of_graph(cls, graph: Any, upstreams: Iterable[Tensor], gradients: Iterable[Tensor]) -> Linearity:
+    def of_graph(
+        cls, graph: Any, upstreams: Iterable[Tensor], gradients: Iterable[Tensor]
+    ) -> Linearity:
         """Return what the operations of a traced rule show."""
         linearity = cls(upstreams)
         for operation in graph.get_operations():
             attributes = ("f", operation.get_attr("f")) if "f" in operation.node_def.attr else ()
-            linearity.notice(operation.type, list(operation.inputs), attributes, list(operation.outputs))
+            linearity.notice(
+                operation.type, list(operation.inputs), attributes, list(operation.outputs)
+            )
         linearity.conclude(gradients)
         return linearity
 
-    def notice(self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]) -> None:
+    def notice(
+        self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]
+    ) -> None:
         """Look at one operation of the rule."""
         if op_type == "ZerosLike":
             self._zeros.update([output._id for output in outputs])
@@ -219,11 +233,19 @@ class Linearity:
         if places:
             self._judge(op_type, inputs, places, outputs)
 
-    def _judge(self, op_type: str, inputs: Sequence[Tensor], places: Sequence[int], outputs: Sequence[Tensor]) -> None:
+    def _judge(
+        self,
+        op_type: str,
+        inputs: Sequence[Tensor],
+        places: Sequence[int],
+        outputs: Sequence[Tensor],
+    ) -> None:
         made = [output._id for output in outputs]
         if op_type in _OF_EACH:
             self._linear.update([output._id for output in outputs if is_differentiable(output)])
-            self._faults.update({output._id: op_type for output in outputs if not is_differentiable(output)})
+            self._faults.update(
+                {output._id: op_type for output in outputs if not is_differentiable(output)}
+            )
         elif op_type in _LINEAR and self._is_linear_in(_LINEAR[op_type], inputs, places):
             self._linear.update(made)
         else:
@@ -231,13 +253,17 @@ class Linearity:
             found = self._faults if op_type in _NOT_LINEAR or op_type in _LINEAR else self._doubts
             found.update(dict.fromkeys(made, op_type))
 
-    def _is_linear_in(self, known: _Linear, inputs: Sequence[Tensor], places: Sequence[int]) -> bool:
+    def _is_linear_in(
+        self, known: _Linear, inputs: Sequence[Tensor], places: Sequence[int]
+    ) -> bool:
         if known.underived in places:
             return False
         for group in known.groups:
             inside = range(len(inputs))[group]
             if set(places) <= set(inside):
-                return not known.together or all(at in places or self._is_zero(inputs[at]) for at in inside)
+                return not known.together or all(
+                    at in places or self._is_zero(inputs[at]) for at in inside
+                )
         return False
 
     def conclude(self, gradients: Iterable[Tensor | None]) -> None:
@@ -252,14 +278,20 @@ class Linearity:
             elif not self._is_zero(gradient):
                 self.fault = "a gradient that does not depend on upstream"
 
-    def require_homogeneous(self, gradients: Sequence[Tensor | None], at_minus_twice: Sequence[Tensor | None]) -> None:
-        """Look at what the rule has returned at an upstream, and at -2 times that: it has to be -2 times as much."""
+    def require_homogeneous(
+        self, gradients: Sequence[Tensor | None], at_minus_twice: Sequence[Tensor | None]
+    ) -> None:
+        """Look at what the rule has returned at an upstream, and at -2 times that: it has to be -2
+        times as much.
+        """
         for one, other in zip(gradients, at_minus_twice, strict=True):
             if one is None or other is None or not is_differentiable(one):
                 continue
             once, twice = [tf.cast(values_of(x), tf.complex128).numpy() for x in (one, other)]
             size = np.max(np.abs(twice), initial=0.0, where=np.isfinite(twice))
-            if not np.allclose(twice, -2.0 * once, rtol=0.0, atol=_TOLERANCE * size, equal_nan=True):
+            if not np.allclose(
+                twice, -2.0 * once, rtol=0.0, atol=_TOLERANCE * size, equal_nan=True
+            ):
                 self.fault = "a gradient that is not proportional to upstream"
 
     def _is_zero(self, tensor: Tensor) -> bool:

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 Tensor = Any
 
 
-def attach_rule(call: Call, run: Run, inputs: Sequence[Tensor], sources: Sequence[Tensor]) -> list[Tensor]:
+def attach_rule(
+    call: Call, run: Run, inputs: Sequence[Tensor], sources: Sequence[Tensor]
+) -> list[Tensor]:
     """Return f's outputs, with f's rule as their gradient with respect to the sources."""
     if not may_be_recorded():
         return [*map(detached, run.tensors)]
@@ -46,7 +48,9 @@ def attach_rule(call: Call, run: Run, inputs: Sequence[Tensor], sources: Sequenc
         return gradient
 
     forward = functools.partial(gradient.transpose, sources)
-    attached = attach_gradient(call, sources, outputs.values, make_gradient, forward, are_detached=eager)
+    attached = attach_gradient(
+        call, sources, outputs.values, make_gradient, forward, are_detached=eager
+    )
     return [*map(with_values, run.tensors, attached)]
 
 
@@ -56,7 +60,9 @@ def may_be_recorded() -> bool:
 
 
 class _Gradient:
-    """A function from an upstream gradient for each output's values, None if it was unused, to one for each source."""
+    """A function from an upstream gradient for each output's values, None if it was unused, to one
+    for each source.
+    """
 
     def __init__(
         self, call: Call, run: Run, inputs: Sequence[Tensor], sources: Sequence[Tensor],
@@ -67,7 +73,9 @@ class _Gradient:
         self._tangents = run.tangents
         self._inputs = inputs if run.rule.needs_inputs else ()
         self._needed = needed_among(sources[: len(inputs)]) if run.rule.takes_needed else None
-        self._fits = [fit_of(x) for x in (*inputs, *sources[len(inputs) : len(inputs) + len(run.variables)])]
+        self._fits = [
+            fit_of(x) for x in (*inputs, *sources[len(inputs) : len(inputs) + len(run.variables)])
+        ]
         self._like = [*map(_Like, run.tensors)]
         converted = converted_as_caller(run.rule.grad_fn)
         self.rule = run.rule if converted is run.rule.grad_fn else run.rule.with_grad_fn(converted)
@@ -82,8 +90,11 @@ class _Gradient:
             self._stand_in = stand_in_for(call, sources, self._refuse_second_order)
 
     def __call__(self, *upstreams: Tensor | None) -> Sequence[Tensor | None]:
-        given = [like.upstream(upstream) for like, upstream in zip(self._like, upstreams, strict=True)]
-        if not may_be_recorded():  # the first order: the very function that f returned, and nothing else
+        given = [
+            like.upstream(upstream) for like, upstream in zip(self._like, upstreams, strict=True)
+        ]
+        # the first order: the very function that f returned, and nothing else
+        if not may_be_recorded():
             return self._fitting(self._run(given, Record(self._call, self._record, given)))
         once = self._call.once_differentiable
         observing = transposition.get()
@@ -94,18 +105,22 @@ class _Gradient:
         if once:
             gradients = self._connected(*map(detached, given))
             sources = [self._stand_in, *given]
-            gradients = without_derivative(self._call, sources, gradients, self._refuse_second_order)
+            gradients = without_derivative(
+                self._call, sources, gradients, self._refuse_second_order
+            )
             return [*gradients, *self._of_unknown()]
         return [*self._connected(*given), *self._of_unknown()]
 
     def _refuse_second_order(self) -> NoReturn:
         self._call.refuse_second_order("a derivative of the gradient")
 
-    # --- The rule, and what it reads --------------------------------------------------------------------------------
+    # --- The rule, and what it reads --------------------------------------------------------------
 
     def _run(self, upstreams: Sequence[Tensor], of_rule: Record) -> Sequence[Tensor | None]:
         """Run the rule."""
-        given = [like.around(upstream) for like, upstream in zip(self._like, upstreams, strict=True)]
+        given = [
+            like.around(upstream) for like, upstream in zip(self._like, upstreams, strict=True)
+        ]
         token = running_rule.enter(of_rule)
         try:
             gradients, of_variables = self.rule(self._inputs, given, self._variables, self._needed)
@@ -134,7 +149,11 @@ class _Gradient:
             self._call.refuse_unconnected(conflict[1], both)
         if conflict and (made or self._is_followed(conflict[0], accumulators)):
             source, tensor, why = *conflict, both
-        elif source is not None and not self._call.once_differentiable and self._is_followed(source, accumulators):
+        elif (
+            source is not None
+            and not self._call.once_differentiable
+            and self._is_followed(source, accumulators)
+        ):
             reasons = ((x, self._why_unconnected(x)) for x in of_rule.read.values())
             tensor, why = next(((x, reason) for x, reason in reasons if reason), (None, None))
         if why:
@@ -143,7 +162,9 @@ class _Gradient:
         return self._fitting(gradients)
 
     def _refuse_tangents_of(self, read: Iterable[Tensor]) -> None:
-        """Raise an error for a tensor whose tangent is not known, or f's where it is to be the rule's."""
+        """Raise an error for a tensor whose tangent is not known, or f's where it is to be the
+        rule's.
+        """
         for tensor in read:
             if self._tangents and tensor._id in self._tangents.refused:
                 raise self._tangents.refused[tensor._id]
@@ -151,13 +172,19 @@ class _Gradient:
                 self._call.refuse_unconnected(tensor, "has the tangent of what f has captured")
 
     def _why_unconnected(self, tensor: Tensor) -> str | None:
-        """Return why nobody knows the derivative of a tensor that the rule has read; None if it is known."""
+        """Return why nobody knows the derivative of a tensor that the rule has read; None if it is
+        known.
+        """
         if self._record.is_made_of_values(tensor):
             place = place_of(tensor)
-            return "f made of values that Python read" + (f" (it is kept as {place})" if place else "")
+            return "f made of values that Python read" + (
+                f" (it is kept as {place})" if place else ""
+            )
         if tensor._id in self._handles:
             return "f returned in a variable"
-        if tensor._id not in self._outputs.numbers and any(_equal(tensor, y) for y in self._converted):
+        if tensor._id not in self._outputs.numbers and any(
+            _equal(tensor, y) for y in self._converted
+        ):
             return "f returned as a NumPy array, or in a variable"
         return None
 
@@ -168,7 +195,8 @@ class _Gradient:
     def _fitting(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of the inputs and of the variables, checked to fit.
 
-        The front end has checked those of eager inputs. The shape of a variable may change with its value.
+        The front end has checked those of eager inputs. The shape of a variable may change with its
+        value.
         """
         inputs = len(self.rule.shapes)
         return [
@@ -183,17 +211,25 @@ class _Gradient:
         return self._call.arguments.path(at) if variable < 0 else f"variables[{variable}]"
 
     def _of_unknown(self, *upstreams: Tensor) -> list[Tensor]:
-        """Return NaN for captured tensors of a graph: whether one is differentiated is known when it is too late.
+        """Return NaN for captured tensors of a graph: whether one is differentiated is known when
+        it is too late.
 
-        An accumulator transposes what depends on upstream: so the NaN reaches what has a tangent, and nothing else.
+        An accumulator transposes what depends on upstream: so the NaN reaches what has a tangent,
+        and nothing else.
         """
         if not self._unknown:
             return []
-        alarms = [tf.fill(tf.shape(x), tf.constant(_alarm(x.dtype), x.dtype)) for x in self._unknown]
+        alarms = [
+            tf.fill(tf.shape(x), tf.constant(_alarm(x.dtype), x.dtype)) for x in self._unknown
+        ]
         totals = [tf.reduce_sum(upstream) for upstream in upstreams if is_differentiable(upstream)]
-        return [tf.math.multiply_no_nan(x, tf.cast(totals[0], x.dtype)) for x in alarms] if totals else alarms
+        return (
+            [tf.math.multiply_no_nan(x, tf.cast(totals[0], x.dtype)) for x in alarms]
+            if totals
+            else alarms
+        )
 
-    # --- Forward mode -----------------------------------------------------------------------------------------------
+    # --- Forward mode -----------------------------------------------------------------------------
 
     def transpose(self, sources: Sequence[Tensor], transpose: Callable[[], None]) -> None:
         """Let the accumulators transpose the rule, and refuse it if it is not linear."""
@@ -209,7 +245,8 @@ def _alarm(dtype: tf.DType) -> float:
     """Return the number that says that a gradient is not known."""
     if not hasattr(check_numerics_callback._state, "check_numerics_callback"):
         return float("nan")
-    return float(dtype.real_dtype.max**0.75)  # if every NaN is an error, used or not: a number that no sum can hide
+    # if every NaN is an error, used or not: a number that no sum can hide
+    return float(dtype.real_dtype.max**0.75)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -217,7 +254,9 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 class _Like:
-    """What is needed to make an output's upstream gradient. It does not keep a plain eager tensor alive."""
+    """What is needed to make an output's upstream gradient. It does not keep a plain eager tensor
+    alive.
+    """
 
     def __init__(self, output: Tensor) -> None:
         values = values_of(output)
@@ -226,10 +265,20 @@ class _Like:
         self._shape = shape_of_eager(output) if is_eager(output) else values.shape
 
     def upstream(self, upstream: Tensor | None) -> Tensor:
-        """Return an upstream gradient of the output's values: zeros if it was not used, and never sparse."""
+        """Return an upstream gradient of the output's values: zeros if it was not used, and never
+        sparse.
+        """
         if upstream is None:
-            return tf.zeros(self._shape, self._dtype) if self._whole is None else tf.zeros_like(values_of(self._whole))
-        return upstream if is_eager(upstream) and tf.executing_eagerly() else tf.convert_to_tensor(upstream)
+            return (
+                tf.zeros(self._shape, self._dtype)
+                if self._whole is None
+                else tf.zeros_like(values_of(self._whole))
+            )
+        return (
+            upstream
+            if is_eager(upstream) and tf.executing_eagerly()
+            else tf.convert_to_tensor(upstream)
+        )
 
     def around(self, values: Tensor) -> Tensor:
         """Return the upstream gradient as the rule expects it: structured as the output."""

@@ -22,11 +22,17 @@ def in_this_graph(tensors: Sequence[Tensor]) -> list[Tensor]:
     if tf.executing_eagerly():
         return values
     capture = getattr(tf.compat.v1.get_default_graph(), "capture", None)
-    return [tf.nest.map_structure(capture, x, expand_composites=True) for x in values] if capture else values
+    return (
+        [tf.nest.map_structure(capture, x, expand_composites=True) for x in values]
+        if capture
+        else values
+    )
 
 
 def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function as AutoGraph has converted the caller: `if` and `while` on tensors work in a graph, too."""
+    """Return a function as AutoGraph has converted the caller: `if` and `while` on tensors work in
+    a graph, too.
+    """
     if tf.executing_eagerly():
         return function
     return autograph.tf_convert(function, ctx=autograph.control_status_ctx())  # type: ignore[no-any-return]
@@ -41,16 +47,20 @@ def stand_ins(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def sources_beyond(tensor: Tensor, given: frozenset[int]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the ends of all paths back from a tensor but through the given ones, in a rule that is running.
+    """Return the ends of all paths back from a tensor but through the given ones, in a rule that is
+    running.
 
-    The second list has those that may yet be differentiated: arguments of a graph, and variables. They are in it as the
-    graph has captured them in which the path last passed an operation: the gradient of a tf.cond cannot do it again.
+    The second list has those that may yet be differentiated: arguments of a graph, and variables.
+    They are in it as the graph has captured them in which the path last passed an operation: the
+    gradient of a tf.cond cannot do it again.
     """
     rule = running_rule.current
     ends, may_be, seen, todo = [], [], {tensor._id}, [(tensor, tensor)]
     while todo:
         at, nearest = todo.pop()
-        if at._id in given or (_is_read(at) and any(x._id in given for x in stand_ins(at.op.inputs[0]))):
+        if at._id in given or (
+            _is_read(at) and any(x._id in given for x in stand_ins(at.op.inputs[0]))
+        ):
             continue
         is_end = rule is not None and rule.is_end(at._id)
         back = [] if is_eager(at) or is_end else _one_step_back(at)

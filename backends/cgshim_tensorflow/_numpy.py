@@ -1,7 +1,7 @@
 """TensorFlow: NumPy's functions, by NumPy's names, with NumPy's parameters and numbers.
 
-What tf.experimental.numpy or TensorFlow itself have alike is listed; what differs is a function here. Whatever stands
-in neither is defined by the front end in terms of these, or refused.
+What tf.experimental.numpy or TensorFlow itself have alike is listed; what differs is a function
+here. Whatever stands in neither is defined by the front end in terms of these, or refused.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ _ELSEWHERE = {
 }  # fmt: skip
 
 
-def _of_floats(of: Callable[..., Tensor], otherwise: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def _of_floats(
+    of: Callable[..., Tensor], otherwise: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Tensor]:
     """A function that TensorFlow has of floats alone, and what it is of integers."""
     return lambda x: of(x) if x.dtype.is_floating else otherwise(x)
 
@@ -93,11 +95,15 @@ np_logaddexp2 = _of_two_floats(tnp.logaddexp2)
 np_float_power = _of_two_floats(tnp.power)
 
 
-def np_sort(a: Tensor, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None) -> Tensor:
+def np_sort(
+    a: Tensor, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None
+) -> Tensor:
     return tf.sort(np_ravel(a), -1) if axis is None else tf.sort(a, axis)
 
 
-def np_argsort(a: Tensor, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None) -> Tensor:
+def np_argsort(
+    a: Tensor, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None
+) -> Tensor:
     a, axis = (np_ravel(a), -1) if axis is None else (a, axis)
     return tf.cast(tf.argsort(a, axis, stable=True), tf.int64)
 
@@ -126,7 +132,9 @@ def np_copysign(x1: Tensor, x2: Tensor) -> Tensor:
     return tnp.where(tnp.signbit(x1) == tnp.signbit(x2), x1, -x1)
 
 
-def _argument(of: Callable[..., Tensor], a: Tensor, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
+def _argument(
+    of: Callable[..., Tensor], a: Tensor, axis: int | None = None, *, keepdims: bool = False
+) -> Tensor:
     found = of(a, axis)
     if not keepdims:
         return found
@@ -137,7 +145,7 @@ np_argmax = functools.partial(_argument, tnp.argmax)
 np_argmin = functools.partial(_argument, tnp.argmin)
 
 
-# --- Shapes -----------------------------------------------------------------------------------------------------
+# --- Shapes ---------------------------------------------------------------------------------------
 
 
 def np_reshape(a: Tensor, /, shape: Any) -> Tensor:
@@ -168,7 +176,9 @@ def np_concatenate(arrays: Sequence[Tensor], /, axis: int | None = 0) -> Tensor:
 
 def np_searchsorted(a: Tensor, v: Any, side: str = "left") -> Tensor:
     v = tf.convert_to_tensor(v, a.dtype)
-    return tf.reshape(tf.searchsorted(a, tf.reshape(v, [-1]), side=side, out_type=tf.int64), tf.shape(v))
+    return tf.reshape(
+        tf.searchsorted(a, tf.reshape(v, [-1]), side=side, out_type=tf.int64), tf.shape(v)
+    )
 
 
 def np_bincount(x: Tensor, /, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
@@ -190,11 +200,15 @@ def np_sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
     return tf.reshape(tf.reduce_sum(gradient, axes), wanted)
 
 
-# --- Linear algebra ---------------------------------------------------------------------------------------------
+# --- Linear algebra -------------------------------------------------------------------------------
 
 
 def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
-    return tf.linalg.solve(a, b) if len(b.shape) > 1 else tf.squeeze(tf.linalg.solve(a, b[:, None]), -1)
+    return (
+        tf.linalg.solve(a, b)
+        if len(b.shape) > 1
+        else tf.squeeze(tf.linalg.solve(a, b[:, None]), -1)
+    )
 
 
 def np_linalg_svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True) -> Any:
@@ -215,7 +229,7 @@ def np_linalg_matrix_rank(A: Tensor) -> Tensor:  # noqa: N803
     return tf.cast(tf.linalg.matrix_rank(A), tf.int64)
 
 
-# --- Fourier transforms: TensorFlow has them of complex numbers and along the last axis ---------------------------
+# --- Fourier transforms: TensorFlow has them of complex numbers and along the last axis -----------
 
 
 def _complex(a: Tensor) -> Tensor:
@@ -239,8 +253,12 @@ def _scaled(a: Tensor, n: int, norm: str | None, forward: bool) -> Tensor:
     return a * tf.constant(float(n) ** (-power if forward else power), a.dtype)
 
 
-def _transform(of: Callable[..., Tensor], forward: bool, prepare: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    def transform(a: Tensor, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def _transform(
+    of: Callable[..., Tensor], forward: bool, prepare: Callable[[Tensor], Tensor]
+) -> Callable[..., Tensor]:
+    def transform(
+        a: Tensor, n: int | None = None, axis: int = -1, norm: str | None = None
+    ) -> Tensor:
         a = _resized(tnp.moveaxis(prepare(a), axis, -1), n)
         return tnp.moveaxis(_scaled(of(a), a.shape[-1], norm, forward), -1, axis)
 
@@ -249,10 +267,14 @@ def _transform(of: Callable[..., Tensor], forward: bool, prepare: Callable[[Tens
 
 np_fft_fft = _transform(tf.signal.fft, True, _complex)
 np_fft_ifft = _transform(tf.signal.ifft, False, _complex)
-np_fft_rfft = _transform(tf.signal.rfft, True, lambda a: a if a.dtype.is_floating else tnp.true_divide(a, 1))
+np_fft_rfft = _transform(
+    tf.signal.rfft, True, lambda a: a if a.dtype.is_floating else tnp.true_divide(a, 1)
+)
 
 
-def np_fft_irfft(a: Tensor, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
+def np_fft_irfft(
+    a: Tensor, n: int | None = None, axis: int = -1, norm: str | None = None
+) -> Tensor:
     a = tnp.moveaxis(_complex(a), axis, -1)
     size: int = 2 * (a.shape[-1] - 1) if n is None else n
     found = tf.signal.irfft(_resized(a, size // 2 + 1), [size])
@@ -260,7 +282,9 @@ def np_fft_irfft(a: Tensor, n: int | None = None, axis: int = -1, norm: str | No
 
 
 def _over_axes(one: Callable[..., Tensor], default: Axis) -> Callable[..., Tensor]:
-    def transform(a: Tensor, s: Any = None, axes: Axis = default, norm: str | None = None) -> Tensor:
+    def transform(
+        a: Tensor, s: Any = None, axes: Axis = default, norm: str | None = None
+    ) -> Tensor:
         axes = tuple(range(len(a.shape))) if axes is None else tuple(axes)
         for at, axis in enumerate(axes):
             a = one(a, None if s is None else s[at], axis, norm)
@@ -273,10 +297,13 @@ np_fft_fft2, np_fft_fftn = _over_axes(np_fft_fft, (-2, -1)), _over_axes(np_fft_f
 np_fft_ifft2, np_fft_ifftn = _over_axes(np_fft_ifft, (-2, -1)), _over_axes(np_fft_ifft, None)
 
 
-# --- Loops and branches in a graph, in the signatures of jax.lax; in eager mode they are Python's own ---------------
+# --- Loops and branches in a graph, in the signatures of jax.lax; in eager mode they are Python's
+# own ---------------
 
 
-def _cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
+def _cond(
+    pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any
+) -> Any:
     return tf.cond(pred, lambda: true_fun(*operands), lambda: false_fun(*operands))
 
 
@@ -284,7 +311,9 @@ def _while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init
     return tf.while_loop(cond_fun, lambda carried: [body(carried)], [init])[0]
 
 
-def _scan(step: Callable[[Any, Any], tuple[Any, Any]], carry: Tree, xs: Tree, steps: Any) -> tuple[Tree, Tree]:
+def _scan(
+    step: Callable[[Any, Any], tuple[Any, Any]], carry: Tree, xs: Tree, steps: Any
+) -> tuple[Tree, Tree]:
     """Take the first step outside of the loop, because it tells how y is structured."""
     rows = tf.nest.flatten(xs)
     steps = tf.shape(rows[0])[0] if steps is None else steps
@@ -298,9 +327,17 @@ def _scan(step: Callable[[Any, Any], tuple[Any, Any]], carry: Tree, xs: Tree, st
         made = [output for output in tf.nest.flatten(y) if output is not None]
         return at + 1, [array.write(at, o) for array, o in zip(arrays, made, strict=True)], carry
 
-    _, arrays, last = tf.while_loop(lambda at, *_: at < steps, body, [tf.constant(1), arrays, carry])
+    _, arrays, last = tf.while_loop(
+        lambda at, *_: at < steps, body, [tf.constant(1), arrays, carry]
+    )
     stacked = iter([array.stack() for array in arrays])
-    return last, tf.nest.pack_sequence_as(y, [None if output is None else next(stacked) for output in outputs])
+    return last, tf.nest.pack_sequence_as(
+        y, [None if output is None else next(stacked) for output in outputs]
+    )
 
 
-_IN_GRAPHS: dict[str, Callable[..., Any]] = {"lax.cond": _cond, "lax.while_loop": _while_loop, "lax.scan": _scan}
+_IN_GRAPHS: dict[str, Callable[..., Any]] = {
+    "lax.cond": _cond,
+    "lax.while_loop": _while_loop,
+    "lax.scan": _scan,
+}

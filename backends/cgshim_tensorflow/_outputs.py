@@ -1,11 +1,14 @@
-"""An output that a rule reads is the op's own output: its derivative is the rule's, however f has made it.
+"""An output that a rule reads is the op's own output: its derivative is the rule's, however f has
+made it.
 
-A tape knows a tensor by its number, and the last operation recorded for it counts. So in eager mode the op returns the
-very tensor that f has made, recorded as made by the rule, and what the rule reads of it is right wherever f kept it.
-In a graph the op's output is another tensor, and what the rule has made reads that one from then on: edges are moved.
+A tape knows a tensor by its number, and the last operation recorded for it counts. So in eager mode
+the op returns the very tensor that f has made, recorded as made by the rule, and what the rule
+reads of it is right wherever f kept it. In a graph the op's output is another tensor, and what the
+rule has made reads that one from then on: edges are moved.
 
-What f made of its own output by further operations keeps the derivative of those. One number cannot have two meanings,
-so the op returns a copy of such an output, and f's own tensor becomes the copy when the rule runs in a second order.
+What f made of its own output by further operations keeps the derivative of those. One number cannot
+have two meanings, so the op returns a copy of such an output, and f's own tensor becomes the copy
+when the rule runs in a second order.
 """
 
 from __future__ import annotations
@@ -40,14 +43,20 @@ class EagerOutputs:
         self.numbers = {value._id for value in values}
         self.with_tangents = _with_tangents(values)
         for value in values:
-            own = of_f.has_made(value) and value._handle_data is None and all(value is not y for y in self.values)
+            own = (
+                of_f.has_made(value)
+                and value._handle_data is None
+                and all(value is not y for y in self.values)
+            )
             if own and not of_f.reads.get(value._id) and value._id not in self.with_tangents:
-                delete_trace(value._id)  # and with it what f made on the way to it, if nothing else needs that
+                # and with it what f made on the way to it, if nothing else needs that
+                delete_trace(value._id)
                 self.values.append(value)
                 continue
             self.values.append(detached(value))
             if own and record.could_possibly_record():
-                value.cgshim_output = self.values[-1]  # alive as long as the rule, or anybody, may read f's
+                # alive as long as the rule, or anybody, may read f's
+                value.cgshim_output = self.values[-1]
                 self._read_in_f.append(weakref.ref(value))
 
     def attach(self, attached: Sequence[Tensor]) -> None:
@@ -61,19 +70,24 @@ class EagerOutputs:
     def connect(self) -> None:
         """Give f's own outputs the tangents of the op's, before the rule runs.
 
-        One that no tape follows, because f is opaque, becomes the op's now: what the rule reads of it would not be
-        recorded. What f made of it has no derivative by it.
+        One that no tape follows, because f is opaque, becomes the op's now: what the rule reads of
+        it would not be recorded. What f made of it has no derivative by it.
         """
         for value in self._alive():
-            record.record_operation_forwardprop_only("Identity", [value], [value.cgshim_output], identity, None)
+            record.record_operation_forwardprop_only(
+                "Identity", [value], [value.cgshim_output], identity, None
+            )
             if not record.should_record_backprop([value]):
                 _become(value, self._of_f.reads.get(value._id, 0))
 
-    def conflict(self, of_rule: Record, made: Sequence[Any], with_tangents: bool) -> tuple[Tensor, Tensor] | None:
+    def conflict(
+        self, of_rule: Record, made: Sequence[Any], with_tangents: bool
+    ) -> tuple[Tensor, Tensor] | None:
         """Let f's own outputs be the op's for tapes, if the rule has read them.
 
-        Return an output of the op, and a tensor that f made of it and the rule has read too, if there is one: f's own
-        output is known as the op's for the derivative of that, too. So it is with tangents, even if it was not read.
+        Return an output of the op, and a tensor that f made of it and the rule has read too, if
+        there is one: f's own output is known as the op's for the derivative of that, too. So it is
+        with tangents, even if it was not read.
         """
         outputs = {value._id: value.cgshim_output for value in self._alive()}
         read = {number: output for number, output in outputs.items() if number in of_rule.read}
@@ -81,7 +95,9 @@ class EagerOutputs:
             if tensor._id in outputs or not is_eager(tensor) or not is_differentiable(tensor):
                 continue
             if self._of_f.leads_to(tensor, read) or (
-                with_tangents and record.should_record_backprop([tensor]) and self._of_f.leads_to(tensor, outputs)
+                with_tangents
+                and record.should_record_backprop([tensor])
+                and self._of_f.leads_to(tensor, outputs)
             ):
                 return next(iter(outputs.values())), tensor
         for value in self._alive():
@@ -97,8 +113,9 @@ def _become(value: Tensor, reads: int) -> None:
     """Let tapes know an eager tensor, which was read so often, as a copy of the op's output."""
     if hasattr(value, "cgshim_uses"):
         return
-    # A tape forgets what nobody uses any more, and counts the uses anew from here. What has read the tensor will take
-    # its uses away when it dies; these are added again, by a tensor that lives as long as the tape.
+    # A tape forgets what nobody uses any more, and counts the uses anew from here. What has read
+    # the tensor will take its uses away when it dies; these are added again, by a tensor that lives
+    # as long as the tape.
     delete_trace(value._id)
     uses: list[Tensor] = []
     backward = lambda upstream, uses=uses: [upstream]
@@ -140,12 +157,18 @@ class GraphOutputs:
 
     @contextlib.contextmanager
     def read_by(self, of_rule: Record) -> Iterator[list[Any]]:
-        """While the rule runs: note what it reads; what it has made reads the op's outputs at the end, and not f's.
+        """While the rule runs: note what it reads; what it has made reads the op's outputs at the
+        end, and not f's.
 
         Edges are moved as they are made, before a tape sees them, if f itself has read its output.
         """
-        at_once = record.could_possibly_record() and any(self._is_read_in_f(value) for value, _ in self._own.values())
-        with Listening(self._notice) if at_once else contextlib.nullcontext(), of_rule.noting() as made:
+        at_once = record.could_possibly_record() and any(
+            self._is_read_in_f(value) for value, _ in self._own.values()
+        )
+        with (
+            Listening(self._notice) if at_once else contextlib.nullcontext(),
+            of_rule.noting() as made,
+        ):
             yield made
         graph = tf.compat.v1.get_default_graph()
         stand_ins = self._stand_ins_in(graph)
@@ -155,13 +178,25 @@ class GraphOutputs:
             if number in stand_ins.values():
                 _forget_capture(graph, value)
 
-    def conflict(self, of_rule: Record, made: Sequence[Any], with_tangents: bool) -> tuple[Tensor, Tensor] | None:
-        """Return an output of the op, and a tensor that f made of it, a tape follows and the rule has read."""
+    def conflict(
+        self, of_rule: Record, made: Sequence[Any], with_tangents: bool
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return an output of the op, and a tensor that f made of it, a tape follows and the rule
+        has read.
+        """
         ends = {}
         if with_tangents:
-            ends = {number: output for number, (value, output) in self._own.items() if self._is_read_in_f(value)}
+            ends = {
+                number: output
+                for number, (value, output) in self._own.items()
+                if self._is_read_in_f(value)
+            }
         for tensor in [x for operation in made for x in operation.inputs] if ends else ():
-            if tensor.op in self._made and tensor._id not in ends and record.should_record_backprop([tensor]):
+            if (
+                tensor.op in self._made
+                and tensor._id not in ends
+                and record.should_record_backprop([tensor])
+            ):
                 for number in self._made_of(tensor) & set(ends):
                     return ends[number], tensor
         return None
@@ -177,7 +212,9 @@ class GraphOutputs:
     def _is_read_in_f(self, value: Tensor) -> bool:
         return any(consumer in self._made for consumer in value.consumers())
 
-    def _notice(self, op_type: str, inputs: Any, attributes: Any, outputs: Sequence[Tensor]) -> None:
+    def _notice(
+        self, op_type: str, inputs: Any, attributes: Any, outputs: Sequence[Tensor]
+    ) -> None:
         if outputs and not is_eager(outputs[0]):
             operation = outputs[0].op
             self._move_edges_of(operation, operation.graph, self._stand_ins_in(operation.graph))
@@ -185,7 +222,11 @@ class GraphOutputs:
     def _stand_ins_in(self, graph: Any) -> dict[int, int]:
         """Return what stands for f's outputs in a graph: their numbers by its own."""
         found = {}
-        captured = {outer._id: inner for outer, inner in getattr(graph, "captures", ()) if hasattr(outer, "_id")}
+        captured = {
+            outer._id: inner
+            for outer, inner in getattr(graph, "captures", ())
+            if hasattr(outer, "_id")
+        }
         captured.update(getattr(graph, "_indirect_captures", {}))  # of the gradient of a while loop
         for number, (value, _) in self._own.items():
             inner = value if value.graph is graph else captured.get(number)
@@ -197,11 +238,15 @@ class GraphOutputs:
         for at, x in enumerate(operation.inputs):
             if x._id in stand_ins:
                 _, output = self._own[stand_ins[x._id]]
-                operation._update_input(at, graph.capture(output) if hasattr(graph, "capture") else output)
+                operation._update_input(
+                    at, graph.capture(output) if hasattr(graph, "capture") else output
+                )
 
 
 def _forget_capture(graph: Any, tensor: Tensor) -> None:
-    """Let a graph capture a tensor no more that nothing in it reads: what it captures is kept for it."""
+    """Let a graph capture a tensor no more that nothing in it reads: what it captures is kept for
+    it.
+    """
     for outer, inner in getattr(graph, "captures", ()):
         if outer is tensor and not inner.consumers():
             graph._function_captures.pop(id(outer))

@@ -1,7 +1,8 @@
 """A rule under `tf.vectorized_map`: the gradient of all iterations is the vectorized rule.
 
-`pfor` rewrites the operations of a loop's body one by one. If an operation has a gradient of its own, pfor keeps its
-values alone, and autodiff's gradient with them. So the rule is rewritten here as well.
+`pfor` rewrites the operations of a loop's body one by one. If an operation has a gradient of its
+own, pfor keeps its values alone, and autodiff's gradient with them. So the rule is rewritten here
+as well.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ Tensor = Any
 def converter(
     count: int, backward: Backward, attach: Callable[..., list[Tensor]], call: Call
 ) -> Callable[[Any], list[Any]]:
-    """Return what pfor calls to vectorize an operation on `count` values and then sources with this gradient."""
+    """Return what pfor calls to vectorize an operation on `count` values and then sources with this
+    gradient.
+    """
 
     def convert(pfor_input: Any) -> list[Any]:
         own = list(pfor_input.op.outputs[:count])
@@ -36,7 +39,9 @@ def converter(
         values, sources = inputs[:count], inputs[count:]
 
         def vectorized(outputs: Sequence[Tensor]) -> Backward:
-            read = [(outputs[x] if isinstance(x, int) else x, is_stacked) for x, is_stacked in residuals]
+            read = [
+                (outputs[x] if isinstance(x, int) else x, is_stacked) for x, is_stacked in residuals
+            ]
             return lambda *upstreams: rule.over_all(outputs, read, upstreams)
 
         def forward(transpose: Callable[[], None]) -> None:
@@ -61,12 +66,16 @@ class _Traced:
         def of_sources(*upstreams: Tensor) -> list[Tensor]:
             gradients = backward(*upstreams)
             self._present = [gradient is not None for gradient in gradients]
-            return [tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None]
+            return [
+                tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None
+            ]
 
         try:
             with contextlib.nullcontext() if is_eager(values[0]) else values[0].graph.as_default():
                 specs = [tf.TensorSpec(value.shape, value.dtype) for value in values]
-                self._function = tf.function(of_sources, autograph=False).get_concrete_function(*specs)
+                self._function = tf.function(of_sources, autograph=False).get_concrete_function(
+                    *specs
+                )
         except Exception as error:  # noqa: BLE001  # the author's: raised again for whoever asks for a gradient
             self._error = error.with_traceback(None)
         else:
@@ -80,9 +89,14 @@ class _Traced:
         judge(self._call, Linearity.of_graph(graph, graph.inputs[: self._count], graph.outputs))
 
     def over_all(
-        self, outputs: Sequence[Tensor], residuals: Sequence[tuple[Tensor, bool]], upstreams: Sequence[Tensor | None]
+        self,
+        outputs: Sequence[Tensor],
+        residuals: Sequence[tuple[Tensor, bool]],
+        upstreams: Sequence[Tensor | None],
     ) -> list[Tensor | None]:
-        """Return the gradients of all iterations; each residual comes with whether it has a row for each of them."""
+        """Return the gradients of all iterations; each residual comes with whether it has a row for
+        each of them.
+        """
         if self._error is not None:
             raise self._error
         if transposition.get() is not None:
@@ -99,7 +113,9 @@ class _Traced:
             read = [next(rows) if is_stacked else tensor for tensor, is_stacked in residuals]
             with record.stop_recording():  # only what pfor makes of it is run and differentiated
                 return list(
-                    tf.raw_ops.StatefulPartitionedCall(args=[*elements[0], *read], Tout=types, f=self._function)
+                    tf.raw_ops.StatefulPartitionedCall(
+                        args=[*elements[0], *read], Tout=types, f=self._function
+                    )
                 )
 
         gradients = iter(tf.vectorized_map(of_one, (given, stacked)) if any(self._present) else ())
@@ -107,7 +123,9 @@ class _Traced:
 
 
 def _converted(pfor: Any, residual: Tensor, own: Sequence[Tensor]) -> tuple[Tensor | int, bool]:
-    """Return a residual, or the index of the output that it is, and whether it has a row for each iteration."""
+    """Return a residual, or the index of the output that it is, and whether it has a row for each
+    iteration.
+    """
     for at, output in enumerate(own):
         if output is residual:
             return at, True

@@ -1,4 +1,6 @@
-"""Whatever is taken from TensorFlow and is not documented. All of it was seen in TensorFlow 2.18 and 2.21."""
+"""Whatever is taken from TensorFlow and is not documented. All of it was seen in TensorFlow 2.18
+and 2.21.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,18 @@ def _python(name: str) -> Any:
     return import_module(f"tensorflow.python.{name}")
 
 
-# --- Tensors and containers -----------------------------------------------------------------------------------------
+# --- Tensors and containers -----------------------------------------------------------------------
 
 EagerTensor: Any = tf.__internal__.EagerTensor
 """the class of all eager tensors; tf.Tensor stands for those of graphs too"""
 WeakTensor: Any = _python("framework.weak_tensor").WeakTensor
 """the class of tensors whose dtype gives way to others"""
 _structures = _python("trackable.data_structures")
-WRAPPERS = ((_structures.ListWrapper, list), (_structures._DictWrapper, dict), (_structures._TupleWrapper, tuple))
+WRAPPERS = (
+    (_structures.ListWrapper, list),
+    (_structures._DictWrapper, dict),
+    (_structures._TupleWrapper, tuple),
+)
 """the classes that a tf.Module puts around lists, dicts and tuples in its attributes"""
 uid: Any = _python("framework.ops").uid
 """returns a number that is greater than the `_id` of each tensor so far, and less than that of the next ones"""
@@ -36,11 +42,13 @@ def memory_of_eager(x: Any) -> Any:
 
 
 def same_memory(x: Any) -> Any:
-    """Return another eager tensor in the memory of x, in a seventh of the time that an Identity takes."""
+    """Return another eager tensor in the memory of x, in a seventh of the time that an Identity
+    takes.
+    """
     return x._copy_to_device(x.backing_device)
 
 
-# --- Tapes and accumulators -----------------------------------------------------------------------------------------
+# --- Tapes and accumulators -----------------------------------------------------------------------
 
 record: Any = _python("eager.record")
 """whether a tape records; how a gradient is recorded; VariableWatcher"""
@@ -55,11 +63,13 @@ def count_accumulators() -> int:
 
 delete_trace: Any = _python("pywrap_tfe").TFE_Py_TapeSetDeleteTrace
 """lets all tapes that record forget how a tensor was made, as they do when it dies"""
-FunctionGradients: Any = _python("eager.polymorphic_function.concrete_function")._TapeGradientFunctions
+FunctionGradients: Any = _python(
+    "eager.polymorphic_function.concrete_function"
+)._TapeGradientFunctions
 """builds what an accumulator runs for a tf.function. The first op in a graph replaces its method
 `_build_functions_for_outputs` for good: nobody else tells of the rules in a tf.function that is transposed."""
 
-# --- Operations as they are run -------------------------------------------------------------------------------------
+# --- Operations as they are run -------------------------------------------------------------------
 
 context: Any = _python("eager.context")
 execute: Any = _python("eager.execute")
@@ -67,7 +77,7 @@ execute: Any = _python("eager.execute")
 check_numerics_callback: Any = _python("debug.lib.check_numerics_callback")
 """knows whether every NaN is an error"""
 
-# --- Graphs ---------------------------------------------------------------------------------------------------------
+# --- Graphs ---------------------------------------------------------------------------------------
 
 autograph: Any = tf.__internal__.autograph
 """converts a function as its caller was converted"""

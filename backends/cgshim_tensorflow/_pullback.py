@@ -18,8 +18,11 @@ Tensor = Any
 def vjp(
     fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor] = ()
 ) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
-    """Return fn's outputs at inputs, and the function from upstream gradients to gradients of inputs and variables."""
-    values = [tf.identity(values_of(x)) for x in inputs]  # a tensor that is given twice has two gradients
+    """Return fn's outputs at inputs, and the function from upstream gradients to gradients of
+    inputs and variables.
+    """
+    # a tensor that is given twice has two gradients
+    values = [tf.identity(values_of(x)) for x in inputs]
     rule = running_rule.current
     if rule:
         rule.ends.update([x._id for x in values])
@@ -33,7 +36,8 @@ def vjp(
 
     def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:
         fitting: list[Any] = [
-            fit.values(u, "op_vjp", lambda: "the output") for fit, u in zip(fits, upstreams, strict=True)
+            fit.values(u, "op_vjp", lambda: "the output")
+            for fit, u in zip(fits, upstreams, strict=True)
         ]
         pairs = zip(map(values_of, outputs), map(tf.convert_to_tensor, fitting), strict=True)
         used = [(value, upstream) for value, upstream in pairs if is_differentiable(value)]
@@ -41,13 +45,18 @@ def vjp(
             [value for value, _ in used], [*values, *variables], output_gradients=[upstream for _, upstream in used],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,
         )  # fmt: skip
-        return [with_values(x, tf.convert_to_tensor(g)) for x, g in zip([*inputs, *variables], gradients, strict=True)]
+        return [
+            with_values(x, tf.convert_to_tensor(g))
+            for x, g in zip([*inputs, *variables], gradients, strict=True)
+        ]
 
     return outputs, pullback
 
 
 def _tapes_record() -> bool:
-    """Return False in a rule that an accumulator transposes: TensorFlow 2.21 lets tapes record nothing there."""
+    """Return False in a rule that an accumulator transposes: TensorFlow 2.21 lets tapes record
+    nothing there.
+    """
     with tf.GradientTape() as tape:
         x = tf.constant(0.0)
         tape.watch(x)

@@ -1,10 +1,11 @@
 """What f, or its rule, computes while tapes record it.
 
-A tape knows how each tensor was made, but tells nobody; so TensorFlow's operations are listened to, and noted by the
-numbers of their tensors, so that none is kept alive. This tells of a captured tensor what it is made of, and of a
-tensor that a rule reads whether its derivative is known: tapes record f, so most are connected with the arguments,
-wherever f kept them. What is left are tensors that f made of values that Python read, as `tf.constant(np.exp(x))`: no
-tape follows them, and nobody can tell them from constants but by their numbers. In a graph there are no values to read.
+A tape knows how each tensor was made, but tells nobody; so TensorFlow's operations are listened to,
+and noted by the numbers of their tensors, so that none is kept alive. This tells of a captured
+tensor what it is made of, and of a tensor that a rule reads whether its derivative is known: tapes
+record f, so most are connected with the arguments, wherever f kept them. What is left are tensors
+that f made of values that Python read, as `tf.constant(np.exp(x))`: no tape follows them, and
+nobody can tell them from constants but by their numbers. In a graph there are no values to read.
 """
 
 from __future__ import annotations
@@ -50,21 +51,28 @@ def needed_among(tensors: Sequence[Tensor]) -> list[bool] | None:
 def is_of_accumulator(op_type: str, attributes: Any) -> bool:
     """Return True for the call of a function by which an accumulator derives another operation."""
     if op_type[-15:] == "PartitionedCall":
-        op_type = next((value.name for key, value in itertools.pairwise(attributes) if key == "f"), op_type)
+        op_type = next(
+            (value.name for key, value in itertools.pairwise(attributes) if key == "f"), op_type
+        )
     return "__jvp_" in op_type
 
 
-# --- One run ----------------------------------------------------------------------------------------------------------
+# --- One run --------------------------------------------------------------------------------------
 
 
 class Record:
-    """What one run of f, or of a rule, has computed of what. The record of a rule has that of its f around it."""
+    """What one run of f, or of a rule, has computed of what. The record of a rule has that of its f
+    around it.
+    """
 
-    def __init__(self, call: Call, around: Record | None = None, ends: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self, call: Call, around: Record | None = None, ends: Iterable[Tensor] = ()
+    ) -> None:
         self.call = call
         self._around = around
         self.ends = {x._id for x in ends}
-        self._held = [] if around and around.call is call else _numbers_held_by(call.f)  # before f may write there
+        # before f may write there
+        self._held = [] if around and around.call is call else _numbers_held_by(call.f)
         self.first, self._last = uid(), sys.maxsize
         self._made_of: dict[int, Sequence[int]] = {}
         self.read: dict[int, Tensor] = {}
@@ -76,7 +84,9 @@ class Record:
         self.may_hold_values = False
         """whether f may have made a tensor of values: one that neither operations nor constants explain"""
 
-    def notice(self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]) -> None:
+    def notice(
+        self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]
+    ) -> None:
         """Note an operation."""
         if is_of_accumulator(op_type, attributes):
             return
@@ -92,7 +102,9 @@ class Record:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[list[Any]]:
-        """While a rule runs: note what it reads. In a graph, the list gets the operations that it has made."""
+        """While a rule runs: note what it reads. In a graph, the list gets the operations that it
+        has made.
+        """
         operations: list[Any] = []
         if tf.executing_eagerly():
             with Listening(self.notice):
@@ -112,7 +124,9 @@ class Record:
         self._made_of.update([(y._id, numbers) for y in outputs])
 
     def close(self, outputs: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Note that f has returned; give away the tensors that were read and not made, outputs among them."""
+        """Note that f has returned; give away the tensors that were read and not made, outputs
+        among them.
+        """
         self._last = uid()
         read = {**self.read, **{y._id: y for y in outputs if y._id not in self._made_of}}
         explained = sum(at > self.first for at in self._made_of)
@@ -122,7 +136,8 @@ class Record:
             if at > self.first and is_differentiable(x):
                 if _numbers_of(x) <= _numbers_in(_code_of(self.call.f), x.dtype):
                     explained += 1
-                elif shape_of_eager(x) != ():  # what operations make of a Python number, as tf.range(n), is a constant
+                elif shape_of_eager(x) != ():
+                    # what operations make of a Python number, as tf.range(n), is a constant
                     self._of_values.add(at)
         self.may_hold_values = bool(self._of_values) or self._last - self.first - 1 > explained
         self.read = {}
@@ -133,12 +148,16 @@ class Record:
         return bool(self.first < tensor._id < self._last)
 
     def is_made_of_values(self, tensor: Tensor) -> bool:
-        """Return True if f may have made a tensor of values that Python read, and not of numbers that f knows."""
+        """Return True if f may have made a tensor of values that Python read, and not of numbers
+        that f knows.
+        """
         if not self.has_made(tensor) or not is_differentiable(tensor) or is_watched([tensor]):
             return False
         if tensor._id in self._made_of:
             return self.leads_to(tensor, self._of_values)
-        return not _numbers_of(tensor) <= _rounded((*self._held, *_numbers_known_to(self.call)), tensor.dtype)
+        return not _numbers_of(tensor) <= _rounded(
+            (*self._held, *_numbers_known_to(self.call)), tensor.dtype
+        )
 
     def leads_to(self, tensor: Tensor, ends: Collection[int]) -> bool:
         """Return True if a tensor was made of one of these."""
@@ -149,8 +168,12 @@ class Record:
         leaves = [at for at, made_of in self._back_from(tensor, given) if made_of is None]
         return tensor._id in leaves or any(map(self._is_watched, leaves))
 
-    def _back_from(self, tensor: Tensor, given: Collection[int]) -> Iterator[tuple[int, Sequence[int] | None]]:
-        """Yield the numbers of a tensor, and of all that it was made of but the given ones; each with its inputs."""
+    def _back_from(
+        self, tensor: Tensor, given: Collection[int]
+    ) -> Iterator[tuple[int, Sequence[int] | None]]:
+        """Yield the numbers of a tensor, and of all that it was made of but the given ones; each
+        with its inputs.
+        """
         seen, todo = {tensor._id}, [tensor._id]
         while todo:
             at = todo.pop()
@@ -171,7 +194,10 @@ class Record:
         return any(at in each.ends for each in self._all())
 
     def _is_watched(self, at: int) -> bool:
-        return any(at in each._watched or (at in each.read and is_watched([each.read[at]])) for each in self._all())
+        return any(
+            at in each._watched or (at in each.read and is_watched([each.read[at]]))
+            for each in self._all()
+        )
 
     def _all(self) -> Iterator[Record]:
         each: Record | None = self
@@ -184,7 +210,7 @@ running_rule: RuleScope[Record | None] = RuleScope("cgshim_tensorflow_running_ru
 """the record of the rule that is running"""
 
 
-# --- Numbers that f knows without reading a tensor --------------------------------------------------------------------
+# --- Numbers that f knows without reading a tensor ------------------------------------------------
 
 _MOST = 64
 _LARGE = float(np.finfo(np.float32).max)
@@ -198,9 +224,17 @@ def _numbers_of(tensor: Tensor) -> set[Any]:
 
 def _numbers_held_by(f: Any) -> list[Any]:
     """Return the numbers in the variables and in the object of f."""
-    cells = [cell for cell in getattr(getattr(f, "__func__", f), "__closure__", None) or () if cell != _EMPTY]
+    cells = [
+        cell
+        for cell in getattr(getattr(f, "__func__", f), "__closure__", None) or ()
+        if cell != _EMPTY
+    ]
     attributes = getattr(getattr(f, "__self__", None), "__dict__", {}).values()
-    return [x for x in (*[cell.cell_contents for cell in cells], *attributes) if isinstance(x, (int, float))]
+    return [
+        x
+        for x in (*[cell.cell_contents for cell in cells], *attributes)
+        if isinstance(x, (int, float))
+    ]
 
 
 def _numbers_known_to(call: Call) -> Iterator[Any]:
@@ -221,24 +255,30 @@ def _numbers_in(code: types.CodeType | None, dtype: tf.DType) -> frozenset[Any]:
 
 
 def _constants_in(code: types.CodeType | None) -> list[Any]:
-    inner = [_constants_in(x) if isinstance(x, types.CodeType) else x for x in code.co_consts] if code else []
+    inner = (
+        [_constants_in(x) if isinstance(x, types.CodeType) else x for x in code.co_consts]
+        if code
+        else []
+    )
     return [x for each in inner for x in (each if isinstance(each, (list, tuple)) else [each])]
 
 
 def _rounded(numbers: Iterable[Any], dtype: tf.DType) -> frozenset[Any]:
     kind: Any = dtype.as_numpy_dtype
-    known = [number for number in numbers if isinstance(number, (int, float)) and abs(number) < _LARGE]
+    known = [
+        number for number in numbers if isinstance(number, (int, float)) and abs(number) < _LARGE
+    ]
     return frozenset([kind(sign * number).item() for number in known for sign in (1, -1)])
 
 
-# --- Listening --------------------------------------------------------------------------------------------------------
+# --- Listening ------------------------------------------------------------------------------------
 
 
 class Listening:
     """While TensorFlow tells a listener of each operation of this thread, in graphs too.
 
-    `op_callbacks.add_op_callback` does the same, but when one thread is done, it takes `execute_with_callbacks` away
-    from all. Here it stays, and tells nobody when nobody listens.
+    `op_callbacks.add_op_callback` does the same, but when one thread is done, it takes
+    `execute_with_callbacks` away from all. Here it stays, and tells nobody when nobody listens.
     """
 
     __slots__ = ("listener",)
@@ -246,9 +286,13 @@ class Listening:
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
 
-    def __call__(self, op_type: Any, inputs: Any, attributes: Any, outputs: Any, *_: Any, **named: Any) -> Any:
+    def __call__(
+        self, op_type: Any, inputs: Any, attributes: Any, outputs: Any, *_: Any, **named: Any
+    ) -> Any:
         """Tell the listener; this is what TensorFlow calls."""
-        self.listener(op_type.decode() if isinstance(op_type, bytes) else op_type, inputs, attributes, outputs)
+        self.listener(
+            op_type.decode() if isinstance(op_type, bytes) else op_type, inputs, attributes, outputs
+        )
         return outputs  # in a graph, the next listener is told of what this one returns
 
     def __enter__(self) -> None:
@@ -260,7 +304,9 @@ class Listening:
 
 
 def note(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-    """Note, for f and the rules that are running, that outputs were made of inputs without an operation."""
+    """Note, for f and the rules that are running, that outputs were made of inputs without an
+    operation.
+    """
     for listening in context.context().op_callbacks:
         if isinstance(listening, Listening) and tf.executing_eagerly():
             listening.listener("", inputs, (), outputs)

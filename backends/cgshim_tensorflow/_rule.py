@@ -1,8 +1,8 @@
 """Functions as gradients in TensorFlow: on tapes, in graphs and in forward mode.
 
-The means are those of `tf.custom_gradient`, without its faults: tapes record what f computes, so that residuals are
-functions of the inputs; but the outputs are detached from it and have the rule alone for their gradient, so that no
-transformation can use autodiff's number instead.
+The means are those of `tf.custom_gradient`, without its faults: tapes record what f computes, so
+that residuals are functions of the inputs; but the outputs are detached from it and have the rule
+alone for their gradient, so that no transformation can use autodiff's number instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ import tensorflow as tf
 from cgshim.backend import TransformationError, refusal
 from cgshim_tensorflow._forward import Backward, observe_functions
 from cgshim_tensorflow._pfor import converter
-from cgshim_tensorflow._private import LegacyGraph, count_accumulators, gradient_registry, pack_tangents, record, uid
+from cgshim_tensorflow._private import (
+    LegacyGraph,
+    count_accumulators,
+    gradient_registry,
+    pack_tangents,
+    record,
+    uid,
+)
 from cgshim_tensorflow._record import note
 from cgshim_tensorflow._values import detached, values_of, with_values
 
@@ -37,7 +44,8 @@ def attach_gradient(
 ) -> list[Tensor]:  # fmt: skip
     """Return the values again, as outputs of one operation on the sources that has this gradient.
 
-    In eager mode the values themselves may be the outputs: if they are detached, nothing is recorded for them.
+    In eager mode the values themselves may be the outputs: if they are detached, nothing is
+    recorded for them.
     """
     if tf.executing_eagerly():
         outputs = list(values) if are_detached else [*map(detached, values)]
@@ -50,8 +58,11 @@ def attach_gradient(
         return outputs
     # The tapes come first: they have to record what an accumulator computes from the outputs.
     record.record_operation_backprop_only(call.name, outputs, sources, backward)
-    # An accumulator that transposes the rule in which this is called follows this without tangents, too.
-    transpose = functools.partial(record.record_operation_forwardprop_only, call.name, outputs, sources, backward, None)
+    # An accumulator that transposes the rule in which this is called follows this without tangents,
+    # too.
+    transpose = functools.partial(
+        record.record_operation_forwardprop_only, call.name, outputs, sources, backward, None
+    )
     if forward and pack_tangents(sources).tangents:
         forward(transpose)
     else:
@@ -62,12 +73,18 @@ def attach_gradient(
 def _identity_in_graph(
     call: Call, sources: Sequence[Tensor], values: Sequence[Tensor], make_gradient: MakeGradient
 ) -> tuple[list[Tensor], Backward]:
-    """Make one IdentityN of the values and the sources, whose registered gradient leads to the sources."""
+    """Make one IdentityN of the values and the sources, whose registered gradient leads to the
+    sources.
+    """
     observe_functions()
     count = len(values)
     graph = tf.compat.v1.get_default_graph()
     if isinstance(graph, LegacyGraph):
-        call.refuse("a rule needs a graph that keeps its gradients", "the legacy function Defun", "use tf.function")
+        call.refuse(
+            "a rule needs a graph that keeps its gradients",
+            "the legacy function Defun",
+            "use tf.function",
+        )
 
     def gradient(op: Any, *upstreams: Tensor) -> list[Tensor | None]:
         if op is not None and op.graph is not graph:
@@ -77,26 +94,38 @@ def _identity_in_graph(
         except TransformationError as error:
             if op is not None:
                 raise
-            # what a SavedModel keeps of a refused gradient: tensors that fail with the message when they are run
+            # what a SavedModel keeps of a refused gradient: tensors that fail with the message when
+            # they are run
             with tf.control_dependencies([tf.debugging.Assert(False, [str(error)])]):
                 return [None] * count + [tf.identity(source) for source in sources]
 
-    with record.stop_recording(), graph.gradient_override_map({"IdentityN": _register(call, gradient)}):
+    with (
+        record.stop_recording(),
+        graph.gradient_override_map({"IdentityN": _register(call, gradient)}),
+    ):
         outputs = tf.identity_n([*values, *sources])
     operation = outputs[0].op
     backward = make_gradient(outputs[:count])
-    operation.pfor_converter = converter(count, backward, functools.partial(attach_gradient, call), call)
-    operation.cgshim_gradient = gradient  # the graph keeps its own gradients alive, and nothing else does
+    operation.pfor_converter = converter(
+        count, backward, functools.partial(attach_gradient, call), call
+    )
+    # the graph keeps its own gradients alive, and nothing else does
+    operation.cgshim_gradient = gradient
     return list(outputs[:count]), backward
 
 
 def _register(call: Call, gradient: Callable[..., Any]) -> str:
-    """Register a gradient for as long as it lives, and return its name, by which a SavedModel finds it."""
+    """Register a gradient for as long as it lives, and return its name, by which a SavedModel finds
+    it.
+    """
     name = f"CustomGradient-cgshim-{uid()}"
     alive = weakref.ref(gradient)
     refuse = functools.partial(_refuse_copied_graph, call.name)
-    # The garbage collector may take the graph of f after TensorFlow has found this and before it calls this.
-    run = tf.autograph.experimental.do_not_convert(lambda op, *upstreams: (alive() or refuse)(op, *upstreams))
+    # The garbage collector may take the graph of f after TensorFlow has found this and before it
+    # calls this.
+    run = tf.autograph.experimental.do_not_convert(
+        lambda op, *upstreams: (alive() or refuse)(op, *upstreams)
+    )
     tf.RegisterGradient(name)(run)
     weakref.finalize(gradient, gradient_registry._registry.pop, name, None)
     return name
@@ -109,20 +138,29 @@ def _refuse_copied_graph(op: str, *_: Any) -> NoReturn:
                   do="call the op outside the loop or the tf.function that is copied")  # fmt: skip
 
 
-# --- Gradients without derivatives ----------------------------------------------------------------------------------
+# --- Gradients without derivatives ----------------------------------------------------------------
 
 
 def without_derivative(
-    call: Call, sources: Sequence[Tensor], values: Sequence[Tensor | None], refuse: Callable[[], NoReturn]
+    call: Call,
+    sources: Sequence[Tensor],
+    values: Sequence[Tensor | None],
+    refuse: Callable[[], NoReturn],
 ) -> list[Tensor | None]:
-    """Return the values again; their derivative with respect to the sources, and no other, is refused."""
+    """Return the values again; their derivative with respect to the sources, and no other, is
+    refused.
+    """
     present = [values_of(value) for value in values if value is not None]
-    again = iter(attach_gradient(call, sources, present, lambda _: lambda *_: refuse()) if present else [])
+    again = iter(
+        attach_gradient(call, sources, present, lambda _: lambda *_: refuse()) if present else []
+    )
     return [None if value is None else with_values(value, next(again)) for value in values]
 
 
 def stand_in_for(call: Call, sources: Sequence[Tensor], refuse: Callable[[], NoReturn]) -> Tensor:
-    """Return a number that depends on the sources, and keeps none of them; its derivative is refused."""
+    """Return a number that depends on the sources, and keeps none of them; its derivative is
+    refused.
+    """
 
     def refused(*_: Any) -> NoReturn:
         refuse()
@@ -131,6 +169,9 @@ def stand_in_for(call: Call, sources: Sequence[Tensor], refuse: Callable[[], NoR
         number = tf.constant(0.0)
     if not tf.executing_eagerly():
         ((number,), _) = _identity_in_graph(call, sources, [number], lambda _: refused)
-    # An accumulator asks at once for every derivative: it is given one, and refused when it uses that.
-    record.record_operation(call.name, [number], sources, refused, lambda *_: [tf.zeros_like(number)])
+    # An accumulator asks at once for every derivative: it is given one, and refused when it uses
+    # that.
+    record.record_operation(
+        call.name, [number], sources, refused, lambda *_: [tf.zeros_like(number)]
+    )
     return number

@@ -1,4 +1,6 @@
-"""One run of f, and what it reads without being given it: trainable variables, and tensors that are differentiated."""
+"""One run of f, and what it reads without being given it: trainable variables, and tensors that are
+differentiated.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Run(NamedTuple):
     """of what f has made, if an accumulator follows its inputs"""
 
 
-def run_f(call: Call, inputs: Sequence[Tensor], given: Sequence[Tensor], tangents: Tangents | None = None) -> Run:
+def run_f(
+    call: Call, inputs: Sequence[Tensor], given: Sequence[Tensor], tangents: Tangents | None = None
+) -> Run:
     """Run f on inputs, which hold the values of the given tensors, and find what else it read."""
     of_f = Record(call, running_rule.current)
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -48,7 +52,10 @@ def run_f(call: Call, inputs: Sequence[Tensor], given: Sequence[Tensor], tangent
     is_recorded = graph is None and record.could_possibly_record()
     if tangents:
         of_f.add(*tangents.connected)
-    with record.VariableWatcher() as watcher, tangents.following() if tangents else contextlib.nullcontext():
+    with (
+        record.VariableWatcher() as watcher,
+        tangents.following() if tangents else contextlib.nullcontext(),
+    ):
         with Listening(of_f.notice) if is_recorded else contextlib.nullcontext():
             outputs, rule = call(inputs)
         tensors = in_this_graph(outputs)
@@ -68,7 +75,9 @@ def run_f(call: Call, inputs: Sequence[Tensor], given: Sequence[Tensor], tangent
 
 
 def _identities(tensors: Sequence[Tensor]) -> frozenset[int]:
-    """Return the identities of tensors and variables, and of what they stand for in the graphs around theirs."""
+    """Return the identities of tensors and variables, and of what they stand for in the graphs
+    around theirs.
+    """
     handles = [getattr(x, "handle", None) for x in tensors if isinstance(x, tf.Variable)]
     plain = parts_of([x for x in tensors if not isinstance(x, tf.Variable)])
     known = [*plain, *(handle for handle in handles if handle is not None)]
@@ -76,31 +85,47 @@ def _identities(tensors: Sequence[Tensor]) -> frozenset[int]:
 
 
 def _floats(read: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return what f itself has read that may be differentiated: no tangents, which an accumulator reads."""
+    """Return what f itself has read that may be differentiated: no tangents, which an accumulator
+    reads.
+    """
     tangents = {tangent._id for tangent in pack_tangents([*parts_of(inputs), *read]).tangents}
     return [x for x in read if is_differentiable(x) and x._id not in tangents]
 
 
 def _captured_eagerly(
-    call: Call, of_f: Record, outputs: Sequence[Tensor], inputs: Sequence[Tensor], known: Sequence[Tensor]
+    call: Call,
+    of_f: Record,
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    known: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Return the tensors that are differentiated and that f has read: older than its run, and not given to it.
+    """Return the tensors that are differentiated and that f has read: older than its run, and not
+    given to it.
 
-    TensorFlow tells of the variables that are read only if they are trainable. Of others, it tells of the handle, or of
-    the value alone, which no operation has made.
+    TensorFlow tells of the variables that are read only if they are trainable. Of others, it tells
+    of the handle, or of the value alone, which no operation has made.
     """
     read = of_f.close(parts_of(outputs))
-    new = [x for at, x in read.items() if (at > of_f.first or x.dtype == tf.resource) and is_watched([x])]
-    is_told_all = all(isinstance(each, Listening) for each in context.context().op_callbacks)  # no debugger is one, too
+    new = [
+        x
+        for at, x in read.items()
+        if (at > of_f.first or x.dtype == tf.resource) and is_watched([x])
+    ]
+    # no debugger is one, too
+    is_told_all = all(isinstance(each, Listening) for each in context.context().op_callbacks)
     if new and is_told_all:
         specs = [x for x in known if isinstance(x, tf.Variable)]
         handles = _identities(known)
         for x in new:
             if x.dtype == tf.resource and x._id not in handles:
                 with record.stop_recording():
-                    value = tf.raw_ops.ReadVariableOp(resource=x, dtype=x._handle_data.shape_and_type[0].dtype)
+                    value = tf.raw_ops.ReadVariableOp(
+                        resource=x, dtype=x._handle_data.shape_and_type[0].dtype
+                    )
                 call.refuse_captured(value)
-            may_be = [v for v in specs if v.dtype == x.dtype and v.shape.is_compatible_with(x.shape)]
+            may_be = [
+                v for v in specs if v.dtype == x.dtype and v.shape.is_compatible_with(x.shape)
+            ]
             if x.dtype != tf.resource and not may_be:
                 call.refuse_captured(x)
     given = {x._id for x in parts_of(inputs)}
@@ -115,15 +140,26 @@ def _captured_eagerly(
 
 
 def _captured_in_graph(
-    call: Call, made: Sequence[Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor], known: Sequence[Tensor]
+    call: Call,
+    made: Sequence[Any],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    known: Sequence[Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the tensors that are differentiated other than through the known ones, and those that may yet be.
+    """Return the tensors that are differentiated other than through the known ones, and those that
+    may yet be.
 
-    Such are also what f read from variables that are not trainable: the caller of the graph may watch them.
+    Such are also what f read from variables that are not trainable: the caller of the graph may
+    watch them.
     """
     own = {y._id for op in made if op.type not in ("Const", *OPEN) for y in op.outputs}
     own |= {x._id for x in parts_of(inputs)}
-    read = {x._id: x for each in (*[op.inputs for op in made], parts_of(outputs)) for x in each if x._id not in own}
+    read = {
+        x._id: x
+        for each in (*[op.inputs for op in made], parts_of(outputs))
+        for x in each
+        if x._id not in own
+    }
     watched: list[Tensor] = []
     unknown: dict[int, Tensor] = {}
     given = _identities(known) if read else frozenset()
@@ -132,14 +168,22 @@ def _captured_in_graph(
             sources, may_be = sources_beyond(tensor, given)
         else:
             sources = list(stand_ins(tensor))
-            may_be = [tensor] if len(sources) > 1 or tensor.op.inputs or tensor.op.type in OPEN else []
+            may_be = (
+                [tensor] if len(sources) > 1 or tensor.op.inputs or tensor.op.type in OPEN else []
+            )
         if any(is_watched([source]) for source in sources):
             watched.append(tensor)
         else:
             unknown.update({source._id: source for source in may_be if is_differentiable(source)})
     handles = [x for x in read.values() if x.dtype == tf.resource]
     others = {x._id for x in handles if given.isdisjoint(each._id for each in stand_ins(x))}
-    values = [y for op in made if any(x._id in others for x in op.inputs) for y in op.outputs if is_differentiable(y)]
+    values = [
+        y
+        for op in made
+        if any(x._id in others for x in op.inputs)
+        for y in op.outputs
+        if is_differentiable(y)
+    ]
     for value in values:
         if is_watched([value]):
             call.refuse_captured(value)

@@ -1,8 +1,10 @@
-"""Forward mode around an op: accumulators do not follow f, because its output has the rule's tangent, and no other.
+"""Forward mode around an op: accumulators do not follow f, because its output has the rule's
+tangent, and no other.
 
-An accumulator gives each tensor its tangent as it is made, once and for all. So f runs on inputs without tangents, and
-a tape of our own records it. Where a rule runs under an accumulator (forward over reverse, or over forward), what f has
-made and is still there gets its tangents before: the transpose of what the tape tells.
+An accumulator gives each tensor its tangent as it is made, once and for all. So f runs on inputs
+without tangents, and a tape of our own records it. Where a rule runs under an accumulator (forward
+over reverse, or over forward), what f has made and is still there gets its tangents before: the
+transpose of what the tape tells.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Tangents:
         self._sources = [*map(values_of, inputs)]
         with record.stop_recording():
             self._values = [
-                values_of(detached(x)) if tf.executing_eagerly() else tf.identity(values_of(x)) for x in inputs
+                values_of(detached(x)) if tf.executing_eagerly() else tf.identity(values_of(x))
+                for x in inputs
             ]
         self.stand_ins = [*map(with_values, inputs, self._values)]
         """the inputs, without tangents"""
@@ -51,9 +54,13 @@ class Tangents:
             self.tape.watch([value for value in self._values if is_differentiable(value)])
             yield
 
-    def _remember(self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]) -> None:
+    def _remember(
+        self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]
+    ) -> None:
         graph = None if is_eager(self._values[0]) else self._values[0].graph
-        self._made += [weakref.ref(y) for y in outputs if (None if is_eager(y) else y.graph) is graph]
+        self._made += [
+            weakref.ref(y) for y in outputs if (None if is_eager(y) else y.graph) is graph
+        ]
 
     def connect(self, outputs: Collection[int]) -> None:
         """Give the inputs, and what f has made of them but its outputs, their tangents."""
@@ -62,9 +69,15 @@ class Tangents:
         for value, source in zip(self._values, self._sources, strict=True):
             record.record_operation_forwardprop_only("Identity", [value], [source], identity, None)
         for tensor in [reference() for reference in self._made]:
-            if tensor is None or tensor._id in outputs or tensor._id in self.refused or not is_differentiable(tensor):
+            if (
+                tensor is None
+                or tensor._id in outputs
+                or tensor._id in self.refused
+                or not is_differentiable(tensor)
+            ):
                 continue
-            if tensor._id not in self._connected and pack_tangents([tensor]).tangents:  # of something captured, too
+            # of something captured, too
+            if tensor._id not in self._connected and pack_tangents([tensor]).tangents:
                 self.refused[tensor._id] = TransformationError(
                     sentence(self._name,
                              must="forward mode over a gradient needs one way to each tensor that grad_fn reads",

@@ -33,11 +33,17 @@ def _register(kind: Any, apart: Callable[[Any], Any], together: Callable[[Any, A
 
 
 for _wrapper, _plain in WRAPPERS:  # taken for a plain list, dict or tuple
-    _register(_wrapper, lambda x, plain=_plain: ([plain(x)], None), lambda _, leaves: next(iter(leaves)))  # type: ignore[misc]
+    _register(
+        _wrapper,
+        lambda x, plain=_plain: ([plain(x)], None),  # type: ignore[misc]
+        lambda _, leaves: next(iter(leaves)),
+    )
 
 
 def _learn(kind: Any) -> bool:
-    """Register a class with `__tf_flatten__`, or one of attrs; return False for any other, and for a known one."""
+    """Register a class with `__tf_flatten__`, or one of attrs; return False for any other, and for
+    a known one.
+    """
     if kind in _learned:
         return False  # an object that holds no tensor
     names = [field.name for field in getattr(kind, "__attrs_attrs__", ())]
@@ -60,7 +66,9 @@ def _learn(kind: Any) -> bool:
 
 
 def _with_attributes(kind: type, attributes: Iterable[tuple[str, Any]]) -> Any:
-    """Return an object with these attributes, without its `__init__`: that has run when the object was first made."""
+    """Return an object with these attributes, without its `__init__`: that has run when the object
+    was first made.
+    """
     x: Any = object.__new__(kind)
     for name, value in attributes:
         object.__setattr__(x, name, value)  # a frozen class has a __setattr__ of its own

@@ -1,4 +1,6 @@
-"""The part of a tensor that is differentiated: all of it, or the values of a composite one (ragged, sparse, slices)."""
+"""The part of a tensor that is differentiated: all of it, or the values of a composite one (ragged,
+sparse, slices).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ Tensor = Any
 
 def is_composite(x: object) -> bool:
     """Return True if x is a ragged or a sparse tensor, or slices of one."""
-    if isinstance(x, tf.Tensor):  # nearly always so; the classes below have a slow __instancecheck__
+    # nearly always so; the classes below have a slow __instancecheck__
+    if isinstance(x, tf.Tensor):
         return False
     return isinstance(x, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
 
@@ -43,12 +46,16 @@ def with_values(x: Tensor, values: Tensor) -> Tensor:
 
 
 def detached(x: Tensor) -> Tensor:
-    """Return an eager tensor in the memory of x that no tape and no accumulator follows; in a graph, x itself."""
+    """Return an eager tensor in the memory of x that no tape and no accumulator follows; in a
+    graph, x itself.
+    """
     if not tf.executing_eagerly():
         return x
     values = values_of(x)
-    nobody_listens = not context.context().op_callbacks  # a listener is told of an operation that makes the new tensor
-    if nobody_listens and is_eager(values) and values._handle_data is None:  # a handle is more than its value
+    # a listener is told of an operation that makes the new tensor
+    nobody_listens = not context.context().op_callbacks
+    # a handle is more than its value
+    if nobody_listens and is_eager(values) and values._handle_data is None:
         with contextlib.suppress(Exception):  # of a custom device, which may not copy to itself
             return with_values(x, same_memory(values))
     with record.stop_recording():

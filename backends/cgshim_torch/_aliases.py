@@ -1,4 +1,6 @@
-"""PyTorch: the outputs of f as tensors of their own, or as views of what they show, so that autograd guards them."""
+"""PyTorch: the outputs of f as tensors of their own, or as views of what they show, so that
+autograd guards them.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,27 @@ import torch
 Tensor = Any
 
 
-def aliases_of(outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def aliases_of(
+    outputs: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
     """Return an alias of each output; given are the inputs as f saw them."""
     shown = _by_identity(given, inputs)
     wholes = [y._base if y._is_view() else y for y in outputs]
     if len(set(map(id, wholes))) < len(outputs):
         return _views(outputs, wholes, shown)
     pairs = zip(outputs, wholes, strict=True)
-    return tuple([_view(y, whole, shown[id(whole)]) if id(whole) in shown else y.detach() for y, whole in pairs])
+    return tuple(
+        [
+            _view(y, whole, shown[id(whole)]) if id(whole) in shown else y.detach()
+            for y, whole in pairs
+        ]
+    )
 
 
 def _by_identity(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[int, Tensor]:
-    """Return the inputs by the identities of what f got; torch makes an object of a subclass as a view."""
+    """Return the inputs by the identities of what f got; torch makes an object of a subclass as a
+    view.
+    """
     found = dict(zip(map(id, given), inputs, strict=True))
     for seen, x in zip(given, inputs, strict=True):
         if type(seen) is not torch.Tensor and seen._base is not None:
@@ -29,8 +40,12 @@ def _by_identity(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[int,
     return found
 
 
-def _views(outputs: Sequence[Tensor], wholes: Sequence[Tensor], shown: dict[int, Tensor]) -> tuple[Tensor, ...]:
-    """Return the outputs as views of inputs and of each other, so that autograd forbids changes, which others share."""
+def _views(
+    outputs: Sequence[Tensor], wholes: Sequence[Tensor], shown: dict[int, Tensor]
+) -> tuple[Tensor, ...]:
+    """Return the outputs as views of inputs and of each other, so that autograd forbids changes,
+    which others share.
+    """
     seen, views = set(), []
     for whole in wholes:
         if id(whole) not in shown:

@@ -1,7 +1,8 @@
-"""PyTorch: what this backend asks of Dynamo, in the words of each version. Importing Dynamo takes a second.
+"""PyTorch: what this backend asks of Dynamo, in the words of each version. Importing Dynamo takes a
+second.
 
-Versions that cannot trace an op are told to skip these packages: they look at none of their frames, and leave the graph
-at each call of their functions.
+Versions that cannot trace an op are told to skip these packages: they look at none of their frames,
+and leave the graph at each call of their functions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ assume_constant_result: Any = torch._dynamo.assume_constant_result
 
 def _has_symbols() -> bool:
     fake_mode = TracingContext.get().fake_mode
-    return fake_mode is not None and fake_mode.shape_env is not None and bool(fake_mode.shape_env.backed_var_to_val)
+    return (
+        fake_mode is not None
+        and fake_mode.shape_env is not None
+        and bool(fake_mode.shape_env.backed_var_to_val)
+    )
 
 
 has_symbols = assume_constant_result(_has_symbols)
@@ -36,18 +41,24 @@ if not STAYS_IN_GRAPH:
 
 
 def disabled(function: F, why: str) -> F:
-    """Return a function that leaves the graph where it is called; Dynamo's error for a whole graph says why."""
+    """Return a function that leaves the graph where it is called; Dynamo's error for a whole graph
+    says why.
+    """
     reason = {"reason": f"cgshim: {why}"} if STAYS_IN_GRAPH else {}  # which 2.6 does not take
     left: F = torch._dynamo.disable(function, **reason)
     return left
 
 
 def run_whole(code: CodeType) -> None:
-    """Let frames of this code, and all that they call, run as in eager mode, unless Dynamo traces their caller."""
+    """Let frames of this code, and all that they call, run as in eager mode, unless Dynamo traces
+    their caller.
+    """
     if STAYS_IN_GRAPH:  # else this code is in a package that is skipped
         from torch._dynamo.types import FrameAction, FrameExecStrategy
 
-        eval_frame.set_code_exec_strategy(code, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP))
+        eval_frame.set_code_exec_strategy(
+            code, FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+        )
 
 
 _BY_VARIABLES = "torch.compile cannot trace a derivative by variables; pass them as arguments"

@@ -1,9 +1,10 @@
 """PyTorch, eager mode: run f, then attach its rule. `_plain` does most calls; this does any.
 
-f runs first, with gradients on and on detached inputs, so that the graph records only what f captured. Then a
-Function is attached that returns aliases of f's outputs, and whose backward calls the rule that f returned, as it is.
-The tensors that the rule holds are saved in autograd's own way too: hooks and checkpoints see them, autograd notices
-changes in place, and there is no reference cycle.
+f runs first, with gradients on and on detached inputs, so that the graph records only what f
+captured. Then a Function is attached that returns aliases of f's outputs, and whose backward calls
+the rule that f returned, as it is. The tensors that the rule holds are saved in autograd's own way
+too: hooks and checkpoints see them, autograd notices changes in place, and there is no reference
+cycle.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def differentiable(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     if is_transformed():
         outputs, spec = transformed(call, inputs)
     else:
-        outputs, spec = attached(call, inputs) if torch.is_grad_enabled() else unattached(call, inputs)
+        outputs, spec = (
+            attached(call, inputs) if torch.is_grad_enabled() else unattached(call, inputs)
+        )
     reads = reads_now()
     if reads is not None:
         reads.knows(*outputs)
@@ -71,7 +74,9 @@ def unattached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
 
 
 def constants(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the outputs as constants; none is an input itself, which may require grad or be changed."""
+    """Return the outputs as constants; none is an input itself, which may require grad or be
+    changed.
+    """
     given = set(map(id, inputs))
     return [y.detach() if id(y) in given or y.requires_grad else y for y in outputs]
 
@@ -89,10 +94,12 @@ def with_rule(
     call: Call, inputs: Sequence[Tensor], given: list[Tensor], existing: Existing, start: int, versions: list[int],
     results: list[Any],
 ) -> Outputs:  # fmt: skip
-    """Return the outputs of a run of f, with its rule for their gradient if anything is differentiated.
+    """Return the outputs of a run of f, with its rule for their gradient if anything is
+    differentiated.
 
-    given are the inputs as f saw them, and versions their versions before; nodes of its graph are numbered from start.
-    results holds what f returned. Both lists are emptied: what is alive then, the rule holds.
+    given are the inputs as f saw them, and versions their versions before; nodes of its graph are
+    numbered from start. results holds what f returned. Both lists are emptied: what is alive then,
+    the rule holds.
     """
     outputs, rule = call.read(results.pop(), given)
     differentiated = any(map(requires_grad, inputs))
@@ -108,10 +115,13 @@ def with_rule(
     variables: list[Tensor] = []
     during = since(start)
     if made:
-        variables, has_own_graph = variables_of(call, rule, existing, given, inputs, during, made, holdings)
+        variables, has_own_graph = variables_of(
+            call, rule, existing, given, inputs, during, made, holdings
+        )
         if not (differentiated or variables):
             return constants(outputs, inputs), rule.output
-        if not has_own_graph:  # f's graph of the variables is let go: another run of f makes it again, if need be
+        # f's graph of the variables is let go: another run of f makes it again, if need be
+        if not has_own_graph:
             for t in made:
                 if _is_made_in(t, during) and not t._is_view():
                     t.detach_()
@@ -126,7 +136,9 @@ def with_rule(
 
 
 def _made(outputs: Sequence[Tensor], holdings: Holdings) -> list[Tensor]:
-    """Return the outputs and residuals that depend on what is differentiated outside of f, or in a graph of its own."""
+    """Return the outputs and residuals that depend on what is differentiated outside of f, or in a
+    graph of its own.
+    """
     reads = reads_now()
     held = [each.tensor for each in holdings.tensors]
     if reads is not None:
@@ -139,7 +151,7 @@ def _is_made_in(t: Tensor, during: range) -> bool:
     return t.grad_fn is not None and t.grad_fn._sequence_nr() in during
 
 
-# --- What autograd saves --------------------------------------------------------------------------------------------
+# --- What autograd saves --------------------------------------------------------------------------
 
 
 def _saved(
@@ -148,12 +160,15 @@ def _saved(
 ) -> list[Tensor]:  # fmt: skip
     """Return what autograd saves: what the rule holds, and what a second order needs besides.
 
-    What f saw and returned is let go: what is alive then, something holds from where the rule may read it.
+    What f saw and returned is let go: what is alive then, something holds from where the rule may
+    read it.
     """
     held, count, reads = [each.tensor for each in run.held], len(given), reads_now()
     others = _residuals(run, held, given, outputs)
     is_variable = set(map(id, run.variables))
-    needs_inputs = run.rule.needs_inputs or _may_read_residuals(run, holdings, others, given, outputs)
+    needs_inputs = run.rule.needs_inputs or _may_read_residuals(
+        run, holdings, others, given, outputs
+    )
     read = [*held, *(given if run.rule.needs_inputs else ())]  # in a first order
     is_read = set(map(id, read))
     refs = list(map(weakref.ref, given + outputs))
@@ -167,7 +182,8 @@ def _saved(
         if key not in at:
             at[key] = len(saved)
             saved.append(recordable(tensor) if tensor.is_inference() else tensor)
-            # within a rule that makes a graph, a variable of that rule holds for the time what is connected
+            # within a rule that makes a graph, a variable of that rule holds for the time what is
+            # connected
             run.raw.append(raw if reads is None or raw is None else reads.raw_of(raw))
         return at[key]
 
@@ -181,7 +197,9 @@ def _saved(
         else:
             places.append(None)
     run.inputs_at = places[:count]
-    run.outputs_at = [place for place in places[count:] if place is not None and place not in run.inputs_at]
+    run.outputs_at = [
+        place for place in places[count:] if place is not None and place not in run.inputs_at
+    ]
     own = []
     for t in others:
         place = save(t, id(t), t if reads is None else reads.read(t))
@@ -197,8 +215,12 @@ def _saved(
     return saved
 
 
-def _residuals(run: Run, held: list[Tensor], given: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return what the rule holds besides inputs and outputs; what existed before f ran is not saved."""
+def _residuals(
+    run: Run, held: list[Tensor], given: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return what the rule holds besides inputs and outputs; what existed before f ran is not
+    saved.
+    """
     reads, known = reads_now(), {id(t) for t in (*given, *outputs)}
     others = [t for t in held if id(t) not in known]
     old = {
@@ -212,7 +234,9 @@ def _residuals(run: Run, held: list[Tensor], given: Sequence[Tensor], outputs: S
 def _may_read_residuals(
     run: Run, holdings: Holdings, others: Sequence[Tensor], given: Sequence[Tensor], outputs: Sequence[Tensor]
 ) -> bool:  # fmt: skip
-    """Return True if the rule may read what f made of the inputs: their derivatives need the inputs."""
+    """Return True if the rule may read what f made of the inputs: their derivatives need the
+    inputs.
+    """
     if run.call.once_differentiable:
         return False
     existing, known = run.existing, set(map(id, run.variables))
@@ -223,7 +247,10 @@ def _may_read_residuals(
     if existing is NOTHING:
         return False
     known.update(map(id, (*given, *outputs)))
-    return any(t.dtype in FLOATS and id(t) not in known and not existing.has(t) for t, _, _ in Reach(run.call).tensors)
+    return any(
+        t.dtype in FLOATS and id(t) not in known and not existing.has(t)
+        for t, _, _ in Reach(run.call).tensors
+    )
 
 
 def _empty(run: Run) -> None:
@@ -240,27 +267,37 @@ def _empty(run: Run) -> None:
             run.raw[place] = None
 
 
-def _anchor(run: Run, holdings: Holdings, inputs: Sequence[Tensor], saved: Sequence[Tensor]) -> None:
+def _anchor(
+    run: Run, holdings: Holdings, inputs: Sequence[Tensor], saved: Sequence[Tensor]
+) -> None:
     """Connect the node with inputs that are not saved, if the rule may read what is to be refused."""
     grad_fn: Any = run.rule.grad_fn
-    reads_held_alone = not holdings.objects and hasattr(grad_fn, "__code__") and names_libraries_alone(grad_fn)
+    reads_held_alone = (
+        not holdings.objects and hasattr(grad_fn, "__code__") and names_libraries_alone(grad_fn)
+    )
     run.may_hide = not reads_held_alone or any(each.holder is None for each in run.held)
     if reads_held_alone and not run.call.once_differentiable:
         return
-    missing = [x for x, at in zip(inputs, run.inputs_at, strict=True) if at is None and x.requires_grad]
+    missing = [
+        x for x, at in zip(inputs, run.inputs_at, strict=True) if at is None and x.requires_grad
+    ]
     if missing and not any(saved[at].dtype in FLOATS for at in run.outputs_at):
         connected = [*missing, *run.variables]
-        (run.anchor,) = without_derivative(run.call.refuse_second_order, [torch.empty(0)], connected)
+        (run.anchor,) = without_derivative(
+            run.call.refuse_second_order, [torch.empty(0)], connected
+        )
 
 
-# --- The Function ---------------------------------------------------------------------------------------------------
+# --- The Function ---------------------------------------------------------------------------------
 
 
 class Attached(SingleLevelFunction):
     """Returns aliases of a run's outputs, whose gradients come from the rule of the run."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, saved: list[Tensor], aliases: Any, *differentiated: Tensor) -> Any:
+    def forward(
+        ctx: Any, run: Run, saved: list[Tensor], aliases: Any, *differentiated: Tensor
+    ) -> Any:
         ctx.run = run
         ctx.save_for_backward(*saved)
         return aliases
@@ -286,7 +323,9 @@ class Attached(SingleLevelFunction):
 def _in_any_mode(
     run: Run, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
 ) -> Sequence[Tensor | None]:  # fmt: skip
-    """Return the gradients of inputs and variables, as functions of what was saved if they may be differentiated."""
+    """Return the gradients of inputs and variables, as functions of what was saved if they may be
+    differentiated.
+    """
     run.complete()
     if run.call.once_differentiable and (torch.is_grad_enabled() or forward_ad._current_level >= 0):
         constant = [u.detach() for u in upstreams] if forward_ad._current_level >= 0 else upstreams

@@ -1,11 +1,12 @@
 """PyTorch: what f and its rule hold, and what of that existed before f ran.
 
-A tensor that existed before f ran is no function of the arguments. f can name what is in its closure, its object, its
-options and its global variables; each is looked into a few levels deep. What is further away is not known: the
-derivative of a tensor from there is refused, and not taken for zero.
+A tensor that existed before f ran is no function of the arguments. f can name what is in its
+closure, its object, its options and its global variables; each is looked into a few levels deep.
+What is further away is not known: the derivative of a tensor from there is refused, and not taken
+for zero.
 
-A rule is never taken apart: it runs as it is, on what it holds. But autograd saves memory, and notices changes in
-place, for those tensors alone that are saved with save_for_backward.
+A rule is never taken apart: it runs as it is, on what it holds. But autograd saves memory, and
+notices changes in place, for those tensors alone that are saved with save_for_backward.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -35,20 +44,26 @@ _LEVELS = 3
 """how deep what f can name is looked into: an object of its closure, a dict in that, a tensor in that"""
 
 
-# --- Names ----------------------------------------------------------------------------------------------------------
+# --- Names ----------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=4096)
 def names_in(code: CodeType) -> tuple[str, ...]:
-    """Return the names of globals and attributes that code uses, with those of functions that it makes."""
+    """Return the names of globals and attributes that code uses, with those of functions that it
+    makes.
+    """
     inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return tuple(dict.fromkeys([*code.co_names, *(name for names in inner for name in names)]))
 
 
 def is_of_a_library(x: Any) -> bool:
-    """Return True for a module, a function or a class of torch, NumPy and the like: they hold no residuals."""
+    """Return True for a module, a function or a class of torch, NumPy and the like: they hold no
+    residuals.
+    """
     if isinstance(x, _CODE):
-        return _is_a_library((x.__name__ if isinstance(x, ModuleType) else x.__module__) or "builtins")
+        return _is_a_library(
+            (x.__name__ if isinstance(x, ModuleType) else x.__module__) or "builtins"
+        )
     return False
 
 
@@ -60,7 +75,8 @@ def _is_a_library(name: str) -> bool:
 def library_names(function: Any, and_functions: bool = False) -> list[tuple[str, Any]] | None:
     """Return the globals that a function names; None if one is neither a constant nor of a library.
 
-    Other functions are none, either, unless they are wanted: one that holds nothing and names nothing else.
+    Other functions are none, either, unless they are wanted: one that holds nothing and names
+    nothing else.
     """
     if not isinstance(function, FunctionType):
         return None
@@ -79,12 +95,14 @@ def names_libraries_alone(function: FunctionType) -> bool:
 
 
 def holds_nothing(function: Any) -> bool:
-    """Return True for a function that has no closure, no attributes, and numbers alone for default values."""
+    """Return True for a function that has no closure, no attributes, and numbers alone for default
+    values.
+    """
     is_open = not isinstance(function, FunctionType) or function.__closure__ or function.__dict__
     return not is_open and all(type(held.tensor) in SIMPLE for held in held_by(function) or ())
 
 
-# --- What things hold -----------------------------------------------------------------------------------------------
+# --- What things hold -----------------------------------------------------------------------------
 
 
 class Held(NamedTuple):
@@ -102,7 +120,11 @@ def held_by(x: Any) -> list[Held] | None:
     if kind is FunctionType:
         cells = [Held(inner, cell) for cell in x.__closure__ or () for inner in contents(cell)]
         defaults = *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()
-        return [*cells, *map(Held, defaults), *(Held(inner, x.__dict__, key) for key, inner in x.__dict__.items())]
+        return [
+            *cells,
+            *map(Held, defaults),
+            *(Held(inner, x.__dict__, key) for key, inner in x.__dict__.items()),
+        ]
     if kind is list:
         return [Held(inner, x, at) for at, inner in enumerate(x)]
     if kind is dict:
@@ -182,7 +204,9 @@ class Holdings:
 
 
 class Reach(Holdings):
-    """What f can name: what it holds, its options, its globals, and what is in them, some levels deep."""
+    """What f can name: what it holds, its options, its globals, and what is in them, some levels
+    deep.
+    """
 
     def __init__(self, call: Call, levels: int = _LEVELS) -> None:
         self._levels = levels
@@ -196,7 +220,8 @@ class Reach(Holdings):
     def _visit(self, level: Sequence[Held]) -> None:
         level = [*map(Held, self._roots)]
         for _ in range(self._levels):
-            level.sort(key=lambda held: type(held.tensor) is not FunctionType)  # which tell what else is named
+            # which tell what else is named
+            level.sort(key=lambda held: type(held.tensor) is not FunctionType)
             level = [inner for held in level for inner in self._look_into(held)]
         self.tensors += [held for held in level if isinstance(held.tensor, torch.Tensor)]
 
@@ -210,17 +235,23 @@ class Reach(Holdings):
             names = names_in(x.__code__)
             self.names.update(dict.fromkeys(names))
             return [*inner, *(Held(x.__globals__[name]) for name in names if name in x.__globals__)]
-        if isinstance(x, (MethodType, functools.partial, FunctionHolder)):  # as near as what they hold
+        # as near as what they hold
+        if isinstance(x, (MethodType, functools.partial, FunctionHolder)):
             return [each for held in inner for each in self._look_into(held)]
         if isinstance(x, (type, ModuleType)):
             return [Held(vars(x)[name]) for name in self.names if name in vars(x)]
         method = getattr(type(x), "__call__", None)  # noqa: B004  # it is looked into
-        return [*map(Held, inside(x)), *([Held(method)] if isinstance(method, FunctionType) else ())]
+        return [
+            *map(Held, inside(x)),
+            *([Held(method)] if isinstance(method, FunctionType) else ()),
+        ]
 
 
 @contextlib.contextmanager
 def holding(held: Sequence[Held], tensors: Sequence[Tensor], lock: Any) -> Iterator[None]:
-    """Let what a rule holds be other tensors, or nothing where one is None: for calls that no function mode sees."""
+    """Let what a rule holds be other tensors, or nothing where one is None: for calls that no
+    function mode sees.
+    """
     with lock:
         for each, tensor in zip(held, tensors, strict=True):
             put(each, tensor)
@@ -245,13 +276,17 @@ def put(held: Held, tensor: Tensor | None) -> None:
 
 def _now_in(held: Held) -> Any:
     try:
-        return held.holder.cell_contents if isinstance(held.holder, CellType) else held.holder[held.key]  # type: ignore[index]
+        if isinstance(held.holder, CellType):
+            return held.holder.cell_contents
+        return held.holder[held.key]  # type: ignore[index]
     except (ValueError, LookupError, TypeError):
         return None
 
 
 class Existing:
-    """The tensors that f could read before it ran, by identity. Parameters always did; the rest is noted."""
+    """The tensors that f could read before it ran, by identity. Parameters always did; the rest is
+    noted.
+    """
 
     def __init__(self, call: Call | None, holders: Collection[int] = ()) -> None:
         self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -261,7 +296,9 @@ class Existing:
             reach = Reach(call)
             self.holders = set(reach.seen)
             self._tensors = {
-                id(t): (weakref.ref(t), version_of(t)) for t, _, _ in reach.tensors if type(t) is not torch.nn.Parameter
+                id(t): (weakref.ref(t), version_of(t))
+                for t, _, _ in reach.tensors
+                if type(t) is not torch.nn.Parameter
             }
 
     def forget_changed(self) -> None:
@@ -288,7 +325,7 @@ def version_of(t: Tensor) -> int:
     return 0 if t.is_inference() else int(t._version)
 
 
-# --- Another run of f leaves no trace -------------------------------------------------------------------------------
+# --- Another run of f leaves no trace -------------------------------------------------------------
 
 _MISSING: Any = object()
 
@@ -302,7 +339,9 @@ class Scope(NamedTuple):
 
 
 class Footprint:
-    """What f could write to: put back, it is as it was. Tensors are not copied: `_reads` refuses to write to them."""
+    """What f could write to: put back, it is as it was. Tensors are not copied: `_reads` refuses to
+    write to them.
+    """
 
     def __init__(self, reach: Reach) -> None:
         self._cells: list[tuple[CellType, list[Any]]] = []
@@ -315,12 +354,20 @@ class Footprint:
             if isinstance(x, (list, deque, set, dict)):
                 self._containers.append((x, x.copy()))
             if isinstance(x, (type, ModuleType)):
-                scopes.append(Scope(vars(x), functools.partial(setattr, x), functools.partial(delattr, x)))
+                scopes.append(
+                    Scope(vars(x), functools.partial(setattr, x), functools.partial(delattr, x))
+                )
             elif type(attributes := attributes_of(x)) is dict:
                 self._containers.append((attributes, attributes.copy()))
             if isinstance(x, FunctionType):
-                scopes.append(Scope(x.__globals__, x.__globals__.__setitem__, x.__globals__.__delitem__))
-        self._named = [(scope, name, scope.names.get(name, _MISSING)) for scope in scopes for name in reach.names]
+                scopes.append(
+                    Scope(x.__globals__, x.__globals__.__setitem__, x.__globals__.__delitem__)
+                )
+        self._named = [
+            (scope, name, scope.names.get(name, _MISSING))
+            for scope in scopes
+            for name in reach.names
+        ]
 
     def put_back(self) -> None:
         """Undo what was written since."""

@@ -1,9 +1,10 @@
 """PyTorch: the transformations of torch.func, and dual numbers.
 
-f runs on the inputs as they are, so its residuals are already functions of them at every level. torch runs the rule at
-other levels than f: what the rule holds is passed through torch, and the rule then reads what came out. An output that
-it holds is the Function's own, so that its derivative is the rule's at every level. Forward mode is the transpose of a
-rule that is linear in upstream, and is seen to be.
+f runs on the inputs as they are, so its residuals are already functions of them at every level.
+torch runs the rule at other levels than f: what the rule holds is passed through torch, and the
+rule then reads what came out. An output that it holds is the Function's own, so that its derivative
+is the rule's at every level. Forward mode is the transpose of a rule that is linear in upstream,
+and is seen to be.
 """
 
 from __future__ import annotations
@@ -50,24 +51,37 @@ Tensor = Any
 
 
 def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], TreeSpec]:
-    """Return f's outputs with the rule for their gradient, at every level of the active transformations.
+    """Return f's outputs with the rule for their gradient, at every level of the active
+    transformations.
 
-    A detached output has no gradient but the rule's, so a transformation that loses the rule cannot return
-    autodiff's.
+    A detached output has no gradient but the rule's, so a transformation that loses the rule cannot
+    return autodiff's.
     """
-    if call.takes_needed and forward_ad._current_level < 0:  # forward mode asks the rule for all gradients
-        call = call.with_needed([torch.is_grad_enabled() and requires_grad_at_a_level(x) for x in inputs])
+    # forward mode asks the rule for all gradients
+    if call.takes_needed and forward_ad._current_level < 0:
+        call = call.with_needed(
+            [torch.is_grad_enabled() and requires_grad_at_a_level(x) for x in inputs]
+        )
     existing, start, before = Existing(call), now(), list(map(_versions, inputs))
     with constants_of_host() as constants:
         outputs, rule = call.read(run_once(call, inputs), inputs)
     during = since(start)
-    if any(requires_grad_at_a_level(x) and _versions(x) != was for x, was in zip(inputs, before, strict=True)):
+    if any(
+        requires_grad_at_a_level(x) and _versions(x) != was
+        for x, was in zip(inputs, before, strict=True)
+    ):
         call.refuse_writing()
     holdings = Holdings(rule.grad_fn, existing.holders)
-    made = [t for t in (*outputs, *[h.tensor for h in holdings.tensors]) if is_wrapped_or_requires_grad(t)]
+    made = [
+        t
+        for t in (*outputs, *[h.tensor for h in holdings.tensors])
+        if is_wrapped_or_requires_grad(t)
+    ]
     run = TransformedRun(call, rule, existing, [x.device for x in inputs], holdings.tensors)
     if made:
-        run.variables, _ = variables_of(call, rule, existing, inputs, inputs, during, made, holdings)
+        run.variables, _ = variables_of(
+            call, rule, existing, inputs, inputs, during, made, holdings
+        )
         run.state = state_of(call.f, run.variables)
     run.constants_of_host = list(constants.values())
     given = run.choose(holdings, inputs, outputs)
@@ -83,19 +97,27 @@ def _versions(tensor: Tensor) -> list[int]:
 
 
 class TransformedRun(Run):
-    """A run of f under torch.func, which passes on inputs, variables, what the rule holds besides, and outputs."""
+    """A run of f under torch.func, which passes on inputs, variables, what the rule holds besides,
+    and outputs.
+    """
 
     constants_of_host: Sequence[str] = ()
     """an op on the host for each level of forward mode at which its results were constants"""
 
-    def choose(self, holdings: Holdings, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Tensor]:
+    def choose(
+        self, holdings: Holdings, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Return what is passed through torch, and choose what of it is saved."""
         known = set(map(id, (*inputs, *self.variables, *outputs)))
         others = list({id(t): t for t, _, _ in self.held if id(t) not in known}.values())
         given = [*inputs, *self.variables, *others, *outputs]
         at = {id(t): place for place, t in reversed(list(enumerate(given)))}
         self.held_at = [at[id(t)] for t, _, _ in self.held]
-        self.count, self.leaves, self.outputs = len(given), len(inputs) + len(self.variables), len(outputs)
+        self.count, self.leaves, self.outputs = (
+            len(given),
+            len(inputs) + len(self.variables),
+            len(outputs),
+        )
         self.holds_floats = bool(holdings.objects) or any(
             t.dtype in FLOATS and not self.existing.has(t) for t in others
         )
@@ -128,8 +150,12 @@ class TransformedRun(Run):
             of_inputs, of_variables = self.gradients(inputs, upstreams, variables, needed)
             return [*of_inputs, *of_variables]
 
-    def _reads(self, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor]) -> AbstractContextManager[Any]:
-        """Let the rule read these tensors also where it may hold those that f saw, and nobody knows."""
+    def _reads(
+        self, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor]
+    ) -> AbstractContextManager[Any]:
+        """Let the rule read these tensors also where it may hold those that f saw, and nobody
+        knows.
+        """
         if not self.may_hide:
             return contextlib.nullcontext()
         reads = _ReadsOfFunc(self.call, NOTHING, lambda t: t)
@@ -140,7 +166,9 @@ class TransformedRun(Run):
         return reads
 
     def refuse_constants(self, beside: int) -> None:
-        """Raise an error if a tangent is missing in what the rule holds, at more levels than those `beside` it."""
+        """Raise an error if a tangent is missing in what the rule holds, at more levels than those
+        `beside` it.
+        """
         if len(self.constants_of_host) > beside and self.holds_floats:
             refuse_host_derivative(self.constants_of_host[0])
 
@@ -171,11 +199,15 @@ _ASKS = {torch.Tensor.is_inference, *(getattr(torch.Tensor, name).__get__ for na
 
 
 class _Transformed(torch.autograd.Function):  # type: ignore[misc]
-    """Returns aliases of outputs, whose gradients come from a rule, inside the transformations of torch.func."""
+    """Returns aliases of outputs, whose gradients come from a rule, inside the transformations of
+    torch.func.
+    """
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """Do Function.apply without its look at forward's signature, which takes 15 us per call and level."""
+        """Do Function.apply without its look at forward's signature, which takes 15 us per call and
+        level.
+        """
         if functorch.maybe_current_level() is None:  # only dual numbers
             return super(torch.autograd.Function, cls).apply(*args)
         return custom_function_call(cls, *args)
@@ -186,7 +218,9 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], run: TransformedRun, *tensors: Tensor) -> Any:
-        """Do what torch does by generate_vmap_rule; but where only batches are around the call, nothing is recorded."""
+        """Do what torch does by generate_vmap_rule; but where only batches are around the call,
+        nothing is recorded.
+        """
         is_recorded = torch.is_grad_enabled() and any(map(requires_grad, tensors))
         if not (is_recorded or is_transformed()):
             return _Transformed.forward(run, *tensors), in_dims[len(in_dims) - run.outputs :]
@@ -202,7 +236,10 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         ctx.run = run
         ctx.save_for_backward(*saved)
         if forward_ad._current_level >= 0:
-            ctx.zeros = [functools.partial(torch.zeros, y.shape, dtype=y.dtype, device=y.device) for y in output]
+            ctx.zeros = [
+                functools.partial(torch.zeros, y.shape, dtype=y.dtype, device=y.device)
+                for y in output
+            ]
             ctx.save_for_forward(*saved)
 
     @staticmethod
@@ -211,8 +248,12 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         tensors = run.among(ctx.saved_tensors)
         if forward_ad._current_level >= 0:
             run.refuse_constants(beside=0)
-        gradients = run.gradients_from(tensors, upstreams, ctx.needs_input_grad[1 : 1 + len(run.devices)])
-        if run.call.once_differentiable and (torch.is_grad_enabled() or forward_ad._current_level >= 0):
+        gradients = run.gradients_from(
+            tensors, upstreams, ctx.needs_input_grad[1 : 1 + len(run.devices)]
+        )
+        if run.call.once_differentiable and (
+            torch.is_grad_enabled() or forward_ad._current_level >= 0
+        ):
             connected = [*tensors[: run.leaves], *upstreams]
             gradients = without_derivative(run.call.refuse_second_order, gradients, connected)
         return None, *gradients, *[None] * (run.count - run.leaves)
@@ -223,7 +264,8 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         if not run.call.forward_mode:
             run.call.refuse_forward_mode("jvp, jacfwd or a dual number")
         run.refuse_constants(beside=1)  # the level whose tangents these are
-        with forward_ad._set_fwd_grad_enabled(True):  # torch turned it off, also for the outer levels
+        # torch turned it off, also for the outer levels
+        with forward_ad._set_fwd_grad_enabled(True):
             tensors = run.among([_primal(tensor) for tensor in ctx.saved_tensors])
             return _push_forward(run, tensors, [zeros() for zeros in ctx.zeros], tangents)
 
@@ -236,33 +278,43 @@ def _primal(tensor: Tensor) -> Tensor:
     return forward_ad.unpack_dual(tensor).primal
 
 
-# --- Forward mode -------------------------------------------------------------------------------------------------
+# --- Forward mode ---------------------------------------------------------------------------------
 
 FACTOR = -160.0
 
 
 def _push_forward(
-    run: TransformedRun, tensors: Sequence[Tensor | None], zeros: Sequence[Tensor], tangents: Sequence[Tensor | None]
+    run: TransformedRun,
+    tensors: Sequence[Tensor | None],
+    zeros: Sequence[Tensor],
+    tangents: Sequence[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
-    """Apply the transpose of the rule to the inputs' tangents; return the outputs' tangents, which are like zeros.
+    """Apply the transpose of the rule to the inputs' tangents; return the outputs' tangents, which
+    are like zeros.
 
-    The transpose of a linear rule is the same at each upstream: it is taken at small ones. The gradients there must fit
-    it, and those at FACTOR times these upstreams: so a rule shows that is not linear.
+    The transpose of a linear rule is the same at each upstream: it is taken at small ones. The
+    gradients there must fit it, and those at FACTOR times these upstreams: so a rule shows that is
+    not linear.
     """
     floats = [at for at, z in enumerate(zeros) if z.dtype in FLOATS]
     given = [t for t in tangents[: run.leaves] if t is not None]
     if not (floats and given):
         return tuple([z if z.dtype in FLOATS else None for z in zeros])
 
-    def gradients(*upstreams: Tensor, tensors: Sequence[Tensor | None] = tensors) -> tuple[Tensor, ...]:
-        found = zip(run.gradients_from(tensors, subvals(zeros, floats, upstreams)), tangents, strict=False)
+    def gradients(
+        *upstreams: Tensor, tensors: Sequence[Tensor | None] = tensors
+    ) -> tuple[Tensor, ...]:
+        found = zip(
+            run.gradients_from(tensors, subvals(zeros, floats, upstreams)), tangents, strict=False
+        )
         return tuple([torch.zeros_like(t) if g is None else g for g, t in found if t is not None])
 
     upstreams = [_ramp(zeros[at]) for at in floats]
     small, transpose = torch.func.vjp(gradients, *upstreams)
     probes, pushed = given, transpose(tuple(given))
     back = pushed
-    if any(map(functorch.is_legacy_batchedtensor, given)):  # of torch.autograd.functional: they cannot be looked at
+    # of torch.autograd.functional: they cannot be looked at
+    if any(map(functorch.is_legacy_batchedtensor, given)):
         probes = list(map(_ramp, small))
         back = transpose(tuple(probes))
     constants = [t if t is None else t.detach() for t in tensors]
@@ -273,9 +325,13 @@ def _push_forward(
 
 
 def _ramp(like: Tensor) -> Tensor:
-    """Return small, different upstreams: they show a rule that sorts or rounds them, or adds something."""
+    """Return small, different upstreams: they show a rule that sorts or rounds them, or adds
+    something.
+    """
     dtype = like.real.dtype if like.is_complex() else like.dtype
-    ramp = torch.arange(like.numel(), dtype=dtype, device=like.device).mul_(1 / (128 * max(like.numel(), 1)))
+    ramp = torch.arange(like.numel(), dtype=dtype, device=like.device).mul_(
+        1 / (128 * max(like.numel(), 1))
+    )
     ramp = ramp.add_(1 / 128).reshape(like.shape)
     return torch.complex(ramp, ramp / 2) if like.is_complex() else ramp
 
@@ -285,12 +341,18 @@ def _is_multiple(small: Tensor, large: Tensor) -> bool:
     small, large = _dense(small), _dense(large)
     if not small.numel():
         return True
-    difference, size = (large - FACTOR * small).abs().amax(), large.abs().amax() + abs(FACTOR) * small.abs().amax()
+    difference, size = (
+        (large - FACTOR * small).abs().amax(),
+        large.abs().amax() + abs(FACTOR) * small.abs().amax(),
+    )
     return not _is_true(difference > _tolerance(small) * size)
 
 
 def _is_transpose(
-    gradients: Sequence[Tensor], tangents: Sequence[Tensor], pushed: Sequence[Tensor], upstreams: Sequence[Tensor]
+    gradients: Sequence[Tensor],
+    tangents: Sequence[Tensor],
+    pushed: Sequence[Tensor],
+    upstreams: Sequence[Tensor],
 ) -> bool:
     """Return True if gradients times tangents equal pushed tangents times upstreams."""
     products = [
@@ -313,7 +375,9 @@ def _dense(tensor: Tensor) -> Tensor:
 
 
 def _tolerance(tensor: Tensor) -> float:
-    """Return what may be wrong relative to what is compared: a linear rule may be a solver that stops early."""
+    """Return what may be wrong relative to what is compared: a linear rule may be a solver that
+    stops early.
+    """
     return 0.01 if tensor.dtype.itemsize > 2 else 0.1
 
 
@@ -325,5 +389,6 @@ def _is_true(condition: Tensor) -> bool:
         return False
     if condition.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
-    with disable_proxy_modes_tracing() if get_proxy_mode() else contextlib.nullcontext():  # torch.func.linearize
+    # torch.func.linearize
+    with disable_proxy_modes_tracing() if get_proxy_mode() else contextlib.nullcontext():
         return bool(condition.any())

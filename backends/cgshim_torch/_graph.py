@@ -66,12 +66,17 @@ def recordable(tensor: Tensor) -> Tensor:
 
 
 def captured(
-    call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor], during: range, in_a_rule: bool = False
+    call: Call,
+    made: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    during: range,
+    in_a_rule: bool = False,
 ) -> list[Tensor]:
-    """Return the variables on which tensors made in a run depend; raise for all else that is not an input.
+    """Return the variables on which tensors made in a run depend; raise for all else that is not an
+    input.
 
-    In a rule, a tensor that the run did not make is a constant if it depends only on the inputs: their gradients come
-    from the op's own rule.
+    In a rule, a tensor that the run did not make is a constant if it depends only on the inputs:
+    their gradients come from the op's own rule.
     """
     variables: list[Tensor] = []
     known = _Known(inputs)
@@ -87,7 +92,9 @@ def captured(
             if not in_a_rule or known.reached_beyond((), edges=[edge])[0]:
                 call.refuse_captured(edge[0]._input_metadata[edge[1]])
         in_batch = in_batch or any(map(functorch.is_batchedtensor, made))
-        made = [functorch.get_unwrapped(t) for t in made if functorch.is_functorch_wrapped_tensor(t)]
+        made = [
+            functorch.get_unwrapped(t) for t in made if functorch.is_functorch_wrapped_tensor(t)
+        ]
     return variables
 
 
@@ -99,9 +106,11 @@ _of_use = operator.itemgetter(1)
 def _as_read(
     call: Call, leaves: list[Use[Tensor]], strange: list[Use[Edge]], in_batch: bool
 ) -> tuple[list[Use[Tensor]], list[Use[Edge]]]:
-    """Return the leaves as f read them, with tensors in the places of Parameters, and the other strange edges.
+    """Return the leaves as f read them, with tensors in the places of Parameters, and the other
+    strange edges.
 
-    A leaf that is a batch of vmap is what vmap has made of it; if the search of f does not find it, raise an error.
+    A leaf that is a batch of vmap is what vmap has made of it; if the search of f does not find it,
+    raise an error.
     """
     read = AsRead(call.f, within_reach(call))
     if in_batch:
@@ -110,11 +119,15 @@ def _as_read(
                 call.refuse_captured(leaf)
         leaves = [(read.leaf(leaf), used) for leaf, used in leaves]
     in_place = [(read.state(edge), used) for edge, used in strange if read.state(edge) is not None]
-    return [*leaves, *in_place], [(edge, used) for edge, used in strange if read.state(edge) is None]
+    return [*leaves, *in_place], [
+        (edge, used) for edge, used in strange if read.state(edge) is None
+    ]
 
 
 def refuse_captured_tangents(call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
-    """Raise an error if a tangent reached f, but not by its inputs: look at what f can read, and at what it made."""
+    """Raise an error if a tangent reached f, but not by its inputs: look at what f can read, and at
+    what it made.
+    """
     given = set(map(id, inputs))
     suspects = [tensor for tensor in within_reach(call) if id(tensor) not in given]
     if not any(map(_has_tangent, inputs)):
@@ -124,7 +137,9 @@ def refuse_captured_tangents(call: Call, made: Sequence[Tensor], inputs: Sequenc
 
 
 def _has_tangent(tensor: Tensor) -> bool:
-    """Return True if a tensor has a tangent at any level: outer ones see what an inner transformation hides."""
+    """Return True if a tensor has a tangent at any level: outer ones see what an inner
+    transformation hides.
+    """
     duals = [level for level in levels(tensor) if not functorch.is_batchedtensor(level)]
     if any(forward_ad.unpack_dual(dual).tangent is not None for dual in duals):
         return True
@@ -132,7 +147,10 @@ def _has_tangent(tensor: Tensor) -> bool:
         return False
     with temporarily_pop_interpreter_stack():
         outer = functorch.maybe_current_level() or 0
-        while functorch.is_functorch_wrapped_tensor(tensor) and functorch.maybe_get_level(tensor) > outer:
+        while (
+            functorch.is_functorch_wrapped_tensor(tensor)
+            and functorch.maybe_get_level(tensor) > outer
+        ):
             tensor = functorch.get_unwrapped(tensor)
         return _has_tangent(tensor)
 
@@ -143,7 +161,9 @@ def depends_on_more(tensors: Sequence[Tensor], than: Sequence[Tensor]) -> bool:
 
 
 def read_by_rules(tensors: Sequence[Tensor]) -> bool:
-    """Return True if the rule of an op on which tensors depend may read an unsaved tensor that requires grad."""
+    """Return True if the rule of an op on which tensors depend may read an unsaved tensor that
+    requires grad.
+    """
     nodes: list[Any] = [t.grad_fn for t in tensors]
     seen = {None}
     while nodes:
@@ -159,17 +179,24 @@ def read_by_rules(tensors: Sequence[Tensor]) -> bool:
 
 
 def within_reach(call: Call) -> list[Tensor]:
-    """Return the tensors that f can read as far as one can tell, Parameters of modules in modules too."""
+    """Return the tensors that f can read as far as one can tell, Parameters of modules in modules
+    too.
+    """
     return [held.tensor for held in Reach(call, levels=8).tensors]
 
 
 def leaf_of(tensor: Tensor) -> Tensor:
-    """Return the leaf that gets a leaf's gradient: itself, except for the copies that hooks on saved tensors make."""
-    transformed = functorch.maybe_current_level() is not None or functorch.is_functorch_wrapped_tensor(tensor)
+    """Return the leaf that gets a leaf's gradient: itself, except for the copies that hooks on
+    saved tensors make.
+    """
+    transformed = (
+        functorch.maybe_current_level() is not None or functorch.is_functorch_wrapped_tensor(tensor)
+    )
     if transformed:
         return tensor
     try:
-        with torch._C.DisableTorchFunctionSubclass():  # an object of a subclass would be made of the result, a view
+        # an object of a subclass would be made of the result, a view
+        with torch._C.DisableTorchFunctionSubclass():
             return get_gradient_edge(tensor).node.variable
     except NotImplementedError:  # torch shows nothing of a sparse tensor
         with torch.enable_grad():
@@ -177,7 +204,9 @@ def leaf_of(tensor: Tensor) -> Tensor:
 
 
 class _Known:
-    """Tensors at which a walk through the graph stops, at every level of torch.func that wraps them."""
+    """Tensors at which a walk through the graph stops, at every level of torch.func that wraps
+    them.
+    """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._leaves: list[Tensor] = []
@@ -195,9 +224,11 @@ class _Known:
     def reached_beyond(
         self, tensors: Sequence[Tensor], during: range | None = None, edges: Iterable[Edge] = ()
     ) -> tuple[list[Use[Tensor]], list[Use[Edge]]]:
-        """Return the other leaves on which tensors, or what edges lead to, depend; and what a run did not make.
+        """Return the other leaves on which tensors, or what edges lead to, depend; and what a run
+        did not make.
 
-        Each thread counts its nodes itself: of two nodes with one number, one was made in another thread.
+        Each thread counts its nodes itself: of two nodes with one number, one was made in another
+        thread.
         """
         unused = float("inf")
         leaves = map(leaf_of, filter(_is_leaf, tensors))
@@ -216,14 +247,18 @@ class _Known:
             seen.add(edge)
             node = edge[0]
             number = node._sequence_nr()
-            if during is not None and (number not in during or node_of.setdefault(number, node) is not node):
+            if during is not None and (
+                number not in during or node_of.setdefault(number, node) is not node
+            ):
                 strange[edge] = used
                 continue
             for at, edge in enumerate(node.next_functions):
                 leaf = getattr(edge[0], "variable", None)
                 if edge[0] is not None and leaf is None:
                     following.append((edge, (number, at)))
-                elif leaf is not None and (id(leaf) not in used_at or (number, at) < used_at[id(leaf)][1]):
+                elif leaf is not None and (
+                    id(leaf) not in used_at or (number, at) < used_at[id(leaf)][1]
+                ):
                     used_at[id(leaf)] = leaf, (number, at)
         for leaf in self._leaves:
             used_at.pop(id(leaf), None)

@@ -1,8 +1,9 @@
 """PyTorch: what Dynamo checks in each run of a function that it has compiled with a call of an op.
 
-Dynamo guards whatever it reads while it traces. Most of what it reads in a call is cgshim's own: functions, classes and
-constants of its modules, which stay what they are. So does an op on the host, whose function is guarded by its
-identity. f, what any other op holds, the arguments, and values in the modules of others may change: their guards stay.
+Dynamo guards whatever it reads while it traces. Most of what it reads in a call is cgshim's own:
+functions, classes and constants of its modules, which stay what they are. So does an op on the
+host, whose function is guarded by its identity. f, what any other op holds, the arguments, and
+values in the modules of others may change: their guards stay.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def _forget_our_own() -> bool:
     state = context.copy_graphstate()
     on_host = set(filter(None, map(_op_on_host, context.dynamo_guards)))
     for guard in context.dynamo_guards:
-        if _is_on_our_own(guard, context.dynamo_guards) or _is_within(guard.originating_source, on_host):
+        if _is_on_our_own(guard, context.dynamo_guards) or _is_within(
+            guard.originating_source, on_host
+        ):
             state.dynamo_guards.discard(guard)
     context.restore_graphstate(state)
     return True
@@ -58,7 +61,9 @@ def _is_on_our_own(guard: Guard, guards: Any) -> bool:
 
 
 def _op_on_host(guard: Guard) -> Source | None:
-    """Return where Dynamo finds an op on the host, if the guard is on the identity of its function, or of its f."""
+    """Return where Dynamo finds an op on the host, if the guard is on the identity of its function,
+    or of its f.
+    """
     source = guard.originating_source
     found = _OF_HOST.search(source.name) if _kind(guard) == "ID_MATCH" else None
     if found is None:
@@ -70,10 +75,14 @@ def _op_on_host(guard: Guard) -> Source | None:
 
 
 def _is_within(source: Source, ops: set[Source]) -> bool:
-    """Return True for what belongs to one of these ops, but for functions on the host and what their outputs read."""
+    """Return True for what belongs to one of these ops, but for functions on the host and what
+    their outputs read.
+    """
     if isinstance(source, AttrSource) and source.member == "function":
         return False
-    while isinstance(source, ChainedSource) and not (isinstance(source, AttrSource) and source.member == "declares"):
+    while isinstance(source, ChainedSource) and not (
+        isinstance(source, AttrSource) and source.member == "declares"
+    ):
         source = source.base
         if source in ops:
             return True
@@ -86,7 +95,9 @@ def _kind(guard: Guard) -> str:
 
 
 def _global_of(source: Source) -> tuple[ModuleType | None, str]:
-    """Return the module of cgshim by whose global name Dynamo finds something, and the name; None if it is not ours."""
+    """Return the module of cgshim by whose global name Dynamo finds something, and the name; None
+    if it is not ours.
+    """
     name = ""
     while isinstance(source, ChainedSource):
         name, source = source.member if isinstance(source, AttrSource) else "", source.base

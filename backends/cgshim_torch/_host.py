@@ -1,7 +1,8 @@
 """PyTorch: functions on the host: the run of a call, its derivative, and the operation of graphs.
 
-Constants go to NumPy and back. The derivative is refused at every level, and only one that is taken. A graph that is
-being made, and what has no values, see the operation cgshim::host, which finds the call by its name.
+Constants go to NumPy and back. The derivative is refused at every level, and only one that is
+taken. A graph that is being made, and what has no values, see the operation cgshim::host, which
+finds the call by its name.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-# --- The derivative ---------------------------------------------------------------------------------------------
+# --- The derivative -------------------------------------------------------------------------------
 
 
 class OnHost(torch.autograd.Function):  # type: ignore[misc]
@@ -100,7 +101,8 @@ class OnHost(torch.autograd.Function):  # type: ignore[misc]
             return (None,) * len(ctx.needs_input_grad)
         if not ctx.saved_tensors:
             refuse_host_derivative(ctx.op)
-        # torch.compile makes the graph of all derivatives; those that are not taken get zeros when it runs
+        # torch.compile makes the graph of all derivatives; those that are not taken get zeros when
+        # it runs
         return None, None, *torch.ops.cgshim.zero_upstreams(taken, list(ctx.saved_tensors), ctx.op)
 
     @staticmethod
@@ -116,23 +118,33 @@ class OnHost(torch.autograd.Function):  # type: ignore[misc]
         info: Any, in_dims: tuple[int | None, ...], call: HostCall | str, op: str, *inputs: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         batched = [dim is not None for dim in in_dims[2:]]
-        moved = [x if dim is None else x.movedim(dim, 0) for x, dim in zip(inputs, in_dims[2:], strict=True)]
-        results = OnHost.apply(over(call, batched) if isinstance(call, str) else call.over(batched), op, *moved)
+        moved = [
+            x if dim is None else x.movedim(dim, 0)
+            for x, dim in zip(inputs, in_dims[2:], strict=True)
+        ]
+        results = OnHost.apply(
+            over(call, batched) if isinstance(call, str) else call.over(batched), op, *moved
+        )
         return results, (0,) * len(results)
 
 
-# --- Forward mode within an op: a result of the host is a constant, because the op's rule has the tangent ---------
+# --- Forward mode within an op: a result of the host is a constant, because the op's rule has the
+# tangent ---------
 
-_constants: ContextVar[tuple[int, dict[int, str]] | None] = ContextVar("cgshim_torch_constants", default=None)
+_constants: ContextVar[tuple[int, dict[int, str]] | None] = ContextVar(
+    "cgshim_torch_constants", default=None
+)
 """the innermost level of torch.func around f; and an op on the host for each level with a tangent of its arguments"""
 
 
 @contextlib.contextmanager
 def constants_of_host() -> Iterator[dict[int, str]]:
-    """Let results of the host be constants in forward mode, while an op's f runs; yield the ops that they come from.
+    """Let results of the host be constants in forward mode, while an op's f runs; yield the ops
+    that they come from.
 
-    torch computes all tangents as f runs, and nobody may use them. So only those are refused that can be used: outside
-    of an op at once, and within one if the rule's own derivative needs what f made.
+    torch computes all tangents as f runs, and nobody may use them. So only those are refused that
+    can be used: outside of an op at once, and within one if the rule's own derivative needs what f
+    made.
     """
     ops: dict[int, str] = {}
     token = _constants.set((_level(), ops) if forward_ad._current_level >= 0 else None)
@@ -143,7 +155,9 @@ def constants_of_host() -> Iterator[dict[int, str]]:
 
 
 def _take_as_constant(op: str) -> None:
-    """Note that what an op on the host returns is a constant at this level; raise an error if it may not be one."""
+    """Note that what an op on the host returns is a constant at this level; raise an error if it
+    may not be one.
+    """
     constants = _constants.get()
     if constants is None or _level() > constants[0]:
         refuse_host_derivative(op)
@@ -154,7 +168,7 @@ def _level() -> int:
     return functorch.maybe_current_level() or 0
 
 
-# --- The operation ----------------------------------------------------------------------------------------------
+# --- The operation --------------------------------------------------------------------------------
 
 
 def _concrete(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
@@ -165,7 +179,9 @@ def _fake(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
     device = inputs[0].device if inputs else None
     specs = [Spec(tuple(x.shape), str(x.dtype).rpartition(".")[2]) for x in inputs]
     declared, _ = call_of(name, len(inputs)).copy().declared(_BACKEND, specs)  # which asks outputs
-    return [torch.empty(spec.shape, dtype=_dtype_of(spec.dtype), device=device) for spec in declared]
+    return [
+        torch.empty(spec.shape, dtype=_dtype_of(spec.dtype), device=device) for spec in declared
+    ]
 
 
 def _differentiable(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
@@ -191,7 +207,8 @@ _library = torch.library.Library("cgshim", "FRAGMENT")
 _library.define("host(Tensor[] inputs, str call) -> Tensor[]", tags=tags_of_host)
 _library.impl("host", _concrete, "CompositeExplicitAutograd")
 _library.impl("host", _differentiable, "Autograd")
-_library.impl("host", _transformed, "FuncTorchDynamicLayerFrontMode")  # before any level, so that none is left out
+# before any level, so that none is left out
+_library.impl("host", _transformed, "FuncTorchDynamicLayerFrontMode")
 torch.library.register_fake("cgshim::host", _fake, lib=_library)
 _library.define("zero_upstreams(Tensor[] upstreams, Tensor[] inputs, str op) -> Tensor[]")
 _library.impl("zero_upstreams", _zeros, "CompositeExplicitAutograd")
@@ -199,10 +216,11 @@ torch.library.register_fake("cgshim::zero_upstreams", lambda _, inputs, __: list
                             lib=_library)  # fmt: skip
 
 
-# --- The operations by which inductor's programs call the host ----------------------------------------------------
+# --- The operations by which inductor's programs call the host ------------------------------------
 #
-# The derivatives are in the graph before inductor gets it. So a program needs no kernel for autograd, which would cost
-# it a call of Python at each run; and the C++ wrapper of 2.13 crashes on a list of results, so one is no list.
+# The derivatives are in the graph before inductor gets it. So a program needs no kernel for
+# autograd, which would cost it a call of Python at each run; and the C++ wrapper of 2.13 crashes on
+# a list of results, so one is no list.
 
 
 def in_program(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
@@ -213,8 +231,12 @@ def in_program(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
 
 
 _library.define("host_to_one(Tensor[] inputs, str call) -> Tensor", tags=tags_of_host)
-_library.impl("host_to_one", lambda inputs, name: _concrete(inputs, name)[0], "CompositeExplicitAutograd")
-torch.library.register_fake("cgshim::host_to_one", lambda inputs, name: _fake(inputs, name)[0], lib=_library)
+_library.impl(
+    "host_to_one", lambda inputs, name: _concrete(inputs, name)[0], "CompositeExplicitAutograd"
+)
+torch.library.register_fake(
+    "cgshim::host_to_one", lambda inputs, name: _fake(inputs, name)[0], lib=_library
+)
 _library.define("host_to_many(Tensor[] inputs, str call) -> Tensor[]", tags=tags_of_host)
 _library.impl("host_to_many", _concrete, "CompositeExplicitAutograd")
 torch.library.register_fake("cgshim::host_to_many", _fake, lib=_library)

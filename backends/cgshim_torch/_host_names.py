@@ -1,7 +1,8 @@
 """PyTorch: the names of calls on the host, for graphs, which hold strings and no functions.
 
-If importing a module leads to the op, the name says so and is known in every process: `package.module:op?{"n": 2}`.
-Any other call has a number in this process, and is kept as long as it is among those that were used last.
+If importing a module leads to the op, the name says so and is known in every process:
+`package.module:op?{"n": 2}`. Any other call has a number in this process, and is kept as long as it
+is among those that were used last.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _names: dict[Hashable, str] = {}
 
 
 def name_of(call: HostCall, results: str = "") -> str:
-    """Return the name of a call, for a graph; equal calls share it if the graph declares the same for their results."""
+    """Return the name of a call, for a graph; equal calls share it if the graph declares the same
+    for their results.
+    """
     place = _place_of(call)
     if place is not None and call.are_tensors and _is_json(call.options):
         options = f"?{json.dumps(call.options, sort_keys=True)}" if call.options else ""
@@ -74,14 +77,17 @@ def call_of(name: str, inputs: int) -> HostCall:
     return call
 
 
-# --- Names that other processes know ----------------------------------------------------------------------------
+# --- Names that other processes know --------------------------------------------------------------
 
 
 def _place_of(call: HostCall) -> str | None:
     """Return `module:name` if that leads to the op of a call, also in another process."""
     f = call.function.function
     module, name = getattr(f, "__module__", None), getattr(f, "__qualname__", "")
-    if module in (None, "__main__", "__mp_main__") or _function_at(module, name) is not call.function:
+    if (
+        module in (None, "__main__", "__mp_main__")
+        or _function_at(module, name) is not call.function
+    ):
         return None
     return f"{module}:{name}"
 
@@ -100,7 +106,9 @@ def _is_json(x: Any) -> bool:
     """Return True if JSON gives x back as it is, with its types."""
     if isinstance(x, Mapping):
         return all(type(key) is str for key in x) and all(map(_is_json, x.values()))
-    return all(map(_is_json, x)) if type(x) is list else type(x) in (str, int, float, bool, type(None))
+    return (
+        all(map(_is_json, x)) if type(x) is list else type(x) in (str, int, float, bool, type(None))
+    )
 
 
 @functools.lru_cache(maxsize=MOST)

@@ -1,7 +1,7 @@
 """PyTorch: NumPy's functions, by NumPy's names, with NumPy's parameters and numbers.
 
-Lists name what PyTorch has under the same or another name, or with other names of parameters; what differs is a
-function here. The front end defines the rest in terms of these, or raises an error.
+Lists name what PyTorch has under the same or another name, or with other names of parameters; what
+differs is a function here. The front end defines the rest in terms of these, or raises an error.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ _SAME = {name: name for name in (*_ALIKE.split(), *_PARAMETERS)} | _RENAMED
 
 
 def _with_parameters(function: Callable[..., Any], names: dict[str, str]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: function(*args, **{names.get(name, name): x for name, x in kwargs.items()})
+    return lambda *args, **kwargs: function(
+        *args, **{names.get(name, name): x for name, x in kwargs.items()}
+    )
 
 
 def dtype_of(dtype: Any) -> torch.dtype | None:
@@ -91,13 +93,15 @@ def _flat(a: Tensor, axis: int | None) -> tuple[Tensor, int]:
     return (a.reshape(-1), 0) if axis is None else (a, axis)
 
 
-# --- Reductions -------------------------------------------------------------------------------------------------
+# --- Reductions -----------------------------------------------------------------------------------
 
 
 def _axes(a: Tensor, axis: Axis) -> tuple[int, ...]:
     axes = axes_of(a, axis)
     if a.ndim and not axes:
-        raise NotImplementedError("torch reduces over all axes where NumPy reduces over none, axis=()")
+        raise NotImplementedError(
+            "torch reduces over all axes where NumPy reduces over none, axis=()"
+        )
     return axes
 
 
@@ -118,7 +122,9 @@ def np_prod(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool =
     return a
 
 
-def _reduction(of: Callable[..., Tensor], as_input: Callable[[Tensor], Tensor] = lambda a: a) -> Callable[..., Tensor]:
+def _reduction(
+    of: Callable[..., Tensor], as_input: Callable[[Tensor], Tensor] = lambda a: a
+) -> Callable[..., Tensor]:
     def reduce(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
         return of(as_input(a), _axes(a, axis), keepdim=keepdims)
 
@@ -143,7 +149,9 @@ np_cumsum, np_cumprod = _cumulative(torch.cumsum), _cumulative(torch.cumprod)
 
 
 def _sorted(at: int) -> Callable[..., Tensor]:
-    def sort(a: Tensor, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None) -> Tensor:
+    def sort(
+        a: Tensor, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None
+    ) -> Tensor:
         a, axis = _flat(a, axis)
         return torch.sort(a, dim=axis, stable=True)[at]
 
@@ -153,7 +161,7 @@ def _sorted(at: int) -> Callable[..., Tensor]:
 np_sort, np_argsort = _sorted(0), _sorted(1)
 
 
-# --- Shapes -----------------------------------------------------------------------------------------------------
+# --- Shapes ---------------------------------------------------------------------------------------
 
 
 np_reshape = torch.Tensor.reshape  # which takes an int, too
@@ -181,7 +189,9 @@ def np_squeeze(a: Tensor, axis: Axis = None) -> Tensor:
     return a.squeeze(axes)
 
 
-def np_concatenate(arrays: Sequence[Tensor], /, axis: int | None = 0, *, dtype: Any = None) -> Tensor:
+def np_concatenate(
+    arrays: Sequence[Tensor], /, axis: int | None = 0, *, dtype: Any = None
+) -> Tensor:
     arrays = [array.to(dtype_of(dtype)) for array in arrays] if dtype else list(arrays)
     return torch.cat([array.reshape(-1) for array in arrays] if axis is None else arrays, axis or 0)
 
@@ -189,7 +199,9 @@ def np_concatenate(arrays: Sequence[Tensor], /, axis: int | None = 0, *, dtype: 
 def np_split(ary: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     if isinstance(indices_or_sections, int) and ary.shape[axis] % indices_or_sections:
         raise ValueError("array split does not result in an equal division")
-    sections = indices_or_sections if isinstance(indices_or_sections, int) else tuple(indices_or_sections)
+    sections = (
+        indices_or_sections if isinstance(indices_or_sections, int) else tuple(indices_or_sections)
+    )
     return list(torch.tensor_split(ary, sections, axis))
 
 
@@ -208,7 +220,9 @@ def np_flip(m: Tensor, axis: Axis = None) -> Tensor:
 
 def np_take(a: Tensor, indices: Any, axis: int | None = None) -> Tensor:
     a, axis = _flat(a, axis)
-    return a[(slice(None),) * checked_axis(a.ndim, axis) + (torch.as_tensor(indices, device=a.device),)]
+    return a[
+        (slice(None),) * checked_axis(a.ndim, axis) + (torch.as_tensor(indices, device=a.device),)
+    ]
 
 
 def np_take_along_axis(arr: Tensor, indices: Tensor, axis: int | None = -1) -> Tensor:
@@ -230,7 +244,7 @@ def np_index_add(x: Tensor, index: Tensor, values: Tensor, axis: int) -> Tensor:
     return torch.index_add(x, axis, index, values)
 
 
-# --- Parts of a complex number, and rounding --------------------------------------------------------------------
+# --- Parts of a complex number, and rounding ------------------------------------------------------
 
 
 def np_imag(val: Tensor) -> Tensor:
@@ -249,7 +263,7 @@ def np_astype(x: Tensor, dtype: Any, /) -> Tensor:
     return x.to(dtype_of(dtype))
 
 
-# --- Linear algebra ---------------------------------------------------------------------------------------------
+# --- Linear algebra -------------------------------------------------------------------------------
 
 
 def _in_one(of: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -271,7 +285,11 @@ def np_tensordot(a: Tensor, b: Tensor, axes: Any = 2) -> Tensor:
 
 def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
     a, b = _in_one_dtype(as_float(a), as_float(b))
-    return torch.linalg.solve(a, b) if b.ndim > 1 else torch.linalg.solve(a, b.unsqueeze(-1)).squeeze(-1)
+    return (
+        torch.linalg.solve(a, b)
+        if b.ndim > 1
+        else torch.linalg.solve(a, b.unsqueeze(-1)).squeeze(-1)
+    )
 
 
 def np_linalg_svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True) -> Any:
@@ -283,14 +301,19 @@ def _norm(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 np_linalg_norm = _norm(torch.linalg.norm)
-np_linalg_vector_norm, np_linalg_matrix_norm = _norm(torch.linalg.vector_norm), _norm(torch.linalg.matrix_norm)
+np_linalg_vector_norm, np_linalg_matrix_norm = (
+    _norm(torch.linalg.vector_norm),
+    _norm(torch.linalg.matrix_norm),
+)
 
 
-# --- Functions by SciPy's names ---------------------------------------------------------------------------------
+# --- Functions by SciPy's names -------------------------------------------------------------------
 
 
 def _softmax(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, axis=None: of(x, axis) if axis is not None else of(x.reshape(-1), 0).reshape(x.shape)
+    return lambda x, axis=None: (
+        of(x, axis) if axis is not None else of(x.reshape(-1), 0).reshape(x.shape)
+    )
 
 
 np_special_softmax, np_special_log_softmax = _softmax(torch.softmax), _softmax(torch.log_softmax)
@@ -301,11 +324,13 @@ def np_special_gamma(z: Tensor) -> Tensor:
     return sign * torch.exp(torch.lgamma(z))
 
 
-# --- New tensors, within f and grad_fn on the device of the op's first tensor ------------------------------------
+# --- New tensors, within f and grad_fn on the device of the op's first tensor ---------------------
 
 
 def np_full_like(a: Tensor, fill_value: Any, dtype: Any = None) -> Tensor:
-    return torch.zeros_like(a, dtype=dtype_of(dtype)) + torch.as_tensor(fill_value, dtype=dtype_of(dtype) or a.dtype)
+    return torch.zeros_like(a, dtype=dtype_of(dtype)) + torch.as_tensor(
+        fill_value, dtype=dtype_of(dtype) or a.dtype
+    )
 
 
 def _filled(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -336,7 +361,9 @@ def np_arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) ->
     return torch.arange(start, stop, step, dtype=dtype_of(dtype), device=device_of_call())
 
 
-def np_linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, *, dtype: Any = None) -> Tensor:
+def np_linspace(
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, *, dtype: Any = None
+) -> Tensor:
     stop = stop if endpoint else stop - (stop - start) / num
     return torch.linspace(start, stop, num, dtype=dtype_of(dtype), device=device_of_call())
 

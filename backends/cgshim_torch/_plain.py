@@ -1,9 +1,10 @@
 """PyTorch, eager mode: the call that nearly everybody makes, from its first line to its gradient.
 
-f gets tensors of torch's own classes and returns one, and a function that holds tensors, lists of them and numbers. No
-transformation is active, and f reads nothing else that is differentiated. What a small call costs is the number of
-Python functions that run, so this is one function, and its gradient another. Whatever is not plain goes on in
-`_eager.py`, which is for all calls, with what was done here: f runs once.
+f gets tensors of torch's own classes and returns one, and a function that holds tensors, lists of
+them and numbers. No transformation is active, and f reads nothing else that is differentiated. What
+a small call costs is the number of Python functions that run, so this is one function, and its
+gradient another. Whatever is not plain goes on in `_eager.py`, which is for all calls, with what
+was done here: f runs once.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Spec(NamedTuple):
 
 
 class PlainRun(Run):
-    """What a plain run leaves for its gradient. It is a whole `Run` only if that may be differentiated."""
+    """What a plain run leaves for its gradient. It is a whole `Run` only if that may be
+    differentiated.
+    """
 
     plan: Plan
     f: Callable[..., Any] | None = None  # if not that of the plan
@@ -100,7 +103,8 @@ class PlainRun(Run):
         self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
     ) -> Sequence[Tensor | None]:  # fmt: skip
         """Return the gradients of the inputs, by the rule as it is."""
-        arguments = self.plan.call.arguments  # by this name, inputs and upstreams an op in grad_fn finds its backend
+        # by this name, inputs and upstreams an op in grad_fn finds its backend
+        arguments = self.plan.call.arguments
         inputs: Any = ()
         token = rules.enter(True)
         try:
@@ -116,17 +120,31 @@ class PlainRun(Run):
         found = result if type(result) in (tuple, list) else (result,)
         if len(found) == len(self.specs):
             for g, x in zip(found, self.specs, strict=True):
-                if type(g) not in _TENSORS or g.dtype is not x.dtype or g.shape != x.shape or g.device != x.device:
+                if (
+                    type(g) not in _TENSORS
+                    or g.dtype is not x.dtype
+                    or g.shape != x.shape
+                    or g.device != x.device
+                ):
                     break
             else:
                 return found
-        shapes, dtypes, devices = zip(*[(x.shape, x.dtype, x.device) for x in self.specs], strict=True)
+        shapes, dtypes, devices = zip(
+            *[(x.shape, x.dtype, x.device) for x in self.specs], strict=True
+        )
         return move_to(devices, gradients_of_arguments(arguments, result, shapes, dtypes))
 
 
 def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
-    """Return what runs an op with arguments of these types, in plain calls and others; None if none is plain."""
-    if call.once_differentiable or call.takes_needed or runs_on_host(call.f) or not _TENSORS.issuperset(types):
+    """Return what runs an op with arguments of these types, in plain calls and others; None if none
+    is plain.
+    """
+    if (
+        call.once_differentiable
+        or call.takes_needed
+        or runs_on_host(call.f)
+        or not _TENSORS.issuperset(types)
+    ):
         return None
     return Plan(call).output_of
 
@@ -147,7 +165,9 @@ class Plan:
         self._names_in_rule: Sequence[tuple[str, Any]] | None = None
 
     @runs_op
-    def output_of(self, f: Callable[..., Any], args: tuple[Tensor, ...], options: Mapping[str, Any]) -> Any:
+    def output_of(
+        self, f: Callable[..., Any], args: tuple[Tensor, ...], options: Mapping[str, Any]
+    ) -> Any:
         """Return the output of f, with the rule for its gradient if an argument is differentiated."""
         arguments = self.call.arguments  # noqa: F841  # by this name and inputs an op in f finds its backend
         recording, differentiated = torch.is_grad_enabled(), False
@@ -169,12 +189,18 @@ class Plan:
                 versions.append(x._version)
                 if differentiated:  # detached, so that the graph records only what f captured
                     inputs[at] = x.detach()
-            if (self._names_in_f != [] or options) and not self._reads_libraries_alone(f, self._names_in_f, options):
+            if (self._names_in_f != [] or options) and not self._reads_libraries_alone(
+                f, self._names_in_f, options
+            ):
                 existing = Existing(self.call.with_f(f, options))
             elif type(f) is MethodType:
                 instance = cast(Any, f).__self__
                 is_bare = all(type(x) in SIMPLE for x in inside(instance))
-                existing = Existing(None, (id(instance),)) if is_bare else Existing(self.call.with_f(f, options))
+                existing = (
+                    Existing(None, (id(instance),))
+                    if is_bare
+                    else Existing(self.call.with_f(f, options))
+                )
         try:
             results = [f(*inputs, **options) if options else f(*inputs)]
         finally:
@@ -238,7 +264,11 @@ class Plan:
                 tensors.clear()
             return self._in_general(f, args, options, inputs, existing, start, versions, results)
         run = _new(PlainRun)
-        run.specs = inputs if len(raw) == len(inputs) else [Spec(x.shape, x.dtype, x.device) for x in inputs]
+        run.specs = (
+            inputs
+            if len(raw) == len(inputs)
+            else [Spec(x.shape, x.dtype, x.device) for x in inputs]
+        )
         alias = output
         if existing is not NOTHING or id(output) in held:  # else nobody holds it
             alias = output.detach()
@@ -248,7 +278,13 @@ class Plan:
             saved.append(alias)
         raw += others
         saved += others
-        run.plan, run.grad_fn, run.form, run.raw, run.inputs_at = self, grad_fn, form, raw, inputs_at
+        run.plan, run.grad_fn, run.form, run.raw, run.inputs_at = (
+            self,
+            grad_fn,
+            form,
+            raw,
+            inputs_at,
+        )
         if existing is not NOTHING or options:
             run.f, run.options, run.existing = f, options, existing
         if needs_inputs:
@@ -258,7 +294,9 @@ class Plan:
     def _reads_libraries_alone(
         self, function: Any, names: Sequence[tuple[str, Any]] | None, options: Mapping[str, Any] = _NONE
     ) -> bool:  # fmt: skip
-        """Return True if f, or its rule, can read nothing but its arguments, its variables and libraries."""
+        """Return True if f, or its rule, can read nothing but its arguments, its variables and
+        libraries.
+        """
         function = getattr(function, "__func__", function)
         if names is None or not isinstance(function, FunctionType):
             return False
@@ -272,18 +310,29 @@ class Plan:
         return True
 
     def names_torch_alone(self) -> bool:
-        """Return True if f can do nothing but operations on its arguments: another run of it leaves no trace."""
+        """Return True if f can do nothing but operations on its arguments: another run of it leaves
+        no trace.
+        """
         if self._names_in_f is None:
             return False
-        scope = getattr(self.call.f, "__func__", self.call.f).__globals__  # with what f has assigned there
-        return all(x in _TORCH or (name not in scope and _is_pure(name)) for name, x in self._names_in_f)
+        # with what f has assigned there
+        scope = getattr(self.call.f, "__func__", self.call.f).__globals__
+        return all(
+            x in _TORCH or (name not in scope and _is_pure(name)) for name, x in self._names_in_f
+        )
 
     def _form_of(self, result: Any, inputs: Sequence[Tensor]) -> PlainForm | None:
-        """Return the form of the rule if f has returned a tensor that is its own and a plain function; else None."""
+        """Return the form of the rule if f has returned a tensor that is its own and a plain
+        function; else None.
+        """
         if type(result) is not tuple or len(result) != 2:
             return None
         output, grad_fn = result
-        if type(output) is not torch.Tensor or type(grad_fn) is not FunctionType or output.requires_grad:
+        if (
+            type(output) is not torch.Tensor
+            or type(grad_fn) is not FunctionType
+            or output.requires_grad
+        ):
             return None
         for x in inputs:
             if x is output:
@@ -311,18 +360,44 @@ class Plan:
 
 _TORCH = torch, torch.nn.functional
 _STOPS = frozenset(["no_grad", "inference_mode", "set_grad_enabled"])
-_PURE = frozenset(["abs", "all", "any", "float", "int", "len", "max", "min", "pow", "range", "round", "sum", "zip"])
+_PURE = frozenset(
+    [
+        "abs",
+        "all",
+        "any",
+        "float",
+        "int",
+        "len",
+        "max",
+        "min",
+        "pow",
+        "range",
+        "round",
+        "sum",
+        "zip",
+    ]
+)
 
 
 def _is_pure(name: str) -> bool:
-    """Return False for the name of what stops gradients, of a module to import, and of what a built-in function does.
+    """Return False for the name of what stops gradients, of a module to import, and of what a
+    built-in function does.
 
-    An attribute of a tensor may have the same name: it is not known from its name alone, so it counts as that, too.
+    An attribute of a tensor may have the same name: it is not known from its name alone, so it
+    counts as that, too.
     """
-    return name not in _STOPS and name not in sys.modules and (name in _PURE or not hasattr(builtins, name))
+    return (
+        name not in _STOPS
+        and name not in sys.modules
+        and (name in _PURE or not hasattr(builtins, name))
+    )
 
 
 @functools.lru_cache(maxsize=4096)
 def _makes_no_function(code: CodeType) -> bool:
-    """Return True if nothing reads the variables of a rule but its own code, which does not stop gradients."""
-    return not _STOPS.intersection(code.co_names) and not any(isinstance(x, CodeType) for x in code.co_consts)
+    """Return True if nothing reads the variables of a rule but its own code, which does not stop
+    gradients.
+    """
+    return not _STOPS.intersection(code.co_names) and not any(
+        isinstance(x, CodeType) for x in code.co_consts
+    )

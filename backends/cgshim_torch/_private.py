@@ -29,7 +29,9 @@ custom_function_call: Any = torch._functorch.autograd_function.custom_function_c
 """applies a Function at the levels of torch.func"""
 vmapify_autograd_function: Any = torch._functorch.autograd_function.vmapify_autograd_function
 """returns a Function over a batch, which also returns where its outputs have it"""
-temporarily_pop_interpreter_stack: Any = torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
+temporarily_pop_interpreter_stack: Any = (
+    torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
+)
 """lets a tensor be read from the outer levels"""
 forward_ad: Any = _forward_ad
 """documented, except _current_level, which shows dual numbers, and _set_fwd_grad_enabled"""
@@ -61,12 +63,16 @@ disable_proxy_modes_tracing: Any = torch.fx.experimental.proxy_tensor.disable_pr
 """keeps operations out of the graph that make_fx is making"""
 FakeTensor: Any = torch._subclasses.FakeTensor
 """has a shape and no values: torch.export and torch.compile trace with such tensors"""
-tags_of_host: list[Any] = [tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"]
+tags_of_host: list[Any] = [
+    tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"
+]
 """says of an operation that CUDA graphs cannot hold it, in versions that can be told"""
 
 
 class SingleLevelFunction(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
-    """A Function that is applied only outside of torch.func: its apply does not look at that, which takes time."""
+    """A Function that is applied only outside of torch.func: its apply does not look at that, which
+    takes time.
+    """
 
     @staticmethod
     def _compiled_autograd_key(ctx: Any) -> tuple[int]:
@@ -96,6 +102,8 @@ def _callback_of_its_own() -> object:
 
 
 frame_callback: Callable[[], object] = (
-    _callback_of_its_own if GIVES_AWAY_CALLBACK else torch._C._dynamo.eval_frame.get_eval_frame_callback
+    _callback_of_its_own
+    if GIVES_AWAY_CALLBACK
+    else torch._C._dynamo.eval_frame.get_eval_frame_callback
 )
 """returns what Dynamo does with every frame that runs, and may compile; None if it looks at none"""

@@ -1,8 +1,9 @@
 """PyTorch: a rule that makes a graph reads tensors that are functions of the arguments.
 
-The rule is the very function that f returned, and holds the tensors that f saw: detached inputs, raw outputs. While it
-runs under create_graph, a function mode sees each operation of torch, and puts in the place of each tensor, by
-identity, the one that is connected: the input itself, the op's own output, a residual with its derivative.
+The rule is the very function that f returned, and holds the tensors that f saw: detached inputs,
+raw outputs. While it runs under create_graph, a function mode sees each operation of torch, and
+puts in the place of each tensor, by identity, the one that is connected: the input itself, the op's
+own output, a residual with its derivative.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 Tensor = Any
 Refuse = Callable[[str], NoReturn]
 FLOATS = frozenset(
-    x for x in vars(torch).values() if isinstance(x, torch.dtype) and (x.is_floating_point or x.is_complex)
+    x
+    for x in vars(torch).values()
+    if isinstance(x, torch.dtype) and (x.is_floating_point or x.is_complex)
 )
 """the dtypes of tensors that have gradients"""
 
@@ -31,8 +34,9 @@ FLOATS = frozenset(
 class Reads(TorchFunctionMode):  # type: ignore[misc]
     """Substitutes what a rule, or another run of f, reads.
 
-    A tensor is known if it was made since: by an operation under this mode. It is constant if it existed before f ran.
-    Of any other float nobody knows how it depends on the arguments: `place` returns what to read for it.
+    A tensor is known if it was made since: by an operation under this mode. It is constant if it
+    existed before f ran. Of any other float nobody knows how it depends on the arguments: `place`
+    returns what to read for it.
     """
 
     gave_numbers = False
@@ -80,8 +84,16 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         return id(t) in self._cut and (self._cut[id(t)] or not t.requires_grad)
 
     def close(self) -> None:
-        """Let go of all tensors, and of `place`, which may hold this mode: nothing waits for the garbage collector."""
-        self._substitutes, self._raw, self._known, self.anchors, self._wrapped = {}, {}, {}, (), None
+        """Let go of all tensors, and of `place`, which may hold this mode: nothing waits for the
+        garbage collector.
+        """
+        self._substitutes, self._raw, self._known, self.anchors, self._wrapped = (
+            {},
+            {},
+            {},
+            (),
+            None,
+        )
         del self._place
 
     def read(self, t: Tensor) -> Tensor:
@@ -103,12 +115,16 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         self._substituted = True
         if t.grad_fn is not None and t.grad_fn._sequence_nr() >= self._start:
             hidden = not self.hides_nothing
-            return self.put(t, self.refused(t, "was made by code that torch does not show") if hidden else t)
+            return self.put(
+                t, self.refused(t, "was made by code that torch does not show") if hidden else t
+            )
         with outside_of_func(), torch.enable_grad():
             return self.put(t, self._place(t))
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
-        """Return a tensor of torch.func, which the rule itself has called: that wraps without asking this mode."""
+        """Return a tensor of torch.func, which the rule itself has called: that wraps without
+        asking this mode.
+        """
         inner = t
         while functorch.is_functorch_wrapped_tensor(inner):
             inner = functorch.get_unwrapped(inner)
@@ -131,7 +147,9 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         place, shown = place_of(t), torch.empty_like(t, device="meta")
         why = f"{why} (it is kept as {place})" if place else why
         with outside_of_func(), torch.enable_grad():
-            (alias,) = without_derivative(lambda _: self.call.refuse_unconnected(shown, why), [t], self.anchors)
+            (alias,) = without_derivative(
+                lambda _: self.call.refuse_unconnected(shown, why), [t], self.anchors
+            )
         return alias
 
     def read_each(self, x: Any) -> Any:
@@ -146,7 +164,11 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         return x
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         with_graph = torch.is_grad_enabled()
@@ -171,7 +193,9 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         return result
 
     def _knows_graph(self, args: Any, kwargs: dict[str, Any]) -> bool:
-        """Return True if torch.autograd.grad is asked of what was made since: f's own graph ends at numbers."""
+        """Return True if torch.autograd.grad is asked of what was made since: f's own graph ends at
+        numbers.
+        """
         outputs = args[0] if args else kwargs["outputs"]
         inputs = args[1] if len(args) > 1 else kwargs["inputs"]
         return all(id(t) in self._known for t in tensors_in([outputs, inputs]))
@@ -193,8 +217,13 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
 
 
 def reads_now() -> Reads | None:
-    """Return what substitutes the reads of the innermost rule that makes a graph; None if no such rule runs."""
-    return next((mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, Reads)), None)
+    """Return what substitutes the reads of the innermost rule that makes a graph; None if no such
+    rule runs.
+    """
+    return next(
+        (mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, Reads)),
+        None,
+    )
 
 
 def known_constant(t: Tensor) -> Tensor:
@@ -215,7 +244,7 @@ def note_numbers() -> None:
         reads.gave_numbers = True
 
 
-# --- What has no derivative -----------------------------------------------------------------------------------------
+# --- What has no derivative -----------------------------------------------------------------------
 
 
 def without_derivative(
@@ -225,7 +254,9 @@ def without_derivative(
     given = [t for t in tensors if t is not None]
     if any(map(functorch.is_legacy_batchedtensor, given)):  # the batch would not record a Function
         refuse("create_graph with is_grads_batched")
-    aliases = iter(_WithoutDerivative.apply(refuse, len(given), *given, *connected) if given else ())
+    aliases = iter(
+        _WithoutDerivative.apply(refuse, len(given), *given, *connected) if given else ()
+    )
     return [None if t is None else next(aliases) for t in tensors]
 
 

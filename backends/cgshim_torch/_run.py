@@ -1,4 +1,6 @@
-"""PyTorch: one run of f, and what a Function needs of it in the backward pass besides the saved tensors."""
+"""PyTorch: one run of f, and what a Function needs of it in the backward pass besides the saved
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -31,26 +33,38 @@ rules: RuleScope[bool] = RuleScope("cgshim_torch_rule")
 
 
 class Run:
-    """A run of f whose rule is differentiated: the rule as f returned it, and which of its tensors are saved."""
+    """A run of f whose rule is differentiated: the rule as f returned it, and which of its tensors
+    are saved.
+    """
 
     changed = False  # True if f wrote into its arguments
-    is_emptied = False  # True if the rule holds no tensor until it runs: hooks on saved tensors look after them
-    may_hide = True  # False if the rule can read nothing but what it holds, where other tensors can be put for a while
+    # True if the rule holds no tensor until it runs: hooks on saved tensors look after them
+    is_emptied = False
+    # False if the rule can read nothing but what it holds, where other tensors can be put for a
+    # while
+    may_hide = True
     reads_held_alone = False  # True if, moreover, it makes no function
     may_run_at_once = False  # True if another run of f leaves no trace, whether it is needed or not
-    constants: Sequence[tuple[Tensor, int]] = ()  # that existed before f ran and the rule holds, with their versions
+    # that existed before f ran and the rule holds, with their versions
+    constants: Sequence[tuple[Tensor, int]] = ()
     variables: Sequence[Tensor] = ()
     state: State | None = None  # the places in modules of variables that are not Parameters
     anchor: Tensor | None = None  # an empty function of the inputs that are not saved
     autocast: Autocast | None = None
-    raw: list[Tensor | None]  # the saved tensors as the rule holds them; None if it does not, as far as is known
+    # the saved tensors as the rule holds them; None if it does not, as far as is known
+    raw: list[Tensor | None]
     versions: Sequence[int] = ()  # how often each of these had been changed in place
     inputs_at: Sequence[int | None]  # where the inputs are saved
     outputs_at: Sequence[int] = ()  # where outputs are saved
     own_at: Sequence[int] = ()  # where tensors of a graph are saved that f made for itself
 
     def __init__(
-        self, call: Call, rule: Rule, existing: Existing, devices: Sequence[torch.device], held: list[Held]
+        self,
+        call: Call,
+        rule: Rule,
+        existing: Existing,
+        devices: Sequence[torch.device],
+        held: list[Held],
     ) -> None:
         self.call = call
         self.rule = rule
@@ -66,10 +80,15 @@ class Run:
         """Do nothing: a plain run becomes a whole one."""
 
     def reads_no_change(self) -> bool:
-        """Return True if what was changed in place, of what is saved, is not read by the first order."""
+        """Return True if what was changed in place, of what is saved, is not read by the first
+        order.
+        """
         if len(self.versions) < len(self.raw) or all(t is not None for t in self.raw):
             return False
-        return all(t is None or version_of(t) == was for t, was in zip(self.raw, self.versions, strict=True))
+        return all(
+            t is None or version_of(t) == was
+            for t, was in zip(self.raw, self.versions, strict=True)
+        )
 
     def inputs_among(self, saved: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the inputs that were saved."""
@@ -78,7 +97,9 @@ class Run:
     def first_gradients(
         self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
     ) -> Sequence[Tensor | None]:  # fmt: skip
-        """Return the gradients of inputs and variables, by the rule as it is, on the very tensors that it holds."""
+        """Return the gradients of inputs and variables, by the rule as it is, on the very tensors
+        that it holds.
+        """
         if not self.is_emptied:
             inputs = [None if at is None else self.raw[at] for at in self.inputs_at]
             return self.gradients_in_a_list(inputs, upstreams, needed)
@@ -88,7 +109,11 @@ class Run:
 
     def holding(self, tensors: Sequence[Tensor]) -> Any:
         """Let the rule hold, for a while, what has been made of the saved tensors."""
-        held = [(each, tensors[at]) for each, at in zip(self.held, self.held_at, strict=True) if at is not None]
+        held = [
+            (each, tensors[at])
+            for each, at in zip(self.held, self.held_at, strict=True)
+            if at is not None
+        ]
         return holding([each for each, _ in held], [t for _, t in held], self.lock)
 
     def gradients_in_a_list(
@@ -96,14 +121,18 @@ class Run:
     ) -> list[Tensor | None]:  # fmt: skip
         """Return the rule's gradients; needed is what torch tells of a Function's arguments."""
         count = len(self.devices)
-        of_inputs, of_variables = self.gradients(inputs, upstreams, self.variables, needed[3 : 3 + count])
+        of_inputs, of_variables = self.gradients(
+            inputs, upstreams, self.variables, needed[3 : 3 + count]
+        )
         return [*of_inputs, *of_variables]
 
     def gradients(
         self, inputs: Sequence[Tensor | None], upstreams: Sequence[Tensor], variables: Sequence[Tensor],
         needed: Sequence[bool] | None = None,
     ) -> Gradients:  # fmt: skip
-        """Return the rule's gradients, under autocast and with the state of modules as they were when f ran."""
+        """Return the rule's gradients, under autocast and with the state of modules as they were
+        when f ran.
+        """
         run: Callable[..., Gradients] = self.rule
         if self.constants:
             run = functools.partial(_may_write, self, run)
@@ -119,7 +148,9 @@ class Run:
         return move_to(self.devices, of_inputs), of_variables
 
     def as_first(self, function: Callable[..., T], *args: Any) -> T:
-        """Return `function(*args)` under autocast as in the first run; restore the grad mode after it."""
+        """Return `function(*args)` under autocast as in the first run; restore the grad mode after
+        it.
+        """
         before = torch.is_grad_enabled()
         try:
             if self.autocast is None and not is_any_autocast_enabled():
@@ -134,7 +165,8 @@ class Run:
 def run_once(call: Call, inputs: Sequence[Tensor]) -> Any:
     """Run f, restore the grad mode after it, and return what it returned."""
     before, has_cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # a weight that was cast before f ran would be no variable
+    # a weight that was cast before f ran would be no variable
+    torch.set_autocast_cache_enabled(False)
     try:
         return call.run(inputs)
     finally:
@@ -143,7 +175,9 @@ def run_once(call: Call, inputs: Sequence[Tensor]) -> Any:
             torch.set_grad_enabled(before)
 
 
-def move_to(devices: Sequence[torch.device], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def move_to(
+    devices: Sequence[torch.device], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
     """Return the gradients on these devices: what NumPy computed is not there yet."""
     pairs = zip(gradients, devices, strict=True)
     return [g if g is None or g.device == device else g.to(device) for g, device in pairs]
@@ -151,39 +185,47 @@ def move_to(devices: Sequence[torch.device], gradients: Sequence[Tensor | None])
 
 @functools.lru_cache(maxsize=1024)
 def _named(function: Any, op: str) -> Function:
-    """Return a Function under the name of an op, which anomaly mode and a printed grad_fn then show."""
+    """Return a Function under the name of an op, which anomaly mode and a printed grad_fn then
+    show.
+    """
     apply: Function = type(op, (function,), {}).apply  # type: ignore[attr-defined]
     return apply
 
 
-named: Callable[[Any, str], Function] = _named  # pyright does not take a Function's class for hashable
+# pyright does not take a Function's class for hashable
+named: Callable[[Any, str], Function] = _named
 
 
 def variables_of(
     call: Call, rule: Rule, existing: Existing, inputs: Sequence[Tensor], live: Sequence[Tensor], during: range,
     made: list[Tensor], holdings: Holdings,
 ) -> tuple[list[Tensor], bool]:  # fmt: skip
-    """Return the variables that f read, in the order in which it did, and if it has a graph of its own.
+    """Return the variables that f read, in the order in which it did, and if it has a graph of its
+    own.
 
-    made are the tensors on which an output or the rule depends, live the inputs as they came, connected with their
-    graph, and during the numbers of the nodes of the graph that f made.
+    made are the tensors on which an output or the rule depends, live the inputs as they came,
+    connected with their graph, and during the numbers of the nodes of the graph that f made.
     """
     in_a_rule = bool(rules.current)
     leaves = captured(call, made, live if in_a_rule else inputs, during, in_a_rule)
-    variables = [leaf for leaf in leaves if not _is_made_by_f(leaf, existing, holdings, leaves, made)]
+    variables = [
+        leaf for leaf in leaves if not _is_made_by_f(leaf, existing, holdings, leaves, made)
+    ]
     call.require_variables(rule, variables)
     return variables, len(variables) < len(leaves)
 
 
 def _is_made_by_f(leaf: Tensor, existing: Existing, holdings: Holdings, *ours: Any) -> bool:
-    """Return True for a leaf that f has made to differentiate something itself: nothing but its rule holds it."""
+    """Return True for a leaf that f has made to differentiate something itself: nothing but its
+    rule holds it.
+    """
     if isinstance(leaf, torch.nn.Parameter) or existing.has(leaf):
         return False
     known = {*holdings.seen, *map(id, holdings.tensors), *map(id, ours)}
     return all(id(x) in known for x in gc.get_referrers(leaf) if type(x).__name__ != "frame")
 
 
-# --- What existed before f ran --------------------------------------------------------------------------------------
+# --- What existed before f ran --------------------------------------------------------------------
 
 _written: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """how often rules have written to a tensor"""
@@ -195,10 +237,12 @@ def without_rules(t: Tensor) -> int:
 
 
 def _may_write(run: Run, rule: Callable[..., T], *args: Any) -> T:
-    """Return `rule(*args)`, which may write to tensors that existed before f ran: a table, a moving average.
+    """Return `rule(*args)`, which may write to tensors that existed before f ran: a table, a moving
+    average.
 
-    After the rule of a first call has, autograd would refuse the rule of a second call. So they are not saved with the
-    others, and any other change of them raises an error here, as for saved tensors.
+    After the rule of a first call has, autograd would refuse the rule of a second call. So they are
+    not saved with the others, and any other change of them raises an error here, as for saved
+    tensors.
     """
     for t, version in run.constants:
         if without_rules(t) != version:
@@ -214,24 +258,35 @@ def _may_write(run: Run, rule: Callable[..., T], *args: Any) -> T:
                 _written[t] = _written.get(t, 0) + version_of(t) - version
 
 
-# --- Autocast -------------------------------------------------------------------------------------------------------
+# --- Autocast -------------------------------------------------------------------------------------
 
 
 def autocast_state() -> Autocast:
     """Return what autocast is set to, for each kind of device."""
-    return tuple([(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in device_types()])
+    return tuple(
+        [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            for kind in device_types()
+        ]
+    )
 
 
 @functools.cache
 def device_types() -> list[str]:
     """Return the kinds of devices for which autocast is set."""
-    return ["cpu", torch.accelerator.current_accelerator().type] if torch.accelerator.is_available() else ["cpu"]
+    return (
+        ["cpu", torch.accelerator.current_accelerator().type]
+        if torch.accelerator.is_available()
+        else ["cpu"]
+    )
 
 
 @contextlib.contextmanager
 def _autocast(state: Autocast | None) -> Iterator[None]:
     """Set autocast as it was."""
-    state = state or tuple([(kind, torch.get_autocast_dtype(kind), False) for kind in device_types()])
+    state = state or tuple(
+        [(kind, torch.get_autocast_dtype(kind), False) for kind in device_types()]
+    )
     with contextlib.ExitStack() as stack:
         for kind, dtype, enabled in state:
             stack.enter_context(torch.autocast(kind, dtype, enabled, cache_enabled=False))

@@ -1,9 +1,10 @@
 """PyTorch: gradients that may be differentiated: what a rule reads is connected with the arguments.
 
-An input that the rule reads is the input, an output the op's own output. A residual is a node of the graph that runs
-f again, on connected inputs, if its derivative is really taken. That run gives derivatives and never values: it must
-agree with the first one, draws no random number, and leaves no trace. Of an f that names torch alone nobody notices
-another run: it comes at once, where it gives the same numbers.
+An input that the rule reads is the input, an output the op's own output. A residual is a node of
+the graph that runs f again, on connected inputs, if its derivative is really taken. That run gives
+derivatives and never values: it must agree with the first one, draws no random number, and leaves
+no trace. Of an f that names torch alone nobody notices another run: it comes at once, where it
+gives the same numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def differentiable_gradients(
     turns = itertools.count()
 
     def placed_by_turn(t: Tensor) -> Tensor:
-        """Return a tensor that the rule reads, nobody knows from where, as a function of inputs and variables."""
+        """Return a tensor that the rule reads, nobody knows from where, as a function of inputs and
+        variables.
+        """
         if any(x is None for x in inputs):
             return reads.refused(t, "f has not returned, and that may depend on an argument")
         constants = [u.detach() for u in upstreams]
@@ -70,7 +73,11 @@ def _connected(run: Run, saved: Sequence[Tensor], inputs: Sequence[Tensor | None
     """Return what was saved, with the residuals that f made as functions of inputs and variables."""
     connected = list(saved)
     known = {*run.inputs_at, *run.outputs_at}
-    places = [at for at, t in enumerate(saved) if at not in known and t.dtype in FLOATS and not t.requires_grad]
+    places = [
+        at
+        for at, t in enumerate(saved)
+        if at not in known and t.dtype in FLOATS and not t.requires_grad
+    ]
     if places and all(x is not None for x in inputs):
         numbers, firsts = [run.held_at.index(at) for at in places], [saved[at] for at in places]
         functions: Sequence[Tensor] = ()
@@ -86,18 +93,23 @@ def _connected(run: Run, saved: Sequence[Tensor], inputs: Sequence[Tensor | None
 def _made_at_once(
     run: Run, places: Sequence[int], firsts: Sequence[Tensor], inputs: Sequence[Tensor | None]
 ) -> list[Tensor]:  # fmt: skip
-    """Return what the rule holds at these places, made by another run of f now, as code by hand makes it.
+    """Return what the rule holds at these places, made by another run of f now, as code by hand
+    makes it.
 
-    f can neither read nor write anything but its arguments: nobody notices the run. `_Late`, which waits until the
-    derivative is taken, and differentiates the run by itself, takes longer than both. Nothing if the run makes
-    other numbers, draws random ones, or has an error: `_Late` tells who takes the derivative.
+    f can neither read nor write anything but its arguments: nobody notices the run. `_Late`, which
+    waits until the derivative is taken, and differentiates the run by itself, takes longer than
+    both. Nothing if the run makes other numbers, draws random ones, or has an error: `_Late` tells
+    who takes the derivative.
     """
     found: list[Tensor] = []
     with _put_back(_generators_of_torch()) as drawn, contextlib.suppress(Exception):
         _, grad_fn = run.as_first(run.call.run, list(map(_own_node, inputs)))
         held = Holdings(grad_fn).tensors
         found = [held[place].tensor for place in places]
-        if not all(t.requires_grad and torch.equal(t, first) for t, first in zip(found, firsts, strict=True)):
+        if not all(
+            t.requires_grad and torch.equal(t, first)
+            for t, first in zip(found, firsts, strict=True)
+        ):
             found = []
     return [] if drawn else found
 
@@ -105,7 +117,8 @@ def _made_at_once(
 class _Late(SingleLevelFunction):
     """Returns aliases of what a rule reads, whose gradients come from another run of f.
 
-    The rule holds them at these places; or, if there are upstreams, reads them in these turns, when it runs too.
+    The rule holds them at these places; or, if there are upstreams, reads them in these turns, when
+    it runs too.
     """
 
     @staticmethod
@@ -126,7 +139,11 @@ class _Late(SingleLevelFunction):
         firsts = list(itertools.islice(rest, len(ctx.places)))
         upstreams = None if ctx.upstreams is None else list(itertools.islice(rest, ctx.upstreams))
         inputs, variables = list(itertools.islice(rest, len(run.devices))), list(rest)
-        asked = [(place, t, u) for place, t, u in zip(ctx.places, firsts, of_tensors, strict=True) if u is not None]
+        asked = [
+            (place, t, u)
+            for place, t, u in zip(ctx.places, firsts, of_tensors, strict=True)
+            if u is not None
+        ]
         with torch.enable_grad():
             inputs = list(map(_own_node, inputs))
             made = AnotherRun(run, inputs, variables).find(asked, upstreams)
@@ -135,7 +152,9 @@ class _Late(SingleLevelFunction):
         return None, None, None, None, *_gradients(run, pairs, wanted)
 
 
-def _gradients(run: Run, pairs: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[Tensor]) -> list[Tensor | None]:
+def _gradients(
+    run: Run, pairs: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[Tensor]
+) -> list[Tensor | None]:
     """Return the gradients of inputs and variables, from those of what another run has made."""
     asked = [x for x in wanted if x.requires_grad]
     if not pairs:
@@ -156,13 +175,15 @@ def _own_node(x: Tensor) -> Tensor:
     return x.view_as(x) if x.layout is torch.strided and not x.is_nested else x.clone()
 
 
-# --- Another run ----------------------------------------------------------------------------------------------------
+# --- Another run ----------------------------------------------------------------------------------
 
 _ANOTHER_RUN = "a second order runs f again, which must give grad_fn the same tensors"
 
 
 class AnotherRun:
-    """Runs f again on connected inputs, and finds what its rule reads there; all else is then as it was before."""
+    """Runs f again on connected inputs, and finds what its rule reads there; all else is then as it
+    was before.
+    """
 
     def __init__(self, run: Run, inputs: list[Tensor], variables: Sequence[Tensor]) -> None:
         self._run, self._call, self._inputs, self._variables = run, run.call, inputs, variables
@@ -176,7 +197,9 @@ class AnotherRun:
     def find(
         self, asked: Sequence[tuple[int, Tensor, Tensor]], upstreams: Sequence[Tensor] | None
     ) -> list[Tensor]:  # fmt: skip
-        """Return for each place and first tensor the one of this run; what f has written meanwhile is put back."""
+        """Return for each place and first tensor the one of this run; what f has written meanwhile
+        is put back.
+        """
         if self._run.changed:
             self._refuse("one that changes its arguments in place", "let f change a copy")
         find: Callable[..., list[Tensor]] = self._run.as_first
@@ -189,7 +212,8 @@ class AnotherRun:
                 return contextvars.copy_context().run(find, self._find, asked, upstreams)
         except CustomGradientError:
             raise
-        except Exception as error:  # the first run did not raise it: f cannot run on differentiated inputs
+        except Exception as error:
+            # the first run did not raise it: f cannot run on differentiated inputs
             raise refusal(TransformationError, self._call.name, must=_ANOTHER_RUN,
                           got=f"a {type(error).__name__} in it",
                           do="compute in the framework what grad_fn keeps, or keep arguments and outputs alone"
@@ -210,14 +234,23 @@ class AnotherRun:
             made = self._read_by_the_rule(rule, made, upstreams)
         elif len(made) != len(self._run.held):
             self._refuse_others()
-        found = [self._checked(made[place] if place < len(made) else None, first) for place, first, _ in asked]
+        found = [
+            self._checked(made[place] if place < len(made) else None, first)
+            for place, first, _ in asked
+        ]
         if self._variables:
-            read = captured(self._call, [t for t in found if t.requires_grad], self._inputs, since(start))
-            if not {id(v) for v in read} <= {id(leaf_of(v) if v.is_leaf else v) for v in self._variables}:
+            read = captured(
+                self._call, [t for t in found if t.requires_grad], self._inputs, since(start)
+            )
+            if not {id(v) for v in read} <= {
+                id(leaf_of(v) if v.is_leaf else v) for v in self._variables
+            }:
                 self._refuse("those of other variables", "read the same ones in every run")
         return found
 
-    def _read_by_the_rule(self, rule: Rule, held: Sequence[Tensor], upstreams: Sequence[Tensor]) -> list[Tensor]:
+    def _read_by_the_rule(
+        self, rule: Rule, held: Sequence[Tensor], upstreams: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Return what the rule of this run reads, in order, of the tensors that nobody can place."""
         found: list[Tensor] = []
 
@@ -237,24 +270,34 @@ class AnotherRun:
         return found
 
     def _checked(self, t: Tensor | None, first: Tensor) -> Tensor:
-        """Return a tensor of this run if it agrees with that of the first, and f's operations have made it."""
-        if t is None or any(t is y for y in self._outputs) or not agree(t, first):  # it was no output in the first
+        """Return a tensor of this run if it agrees with that of the first, and f's operations have
+        made it.
+        """
+        # it was no output in the first
+        if t is None or any(t is y for y in self._outputs) or not agree(t, first):
             self._refuse_others()
         if not self._reads.made(t):
-            self._call.refuse_unconnected(first, "f does not make by operations of torch when it runs again")
+            self._call.refuse_unconnected(
+                first, "f does not make by operations of torch when it runs again"
+            )
         return t
 
     @contextlib.contextmanager
     def _without_random_numbers(self, reach: Reach) -> Iterator[None]:
         """Refuse a run that draws random numbers, and let the generators be as they were."""
         refuse = functools.partial(
-            self._refuse, "one that draws random numbers", "draw them outside, and pass them as an argument"
+            self._refuse,
+            "one that draws random numbers",
+            "draw them outside, and pass them as an argument",
         )
         if any(isinstance(x, _GENERATORS) for x in reach.seen.values()):
             refuse()
         generators: list[Generator] = []
         if all(map(has_values, self._inputs)):
-            of_others = (random.getstate, random.setstate), (np.random.get_state, np.random.set_state)
+            of_others = (
+                (random.getstate, random.setstate),
+                (np.random.get_state, np.random.set_state),
+            )
             generators = [*_generators_of_torch(), *of_others]
         drawn: list[Any] = []
         try:
@@ -277,7 +320,10 @@ Generator = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 def _generators_of_torch() -> list[Generator]:
-    generators = [torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ())]
+    generators = [
+        torch.default_generator,
+        *(torch.cuda.default_generators if torch.cuda.is_initialized() else ()),
+    ]
     return [(g.get_state, g.set_state) for g in generators]
 
 
@@ -297,11 +343,15 @@ def _put_back(generators: Sequence[Generator]) -> Iterator[list[Generator]]:
 
 
 def _is_same(now: Any, was: Any) -> bool:
-    """Return True for two states that are the same; those of Python and NumPy are tuples, with an array in one."""
+    """Return True for two states that are the same; those of Python and NumPy are tuples, with an
+    array in one.
+    """
     return all(map(np.array_equal, now, was)) if isinstance(was, tuple) else torch.equal(now, was)
 
 
-_IN_PLACE = frozenset(["__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"])
+_IN_PLACE = frozenset(
+    ["__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"]
+)
 _UPDATES_BUFFERS = {
     torch.nn.functional.batch_norm: 1, torch.nn.functional.instance_norm: 1,
     torch.batch_norm: 3, torch.instance_norm: 3, torch.native_batch_norm: 3,
@@ -310,7 +360,9 @@ _UPDATES_BUFFERS = {
 
 
 def _trains(func: Any, training: Any = None, use_input_stats: Any = None, **_: Any) -> bool:
-    """Return what the arguments of such a function say; by default it is what instance_norm alone does."""
+    """Return what the arguments of such a function say; by default it is what instance_norm alone
+    does.
+    """
     said = use_input_stats if training is None else training
     return bool(func is torch.nn.functional.instance_norm if said is None else said)
 
@@ -332,32 +384,45 @@ class _ReadsOfAnotherRun(Reads):
         for t in tensors_in(written):
             whole = t._base if t._is_view() and id(t) not in self.given else t
             if id(whole) in self.given:
-                self.call.refuse(_ANOTHER_RUN, "one that changes its arguments in place", "let f change a copy")
+                self.call.refuse(
+                    _ANOTHER_RUN, "one that changes its arguments in place", "let f change a copy"
+                )
             if not self.made(whole):
                 got = f"one that changes in place what existed before ({name})"
                 self.call.refuse(_ANOTHER_RUN, got, "let f change a copy")
 
 
-# --- Do two runs agree? ---------------------------------------------------------------------------------------------
+# --- Do two runs agree? ---------------------------------------------------------------------------
 
 _ULPS = 8
 """how many units in the last place the order of sums may change"""
 
 
 def agree(a: Tensor, b: Tensor) -> bool:
-    """Return True if tensors are equal except for the order of sums, or hold no values; False if not comparable."""
+    """Return True if tensors are equal except for the order of sums, or hold no values; False if
+    not comparable.
+    """
     a, b = a.detach(), b.detach()
     try:
         if a.is_nested:
             parts = a.unbind(), b.unbind()
-            return a.layout == b.layout and len(parts[0]) == len(parts[1]) and all(map(agree, *parts))
-        if type(a) is not type(b) or (a.dtype, a.layout, a.device, a.shape) != (b.dtype, b.layout, b.device, b.shape):
+            return (
+                a.layout == b.layout and len(parts[0]) == len(parts[1]) and all(map(agree, *parts))
+            )
+        if type(a) is not type(b) or (a.dtype, a.layout, a.device, a.shape) != (
+            b.dtype,
+            b.layout,
+            b.device,
+            b.shape,
+        ):
             return False
         if not has_values(a):
             return True
         if hasattr(a, "__tensor_flatten__"):
             (names, others), of_b = a.__tensor_flatten__(), b.__tensor_flatten__()
-            return (names, others) == of_b and all(agree(getattr(a, name), getattr(b, name)) for name in names)
+            return (names, others) == of_b and all(
+                agree(getattr(a, name), getattr(b, name)) for name in names
+            )
         if a.layout is not torch.strided:
             a, b = a.to_dense(), b.to_dense()
         if torch.equal(a, b):

@@ -1,7 +1,8 @@
 """PyTorch: the state of modules as f reads it, under functional_call and under vmap.
 
-While functional_call runs, it puts other tensors in the places of a module's Parameters. They are variables of an f
-that reads them, like Parameters, leaves or not. A rule runs later; for that they are put there again.
+While functional_call runs, it puts other tensors in the places of a module's Parameters. They are
+variables of an f that reads them, like Parameters, leaves or not. A rule runs later; for that they
+are put there again.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ class AsRead:
         }  # fmt: skip
 
     def leaf(self, leaf: Tensor) -> Tensor | None:
-        """Return what f read for a leaf, which vmap may have wrapped; None if f was not found to hold it."""
+        """Return what f read for a leaf, which vmap may have wrapped; None if f was not found to
+        hold it.
+        """
         return self._outermost.get(id(leaf))
 
     def state(self, edge: Edge) -> Tensor | None:
-        """Return the tensor in the place of a Parameter to which an edge of the graph leads; None if there is none."""
+        """Return the tensor in the place of a Parameter to which an edge of the graph leads; None
+        if there is none.
+        """
         return self._state.get(edge)
 
 
@@ -90,5 +95,9 @@ def state_of(f: Callable[..., Any], variables: Sequence[Tensor]) -> State | None
     if all(isinstance(variable, torch.nn.Parameter) for variable in variables):
         return None
     at = {id(variable): place for place, variable in enumerate(variables)}
-    places = [(put.place, put.name, at[id(put.tensor)]) for put in _put_in_modules(f) if id(put.tensor) in at]
+    places = [
+        (put.place, put.name, at[id(put.tensor)])
+        for put in _put_in_modules(f)
+        if id(put.tensor) in at
+    ]
     return State(places) if places else None

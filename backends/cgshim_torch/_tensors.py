@@ -35,7 +35,8 @@ def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
     return optree.tree_unflatten(structure, leaves)
 
 
-_NAMESPACE = "cgshim_torch"  # in optree's own namespace "torch" the order of a dict's keys would matter
+# in optree's own namespace "torch" the order of a dict's keys would matter
+_NAMESPACE = "cgshim_torch"
 
 
 def _register(kind: type) -> None:
@@ -54,20 +55,26 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
             raise TypeError(f"PyTorch has no dtype {dtype}")
         dtype = getattr(torch, dtype)
     if isinstance(x, (np.ndarray, np.generic)):
-        tensor = known_constant(from_numpy(np.array(x)))  # a copy: NumPy's memory may change, or be locked
+        # a copy: NumPy's memory may change, or be locked
+        tensor = known_constant(from_numpy(np.array(x)))
         return tensor.to(device_of_call(), dtype)
-    return torch.as_tensor(x, dtype=dtype, device=None if isinstance(x, torch.Tensor) else device_of_call())
+    return torch.as_tensor(
+        x, dtype=dtype, device=None if isinstance(x, torch.Tensor) else device_of_call()
+    )
 
 
 def device_of_call() -> torch.device | None:
-    """Return the device of the running op's first tensor, for what f and grad_fn make; None for torch's default."""
+    """Return the device of the running op's first tensor, for what f and grad_fn make; None for
+    torch's default.
+    """
     tensor: Any = tensor_of_call()
     return tensor.device if isinstance(tensor, torch.Tensor) else None
 
 
 def from_numpy(array: Any) -> Tensor:
     """Return a tensor that shares the memory of an array."""
-    if array.dtype.kind == "V" and array.dtype.name == "bfloat16":  # an extension of NumPy, which torch does not know
+    # an extension of NumPy, which torch does not know
+    if array.dtype.kind == "V" and array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 

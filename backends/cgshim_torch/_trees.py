@@ -1,7 +1,7 @@
 """PyTorch: trees in code that Dynamo traces; it cannot trace optree.
 
-torch's own pytree is for what is registered with it. For lists, tuples and dicts Dynamo would guard its registry, at
-each run of a compiled function; they are taken apart here.
+torch's own pytree is for what is registered with it. For lists, tuples and dicts Dynamo would guard
+its registry, at each run of a compiled function; they are taken apart here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _LEAVES = SIMPLE | {Spec}
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:
-    """Return the leaves of a tree, and its structure: for each node what it is, and the structures of its children."""
+    """Return the leaves of a tree, and its structure: for each node what it is, and the structures
+    of its children.
+    """
     leaves: list[Any] = []
     return leaves, _structure(tree, leaves)
 

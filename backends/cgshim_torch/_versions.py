@@ -1,6 +1,7 @@
 """PyTorch: what the installed version cannot do; the one place that knows versions.
 
-`_private` finds most names that have moved by asking for them, because a name may move in any release.
+`_private` finds most names that have moved by asking for them, because a name may move in any
+release.
 """
 
 from __future__ import annotations

@@ -44,17 +44,24 @@ def vjp_with_variables(
     return _vjp_in_graph(fn, inputs, variables)
 
 
-def _vjp_in_graph(fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor]) -> Vjp:
+def _vjp_in_graph(
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor]
+) -> Vjp:
     """Do torch.func.vjp by torch.autograd; the results require grad only if something outside does."""
     outside = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.enable_grad():
         # each its own node of the graph: an input that comes twice has two gradients
         given = map(recordable, inputs)
-        own = [x.view_as(x) if x.requires_grad and outside else x.detach().requires_grad_() for x in given]
+        own = [
+            x.view_as(x) if x.requires_grad and outside else x.detach().requires_grad_()
+            for x in given
+        ]
         outputs = fn(*own)
     connected = [y for y in outputs if y.requires_grad]
     outside = outside and (
-        any(x.requires_grad for x in inputs) or depends_on_more(connected, own) or read_by_rules(connected)
+        any(x.requires_grad for x in inputs)
+        or depends_on_more(connected, own)
+        or read_by_rules(connected)
     )
     differentiated = [*own, *variables]
 
@@ -62,10 +69,20 @@ def _vjp_in_graph(fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor],
         further = torch.is_grad_enabled() and (outside or any(u.requires_grad for u in upstreams))
         if not connected:
             return [torch.zeros_like(x) for x in differentiated]
-        with torch.inference_mode(False), _ending_at(differentiated if variables else ()) as arrived:
-            of_connected = [recordable(u) for u, y in zip(upstreams, outputs, strict=True) if y.requires_grad]
+        with (
+            torch.inference_mode(False),
+            _ending_at(differentiated if variables else ()) as arrived,
+        ):
+            of_connected = [
+                recordable(u) for u, y in zip(upstreams, outputs, strict=True) if y.requires_grad
+            ]
             gradients = torch.autograd.grad(
-                connected, differentiated, of_connected, retain_graph=True, create_graph=further, materialize_grads=True
+                connected,
+                differentiated,
+                of_connected,
+                retain_graph=True,
+                create_graph=further,
+                materialize_grads=True,
             )
         gradients = [arrived.get(at, gradient) for at, gradient in enumerate(gradients)]
         reads = reads_now()
@@ -78,9 +95,11 @@ def _vjp_in_graph(fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor],
 
 @contextlib.contextmanager
 def _ending_at(tensors: Sequence[Tensor]) -> Iterator[dict[int, Tensor]]:
-    """Let gradients end at these tensors, and yield those that arrive, by place: one may be made from another.
+    """Let gradients end at these tensors, and yield those that arrive, by place: one may be made
+    from another.
 
-    autograd itself would go on, and add to the gradient of a variable what an argument was made from it.
+    autograd itself would go on, and add to the gradient of a variable what an argument was made
+    from it.
     """
     arrived: dict[int, Tensor] = {}
 
@@ -88,7 +107,9 @@ def _ending_at(tensors: Sequence[Tensor]) -> Iterator[dict[int, Tensor]]:
         arrived[at] = gradient
         return torch.zeros_like(gradient)
 
-    hooks = [x.register_hook(functools.partial(end, at)) for at, x in enumerate(tensors) if not x.is_leaf]
+    hooks = [
+        x.register_hook(functools.partial(end, at)) for at, x in enumerate(tensors) if not x.is_leaf
+    ]
     try:
         yield arrived
     finally:

@@ -1,9 +1,10 @@
 """NumPy's functions, by their NumPy names, on the tensors of any backend.
 
-``ops.exp(x)``, ``ops.sum(x, axis=0)``, ``ops.linalg.norm(x)`` find their backend as every op does. The parameters,
-their defaults and the numbers are NumPy's; dtypes are the framework's own. If a framework lacks a function, calling it
-raises an error. ``ops.special`` has SciPy's special functions. There are also the few functions that every rule needs
-and that frameworks spell differently. ``cgshim.op_<name>`` is ``cgshim.ops.<name>``.
+``ops.exp(x)``, ``ops.sum(x, axis=0)``, ``ops.linalg.norm(x)`` find their backend as every op does.
+The parameters, their defaults and the numbers are NumPy's; dtypes are the framework's own. If a
+framework lacks a function, calling it raises an error. ``ops.special`` has SciPy's special
+functions. There are also the few functions that every rule needs and that frameworks spell
+differently. ``cgshim.op_<name>`` is ``cgshim.ops.<name>``.
 """
 
 from collections.abc import Callable

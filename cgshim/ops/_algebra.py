@@ -42,7 +42,9 @@ def cross(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
     if a.shape[-1] != 3 or b.shape[-1] != 3:
         raise ValueError("cross takes vectors of dimension 3")
     (a0, a1, a2), (b0, b1, b2) = unstack(a, axis=-1), unstack(b, axis=-1)
-    return ops.moveaxis(ops.stack([a1 * b2 - a2 * b1, a2 * b0 - a0 * b2, a0 * b1 - a1 * b0], axis=-1), -1, axis)
+    return ops.moveaxis(
+        ops.stack([a1 * b2 - a2 * b1, a2 * b0 - a0 * b2, a0 * b1 - a1 * b0], axis=-1), -1, axis
+    )
 
 
 def trace(a: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
@@ -89,7 +91,7 @@ def corrcoef(x: Tensor) -> Tensor:
     return covariance / outer(deviation, deviation)
 
 
-# --- Linear algebra ---------------------------------------------------------------------------------------------
+# --- Linear algebra -------------------------------------------------------------------------------
 
 
 def linalg_norm(x: Tensor, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -105,7 +107,9 @@ def linalg_norm(x: Tensor, ord: Any = None, axis: Axis = None, keepdims: bool = 
     return kept(linalg_matrix_norm(moved, ord=ord), x, axes, keepdims)
 
 
-def linalg_vector_norm(x: Tensor, /, *, axis: Axis = None, keepdims: bool = False, ord: Any = 2) -> Tensor:
+def linalg_vector_norm(
+    x: Tensor, /, *, axis: Axis = None, keepdims: bool = False, ord: Any = 2
+) -> Tensor:
     size = ops.absolute(x)
     if ord in (math.inf, -math.inf):
         return (ops.max if ord > 0 else ops.min)(size, axis=axis, keepdims=keepdims)
@@ -142,7 +146,9 @@ def linalg_matrix_power(a: Tensor, n: int) -> Tensor:
     if n == 0:
         return ops.eye(a.shape[-1]) + ops.zeros_like(a)
     half = linalg_matrix_power(a, n // 2) if n > 1 else a
-    return a if n == 1 else ops.matmul(half, ops.matmul(half, a)) if n % 2 else ops.matmul(half, half)
+    return (
+        a if n == 1 else ops.matmul(half, ops.matmul(half, a)) if n % 2 else ops.matmul(half, half)
+    )
 
 
 def linalg_multi_dot(arrays: Sequence[Tensor]) -> Tensor:

@@ -6,7 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from cgshim._choice import backend_or_numpy
-from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe, describe_tree, refusal
+from cgshim._errors import (
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    describe,
+    describe_tree,
+    refusal,
+)
 from cgshim._protocol import Backend
 from cgshim.ops._numpy import ops, own_function
 from cgshim.ops._trees import tree_map
@@ -51,8 +57,11 @@ def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *op
     return true_fun(*operands) if pred else false_fun(*operands)
 
 
-def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Tree) -> Tree:
-    """Apply ``body_fun`` to a value, first ``init_val``, while ``cond_fun`` of it is true; return the last value.
+def while_loop(
+    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Tree
+) -> Tree:
+    """Apply ``body_fun`` to a value, first ``init_val``, while ``cond_fun`` of it is true; return
+    the last value.
 
     Parameters
     ----------
@@ -96,7 +105,8 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]], init: Tree, xs: Tree = None, length: int | None = None
 ) -> tuple[Tree, Tree]:
-    """Return the last carry and the stacked outputs of ``carry, y = f(carry, x)`` over the first axis of xs.
+    """Return the last carry and the stacked outputs of ``carry, y = f(carry, x)`` over the first
+    axis of xs.
 
     Parameters
     ----------
@@ -154,7 +164,9 @@ def _as_tensors(backend: Backend, tree: Tree) -> Tree:
 
 
 def _keeping(op: str, what: str, backend: Backend, body: Callable[..., Any]) -> Callable[..., Any]:
-    """Return body with a check: its value, or the first of its pair, must be of the same kind as its first argument."""
+    """Return body with a check: its value, or the first of its pair, must be of the same kind as
+    its first argument.
+    """
 
     def checked(value: Tree, *rest: Any) -> Any:
         result = body(value, *rest)
@@ -187,7 +199,9 @@ def _pairs(f: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], tup
 
 
 def _steps(backend: Backend, xs: Tree, length: int | None) -> Any:
-    leaves: Sequence[Any] = [leaf for leaf in backend.tree_flatten(xs)[0] if backend.is_tensor(leaf)]
+    leaves: Sequence[Any] = [
+        leaf for leaf in backend.tree_flatten(xs)[0] if backend.is_tensor(leaf)
+    ]
     sizes = {leaf.shape[0] for leaf in leaves} | ({length} if length is not None else set())
     if len(sizes) != 1 or not all(size is None or size > 0 for size in sizes):
         raise refusal(CustomGradientValueError, "op_scan",

@@ -14,7 +14,9 @@ from cgshim.ops._numpy import ops
 from cgshim.ops._tensors import cast, convert_to_tensor, dtype, shape
 
 
-def clip(a: Tensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Tensor:
+def clip(
+    a: Tensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
+) -> Tensor:
     low, high = (a_min if min is None else min), (a_max if max is None else max)
     a = a if low is None else ops.maximum(a, low)
     return a if high is None else ops.minimum(a, high)
@@ -30,7 +32,9 @@ def cbrt(x: Tensor) -> Tensor:
     return ops.sign(x) * ops.power(ops.absolute(x), 1.0 / 3.0)
 
 
-def nan_to_num(x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
+def nan_to_num(
+    x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> Tensor:
     if not dtype(x).startswith(INEXACT):
         return x
     largest = float(np.finfo(dtype(x)).max)
@@ -58,10 +62,14 @@ def select(condlist: Sequence[Tensor], choicelist: Sequence[Any], default: Any =
 def unwrap(p: Tensor, axis: int = -1, *, period: float = 2 * math.pi) -> Tensor:
     steps = ops.diff(p, axis=axis)
     turned = ops.remainder(steps + period / 2, period) - period / 2
-    turned = ops.where((turned == -period / 2) & (steps > 0), ops.full_like(turned, period / 2), turned)
+    turned = ops.where(
+        (turned == -period / 2) & (steps > 0), ops.full_like(turned, period / 2), turned
+    )
     correction = ops.where(ops.absolute(steps) < period / 2, ops.zeros_like(steps), turned - steps)
     first = ops.take(p, [0], axis=axis)
-    return p + ops.concatenate([ops.zeros_like(first), ops.cumsum(correction, axis=axis)], axis=axis)
+    return p + ops.concatenate(
+        [ops.zeros_like(first), ops.cumsum(correction, axis=axis)], axis=axis
+    )
 
 
 def digitize(x: Tensor, bins: Any, right: bool = False) -> Tensor:
@@ -84,7 +92,11 @@ def _numbers_beside(x: Tensor, numbers: Any) -> Tensor:
 
 def isin(element: Tensor, test_elements: Any) -> Tensor:
     among = np.ravel(test_elements).tolist() if isinstance(test_elements, (list, tuple)) else None
-    others = ops.ravel(test_elements) if among is None else ops.stack([ops.full_like(element, x) for x in among], -1)
+    others = (
+        ops.ravel(test_elements)
+        if among is None
+        else ops.stack([ops.full_like(element, x) for x in among], -1)
+    )
     return ops.any(element[..., None] == others, axis=-1)
 
 
@@ -92,7 +104,7 @@ def array_equal(a1: Tensor, a2: Tensor) -> Tensor:
     return ops.all(a1 == a2) if tuple(a1.shape) == tuple(a2.shape) else cast(False, "bool")
 
 
-# --- Shapes -----------------------------------------------------------------------------------------------------
+# --- Shapes ---------------------------------------------------------------------------------------
 
 
 def append(arr: Tensor, values: Tensor, axis: int | None = None) -> Tensor:
@@ -148,7 +160,9 @@ def geomspace(start: float, stop: float, num: int = 50, endpoint: bool = True) -
     return ops.exp(ops.linspace(math.log(start), math.log(stop), num, endpoint=endpoint))
 
 
-def pad(array: Tensor, pad_width: Any, mode: str = "constant", *, constant_values: float = 0) -> Tensor:
+def pad(
+    array: Tensor, pad_width: Any, mode: str = "constant", *, constant_values: float = 0
+) -> Tensor:
     """Pad in NumPy's modes that repeat elements, and with one constant."""
     if mode not in _PAD_MODES:
         raise NotImplementedError(f"mode={mode!r}, which is none of {', '.join(_PAD_MODES)}")
@@ -187,5 +201,7 @@ def identity(n: int) -> Tensor:
     return ops.eye(n)
 
 
-def logspace(start: float, stop: float, num: int = 50, endpoint: bool = True, base: float = 10.0) -> Tensor:
+def logspace(
+    start: float, stop: float, num: int = 50, endpoint: bool = True, base: float = 10.0
+) -> Tensor:
     return ops.power(base, ops.linspace(start, stop, num, endpoint=endpoint))

@@ -1,7 +1,7 @@
 """Find a NumPy function in a framework: with NumPy's parameters and numbers, or not at all.
 
-The framework's backend comes first; then a definition in terms of other NumPy functions; autoray translates for a
-backend that offers no functions itself.
+The framework's backend comes first; then a definition in terms of other NumPy functions; autoray
+translates for a backend that offers no functions itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Namespace:
 
 
 def found(name: str, namespace: dict[str, Any]) -> NumPyFunction:
-    """Return the function of this NumPy name, for the tensors of any backend, and keep it in its namespace."""
+    """Return the function of this NumPy name, for the tensors of any backend, and keep it in its
+    namespace.
+    """
     function = _found(name)
     if not is_traced():  # torch.compile would have to undo it
         namespace[name.rpartition(".")[2]] = function
@@ -80,7 +82,9 @@ def _numpy_named(name: str) -> NumPyFunction:
             if list in key or tuple in key:
                 key += tuple([tuple(map(type, arg)) for arg in args if type(arg) in (list, tuple)])
             way = _ways[key] if key in _ways else _learnt(key, args, elementwise)
-            if way is not None and (not kwargs or all(type(value) in SIMPLE for value in kwargs.values())):
+            if way is not None and (
+                not kwargs or all(type(value) in SIMPLE for value in kwargs.values())
+            ):
                 try:
                     return way(*args, **kwargs)
                 except (TypeError, NotImplementedError):  # below in our words
@@ -90,7 +94,9 @@ def _numpy_named(name: str) -> NumPyFunction:
         kwargs = {key: _tensors_of(name, backend, value) for key, value in kwargs.items()}
         in_framework = getattr(_functions, _place_of(name, name_of(backend)))
         try:
-            return in_framework(*(_numbers_to_tensors(backend, args) if elementwise else args), **kwargs)
+            return in_framework(
+                *(_numbers_to_tensors(backend, args) if elementwise else args), **kwargs
+            )
         except (TypeError, NotImplementedError) as error:
             framework = name_of(backend)
             raise refusal(BackendError, f"op_{name}",
@@ -109,10 +115,11 @@ _MOST = 10_000
 
 
 def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> NumPyFunction | None:
-    """Return the framework's function for arguments of the key's types, and keep it; None if they must be looked at.
+    """Return the framework's function for arguments of the key's types, and keep it; None if they
+    must be looked at.
 
-    The types tell where all is clear: tensors of the framework that is chosen, or of one where none is, and numbers,
-    also in lists and tuples.
+    The types tell where all is clear: tensors of the framework that is chosen, or of one where none
+    is, and numbers, also in lists and tuples.
     """
     name, chosen, *_ = key
     leaves = [leaf for arg in args for leaf in (arg if type(arg) in (list, tuple) else (arg,))]
@@ -141,12 +148,15 @@ ops, linalg = Namespace(), Namespace("linalg.")
 definition: Callable[[str], NumPyFunction | None] = lambda name: None
 """returns such a definition, or None; cgshim.ops puts its own here: definitions import this file"""
 
-_functions = types.SimpleNamespace()  # torch.compile reads attributes only when used, but a whole dict
+# torch.compile reads attributes only when used, but a whole dict
+_functions = types.SimpleNamespace()
 
 
 @constant_when_traced
 def _place_of(name: str, framework: str) -> str:
-    """Find the framework's function of this NumPy name, once; return the attribute of _functions that holds it."""
+    """Find the framework's function of this NumPy name, once; return the attribute of _functions
+    that holds it.
+    """
     place = f"{framework}_{name}".replace(".", "_")
     if not hasattr(_functions, place):
         setattr(_functions, place, _function_of(name, framework))
@@ -181,7 +191,9 @@ def _translated(name: str, framework: str) -> NumPyFunction | None:
 
 
 def _tensors_of(name: str, backend: Backend, value: Any) -> Any:
-    """Return value; NumPy arrays and Keras Variables, also in its lists, become tensors of the backend."""
+    """Return value; NumPy arrays and Keras Variables, also in its lists, become tensors of the
+    backend.
+    """
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return type(value)(_tensors_of(name, backend, item) for item in value)
     tensor = as_tensor(f"op_{name}", backend, value)
@@ -191,7 +203,10 @@ def _tensors_of(name: str, backend: Backend, value: Any) -> Any:
 def _numbers_to_tensors(backend: Backend, args: Sequence[Any]) -> list[Any]:
     """Return args with Python numbers as tensors, in the dtype of the other tensors if possible."""
     tensors = [arg for arg in args if backend.is_tensor(arg)]
-    return [_bend(backend, arg, tensors) if isinstance(arg, (int, float, complex)) else arg for arg in args]
+    return [
+        _bend(backend, arg, tensors) if isinstance(arg, (int, float, complex)) else arg
+        for arg in args
+    ]
 
 
 def _bend(backend: Backend, number: complex, tensors: Sequence[Tensor]) -> Tensor:

@@ -37,4 +37,6 @@ def special_xlogy(x: Tensor, y: Tensor) -> Tensor:
 
 def special_xlog1py(x: Tensor, y: Tensor) -> Tensor:
     zero = x == 0.0
-    return ops.where(zero, ops.zeros_like(x * y), x * ops.log1p(ops.where(zero, ops.zeros_like(y), y)))
+    return ops.where(
+        zero, ops.zeros_like(x * y), x * ops.log1p(ops.where(zero, ops.zeros_like(y), y))
+    )

@@ -1,4 +1,6 @@
-"""NumPy's statistics in terms of its other functions, for frameworks that lack them or mean something else."""
+"""NumPy's statistics in terms of its other functions, for frameworks that lack them or mean
+something else.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from cgshim.ops._tensors import cast, dtype
 
 
 def var(
-    a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, correction: float | None = None
+    a: Tensor,
+    axis: Axis = None,
+    *,
+    ddof: float = 0,
+    keepdims: bool = False,
+    correction: float | None = None,
 ) -> Tensor:
     a = as_float(a)
     deviation = ops.absolute(a - ops.mean(a, axis=axis, keepdims=True))
@@ -23,20 +30,31 @@ def var(
 
 
 def std(
-    a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False, correction: float | None = None
+    a: Tensor,
+    axis: Axis = None,
+    *,
+    ddof: float = 0,
+    keepdims: bool = False,
+    correction: float | None = None,
 ) -> Tensor:
     return ops.sqrt(var(a, axis, ddof=ddof, keepdims=keepdims, correction=correction))
 
 
-def average(a: Tensor, axis: Axis = None, weights: Tensor | None = None, *, keepdims: bool = False) -> Tensor:
+def average(
+    a: Tensor, axis: Axis = None, weights: Tensor | None = None, *, keepdims: bool = False
+) -> Tensor:
     a = as_float(a)
     if weights is None:
         return ops.mean(a, axis=axis, keepdims=keepdims)
     if tuple(weights.shape) != tuple(a.shape):
         (at,) = axes_of(a, axis)
-        weights = ops.reshape(weights, tuple(-1 if other == at else 1 for other in range(len(a.shape))))
+        weights = ops.reshape(
+            weights, tuple(-1 if other == at else 1 for other in range(len(a.shape)))
+        )
         weights = weights * ops.ones_like(a)
-    return ops.sum(a * weights, axis=axis, keepdims=keepdims) / ops.sum(weights, axis=axis, keepdims=keepdims)
+    return ops.sum(a * weights, axis=axis, keepdims=keepdims) / ops.sum(
+        weights, axis=axis, keepdims=keepdims
+    )
 
 
 def ptp(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
@@ -72,7 +90,9 @@ def median(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
 
 
 def _without_nan(a: Tensor, instead: float) -> Tensor:
-    return ops.where(ops.isnan(a), ops.full_like(a, instead), a) if dtype(a).startswith(INEXACT) else a
+    return (
+        ops.where(ops.isnan(a), ops.full_like(a, instead), a) if dtype(a).startswith(INEXACT) else a
+    )
 
 
 def nansum(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
@@ -126,16 +146,24 @@ def nancumsum(a: Tensor, axis: int | None = None) -> Tensor:
     return ops.cumsum(_without_nan(a, 0.0), axis=axis)
 
 
-def cumulative_sum(x: Tensor, /, *, axis: int | None = None, include_initial: bool = False) -> Tensor:
+def cumulative_sum(
+    x: Tensor, /, *, axis: int | None = None, include_initial: bool = False
+) -> Tensor:
     return _cumulative(ops.cumsum, ops.zeros_like, x, axis, include_initial)
 
 
-def cumulative_prod(x: Tensor, /, *, axis: int | None = None, include_initial: bool = False) -> Tensor:
+def cumulative_prod(
+    x: Tensor, /, *, axis: int | None = None, include_initial: bool = False
+) -> Tensor:
     return _cumulative(ops.cumprod, ops.ones_like, x, axis, include_initial)
 
 
 def _cumulative(
-    of: Callable[..., Tensor], initial: Callable[..., Tensor], x: Tensor, axis: int | None, include_initial: bool
+    of: Callable[..., Tensor],
+    initial: Callable[..., Tensor],
+    x: Tensor,
+    axis: int | None,
+    include_initial: bool,
 ) -> Tensor:
     at = 0 if axis is None and len(x.shape) == 1 else axis
     if at is None:

@@ -26,8 +26,8 @@ def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
     Returns
     -------
     tensor
-        Of the chosen backend, or of x's own. A NumPy array if there is neither; within f and grad_fn it is a tensor of
-        the op's backend, on the device of the op's first tensor.
+        Of the chosen backend, or of x's own. A NumPy array if there is neither; within f and
+        grad_fn it is a tensor of the op's backend, on the device of the op's first tensor.
 
     Raises
     ------
@@ -45,7 +45,8 @@ def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
 
 
 def cast(x: Any, dtype: Any) -> Tensor:
-    """Return x, a tensor of any shape, in another dtype (a name such as "float32", or the framework's own).
+    """Return x, a tensor of any shape, in another dtype (a name such as "float32", or the
+    framework's own).
 
     Examples
     --------
@@ -56,7 +57,8 @@ def cast(x: Any, dtype: Any) -> Tensor:
 
 
 def convert_to_numpy(x: Any) -> np.ndarray[Any, Any]:
-    """Return x, a tensor of any framework, shape and dtype, as a NumPy array: on the host, not differentiated.
+    """Return x, a tensor of any framework, shape and dtype, as a NumPy array: on the host, not
+    differentiated.
 
     Examples
     --------
@@ -92,7 +94,8 @@ def is_tensor(x: object) -> bool:
 
 
 def shape(x: Any) -> tuple[Any, ...]:
-    """Return the shape of a tensor as a tuple; None stands for a size that a graph does not know yet.
+    """Return the shape of a tensor as a tuple; None stands for a size that a graph does not know
+    yet.
 
     Examples
     --------
@@ -103,7 +106,8 @@ def shape(x: Any) -> tuple[Any, ...]:
 
 
 def dtype(x: Any) -> str:
-    """Return the name of a tensor's dtype, the same in every framework: "float32", "bfloat16", "int64".
+    """Return the name of a tensor's dtype, the same in every framework: "float32", "bfloat16",
+    "int64".
 
     Examples
     --------

@@ -15,7 +15,8 @@ Tensor = Any
 
 @not_converted
 def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
-    """Sum a gradient over what was broadcast: the transpose of broadcasting ``like`` to the gradient's shape.
+    """Sum a gradient over what was broadcast: the transpose of broadcasting ``like`` to the
+    gradient's shape.
 
     Parameters
     ----------
@@ -48,20 +49,25 @@ def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
     backend = backend_or_numpy([gradient, like])
     wanted = tuple(like) if isinstance(like, (tuple, list)) else shape(like)
     given = shape(gradient)
-    if None in (*wanted, *given) and (own := own_function(backend, "sum_to_shape")):  # sizes of a graph's run
+    # sizes of a graph's run
+    if None in (*wanted, *given) and (own := own_function(backend, "sum_to_shape")):
         return own(gradient, like)
     extra = len(given) - len(wanted)
     if extra < 0 or any(size not in (1, given[extra + at]) for at, size in enumerate(wanted)):
         raise refusal(CustomGradientValueError, "op_sum_to_shape",
                       must=f"like must broadcast to the gradient's shape {list(given)}",
                       got=describe_spec(wanted, gradient.dtype), do="give what the rule broadcast")  # fmt: skip
-    axes = [*range(extra), *[extra + at for at, size in enumerate(wanted) if size == 1 != given[extra + at]]]
+    axes = [
+        *range(extra),
+        *[extra + at for at, size in enumerate(wanted) if size == 1 != given[extra + at]],
+    ]
     summed = ops.sum(gradient, axis=tuple(axes)) if axes else gradient
     return ops.reshape(summed, wanted)
 
 
 def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor:
-    """Add values to x at indices along an axis, twice at an index that comes twice: the transpose of a gather.
+    """Add values to x at indices along an axis, twice at an index that comes twice: the transpose
+    of a gather.
 
     Parameters
     ----------
@@ -92,7 +98,8 @@ def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor
 
     Notes
     -----
-    ``torch.index_add``, ``x.at[index].add(values)`` in JAX, ``tf.tensor_scatter_nd_add``, ``np.add.at``.
+    ``torch.index_add``, ``x.at[index].add(values)`` in JAX, ``tf.tensor_scatter_nd_add``,
+    ``np.add.at``.
     """
     backend = backend_or_numpy([x, index, values])
     x, index, values = (convert_to_tensor(each) for each in (x, index, values))

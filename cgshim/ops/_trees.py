@@ -13,15 +13,16 @@ Tree = Any
 
 
 def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
-    """Return a tree of fn's results for each tensor of a tree, and for the tensors at its place in the rest.
+    """Return a tree of fn's results for each tensor of a tree, and for the tensors at its place in
+    the rest.
 
     Parameters
     ----------
     fn : callable
         Takes one tensor for each tree.
     tree, *rest : tree
-        Of what the backend's registry knows (lists, dicts, modules), with the same structure. A leaf that is not a
-        tensor stays as it is in the first.
+        Of what the backend's registry knows (lists, dicts, modules), with the same structure. A
+        leaf that is not a tensor stays as it is in the first.
 
     Returns
     -------

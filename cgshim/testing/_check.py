@@ -11,7 +11,13 @@ import numpy as np
 
 from cgshim._choice import backend_or_numpy
 from cgshim._custom_gradient import CustomGradient
-from cgshim._errors import CustomGradientValueError, TransformationError, describe, function_name, refusal
+from cgshim._errors import (
+    CustomGradientValueError,
+    TransformationError,
+    describe,
+    function_name,
+    refusal,
+)
 from cgshim._vjp import by_variables_too, checked_variables, require_callable
 from cgshim.testing._functions import Array, Function, double_precision, flatten
 
@@ -24,10 +30,11 @@ HIGHER_ORDER = (
 DIRECTIONS = 2
 """how many random directions change each argument; one shows a wrong derivative with probability one"""
 
-# The frameworks' own checkers (torch.autograd.gradcheck and gradgradcheck, jax.test_util.check_grads,
-# tf.test.compute_gradient, autograd.test_util.check_grads) do not suffice: none names argument, output and index
-# together, takes a surrogate or knows others' backends; JAX's needs a global switch for float64 and TensorFlow's has no
-# second order. One checker on the Backend protocol has all that; the tests compare its verdicts with theirs.
+# The frameworks' own checkers (torch.autograd.gradcheck and gradgradcheck,
+# jax.test_util.check_grads, tf.test.compute_gradient, autograd.test_util.check_grads) do not
+# suffice: none names argument, output and index together, takes a surrogate or knows others'
+# backends; JAX's needs a global switch for float64 and TensorFlow's has no second order. One
+# checker on the Backend protocol has all that; the tests compare its verdicts with theirs.
 
 
 def check_gradients(
@@ -42,38 +49,46 @@ def check_gradients(
     atol: float | None = None,
     against: Callable[..., Any] | None = None,
 ) -> None:
-    """Compare the derivatives of a function with central differences, for each argument and output separately.
+    """Compare the derivatives of a function with central differences, for each argument and output
+    separately.
 
     Parameters
     ----------
     fn : callable
-        An op, or any function of tensors. Tensors that it captures should be float64, as its arguments will be.
+        An op, or any function of tensors. Tensors that it captures should be float64, as its
+        arguments will be.
     args : sequence of trees of tensors
-        Where to check it; float and complex tensors, of any shape, are changed, the rest stays as it is.
+        Where to check it; float and complex tensors, of any shape, are changed, the rest stays as
+        it is.
     order : int, optional
-        The highest derivative to check: those of order n are compared with differences of those of order n - 1. By
-        default 2, and 1 of an op that is ``once_differentiable``.
+        The highest derivative to check: those of order n are compared with differences of those of
+        order n - 1. By default 2, and 1 of an op that is ``once_differentiable``.
     modes : iterable of str, optional
         "reverse", "forward" or both. By default forward mode is checked if an op promises it with
-        ``forward_mode=True``, and in any other function if nothing refuses it; if named here, refusing it is an error.
+        ``forward_mode=True``, and in any other function if nothing refuses it; if named here,
+        refusing it is an error.
     argnums : int or sequence of int, optional
-        The positional arguments whose gradients to check, as in ``op_grad``; by default all of them.
+        The positional arguments whose gradients to check, as in ``op_grad``; by default all of
+        them.
     variables : list of float or complex tensors, optional
-        Trainable state that fn reads without being given it, in double precision: PyTorch's Parameters, TensorFlow's
-        Variables. Each is changed in place, as the arguments are, and has its value back afterwards.
+        Trainable state that fn reads without being given it, in double precision: PyTorch's
+        Parameters, TensorFlow's Variables. Each is changed in place, as the arguments are, and has
+        its value back afterwards.
     rtol, atol : float, optional
-        By default the step of the differences, 6e-6 in float64, and 4e-8 of the function's own size.
+        By default the step of the differences, 6e-6 in float64, and 4e-8 of the function's own
+        size.
     against : callable, optional
-        The function for the differences: the surrogate of a function that has other derivatives on purpose.
+        The function for the differences: the surrogate of a function that has other derivatives on
+        purpose.
 
     Raises
     ------
     AssertionError
-        If a derivative is wrong; it names the argument, the output and the index. If a difference is not finite,
-        it says so instead, because nothing is known there.
+        If a derivative is wrong; it names the argument, the output and the index. If a difference
+        is not finite, it says so instead, because nothing is known there.
     CustomGradientError
-        For what the op refuses: a gradient of a wrong shape, forward mode that was asked for and is not promised, a
-        second order if it is ``once_differentiable``.
+        For what the op refuses: a gradient of a wrong shape, forward mode that was asked for and is
+        not promised, a second order if it is ``once_differentiable``.
 
     Examples
     --------
@@ -84,11 +99,12 @@ def check_gradients(
 
     Notes
     -----
-    Directions and upstream gradients are random and the same in every run. The checks use float64, on JAX too, whose
-    switch for it is on only while they run; a framework without float64 is checked in what it has.
+    Directions and upstream gradients are random and the same in every run. The checks use float64,
+    on JAX too, whose switch for it is on only while they run; a framework without float64 is
+    checked in what it has.
 
-    Complex numbers are checked as any others: a framework's gradients are compared in its own convention, while
-    rules are written in one for all of them, ``u * conj(2 * z)`` for ``z * z``.
+    Complex numbers are checked as any others: a framework's gradients are compared in its own
+    convention, while rules are written in one for all of them, ``u * conj(2 * z)`` for ``z * z``.
     """
     require_callable("check_gradients", fn)
     op = fn.name if isinstance(fn, CustomGradient) else function_name(fn)
@@ -102,15 +118,24 @@ def check_gradients(
     with double_precision(backend):
         if variables:
             variables = checked_variables(op, backend, variables)
-            by_variables_too(op, backend, variables)  # it raises an error where a framework has no such state
+            # it raises an error where a framework has no such state
+            by_variables_too(op, backend, variables)
         derived, values = flatten(op, backend, fn, args, argnums, variables)
-        differenced = derived if against is None else flatten(op, backend, against, args, argnums, variables)[0]
+        differenced = (
+            derived
+            if against is None
+            else flatten(op, backend, against, args, argnums, variables)[0]
+        )
         _require_same_outputs(op, derived(values), differenced(values))
         for n in range(1, order + 1):
             check = _Check(op, n, surrogate, derived, differenced, values, random, rtol, atol)
             check(modes, demanded)
             upstreams = [_random(random, output) for output in derived(values)]
-            derived, differenced, values = derived.gradient(), differenced.gradient(), [*values, *upstreams]
+            derived, differenced, values = (
+                derived.gradient(),
+                differenced.gradient(),
+                [*values, *upstreams],
+            )
 
 
 def _default_modes(fn: Callable[..., Any]) -> list[str]:
@@ -121,7 +146,13 @@ def _default_modes(fn: Callable[..., Any]) -> list[str]:
 def _known(op: str, modes: Iterable[str], order: int) -> list[str]:
     modes = list(modes)
     if order < 1:
-        raise refusal(CustomGradientValueError, op, must="order must be 1 or more", got=str(order), do="write order=1")
+        raise refusal(
+            CustomGradientValueError,
+            op,
+            must="order must be 1 or more",
+            got=str(order),
+            do="write order=1",
+        )
     if not modes or set(modes) - {"reverse", "forward"}:
         raise refusal(CustomGradientValueError, op, must='modes must be "reverse", "forward" or both',
                       got=repr(modes), do='write modes=("reverse",)')  # fmt: skip
@@ -159,7 +190,9 @@ class _Check:
     atol: float | None
 
     def __call__(self, modes: Sequence[str], demanded: bool) -> None:
-        """Check these modes; if forward mode is not demanded, an error that refuses it ends that part."""
+        """Check these modes; if forward mode is not demanded, an error that refuses it ends that
+        part.
+        """
         changes = [
             self._change(at, _random(self.random, value) * np.maximum(1, abs(value)))
             for at, value in enumerate(self.values)
@@ -180,14 +213,16 @@ class _Check:
         return _Change(at, step, differences)
 
     def _moved(self, at: int, by: Array) -> list[Array]:
-        return [np.asarray(value + by, value.dtype) if n == at else value for n, value in enumerate(self.values)]
+        return [
+            np.asarray(value + by, value.dtype) if n == at else value
+            for n, value in enumerate(self.values)
+        ]
 
     def _require_finite(self, at: int, output: str, difference: Array) -> None:
         if not np.isfinite(difference).all():
             index = tuple(np.argwhere(~np.isfinite(difference))[0])
-            what = (
-                f"the central difference{self.surrogate} of {output}{_spelled(index)} along {self.derived.inputs[at]}"
-            )
+            where = f"{output}{_spelled(index)} along {self.derived.inputs[at]}"
+            what = f"the central difference{self.surrogate} of {where}"
             raise refusal(AssertionError, self._heading, must=f"{what} must be finite",
                           got=str(difference[index]),
                           do="nothing is known of the gradient there: check it where the function is finite"
@@ -196,17 +231,20 @@ class _Check:
     # --- In reverse mode <gradient, step> is <upstream, difference> ---
 
     def _check_reverse(self, changes: Sequence[_Change]) -> None:
-        """Check with a random upstream of one output at a time, and then with others of all outputs at once.
+        """Check with a random upstream of one output at a time, and then with others of all outputs
+        at once.
 
-        The last ones have another scale and the other sign, for a rule such as `abs(u)`; those of each input alone tell
-        a rule that is asked for no other gradient.
+        The last ones have another scale and the other sign, for a rule such as `abs(u)`; those of
+        each input alone tell a rule that is asked for no other gradient.
         """
         outputs, upstreams = self.derived(self.values), list[Array]()
         for at, output in enumerate(outputs):
             upstreams = [np.zeros_like(y) for y in outputs]
             upstreams[at] = _random(self.random, output)
             self._compare_in_reverse(changes, upstreams, self.derived.outputs[at])
-        upstreams = [np.asarray(-3 * u if u.any() else _random(self.random, u), u.dtype) for u in upstreams]
+        upstreams = [
+            np.asarray(-3 * u if u.any() else _random(self.random, u), u.dtype) for u in upstreams
+        ]
         together = "all outputs at once" if len(outputs) > 1 else self.derived.outputs[0]
         self._compare_in_reverse(changes, upstreams, together)
         state = len(self.derived.variables)  # its gradients are always needed
@@ -215,9 +253,16 @@ class _Check:
             self._compare_in_reverse(own, upstreams, f"{together}, needed alone", alone=at)
 
     def _compare_in_reverse(
-        self, changes: Sequence[_Change], upstreams: Sequence[Array], through: str, alone: int | None = None
+        self,
+        changes: Sequence[_Change],
+        upstreams: Sequence[Array],
+        through: str,
+        alone: int | None = None,
     ) -> None:
-        outputs, gradients = self.derived(self.values), self.derived.vjp(self.values, upstreams, alone)
+        outputs, gradients = (
+            self.derived(self.values),
+            self.derived.vjp(self.values, upstreams, alone),
+        )
         for change in changes:
             got, expected, size = self._paired(gradients, upstreams, change)
             noise = sum(abs(u * y).sum() for u, y in zip(upstreams, outputs, strict=True))
@@ -227,10 +272,13 @@ class _Check:
     def _paired(
         self, gradients: Sequence[Array], upstreams: Sequence[Array], change: _Change
     ) -> tuple[float, float, float]:
-        """Return the outputs' change by the gradient, by the differences, and the size of the latter's terms."""
+        """Return the outputs' change by the gradient, by the differences, and the size of the
+        latter's terms.
+        """
         terms = self._conjugated(gradients[change.input]) * change.step
         expected = [
-            self._conjugated(u) * difference for u, difference in zip(upstreams, change.differences, strict=True)
+            self._conjugated(u) * difference
+            for u, difference in zip(upstreams, change.differences, strict=True)
         ]
         got, wanted = np.real(terms.sum()), sum(np.real(each.sum()) for each in expected)
         return got, wanted, sum(abs(each).sum() for each in expected)
@@ -248,7 +296,12 @@ class _Check:
             for spelled, unit in _units(self.values[input])
         ]
         (got, expected, _), spelled = max(found, key=lambda each: _distance(each[0][0], each[0][1]))
-        self._fail(f"the gradient of {self.derived.inputs[input]}{spelled} through {through}", "reverse", got, expected)
+        self._fail(
+            f"the gradient of {self.derived.inputs[input]}{spelled} through {through}",
+            "reverse",
+            got,
+            expected,
+        )
 
     # --- In forward mode the tangent is the difference ---
 
@@ -256,7 +309,9 @@ class _Check:
         for change in [change for change in changes if change.input >= len(self.derived.variables)]:
             tangents = [np.zeros_like(value) for value in self.values]
             tangents[change.input] = change.step
-            found = zip(self.derived.jvp(self.values, tangents), self.derived(self.values), strict=True)
+            found = zip(
+                self.derived.jvp(self.values, tangents), self.derived(self.values), strict=True
+            )
             for at, (tangent, output) in enumerate(found):
                 self._check_tangent(at, tangent, abs(output), change)
 
@@ -265,16 +320,28 @@ class _Check:
         for index in np.ndindex(expected.shape):
             tolerance = self._tolerance(change.input, abs(expected[index]), sizes[index])
             if not abs(tangent[index] - expected[index]) <= tolerance:
-                output, input = f"{self.derived.outputs[at]}{_spelled(index)}", self.derived.inputs[change.input]
-                self._fail(f"the tangent of {output} along {input}", "forward", tangent[index], expected[index])
+                output, input = (
+                    f"{self.derived.outputs[at]}{_spelled(index)}",
+                    self.derived.inputs[change.input],
+                )
+                self._fail(
+                    f"the tangent of {output} along {input}",
+                    "forward",
+                    tangent[index],
+                    expected[index],
+                )
 
     # --- What is close enough, and what is not ---
 
     def _tolerance(self, input: int, size: float, of_function: float) -> float:
-        """Return what a difference of this size may be off by, of a function of that size, be they ever so small."""
+        """Return what a difference of this size may be off by, of a function of that size, be they
+        ever so small.
+        """
         step = _step_size(self.values[input])
         rounding = min(step, 1000 * step**2) * of_function + 10 * step**2
-        return (rounding if self.atol is None else self.atol) + (step if self.rtol is None else self.rtol) * size
+        return (rounding if self.atol is None else self.atol) + (
+            step if self.rtol is None else self.rtol
+        ) * size
 
     @property
     def _heading(self) -> str:
@@ -288,7 +355,9 @@ class _Check:
 
 
 def _step_size(value: Array) -> float:
-    """Return the step at which a central difference's errors by order and by rounding are equal: the step squared."""
+    """Return the step at which a central difference's errors by order and by rounding are equal:
+    the step squared.
+    """
     return float(np.finfo(value.dtype).eps ** (1 / 3))
 
 

@@ -15,7 +15,9 @@ Jvp = Callable[[Function, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
 
 def jvp_of(backend: Backend) -> Jvp:
-    """Return the framework's forward mode: `jvp` of its backend, or else our own for the four frameworks."""
+    """Return the framework's forward mode: `jvp` of its backend, or else our own for the four
+    frameworks.
+    """
     name = name_of(backend)
     jvp: Jvp | None = getattr(backend, "jvp", None) or _JVPS.get(name)
     if jvp is None:
@@ -25,27 +27,41 @@ def jvp_of(backend: Backend) -> Jvp:
     return jvp
 
 
-def _autograd_jvp(fn: Function, inputs: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Tensor]:
-    core, builtins = importlib.import_module("autograd.core"), importlib.import_module("autograd.builtins")
-    # The inputs come back with the outputs: the tangent of an output that does not depend on them is then known.
-    jvp = core.make_jvp(lambda xs: builtins.tuple((builtins.tuple(tuple(fn(*xs))), xs)), tuple(inputs))
+def _autograd_jvp(
+    fn: Function, inputs: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    core, builtins = (
+        importlib.import_module("autograd.core"),
+        importlib.import_module("autograd.builtins"),
+    )
+    # The inputs come back with the outputs: the tangent of an output that does not depend on them
+    # is then known.
+    jvp = core.make_jvp(
+        lambda xs: builtins.tuple((builtins.tuple(tuple(fn(*xs))), xs)), tuple(inputs)
+    )
     _, (of_outputs, _) = jvp(tuple(tangents))
     return list(of_outputs)
 
 
-def _jax_jvp(fn: Function, inputs: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Tensor]:
+def _jax_jvp(
+    fn: Function, inputs: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> Sequence[Tensor]:
     jax = importlib.import_module("jax")
     _, of_outputs = jax.jvp(lambda *xs: list(fn(*xs)), list(inputs), list(tangents))
     return list(of_outputs)
 
 
-def _torch_jvp(fn: Function, inputs: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Tensor]:
+def _torch_jvp(
+    fn: Function, inputs: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> Sequence[Tensor]:
     torch = importlib.import_module("torch")
     _, of_outputs = torch.func.jvp(lambda *xs: tuple(fn(*xs)), tuple(inputs), tuple(tangents))
     return list(of_outputs)
 
 
-def _tensorflow_jvp(fn: Function, inputs: Sequence[Tensor], tangents: Sequence[Tensor]) -> Sequence[Tensor]:
+def _tensorflow_jvp(
+    fn: Function, inputs: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> Sequence[Tensor]:
     tf = importlib.import_module("tensorflow")
     with tf.autodiff.ForwardAccumulator(list(inputs), list(tangents)) as accumulator:
         outputs = list(fn(*inputs))

@@ -1,4 +1,6 @@
-"""Functions as the checker sees them: only float tensors, with a name for each, and NumPy arrays in and out."""
+"""Functions as the checker sees them: only float tensors, with a name for each, and NumPy arrays in
+and out.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from typing import Any
 import numpy as np
 
 from cgshim._dtypes import is_complex, is_differentiable
-from cgshim._errors import CustomGradientTypeError, CustomGradientValueError, describe, describe_tree, refusal
+from cgshim._errors import (
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    describe,
+    describe_tree,
+    refusal,
+)
 from cgshim._parameters import Parameters
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
@@ -24,9 +32,11 @@ Array = Any
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A function of float and complex tensors that returns such tensors; calls take and return arrays.
+    """A function of float and complex tensors that returns such tensors; calls take and return
+    arrays.
 
-    What it reads without being given it, its variables, comes first among the values, and is written to for each call.
+    What it reads without being given it, its variables, comes first among the values, and is
+    written to for each call.
     """
 
     backend: Backend
@@ -41,15 +51,24 @@ class Function:
         with self._set(values) as tensors:
             return self._arrays(self.run(self.on_tensors, *tensors))
 
-    def vjp(self, values: Sequence[Array], upstreams: Sequence[Array], alone: int | None = None) -> list[Array]:
-        """Return the gradients of the inputs, by the framework's reverse mode; or of one alone, and zeros."""
+    def vjp(
+        self, values: Sequence[Array], upstreams: Sequence[Array], alone: int | None = None
+    ) -> list[Array]:
+        """Return the gradients of the inputs, by the framework's reverse mode; or of one alone, and
+        zeros.
+        """
         with self._set(values) as tensors:
             if alone is None:
                 return self._arrays(self.run(self._pulled_back, tensors, self._tensors(upstreams)))
             at = alone - len(self.variables)
-            _, pullback = self.backend.vjp(lambda x: self.on_tensors(*subvals(tensors, [at], [x])), [tensors[at]])
-            gradient = pullback(self._tensors(upstreams))  # not compiled: there each gradient may be needed
-            return subvals([np.zeros_like(value) for value in values], [alone], self._arrays(gradient))
+            _, pullback = self.backend.vjp(
+                lambda x: self.on_tensors(*subvals(tensors, [at], [x])), [tensors[at]]
+            )
+            # not compiled: there each gradient may be needed
+            gradient = pullback(self._tensors(upstreams))
+            return subvals(
+                [np.zeros_like(value) for value in values], [alone], self._arrays(gradient)
+            )
 
     def jvp(self, values: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
         """Return the tangents of the outputs, by the framework's forward mode."""
@@ -75,7 +94,9 @@ class Function:
         gradients = pullback(upstreams)
         return [*gradients[len(tensors) :], *gradients[: len(tensors)]]
 
-    def _pushed_forward(self, tensors: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor]:
+    def _pushed_forward(
+        self, tensors: Sequence[Tensor], tangents: Sequence[Tensor]
+    ) -> list[Tensor]:
         return list(jvp_of(self.backend)(self.on_tensors, tensors, tangents))
 
     @contextlib.contextmanager
@@ -94,7 +115,9 @@ class Function:
             _assign(variable, value)
 
     def has_conjugate_gradients(self) -> bool:
-        """Return True if a complex gradient is the conjugate of the derivative, which for z * z at 1j is 2j."""
+        """Return True if a complex gradient is the conjugate of the derivative, which for z * z at
+        1j is 2j.
+        """
         at_1j, one = self._tensors([np.asarray(1j, "complex64"), np.asarray(1, "complex64")])
         _, pullback = self.backend.vjp(lambda z: [z * z], [at_1j])
         (gradient,) = self._arrays(pullback([one]))
@@ -124,7 +147,9 @@ SLOW = 0.5
 
 
 class _Runner:
-    """Runs functions of tensors; in jax.jit once one was slow, for eager JAX compiles the body of a scan each time."""
+    """Runs functions of tensors; in jax.jit once one was slow, for eager JAX compiles the body of a
+    scan each time.
+    """
 
     def __init__(self, backend: Backend) -> None:
         self._jit = importlib.import_module("jax").jit if name_of(backend) == "jax" else None
@@ -153,10 +178,11 @@ def flatten(
     argnums: int | Sequence[int] | None = None,
     variables: Sequence[Any] = (),
 ) -> tuple[Function, list[Array]]:
-    """Return fn as a function of the variables and the float tensors in args, and the values of all of them.
+    """Return fn as a function of the variables and the float tensors in args, and the values of all
+    of them.
 
-    The tensors are in double precision if it exists. With argnums they are only those in these arguments; the others
-    stay as they are, in double precision too.
+    The tensors are in double precision if it exists. With argnums they are only those in these
+    arguments; the others stay as they are, in double precision too.
     """
     names, arguments, options = Parameters(fn).bind(op, tuple(args), {})
     tensors, specs = partition_each(op, backend, arguments)
@@ -174,7 +200,9 @@ def flatten(
                       got=describe_tree(args), do="convert one")  # fmt: skip
 
     def output_at(xs: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
-        outputs, output = partition(op, backend, fn(*combine_each(specs, subvals(tensors, chosen, xs)), **options))
+        outputs, output = partition(
+            op, backend, fn(*combine_each(specs, subvals(tensors, chosen, xs)), **options)
+        )
         named = zip(outputs, output.paths("output"), strict=True)
         floats = [(y, path) for y, path in named if is_differentiable(y.dtype)]
         return [y for y, _ in floats], [path for _, path in floats]
@@ -185,7 +213,9 @@ def flatten(
         raise refusal(CustomGradientTypeError, op, must="the output must hold a float or complex tensor",
                       got="none", do="there is nothing to check")  # fmt: skip
     names = [*(f"variables[{at}]" for at in range(len(variables))), *(paths[at] for at in chosen)]
-    function = Function(backend, lambda *xs: output_at(xs)[0], names, outputs, variables, _Runner(backend))
+    function = Function(
+        backend, lambda *xs: output_at(xs)[0], names, outputs, variables, _Runner(backend)
+    )
     return function, [np.array(backend.convert_to_numpy(x)) for x in (*variables, *wide)]
 
 
@@ -216,6 +246,7 @@ def double_precision(backend: Backend) -> Iterator[None]:
         yield
         return
     jax = importlib.import_module("jax")
-    switch = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")  # before JAX 0.8
+    # before JAX 0.8
+    switch = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
     with switch.enable_x64(True):
         yield

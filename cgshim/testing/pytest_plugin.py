@@ -1,11 +1,12 @@
-"""A pytest plug-in: tests that take `backend` run on every backend that is installed, or on those that were asked for.
+"""A pytest plug-in: tests that take `backend` run on every backend that is installed, or on those
+that were asked for.
 
 One line in the conftest.py of your tests, where pytest is started, turns it on::
 
     pytest_plugins = ["cgshim.testing.pytest_plugin"]
 
-``pytest --backend jax --backend torch``, or ``CGSHIM_BACKEND=jax pytest``, asks for backends by name. What was
-asked for and cannot be imported fails the run; nothing is skipped silently.
+``pytest --backend jax --backend torch``, or ``CGSHIM_BACKEND=jax pytest``, asks for backends by
+name. What was asked for and cannot be imported fails the run; nothing is skipped silently.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """From here on `config.option.backends` are the backends of the run; one that does not import fails the run."""
+    """From here on `config.option.backends` are the backends of the run; one that does not import
+    fails the run.
+    """
     chosen = cgshim.config_backend()
     by_default = [chosen] if chosen else cgshim.available_backends()
     config.option.backends = list(dict.fromkeys(config.option.backends or by_default))
@@ -40,7 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str:
     tested = config.option.backends
     left_out = [name for name in entry_points() if name not in tested]
-    return f"backends: {', '.join(tested)}" + (f" (not in this run: {', '.join(left_out)})" if left_out else "")
+    return f"backends: {', '.join(tested)}" + (
+        f" (not in this run: {', '.join(left_out)})" if left_out else ""
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -49,7 +54,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend", metafunc.config.option.backends)
 
 
-@pytest.fixture(autouse=True)  # a fixture that a test names is not for Hypothesis, which runs it many times
+# a fixture that a test names is not for Hypothesis, which runs it many times
+@pytest.fixture(autouse=True)
 def backend_in_use(request: pytest.FixtureRequest) -> Iterator[None]:
     """Choose the backend that a test takes by `cgshim.use_backend`, for the length of the test."""
     parameters = getattr(request.node, "callspec", None)

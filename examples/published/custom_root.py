@@ -1,8 +1,9 @@
-"""A root of any function, with the gradient of the implicit function theorem: nothing goes through the solver.
+"""A root of any function, with the gradient of the implicit function theorem: nothing goes through
+the solver.
 
-Published as custom_root in jax-ml/jax, `jax/_src/lax/control_flow/solves.py` (Blondel et al. 2022, "Efficient and
-Modular Implicit Differentiation"). The rule keeps the root, the op's output, so derivatives of every order are right,
-and `solve` may be opaque: SciPy's, say, as an `op_host`.
+Published as custom_root in jax-ml/jax, `jax/_src/lax/control_flow/solves.py` (Blondel et al. 2022,
+"Efficient and Modular Implicit Differentiation"). The rule keeps the root, the op's output, so
+derivatives of every order are right, and `solve` may be opaque: SciPy's, say, as an `op_host`.
 """
 
 from cgshim import op_custom_gradient, op_vjp, ops
@@ -12,10 +13,11 @@ from cgshim import op_custom_gradient, op_vjp, ops
 def custom_root(f, parameters, guess, solve, transpose_solve):
     """The x at which f(parameters, x) is zero.
 
-    `solve(f, parameters, guess)` finds it, and `transpose_solve(g, y)` finds the v for which g(v) is y: g is linear,
-    the transposed Jacobian of f by x. The parameters are a tree of tensors.
+    `solve(f, parameters, guess)` finds it, and `transpose_solve(g, y)` finds the v for which g(v)
+    is y: g is linear, the transposed Jacobian of f by x. The parameters are a tree of tensors.
     """
-    root = solve(f, *ops.tree_map(ops.stop_gradient, (parameters, guess)))  # nothing records its steps
+    # nothing records its steps
+    root = solve(f, *ops.tree_map(ops.stop_gradient, (parameters, guess)))
 
     def grad(upstream):
         _, pullback = op_vjp(f, parameters, root)

@@ -1,8 +1,9 @@
 """Fake quantisation: x at the nearest of 2**bits levels between a trainable minimum and maximum.
 
-Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference".
-Published as fake_quant_with_min_max_vars in TensorFlow, with a gradient kernel of its own, and in keras-team/keras,
-`keras/src/quantizers/quantizers.py`. The gradient goes straight through within the range; what was clipped moves it.
+Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference". Published as fake_quant_with_min_max_vars in TensorFlow, with a
+gradient kernel of its own, and in keras-team/keras, `keras/src/quantizers/quantizers.py`. The
+gradient goes straight through within the range; what was clipped moves it.
 """
 
 from cgshim import op_custom_gradient, ops
@@ -17,7 +18,9 @@ def nudged(low, high, bits):
 
 @op_custom_gradient
 def fake_quantise(x, low, high, *, bits=8):
-    """x, quantised; low and high are one number each, or broadcast to x: one for each channel, for example."""
+    """x, quantised; low and high are one number each, or broadcast to x: one for each channel, for
+    example.
+    """
     bottom, top, step = nudged(low, high, bits)
     levels = ops.floor((ops.clip(x, bottom, top) - bottom) / step + 0.5)
 

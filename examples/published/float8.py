@@ -1,8 +1,9 @@
-"""A matrix product in float8: e4m3 in the forward pass and e5m2 for the upstream gradient, each scaled to its range.
+"""A matrix product in float8: e4m3 in the forward pass and e5m2 for the upstream gradient, each
+scaled to its range.
 
-Micikevicius et al. 2022, "FP8 Formats for Deep Learning". Published as matmul_with_hp_or_float8_args in pytorch/ao,
-`torchao/float8/float8_linear.py`. The rounding is emulated in the tensors' own dtype, because not every framework has
-float8, and is the same on all.
+Micikevicius et al. 2022, "FP8 Formats for Deep Learning". Published as
+matmul_with_hp_or_float8_args in pytorch/ao, `torchao/float8/float8_linear.py`. The rounding is
+emulated in the tensors' own dtype, because not every framework has float8, and is the same on all.
 """
 
 from cgshim import op_custom_gradient, ops
@@ -22,7 +23,9 @@ def round_to(x, mantissa, exponents, largest):
 
 
 def in_float8(x, kind):
-    """x as a scaled float8 tensor holds it: the largest element becomes the largest number of the format."""
+    """x as a scaled float8 tensor holds it: the largest element becomes the largest number of the
+    format.
+    """
     scale = kind[-1] / ops.maximum(ops.max(ops.abs(x)), 1e-12)
     return round_to(x * scale, *kind) / scale
 

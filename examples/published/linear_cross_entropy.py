@@ -1,8 +1,10 @@
-"""The cross entropy of a linear layer's logits, a chunk of rows at a time: the logits are never in memory as a whole.
+"""The cross entropy of a linear layer's logits, a chunk of rows at a time: the logits are never in
+memory as a whole.
 
 Published as LigerFusedLinearCrossEntropyFunction in linkedin/Liger-Kernel,
-`src/liger_kernel/ops/fused_linear_cross_entropy.py` (Hsu et al. 2024, "Liger Kernel: Efficient Triton Kernels for LLM
-Training"), with kernels in Triton. f finds the gradients too, and keeps them alone; as there, they have no derivative.
+`src/liger_kernel/ops/fused_linear_cross_entropy.py` (Hsu et al. 2024, "Liger Kernel: Efficient
+Triton Kernels for LLM Training"), with kernels in Triton. f finds the gradients too, and keeps them
+alone; as there, they have no derivative.
 """
 
 from cgshim import op_custom_gradient, ops

@@ -1,8 +1,9 @@
-"""The Matern covariance for nu = 1/2, 3/2 and 5/2, by points and lengthscale, safe where two points coincide.
+"""The Matern covariance for nu = 1/2, 3/2 and 5/2, safe where two points coincide.
 
-Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", section 4.2. Published as MaternCovariance in
-cornellius-gp/gpytorch, `gpytorch/functions/matern_covariance.py`. No derivative goes through the square root of a
-distance, which is infinite at 0, and the rule keeps its arguments alone, no matrix of pairs.
+Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", section 4.2. Published as
+MaternCovariance in cornellius-gp/gpytorch, `gpytorch/functions/matern_covariance.py`. No derivative
+goes through the square root of a distance, which is infinite at 0, and the rule keeps its arguments
+alone, no matrix of pairs.
 """
 
 import math
@@ -18,11 +19,12 @@ def squared(x1, x2, lengthscale, nu):
 @op_custom_gradient
 def covariance(q, nu):
     a = ops.sqrt(q)
-    return {0.5: 1, 1.5: 1 + a, 2.5: 1 + a + q / 3}[nu] * ops.exp(-a), lambda upstream: upstream * slope(q, nu)
+    k = {0.5: 1, 1.5: 1 + a, 2.5: 1 + a + q / 3}[nu] * ops.exp(-a)
+    return k, lambda upstream: upstream * slope(q, nu)
 
 
 def slope(q, nu):
-    """The derivative of the covariance by q, which is a covariance again: that of the next smaller nu."""
+    """The derivative of the covariance by q, which is that of the next smaller nu."""
     if nu > 1:
         return -covariance(q, nu - 1) / (4 * nu - 4)
     a = ops.sqrt(ops.where(q > 0, q, ops.full_like(q, math.inf)))  # for nu = 1/2, 0 at the kink

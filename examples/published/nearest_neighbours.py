@@ -1,7 +1,8 @@
-"""The k nearest neighbours: SciPy's tree finds their indices on the host, and the distances are differentiable.
+"""The k nearest neighbours: found by SciPy's tree on the host, at differentiable distances.
 
-Published as _knn_points in facebookresearch/pytorch3d, `pytorch3d/ops/knn.py`, whose search is a C++ and a CUDA kernel.
-The rule keeps the points and the indices, which are integers: so no order runs the search again.
+Published as _knn_points in facebookresearch/pytorch3d, `pytorch3d/ops/knn.py`, whose search is a
+C++ and a CUDA kernel. The rule keeps the points and the indices, which are integers: so no order
+runs the search again.
 """
 
 import scipy.spatial
@@ -16,9 +17,11 @@ def search(queries, points, *, k):
 
 @op_custom_gradient
 def nearest_neighbours(queries, points, *, k):
-    """The squared distances [n, k] of the queries [n, d] to the nearest of the points [m, d], and their indices."""
-    if k > points.shape[0]:
-        raise ValueError(f"nearest_neighbours: k must be at most {points.shape[0]}, the number of points, got {k}")
+    """Squared distances [n, k] of queries [n, d] to the nearest of points [m, d], and indices."""
+    if k > (n := points.shape[0]):
+        raise ValueError(
+            f"nearest_neighbours: k must be at most {n}, the number of points, got {k}"
+        )
     indices = search(queries, points, k=k)
     differences = lambda: queries[:, None] - ops.take(points, indices, axis=0)
 

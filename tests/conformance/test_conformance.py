@@ -1,4 +1,6 @@
-"""Every conformance case on every backend of the run; what the public functions around them promise."""
+"""Every conformance case on every backend of the run; what the public functions around them
+promise.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,12 @@ from cgshim.testing.conformance import _registry
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        cases = [case for name in metafunc.config.option.backends for case in conformance.cases(name)]
-        metafunc.parametrize("case", cases, ids=[f"{case.framework.name}-{case.name}" for case in cases])
+        cases = [
+            case for name in metafunc.config.option.backends for case in conformance.cases(name)
+        ]
+        metafunc.parametrize(
+            "case", cases, ids=[f"{case.framework.name}-{case.name}" for case in cases]
+        )
 
 
 def test_conformance(case: conformance.Case) -> None:
@@ -25,7 +31,9 @@ def test_conformance(case: conformance.Case) -> None:
 def test_table_of_gaps_is_short_and_true() -> None:
     assert len(GAPS) <= 5
     for row, reason in [*GAPS.items(), *OF_VERSIONS.items()]:
-        assert re.search(r"#\d+|https://", reason), f"{', '.join(row)}: no upstream issue in {reason!r}"
+        assert re.search(r"#\d+|https://", reason), (
+            f"{', '.join(row)}: no upstream issue in {reason!r}"
+        )
 
 
 A_CASE = "product_asked_twice"
@@ -36,7 +44,9 @@ def _case(gaps: dict[str, str] | None = None) -> conformance.Case:
 
 
 def test_a_gap_that_is_closed_fails() -> None:
-    with pytest.raises(AssertionError, match=f"{A_CASE} passes on numpy: take it off the table of gaps"):
+    with pytest.raises(
+        AssertionError, match=f"{A_CASE} passes on numpy: take it off the table of gaps"
+    ):
         _case({A_CASE: "some issue"})()
 
 
@@ -61,7 +71,9 @@ def test_a_wrong_backend_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         _case({A_CASE: "some issue"})()
     few = {name: _registry._bodies[name] for name in (A_CASE, "same_tensor_twice", "f_raises")}
     monkeypatch.setattr(_registry, "_bodies", few)
-    outcomes = {result.case: result for result in conformance.run("numpy", gaps={A_CASE: "some issue"})}
+    outcomes = {
+        result.case: result for result in conformance.run("numpy", gaps={A_CASE: "some issue"})
+    }
     assert outcomes[A_CASE] == (A_CASE, "gap", "some issue", "")
     wrong = outcomes["same_tensor_twice"]
     assert (wrong.outcome, wrong.reason.split()[0]) == ("failed", "AssertionError:")
@@ -69,7 +81,9 @@ def test_a_wrong_backend_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gap_that_is_no_case_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^the table of gaps names cases that do not exist: no_such_case$"):
+    with pytest.raises(
+        ValueError, match=r"^the table of gaps names cases that do not exist: no_such_case$"
+    ):
         conformance.cases("numpy", gaps={"no_such_case": "some issue"})
 
 

@@ -1,4 +1,6 @@
-"""Any tree of arguments, any convention, any return form: the gradients are those of a plain autodiff twin."""
+"""Any tree of arguments, any convention, any return form: the gradients are those of a plain
+autodiff twin.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def by_argument(gradients: list[list[Any]], rebuild: Callable[[list[list[Any]]],
     return tuple(rebuild(gradients))
 
 
-def without_static(gradients: list[list[Any]], rebuild: Callable[[list[list[Any]]], list[Any]]) -> Any:
+def without_static(
+    gradients: list[list[Any]], rebuild: Callable[[list[list[Any]]], list[Any]]
+) -> Any:
     return [tree for tree, leaves in zip(rebuild(gradients), gradients, strict=True) if leaves]
 
 
@@ -72,7 +76,9 @@ RETURNS = {form.__name__: form for form in (by_argument, without_static, flat)}
 
 
 class Twins:
-    """An op and its plain twin, for arguments of given trees: sums of cubes, and each tensor scaled."""
+    """An op and its plain twin, for arguments of given trees: sums of cubes, and each tensor
+    scaled.
+    """
 
     def __init__(self, framework: Framework, trees: Sequence[Any], output: str) -> None:
         self.framework = framework
@@ -87,7 +93,9 @@ class Twins:
     def fill(self, tensors: Sequence[Any], static: bool = True) -> list[Any]:
         """The arguments, around these tensors, with or without what is static."""
         rest = iter(tensors)
-        fill = lambda leaf: next(rest) if isinstance(leaf, Placeholder) else leaf if static else None
+        fill = lambda leaf: (
+            next(rest) if isinstance(leaf, Placeholder) else leaf if static else None
+        )
         return [
             self.framework.backend.tree_unflatten(structure, [fill(leaf) for leaf in leaves])
             for leaves, structure in zip(self.leaves, self.structures, strict=True)
@@ -105,7 +113,9 @@ class Twins:
         return self.pack(sum(cubes[1:], cubes[0]), [(at + 1.5) * x for at, x in enumerate(tensors)])
 
     def op(self, form: str, kind: str, returns: str) -> Callable[..., Any]:
-        """The function with a rule: the truth times FACTOR, in some convention and some return form."""
+        """The function with a rule: the truth times FACTOR, in some convention and some return
+        form.
+        """
         structured = form in STRUCTURED
         write = (STRUCTURED if structured else FLAT)[form]
 
@@ -121,9 +131,12 @@ class Twins:
                     for at, square in enumerate(squares)
                 )
                 split = [
-                    [next(gradients) for leaf in leaves if isinstance(leaf, Placeholder)] for leaves in self.leaves
+                    [next(gradients) for leaf in leaves if isinstance(leaf, Placeholder)]
+                    for leaves in self.leaves
                 ]
-                return RETURNS[returns](split, lambda split: self.fill(itertools.chain(*split), static=False))
+                return RETURNS[returns](
+                    split, lambda split: self.fill(itertools.chain(*split), static=False)
+                )
 
             return self.plain(*args), CALLABLES[kind](write(rule))
 
@@ -131,7 +144,9 @@ class Twins:
 
     def values(self) -> list[Any]:
         """Asymmetric numbers for every tensor."""
-        shapes = [leaf.shape for leaves in self.leaves for leaf in leaves if isinstance(leaf, Placeholder)]
+        shapes = [
+            leaf.shape for leaves in self.leaves for leaf in leaves if isinstance(leaf, Placeholder)
+        ]
         return [self._numbers(shape, at + 1.0) for at, shape in enumerate(shapes)]
 
     def upstream(self, output: Any) -> Any:
@@ -145,7 +160,9 @@ class Twins:
 
     def _numbers(self, shape: Any, start: float) -> Any:
         count = int(np.prod(tuple(shape)))
-        return self.framework.tensor((start + 0.25 * np.arange(count)).reshape(tuple(shape)).astype("float32"))
+        return self.framework.tensor(
+            (start + 0.25 * np.arange(count)).reshape(tuple(shape)).astype("float32")
+        )
 
 
 arguments = st.lists(trees, min_size=1, max_size=3)
@@ -160,10 +177,16 @@ def check_truth_times_factor(framework: Framework, found: Any, truth: Any) -> No
 
 
 @given(
-    arguments, st.sampled_from(list(OUTPUTS)), forms, st.sampled_from(list(CALLABLES)), st.sampled_from(list(RETURNS))
+    arguments,
+    st.sampled_from(list(OUTPUTS)),
+    forms,
+    st.sampled_from(list(CALLABLES)),
+    st.sampled_from(list(RETURNS)),
 )
 @few_examples
-def test_first_order(backend: str, trees: list[Any], output: str, form: str, kind: str, returns: str) -> None:
+def test_first_order(
+    backend: str, trees: list[Any], output: str, form: str, kind: str, returns: str
+) -> None:
     framework = Framework(backend)
     twins = Twins(framework, trees, output)
     assume(twins.count)
@@ -185,7 +208,11 @@ def test_second_order(backend: str, trees: list[Any], output: str, form: str, re
     upstream = twins.upstream(twins.plain(*args))
 
     def second(fn: Callable[..., Any]) -> tuple[Any, ...]:
-        gradients, pullback = cgshim.op_vjp(lambda *args: cgshim.op_vjp(fn, *args)[1](upstream), *args)
+        gradients, pullback = cgshim.op_vjp(
+            lambda *args: cgshim.op_vjp(fn, *args)[1](upstream), *args
+        )
         return pullback(twins.upstream(gradients))
 
-    check_truth_times_factor(framework, second(twins.op(form, "lambda", returns)), second(twins.plain))
+    check_truth_times_factor(
+        framework, second(twins.op(form, "lambda", returns)), second(twins.plain)
+    )

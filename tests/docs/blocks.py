@@ -1,7 +1,9 @@
-"""python blocks.py PAGE BACKEND: run the Python of a page of Markdown as a reader does, from its top to its end.
+"""python blocks.py PAGE BACKEND: run the Python of a page of Markdown as a reader does, from its
+top to its end.
 
-A page chooses its backend by `cgshim.set_backend("numpy")`, in whose place another one may be put. A block in a tab is
-for the framework that the tab's label, a line in bold type, names. It needs nothing but cgshim and that framework.
+A page chooses its backend by `cgshim.set_backend("numpy")`, in whose place another one may be put.
+A block in a tab is for the framework that the tab's label, a line in bold type, names. It needs
+nothing but cgshim and that framework.
 """
 
 from __future__ import annotations
@@ -15,8 +17,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-BACKENDS = {"PyTorch": "torch", "JAX": "jax", "TensorFlow": "tensorflow", "Keras": "tensorflow", "NumPy": "numpy"}
-PARTS = re.compile(r"^\*\*(?P<label>\w+)\*\*\n|^<!-- end of tabs -->|^```python\n(?P<code>.*?)^```$", re.M | re.S)
+BACKENDS = {
+    "PyTorch": "torch",
+    "JAX": "jax",
+    "TensorFlow": "tensorflow",
+    "Keras": "tensorflow",
+    "NumPy": "numpy",
+}
+PARTS = re.compile(
+    r"^\*\*(?P<label>\w+)\*\*\n|^<!-- end of tabs -->|^```python\n(?P<code>.*?)^```$", re.M | re.S
+)
 
 
 class Block(NamedTuple):

@@ -1,7 +1,7 @@
 """python overflow.py site: fail if a page is wider than the screen of a phone or of a computer.
 
-Chromium opens a page which holds each page of the site in a frame of each width, and measures it. Where there is no
-Chromium, the script prints that it has not run.
+Chromium opens a page which holds each page of the site in a frame of each width, and measures it.
+Where there is no Chromium, the script prints that it has not run.
 """
 
 from __future__ import annotations
@@ -40,11 +40,17 @@ class Handler(http.server.SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path != "/measure":
             return super().do_GET()
-        pages = [str(path.relative_to(self.directory)) for path in Path(self.directory).rglob("*.html")]
+        pages = [
+            str(path.relative_to(self.directory)) for path in Path(self.directory).rglob("*.html")
+        ]
         self.send_response(200)
         self.send_header("Content-Type", "text/html")
         self.end_headers()
-        self.wfile.write(MEASURE.replace("PAGES", json.dumps(pages)).replace("WIDTHS", str(list(WIDTHS))).encode())
+        self.wfile.write(
+            MEASURE.replace("PAGES", json.dumps(pages))
+            .replace("WIDTHS", str(list(WIDTHS)))
+            .encode()
+        )
         return None
 
     def log_message(self, *args: object) -> None:
@@ -53,11 +59,21 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 def wide_pages(browser: str, site: str) -> list[tuple[str, int, int]]:
     """The pages that need more than the width that they have: page, width, needed width."""
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000", "--dump-dom"]
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=site)) as server:
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=60000",
+        "--dump-dom",
+    ]
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, directory=site)
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/measure"
-        dom = subprocess.run([browser, *options, address], capture_output=True, text=True, timeout=120).stdout
+        dom = subprocess.run(
+            [browser, *options, address], capture_output=True, text=True, timeout=120
+        ).stdout
         server.shutdown()
     found = re.search(r"found (\[.*\])", dom)
     if not found:
@@ -67,7 +83,9 @@ def wide_pages(browser: str, site: str) -> list[tuple[str, int, int]]:
 
 def chromium() -> str | None:
     """Return the path of a Chromium, if there is one."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    return next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
 
 
 def main(site: str) -> int:

@@ -1,4 +1,6 @@
-"""The repository's address, which pyproject.toml alone has, in the links of README.md on a package index."""
+"""The repository's address, which pyproject.toml alone has, in the links of README.md on a package
+index.
+"""
 
 import re
 import runpy

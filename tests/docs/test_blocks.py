@@ -40,15 +40,20 @@ def as_a_reader(backend, monkeypatch):
         cgshim.set_backend(None)
 
 
-IN_DYNAMO = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*", "ignore:.*should not be instantiated")
+IN_DYNAMO = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:torch.*", "ignore:.*should not be instantiated"
+)
 
 
 @IN_DYNAMO
 def test_the_tutorial(backend, monkeypatch):
     with as_a_reader(backend, monkeypatch):
         names = blocks.run(LEARN, backend)
-        gradient, found = (np.ravel(op_convert_to_numpy(names[name])) for name in ("gradient", "found"))
-    np.testing.assert_allclose(gradient, [22.0, 20.0, 14.0], rtol=1e-6)  # as the page says before it compiles
+        gradient, found = (
+            np.ravel(op_convert_to_numpy(names[name])) for name in ("gradient", "found")
+        )
+    # as the page says before it compiles
+    np.testing.assert_allclose(gradient, [22.0, 20.0, 14.0], rtol=1e-6)
     np.testing.assert_array_equal(found, [3.0, -2.0])
 
 
@@ -104,7 +109,9 @@ def test_the_op_of_the_front_page_is_that_of_the_first_command():
     assert [float(fn(x)) for fn in (names["log1pexp"], op_grad(names["log1pexp"]))] == [100.0, 1.0]
 
 
-@pytest.mark.parametrize("path", [README, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [README, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
 def test_every_block_is_run(path):
     """What is no doctest is run by these tests, or by those of its page."""
     plain = [block for block in blocks.blocks(path.read_text()) if not block.code.startswith(">>>")]
@@ -129,8 +136,13 @@ def test_a_wrong_page_is_found(tmp_path):
 def included():
     """The files, and the marks in them, that the pages show."""
     for page in (ROOT / "docs").glob("*.md"):
-        for file, options in re.findall(r"^```{literalinclude} (\S+)\n(.*?)^```", page.read_text(), re.M | re.S):
-            yield page.parent / file, re.findall(r"^:(?:start-at|end-at|pyobject): (.*)$", options, re.M)
+        for file, options in re.findall(
+            r"^```{literalinclude} (\S+)\n(.*?)^```", page.read_text(), re.M | re.S
+        ):
+            yield (
+                page.parent / file,
+                re.findall(r"^:(?:start-at|end-at|pyobject): (.*)$", options, re.M),
+            )
 
 
 def test_what_the_pages_include_is_in_the_files():
@@ -143,5 +155,9 @@ def test_what_the_pages_include_is_in_the_files():
 
 def test_every_example_is_shown():
     shown = {path.resolve() for path, _ in included()}
-    examples = {path for folder in ("examples", "examples/published") for path in (ROOT / folder).glob("[!_]*.py")}
+    examples = {
+        path
+        for folder in ("examples", "examples/published")
+        for path in (ROOT / folder).glob("[!_]*.py")
+    }
     assert examples == shown

@@ -11,7 +11,11 @@ import pytest
 import cgshim
 
 ROOT = Path(__file__).parents[2]
-MODULES = [m.name for m in pkgutil.walk_packages(cgshim.__path__, "cgshim.") if not m.name.endswith("__main__")]
+MODULES = [
+    m.name
+    for m in pkgutil.walk_packages(cgshim.__path__, "cgshim.")
+    if not m.name.endswith("__main__")
+]
 DOCUMENTS = sorted({*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / "learn.md"})
 """the pages that are read from their top to their end, README.md and learn.md, are in test_blocks.py"""
 
@@ -33,12 +37,17 @@ def test_docstrings(name):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_documents(path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "examples" / "published")
-    text = re.sub(r"^```.*$", "", path.read_text(), flags=re.MULTILINE)  # where a block ends, its output does
+    # where a block ends, its output does
+    text = re.sub(r"^```.*$", "", path.read_text(), flags=re.MULTILINE)
     run(doctest.DocTestParser().get_doctest(text, {}, path.name, str(path), 0))
 
 
 def test_every_public_function_has_an_example():
-    names = [name for name in vars(cgshim) if name.startswith(("op_", "set_", "use_", "config_", "available_"))]
+    names = [
+        name
+        for name in vars(cgshim)
+        if name.startswith(("op_", "set_", "use_", "config_", "available_"))
+    ]
     assert len(names) >= 8
     for name in names:
         assert ">>>" in getattr(cgshim, name).__doc__, name

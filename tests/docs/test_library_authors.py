@@ -1,4 +1,6 @@
-"""The library of the page for library authors: its files are written as they stand there, and its tests run."""
+"""The library of the page for library authors: its files are written as they stand there, and its
+tests run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ import pytest
 from cgshim._registry import entry_points
 
 PAGE = Path(__file__).parents[2] / "docs" / "library-authors.md"
-FILES = {block.code.partition("\n")[0].removeprefix("# "): block.code for block in blocks.blocks(PAGE.read_text())}
+FILES = {
+    block.code.partition("\n")[0].removeprefix("# "): block.code
+    for block in blocks.blocks(PAGE.read_text())
+}
 
 
 @pytest.fixture
@@ -28,7 +33,9 @@ def run(library: Path, *options: str, asked: str | None = None) -> subprocess.Co
     if asked is not None:
         environment["CGSHIM_BACKEND"] = asked
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options]
-    return subprocess.run(command, cwd=library, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=library, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_the_tests_of_the_page_run_on_a_backend(library: Path, backend: str) -> None:
@@ -38,16 +45,24 @@ def test_the_tests_of_the_page_run_on_a_backend(library: Path, backend: str) -> 
 
 
 def test_a_wrong_factor_in_the_rule_is_noticed(library: Path) -> None:
-    (library / "softplus.py").write_text(FILES["softplus.py"].replace("upstream * sigmoid", "7 * upstream * sigmoid"))
+    (library / "softplus.py").write_text(
+        FILES["softplus.py"].replace("upstream * sigmoid", "7 * upstream * sigmoid")
+    )
     result = run(library, "--backend", "numpy")
-    assert "3 failed, 1 passed" in result.stdout, result.stdout  # far below zero the gradient is zero
+    # far below zero the gradient is zero
+    assert "3 failed, 1 passed" in result.stdout, result.stdout
 
 
 def test_cgshim_backend_asks_as_the_option_does(library: Path) -> None:
-    assert "backends: numpy (not in this run: " in run(library, "--collect-only", asked="numpy").stdout
+    assert (
+        "backends: numpy (not in this run: " in run(library, "--collect-only", asked="numpy").stdout
+    )
     result = run(library, asked="nonesuch")
     assert result.returncode == 4
-    assert "ERROR: --backend nonesuch: cgshim: a backend is named by its framework's import root" in result.stderr
+    assert (
+        "ERROR: --backend nonesuch: cgshim: a backend is named by its framework's import root"
+        in result.stderr
+    )
 
 
 def test_a_backend_is_chosen_for_the_length_of_a_test(library: Path) -> None:

@@ -1,4 +1,6 @@
-"""docs/porting.md: each op there and the same op here agree on their framework, in value and two derivatives."""
+"""docs/porting.md: each op there and the same op here agree on their framework, in value and two
+derivatives.
+"""
 
 import os
 import re
@@ -48,7 +50,9 @@ class Pair(NamedTuple):
 
 
 def pairs():
-    tabs = re.search(r"^<!-- tabs -->$(.*)^<!-- end of tabs -->$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    tabs = re.search(
+        r"^<!-- tabs -->$(.*)^<!-- end of tabs -->$", PAGE.read_text(), re.MULTILINE | re.DOTALL
+    )
     for section in re.split(r"^## ", tabs[1], flags=re.MULTILINE)[1:]:
         for part in re.split(r"^### ", section, flags=re.MULTILINE)[1:]:
             there, here = re.findall(r"^```python\n(.*?)^```", part, flags=re.MULTILINE | re.DOTALL)
@@ -60,9 +64,14 @@ def pytest_generate_tests(metafunc):
     """A pair is tested in the runs that test its backend. Keras has only one in a process."""
     if "pair" in metafunc.fixturenames:
         backends = metafunc.config.option.backends
-        others = sorted(set(backends) - {"numpy"}, key="tensorflow".__ne__)  # it may import Keras for itself
+        # it may import Keras for itself
+        others = sorted(set(backends) - {"numpy"}, key="tensorflow".__ne__)
         of_keras = others[:1]
-        chosen = [pair for pair in pairs() if pair.backend in (of_keras if "keras" in pair.there else backends)]
+        chosen = [
+            pair
+            for pair in pairs()
+            if pair.backend in (of_keras if "keras" in pair.there else backends)
+        ]
         metafunc.parametrize("pair", chosen, ids=lambda pair: f"{pair.backend}-{pair.name}")
 
 
@@ -93,7 +102,9 @@ def function_of(pair, code):
 
 
 def derivatives(op, arrays, rest):
-    """The value, the gradients for an upstream gradient that no two elements share, and those of their cubes."""
+    """The value, the gradients for an upstream gradient that no two elements share, and those of
+    their cubes.
+    """
     args = [op_convert_to_tensor(array, "float64") for array in arrays]
     value, pullback = op_vjp(lambda *args: op(*args, *rest), *args)
     upstream = np.linspace(0.7, 2.3, np.size(op_convert_to_numpy(value))).reshape(value.shape)
@@ -107,7 +118,7 @@ def derivatives(op, arrays, rest):
     return list(map(op_convert_to_numpy, [value, *gradients, *seconds]))
 
 
-# --- What the page says of every framework, and of torch's mark_dirty and ctx --------------------------------------
+# --- What the page says of every framework, and of torch's mark_dirty and ctx ---------------------
 
 
 def tensor(array):
@@ -131,7 +142,9 @@ def test_an_output_that_is_no_tensor_has_no_upstream_gradient(backend, flat):
         (gradient,) = pullback((tensor(1.0), None, tensor(10.0)))
     assert number == 7
     assert float(gradient) == 30.0
-    assert [upstream is None for upstream in seen[0]] == ([False, False] if flat else [False, True, False])
+    assert [upstream is None for upstream in seen[0]] == (
+        [False, False] if flat else [False, True, False]
+    )
 
 
 def scaled(x, holder):
@@ -144,18 +157,25 @@ def test_tensors_in_a_static_argument_are_constants_or_refused(backend):
         x, weight = tensor([1.0, 2.0]), tensor(3.0)
         constant = op_grad(lambda x: op_sum(op(x, SimpleNamespace(weight=weight))))(x)
         np.testing.assert_allclose(op_convert_to_numpy(constant), [15.0, 15.0])
-        with pytest.raises(CustomGradientTypeError, match=r"trainable state|given every tensor that is differentiated"):
+        with pytest.raises(
+            CustomGradientTypeError,
+            match=r"trainable state|given every tensor that is differentiated",
+        ):
             op_grad(lambda weight: op_sum(op(x, SimpleNamespace(weight=weight))))(weight)
 
 
 def test_a_tensor_that_is_differentiated_may_not_hide_in_an_option(backend):
-    op = op_custom_gradient(lambda x, *, weight: (op_sum(x * weight), lambda upstream: upstream * weight), name="op")
+    op = op_custom_gradient(
+        lambda x, *, weight: (op_sum(x * weight), lambda upstream: upstream * weight), name="op"
+    )
     with use_backend(backend), pytest.raises(CustomGradientTypeError, match="in the option weight"):
         op_grad(lambda weight: op(tensor([1.0, 2.0]), weight=weight))(tensor(3.0))
 
 
 def exp_with_ctx(ctx, x):
-    """exp, with a derivative of x**2 * exp(x) on purpose; ctx gets the output, and a residual that is none."""
+    """exp, with a derivative of x**2 * exp(x) on purpose; ctx gets the output, and a residual that
+    is none.
+    """
     ctx.y, ctx.square = ops.exp(x), x * x
     return ctx.y, lambda upstream: (None, upstream * ctx.y * ctx.square)
 
@@ -169,7 +189,9 @@ def test_an_object_like_ctx_that_is_an_argument(backend):
             with pytest.raises(TransformationError, match="a second order runs f again"):
                 op_grad(first)(tensor(2.0))
         else:
-            assert float(op_convert_to_numpy(op_grad(first)(tensor(2.0)))) == pytest.approx(expected[1])
+            assert float(op_convert_to_numpy(op_grad(first)(tensor(2.0)))) == pytest.approx(
+                expected[1]
+            )
 
 
 @pytest.mark.parametrize("residual", [False, True])
@@ -188,11 +210,16 @@ def test_an_argument_that_is_not_differentiated_may_be_changed_in_torch(backends
     (gradient,) = torch.autograd.grad(op(x, mean).sum(), x, create_graph=True)
     assert float(mean) == pytest.approx(0.15)
     if residual:
-        with pytest.raises(TransformationError, match="one that changes its arguments in place; let f change a copy"):
+        with pytest.raises(
+            TransformationError,
+            match="one that changes its arguments in place; let f change a copy",
+        ):
             torch.autograd.grad(gradient.sum(), x)
     else:
         torch.testing.assert_close(torch.autograd.grad(gradient.sum(), x)[0], 6 * x.detach())
-    with pytest.raises(CustomGradientTypeError, match="must not write into arguments that are differentiated"):
+    with pytest.raises(
+        CustomGradientTypeError, match="must not write into arguments that are differentiated"
+    ):
         op_custom_gradient(lambda x: (x.mul_(2.0), lambda upstream: upstream), name="op")(x * 1.0)
 
 
@@ -206,7 +233,9 @@ def test_autograds_boxes_are_plain_where_f_runs(backends, kind):
     def op(pair):
         assert type(pair) is kind
         assert [type(x) for x in pair] == [np.ndarray] * 2
-        return op_sum(pair[0] * pair[1]), lambda upstream: (kind([upstream * pair[1], 10 * upstream * pair[0]]),)
+        return op_sum(pair[0] * pair[1]), lambda upstream: (
+            kind([upstream * pair[1], 10 * upstream * pair[0]]),
+        )
 
     found = autograd.grad(op)(kind([X, 2 * X]))
     assert isinstance(found, kind)

@@ -1,4 +1,6 @@
-"""The site's sources: every public name has its place in the reference, every link leads somewhere, no page is wide."""
+"""The site's sources: every public name has its place in the reference, every link leads somewhere,
+no page is wide.
+"""
 
 import ast
 import importlib
@@ -15,11 +17,15 @@ from cgshim.ops import _algebra, _elementwise, _numpy, _special, _statistics
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
 MODULES = ["cgshim", "cgshim.ops", "cgshim.testing", "cgshim.testing.conformance", "cgshim.backend"]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/README.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/README.md")]
+)
 
 
 def public_names(module):
-    """What it imports `as` the same name, which is how a package says that a name is public, and what it declares."""
+    """What it imports `as` the same name, which is how a package says that a name is public, and
+    what it declares.
+    """
     for node in ast.walk(ast.parse(Path(importlib.import_module(module).__file__).read_text())):
         if isinstance(node, (ast.ImportFrom, ast.Import)):
             yield from (alias.name for alias in node.names if alias.asname == alias.name)
@@ -33,7 +39,9 @@ def places():
     """The names that stand in docs/reference, each with its module."""
     for page in sorted(REFERENCE.glob("*.rst")):
         module = ""
-        for directive, name in re.findall(r"^\.\. (?:py:|auto)(\w+):: (\w[\w.]*)", page.read_text(), re.MULTILINE):
+        for directive, name in re.findall(
+            r"^\.\. (?:py:|auto)(\w+):: (\w[\w.]*)", page.read_text(), re.MULTILINE
+        ):
             if directive == "module":
                 module = name
             yield module if directive == "module" else f"{module}.{name}"
@@ -41,7 +49,9 @@ def places():
 
 def rows():
     """The functions in the table of docs/ops.md."""
-    return set(re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "ops.md").read_text(), re.MULTILINE))
+    return set(
+        re.findall(r"^\| `([\w.]+)` \|", (ROOT / "docs" / "ops.md").read_text(), re.MULTILINE)
+    )
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -55,7 +65,9 @@ def test_every_public_name_has_its_place_in_the_reference(module):
 def test_every_place_in_the_reference_has_its_name():
     for place in places():
         module = max((name for name in MODULES if f"{place}.".startswith(f"{name}.")), key=len)
-        assert place == module or hasattr(importlib.import_module(module), place.removeprefix(f"{module}.")), place
+        assert place == module or hasattr(
+            importlib.import_module(module), place.removeprefix(f"{module}.")
+        ), place
 
 
 def test_no_name_has_two_places():
@@ -65,12 +77,20 @@ def test_no_name_has_two_places():
 def defined(module):
     """The functions that a module defines for others."""
     for name, value in vars(module).items():
-        if isinstance(value, types.FunctionType) and value.__module__ == module.__name__ and not name.startswith("_"):
+        if (
+            isinstance(value, types.FunctionType)
+            and value.__module__ == module.__name__
+            and not name.startswith("_")
+        ):
             yield name
 
 
 def test_every_function_of_ops_has_a_row():
-    own = [name for module in (_algebra, _elementwise, _special, _statistics) for name in defined(module)]
+    own = [
+        name
+        for module in (_algebra, _elementwise, _special, _statistics)
+        for name in defined(module)
+    ]
     aliases = [name for name in _numpy._ALIASES if hasattr(np, name)]
     assert len(own) + len(aliases) > 50
     for name in [*own, *aliases]:
@@ -79,11 +99,15 @@ def test_every_function_of_ops_has_a_row():
 
 def broken_links(document):
     """The relative links of a document whose file, or heading, does not exist."""
-    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```|`[^`\n]*`", "", document.read_text(), flags=re.MULTILINE | re.DOTALL
+    )
     for link in re.findall(r"\]\(([^()\s]+)\)", text):
         path, _, anchor = link.partition("#")
         target = document.parent / path if path else document
-        if "://" not in link and not (target.exists() and (not anchor or anchor in anchors(target))):
+        if "://" not in link and not (
+            target.exists() and (not anchor or anchor in anchors(target))
+        ):
             yield link
 
 
@@ -100,7 +124,9 @@ def test_links_lead_somewhere(document):
 
 def test_a_broken_link_is_found(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# A *good* heading\n[a](#a-good-heading) [b](#none) [c](page.md) [d](gone.md) `[e](code)`\n")
+    page.write_text(
+        "# A *good* heading\n[a](#a-good-heading) [b](#none) [c](page.md) [d](gone.md) `[e](code)`\n"
+    )
     assert list(broken_links(page)) == ["#none", "gone.md"]
 
 
@@ -119,4 +145,7 @@ def test_a_wide_page_is_found(tmp_path, capsys):
 def test_without_chromium_nothing_is_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(overflow, "chromium", lambda: None)
     assert overflow.main(str(tmp_path)) == 0
-    assert capsys.readouterr().out == "not run: the widths of the pages, because there is no Chromium here\n"
+    assert (
+        capsys.readouterr().out
+        == "not run: the widths of the pages, because there is no Chromium here\n"
+    )

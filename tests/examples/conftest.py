@@ -17,5 +17,6 @@ def on_backend(backend, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.setattr(sys, "argv", ["example"])
     warnings_of_numpy = np.errstate(over="ignore", invalid="ignore", divide="ignore")
-    with cgshim.use_backend(backend), threadpool_limits(1), warnings_of_numpy:  # test processes share the cores
+    # test processes share the cores
+    with cgshim.use_backend(backend), threadpool_limits(1), warnings_of_numpy:
         yield

@@ -10,7 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cgshim import op_clip, op_convert_to_numpy, op_convert_to_tensor, op_grad, op_sum, op_value_and_grad, op_vjp
+from cgshim import (
+    op_clip,
+    op_convert_to_numpy,
+    op_convert_to_tensor,
+    op_grad,
+    op_sum,
+    op_value_and_grad,
+    op_vjp,
+)
 from cgshim.testing import check_gradients
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -25,11 +33,19 @@ def tensor(array, dtype="float64"):
     return op_convert_to_tensor(np.asarray(array), dtype)
 
 
-# --- Every op against differences, or against the surrogate that it states ---------------------------------------
+# --- Every op against differences, or against the surrogate that it states ------------------------
 
 OPS = {
-    "straight_through.quantise": ([X], lambda op: lambda x: op(x, 2), lambda x: op_clip(x, -1.0, 1.0)),
-    "gradient_reversal.reverse_gradient": ([X], lambda op: lambda x: op(x, 0.3), lambda x: -0.3 * x),
+    "straight_through.quantise": (
+        [X],
+        lambda op: lambda x: op(x, 2),
+        lambda x: op_clip(x, -1.0, 1.0),
+    ),
+    "gradient_reversal.reverse_gradient": (
+        [X],
+        lambda op: lambda x: op(x, 0.3),
+        lambda x: -0.3 * x,
+    ),
     "clipped_gradient.clip_gradient": ([X], lambda op: lambda x: op(x, 1e3), None),
     "stable_functions.log1pexp": ([X], None, None),
     "stable_functions.logsumexp": ([X], None, None),
@@ -63,10 +79,12 @@ def test_gradients_of_what_is_recomputed():
     from recompute import block, recompute
 
     again = recompute(block)
-    check_gradients(lambda x, scale: again(x, scale, seed=3), [tensor(X), tensor(1.1)], modes=("reverse",))
+    check_gradients(
+        lambda x, scale: again(x, scale, seed=3), [tensor(X), tensor(1.1)], modes=("reverse",)
+    )
 
 
-# --- What each is there for --------------------------------------------------------------------------------------
+# --- What each is there for -----------------------------------------------------------------------
 
 
 def test_the_clipped_gradient_keeps_its_direction():
@@ -75,11 +93,17 @@ def test_the_clipped_gradient_keeps_its_direction():
     upstream = np.array([3.0, -4.0])
     for norm, expected in [(1.0, upstream / 5), (10.0, upstream)]:
         _, pullback = op_vjp(lambda x, norm=norm: clip_gradient(x, norm), tensor([1.0, 2.0]))
-        np.testing.assert_allclose(op_convert_to_numpy(pullback(tensor(upstream))[0]), expected, rtol=1e-9)
+        np.testing.assert_allclose(
+            op_convert_to_numpy(pullback(tensor(upstream))[0]), expected, rtol=1e-9
+        )
 
 
 STABLE = {
-    "log1pexp": lambda x: (np.logaddexp(0, x), 1 / (1 + np.exp(-x)), np.exp(-abs(x)) / (1 + np.exp(-abs(x))) ** 2),
+    "log1pexp": lambda x: (
+        np.logaddexp(0, x),
+        1 / (1 + np.exp(-x)),
+        np.exp(-abs(x)) / (1 + np.exp(-abs(x))) ** 2,
+    ),
     "log_sinh": lambda x: (x + np.log(-np.expm1(-2 * x) / 2), 1 / np.tanh(x), -1 / np.sinh(x) ** 2),
 }
 
@@ -99,19 +123,25 @@ def test_the_adjoint_of_scipys_routine():
 
     product = lambda a, b: np.sum(op_convert_to_numpy(a) * op_convert_to_numpy(b))
     other = tensor(np.cos(IMAGE))
-    np.testing.assert_allclose(product(blur(tensor(IMAGE)), other), product(tensor(IMAGE), adjoint_of_blur(other)))
+    np.testing.assert_allclose(
+        product(blur(tensor(IMAGE)), other), product(tensor(IMAGE), adjoint_of_blur(other))
+    )
 
 
 COMPILERS = {
     "jax": lambda jax, fn: jax.jit(op_value_and_grad(fn)),
     "tensorflow": lambda tensorflow, fn: tensorflow.function(op_value_and_grad(fn)),
-    "torch": lambda torch, fn: op_value_and_grad(torch.compile(fn, backend="aot_eager", fullgraph=True)),
+    "torch": lambda torch, fn: op_value_and_grad(
+        torch.compile(fn, backend="aot_eager", fullgraph=True)
+    ),
     "numpy": lambda _, fn: op_value_and_grad(fn),
 }
 
 
 def value_and_gradient_in_compiled_code(backend, fn, *args):
-    """Value and gradient by a function that the framework has compiled, and has run once; NumPy compiles none."""
+    """Value and gradient by a function that the framework has compiled, and has run once; NumPy
+    compiles none.
+    """
     compiled = COMPILERS[backend](importlib.import_module(backend), fn)
     run = lambda: [op_convert_to_numpy(found) for found in compiled(*args)]  # which waits for JAX
     run()
@@ -124,7 +154,9 @@ def check_compiled(found, fn, *args):
     np.testing.assert_allclose(found[1], gradient, rtol=1e-4, atol=1e-5)
 
 
-IN_DYNAMO = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.*", "ignore:.*should not be instantiated")
+IN_DYNAMO = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:torch.*", "ignore:.*should not be instantiated"
+)
 
 
 @IN_DYNAMO
@@ -140,7 +172,10 @@ def test_a_sparse_matrix_is_factored_once_for_value_and_gradient(backend):
     import sparse_solve
 
     size = sparse_solve.SIDE**2
-    given = [tensor(start + np.linspace(0.0, 1.0, size) ** power) for start, power in ((1.0, 1), (0.0, 2), (0.5, 3))]
+    given = [
+        tensor(start + np.linspace(0.0, 1.0, size) ** power)
+        for start, power in ((1.0, 1), (0.0, 2), (0.5, 3))
+    ]
     compiled = value_and_gradient_in_compiled_code(backend, sparse_solve.misfit, *given)
     sparse_solve.factorizations.clear()
     found = compiled()
@@ -153,7 +188,9 @@ def test_recomputing_takes_less_memory(backend):
     """glibc's malloc may keep more than is in use, unless it asks the system for each array."""
     command = [sys.executable, str(EXAMPLES / "recompute.py"), "--memory", str(2**21)]
     environment = {**os.environ, "CGSHIM_BACKEND": backend, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     recomputed, plain = map(int, re.findall(r"(\d+) MB,", printed))
     assert recomputed < 0.8 * plain
 
@@ -161,7 +198,9 @@ def test_recomputing_takes_less_memory(backend):
 def test_a_gradient_penalty_through_the_linear_solve():
     from implicit_differentiation import solve
 
-    penalty = lambda solver: lambda right: op_sum(op_grad(lambda b: op_sum(solver(tensor(MATRIX), b) ** 2))(right) ** 2)
+    penalty = lambda solver: (
+        lambda right: op_sum(op_grad(lambda b: op_sum(solver(tensor(MATRIX), b) ** 2))(right) ** 2)
+    )
     inverse = np.linalg.inv(MATRIX)
     quadratic = inverse.T @ inverse  # the gradient of |x|^2 with respect to b is 2 Q b
     found = op_convert_to_numpy(op_grad(penalty(solve))(tensor(X[:3])))

@@ -1,4 +1,6 @@
-"""Each example prints on every backend what the cookbook says, as far as rounding allows, and learns what it states."""
+"""Each example prints on every backend what the cookbook says, as far as rounding allows, and
+learns what it states.
+"""
 
 import re
 import runpy

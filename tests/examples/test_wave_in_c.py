@@ -1,4 +1,6 @@
-"""The simulator in C: its adjoint by differences, one run of each in a step, and what is said without a compiler."""
+"""The simulator in C: its adjoint by differences, one run of each in a step, and what is said
+without a compiler.
+"""
 
 import os
 import re
@@ -19,7 +21,12 @@ def test_the_adjoint_in_c():
     """With walls and transducers close together, so that sound comes back from all sides."""
     from wave_in_c import WAVE
 
-    side, times, transducers, generator = 7, 20, np.array([9, 23, 39], "intc"), np.random.default_rng(0)
+    side, times, transducers, generator = (
+        7,
+        20,
+        np.array([9, 23, 39], "intc"),
+        np.random.default_rng(0),
+    )
     m, change = generator.uniform(0.1, 0.4, (2, side, side))
     pulse, upstream = generator.normal(size=times), generator.normal(size=(3, times, 3))
 
@@ -62,14 +69,18 @@ def test_what_a_gradient_costs(monkeypatch, capsys):
 
     monkeypatch.setattr(wave_in_c, "INSIDE", wave_in_c.ROW**2 + wave_in_c.COLUMN**2 < 4**2)
     wave_in_c.measure()
-    speeds, _, by_adjoint, by_differences = map(float, re.findall(r"\d+\.?\d*", capsys.readouterr().out))
+    speeds, _, by_adjoint, by_differences = map(
+        float, re.findall(r"\d+\.?\d*", capsys.readouterr().out)
+    )
     assert speeds == 45
     assert by_adjoint < by_differences / 4
 
 
 def test_a_missing_compiler(backend):
     environment = {**os.environ, "CGSHIM_BACKEND": backend, "CC": "no-such-compiler -g"}
-    run = subprocess.run([sys.executable, EXAMPLE], env=environment, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, EXAMPLE], env=environment, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 1
     assert run.stderr.splitlines()[-1] == (
         "wave.c: a C compiler must translate it, got none by the name of no-such-compiler; "

@@ -1,4 +1,6 @@
-"""Pythons of their own, for what has to be seen from outside; and distributions of strangers, for one test."""
+"""Pythons of their own, for what has to be seen from outside; and distributions of strangers, for
+one test.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,18 @@ Python = Callable[..., subprocess.CompletedProcess[str]]
 def python() -> Python:
     """Run a Python with some options, with more on its path and in its environment."""
 
-    def run(*options: str, path: tuple[Path, ...] = (), **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        *options: str, path: tuple[Path, ...] = (), **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         environ = {key: value for key, value in os.environ.items() if key != "CGSHIM_BACKEND"}
         environ |= {"PYTHONPATH": os.pathsep.join(map(str, path)), **environment}
         return subprocess.run(
-            [sys.executable, *options], env=environ, capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, *options],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
 
     return run
@@ -37,7 +46,9 @@ def python() -> Python:
 
 @pytest.fixture
 def site_without(tmp_path: Path) -> Callable[..., tuple[Path, ...]]:
-    """A path for `python -S` on which everything is found that is installed here, except what is named."""
+    """A path for `python -S` on which everything is found that is installed here, except what is
+    named.
+    """
 
     def links(*patterns: str) -> tuple[Path, ...]:
         site = tmp_path / "site"
@@ -53,14 +64,20 @@ def site_without(tmp_path: Path) -> Callable[..., tuple[Path, ...]]:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`install(framework, entry_point, module)`: a distribution <framework>-plugin, with that module as its plug-in."""
+    """`install(framework, entry_point, module)`: a distribution <framework>-plugin, with that
+    module as its plug-in.
+    """
     modules = set(sys.modules)
 
     def install_it(framework: str, entry_point: str, module: str) -> None:
         metadata = tmp_path / f"{framework}_plugin-1.0.dist-info"
         metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {framework}-plugin\nVersion: 1.0\n")
-        (metadata / "entry_points.txt").write_text(f"[cgshim.backends]\n{framework} = {entry_point}\n")
+        (metadata / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {framework}-plugin\nVersion: 1.0\n"
+        )
+        (metadata / "entry_points.txt").write_text(
+            f"[cgshim.backends]\n{framework} = {entry_point}\n"
+        )
         (tmp_path / f"{framework}_plugin.py").write_text(module)
         monkeypatch.syspath_prepend(str(tmp_path))
         installed.registered.cache_clear()

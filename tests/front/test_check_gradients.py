@@ -26,7 +26,7 @@ def tensors(backend, *values):
     return [load(backend).convert_to_tensor(np.asarray(value)) for value in values]
 
 
-# --- Eight mistakes, each beside the rule without it -------------------------------------------------------------
+# --- Eight mistakes, each beside the rule without it ----------------------------------------------
 
 
 def missing_upstream(mistaken):
@@ -43,7 +43,10 @@ def swapped_arguments(mistaken):
 
 def wrong_shape(mistaken):
     """y is spread over x, and its gradient has to be summed."""
-    return lambda x, y: (x * y[0], lambda u: (u * y[0], u * x if mistaken else ops.sum(u * x) * ops.ones_like(y)))
+    return lambda x, y: (
+        x * y[0],
+        lambda u: (u * y[0], u * x if mistaken else ops.sum(u * x) * ops.ones_like(y)),
+    )
 
 
 def ignored_second_output(mistaken):
@@ -61,7 +64,9 @@ def conjugate_error(mistaken):
 
 def wrong_second_order(mistaken):
     slope = op_custom_gradient(
-        lambda x: (3 * x * x, lambda u: u * (5 if mistaken else 6) * x), forward_mode=True, name="slope"
+        lambda x: (3 * x * x, lambda u: u * (5 if mistaken else 6) * x),
+        forward_mode=True,
+        name="slope",
     )
     return lambda x, y: (x * x * x + y, lambda u: (u * slope(x), u))
 
@@ -80,7 +85,10 @@ def right_without_negative_upstreams(mistaken):
 
 def product_of_two_upstreams(mistaken):
     def f(x, y):
-        return (x * y, x - y), lambda d1, d2: (d1 * y + d2 + (d1 * d2 if mistaken else 0.0), d1 * x - d2)
+        return (x * y, x - y), lambda d1, d2: (
+            d1 * y + d2 + (d1 * d2 if mistaken else 0.0),
+            d1 * x - d2,
+        )
 
     return f
 
@@ -108,7 +116,10 @@ def wrong_where_little_is_needed(mistaken):
 
 
 def wrong_where_the_function_is_small(mistaken):
-    return lambda x, y: (1e-7 * x * y, lambda u: (1e-7 * u * y, (-1e-7 if mistaken else 1e-7) * u * x))
+    return lambda x, y: (
+        1e-7 * x * y,
+        lambda u: (1e-7 * u * y, (-1e-7 if mistaken else 1e-7) * u * x),
+    )
 
 
 SPREAD = (VECTOR, [7.0])
@@ -147,10 +158,12 @@ def test_each_mistake_is_found_and_named(backend, mistake):
     with cgshim.use_backend(backend):
         check_gradients(op_custom_gradient(mistake(False), forward_mode=True), args)
         with pytest.raises((AssertionError, CustomGradientValueError), match="^planted" + message):
-            check_gradients(op_custom_gradient(mistake(True), forward_mode=True, name="planted"), args)
+            check_gradients(
+                op_custom_gradient(mistake(True), forward_mode=True, name="planted"), args
+            )
 
 
-# --- What it says ------------------------------------------------------------------------------------------------
+# --- What it says ---------------------------------------------------------------------------------
 
 FACTORS = np.array([[2.0, 2.0], [9.0, 2.0]])
 """Of x in the gradient of x * x: wrong in one element alone."""
@@ -196,7 +209,9 @@ def test_differences_that_are_not_finite_are_no_mismatch(backend):
 
 
 def test_a_gradient_that_is_not_finite_is_a_mismatch(backend):
-    op = op_custom_gradient(lambda x: (x * x, lambda u: u * ops.multiply(np.array([np.nan, 2.0]), x)), name="op")
+    op = op_custom_gradient(
+        lambda x: (x * x, lambda u: u * ops.multiply(np.array([np.nan, 2.0]), x)), name="op"
+    )
     message = raised(AssertionError, op, tensors(backend, [4.0, 3.0]), modes=["reverse"])
     assert re.sub(r"-?\d+\.\d+", "#", message) == (
         "op, order 1: the gradient of x[0] through output must be that of central differences (reverse mode), "
@@ -206,7 +221,9 @@ def test_a_gradient_that_is_not_finite_is_a_mismatch(backend):
 
 def test_a_tangent_that_is_not_finite_is_a_mismatch(backend):
     op = op_custom_gradient(
-        lambda x: (x * x, lambda u: u * ops.multiply(np.array([np.nan, 2.0]), x)), forward_mode=True, name="op"
+        lambda x: (x * x, lambda u: u * ops.multiply(np.array([np.nan, 2.0]), x)),
+        forward_mode=True,
+        name="op",
     )
     message = raised(AssertionError, op, tensors(backend, [4.0, 3.0]), modes=["forward"])
     assert re.sub(r"-?\d+\.\d+", "#", message) == (
@@ -287,13 +304,15 @@ def test_what_cannot_be_checked_is_refused(case):
     assert str(error.value) == message
 
 
-# --- What it checks ----------------------------------------------------------------------------------------------
+# --- What it checks -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("surrogate", [1.0, 2.0])
 def test_against_a_surrogate(backend, surrogate):
     """A step function, whose gradient is that of 1 x by intention."""
-    straight_through = op_custom_gradient(lambda x: (ops.floor(x), lambda u: u), forward_mode=True, name="floor")
+    straight_through = op_custom_gradient(
+        lambda x: (ops.floor(x), lambda u: u), forward_mode=True, name="floor"
+    )
     args = tensors(backend, VECTOR)
     scaled = lambda x: surrogate * x
     scaled.__name__ = "scaled"
@@ -318,7 +337,9 @@ def tangled(pair, weights, power, *rest, half):
 
 
 def test_trees_options_and_integers(backend):
-    a, b, w, power, rest = tensors(backend, VECTOR, 5.0, [7.0, 11.0, 13.0], [2, 3], [-1.0, 2.0, 4.0])
+    a, b, w, power, rest = tensors(
+        backend, VECTOR, 5.0, [7.0, 11.0, 13.0], [2, 3], [-1.0, 2.0, 4.0]
+    )
     fn = lambda pair, weights, power, *rest: tangled(pair, weights, power, *rest, half=0.5)
     check_gradients(fn, [(a, b), {"w": w, "name": "static"}, power, rest], order=3)
 
@@ -327,7 +348,9 @@ def test_single_precision_is_checked_in_double(backend):
     """A relative error of 1e-5, which differences in float32 would not show."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 2.00002 * u * x))
     args = [load(backend).convert_to_tensor(VECTOR, "float32")]
-    assert "is expected" in raised(AssertionError, op, args, rtol=1e-7, atol=1e-7, modes=["reverse"])
+    assert "is expected" in raised(
+        AssertionError, op, args, rtol=1e-7, atol=1e-7, modes=["reverse"]
+    )
     check_gradients(op, args, rtol=1e-3, modes=["reverse"], order=1)
 
 
@@ -337,7 +360,9 @@ MODES = ["reverse", "forward"]
 
 @pytest.mark.parametrize("mode", MODES)
 def test_large_numbers_are_changed_by_large_steps(backend, mode):
-    """Near 1e8 a change by 1e-5 would be lost in rounding, and so would the derivative of what does not depend on x."""
+    """Near 1e8 a change by 1e-5 would be lost in rounding, and so would the derivative of what does
+    not depend on x.
+    """
     right = op_custom_gradient(lambda x: (x * x * 1e-8, lambda u: 2e-8 * u * x), forward_mode=True)
     check_gradients(right, tensors(backend, LARGE), modes=[mode])
     check_gradients(squared(forward_mode=True), tensors(backend, LARGE), modes=[mode])
@@ -355,13 +380,17 @@ def test_tolerances(backend, mode):
         check_gradients(op, args, rtol=1e-3, atol=0.0, **check)
         check_gradients(op, args, rtol=0.0, atol=absolute, **check)
         assert "is expected" in raised(AssertionError, op, args, rtol=1e-5, atol=0.0, **check)
-        assert "is expected" in raised(AssertionError, op, args, rtol=0.0, atol=absolute * 1e-6, **check)
+        assert "is expected" in raised(
+            AssertionError, op, args, rtol=0.0, atol=absolute * 1e-6, **check
+        )
 
 
 def test_a_small_tangent_is_not_lost_beside_a_large_one(backend):
     """Wrong by a thousandth in the second element, which is a millionth of the first."""
     factors = np.array([2.0, 2.002])
-    op = op_custom_gradient(lambda x: (x * x, lambda u: u * ops.multiply(factors, x)), forward_mode=True)
+    op = op_custom_gradient(
+        lambda x: (x * x, lambda u: u * ops.multiply(factors, x)), forward_mode=True
+    )
     message = raised(AssertionError, op, tensors(backend, [1e6, 1.0]), modes=["forward"])
     assert "the tangent of output[1] along x" in message
 
@@ -369,7 +398,9 @@ def test_a_small_tangent_is_not_lost_beside_a_large_one(backend):
 def test_the_tolerances_are_as_large_as_the_step_by_default(backend):
     """6e-6 of the number, and 4e-8 of the function."""
     for error, is_right in ((3e-6, True), (3e-5, False)):
-        op = op_custom_gradient(lambda x, error=error: (x * x, lambda u: (2.0 + 2.0 * error) * u * x))
+        op = op_custom_gradient(
+            lambda x, error=error: (x * x, lambda u: (2.0 + 2.0 * error) * u * x)
+        )
         args = tensors(backend, [1e3, -1e3])
         if is_right:
             check_gradients(op, args, order=1)
@@ -377,12 +408,14 @@ def test_the_tolerances_are_as_large_as_the_step_by_default(backend):
             assert "is expected" in raised(AssertionError, op, args, order=1)
 
 
-# --- Which modes, which order, which arguments -------------------------------------------------------------------
+# --- Which modes, which order, which arguments ----------------------------------------------------
 
 
 def divided(**promises):
     """x * x by a rule that is right, and not written in operations that are linear in upstream."""
-    return op_custom_gradient(lambda x: (x * x, lambda u: 2 * x * (u * u) / u), name="divided", **promises)
+    return op_custom_gradient(
+        lambda x: (x * x, lambda u: 2 * x * (u * u) / u), name="divided", **promises
+    )
 
 
 @pytest.fixture
@@ -418,9 +451,13 @@ def test_forward_mode_is_not_demanded_of_others(backend):
     check_gradients(lambda x: divided()(x) * x, tensors(backend, VECTOR))
 
 
-@pytest.mark.parametrize("fn", [divided(), lambda x: divided()(x) * x], ids=["an op", "a function of an op"])
+@pytest.mark.parametrize(
+    "fn", [divided(), lambda x: divided()(x) * x], ids=["an op", "a function of an op"]
+)
 def test_forward_mode_is_demanded_where_it_is_named(backend, fn):
-    message = raised(TransformationError, fn, tensors(backend, VECTOR), modes=("reverse", "forward"))
+    message = raised(
+        TransformationError, fn, tensors(backend, VECTOR), modes=("reverse", "forward")
+    )
     assert message.startswith("divided: forward mode needs a rule that is linear in upstream, got ")
 
 
@@ -440,7 +477,9 @@ def half_right(x, y):
     return x * y, lambda u: (u * y, 2 * u * x)
 
 
-@pytest.mark.parametrize(("argnums", "right"), [(0, True), (1, False), ((0, 1), False), ((0,), True), (-1, False)])
+@pytest.mark.parametrize(
+    ("argnums", "right"), [(0, True), (1, False), ((0, 1), False), ((0,), True), (-1, False)]
+)
 def test_argnums(backend, argnums, right):
     op = op_custom_gradient(half_right)
     args = tensors(backend, *SAME)
@@ -454,15 +493,22 @@ def test_argnums(backend, argnums, right):
 def test_an_output_that_does_not_depend_on_the_arguments_has_zeros(backend, mode):
     (constant,) = tensors(backend, [7.0, 11.0])
     check_gradients(lambda x: (x * x, constant), tensors(backend, VECTOR), modes=[mode])
-    wrong = op_custom_gradient(lambda x: ((x * x, constant), lambda u, v: 2 * u * x + ops.sum(v)), forward_mode=True)
-    assert "through output[1]" in raised(AssertionError, wrong, tensors(backend, VECTOR), modes=["reverse"])
+    wrong = op_custom_gradient(
+        lambda x: ((x * x, constant), lambda u, v: 2 * u * x + ops.sum(v)), forward_mode=True
+    )
+    assert "through output[1]" in raised(
+        AssertionError, wrong, tensors(backend, VECTOR), modes=["reverse"]
+    )
 
 
 def test_argnums_choose_arguments_and_not_tensors(backend):
     """The second argument is the tree, and its second order is checked too."""
 
     def f(x, tree):
-        return x * tree["a"] * tree["b"], lambda u: (0 * u, {"a": u * x * tree["b"], "b": u * x * tree["a"]})
+        return x * tree["a"] * tree["b"], lambda u: (
+            0 * u,
+            {"a": u * x * tree["b"], "b": u * x * tree["a"]},
+        )
 
     a, b = tensors(backend, [7.0, 11.0, 13.0], [3.0, 5.0, 2.0])
     args = [*tensors(backend, VECTOR), {"a": a, "b": b}]
@@ -474,7 +520,7 @@ def test_any_function_can_be_checked(backend):
     check_gradients(lambda x: ops.sin(x) * ops.exp(x), tensors(backend, VECTOR), order=3)
 
 
-# --- Held against the frameworks' own checkers -------------------------------------------------------------------
+# --- Held against the frameworks' own checkers ----------------------------------------------------
 
 
 def gradcheck(op, x):
@@ -488,8 +534,12 @@ def compute_gradient(op, x):
 
 
 OWN_CHECKERS = {
-    "numpy": lambda op, x: importlib.import_module("autograd.test_util").check_grads(op, modes=["rev"])(x),
-    "jax": lambda op, x: importlib.import_module("jax.test_util").check_grads(op, (x,), order=2, modes=["rev"]),
+    "numpy": lambda op, x: importlib.import_module("autograd.test_util").check_grads(
+        op, modes=["rev"]
+    )(x),
+    "jax": lambda op, x: importlib.import_module("jax.test_util").check_grads(
+        op, (x,), order=2, modes=["rev"]
+    ),
     "torch": gradcheck,
     "tensorflow": compute_gradient,
 }
@@ -503,11 +553,12 @@ def test_the_framework_is_of_the_same_opinion(backend, factor):
         if factor == 2.0:
             check(op, x)
         else:
-            with pytest.raises((AssertionError, RuntimeError)):  # torch's GradcheckError is a RuntimeError
+            # torch's GradcheckError is a RuntimeError
+            with pytest.raises((AssertionError, RuntimeError)):
                 check(op, x)
 
 
-# --- Trainable state ----------------------------------------------------------------------------------------------
+# --- Trainable state ------------------------------------------------------------------------------
 
 
 def of_variables(backend, w, b, mistake):
@@ -530,7 +581,9 @@ def test_the_gradients_of_variables(backend):
     (x,) = tensors(backend, VECTOR)
     if not hasattr(load(backend), "vjp_with_variables"):
         w, b = tensors(backend, [1.5, -0.5, 2.0], 7.0)
-        with pytest.raises(CustomGradientError, match="differentiates by arguments alone, got 2 variables"):
+        with pytest.raises(
+            CustomGradientError, match="differentiates by arguments alone, got 2 variables"
+        ):
             check_gradients(of_variables(backend, w, b, 1.0), [x], variables=[w, b])
         return
     w, b = state_of(backend, [1.5, -0.5, 2.0], 7.0)
@@ -559,7 +612,8 @@ def test_the_second_order_of_variables(backend):
 
     check_gradients(op(False), [x], variables=[w])
     with pytest.raises(
-        AssertionError, match=r"^op, order 2: the gradient of variables\[0\]\[\d\] through the gradient of x"
+        AssertionError,
+        match=r"^op, order 2: the gradient of variables\[0\]\[\d\] through the gradient of x",
     ):
         check_gradients(op(True), [x], variables=[w])
 
@@ -567,7 +621,9 @@ def test_the_second_order_of_variables(backend):
 def test_variables_that_cannot_be_written_to(backend):
     (x, w) = tensors(backend, VECTOR, [1.5, -0.5, 2.0])
     if backend == "tensorflow":
-        with pytest.raises(CustomGradientError, match="variables must be trainable state, which can be written to"):
+        with pytest.raises(
+            CustomGradientError, match="variables must be trainable state, which can be written to"
+        ):
             check_gradients(of_variables(backend, w, w, 1.0), [x], variables=[w])
 
 
@@ -585,4 +641,7 @@ def test_a_function_that_is_slow_under_eager_jax_is_compiled(backend, monkeypatc
     check_gradients(lambda x: cube(x, reads=False), [x], modes=["reverse"], order=1)
     counted = len(runs)
     check_gradients(lambda x: cube(x, reads=True), [x], modes=["reverse"], order=1)
-    assert (counted < 7 < len(runs) - counted) if backend == "jax" else counted >= 7, (counted, len(runs))
+    assert (counted < 7 < len(runs) - counted) if backend == "jax" else counted >= 7, (
+        counted,
+        len(runs),
+    )

@@ -56,7 +56,10 @@ def _enter(name: str) -> None:
 
 @pytest.mark.parametrize("choose", [cgshim.set_backend, _enter], ids=["set_backend", "use_backend"])
 def test_an_unknown_choice_is_refused_at_once(choose: Any) -> None:
-    with pytest.raises(cgshim.BackendError, match=r"^cgshim: a backend is named by its framework's import root, got"):
+    with pytest.raises(
+        cgshim.BackendError,
+        match=r"^cgshim: a backend is named by its framework's import root, got",
+    ):
         choose("nonesuch")
     assert cgshim.config_backend() is None
 
@@ -82,7 +85,9 @@ def test_by_the_inputs(backend: str) -> None:
 
 @pytest.mark.parametrize("array_first", [True, False])
 @pytest.mark.parametrize("place", [lambda x: x, lambda x: {"w": x}, lambda x: [{"w": (x,)}]])
-def test_numpy_arrays_are_constants_beside_a_tree(backend: str, place: Any, array_first: bool) -> None:
+def test_numpy_arrays_are_constants_beside_a_tree(
+    backend: str, place: Any, array_first: bool
+) -> None:
     framework = Framework(backend)
     tree, array = place(framework.tensor([2.0, 3.0])), np.array([5.0, 7.0], "float32")
     args = [array, tree] if array_first else [tree, array]
@@ -109,7 +114,9 @@ def test_python_numbers_stay_numbers(backend: str) -> None:
 
 
 def test_subclasses_are_their_frameworks(backend: str) -> None:
-    """A class of the user's own is found by its bases, however far up: some tensors may not be derived from."""
+    """A class of the user's own is found by its bases, however far up: some tensors may not be
+    derived from.
+    """
     kind = type(Framework(backend).tensor([1.0]))
     base = type("Tensor", (), {"__module__": f"{kind.__module__}.inner"})
     derived = type("Derived", (base,), {})

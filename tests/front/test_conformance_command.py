@@ -27,7 +27,9 @@ def run(*arguments: str, code: str = "") -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, after some code."""
     script = f"{code}\nfrom cgshim.__main__ import main\nraise SystemExit(main({['conformance', *arguments]!r}))"
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=False
+    )
 
 
 @pytest.fixture
@@ -42,7 +44,10 @@ def passes(framework: conformance.Framework) -> None:
 
 def test_each_row_is_printed_before_and_after_its_case(capsys, cases_named):
     seen = []
-    cases_named(first=lambda _: seen.append(capsys.readouterr().out), second=lambda _: seen.append(capsys.readouterr()))
+    cases_named(
+        first=lambda _: seen.append(capsys.readouterr().out),
+        second=lambda _: seen.append(capsys.readouterr()),
+    )
     assert main(["conformance", "numpy"]) == 0
     assert seen[0] == "case    outcome\nfirst   "
     assert seen[1].out == "passed\nsecond  "
@@ -78,7 +83,9 @@ def test_a_crash_loses_no_row_and_leaves_the_name_of_its_case():
     ],
 )
 def test_k_selects_by_words(expression, chosen):
-    assert [name for name in ("a complex sum", "a sum", "forward_mode") if matches(expression, name)] == chosen
+    assert [
+        name for name in ("a complex sum", "a sum", "forward_mode") if matches(expression, name)
+    ] == chosen
 
 
 def test_nothing_selected_is_an_error(capsys):
@@ -91,7 +98,10 @@ def test_nothing_selected_is_an_error(capsys):
 def test_gaps_are_read_with_and_without_quotes(tmp_path):
     file = tmp_path / "gaps.toml"
     file.write_text(GAPS_FILE)
-    assert read_gaps(file) == {A_CASE: "upstream issue 12 = 13", "dtypes[float16]": "as TOML writes it"}
+    assert read_gaps(file) == {
+        A_CASE: "upstream issue 12 = 13",
+        "dtypes[float16]": "as TOML writes it",
+    }
 
 
 @pytest.mark.parametrize(
@@ -99,7 +109,10 @@ def test_gaps_are_read_with_and_without_quotes(tmp_path):
     [
         ("a_case", ":2: a known gap must be written as case = reason, got 'a_case'"),
         ("a_case = ", ":2: a known gap must be written as case = reason, got 'a_case ='"),
-        (f"{A_CASE} = once more", f":2: a known gap must have one reason, got another for {A_CASE}"),
+        (
+            f"{A_CASE} = once more",
+            f":2: a known gap must have one reason, got another for {A_CASE}",
+        ),
         ("no_such_case = missing", "the table of gaps names cases that do not exist: no_such_case"),
     ],
 )
@@ -128,7 +141,10 @@ def test_a_known_gap_is_no_failure_and_one_that_passes_is(tmp_path, capsys, case
     assert summary == "numpy: 1 of 2 conformance cases passed; known gaps: 1"
     file.write_text("passes = upstream issue 12\n")
     assert main(["conformance", "numpy", "-k", "passes", "--gaps", str(file)]) == 1
-    assert "passes passes on numpy: take it off the table of gaps (upstream issue 12)" in capsys.readouterr().out
+    assert (
+        "passes passes on numpy: take it off the table of gaps (upstream issue 12)"
+        in capsys.readouterr().out
+    )
 
 
 def raises_in_the_backend(framework: conformance.Framework) -> None:
@@ -144,7 +160,12 @@ def asserts_without_a_message(framework: conformance.Framework) -> None:
 
 
 def test_reasons_are_one_line_with_file_and_line_and_are_counted(capsys, cases_named):
-    cases_named(a=raises_in_two_lines, b=raises_in_two_lines, c=asserts_without_a_message, d=raises_in_the_backend)
+    cases_named(
+        a=raises_in_two_lines,
+        b=raises_in_two_lines,
+        c=asserts_without_a_message,
+        d=raises_in_the_backend,
+    )
     assert main(["conformance", "numpy"]) == 1
     _, *rows, empty, count, most, _, _, summary = capsys.readouterr().out.splitlines()
     line = raises_in_two_lines.__code__.co_firstlineno + 1

@@ -1,4 +1,6 @@
-"""The names of dtypes: NumPy's, whatever a framework calls them, and an error for what nobody can name."""
+"""The names of dtypes: NumPy's, whatever a framework calls them, and an error for what nobody can
+name.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,15 @@ def test_names_of_numpy_and_their_extensions(name: str) -> None:
      (int, np.dtype(int).name), ("?", "bool")],
 )  # fmt: skip
 def test_what_a_user_may_write_is_what_numpy_reads(written: object, name: str) -> None:
-    assert (dtype_name(written), is_differentiable(written)) == (name, not name.startswith(("int", "bool")))
+    assert (dtype_name(written), is_differentiable(written)) == (
+        name,
+        not name.startswith(("int", "bool")),
+    )
 
 
-@pytest.mark.parametrize("name", ["string", "resource", "variant", "key<fry>", "void", "qint8", "bits2x4", "str224"])
+@pytest.mark.parametrize(
+    "name", ["string", "resource", "variant", "key<fry>", "void", "qint8", "bits2x4", "str224"]
+)
 def test_what_is_no_number_has_no_gradient(name: str) -> None:
     assert not is_differentiable(type("Dtype", (), {"name": name})())
 
@@ -43,7 +50,9 @@ class Half:
     """A class that stands for a dtype."""
 
 
-@pytest.mark.parametrize("unknown", ["half", "double", "FLOAT32", "float", "unsigned char", "int", ""])
+@pytest.mark.parametrize(
+    "unknown", ["half", "double", "FLOAT32", "float", "unsigned char", "int", ""]
+)
 def test_a_name_that_is_none_of_numpys(unknown: str) -> None:
     """It might be a float: to take it for an integer would be a gradient of zero."""
     dtype = type("Dtype", (), {"name": unknown, "__module__": "tiny.dtypes"})()
@@ -70,11 +79,15 @@ def test_every_dtype_of_a_framework_has_a_name(backend: str) -> None:
     kind = type(load(backend).convert_to_tensor([1.0]).dtype)
     dtypes = [x for x in vars(importlib.import_module(backend)).values() if isinstance(x, kind)]
     if issubclass(kind, np.dtype):  # as with JAX, too
-        extensions = [x for x in vars(ml_dtypes).values() if isinstance(x, type) and issubclass(x, np.generic)]
+        extensions = [
+            x for x in vars(ml_dtypes).values() if isinstance(x, type) and issubclass(x, np.generic)
+        ]
         dtypes = [np.dtype(x) for x in (*np.typecodes["All"], *extensions)]
     assert len(dtypes) > 10
     for dtype in dtypes:
-        assert is_differentiable(dtype) == any(part in dtype_name(dtype) for part in ("float", "complex")), dtype
+        assert is_differentiable(dtype) == any(
+            part in dtype_name(dtype) for part in ("float", "complex")
+        ), dtype
 
 
 def test_the_name_that_a_backend_gives(python, tmp_path: Path) -> None:

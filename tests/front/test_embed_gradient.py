@@ -1,4 +1,6 @@
-"""Known gradients, embedded: gx is wrong on purpose (7 x for x * x), so that autodiff's own gradient is told apart."""
+"""Known gradients, embedded: gx is wrong on purpose (7 x for x * x), so that autodiff's own
+gradient is told apart.
+"""
 
 import importlib
 
@@ -33,7 +35,7 @@ def embedded_square(x):
     return op_embed_gradient(op_sum(x * x), 7.0 * x, x)
 
 
-# --- What it embeds ----------------------------------------------------------------------------------------------
+# --- What it embeds -------------------------------------------------------------------------------
 
 SHAPES = {
     "a scalar": (lambda x: (op_sum(x * x), 7.0 * x), np.array(2.0), 2.0 * 7.0 * np.array(MATRIX)),
@@ -62,7 +64,12 @@ def test_value_and_gradient(framework, case):
     framework.check_equal(pullback(framework.tensor(upstream)), (np.asarray(expected),))
 
 
-ONE = {"a scalar": (), "one element": (1,), "one element of a matrix": (1, 1), "of three axes": (1, 1, 1)}
+ONE = {
+    "a scalar": (),
+    "one element": (1,),
+    "one element of a matrix": (1, 1),
+    "of three axes": (1, 1, 1),
+}
 SHAPES_OF_X = {
     "a vector": (3,),
     "a matrix": (1, 3),
@@ -77,7 +84,9 @@ SHAPES_OF_X = {
 @pytest.mark.parametrize("shape", SHAPES_OF_X.values(), ids=SHAPES_OF_X)
 @pytest.mark.parametrize("manually", [False, True], ids=["stopped", "not stopped"])
 def test_one_value(framework, shape_of_fx, shape, manually):
-    """However many axes its one element has, its gradient is gx: as in TFP and in POT, whose losses have shape (1,)."""
+    """However many axes its one element has, its gradient is gx: as in TFP and in POT, whose losses
+    have shape (1,).
+    """
     values = np.arange(1.0, 1.0 + np.prod(shape)).reshape(shape)
     fx, constant = framework.tensor(np.full(shape_of_fx, 5.0)), framework.tensor(values)
     framework.check(
@@ -113,7 +122,11 @@ def test_several_x_of_several_shapes(framework):
         gx = {"a": 7.0 * x["a"], "b": [5.0, None, 3.0 * x["b"][2]]}
         return op_embed_gradient(x["a"] * 2.0, gx, x)
 
-    a, b, c = framework.tensor([1.0, 2.0]), framework.tensor(MATRIX), framework.tensor([[10.0], [20.0]])
+    a, b, c = (
+        framework.tensor([1.0, 2.0]),
+        framework.tensor(MATRIX),
+        framework.tensor([[10.0], [20.0]]),
+    )
     gradients = {
         "a": np.array([7.0, 140.0]),
         "b": [np.array([[5.0] * 3, [50.0] * 3]), None, np.array([[30.0], [600.0]])],
@@ -141,7 +154,9 @@ def test_gradients_have_the_dtype_of_x(framework, dtype):
 
 
 def test_complex_x(framework):
-    """gx is dfx/dRe(x) + i dfx/dIm(x): that of the real part of conj(gx) x, in the framework's own convention."""
+    """gx is dfx/dRe(x) + i dfx/dIm(x): that of the real part of conj(gx) x, in the framework's own
+    convention.
+    """
     x, gx = framework.tensor([1j, 2.0], "complex64"), framework.tensor([3 + 1j, 5j], "complex64")
     of_real = lambda x: ops.real(ops.sum(ops.conj(gx) * x))
     expected = framework.numpy(op_vjp(of_real, x)[1](framework.tensor(2.0)))
@@ -150,13 +165,17 @@ def test_complex_x(framework):
                     gradients=expected)  # fmt: skip
 
 
-# --- Further derivatives -----------------------------------------------------------------------------------------
+# --- Further derivatives --------------------------------------------------------------------------
 
 
 def test_every_derivative_of_what_is_not_stopped(backend):
-    """Of the first and the second order, in reverse and in forward mode: they are those of 3.5 x * x."""
+    """Of the first and the second order, in reverse and in forward mode: they are those of 3.5 x *
+    x.
+    """
     x = load(backend).convert_to_tensor(np.array(MATRIX))
-    fn = lambda x: op_embed_gradient(op_stop_gradient(op_sum(x * x, axis=1)), 7.0 * x, x, fx_gx_manually_stopped=True)
+    fn = lambda x: op_embed_gradient(
+        op_stop_gradient(op_sum(x * x, axis=1)), 7.0 * x, x, fx_gx_manually_stopped=True
+    )
     check_gradients(fn, [x], against=lambda x: 3.5 * op_sum(x * x, axis=1))
 
 
@@ -167,10 +186,11 @@ def test_forward_mode_of_what_is_stopped(backend):
 
 def test_the_second_derivative_of_what_is_stopped_is_zero(framework):
     second = op_grad(lambda x: op_sum(op_grad(embedded_square)(x) * x))
-    framework.check_equal(second(framework.tensor(X)), 7.0 * np.array(X))  # of x alone, gx being a constant
+    # of x alone, gx being a constant
+    framework.check_equal(second(framework.tensor(X)), 7.0 * np.array(X))
 
 
-# --- The documented behaviour of tfp.math.custom_gradient, and of POT's set_gradients ----------------------------
+# --- The documented behaviour of tfp.math.custom_gradient, and of POT's set_gradients -------------
 
 
 @pytest.mark.parametrize(
@@ -207,7 +227,9 @@ def test_tfp_manually_stopped(framework):
 
     def fn(x, y):
         gx = op_stop_gradient(x * x) * y
-        return op_embed_gradient(op_stop_gradient(x) * y, gx, x + op_stop_gradient(y), fx_gx_manually_stopped=True)
+        return op_embed_gradient(
+            op_stop_gradient(x) * y, gx, x + op_stop_gradient(y), fx_gx_manually_stopped=True
+        )
 
     framework.check(fn, framework.tensor(2.1), framework.tensor(3.1), upstream=framework.tensor(1.0),
                     output=np.array(2.1 * 3.1), gradients=(np.array(2.1**2 * 3.1), np.array(2.1)))  # fmt: skip
@@ -215,12 +237,14 @@ def test_tfp_manually_stopped(framework):
 
 def test_pot_respects_upstream(framework):
     """3 * loss has three times the gradient, also where gx is a constant."""
-    loss = lambda a, b: 3.0 * op_embed_gradient(op_sum(a) * op_sum(b), (a, framework.tensor(X)), (a, b))
+    loss = lambda a, b: (
+        3.0 * op_embed_gradient(op_sum(a) * op_sum(b), (a, framework.tensor(X)), (a, b))
+    )
     gradients = op_grad(loss, argnums=(0, 1))(framework.tensor([1.0, 2.0]), framework.tensor(X))
     framework.check_equal(gradients, (np.array([3.0, 6.0]), 3.0 * np.array(X)))
 
 
-# --- Under transformations and compilers -------------------------------------------------------------------------
+# --- Under transformations and compilers ----------------------------------------------------------
 
 
 def autograd_jacobian(loss, xs):
@@ -266,7 +290,10 @@ def tensorflow_compiled(shape, **options):
     def gradients(loss, xs):
         tf = importlib.import_module("tensorflow")
         signature = [tf.TensorSpec(shape, tf.float32)]
-        return [tf.function(tensorflow_gradient(loss), input_signature=signature, **options)(x) for x in xs]
+        return [
+            tf.function(tensorflow_gradient(loss), input_signature=signature, **options)(x)
+            for x in xs
+        ]
 
     return gradients
 
@@ -296,8 +323,14 @@ def total(x):
 LOSSES = {
     "gx": (lambda x: 3.0 * op_embed_gradient(total(x * x), 7.0 * x, x), lambda x: 21.0 * x),
     "scalar gx": (lambda x: 3.0 * op_embed_gradient(total(x * x), 7.0, x), lambda x: 21.0 + 0 * x),
-    "elementwise": (lambda x: total(3.0 * op_embed_gradient(x * x, 7.0 * x, x)), lambda x: 21.0 * x),
-    "tree": (lambda x: 3.0 * op_embed_gradient(total(x * x), [(7.0 * x,)], [(x,)]), lambda x: 21.0 * x),
+    "elementwise": (
+        lambda x: total(3.0 * op_embed_gradient(x * x, 7.0 * x, x)),
+        lambda x: 21.0 * x,
+    ),
+    "tree": (
+        lambda x: 3.0 * op_embed_gradient(total(x * x), [(7.0 * x,)], [(x,)]),
+        lambda x: 21.0 * x,
+    ),
 }
 
 
@@ -308,15 +341,18 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo, torch 2.13 (2026-11)
+# Dynamo, torch 2.13 (2026-11)
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_transformations(transformation, loss):
     framework = Framework(transformation[0])
     fn, gradient = LOSSES[loss]
     found = TRANSFORMATIONS[transformation](fn, framework.tensor(MATRIX))
-    np.testing.assert_allclose([framework.numpy(g) for g in found], gradient(np.array(MATRIX)), rtol=1e-6)
+    np.testing.assert_allclose(
+        [framework.numpy(g) for g in found], gradient(np.array(MATRIX)), rtol=1e-6
+    )
 
 
-# --- What it refuses ---------------------------------------------------------------------------------------------
+# --- What it refuses ------------------------------------------------------------------------------
 
 REFUSED = {
     "an integer": (

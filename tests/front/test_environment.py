@@ -1,4 +1,6 @@
-"""What cgshim says where a backend, a framework or the metadata is missing, or a stranger's plug-in is broken."""
+"""What cgshim says where a backend, a framework or the metadata is missing, or a stranger's plug-in
+is broken.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ OTHERS = [name for name in entry_points() if name != "numpy"]
 
 def test_unknown_backend(python, backend: str) -> None:
     installed = ", ".join(cgshim.available_backends())
-    missing = [f"{n} (pip install 'cgshim[{n}]')" for n in entry_points() if n not in cgshim.available_backends()]
+    missing = [
+        f"{n} (pip install 'cgshim[{n}]')"
+        for n in entry_points()
+        if n not in cgshim.available_backends()
+    ]
     could = f"; could be installed: {', '.join(missing)}" if missing else ""
     assert python("-c", CALL, CGSHIM_BACKEND="pytorch").stdout == (
         f"cgshim: a backend is named by its framework's import root, got 'pytorch'; installed: {installed}{could}\n"
@@ -91,7 +97,10 @@ def test_old_autograd(python, site_without) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: autograd\nVersion: 1.6.2\n")
     assert python("-S", "-c", NUMPYS_GRADIENT, path=path).stdout == f"[4. 9.]\n{OLD}"
-    assert python("-S", "-c", f"import autograd.numpy{NUMPYS_GRADIENT}", path=path).stdout == f"[4. 9.]\n{OLD}"
+    assert (
+        python("-S", "-c", f"import autograd.numpy{NUMPYS_GRADIENT}", path=path).stdout
+        == f"[4. 9.]\n{OLD}"
+    )
     assert python("-S", "-c", BY_AUTOGRAD, path=path).stdout == OLD
 
 
@@ -111,7 +120,7 @@ def test_a_framework_that_is_barred_is_not_available(python) -> None:
     assert python("-c", code).stdout == "['numpy']\n"
 
 
-# --- A stranger's plug-in -----------------------------------------------------------------------------------------
+# --- A stranger's plug-in -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -122,7 +131,9 @@ def plug_in(tmp_path: Path):
         site = tmp_path / "strangers"
         metadata = site / "tiny_plugin-1.0.dist-info"
         metadata.mkdir(parents=True)
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-plugin\nVersion: 1.0\n")
+        (metadata / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: tiny-plugin\nVersion: 1.0\n"
+        )
         (metadata / "entry_points.txt").write_text("[cgshim.backends]\ntiny = tiny_plugin\n")
         (site / "tiny_plugin.py").write_text(module)
         if framework is not None:
@@ -133,8 +144,14 @@ def plug_in(tmp_path: Path):
 
 
 BROKEN = {
-    "it raises": ("raise RuntimeError('built for another version')", "RuntimeError: built for another version"),
-    "an import fails": ("import tiny_kernels", "ModuleNotFoundError: No module named 'tiny_kernels'"),
+    "it raises": (
+        "raise RuntimeError('built for another version')",
+        "RuntimeError: built for another version",
+    ),
+    "an import fails": (
+        "import tiny_kernels",
+        "ModuleNotFoundError: No module named 'tiny_kernels'",
+    ),
     "a name is missing": (
         "from tiny import Tensor",
         "ImportError: cannot import name 'Tensor' from 'tiny' ({site}/tiny.py)",

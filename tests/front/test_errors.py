@@ -4,4 +4,9 @@ from cgshim._errors import listing
 
 
 def test_words_as_a_sentence_lists_them():
-    assert [listing(list(words)) for words in ("", "x", "xy", "xyz")] == ["", "x", "x and y", "x, y and z"]
+    assert [listing(list(words)) for words in ("", "x", "xy", "xyz")] == [
+        "",
+        "x",
+        "x and y",
+        "x, y and z",
+    ]

@@ -18,19 +18,24 @@ from cgshim._trees import ONE_TENSOR
 
 def _scaled(x: Any, w: Any, *, scale: float = 2.0, needs_input_grad: Any) -> Any:
     factors = scale * w if needs_input_grad[0] else None, scale * x if needs_input_grad[1] else None
-    return scale * x * w, lambda upstream: [None if f is None else 7.0 * f * upstream for f in factors]
+    return scale * x * w, lambda upstream: [
+        None if f is None else 7.0 * f * upstream for f in factors
+    ]
 
 
 scaled = op_custom_gradient(_scaled)
 
 
 def test_a_caller_does_not_see_it() -> None:
-    assert str(inspect.signature(scaled)) == "(x: 'Any', w: 'Any', *, scale: 'float' = 2.0) -> 'Any'"
+    assert (
+        str(inspect.signature(scaled)) == "(x: 'Any', w: 'Any', *, scale: 'float' = 2.0) -> 'Any'"
+    )
 
 
 def test_a_misspelt_option_is_told_by_its_name() -> None:
     with pytest.raises(
-        CustomGradientTypeError, match=r"^_scaled: got an unexpected keyword argument 'need_input_grad'$"
+        CustomGradientTypeError,
+        match=r"^_scaled: got an unexpected keyword argument 'need_input_grad'$",
     ):
         scaled(np.ones(2), np.ones(2), need_input_grad=True)
 
@@ -56,7 +61,9 @@ def test_a_class_whose_objects_are_called() -> None:
 
 
 def test_options_of_any_name_are_the_authors() -> None:
-    """Without a parameter of this name f is told nothing, and what its **options get is the caller's."""
+    """Without a parameter of this name f is told nothing, and what its **options get is the
+    caller's.
+    """
 
     def f(x: Any, **options: Any) -> Any:
         assert options == {"needs_input_grad": "mine"}
@@ -85,15 +92,21 @@ def test_what_a_backend_tells_stays_with_a_call() -> None:
         outputs, rule = each(inputs)
         rule(inputs, outputs)
         rule(inputs, outputs, needed=(False, False))
-    expected = [[(True, True)] * 2 + [(False, False)]] + [[(True, False)] * 2 + [(False, False)]] * 2
+    expected = [[(True, True)] * 2 + [(False, False)]] + [
+        [(True, False)] * 2 + [(False, False)]
+    ] * 2
     assert told == [flags for of_call in expected for flags in of_call]
 
 
 def test_a_gradient_that_is_not_needed_is_dropped_whatever_it_is() -> None:
-    op = op_custom_gradient(lambda x, w: (x * w, lambda upstream, needs_input_grad: (7.0 * upstream, "no gradient")))
+    op = op_custom_gradient(
+        lambda x, w: (x * w, lambda upstream, needs_input_grad: (7.0 * upstream, "no gradient"))
+    )
     x, w = np.array([1.0, 2.0]), np.array([3.0, 5.0])
     _, pullback = op_vjp(lambda x: op(x, w), x)
     np.testing.assert_array_equal(pullback(np.array([1.0, 10.0]))[0], [7.0, 70.0])
     _, pullback = op_vjp(op, x, w)
-    with pytest.raises(CustomGradientTypeError, match="the gradient of w must be a tensor or None, got str"):
+    with pytest.raises(
+        CustomGradientTypeError, match="the gradient of w must be a tensor or None, got str"
+    ):
         pullback(np.ones(2))

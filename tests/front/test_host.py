@@ -1,4 +1,6 @@
-"""Functions on the host: what op_host checks when it is called, batches, and the rules that the host remembers."""
+"""Functions on the host: what op_host checks when it is called, batches, and the rules that the
+host remembers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ import numpy as np
 import pytest
 
 import cgshim
-from cgshim import CustomGradientTypeError, CustomGradientValueError, Spec, op_custom_gradient, op_host, op_vjp
+from cgshim import (
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    Spec,
+    op_custom_gradient,
+    op_host,
+    op_vjp,
+)
 from cgshim._dtypes import dtype_name
 from cgshim._host_call import HostCall, HostFunction
 from cgshim._host_gradient import Runs
@@ -28,7 +37,7 @@ def framework(backend: str) -> Framework:
     return Framework(backend)
 
 
-# --- The op ---------------------------------------------------------------------------------------------------------
+# --- The op ---------------------------------------------------------------------------------------
 
 
 def scaled(x: Any, *, factor: float = 2.0) -> Any:
@@ -60,7 +69,10 @@ def test_what_is_declared_is_missing() -> None:
         "scaled: a compiled program must know what f returns before it runs, got no outputs; "
         "write op_host(outputs=lambda *specs: ...), which returns the specs of the results"
     )
-    with pytest.raises(CustomGradientTypeError, match=r"^op_host: f must be callable, got int; decorate a function$"):
+    with pytest.raises(
+        CustomGradientTypeError,
+        match=r"^op_host: f must be callable, got int; decorate a function$",
+    ):
         op_host(3, outputs=lambda x: x)  # type: ignore[call-overload]
 
 
@@ -89,9 +101,12 @@ def test_no_tensor_among_the_arguments() -> None:
 
 
 def test_a_spec_is_shown_as_in_messages() -> None:
-    assert [repr(Spec((2, None), dtype)) for dtype in (np.float32, np.dtype("float32"), "float32")] == ["f32[2,?]"] * 3
+    assert [
+        repr(Spec((2, None), dtype)) for dtype in (np.float32, np.dtype("float32"), "float32")
+    ] == ["f32[2,?]"] * 3
     assert Spec((2,), "float32") == Spec((2,), "float32")
-    assert len({Spec((2,), "float32"), Spec((2,), "float32"), Spec((3,), "float32")}) == 2  # a key of a cache
+    # a key of a cache
+    assert len({Spec((2,), "float32"), Spec((2,), "float32"), Spec((3,), "float32")}) == 2
 
 
 def _wrapped(op: Any) -> None:
@@ -118,11 +133,13 @@ def test_an_error_that_a_framework_wraps() -> None:
         _another_error()
 
 
-# --- Batches --------------------------------------------------------------------------------------------------------
+# --- Batches --------------------------------------------------------------------------------------
 
 
 def call_of(f: Any, outputs: Any, *, arguments: int = 2, vectorized: bool = False) -> HostCall:
-    return HostCall(HostFunction(f, outputs, vectorized=vectorized, name="op"), [ONE_TENSOR] * arguments, {})
+    return HostCall(
+        HostFunction(f, outputs, vectorized=vectorized, name="op"), [ONE_TENSOR] * arguments, {}
+    )
 
 
 X, Y = np.arange(12.0).reshape(3, 2, 2), np.array([[10.0, 20.0], [30.0, 40.0], [50.0, 60.0]])
@@ -137,7 +154,9 @@ def test_nested_batches(vectorized: bool) -> None:
         calls.append(x.shape)
         return x[..., :, None] * y[..., None, :]
 
-    call = call_of(outer_product, lambda x, y: Spec((*x.shape, *y.shape), x.dtype), vectorized=vectorized)
+    call = call_of(
+        outer_product, lambda x, y: Spec((*x.shape, *y.shape), x.dtype), vectorized=vectorized
+    )
     batched = call.over([True, False]).over([True, True])
     (found,) = batched.run([X, Y])
     np.testing.assert_array_equal(found, X[:, :, :, None] * Y[:, None, None, :])
@@ -185,14 +204,20 @@ def test_keys_tell_trees_apart() -> None:
 
 
 def test_only_the_axes_of_batches_are_broadcast() -> None:
-    call = call_of(lambda x, y: x.sum(-1, keepdims=True), lambda x, y: x, vectorized=True).over([True, True])
-    with pytest.raises(CustomGradientValueError, match=re.escape("the declared shape f64[3,2], got f64[3,1]")):
+    call = call_of(lambda x, y: x.sum(-1, keepdims=True), lambda x, y: x, vectorized=True).over(
+        [True, True]
+    )
+    with pytest.raises(
+        CustomGradientValueError, match=re.escape("the declared shape f64[3,2], got f64[3,1]")
+    ):
         call.run([Y, Y])
 
 
 def test_another_number_of_axes_is_not_broadcast() -> None:
     call = call_of(lambda x, y: x.sum(), lambda x, y: x, vectorized=True).over([True, True])
-    with pytest.raises(CustomGradientValueError, match=re.escape("the declared shape f64[3,2], got f64[]")):
+    with pytest.raises(
+        CustomGradientValueError, match=re.escape("the declared shape f64[3,2], got f64[]")
+    ):
         call.run([Y, Y])
 
 
@@ -219,14 +244,17 @@ def test_a_function_with_needs_input_grad_is_no_function_on_the_host() -> None:
 def test_results_without_an_array() -> None:
     op = op_host(lambda x: [], outputs=lambda x: [], name="op")
     with pytest.raises(
-        CustomGradientTypeError, match=r"^op: the output of f must hold a tensor when an argument does, "
+        CustomGradientTypeError,
+        match=r"^op: the output of f must hold a tensor when an argument does, ",
     ):
         op(X)
 
 
 def test_f_gets_arrays_in_each_batch() -> None:
     kinds = []
-    call = call_of(lambda x, y: (kinds.append(type(x)), 2 * x)[1], lambda x, y: x).over([True, False])
+    call = call_of(lambda x, y: (kinds.append(type(x)), 2 * x)[1], lambda x, y: x).over(
+        [True, False]
+    )
     (found,) = call.run([np.array([1.0, 2.0]), Y])
     np.testing.assert_array_equal(found, [2.0, 4.0])
     assert set(kinds) == {np.ndarray}
@@ -243,7 +271,10 @@ def test_f_may_use_its_result_again_in_the_next_row(size: tuple[int, ...]) -> No
 
     outputs = lambda x, y: {"memory": x, "a view of it": Spec((*x.shape, 1), x.dtype)}
     call = call_of(simulated, outputs).over([True, False]).over([True, True])
-    x, y = np.arange(1.0, 13.0).reshape(3, 2, 2)[(..., *[0] * (1 - len(size)))], np.array([10.0, 20.0, 30.0])
+    x, y = (
+        np.arange(1.0, 13.0).reshape(3, 2, 2)[(..., *[0] * (1 - len(size)))],
+        np.array([10.0, 20.0, 30.0]),
+    )
     of_view, found = call.run([x, y])
     np.testing.assert_array_equal(found, x * y.reshape(3, *[1] * (x.ndim - 1)))
     np.testing.assert_array_equal(of_view[..., 0], found)
@@ -261,7 +292,7 @@ def test_fresh_results_are_not_copied() -> None:
     assert found.ctypes.data == made[0]
 
 
-# --- The rules that the host remembers ------------------------------------------------------------------------------
+# --- The rules that the host remembers ------------------------------------------------------------
 
 
 class _Rule:

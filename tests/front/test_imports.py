@@ -41,7 +41,8 @@ if {backend!r} != "numpy":
     y, pull_back = cgshim.op_vjp(twice, x)
     assert (cgshim.op_convert_to_numpy(pull_back(y)[0]) == [28.0, 42.0]).all()
 """
-# `python -X importtime` would not do: it does not see what importlib.import_module imports, as loading a plug-in does.
+# `python -X importtime` would not do: it does not see what importlib.import_module imports, as
+# loading a plug-in does.
 REPORT = "\nimport sys\nprint(*sys.modules)"
 
 
@@ -68,7 +69,9 @@ def test_a_gradient_on_numpy_arrays_imports_autograd(python) -> None:
 
 
 def test_loading_a_backend_imports_its_framework(python, backend: str) -> None:
-    """And whatever its framework imports in turn: the check sees it. NumPy's imports autograd for derivatives alone."""
+    """And whatever its framework imports in turn: the check sees it. NumPy's imports autograd for
+    derivatives alone.
+    """
     found = imported(python, f"import cgshim; cgshim.set_backend({backend!r})")
     assert found == set() if backend == "numpy" else backend in found
 

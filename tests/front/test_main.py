@@ -40,7 +40,9 @@ def rows_of(printed: str) -> dict[str, list[str]]:
 
 
 def test_a_framework_is_not_imported_to_say_that_it_is_found(python, backend):
-    program = "import sys\nfrom cgshim.__main__ import main\nassert not main([])\nprint(*sys.modules)"
+    program = (
+        "import sys\nfrom cgshim.__main__ import main\nassert not main([])\nprint(*sys.modules)"
+    )
     printed, _, modules = python("-c", program).stdout.rstrip().rpartition("\n")
     assert rows_of(printed)[backend][-1] == "found"
     assert not {"autograd", "jax", "tensorflow", "torch"} & set(modules.split())
@@ -49,7 +51,11 @@ def test_a_framework_is_not_imported_to_say_that_it_is_found(python, backend):
 def test_the_version_that_is_found_and_those_supported(capsys, backend):
     main([])
     name, plug_in, framework, supported, state = rows_of(capsys.readouterr().out)[backend]
-    assert (name, plug_in, state) == (backend, f"cgshim_{backend} (cgshim {cgshim.__version__})", "found")
+    assert (name, plug_in, state) == (
+        backend,
+        f"cgshim_{backend} (cgshim {cgshim.__version__})",
+        "found",
+    )
     assert framework.split()[1] == version(framework.split()[0])
     assert re.fullmatch(rf"{backend}>=\d+\.\d+(\.\d+)?", supported)
 
@@ -61,8 +67,14 @@ def test_the_version_of_autograd(capsys):
 
 
 def test_autograd_is_missing(python, site_without):
-    printed = python("-S", "-m", "cgshim", "--require", "numpy", path=site_without("autograd*")).stdout
-    assert rows_of(printed)["numpy"][2:] == [f"numpy {version('numpy')} with no autograd", "numpy>=1.26", "ok"]
+    printed = python(
+        "-S", "-m", "cgshim", "--require", "numpy", path=site_without("autograd*")
+    ).stdout
+    assert rows_of(printed)["numpy"][2:] == [
+        f"numpy {version('numpy')} with no autograd",
+        "numpy>=1.26",
+        "ok",
+    ]
     assert (
         "\nnumpy: cgshim: derivatives on NumPy need autograd 1.7 or later, got no autograd; "
         "pip install 'autograd>=1.7'\n"
@@ -79,7 +91,9 @@ def test_what_is_missing_and_what_to_install(python, site_without):
         assert rows[name][-1] == f"missing: pip install 'cgshim[{name}]'"
     loaded = rows_of(python("-S", "-m", "cgshim", "--load", path=path).stdout)
     assert loaded["numpy"][-1] == "ok"
-    assert loaded[OTHERS[0]][-1].startswith(f"cgshim: the backend {OTHERS[0]!r} needs its framework, got ")
+    assert loaded[OTHERS[0]][-1].startswith(
+        f"cgshim: the backend {OTHERS[0]!r} needs its framework, got "
+    )
 
 
 def test_what_is_loaded_and_works_is_ok(capsys, backend):
@@ -89,7 +103,9 @@ def test_what_is_loaded_and_works_is_ok(capsys, backend):
 
 
 def test_what_only_other_versions_can(capsys, monkeypatch, backend):
-    monkeypatch.setattr(load(backend), "version_limits", lambda: ["no maps before 9.1"], raising=False)
+    monkeypatch.setattr(
+        load(backend), "version_limits", lambda: ["no maps before 9.1"], raising=False
+    )
     assert main(["--require", backend]) == 0
     assert f"\n{backend}: no maps before 9.1\n" in capsys.readouterr().out
     monkeypatch.setattr(load(backend), "version_limits", lambda: 1 / 0)
@@ -125,7 +141,9 @@ def test_conformance(capsys):
 def test_conformance_of_an_unknown_backend(capsys):
     assert main(["conformance", "nonesuch"]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("cgshim: a backend is named by its framework's import root, got 'nonesuch'; installed: ")
+    assert error.startswith(
+        "cgshim: a backend is named by its framework's import root, got 'nonesuch'; installed: "
+    )
 
 
 def test_a_backend_works_where_it_says_nothing_else():

@@ -1,4 +1,6 @@
-"""Ops as attributes of classes: inherited, overridden, abstract, in partials and among the functions of a dispatch."""
+"""Ops as attributes of classes: inherited, overridden, abstract, in partials and among the
+functions of a dispatch.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,16 @@ class Layer:
     @functools.cached_property
     def cached(self) -> Any:
         """An op of its own."""
-        return cgshim.op_custom_gradient(lambda x: (x * self.scale, lambda upstream: 7.0 * upstream))
+        return cgshim.op_custom_gradient(
+            lambda x: (x * self.scale, lambda upstream: 7.0 * upstream)
+        )
 
     @property
     def computed(self) -> Any:
         """An op of each look."""
-        return cgshim.op_custom_gradient(lambda x: (x * self.scale, lambda upstream: 7.0 * upstream))
+        return cgshim.op_custom_gradient(
+            lambda x: (x * self.scale, lambda upstream: 7.0 * upstream)
+        )
 
     def _of_two(self, y: float, x: Any) -> Any:
         return x * self.scale * y, lambda upstream: 7.0 * upstream
@@ -196,7 +202,11 @@ def test_a_class_with_an_op_that_is_written_may_be_used() -> None:
 
 def test_options_are_those_of_the_method() -> None:
     for method in (Layer.method, Layer().method, Inherited().method, copy.copy(Layer().method)):
-        assert (method.forward_mode, method.once_differentiable, method.name) == (True, False, "scaled")
+        assert (method.forward_mode, method.once_differentiable, method.name) == (
+            True,
+            False,
+            "scaled",
+        )
     for method in (Overridden().method, Layer().of_two, Layer.of_class):
         assert not method.forward_mode
     assert Layer().of_two.name == "of_two"
@@ -210,7 +220,10 @@ def test_what_python_says_of_methods() -> None:
     assert list(inspect.signature(Layer.method).parameters) == ["self", "x"]
     assert list(inspect.signature(layer.of_two).parameters) == ["y", "x"]
     assert list(inspect.signature(Layer.of_class).parameters) == ["x"]
-    assert (Layer.of_class.__name__, Layer.of_class.__doc__) == ("of_class", "x times the scale of the class.")
+    assert (Layer.of_class.__name__, Layer.of_class.__doc__) == (
+        "of_class",
+        "x times the scale of the class.",
+    )
     text = pydoc.plain(pydoc.render_doc(Layer))
     for line in ("method(self, x", "x times the scale of the layer.", "of_two(self, y"):
         assert line in text

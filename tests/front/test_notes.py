@@ -1,4 +1,6 @@
-"""What goes wrong in f raises the framework's own error, with a note that says what to write instead."""
+"""What goes wrong in f raises the framework's own error, with a note that says what to write
+instead.
+"""
 
 import sys
 
@@ -52,13 +54,19 @@ def test_numpy_in_f(backend, framework):
 
 def test_a_number_of_a_tensor(backend, framework):
     op = op_custom_gradient(lambda x: (x * float(x[0]), lambda upstream: upstream), name="op")
-    assert notes_of(traced(backend, op), framework.tensor([1.0, 2.0] if backend != "torch" else [[1.0]])) == [ON_HOST]
+    assert notes_of(
+        traced(backend, op), framework.tensor([1.0, 2.0] if backend != "torch" else [[1.0]])
+    ) == [ON_HOST]
 
 
 def test_a_branch_on_a_tensor(backend, framework):
-    op = op_custom_gradient(lambda x: (x if (x > 0.0).any() else -x, lambda upstream: upstream), name="op")
+    op = op_custom_gradient(
+        lambda x: (x if (x > 0.0).any() else -x, lambda upstream: upstream), name="op"
+    )
     if backend == "tensorflow":  # whose tensors have no method any
-        op = op_custom_gradient(lambda x: (x if x[0, 0] > 0.0 else -x, lambda upstream: upstream), name="op")
+        op = op_custom_gradient(
+            lambda x: (x if x[0, 0] > 0.0 else -x, lambda upstream: upstream), name="op"
+        )
     assert notes_of(traced(backend, op), framework.tensor([[1.0, 2.0]])) == [BRANCH]
 
 

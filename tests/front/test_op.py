@@ -73,11 +73,15 @@ def check_threefold(framework: Framework, op: Any) -> None:
     )  # fmt: skip
 
 
-# --- What Python sees ---------------------------------------------------------------------------------------------
+# --- What Python sees -----------------------------------------------------------------------------
 
 
 def test_name_and_documentation() -> None:
-    assert (product.__name__, product.__qualname__, product.__doc__) == ("product", "product", "x times y.")
+    assert (product.__name__, product.__qualname__, product.__doc__) == (
+        "product",
+        "product",
+        "x times y.",
+    )
     assert (product.__module__, product.__wrapped__.__name__) == (__name__, "product")
 
 
@@ -100,11 +104,15 @@ def test_options_are_kept() -> None:
 
 def test_with_and_without_parentheses(backend: str) -> None:
     framework = Framework(backend)
-    for decorate in (cgshim.op_custom_gradient, cgshim.op_custom_gradient(), cgshim.op_custom_gradient(name="op")):
+    for decorate in (
+        cgshim.op_custom_gradient,
+        cgshim.op_custom_gradient(),
+        cgshim.op_custom_gradient(name="op"),
+    ):
         check_threefold(framework, decorate(lambda x: (x * 3.0, lambda upstream: 7.0 * upstream)))
 
 
-# --- The op is not what it wraps, nor what wraps it -----------------------------------------------------------------
+# --- The op is not what it wraps, nor what wraps it -----------------------------------------------
 
 
 def twofold(x: Any, *, ignored: float = 0.0) -> Any:
@@ -113,7 +121,9 @@ def twofold(x: Any, *, ignored: float = 0.0) -> Any:
 
 
 def _threefold() -> Any:
-    return cgshim.op_custom_gradient(lambda x: (x * 3.0, lambda upstream: 7.0 * upstream), name="threefold")
+    return cgshim.op_custom_gradient(
+        lambda x: (x * 3.0, lambda upstream: 7.0 * upstream), name="threefold"
+    )
 
 
 def _wrapped_by_functools() -> Any:
@@ -170,7 +180,11 @@ def test_a_function_that_wraps_an_op_is_no_op(backend: str) -> None:
         return 0.5 * op(x)
 
     framework.check(
-        halved, framework.tensor(2.0), upstream=framework.tensor(4.0), output=np.array(3.0), gradients=(np.array(14.0),)
+        halved,
+        framework.tensor(2.0),
+        upstream=framework.tensor(4.0),
+        output=np.array(3.0),
+        gradients=(np.array(14.0),),
     )
 
 
@@ -224,7 +238,7 @@ def test_ops_are_equal_to_themselves_alone() -> None:
     assert a != _double
 
 
-# --- What f may be ------------------------------------------------------------------------------------------------
+# --- What f may be --------------------------------------------------------------------------------
 
 
 class Threefold:
@@ -266,7 +280,7 @@ def test_methods_tell_instances_apart(backend: str) -> None:
     framework.check_equal(Layer().method(framework.tensor(2.0)), np.array(6.0))
 
 
-# --- Pickling and copying -----------------------------------------------------------------------------------------
+# --- Pickling and copying -------------------------------------------------------------------------
 
 
 @cgshim.op_custom_gradient(once_differentiable=True)
@@ -287,7 +301,9 @@ def _square(x: Any) -> Any:
     return x * x, lambda upstream: 7.0 * upstream * x
 
 
-once_by_another_name = cgshim.op_custom_gradient(_square, once_differentiable=True, name="once_by_another_name")
+once_by_another_name = cgshim.op_custom_gradient(
+    _square, once_differentiable=True, name="once_by_another_name"
+)
 
 ONCE = {
     "itself": lambda: once,
@@ -345,7 +361,9 @@ def test_copying(backend: str, op: Any, duplicate: Any) -> None:
     framework = Framework(backend)
     x, upstream = framework.tensor([1.0, 2.0]), framework.tensor([2.0, -3.0])
     _, expected = cgshim.op_vjp(op, x)
-    framework.check(duplicate(op), x, upstream=upstream, gradients=framework.numpy(expected(upstream)))
+    framework.check(
+        duplicate(op), x, upstream=upstream, gradients=framework.numpy(expected(upstream))
+    )
 
 
 def test_deepcopy_of_what_holds_an_op() -> None:
@@ -355,7 +373,7 @@ def test_deepcopy_of_what_holds_an_op() -> None:
     assert again["ops"][1] is product
 
 
-# --- Functions written in C, which may not tell their parameters -----------------------------------------------------
+# --- Functions written in C, which may not tell their parameters ----------------------------------
 
 
 def test_functions_without_a_signature() -> None:
@@ -367,7 +385,10 @@ def test_functions_without_a_signature() -> None:
     assert pullback([np.array(5.0), np.array(7.0)]) == (7.0,)
     made = cgshim.op_custom_gradient(max, name="made")
     pair = np.array([1.0, 2.0]), lambda upstream: upstream
-    with pytest.raises(cgshim.CustomGradientTypeError, match=r"^made: max must return a pair \(output, grad_fn\), got"):
+    with pytest.raises(
+        cgshim.CustomGradientTypeError,
+        match=r"^made: max must return a pair \(output, grad_fn\), got",
+    ):
         made(np.array(1.0), np.array(2.0))
     assert made([pair], key=id) is pair[0]
 

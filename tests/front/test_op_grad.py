@@ -21,7 +21,7 @@ def weighted(x, y, *, scale=1.0):
     return 3.0 * scale * ops.sum(x * y)
 
 
-# --- Which arguments ----------------------------------------------------------------------------------------------
+# --- Which arguments ------------------------------------------------------------------------------
 
 ARGNUMS: dict[Any, Any] = {
     0: np.array([15.0, 21.0]),
@@ -56,10 +56,12 @@ def test_a_tree_of_floats_and_what_is_static(framework):
         return ops.sum(tree["a"] * tree["b"][0])
 
     tree = {"a": framework.tensor([1.0, 2.0]), "b": [framework.tensor(3.0), None], "mode": "static"}
-    framework.check_equal(op_grad(fn)(tree), {"a": np.array([3.0, 3.0]), "b": [np.array(3.0), None], "mode": None})
+    framework.check_equal(
+        op_grad(fn)(tree), {"a": np.array([3.0, 3.0]), "b": [np.array(3.0), None], "mode": None}
+    )
 
 
-# --- Python numbers -----------------------------------------------------------------------------------------------
+# --- Python numbers -------------------------------------------------------------------------------
 
 
 def test_at_a_python_float(backend, framework):
@@ -76,10 +78,11 @@ def test_at_a_python_complex(backend, framework):
         found = op_grad(fn)(1.0 + 2.0j)
         expected = op_grad(fn)(cgshim.op_convert_to_tensor(1.0 + 2.0j))
         framework.check_equal(found, framework.numpy(expected))
-    assert abs(complex(framework.numpy(found)) - (-9.0)) == pytest.approx(12.0)  # 3 z^2 or its conjugate
+    # 3 z^2 or its conjugate
+    assert abs(complex(framework.numpy(found)) - (-9.0)) == pytest.approx(12.0)
 
 
-# --- What is refused ----------------------------------------------------------------------------------------------
+# --- What is refused ------------------------------------------------------------------------------
 
 
 def named(fn):
@@ -87,9 +90,12 @@ def named(fn):
     return fn
 
 
-SCALAR = "op_grad(fn): the function must return one real scalar, got {}; use op_vjp for other outputs"
+SCALAR = (
+    "op_grad(fn): the function must return one real scalar, got {}; use op_vjp for other outputs"
+)
 FLOATS = (
-    "op_grad(fn): argument {} must hold float or complex tensors alone, got {}; convert it, or leave it out of argnums"
+    "op_grad(fn): argument {} must hold float or complex tensors alone, got {}; "
+    "convert it, or leave it out of argnums"
 )
 
 REFUSED = {
@@ -111,7 +117,9 @@ def test_an_output_that_is_no_real_scalar_is_refused(framework, fn, of, text, gr
     with pytest.raises(CustomGradientTypeError) as error:
         grad(named(fn))(x, framework.tensor([3, 4], "int32"))
     assert text is None or str(error.value) == text
-    assert str(error.value).startswith("op_grad(fn): the function must return one real scalar, got ")
+    assert str(error.value).startswith(
+        "op_grad(fn): the function must return one real scalar, got "
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +143,8 @@ def test_an_argument_without_floats_is_refused(backend, framework, argnums, at, 
 
 
 NOT_THERE = (
-    "op_grad(fn): argnums must number different positional arguments, got {}; pass them by position, and name each once"
+    "op_grad(fn): argnums must number different positional arguments, got {}; "
+    "pass them by position, and name each once"
 )
 
 
@@ -159,31 +168,46 @@ def test_argnums_that_number_no_arguments(argnums, args, got):
 
 
 def test_numpys_integers_number_arguments(framework):
-    gradient = op_grad(lambda x, y: x * y, np.int64(1))(framework.tensor(2.0), framework.tensor(3.0))
+    gradient = op_grad(lambda x, y: x * y, np.int64(1))(
+        framework.tensor(2.0), framework.tensor(3.0)
+    )
     framework.check_equal(gradient, np.array(2.0))
 
 
 @pytest.mark.parametrize(
     ("call", "op", "got"),
-    [(op_grad, "op_grad", "int"), (cgshim.op_vjp, "op_vjp", "int"), (check_gradients, "check_gradients", "int")],
+    [
+        (op_grad, "op_grad", "int"),
+        (cgshim.op_vjp, "op_vjp", "int"),
+        (check_gradients, "check_gradients", "int"),
+    ],
 )
 def test_what_is_no_function(call, op, got):
     with pytest.raises(CustomGradientTypeError) as error:
         call(5, [np.ones(2)])
-    assert str(error.value) == f"{op}: the function must be callable, got {got}; pass the function first"
+    assert (
+        str(error.value)
+        == f"{op}: the function must be callable, got {got}; pass the function first"
+    )
 
 
-# --- op_vjp -------------------------------------------------------------------------------------------------------
+# --- op_vjp ---------------------------------------------------------------------------------------
 
 
 def test_pullback_of_what_has_no_gradient(framework):
     """None for an argument without a float, and zeros for an upstream gradient of None."""
     x, n = framework.tensor([1.0, 2.0]), framework.tensor(3, "int32")
-    output, pullback = op_vjp(lambda x, n, mode: {"y": x * x, "z": x * 5.0, "n": n, "mode": mode}, x, n, "static")
-    framework.check_equal(output, {"y": np.array([1.0, 4.0]), "z": np.array([5.0, 10.0]), "n": 3, "mode": "static"})
+    output, pullback = op_vjp(
+        lambda x, n, mode: {"y": x * x, "z": x * 5.0, "n": n, "mode": mode}, x, n, "static"
+    )
+    framework.check_equal(
+        output, {"y": np.array([1.0, 4.0]), "z": np.array([5.0, 10.0]), "n": 3, "mode": "static"}
+    )
     upstream = {"y": framework.tensor([2.0, -3.0]), "z": None, "n": None, "mode": None}
     framework.check_equal(pullback(upstream), (np.array([4.0, -12.0]), None, None))
-    framework.check_equal(pullback({**upstream, "z": framework.tensor([1.0, 1.0])})[0], np.array([9.0, -7.0]))
+    framework.check_equal(
+        pullback({**upstream, "z": framework.tensor([1.0, 1.0])})[0], np.array([9.0, -7.0])
+    )
 
 
 def test_an_upstream_of_another_float_is_cast(framework):

@@ -1,4 +1,6 @@
-"""cgshim.ops: NumPy's functions by their NumPy names, and the few that every rule needs, on every backend."""
+"""cgshim.ops: NumPy's functions by their NumPy names, and the few that every rule needs, on every
+backend.
+"""
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ def framework(backend):
     return Framework(backend)
 
 
-# --- What every rule needs ----------------------------------------------------------------------------------------
+# --- What every rule needs ------------------------------------------------------------------------
 
 
 def test_arrays_are_converted(framework):
@@ -61,7 +63,7 @@ def test_constants_have_no_gradient(framework):
     )  # fmt: skip
 
 
-# --- NumPy's names ------------------------------------------------------------------------------------------------
+# --- NumPy's names --------------------------------------------------------------------------------
 
 FUNCTIONS = {
     "sum": lambda x: ops.sum(x),
@@ -102,7 +104,10 @@ def test_they_are_the_same_by_both_names(framework):
 
 def test_numpy_arrays_beside_a_tensor_are_its_constants(framework):
     x = framework.tensor([1.0, 2.0])
-    for found in (ops.multiply(np.array([3.0, 4.0], "float32"), x), ops.multiply(x, np.array([3.0, 4.0], "float32"))):
+    for found in (
+        ops.multiply(np.array([3.0, 4.0], "float32"), x),
+        ops.multiply(x, np.array([3.0, 4.0], "float32")),
+    ):
         assert framework.backend.is_tensor(found)
         framework.check_equal(found, np.array([3.0, 8.0]))
     found = ops.stack([x, np.array([3.0, 4.0], "float32")])
@@ -167,17 +172,24 @@ def test_a_remembered_call_obeys_the_choice(framework):
 def test_a_tensor_of_another_framework_is_refused_after_one_of_its_own(incomplete):
     x = Framework(incomplete).tensor(4.0)
     assert ops.convert_to_numpy(ops.sqrt(x)) == 2
-    with cgshim.use_backend("numpy"), pytest.raises(BackendError, match="tensors of one call belong to one framework"):
+    with (
+        cgshim.use_backend("numpy"),
+        pytest.raises(BackendError, match="tensors of one call belong to one framework"),
+    ):
         ops.sqrt(x)
 
 
-# --- What there is not --------------------------------------------------------------------------------------------
+# --- What there is not ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["no_such_function", "linalg.no_such_function", "pi", "random", "float32", "ndarray"])
+@pytest.mark.parametrize(
+    "name", ["no_such_function", "linalg.no_such_function", "pi", "random", "float32", "ndarray"]
+)
 def test_what_numpy_has_not_is_no_function(name):
     with pytest.raises(AttributeError) as error:
-        getattr(ops.linalg, name.removeprefix("linalg.")) if name.startswith("linalg.") else getattr(ops, name)
+        getattr(ops.linalg, name.removeprefix("linalg.")) if name.startswith(
+            "linalg."
+        ) else getattr(ops, name)
     assert str(error.value) == f"numpy has no function {name} of arrays, and so cgshim.ops has none"
 
 
@@ -185,7 +197,9 @@ def pytest_generate_tests(metafunc):
     """autograd has all that NumPy has."""
     if "incomplete" in metafunc.fixturenames:
         names = [name for name in metafunc.config.option.backends if name != "numpy"]
-        none = pytest.param("numpy", marks=pytest.mark.skip(reason="NumPy is the only framework in this run"))
+        none = pytest.param(
+            "numpy", marks=pytest.mark.skip(reason="NumPy is the only framework in this run")
+        )
         metafunc.parametrize("incomplete", names or [none])
 
 

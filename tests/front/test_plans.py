@@ -1,4 +1,6 @@
-"""What is found once for all calls with tensors of the same types is found anew when anything of it changes."""
+"""What is found once for all calls with tensors of the same types is found anew when anything of it
+changes.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,14 @@ def test_a_call_finds_the_plan_of_another(framework: Framework) -> None:
 
     for factor in (1.0, 4.0):
         x, y = framework.tensor(X), framework.tensor([factor, 10.0])
-        np.testing.assert_allclose(gradient(framework, scaled, x, y), [11 * 5 * factor, 11 * 7 * 10])
+        np.testing.assert_allclose(
+            gradient(framework, scaled, x, y), [11 * 5 * factor, 11 * 7 * 10]
+        )
 
 
-def test_the_arguments_of_a_second_call_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_arguments_of_a_second_call_are_not_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     double = op_custom_gradient(lambda x: (2 * x, lambda upstream: 3 * upstream))
     double(np.array(X))
     monkeypatch.setattr("cgshim._custom_gradient.framework_of_type", None)
@@ -71,11 +77,15 @@ def test_another_form_of_rule_from_the_same_op(framework: Framework) -> None:
 def test_another_default_of_a_rule_from_the_same_line(framework: Framework) -> None:
     @op_custom_gradient
     def doubled(x, *, extra):
-        return 2 * x, (lambda upstream, factor=3: factor * upstream) if extra else (lambda upstream: 5 * upstream)
+        return 2 * x, (lambda upstream, factor=3: factor * upstream) if extra else (
+            lambda upstream: 5 * upstream
+        )
 
     x = framework.tensor(X)
     for extra, expected in [(True, [15, 21]), (False, [25, 35]), (True, [15, 21])]:
-        np.testing.assert_allclose(gradient(framework, lambda x, e=extra: doubled(x, extra=e), x), expected)
+        np.testing.assert_allclose(
+            gradient(framework, lambda x, e=extra: doubled(x, extra=e), x), expected
+        )
 
 
 def test_a_number_where_a_tensor_was(framework: Framework) -> None:
@@ -86,7 +96,9 @@ def test_a_number_where_a_tensor_was(framework: Framework) -> None:
     x = framework.tensor(X)
     for factor in (framework.tensor(2.0), 2.0, 3.0, framework.tensor(3.0), 2):
         value = float(np.asarray(framework.numpy(factor)))
-        np.testing.assert_allclose(gradient(framework, scaled, x, factor), np.array([85, 119]) * value)
+        np.testing.assert_allclose(
+            gradient(framework, scaled, x, factor), np.array([85, 119]) * value
+        )
 
 
 def test_another_number_of_arguments(framework: Framework) -> None:
@@ -116,7 +128,10 @@ def test_a_changed_choice(framework: Framework, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("CGSHIM_BACKEND")
     np.testing.assert_allclose(gradient(framework, doubled, x), [15, 21])
     if framework.name != "numpy":
-        with cgshim.use_backend("numpy"), pytest.raises(cgshim.BackendError, match="use_backend chooses numpy"):
+        with (
+            cgshim.use_backend("numpy"),
+            pytest.raises(cgshim.BackendError, match="use_backend chooses numpy"),
+        ):
             doubled(x)
 
 

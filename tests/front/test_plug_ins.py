@@ -1,4 +1,6 @@
-"""Plug-ins of strangers with a fault: nobody else is harmed, and the culprit is named to whoever asks for it."""
+"""Plug-ins of strangers with a fault: nobody else is harmed, and the culprit is named to whoever
+asks for it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from cgshim._protocol import REQUIRED
 
 Files = dict[str, "str | bytes | None"]
 
-WORKS = "from cgshim_numpy import *\n"  # a module with all members: a stranger's, as far as cgshim can know
+# a module with all members: a stranger's, as far as cgshim can know
+WORKS = "from cgshim_numpy import *\n"
 RAISES = "raise RuntimeError('too old')"
 SMALL = "Metadata-Version: 2.1\nName: small-plugin\nVersion: 1.0\n"
 METADATA = "Metadata-Version: 2.1\nName: tiny-plugin\nVersion: 1.0\n"
@@ -37,7 +40,9 @@ def distribution(
 
 
 class Fault(NamedTuple):
-    """A fault, what cgshim says of it, and the name of the backend that cannot be had for it, if any."""
+    """A fault, what cgshim says of it, and the name of the backend that cannot be had for it, if
+    any.
+    """
 
     files: Files
     message: str
@@ -45,7 +50,9 @@ class Fault(NamedTuple):
     owner: str = "tiny-plugin"
 
 
-def broken(module: str | None, got: str, must: str = "must import", *lines: str, **files: Any) -> Fault:
+def broken(
+    module: str | None, got: str, must: str = "must import", *lines: str, **files: Any
+) -> Fault:
     """Return the fault of a plug-in that is found and fails."""
     do = "mend or uninstall tiny-plugin, and start Python anew"
     message = f"cgshim: the backend 'tiny' of tiny-plugin {must}, got {got}; {do}"
@@ -54,12 +61,16 @@ def broken(module: str | None, got: str, must: str = "must import", *lines: str,
 
 def unnamed(fault: Fault) -> Fault:
     """Return the fault of a distribution whose metadata do not tell its name: its folder does."""
-    return fault._replace(message=fault.message.replace("tiny-plugin", "tiny_plugin"), owner="tiny_plugin")
+    return fault._replace(
+        message=fault.message.replace("tiny-plugin", "tiny_plugin"), owner="tiny_plugin"
+    )
 
 
 def misread(got: str, must: str, files: Files, name: str | None = None) -> Fault:
     """Return a fault in the metadata."""
-    return Fault(files, f"cgshim: {must}, got {got} of tiny-plugin; mend or uninstall tiny-plugin", name)
+    return Fault(
+        files, f"cgshim: {must}, got {got} of tiny-plugin; mend or uninstall tiny-plugin", name
+    )
 
 
 def misspelled(shown: str, name: str | None, line: str | None = None) -> Fault:
@@ -74,7 +85,9 @@ def reserved(name: str) -> Fault:
 
 LACKS = "must have the functions of a backend"
 TWICE = "cgshim: the {} must be registered once, got {} and {}; uninstall all but one"
-UNREADABLE = distribution() | {"tiny_plugin-1.0.dist-info/entry_points.txt": b"[cgshim.backends]\ntiny = \xff"}
+UNREADABLE = distribution() | {
+    "tiny_plugin-1.0.dist-info/entry_points.txt": b"[cgshim.backends]\ntiny = \xff"
+}
 
 FAULTS = {
     "it raises": broken(RAISES, "RuntimeError: too old"),
@@ -214,7 +227,9 @@ def test_a_fault_is_its_owners_alone(python, tmp_path: Path, fault: Fault) -> No
 
 
 def test_a_tensor_of_a_broken_plug_in_is_never_a_constant(python, tmp_path: Path) -> None:
-    """Nor one of a framework with two backends, or with a misspelled one: its gradient would be lost."""
+    """Nor one of a framework with two backends, or with a misspelled one: its gradient would be
+    lost.
+    """
     program = """
 import cgshim, tiny
 try:
@@ -225,7 +240,10 @@ except cgshim.BackendError as error:
     tensor: Files = {"tiny.py": "class Tensor:\n    pass\n"}
     for name in ("it raises", "two distributions have the name", "the line has no value"):
         files, message, *_ = FAULTS[name]
-        assert python("-c", program, path=(install(tmp_path / name, files | tensor),)).stdout == f"{message}\n"
+        assert (
+            python("-c", program, path=(install(tmp_path / name, files | tensor),)).stdout
+            == f"{message}\n"
+        )
 
 
 def test_a_broken_plug_in_is_imported_once(python, tmp_path: Path) -> None:
@@ -254,8 +272,18 @@ def test_an_interrupt_is_the_users(python, tmp_path: Path) -> None:
 
 def test_the_command_names_every_culprit(python, tmp_path: Path) -> None:
     """Each in an installation of its own, on one path; what works is ok, and so is the command."""
-    names = ("it exits", "the name is dotted", "two distributions have the name", "an alias leads nowhere")
-    path = [install(tmp_path / "works", distribution("small = small_plugin", stem="small_plugin", metadata=SMALL))]
+    names = (
+        "it exits",
+        "the name is dotted",
+        "two distributions have the name",
+        "an alias leads nowhere",
+    )
+    path = [
+        install(
+            tmp_path / "works",
+            distribution("small = small_plugin", stem="small_plugin", metadata=SMALL),
+        )
+    ]
     (path[0] / "small.py").touch()
     for at, name in enumerate(names):
         path.append(install(tmp_path / name, FAULTS[name].files))
@@ -287,24 +315,34 @@ def test_a_distribution_that_is_found_twice_is_one(python, tmp_path: Path) -> No
         "Requires-Dist: tiny-kernels\nRequires-Dist: tiny; extra == 'test'": None,
     }.items(),
 )
-def test_what_to_install_is_told_by_the_owners_metadata(python, tmp_path: Path, requires: str, command: str) -> None:
-    files = distribution(module="import tiny", metadata=METADATA + requires + "\n") | {"tiny.py": None}
+def test_what_to_install_is_told_by_the_owners_metadata(
+    python, tmp_path: Path, requires: str, command: str
+) -> None:
+    files = distribution(module="import tiny", metadata=METADATA + requires + "\n") | {
+        "tiny.py": None
+    }
     site = install(tmp_path, files)
     program = (
-        "import cgshim\ntry:\n    cgshim.set_backend({!r})\nexcept cgshim.BackendError as error:\n    print(error)"
+        "import cgshim\ntry:\n    cgshim.set_backend({!r})\n"
+        "except cgshim.BackendError as error:\n    print(error)"
     )
     missing = python("-c", program.format("tiny"), path=(site,)).stdout
     do = f"run {command}" if command else "install what is imported as tiny"
     assert missing == (
         f"cgshim: the backend 'tiny' needs its framework, got ModuleNotFoundError: No module named 'tiny'; {do}\n"
     )
-    assert f"tiny ({command or 'by tiny-plugin'})" in python("-c", program.format("nonesuch"), path=(site,)).stdout
+    assert (
+        f"tiny ({command or 'by tiny-plugin'})"
+        in python("-c", program.format("nonesuch"), path=(site,)).stdout
+    )
     table = python("-m", "cgshim", path=(site,)).stdout
     assert f" missing: {command or 'install what is imported as tiny'}\n" in table
     assert (">=2.1 " in table) == bool(command)
 
 
-def test_a_framework_that_was_missing_is_found_without_a_new_process(python, tmp_path: Path) -> None:
+def test_a_framework_that_was_missing_is_found_without_a_new_process(
+    python, tmp_path: Path
+) -> None:
     program = """
 import cgshim, importlib, pathlib, sys
 for _ in range(2):

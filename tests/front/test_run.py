@@ -1,4 +1,6 @@
-"""The test run itself: a backend that was asked for is tested or fails the run, and a gap is strict."""
+"""The test run itself: a backend that was asked for is tested or fails the run, and a gap is
+strict.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def last_error(result: subprocess.CompletedProcess[str]) -> str:
 def test_a_backend_that_is_unknown_fails_the_run(python) -> None:
     result = python(*PYTEST, str(TESTS / "front"), "--backend", "numpy", "--backend", "nonesuch")
     assert result.returncode == 4
-    assert last_error(result).startswith("ERROR: --backend nonesuch: cgshim: a backend is named by its framework's")
+    assert last_error(result).startswith(
+        "ERROR: --backend nonesuch: cgshim: a backend is named by its framework's"
+    )
 
 
 def test_a_backend_that_does_not_import_fails_the_run(python, site_without) -> None:
@@ -34,7 +38,9 @@ def test_a_backend_that_does_not_import_fails_the_run(python, site_without) -> N
 
 
 def test_without_asking_every_framework_that_is_here(python, site_without) -> None:
-    """The folders tests/jax and tests/torch are not taken for the frameworks of that name, nor collected."""
+    """The folders tests/jax and tests/torch are not taken for the frameworks of that name, nor
+    collected.
+    """
     result = python("-S", *PYTEST, str(TESTS), "--collect-only", path=site_without(*OTHERS))
     assert f"backends: numpy (not in this run: {', '.join(OTHERS)})" in result.stdout
     folders = set(re.findall(r"<Dir (\w+)>", result.stdout))

@@ -1,4 +1,6 @@
-"""Distributions of strangers, half installed or broken: an error says whose it is, and nobody else is harmed."""
+"""Distributions of strangers, half installed or broken: an error says whose it is, and nobody else
+is harmed.
+"""
 
 import sys
 import types
@@ -55,9 +57,13 @@ def test_the_error_says_whose_it_is(alien, case):
         assert str(error.value) == message
 
 
-@pytest.mark.parametrize("entry_point", [entry_point for entry_point, *_ in BROKEN.values()] + ["no module!"])
+@pytest.mark.parametrize(
+    "entry_point", [entry_point for entry_point, *_ in BROKEN.values()] + ["no module!"]
+)
 def test_nobody_else_is_harmed(alien, entry_point):
-    """Not by a plug-in whose framework is imported, nor in a call with objects that might be trees of anybody's."""
+    """Not by a plug-in whose framework is imported, nor in a call with objects that might be trees
+    of anybody's.
+    """
     alien(entry_point, "raise RuntimeError('too old')")
     x = np.array([2.0, 3.0])
     np.testing.assert_array_equal(op_grad(lambda x: ops.sum(square(x, object())))(x), 7.0 * x)

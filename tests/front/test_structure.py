@@ -20,7 +20,9 @@ LOOKS = ("getattr", "hasattr")
 
 
 def imported_by(file: Path) -> set[str]:
-    """Return the modules of cgshim that a file imports anywhere: in functions, and for its types, too."""
+    """Return the modules of cgshim that a file imports anywhere: in functions, and for its types,
+    too.
+    """
     found = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -35,17 +37,29 @@ def in_order(graph: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_file_imports_one_that_imports_it():
-    modules = {f"cgshim.{file.stem}": file for file in FILES if file.stem not in ("__init__", "__main__")}
+    modules = {
+        f"cgshim.{file.stem}": file for file in FILES if file.stem not in ("__init__", "__main__")
+    }
     graph = {name: imported_by(file) & set(modules) for name, file in modules.items()}
     order = in_order(graph)
-    assert order.index("cgshim._protocol") < order.index("cgshim._registry") < order.index("cgshim._choice")
+    assert (
+        order.index("cgshim._protocol")
+        < order.index("cgshim._registry")
+        < order.index("cgshim._choice")
+    )
     assert order.index("cgshim._trees") < order.index("cgshim._rule") < order.index("cgshim._call")
-    assert order.index("cgshim._call") < order.index("cgshim._custom_gradient") < order.index("cgshim.backend")
+    assert (
+        order.index("cgshim._call")
+        < order.index("cgshim._custom_gradient")
+        < order.index("cgshim.backend")
+    )
 
 
 def test_a_circle_would_be_seen(tmp_path):
     (tmp_path / "a.py").write_text("def f():\n    from cgshim.b import x\n")
-    (tmp_path / "b.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import cgshim.a\n")
+    (tmp_path / "b.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import cgshim.a\n"
+    )
     with pytest.raises(CycleError):
         in_order({f"cgshim.{name}": imported_by(tmp_path / f"{name}.py") for name in "ab"})
 
@@ -57,7 +71,10 @@ def test_a_backend_imports_what_any_backend_may(file):
 
 def modules_of(package: Path) -> dict[str, Path]:
     """Return the files of a package, by the names of their modules."""
-    files = {file: file.relative_to(package.parent).with_suffix("").parts for file in package.rglob("*.py")}
+    files = {
+        file: file.relative_to(package.parent).with_suffix("").parts
+        for file in package.rglob("*.py")
+    }
     return {".".join(parts).removesuffix(".__init__"): file for file, parts in files.items()}
 
 
@@ -77,13 +94,20 @@ def needed_by(file: Path, modules: Container[str]) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{file} imports by dots"
-            submodules = {name for alias in node.names if (name := f"{node.module}.{alias.name}") in modules}
+            submodules = {
+                name for alias in node.names if (name := f"{node.module}.{alias.name}") in modules
+            }
             found |= submodules | ({node.module} if len(submodules) < len(node.names) else set())
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found |= {node.value} if "." in node.value else set()
         elif isinstance(node, ast.JoinedStr):
-            parts = [re.escape(part.value) if isinstance(part, ast.Constant) else r"\w+" for part in node.values]
-            found |= {name for name in modules if "." in parts[0] and re.fullmatch("".join(parts), name)}
+            parts = [
+                re.escape(part.value) if isinstance(part, ast.Constant) else r"\w+"
+                for part in node.values
+            ]
+            found |= {
+                name for name in modules if "." in parts[0] and re.fullmatch("".join(parts), name)
+            }
     return {name for name in found if name in modules}
 
 
@@ -97,10 +121,13 @@ def test_no_module_needs_one_that_needs_it(package):
     All imports that run count: in functions; by a name in a string, as for import_module and in
     the tables of __getattr__; and of the module itself. Those for types alone do not run.
     ``from package import x`` is an import of the module package.x where there is one, else of the
-    package's __init__. That __init__ runs before any of its modules, as Python has it, does not count.
+    package's __init__. That __init__ runs before any of its modules, as Python has it, does not
+    count.
     """
     modules = modules_of(package)
-    assert len(in_order({name: needed_by(file, modules) for name, file in modules.items()})) == len(modules)
+    assert len(in_order({name: needed_by(file, modules) for name, file in modules.items()})) == len(
+        modules
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +156,11 @@ def test_what_types_need_is_no_circle(tmp_path):
     (package / "a.py").write_text('"""Of p.b."""\nfrom p import b\n')
     (package / "b.py").write_text("if TYPE_CHECKING:\n    from p.a import x\n")
     modules = modules_of(package)
-    assert in_order({name: needed_by(file, modules) for name, file in modules.items()}) == ["p.b", "p.a", "p"]
+    assert in_order({name: needed_by(file, modules) for name, file in modules.items()}) == [
+        "p.b",
+        "p.a",
+        "p",
+    ]
 
 
 NAMES = {"jax", "tensorflow", "torch"}
@@ -138,7 +169,9 @@ KNOWN = {"_foreign.py": {"torch"}, "_custom_gradient.py": {"tensorflow"}}
 
 
 def named_by(file: Path) -> set[str]:
-    """Return the frameworks that a file names in its code or imports; what it says in prose is longer."""
+    """Return the frameworks that a file names in its code or imports; what it says in prose is
+    longer.
+    """
     found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -150,7 +183,9 @@ def named_by(file: Path) -> set[str]:
     return found & NAMES
 
 
-@pytest.mark.parametrize("file", [*FILES, *sorted((ROOT / "ops").glob("*.py"))], ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", [*FILES, *sorted((ROOT / "ops").glob("*.py"))], ids=lambda file: file.name
+)
 def test_the_front_end_has_nothing_for_one_framework_alone(file):
     assert named_by(file) == KNOWN.get(file.name, set())
 
@@ -164,8 +199,14 @@ def test_a_framework_that_is_named_would_be_seen(tmp_path):
 def test_what_a_backend_may_offer_is_told_to_strangers():
     """All that the front end looks for in a backend stands in docs/writing-a-backend.md."""
     calls = [node for file in ROOT.rglob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
-    calls = [node for node in calls if isinstance(node, ast.Call) and getattr(node.func, "id", "") in LOOKS]
-    of_backends = [call for call in calls if getattr(call.args[0], "id", "") in ("backend", "module")]
+    calls = [
+        node
+        for node in calls
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in LOOKS
+    ]
+    of_backends = [
+        call for call in calls if getattr(call.args[0], "id", "") in ("backend", "module")
+    ]
     members = {call.args[1].value for call in of_backends if isinstance(call.args[1], ast.Constant)}
     members = {member for member in members if not member.startswith("__")}
     assert {"numpy_function", "dtype_name", "version_limits"} <= members

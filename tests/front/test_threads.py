@@ -36,15 +36,21 @@ def test_eight_threads_at_once(backend: str) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         results = list(pool.map(work, range(THREADS)))
     for number, found in enumerate(results):
-        expected = [7.0 * (number + 1) * np.array([2.0 * (1 + number), -3.0 * (2 + r)]) for r in range(5)]
+        expected = [
+            7.0 * (number + 1) * np.array([2.0 * (1 + number), -3.0 * (2 + r)]) for r in range(5)
+        ]
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_first_calls_in_eight_threads(backend: str) -> None:
-    """Whatever is found out once (a signature, an owner, a backend) may be found out by all at once."""
+    """Whatever is found out once (a signature, an owner, a backend) may be found out by all at
+    once.
+    """
     framework = Framework(backend)
     together = threading.Barrier(THREADS)
-    op = cgshim.op_custom_gradient(lambda x: (x * x, lambda *args, upstream: 7.0 * upstream * args[0]))
+    op = cgshim.op_custom_gradient(
+        lambda x: (x * x, lambda *args, upstream: 7.0 * upstream * args[0])
+    )
 
     def work(number: int) -> np.ndarray:
         x = framework.tensor(1.0 + number)
@@ -52,4 +58,6 @@ def test_first_calls_in_eight_threads(backend: str) -> None:
         return framework.numpy(cgshim.op_vjp(op, x)[1](framework.tensor(3.0))[0])
 
     with ThreadPoolExecutor(THREADS) as pool:
-        np.testing.assert_allclose(list(pool.map(work, range(THREADS))), 21.0 * (1 + np.arange(THREADS)))
+        np.testing.assert_allclose(
+            list(pool.map(work, range(THREADS))), 21.0 * (1 + np.arange(THREADS))
+        )

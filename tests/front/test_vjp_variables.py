@@ -7,7 +7,9 @@ from cgshim import CustomGradientTypeError, op_vjp
 from cgshim._registry import load
 from cgshim.testing.conformance import Framework
 
-ARGUMENTS_ALONE = "op_vjp(scaled): {} differentiates by arguments alone, got 1 variable; pass them as arguments"
+ARGUMENTS_ALONE = (
+    "op_vjp(scaled): {} differentiates by arguments alone, got 1 variable; pass them as arguments"
+)
 
 
 @pytest.fixture

@@ -31,7 +31,10 @@ by_hand.defvjp(
 
 
 def _scale(x, w):
-    return x**3 * w, lambda upstream: (upstream * 15.0 * x**2 * w, op_sum_to_shape(upstream * 7.0 * x**3, w))
+    return x**3 * w, lambda upstream: (
+        upstream * 15.0 * x**2 * w,
+        op_sum_to_shape(upstream * 7.0 * x**3, w),
+    )
 
 
 scale = op_custom_gradient(_scale, name="scale")
@@ -72,7 +75,9 @@ def check(found, expected, place):
         np.testing.assert_allclose(a, b, rtol=2e-5)
 
 
-@pytest.mark.parametrize("op", [scale, scale_both_modes, on_host], ids=["reverse", "both modes", "on the host"])
+@pytest.mark.parametrize(
+    "op", [scale, scale_both_modes, on_host], ids=["reverse", "both modes", "on the host"]
+)
 def test_gradients(op, tensors, compiler, place):
     check(compiler(jax.value_and_grad(loss(op), (0, 1)))(*tensors),
           jax.value_and_grad(loss(by_hand), (0, 1))(*tensors), place)  # fmt: skip
@@ -80,7 +85,11 @@ def test_gradients(op, tensors, compiler, place):
 
 @pytest.mark.parametrize("op", [scale, scale_both_modes], ids=["reverse", "both modes"])
 def test_second_order(op, tensors, compiler, place):
-    check(compiler(jax.jacrev(jax.grad(loss(op))))(*tensors), jax.jacrev(jax.grad(loss(by_hand)))(*tensors), place)
+    check(
+        compiler(jax.jacrev(jax.grad(loss(op))))(*tensors),
+        jax.jacrev(jax.grad(loss(by_hand)))(*tensors),
+        place,
+    )
 
 
 @pytest.mark.parametrize("op", [scale, on_host], ids=["on the device", "on the host"])
@@ -103,13 +112,17 @@ def test_a_scan(tensors, compiler, place):
         step = lambda x, _: (jnp.tanh(op(x, tensors[1])), None)
         return lambda x: (jax.lax.scan(step, x, None, 3)[0] * WEIGHTS).sum()
 
-    check(compiler(jax.grad(looped(scale)))(tensors[0]), jax.grad(looped(by_hand))(tensors[0]), place)
+    check(
+        compiler(jax.grad(looped(scale)))(tensors[0]), jax.grad(looped(by_hand))(tensors[0]), place
+    )
 
 
 def test_what_a_rule_makes(tensors, compiler, place):
     @op_custom_gradient
     def shifted(x):
-        return x + ops.arange(2.0), lambda upstream: upstream * op_convert_to_tensor(np.array([3.0, 11.0], "float32"))
+        return x + ops.arange(
+            2.0
+        ), lambda upstream: upstream * op_convert_to_tensor(np.array([3.0, 11.0], "float32"))
 
     with jax.default_device(place):
         found = compiler(jax.grad(lambda x: (shifted(x) * WEIGHTS).sum()))(tensors[0])
@@ -119,6 +132,8 @@ def test_what_a_rule_makes(tensors, compiler, place):
 def test_a_function_on_the_host(tensors, compiler, place):
     """It is given NumPy's arrays, once per call, and what it returns is on the device."""
     seen = []
-    root = op_host(lambda x: (seen.append(type(x)), np.cbrt(x))[1], outputs=lambda x: Spec(x.shape, x.dtype))
+    root = op_host(
+        lambda x: (seen.append(type(x)), np.cbrt(x))[1], outputs=lambda x: Spec(x.shape, x.dtype)
+    )
     check(compiler(root)(tensors[0]), np.cbrt(np.asarray(tensors[0])), place)
     assert seen == [np.ndarray]

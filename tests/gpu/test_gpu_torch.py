@@ -1,4 +1,6 @@
-"""On CUDA: cgshim's rules beside torch.autograd.Function, both wrong on purpose by the same factors."""
+"""On CUDA: cgshim's rules beside torch.autograd.Function, both wrong on purpose by the same
+factors.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ class ScaleByHand(torch.autograd.Function):
 
 @op_custom_gradient
 def scale(x, w):
-    return x**3 * w, lambda upstream: (upstream * 15.0 * x**2 * w, op_sum_to_shape(upstream * 7.0 * x**3, w))
+    return x**3 * w, lambda upstream: (
+        upstream * 15.0 * x**2 * w,
+        op_sum_to_shape(upstream * 7.0 * x**3, w),
+    )
 
 
 @pytest.fixture
@@ -42,8 +47,12 @@ def tensors(device):
 def gradients(op, tensors, order=1):
     """The gradients of both; of order 2, those of the sum of their squares."""
     y = op(*tensors)
-    found = torch.autograd.grad(y, tensors, torch.tensor(UPSTREAM, device=y.device), create_graph=order > 1)
-    return found if order == 1 else torch.autograd.grad(sum(g.square().sum() for g in found), tensors)
+    found = torch.autograd.grad(
+        y, tensors, torch.tensor(UPSTREAM, device=y.device), create_graph=order > 1
+    )
+    return (
+        found if order == 1 else torch.autograd.grad(sum(g.square().sum() for g in found), tensors)
+    )
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -82,12 +91,14 @@ def test_transforms_of_torch_func(tensors, device):
         torch.testing.assert_close([g[at] for g in found], list(by_hand))
 
 
-# --- Streams ------------------------------------------------------------------------------------------------------
+# --- Streams --------------------------------------------------------------------------------------
 
 
 @pytest.mark.only_on_gpu
 def test_a_stream_of_its_own(tensors):
-    """Forward and backward are on the stream of the call, behind work that takes longer than either."""
+    """Forward and backward are on the stream of the call, behind work that takes longer than
+    either.
+    """
 
     def on_stream(op, seen):
         stream = torch.cuda.Stream()
@@ -127,11 +138,13 @@ def test_a_stream_of_its_own(tensors):
     torch.testing.assert_close(on_stream(noting, []), on_stream(ByHand.apply, []))
 
 
-# --- Autocast -----------------------------------------------------------------------------------------------------
+# --- Autocast -------------------------------------------------------------------------------------
 
 
 def test_autocast(tensors, device):
-    """f computes in the dtype of autocast, and gradients have the dtypes of the arguments, as by hand."""
+    """f computes in the dtype of autocast, and gradients have the dtypes of the arguments, as by
+    hand.
+    """
 
     class ByHand(torch.autograd.Function):
         @staticmethod
@@ -158,19 +171,25 @@ def test_autocast(tensors, device):
         with torch.autocast(device, torch.bfloat16):
             y = op(x, square)
         assert y.dtype is torch.bfloat16
-        found = torch.autograd.grad(y, (x, square), torch.tensor(UPSTREAM, device=device, dtype=y.dtype))
+        found = torch.autograd.grad(
+            y, (x, square), torch.tensor(UPSTREAM, device=device, dtype=y.dtype)
+        )
         assert {g.dtype for g in found} == {torch.float32}
         return found
 
-    torch.testing.assert_close(under_autocast(project), under_autocast(ByHand.apply), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(
+        under_autocast(project), under_autocast(ByHand.apply), rtol=0.0, atol=0.0
+    )
 
 
-# --- Saved tensors on the host ------------------------------------------------------------------------------------
+# --- Saved tensors on the host --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_saved_tensors_are_offloaded(tensors, device, order):
-    """What the rule keeps goes to memory of the host, pinned on a GPU, and comes back for the backward pass."""
+    """What the rule keeps goes to memory of the host, pinned on a GPU, and comes back for the
+    backward pass.
+    """
     offloaded = []
 
     def pack(x):
@@ -196,7 +215,7 @@ def test_save_on_cpu(tensors, device):
     torch.testing.assert_close(found, gradients(ScaleByHand.apply, tensors))
 
 
-# --- Functions on the host ----------------------------------------------------------------------------------------
+# --- Functions on the host ------------------------------------------------------------------------
 
 
 def test_functions_on_the_host(tensors, device):
@@ -205,26 +224,35 @@ def test_functions_on_the_host(tensors, device):
     @op_custom_gradient(host_outputs=lambda x, w: Spec(x.shape, x.dtype))
     def on_host(x, w):
         assert type(x) is type(w) is np.ndarray
-        return x**3 * w, lambda upstream: (upstream * 15.0 * x**2 * w, (upstream * 7.0 * x**3).sum(0))
+        return x**3 * w, lambda upstream: (
+            upstream * 15.0 * x**2 * w,
+            (upstream * 7.0 * x**3).sum(0),
+        )
 
     assert on_host(*tensors).device.type == device
     found = gradients(on_host, tensors)
     assert {g.device.type for g in found} == {device}
     torch.testing.assert_close(found, gradients(ScaleByHand.apply, tensors))
-    root = op_host(lambda x: np.cbrt(x), outputs=lambda x: Spec(x.shape, x.dtype))(tensors[0].detach())
+    root = op_host(lambda x: np.cbrt(x), outputs=lambda x: Spec(x.shape, x.dtype))(
+        tensors[0].detach()
+    )
     assert root.device.type == device
     torch.testing.assert_close(root.cpu(), torch.tensor(np.cbrt(tensors[0].detach().cpu().numpy())))
 
 
-# --- Compiled -----------------------------------------------------------------------------------------------------
+# --- Compiled -------------------------------------------------------------------------------------
 
 
 @pytest.mark.only_on_gpu
 def test_graphs_of_cuda(tensors):
-    """mode="reduce-overhead" replays CUDA graphs: each call reads its own arguments, in both directions."""
+    """mode="reduce-overhead" replays CUDA graphs: each call reads its own arguments, in both
+    directions.
+    """
 
     def compiled(op):
-        layer = torch.compile(lambda x, w: op(torch.sin(x), w), mode="reduce-overhead", fullgraph=True)
+        layer = torch.compile(
+            lambda x, w: op(torch.sin(x), w), mode="reduce-overhead", fullgraph=True
+        )
         found = []
         for step in range(4):
             torch.compiler.cudagraph_mark_step_begin()

@@ -25,12 +25,16 @@ def ops():
         def backward(ctx, upstream):
             return swish_rule(*ctx.saved_tensors, upstream)
 
-    op = op_custom_gradient(lambda x: (swish(x), lambda upstream: swish_rule(x, upstream)), name="swish")
+    op = op_custom_gradient(
+        lambda x: (swish(x), lambda upstream: swish_rule(x, upstream)), name="swish"
+    )
     return op, ByHand.apply
 
 
 def gradient(op, x):
-    return torch.autograd.grad(op(torch.sin(x)), x, torch.linspace(0.5, 7.0, len(x), device=x.device))[0]
+    return torch.autograd.grad(
+        op(torch.sin(x)), x, torch.linspace(0.5, 7.0, len(x), device=x.device)
+    )[0]
 
 
 @pytest.fixture
@@ -55,7 +59,9 @@ def test_compiled(ops, x, mode):
 
 
 def test_a_second_derivative_is_not_that_of_a_kernel(ops, x):
-    """The rule's own kernel has no derivative: both refuse, or give none, and neither gives a number."""
+    """The rule's own kernel has no derivative: both refuse, or give none, and neither gives a
+    number.
+    """
     op, by_hand = ops
     for function in (op, by_hand):
         [first] = torch.autograd.grad(function(x), x, torch.ones_like(x), create_graph=True)

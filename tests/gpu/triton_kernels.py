@@ -1,4 +1,6 @@
-"""Two kernels in Triton: x * sigmoid(x), and three times its derivative, so that autodiff's number would show."""
+"""Two kernels in Triton: x * sigmoid(x), and three times its derivative, so that autodiff's number
+would show.
+"""
 
 from __future__ import annotations
 
@@ -35,5 +37,7 @@ def swish(x: torch.Tensor) -> torch.Tensor:
 def swish_rule(x: torch.Tensor, upstream: torch.Tensor) -> torch.Tensor:
     """Return three times the gradient of swish."""
     gradient = torch.empty_like(x)
-    _swish_rule[(triton.cdiv(x.numel(), BLOCK),)](x, upstream.contiguous(), gradient, x.numel(), BLOCK=BLOCK)
+    _swish_rule[(triton.cdiv(x.numel(), BLOCK),)](
+        x, upstream.contiguous(), gradient, x.numel(), BLOCK=BLOCK
+    )
     return gradient

@@ -1,7 +1,9 @@
-"""Run by test_jax_collectives.py in a process of its own, where the CPU is eight devices: prints what it checked.
+"""Run by test_jax_collectives.py in a process of its own, where the CPU is eight devices: prints
+what it checked.
 
-The two ops around a layer whose weights are split over the devices, as Megatron-LM has them: one is the identity and
-adds up the gradients of all devices; the other adds up the outputs, and its gradient is the identity.
+The two ops around a layer whose weights are split over the devices, as Megatron-LM has them: one is
+the identity and adds up the gradients of all devices; the other adds up the outputs, and its
+gradient is the identity.
 """
 
 from functools import partial
@@ -61,7 +63,9 @@ def penalty(loss, *args):
 
 def split(function, out_specs):
     specs = (P(), P(None, "d"), P("d", None))
-    return jax.shard_map(function, mesh=MESH, in_specs=specs, out_specs=specs if out_specs is None else out_specs)
+    return jax.shard_map(
+        function, mesh=MESH, in_specs=specs, out_specs=specs if out_specs is None else out_specs
+    )
 
 
 ORDERS = {
@@ -73,7 +77,9 @@ ORDERS = {
 def check(pair, order, compiled):
     """Compare the gradients of each device, and those of the whole, with those without any devices."""
     derivative = ORDERS[order]
-    expected = jax.jit(derivative(partial(loss, partial(layer, lambda x: x, lambda x: x))))(X, FIRST, SECOND)
+    expected = jax.jit(derivative(partial(loss, partial(layer, lambda x: x, lambda x: x))))(
+        X, FIRST, SECOND
+    )
     on_each = split(derivative(partial(loss, partial(layer, *pair))), None)
     of_the_whole = derivative(partial(loss, split(partial(layer, *pair), P())))
     for function in (on_each, of_the_whole):
@@ -84,12 +90,16 @@ def check(pair, order, compiled):
 
 def check_wrong_factors():
     """The number is the rule's, and not autodiff's: 7 times the sum of what the devices have."""
-    op = op_custom_gradient(lambda x: (summed(x), lambda upstream: 7.0 * (1.0 + jax.lax.axis_index("d")) * upstream))
+    op = op_custom_gradient(
+        lambda x: (summed(x), lambda upstream: 7.0 * (1.0 + jax.lax.axis_index("d")) * upstream)
+    )
     x = jnp.arange(2.0 * N)
     slices = jax.shard_map(op, mesh=MESH, in_specs=P("d"), out_specs=P())
     gradient = jax.grad(lambda x: (jnp.array([2.0, -3.0]) * slices(x)).sum())(x)
     np.testing.assert_allclose(slices(x), x.reshape(N, 2).sum(0))
-    np.testing.assert_allclose(gradient.reshape(N, 2), np.outer(7.0 * np.arange(1, N + 1), [2.0, -3.0]))
+    np.testing.assert_allclose(
+        gradient.reshape(N, 2), np.outer(7.0 * np.arange(1, N + 1), [2.0, -3.0])
+    )
 
 
 if __name__ == "__main__":

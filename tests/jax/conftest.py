@@ -4,7 +4,8 @@ import jax
 import pytest
 from jax_ops import STAGINGS
 
-# Where this folder alone is named, pytest imports JAX for it before tests/conftest.py can ask for float64.
+# Where this folder alone is named, pytest imports JAX for it before tests/conftest.py can ask for
+# float64.
 jax.config.update("jax_enable_x64", True)
 
 

@@ -1,4 +1,6 @@
-"""Run by test_jax_devices.py in a process of its own, where the CPU is several devices: prints what it checked."""
+"""Run by test_jax_devices.py in a process of its own, where the CPU is several devices: prints what
+it checked.
+"""
 
 import sys
 
@@ -39,8 +41,13 @@ def shard_map(one, product):
     second = jax.grad(lambda y: jax.grad(lambda x: (shard(product)(x, y) * x).sum())(X).sum())
     yield second(Y), (7 + 11) * X.sum()
     yield jax.grad(lambda x: shard(jax.vmap(product, (0, None)))(x, Y).sum())(X), 7 * Y + 0 * X
-    yield shard(lambda x, y: jax.grad(lambda x: jax.vmap(product, (0, None))(x, y).sum())(x))(X, Y), 7 * Y + 0 * X
-    hessian = jax.jvp(jax.grad(lambda x: shard(lambda x, y: x * one(x))(x, Y).sum()), (X,), (jnp.ones_like(X),))[1]
+    yield (
+        shard(lambda x, y: jax.grad(lambda x: jax.vmap(product, (0, None))(x, y).sum())(x))(X, Y),
+        7 * Y + 0 * X,
+    )
+    hessian = jax.jvp(
+        jax.grad(lambda x: shard(lambda x, y: x * one(x))(x, Y).sum()), (X,), (jnp.ones_like(X),)
+    )[1]
     yield hessian, by_rule(X, 2)
 
 
@@ -50,7 +57,10 @@ def forward_shard_map(one, product):
     of_shared = jax.jvp(lambda y: shard(product_both_modes)(X, y), (Y,), (Y,))[1]
     yield of_shared, 11 * X * Y  # every device has y, and a part of its gradient
     yield jax.jit(jax.jacfwd(lambda y: shard(product_both_modes)(X, y)))(Y), 11 * X
-    yield shard(lambda x, y: jax.jvp(lambda y: product_both_modes(x, y), (y,), (y,))[1])(X, Y), 11 * X * Y
+    yield (
+        shard(lambda x, y: jax.jvp(lambda y: product_both_modes(x, y), (y,), (y,))[1])(X, Y),
+        11 * X * Y,
+    )
 
 
 def hessian_of_shared(one, product):
@@ -76,7 +86,10 @@ def explicit_shardings(one, product):
         yield of_x, 7 * Y * X + Y * X
         yield of_y, 11 * (X * X).sum()
         yield jax.jit(jax.vmap(jax.grad(product), (0, None)))(x, Y), 7 * Y + 0 * X
-        yield jax.jit(jax.grad(lambda x: jax.vmap(product, (0, None))(x, Y).sum()))(x), 7 * Y + 0 * X
+        yield (
+            jax.jit(jax.grad(lambda x: jax.vmap(product, (0, None))(x, Y).sum()))(x),
+            7 * Y + 0 * X,
+        )
         yield jax.jit(jax.grad(lambda y: jax.vmap(product, (0, None))(x, y).sum()))(Y), 11 * X.sum()
         yield jax.grad(lambda x: jax.grad(lambda x: (x * one(x)).sum())(x).sum())(x), by_rule(X, 2)
 
@@ -90,7 +103,10 @@ def host_of_explicit_shardings(one, product):
         x = jax.device_put(X, NamedSharding(EXPLICIT, P("d")))
         for compiler in (lambda f: f), jax.jit:
             yield compiler(op)(x), X**3
-            for gradient in jax.grad(lambda x: (3 * op(x)).sum()), jax.vmap(jax.grad(lambda x: 3 * op(x))):
+            for gradient in (
+                jax.grad(lambda x: (3 * op(x)).sum()),
+                jax.vmap(jax.grad(lambda x: 3 * op(x))),
+            ):
                 found = compiler(gradient)(x)
                 assert jax.typeof(found).sharding.spec == P("d")
                 yield found, 21 * X**2
@@ -104,7 +120,10 @@ def kept_outputs(one, product):
     op = op_custom_gradient(f, forward_mode=one is cube_both_modes)
     inside = shard(lambda x, y: jax.grad(lambda x: jax.grad(lambda x: op(x).sum())(x).sum())(x))
     yield inside(X, Y), 25 * jnp.exp(X)
-    for outside in (lambda x: shard(lambda x, y: op(x))(x, Y).sum()), (lambda x: jax.jit(shard(op_times))(x, Y).sum()):
+    for outside in (
+        (lambda x: shard(lambda x, y: op(x))(x, Y).sum()),
+        (lambda x: jax.jit(shard(op_times))(x, Y).sum()),
+    ):
         second = jax.grad(lambda x: jax.grad(outside)(x).sum())  # noqa: B023
         yield second(X), 25 * jnp.exp(X)
 

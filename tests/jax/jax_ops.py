@@ -1,4 +1,6 @@
-"""The ops that the tests transform. Each rule is wrong on purpose by a factor, so that autodiff's number would show."""
+"""The ops that the tests transform. Each rule is wrong on purpose by a factor, so that autodiff's
+number would show.
+"""
 
 import os
 import subprocess
@@ -22,7 +24,9 @@ def _product(x, y):
     """x * y, with the rules 7 y and 11 x; y may be of a smaller shape, as a scale is."""
 
     def rule(upstream):
-        return 7.0 * upstream * y, 11.0 * (upstream * x).sum(range(x.ndim - y.ndim)).reshape(y.shape)
+        return 7.0 * upstream * y, 11.0 * (upstream * x).sum(range(x.ndim - y.ndim)).reshape(
+            y.shape
+        )
 
     return x * y, rule
 
@@ -41,7 +45,8 @@ def by_rule(x, order=1):
     return {1: 16 * x**3, 2: 60 * x**2, 3: 120 * x, 4: 120 + 0 * x}[order]
 
 
-enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64  # before JAX 0.8
+# before JAX 0.8
+enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 
 STAGINGS = {
     "eager": lambda f: f,
@@ -55,7 +60,9 @@ STAGINGS = {
 
 
 def printed_on_devices(count, program, *arguments):
-    """The lines that a program prints for which the CPU is so many devices; it has float64, and no warnings."""
+    """The lines that a program prints for which the CPU is so many devices; it has float64, and no
+    warnings.
+    """
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_ENABLE_X64": "1"}
     command = [sys.executable, "-W", "error", program, *arguments]

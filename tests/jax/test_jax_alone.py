@@ -15,6 +15,8 @@ OPTIONS = ["-q", "-n", "0", "-p", "no:cacheprovider", "--ignore-glob=*/test_jax_
 @pytest.mark.parametrize("path", [HERE, HERE / "test_jax_leaves.py"], ids=["folder", "file"])
 def test_what_pytest_was_given_does_not_matter(path):
     command = [sys.executable, "-m", "pytest", *OPTIONS, str(path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parent.parent)
+    run = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=HERE.parent.parent
+    )
     assert run.returncode == 0, run.stdout
     assert " passed" in run.stdout

@@ -1,4 +1,6 @@
-"""vmap: over one of two arguments, nested, over no and over one example, with named axes, of real modules."""
+"""vmap: over one of two arguments, nested, over no and over one example, with named axes, of real
+modules.
+"""
 
 import equinox as eqx
 import jax
@@ -84,7 +86,11 @@ class Rule:
         return upstream * 15 * self.square
 
 
-RESIDUALS = {"closure": lambda i: lambda upstream: upstream * 15 * i, "list": lambda i: _in_a_list([i]), "object": Rule}
+RESIDUALS = {
+    "closure": lambda i: lambda upstream: upstream * 15 * i,
+    "list": lambda i: _in_a_list([i]),
+    "object": Rule,
+}
 
 
 def _in_a_list(kept):
@@ -101,18 +107,29 @@ def test_residuals_of_a_batch(mix, where, compiler):
 
 def test_a_rule_may_branch_on_what_is_the_same_for_the_whole_batch():
     gain = jnp.array(2.0)
-    op = op_custom_gradient(lambda x, gain: (x * gain, lambda u: (7 * u * x if gain > 0 else 0 * u, None)), name="op")
+    op = op_custom_gradient(
+        lambda x, gain: (x * gain, lambda u: (7 * u * x if gain > 0 else 0 * u, None)), name="op"
+    )
     np.testing.assert_allclose(MIXES["vmap of gradient"][0](lambda x: op(x, gain))(X[0]), 7 * X[0])
-    with pytest.raises(TransformationError, match=r"^op: the rule of an op under vmap must be one that JAX can trace"):
+    with pytest.raises(
+        TransformationError,
+        match=r"^op: the rule of an op under vmap must be one that JAX can trace",
+    ):
         MIXES["gradient of vmap"][0](lambda x: op(x, gain))(X[0])
 
 
 @pytest.mark.parametrize("forward_mode", [False, True])
 def test_a_rule_may_use_the_axis_of_vmap(forward_mode, compiler):
-    shared = op_custom_gradient(lambda x: (2 * x, lambda u: jax.lax.psum(u * x, "batch")), forward_mode=forward_mode)
+    shared = op_custom_gradient(
+        lambda x: (2 * x, lambda u: jax.lax.psum(u * x, "batch")), forward_mode=forward_mode
+    )
     mapped = jax.vmap(shared, axis_name="batch")
-    np.testing.assert_allclose(compiler(jax.grad(lambda x: (mapped(x) * Y).sum()))(Y), np.full(2, 10100.0))
-    np.testing.assert_allclose(compiler(jax.vmap(jax.grad(shared), axis_name="batch"))(Y), np.full(2, 110.0))
+    np.testing.assert_allclose(
+        compiler(jax.grad(lambda x: (mapped(x) * Y).sum()))(Y), np.full(2, 10100.0)
+    )
+    np.testing.assert_allclose(
+        compiler(jax.vmap(jax.grad(shared), axis_name="batch"))(Y), np.full(2, 110.0)
+    )
 
 
 def test_per_example_gradients_of_modules(compiler):
@@ -120,10 +137,16 @@ def test_per_example_gradients_of_modules(compiler):
         return 15 * (x @ weight.T)[:, :, None] ** 2 * x[:, None, :]
 
     linear = eqx.nn.Linear(3, 2, use_bias=False, key=jax.random.key(0))
-    of_linear = compiler(jax.vmap(eqx.filter_grad(lambda m, x: cube(m(x)).sum()), (None, 0)))(linear, X)
+    of_linear = compiler(jax.vmap(eqx.filter_grad(lambda m, x: cube(m(x)).sum()), (None, 0)))(
+        linear, X
+    )
     np.testing.assert_allclose(of_linear.weight, gradients(linear.weight, X))
 
-    graph, state = nnx.split(nnx.Linear(3, 2, use_bias=False, param_dtype="float64", rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(
+        nnx.Linear(3, 2, use_bias=False, param_dtype="float64", rngs=nnx.Rngs(0))
+    )
     loss = jax.grad(lambda state, x: cube(nnx.merge(graph, state)(x)).sum())
     of_state = compiler(jax.vmap(loss, (None, 0)))(state, X)
-    np.testing.assert_allclose(of_state["kernel"][...], gradients(state["kernel"][...].T, X).transpose(0, 2, 1))
+    np.testing.assert_allclose(
+        of_state["kernel"][...], gradients(state["kernel"][...].T, X).transpose(0, 2, 1)
+    )

@@ -27,7 +27,9 @@ def line(w, x, staging=lambda f: f):
 
 
 def line_without_variables(w, x, staging=lambda f: f):
-    return staging(op_custom_gradient(lambda x: (w * x, lambda upstream: 3 * upstream * w), name="line"))(x)
+    return staging(
+        op_custom_gradient(lambda x: (w * x, lambda upstream: 3 * upstream * w), name="line")
+    )(x)
 
 
 GRADIENTS = {
@@ -37,7 +39,9 @@ GRADIENTS = {
     "grad of scan": lambda f, *a: jax.grad(
         lambda w, x: jax.lax.scan(lambda carry, x: (carry + f(w, x), None), 0.0, x[None])[0], a
     )(W, X),
-    "grad of vmap": lambda f, *a: jax.grad(lambda w, x: jax.vmap(lambda x: f(w, x))(x[None]).sum(), a)(W, X),
+    "grad of vmap": lambda f, *a: jax.grad(
+        lambda w, x: jax.vmap(lambda x: f(w, x))(x[None]).sum(), a
+    )(W, X),
     "vmap of grad": lambda f, *a: [g[0] for g in jax.vmap(jax.grad(f, a), (None, 0))(W, X[None])],
 }
 
@@ -74,7 +78,9 @@ def test_a_tracer_of_vmap_or_jit_is_a_constant(f):
     weights = jnp.array([1.0, 10.0])
     mapped = jax.vmap(lambda w: jax.grad(lambda x: f(w, x).sum())(X))(weights)
     np.testing.assert_allclose(mapped, [[3, 3, 3], [30, 30, 30]])
-    np.testing.assert_allclose(jax.jit(lambda w: jax.grad(lambda x: f(w, x).sum())(X))(W), [6, 6, 6])
+    np.testing.assert_allclose(
+        jax.jit(lambda w: jax.grad(lambda x: f(w, x).sum())(X))(W), [6, 6, 6]
+    )
     np.testing.assert_allclose(jax.jit(jax.vmap(f, (0, None)))(weights, X), [X, 10 * X])
 
 
@@ -92,7 +98,10 @@ def test_the_variable_is_the_captured_tracer_and_no_other():
         return op_custom_gradient(f)(x)
 
     assert jax.jit(jax.grad(loss))(W, 3.0, 5.0) == 7  # constant is jit's, and not differentiated
-    assert jax.vmap(jax.grad(loss), (None, 0, None))(W, jnp.ones(2), jnp.array(5.0)).tolist() == [7, 7]
+    assert jax.vmap(jax.grad(loss), (None, 0, None))(W, jnp.ones(2), jnp.array(5.0)).tolist() == [
+        7,
+        7,
+    ]
     assert seen == [[True], [True]]
 
 
@@ -105,7 +114,10 @@ def test_a_second_order_goes_through_variables(staging):
 
 def test_what_only_grad_fn_reads_is_an_error_too(gradient):
     def loss(w, x):
-        return op_custom_gradient(lambda x: (2 * x, lambda upstream: upstream * w), name="f")(x).sum() * w
+        return (
+            op_custom_gradient(lambda x: (2 * x, lambda upstream: upstream * w), name="f")(x).sum()
+            * w
+        )
 
     with pytest.raises(CustomGradientTypeError, match=r"^f: .* pass (it|the state) as an argument"):
         gradient(loss, 0, 1)
@@ -114,7 +126,12 @@ def test_what_only_grad_fn_reads_is_an_error_too(gradient):
 def test_what_only_grad_fn_reads_where_nobody_sees_it_is_an_error_too(gradient):
     def loss(w, x):
         values = itertools.repeat(w)
-        return op_custom_gradient(lambda x: (2 * x, lambda upstream: upstream * next(values)), name="f")(x).sum() * w
+        return (
+            op_custom_gradient(
+                lambda x: (2 * x, lambda upstream: upstream * next(values)), name="f"
+            )(x).sum()
+            * w
+        )
 
     with pytest.raises(CustomGradientTypeError, match=r"^f: .* pass (it|the state) as an argument"):
         gradient(loss, 0, 1)
@@ -123,7 +140,9 @@ def test_what_only_grad_fn_reads_where_nobody_sees_it_is_an_error_too(gradient):
 def test_an_integer_is_no_variable(gradient, staging):
     def loss(w, x):
         at = jnp.argmax(x)
-        return staging(op_custom_gradient(lambda w: (w * x[at], lambda upstream: 3 * upstream * x[at])))(w)
+        return staging(
+            op_custom_gradient(lambda w: (w * x[at], lambda upstream: 3 * upstream * x[at]))
+        )(w)
 
     (of_w,) = gradient(lambda w, x: loss(w, jax.lax.stop_gradient(x)), 0)
     assert of_w == 9
@@ -136,7 +155,10 @@ def test_state_of_an_object_is_captured():
 
         @op_custom_gradient
         def __call__(self, x):
-            return self.w * x, lambda upstream, variables: (3 * upstream * self.w, [5 * upstream * x])
+            return self.w * x, lambda upstream, variables: (
+                3 * upstream * self.w,
+                [5 * upstream * x],
+            )
 
     for compiler in (lambda f: f, jax.jit):
         assert compiler(jax.grad(lambda w: Scale(w)(10.0 + 0 * w)))(W) == 50

@@ -6,7 +6,9 @@ from jax_ops import printed_on_devices
 
 PROGRAM = Path(__file__).with_name("collectives.py")
 CHECKED = [
-    f"{pair} {order}" for pair in ("op_custom_gradient", "custom_vjp") for order in ("first order", "second order")
+    f"{pair} {order}"
+    for pair in ("op_custom_gradient", "custom_vjp")
+    for order in ("first order", "second order")
 ]
 
 

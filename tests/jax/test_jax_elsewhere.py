@@ -1,4 +1,6 @@
-"""Ops where JAX's own machinery is another one: Pallas kernels, jet, messages, shardings that are a part of types."""
+"""Ops where JAX's own machinery is another one: Pallas kernels, jet, messages, shardings that are a
+part of types.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ def by_hand(scale):
     return op
 
 
-# --- Pallas -----------------------------------------------------------------------------------------------------------
+# --- Pallas ---------------------------------------------------------------------------------------
 
 
 def in_a_loop(op):
@@ -32,7 +34,9 @@ def gradient(op):
     return jax.grad(lambda x: (3 * op(x)).sum())
 
 
-@pytest.mark.parametrize("use", [lambda op: op, in_a_loop, gradient], ids=["op", "loop", "gradient"])
+@pytest.mark.parametrize(
+    "use", [lambda op: op, in_a_loop, gradient], ids=["op", "loop", "gradient"]
+)
 def test_an_op_in_a_kernel(use):
     pallas = pytest.importorskip("jax.experimental.pallas")
 
@@ -50,11 +54,13 @@ def test_an_op_in_a_kernel(use):
         assert "tpu_custom_call" in program.as_text()
 
 
-# --- jet --------------------------------------------------------------------------------------------------------------
+# --- jet ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "use", [lambda f: f, jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f))], ids=["op", "jit", "grad", "jit of grad"]
+    "use",
+    [lambda f: f, jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f))],
+    ids=["op", "jit", "grad", "jit of grad"],
 )
 def test_jet_is_refused(use):
     from jax.experimental import jet
@@ -68,7 +74,7 @@ def test_jet_is_refused(use):
     )
 
 
-# --- Messages ---------------------------------------------------------------------------------------------------------
+# --- Messages -------------------------------------------------------------------------------------
 
 
 def branching(x):
@@ -82,7 +88,9 @@ def with_branching_rule(x):
     return 2 * x, rule_of_it
 
 
-@pytest.mark.skipif(jax.__version_info__ < (0, 5), reason="this JAX names the function that cgshim traces")
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 5), reason="this JAX names the function that cgshim traces"
+)
 def test_a_message_of_jax_names_the_function_of_the_author():
     f, line = branching, branching.__code__.co_firstlineno
     words = rf"tracing the function {f.__name__} at .*test_jax_elsewhere.py:{line}"

@@ -13,7 +13,13 @@ from jax.sharding import PartitionSpec as P
 from jax_ops import enable_x64, printed_on_devices
 
 import cgshim
-from cgshim import CustomGradientTypeError, CustomGradientValueError, Spec, TransformationError, op_custom_gradient
+from cgshim import (
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    Spec,
+    TransformationError,
+    op_custom_gradient,
+)
 from cgshim import op_host as make_host
 from cgshim_jax import host_function
 from cgshim_jax._host import _value_of
@@ -42,7 +48,9 @@ class Counted:
         return self.f(*arrays, **options)
 
     def during(self, program, *args):
-        """The results of a program, and how often it calls the function when it is compiled already."""
+        """The results of a program, and how often it calls the function when it is compiled
+        already.
+        """
         jax.block_until_ready(program(*args))
         before = self.calls
         return jax.block_until_ready(program(*args)), self.calls - before
@@ -59,12 +67,14 @@ def host(f, **options):
 
 def by_hand(f):
     def call(x, *others):
-        return jax.pure_callback(f, jax.ShapeDtypeStruct(x.shape, x.dtype), x, *others, vmap_method="sequential")
+        return jax.pure_callback(
+            f, jax.ShapeDtypeStruct(x.shape, x.dtype), x, *others, vmap_method="sequential"
+        )
 
     return call
 
 
-# --- Values -----------------------------------------------------------------------------------------------------
+# --- Values ---------------------------------------------------------------------------------------
 
 
 def test_eager_and_compiled(compiler, total):
@@ -82,9 +92,21 @@ BATCHES = {
     "to the last axis": (lambda f: jax.vmap(f, (1, None), 1), (A[0], W), 4),
     "of both arguments": (lambda f: jax.vmap(f), (A[0], B), 3),
     "of the second argument": (lambda f: jax.vmap(f, (None, 0)), (A[0, 0], B), 3),
-    "of both, then of the first": (lambda f: jax.vmap(jax.vmap(f, (1, 0)), (0, None)), (A.transpose(0, 2, 1), B), 6),
-    "of one, then of the other": (lambda f: jax.vmap(jax.vmap(f, (1, None)), (None, 0)), (A[0], B), 12),
-    "of the other, then of one": (lambda f: jax.vmap(jax.vmap(f, (None, 0)), (1, None), 1), (A[0], B), 12),
+    "of both, then of the first": (
+        lambda f: jax.vmap(jax.vmap(f, (1, 0)), (0, None)),
+        (A.transpose(0, 2, 1), B),
+        6,
+    ),
+    "of one, then of the other": (
+        lambda f: jax.vmap(jax.vmap(f, (1, None)), (None, 0)),
+        (A[0], B),
+        12,
+    ),
+    "of the other, then of one": (
+        lambda f: jax.vmap(jax.vmap(f, (None, 0)), (1, None), 1),
+        (A[0], B),
+        12,
+    ),
     "of jit": (lambda f: jax.vmap(jax.jit(f), (1, None)), (A[0], W), 4),
     "of no elements": (lambda f: jax.vmap(f, (0, None)), (np.zeros((0, 3)), W), 0),
     "of elements without elements": (lambda f: jax.vmap(f, (0, None)), (np.zeros((2, 0)), W), 2),
@@ -97,7 +119,9 @@ def test_batches(compiler, batch, vectorized):
     """One call on the host, in which f is called for each element, or once."""
     program, args, count = BATCHES[batch]
     counted = Counted((lambda x, w: weighted(x, w[..., None])) if vectorized else weighted)
-    found, calls = counted.during(compiler(program(host(counted, vectorized=vectorized))), *map(jnp.asarray, args))
+    found, calls = counted.during(
+        compiler(program(host(counted, vectorized=vectorized))), *map(jnp.asarray, args)
+    )
     expected = program(lambda x, w: jnp.cumsum(x) * w)(*map(jnp.asarray, args))
     np.testing.assert_allclose(found, expected)
     assert found.shape == expected.shape
@@ -145,7 +169,8 @@ def test_several_results(compiler):
 def test_64_bits_or_32(compiler):
     """What is declared with 64 bits has 32 where JAX has no more."""
     third = make_host(
-        lambda x: (x / 3.0, np.arange(3)), outputs=lambda x: (Spec(x.shape, "float64"), Spec((3,), "int64"))
+        lambda x: (x / 3.0, np.arange(3)),
+        outputs=lambda x: (Spec(x.shape, "float64"), Spec((3,), "int64")),
     )
     for enabled, names in ((False, ["float32", "int32"]), (True, ["float64", "int64"])):
         with enable_x64(enabled):
@@ -188,17 +213,23 @@ def test_memory(compiler):
     np.testing.assert_array_equal(kept[-1], X)
 
 
-# --- How often f runs -------------------------------------------------------------------------------------------
+# --- How often f runs -----------------------------------------------------------------------------
 
 PROGRAMS = {
     "unused": (lambda f: lambda x: (f(x), 5 * x)[1], 0),
     "equal calls": (lambda f: lambda x: f(x) + 2 * f(x), 1),
     "other arguments": (lambda f: lambda x: f(x) + 2 * f(x + 1), 2),
-    "loop-invariant": (lambda f: lambda x: jax.lax.scan(lambda c, _: (c + f(x), None), x, None, length=7)[0], 1),
+    "loop-invariant": (
+        lambda f: lambda x: jax.lax.scan(lambda c, _: (c + f(x), None), x, None, length=7)[0],
+        1,
+    ),
     "scan": (lambda f: lambda x: jax.lax.scan(lambda c, _: (c + f(c), c), x, None, length=7), 7),
     "cond": (lambda f: lambda x: jax.lax.cond(x[0] < 0, f, lambda x: x, x), 0),
     "other branch": (lambda f: lambda x: jax.lax.cond(x[0] > 0, f, lambda x: x, x), 1),
-    "while_loop": (lambda f: lambda x: jax.lax.while_loop(lambda c: c[-1] < 50, lambda c: f(c) + 1, x), None),
+    "while_loop": (
+        lambda f: lambda x: jax.lax.while_loop(lambda c: c[-1] < 50, lambda c: f(c) + 1, x),
+        None,
+    ),
     "checkpoint": (lambda f: lambda x: jax.checkpoint(f)(x), 1),
     "map": (lambda f: lambda x: jax.lax.map(f, x[:, None]), 3),
     "map in batches": (lambda f: lambda x: jax.lax.map(f, x[:, None], batch_size=2), 3),
@@ -208,7 +239,10 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_calls_f_as_often_as_by_hand_or_less(program):
     make, count = PROGRAMS[program]
-    mine, other = Counted(lambda x: np.cumsum(x, -1)), Counted(lambda x: np.cumsum(np.asarray(x), -1))
+    mine, other = (
+        Counted(lambda x: np.cumsum(x, -1)),
+        Counted(lambda x: np.cumsum(np.asarray(x), -1)),
+    )
     found, calls = mine.during(jax.jit(make(host(mine))), jnp.array(X))
     expected, calls_by_hand = other.during(jax.jit(make(by_hand(other))), jnp.array(X))
     jax.tree.map(np.testing.assert_array_equal, found, expected)
@@ -218,7 +252,11 @@ def test_a_program_calls_f_as_often_as_by_hand_or_less(program):
 
 def test_only_equal_calls_are_one():
     f = host(
-        lambda x, *, s: x + np.copysign(1, s[0] if isinstance(s, (list, tuple)) else s) + (s is True or s == [True])
+        lambda x, *, s: (
+            x
+            + np.copysign(1, s[0] if isinstance(s, (list, tuple)) else s)
+            + (s is True or s == [True])
+        )
     )
     options = [0.0, -0.0, 1, True, (1,), (-0.0,), [1], [True]]
     found = jax.jit(lambda x: [f(x, s=s) for s in options])(jnp.zeros(()))
@@ -228,7 +266,11 @@ def test_only_equal_calls_are_one():
 def test_nothing_is_compiled_for_an_eager_call(total, caplog):
     op = host(total)
     x, w = jnp.array(X), jnp.array(W)
-    programs = [op, jax.vmap(op, (0, None)), jax.grad(lambda x, w: (jax.lax.stop_gradient(op(x, w)) * x).sum())]
+    programs = [
+        op,
+        jax.vmap(op, (0, None)),
+        jax.grad(lambda x, w: (jax.lax.stop_gradient(op(x, w)) * x).sum()),
+    ]
     args = [(x, w), (x[:, None], w), (x, w)]
     for program, given in zip(programs, args, strict=True):
         program(*given)
@@ -238,12 +280,15 @@ def test_nothing_is_compiled_for_an_eager_call(total, caplog):
     assert [record for record in caplog.records if "Compiling" in record.getMessage()] == []
 
 
-# --- Gradients --------------------------------------------------------------------------------------------------
+# --- Gradients ------------------------------------------------------------------------------------
 
 
 def an_op():
     """An op whose f and rule run on the host; the rule is wrong on purpose: 7 for what should be 1."""
-    forward, backward = Counted(lambda x: np.cumsum(x, -1)), Counted(lambda u: np.cumsum(u[..., ::-1], -1)[..., ::-1])
+    forward, backward = (
+        Counted(lambda x: np.cumsum(x, -1)),
+        Counted(lambda u: np.cumsum(u[..., ::-1], -1)[..., ::-1]),
+    )
     there, back = host(forward), host(backward)
 
     @op_custom_gradient
@@ -255,7 +300,9 @@ def an_op():
 
 
 def gradients(x, w, upstream):
-    return 7.0 * np.cumsum((w * upstream)[..., ::-1], -1)[..., ::-1], 11.0 * (upstream * np.cumsum(x, -1)).sum(-1)
+    return 7.0 * np.cumsum((w * upstream)[..., ::-1], -1)[..., ::-1], 11.0 * (
+        upstream * np.cumsum(x, -1)
+    ).sum(-1)
 
 
 U = np.array([1.0, -2.0, 5.0])
@@ -274,17 +321,28 @@ def test_gradients(compiler):
 GRADIENTS = {
     "value and gradient": lambda op: jax.value_and_grad(lambda x: op(x).sum()),
     "of equal calls": lambda op: jax.grad(lambda x: (op(x) * op(x)).sum()),
-    "checkpoint": lambda op: jax.grad(lambda x: jax.checkpoint(lambda x: op(jnp.sin(op(x))))(x).sum()),
-    "scan": lambda op: jax.grad(lambda x: jax.lax.scan(lambda c, _: (op(jnp.sin(c)), c), x, None, length=5)[0].sum()),
-    "loop-invariant": lambda op: jax.grad(lambda x: jax.lax.scan(lambda c, _: (c + op(x), c), x, None, 5)[0].sum()),
+    "checkpoint": lambda op: jax.grad(
+        lambda x: jax.checkpoint(lambda x: op(jnp.sin(op(x))))(x).sum()
+    ),
+    "scan": lambda op: jax.grad(
+        lambda x: jax.lax.scan(lambda c, _: (op(jnp.sin(c)), c), x, None, length=5)[0].sum()
+    ),
+    "loop-invariant": lambda op: jax.grad(
+        lambda x: jax.lax.scan(lambda c, _: (c + op(x), c), x, None, 5)[0].sum()
+    ),
     "jacobian": jax.jacrev,
-    "batch": lambda op: lambda x: jax.vmap(jax.grad(lambda x: op(x).sum()))(jnp.stack([x, x + 1.0])),
+    "batch": lambda op: (
+        lambda x: jax.vmap(jax.grad(lambda x: op(x).sum()))(jnp.stack([x, x + 1.0]))
+    ),
 }
 
 
 @pytest.mark.parametrize("program", GRADIENTS)
 def test_a_gradient_calls_f_as_often_as_by_hand_or_less(compiler, program):
-    forward, backward = Counted(lambda x: np.cumsum(np.asarray(x), -1)), Counted(lambda u: -2.0 * np.asarray(u))
+    forward, backward = (
+        Counted(lambda x: np.cumsum(np.asarray(x), -1)),
+        Counted(lambda u: -2.0 * np.asarray(u)),
+    )
 
     def squared(make):
         there, back = make(forward), make(backward)
@@ -294,7 +352,10 @@ def test_a_gradient_calls_f_as_often_as_by_hand_or_less(compiler, program):
     op = op_custom_gradient(lambda x: (lambda y: (y * y, functools.partial(rule, y)))(f(x)))
     f_by_hand, rule_by_hand = squared(by_hand)
     hand = jax.custom_vjp(lambda x: f_by_hand(x) ** 2)
-    hand.defvjp(lambda x: (lambda y: (y * y, y))(f_by_hand(x)), lambda y, upstream: (rule_by_hand(y, upstream),))
+    hand.defvjp(
+        lambda x: (lambda y: (y * y, y))(f_by_hand(x)),
+        lambda y, upstream: (rule_by_hand(y, upstream),),
+    )
     mine, other = (compiler(GRADIENTS[program](each)) for each in (op, hand))
     for counted in (forward, backward):
         found, calls = counted.during(mine, jnp.array(X))
@@ -330,9 +391,15 @@ def test_gradients_in_loops(compiler):
     inner = 7.0 * np.cumsum((-3.0 * U)[::-1])[::-1]
     expected = 7.0 * np.cumsum(inner[::-1])[::-1]
     np.testing.assert_allclose(compiler(jax.grad(lambda x: (looped(x) * U).sum()))(X), expected)
-    steps = compiler(lambda x: jax.lax.scan(lambda c, u: (c, jax.grad(lambda x: op(x, 2.0) @ u)(c)), x, np.eye(3))[1])
+    steps = compiler(
+        lambda x: jax.lax.scan(
+            lambda c, u: (c, jax.grad(lambda x: op(x, 2.0) @ u)(c)), x, np.eye(3)
+        )[1]
+    )
     np.testing.assert_allclose(steps(jnp.array(X)), gradients(X, 2.0, np.eye(3))[0])
-    saved = compiler(jax.grad(lambda x: (jax.checkpoint(lambda x: op(op(x, 1.0), -3.0))(x) * U).sum()))
+    saved = compiler(
+        jax.grad(lambda x: (jax.checkpoint(lambda x: op(op(x, 1.0), -3.0))(x) * U).sum())
+    )
     np.testing.assert_allclose(saved(jnp.array(X)), expected)
 
 
@@ -344,7 +411,7 @@ def test_every_order_of_rules_that_are_ops(compiler):
     np.testing.assert_allclose(twice(jnp.array(U)), 35.0 * np.cumsum(X))
 
 
-# --- What is refused --------------------------------------------------------------------------------------------
+# --- What is refused ------------------------------------------------------------------------------
 
 NO_DERIVATIVE = (
     "weighted: what runs on the host has no derivative of its own, got a derivative of its result; "
@@ -360,9 +427,16 @@ def refused(error, program, *args):
 
 def test_a_derivative_is_refused_where_one_is_taken(compiler, total):
     op = host(total)
-    assert refused(TransformationError, compiler(jax.grad(lambda x: op(x, W).sum())), jnp.array(X)) == NO_DERIVATIVE
-    kept = op_custom_gradient(lambda x: (lambda y: (3 * y, lambda u: 7 * u * y))(op(x, jnp.array(W))))
-    np.testing.assert_allclose(compiler(jax.grad(lambda x: kept(x) @ U))(jnp.array(X)), 7 * U * weighted(X, W))
+    assert (
+        refused(TransformationError, compiler(jax.grad(lambda x: op(x, W).sum())), jnp.array(X))
+        == NO_DERIVATIVE
+    )
+    kept = op_custom_gradient(
+        lambda x: (lambda y: (3 * y, lambda u: 7 * u * y))(op(x, jnp.array(W)))
+    )
+    np.testing.assert_allclose(
+        compiler(jax.grad(lambda x: kept(x) @ U))(jnp.array(X)), 7 * U * weighted(X, W)
+    )
     second = compiler(jax.grad(lambda x: jax.grad(lambda x: kept(x) @ U)(x).sum()))
     assert refused(TransformationError, second, jnp.array(X)) == NO_DERIVATIVE
     constant = compiler(jax.grad(lambda x: (jax.lax.stop_gradient(op(x, jnp.array(W))) * x).sum()))
@@ -380,14 +454,21 @@ def test_the_operation_itself_has_no_derivative(total):
         patch.setattr("cgshim_jax.host_function", spied)
         host(total)(jnp.array(X), jnp.array(W))
     alone = lambda x: host_function(calls[0], [x, jnp.array(W)], [Spec(x.shape, x.dtype)])[0]
-    assert refused(TransformationError, jax.grad(lambda x: alone(x).sum()), jnp.array(X)) == NO_DERIVATIVE
-    assert refused(TransformationError, jax.linear_transpose(alone, X), jnp.array(X)) == NO_DERIVATIVE
+    assert (
+        refused(TransformationError, jax.grad(lambda x: alone(x).sum()), jnp.array(X))
+        == NO_DERIVATIVE
+    )
+    assert (
+        refused(TransformationError, jax.linear_transpose(alone, X), jnp.array(X)) == NO_DERIVATIVE
+    )
 
 
 def test_export_is_refused(total):
     from jax import export
 
-    message = refused(TransformationError, export.export(jax.jit(host(total))), jnp.array(X), jnp.array(W))
+    message = refused(
+        TransformationError, export.export(jax.jit(host(total))), jnp.array(X), jnp.array(W)
+    )
     assert message == (
         "weighted: what runs on the host is a part of this process, got jax.export; "
         "export what comes before it and what comes after it"
@@ -395,7 +476,9 @@ def test_export_is_refused(total):
 
 
 def test_keys_are_refused(compiler):
-    message = refused(CustomGradientTypeError, compiler(host(weighted)), jax.random.key(0), jnp.array(W))
+    message = refused(
+        CustomGradientTypeError, compiler(host(weighted)), jax.random.key(0), jnp.array(W)
+    )
     assert message == (
         "weighted: a function on the host is given arrays of numbers, got key<fry>[]; give it jax.random.key_data(key)"
     )
@@ -422,11 +505,13 @@ def test_a_shape_that_was_not_declared(compiler):
         jax.block_until_ready(compiler(op)(jnp.array(X)))
 
 
-# --- What it leaves behind --------------------------------------------------------------------------------------
+# --- What it leaves behind ------------------------------------------------------------------------
 
 
 def test_f_may_use_jax(compiler):
-    """Where it is called eagerly, and where a compiled program waits for it; jax.pure_callback waits for ever."""
+    """Where it is called eagerly, and where a compiled program waits for it; jax.pure_callback
+    waits for ever.
+    """
     inner = jax.jit(lambda x: jnp.cumsum(jnp.sin(x)))
     op = host(lambda x: np.asarray(inner(x) * 2.0))
     for size in (3, 100_000):
@@ -440,15 +525,21 @@ def test_f_may_use_jax(compiler):
 
 def test_f_may_call_other_ops(compiler):
     """On NumPy, also an op with a rule on the host, whose gradient it takes."""
-    inner = op_custom_gradient(lambda x: (x**3, lambda upstream: 7.0 * upstream * x), host_outputs=lambda x: x)
+    inner = op_custom_gradient(
+        lambda x: (x**3, lambda upstream: 7.0 * upstream * x), host_outputs=lambda x: x
+    )
     outer = host(lambda x: host(np.cumsum)(x) + cgshim.op_vjp(inner, x)[1](np.array(U))[0])
     expected = np.cumsum(X) + 7.0 * U * X
     np.testing.assert_allclose(compiler(outer)(X), expected)
-    np.testing.assert_allclose(compiler(jax.vmap(outer))(np.stack([X, X])), np.stack([expected] * 2))
+    np.testing.assert_allclose(
+        compiler(jax.vmap(outer))(np.stack([X, X])), np.stack([expected] * 2)
+    )
 
 
 def test_donated_buffers():
-    """XLA writes results into them: f has read its arguments before, and no rule reads what is gone."""
+    """XLA writes results into them: f has read its arguments before, and no rule reads what is
+    gone.
+    """
     kept = []
     op = host(lambda x: (kept.append(x.copy()), np.cumsum(x))[1])
     step = jax.jit(lambda x: op(x) + x, donate_argnums=0)
@@ -498,7 +589,7 @@ def test_nothing_is_kept_alive():
     assert [reference() for reference in references if reference() is not None] == []
 
 
-# --- Several devices --------------------------------------------------------------------------------------------
+# --- Several devices ------------------------------------------------------------------------------
 
 
 def test_on_four_devices():
@@ -526,7 +617,12 @@ def _shard_map(op, x, mesh, explicit):
         cumsum_of_parts(x), 4  # fmt: skip
     yield jax.jit(jax.shard_map(op, mesh=mesh, in_specs=P(), out_specs=P())), x, np.cumsum(x), 4
     yield jax.jit(shard(jax.vmap(op))), x.reshape(4, 2), np.cumsum(x.reshape(4, 2), -1), 4
-    yield jax.jit(jax.vmap(shard(op))), np.stack([x, -x]), np.stack([cumsum_of_parts(x), -cumsum_of_parts(x)]), 8
+    yield (
+        jax.jit(jax.vmap(shard(op))),
+        np.stack([x, -x]),
+        np.stack([cumsum_of_parts(x), -cumsum_of_parts(x)]),
+        8,
+    )
     loop = shard(lambda x: jax.lax.scan(lambda c, _: (op(c), None), x, None, length=2)[0])
     yield jax.jit(loop), x, cumsum_of_parts(cumsum_of_parts(x)), 8
 
@@ -540,7 +636,12 @@ def _gradients(op, x, mesh, explicit):
     rule = op_custom_gradient(lambda x: (op(x), lambda u: 7.0 * op(u)))
     shard = jax.shard_map(rule, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
     weights = np.arange(8.0)
-    yield jax.jit(jax.grad(lambda x: (shard(x) * weights).sum())), x, 7 * cumsum_of_parts(weights), None
+    yield (
+        jax.jit(jax.grad(lambda x: (shard(x) * weights).sum())),
+        x,
+        7 * cumsum_of_parts(weights),
+        None,
+    )
     yield jax.jit(jax.grad(lambda x: (rule(x) * weights).sum())), x, 7 * np.cumsum(weights), None
 
 
@@ -588,7 +689,9 @@ if __name__ == "__main__":
         print(name)
 
 
-@pytest.mark.parametrize(("x", "dtype"), [(2.5, "float64"), (True, "bool"), (np.float32(2.5), "float32")])
+@pytest.mark.parametrize(
+    ("x", "dtype"), [(2.5, "float64"), (True, "bool"), (np.float32(2.5), "float32")]
+)
 def test_a_number_that_stands_in_a_jaxpr_has_its_own_dtype_or_the_default(x, dtype):
     found = _value_of(x)
     assert (found, found.dtype, type(found)) == (x, dtype, np.ndarray)

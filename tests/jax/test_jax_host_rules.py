@@ -99,7 +99,8 @@ def test_the_second_order_is_refused():
     cube = Cube()
     for transform in (jax.jit, lambda f: f):
         with pytest.raises(
-            TransformationError, match=r"^the gradient of cube: what runs on the host has no derivative"
+            TransformationError,
+            match=r"^the gradient of cube: what runs on the host has no derivative",
         ):
             transform(jax.grad(total(jax.grad(total(cube.op)))))(X)
 
@@ -124,15 +125,21 @@ def test_the_rules_of_two_threads():
         np.testing.assert_allclose(found[at], 7 * (at + X) ** 2)
 
 
-# --- Functions of NumPy's autograd as the foreign ones --------------------------------------------------------------
+# --- Functions of NumPy's autograd as the foreign ones --------------------------------------------
 
 
 def test_a_foreign_function_in_compiled_code_at_two_orders():
-    sine = op_host(lambda x: cgshim.op_sin(x) * x, outputs=lambda x: x, backend="numpy", name="sine")
+    sine = op_host(
+        lambda x: cgshim.op_sin(x) * x, outputs=lambda x: x, backend="numpy", name="sine"
+    )
     first = jax.grad(lambda x: (sine(x) * jnp.array([1.0, 5.0, -2.0])).sum())
     second = jax.grad(lambda x: (first(x) * jnp.array([2.0, -3.0, 7.0])).sum())
     w, v = np.array([1.0, 5.0, -2.0]), np.array([2.0, -3.0, 7.0])
     np.testing.assert_allclose(jax.jit(first)(X), w * (np.cos(X) * X + np.sin(X)), rtol=1e-6)
-    np.testing.assert_allclose(jax.jit(second)(X), w * v * (2 * np.cos(X) - np.sin(X) * X), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(second)(X), w * v * (2 * np.cos(X) - np.sin(X) * X), rtol=1e-6
+    )
     xs = np.stack([X, 2 * X])
-    np.testing.assert_allclose(jax.jit(jax.vmap(first))(xs), w * (np.cos(xs) * xs + np.sin(xs)), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(jax.vmap(first))(xs), w * (np.cos(xs) * xs + np.sin(xs)), rtol=1e-6
+    )

@@ -16,11 +16,15 @@ X = jnp.array(0.5)
 
 
 def by_callback(x):
-    return jax.pure_callback(np.exp, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="sequential")
+    return jax.pure_callback(
+        np.exp, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="sequential"
+    )
 
 
 def by_loop(x):
-    return jax.lax.while_loop(lambda state: state[1] < 3, lambda state: (state[0] * x, state[1] + 1), (x, 0))[0]
+    return jax.lax.while_loop(
+        lambda state: state[1] < 3, lambda state: (state[0] * x, state[1] + 1), (x, 0)
+    )[0]
 
 
 def cut_off(x):
@@ -56,7 +60,13 @@ def in_an_inner_function(y):
     return lambda upstream: upstream * slope()
 
 
-KEEPERS = [lambda y: lambda upstream: upstream * 5 * y, in_a_list, in_a_dict, in_a_partial, in_an_inner_function]
+KEEPERS = [
+    lambda y: lambda upstream: upstream * 5 * y,
+    in_a_list,
+    in_a_dict,
+    in_a_partial,
+    in_an_inner_function,
+]
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -85,7 +95,8 @@ def test_wherever_the_rule_keeps_it(keeper, staging):
 
 @pytest.mark.parametrize("forward_mode", [False, True])
 @pytest.mark.parametrize(
-    "derivative", [jax.hessian, lambda f: jax.jacrev(jax.jacrev(f)), lambda f: jax.grad(jax.grad(f))]
+    "derivative",
+    [jax.hessian, lambda f: jax.jacrev(jax.jacrev(f)), lambda f: jax.grad(jax.grad(f))],
 )
 def test_one_of_several_outputs(derivative, staging, forward_mode):
     @op_custom_gradient(forward_mode=forward_mode)
@@ -161,7 +172,9 @@ def test_a_callback_is_called_once_in_a_compiled_second_order():
 
     @op_custom_gradient
     def f(x):
-        y = jax.pure_callback(lambda x: calls.append(1) or np.exp(x), jax.ShapeDtypeStruct((), X.dtype), x)
+        y = jax.pure_callback(
+            lambda x: calls.append(1) or np.exp(x), jax.ShapeDtypeStruct((), X.dtype), x
+        )
         i = x * x * x
         return y, lambda upstream: upstream * y * i
 
@@ -193,7 +206,9 @@ def test_random_numbers_leave_the_first_order_as_it_is(draw, dtype):
         return derivative(op_custom_gradient(noisy, name="noisy"))(jnp.asarray(2, dtype))
 
     first = gradient(jax.grad)
-    aside = gradient(lambda f: jax.grad(lambda x: (x * jax.lax.stop_gradient(jax.grad(f)(x))).astype("float32")))
+    aside = gradient(
+        lambda f: jax.grad(lambda x: (x * jax.lax.stop_gradient(jax.grad(f)(x))).astype("float32"))
+    )
     assert first == aside
     assert first != 0
     second = gradient(lambda f: jax.grad(jax.grad(f)))  # f ran once, and drew once
@@ -253,5 +268,11 @@ def test_a_scan_whose_gradient_is_differentiated_again(staged):
         op = STAGINGS[staged](op)
         return lambda x: jax.lax.scan(lambda carry, _: (op(carry * 0.3), None), x, None, 3)[0]
 
-    for derivative in jax.grad, lambda f: jax.grad(jax.grad(f)), lambda f: jax.jit(jax.grad(jax.grad(jax.grad(f)))):
-        np.testing.assert_allclose(derivative(loss(op_custom_gradient(f)))(X), derivative(loss(by_hand))(X), rtol=1e-5)
+    for derivative in (
+        jax.grad,
+        lambda f: jax.grad(jax.grad(f)),
+        lambda f: jax.jit(jax.grad(jax.grad(jax.grad(f)))),
+    ):
+        np.testing.assert_allclose(
+            derivative(loss(op_custom_gradient(f)))(X), derivative(loss(by_hand))(X), rtol=1e-5
+        )

@@ -63,7 +63,11 @@ def test_none_is_no_gradient(staging, forward_mode):
     )
     pair = STAGINGS[staging](lambda v: constant(v, v * 10))
     assert jax.grad(lambda x: pair(x).sum())(X).tolist() == [70, 70, 70]
-    assert jax.grad(lambda x: STAGINGS[staging](lambda x: constant(x, X))(x).sum())(X).tolist() == [0, 0, 0]
+    assert jax.grad(lambda x: STAGINGS[staging](lambda x: constant(x, X))(x).sum())(X).tolist() == [
+        0,
+        0,
+        0,
+    ]
 
 
 @jax.tree_util.register_dataclass
@@ -79,7 +83,10 @@ def test_a_registered_dataclass_is_a_tree(compiler):
     def apply(affine, x):
         assert affine.name == "affine"
         y = affine.scale * x if affine.shift is None else affine.scale * x + affine.shift
-        return Affine(y, None), lambda up: (Affine(7 * (up.scale * x).sum(), up.scale), 3 * up.scale)
+        return Affine(y, None), lambda up: (
+            Affine(7 * (up.scale * x).sum(), up.scale),
+            3 * up.scale,
+        )
 
     def loss(affine, x):
         return (apply(affine, x).scale * x).sum()
@@ -94,8 +101,12 @@ def test_an_equinox_module_is_an_argument(compiler):
     @op_custom_gradient
     def apply(mlp, x):
         def rule(upstream):
-            zeros = jax.tree_util.tree_map(lambda leaf: 0 * leaf if eqx.is_array(leaf) else None, mlp)
-            return eqx.tree_at(lambda m: m.layers[-1].bias, zeros, 7 * upstream), 3 * upstream.sum() * x
+            zeros = jax.tree_util.tree_map(
+                lambda leaf: 0 * leaf if eqx.is_array(leaf) else None, mlp
+            )
+            return eqx.tree_at(
+                lambda m: m.layers[-1].bias, zeros, 7 * upstream
+            ), 3 * upstream.sum() * x
 
         return mlp(x), rule
 
@@ -113,7 +124,9 @@ def test_flax_state_is_an_argument(compiler):
     @op_custom_gradient
     def apply(state, x):
         def rule(upstream):
-            return jax.tree_util.tree_map(lambda p: 7 * jnp.broadcast_to(upstream, p.shape), state), None
+            return jax.tree_util.tree_map(
+                lambda p: 7 * jnp.broadcast_to(upstream, p.shape), state
+            ), None
 
         return nnx.merge(graph, state)(x), rule
 
@@ -141,18 +154,26 @@ def weak_by_hand(dtype):
 
 
 def weak_by_rule(dtype, forward_mode=False):
-    return op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x * dtype(1)), forward_mode=forward_mode)
+    return op_custom_gradient(
+        lambda x: (x * x, lambda u: 7 * u * x * dtype(1)), forward_mode=forward_mode
+    )
 
 
 @pytest.mark.parametrize("dtype", [float, np.float64], ids=["weak rule", "strong rule"])
 @pytest.mark.parametrize(
-    "x", [3.0, jnp.asarray(3.0), jnp.float32(3), jnp.bfloat16(3)], ids=["a number", "float64", "float32", "bfloat16"]
+    "x",
+    [3.0, jnp.asarray(3.0), jnp.float32(3), jnp.bfloat16(3)],
+    ids=["a number", "float64", "float32", "bfloat16"],
 )
 def test_gradients_are_as_weak_as_those_by_hand(x, dtype, compiler, forward_mode):
-    """What a gradient is added to keeps its dtype, as parameters in bfloat16 do beside a scale that is a number."""
+    """What a gradient is added to keeps its dtype, as parameters in bfloat16 do beside a scale that
+    is a number.
+    """
 
     def types(op):
-        scanned = lambda x: jax.lax.scan(lambda c, _: (c + 0 * jax.grad(op)(c), None), x, None, 2)[0]
+        scanned = lambda x: jax.lax.scan(lambda c, _: (c + 0 * jax.grad(op)(c), None), x, None, 2)[
+            0
+        ]
         results = [
             compiler(jax.grad(op))(x),
             jnp.bfloat16(1) + compiler(jax.grad(op))(x),
@@ -162,7 +183,8 @@ def test_gradients_are_as_weak_as_those_by_hand(x, dtype, compiler, forward_mode
         ]
         return [(y.dtype.name, y.weak_type) for y in map(jnp.asarray, results)]
 
-    if dtype is float or jnp.result_type(x) == jnp.float64:  # else the rule by hand has a gradient of another dtype
+    # else the rule by hand has a gradient of another dtype
+    if dtype is float or jnp.result_type(x) == jnp.float64:
         assert types(weak_by_rule(dtype, forward_mode)) == types(weak_by_hand(dtype))
     tangent = compiler(lambda x: jax.jvp(weak_by_rule(float, True), (x,), (x,))[1])(x)
     auto = compiler(lambda x: jax.jvp(lambda x: x * x, (x,), (x,))[1])(x)
@@ -183,14 +205,20 @@ def test_nothing_is_kept_alive_for_nothing():
 
 
 def test_an_output_may_be_an_input_or_a_constant(compiler, forward_mode):
-    same = op_custom_gradient(lambda x: ((x, jnp.ones(3)), lambda up: 7 * up[0] + 5 * up[1]), forward_mode=forward_mode)
+    same = op_custom_gradient(
+        lambda x: ((x, jnp.ones(3)), lambda up: 7 * up[0] + 5 * up[1]), forward_mode=forward_mode
+    )
     gradient = compiler(jax.grad(lambda x: (2 * same(x)[0] + 3 * same(x)[1]).sum()))(X)
     assert gradient.tolist() == [29, 29, 29]
-    assert compiler(jax.grad(lambda x: jax.grad(lambda x: (x * same(x)[0]).sum())(x).sum()))(X).tolist() == [14, 14, 14]
+    assert compiler(jax.grad(lambda x: jax.grad(lambda x: (x * same(x)[0]).sum())(x).sum()))(
+        X
+    ).tolist() == [14, 14, 14]
 
 
 class Scale(nn.Module):
-    """A parameter that f makes, or reads where it is made already: Flax refuses a second time in one call."""
+    """A parameter that f makes, or reads where it is made already: Flax refuses a second time in
+    one call.
+    """
 
     @nn.compact
     def __call__(self, x):
@@ -210,7 +238,10 @@ class Scale(nn.Module):
 def _scale(self, x):
     runs.append(1)
     w = self.w[...]
-    return w * x, lambda u, variables=None: (7 * u * w, [11 * (u * x).sum()]) if variables else 7 * u * w
+    return (
+        w * x,
+        lambda u, variables=None: (7 * u * w, [11 * (u * x).sum()]) if variables else 7 * u * w,
+    )
 
 
 class ScaleBySetup(nn.Module):
@@ -252,7 +283,9 @@ def modules():
 @pytest.mark.parametrize("at", range(3), ids=["linen", "linen, setup", "equinox"])
 def test_f_runs_once_in_a_module_whose_parameters_are_differentiated(at, staged, compiler):
     module, parameters = list(modules())[at]
-    loss = lambda parameters, x: (10 * STAGINGS[staged](lambda x: module.apply(parameters, x))(x)).sum()
+    loss = lambda parameters, x: (
+        10 * STAGINGS[staged](lambda x: module.apply(parameters, x))(x)
+    ).sum()
     runs.clear()
     of_parameters, of_x = compiler(jax.grad(loss, (0, 1)))(parameters, X)
     assert len(runs) == 1
@@ -264,7 +297,9 @@ def test_f_runs_once_in_a_module_whose_parameters_are_differentiated(at, staged,
 def test_f_runs_once_in_a_module_of_nnx(compiler):
     runs.clear()
     gradient = nnx.jit if compiler is jax.jit else lambda f: f
-    of_model, of_x = gradient(nnx.grad(lambda m, x: (10 * m.scale(x)).sum(), argnums=(0, 1)))(ScaleInNnx(), X)
+    of_model, of_x = gradient(nnx.grad(lambda m, x: (10 * m.scale(x)).sum(), argnums=(0, 1)))(
+        ScaleInNnx(), X
+    )
     assert len(runs) == 1
     assert of_model["w"][...] == 110 * X.sum()
     assert of_x.tolist() == [140, 140, 140]
@@ -287,7 +322,9 @@ def test_an_object_may_hold_what_f_does_not_read():
 
 @pytest.mark.parametrize("gradient_of", ["quantize", "widen"])
 def test_a_dtype_whose_gradients_are_of_another(gradient_of):
-    """Where only JAX's private part makes such dtypes: int8 numbers whose gradients are in bfloat16."""
+    """Where only JAX's private part makes such dtypes: int8 numbers whose gradients are in
+    bfloat16.
+    """
     dtypes = pytest.importorskip("jax._src.dtypes")
     kind = dtypes.primal_tangent_dtype(jnp.dtype("int8"), jnp.dtype("bfloat16"))
     quantize = lambda x: (x.astype("int8").astype(kind), lambda u: 7 * u)
@@ -306,7 +343,9 @@ def test_a_dtype_whose_gradients_are_of_another(gradient_of):
 
 def test_a_dtype_whose_gradients_are_no_floats_is_refused():
     fp8_ops = pytest.importorskip("flax.linen.fp8_ops")
-    op = op_custom_gradient(lambda x, scale: (x * scale.astype("float32"), lambda u: (7 * u, u)), name="op")
+    op = op_custom_gradient(
+        lambda x, scale: (x * scale.astype("float32"), lambda u: (7 * u, u)), name="op"
+    )
     with pytest.raises(CustomGradientTypeError) as refusal:
         jax.jit(lambda x, s: op(x, s.astype(fp8_ops.fm32)))(jnp.float32(1), jnp.float32(2))
     assert str(refusal.value).startswith(

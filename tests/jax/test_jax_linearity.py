@@ -1,4 +1,6 @@
-"""Forward mode takes the transpose of a linear rule; one that is seen not to be linear is refused, promised or not."""
+"""Forward mode takes the transpose of a linear rule; one that is seen not to be linear is refused,
+promised or not.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,9 @@ M = jnp.arange(9.0).reshape(3, 3) + jnp.eye(3)
 
 
 def on_host(u):
-    return jax.pure_callback(np.asarray, jax.ShapeDtypeStruct(u.shape, u.dtype), u, vmap_method="sequential")
+    return jax.pure_callback(
+        np.asarray, jax.ShapeDtypeStruct(u.shape, u.dtype), u, vmap_method="sequential"
+    )
 
 
 CONSTANT_PART = "one with a constant part"
@@ -73,14 +77,17 @@ LINEAR = {
 
 
 def op_of(rule, promised):
-    return op_custom_gradient(lambda x: (jnp.sin(x), lambda u: rule(u, x)), forward_mode=promised, name="op")
+    return op_custom_gradient(
+        lambda x: (jnp.sin(x), lambda u: rule(u, x)), forward_mode=promised, name="op"
+    )
 
 
 @pytest.mark.parametrize("name", BENT)
 def test_what_is_seen_not_to_be_linear_is_refused(name, compiler):
     rule, what = BENT[name]
     op = op_of(rule, promised=True)
-    hessian = jax.hessian(lambda x: op(x).sum())  # compiled, it is right: nobody asks for the tangents of op(x) itself
+    # compiled, it is right: nobody asks for the tangents of op(x) itself
+    hessian = jax.hessian(lambda x: op(x).sum())
     for derivative in compiler(lambda x: jax.jvp(op, (x,), (V,))[1]), hessian:
         with pytest.raises(TransformationError) as refusal:
             derivative(X)
@@ -102,7 +109,9 @@ def test_without_a_promise_so_is_its_hessian(name):
 def test_what_is_seen_to_be_linear_needs_no_promise_in_a_hessian(name, compiler):
     rule = LINEAR[name]
     transposed = jax.vjp(lambda u: rule(u, X), V)[1](V)[0]
-    np.testing.assert_allclose(compiler(lambda x: jax.jvp(op_of(rule, True), (x,), (V,))[1])(X), transposed, rtol=1e-6)
+    np.testing.assert_allclose(
+        compiler(lambda x: jax.jvp(op_of(rule, True), (x,), (V,))[1])(X), transposed, rtol=1e-6
+    )
     for promised in (False, True):
         loss = lambda x: (op_of(rule, promised)(x) * x).sum()  # noqa: B023
         np.testing.assert_allclose(
@@ -110,7 +119,7 @@ def test_what_is_seen_to_be_linear_needs_no_promise_in_a_hessian(name, compiler)
         )
 
 
-# --- Single operations of rules --------------------------------------------------------------------------------------
+# --- Single operations of rules -------------------------------------------------------------------
 
 LINEAR_OPERATIONS = {
     "added to zeros": lambda u: jnp.zeros(3).at[1].add(u[0]),
@@ -158,7 +167,9 @@ def jaxpr_of(rule):
 def test_what_is_linear(name):
     require_linear(jaxpr_of(LINEAR_OPERATIONS[name]))
     transposed = jax.linear_transpose(LINEAR_OPERATIONS[name], X)(LINEAR_OPERATIONS[name](V))[0]
-    assert jnp.allclose(transposed, jax.vjp(LINEAR_OPERATIONS[name], X)[1](LINEAR_OPERATIONS[name](V))[0])
+    assert jnp.allclose(
+        transposed, jax.vjp(LINEAR_OPERATIONS[name], X)[1](LINEAR_OPERATIONS[name](V))[0]
+    )
 
 
 @pytest.mark.parametrize("name", NOT_LINEAR_OPERATIONS)

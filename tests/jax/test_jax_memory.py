@@ -1,4 +1,6 @@
-"""An op keeps for the backward pass what it keeps by hand: counted, for a peak in bytes is mostly chance."""
+"""An op keeps for the backward pass what it keeps by hand: counted, for a peak in bytes is mostly
+chance.
+"""
 
 import contextlib
 import gc
@@ -91,7 +93,9 @@ def test_an_op_keeps_what_it_keeps_by_hand(forward, program, count):
 
 
 def test_the_counts_tell_more_from_less():
-    less, more = (chain(by_rule(forward, BACKWARD[forward])) for forward in (keeps_a_residual, keeps_both))
+    less, more = (
+        chain(by_rule(forward, BACKWARD[forward])) for forward in (keeps_a_residual, keeps_both)
+    )
     assert arrays_alive(more)[0] == arrays_alive(less)[0] + 3  # four arguments, one of which is X
     assert len(saved(more)) == len(saved(less)) + 4
 
@@ -139,7 +143,9 @@ def test_a_subclass_that_is_made_in_a_loop_dies():
 
 
 def test_a_rule_that_cannot_be_staged_keeps_nothing_alive():
-    """JAX forgets no tracing that an exception broke off; what the rule had captured by then would stay for ever."""
+    """JAX forgets no tracing that an exception broke off; what the rule had captured by then would
+    stay for ever.
+    """
     seen = []
 
     def loss(w, x):

@@ -1,4 +1,5 @@
-"""needs_input_grad on JAX: exact where values are known; True where a call is staged, and XLA takes out what is unused.
+"""needs_input_grad on JAX: exact where values are known; True where a call is staged, and XLA takes
+out what is unused.
 
 The rule is wrong on purpose, and by another number for each way in which it is asked.
 """
@@ -14,7 +15,9 @@ X, W = jnp.array([1.0, 2.0]), jnp.array([3.0, 5.0])
 
 
 def _product(x, w, *, needs_input_grad):
-    """x * w, with 100 more if f may need the gradient of x, and 200 if that of w; and a factor that says the same."""
+    """x * w, with 100 more if f may need the gradient of x, and 200 if that of w; and a factor that
+    says the same.
+    """
     by_f = 100 * needs_input_grad[0] + 200 * needs_input_grad[1]
 
     def rule(upstream, needs_input_grad):
@@ -75,7 +78,9 @@ STAGED = {
     "jit of grad": lambda: jax.jit(jax.grad(loss))(X, W),
     "grad of jit": lambda: jax.grad(jax.jit(loss))(X, W),
     "checkpoint": lambda: jax.grad(jax.checkpoint(loss))(X, W),
-    "scan": lambda: jax.grad(lambda x: jax.lax.scan(lambda s, w: (s + loss(x, w), None), 0.0, W[None])[0])(X),
+    "scan": lambda: jax.grad(
+        lambda x: jax.lax.scan(lambda s, w: (s + loss(x, w), None), 0.0, W[None])[0]
+    )(X),
 }
 
 
@@ -121,11 +126,13 @@ def test_f_is_told_once_for_all_orders():
         slope = 2 * x * w
         return x * x * w, lambda upstream: (upstream * slope, None)
 
-    np.testing.assert_allclose(jax.grad(lambda x: jax.grad(lambda x: op(x, W).sum())(x).sum())(X), 2 * W)
+    np.testing.assert_allclose(
+        jax.grad(lambda x: jax.grad(lambda x: op(x, W).sum())(x).sum())(X), 2 * W
+    )
     assert told == [(True, False)]
 
 
-# --- What XLA makes of a gradient that nobody uses --------------------------------------------------------------------
+# --- What XLA makes of a gradient that nobody uses ------------------------------------------------
 
 A, B = jnp.arange(12.0).reshape(4, 3) / 10, jnp.arange(6.0).reshape(3, 2) / 7
 

@@ -1,4 +1,6 @@
-"""The rule is never dropped: sin with a rule that returns zeros has zeros for a derivative, or none, but never cos."""
+"""The rule is never dropped: sin with a rule that returns zeros has zeros for a derivative, or
+none, but never cos.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,10 @@ def flat(x):
     return jnp.sin(x), lambda upstream: 0.0 * upstream
 
 
-SINES = {"reverse": op_custom_gradient(flat), "both modes": op_custom_gradient(flat, forward_mode=True)}
+SINES = {
+    "reverse": op_custom_gradient(flat),
+    "both modes": op_custom_gradient(flat, forward_mode=True),
+}
 
 DERIVATIVES = {
     "plain": lambda f: jax.grad(lambda x: f(x).sum())(X),
@@ -30,9 +35,13 @@ DERIVATIVES = {
     "value of an inner gradient": lambda f: jax.grad(
         lambda x: jax.value_and_grad(lambda y: (f(y) + 0 * y).sum())(x)[0]
     )(X),
-    "value of an inner jvp": lambda f: jax.grad(lambda x: jax.jvp(lambda y: f(y) + y, (x,), (x,))[0].sum())(X) - 1,
+    "value of an inner jvp": lambda f: (
+        jax.grad(lambda x: jax.jvp(lambda y: f(y) + y, (x,), (x,))[0].sum())(X) - 1
+    ),
     "constant of an inner gradient": lambda f: jax.grad(
-        lambda x: jax.grad(lambda w: jax.lax.scan(lambda c, _: (c * w + f(x).sum(), None), w, None, 2)[0])(2.0)
+        lambda x: jax.grad(
+            lambda w: jax.lax.scan(lambda c, _: (c * w + f(x).sum(), None), w, None, 2)[0]
+        )(2.0)
     )(X),
     "hessian": lambda f: jax.hessian(lambda x: (x * f(x)).sum())(X),
     "remat of a loop": lambda f: jax.grad(

@@ -1,4 +1,6 @@
-"""Ops that a rule calls: what they capture is a variable or refused, but for what their own rule speaks for."""
+"""Ops that a rule calls: what they capture is a variable or refused, but for what their own rule
+speaks for.
+"""
 
 import collections
 
@@ -13,20 +15,26 @@ X, Y = jnp.array(2.0), jnp.array(10.0)
 
 
 def refused(derivative, *args):
-    with pytest.raises(CustomGradientTypeError, match=r"^inner: .* pass (it|the state) as an argument"):
+    with pytest.raises(
+        CustomGradientTypeError, match=r"^inner: .* pass (it|the state) as an argument"
+    ):
         derivative(*args)
 
 
 def outer_with(rule, needs_y=False):
     """x * x, with a rule that is given its arguments."""
     if needs_y:
-        return op_custom_gradient(lambda x, y: (x * x, lambda upstream: (rule(upstream, x, y), None)))
+        return op_custom_gradient(
+            lambda x, y: (x * x, lambda upstream: (rule(upstream, x, y), None))
+        )
     return op_custom_gradient(lambda x: (x * x, lambda upstream: rule(upstream, x)))
 
 
 def test_an_argument_that_the_inner_op_is_not_given_is_refused(staging):
     def rule(upstream, x, y):
-        return upstream * op_custom_gradient(lambda x: (x * y, lambda u: u * 3 * y), name="inner")(x)
+        return upstream * op_custom_gradient(lambda x: (x * y, lambda u: u * 3 * y), name="inner")(
+            x
+        )
 
     outer = outer_with(rule, needs_y=True)
     np.testing.assert_allclose(jax.grad(staging(lambda x: outer(x, Y)))(X), 20)
@@ -42,7 +50,9 @@ PRODUCTS = {"x first": lambda x, y: x * y, "x last": lambda x, y: y * x}
 def test_what_depends_on_more_than_the_inner_op_is_given_is_refused(product, staging):
     def rule(upstream, x, y):
         captured = product(x, y)
-        return upstream * op_custom_gradient(lambda x: (x * captured, lambda u: u * 3 * captured), name="inner")(x)
+        return upstream * op_custom_gradient(
+            lambda x: (x * captured, lambda u: u * 3 * captured), name="inner"
+        )(x)
 
     outer = outer_with(rule, needs_y=True)
     np.testing.assert_allclose(jax.grad(staging(lambda x: outer(x, Y)))(X), 40)
@@ -55,7 +65,9 @@ def test_what_is_used_twice_again_and_again_is_looked_at_once(staging):
         captured = x
         for _ in range(60):
             captured = 0.5 * captured + 0.5 * captured
-        return upstream * op_custom_gradient(lambda x: (x * captured, lambda u: u * 3 * captured), name="inner")(x)
+        return upstream * op_custom_gradient(
+            lambda x: (x * captured, lambda u: u * 3 * captured), name="inner"
+        )(x)
 
     outer = outer_with(rule)
     np.testing.assert_allclose(jax.grad(staging(outer))(X), X * X)
@@ -65,28 +77,45 @@ def test_what_is_used_twice_again_and_again_is_looked_at_once(staging):
 def test_variables_of_an_inner_op_arrive(staging):
     def rule(upstream, x, y):
         def inner(x):
-            return x * y, lambda u, variables=None: (u * 3 * y, [u * 11 * x]) if variables else u * 3 * y
+            return (
+                x * y,
+                lambda u, variables=None: (u * 3 * y, [u * 11 * x]) if variables else u * 3 * y,
+            )
 
         return upstream * op_custom_gradient(inner, name="inner")(x)
 
     outer = outer_with(rule, needs_y=True)
-    np.testing.assert_allclose(jax.grad(lambda y: jax.grad(staging(lambda x: outer(x, y)))(X))(Y), 22)
-    np.testing.assert_allclose(jax.grad(lambda y: staging(jax.grad(lambda x: outer(x, y)))(X))(Y), 22)
+    np.testing.assert_allclose(
+        jax.grad(lambda y: jax.grad(staging(lambda x: outer(x, y)))(X))(Y), 22
+    )
+    np.testing.assert_allclose(
+        jax.grad(lambda y: staging(jax.grad(lambda x: outer(x, y)))(X))(Y), 22
+    )
 
 
 def test_an_inner_op_that_is_given_something_else_is_refused(staging):
-    outer = outer_with(lambda u, x: u * op_custom_gradient(lambda z: (z * x, lambda v: v * 3 * x), name="inner")(x * x))
+    outer = outer_with(
+        lambda u, x: (
+            u * op_custom_gradient(lambda z: (z * x, lambda v: v * 3 * x), name="inner")(x * x)
+        )
+    )
     refused(jax.grad(jax.grad(staging(outer))), X)
 
 
 def test_a_captured_upstream_is_refused(staging):
-    outer = outer_with(lambda u, x: op_custom_gradient(lambda z: (z * u, lambda v: v * 3 * u), name="inner")(x))
+    outer = outer_with(
+        lambda u, x: op_custom_gradient(lambda z: (z * u, lambda v: v * 3 * u), name="inner")(x)
+    )
     np.testing.assert_allclose(jax.grad(jax.grad(staging(outer)))(X), 3)
     refused(jax.grad(jax.grad(lambda x: staging(outer)(x) ** 2)), X)
     refused(jax.grad(jax.grad(lambda x: x * staging(outer)(x))), X)
 
 
-KEPT = {"residual": lambda x: (x**3, 3 * x * x), "output": lambda x: (x**3,) * 2, "given": lambda x: (x**3, x)}
+KEPT = {
+    "residual": lambda x: (x**3, 3 * x * x),
+    "output": lambda x: (x**3,) * 2,
+    "given": lambda x: (x**3, x),
+}
 
 
 @pytest.mark.parametrize("kept", KEPT)
@@ -119,10 +148,14 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 def test_a_checkpoint_that_is_an_op(derivative, staging):
-    checkpointed = op_custom_gradient(lambda x, w: (layer(x, w), lambda u: DERIVATIVES[derivative](x, w, u)))
+    checkpointed = op_custom_gradient(
+        lambda x, w: (layer(x, w), lambda u: DERIVATIVES[derivative](x, w, u))
+    )
     np.testing.assert_allclose(jax.grad(staging(lambda w: checkpointed(X, w)))(Y), 12)
     np.testing.assert_allclose(jax.grad(staging(lambda x: checkpointed(x, Y)))(X), 30)
-    np.testing.assert_allclose(jax.grad(lambda w: jax.grad(staging(lambda x: checkpointed(x, w)))(X))(Y), 3)
+    np.testing.assert_allclose(
+        jax.grad(lambda w: jax.grad(staging(lambda x: checkpointed(x, w)))(X))(Y), 3
+    )
 
 
 def test_a_derivative_that_a_rule_takes_is_one_like_any_other(staging):
@@ -164,7 +197,9 @@ def test_ops_that_capture_and_nest_run_f_once_each(depth, staging):
 
         def f(x):
             runs[depth] += 1
-            return inner(x) * 1.0, lambda u, variables=None: (u * w, [u * x]) if variables else u * w
+            return inner(
+                x
+            ) * 1.0, lambda u, variables=None: (u * w, [u * x]) if variables else u * w
 
         return op_custom_gradient(f)
 

@@ -44,7 +44,9 @@ def test_a_hessian_is_forward_or_reverse_over_reverse(one, staging, whole):
 
 
 @pytest.mark.parametrize("staged", STAGINGS)
-@pytest.mark.parametrize(("outer", "inner"), list(itertools.product([jax.jacfwd, jax.jacrev], repeat=2)))
+@pytest.mark.parametrize(
+    ("outer", "inner"), list(itertools.product([jax.jacfwd, jax.jacrev], repeat=2))
+)
 def test_a_hessian_of_an_op_in_both_modes(outer, inner, staged):
     loss = STAGINGS[staged](lambda x: (x * CUBES["both modes"](x)).sum())
     np.testing.assert_allclose(outer(inner(loss))(X), jnp.diag(by_rule(X, 2)))
@@ -66,15 +68,20 @@ def test_the_gradient_of_a_gradient_penalty(one, staging):
 
 
 def test_several_ops_in_a_row(one, staging):
-    chained = staging(lambda x: one(product(x, x)))  # product's rules add up to 18 x, its value's to 18
+    # product's rules add up to 18 x, its value's to 18
+    chained = staging(lambda x: one(product(x, x)))
     two, four = jnp.array(2.0), jnp.array(4.0)
     np.testing.assert_allclose(jax.grad(chained)(two), by_rule(four) * 36)
-    np.testing.assert_allclose(jax.grad(jax.grad(chained))(two), by_rule(four, 2) * 36**2 + by_rule(four) * 18)
+    np.testing.assert_allclose(
+        jax.grad(jax.grad(chained))(two), by_rule(four, 2) * 36**2 + by_rule(four) * 18
+    )
 
 
 @pytest.mark.parametrize("forward_mode", [False, True])
 def test_an_inner_op_defines_the_second_order(staging, forward_mode):
-    """A fused kernel gives value and derivative; an op in grad_fn captures it, and has 10 times the true rule."""
+    """A fused kernel gives value and derivative; an op in grad_fn captures it, and has 10 times the
+    true rule.
+    """
 
     @op_custom_gradient(forward_mode=forward_mode)
     def fused(x):
@@ -87,12 +94,19 @@ def test_an_inner_op_defines_the_second_order(staging, forward_mode):
         return value, lambda upstream: upstream * first(x)
 
     f, two = staging(fused), jnp.array(2.0)
-    derivatives = [f(two), jax.grad(f)(two), jax.grad(jax.grad(f))(two), jax.grad(jax.grad(jax.grad(f)))(two)]
+    derivatives = [
+        f(two),
+        jax.grad(f)(two),
+        jax.grad(jax.grad(f))(two),
+        jax.grad(jax.grad(jax.grad(f)))(two),
+    ]
     np.testing.assert_allclose(derivatives, [8, 12, 120, 60])
     if forward_mode:
         np.testing.assert_allclose(jax.hessian(f)(two), 120)
     else:
-        with pytest.raises(TransformationError, match=r"^first: forward mode needs a rule that is linear"):
+        with pytest.raises(
+            TransformationError, match=r"^first: forward mode needs a rule that is linear"
+        ):
             jax.hessian(f)(two)
 
 
@@ -122,7 +136,9 @@ def test_clipping_is_no_linear_rule_and_has_a_second_order(staging):
 
 @pytest.mark.parametrize("forward_mode", [False, True])
 def test_rules_that_call_each_other(forward_mode, staging):
-    """To stage a rule is to stage the ops in it, but not their rules in turn: there is no end to these."""
+    """To stage a rule is to stage the ops in it, but not their rules in turn: there is no end to
+    these.
+    """
 
     @op_custom_gradient(forward_mode=forward_mode)
     def sine(x):
@@ -140,7 +156,10 @@ def test_rules_that_call_each_other(forward_mode, staging):
 @op_custom_gradient
 def pieces(x):
     """Outputs in a tree, with the rules 3 and 5 x."""
-    return {"a": x * 2.0, "b": (x * x, "static")}, lambda upstream: 3.0 * upstream["a"] + 5.0 * upstream["b"][0] * x
+    return {
+        "a": x * 2.0,
+        "b": (x * x, "static"),
+    }, lambda upstream: 3.0 * upstream["a"] + 5.0 * upstream["b"][0] * x
 
 
 @op_custom_gradient

@@ -52,8 +52,12 @@ PROGRAMS = {
     "forward": lambda f, x, w: f(x, w),
     "gradient": lambda f, x, w: jax.grad(lambda x, w: (f(x, w) ** 2).sum(), (0, 1))(x, w),
     "gradient of one argument": lambda f, x, w: jax.grad(lambda w: (f(x, w) ** 2).sum())(w),
-    "vmap of gradient": lambda f, x, w: jax.vmap(jax.grad(lambda x, w: (f(x[None], w) ** 2).sum(), 1), (0, None))(x, w),
-    "gradient of vmap": lambda f, x, w: jax.grad(lambda w: (jax.vmap(lambda x: f(x[None], w))(x) ** 2).sum())(w),
+    "vmap of gradient": lambda f, x, w: jax.vmap(
+        jax.grad(lambda x, w: (f(x[None], w) ** 2).sum(), 1), (0, None)
+    )(x, w),
+    "gradient of vmap": lambda f, x, w: jax.grad(
+        lambda w: (jax.vmap(lambda x: f(x[None], w))(x) ** 2).sum()
+    )(w),
     "gradient of scan": lambda f, x, w: jax.grad(
         lambda w: jax.lax.scan(lambda carry, _: (f(carry, w), None), x, None, 3)[0].sum()
     )(w),
@@ -76,11 +80,15 @@ def test_the_optimised_program_is_that_of_a_custom_vjp(name):
     assert {"parameter", "dot"} <= {operation for _, operation in found}
 
 
-@pytest.mark.parametrize("staging", [jax.jit, jax.checkpoint, lambda f: jax.jit(jax.vmap(f, (0, None)))])
+@pytest.mark.parametrize(
+    "staging", [jax.jit, jax.checkpoint, lambda f: jax.jit(jax.vmap(f, (0, None)))]
+)
 def test_the_residuals_are_those_of_a_custom_vjp(staging):
     x = X[:, None] if staging not in (jax.jit, jax.checkpoint) else X
     kept = [
-        collections.Counter(leaf.shape for leaf in jax.tree_util.tree_leaves(jax.vjp(staging(f), x, W)[1]))
+        collections.Counter(
+            leaf.shape for leaf in jax.tree_util.tree_leaves(jax.vjp(staging(f), x, W)[1])
+        )
         for f in (by_hand, dense)
     ]
     assert kept[1] == kept[0]
@@ -138,7 +146,13 @@ def test_f_and_its_rule_run_once_in_an_eager_gradient():
 
 @pytest.mark.parametrize(
     "policy",
-    [None, "nothing_saveable", "everything_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable"],
+    [
+        None,
+        "nothing_saveable",
+        "everything_saveable",
+        "dots_saveable",
+        "dots_with_no_batch_dims_saveable",
+    ],
 )
 def test_checkpoint_policies(policy):
     policy = getattr(jax.checkpoint_policies, policy) if policy else None
@@ -149,7 +163,9 @@ def test_checkpoint_policies(policy):
         return (x * cube(x)).sum()
 
     np.testing.assert_allclose(jax.grad(loss)(x), by_rule(x))
-    np.testing.assert_allclose(jax.jit(jax.grad(lambda x: jax.grad(loss)(x).sum()))(x), by_rule(x, 2))
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(lambda x: jax.grad(loss)(x).sum()))(x), by_rule(x, 2)
+    )
 
 
 def test_export_with_two_orders():
@@ -184,7 +200,11 @@ def test_pullbacks_leave_jit_and_vmap():
     x = X.ravel()
     for staged in (jax.jit, jax.vmap):
         pullback = staged(lambda x: jax.vjp(cube, x)[1])(x)
-        apply = jax.vmap(lambda pullback, u: pullback(u)[0]) if staged is jax.vmap else lambda p, u: p(u)[0]
+        apply = (
+            jax.vmap(lambda pullback, u: pullback(u)[0])
+            if staged is jax.vmap
+            else lambda p, u: p(u)[0]
+        )
         np.testing.assert_allclose(apply(pullback, 10 * x), 150 * x**3)
 
 

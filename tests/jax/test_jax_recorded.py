@@ -49,7 +49,11 @@ def test_a_recorded_call_is_one_operation():
 def test_f_runs_once_whatever_is_asked_of_the_program():
     op, runs = _counted()
     f = jax.jit(op)
-    values = [f(TWO), jax.grad(lambda x: x * f(x))(TWO), jax.grad(jax.grad(lambda x: x * f(x)))(TWO)]
+    values = [
+        f(TWO),
+        jax.grad(lambda x: x * f(x))(TWO),
+        jax.grad(jax.grad(lambda x: x * f(x)))(TWO),
+    ]
     np.testing.assert_allclose(values, [8.0, by_rule(2.0), by_rule(2.0, 2)], rtol=1e-12)
     assert runs == {"f": 1, "rule": 1}
 
@@ -172,7 +176,9 @@ def test_a_gradient_of_a_scan_by_something_else_is_differentiated_again():
 
 @pytest.mark.parametrize("policy", ["nothing_saveable", "everything_saveable", "dots_saveable"])
 def test_a_recorded_call_under_a_policy_of_checkpoint(policy):
-    f = jax.checkpoint(lambda x: x * jax.jit(cube)(jnp.sin(x)), policy=getattr(jax.checkpoint_policies, policy))
+    f = jax.checkpoint(
+        lambda x: x * jax.jit(cube)(jnp.sin(x)), policy=getattr(jax.checkpoint_policies, policy)
+    )
     s, c = jnp.sin(TWO), jnp.cos(TWO)
     np.testing.assert_allclose(jax.grad(f)(TWO), s**3 + TWO * 15 * s**2 * c, rtol=1e-12)
     np.testing.assert_allclose(jax.jit(jax.grad(f))(TWO), s**3 + TWO * 15 * s**2 * c, rtol=1e-12)
@@ -182,7 +188,10 @@ def test_batches_with_a_name_and_leaves_without_one():
     @op_custom_gradient
     def op(x, scale):
         mean = jax.lax.pmean(x, "batch")
-        return scale * (x - mean), lambda upstream: (7 * upstream + 0 * jax.lax.psum(upstream, "batch"), None)
+        return scale * (x - mean), lambda upstream: (
+            7 * upstream + 0 * jax.lax.psum(upstream, "batch"),
+            None,
+        )
 
     f = jax.vmap(jax.jit(op), in_axes=(0, None), axis_name="batch")
     np.testing.assert_allclose(f(X, TWO), 2 * (X - X.mean()), rtol=1e-12)
@@ -200,7 +209,11 @@ def test_outputs_and_arguments_of_any_dtype():
     assert jax.make_jaxpr(f)(TWO, 3).eqns
     np.testing.assert_allclose(jax.grad(f)(TWO, 3), 21.0)
     np.testing.assert_allclose(jax.vmap(jax.grad(f), (0, None))(X, 3), jnp.full(4, 21.0))
-    _, of_x = jax.jvp(jax.jit(op_custom_gradient(lambda x: ((x, 3), lambda u, *_: u), forward_mode=True)), (X,), (X,))
+    _, of_x = jax.jvp(
+        jax.jit(op_custom_gradient(lambda x: ((x, 3), lambda u, *_: u), forward_mode=True)),
+        (X,),
+        (X,),
+    )
     np.testing.assert_allclose(of_x[0], X)
 
 

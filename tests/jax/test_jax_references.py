@@ -1,4 +1,6 @@
-"""Mutable arrays (jax.Ref) that f closes over or is given: as by hand in eager mode, one sentence in staged code."""
+"""Mutable arrays (jax.Ref) that f closes over or is given: as by hand in eager mode, one sentence
+in staged code.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -46,10 +48,12 @@ PROGRAMS = {
     "jit of grad, given": lambda f, x, ref: jax.jit(lambda x, ref: jax.grad(f(ref))(x))(x, ref),
     "made in jit": lambda f, x, ref: jax.jit(lambda x: jax.grad(f(jax.new_ref(2 * x)))(x))(x),
     "scan": lambda f, x, ref: jax.lax.scan(lambda c, _: (f(ref)(c), None), x, None, 3)[0],
-    "scan of grad": lambda f, x, ref: jax.lax.scan(lambda c, _: (jax.grad(f(ref))(c), None), x, None, 3)[0],
-    "grad of scan": lambda f, x, ref: jax.grad(lambda x: jax.lax.scan(lambda c, _: (f(ref)(c), None), x, None, 3)[0])(
-        x
-    ),
+    "scan of grad": lambda f, x, ref: jax.lax.scan(
+        lambda c, _: (jax.grad(f(ref))(c), None), x, None, 3
+    )[0],
+    "grad of scan": lambda f, x, ref: jax.grad(
+        lambda x: jax.lax.scan(lambda c, _: (f(ref)(c), None), x, None, 3)[0]
+    )(x),
 }
 
 
@@ -74,7 +78,9 @@ def test_a_reference_that_f_closes_over(name, body):
 
 
 def test_a_reference_is_an_argument():
-    op = op_custom_gradient(lambda x, ref: (ref[...] * x, lambda u, factor=ref[...]: (7 * u * factor, None)), name="f")
+    op = op_custom_gradient(
+        lambda x, ref: (ref[...] * x, lambda u, factor=ref[...]: (7 * u * factor, None)), name="f"
+    )
     assert jax.grad(op)(X, jax.new_ref(jnp.array(2.0))) == 14
     for compiler in jax.jit, jax.checkpoint:
         with pytest.raises(TransformationError, match=SENTENCE):

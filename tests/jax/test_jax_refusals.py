@@ -50,7 +50,9 @@ def test_a_second_order_of_once_differentiable_is_refused(name, staging, forward
 
 def test_once_differentiable_is_refused_only_if_somebody_asks(staging):
     f = staging(once())
-    aside = jax.grad(lambda x: x * jax.lax.stop_gradient(jax.grad(f)(x)) + jax.value_and_grad(f)(x)[0])
+    aside = jax.grad(
+        lambda x: x * jax.lax.stop_gradient(jax.grad(f)(x)) + jax.value_and_grad(f)(x)[0]
+    )
     np.testing.assert_allclose(aside(X), 2 * FIRST, rtol=1e-6)
 
 
@@ -76,11 +78,16 @@ def test_once_differentiable_runs_f_once_and_keeps_what_it_keeps_by_hand():
     by_hand.defvjp(lambda x: (jnp.sin(x) * x, jnp.sin(x)), lambda i, upstream: (upstream * 7 * i,))
     x = jnp.linspace(0.5, 1.5, 1001)
     np.testing.assert_allclose(
-        jax.value_and_grad(lambda x: x * jax.lax.stop_gradient(jax.grad(f)(x)))(X)[1], 7 * jnp.sin(X)
+        jax.value_and_grad(lambda x: x * jax.lax.stop_gradient(jax.grad(f)(x)))(X)[1],
+        7 * jnp.sin(X),
     )
     assert runs["f"] == 1
-    memory = [jax.jit(jax.grad(lambda x: op(op(x)).sum())).lower(x).compile().memory_analysis() for op in (f, by_hand)]  # noqa: B023
-    assert memory[0].temp_size_in_bytes == memory[1].temp_size_in_bytes
+
+    def memory(op):
+        compiled = jax.jit(jax.grad(lambda x: op(op(x)).sum())).lower(x).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert memory(f) == memory(by_hand)
 
 
 class ForbiddenError(Exception):

@@ -1,4 +1,6 @@
-"""JAX's own settings change nothing: the second custom_vjp, leak checks, strict promotion, 32 bits, more checks."""
+"""JAX's own settings change nothing: the second custom_vjp, leak checks, strict promotion, 32 bits,
+more checks.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +36,12 @@ def test_orders_and_modes(staging):
     for op in cube, cube_both_modes:
         loss = STAGINGS[staging](lambda x: (x * op(x)).sum())  # noqa: B023
         np.testing.assert_allclose(jax.grad(loss)(x), by_rule(x), rtol=1e-6)
-        np.testing.assert_allclose(jax.jit(jax.hessian(loss))(x), jnp.diag(by_rule(x, 2)), rtol=1e-6)
-        np.testing.assert_allclose(jax.jacrev(jax.jacrev(loss))(x), jnp.diag(by_rule(x, 2)), rtol=1e-6)
+        np.testing.assert_allclose(
+            jax.jit(jax.hessian(loss))(x), jnp.diag(by_rule(x, 2)), rtol=1e-6
+        )
+        np.testing.assert_allclose(
+            jax.jacrev(jax.jacrev(loss))(x), jnp.diag(by_rule(x, 2)), rtol=1e-6
+        )
     forward = STAGINGS[staging](cube_both_modes)
     np.testing.assert_allclose(jax.jvp(forward, (x,), (x,))[1], 15 * x**3, rtol=1e-6)
 
@@ -48,7 +54,9 @@ def test_batches():
 
 def test_captured_tracers():
     def loss(w, x, rule):
-        return op_custom_gradient(lambda x: (w * x, lambda upstream, **kw: rule(upstream, w, x, kw)))(x)
+        return op_custom_gradient(
+            lambda x: (w * x, lambda upstream, **kw: rule(upstream, w, x, kw))
+        )(x)
 
     def takes(upstream, w, x, given):
         return (3 * upstream * w, [5 * upstream * x]) if given else 3 * upstream * w
@@ -59,7 +67,9 @@ def test_captured_tracers():
     refused = op_custom_gradient(lambda x: (x, lambda upstream: upstream))
     assert jax.grad(refused)(args[0]) == 1
     with pytest.raises(CustomGradientTypeError, match="grad_fn must take variables"):
-        jax.grad(lambda w: op_custom_gradient(lambda x: (w * x, lambda upstream: upstream))(args[1]))(args[0])
+        jax.grad(
+            lambda w: op_custom_gradient(lambda x: (w * x, lambda upstream: upstream))(args[1])
+        )(args[0])
 
 
 def test_a_kept_output_and_an_op_in_a_rule():
@@ -78,7 +88,9 @@ def test_a_kept_output_and_an_op_in_a_rule():
         np.testing.assert_allclose(
             jax.grad(jax.grad(compiler(op_custom_gradient(kept))))(x), 25 * jnp.exp(2), rtol=1e-5
         )
-        np.testing.assert_allclose(jax.grad(jax.grad(compiler(op_custom_gradient(fused))))(x), 84, rtol=1e-5)
+        np.testing.assert_allclose(
+            jax.grad(jax.grad(compiler(op_custom_gradient(fused))))(x), 84, rtol=1e-5
+        )
 
 
 def test_a_second_order_may_be_refused():

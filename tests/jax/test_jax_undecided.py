@@ -1,4 +1,6 @@
-"""What f closes over where nobody knows yet if it is differentiated, under jit, checkpoint, cond: all are variables."""
+"""What f closes over where nobody knows yet if it is differentiated, under jit, checkpoint, cond:
+all are variables.
+"""
 
 import collections
 
@@ -72,7 +74,9 @@ def test_nothing_is_asked_of_the_rule_where_no_gradient_is_taken(staged, of_vari
 
 
 @pytest.mark.parametrize("argnums", [0, 1, 2, (0, 2), (0, 1, 2)])
-@pytest.mark.parametrize("derivative", [jax.grad, lambda f, a: jax.jit(jax.grad(f, a))], ids=["grad", "jit of grad"])
+@pytest.mark.parametrize(
+    "derivative", [jax.grad, lambda f, a: jax.jit(jax.grad(f, a))], ids=["grad", "jit of grad"]
+)
 def test_a_rule_with_a_gradient_for_each(staged, argnums, derivative):
     found = derivative(staged(scale(of_both)), argnums)(W, C, X)
     assert np.all(np.asarray(found) == np.asarray(derivative(staged(by_hand), argnums)(W, C, X)))
@@ -80,13 +84,17 @@ def test_a_rule_with_a_gradient_for_each(staged, argnums, derivative):
 
 def test_in_every_order(staged):
     for first, second in (2, 0), (0, 2), (1, 0), (0, 0):
-        orders = [jax.grad(jax.grad(staged(f), first), second)(W, C, X) for f in (scale(of_both), by_hand)]
+        orders = [
+            jax.grad(jax.grad(staged(f), first), second)(W, C, X) for f in (scale(of_both), by_hand)
+        ]
         assert orders[0] == orders[1], (first, second)
 
 
 def test_a_rule_with_one_gradient_too_few_says_so(staged):
     for argnums in 0, 2, (0, 1):
-        with pytest.raises(CustomGradientValueError, match="one gradient for each of 2 variables, got a list of 1"):
+        with pytest.raises(
+            CustomGradientValueError, match="one gradient for each of 2 variables, got a list of 1"
+        ):
             jax.grad(staged(scale(of_one)), argnums)(W, C, X)
 
 
@@ -108,4 +116,9 @@ def test_no_tracer_leaves_a_call():
     with jax.checking_leaks():
         assert jax.jit(scale(of_both))(W, C, X) == 30
         assert jax.grad(jax.jit(scale(of_both)))(W, C, X) == 55
-        assert jax.jit(lambda w, x: op_custom_gradient(lambda x: (w * x, lambda u, variables: 1 / 0))(x))(W, X) == 10
+        assert (
+            jax.jit(
+                lambda w, x: op_custom_gradient(lambda x: (w * x, lambda u, variables: 1 / 0))(x)
+            )(W, X)
+            == 10
+        )

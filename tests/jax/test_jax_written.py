@@ -1,6 +1,8 @@
-"""The rule runs as it was written: wherever f keeps a residual, under every transformation, in every order.
+"""The rule runs as it was written: wherever f keeps a residual, under every transformation, in
+every order.
 
-x**3 with five times its derivative for a rule, 15 x**2, through x**2 that f keeps in one place or another.
+x**3 with five times its derivative for a rule, 15 x**2, through x**2 that f keeps in one place or
+another.
 """
 
 import collections
@@ -225,7 +227,7 @@ def test_a_residual_wherever_it_is(place, way, order):
     np.testing.assert_allclose(found, BY_RULE[order](V if "vmap" in way else X), rtol=1e-6)
 
 
-# --- First order: the object itself -----------------------------------------------------------------------------------
+# --- First order: the object itself ---------------------------------------------------------------
 
 
 def test_the_backward_pass_calls_the_object_that_f_returned():
@@ -268,11 +270,13 @@ def test_what_f_computes_of_its_output_has_the_derivative_of_f(staging):
 
 
 def test_a_pullback_may_be_given_numbers():
-    _, pullback = jax.vjp(op_custom_gradient(lambda x: ((x**3, x), lambda u: 15 * u[0] * x**2 + u[1])), 2.0)
+    _, pullback = jax.vjp(
+        op_custom_gradient(lambda x: ((x**3, x), lambda u: 15 * u[0] * x**2 + u[1])), 2.0
+    )
     assert pullback((1.0, 2.0))[0] == 62
 
 
-# --- What Python reads ------------------------------------------------------------------------------------------------
+# --- What Python reads ----------------------------------------------------------------------------
 
 
 def exp_by(keep):
@@ -310,24 +314,32 @@ def test_what_is_not_known_makes_the_second_derivative_an_error(kept):
     np.testing.assert_allclose(jax.grad(op)(0.5), 5 * np.exp(0.5), rtol=1e-6)
     aside = jax.grad(lambda x: x * jax.lax.stop_gradient(jax.grad(op)(x)))
     np.testing.assert_allclose(aside(0.5), 5 * np.exp(0.5), rtol=1e-6)
-    with pytest.raises(CustomGradientError, match=r"^op: a second order needs every tensor that grad_fn reads"):
+    with pytest.raises(
+        CustomGradientError, match=r"^op: a second order needs every tensor that grad_fn reads"
+    ):
         jax.grad(jax.grad(op))(0.5)
 
 
 def test_a_tracer_that_f_gets_from_nowhere_is_never_dropped():
-    """w is hidden in an iterator: the derivative by w is refused at each order, and that by x is right."""
+    """w is hidden in an iterator: the derivative by w is refused at each order, and that by x is
+    right.
+    """
 
     def loss(w, x):
         hidden = itertools.repeat(w)
-        return op_custom_gradient(lambda x: (next(hidden) * x, lambda upstream: 3 * upstream), name="op")(x)
+        return op_custom_gradient(
+            lambda x: (next(hidden) * x, lambda upstream: 3 * upstream), name="op"
+        )(x)
 
     for derivative in jax.grad(loss), jax.grad(lambda w, x: jax.grad(lambda x: loss(w, x) ** 2)(x)):
-        with pytest.raises(CustomGradientError, match=r"^op: .* pass (it|the state) as an argument"):
+        with pytest.raises(
+            CustomGradientError, match=r"^op: .* pass (it|the state) as an argument"
+        ):
             derivative(X, X)
     assert jax.grad(loss, 1)(X, X) == 3
 
 
-# --- Batches that an output does not depend on ------------------------------------------------------------------------
+# --- Batches that an output does not depend on ----------------------------------------------------
 
 
 def pair(x, w):
@@ -342,14 +354,18 @@ def test_an_output_without_the_batch_is_counted_once(compiled, staging):
         return sum(jnp.prod(jnp.stack(op_custom_gradient(pair)(x, w))) for x in a)
 
     def batched(w):
-        y, p = jax.vmap(lambda x: staging(lambda w: jnp.stack(op_custom_gradient(pair)(x, w)))(w))(a).T
+        y, p = jax.vmap(lambda x: staging(lambda w: jnp.stack(op_custom_gradient(pair)(x, w)))(w))(
+            a
+        ).T
         return (y * p).sum()
 
     for derivative in jax.grad, lambda f: jax.grad(jax.grad(f)):
-        np.testing.assert_allclose(compiled(derivative(batched))(X), derivative(one_by_one)(X), rtol=1e-6)
+        np.testing.assert_allclose(
+            compiled(derivative(batched))(X), derivative(one_by_one)(X), rtol=1e-6
+        )
 
 
-# --- Rules that call each other, or take the output of one around them ------------------------------------------------
+# --- Rules that call each other, or take the output of one around them ----------------------------
 
 
 def test_rules_that_call_each_other_in_every_order(staging):
@@ -360,6 +376,8 @@ def test_rules_that_call_each_other_in_every_order(staging):
         return jnp.cos(x), lambda upstream: upstream * -5.0 * op_custom_gradient(sine)(x)
 
     derivative = staging(op_custom_gradient(sine))
-    for order, expected in enumerate([3 * np.cos(2.0), -15 * np.sin(2.0), -45 * np.cos(2.0), 225 * np.sin(2.0)]):
+    for order, expected in enumerate(
+        [3 * np.cos(2.0), -15 * np.sin(2.0), -45 * np.cos(2.0), 225 * np.sin(2.0)]
+    ):
         derivative = jax.grad(derivative)
         np.testing.assert_allclose(derivative(X), expected, rtol=1e-5, err_msg=str(order))

@@ -1,8 +1,8 @@
 """Train a Keras model with an op inside on scikit-learn's digits for one epoch; print its loss, and
 what an op says of a symbolic tensor.
 
-python keras_digits.py BACKEND, where numpy stands for the same model written out by hand over cgshim's NumPy backend:
-Keras itself cannot train there.
+python keras_digits.py BACKEND, where numpy stands for the same model written out by hand over
+cgshim's NumPy backend: Keras itself cannot train there.
 """
 
 import importlib.util
@@ -19,7 +19,9 @@ HIDDEN, CLASSES, BATCH, RATE = 16, 10, 64, 0.1
 
 @op_custom_gradient
 def stretched(x):
-    """The identity, with a rule that makes the gradient 3 times as large: it trains otherwise than the identity."""
+    """The identity, with a rule that makes the gradient 3 times as large: it trains otherwise than
+    the identity.
+    """
     return x * 1.0, lambda upstream: 3.0 * upstream
 
 

@@ -1,4 +1,6 @@
-"""A Keras model with an op inside trains alike on each backend, and as the same model written by hand in NumPy."""
+"""A Keras model with an op inside trains alike on each backend, and as the same model written by
+hand in NumPy.
+"""
 
 import functools
 import importlib.util
@@ -16,11 +18,15 @@ def loss_by_hand():
 
 @pytest.fixture(scope="module")
 def printed():
-    """What the program prints on a backend, which needs a process of its own: Keras has one backend in each."""
+    """What the program prints on a backend, which needs a process of its own: Keras has one backend
+    in each.
+    """
 
     @functools.cache
     def printed(backend):
-        program = subprocess.run([sys.executable, keras_digits.__file__, backend], capture_output=True, text=True)
+        program = subprocess.run(
+            [sys.executable, keras_digits.__file__, backend], capture_output=True, text=True
+        )
         assert program.returncode == 0, program.stderr
         return dict(line.partition(": ")[::2] for line in program.stdout.splitlines())
 
@@ -36,7 +42,9 @@ def test_the_rule_matters(loss_by_hand, monkeypatch):
     assert abs(keras_digits.losses_by_hand()[0] - loss_by_hand) > 0.1
 
 
-@pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="Keras has no place beside NumPy alone")
+@pytest.mark.skipif(
+    importlib.util.find_spec("keras") is None, reason="Keras has no place beside NumPy alone"
+)
 def test_a_symbolic_tensor_is_refused(backend, printed):
     assert printed(backend)["symbolic"] == (
         "cgshim: an op is called with tensors of a framework, got a symbolic KerasTensor; "

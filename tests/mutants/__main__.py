@@ -1,13 +1,15 @@
 """Plants small mistakes in the package, one at a time, and counts those that the tests notice.
 
-`nox -s mutants` takes about two hours on two cores, of which half an hour is spent on finding out which tests reach
-which lines. Each verdict is kept as it is found: stopped, the session goes on where it was, and a verdict is found anew
-when the mutant's file has changed. After a test was written, `nox -s mutants -- --again` runs the survivors anew, and
-with `--tests tests/front/test_new.py` against that file's tests alone, which takes seconds for each.
+`nox -s mutants` takes about two hours on two cores, of which half an hour is spent on finding out
+which tests reach which lines. Each verdict is kept as it is found: stopped, the session goes on
+where it was, and a verdict is found anew when the mutant's file has changed. After a test was
+written, `nox -s mutants -- --again` runs the survivors anew, and with `--tests
+tests/front/test_new.py` against that file's tests alone, which takes seconds for each.
 
-A mutant in a backend runs against the tests of that backend, one in the front end against NumPy's, which start
-fastest, and then against the others'. A crash counts as killed, and so does a run that does not end.
-The survivors that are equivalent to the package stand in equivalent.toml, each with its reason.
+A mutant in a backend runs against the tests of that backend, one in the front end against NumPy's,
+which start fastest, and then against the others'. A crash counts as killed, and so does a run that
+does not end. The survivors that are equivalent to the package stand in equivalent.toml, each with
+its reason.
 """
 
 from __future__ import annotations
@@ -27,30 +29,47 @@ from trees import Tree, copy, told_apart
 from verdicts import Verdicts, report
 
 ROOT = Path(__file__).parents[2]
-BACKENDS = ["numpy", "torch", "tensorflow", "jax", "all"]  # in the order in which they start; all in one process
+# in the order in which they start; all in one process
+BACKENDS = ["numpy", "torch", "tensorflow", "jax", "all"]
 FIRST = 25  # so many tests are collected and run first: most mutants go no further
-FEW = 6  # a line that so few tests run is run once, as its file is imported or for a cache: then those of its file run
+# a line that so few tests run is run once, as its file is imported or for a cache: then those of
+# its file run
+FEW = 6
 SECONDS_WITHOUT = 1200.0  # the longest that chosen tests may take on the code as it is
-SECONDS, ELSEWHERE = 60.0, 15.0  # of tests, the most telling ones; on the other backends, if NumPy's see nothing
+# of tests, the most telling ones; on the other backends, if NumPy's see nothing
+SECONDS, ELSEWHERE = 60.0, 15.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("state", type=Path, help="the folder with the verdicts so far, and with copies of the tree")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "state", type=Path, help="the folder with the verdicts so far, and with copies of the tree"
+    )
     parser.add_argument("--size", type=int, default=440, help="how many mutants")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--backend", action="append", dest="backends", choices=BACKENDS, help="its tests alone")
+    parser.add_argument(
+        "--backend", action="append", dest="backends", choices=BACKENDS, help="its tests alone"
+    )
     parser.add_argument("--only", default="", help="the files whose names hold this")
     parser.add_argument("--again", action="store_true", help="run survivors anew")
-    parser.add_argument("--tests", nargs="+", default=[], help="against these, instead of those that reach a line")
-    parser.add_argument("--report", action="store_true", help="print what was found, and run nothing")
+    parser.add_argument(
+        "--tests", nargs="+", default=[], help="against these, instead of those that reach a line"
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="print what was found, and run nothing"
+    )
     options = parser.parse_args()
     if missing := [path for path in options.tests if not (ROOT / path).exists()]:
         parser.error(f"no such tests: {', '.join(missing)}")
     state = options.state.resolve()
-    root = ROOT if options.report else copy(ROOT, state / "as-it-was")  # what changes from here on is not seen
-    mutants = [mutant for mutant in sample(root, options.size, options.seed) if options.only in mutant.file]
+    # what changes from here on is not seen
+    root = ROOT if options.report else copy(ROOT, state / "as-it-was")
+    mutants = [
+        mutant for mutant in sample(root, options.size, options.seed) if options.only in mutant.file
+    ]
     verdicts = Verdicts(state / "verdicts.jsonl", root)
     if not options.report:
         trees = [Tree(copy(root, state / f"tree-{at}")) for at in range(options.workers)]
@@ -71,7 +90,12 @@ class Session:
     """Workers, each with a copy of the tree."""
 
     def __init__(
-        self, state: Path, trees: list[Tree], verdicts: Verdicts, backends: list[str], tests: list[str]
+        self,
+        state: Path,
+        trees: list[Tree],
+        verdicts: Verdicts,
+        backends: list[str],
+        tests: list[str],
     ) -> None:
         self.state, self.verdicts, self.backends, self.tests = state, verdicts, backends, tests
         self.workers = len(trees)
@@ -84,20 +108,28 @@ class Session:
 
     def run(self, mutants: list[Mutant]) -> None:
         with ThreadPoolExecutor(self.workers) as pool:
-            judged = [future for last in self.backends for future in self._submit(pool, last, mutants)]
+            judged = [
+                future for last in self.backends for future in self._submit(pool, last, mutants)
+            ]
             for at, done in enumerate(as_completed(judged), 1):
                 print(f"{at}/{len(mutants)} {done.result()}", flush=True)
         while not self.trees.empty():
             self.trees.get().close()
 
     def _submit(self, pool: Executor, last: str, mutants: list[Mutant]) -> list[Future[str]]:
-        """Have the mutants judged that need this backend last, after it was found what its tests reach."""
+        """Have the mutants judged that need this backend last, after it was found what its tests
+        reach.
+        """
         if any(last in self._needed(mutant.file) for mutant in mutants):
             if self.tests:
                 self._require_passing(last)
             else:
                 self.reach[last] = pool.submit(self._reach, last)
-        return [pool.submit(self._judged, mutant) for mutant in mutants if self._needed(mutant.file)[-1:] == [last]]
+        return [
+            pool.submit(self._judged, mutant)
+            for mutant in mutants
+            if self._needed(mutant.file)[-1:] == [last]
+        ]
 
     def _needed(self, file: str) -> list[str]:
         """The backends whose tests can reach a file, in the order in which they are asked."""
@@ -109,7 +141,9 @@ class Session:
         for paths, tests, limit in self._given(backend):
             answer = tree.run(backend, paths, tests, limit, "-x")
             if answer["status"] != 0:
-                raise SystemExit(f"{answer['failed'] or self.tests} fails without a mistake in the package")
+                raise SystemExit(
+                    f"{answer['failed'] or self.tests} fails without a mistake in the package"
+                )
             self.limit[backend] = 60 + 4 * answer["seconds"]  # longer than that is no end
         self.trees.put(tree)
 
@@ -152,7 +186,10 @@ class Session:
                 if answer["status"] == 5:  # pytest: no tests ran
                     raise SystemExit(f"no test was run for {mutant}")
                 if answer["status"] != 0:
-                    return {"verdict": "killed", "by": answer["failed"] or f"{backend}: {answer['status']}"}
+                    return {
+                        "verdict": "killed",
+                        "by": answer["failed"] or f"{backend}: {answer['status']}",
+                    }
                 ran += len(tests or [])
             return {"verdict": "survived", "by": f"{ran} tests"}
         finally:
@@ -176,7 +213,9 @@ class Session:
         lines = range(mutant.line, mutant.last + 1)
         tests = found.of_lines(mutant.file, lines)
         others = (self.reach[name].result() for name in self._needed(mutant.file))
-        if len(tests) < FEW and not any(len(other.of_lines(mutant.file, lines)) >= FEW for other in others):
+        if len(tests) < FEW and not any(
+            len(other.of_lines(mutant.file, lines)) >= FEW for other in others
+        ):
             tests += [test for test in found.of_file(mutant.file) if test not in tests]
         taken, left = [], ELSEWHERE if backend != self._needed(mutant.file)[0] else SECONDS
         for test in tests:

@@ -1,4 +1,6 @@
-"""The mistakes: cosmic-ray's operators, and three of our own for code that calls more than it computes."""
+"""The mistakes: cosmic-ray's operators, and three of our own for code that calls more than it
+computes.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class RemoveKeyword(Operator):
     """A keyword argument of a call is forgotten."""
 
     def mutation_positions(self, node: Any) -> Positions:
-        yield from [(node.children[at].start_pos, node.children[at].end_pos) for at in self._keywords(node)]
+        yield from [
+            (node.children[at].start_pos, node.children[at].end_pos) for at in self._keywords(node)
+        ]
 
     def mutate(self, node: Any, index: int) -> Any:
         at = self._keywords(node)[index]
@@ -57,7 +61,11 @@ class RemoveKeyword(Operator):
         in_a_call = node.type == "trailer" and node.children[0] == "("
         if not (in_a_call or (node.type == "arglist" and node.parent.type == "trailer")):
             return []
-        return [at for at, child in enumerate(node.children) if child.type == "argument" and child.children[1] == "="]
+        return [
+            at
+            for at, child in enumerate(node.children)
+            if child.type == "argument" and child.children[1] == "="
+        ]
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
@@ -80,7 +88,11 @@ class RemoveCall(Operator):
         if node.type not in ("power", "atom_expr") or len(node.children) < 3:
             return False
         name, call = node.children[-2:]
-        return name.type == call.type == "trailer" and name.children[0] == "." and call.get_code() == "()"
+        return (
+            name.type == call.type == "trailer"
+            and name.children[0] == "."
+            and call.get_code() == "()"
+        )
 
     @classmethod
     def examples(cls) -> tuple[Example, ...]:
@@ -88,7 +100,9 @@ class RemoveCall(Operator):
 
 
 class Negate(AddNot):
-    """A condition is turned around, where no other operator does that: not `x is y`, and not `not x`."""
+    """A condition is turned around, where no other operator does that: not `x is y`, and not `not
+    x`.
+    """
 
     def mutation_positions(self, node: Any) -> Positions:
         if [*super().mutation_positions(node)]:
@@ -99,8 +113,8 @@ class Negate(AddNot):
 
 OWN: tuple[type[Operator], ...] = (RemoveStatement, RemoveKeyword, RemoveCall, Negate)
 
-# Of cosmic-ray's replacements those that somebody could have written: `x is y` for `x is not y`, not `x << y` for
-# `x + y`.
+# Of cosmic-ray's replacements those that somebody could have written: `x is y` for `x is not y`,
+# not `x << y` for `x + y`.
 REPLACEMENTS = {
     "core/ReplaceComparisonOperator": (
         "Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt"
@@ -109,7 +123,8 @@ REPLACEMENTS = {
         "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Mul Pow_Mul BitOr_BitAnd BitAnd_BitOr BitXor_BitOr"
     ),
 }
-LEFT_OUT = ("core/VariableReplacer", "core/VariableInserter", "core/AddNot")  # the last one is Negate here
+# the last one is Negate here
+LEFT_OUT = ("core/VariableReplacer", "core/VariableInserter", "core/AddNot")
 
 
 @functools.cache
@@ -121,7 +136,9 @@ def operators() -> dict[str, Operator]:
 
 def _is_wanted(name: str) -> bool:
     kind, _, which = name.partition("_")
-    return name not in LEFT_OUT and (kind not in REPLACEMENTS or which in REPLACEMENTS[kind].split())
+    return name not in LEFT_OUT and (
+        kind not in REPLACEMENTS or which in REPLACEMENTS[kind].split()
+    )
 
 
 def family(name: str) -> str:

@@ -1,6 +1,8 @@
-"""Which tests reach which lines, found once for each backend: its tests run with pytest-cov on the code as it is.
+"""Which tests reach which lines, found once for each backend: its tests run with pytest-cov on the
+code as it is.
 
-Tests that fail there, or that are skipped, are not used: nothing could be said of a mutant that they fail on.
+Tests that fail there, or that are skipped, are not used: nothing could be said of a mutant that
+they fail on.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from pathlib import Path
 from coverage import CoverageData
 from trees import Tree
 
-# Where the tests of every backend are. Not here: how fast the package is, and whole programs, slow ones.
+# Where the tests of every backend are. Not here: how fast the package is, and whole programs, slow
+# ones.
 COMMON = ["tests/conformance", "tests/front", "tests/ops", "tests/test_messages.py"]
 OF_MIXED_FRAMEWORKS = ["tests/front", "tests/test_messages.py"]
 SECONDS = 1800.0
@@ -44,11 +47,17 @@ class Reach:
         """The tests that run one of these lines, the most telling ones first."""
         reached = self.tests.get(file, {})
         unseen = [test for test in self.seconds if test.partition("::")[0] in UNSEEN.get(file, ())]
-        return self._ordered({test for line in lines for test in reached.get(line, [])}.union(unseen))
+        return self._ordered(
+            {test for line in lines for test in reached.get(line, [])}.union(unseen)
+        )
 
     def of_file(self, file: str) -> list[str]:
-        """The tests that run any line of the file: those of a line that runs as the file is imported."""
-        return self._ordered({test for tests in self.tests.get(file, {}).values() for test in tests})
+        """The tests that run any line of the file: those of a line that runs as the file is
+        imported.
+        """
+        return self._ordered(
+            {test for tests in self.tests.get(file, {}).values() for test in tests}
+        )
 
     def _ordered(self, tests: set[str]) -> list[str]:
         """Quick ones that reach little else come first."""
@@ -77,9 +86,18 @@ def _find(tree: Tree, backend: str) -> dict[str, object]:
     if answer["status"] not in (0, 1):
         raise SystemExit(f"the tests of {backend} do not run: see {tree.at / '.mutants-output'}")
     ran = json.loads(report.read_text())
-    passed = {name: round(time, 3) for name, time in ran["seconds"].items() if name not in ran["failed"]}
-    print(f"{backend}: {len(passed)} tests in {answer['seconds']:.0f} s, and {len(ran['failed'])} left out", flush=True)
-    return {"seconds": passed, "lines": _by_line(tree.at, data, list(passed)), "left out": ran["failed"]}
+    passed = {
+        name: round(time, 3) for name, time in ran["seconds"].items() if name not in ran["failed"]
+    }
+    print(
+        f"{backend}: {len(passed)} tests in {answer['seconds']:.0f} s, and {len(ran['failed'])} left out",
+        flush=True,
+    )
+    return {
+        "seconds": passed,
+        "lines": _by_line(tree.at, data, list(passed)),
+        "left out": ran["failed"],
+    }
 
 
 def _by_line(root: Path, stored: Path, passed: list[str]) -> dict[str, dict[int, list[int]]]:

@@ -1,7 +1,9 @@
-"""Which mistakes are planted: of all that the operators can make, a seeded sample with some in every file.
+"""Which mistakes are planted: of all that the operators can make, a seeded sample with some in
+every file.
 
-A mutant is known by its file, the text of its lines before and after, and its number among those that read the same.
-So it stays the same mutant, in the sample and in the list of equivalent ones, while other lines change.
+A mutant is known by its file, the text of its lines before and after, and its number among those
+that read the same. So it stays the same mutant, in the sample and in the list of equivalent ones,
+while other lines change.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from operators import family, operators
 
-FOLDERS = ("cgshim", "cgshim/ops", "cgshim/testing", "backends/*")  # the conformance cases are tests themselves
+# the conformance cases are tests themselves
+FOLDERS = ("cgshim", "cgshim/ops", "cgshim/testing", "backends/*")
 LEAST_IN_A_FILE = 6
 LEFT_OUT = ("strict", "maxsize")  # of zip, where it is an assertion of our own, and of a cache
 
@@ -49,36 +52,53 @@ class Mutant:
 
 
 def sample(root: Path, size: int, seed: int) -> list[Mutant]:
-    """About `size` mutants: in each file in proportion to what can go wrong in it, and never fewer than some."""
+    """About `size` mutants: in each file in proportion to what can go wrong in it, and never fewer
+    than some.
+    """
     places = {file: _places((root / file).read_text()) for file in sources(root)}
     in_all = sum(map(len, places.values()))
-    share = {file: max(LEAST_IN_A_FILE, round(size * len(found) / in_all)) for file, found in places.items()}
-    return [mutant for file in places for mutant in islice(_in_order(root, file, places[file], seed), share[file])]
+    share = {
+        file: max(LEAST_IN_A_FILE, round(size * len(found) / in_all))
+        for file, found in places.items()
+    }
+    return [
+        mutant
+        for file in places
+        for mutant in islice(_in_order(root, file, places[file], seed), share[file])
+    ]
 
 
 def sources(root: Path) -> list[str]:
-    return sorted(str(path.relative_to(root)) for folder in FOLDERS for path in root.glob(f"{folder}/*.py"))
+    return sorted(
+        str(path.relative_to(root)) for folder in FOLDERS for path in root.glob(f"{folder}/*.py")
+    )
 
 
 def _in_order(root: Path, file: str, places: list[Place], seed: int) -> Iterator[Mutant]:
     """The file's mutants in an order by hash, those that are the same text once."""
     text = (root / file).read_text()
     seen = set()
-    for place in sorted(places, key=lambda place: _rank(seed, f"{file} {place.text} {place.number} {place.family}")):
+    for place in sorted(
+        places, key=lambda place: _rank(seed, f"{file} {place.text} {place.number} {place.family}")
+    ):
         operator, occurrence = place.mutation(seed)
         mutated = mutate_code(text, operators()[operator], occurrence)
         if mutated is None or mutated == text or not _compiles(mutated):
             continue
         change = _changed(text, mutated)
         first, last = _statement(text, change.line)
-        mutant = Mutant(file, operator, occurrence, first, last, change.before, change.after, change.number)
+        mutant = Mutant(
+            file, operator, occurrence, first, last, change.before, change.after, change.number
+        )
         if mutant.name not in seen:
             seen.add(mutant.name)
             yield mutant
 
 
 def _statement(text: str, line: int) -> tuple[int, int]:
-    """The first and the last line of the statement that the line is in; of a compound one, of its head."""
+    """The first and the last line of the statement that the line is in; of a compound one, of its
+    head.
+    """
     around = (line, line)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.stmt) and node.lineno <= line <= (last := _last_line(node)):
@@ -103,7 +123,9 @@ class Place:
     def mutation(self, seed: int) -> tuple[str, int]:
         """The one of them that is made."""
         first = self.mutations[0][1]
-        return min(self.mutations, key=lambda one: _rank(seed, f"{self.text} {one[0]} {one[1] - first}"))
+        return min(
+            self.mutations, key=lambda one: _rank(seed, f"{self.text} {one[0]} {one[1] - first}")
+        )
 
 
 def _places(text: str) -> list[Place]:
@@ -133,7 +155,9 @@ class _Change(NamedTuple):
 
 
 def _changed(text: str, mutated: str) -> _Change:
-    """The first line that differs; the lines before and after, each joined to one; how many such were above."""
+    """The first line that differs; the lines before and after, each joined to one; how many such
+    were above.
+    """
     old, new = text.splitlines(), mutated.splitlines()
     blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     changes = [block for block in blocks if block[0] != "equal"]
@@ -193,13 +217,18 @@ def _is_for_the_types(node: ast.AST) -> bool:
         return any("Protocol" in ast.unparse(base) for base in node.bases)
     if isinstance(node, ast.Assign):
         made = ast.unparse(node.value)
-        return ast.unparse(node.targets[0]) == "__all__" or made.startswith(("TypeVar(", "ParamSpec("))
+        return ast.unparse(node.targets[0]) == "__all__" or made.startswith(
+            ("TypeVar(", "ParamSpec(")
+        )
     return False
 
 
 def _span(node: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     """From a decorator's @ on, to the end."""
-    first = [(decorator.lineno, decorator.col_offset - 1) for decorator in getattr(node, "decorator_list", [])]
+    first = [
+        (decorator.lineno, decorator.col_offset - 1)
+        for decorator in getattr(node, "decorator_list", [])
+    ]
     return min([*first, (node.lineno, node.col_offset)]), (node.end_lineno, node.end_col_offset)
 
 

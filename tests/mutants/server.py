@@ -1,7 +1,8 @@
-"""A process that has a framework imported, and forks for each run of tests: so a run does not wait for the import.
+"""A process that has a framework imported, and forks for each run of tests: so a run does not wait
+for the import.
 
-It reads a line of JSON for each run, and answers with one. Only the framework is imported here, and nothing of it has
-run: cgshim itself, mutated or not, is imported by the child.
+It reads a line of JSON for each run, and answers with one. Only the framework is imported here, and
+nothing of it has run: cgshim itself, mutated or not, is imported by the child.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ FAILED = Path(".mutants-failed")
 
 
 class Chosen:
-    """A plugin of pytest: of what is collected it runs the chosen tests, in their order, and notes how they went."""
+    """A plugin of pytest: of what is collected it runs the chosen tests, in their order, and notes
+    how they went.
+    """
 
     def __init__(self, tests: list[str] | None) -> None:
         self.tests = tests
@@ -41,7 +44,9 @@ class Chosen:
         self.failed: list[str] = []
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
         if self.tests is not None:
             found = {item.nodeid: item for item in items}
             items[:] = [found[name] for name in self.tests if name in found]
@@ -110,7 +115,9 @@ def _tests(backend: str, job: dict[str, Any]) -> None:
         backends = [f"--backend={name}" for name in tested]
         status = int(pytest.main([*job["options"], *backends, *job["paths"]], plugins=[chosen]))
         if "report" in job:
-            Path(job["report"]).write_text(json.dumps({"seconds": chosen.seconds, "failed": chosen.failed}))
+            Path(job["report"]).write_text(
+                json.dumps({"seconds": chosen.seconds, "failed": chosen.failed})
+            )
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException:  # noqa: BLE001 (whatever it is, the child ends here)

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import Any
 
 COPIED = ["cgshim", "backends", "tests", "examples", "docs", "benchmarks"]
-FILES = ["pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "noxfile.py", "constraints.txt", "LICENSE"]
+FILES = [
+    "pyproject.toml",
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "noxfile.py",
+    "constraints.txt",
+    "LICENSE",
+]
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -28,8 +36,17 @@ def copy(root: Path, to: Path) -> Path:
         shutil.copytree(root / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in FILES:
         shutil.copy2(root / name, to / name)
-    # A file's bytecode is looked up by what the file says: two mutants can be written in the same second.
-    compiled = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "cgshim", "backends"]
+    # A file's bytecode is looked up by what the file says: two mutants can be written in the same
+    # second.
+    compiled = [
+        "-m",
+        "compileall",
+        "-q",
+        "--invalidation-mode",
+        "checked-hash",
+        "cgshim",
+        "backends",
+    ]
     subprocess.run([sys.executable, *compiled], cwd=to, check=True)
     return to
 
@@ -42,10 +59,22 @@ class Tree:
         self.servers: dict[str, subprocess.Popen[str]] = {}
 
     def run(
-        self, backend: str, paths: list[str], tests: list[str] | None, limit: float, *options: str, **more: str
+        self,
+        backend: str,
+        paths: list[str],
+        tests: list[str] | None,
+        limit: float,
+        *options: str,
+        **more: str,
     ) -> Any:
         """Run tests in a fork of the backend's process; how that ended."""
-        job = {"paths": paths, "tests": tests, "limit": limit, "options": ["-q", "-n0", *options], **more}
+        job = {
+            "paths": paths,
+            "tests": tests,
+            "limit": limit,
+            "options": ["-q", "-n0", *options],
+            **more,
+        }
         server = self._server(backend)
         assert server.stdin is not None
         assert server.stdout is not None
@@ -53,7 +82,9 @@ class Tree:
         server.stdin.flush()
         answer = server.stdout.readline()
         if not answer:
-            raise SystemExit(f"the process of {backend} in {self.at} ended: see {self.at / f'{backend}.log'}")
+            raise SystemExit(
+                f"the process of {backend} in {self.at} ended: see {self.at / f'{backend}.log'}"
+            )
         return json.loads(answer)
 
     def _server(self, backend: str) -> subprocess.Popen[str]:

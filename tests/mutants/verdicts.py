@@ -1,4 +1,6 @@
-"""What became of each mutant: kept in a file as it is found, and printed for each file of the package."""
+"""What became of each mutant: kept in a file as it is found, and printed for each file of the
+package.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def equivalent() -> dict[str, str]:
 
 
 def _name(row: dict[str, Any]) -> str:
-    return "\n".join([row["file"], f"- {row['before']}", f"+ {row['after']}", str(row.get("number", 0))])
+    return "\n".join(
+        [row["file"], f"- {row['before']}", f"+ {row['after']}", str(row.get("number", 0))]
+    )
 
 
 def report(mutants: list[Mutant], verdicts: Verdicts) -> bool:
@@ -65,11 +69,15 @@ def report(mutants: list[Mutant], verdicts: Verdicts) -> bool:
             survivors += [mutant] if verdict == "survived" else []
         counts.setdefault(mutant.file, Counter())[verdict] += 1
     for mutant in survivors:
-        print(f"\n{mutant.file}:{mutant.line} ({mutant.number})\n- {mutant.before}\n+ {mutant.after}")
+        print(
+            f"\n{mutant.file}:{mutant.line} ({mutant.number})\n- {mutant.before}\n+ {mutant.after}"
+        )
     print(f"\n{'':42} killed  survived  equivalent  not run")
     enough = [_row(file, found, OF_A_FILE) for file, found in counts.items()]
     enough.append(_row("all", sum(counts.values(), Counter()), OF_ALL))
-    killed = {mutant.name for mutant in mutants if (verdicts.of(mutant) or {}).get("verdict") == "killed"}
+    killed = {
+        mutant.name for mutant in mutants if (verdicts.of(mutant) or {}).get("verdict") == "killed"
+    }
     for name in sorted(killed & set(reasons)):
         print(f"\nno equivalent mutant, a test kills it:\n{name}")
     return all(enough)
@@ -79,6 +87,8 @@ def _row(name: str, found: Counter[str], least: float) -> bool:
     judged = found["killed"] + found["survived"]
     share = found["killed"] / judged if judged else 1.0
     enough = share >= least and not found["not run"]
-    cells = f"{found['killed']:7} {found['survived']:9} {found['equivalent']:11} {found['not run']:8}"
+    cells = (
+        f"{found['killed']:7} {found['survived']:9} {found['equivalent']:11} {found['not run']:8}"
+    )
     print(f"{name:42}{cells}  {share:7.1%}{'' if enough else '  not enough'}")
     return enough

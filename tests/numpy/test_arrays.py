@@ -45,18 +45,25 @@ PLAIN = {
 
 @pytest.mark.parametrize("x", PLAIN.values(), ids=PLAIN)
 def test_plain_arrays(x):
-    """The gradient has the shape and the dtype of the array, and is 3.5 times autograd's own of x * x."""
+    """The gradient has the shape and the dtype of the array, and is 3.5 times autograd's own of x *
+    x.
+    """
     (gradient,) = op_vjp(square, x)[1](3.0 * np.ones_like(x))
     np.testing.assert_allclose(gradient, 21.0 * x)
     assert (gradient.shape, gradient.dtype) == (x.shape, x.dtype)
-    by_hand, found = (elementwise_grad(lambda x, fn=fn: anp.sum(fn(x)))(x) for fn in (lambda x: 3.5 * x * x, square))
+    by_hand, found = (
+        elementwise_grad(lambda x, fn=fn: anp.sum(fn(x)))(x)
+        for fn in (lambda x: 3.5 * x * x, square)
+    )
     np.testing.assert_allclose(found, by_hand)
 
 
 def test_complex_long_doubles():
     z = np.array([1.0 + 2.0j, 3.0 - 1.0j], "clongdouble")
     op = op_custom_gradient(lambda z: (z * z, lambda u: 7.0 * u * anp.conj(2.0 * z)))
-    by_hand, found = (grad(lambda z, fn=fn: anp.sum(anp.real(fn(z))))(z) for fn in (lambda z: 7.0 * z * z, op))
+    by_hand, found = (
+        grad(lambda z, fn=fn: anp.sum(anp.real(fn(z))))(z) for fn in (lambda z: 7.0 * z * z, op)
+    )
     np.testing.assert_allclose(found, by_hand)
     assert found.dtype == z.dtype
 
@@ -66,7 +73,7 @@ def test_gradients_of_single_precision_stay_single_to_the_second_order():
     assert found.dtype == np.float32
 
 
-# --- Arrays in files --------------------------------------------------------------------------------------------------
+# --- Arrays in files ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -84,15 +91,19 @@ def test_an_array_in_a_file_is_an_array(in_a_file):
 
 def test_an_output_in_a_file_is_an_array(in_a_file):
     op = op_custom_gradient(lambda x: (in_a_file, lambda u: 7.0 * u * x))
-    np.testing.assert_array_equal(grad(lambda x: anp.sum(3.0 * op(x)))(np.array([1.0, 10.0])), [21.0, 210.0])
+    np.testing.assert_array_equal(
+        grad(lambda x: anp.sum(3.0 * op(x)))(np.array([1.0, 10.0])), [21.0, 210.0]
+    )
 
 
 def test_an_array_in_a_file_that_a_rule_keeps(in_a_file):
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7.0 * u * in_a_file * x))
-    np.testing.assert_array_equal(op_grad(lambda x: op_grad(lambda x: op(x).sum())(x).sum())(X), [7.0, 14.0])
+    np.testing.assert_array_equal(
+        op_grad(lambda x: op_grad(lambda x: op(x).sum())(x).sum())(X), [7.0, 14.0]
+    )
 
 
-# --- Classes of their own ---------------------------------------------------------------------------------------------
+# --- Classes of their own -------------------------------------------------------------------------
 
 
 class Metres(np.ndarray):
@@ -103,8 +114,12 @@ METRES = np.array([1.0, 2.0]).view(Metres)
 MATRIX = np.array([[1.0, 2.0]]).view(np.matrix)
 
 
-@pytest.mark.parametrize(("output", "kind"), [(METRES, "Metres"), (MATRIX, "matrix")], ids=["a subclass", "a matrix"])
-def test_an_output_of_a_class_derived_from_numpys_is_refused_where_it_is_differentiated(output, kind):
+@pytest.mark.parametrize(
+    ("output", "kind"), [(METRES, "Metres"), (MATRIX, "matrix")], ids=["a subclass", "a matrix"]
+)
+def test_an_output_of_a_class_derived_from_numpys_is_refused_where_it_is_differentiated(
+    output, kind
+):
     op = op_custom_gradient(lambda x: (output, lambda u: 7.0 * u), name="op")
     assert op(np.array([1.0, 2.0])) is output
     with pytest.raises(TransformationError) as error:
@@ -121,18 +136,24 @@ def test_what_a_rule_keeps_of_such_a_class_is_a_constant():
 
     op = op_custom_gradient(f, name="op")
     np.testing.assert_array_equal(op_grad(lambda x: op(x).sum())(X), [7.0, 28.0])
-    np.testing.assert_array_equal(op_grad(lambda x: op_grad(lambda x: op(x).sum())(x).sum())(X), [7.0, 14.0])
+    np.testing.assert_array_equal(
+        op_grad(lambda x: op_grad(lambda x: op(x).sum())(x).sum())(X), [7.0, 14.0]
+    )
 
 
 def test_what_is_derived_from_numpys_arrays_reaches_f_as_it_is():
     seen = []
-    op = op_custom_gradient(lambda x, y: (seen.append(type(y)) or x * 2.0, lambda u: (7.0 * u, None)))
+    op = op_custom_gradient(
+        lambda x, y: (seen.append(type(y)) or x * 2.0, lambda u: (7.0 * u, None))
+    )
     op(np.array([1.0, 2.0]), METRES)
-    np.testing.assert_array_equal(op_grad(lambda x: op(x, METRES).sum())(np.array([1.0, 2.0])), [7.0, 7.0])
+    np.testing.assert_array_equal(
+        op_grad(lambda x: op(x, METRES).sum())(np.array([1.0, 2.0])), [7.0, 7.0]
+    )
     assert seen == [Metres, Metres]
 
 
-# --- Masked arrays are no tensors -------------------------------------------------------------------------------------
+# --- Masked arrays are no tensors -----------------------------------------------------------------
 
 MASKED = np.ma.array([1.0, 2.0], mask=[False, True])
 
@@ -142,7 +163,9 @@ REFUSED = {
         "op: the output of f must hold a tensor when an argument does, got a masked f64[2]; return a tensor of numpy",
     ),
     "as a gradient": (
-        lambda: op_grad(lambda x: op_custom_gradient(lambda x: (x, lambda u: MASKED), name="op")(x).sum())(X),
+        lambda: op_grad(
+            lambda x: op_custom_gradient(lambda x: (x, lambda u: MASKED), name="op")(x).sum()
+        )(X),
         "op: the gradient of x must be a tensor or None, got a masked f64[2]; return None where there is no gradient",
     ),
     "as an upstream gradient": (
@@ -174,7 +197,7 @@ def test_a_masked_argument_is_static():
     np.testing.assert_array_equal(square(MASKED).mask, MASKED.mask)
 
 
-# --- What holds no numbers is static ----------------------------------------------------------------------------------
+# --- What holds no numbers is static --------------------------------------------------------------
 
 STATIC = {
     "objects": np.array([1.0, "a"], object),
@@ -195,7 +218,9 @@ def test_what_holds_no_numbers_is_static(static):
         return x * x, lambda x, other, upstream: (7.0 * upstream * x, None)
 
     op = op_custom_gradient(f)
-    np.testing.assert_array_equal(op_grad(lambda x: op(x, static, option=static).sum())(X), [7.0, 14.0])
+    np.testing.assert_array_equal(
+        op_grad(lambda x: op(x, static, option=static).sum())(X), [7.0, 14.0]
+    )
     with pytest.raises(CustomGradientTypeError, match="must hold float or complex tensors alone"):
         op_grad(op)(static)
 

@@ -42,10 +42,14 @@ def test_jacobian():
 
 
 def test_hessian():
-    np.testing.assert_allclose(autograd.hessian(lambda x: anp.sum(x * square(x)))(X), np.diag(21 * X))
+    np.testing.assert_allclose(
+        autograd.hessian(lambda x: anp.sum(x * square(x)))(X), np.diag(21 * X)
+    )
 
 
-@pytest.mark.parametrize(("order", "expected"), [(1, 28.0 + 4.0), (2, 28.0 + 14.0), (3, 7.0 + 14.0 + 0.0)])
+@pytest.mark.parametrize(
+    ("order", "expected"), [(1, 28.0 + 4.0), (2, 28.0 + 14.0), (3, 7.0 + 14.0 + 0.0)]
+)
 def test_orders_of_x_times_square(order, expected):
     derivative = lambda x: x * square(x)
     for _ in range(order):
@@ -69,7 +73,9 @@ def test_jvp_of_trees():
 
 
 def test_jvp_over_reverse():
-    _, tangent = make_jvp(autograd.grad(lambda x: anp.sum(square(x))))(X)(np.array([1.0, 10.0, 100.0]))
+    _, tangent = make_jvp(autograd.grad(lambda x: anp.sum(square(x))))(X)(
+        np.array([1.0, 10.0, 100.0])
+    )
     np.testing.assert_allclose(tangent, 7 * np.array([1.0, 10.0, 100.0]))
 
 

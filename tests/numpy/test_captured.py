@@ -16,7 +16,7 @@ REFUSED = (
 )
 
 
-# --- What grad_fn alone reads -----------------------------------------------------------------------------------------
+# --- What grad_fn alone reads ---------------------------------------------------------------------
 
 
 class Layer:
@@ -49,13 +49,22 @@ def by_global(x, w):
     return of_a_global(x)
 
 
-READERS = {"attribute": by_attribute, "option": lambda x, w: with_an_option(x, w=w), "global": by_global}
+READERS = {
+    "attribute": by_attribute,
+    "option": lambda x, w: with_an_option(x, w=w),
+    "global": by_global,
+}
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 def test_what_the_rule_alone_reads_does_not_leak(read):
-    for fn in (op_grad(lambda x, w: read(x, w) * w, (0, 1)), lambda x, w: grad(lambda x: read(x, x))(x)):
-        with pytest.raises(CustomGradientTypeError, match=REFUSED.format("(twice|with_an_option|of_a_global)")):
+    for fn in (
+        op_grad(lambda x, w: read(x, w) * w, (0, 1)),
+        lambda x, w: grad(lambda x: read(x, x))(x),
+    ):
+        with pytest.raises(
+            CustomGradientTypeError, match=REFUSED.format("(twice|with_an_option|of_a_global)")
+        ):
             fn(3.0, 5.0)
     found = op_grad(lambda x: read(x, 5.0))(3.0)
     assert type(found) is np.ndarray
@@ -69,7 +78,7 @@ def test_a_box_of_a_derivative_that_is_over_does_not_leak():
         op_grad(of_a_global)(3.0)
 
 
-# --- Python numbers ---------------------------------------------------------------------------------------------------
+# --- Python numbers -------------------------------------------------------------------------------
 
 
 def of_weight(w):
@@ -90,14 +99,22 @@ def test_a_captured_python_complex():
     """autograd's convention, for a rule in that of all backends: the conjugate of dL/dx + i dL/dy."""
 
     def fn(w):
-        op = op_custom_gradient(lambda x: (x * w, lambda u, variables: (None, [7.0 * u * anp.conj(x)])))
+        op = op_custom_gradient(
+            lambda x: (x * w, lambda u, variables: (None, [7.0 * u * anp.conj(x)]))
+        )
         return anp.real(op(np.array(2.0 + 1.0j)))
 
-    assert grad(fn)(3.0 + 2.0j) == 7 * grad(lambda w: anp.real((2.0 + 1.0j) * w))(3.0 + 2.0j) == 14 + 7j
+    assert (
+        grad(fn)(3.0 + 2.0j)
+        == 7 * grad(lambda w: anp.real((2.0 + 1.0j) * w))(3.0 + 2.0j)
+        == 14 + 7j
+    )
 
 
 def test_a_python_float_as_an_argument_of_a_rule():
-    op = op_custom_gradient(lambda x, y: (x * y, lambda x, y, upstream: (7.0 * upstream * y, 11.0 * upstream * x)))
+    op = op_custom_gradient(
+        lambda x, y: (x * y, lambda x, y, upstream: (7.0 * upstream * y, 11.0 * upstream * x))
+    )
     assert grad(grad(op, 1), 0)(2.0, 3.0) == 11.0
 
 
@@ -126,7 +143,8 @@ def test_a_captured_box_that_the_rule_reads_itself(transformed):
 
     def fn(w):
         op = op_custom_gradient(
-            lambda x: (x * w * w, lambda u, variables: (7.0 * u * w * w, [11.0 * u * x * w / 2.0])), forward_mode=True
+            lambda x: (x * w * w, lambda u, variables: (7.0 * u * w * w, [11.0 * u * x * w / 2.0])),
+            forward_mode=True,
         )
         return op(np.array(2.0))
 
@@ -138,13 +156,15 @@ def test_a_captured_box_that_the_rule_reads_itself(transformed):
 
 def test_a_captured_dict_of_boxes_is_refused():
     def fn(weights):
-        return op_custom_gradient(lambda x: (x * weights["w"], lambda u, variables: (u, [u])))(np.array(2.0))
+        return op_custom_gradient(lambda x: (x * weights["w"], lambda u, variables: (u, [u])))(
+            np.array(2.0)
+        )
 
     with pytest.raises(CustomGradientTypeError, match="captured DictBox; pass it as an argument"):
         grad(fn)({"w": 3.0})
 
 
-# --- Ops in rules -----------------------------------------------------------------------------------------------------
+# --- Ops in rules ---------------------------------------------------------------------------------
 
 
 @op_custom_gradient(forward_mode=True)
@@ -159,20 +179,30 @@ def fused(x):
     return value, lambda u: u * derivative(x)
 
 
-@pytest.mark.parametrize(("fn", "expected"), [(fused, (44.0, 26.0)), (lambda x: fused(3 * x), (1188.0, 702.0))])
+@pytest.mark.parametrize(
+    ("fn", "expected"), [(fused, (44.0, 26.0)), (lambda x: fused(3 * x), (1188.0, 702.0))]
+)
 def test_forward_over_reverse_of_the_nested_recipe(fn, expected):
-    """Where autograd records no parents, the residuals of the running rule are known to be made of its arguments."""
+    """Where autograd records no parents, the residuals of the running rule are known to be made of
+    its arguments.
+    """
     np.testing.assert_allclose(make_jvp(grad(fn))(2.0)(1.0), expected)
 
 
 def test_forward_over_reverse_of_the_nested_recipe_in_a_gradient_that_the_rule_takes():
-    """In the rule of an op that the outer rule differentiates, the outer one's residuals are known too."""
+    """In the rule of an op that the outer rule differentiates, the outer one's residuals are known
+    too.
+    """
 
     @op_custom_gradient(forward_mode=True)
     def op(x):
         first = 11.0 * x * x
-        derivative = op_custom_gradient(lambda x: (first, lambda u: u * 13.0 * x), forward_mode=True)
-        middle = op_custom_gradient(lambda x: (x * x, lambda u: u * derivative(x)), forward_mode=True)
+        derivative = op_custom_gradient(
+            lambda x: (first, lambda u: u * 13.0 * x), forward_mode=True
+        )
+        middle = op_custom_gradient(
+            lambda x: (x * x, lambda u: u * derivative(x)), forward_mode=True
+        )
         return x * x * x, lambda u: u * grad(middle)(x)
 
     np.testing.assert_allclose(make_jvp(grad(op))(2.0)(1.0), (44.0, 26.0))
@@ -182,7 +212,9 @@ def test_forward_over_reverse_of_an_op_that_is_not_given_what_it_captures():
     @op_custom_gradient(forward_mode=True)
     def op(x):
         square = x * x
-        inner = op_custom_gradient(lambda c: (c * square, lambda u: 7.0 * u), name="inner", forward_mode=True)
+        inner = op_custom_gradient(
+            lambda c: (c * square, lambda u: 7.0 * u), name="inner", forward_mode=True
+        )
         return square * x, lambda u: u * inner(np.array(3.0))
 
     with pytest.raises(CustomGradientTypeError, match=r"^inner: "):
@@ -196,7 +228,9 @@ def test_a_gradient_that_a_rule_takes_of_an_op_with_variables():
     @op_custom_gradient
     def checkpoint(x, w):
         def fn(w):
-            op = op_custom_gradient(lambda x: (x * w, lambda u, variables: (7.0 * u * w, [5.0 * u * x])))
+            op = op_custom_gradient(
+                lambda x: (x * w, lambda u, variables: (7.0 * u * w, [5.0 * u * x]))
+            )
             return op(x) + 2.0 * w
 
         return fn(w), lambda u: (None, u * grad(fn)(w))
@@ -206,7 +240,9 @@ def test_a_gradient_that_a_rule_takes_of_an_op_with_variables():
 
 @pytest.mark.parametrize(("order", "expected"), [(1, 26.0), (2, 13.0)])
 def test_the_nested_recipe_in_a_gradient_that_a_rule_takes_of_values(order, expected):
-    """While a rule runs, what was made of an op's own argument alone is a constant, in a first order too."""
+    """While a rule runs, what was made of an op's own argument alone is a constant, in a first
+    order too.
+    """
 
     def fn(z):
         square = z * z
@@ -219,19 +255,25 @@ def test_the_nested_recipe_in_a_gradient_that_a_rule_takes_of_values(order, expe
 
 
 @pytest.mark.parametrize(
-    ("argnums", "expected"), [((0, 0), 3 * 5.0), ((0, 1), 3 * 2.0), ((1, 0), 7 * 5.0), ((1, 1), 7 * 2.0)]
+    ("argnums", "expected"),
+    [((0, 0), 3 * 5.0), ((0, 1), 3 * 2.0), ((1, 0), 7 * 5.0), ((1, 1), 7 * 2.0)],
 )
 def test_second_order_of_what_was_made_of_a_captured_box(argnums, expected):
     def fn(x, w):
         @op_custom_gradient
         def op(x):
             product = x * w
-            return product * x, lambda u, variables: (u * 3 * product, [u * 7 * product for _ in variables])
+            return product * x, lambda u, variables: (
+                u * 3 * product,
+                [u * 7 * product for _ in variables],
+            )
 
         return op(x)
 
     first, second = argnums
-    np.testing.assert_allclose(op_grad(op_grad(fn, first), second)(np.array(2.0), np.array(5.0)), expected)
+    np.testing.assert_allclose(
+        op_grad(op_grad(fn, first), second)(np.array(2.0), np.array(5.0)), expected
+    )
 
 
 class Holder:

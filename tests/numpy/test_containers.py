@@ -10,7 +10,13 @@ from autograd.builtins import tuple as tuple_of_boxes
 from autograd.differential_operators import make_jvp, make_vjp
 from autograd.extend import defvjp, primitive
 
-from cgshim import CustomGradientError, CustomGradientTypeError, op_custom_gradient, op_embed_gradient, op_grad
+from cgshim import (
+    CustomGradientError,
+    CustomGradientTypeError,
+    op_custom_gradient,
+    op_embed_gradient,
+    op_grad,
+)
 
 X = np.array([1.0, 10.0])
 
@@ -52,7 +58,9 @@ def test_a_second_order_of_a_box(pack, unpack):
 
 
 def test_a_box_within_a_list():
-    op = op_custom_gradient(lambda ps: (ps[0]["a"] * ps[1], lambda u: [{"a": 7.0 * u * ps[1]}, 11.0 * u * ps[0]["a"]]))
+    op = op_custom_gradient(
+        lambda ps: (ps[0]["a"] * ps[1], lambda u: [{"a": 7.0 * u * ps[1]}, 11.0 * u * ps[0]["a"]])
+    )
     assert grad(lambda p: op([p, 3.0]))({"a": 2.0}) == {"a": 21.0}
     assert grad(lambda p: op([p, p["a"]]))({"a": 2.0}) == {"a": 14.0 + 22.0}
 
@@ -65,16 +73,21 @@ def test_a_box_in_forward_mode():
 
 def test_a_box_beside_what_names_its_leaf():
     op = op_custom_gradient(lambda p: (p["a"] * X, lambda u: {"a": u}), name="op")
-    with pytest.raises(ValueError, match=r"^op: the gradient of p\['a'\] must have its shape f64\[\], got f64\[2\]; "):
+    with pytest.raises(
+        ValueError,
+        match=r"^op: the gradient of p\['a'\] must have its shape f64\[\], got f64\[2\]; ",
+    ):
         grad(lambda p: anp.sum(op(p)))({"a": 2.0})
 
 
-# --- Containers that optree knows beside Python's commonest ones ------------------------------------------------------
+# --- Containers that optree knows beside Python's commonest ones ----------------------------------
 
 
 @op_custom_gradient(name="op")
 def of_a_queue(queue):
-    return queue[1] * queue[2], lambda u: collections.deque([None, 7.0 * u * queue[2], 11.0 * u * queue[1]])
+    return queue[1] * queue[2], lambda u: collections.deque(
+        [None, 7.0 * u * queue[2], 11.0 * u * queue[1]]
+    )
 
 
 def test_a_queue():
@@ -83,8 +96,12 @@ def test_a_queue():
     assert op_grad(of_a_queue)(queue) == collections.deque([None, 21.0, 22.0])
     flat = op_custom_gradient(lambda queue: (queue[1] * queue[2], lambda u: (7.0 * u, 11.0 * u)))
     assert op_grad(flat)(queue) == collections.deque([None, 7.0, 11.0])
-    short = op_custom_gradient(lambda queue: (queue[1] * queue[2], lambda u: collections.deque([7.0 * u])), name="op")
-    with pytest.raises(ValueError, match=r"^op: grad_fn must return one gradient for each .*, got deque"):
+    short = op_custom_gradient(
+        lambda queue: (queue[1] * queue[2], lambda u: collections.deque([7.0 * u])), name="op"
+    )
+    with pytest.raises(
+        ValueError, match=r"^op: grad_fn must return one gradient for each .*, got deque"
+    ):
         op_grad(short)(queue)
 
 
@@ -102,21 +119,27 @@ def test_a_queue_in_a_list():
 
 def test_a_queue_beside_what_names_its_leaf():
     op = op_custom_gradient(lambda queue: (queue[1] * queue[2], lambda u: (u, u * X)), name="op")
-    with pytest.raises(ValueError, match=r"^op: the gradient of queue \(leaf 2\) must have its shape f64\[\], got"):
+    with pytest.raises(
+        ValueError, match=r"^op: the gradient of queue \(leaf 2\) must have its shape f64\[\], got"
+    ):
         op_grad(op)(collections.deque(["static", np.array(2.0), np.array(3.0)]))
 
 
-# --- Boxes in other doors ---------------------------------------------------------------------------------------------
+# --- Boxes in other doors -------------------------------------------------------------------------
 
 
 def test_a_box_of_known_gradients():
-    found = grad(lambda p: 3.0 * op_embed_gradient(5.0, {"a": 7.0, "b": 11.0 * X}, p))({"a": 2.0, "b": X})
+    found = grad(lambda p: 3.0 * op_embed_gradient(5.0, {"a": 7.0, "b": 11.0 * X}, p))(
+        {"a": 2.0, "b": X}
+    )
     assert found["a"] == 21.0
     np.testing.assert_allclose(found["b"], 33.0 * X)
 
 
 def test_a_box_of_op_grad():
-    found = grad(lambda p: op_grad(lambda p: 7.0 * p["a"] ** 2 * p["b"])(p)["a"])({"a": 2.0, "b": 3.0})
+    found = grad(lambda p: op_grad(lambda p: 7.0 * p["a"] ** 2 * p["b"])(p)["a"])(
+        {"a": 2.0, "b": 3.0}
+    )
     assert found == {"a": 42.0, "b": 28.0}
 
 
@@ -125,11 +148,17 @@ def test_a_rule_that_returns_a_box():
     plain = lambda p: 7.0 * p["a"] ** 2 * p["b"]
 
     def f(p, mode):
-        return p["a"] * p["b"], lambda p, mode, upstream: (grad(lambda p: upstream * plain(p))(p), None)
+        return p["a"] * p["b"], lambda p, mode, upstream: (
+            grad(lambda p: upstream * plain(p))(p),
+            None,
+        )
 
     op = op_custom_gradient(f)
     assert grad(lambda p: op(p, "static"))({"a": 2.0, "b": 3.0}) == {"a": 84.0, "b": 28.0}
-    assert grad(lambda p: grad(lambda p: op(p, "static"))(p)["a"])({"a": 2.0, "b": 3.0}) == {"a": 42.0, "b": 28.0}
+    assert grad(lambda p: grad(lambda p: op(p, "static"))(p)["a"])({"a": 2.0, "b": 3.0}) == {
+        "a": 42.0,
+        "b": 28.0,
+    }
 
 
 def test_a_captured_box_is_refused():
@@ -141,7 +170,10 @@ def test_a_captured_box_is_refused():
 
 def test_a_box_in_an_option_is_refused():
     op = op_custom_gradient(lambda x, *, p: (x * p["a"], lambda u: u), name="op")
-    with pytest.raises(CustomGradientTypeError, match=r"^op: .*, got DictBox in the option p; pass it as an argument$"):
+    with pytest.raises(
+        CustomGradientTypeError,
+        match=r"^op: .*, got DictBox in the option p; pass it as an argument$",
+    ):
         grad(lambda p: op(X, p=p).sum())({"a": 2.0})
 
 
@@ -153,7 +185,7 @@ def test_a_box_of_a_derivative_that_is_over_is_no_gradient():
         op_grad(op)(3.0)
 
 
-# --- Outputs in a tuple -----------------------------------------------------------------------------------------------
+# --- Outputs in a tuple ---------------------------------------------------------------------------
 
 JOINED = {
     "hstack": anp.hstack,
@@ -193,5 +225,7 @@ def test_outputs_in_a_box_are_what_make_vjp_takes():
 
 
 def test_a_number_beside_an_output_is_static():
-    op = op_custom_gradient(lambda x: ((2.0 * x, 3.0), lambda u: 7.0 * u[0] if u[1] is None else None))
+    op = op_custom_gradient(
+        lambda x: ((2.0 * x, 3.0), lambda u: 7.0 * u[0] if u[1] is None else None)
+    )
     np.testing.assert_allclose(grad(lambda x: anp.sum(op(x)[0] * op(x)[1]))(X), [21.0, 21.0])

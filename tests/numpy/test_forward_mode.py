@@ -26,7 +26,10 @@ MATRICES = {
     "where": (lambda x, u: anp.where(x > 0, u, 0.0), np.diag(X > 0)),
     "mean": (lambda x, u: u - anp.mean(u), np.eye(3) - 1 / 3),
     "loop": (lambda x, u: sum(u[i] * A[i] for i in range(3)), A.T),
-    "array": (lambda x, u: anp.array([u[2], u[0], 2 * u[1]]), np.array([[0, 0, 1], [1, 0, 0], [0, 2, 0]])),
+    "array": (
+        lambda x, u: anp.array([u[2], u[0], 2 * u[1]]),
+        np.array([[0, 0, 1], [1, 0, 0], [0, 2, 0]]),
+    ),
     "flip": (lambda x, u: u[::-1] * x, np.diag(X)[:, ::-1]),
     "fft": (lambda x, u: anp.real(anp.fft.fft(u)), np.fft.fft(np.eye(3)).real),
     "zeros": (lambda x, u: np.zeros(3) + u + anp.zeros_like(u), np.eye(3)),
@@ -66,13 +69,22 @@ NONLINEAR = {
     "a comparison": (lambda x, u: u if u[0] > 0 else 2 * u, "greater of upstream"),
     "quotient": (lambda x, u: u / u, "divide of upstream"),
     "norm": (lambda x, u: u / anp.linalg.norm(u), "norm of upstream"),
-    "a constant in an array": (lambda x, u: anp.array([u[0], u[1], 1.0]), "a constant beside upstream"),
+    "a constant in an array": (
+        lambda x, u: anp.array([u[0], u[1], 1.0]),
+        "a constant beside upstream",
+    ),
     "ones": (lambda x, u: anp.ones_like(u), "a constant beside upstream"),
     "a constant elsewhere": (lambda x, u: anp.where(x > 0, u, 1.0), "a constant beside upstream"),
     "a value": (lambda x, u: 3 * getval(u), "a constant beside upstream"),
     "a stopped factor": (lambda x, u: u * op_stop_gradient(u), "a constant made of upstream"),
-    "a value for a factor": (lambda x, u: u * getval(u), "a gradient that is not proportional to upstream"),
-    "a primitive of their own": (lambda x, u: cubed(u), "a gradient that is not proportional to upstream"),
+    "a value for a factor": (
+        lambda x, u: u * getval(u),
+        "a gradient that is not proportional to upstream",
+    ),
+    "a primitive of their own": (
+        lambda x, u: cubed(u),
+        "a gradient that is not proportional to upstream",
+    ),
 }
 
 
@@ -86,7 +98,9 @@ def test_not_linear(rule, got):
     )
 
 
-@pytest.mark.parametrize("z", [1.0 + 2.0j, np.array([1.0 + 2.0j, 3.0 - 1.0j])], ids=["a number", "an array"])
+@pytest.mark.parametrize(
+    "z", [1.0 + 2.0j, np.array([1.0 + 2.0j, 3.0 - 1.0j])], ids=["a number", "an array"]
+)
 def test_complex_numbers(z):
     """The rule is that of every backend; J v is that of z * z, 7 times."""
     op = op_custom_gradient(lambda z: (z * z, lambda u: 7 * u * anp.conj(2 * z)), forward_mode=True)

@@ -34,7 +34,9 @@ def failing(where):
 
         def rule(upstream):
             fail("the rule")
-            inner = op_custom_gradient(lambda u: (fail("an op in the rule") or 7.0 * u * square, lambda v: v * square))
+            inner = op_custom_gradient(
+                lambda u: (fail("an op in the rule") or 7.0 * u * square, lambda v: v * square)
+            )
             return inner(upstream)
 
         return square * x, rule
@@ -69,7 +71,9 @@ def _without_the_collector() -> Iterator[None]:
 @pytest.mark.usefixtures("_without_the_collector")
 @pytest.mark.parametrize("times", [0, 1, 2])
 def test_counting_references_frees_all(times):
-    """The op, f, the rule, and what it keeps, with the last reference to them: nothing is in a cycle."""
+    """The op, f, the rule, and what it keeps, with the last reference to them: nothing is in a
+    cycle.
+    """
     watched = []
 
     def run():

@@ -1,4 +1,6 @@
-"""What a derivative keeps alive: what the rule keeps, and nothing else, as a primitive that is written by hand."""
+"""What a derivative keeps alive: what the rule keeps, and nothing else, as a primitive that is
+written by hand.
+"""
 
 import functools
 import weakref
@@ -87,6 +89,8 @@ def test_a_pullback_keeps_what_the_rule_keeps(watched, make, write, kept, factor
     pullback, output = make_vjp(lambda x: alone(op(alone(x))), X)
     del output
     assert sorted(watched) == kept
-    np.testing.assert_allclose(pullback(np.array([2.0, 3.0, 5.0])), 7.0 * np.array([2.0, 3.0, 5.0]) * factor)
+    np.testing.assert_allclose(
+        pullback(np.array([2.0, 3.0, 5.0])), 7.0 * np.array([2.0, 3.0, 5.0]) * factor
+    )
     del pullback
     assert not watched

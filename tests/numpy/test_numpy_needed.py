@@ -17,7 +17,9 @@ X, W = np.array([1.0, 2.0]), np.array([3.0, 5.0])
 
 
 def _product(x: Any, w: Any, *, needs_input_grad: Any) -> Any:
-    """x * w, with 100 more if f may need the gradient of x, and 200 if that of w; and a factor that says the same."""
+    """x * w, with 100 more if f may need the gradient of x, and 200 if that of w; and a factor that
+    says the same.
+    """
     by_f = 100 * needs_input_grad[0] + 200 * needs_input_grad[1]
 
     def rule(upstream: Any, needs_input_grad: Any) -> Any:
@@ -39,7 +41,10 @@ def loss(x: Any, w: Any) -> Any:
 GRADIENTS = {
     "by x": (lambda: grad(loss)(X, W), 17 * W),
     "by w": (lambda: grad(loss, 1)(X, W), 27 * X),
-    "by both": (lambda: np.stack(make_vjp(lambda xw: loss(*xw))((X, W))[0](1.0)), 37 * np.stack([W, X])),
+    "by both": (
+        lambda: np.stack(make_vjp(lambda xw: loss(*xw))((X, W))[0](1.0)),
+        37 * np.stack([W, X]),
+    ),
     "w further in than x": (lambda: grad(lambda x: grad(loss, 1)(x, W).sum())(X), np.full(2, 27.0)),
     "x further in than w": (lambda: grad(lambda w: grad(loss)(X, w).sum())(W), np.full(2, 17.0)),
     "one in another of its own": (lambda: grad(lambda x: (grad(loss)(x, W) * x).sum())(X), 17 * W),

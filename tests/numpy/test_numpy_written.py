@@ -1,7 +1,8 @@
-"""The rule runs as it was written, wherever f has put what it reads: in each transformation of autograd, in each order.
+"""The rule runs as it was written, wherever f has put what it reads: in each transformation of
+autograd, in each order.
 
-f has 2 x, and its rule 5 x sin(x): wrong on purpose, so that autodiff's number cannot pass for the rule's. The sine is
-the residual. By hand it is a primitive, which computes it again from x.
+f has 2 x, and its rule 5 x sin(x): wrong on purpose, so that autodiff's number cannot pass for the
+rule's. The sine is the residual. By hand it is a primitive, which computes it again from x.
 """
 
 import collections
@@ -35,7 +36,7 @@ def by_hand(x):
 
 defvjp(by_hand, lambda ans, x: lambda u: 5.0 * u * (x * anp.sin(x)))
 
-# --- Where f puts the sine, and how the rule gets it ------------------------------------------------------------------
+# --- Where f puts the sine, and how the rule gets it ----------------------------------------------
 
 
 @dataclasses.dataclass
@@ -75,7 +76,8 @@ def in_a_partial(x, s):
 
 
 def in_a_partial_of_numpy(x, s):
-    takes_boxes = hasattr(ArrayBox, "__array_ufunc__")  # NumPy's own function does from autograd 1.9 on
+    # NumPy's own function does from autograd 1.9 on
+    takes_boxes = hasattr(ArrayBox, "__array_ufunc__")
     return functools.partial(np.multiply if takes_boxes else anp.multiply, 5.0 * (x * s))
 
 
@@ -159,7 +161,9 @@ def in_an_inner_vjp(x, s):
 
 
 def in_an_inner_op(x, s):
-    pull = op_vjp(op_custom_gradient(lambda x: (x, lambda u: u * anp.sin(x)), forward_mode=True), x)[1]
+    pull = op_vjp(
+        op_custom_gradient(lambda x: (x, lambda u: u * anp.sin(x)), forward_mode=True), x
+    )[1]
     return lambda u: 5.0 * x * pull(u)[0]
 
 
@@ -226,14 +230,22 @@ def summed(fn):
 
 TRANSFORMED = {
     "elementwise_grad": lambda fn, order: nth(elementwise_grad, fn, order)(X),
-    "of a product": lambda fn, order: nth(elementwise_grad, lambda x: 3.0 * fn(2.0 * x) * x, order)(X),
-    "of an expression": lambda fn, order: nth(elementwise_grad, lambda x: anp.exp(fn(anp.tanh(x))), order)(X),
+    "of a product": lambda fn, order: nth(elementwise_grad, lambda x: 3.0 * fn(2.0 * x) * x, order)(
+        X
+    ),
+    "of an expression": lambda fn, order: nth(
+        elementwise_grad, lambda x: anp.exp(fn(anp.tanh(x))), order
+    )(X),
     "jacobian": lambda fn, order: nth(jacobian, fn, order)(X),
-    "make_vjp": lambda fn, order: make_vjp(nth(elementwise_grad, fn, order - 1))(X)[0](np.array([3.0])),
+    "make_vjp": lambda fn, order: make_vjp(nth(elementwise_grad, fn, order - 1))(X)[0](
+        np.array([3.0])
+    ),
     "by upstream": lambda fn, order: elementwise_grad(
         lambda u: make_vjp(nth(elementwise_grad, fn, order - 1))(X)[0](u) * u
     )(np.array([3.0])),
-    "hessian": lambda fn, order: nth(elementwise_grad, lambda x: hessian(summed(fn))(x)[0], order - 1)(X),
+    "hessian": lambda fn, order: nth(
+        elementwise_grad, lambda x: hessian(summed(fn))(x)[0], order - 1
+    )(X),
 }
 
 
@@ -267,19 +279,25 @@ def test_a_rule_that_has_nothing_left_says_why():
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize(
-    "place", [each for each in PLACES if each is not in_an_inner_op], ids=lambda place: place.__name__
+    "place",
+    [each for each in PLACES if each is not in_an_inner_op],
+    ids=lambda place: place.__name__,
 )
 def test_in_forward_mode(place, order):
-    """J v of the last derivative: of a rule that promises it, and is seen to be linear, as op_vjp's pullback is not."""
+    """J v of the last derivative: of a rule that promises it, and is seen to be linear, as op_vjp's
+    pullback is not.
+    """
     op = op_of(place, forward_mode=True)
     tangent = make_jvp(nth(elementwise_grad, op, order - 1))(X)(np.array([3.0]))[1]
     np.testing.assert_allclose(tangent, 3.0 * nth(elementwise_grad, by_hand, order)(X))
-    twice = make_jvp(lambda x: make_jvp(nth(elementwise_grad, op, order - 1))(x)(x)[1])(X)(np.array([3.0]))[1]
+    twice = make_jvp(lambda x: make_jvp(nth(elementwise_grad, op, order - 1))(x)(x)[1])(X)(
+        np.array([3.0])
+    )[1]
     expected = elementwise_grad(lambda x: x * nth(elementwise_grad, by_hand, order)(x))(X)
     np.testing.assert_allclose(twice, 3.0 * expected)
 
 
-# --- The first order --------------------------------------------------------------------------------------------------
+# --- The first order ------------------------------------------------------------------------------
 
 
 def test_the_first_order_runs_what_f_returned_on_what_it_holds():
@@ -337,7 +355,7 @@ def test_f_runs_once_and_its_values_are_those_of_a_first_order():
     assert [*map(isbox, log)] == [False, True, True]
 
 
-# --- Outputs ----------------------------------------------------------------------------------------------------------
+# --- Outputs --------------------------------------------------------------------------------------
 
 OUTPUTS = {
     "the output": (lambda y: y, 49.0),
@@ -348,7 +366,9 @@ OUTPUTS = {
 
 @pytest.mark.parametrize(("kept", "expected"), OUTPUTS.values(), ids=OUTPUTS)
 def test_an_output_is_the_ops_and_what_f_makes_of_it_is_fs(kept, expected):
-    """exp, with 7 for 1: the second derivative of the rule is 7 * 7 exp(x), and of f's own operations 7 exp(x)."""
+    """exp, with 7 for 1: the second derivative of the rule is 7 * 7 exp(x), and of f's own
+    operations 7 exp(x).
+    """
 
     @op_custom_gradient
     def op(x):
@@ -369,7 +389,7 @@ def test_an_output_without_a_derivative_of_its_own():
     np.testing.assert_allclose(elementwise_grad(elementwise_grad(op))(X), [7.0 * 35.0])
 
 
-# --- What f has from elsewhere ----------------------------------------------------------------------------------------
+# --- What f has from elsewhere --------------------------------------------------------------------
 
 
 def cached(cache):
@@ -383,23 +403,30 @@ def cached(cache):
 
 
 def test_what_an_earlier_call_has_kept():
-    """Values are constants, as in a primitive that reads a cache; what was differentiated then is refused."""
+    """Values are constants, as in a primitive that reads a cache; what was differentiated then is
+    refused.
+    """
     cache = {}
     op = cached(cache)
     np.testing.assert_allclose(elementwise_grad(op)(X), 5.0 * np.sin(X))
-    np.testing.assert_allclose(elementwise_grad(elementwise_grad(lambda x: op(x) * x))(X), 2 * 5.0 * np.sin(X))
+    np.testing.assert_allclose(
+        elementwise_grad(elementwise_grad(lambda x: op(x) * x))(X), 2 * 5.0 * np.sin(X)
+    )
     cache.clear()
     np.testing.assert_allclose(elementwise_grad(elementwise_grad(op))(X), 5.0 * np.cos(X))
     assert isbox(cache["s"])
     np.testing.assert_allclose(elementwise_grad(op)(X), 5.0 * np.sin(X))
     with pytest.raises(
-        CustomGradientError, match=r"^op: a second order needs .*, got f64\[1\] that f kept in an earlier"
+        CustomGradientError,
+        match=r"^op: a second order needs .*, got f64\[1\] that f kept in an earlier",
     ):
         elementwise_grad(elementwise_grad(op))(X)
 
 
 def test_a_class_attribute_that_a_second_call_overwrites():
-    """Both rules read the second call's sine, in every order; there it is no function of the first one's argument."""
+    """Both rules read the second call's sine, in every order; there it is no function of the first
+    one's argument.
+    """
     op = op_of(in_a_class)
     fn = lambda x: op(x) + op(1.0 * x)
     np.testing.assert_allclose(elementwise_grad(fn)(X), 10.0 * X * np.sin(X))
@@ -409,13 +436,19 @@ def test_a_class_attribute_that_a_second_call_overwrites():
 
 def test_a_value_that_f_has_taken_out_of_its_box_is_a_constant():
     """As it is in a function that autograd differentiates."""
-    op = op_custom_gradient(lambda x: (2.0 * x, (lambda s: lambda u: 5.0 * u * (x * s))(np.sin(getval(x)))))
+    op = op_custom_gradient(
+        lambda x: (2.0 * x, (lambda s: lambda u: 5.0 * u * (x * s))(np.sin(getval(x))))
+    )
     np.testing.assert_allclose(elementwise_grad(elementwise_grad(op))(X), 5.0 * np.sin(X))
 
 
-# --- An f that computes in Python -------------------------------------------------------------------------------------
+# --- An f that computes in Python -----------------------------------------------------------------
 
-OF_SINE = [place for place in PLACES if place not in (in_an_inner_vjp, in_an_inner_op, by_an_op_in_the_rule)]
+OF_SINE = [
+    place
+    for place in PLACES
+    if place not in (in_an_inner_vjp, in_an_inner_op, by_an_op_in_the_rule)
+]
 
 
 def sine_in_python(x):
@@ -426,13 +459,18 @@ def sine_in_python(x):
 def test_what_python_has_computed_is_refused_wherever_it_is(place):
     op = op_custom_gradient(lambda x: (2.0 * x, place(x, sine_in_python(x))), name="op")
     np.testing.assert_allclose(elementwise_grad(op)(X), 5.0 * X * np.sin(X))
-    with pytest.raises(CustomGradientError, match=r"^op: a second order needs .* f made of values that Python read; "):
+    with pytest.raises(
+        CustomGradientError,
+        match=r"^op: a second order needs .* f made of values that Python read; ",
+    ):
         elementwise_grad(elementwise_grad(op))(X)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize(
-    "place", [each for each in OF_SINE if each is not in_a_partial_of_numpy], ids=lambda place: place.__name__
+    "place",
+    [each for each in OF_SINE if each is not in_a_partial_of_numpy],
+    ids=lambda place: place.__name__,
 )
 def test_an_output_that_python_has_computed_is_the_ops_wherever_it_is(place, order):
     """y' is the rule's, 5 x y."""
@@ -479,5 +517,7 @@ def test_constants_are_not_refused(write):
 
 
 def test_numpys_own_functions_in_a_rule():
-    op = op_custom_gradient(lambda x: (np.sin(x), functools.partial(np.multiply, 5.0 * x)), name="op")
+    op = op_custom_gradient(
+        lambda x: (np.sin(x), functools.partial(np.multiply, 5.0 * x)), name="op"
+    )
     np.testing.assert_allclose(nth(elementwise_grad, op, 2)(X), np.full_like(X, 5.0))

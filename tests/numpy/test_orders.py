@@ -24,7 +24,7 @@ def nth(fn, order):
     return fn
 
 
-# --- A kept output ------------------------------------------------------------------------------------------------
+# --- A kept output --------------------------------------------------------------------------------
 
 KEEPERS = {
     "a closure": lambda y: lambda u: u * 5 * y,
@@ -39,7 +39,9 @@ KEEPERS = {
 @pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS)
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_a_kept_output_of_an_opaque_f(keep, order):
-    """exp by Python's math, with 5 for 1 in its rule: each derivative is 5 times the last, and f runs once."""
+    """exp by Python's math, with 5 for 1 in its rule: each derivative is 5 times the last, and f
+    runs once.
+    """
     runs = []
 
     @op_custom_gradient
@@ -74,7 +76,9 @@ def test_a_kept_integer_output_is_a_constant(transformed):
         at = np.argmax(x)
         return (x[at] * x[at], at), lambda u: u[0] * 7 * x * np.eye(3)[at]
 
-    np.testing.assert_allclose(transformed(lambda x: largest(x)[0])(np.array([1.0, 3.0, 2.0])), [0.0, 7.0, 0.0])
+    np.testing.assert_allclose(
+        transformed(lambda x: largest(x)[0])(np.array([1.0, 3.0, 2.0])), [0.0, 7.0, 0.0]
+    )
 
 
 def test_numpy_in_place_and_while_loops():
@@ -88,10 +92,12 @@ def test_numpy_in_place_and_while_loops():
             at += 1
         return y, lambda u: 3.0 * u * y
 
-    np.testing.assert_allclose(elementwise_grad(elementwise_grad(squares))(np.array([2.0, 3.0])), [36.0, 81.0])
+    np.testing.assert_allclose(
+        elementwise_grad(elementwise_grad(squares))(np.array([2.0, 3.0])), [36.0, 81.0]
+    )
 
 
-# --- Other residuals ----------------------------------------------------------------------------------------------
+# --- Other residuals ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
@@ -133,7 +139,9 @@ def test_forward_mode(transformed, keeps):
     @op_custom_gradient(forward_mode=True)
     def op(x):
         i = x * x
-        return (i * x, lambda u: u * 5 * i) if keeps == "an intermediate" else (i, lambda u: u * 5 * i)
+        return (
+            (i * x, lambda u: u * 5 * i) if keeps == "an intermediate" else (i, lambda u: u * 5 * i)
+        )
 
     np.testing.assert_allclose(transformed(op), 20.0 if keeps == "an intermediate" else 100.0)
 
@@ -165,11 +173,13 @@ def test_one_array_in_two_boxes():
 
 
 def test_a_constant_that_is_the_argument_too():
-    anchored = (lambda anchor: op_custom_gradient(lambda x: (x * anchor, lambda u: u * 7 * anchor)))(X)
+    anchored = (
+        lambda anchor: op_custom_gradient(lambda x: (x * anchor, lambda u: u * 7 * anchor))
+    )(X)
     np.testing.assert_allclose(nth(lambda x: anchored(x) * x, 2)(X), 2 * 7 * 0.5)
 
 
-# --- What f does besides computing in autograd ---------------------------------------------------------------------
+# --- What f does besides computing in autograd ----------------------------------------------------
 
 SETTINGS = {}
 
@@ -201,7 +211,9 @@ ONCE = {
 
 @pytest.mark.parametrize("f", ONCE.values(), ids=ONCE)
 def test_what_differs_in_another_run_has_its_derivatives(f):
-    """The rule keeps c x^2, where c is another number in each run: the second order is that of the first one's c."""
+    """The rule keeps c x^2, where c is another number in each run: the second order is that of the
+    first one's c.
+    """
     op = op_custom_gradient(f)
     found = []
 
@@ -257,7 +269,8 @@ def test_what_is_made_of_numbers_has_no_second_order_and_a_first(f):
         return found[-1][1]
 
     made = (
-        r"^op: a second order needs every tensor that .*, got .* f made of values that Python read; let grad_fn compute"
+        r"^op: a second order needs every tensor that .*, "
+        r"got .* f made of values that Python read; let grad_fn compute"
     )
     with pytest.raises(TransformationError, match=made):
         grad(gradient)(np.array(0.5))
@@ -316,9 +329,14 @@ TAPE = []
 
 def test_once_differentiable_in_forward_mode():
     """The first order is there, promised or not; of it nothing has a derivative."""
-    op = op_custom_gradient(lambda x: (x**3, lambda u: u * 5 * x * x), forward_mode=True, once_differentiable=True)
+    op = op_custom_gradient(
+        lambda x: (x**3, lambda u: u * 5 * x * x), forward_mode=True, once_differentiable=True
+    )
     np.testing.assert_allclose(make_jvp(op)(2.0)(3.0), (8.0, 60.0))
-    for second in (lambda: make_jvp(grad(op))(2.0)(1.0), lambda: grad(lambda x: make_jvp(op)(x)(1.0)[1])(2.0)):
+    for second in (
+        lambda: make_jvp(grad(op))(2.0)(1.0),
+        lambda: grad(lambda x: make_jvp(op)(x)(1.0)[1])(2.0),
+    ):
         with pytest.raises(TransformationError, match="a rule that is once_differentiable"):
             second()
 
@@ -333,7 +351,9 @@ def test_a_variable_that_f_assigns_to_keeps_what_the_last_run_left():
         last, runs = x * x, runs + 1
         return last * x, lambda u: u * 5 * last
 
-    np.testing.assert_allclose([nth(cube, order)(X) for order in (1, 2, 3)], [5 * 0.25, 10 * 0.5, 10])
+    np.testing.assert_allclose(
+        [nth(cube, order)(X) for order in (1, 2, 3)], [5 * 0.25, 10 * 0.5, 10]
+    )
     assert runs == 3
     assert getval(last) == 0.25
     assert op_grad(cube)(X) == 5 * 0.25
@@ -345,14 +365,18 @@ def test_gradients_that_come_in_a_box_together():
 
     @op_custom_gradient
     def sine(x, w):
-        return anp.sin(x * w), lambda u: make_vjp(lambda both: anp.sin(both[0] * both[1]))((x, w))[0](5 * u)
+        return anp.sin(x * w), lambda u: make_vjp(lambda both: anp.sin(both[0] * both[1]))((x, w))[
+            0
+        ](5 * u)
 
     second = grad(grad(sine, 0), 1)(0.5, 0.75)
     np.testing.assert_allclose(second, 5 * (np.cos(0.375) - 0.375 * np.sin(0.375)))
 
 
 def test_a_gradient_of_another_dtype_in_forward_mode():
-    """A rule that computes in float64 for float32: its gradient is cast, and that has a derivative too."""
+    """A rule that computes in float64 for float32: its gradient is cast, and that has a derivative
+    too.
+    """
 
     @op_custom_gradient(forward_mode=True)
     def cubed(x):
@@ -378,7 +402,10 @@ def test_a_rule_that_reads_numbers_has_no_second_order_and_a_first(make):
     op = op_custom_gradient(lambda x: (2.0 * x, make(x)), name="op")
     both = grad(lambda x: op(x) * grad(lambda x: 3.0 * x * x)(x))(0.5)
     np.testing.assert_allclose(both, 5.0 * np.sin(0.5) * 3.0 + 2.0 * 0.5 * 6.0)
-    with pytest.raises(TransformationError, match=r"^op: a second order needs .* that Python read; let grad_fn comp"):
+    with pytest.raises(
+        TransformationError,
+        match=r"^op: a second order needs .* that Python read; let grad_fn comp",
+    ):
         grad(grad(op))(0.5)
 
 

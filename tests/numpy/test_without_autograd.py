@@ -57,5 +57,7 @@ LATER = {
 
 @pytest.mark.parametrize("later", LATER.values(), ids=LATER.keys())
 def test_what_comes_after_is_as_if_it_had_been_imported_first(later: str) -> None:
-    result = subprocess.run([sys.executable, "-c", BEFORE + later], capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", BEFORE + later], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr

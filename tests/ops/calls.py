@@ -28,9 +28,13 @@ ARRAYS: dict[str, Any] = {
     "i": _random.integers(1, 7, (3, 4)),
     "j": _random.integers(1, 7, (3, 4)),
     "k": _random.integers(0, 3, 4),
-    "h": np.array([[True, False, True, True], [False, True, False, True], [True, True, False, False]]),
+    "h": np.array(
+        [[True, False, True, True], [False, True, False, True], [True, True, False, False]]
+    ),
     "o": np.array([-1.5, 0.0, 1.5]),
-    "nan": np.array([[1.0, np.nan, -2.0, 3.0], [np.inf, 0.5, np.nan, -np.inf], [4.0, -5.0, 6.0, 7.5]]),
+    "nan": np.array(
+        [[1.0, np.nan, -2.0, 3.0], [np.inf, 0.5, np.nan, -np.inf], [4.0, -5.0, 6.0, 7.5]]
+    ),
 }
 """float64 but for f (float32), c (complex), i, j, k (integers) and h (booleans); z is 0-d, e is empty"""
 
@@ -208,6 +212,8 @@ CALLS = [
 
 
 def name_of(call: str) -> str:
-    """The function that a call is about: the last of linalg's, fft's or special's in it, or the outermost."""
+    """The function that a call is about: the last of linalg's, fft's or special's in it, or the
+    outermost.
+    """
     inner = re.findall(r"(?:linalg|fft|special)\.\w+", call)
     return inner[-1] if inner else re.split(r"\W", call)[0]

@@ -1,4 +1,5 @@
-"""Whether a call of a NumPy function gives NumPy's numbers on a backend, or is refused; and docs/ops.md of it.
+"""Whether a call of a NumPy function gives NumPy's numbers on a backend, or is refused; and
+docs/ops.md of it.
 
 python compare.py docs/ops.md     writes the table, where all four frameworks are installed
 """
@@ -68,7 +69,11 @@ def outcome(call: str, backend: str) -> str:
         with wide(backend), cgshim.use_backend(backend):
             found = run(call, ops, tensors(backend))
     except CustomGradientError as error:
-        return "refused" if isinstance(error, BackendError) and str(error).startswith("op_") else repr(error)
+        return (
+            "refused"
+            if isinstance(error, BackendError) and str(error).startswith("op_")
+            else repr(error)
+        )
     except Exception as error:  # noqa: BLE001  # whatever it is stands in the table
         return repr(error)
     if len(wanted) != len(found):
@@ -99,13 +104,17 @@ def _difference(wanted: Any, found: Any) -> str:
     if wanted.dtype.kind.replace("u", "i") != found.dtype.kind.replace("u", "i"):
         return f"{found.dtype} for {wanted.dtype}"
     tolerance = 1e-5 if np.float32 in (wanted.dtype, found.dtype) else 1e-10
-    if not np.allclose(wanted, found, rtol=tolerance, atol=tolerance, equal_nan=wanted.dtype.kind in "fc"):
+    if not np.allclose(
+        wanted, found, rtol=tolerance, atol=tolerance, equal_nan=wanted.dtype.kind in "fc"
+    ):
         return f"{found} for {wanted}"
     return ""
 
 
 def rows(backend: str) -> dict[str, tuple[str, list[str]]]:
-    """For each function, in the order of the calls: ok or refused, and the calls that are refused all the same."""
+    """For each function, in the order of the calls: ok or refused, and the calls that are refused
+    all the same.
+    """
     found: dict[str, list[tuple[str, str]]] = {}
     for call in CALLS:
         found.setdefault(name_of(call), []).append((call, outcome(call, backend)))
@@ -115,7 +124,9 @@ def rows(backend: str) -> dict[str, tuple[str, list[str]]]:
 def _summary(outcomes: list[tuple[str, str]]) -> tuple[str, list[str]]:
     words = {word for _, word in outcomes}
     if not words <= {"ok", "refused"}:
-        return "wrong", [f"{call}: {word}" for call, word in outcomes if word not in ("ok", "refused")]
+        return "wrong", [
+            f"{call}: {word}" for call, word in outcomes if word not in ("ok", "refused")
+        ]
     if words == {"refused"}:
         return "refused", []
     return "ok", [call for call, word in outcomes if word == "refused"]
@@ -128,7 +139,9 @@ def table(columns: dict[str, dict[str, tuple[str, list[str]]]]) -> Iterator[str]
     for name in next(iter(columns.values())):
         yield f"| `{name}` | {' | '.join(column[name][0] for column in columns.values())} |"
     for backend, column in columns.items():
-        yield f"\nRefused on {backend}: " + ", ".join(f"`{call}`" for _, calls in column.values() for call in calls)
+        yield f"\nRefused on {backend}: " + ", ".join(
+            f"`{call}`" for _, calls in column.values() for call in calls
+        )
 
 
 if __name__ == "__main__":

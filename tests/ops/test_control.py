@@ -1,4 +1,6 @@
-"""Loops, branches, sums at indices and over what was broadcast, and trees: on every backend, eager and compiled."""
+"""Loops, branches, sums at indices and over what was broadcast, and trees: on every backend, eager
+and compiled.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,11 @@ def check(found: Any, wanted: Any) -> None:
 
 
 def test_scan(backend: str, mode: Function) -> None:
-    x, two, weights = tensor(backend, [1.0, 2.0, 3.0]), tensor(backend, 2.0), tensor(backend, [1.0, 2.0, 4.0])
+    x, two, weights = (
+        tensor(backend, [1.0, 2.0, 3.0]),
+        tensor(backend, 2.0),
+        tensor(backend, [1.0, 2.0, 4.0]),
+    )
 
     def run(x: Any) -> Any:
         carry, ys = ops.scan(lambda c, x: (c * x + 1.0, {"y": 10.0 * c, "none": None}), two, x)
@@ -54,7 +60,9 @@ def test_scan(backend: str, mode: Function) -> None:
 
 
 def test_scan_without_xs_counts_its_steps(backend: str, mode: Function) -> None:
-    carry, ys = mode(lambda c: ops.scan(lambda c, _: (2.0 * c, c), c, length=4))(tensor(backend, 3.0))
+    carry, ys = mode(lambda c: ops.scan(lambda c, _: (2.0 * c, c), c, length=4))(
+        tensor(backend, 3.0)
+    )
     check(carry, 48.0)
     check(ys, [3.0, 6.0, 12.0, 24.0])
 
@@ -65,7 +73,9 @@ def test_scan_over_an_op(backend: str, mode: Function) -> None:
         return c * x, lambda u: (7.0 * u * x, 11.0 * u * c)
 
     x, two = tensor(backend, [1.0, 2.0, 3.0]), tensor(backend, 2.0)
-    gradient = mode(cgshim.op_grad(lambda x: ops.scan(lambda c, x: (times(c, x), None), two, x)[0]))(x)
+    gradient = mode(
+        cgshim.op_grad(lambda x: ops.scan(lambda c, x: (times(c, x), None), two, x)[0])
+    )(x)
     check(gradient, [11 * 2 * 49 * 6, 11 * 2 * 7 * 3, 11 * 4])
 
 
@@ -105,7 +115,10 @@ def test_index_add(backend: str, mode: Function) -> None:
 @pytest.mark.parametrize(("shape", "wanted"), [((3,), [6.0, 12.0, 18.0]), ((1, 3), [[6.0, 12.0, 18.0]]),
                                                ((2, 1, 1), [[[18.0]], [[18.0]]]), ((), 36.0)])  # fmt: skip
 def test_sum_to_shape(backend: str, mode: Function, shape: Any, wanted: Any) -> None:
-    gradient, like = tensor(backend, np.ones((2, 3, 3)) * [1.0, 2.0, 3.0]), tensor(backend, np.zeros(shape))
+    gradient, like = (
+        tensor(backend, np.ones((2, 3, 3)) * [1.0, 2.0, 3.0]),
+        tensor(backend, np.zeros(shape)),
+    )
     check(mode(ops.sum_to_shape)(gradient, like), wanted)
     check(ops.sum_to_shape(gradient, shape), wanted)
 
@@ -123,7 +136,9 @@ def test_sum_to_a_shape_that_the_graph_does_not_know(backend: str) -> None:
 
 def test_tree_map(backend: str) -> None:
     x = tensor(backend, [1.0, 2.0])
-    found = ops.tree_map(lambda a, b: a + 10.0 * b, {"w": [x, "name"], "n": None}, {"w": [x * x, "other"], "n": 3})
+    found = ops.tree_map(
+        lambda a, b: a + 10.0 * b, {"w": [x, "name"], "n": None}, {"w": [x * x, "other"], "n": 3}
+    )
     check(found["w"][0], [11.0, 42.0])
     assert (found["w"][1], found["n"]) == ("name", None)
 

@@ -1,4 +1,6 @@
-"""The functions that cgshim.ops defines in terms of others, for a backend that lacks them: here on NumPy."""
+"""The functions that cgshim.ops defines in terms of others, for a backend that lacks them: here on
+NumPy.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,14 @@ from cgshim.testing.conformance import Framework
 REFUSED = {"quantile(n, 0.3, method='lower')", "diff(n, prepend=0.0)", "pad(v, 1, mode='mean')"}
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if _numpy.definition(name_of(call)) is not None])
+@pytest.mark.parametrize(
+    "call", [call for call in CALLS if _numpy.definition(name_of(call)) is not None]
+)
 def test_a_definition_has_numpys_numbers(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own, name = _numpy.own_function, name_of(call)
-    monkeypatch.setattr(_numpy, "own_function", lambda backend, of: None if of == name else own(backend, of))
+    monkeypatch.setattr(
+        _numpy, "own_function", lambda backend, of: None if of == name else own(backend, of)
+    )
     monkeypatch.setattr(_numpy, "_functions", types.SimpleNamespace())
     monkeypatch.setattr(_numpy, "_ways", {})
     assert compare.outcome(call, "numpy") == ("refused" if call in REFUSED else "ok")

@@ -1,4 +1,6 @@
-"""NumPy's functions on every backend: NumPy's numbers and derivatives, or refused, as docs/ops.md says."""
+"""NumPy's functions on every backend: NumPy's numbers and derivatives, or refused, as docs/ops.md
+says.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def test_a_call_has_numpys_numbers_or_is_refused(backend: str, call: str) -> Non
 
 
 def _documented(call: str, backend: str) -> str:
-    header, *rows = [line.strip("| ").split(" | ") for line in DOCUMENT.splitlines() if line.startswith("| ")]
+    header, *rows = [
+        line.strip("| ").split(" | ") for line in DOCUMENT.splitlines() if line.startswith("| ")
+    ]
     word = next(row[header.index(backend)] for row in rows if row[0] == f"`{name_of(call)}`")
     refused = re.search(rf"^Refused on {backend}: (.*)$", DOCUMENT, re.MULTILINE)
     assert refused is not None
@@ -36,7 +40,9 @@ def test_the_comparison_can_fail(backend: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 FLOATS = "antvms"
-DIFFERENTIATED = {name_of(call): call for call in reversed(CALLS) if re.search(rf"\b[{FLOATS}]\b", call)}
+DIFFERENTIATED = {
+    name_of(call): call for call in reversed(CALLS) if re.search(rf"\b[{FLOATS}]\b", call)
+}
 """for each function its first call with an array of float64"""
 
 
@@ -51,7 +57,9 @@ def test_a_derivative_is_numpys_or_raises(backend: str, call: str) -> None:
     with compare.wide(backend), cgshim.use_backend(backend):
         tensors = compare.tensors(backend)
         try:
-            found = cgshim.op_grad(lambda x: _weighed(compare.run(call, ops, {**tensors, at: x})))(tensors[at])
+            found = cgshim.op_grad(lambda x: _weighed(compare.run(call, ops, {**tensors, at: x})))(
+                tensors[at]
+            )
         except Exception:  # noqa: BLE001  # the framework's own words: there is no derivative
             return
         np.testing.assert_allclose(ops.convert_to_numpy(found), wanted, rtol=1e-4, atol=1e-4)
@@ -68,7 +76,9 @@ def _weights(shape: tuple[int, ...]) -> Any:
 
 
 def _by_differences(call: str, at: str) -> Any:
-    """The derivative of the number by differences, on NumPy itself; None where an output is not of floats."""
+    """The derivative of the number by differences, on NumPy itself; None where an output is not of
+    floats.
+    """
 
     def number(x: Any) -> Any:
         outputs = [np.asarray(y) for y in compare.run(call, compare.Reference(), {**ARRAYS, at: x})]
@@ -81,7 +91,8 @@ def _by_differences(call: str, at: str) -> Any:
         return None
     try:
         slopes = [
-            (number(x + step * d) - number(x - step * d)) / (2 * step) for d in np.eye(x.size).reshape(-1, *x.shape)
+            (number(x + step * d) - number(x - step * d)) / (2 * step)
+            for d in np.eye(x.size).reshape(-1, *x.shape)
         ]
     except TypeError:
         return None
@@ -100,7 +111,9 @@ def test_parameters_that_a_backend_lacks_are_refused(backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["float_power", "index_add"])
 def test_the_functions_of_a_backend_are_numpys(backend: str, name: str) -> None:
-    """A function of a framework by the name of one of NumPy's is used only if it is listed: see the table."""
+    """A function of a framework by the name of one of NumPy's is used only if it is listed: see the
+    table.
+    """
     module = cgshim._registry.load(backend)
     assert module.numpy_function(name) is not None
     assert module.numpy_function("no_such_function") is None

@@ -1,4 +1,6 @@
-"""The published functions are the files of examples/published; here they run on the backend of the test."""
+"""The published functions are the files of examples/published; here they run on the backend of the
+test.
+"""
 
 import sys
 from pathlib import Path

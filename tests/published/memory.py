@@ -1,4 +1,6 @@
-"""By how many bytes the peak memory of the process grows, for values and gradients of published functions."""
+"""By how many bytes the peak memory of the process grows, for values and gradients of published
+functions.
+"""
 
 import re
 import sys
@@ -16,14 +18,18 @@ from reversible import reversible
 
 def of_linear_cross_entropy(rows):
     """For 4096 rows the logits are 64 million numbers in float32, 256 MB."""
-    draw = lambda *shape: op_convert_to_tensor(np.random.default_rng(0).normal(size=shape), "float32")
+    draw = lambda *shape: op_convert_to_tensor(
+        np.random.default_rng(0).normal(size=shape), "float32"
+    )
     labels = op_convert_to_tensor(np.arange(rows) % 16384)
     loss = lambda x, weight: linear_cross_entropy(x, weight, labels, chunk=128)
     return op_value_and_grad(loss, (0, 1))(draw(rows, 8), draw(16384, 8))
 
 
 def of_reversible(size):
-    """48 blocks, of which autodiff keeps four arrays each, of 2 MB for half a million numbers: 384 MB."""
+    """48 blocks, of which autodiff keeps four arrays each, of 2 MB for half a million numbers: 384
+    MB.
+    """
     half = lambda x, weight: ops.tanh(weight * x)
     x = op_convert_to_tensor(np.linspace(-2.0, 2.0, size), "float32")
     weights = op_convert_to_tensor(np.linspace(-1.0, 1.0, 96), "float32")
@@ -33,7 +39,9 @@ def of_reversible(size):
 
 
 def peak():
-    """Of this process; getrusage has the peak of the process that started this one, if it is higher."""
+    """Of this process; getrusage has the peak of the process that started this one, if it is
+    higher.
+    """
     return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
 

@@ -1,4 +1,6 @@
-"""The published functions, each with arguments and with its value by another formula, in plain NumPy or SciPy."""
+"""The published functions, each with arguments and with its value by another formula, in plain
+NumPy or SciPy.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,16 +55,23 @@ LABELS = np.array([0, 2, 1, 1, 0])
 LOGITS, TARGETS = np.array([-3.0, -0.5, 0.25, 4.0]), np.array([0.0, 1.0, 1.0, 0.0])
 
 
-# --- Values by other formulas ----------------------------------------------------------------------------------------
+# --- Values by other formulas ---------------------------------------------------------------------
 
 
 def entmax_by_root(scores, alpha):
     def row(scores, alpha):
         at = lambda t: np.maximum((alpha - 1) * scores - t, 0) ** (1 / (alpha - 1))
         highest = (alpha - 1) * scores.max()
-        return at(scipy.optimize.brentq(lambda t: at(t).sum() - 1, highest - 1, highest, xtol=1e-15))
+        return at(
+            scipy.optimize.brentq(lambda t: at(t).sum() - 1, highest - 1, highest, xtol=1e-15)
+        )
 
-    return np.array([row(s, a) for s, a in zip(scores, np.broadcast_to(alpha, (len(scores), 1))[:, 0], strict=True)])
+    return np.array(
+        [
+            row(s, a)
+            for s, a in zip(scores, np.broadcast_to(alpha, (len(scores), 1))[:, 0], strict=True)
+        ]
+    )
 
 
 def matern_by_bessel(nu):
@@ -90,7 +99,9 @@ def eigenproblem_by_scipy(matrix):
     values, vectors = scipy.linalg.eig((matrix + matrix.T) / 2)
     order = values.real.argsort()
     vectors = vectors[:, order].real
-    return values.real[order], vectors * np.sign(vectors[abs(vectors).argmax(0), range(len(values))])
+    return values.real[order], vectors * np.sign(
+        vectors[abs(vectors).argmax(0), range(len(values))]
+    )
 
 
 def slope(parameters, t, y):
@@ -100,7 +111,9 @@ def slope(parameters, t, y):
 
 def path_by_scipy(weights, bias, y, times):
     right = lambda t, y: np.tanh(weights @ y + t * bias)
-    found = scipy.integrate.solve_ivp(right, (times[0], times[-1]), y, t_eval=times, rtol=1e-10, atol=1e-12)
+    found = scipy.integrate.solve_ivp(
+        right, (times[0], times[-1]), y, t_eval=times, rtol=1e-10, atol=1e-12
+    )
     return found.y.T
 
 
@@ -135,7 +148,8 @@ def focal_loss_by_probability(logits, targets):
     return np.where(targets == 1, 0.25, 0.75) * (1 - p) ** 2 * -np.log(p)
 
 
-# --- An equilibrium (Bai, Kolter and Koltun 2019): the z of z = tanh(weights z + x), by a loop in NumPy ---------------
+# --- An equilibrium (Bai, Kolter and Koltun 2019): the z of z = tanh(weights z + x), by a loop in
+# NumPy ---------------
 
 
 def gap(parameters, z):
@@ -154,7 +168,7 @@ def equilibrium_by_scipy(weights, x, z):
     return scipy.optimize.fsolve(lambda z: z - np.tanh(weights @ z + x), z, xtol=1e-14)
 
 
-# --- The surrogates of those that have other derivatives on purpose -------------------------------------------------
+# --- The surrogates of those that have other derivatives on purpose -------------------------------
 
 
 def clipped(x, low, high):
@@ -162,7 +176,9 @@ def clipped(x, low, high):
 
 
 def weighted_product(x, weight, by):
-    """`by` is the upstream gradient of the product; e5m2 has its numbers, so that scaling and rounding keep them."""
+    """`by` is the upstream gradient of the product; e5m2 has its numbers, so that scaling and
+    rounding keep them.
+    """
     return ops.sum(by * matmul_in_float8(x, weight))
 
 
@@ -172,7 +188,9 @@ def weighted_product_without_rounding(x, weight, by):
     return ops.sum(by * (ops.matmul(x8, weight) + ops.matmul(x, weight8)))
 
 
-FIVE_BY_THREE = np.array([[0.25, -1.75, 3.0, 1.0, -0.5], [2.0, 7.0, -1.0, 0.0, 5.0], [-4.0, 1.5, 0.125, 6.0, -2.5]])
+FIVE_BY_THREE = np.array(
+    [[0.25, -1.75, 3.0, 1.0, -0.5], [2.0, 7.0, -1.0, 0.0, 5.0], [-4.0, 1.5, 0.125, 6.0, -2.5]]
+)
 SMALL = [[[0.5, -1.0]], [[0.25, 0.75]], [[0.3, -0.5], [0.8, 0.4]], [[-0.6, 0.2], [0.1, 0.9]],
          [[0.7, 0.1], [-0.4, -0.3]], [[0.2, -0.8], [0.5, 0.6]]]  # fmt: skip
 CLIPPED = np.array([[-3.0, -0.5, 0.2], [0.7, 1.9, -0.1]])

@@ -1,7 +1,8 @@
-"""A symmetric eigenproblem (Giles 2008): the rule is written in the eigenvalues and eigenvectors, the op's outputs.
+"""A symmetric eigenproblem (Giles 2008): the rule is written in the eigenvalues and eigenvectors,
+the op's outputs.
 
-f computes in NumPy, so no autodiff sees through it. The derivative of the derivative goes through what the rule
-keeps, the op's own output, whose derivative is again the rule's.
+f computes in NumPy, so no autodiff sees through it. The derivative of the derivative goes through
+what the rule keeps, the op's own output, whose derivative is again the rule's.
 """
 
 import numpy as np

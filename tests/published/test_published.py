@@ -1,4 +1,6 @@
-"""Each published function: its value by another formula, and its derivatives by differences, eager and compiled."""
+"""Each published function: its value by another formula, and its derivatives by differences, eager
+and compiled.
+"""
 
 import ast
 import importlib
@@ -18,7 +20,8 @@ from cgshim.testing._functions import double_precision
 EXAMPLES = Path(__file__).parents[2] / "examples" / "published"
 PAGE = EXAMPLES.parents[1] / "docs" / "published.md"
 EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-SEEN_COMPILED = {"entmax of rows", "fake quantisation of channels"}  # which other cases are, in other shapes
+# which other cases are, in other shapes
+SEEN_COMPILED = {"entmax of rows", "fake quantisation of channels"}
 TO_COMPILE = {name: case for name, case in CASES.items() if name not in SEEN_COMPILED}
 EXACT = {name: case for name, case in CASES.items() if case.surrogate is None}
 
@@ -51,7 +54,9 @@ def floats(outputs):
 @EACH
 def test_value(case):
     expected = case.value(*map(np.asarray, case.args))
-    np.testing.assert_allclose(flat(case.op(*tensors(case.args))), flat(expected), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        flat(case.op(*tensors(case.args))), flat(expected), rtol=1e-6, atol=1e-6
+    )
 
 
 @EACH
@@ -92,7 +97,9 @@ IN_DYNAMO = pytest.mark.filterwarnings(  # seen with torch 2.13, November 2026
 
 @pytest.fixture
 def nothing_is_compiled(backend):
-    """Let torch.compile forget what earlier tests compiled: it gives up after eight versions of a function."""
+    """Let torch.compile forget what earlier tests compiled: it gives up after eight versions of a
+    function.
+    """
     if backend == "torch":
         importlib.import_module("torch").compiler.reset()
 
@@ -101,17 +108,26 @@ def nothing_is_compiled(backend):
 @IN_DYNAMO
 def test_in_compiled_code(backend, case, nothing_is_compiled):
     fn = sines_of(case.op)
-    compiled = COMPILERS[backend](importlib.import_module(backend), fn, not case.breaks_graph, case.differentiated)
+    compiled = COMPILERS[backend](
+        importlib.import_module(backend), fn, not case.breaks_graph, case.differentiated
+    )
     expected = op_value_and_grad(fn, case.differentiated)(*tensors(case.args))
-    np.testing.assert_allclose(flat(compiled(*tensors(case.args))), flat(expected), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        flat(compiled(*tensors(case.args))), flat(expected), rtol=1e-6, atol=1e-9
+    )
 
 
 def sines_of(op):
-    """A scalar, for which the upstream gradients of the op's outputs differ from 1 and from each other."""
+    """A scalar, for which the upstream gradients of the op's outputs differ from 1 and from each
+    other.
+    """
 
     def total(*args):
         outputs = floats(op(*args))
-        return sum(ops.sum(ops.sin(y + 0.3)) for y in (outputs if isinstance(outputs, tuple) else [outputs]))
+        return sum(
+            ops.sum(ops.sin(y + 0.3))
+            for y in (outputs if isinstance(outputs, tuple) else [outputs])
+        )
 
     return total
 
@@ -123,7 +139,9 @@ FILES = pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambd
 def test_a_file_has_45_lines_at_most_and_names_its_source(path):
     source = path.read_text()
     assert len(source.splitlines()) <= 45
-    assert re.search(r"Published as\s.+\sin\s[\w-]+/[\w-]+", ast.get_docstring(ast.parse(source)), re.DOTALL)
+    assert re.search(
+        r"Published as\s.+\sin\s[\w-]+/[\w-]+", ast.get_docstring(ast.parse(source)), re.DOTALL
+    )
 
 
 @FILES

@@ -1,4 +1,6 @@
-"""What single published functions are there for: the points at which the plain formula fails, formats, and memory."""
+"""What single published functions are there for: the points at which the plain formula fails,
+formats, and memory.
+"""
 
 import os
 import subprocess
@@ -15,7 +17,14 @@ from matern import matern
 from nearest_neighbours import nearest_neighbours
 from published_cases import POINTS, QUERIES, in_float8, product_in_float8
 
-from cgshim import TransformationError, op_convert_to_numpy, op_convert_to_tensor, op_grad, op_vjp, ops
+from cgshim import (
+    TransformationError,
+    op_convert_to_numpy,
+    op_convert_to_tensor,
+    op_grad,
+    op_vjp,
+    ops,
+)
 from cgshim.testing import check_gradients
 
 ALL = np.concatenate([QUERIES, POINTS])  # with the queries among them
@@ -23,7 +32,9 @@ ALL = np.concatenate([QUERIES, POINTS])  # with the queries among them
 
 @pytest.mark.parametrize("nu", [1.5, 2.5])
 def test_the_matern_covariance_of_coinciding_points(nu):
-    """For nu = 3/2 the third derivative jumps there: the differences of the second one are less exact."""
+    """For nu = 3/2 the third derivative jumps there: the differences of the second one are less
+    exact.
+    """
     args = [op_convert_to_tensor(x) for x in (QUERIES, ALL, np.array(0.7))]
     op = lambda x1, x2, lengthscale: matern(x1, x2, lengthscale, nu=nu)
     check_gradients(op, args, modes=["reverse"], rtol=2e-4)
@@ -46,7 +57,9 @@ def test_more_neighbours_than_there_are_points():
 @pytest.mark.parametrize("gamma", [0.5, 1.5, 2.0])
 @pytest.mark.parametrize("logit", [-20.0, 10.0, 40.0, 110.0])
 def test_the_focal_loss_of_sure_examples_is_right_in_float32_at_two_orders(logit, gamma):
-    """Where 1 - p is 0 in float32, its powers below 1 and 2 have no finite first and second derivative."""
+    """Where 1 - p is 0 in float32, its powers below 1 and 2 have no finite first and second
+    derivative.
+    """
     target = op_convert_to_tensor(1.0, "float32")
     loss = lambda x: focal_loss(x, target, gamma=gamma)
     found = [op_convert_to_numpy(fn(op_convert_to_tensor(logit, "float32")))
@@ -58,7 +71,9 @@ def test_the_focal_loss_of_sure_examples_is_right_in_float32_at_two_orders(logit
     np.testing.assert_allclose(found, differences, rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [(E4M3, ml_dtypes.float8_e4m3fn), (E5M2, ml_dtypes.float8_e5m2)])
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(E4M3, ml_dtypes.float8_e4m3fn), (E5M2, ml_dtypes.float8_e5m2)]
+)
 def test_float8_rounds_as_the_format_does(kind, dtype):
     """Each number of the format, each middle of two neighbours, and what lies a little beside them."""
     numbers = np.arange(256, dtype="uint8").view(dtype).astype("float32")
@@ -76,7 +91,9 @@ def test_the_gradients_of_a_product_in_float8():
     x, weight = (op_convert_to_tensor(each.astype("float32")) for each in (QUERIES, POINTS.T))
     product, pullback = op_vjp(matmul_in_float8, x, weight)
     found = pullback(op_convert_to_tensor(upstream.astype("float32")))
-    np.testing.assert_allclose(op_convert_to_numpy(product), product_in_float8(QUERIES, POINTS.T), rtol=1e-5)
+    np.testing.assert_allclose(
+        op_convert_to_numpy(product), product_in_float8(QUERIES, POINTS.T), rtol=1e-5
+    )
     x8, weight8 = (in_float8(each, ml_dtypes.float8_e4m3fn) for each in (QUERIES, POINTS.T))
     upstream8 = in_float8(upstream, ml_dtypes.float8_e5m2)
     for gradient, expected in zip(found, (upstream8 @ weight8.T, x8.T @ upstream8), strict=True):
@@ -105,5 +122,7 @@ def test_memory(backend):
     """
     command = [sys.executable, str(Path(__file__).with_name("memory.py"))]
     environment = {**os.environ, "CGSHIM_BACKEND": backend, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
     assert int(printed) < 100e6

@@ -1,4 +1,6 @@
-"""python release_notes.py VERSION: print CHANGELOG.md's notes of a version; fail if it cannot be released from here."""
+"""python release_notes.py VERSION: print CHANGELOG.md's notes of a version; fail if it cannot be
+released from here.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from typing import NoReturn
 def notes(changelog: str, version: str) -> str:
     """Return the section of a version, without its heading (`## 1.2.0` or `## 1.2.0 - 2026-11-22`)."""
     _, *parts = re.split(r"^## (.+)\n", changelog, flags=re.MULTILINE)
-    sections = {heading.split()[0]: text.strip() for heading, text in zip(parts[::2], parts[1::2], strict=True)}
+    sections = {
+        heading.split()[0]: text.strip()
+        for heading, text in zip(parts[::2], parts[1::2], strict=True)
+    }
     if not sections.get(version):
         refuse(
             f"CHANGELOG.md must have notes of version {version}",
@@ -25,7 +30,11 @@ def notes(changelog: str, version: str) -> str:
 def require_releasable(checkout: Path, version: str) -> None:
     """Exit if the version has a tag already, or if a file is not committed."""
     if tag := git(checkout, "tag", "--list", f"v{version}"):
-        refuse("a version is released once", got=f"the tag {tag}", do="raise the version in pyproject.toml")
+        refuse(
+            "a version is released once",
+            got=f"the tag {tag}",
+            do="raise the version in pyproject.toml",
+        )
     if changes := git(checkout, "status", "--porcelain"):
         refuse("all files must be committed", got=changes.splitlines()[0], do="commit them")
 

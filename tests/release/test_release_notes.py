@@ -38,7 +38,9 @@ def git(checkout, *arguments):
 
 
 def release(checkout, version):
-    return subprocess.run([sys.executable, SCRIPT, version], cwd=checkout, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, SCRIPT, version], cwd=checkout, capture_output=True, text=True
+    )
 
 
 def refusal(checkout, version="1.10.0"):
@@ -47,12 +49,16 @@ def refusal(checkout, version="1.10.0"):
     return done.stderr
 
 
-@pytest.mark.parametrize(("version", "notes"), [("1.10.0", "### Added\n\n- Ten.\n"), ("1.1.0", "- One.\n")])
+@pytest.mark.parametrize(
+    ("version", "notes"), [("1.10.0", "### Added\n\n- Ten.\n"), ("1.1.0", "- One.\n")]
+)
 def test_notes(checkout, version, notes):
     assert release(checkout, version).stdout == notes
 
 
-@pytest.mark.parametrize("version", ["1.1", "10.0", "Unreleased"], ids=["a part", "another part", "an empty section"])
+@pytest.mark.parametrize(
+    "version", ["1.1", "10.0", "Unreleased"], ids=["a part", "another part", "an empty section"]
+)
 def test_no_notes(checkout, version):
     assert refusal(checkout, version) == (
         f"release: CHANGELOG.md must have notes of version {version}, "
@@ -74,4 +80,6 @@ def test_all_is_committed(checkout):
 
 
 def test_outside_of_git(tmp_path):
-    assert refusal(tmp_path).startswith("release: it needs a git checkout, got fatal: not a git repository")
+    assert refusal(tmp_path).startswith(
+        "release: it needs a git checkout, got fatal: not a git repository"
+    )

@@ -27,7 +27,10 @@ def cube_forward(x):
 @op_custom_gradient
 def scaled(pair, word):
     a, b = pair["a"], pair["b"]
-    return (a * b, 5 * a), lambda first, second: ({"a": 7 * first * b + 5 * second, "b": 3 * first * a}, None)
+    return (a * b, 5 * a), lambda first, second: (
+        {"a": 7 * first * b + 5 * second, "b": 3 * first * a},
+        None,
+    )
 
 
 def scaled_forward(pair):

@@ -13,7 +13,10 @@ def cube(x):
 
 def scaled(pair):
     a, b = pair["a"], pair["b"]
-    return (a * b, 5 * a), lambda first, second: {"a": 7 * first * b + 5 * second, "b": 3 * first * a}
+    return (a * b, 5 * a), lambda first, second: {
+        "a": 7 * first * b + 5 * second,
+        "b": 3 * first * a,
+    }
 
 
 X = tf.range(6, dtype="float32")
@@ -21,7 +24,9 @@ X = tf.range(6, dtype="float32")
 
 def compiled(fn):
     """The optimised program."""
-    return nameless(tf.function(fn, jit_compile=True).experimental_get_compiler_ir(X)(stage="optimized_hlo"))
+    return nameless(
+        tf.function(fn, jit_compile=True).experimental_get_compiler_ir(X)(stage="optimized_hlo")
+    )
 
 
 def gradient(op):

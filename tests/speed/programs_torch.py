@@ -29,7 +29,10 @@ class Cube(torch.autograd.Function):
 @op_custom_gradient
 def scaled(pair, word):
     a, b = pair["a"], pair["b"]
-    return (a * b, 5 * a), lambda first, second: ({"a": 7 * first * b + 5 * second, "b": 3 * first * a}, None)
+    return (a * b, 5 * a), lambda first, second: (
+        {"a": 7 * first * b + 5 * second, "b": 3 * first * a},
+        None,
+    )
 
 
 class Scaled(torch.autograd.Function):
@@ -45,11 +48,14 @@ class Scaled(torch.autograd.Function):
 
 
 X = torch.arange(6.0)
-ALIASES = ("aten.detach.default", "aten.view.default")  # another name for a tensor: inductor makes nothing of them
+# another name for a tensor: inductor makes nothing of them
+ALIASES = ("aten.detach.default", "aten.view.default")
 
 
 def compiled(fn):
-    """What the graphs of the forward and the backward pass take and do, and how many kernels inductor makes of them."""
+    """What the graphs of the forward and the backward pass take and do, and how many kernels
+    inductor makes of them.
+    """
     graphs = []
 
     def keep(module, _):
@@ -68,7 +74,8 @@ def _run(fn, compiler):
     torch._dynamo.reset()
     x = X.clone().requires_grad_()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Dynamo and inductor warn of code of torch's own (torch 2.13, November 2026)
+        # Dynamo and inductor warn of code of torch's own (torch 2.13, November 2026)
+        warnings.simplefilter("ignore")
         torch.autograd.grad(torch.compile(fn, backend=compiler, fullgraph=True)(x), x)
 
 

@@ -1,4 +1,6 @@
-"""What a compiler makes of an op is what it makes of the same op by hand: exactly, and so at no cost in a run."""
+"""What a compiler makes of an op is what it makes of the same op by hand: exactly, and so at no
+cost in a run.
+"""
 
 import importlib
 import subprocess
@@ -27,9 +29,13 @@ def test_an_op_compiles_to_what_it_compiles_to_by_hand(compiled, case):
     assert compiled(use(op)) != compiled(use(other)), "the comparison sees nothing"
 
 
-@pytest.mark.parametrize(("code", "imported"), [("import cgshim", "False"), ("import cgshim, numpy", "True")])
+@pytest.mark.parametrize(
+    ("code", "imported"), [("import cgshim", "False"), ("import cgshim, numpy", "True")]
+)
 def test_import_leaves_numpy_alone(code, imported):
     """NumPy would take most of the time of `import cgshim`, and is there already when it is needed."""
     code += "; import sys; print('numpy' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == imported

@@ -19,12 +19,16 @@ def gradient(fn):
 
 
 @pytest.mark.parametrize(
-    ("gx", "expected"), [(lambda x: 7.0 * x, [21.0, 42.0, 63.0]), (lambda x: 7.0, [21.0, 21.0, 21.0])]
+    ("gx", "expected"),
+    [(lambda x: 7.0 * x, [21.0, 42.0, 63.0]), (lambda x: 7.0, [21.0, 21.0, 21.0])],
 )
 def test_a_scalar_value(gx, expected):
     np.testing.assert_allclose(gradient(lambda x: 3.0 * op_embed_gradient(5.0, gx(x), x)), expected)
 
 
 def test_a_batch_of_values_is_refused():
-    with pytest.raises(CustomGradientValueError, match=r"^op_embed_gradient: the shape of x must begin with the shape"):
+    with pytest.raises(
+        CustomGradientValueError,
+        match=r"^op_embed_gradient: the shape of x must begin with the shape",
+    ):
         gradient(lambda x: op_embed_gradient(x, 7.0 * x, x))

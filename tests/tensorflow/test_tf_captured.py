@@ -1,4 +1,6 @@
-"""What f reads without being given it: variables arrive, what is differentiated is refused, the rest is constant."""
+"""What f reads without being given it: variables arrive, what is differentiated is refused, the
+rest is constant.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def test_weights_of_a_line(mode: Any) -> None:
     def line(x: Any) -> Any:
         def rule(upstream: Any, variables: Any) -> Any:
             assert variables[0] is w
-            return upstream * w[1], [tf.stack([tf.reduce_sum(upstream * x**1), tf.reduce_sum(upstream * x**0)])]
+            return upstream * w[1], [
+                tf.stack([tf.reduce_sum(upstream * x**1), tf.reduce_sum(upstream * x**0)])
+            ]
 
         return w[1] * x + w[0], rule
 
@@ -39,7 +43,11 @@ def test_weights_of_a_line(mode: Any) -> None:
 
 @eager_and_function
 def test_several_variables_come_in_the_order_in_which_they_were_made(mode: Any) -> None:
-    first, frozen, second = tf.Variable(2.0), tf.Variable(3.0, trainable=False), tf.Variable([1.0, 1.0])
+    first, frozen, second = (
+        tf.Variable(2.0),
+        tf.Variable(3.0, trainable=False),
+        tf.Variable([1.0, 1.0]),
+    )
     seen = []
 
     @cgshim.op_custom_gradient
@@ -81,7 +89,9 @@ def test_neither_their_names_nor_the_digits_of_their_numbers_matter(mode: Any) -
 def test_variables_that_grad_fn_does_not_take(mode: Any) -> None:
     w = tf.Variable(2.0)
     scale = cgshim.op_custom_gradient(lambda x: (x * w, lambda u: u), name="scale")
-    with pytest.raises(cgshim.CustomGradientTypeError, match="scale: grad_fn must take variables when f reads"):
+    with pytest.raises(
+        cgshim.CustomGradientTypeError, match="scale: grad_fn must take variables when f reads"
+    ):
         mode(lambda x: scale(x))(tf.constant(1.0))
 
 
@@ -115,7 +125,8 @@ def test_a_captured_tensor_that_is_differentiated_is_refused(mode: Any) -> None:
     assert str(error.value) == CAPTURED
 
 
-@pytest.mark.parametrize("size", [1, 1000])  # TensorFlow captures small tensors in another way than large ones
+# TensorFlow captures small tensors in another way than large ones
+@pytest.mark.parametrize("size", [1, 1000])
 def test_an_eager_tensor_that_a_function_captures_is_refused(size: int) -> None:
     c = tf.fill([size], 3.0)
 
@@ -131,12 +142,19 @@ def test_an_eager_tensor_that_a_function_captures_is_refused(size: int) -> None:
 
 @eager_and_function
 @pytest.mark.parametrize(
-    "f", [lambda c: c, lambda c: tf.function(lambda x: x * c), lambda c: lambda x: tf.cond(x > 0, lambda: c, lambda: x)]
+    "f",
+    [
+        lambda c: c,
+        lambda c: tf.function(lambda x: x * c),
+        lambda c: lambda x: tf.cond(x > 0, lambda: c, lambda: x),
+    ],
 )
 def test_captured_however_f_reads_it(f: Any, mode: Any) -> None:
     def gradient(x: Any, c: Any) -> Any:
         reads = f(c)
-        op = cgshim.op_custom_gradient(lambda x: (reads(x) if callable(reads) else reads, lambda u: u), name="op")
+        op = cgshim.op_custom_gradient(
+            lambda x: (reads(x) if callable(reads) else reads, lambda u: u), name="op"
+        )
         with tf.GradientTape() as tape:
             tape.watch([x, c])
             y = op(x) * x
@@ -156,13 +174,15 @@ def test_capturing_what_is_not_differentiated_is_fine(mode: Any) -> None:
 def test_a_vjp_takes_what_was_made_of_a_variable_for_a_constant() -> None:
     w = tf.Variable(3.0)
     assert cgshim.op_grad(lambda x: _scale_by(2 * w)(x))(tf.constant(5.0)).numpy() == 42
-    with tf.GradientTape(), pytest.raises(cgshim.CustomGradientTypeError) as error:  # which watches variables
+    # which watches variables
+    with tf.GradientTape(), pytest.raises(cgshim.CustomGradientTypeError) as error:
         cgshim.op_grad(lambda x: _scale_by(2 * w)(x))(tf.constant(5.0))
     assert str(error.value) == CAPTURED
 
 
 def test_captured_within_a_function_that_is_differentiated_from_outside_is_nan() -> None:
-    # which arguments of a tf.function will be differentiated is unknown while it is traced: the gradient says so
+    # which arguments of a tf.function will be differentiated is unknown while it is traced: the
+    # gradient says so
     inner = tf.function(lambda x, c: _scale_by(c)(x))
     x, c = tf.constant(2.0), tf.constant(3.0)
     with tf.GradientTape() as tape:
@@ -190,7 +210,11 @@ def test_captured_within_a_function_around_which_an_accumulator_is_nan() -> None
     inner = tf.function(lambda x, c: _scale_by(c)(x))
     x, c = tf.constant(2.0), tf.constant(3.0)
     for tangents, expected in (((5.0, 0.0), 5 * 21), ((5.0, 7.0), np.nan), ((0.0, 7.0), np.nan)):
-        pairs = [(z, tf.constant(tangent)) for z, tangent in zip((x, c), tangents, strict=True) if tangent]
+        pairs = [
+            (z, tf.constant(tangent))
+            for z, tangent in zip((x, c), tangents, strict=True)
+            if tangent
+        ]
         with tf.autodiff.ForwardAccumulator(*map(list, zip(*pairs, strict=True))) as accumulator:
             y = inner(x, c)
         np.testing.assert_equal(accumulator.jvp(y).numpy(), np.float32(expected))
@@ -222,14 +246,18 @@ def test_nobody_is_told_of_a_nan_where_each_is_an_error(mode: Any) -> None:
     assert dc.numpy() > 1e28  # no gradient that anybody would take for one
 
 
-@pytest.mark.parametrize("multiply", [lambda x, w: x * w, lambda x, w: w * x], ids=["behind", "before"])
+@pytest.mark.parametrize(
+    "multiply", [lambda x, w: x * w, lambda x, w: w * x], ids=["behind", "before"]
+)
 def test_a_captured_tensor_of_a_graph_is_found_on_both_sides_of_the_argument(multiply: Any) -> None:
     @tf.function
     def differentiated(x: Any, w: Any) -> Any:
         with tf.GradientTape() as tape:
             tape.watch([x, w])
             read = w * 2.0
-            op = cgshim.op_custom_gradient(lambda x: (multiply(x, read), lambda u: u * 7.0), name="op")
+            op = cgshim.op_custom_gradient(
+                lambda x: (multiply(x, read), lambda u: u * 7.0), name="op"
+            )
             y = op(x)
         return tape.gradient(y, [x, w])
 

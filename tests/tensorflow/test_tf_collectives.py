@@ -1,4 +1,6 @@
-"""all_reduce in rules, in two replicas: in grad_fn it adds up the gradients, and in f it is refused."""
+"""all_reduce in rules, in two replicas: in grad_fn it adds up the gradients, and in f it is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,8 @@ REFUSED = "summed: f must be given every tensor that is differentiated, got a ca
 
 def test_in_two_replicas() -> None:
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    run = subprocess.run([sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == [REFUSED, REFUSED, "2 replicas"]

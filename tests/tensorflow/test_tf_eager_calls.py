@@ -26,7 +26,9 @@ def recorded(op: Any) -> Callable[[Any], Any]:
 
 
 @pytest.mark.parametrize(
-    ("use", "most"), [(lambda op: op, 0.8), (recorded, 1.2), (grad, 1.1)], ids=["plain", "forward", "backward"]
+    ("use", "most"),
+    [(lambda op: op, 0.8), (recorded, 1.2), (grad, 1.1)],
+    ids=["plain", "forward", "backward"],
 )
 def test_a_call_calls_about_as_many_functions_as_by_hand(use: Any, most: float) -> None:
     x = tf.constant(2.0)

@@ -1,4 +1,6 @@
-"""ForwardAccumulator: J v is the transpose of the rule where the rule is linear, and refused where it may not be."""
+"""ForwardAccumulator: J v is the transpose of the rule where the rule is linear, and refused where
+it may not be.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,15 @@ def test_arguments_outputs_trees_and_static_leaves(mode: Any, promised: bool) ->
     @cgshim.op_custom_gradient(forward_mode=promised)
     def mixed(pair: Any, b: Any, *, power: int) -> Any:
         a, _ = pair
-        rule = lambda u: ((u["p"] * 3 + u["s"] * 5, None), tf.reduce_sum(u["p"] * 11) * tf.ones_like(b))
-        return {"p": a**power + tf.reduce_sum(b), "s": tf.reduce_sum(a) * a, "n": tf.cast(a, tf.int32)}, rule
+        rule = lambda u: (
+            (u["p"] * 3 + u["s"] * 5, None),
+            tf.reduce_sum(u["p"] * 11) * tf.ones_like(b),
+        )
+        return {
+            "p": a**power + tf.reduce_sum(b),
+            "s": tf.reduce_sum(a) * a,
+            "n": tf.cast(a, tf.int32),
+        }, rule
 
     def derivatives(a: Any, b: Any) -> Any:
         tangents = [tf.constant([1.0, 10.0]), tf.constant([[1.0, 2.0, 4.0]])]
@@ -73,7 +82,8 @@ def in_while_loop(op: Any) -> Any:
 def test_an_accumulator_around_a_function_looks_at_the_rules_in_it(place: Any) -> None:
     for f in (clip, quadratic, clip):
         function = tf.function(place(cgshim.op_custom_gradient(f)))
-        grad(function)(tf.constant(2.0))  # a rule that was traced for reverse mode is looked at all the same
+        # a rule that was traced for reverse mode is looked at all the same
+        grad(function)(tf.constant(2.0))
         with pytest.raises(cgshim.TransformationError):
             jvp(function, 3.0)(tf.constant(2.0))
     assert jvp(tf.function(place(square)), 3.0)(tf.constant(2.0)).numpy() == 2 * 7 * 2 * 3
@@ -86,7 +96,9 @@ def test_a_rule_that_may_not_be_linear_is_refused_around_a_function_in_a_functio
 
 @eager_and_function
 def test_ops_within_an_op(mode: Any) -> None:
-    """What listens to the operations of the outer one leaves them to what listens to those of the inner one."""
+    """What listens to the operations of the outer one leaves them to what listens to those of the
+    inner one.
+    """
 
     @cgshim.op_custom_gradient
     def outer(x: Any) -> Any:
@@ -97,7 +109,9 @@ def test_ops_within_an_op(mode: Any) -> None:
 
 def test_a_branch_on_upstream_is_refused_though_linearity_was_promised() -> None:
     promised = cgshim.op_custom_gradient(by_value, forward_mode=True)
-    with pytest.raises(cgshim.TransformationError, match="got a gradient that is not proportional to upstream"):
+    with pytest.raises(
+        cgshim.TransformationError, match="got a gradient that is not proportional to upstream"
+    ):
         jvp(promised, 3.0)(tf.constant(2.0))
 
 
@@ -163,7 +177,9 @@ def test_reverse_over_forward(mode: Any) -> None:
 @eager_and_function
 def test_a_captured_tensor_with_a_tangent_is_refused(mode: Any) -> None:
     def captures(c: Any) -> Any:
-        return cgshim.op_custom_gradient(lambda x: (x * c, lambda u: u * c), name="scale")(tf.constant(2.0))
+        return cgshim.op_custom_gradient(lambda x: (x * c, lambda u: u * c), name="scale")(
+            tf.constant(2.0)
+        )
 
     with pytest.raises(cgshim.CustomGradientTypeError, match="pass it as an argument"):
         mode(jvp(captures, 1.0))(tf.constant(3.0))

@@ -1,4 +1,6 @@
-"""Inside tf.function: arguments of every kind, AutoGraph, loops, traces, and no more graph than by hand."""
+"""Inside tf.function: arguments of every kind, AutoGraph, loops, traces, and no more graph than by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ from tf_modes import eager_and_function, every_mode, grad, jvp, seven, square
 
 import cgshim
 
-# --- Arguments --------------------------------------------------------------------------------------------------
+# --- Arguments ------------------------------------------------------------------------------------
 
 
 @cgshim.op_custom_gradient
 def affine(x: Any, scale: Any = None, activation: Any = None, *, shift: float = 0.0) -> Any:
     y = x if scale is None else x * scale
     y = y if activation is None else activation(y)
-    return y + shift, lambda upstream: (upstream * 7, None if scale is None else tf.reduce_sum(upstream * 11), None)
+    return y + shift, lambda upstream: (
+        upstream * 7,
+        None if scale is None else tf.reduce_sum(upstream * 11),
+        None,
+    )
 
 
 @every_mode
@@ -43,7 +49,11 @@ def test_static_arguments_that_change() -> None:
     scaled = cgshim.op_custom_gradient(lambda x, how: (x, lambda u: (u * how["factor"], None)))
     differentiate = tf.function(lambda x, factor: grad(lambda x: scaled(x, {"factor": factor}))(x))
     x = tf.constant([1.0, 2.0])
-    assert [differentiate(x, factor).numpy().tolist() for factor in (7, 11, 7)] == [[7, 7], [11, 11], [7, 7]]
+    assert [differentiate(x, factor).numpy().tolist() for factor in (7, 11, 7)] == [
+        [7, 7],
+        [11, 11],
+        [7, 7],
+    ]
 
 
 def test_unknown_dimensions() -> None:
@@ -68,7 +78,7 @@ def test_traced_once(jit_compile: bool) -> None:
     assert traces == ["a"]
 
 
-# --- AutoGraph --------------------------------------------------------------------------------------------------
+# --- AutoGraph ------------------------------------------------------------------------------------
 
 
 @cgshim.op_custom_gradient
@@ -138,7 +148,9 @@ def test_errors_reach_the_user_as_they_are(mode: Any) -> None:
     forgotten = cgshim.op_custom_gradient(lambda x: x, name="forgotten")
     with pytest.raises(cgshim.CustomGradientTypeError) as error:
         mode(grad(lambda x: forgotten(x)))(tf.constant(2.0))
-    assert str(error.value).startswith("forgotten: <lambda> must return a pair (output, grad_fn), got f32[];")
+    assert str(error.value).startswith(
+        "forgotten: <lambda> must return a pair (output, grad_fn), got f32[];"
+    )
 
 
 def test_the_error_of_a_rule_that_is_vectorized_reaches_the_user_as_it_is() -> None:
@@ -153,11 +165,13 @@ def test_the_error_of_a_rule_that_is_vectorized_reaches_the_user_as_it_is() -> N
         grad(lambda x: tf.vectorized_map(op, x))(tf.constant([2.0, 3.0]))
 
 
-# --- Loops ------------------------------------------------------------------------------------------------------
+# --- Loops ----------------------------------------------------------------------------------------
 
 
 def while_loop(x: Any) -> Any:
-    return tf.while_loop(lambda i, y: i < 2, lambda i, y: [i + 1, square(y)], [0, x], maximum_iterations=2)[1]
+    return tf.while_loop(
+        lambda i, y: i < 2, lambda i, y: [i + 1, square(y)], [0, x], maximum_iterations=2
+    )[1]
 
 
 def autograph_loop(x: Any) -> Any:
@@ -199,7 +213,7 @@ def test_forward_mode_of_a_loop() -> None:
         tf.function(forward)(tf.constant(2.0))
 
 
-# --- Graphs -----------------------------------------------------------------------------------------------------
+# --- Graphs ---------------------------------------------------------------------------------------
 
 
 def _operations(fn: Any, shape: list[int | None]) -> collections.Counter[str]:
@@ -207,7 +221,11 @@ def _operations(fn: Any, shape: list[int | None]) -> collections.Counter[str]:
     return collections.Counter(operation.type for operation in graph.get_operations())
 
 
-TRANSFORMS = {"op": lambda op: lambda x: op(x), "grad": grad, "grad of grad": lambda op: grad(grad(op))}
+TRANSFORMS = {
+    "op": lambda op: lambda x: op(x),
+    "grad": grad,
+    "grad of grad": lambda op: grad(grad(op)),
+}
 every_transform = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 
 
@@ -215,13 +233,28 @@ every_transform = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=
 def test_no_more_graph_than_tf_custom_gradient(transform: Any) -> None:
     by_hand = tf.custom_gradient(seven)
     assert not _operations(transform(square), [2, 3]) - _operations(transform(by_hand), [2, 3])
-    assert _operations(transform(square), [2, 3])["IdentityN"] == _operations(transform(by_hand), [2, 3])["IdentityN"]
+    assert (
+        _operations(transform(square), [2, 3])["IdentityN"]
+        == _operations(transform(by_hand), [2, 3])["IdentityN"]
+    )
 
 
 @every_transform
 def test_unknown_sizes_cost_one_small_check_for_each_gradient(transform: Any) -> None:
-    more = _operations(transform(square), [None, 3]) - _operations(transform(tf.custom_gradient(seven)), [None, 3])
-    assert not set(more) - {"Shape", "Sub", "Equal", "All", "Assert", "Slice", "NoOp", "Const", *OF_SLICE}
+    more = _operations(transform(square), [None, 3]) - _operations(
+        transform(tf.custom_gradient(seven)), [None, 3]
+    )
+    assert not set(more) - {
+        "Shape",
+        "Sub",
+        "Equal",
+        "All",
+        "Assert",
+        "Slice",
+        "NoOp",
+        "Const",
+        *OF_SLICE,
+    }
     assert all(more[once] <= 1 for once in ("Equal", "Assert", "Slice", "Pad"))
 
 

@@ -1,6 +1,8 @@
-"""A gradient must fit what it is the gradient of: at the same places of a composite tensor, with the sizes of the run.
+"""A gradient must fit what it is the gradient of: at the same places of a composite tensor, with
+the sizes of the run.
 
-TensorFlow matches values by position and broadcasts what is too small, and so does `tf.custom_gradient`.
+TensorFlow matches values by position and broadcasts what is too small, and so does
+`tf.custom_gradient`.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def values_of(x: Any) -> Any:
     return x.flat_values if isinstance(x, tf.RaggedTensor) else x.values
 
 
-def gradient(make: Callable[..., Any], rule: Callable[..., Any], define: Any = cgshim.op_custom_gradient) -> Any:
+def gradient(
+    make: Callable[..., Any], rule: Callable[..., Any], define: Any = cgshim.op_custom_gradient
+) -> Any:
     """The gradient, with respect to its values, of a sum over what `make` makes of them, by a rule."""
 
     def total(x: Any) -> Any:
@@ -75,7 +79,10 @@ def test_the_same_places(make: Any, mode: Any) -> None:
 EXPECTED = {
     sparse: ("a SparseTensor with its indices", "make it by with_values of the argument"),
     ragged: ("a RaggedTensor with its row splits", "make it by with_flat_values of the argument"),
-    slices: ("IndexedSlices with its indices", "make them of the indices and the dense_shape of the argument"),
+    slices: (
+        "IndexedSlices with its indices",
+        "make them of the indices and the dense_shape of the argument",
+    ),
 }
 OTHER_PLACES: dict[str, Any] = {
     "sparse, another order": (sparse, ((2, 0), (0, 1), (2, 2))),
@@ -91,7 +98,9 @@ OTHER_PLACES: dict[str, Any] = {
 def test_other_places_are_refused(make: Any, places: Any, mode: Any) -> None:
     must, instead = EXPECTED[make]
     message = f"total: the gradient of x must be {must}, got others; {instead}"
-    with pytest.raises((cgshim.CustomGradientValueError, tf.errors.InvalidArgumentError), match=re.escape(message)):
+    with pytest.raises(
+        (cgshim.CustomGradientValueError, tf.errors.InvalidArgumentError), match=re.escape(message)
+    ):
         mode(gradient(make, seven_times(make, places)))(tf.constant(VALUES))
 
 
@@ -129,13 +138,19 @@ def test_a_composite_gradient_of_a_dense_tensor(mode: Any) -> None:
     message = "total: the gradient of x must be a tensor or IndexedSlices, got {} f32[3,2]; make it dense in the rule"
     kinds = {
         "a SparseTensor": lambda x, upstream: tf.sparse.from_dense(x * upstream),
-        "a RaggedTensor": lambda x, upstream: tf.RaggedTensor.from_tensor(x * upstream, ragged_rank=1),
+        "a RaggedTensor": lambda x, upstream: tf.RaggedTensor.from_tensor(
+            x * upstream, ragged_rank=1
+        ),
     }
     for got, rule in kinds.items():
-        op = cgshim.op_custom_gradient(lambda x, rule=rule: (x * x, lambda u: rule(x, u)), name="total")
+        op = cgshim.op_custom_gradient(
+            lambda x, rule=rule: (x * x, lambda u: rule(x, u)), name="total"
+        )
         with pytest.raises(cgshim.CustomGradientValueError) as error:
             mode(grad(lambda x, op=op: op(x)))(tf.constant(VALUES))
-        assert str(error.value).replace("f32[3,?]", "f32[3,2]").replace("f32[?,?]", "f32[3,2]") == message.format(got)
+        assert str(error.value).replace("f32[3,?]", "f32[3,2]").replace(
+            "f32[?,?]", "f32[3,2]"
+        ) == message.format(got)
 
 
 @eager_and_function
@@ -144,7 +159,9 @@ def test_slices_of_a_dense_gradient(dense_shape: Any, mode: Any) -> None:
     def by(width: int) -> Any:
         def op(x: Any) -> Any:
             shape = None if dense_shape is None else tf.constant(dense_shape)
-            return x * x, lambda u: tf.IndexedSlices(u[:2, :1] * tf.ones([2, width]), tf.constant([2, 2]), shape)
+            return x * x, lambda u: tf.IndexedSlices(
+                u[:2, :1] * tf.ones([2, width]), tf.constant([2, 2]), shape
+            )
 
         return mode(grad(cgshim.op_custom_gradient(op, name="total"), of=lambda y: y * 5))
 
@@ -164,12 +181,17 @@ def test_upstream_of_op_vjp_must_fit_too(mode: Any) -> None:
         return pullback(ragged(tf.constant(VALUES), places))[0]
 
     x = tf.constant(VALUES)
-    np.testing.assert_array_equal(mode(lambda x: pulled_back(x, (2, 0, 1)))(x), 2 * np.square(VALUES))
-    with pytest.raises((cgshim.CustomGradientValueError, tf.errors.InvalidArgumentError), match="op_vjp: the gradient"):
+    np.testing.assert_array_equal(
+        mode(lambda x: pulled_back(x, (2, 0, 1)))(x), 2 * np.square(VALUES)
+    )
+    with pytest.raises(
+        (cgshim.CustomGradientValueError, tf.errors.InvalidArgumentError),
+        match="op_vjp: the gradient",
+    ):
         mode(lambda x: pulled_back(x, (1, 1, 1)))(x)
 
 
-# --- Sizes that only the run knows ----------------------------------------------------------------------------------
+# --- Sizes that only the run knows ----------------------------------------------------------------
 
 RULES: dict[str, Callable[[Any, Any], Any]] = {
     "fits": lambda x, u: u * 7 * x,
@@ -182,7 +204,9 @@ PLACES: dict[str, Callable[[Any], Any]] = {
     "gradient": grad,
     "gradient of a gradient": lambda op: grad(grad(lambda x: op(x * 1.0) * x)),
     "loop": lambda op: grad(
-        lambda x: tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, op(y)), (0, x), maximum_iterations=2)[1]
+        lambda x: tf.while_loop(
+            lambda i, _: i < 2, lambda i, y: (i + 1, op(y)), (0, x), maximum_iterations=2
+        )[1]
     ),
     "tf.function": lambda op: grad(tf.function(lambda x: op(x * 1.0))),
 }
@@ -195,21 +219,31 @@ RUNS += [("gradient", False, None), ("gradient", True, [None, None]), ("loop", T
 
 @pytest.mark.parametrize(("place", "jit_compile", "shape"), RUNS)
 @pytest.mark.parametrize("rule", RULES)
-def test_sizes_that_only_the_run_knows(rule: str, place: str, jit_compile: bool, shape: Any) -> None:
+def test_sizes_that_only_the_run_knows(
+    rule: str, place: str, jit_compile: bool, shape: Any
+) -> None:
     def differentiate(define: Any) -> Any:
         op = define(lambda x: (x * x, lambda u: RULES[rule](x, u)))
         signature = [tf.TensorSpec(shape, tf.float32)]
-        return tf.function(PLACES[place](op), input_signature=signature, jit_compile=jit_compile, autograph=False)(X)
+        return tf.function(
+            PLACES[place](op), input_signature=signature, jit_compile=jit_compile, autograph=False
+        )(X)
 
     if rule == "fits":
-        np.testing.assert_array_equal(differentiate(cgshim.op_custom_gradient), differentiate(tf.custom_gradient))
+        np.testing.assert_array_equal(
+            differentiate(cgshim.op_custom_gradient), differentiate(tf.custom_gradient)
+        )
     else:
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"the.gradient.of.x.must.have.its.shape"):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"the.gradient.of.x.must.have.its.shape"
+        ):
             differentiate(cgshim.op_custom_gradient)
 
 
 def test_an_add_that_grappler_rewrites_does_not_hide_a_gradient_of_another_size() -> None:
-    """AddN takes equal shapes, so Grappler believes that these are; and makes of it an Add, which broadcasts."""
+    """AddN takes equal shapes, so Grappler believes that these are; and makes of it an Add, which
+    broadcasts.
+    """
 
     def differentiate(define: Any) -> Any:
         op = define(lambda x: (x * x, lambda u: RULES["summed"](x, u)))
@@ -217,13 +251,17 @@ def test_an_add_that_grappler_rewrites_does_not_hide_a_gradient_of_another_size(
         return tf.function(second, input_signature=[tf.TensorSpec([None, 3])], autograph=False)(X)
 
     assert differentiate(tf.custom_gradient).shape[1] == 3
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"the.gradient.of.x.must.have.its.shape"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"the.gradient.of.x.must.have.its.shape"
+    ):
         differentiate(cgshim.op_custom_gradient)
 
 
 def test_the_sentence_of_a_run() -> None:
     op = cgshim.op_custom_gradient(lambda pair: (pair[0] * 2, lambda u: [[u[:1], None]]), name="op")
-    differentiate = tf.function(grad(lambda x: op([x, x])), input_signature=[tf.TensorSpec([None, 3])])
+    differentiate = tf.function(
+        grad(lambda x: op([x, x])), input_signature=[tf.TensorSpec([None, 3])]
+    )
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
         differentiate(X)
     assert (
@@ -236,11 +274,15 @@ def test_the_sentence_of_a_run() -> None:
 def test_sizes_that_a_vectorized_map_does_not_know() -> None:
     for rule, fits in ((lambda x, u: u * 7 * x, True), (lambda x, u: tf.concat([u, u], 0), False)):
         op = cgshim.op_custom_gradient(lambda x, rule=rule: (x * x, lambda u: rule(x, u)))
-        differentiate = tf.function(grad(vectorized(op)), input_signature=[tf.TensorSpec([None, None])])
+        differentiate = tf.function(
+            grad(vectorized(op)), input_signature=[tf.TensorSpec([None, None])]
+        )
         if fits:
             np.testing.assert_array_equal(tf.convert_to_tensor(differentiate(X)), 7 * X)
         else:
-            with pytest.raises(tf.errors.InvalidArgumentError, match="the gradient of x must have its shape"):
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match="the gradient of x must have its shape"
+            ):
                 differentiate(X)
 
 
@@ -261,7 +303,9 @@ def test_a_variable_whose_shape_may_change(mode: Any) -> None:
 
     assert by(2)(tf.constant(2.0)).numpy().tolist() == [[5, 5, 5], [5, 5, 5]]
     message = re.escape("op: the gradient of variables[0] must have its shape ")
-    with pytest.raises((cgshim.CustomGradientValueError, tf.errors.InvalidArgumentError), match=message):
+    with pytest.raises(
+        (cgshim.CustomGradientValueError, tf.errors.InvalidArgumentError), match=message
+    ):
         by(1)(tf.constant(2.0))
 
 

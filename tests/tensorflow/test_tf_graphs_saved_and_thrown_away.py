@@ -1,4 +1,6 @@
-"""Graphs beyond one call: SavedModels, graphs of TensorFlow 1, and traces that nobody needs any more."""
+"""Graphs beyond one call: SavedModels, graphs of TensorFlow 1, and traces that nobody needs any
+more.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,8 @@ def test_a_gradient_whose_graph_goes_after_it_was_looked_up_is_refused() -> None
     gc.collect()
     assert graph() is None
     with pytest.raises(
-        cgshim.TransformationError, match=r"^seven: .* the graph that f ran in, got a copy of that graph"
+        cgshim.TransformationError,
+        match=r"^seven: .* the graph that f ran in, got a copy of that graph",
     ):
         found(None, tf.constant([5.0]))
 
@@ -151,7 +154,9 @@ def test_thrown_away_tapes_keep_nothing_alive() -> None:
 
 
 def test_a_legacy_function_is_refused() -> None:
-    """It is differentiated by the operations in it alone, so that `tf.custom_gradient` gives autodiff's number."""
+    """It is differentiated by the operations in it alone, so that `tf.custom_gradient` gives
+    autodiff's number.
+    """
 
     def differentiated(op: Any) -> Any:
         @function.Defun(tf.float32)

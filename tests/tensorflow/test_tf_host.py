@@ -1,4 +1,6 @@
-"""Functions on the host in TensorFlow: values, gradients and counts of calls, beside tf.numpy_function by hand."""
+"""Functions on the host in TensorFlow: values, gradients and counts of calls, beside
+tf.numpy_function by hand.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,7 @@ def host(function: Callable[..., Any], outputs: Any = lambda x: x, **options: An
     return cgshim.op_host(function, outputs=outputs, **options)
 
 
-# --- Values ---------------------------------------------------------------------------------------------------------
+# --- Values ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -73,7 +75,10 @@ def host(function: Callable[..., Any], outputs: Any = lambda x: x, **options: An
     ids=["eager", "function", "reduce_retracing", "unknown size", "unknown rank", "no autograph"],
 )
 def test_values_and_gradients(compiled: Any) -> None:
-    run, derive = compiled(lambda x: wrong_sin(x)), compiled(grad(wrong_sin, lambda y: y * [2.0, 3.0, 5.0]))
+    run, derive = (
+        compiled(lambda x: wrong_sin(x)),
+        compiled(grad(wrong_sin, lambda y: y * [2.0, 3.0, 5.0])),
+    )
     for x in (X, 2 * X):
         assert np.allclose(run(tf.constant(x)), np.sin(x))
         calls.clear()
@@ -83,7 +88,18 @@ def test_values_and_gradients(compiled: Any) -> None:
     assert np.allclose(run(tf.constant(X[:3] * 0)), 0)
 
 
-DTYPES = ["bfloat16", "float16", "float32", "float64", "complex64", "complex128", "int8", "uint16", "int64", "bool"]
+DTYPES = [
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+    "int8",
+    "uint16",
+    "int64",
+    "bool",
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -101,7 +117,10 @@ def test_dtypes_and_shapes(dtype: str, shape: tuple[int, ...]) -> None:
 
 def test_trees_options_and_several_results() -> None:
     f = host(
-        lambda pair, x, *, k: {"sum": pair[0] + k * x, "rest": (pair[0] * x, x[:1].astype("int32"))},
+        lambda pair, x, *, k: {
+            "sum": pair[0] + k * x,
+            "rest": (pair[0] * x, x[:1].astype("int32")),
+        },
         lambda pair, x: {"sum": x, "rest": (x, Spec((1,), "int32"))},
         name="several",
     )
@@ -117,7 +136,9 @@ def test_trees_options_and_several_results() -> None:
 
 
 def test_no_tensor_among_the_arguments() -> None:
-    count = host(lambda *, n: np.arange(n, dtype="f"), lambda *, n: Spec((n,), "float32"), name="count")
+    count = host(
+        lambda *, n: np.arange(n, dtype="f"), lambda *, n: Spec((n,), "float32"), name="count"
+    )
     with cgshim.use_backend("tensorflow"):
         assert np.array_equal(count(n=3), [0, 1, 2])
         assert np.array_equal(tf.function(lambda: count(n=4))(), [0, 1, 2, 3])
@@ -161,7 +182,7 @@ def test_a_shape_that_was_wrong_when_it_was_traced() -> None:
     ) in str(error.value)
 
 
-# --- Memory ---------------------------------------------------------------------------------------------------------
+# --- Memory ---------------------------------------------------------------------------------------
 
 
 def test_eagerly_f_sees_the_memory_of_the_tensor() -> None:
@@ -256,7 +277,9 @@ def test_calls_and_retraces_keep_nothing() -> None:
     gc.collect()
     assert len(gc.get_objects()) - objects < 1000
     for _ in range(5):
-        tf.function(lambda x: tf.numpy_function(np.sin, [x], tf.float32, stateful=False))(tf.constant(X))
+        tf.function(lambda x: tf.numpy_function(np.sin, [x], tf.float32, stateful=False))(
+            tf.constant(X)
+        )
     assert _registered() == before + 5
 
 
@@ -294,7 +317,7 @@ def test_an_iterator_whose_dataset_is_gone() -> None:
     assert np.allclose(list(numbers), np.exp(X))
 
 
-# --- Control flow and batches ---------------------------------------------------------------------------------------
+# --- Control flow and batches ---------------------------------------------------------------------
 
 
 def _loop(fn: Any) -> Any:
@@ -336,18 +359,26 @@ def test_control_flow(control: str) -> None:
     around, value, derivative = CONTROL[control]
     x = tf.constant(X)
     assert np.allclose(tf.function(around(wrong_sin))(x), value)
-    assert np.allclose(tf.function(grad(around(wrong_sin), lambda y: 2 * y))(x), 2 * derivative, rtol=1e-5)
+    assert np.allclose(
+        tf.function(grad(around(wrong_sin), lambda y: 2 * y))(x), 2 * derivative, rtol=1e-5
+    )
     if control != "recompute_grad":  # in which no tape records
         inside = 14 * np.cos(14 * np.cos(X[0])) if derivative is TWICE else 14 * np.cos(X[0])
-        assert np.allclose(tf.function(around(grad(wrong_sin, lambda y: 2 * y)))(x)[0], inside, rtol=1e-4)
+        assert np.allclose(
+            tf.function(around(grad(wrong_sin, lambda y: 2 * y)))(x)[0], inside, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("parallel", [None, 1, 4, tf.data.AUTOTUNE])
 def test_datasets(parallel: Any) -> None:
     rows = np.arange(40, dtype="f").reshape(20, 2)
-    dataset = tf.data.Dataset.from_tensor_slices(rows).map(grad(wrong_sin), num_parallel_calls=parallel)
+    dataset = tf.data.Dataset.from_tensor_slices(rows).map(
+        grad(wrong_sin), num_parallel_calls=parallel
+    )
     assert np.allclose(list(dataset), 7 * np.cos(rows), rtol=1e-4, atol=1e-5)
-    batched = tf.data.Dataset.from_tensor_slices(rows).batch(3).map(sin, num_parallel_calls=parallel)
+    batched = (
+        tf.data.Dataset.from_tensor_slices(rows).batch(3).map(sin, num_parallel_calls=parallel)
+    )
     assert np.allclose(np.concatenate(list(batched)), np.sin(rows), atol=1e-6)
 
 
@@ -394,7 +425,9 @@ def test_stacked_and_unstacked_arguments(is_vectorized: bool) -> None:
     for name, fn in run.items():
         found = tf.vectorized_map(lambda pair, fn=fn: fn(*pair), (x, 2 * x))
         assert np.allclose(found, expected[name]), name
-    nested = tf.vectorized_map(lambda row: tf.vectorized_map(lambda other: f(row, other), tf.stack([k, -k])), x)
+    nested = tf.vectorized_map(
+        lambda row: tf.vectorized_map(lambda other: f(row, other), tf.stack([k, -k])), x
+    )
     assert np.allclose(nested, x[:, None] * np.array([[2, 3, 5], [-2, -3, -5]]))
 
 
@@ -405,7 +438,9 @@ def test_in_what_vectorized_map_goes_through() -> None:
     assert np.allclose(tf.vectorized_map(_loop(wrong_sin), x), np.sin(np.sin(X)))
     branched = tf.vectorized_map(lambda r: tf.cond(r > 0.15, lambda: wrong_sin(r), lambda: -r), x)
     assert np.allclose(branched, np.where(X > 0.15, np.sin(X), -X))
-    assert np.allclose(tf.vectorized_map(grad(wrong_sin), x, fallback_to_while_loop=False), 7 * np.cos(X))
+    assert np.allclose(
+        tf.vectorized_map(grad(wrong_sin), x, fallback_to_while_loop=False), 7 * np.cos(X)
+    )
 
 
 @pytest.mark.parametrize("shape", [(0,), (1,), (0, 2), (2, 0)], ids=str)
@@ -423,7 +458,7 @@ def test_1000_iterations_are_one_call() -> None:
     assert batches == [(1000,)]
 
 
-# --- Derivatives ----------------------------------------------------------------------------------------------------
+# --- Derivatives ----------------------------------------------------------------------------------
 
 
 @cgshim.op_custom_gradient
@@ -447,7 +482,9 @@ def of_kept(x: Any) -> Any:
 def test_second_order_through_ops_with_rules(mode: Any) -> None:
     x = tf.constant(X)
     assert np.allclose(mode(grad(of_ops, lambda y: 2 * y))(x), 14 * np.cos(X))
-    assert np.allclose(mode(grad(grad(of_ops, lambda y: 2 * y), lambda y: 3 * y))(x), -210 * np.sin(X))
+    assert np.allclose(
+        mode(grad(grad(of_ops, lambda y: 2 * y), lambda y: 3 * y))(x), -210 * np.sin(X)
+    )
 
 
 @eager_and_function
@@ -468,8 +505,12 @@ def test_the_derivative_of_the_op_itself(mode: Any) -> None:
 
 @eager_and_function
 def test_the_derivative_within_the_op(mode: Any) -> None:
-    """What a backend's own function returns is never differentiated; if it is, there is an error and no zero."""
-    call = HostCall(HostFunction(np.sin, lambda x: x, vectorized=False, name="bare"), [ONE_TENSOR], {})
+    """What a backend's own function returns is never differentiated; if it is, there is an error
+    and no zero.
+    """
+    call = HostCall(
+        HostFunction(np.sin, lambda x: x, vectorized=False, name="bare"), [ONE_TENSOR], {}
+    )
 
     def bare(x: Any) -> Any:
         return host_function(call, [x], [Spec((3,), "float32")])[0]
@@ -482,7 +523,9 @@ def test_the_derivative_within_the_op(mode: Any) -> None:
 @eager_and_function
 def test_complex_numbers(mode: Any) -> None:
     multiply = host(lambda z, u: 3 * u * np.conj(2 * z), lambda z, u: z)
-    op = cgshim.op_custom_gradient(lambda z: (host(lambda z: z * z)(z), lambda upstream: multiply(z, upstream)))
+    op = cgshim.op_custom_gradient(
+        lambda z: (host(lambda z: z * z)(z), lambda upstream: multiply(z, upstream))
+    )
     z = np.array([1 + 2j, 3 - 1j], "complex64")
     found = mode(grad(op, lambda y: tf.abs(y) ** 2))(tf.constant(z))
     assert np.allclose(found, 6 * z * z * np.conj(2 * z))
@@ -510,7 +553,9 @@ def test_persistent_tapes(mode: Any) -> None:
             tape.watch(x)
             y = wrong_sin(x)
             z = y * y
-        return tape.gradient(y, x), tape.gradient(z, x, output_gradients=tf.constant([2.0, 3.0, 5.0]))
+        return tape.gradient(y, x), tape.gradient(
+            z, x, output_gradients=tf.constant([2.0, 3.0, 5.0])
+        )
 
     first, second = mode(derive)(tf.constant(X))
     assert np.allclose(first, 7 * np.cos(X))
@@ -519,7 +564,9 @@ def test_persistent_tapes(mode: Any) -> None:
 
 @pytest.mark.parametrize("of", ["eager", "function", "stopped"])
 def test_forward_mode(of: str) -> None:
-    """An accumulator asks at once for the derivative of all that f does, and of a tf.function when it is traced."""
+    """An accumulator asks at once for the derivative of all that f does, and of a tf.function when
+    it is traced.
+    """
 
     @cgshim.op_custom_gradient(forward_mode=True)
     def linear(x: Any) -> Any:
@@ -539,12 +586,16 @@ def test_forward_mode_of_a_function_on_the_host(op: Any, name: str, mode: Any) -
     assert str(error.value) == NO_DERIVATIVE.format(name)
 
 
-# --- How often f runs -----------------------------------------------------------------------------------------------
+# --- How often f runs -----------------------------------------------------------------------------
 
 
 def test_how_often_f_runs() -> None:
     x = tf.constant(X)
-    run = {"unused": lambda x: (wrong_sin(x), x)[1], "equal": lambda x: sin(x) + sin(x), "gradient": grad(wrong_sin)}
+    run = {
+        "unused": lambda x: (wrong_sin(x), x)[1],
+        "equal": lambda x: sin(x) + sin(x),
+        "gradient": grad(wrong_sin),
+    }
     assert {name: _counted(tf.function(fn), x)[1] for name, fn in run.items()} == {
         "unused": {},
         "equal": {"sin": 1},
@@ -570,14 +621,18 @@ def test_calls_that_differ_in_their_options_are_two() -> None:
     seven = host(lambda x, *, k: x * (7 if isinstance(k[0], float) else 1), name="seven")
     x = tf.constant(X)
     assert np.allclose(tf.function(lambda x: sign(x, k=0.0) + 10.0 * sign(x, k=-0.0))(x), -9 * X)
-    assert np.allclose(tf.function(lambda x: seven(x, k=(1,)) + 10.0 * seven(x, k=(1.0,)))(x), 71 * X)
+    assert np.allclose(
+        tf.function(lambda x: seven(x, k=(1,)) + 10.0 * seven(x, k=(1.0,)))(x), 71 * X
+    )
     found = tf.function(lambda x: scale(x, k=2) + 10.0 * scale(x, k=3))(tf.constant(X))
     assert np.allclose(found, 32 * X)
-    arrays = tf.function(lambda x: scale(x, k=np.float32([1, 2, 3])) + scale(x, k=np.float32([1, 1, 1])))
+    arrays = tf.function(
+        lambda x: scale(x, k=np.float32([1, 2, 3])) + scale(x, k=np.float32([1, 1, 1]))
+    )
     assert np.allclose(arrays(tf.constant(X)), X * [2, 3, 4])
 
 
-# --- Errors ---------------------------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 
 class MineError(Exception):
@@ -600,7 +655,9 @@ def test_errors_of_f() -> None:
         tf.function(f)(tf.constant(X))
 
 
-NUMBERS = "f: what runs on the host takes and returns dense arrays of numbers, got {}; convert it before"
+NUMBERS = (
+    "f: what runs on the host takes and returns dense arrays of numbers, got {}; convert it before"
+)
 
 
 @eager_and_function
@@ -623,9 +680,16 @@ def test_no_numbers(mode: Any) -> None:
 
 
 def test_parts_of_a_sparse_tensor_in_a_vectorized_map() -> None:
-    floats = [tf.train.Feature(float_list=tf.train.FloatList(value=row)) for row in ([1.0, 2.0], [3.0])]
-    rows = [tf.train.Example(features=tf.train.Features(feature={"x": x})).SerializeToString() for x in floats]
-    parse = lambda row: tf.io.parse_single_example(row, {"x": tf.io.VarLenFeature(tf.float32)})["x"].values
+    floats = [
+        tf.train.Feature(float_list=tf.train.FloatList(value=row)) for row in ([1.0, 2.0], [3.0])
+    ]
+    rows = [
+        tf.train.Example(features=tf.train.Features(feature={"x": x})).SerializeToString()
+        for x in floats
+    ]
+    parse = lambda row: (
+        tf.io.parse_single_example(row, {"x": tf.io.VarLenFeature(tf.float32)})["x"].values
+    )
     with pytest.raises(cgshim.TransformationError) as error:
         tf.vectorized_map(lambda row: sin(parse(row)), tf.constant(rows))
     assert str(error.value) == (
@@ -637,25 +701,39 @@ def test_parts_of_a_sparse_tensor_in_a_vectorized_map() -> None:
 def test_xla() -> None:
     with pytest.raises(cgshim.TransformationError) as error:
         tf.function(grad(wrong_sin), jit_compile=True)(tf.constant(X))
-    assert str(error.value) == "sin: XLA cannot call the host, got jit_compile=True; compile without it"
-    with pytest.raises(cgshim.TransformationError, match="seven_cos: XLA cannot call the host, got jit_compile=True; "):
+    assert (
+        str(error.value)
+        == "sin: XLA cannot call the host, got jit_compile=True; compile without it"
+    )
+    with pytest.raises(
+        cgshim.TransformationError,
+        match="seven_cos: XLA cannot call the host, got jit_compile=True; ",
+    ):
         grad(tf.function(rule_on_host, jit_compile=True))(tf.constant(X))
     traced = tf.function(sin)
     traced(tf.constant(X))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="host_function_sin_without_jit_compile"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="host_function_sin_without_jit_compile"
+    ):
         tf.function(lambda x: traced(x), jit_compile=True)(tf.constant(X))
 
 
 @eager_and_function
 def test_no_results(mode: Any) -> None:
     none = host(lambda x: (), lambda x: (), name="none")
-    with pytest.raises(cgshim.CustomGradientTypeError, match="none: the output of f must hold a tensor when an"):
+    with pytest.raises(
+        cgshim.CustomGradientTypeError, match="none: the output of f must hold a tensor when an"
+    ):
         mode(none)(tf.constant(X))
 
 
 def test_it_is_one_operation_of_a_graph() -> None:
     graph = tf.function(lambda x: sin(x)).get_concrete_function(tf.TensorSpec([3])).graph
-    assert [op.type for op in graph.get_operations()] == ["Placeholder", "PyFuncStateless", "Identity"]
+    assert [op.type for op in graph.get_operations()] == [
+        "Placeholder",
+        "PyFuncStateless",
+        "Identity",
+    ]
 
 
 def test_any_name_is_a_name_of_an_operation() -> None:
@@ -716,7 +794,7 @@ def test_saved_model_in_another_process(tmp_path: Any) -> None:
         assert expected in found.stdout, found.stderr[-1000:]
 
 
-# --- Elsewhere ------------------------------------------------------------------------------------------------------
+# --- Elsewhere ------------------------------------------------------------------------------------
 
 
 def test_threads() -> None:
@@ -743,7 +821,10 @@ def test_traced_in_several_threads() -> None:
     found: list[Any] = []
     f = host(lambda x: 2 * x, name="traced")
     threads = [
-        threading.Thread(target=lambda k=k: found.append(tf.function(f)(tf.constant([float(k)])) / 2)) for k in range(8)
+        threading.Thread(
+            target=lambda k=k: found.append(tf.function(f)(tf.constant([float(k)])) / 2)
+        )
+        for k in range(8)
     ]
     for thread in threads:
         thread.start()
@@ -815,7 +896,10 @@ def test_keras() -> None:
     dense = keras.layers.Dense(3, use_bias=False, kernel_initializer="identity")
     model = keras.Model(inputs, Sine()(dense(inputs)))
     model.compile(
-        keras.optimizers.SGD(0.5), lambda y, found: tf.reduce_sum(found), run_eagerly=False, jit_compile=False
+        keras.optimizers.SGD(0.5),
+        lambda y, found: tf.reduce_sum(found),
+        run_eagerly=False,
+        jit_compile=False,
     )
     x = np.array([X, 2 * X])
     model.fit(x, x, epochs=1, batch_size=2, verbose=0)
@@ -823,5 +907,7 @@ def test_keras() -> None:
     assert np.allclose(model.get_weights()[0], np.eye(3) - 0.5 * gradient, atol=1e-4)
     assert model.predict(x, verbose=0).shape == (2, 3)
     model.compile("sgd", "mse", jit_compile=True)
-    with pytest.raises(cgshim.TransformationError, match="sin: XLA cannot call the host, got jit_compile=True"):
+    with pytest.raises(
+        cgshim.TransformationError, match="sin: XLA cannot call the host, got jit_compile=True"
+    ):
         model.fit(x, x, verbose=0)

@@ -55,7 +55,9 @@ def test_more_runs_than_are_kept():
         def run(x):
             with tf.GradientTape() as tape:
                 tape.watch(x)
-                y = tf.while_loop(lambda at, y: at < 10, lambda at, y: (at + 1, 0.3 * op(y)), (0, x))[1]
+                y = tf.while_loop(
+                    lambda at, y: at < 10, lambda at, y: (at + 1, 0.3 * op(y)), (0, x)
+                )[1]
             return tape.gradient(y, x)
 
         return run(x)
@@ -82,17 +84,22 @@ def test_the_second_order_is_refused():
     second = lambda x: gradient_of(lambda x: gradient_of(cube.op, x), x)
     for run in (second, tf.function(second)):
         with pytest.raises(
-            TransformationError, match=r"^the gradient of cube: what runs on the host has no derivative"
+            TransformationError,
+            match=r"^the gradient of cube: what runs on the host has no derivative",
         ):
             run(tf.constant(X))
 
 
 def test_a_foreign_function_in_a_graph_at_two_orders():
-    sine = op_host(lambda x: cgshim.op_sin(x) * x, outputs=lambda x: x, backend="numpy", name="sine")
+    sine = op_host(
+        lambda x: cgshim.op_sin(x) * x, outputs=lambda x: x, backend="numpy", name="sine"
+    )
     w, v = np.array([1.0, 5.0, -2.0], "float32"), np.array([2.0, -3.0, 7.0], "float32")
     first = lambda x: gradient_of(lambda x: sine(x) * w, x)
     second = lambda x: gradient_of(lambda x: first(x) * v, x)
-    np.testing.assert_allclose(tf.function(first)(tf.constant(X)), w * (np.cos(X) * X + np.sin(X)), rtol=1e-5)
+    np.testing.assert_allclose(
+        tf.function(first)(tf.constant(X)), w * (np.cos(X) * X + np.sin(X)), rtol=1e-5
+    )
     np.testing.assert_allclose(
         tf.function(second)(tf.constant(X)), w * v * (2 * np.cos(X) - np.sin(X) * X), rtol=1e-5
     )  # fmt: skip

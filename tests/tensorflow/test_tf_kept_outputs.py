@@ -1,4 +1,6 @@
-"""A rule that keeps f's output keeps the op's: its derivative is the rule's, at every order, however f computes it."""
+"""A rule that keeps f's output keeps the op's: its derivative is the rule's, at every order,
+however f computes it.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ def test_three_orders(op: Any, mode: Any) -> None:
     derivative = op
     for order in (1, 2, 3):
         derivative = grad(derivative)
-        np.testing.assert_allclose(mode(derivative)(tf.constant(X)), 3**order * np.exp(X), rtol=1e-5)
+        np.testing.assert_allclose(
+            mode(derivative)(tf.constant(X)), 3**order * np.exp(X), rtol=1e-5
+        )
 
 
 SECOND = {
@@ -146,7 +150,9 @@ def test_composite_outputs(mode: Any) -> None:
     @cgshim.op_custom_gradient
     def exp_of_slices(slices: Any) -> Any:
         y = tf.IndexedSlices(constant_exp(slices.values), slices.indices, slices.dense_shape)
-        return y, lambda upstream: tf.IndexedSlices(upstream.values * 3.0 * y.values, y.indices, y.dense_shape)
+        return y, lambda upstream: tf.IndexedSlices(
+            upstream.values * 3.0 * y.values, y.indices, y.dense_shape
+        )
 
     of_ragged = lambda values: tf.RaggedTensor.from_row_lengths(values, [2, 0])
     of_sparse = lambda values: tf.SparseTensor([[0, 1], [2, 0]], values, [3, 3])
@@ -189,7 +195,9 @@ def test_an_output_in_an_attribute(op: Any, mode: Any) -> None:
     derivative = op
     for order in (1, 2, 3):
         derivative = grad(derivative)
-        np.testing.assert_allclose(mode(derivative)(tf.constant(X)), 3**order * np.exp(X), rtol=1e-5)
+        np.testing.assert_allclose(
+            mode(derivative)(tf.constant(X)), 3**order * np.exp(X), rtol=1e-5
+        )
 
 
 class Model(tf.Module):
@@ -206,7 +214,9 @@ def test_saved_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(grad(grad(loaded))(tf.constant(X)), 18 * np.exp(X), rtol=1e-5)
 
 
-@pytest.mark.parametrize("transform", [grad, lambda op: grad(grad(op)), lambda op: grad(vectorized(op))])
+@pytest.mark.parametrize(
+    "transform", [grad, lambda op: grad(grad(op)), lambda op: grad(vectorized(op))]
+)
 def test_thrown_away_traces_are_gone(transform: Any) -> None:
     def trace() -> weakref.ref[Any]:
         function = tf.function(transform(in_a_cell))
@@ -222,7 +232,9 @@ def test_thrown_away_traces_are_gone(transform: Any) -> None:
     assert len(gradient_registry.list()) == registered
 
 
-@pytest.mark.parametrize("transform", [grad, lambda op: grad(grad(op)), lambda op: jvp(op, [1.0, 1.0])])
+@pytest.mark.parametrize(
+    "transform", [grad, lambda op: grad(grad(op)), lambda op: jvp(op, [1.0, 1.0])]
+)
 def test_nothing_waits_for_the_collector(transform: Any) -> None:
     outputs: list[weakref.ref[Any]] = []
 

@@ -1,4 +1,6 @@
-"""Which rules are seen to be linear in upstream, and so have a forward mode unasked; and which have none at all."""
+"""Which rules are seen to be linear in upstream, and so have a forward mode unasked; and which have
+none at all.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ LINEAR: dict[str, tuple[Callable[[Any, Any], Any], list[float]]] = {
     "quotient": (lambda x, u: -u / 4.0, [-0.25, -2.5]),
     "mask": (lambda x, u: tf.where(x > 0, 5 * u, tf.zeros_like(u)), [5, 0]),
     "padded with zeros": (lambda x, u: tf.concat([3 * u[:1], tf.zeros_like(u[1:])], 0), [3, 0]),
-    "gathered and reversed": (lambda x, u: tf.reverse(tf.gather(u, [0, 1]), [0]) * [3.0, 5.0], [50, 3]),
+    "gathered and reversed": (
+        lambda x, u: tf.reverse(tf.gather(u, [0, 1]), [0]) * [3.0, 5.0],
+        [50, 3],
+    ),
     "matrix": (lambda x, u: tf.linalg.matvec([[1.0, 2.0], [3.0, 4.0]], u), [31, 42]),
     "summed and stacked": (lambda x, u: tf.stack([tf.reduce_sum(u), 0 * u[0]]), [1, 1]),
     "einsum": (lambda x, u: tf.einsum("i,i->i", u, x), [2, -30]),
@@ -42,7 +47,9 @@ NOT_LINEAR: dict[str, Callable[[Any, Any], Any]] = {
     "stop_gradient": lambda x, u: tf.stop_gradient(u),
     "cast": lambda x, u: tf.cast(tf.cast(u, tf.int32), u.dtype) * x,
     "clipped": lambda x, u: tf.clip_by_value(u, -1.0, 1.0),
-    "numpy_function": lambda x, u: tf.ensure_shape(tf.numpy_function(lambda u: 7 * u, [u], u.dtype), u.shape),
+    "numpy_function": lambda x, u: tf.ensure_shape(
+        tf.numpy_function(lambda u: 7 * u, [u], u.dtype), u.shape
+    ),
     "padded with ones": lambda x, u: tf.concat([u[:1], tf.ones_like(u[1:])], 0),
     "mask of upstream": lambda x, u: tf.where(u > 0, u, 2 * u),
     "power": lambda x, u: tf.pow(u, 3.0),
@@ -59,7 +66,9 @@ IN_PYTHON: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def op_of(rule: Callable[[Any, Any], Any], promised: bool) -> Any:
-    return cgshim.op_custom_gradient(lambda x: (x * x, lambda u: rule(x, u)), forward_mode=promised, name="op")
+    return cgshim.op_custom_gradient(
+        lambda x: (x * x, lambda u: rule(x, u)), forward_mode=promised, name="op"
+    )
 
 
 @every_mode
@@ -67,7 +76,8 @@ def op_of(rule: Callable[[Any, Any], Any], promised: bool) -> Any:
 @pytest.mark.parametrize(("rule", "tangent"), LINEAR.values(), ids=LINEAR)
 def test_linear(rule: Any, tangent: list[float], promised: bool, mode: Any) -> None:
     found = mode(jvp(op_of(rule, promised), V))(tf.constant(X))
-    np.testing.assert_allclose(tf.convert_to_tensor(found), tangent, rtol=1e-5, atol=1e-5)  # IndexedSlices of a gather
+    # IndexedSlices of a gather
+    np.testing.assert_allclose(tf.convert_to_tensor(found), tangent, rtol=1e-5, atol=1e-5)
 
 
 @eager_and_function
@@ -76,11 +86,15 @@ def test_linear(rule: Any, tangent: list[float], promised: bool, mode: Any) -> N
 def test_not_linear(rule: Any, promised: bool, mode: Any) -> None:
     op = op_of(rule, promised)
     for transform in (jvp(op, V), jvp(grad(op), V), grad(jvp(op, V))):
-        with pytest.raises(cgshim.TransformationError, match="op: forward mode needs a rule that is linear"):
+        with pytest.raises(
+            cgshim.TransformationError, match="op: forward mode needs a rule that is linear"
+        ):
             mode(transform)(tf.constant(X))
 
 
-@pytest.mark.parametrize(("promised", "message"), [(True, "not proportional to upstream"), (False, "say so")])
+@pytest.mark.parametrize(
+    ("promised", "message"), [(True, "not proportional to upstream"), (False, "say so")]
+)
 @pytest.mark.parametrize("rule", IN_PYTHON.values(), ids=IN_PYTHON)
 def test_a_rule_that_reads_values_in_python_is_not_proportional_to_upstream(
     rule: Any, promised: bool, message: str
@@ -158,7 +172,9 @@ def in_a_partial(flag: bool) -> Any:
     [in_an_attribute, in_the_object_of_a_method, in_a_tensor_of_an_object, in_an_array, in_a_class, in_a_default_value,
      in_a_partial],
 )  # fmt: skip
-def test_what_was_seen_of_a_rule_is_not_believed_of_the_same_rule_of_other_things(rule_with: Any) -> None:
+def test_what_was_seen_of_a_rule_is_not_believed_of_the_same_rule_of_other_things(
+    rule_with: Any,
+) -> None:
     def op(flag: bool) -> Any:
         return cgshim.op_custom_gradient(lambda x: (x * x, rule_with(flag)))
 
@@ -218,7 +234,9 @@ def test_the_look_at_a_rule_costs_one_run_more_and_no_memory() -> None:
     assert calls_of(lambda: not_promised(x)) < 1.05 * calls_of(lambda: promised(x))
     left_behind = _memory(lambda: of_hand(x))  # TensorFlow's own accumulators leave 1 kB
     assert _memory(lambda: not_promised(x)) < left_behind + 1000
-    assert _memory(lambda: graphs.append(tf.Graph())) > left_behind + 1000, "the measure sees nothing"
+    assert _memory(lambda: graphs.append(tf.Graph())) > left_behind + 1000, (
+        "the measure sees nothing"
+    )
 
 
 graphs: list[tf.Graph] = []
@@ -251,7 +269,7 @@ def test_a_rule_that_holds_more_than_tensors(f: Any) -> None:
     assert found.shape == upstreams.shape
 
 
-# --- Single operations of rules ------------------------------------------------------------------------------------
+# --- Single operations of rules -------------------------------------------------------------------
 
 raw = tf.raw_ops
 
@@ -328,8 +346,12 @@ for _function, _axes in TO_FILTER.items():
 
 NOT_LINEAR_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "ones where it is masked": lambda x, u: tf.where(x > 0, u, tf.ones_like(u)),
-    "padded with a number": lambda x, u: raw.PadV2(input=u[:1], paddings=[[0, 1]], constant_values=1.0),
-    "the number that is padded with": lambda x, u: raw.PadV2(input=u[:1], paddings=[[0, 1]], constant_values=u[0]),
+    "padded with a number": lambda x, u: raw.PadV2(
+        input=u[:1], paddings=[[0, 1]], constant_values=1.0
+    ),
+    "the number that is padded with": lambda x, u: raw.PadV2(
+        input=u[:1], paddings=[[0, 1]], constant_values=u[0]
+    ),
     "added to ones": lambda x, u: tf.tensor_scatter_nd_add(tf.ones(2), [[0]], u[1:]),
     "ones added": lambda x, u: tf.tensor_scatter_nd_add(u, [[0]], tf.ones(1)),
     "put in ones": lambda x, u: tf.tensor_scatter_nd_update(tf.ones(2), [[0]], u[1:]),
@@ -346,10 +368,14 @@ def test_operations_that_are_linear(rule: Any, tangent: list[float]) -> None:
 @pytest.mark.parametrize("promised", [True, False], ids=["promised", "not promised"])
 @pytest.mark.parametrize("rule", NOT_LINEAR_OPERATIONS.values(), ids=NOT_LINEAR_OPERATIONS)
 def test_operations_that_are_not_linear(rule: Any, promised: bool) -> None:
-    with pytest.raises(cgshim.TransformationError, match="op: forward mode needs a rule that is linear"):
+    with pytest.raises(
+        cgshim.TransformationError, match="op: forward mode needs a rule that is linear"
+    ):
         jvp(op_of(rule, promised), V)(tf.constant(X))
 
 
 def test_what_an_integer_is_made_of_is_named() -> None:
     with pytest.raises(cgshim.TransformationError, match="got Cast in the rule"):
-        jvp(op_of(lambda x, u: tf.cast(tf.cast(u, tf.int32) * 2, u.dtype), promised=True), V)(tf.constant(X))
+        jvp(op_of(lambda x, u: tf.cast(tf.cast(u, tf.int32) * 2, u.dtype), promised=True), V)(
+            tf.constant(X)
+        )

@@ -1,4 +1,5 @@
-"""What is alive between a call and its gradient: no more than the rule keeps, and never more than by hand.
+"""What is alive between a call and its gradient: no more than the rule keeps, and never more than
+by hand.
 
 y is the op's own output, which the operation that follows keeps.
 """
@@ -27,7 +28,8 @@ RULES: dict[str, tuple[Callable[..., Any], str]] = {
     "an output": (lambda x, i, j, y: lambda u: u * y, "y"),
     "the argument": (lambda x, i, j, y: lambda u: u * x, "xy"),
     "called with the argument": (lambda x, i, j, y: lambda x, upstream: upstream * x, "xy"),
-    "a residual": (lambda x, i, j, y: lambda u: u * i, "xiy"),  # and x, for the derivative of what is kept
+    # and x, for the derivative of what is kept
+    "a residual": (lambda x, i, j, y: lambda u: u * i, "xiy"),
     "a residual, once": (lambda x, i, j, y: lambda u: u * i, "iy"),
 }
 ONCE = cgshim.op_custom_gradient(once_differentiable=True)
@@ -73,7 +75,9 @@ def _handed_to_the_gradient(op: Callable[[Any], Any], shape: Any) -> collections
     return collections.Counter(output.dtype.name for output in forward.graph.outputs[1:])
 
 
-OF_TENSORFLOW = [rule for rule in RULES if not rule.startswith("called") and not rule.endswith("once")]
+OF_TENSORFLOW = [
+    rule for rule in RULES if not rule.startswith("called") and not rule.endswith("once")
+]
 
 
 @pytest.mark.parametrize("rule", OF_TENSORFLOW)

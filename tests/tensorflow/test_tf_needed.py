@@ -1,4 +1,5 @@
-"""needs_input_grad on TensorFlow: what tapes and accumulators watch when f runs; all of it within a tf.function.
+"""needs_input_grad on TensorFlow: what tapes and accumulators watch when f runs; all of it within a
+tf.function.
 
 The rule is wrong on purpose, and by another number for each way in which it is asked.
 """
@@ -18,7 +19,9 @@ X, W = tf.constant([1.0, 2.0]), tf.constant([3.0, 5.0])
 
 
 def _product(x: Any, w: Any, *, needs_input_grad: Any) -> Any:
-    """x * w, with 100 more if f may need the gradient of x, and 200 if that of w; and a factor that says the same."""
+    """x * w, with 100 more if f may need the gradient of x, and 200 if that of w; and a factor that
+    says the same.
+    """
     by_f = 100.0 * needs_input_grad[0] + 200.0 * needs_input_grad[1]
 
     def rule(upstream: Any, needs_input_grad: Any) -> Any:
@@ -58,7 +61,9 @@ def test_what_is_watched_is_needed() -> None:
     np.testing.assert_allclose(gradient(lambda: product(X, W), X), 17 * W)
     np.testing.assert_allclose(gradient(lambda: product(X, W), W), 27 * X)
     np.testing.assert_allclose(gradient(lambda: product(2 * X, W), X), 2 * 17 * W)
-    for found, expected in zip(gradient(lambda: product(X, W), [X, W]), (37 * W, 37 * X), strict=True):
+    for found, expected in zip(
+        gradient(lambda: product(X, W), [X, W]), (37 * W, 37 * X), strict=True
+    ):
         np.testing.assert_allclose(found, expected)
 
 
@@ -74,7 +79,9 @@ def test_variables() -> None:
     trained, frozen = tf.Variable(W), tf.Variable(W, trainable=False)
     np.testing.assert_allclose(gradient(lambda: product(X, trained), [], trained), 27 * X)
     np.testing.assert_allclose(gradient(lambda: product(X, trained), X), 37 * W)
-    np.testing.assert_allclose(gradient(lambda: product(X, trained), X, watch_accessed_variables=False), 17 * W)
+    np.testing.assert_allclose(
+        gradient(lambda: product(X, trained), X, watch_accessed_variables=False), 17 * W
+    )
     np.testing.assert_allclose(gradient(lambda: product(X, frozen), X), 17 * W)
     np.testing.assert_allclose(gradient(lambda: product(X, frozen), frozen), 27 * X)
 
@@ -96,7 +103,9 @@ def test_an_accumulator() -> None:
 
 def test_a_recomputed_call() -> None:
     """It runs f first without a tape, and again with one."""
-    np.testing.assert_allclose(gradient(lambda: tf.recompute_grad(lambda x: product(x, W))(X), X), 17 * W)
+    np.testing.assert_allclose(
+        gradient(lambda: tf.recompute_grad(lambda x: product(x, W))(X), X), 17 * W
+    )
 
 
 TRACED: dict[str, Callable[[], Any]] = {

@@ -1,4 +1,6 @@
-"""No transformation may take autodiff's gradient: a rule of zeros for sin gives zeros everywhere, and never cos."""
+"""No transformation may take autodiff's gradient: a rule of zeros for sin gives zeros everywhere,
+and never cos.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ TRANSFORMATIONS: dict[str, Any] = {
     "tape": grad,
     "tape of vectorized_map": lambda fn: grad(vectorized(fn)),
     "tape of vectorized_map of tf.function": lambda fn: grad(vectorized(tf.function(fn))),
-    "tape of vectorized_map of vectorized_map": lambda fn: grad(lambda x: vectorized(vectorized(fn))(x[:, None])[:, 0]),
+    "tape of vectorized_map of vectorized_map": lambda fn: grad(
+        lambda x: vectorized(vectorized(fn))(x[:, None])[:, 0]
+    ),
     "vectorized_map of tape": lambda fn: vectorized(grad(fn)),
     "tape of map_fn": lambda fn: grad(lambda x: tf.map_fn(fn, x)),
     "tape of tf.function": lambda fn: grad(tf.function(fn)),
@@ -47,7 +51,9 @@ TRANSFORMATIONS: dict[str, Any] = {
     "vectorized_map of ForwardAccumulator": lambda fn: vectorized(jvp(fn, 1.0)),
     "op_grad": lambda fn: cgshim.op_grad(lambda x: tf.reduce_sum(fn(x))),
 }
-every_transformation = pytest.mark.parametrize("transform", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS)
+every_transformation = pytest.mark.parametrize(
+    "transform", TRANSFORMATIONS.values(), ids=TRANSFORMATIONS
+)
 
 
 @every_mode
@@ -110,7 +116,9 @@ def test_numpy_in_f_and_in_its_rule(mode: Any) -> None:
 
     @cgshim.op_custom_gradient
     def op(x: Any) -> Any:
-        return numpy(np.square, x), lambda upstream: upstream * numpy(lambda x: np.float32(7) * x, x)
+        return numpy(
+            np.square, x
+        ), lambda upstream: upstream * numpy(lambda x: np.float32(7) * x, x)
 
     gradient = mode(grad(vectorized(op), of=lambda y: y * [1.0, 10.0]))(tf.constant([2.0, 3.0]))
     assert gradient.numpy().tolist() == [14, 210]

@@ -1,4 +1,6 @@
-"""once_differentiable=True: the first order as ever; its derivative is refused, and nothing is kept for that."""
+"""once_differentiable=True: the first order as ever; its derivative is refused, and nothing is kept
+for that.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ SECOND = {
 @every_mode
 @pytest.mark.parametrize("transform", FIRST.values(), ids=FIRST)
 def test_first_order(transform: Any, mode: Any) -> None:
-    np.testing.assert_allclose(mode(transform(once))(tf.constant([1.0, 2.0])), 7 * np.sin([1.0, 2.0]), rtol=1e-5)
+    np.testing.assert_allclose(
+        mode(transform(once))(tf.constant([1.0, 2.0])), 7 * np.sin([1.0, 2.0]), rtol=1e-5
+    )
 
 
 @every_mode
@@ -128,7 +132,9 @@ def test_variables_and_the_rules_own_tape(mode: Any) -> None:
 @eager_and_function
 def test_a_captured_tensor_is_refused(mode: Any) -> None:
     def gradient(x: Any) -> Any:
-        op = cgshim.op_custom_gradient(lambda y: (y * x, lambda u: u), once_differentiable=True, name="op")
+        op = cgshim.op_custom_gradient(
+            lambda y: (y * x, lambda u: u), once_differentiable=True, name="op"
+        )
         return grad(lambda x: op(tf.identity(x)))(x)
 
     with pytest.raises(cgshim.CustomGradientTypeError, match="op: f must be given every tensor"):
@@ -166,7 +172,9 @@ def test_saved_model_has_the_first_order(tmp_path: Path) -> None:
     loaded = tf.saved_model.load(str(tmp_path)).once
     x = tf.constant([1.0, 2.0])
     np.testing.assert_allclose(grad(loaded)(x), 14 * np.sin([1.0, 2.0]), rtol=1e-5)
-    with pytest.raises((LookupError, cgshim.TransformationError), match=r"No gradient defined|a copy of that graph"):
+    with pytest.raises(
+        (LookupError, cgshim.TransformationError), match=r"No gradient defined|a copy of that graph"
+    ):
         grad(grad(loaded))(x)
 
 
@@ -176,9 +184,14 @@ PEAK = Path(__file__).parent / "programs" / "peak.py"
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
 def test_peak_memory_is_that_of_a_custom_gradient_by_hand() -> None:
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    result = subprocess.run([sys.executable, str(PEAK)], env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        [sys.executable, str(PEAK)], env=environment, capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stderr
-    found = {name: float(peak) for name, peak in (line.split(": ") for line in result.stdout.splitlines())}
+    found = {
+        name: float(peak)
+        for name, peak in (line.split(": ") for line in result.stdout.splitlines())
+    }
     for op, tapes in (("once", "gradient"), ("once", "nested"), ("twice", "gradient")):
         assert found[f"{op}, {tapes}"] <= 1.01 * found[f"by hand, {tapes}"]
     # the outer tape keeps what f computes
@@ -187,7 +200,9 @@ def test_peak_memory_is_that_of_a_custom_gradient_by_hand() -> None:
 
 def test_a_function_of_what_has_no_second_derivative_has_no_forward_mode() -> None:
     """An accumulator around a tf.function builds second derivatives with the first ones."""
-    once = cgshim.op_custom_gradient(lambda x: (x * x * x, lambda u: u * 7 * x * x), once_differentiable=True)
+    once = cgshim.op_custom_gradient(
+        lambda x: (x * x * x, lambda u: u * 7 * x * x), once_differentiable=True
+    )
     for transform in (jvp(tf.function(once), V), jvp(lambda x: jvp(tf.function(once), V)(x), V)):
         with pytest.raises(cgshim.TransformationError, match="once_differentiable"):
             transform(tf.constant(X))

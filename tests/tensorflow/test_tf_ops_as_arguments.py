@@ -1,4 +1,6 @@
-"""An op is what it is, whatever TensorFlow finds in its __wrapped__: as an argument, a default, behind a decorator."""
+"""An op is what it is, whatever TensorFlow finds in its __wrapped__: as an argument, a default,
+behind a decorator.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,10 @@ def test_another_op_is_traced_anew_and_the_same_method_is_not() -> None:
         return op(x)
 
     steps = Steps()
-    found = [traced(X, op).numpy() for op in (clip, clip, cgshim.op_custom_gradient(lambda x: (x, lambda u: u)))]
+    found = [
+        traced(X, op).numpy()
+        for op in (clip, clip, cgshim.op_custom_gradient(lambda x: (x, lambda u: u)))
+    ]
     assert (found, len(traces)) == ([8, 8, 2], 2)
     assert [traced(X, steps.op).numpy() for _ in range(3)] == [8, 8, 8]
     assert len(traces) == 3

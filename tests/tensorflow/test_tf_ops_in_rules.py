@@ -19,7 +19,9 @@ CAPTURED = "inner: f must be given every tensor that is differentiated"
 @cgshim.op_custom_gradient
 def captures_x(x: Any) -> Any:
     def rule(upstream: Any) -> Any:
-        inner = cgshim.op_custom_gradient(lambda z: (z * 3 * x * x, lambda u: u * 3 * x * x), name="inner")
+        inner = cgshim.op_custom_gradient(
+            lambda z: (z * 3 * x * x, lambda u: u * 3 * x * x), name="inner"
+        )
         return upstream * inner(tf.ones_like(x))
 
     return x * x * x, rule
@@ -33,7 +35,9 @@ def test_an_inner_op_that_captures_x_is_refused_where_x_is_differentiated(mode: 
             mode(outer(grad(captures_x)))(tf.constant(2.0))
 
 
-@pytest.mark.parametrize("around", [lambda fn: tf.function(grad(fn)), lambda fn: grad(tf.function(fn))])
+@pytest.mark.parametrize(
+    "around", [lambda fn: tf.function(grad(fn)), lambda fn: grad(tf.function(fn))]
+)
 def test_an_inner_op_that_captures_the_argument_of_a_branch(around: Any) -> None:
     branch = lambda x: tf.cond(x > 0, lambda: captures_x(x), lambda: x)
     assert around(branch)(tf.constant(2.0)).numpy() == 12
@@ -46,7 +50,10 @@ def test_an_inner_op_with_variables_is_given_x(mode: Any) -> None:
         def inner(z: Any) -> Any:
             return z * 3 * x * x, lambda u, variables: (u * 3 * x * x, [u * z * 30 * x])
 
-        return x * x * x, lambda upstream: upstream * cgshim.op_custom_gradient(inner)(tf.ones_like(x))
+        return (
+            x * x * x,
+            lambda upstream: upstream * cgshim.op_custom_gradient(inner)(tf.ones_like(x)),
+        )
 
     assert mode(grad(grad(cube)))(tf.constant(2.0)).numpy() == 60
 
@@ -57,7 +64,9 @@ def test_an_inner_op_with_a_variable(mode: Any) -> None:
 
     @cgshim.op_custom_gradient
     def scale(x: Any) -> Any:
-        inner = cgshim.op_custom_gradient(lambda u: (u * w, lambda v, variables: (v * w, [v * u * 5])))
+        inner = cgshim.op_custom_gradient(
+            lambda u: (u * w, lambda v, variables: (v * w, [v * u * 5]))
+        )
         return x * w, lambda upstream, variables: (inner(upstream), [upstream * x])
 
     def mixed(x: Any) -> Any:
@@ -89,7 +98,9 @@ def checkpoint(fn: Any) -> Any:
 @pytest.mark.parametrize("make", [tf.Variable, tf.constant], ids=["variable", "tensor"])
 def test_a_checkpoint_written_as_an_op(make: Any, mode: Any) -> None:
     w = make(3.0)
-    scaled = cgshim.op_custom_gradient(lambda x: (x * w, lambda u, variables: (u * 5, [u * x for _ in variables])))
+    scaled = cgshim.op_custom_gradient(
+        lambda x: (x * w, lambda u, variables: (u * 5, [u * x for _ in variables]))
+    )
 
     def gradients(x: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -105,7 +116,9 @@ PRODUCTS = {"x first": lambda x, y: x * y, "x last": lambda x, y: y * x}
 
 
 def second_of(product: Any, watched: str) -> Any:
-    """The second derivative of an op whose rule gives x alone to an op that captures a product of x and y."""
+    """The second derivative of an op whose rule gives x alone to an op that captures a product of x
+    and y.
+    """
 
     @cgshim.op_custom_gradient
     def op(x: Any, y: Any) -> Any:
@@ -136,7 +149,9 @@ def test_an_inner_op_that_captures_what_a_function_is_given_has_nan_for_it() -> 
 
     def first(x: Any, c: Any) -> Any:
         inner = cgshim.op_custom_gradient(lambda u: (u * c, lambda v: v * 7 * c))
-        return grad(cgshim.op_custom_gradient(lambda x: (x * x, lambda upstream: x * inner(upstream))))(x)
+        return grad(
+            cgshim.op_custom_gradient(lambda x: (x * x, lambda upstream: x * inner(upstream)))
+        )(x)
 
     x, c = tf.constant(2.0), tf.constant(3.0)
     with tf.GradientTape() as tape:
@@ -166,7 +181,9 @@ def test_what_the_rules_own_tape_watches_is_differentiated(mode: Any) -> None:
 
 
 @every_mode
-@pytest.mark.parametrize("outer", [lambda op: grad(op), lambda op: grad(grad(op))], ids=["first order", "second order"])
+@pytest.mark.parametrize(
+    "outer", [lambda op: grad(op), lambda op: grad(grad(op))], ids=["first order", "second order"]
+)
 def test_what_op_vjp_differentiates_in_a_rule_is_differentiated(outer: Any, mode: Any) -> None:
     """Though it was made of x, which the inner op is given."""
 
@@ -181,7 +198,8 @@ def test_what_op_vjp_differentiates_in_a_rule_is_differentiated(outer: Any, mode
         mode(outer(op))(tf.constant(2.0))
 
 
-@pytest.mark.parametrize("size", [1, 1000])  # TensorFlow captures small tensors in another way than large ones
+# TensorFlow captures small tensors in another way than large ones
+@pytest.mark.parametrize("size", [1, 1000])
 def test_an_inner_op_that_captures_an_eager_tensor_in_a_function(size: int) -> None:
     c = tf.fill([size], 3.0)
 
@@ -198,7 +216,9 @@ def test_upstream_is_not_captured_either(mode: Any) -> None:
     @cgshim.op_custom_gradient
     def op(x: Any) -> Any:
         def rule(upstream: Any) -> Any:
-            inner = cgshim.op_custom_gradient(lambda z: (z * 3 * upstream, lambda u: u * 5 * upstream), name="inner")
+            inner = cgshim.op_custom_gradient(
+                lambda z: (z * 3 * upstream, lambda u: u * 5 * upstream), name="inner"
+            )
             return inner(x)
 
         return x * x, rule
@@ -217,7 +237,12 @@ def test_what_an_accumulator_computes_is_not_captured(mode: Any) -> None:
 
     @cgshim.op_custom_gradient
     def op(x: Any) -> Any:
-        return x * x, lambda u, variables=(): (u * 7 * x, [None for _ in variables]) if variables else u * 7 * x
+        return (
+            x * x,
+            lambda u, variables=(): (
+                (u * 7 * x, [None for _ in variables]) if variables else u * 7 * x
+            ),
+        )
 
     assert mode(jvp(op, 3.0))(tf.constant(2.0)).numpy() == 42
 
@@ -250,7 +275,7 @@ def test_threads_see_what_they_capture_each() -> None:
     assert not missed
 
 
-# --- Rules that say "not differentiable" ----------------------------------------------------------------------------
+# --- Rules that say "not differentiable" ----------------------------------------------------------
 
 
 class NotDifferentiableError(Exception):

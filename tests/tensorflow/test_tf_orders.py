@@ -29,8 +29,11 @@ def test_four_orders(mode: Any) -> None:
 @every_mode
 @pytest.mark.parametrize("outer", [grad, lambda fn: jvp(fn, 1.0)], ids=["reverse", "forward"])
 def test_hessian_goes_through_the_rule_alone(mode: Any, outer: Any) -> None:
-    # y = x * x by the rule 7x: the gradient of y * y is 2y * 7x, and its own is 2 * 7x * 7x + 2y * 7
-    assert mode(outer(grad(square, of=tf.square)))(tf.constant(2.0)).numpy() == 2 * 14 * 14 + 2 * 4 * 7
+    # y = x * x by the rule 7x: the gradient of y * y is 2y * 7x, and its own is 2 * 7x * 7x + 2y *
+    # 7
+    assert (
+        mode(outer(grad(square, of=tf.square)))(tf.constant(2.0)).numpy() == 2 * 14 * 14 + 2 * 4 * 7
+    )
 
 
 @every_mode

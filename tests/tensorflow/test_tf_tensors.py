@@ -24,7 +24,9 @@ def test_indexed_slices_from_a_rule(mode: Any) -> None:
         return tf.gather(table, indices), rule
 
     def gradient(table: Any) -> Any:
-        return grad(lambda table: lookup(table, tf.constant([2, 0, 2])) * [[1.0], [10.0], [100.0]])(table)
+        return grad(lambda table: lookup(table, tf.constant([2, 0, 2])) * [[1.0], [10.0], [100.0]])(
+            table
+        )
 
     slices = mode(gradient)(tf.constant(TABLE))
     assert isinstance(slices, tf.IndexedSlices)
@@ -75,10 +77,14 @@ def test_ragged_tensor(mode: Any) -> None:
 def test_sparse_tensor(mode: Any) -> None:
     @cgshim.op_custom_gradient
     def total(sparse: Any) -> Any:
-        return tf.sparse.reduce_sum(sparse), lambda upstream: sparse.with_values(upstream * 7 * sparse.values)
+        return tf.sparse.reduce_sum(sparse), lambda upstream: sparse.with_values(
+            upstream * 7 * sparse.values
+        )
 
     def gradient(values: Any) -> Any:
-        return grad(lambda values: total(tf.SparseTensor([[0, 1], [2, 0]], values, [3, 3])) * 10)(values)
+        return grad(lambda values: total(tf.SparseTensor([[0, 1], [2, 0]], values, [3, 3])) * 10)(
+            values
+        )
 
     assert mode(gradient)(tf.constant([2.0, 3.0])).numpy().tolist() == [140, 210]
 
@@ -88,7 +94,9 @@ def test_op_vjp_of_ragged_and_sparse_tensors_and_of_one_tensor_twice(mode: Any) 
     def gradients(values: Any) -> Any:
         ragged = tf.RaggedTensor.from_row_lengths(values, [2, 0, 1])
         sparse = tf.SparseTensor([[0], [2], [3]], values, [5])
-        fn = lambda r, s, a, b: tf.reduce_sum(r * r) + tf.sparse.reduce_sum(s) * tf.reduce_sum(3 * a)
+        fn = lambda r, s, a, b: (
+            tf.reduce_sum(r * r) + tf.sparse.reduce_sum(s) * tf.reduce_sum(3 * a)
+        )
         _, pullback = cgshim.op_vjp(fn, ragged, sparse, values, values)
         dr, ds, da, db = pullback(tf.constant(10.0))
         return dr.flat_values, ds.values, da, db
@@ -194,7 +202,10 @@ def test_containers_of_a_module(mode: Any) -> None:
     @cgshim.op_custom_gradient
     def product(items: Any, pair: Any) -> Any:
         assert [type(items), type(items[2]), type(pair)] == [list, dict, tuple]
-        return items[0] * items[2]["b"] * pair[0], lambda u: ([u * 7, None, {"a": None, "b": u * 11}], (u * 13, None))
+        return items[0] * items[2]["b"] * pair[0], lambda u: (
+            [u * 7, None, {"a": None, "b": u * 11}],
+            (u * 13, None),
+        )
 
     def gradients() -> Any:
         with tf.GradientTape() as tape:
@@ -205,10 +216,16 @@ def test_containers_of_a_module(mode: Any) -> None:
 
 
 @every_mode
-@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float64, tf.complex64, tf.complex128])
+@pytest.mark.parametrize(
+    "dtype", [tf.float16, tf.bfloat16, tf.float64, tf.complex64, tf.complex128]
+)
 def test_dtypes_of_gradients_are_those_of_the_arguments(dtype: Any, mode: Any) -> None:
-    op = cgshim.op_custom_gradient(lambda x, n: (x * tf.cast(n, x.dtype), lambda u: (tf.cast(u, dtype) * 7, None)))
-    gradient = mode(grad(lambda x: op(x, tf.constant(3)) * tf.constant(2, dtype)))(tf.constant([2, 3], dtype))
+    op = cgshim.op_custom_gradient(
+        lambda x, n: (x * tf.cast(n, x.dtype), lambda u: (tf.cast(u, dtype) * 7, None))
+    )
+    gradient = mode(grad(lambda x: op(x, tf.constant(3)) * tf.constant(2, dtype)))(
+        tf.constant([2, 3], dtype)
+    )
     assert gradient.dtype == dtype
     assert np.array_equal(tf.cast(gradient, tf.complex128), [14, 14])
 
@@ -216,6 +233,13 @@ def test_dtypes_of_gradients_are_those_of_the_arguments(dtype: Any, mode: Any) -
 def test_conversions() -> None:
     with cgshim.use_backend("tensorflow"):
         for dtype in ("bfloat16", tf.bfloat16, np.float16, "complex64"):
-            for x in (1.5, [1.5, 2.5], np.float64(1.5), np.array([1.5]), tf.constant(1.5), tf.Variable([1.5])):
+            for x in (
+                1.5,
+                [1.5, 2.5],
+                np.float64(1.5),
+                np.array([1.5]),
+                tf.constant(1.5),
+                tf.Variable([1.5]),
+            ):
                 assert cgshim.op_convert_to_tensor(x, dtype).dtype == tf.as_dtype(dtype)
         assert cgshim.op_convert_to_tensor(0.1, "float64").numpy() == 0.1

@@ -1,4 +1,6 @@
-"""Variables that f reads, returns or assigns: whoever watches one that is not trainable gets the rule's gradient."""
+"""Variables that f reads, returns or assigns: whoever watches one that is not trainable gets the
+rule's gradient.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +16,39 @@ import cgshim
 
 def scale_by(w: Any, swapped: bool = False) -> Any:
     def scale(x: Any) -> Any:
-        # TensorFlow reads the variable in Python where it comes first, and in C++ where it comes second
-        return w * x if swapped else x * w, lambda u, variables=None: (u * 7, [u * 11 for _ in variables or ()])
+        # TensorFlow reads the variable in Python where it comes first, and in C++ where it comes
+        # second
+        return w * x if swapped else x * w, lambda u, variables=None: (
+            u * 7,
+            [u * 11 for _ in variables or ()],
+        )
 
     return cgshim.op_custom_gradient(scale)
 
 
 CAPTURED = "f must be given every tensor that is differentiated, got a captured "
-TAPES: dict[str, Any] = {"": {}, "persistent": {"persistent": True}, "watching": {"watch_accessed_variables": False}}
+TAPES: dict[str, Any] = {
+    "": {},
+    "persistent": {"persistent": True},
+    "watching": {"watch_accessed_variables": False},
+}
 
 
 @every_mode
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("options", TAPES.values(), ids=TAPES)
-def test_a_variable_that_is_watched_and_not_trainable_is_refused(options: Any, swapped: bool, mode: Any) -> None:
+def test_a_variable_that_is_watched_and_not_trainable_is_refused(
+    options: Any, swapped: bool, mode: Any
+) -> None:
     """TensorFlow does not tell that it is read, and so `tf.custom_gradient` gives it no gradient."""
     frozen, batch_statistics = tf.Variable(3.0, trainable=False), tf.Variable(2.0, trainable=False)
 
     def gradients(define: Any, *watched: Any) -> Any:
         @define
         def op(x: Any) -> Any:
-            return (frozen * x if swapped else x * frozen) * batch_statistics, lambda u, variables=(): u * 7
+            return (
+                frozen * x if swapped else x * frozen
+            ) * batch_statistics, lambda u, variables=(): u * 7
 
         def gradients(x: Any) -> Any:
             with tf.GradientTape(**options) as tape:
@@ -100,7 +114,7 @@ def test_one_that_is_watched_around_a_trace_that_did_not_know_is_nan() -> None:
         np.testing.assert_equal(accumulator.jvp(y).numpy(), np.float32(expected))
 
 
-# --- Returned, and assigned -----------------------------------------------------------------------------------------
+# --- Returned, and assigned -----------------------------------------------------------------------
 
 
 def _assigned(w: Any, x: Any) -> Any:

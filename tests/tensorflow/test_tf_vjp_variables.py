@@ -1,4 +1,6 @@
-"""op_vjp by Variables and other tensors that a function reads, and Keras layers under the cookbook's recompute."""
+"""op_vjp by Variables and other tensors that a function reads, and Keras layers under the
+cookbook's recompute.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def layer_of(*layers: Any) -> Any:
 
 
 def derivatives(fn: Callable[[Any], Any], variables: Any, order: int) -> Any:
-    """The gradients by X and the variables, and in the second order those of a weighted sum of their squares."""
+    """The gradients by X and the variables, and in the second order those of a weighted sum of
+    their squares.
+    """
     sources = [X, *variables]
     with tf.GradientTape() as outer:
         outer.watch(X)
@@ -53,7 +57,9 @@ def check_same(found: Any, expected: Any) -> None:
 @every_mode
 @pytest.mark.parametrize("order", [1, 2])
 def test_a_keras_layer(recompute: Any, mode: Any, order: int) -> None:
-    layer = layer_of(keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(2, activation="tanh"))
+    layer = layer_of(
+        keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(2, activation="tanh")
+    )
     again = recompute(layer)
     found = mode(lambda: derivatives(again, layer.trainable_variables, order))()
     check_same(found, derivatives(layer, layer.trainable_variables, order))
@@ -87,7 +93,11 @@ def test_dropout_has_the_same_mask_twice(recompute: Any, mode: Any, order: int) 
     again, kernels = recompute(run), set()
     for seed in range(3):
         found, plain = (
-            mode(lambda fn=fn, seed=seed: derivatives(partial(fn, seed=seed), layer.trainable_variables, order))()
+            mode(
+                lambda fn=fn, seed=seed: derivatives(
+                    partial(fn, seed=seed), layer.trainable_variables, order
+                )
+            )()
             for fn in (again, run)  # both in this mode, because XLA draws other numbers
         )
         check_same(found, plain)
@@ -135,7 +145,9 @@ def test_what_a_variable_may_be(make: Any, read: Any, mode: Any) -> None:
     fn = read(w)
     gradients = lambda x, u: op_vjp(fn, x, variables=[unread, w])[1](u)
     of_args, of_variables = mode(gradients)(tf.constant([1.0, 2.0]), tf.constant([10.0, 100.0]))
-    for found, expected in zip([*of_args, *of_variables], ([60.0, 1200.0], [0.0, 0.0], 410.0), strict=True):
+    for found, expected in zip(
+        [*of_args, *of_variables], ([60.0, 1200.0], [0.0, 0.0], 410.0), strict=True
+    ):
         np.testing.assert_allclose(found, expected)
 
 

@@ -1,6 +1,8 @@
-"""The rule runs as it was written: wherever f keeps a residual, each order of each transformation is right or refused.
+"""The rule runs as it was written: wherever f keeps a residual, each order of each transformation
+is right or refused.
 
-The op of most tests is x**3 with a rule that has 15 for 3, so that autodiff's answer is never taken for the rule's.
+The op of most tests is x**3 with a rule that has 15 for 3, so that autodiff's answer is never taken
+for the rule's.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ module, variable = types.ModuleType("kept"), contextvars.ContextVar[Any]("kept")
 static, cache = Record(), dict[str, Any]()
 
 
-# --- Where f can put a residual ---------------------------------------------------------------------------------------
+# --- Where f can put a residual -------------------------------------------------------------------
 
 
 def _a_generator(held: Any) -> Rule:
@@ -112,7 +114,9 @@ PLACES: dict[str, Callable[[Any], Rule]] = {
     "nested function": _a_nested_function,
     "partial": lambda held: functools.partial(lambda kept, u: 15 * u * kept, held),
     "dataclass": lambda held: (lambda record: lambda u: 15 * u * record.held)(Record(held)),
-    "object": lambda held: (lambda kept: lambda u: 15 * u * kept.held)(types.SimpleNamespace(held=held)),
+    "object": lambda held: (lambda kept: lambda u: 15 * u * kept.held)(
+        types.SimpleNamespace(held=held)
+    ),
     "class": _in_attribute(Kept),
     "module": _in_attribute(module),
     "function attribute": _a_function_attribute,
@@ -169,9 +173,13 @@ TRANSFORMATIONS: dict[str, Callable[[Any, int], Callable[[Any], Any]]] = {
     "XLA": lambda fn, order: tf.function(_of(fn, order), jit_compile=True),
     "tf.gradients": _tf_gradients,
     "vectorized_map": lambda fn, order: lambda x: vectorized(_of(fn, order))(tf.stack([x, x]))[0],
-    "tapes of a Jacobian": lambda fn, order: _of(jacobian(lambda x: fn(tf.reshape(x, [1]))), order - 1),
+    "tapes of a Jacobian": lambda fn, order: _of(
+        jacobian(lambda x: fn(tf.reshape(x, [1]))), order - 1
+    ),
     "forward over reverse": _forward_over_reverse,
-    "forward over reverse in tf.function": lambda fn, order: tf.function(_forward_over_reverse(fn, order)),
+    "forward over reverse in tf.function": lambda fn, order: tf.function(
+        _forward_over_reverse(fn, order)
+    ),
 }
 
 
@@ -219,7 +227,9 @@ def test_an_output_that_f_has_read_too(transformation: str, order: int) -> None:
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @pytest.mark.parametrize("place", ["cell", "object", "class"])
-def test_what_f_made_of_its_output_has_fs_derivative(place: str, transformation: str, order: int) -> None:
+def test_what_f_made_of_its_output_has_fs_derivative(
+    place: str, transformation: str, order: int
+) -> None:
     """f's own derivative of 2 exp(x) is itself, and the rule's is 15 times that.
 
     An accumulator cannot tell the two in a third order.
@@ -238,7 +248,7 @@ def test_what_f_made_of_its_output_has_fs_derivative(place: str, transformation:
         np.testing.assert_allclose(derivative(tf.constant(X)), 30 * np.exp(X), rtol=1e-5)
 
 
-# --- Derivatives that a rule takes itself -----------------------------------------------------------------------------
+# --- Derivatives that a rule takes itself ---------------------------------------------------------
 
 
 def five_cubes_by_a_tape(x: Any) -> Any:
@@ -320,7 +330,7 @@ def test_a_graph_of_tensorflow_1() -> None:
             assert session.run([first, second], {x: X}) == [105 * X**2, 210 * X]
 
 
-# --- The very object --------------------------------------------------------------------------------------------------
+# --- The very object ------------------------------------------------------------------------------
 
 
 def test_a_first_order_calls_the_very_object_that_f_returned() -> None:
@@ -347,7 +357,7 @@ def test_a_first_order_calls_the_very_object_that_f_returned() -> None:
     assert slope.x is None
 
 
-# --- What nobody can connect ------------------------------------------------------------------------------------------
+# --- What nobody can connect ----------------------------------------------------------------------
 
 UNCONNECTED = "{}: a second order needs every tensor that grad_fn reads as a function of the arguments, got f32[] that "
 
@@ -369,12 +379,16 @@ def of_values_in_a_row(x: Any) -> Any:
 
 @pytest.mark.parametrize("f", [of_values, of_values_hidden, of_values_in_a_row])
 @pytest.mark.parametrize("second", [grad, lambda fn: jvp(fn, 1.0)], ids=["reverse", "forward"])
-def test_a_tensor_of_values_has_a_first_order_and_is_refused_in_the_second(f: Any, second: Any) -> None:
+def test_a_tensor_of_values_has_a_first_order_and_is_refused_in_the_second(
+    f: Any, second: Any
+) -> None:
     op, x = cgshim.op_custom_gradient(f), tf.constant(X)
     np.testing.assert_allclose(grad(op)(x), 5 * np.exp(X), rtol=1e-5)
     with pytest.raises(cgshim.TransformationError) as caught:
         second(grad(op))(x)
-    assert str(caught.value).startswith(UNCONNECTED.format(f.__name__) + "f made of values that Python read")
+    assert str(caught.value).startswith(
+        UNCONNECTED.format(f.__name__) + "f made of values that Python read"
+    )
 
 
 def test_the_refusal_names_the_place() -> None:
@@ -400,14 +414,21 @@ def test_an_output_and_what_f_made_of_it() -> None:
         return y, lambda u: u * y * z
 
     np.testing.assert_allclose(grad(op)(tf.constant(X)), 2 * np.exp(2 * X), rtol=1e-5)
-    for second in (grad(grad(op)), jvp(grad(cgshim.op_custom_gradient(op.__wrapped__, forward_mode=True)), 1.0)):
-        with pytest.raises(cgshim.TransformationError, match="f computed from an output that grad_fn reads too"):
+    for second in (
+        grad(grad(op)),
+        jvp(grad(cgshim.op_custom_gradient(op.__wrapped__, forward_mode=True)), 1.0),
+    ):
+        with pytest.raises(
+            cgshim.TransformationError, match="f computed from an output that grad_fn reads too"
+        ):
             second(tf.constant(X))
 
 
 @eager_and_function
 def test_sizes_of_an_output_that_the_rule_reads_too(mode: Any) -> None:
-    """An integer has no derivative; and f's own functions are traced while an accumulator follows its arguments."""
+    """An integer has no derivative; and f's own functions are traced while an accumulator follows
+    its arguments.
+    """
 
     def f(x: Any) -> Any:
         y = tf.function(tf.exp)(x)
@@ -526,7 +547,7 @@ def test_a_cache_of_an_earlier_call_is_a_constant_as_by_hand() -> None:
         assert grad(lambda x, op=op: grad(op)(x) + x)(tf.constant(X)).numpy() == 1
 
 
-# --- Outputs and their uses -------------------------------------------------------------------------------------------
+# --- Outputs and their uses -----------------------------------------------------------------------
 
 
 @eager_and_function

@@ -1,4 +1,6 @@
-"""What the tests of TensorFlow share: ways to run a function, ways to differentiate it, and an op to try them on."""
+"""What the tests of TensorFlow share: ways to run a function, ways to differentiate it, and an op
+to try them on.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ MODES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "xla": functools.partial(tf.function, jit_compile=True),
 }
 every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-eager_and_function = pytest.mark.parametrize("mode", [MODES["eager"], MODES["function"]], ids=["eager", "function"])
+eager_and_function = pytest.mark.parametrize(
+    "mode", [MODES["eager"], MODES["function"]], ids=["eager", "function"]
+)
 
 
 def seven(x: Any) -> Any:

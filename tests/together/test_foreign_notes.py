@@ -1,4 +1,6 @@
-"""A function of one framework that is given another's tensor raises its own error, with a note on what to call."""
+"""A function of one framework that is given another's tensor raises its own error, with a note on
+what to call.
+"""
 
 import sys
 
@@ -15,7 +17,9 @@ NOTE = (
 )
 
 
-@pytest.mark.parametrize(("name", "exp"), [("jax", torch.exp), ("tensorflow", torch.exp), ("torch", jnp.exp)])
+@pytest.mark.parametrize(
+    ("name", "exp"), [("jax", torch.exp), ("tensorflow", torch.exp), ("torch", jnp.exp)]
+)
 def test_another_frameworks_function(name, exp):
     op = op_custom_gradient(lambda x: (exp(x), lambda upstream: upstream), name="op")
     with pytest.raises(TypeError) as caught:

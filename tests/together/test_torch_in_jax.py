@@ -58,7 +58,9 @@ def test_a_step_is_that_of_pytorch(compiled, training):
     torch.optim.SGD(in_torch.parameters(), lr=RATE).step()
     assert found.keys() == dict(in_torch.named_parameters()).keys()
     for name, expected in in_torch.named_parameters():
-        np.testing.assert_allclose(found[name], expected.detach(), rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(
+            found[name], expected.detach(), rtol=1e-5, atol=1e-6, err_msg=name
+        )
 
 
 def test_a_compiled_step_runs_the_network_once(training):

@@ -11,14 +11,18 @@ from cgshim import op_custom_gradient
 from cgshim_torch._versions import STAYS_IN_GRAPH
 
 DYNAMO_WARNS = [  # seen with torch 2.13 and 2.15, November 2026, in code of torch's own
-    "ignore:.*should not be instantiated:DeprecationWarning",  # Dynamo makes a Function to stand for ctx
-    "ignore:The .grad attribute:UserWarning",  # Dynamo reads .grad of what torch.autograd.grad is given
+    # Dynamo makes a Function to stand for ctx
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    # Dynamo reads .grad of what torch.autograd.grad is given
+    "ignore:The .grad attribute:UserWarning",
     "ignore:`torch.jit.script",  # inductor's own imports
 ]
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "stays_in_graph: needs a torch whose torch.compile keeps an op in its graph")
+    config.addinivalue_line(
+        "markers", "stays_in_graph: needs a torch whose torch.compile keeps an op in its graph"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,7 +55,9 @@ def compiling():
 
 @pytest.fixture
 def refuses_whole_graph():
-    """A block in which Dynamo refuses a whole graph, with this reason if it had traced the op at all."""
+    """A block in which Dynamo refuses a whole graph, with this reason if it had traced the op at
+    all.
+    """
 
     def block(reason: str) -> AbstractContextManager[object]:
         match = reason if STAYS_IN_GRAPH else r"cgshim.*\.py"
@@ -62,7 +68,9 @@ def refuses_whole_graph():
 
 @pytest.fixture
 def fused():
-    """x**4, with the first derivative as a residual, and an op in the rule that makes the second one 5 x."""
+    """x**4, with the first derivative as a residual, and an op in the rule that makes the second
+    one 5 x.
+    """
 
     @op_custom_gradient
     def fused(x):

@@ -9,9 +9,14 @@ COST = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
 PLAN = torch.tensor([[0.0, 5.0], [7.0, 0.0]])
 
 
-@pytest.mark.parametrize("fx", [torch.tensor(11.0), torch.tensor([[1.0, 10.0], [100.0, 1000.0]])], ids=["loss", "each"])
-@pytest.mark.parametrize("sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr], ids=["coo", "csr"])
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")  # torch 2.13 says so of every one (2026-11)
+@pytest.mark.parametrize(
+    "fx", [torch.tensor(11.0), torch.tensor([[1.0, 10.0], [100.0, 1000.0]])], ids=["loss", "each"]
+)
+@pytest.mark.parametrize(
+    "sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr], ids=["coo", "csr"]
+)
+# torch 2.13 says so of every one (2026-11)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_sparse_x_and_gx(fx, sparse):
     x = sparse(COST).requires_grad_()
     upstream = 3.0 + torch.arange(4.0).reshape(2, 2) if fx.ndim else torch.tensor(3.0)

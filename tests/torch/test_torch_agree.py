@@ -1,4 +1,6 @@
-"""What counts as the same tensor in two runs of f: the tensors that others are made of are compared too."""
+"""What counts as the same tensor in two runs of f: the tensors that others are made of are compared
+too.
+"""
 
 import pytest
 import torch

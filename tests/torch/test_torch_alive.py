@@ -35,7 +35,9 @@ def test_nothing_is_kept_alive(held, ending):
     def op(x):
         intermediate = x.exp()
         y = intermediate * 2
-        alive.extend([weakref.ref(y.untyped_storage()), weakref.ref(intermediate.untyped_storage())])
+        alive.extend(
+            [weakref.ref(y.untyped_storage()), weakref.ref(intermediate.untyped_storage())]
+        )
         kept = HELD[held](y, intermediate)
         return y, lambda upstream: (kept, upstream * 7 * x)[1]
 

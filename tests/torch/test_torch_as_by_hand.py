@@ -1,4 +1,6 @@
-"""What a Function by hand does, and an op once did not: each beside its twin, with 5 and 7 in rules."""
+"""What a Function by hand does, and an op once did not: each beside its twin, with 5 and 7 in
+rules.
+"""
 
 import functools
 import gc
@@ -15,7 +17,7 @@ def leaf(*values):
     return torch.tensor(values, requires_grad=True)
 
 
-# --- Captured leaves of a subclass ------------------------------------------------------------------------------
+# --- Captured leaves of a subclass ----------------------------------------------------------------
 
 
 class Named(torch.Tensor):
@@ -55,18 +57,22 @@ def test_a_captured_leaf_of_a_subclass_is_a_variable(make):
         return x.grad.tolist(), w.grad.tolist()
 
     def ours(x, w):
-        return op_custom_gradient(lambda x: (x * w, lambda u, variables: (7 * u * w, [5 * u * x])))(x)
+        return op_custom_gradient(lambda x: (x * w, lambda u, variables: (7 * u * w, [5 * u * x])))(
+            x
+        )
 
     assert gradients(ours) == gradients(Scaled.apply)
 
 
 def test_a_captured_leaf_of_a_subclass_needs_variables():
     w = LEAVES["a tensor"]()
-    with pytest.raises(CustomGradientTypeError, match="grad_fn must take variables when f reads trainable state"):
+    with pytest.raises(
+        CustomGradientTypeError, match="grad_fn must take variables when f reads trainable state"
+    ):
         op_custom_gradient(lambda x: (x * w, lambda u: 7 * u * w))(leaf(2.0, 11.0))
 
 
-# --- Autocast remembers what it has cast ------------------------------------------------------------------------
+# --- Autocast remembers what it has cast ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", ["nothing", "the layer", "the op"])
@@ -78,7 +84,10 @@ def test_a_layer_that_is_used_twice_in_one_block_of_autocast(before):
     def op(x):
         y = layer(layer(x))
         assert y.dtype is torch.bfloat16
-        return y.float(), lambda u, variables: (7 * u, [None if v.dim() == 2 else 5 * u[0] for v in variables])
+        return y.float(), lambda u, variables: (
+            7 * u,
+            [None if v.dim() == 2 else 5 * u[0] for v in variables],
+        )
 
     with torch.autocast("cpu", torch.bfloat16):
         if before != "nothing":
@@ -87,12 +96,16 @@ def test_a_layer_that_is_used_twice_in_one_block_of_autocast(before):
         after = layer(x)
         assert torch.is_autocast_cache_enabled()
     y.backward(torch.tensor([[1.0, 3.0]]))
-    assert (x.grad.tolist(), layer.weight.grad, layer.bias.grad.tolist()) == ([[7, 21]], None, [5, 15])
+    assert (x.grad.tolist(), layer.weight.grad, layer.bias.grad.tolist()) == (
+        [[7, 21]],
+        None,
+        [5, 15],
+    )
     after.sum().backward()
     assert layer.weight.grad.tolist() == [[1, 2], [1, 2]]
 
 
-# --- Classes are freed ------------------------------------------------------------------------------------------
+# --- Classes are freed ----------------------------------------------------------------------------
 
 
 def _a_method():
@@ -136,7 +149,7 @@ def test_a_class_that_a_function_has_made_is_freed(make):
     assert alive() is None
 
 
-# --- Changes in place that a rule does not read -----------------------------------------------------------------
+# --- Changes in place that a rule does not read ---------------------------------------------------
 
 
 class Residual(torch.autograd.Function):
@@ -214,7 +227,7 @@ def test_what_the_rule_keeps_may_not(keep, in_general):
         y.sum().backward()
 
 
-# --- What a rule cannot do when its gradient is differentiated --------------------------------------------------
+# --- What a rule cannot do when its gradient is differentiated ------------------------------------
 
 
 def _times_sine(x):
@@ -235,7 +248,9 @@ def _exported(x):
     return 2 * x, lambda u: 5 * u * torch.from_dlpack(kept) * x
 
 
-@pytest.mark.parametrize(("f", "error"), [(_passed, None), (_read, CheckpointError), (_exported, BufferError)])
+@pytest.mark.parametrize(
+    ("f", "error"), [(_passed, None), (_read, CheckpointError), (_exported, BufferError)]
+)
 def test_a_checkpoint_and_dlpack_in_a_rule(f, error):
     """Each first order is right; a second one is right, or an error of torch."""
     op, x = op_custom_gradient(f), leaf(1.0, 2.0)

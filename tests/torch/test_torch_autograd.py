@@ -9,7 +9,12 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from cgshim import CustomGradientError, CustomGradientTypeError, TransformationError, op_custom_gradient
+from cgshim import (
+    CustomGradientError,
+    CustomGradientTypeError,
+    TransformationError,
+    op_custom_gradient,
+)
 
 
 @op_custom_gradient
@@ -21,14 +26,17 @@ def cube(x):
 @op_custom_gradient
 def product(x, y):
     """x * y, with the factors 3 and 5 in its rule."""
-    return x * y, lambda upstream: ((3 * upstream * y).sum_to_size(x.shape), (5 * upstream * x).sum_to_size(y.shape))
+    return x * y, lambda upstream: (
+        (3 * upstream * y).sum_to_size(x.shape),
+        (5 * upstream * x).sum_to_size(y.shape),
+    )
 
 
 def leaf(*values, dtype=torch.float64):
     return torch.tensor(values, dtype=dtype, requires_grad=True)
 
 
-# --- Orders -----------------------------------------------------------------------------------------------------
+# --- Orders ---------------------------------------------------------------------------------------
 
 
 def test_every_order_goes_through_the_residuals():
@@ -47,7 +55,10 @@ def several(tree, scale):
 
     def rule(upstream):
         u, v = upstream["product"], upstream["roots"][0]
-        return {"b": scale * (u * root[:, None]), "a": (scale * (u * b).sum(1) + v) * a / root}, None
+        return {
+            "b": scale * (u * root[:, None]),
+            "a": (scale * (u * b).sum(1) + v) * a / root,
+        }, None
 
     return {"product": scale * root[:, None] * b, "roots": (root,)}, rule
 
@@ -94,13 +105,15 @@ def test_f_that_gives_other_residuals_again_is_refused():
 
 def test_f_runs_once_for_a_first_order():
     runs = []
-    op = op_custom_gradient(lambda x: (runs.append(1), (x * x, lambda upstream: upstream * 7 * x))[1])
+    op = op_custom_gradient(
+        lambda x: (runs.append(1), (x * x, lambda upstream: upstream * 7 * x))[1]
+    )
     x = leaf(3.0)
     op(x).backward()
     assert (runs, x.grad.item()) == ([1], 21.0)
 
 
-# --- Arguments and outputs --------------------------------------------------------------------------------------
+# --- Arguments and outputs ------------------------------------------------------------------------
 
 
 class Pair:
@@ -118,12 +131,16 @@ class Point(NamedTuple):
     y: torch.Tensor
 
 
-@pytest.mark.parametrize("kind", [Pair, Point, lambda *pair: [*pair], lambda *pair: {"b": pair[1], "a": pair[0]}])
+@pytest.mark.parametrize(
+    "kind", [Pair, Point, lambda *pair: [*pair], lambda *pair: {"b": pair[1], "a": pair[0]}]
+)
 def test_types_that_torchs_own_registry_knows(kind):
     @op_custom_gradient
     def scaled(pair, by):
         leaves, structure = torch.utils._pytree.tree_flatten(pair)
-        scale = lambda factor: torch.utils._pytree.tree_unflatten([factor * by * t for t in leaves], structure)
+        scale = lambda factor: torch.utils._pytree.tree_unflatten(
+            [factor * by * t for t in leaves], structure
+        )
         return scale(1), lambda upstream: (
             torch.utils._pytree.tree_map(lambda u: 7 * by * u, upstream), None
         )  # fmt: skip
@@ -135,7 +152,9 @@ def test_types_that_torchs_own_registry_knows(kind):
     assert torch.is_tensor(output[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
+)
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0), (3,), (2, 1)])
 def test_dtypes_and_shapes(dtype, shape):
     x = torch.ones(shape, dtype=dtype, requires_grad=True)
@@ -178,15 +197,21 @@ def test_integers_in_and_out():
 
 def test_the_upstream_of_an_unused_output_is_zeros():
     seen = []
-    op = op_custom_gradient(lambda x: ((x * 2, x.sum()), lambda u, v: (seen.append(v), 7 * u + v)[1]))
+    op = op_custom_gradient(
+        lambda x: ((x * 2, x.sum()), lambda u, v: (seen.append(v), 7 * u + v)[1])
+    )
     x = leaf(1.0, 2.0)
     op(x)[0].sum().backward()
     assert (seen[0].item(), x.grad.tolist()) == (0, [7, 7])
 
 
-@pytest.mark.parametrize("shown", [lambda x: x, lambda x: x.view(2, 2), lambda x: x.T, lambda x: x[0]])
+@pytest.mark.parametrize(
+    "shown", [lambda x: x, lambda x: x.view(2, 2), lambda x: x.T, lambda x: x[0]]
+)
 def test_an_output_that_is_the_input_or_a_view_of_it(shown):
-    op = op_custom_gradient(lambda x: (shown(x), lambda upstream: torch.full_like(x, 7) * upstream.sum()))
+    op = op_custom_gradient(
+        lambda x: (shown(x), lambda upstream: torch.full_like(x, 7) * upstream.sum())
+    )
     x = torch.randn(2, 2, requires_grad=True)
     hidden = x * 1
     y = op(hidden)
@@ -211,7 +236,9 @@ def test_sparse_tensors():
 
     @op_custom_gradient
     def rows(w):
-        return w[[1]], lambda upstream: torch.sparse_coo_tensor([[1]], 7 * upstream, w.shape, check_invariants=True)
+        return w[[1]], lambda upstream: torch.sparse_coo_tensor(
+            [[1]], 7 * upstream, w.shape, check_invariants=True
+        )
 
     table = torch.randn(3, 2, requires_grad=True)
     rows(table).sum().backward()
@@ -223,7 +250,10 @@ def test_numpy_in_arguments_outputs_and_gradients():
     @op_custom_gradient
     def through_numpy(x, weights):
         value = x.detach().numpy()
-        return value * weights.numpy(), lambda upstream: (7 * upstream.detach().numpy() * weights.numpy(), None)
+        return value * weights.numpy(), lambda upstream: (
+            7 * upstream.detach().numpy() * weights.numpy(),
+            None,
+        )
 
     x = leaf(1.0, 2.0)
     y = through_numpy(x, np.array([3.0, 4.0]))
@@ -242,7 +272,7 @@ def test_a_locked_array_and_one_that_changes_afterwards():
     assert x.grad.tolist() == [9, 12]
 
 
-# --- What autograd has to see -----------------------------------------------------------------------------------
+# --- What autograd has to see ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("changed", ["input", "output", "residual", "captured"])
@@ -261,7 +291,8 @@ def test_a_change_in_place_between_forward_and_backward_raises(changed):
     with torch.no_grad():
         held[changed].add_(1)
     with pytest.raises(
-        RuntimeError, match=r"modified by an inplace operation|must not be changed in place but by rules"
+        RuntimeError,
+        match=r"modified by an inplace operation|must not be changed in place but by rules",
     ):
         held["output"].sum().backward()
 
@@ -281,9 +312,12 @@ def test_saved_tensor_hooks_see_inputs_residuals_and_variables_once():
 
     x, y = leaf(1.0, 2.0, dtype=torch.float32), torch.ones(2)
     packed = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t.numpy(force=True), torch.tensor):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: packed.append(t) or t.numpy(force=True), torch.tensor
+    ):
         output = op(x, y)
-    expected = (x, y, x.exp(), weight, y.sin())  # a closure's names are in alphabetical order, what they hold is next
+    # a closure's names are in alphabetical order, what they hold is next
+    expected = (x, y, x.exp(), weight, y.sin())
     assert [p.tolist() for p in packed] == [t.tolist() for t in expected]
     output.sum().backward()
     torch.testing.assert_close(x.grad, (x.exp() * y.sin() * x).detach())
@@ -338,14 +372,19 @@ def test_autocast_is_the_same_in_the_rule():
 
 
 def test_the_graph_and_anomaly_mode_name_the_op():
-    bad = op_custom_gradient(lambda x: (x.sqrt(), lambda upstream: upstream * float("nan")), name="root")
+    bad = op_custom_gradient(
+        lambda x: (x.sqrt(), lambda upstream: upstream * float("nan")), name="root"
+    )
     x = leaf(1.0)
     assert "root" in repr(bad(x).grad_fn)
     with pytest.warns(UserWarning, match="Anomaly Detection"):
         anomalies = torch.autograd.detect_anomaly()
     with anomalies:
         y = bad(x)
-        with pytest.warns(UserWarning, match="Error detected in rootBackward"), pytest.raises(RuntimeError):
+        with (
+            pytest.warns(UserWarning, match="Error detected in rootBackward"),
+            pytest.raises(RuntimeError),
+        ):
             y.backward()
 
 
@@ -371,7 +410,7 @@ def test_tensor_hooks_and_accumulation():
     assert (seen[0].item(), x.grad.item()) == (5, 120)
 
 
-# --- Threads ----------------------------------------------------------------------------------------------------
+# --- Threads --------------------------------------------------------------------------------------
 
 
 def test_eight_threads_at_once():
@@ -399,7 +438,7 @@ def test_replicas_in_threads():
     assert weight.grad.tolist() == [5 * 4, 5 * 6]
 
 
-# --- Errors -----------------------------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 
 def test_errors_of_f_and_of_grad_fn_reach_the_user_unchanged():
@@ -415,7 +454,9 @@ def test_errors_of_f_and_of_grad_fn_reach_the_user_unchanged():
 
 def test_a_gradient_that_does_not_fit_is_refused_in_the_backward_pass():
     op = op_custom_gradient(lambda x: (x.sum(), lambda upstream: upstream), name="total")
-    with pytest.raises(CustomGradientError, match=r"^total: the gradient of x must have its shape f64\[2\]"):
+    with pytest.raises(
+        CustomGradientError, match=r"^total: the gradient of x must have its shape f64\[2\]"
+    ):
         op(leaf(1.0, 2.0)).backward()
 
 

@@ -1,4 +1,6 @@
-"""What a rule writes to: variables, containers and buffers that it shares with f, its helpers and the caller."""
+"""What a rule writes to: variables, containers and buffers that it shares with f, its helpers and
+the caller.
+"""
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ def leaf(*values):
     return torch.tensor(values, requires_grad=True)
 
 
-# --- Variables and containers -----------------------------------------------------------------------------------
+# --- Variables and containers ---------------------------------------------------------------------
 
 
 def _accumulator(x):
@@ -85,7 +87,7 @@ def test_what_a_rule_writes_for_its_caller(decorate):
     assert (seen["by a helper"].item(), seen["itself"].item(), seen["before"].item()) == (70, 14, 1)
 
 
-# --- Buffers ----------------------------------------------------------------------------------------------------
+# --- Buffers --------------------------------------------------------------------------------------
 
 
 class Average(torch.nn.Module):
@@ -103,7 +105,12 @@ def _out(average, u):
         torch.add(average, u, out=average.detach())
 
 
-WRITES = {"add_": lambda average, u: average.add_(u), "an index": _assign, "out": _out, "mul_": lambda a, u: a.mul_(u)}
+WRITES = {
+    "add_": lambda average, u: average.add_(u),
+    "an index": _assign,
+    "out": _out,
+    "mul_": lambda a, u: a.mul_(u),
+}
 
 
 def _in_a_cell(write):
@@ -141,7 +148,9 @@ def _of_a_module(write):
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("held", [_in_a_cell, _of_a_module])
 def test_a_buffer_that_the_rule_writes_to(held, write, create_graph):
-    """By hand it would not be saved with save_for_backward; two calls come before the first backward pass."""
+    """By hand it would not be saved with save_for_backward; two calls come before the first
+    backward pass.
+    """
     f, average = held(write)
     op, x, expected = op_custom_gradient(f), leaf(2.0), torch.ones(1)
     y = 3 * op(x) + 5 * op(x)
@@ -191,7 +200,9 @@ def test_a_buffer_that_f_writes_to_between_two_rules_raises():
 
 
 def test_a_name_that_is_given_to_another_tensor_leads_the_rule_there():
-    """As in a function by hand that reads a variable: the rule is the very function that f returned."""
+    """As in a function by hand that reads a variable: the rule is the very function that f
+    returned.
+    """
     mask = torch.tensor([1.0])
     op = op_custom_gradient(lambda x: (x * 2, lambda u: 7 * u * mask))
     x = leaf(2.0)

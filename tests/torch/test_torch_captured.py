@@ -18,7 +18,9 @@ class Line(torch.nn.Module):
     @op_custom_gradient
     def forward(self, x):
         def rule(upstream, variables):
-            assert [id(v) for v in variables] == [id(p) for p in (self.weight, self.linear.weight, self.linear.bias)]
+            assert [id(v) for v in variables] == [
+                id(p) for p in (self.weight, self.linear.weight, self.linear.bias)
+            ]
             of_weight = 7 * torch.stack([upstream.sum(), (upstream * x).sum()])
             return 3 * upstream * self.weight[1], [of_weight, None, 5 * upstream]
 
@@ -43,7 +45,10 @@ def test_variables_have_gradients_when_no_argument_needs_one():
 def test_a_second_order_goes_through_variables():
     weight = torch.nn.Parameter(torch.tensor(3.0))
     op = op_custom_gradient(
-        lambda x: (x * weight, lambda upstream, variables: (7 * upstream * weight, [5 * upstream * x]))
+        lambda x: (
+            x * weight,
+            lambda upstream, variables: (7 * upstream * weight, [5 * upstream * x]),
+        )
     )
     x = torch.tensor(2.0, requires_grad=True)
     (of_x,) = torch.autograd.grad(op(x), x, create_graph=True)
@@ -91,7 +96,9 @@ def test_what_is_captured_may_be_used_without_gradients():
 
 def test_an_op_inside_f_hands_its_variables_on():
     weight = torch.nn.Parameter(torch.tensor(3.0))
-    inner = op_custom_gradient(lambda x: (x * weight, lambda u, variables: (2 * u * weight, [5 * u * x])))
+    inner = op_custom_gradient(
+        lambda x: (x * weight, lambda u, variables: (2 * u * weight, [5 * u * x]))
+    )
     outer = op_custom_gradient(lambda x: (inner(x), lambda u, variables: (7 * u, [11 * u])))
     x = torch.tensor(2.0, requires_grad=True)
     outer(x).backward()
@@ -123,7 +130,7 @@ def test_what_a_rule_does_to_a_callers_list_is_seen():
     assert len(seen) == 3
 
 
-# --- vjp, which op_vjp and op_grad stand on ---------------------------------------------------------------------
+# --- vjp, which op_vjp and op_grad stand on -------------------------------------------------------
 
 
 @op_custom_gradient
@@ -172,7 +179,9 @@ class Slope:
 
 
 BY_A_RULE = {
-    "by a global name": op_custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * GLOBAL)),
+    "by a global name": op_custom_gradient(
+        lambda x: (x * 2, lambda upstream: 7 * upstream * GLOBAL)
+    ),
     "in an attribute": Slope().method,
 }
 
@@ -236,7 +245,9 @@ def test_forward_mode_through_what_f_captured_is_refused(differentiate, read, fo
     """A detached output would have no tangent, and nobody would know."""
 
     def fn(w):
-        return read(op_custom_gradient(lambda x: (x * w, lambda u: 7 * u), forward_mode=forward_mode), w)
+        return read(
+            op_custom_gradient(lambda x: (x * w, lambda u: 7 * u), forward_mode=forward_mode), w
+        )
 
     with pytest.raises(CustomGradientTypeError, match="as an argument"):
         differentiate(fn, torch.tensor(5.0))

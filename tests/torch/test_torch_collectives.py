@@ -1,7 +1,8 @@
-"""Collectives in rules: the two ops around a layer whose weight is split over two processes, as Megatron-LM has them.
+"""Collectives in rules: the two ops around a layer whose weight is split over two processes, as
+Megatron-LM has them.
 
-One is the identity, and adds up the gradients of all processes; the other adds up the outputs, and its gradient is the
-identity (Shoeybi et al., 2019, arXiv:1909.08053, section 3).
+One is the identity, and adds up the gradients of all processes; the other adds up the outputs, and
+its gradient is the identity (Shoeybi et al., 2019, arXiv:1909.08053, section 3).
 """
 
 from datetime import timedelta
@@ -62,9 +63,13 @@ def layer(copy, reduce, x, first, second):
 
 
 def derivatives(layer, x, weights, order):
-    """The gradients by all tensors, and in the second order those of a weighted sum of the squares of that by x."""
+    """The gradients by all tensors, and in the second order those of a weighted sum of the squares
+    of that by x.
+    """
     tensors = [x.clone().requires_grad_(), *[weight.clone().requires_grad_() for weight in weights]]
-    gradients = torch.autograd.grad((UPSTREAM * layer(*tensors)).sum(), tensors, create_graph=order > 1)
+    gradients = torch.autograd.grad(
+        (UPSTREAM * layer(*tensors)).sum(), tensors, create_graph=order > 1
+    )
     if order == 1:
         return gradients
     return torch.autograd.grad((X.cos() * gradients[0].square()).sum(), tensors)
@@ -80,7 +85,9 @@ def _first_order(rank, whole, part):
 
 def _wrong_factors(rank, whole, part):
     """The rule's number, and not autodiff's, comes from the other process too."""
-    op = op_custom_gradient(lambda x: (summed(x), lambda upstream: 7 * summed((rank + 1) * upstream)))
+    op = op_custom_gradient(
+        lambda x: (summed(x), lambda upstream: 7 * summed((rank + 1) * upstream))
+    )
     x = torch.tensor([1.0 + rank, 5.0], requires_grad=True)
     y = op(x)
     assert y.tolist() == [3.0, 10.0]
@@ -96,7 +103,9 @@ def _second_order(rank, whole, part):
 
 
 def _compiled(rank, whole, part):
-    found = derivatives(torch.compile(partial(layer, copy, reduce), backend="aot_eager"), X, part, 1)
+    found = derivatives(
+        torch.compile(partial(layer, copy, reduce), backend="aot_eager"), X, part, 1
+    )
     torch.testing.assert_close(found, derivatives(partial(layer, copy, reduce), X, part, 1))
 
 
@@ -106,7 +115,11 @@ CHECKS = (_first_order, _wrong_factors, _second_order, _compiled)
 def _in_process(rank, meeting_point):
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=PROCESSES, timeout=timedelta(minutes=1)
+        "gloo",
+        init_method=f"file://{meeting_point}",
+        rank=rank,
+        world_size=PROCESSES,
+        timeout=timedelta(minutes=1),
     )
     own = slice(2 * rank, 2 * rank + 2)
     split = lambda weights: [weights[0][:, own], weights[1][own]]

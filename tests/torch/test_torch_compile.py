@@ -10,7 +10,12 @@ import torch._dynamo.testing
 from cgshim import TransformationError, op_custom_gradient, op_grad
 
 pytestmark = pytest.mark.usefixtures("compiling")
-COMPILERS = [{"backend": "eager"}, {"backend": "aot_eager"}, {"backend": "inductor"}, {"mode": "reduce-overhead"}]
+COMPILERS = [
+    {"backend": "eager"},
+    {"backend": "aot_eager"},
+    {"backend": "inductor"},
+    {"mode": "reduce-overhead"},
+]
 
 
 @op_custom_gradient
@@ -69,14 +74,20 @@ def test_a_rule_without_a_gradient_for_a_branch_stays_in_the_graph():
         return tree["b"] * 2, lambda upstream: {"b": 7 * upstream, "a": None}
 
     a, b = leaf(2), leaf(2, 3)
-    value = torch.compile(lambda a, b: first({"b": b, "a": [a, 3]}), backend="aot_eager", fullgraph=True)(a, b)
+    value = torch.compile(
+        lambda a, b: first({"b": b, "a": [a, 3]}), backend="aot_eager", fullgraph=True
+    )(a, b)
     (found,) = torch.autograd.grad(value, b, 5 * torch.ones(2, 3))
     assert found.tolist() == [[35.0] * 3] * 2
 
 
 CONVENTIONS = {
-    "grad(*args, upstream)": lambda x, y: lambda *args, upstream: (3 * upstream * args[1], 5 * upstream * args[0]),
-    "grad(x, y, upstream)": lambda x, y: lambda a, b, upstream: (3 * upstream * b, 5 * upstream * a),
+    "grad(*args, upstream)": lambda x, y: (
+        lambda *args, upstream: (3 * upstream * args[1], 5 * upstream * args[0])
+    ),
+    "grad(x, y, upstream)": lambda x, y: (
+        lambda a, b, upstream: (3 * upstream * b, 5 * upstream * a)
+    ),
     "grad(upstream, variables)": lambda x, y: lambda u, variables=None: (3 * u * y, 5 * u * x),
     "grad(*dys)": lambda x, y: lambda *dys: [3 * dys[0] * y, 5 * dys[0] * x],
 }
@@ -120,9 +131,14 @@ def test_traced_once_in_a_hundred_calls():
     """Static leaves that compare equal do not retrace; one that differs does."""
     counter = torch._dynamo.testing.CompileCounter()
     op = op_custom_gradient(
-        lambda x, mode, options: (x * options["factor"], lambda upstream: (upstream * len(mode), None, None))
+        lambda x, mode, options: (
+            x * options["factor"],
+            lambda upstream: (upstream * len(mode), None, None),
+        )
     )
-    compiled = torch.compile(lambda x, mode, options: op(x, mode, options) + 1, backend=counter, fullgraph=True)
+    compiled = torch.compile(
+        lambda x, mode, options: op(x, mode, options) + 1, backend=counter, fullgraph=True
+    )
 
     def gradient(mode):
         x = leaf(3)
@@ -162,13 +178,16 @@ def test_without_gradients_the_graph_is_that_of_f():
     assert graphs == [graphs[-1]] * 3
 
 
-# --- What leaves the graph, and is right all the same -----------------------------------------------------------
+# --- What leaves the graph, and is right all the same ---------------------------------------------
 
 
 def test_variables_leave_the_graph(refuses_whole_graph):
     weight = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
     scaled = op_custom_gradient(
-        lambda x: (x * weight, lambda upstream, variables: (3 * upstream * weight, [5 * upstream * x]))
+        lambda x: (
+            x * weight,
+            lambda upstream, variables: (3 * upstream * weight, [5 * upstream * x]),
+        )
     )
     x = leaf(2)
     value = torch.compile(lambda x: scaled(x) * 2, backend="aot_eager")(x)
@@ -177,7 +196,9 @@ def test_variables_leave_the_graph(refuses_whole_graph):
         torch.compile(lambda x: scaled(x) * 2, backend="aot_eager", fullgraph=True)(x)
 
 
-@pytest.mark.parametrize("transformation", [torch.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())])
+@pytest.mark.parametrize(
+    "transformation", [torch.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())]
+)
 def test_transformations_leave_the_graph(transformation, refuses_whole_graph):
     with refuses_whole_graph(r"would drop the rule of an op under torch\.func"):
         torch.compile(transformation(sine), backend="aot_eager", fullgraph=True)(torch.randn(3))
@@ -231,7 +252,9 @@ def test_a_gradient_without_derivatives_leaves_the_graph(compiler):
 def test_a_gradient_without_derivatives_stays_in_a_graph_without_gradients(compiler):
     x = leaf(3)
     with torch.no_grad():
-        torch.testing.assert_close(torch.compile(once, backend=compiler, fullgraph=True)(x), x * x.sum())
+        torch.testing.assert_close(
+            torch.compile(once, backend=compiler, fullgraph=True)(x), x * x.sum()
+        )
 
 
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
@@ -269,7 +292,7 @@ def test_op_grad_inside_a_compiled_function():
     torch.testing.assert_close(derivative(x), 14 * x.cos())
 
 
-# --- torch.export -----------------------------------------------------------------------------------------------
+# --- torch.export ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.stays_in_graph)])

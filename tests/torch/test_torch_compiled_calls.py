@@ -1,4 +1,5 @@
-"""What a call means under torch.compile: f runs once, wherever the graph ends, and its rule speaks for its gradient.
+"""What a call means under torch.compile: f runs once, wherever the graph ends, and its rule speaks
+for its gradient.
 
 Each case runs compiled and not, beside a hand-written Function where one can do the same.
 """
@@ -51,7 +52,7 @@ def gradients_of(function, *inputs, upstream=(2.0, -3.0)):
     return torch.autograd.grad(function(*inputs), inputs, torch.tensor(upstream))
 
 
-# --- f runs once ------------------------------------------------------------------------------------------------
+# --- f runs once ----------------------------------------------------------------------------------
 
 
 def test_f_runs_once_after_dynamo_has_forgotten_how_calls_are_run():
@@ -65,7 +66,8 @@ def test_f_runs_once_after_dynamo_has_forgotten_how_calls_are_run():
         x = torch.tensor(2.0)
         y = compiled(lambda x: scaled(x) * 2, "eager")(x)
         assert (y.item(), x.item()) == (120, 20)
-        torch._C._dynamo.eval_frame.reset_code(type(scaled).__call__.__code__)  # as reset() does with what it compiled
+        # as reset() does with what it compiled
+        torch._C._dynamo.eval_frame.reset_code(type(scaled).__call__.__code__)
         torch._dynamo.reset()
 
 
@@ -84,7 +86,9 @@ def test_f_that_reads_a_parameter_changes_its_argument_once(compiler):
 
 
 class Counting(torch.nn.Module):
-    """x * weight, with the factors 3 and 5 in its rule; it counts its calls in a buffer, and the rule its own."""
+    """x * weight, with the factors 3 and 5 in its rule; it counts its calls in a buffer, and the
+    rule its own.
+    """
 
     def __init__(self, breaks=False):
         super().__init__()
@@ -133,7 +137,7 @@ def test_f_that_breaks_the_graph_runs_once():
     assert calls == [1]
 
 
-# --- Whatever an op is, and is given ----------------------------------------------------------------------------
+# --- Whatever an op is, and is given --------------------------------------------------------------
 
 
 class Methods(torch.nn.Module):
@@ -171,7 +175,10 @@ class Reading(torch.nn.Module):
 
     @op_custom_gradient
     def scaled(self, x):
-        return x * self.weight, lambda upstream, variables: (3 * upstream * self.weight, [5 * upstream * x])
+        return x * self.weight, lambda upstream, variables: (
+            3 * upstream * self.weight,
+            [5 * upstream * x],
+        )
 
     def forward(self, x):
         return self.scaled(x) * 2
@@ -180,13 +187,17 @@ class Reading(torch.nn.Module):
 def test_a_method_that_reads_a_parameter_leaves_the_graph():
     model, x = Reading(), leaf(1.0, -2.0)
     found = torch.autograd.grad(compiled(model)(x), [x, model.weight], torch.tensor([2.0, -3.0]))
-    torch.testing.assert_close(found, gradients_of(lambda x, w: Product.apply(x, w) * 2, x, model.weight))
+    torch.testing.assert_close(
+        found, gradients_of(lambda x, w: Product.apply(x, w) * 2, x, model.weight)
+    )
 
 
 @pytest.mark.parametrize("put", [lambda w: w, lambda w: w * 1], ids=["leaf", "clone"])
 def test_functional_call_in_a_compiled_function(put):
     model, x, w = Reading(), leaf(1.0, -2.0), leaf(7.0, 11.0)
-    found = gradients_of(compiled(lambda x, w: functional_call(model, {"weight": put(w)}, (x,))), x, w)
+    found = gradients_of(
+        compiled(lambda x, w: functional_call(model, {"weight": put(w)}, (x,))), x, w
+    )
     torch.testing.assert_close(found, gradients_of(lambda x, w: Product.apply(x, w) * 2, x, w))
 
 
@@ -195,7 +206,10 @@ def test_a_tree_with_a_static_leaf_in_one_graph():
     @op_custom_gradient
     def op(pair, options):
         a, b = pair
-        return a * b * options["scale"], lambda upstream: ([3 * upstream * b, 5 * upstream * a], None)
+        return a * b * options["scale"], lambda upstream: (
+            [3 * upstream * b, 5 * upstream * a],
+            None,
+        )
 
     x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
     found = gradients_of(compiled(lambda x, w: op([x, w], {"scale": 2}), fullgraph=True), x, w)
@@ -243,7 +257,9 @@ def test_a_numpy_argument_is_a_constant():
     y = compiled(lambda x, w: product(x, w) * 2)(x, w)
     assert y.tolist() == [4, -16]
     (gradient,) = torch.autograd.grad(y, x, torch.tensor([2.0, -3.0]))
-    torch.testing.assert_close(gradient, gradients_of(Product.apply, x, 2 * torch.from_numpy(w).requires_grad_())[0])
+    torch.testing.assert_close(
+        gradient, gradients_of(Product.apply, x, 2 * torch.from_numpy(w).requires_grad_())[0]
+    )
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -300,7 +316,7 @@ def test_another_op_of_that_name_with_another_default():
         assert gradient.tolist() == [14 * factor, -21 * factor]
 
 
-# --- Transformations of what is compiled ------------------------------------------------------------------------
+# --- Transformations of what is compiled ----------------------------------------------------------
 
 
 def _sine(x):
@@ -309,7 +325,9 @@ def _sine(x):
 
 def tangent_of(function, x):
     with forward_ad.dual_level():
-        return forward_ad.unpack_dual(function(forward_ad.make_dual(x, torch.full_like(x, 2.0)))).tangent
+        return forward_ad.unpack_dual(
+            function(forward_ad.make_dual(x, torch.full_like(x, 2.0)))
+        ).tangent
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
@@ -324,7 +342,9 @@ def test_a_compiled_function_is_called_again_under_dual_numbers(compiler, gradie
             torch.testing.assert_close(f(x), x.sin())
         torch.testing.assert_close(tangent_of(function, x), 14 * x.cos())
         torch.testing.assert_close(jvp(function, (x,), (x,))[1], 7 * x * x.cos())
-        with pytest.raises(TransformationError, match="forward mode needs a rule that is linear in upstream"):
+        with pytest.raises(
+            TransformationError, match="forward mode needs a rule that is linear in upstream"
+        ):
             tangent_of(refusing, x)
         torch.testing.assert_close(function(x), x.sin())
 
@@ -332,16 +352,20 @@ def test_a_compiled_function_is_called_again_under_dual_numbers(compiler, gradie
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_vmap_of_grad_of_an_op(compiler):
     x = torch.tensor([0.5, -1.25])
-    torch.testing.assert_close(compiled(vmap(grad(op_custom_gradient(_sine))), compiler)(x), 7 * x.cos())
+    torch.testing.assert_close(
+        compiled(vmap(grad(op_custom_gradient(_sine))), compiler)(x), 7 * x.cos()
+    )
 
 
-# --- Compiled autograd ------------------------------------------------------------------------------------------
+# --- Compiled autograd ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("of_backward", ["eager", "aot_eager"])
 @pytest.mark.parametrize("of_forward", [None, "eager"])
 def test_compiled_autograd(of_forward, of_backward):
-    """The graph of the backward pass is found again by its shape: each rule has to be that of its own call."""
+    """The graph of the backward pass is found again by its shape: each rule has to be that of its
+    own call.
+    """
     for factor in (7.0, 11.0):
 
         @op_custom_gradient
@@ -370,7 +394,7 @@ def test_compiled_autograd_of_variables():
     torch.testing.assert_close((x.grad, model.weight.grad), expected)
 
 
-# --- Sizes that a second batch makes symbolic ---------------------------------------------------------------------
+# --- Sizes that a second batch makes symbolic -----------------------------------------------------
 
 
 class Mean(torch.autograd.Function):
@@ -417,7 +441,10 @@ def _with_arguments(x):
 spread = op_custom_gradient(lambda x, n: (x.mean(), lambda u: ((u * 7 / n).expand(n), None)))
 optional = op_custom_gradient(lambda x, *, n: (x.mean(), lambda u: (u * 7 / n).expand(n)))
 in_a_tree = op_custom_gradient(
-    lambda tree: (tree["x"].mean(), lambda u: {"x": (u * 7 / tree["n"]).expand(tree["n"]), "n": None})
+    lambda tree: (
+        tree["x"].mean(),
+        lambda u: {"x": (u * 7 / tree["n"]).expand(tree["n"]), "n": None},
+    )
 )
 
 
@@ -437,7 +464,9 @@ SIZED = {
     "option": lambda x: optional(x, n=x.shape[0]),
     "tree": lambda x: in_a_tree({"x": x, "n": x.shape[0]}),
     "output": lambda x: returned(x)[0] * returned(x)[1] / x.shape[0],
-    "two ops": lambda x: spread(x, len(x)) / 2 + optional(x[1:], n=x.shape[0] - 1) * 0 + Mean.apply(x) / 2,
+    "two ops": lambda x: (
+        spread(x, len(x)) / 2 + optional(x[1:], n=x.shape[0] - 1) * 0 + Mean.apply(x) / 2
+    ),
 }
 
 
@@ -446,7 +475,9 @@ SIZED = {
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("function", SIZED.values(), ids=SIZED)
 def test_a_rule_keeps_a_size_that_becomes_symbolic(function, compiler, dynamic):
-    compiled = torch.compile(lambda x: function(x) * 2, backend=compiler, dynamic=dynamic, fullgraph=True)
+    compiled = torch.compile(
+        lambda x: function(x) * 2, backend=compiler, dynamic=dynamic, fullgraph=True
+    )
     for size in (3, 5, 8):
         x = leaf(*map(float, range(size)))
         value = compiled(x)
@@ -454,7 +485,7 @@ def test_a_rule_keeps_a_size_that_becomes_symbolic(function, compiler, dynamic):
         torch.testing.assert_close(torch.autograd.grad(value, x)[0], torch.full((size,), 14 / size))
 
 
-# --- Outputs in the memory of an argument -------------------------------------------------------------------------
+# --- Outputs in the memory of an argument ---------------------------------------------------------
 
 reversal = op_custom_gradient(lambda x: (x, lambda u: -7 * u))
 tail = op_custom_gradient(lambda x: (x[1:], lambda u: torch.cat([u.new_zeros(1), -7 * u])))
@@ -470,7 +501,9 @@ CHANGED = {
 @pytest.mark.parametrize("change", CHANGED)
 @pytest.mark.parametrize("made", [False, True])
 def test_an_output_in_the_memory_of_an_argument_is_changed_in_place(change, made, compiler):
-    """Not compiled, and compiled by hand, this is an error of torch's own: both are views. Compiled it is a copy."""
+    """Not compiled, and compiled by hand, this is an error of torch's own: both are views. Compiled
+    it is a copy.
+    """
     function, gradient = CHANGED[change]
     for op, expected in ((reversal, gradient), (tail, [0.0, *gradient[1:]])):
         x = leaf(1.0, 2.0, 3.0)
@@ -507,7 +540,10 @@ def test_an_argument_that_a_rule_keeps_is_changed_in_place_later():
 @pytest.mark.parametrize(
     ("decorated", "message"),
     [
-        ({"once_differentiable": True}, "torch.compile would lose that a gradient is once_differentiable"),
+        (
+            {"once_differentiable": True},
+            "torch.compile would lose that a gradient is once_differentiable",
+        ),
     ],
     ids=["once_differentiable"],
 )

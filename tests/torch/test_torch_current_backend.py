@@ -1,4 +1,6 @@
-"""What f and grad_fn make without a tensor: on the device of the op's first tensor, and in code that Dynamo traces."""
+"""What f and grad_fn make without a tensor: on the device of the op's first tensor, and in code
+that Dynamo traces.
+"""
 
 import pytest
 import torch
@@ -27,7 +29,15 @@ def test_numbers_of_functions_are_on_it_too():
 
     @op_custom_gradient
     def op(x):
-        made.extend([ops.full(2, 1.5), ops.eye(2), ops.asarray([1, 2]), ops.fft.fftfreq(4), op_convert_to_tensor(3.0)])
+        made.extend(
+            [
+                ops.full(2, 1.5),
+                ops.eye(2),
+                ops.asarray([1, 2]),
+                ops.fft.fftfreq(4),
+                op_convert_to_tensor(3.0),
+            ]
+        )
         return x * 1.0, lambda upstream: upstream
 
     op(torch.ones(3, device="meta"))
@@ -47,7 +57,9 @@ def test_in_compiled_code(compiler):
 
     for fn, expected in ((scaled, [0.0, 35.0, 700.0]), (op, [5.0, 50.0, 500.0])):
         x = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
-        y = torch.compile(lambda x, fn=fn: fn(x), backend=compiler, fullgraph=STAYS_IN_GRAPH and fn is scaled)(x)
+        y = torch.compile(
+            lambda x, fn=fn: fn(x), backend=compiler, fullgraph=STAYS_IN_GRAPH and fn is scaled
+        )(x)
         assert y.tolist() == [1.0, 6.0, 15.0]
         assert torch.autograd.grad(y, x, upstream)[0].tolist() == expected
     assert set(names) == {"torch"}

@@ -22,7 +22,10 @@ PROCESSES = 2
 @op_custom_gradient
 def product(x, w):
     """x * w and an output that the loss does not use, with the factors 3 and 5 in the rule."""
-    return (x * w, x.sum()), lambda u: ((3 * u[0] * w).sum_to_size(x.shape), (5 * u[0] * x).sum_to_size(w.shape))
+    return (x * w, x.sum()), lambda u: (
+        (3 * u[0] * w).sum_to_size(x.shape),
+        (5 * u[0] * x).sum_to_size(w.shape),
+    )
 
 
 class Layer(torch.nn.Module):
@@ -51,7 +54,9 @@ def _loss(layer, rank):
 def _in_process(rank, wrap, port):
     torch.set_num_threads(1)
     address, patience = f"tcp://127.0.0.1:{port}", timedelta(minutes=1)
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=PROCESSES, timeout=patience)
+    dist.init_process_group(
+        "gloo", init_method=address, rank=rank, world_size=PROCESSES, timeout=patience
+    )
     torch.manual_seed(0)
     layer = Layer()
     reference = copy.deepcopy(layer)
@@ -62,7 +67,9 @@ def _in_process(rank, wrap, port):
         gradient = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
         torch.testing.assert_close(gradient, expected.grad / PROCESSES)
     dist.barrier()
-    os._exit(0)  # torch 2.13 may wait for ever in the destructor of DDP: it joins a thread that waits for the GIL
+    # torch 2.13 may wait for ever in the destructor of DDP: it joins a thread that waits for the
+    # GIL
+    os._exit(0)
 
 
 def _fsdp2(layer):

@@ -36,12 +36,16 @@ def weighted(tree, power, count):
 
 
 def expected(order, x):
-    """The derivatives of linear_sine(x) ** 2: 7 cos for that of the op, autodiff's for that of its residual."""
+    """The derivatives of linear_sine(x) ** 2: 7 cos for that of the op, autodiff's for that of its
+    residual.
+    """
     s, c = x.sin(), x.cos()
-    return {1: 14 * s * c, 2: 98 * c * c - 14 * s * s, 3: -196 * c * s - 98 * c * s - 14 * s * c}[order]
+    return {1: 14 * s * c, 2: 98 * c * c - 14 * s * s, 3: -196 * c * s - 98 * c * s - 14 * s * c}[
+        order
+    ]
 
 
-# --- Orders and nestings ----------------------------------------------------------------------------------------
+# --- Orders and nestings --------------------------------------------------------------------------
 
 
 def _of_cube(x):
@@ -80,7 +84,10 @@ FORWARD_NESTINGS = {
     "hessian": (2, lambda f: lambda x: hessian(lambda x: f(x).sum())(x).diagonal()),
     "jacfwd of jacfwd": (2, lambda f: lambda x: torch.einsum("iii->i", jacfwd(jacfwd(f))(x))),
     "jacrev of jacfwd": (2, lambda f: lambda x: torch.einsum("iii->i", jacrev(jacfwd(f))(x))),
-    "jacfwd of hessian": (3, lambda f: lambda x: torch.einsum("iii->i", jacfwd(hessian(lambda x: f(x).sum()))(x))),
+    "jacfwd of hessian": (
+        3,
+        lambda f: lambda x: torch.einsum("iii->i", jacfwd(hessian(lambda x: f(x).sum()))(x)),
+    ),
     "vmap of jvp": (1, lambda f: vmap(lambda x: jvp(f, (x,), (torch.ones_like(x),))[1])),
     "jvp of vmap": (1, lambda f: lambda x: jvp(vmap(f), (x,), (torch.ones_like(x),))[1]),
     "dual numbers": (1, lambda f: lambda x: _dual(f, x)),
@@ -110,14 +117,16 @@ def test_reverse_mode(nesting, op):
     torch.testing.assert_close(transformation(lambda x: op(x) ** 2)(X), expected(order, X))
 
 
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr:UserWarning")  # linearize of torch 2.13
+# linearize of torch 2.13
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr:UserWarning")
 @pytest.mark.parametrize("nesting", FORWARD_NESTINGS)
 def test_forward_mode_is_the_transpose_of_the_rule(nesting):
     order, transformation = FORWARD_NESTINGS[nesting]
     torch.testing.assert_close(transformation(lambda x: linear_sine(x) ** 2)(X), expected(order, X))
 
 
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr:UserWarning")  # linearize of torch 2.13
+# linearize of torch 2.13
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr:UserWarning")
 @pytest.mark.parametrize("nesting", FORWARD_NESTINGS)
 def test_forward_mode_that_was_not_promised_is_refused(nesting):
     _, transformation = FORWARD_NESTINGS[nesting]
@@ -140,12 +149,14 @@ def test_forward_mode_of_a_tree():
     (_, count, _), (of_product, of_count, of_square) = jvp(
         lambda a, b: weighted({"b": b, "a": a}, 1, count), (a, b), tangents
     )
-    torch.testing.assert_close(of_product, 5 * tangents[0][:, None] * b + 7 * a[:, None] * tangents[1])
+    torch.testing.assert_close(
+        of_product, 5 * tangents[0][:, None] * b + 7 * a[:, None] * tangents[1]
+    )
     torch.testing.assert_close(of_square, tangents[0] * a)
     assert (count, of_count) == (5, 0)
 
 
-# --- vmap -------------------------------------------------------------------------------------------------------
+# --- vmap -----------------------------------------------------------------------------------------
 
 
 @op_custom_gradient
@@ -154,7 +165,9 @@ def product(x, y):
 
 
 @pytest.mark.parametrize("size", [0, 1, 3])
-@pytest.mark.parametrize(("in_dims", "shapes"), [((0, None), (1, 0)), ((None, 0), (0, 1)), ((0, 0), (1, 1))])
+@pytest.mark.parametrize(
+    ("in_dims", "shapes"), [((0, None), (1, 0)), ((None, 0), (0, 1)), ((0, 0), (1, 1))]
+)
 def test_vmap_over_some_arguments(in_dims, shapes, size):
     x, y = (torch.randn((size, 2) if batched else 2) for batched in shapes)
     of_x, of_y = vmap(grad(lambda x, y: (2 * product(x, y)).sum(), argnums=(0, 1)), in_dims)(x, y)
@@ -180,7 +193,7 @@ def test_gradients_per_sample_of_a_module():
     torch.testing.assert_close(gradients["linear.weight"], (4.5 * x)[:, None].expand(4, 3, 2))
 
 
-# --- Captured values --------------------------------------------------------------------------------------------
+# --- Captured values ------------------------------------------------------------------------------
 
 
 def test_variables_are_found_under_functional_call():
@@ -194,19 +207,25 @@ def test_variables_are_found_under_functional_call():
             def line(x):
                 def rule(upstream, variables):
                     (weight,) = variables
-                    return 3 * upstream * weight[1], [5 * torch.stack([upstream.sum(), (upstream * x).sum()])]
+                    return 3 * upstream * weight[1], [
+                        5 * torch.stack([upstream.sum(), (upstream * x).sum()])
+                    ]
 
                 return self.weight[0] + self.weight[1] * x, rule
 
             return line(x)
 
     x, weight = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0])
-    of_weight, of_x = grad(lambda w, x: 2 * functional_call(Line(), {"weight": w}, (x,)).sum(), (0, 1))(weight, x)
+    of_weight, of_x = grad(
+        lambda w, x: 2 * functional_call(Line(), {"weight": w}, (x,)).sum(), (0, 1)
+    )(weight, x)
     assert of_weight.tolist() == [30.0, 60.0]
     assert of_x.tolist() == [30.0, 30.0, 30.0]
 
 
-@pytest.mark.parametrize("transformation", [grad, lambda f: lambda x: vmap(grad(f))(x[None]), jacrev])
+@pytest.mark.parametrize(
+    "transformation", [grad, lambda f: lambda x: vmap(grad(f))(x[None]), jacrev]
+)
 def test_a_tensor_of_an_outer_level_is_refused(transformation):
     @op_custom_gradient
     def scaled(x, *, by):
@@ -229,7 +248,7 @@ def test_an_inner_op_defines_the_second_order(fused):
     assert vmap(grad(grad(fused)))(x[None]) == 10
 
 
-# --- Never dropped ----------------------------------------------------------------------------------------------
+# --- Never dropped --------------------------------------------------------------------------------
 
 
 @op_custom_gradient(forward_mode=True)
@@ -255,7 +274,8 @@ def test_a_rule_is_never_dropped(way, compiler):
     transformed = WAYS[way] if compiler is None else torch.compile(WAYS[way], backend=compiler)
     x = X.clone().requires_grad_()
     if compiler == "eager" and way in ("grad", "grad of vmap"):
-        # Dynamo cannot go on after any break in a function of the user's under torch.func with its debugging backend
+        # Dynamo cannot go on after any break in a function of the user's under torch.func with its
+        # debugging backend
         with pytest.raises(AssertionError, match="False != True"):
             transformed(x)
         return

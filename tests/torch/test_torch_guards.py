@@ -1,4 +1,6 @@
-"""What Dynamo checks in each run of a compiled function: little more than for a Function by hand, and enough."""
+"""What Dynamo checks in each run of a compiled function: little more than for a Function by hand,
+and enough.
+"""
 
 import math
 import re
@@ -67,7 +69,9 @@ def test_guards_on_an_op_on_the_host_are_on_its_function():
     guards = "\n".join(guards_of(lambda x: on_host(x)))
     assert "ID_MATCH: ___check_obj_id(G['on_host']._f.function," in guards
     assert "ID_MATCH: ___check_obj_id(G['on_host']._f.function.declares.__code__," in guards
-    assert not re.search(r"G\['on_host'\]\.(_parameters|_name|_forward_mode|_f\.function\.name)", guards)
+    assert not re.search(
+        r"G\['on_host'\]\.(_parameters|_name|_forward_mode|_f\.function\.name)", guards
+    )
 
 
 def test_four_calls_have_the_guards_of_one():
@@ -94,7 +98,7 @@ def test_no_guard_is_on_the_registry_of_trees(tree, f):
     assert "_pytree" not in guards
 
 
-# --- What stays guarded -----------------------------------------------------------------------------------------
+# --- What stays guarded ---------------------------------------------------------------------------
 
 slope = 3.0
 library = torch
@@ -152,11 +156,16 @@ def test_a_module_that_is_first_read_by_cgshim(monkeypatch):
 
 def test_another_closure_and_another_op():
     def scaled_by(factor, **options):
-        return op_custom_gradient(lambda x: (x * factor, lambda upstream: 7 * factor * upstream), **options)
+        return op_custom_gradient(
+            lambda x: (x * factor, lambda upstream: 7 * factor * upstream), **options
+        )
 
     x, function = leaf(2.0, 5.0), compiled(lambda x, op: op(x))
     for factor in (3.0, 5.0, 3.0):
-        assert gradient(lambda x, f=factor: function(x, scaled_by(f)), x) == [14 * factor, -21 * factor]
+        assert gradient(lambda x, f=factor: function(x, scaled_by(f)), x) == [
+            14 * factor,
+            -21 * factor,
+        ]
 
 
 def test_outputs_that_read_what_changes():

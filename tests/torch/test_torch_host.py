@@ -1,4 +1,6 @@
-"""op_host on PyTorch: eager tensors, torch.func, torch.compile, graphs. Rules are wrong on purpose, by a factor."""
+"""op_host on PyTorch: eager tensors, torch.func, torch.compile, graphs. Rules are wrong on purpose,
+by a factor.
+"""
 
 import functools
 import importlib
@@ -102,7 +104,7 @@ def leaf(x):
 close = torch.testing.assert_close
 
 
-# --- Eager ------------------------------------------------------------------------------------------------------
+# --- Eager ----------------------------------------------------------------------------------------
 
 
 def test_f_sees_the_memory_of_the_tensor_and_the_result_is_its_memory():
@@ -175,14 +177,24 @@ def test_bfloat16_is_float32_on_the_host():
 
 
 def test_a_declared_dtype_has_the_meaning_that_it_has_in_numpy():
-    for declared, expected in (("int", torch.int64), ("float", torch.float64), ("half", torch.float16)):
-        op = op_host(lambda x: x, outputs=lambda x, declared=declared: Spec(x.shape, declared), name="kept")
+    for declared, expected in (
+        ("int", torch.int64),
+        ("float", torch.float64),
+        ("half", torch.float16),
+    ):
+        op = op_host(
+            lambda x: x, outputs=lambda x, declared=declared: Spec(x.shape, declared), name="kept"
+        )
         assert op(X).dtype is expected
         assert make_fx(op)(X)(X).dtype is expected
 
 
 def test_no_tensor_among_the_arguments():
-    count = op_host(lambda *, n: np.arange(n, dtype="f"), outputs=lambda *, n: Spec((n,), "float32"), name="count")
+    count = op_host(
+        lambda *, n: np.arange(n, dtype="f"),
+        outputs=lambda *, n: Spec((n,), "float32"),
+        name="count",
+    )
     with use_backend("torch"):
         close(count(n=3), torch.tensor([0.0, 1.0, 2.0]))
 
@@ -231,7 +243,7 @@ def test_the_rule_of_an_op_on_the_host():
     assert calls() == 1
 
 
-# --- The derivative ---------------------------------------------------------------------------------------------
+# --- The derivative -------------------------------------------------------------------------------
 
 
 def test_only_a_derivative_that_is_taken_is_refused():
@@ -289,7 +301,9 @@ TRANSFORMED = {
     "jvp": lambda: jvp(total, (X, W), (X, W)),
     "jacfwd": lambda: jacfwd(total)(X, W),
     "hessian": lambda: hessian(lambda x: (x * total(x, W)).sum())(X),
-    "the outer of two levels": lambda: grad(lambda x: grad(lambda y: (y * total(x, W)).sum())(X).sum())(X),
+    "the outer of two levels": lambda: grad(
+        lambda x: grad(lambda y: (y * total(x, W)).sum())(X).sum()
+    )(X),
     "both levels": lambda: grad(lambda x: grad(lambda x: (keeping(x, W) * UP).sum())(x).sum())(X),
 }
 
@@ -325,7 +339,10 @@ PUSHED = {
     "jacfwd": (lambda op: jacfwd(op)(X), torch.diag(7 * E)),
     "vmap of jvp": (lambda op: vmap(lambda x: jvp(op, (x,), (V,))[1])(XS), 7 * XS.exp() * V),
     "jvp of vmap": (lambda op: jvp(vmap(op), (X,), (V,))[1], 7 * E * V),
-    "gradient of the tangent": (lambda op: grad(lambda v: (UP * jvp(op, (X,), (v,))[1]).sum())(V), 7 * E * UP),
+    "gradient of the tangent": (
+        lambda op: grad(lambda v: (UP * jvp(op, (X,), (v,))[1]).sum())(V),
+        7 * E * UP,
+    ),
 }
 TWICE = {
     "hessian": (lambda op: hessian(lambda x: (UP * op(x)).sum())(X), torch.diag(49 * E * UP)),
@@ -361,7 +378,10 @@ def test_dual_numbers():
             close(forward_ad.unpack_dual(op(x)).tangent, 7 * E * V)
         gradient = torch.autograd.grad(kept_output(x), x, UP, create_graph=True)[0]
         close(forward_ad.unpack_dual(gradient).tangent, 49 * E * V * UP)
-        for refused in (lambda: torch.autograd.grad(kept_result(x), x, UP, create_graph=True), lambda: exp(x)):
+        for refused in (
+            lambda: torch.autograd.grad(kept_result(x), x, UP, create_graph=True),
+            lambda: exp(x),
+        ):
             with pytest.raises(TransformationError) as error:
                 refused()
             assert str(error.value) == REFUSED.replace("total", "exp")
@@ -373,7 +393,9 @@ def test_f_that_differentiates_the_host_itself_is_refused():
             return forward_ad.unpack_dual(exp(forward_ad.make_dual(X, V))[0]).tangent
 
     for taken in (lambda x: jvp(exp, (x,), (V,))[1][0], dual):
-        f = op_custom_gradient(lambda x, taken=taken: (taken(x), lambda upstream: upstream), forward_mode=True)
+        f = op_custom_gradient(
+            lambda x, taken=taken: (taken(x), lambda upstream: upstream), forward_mode=True
+        )
         for transformed in (lambda f=f: f(X), lambda f=f: grad(lambda x: f(x).sum())(X)):
             with pytest.raises(TransformationError) as error:
                 transformed()
@@ -382,7 +404,10 @@ def test_f_that_differentiates_the_host_itself_is_refused():
 
 def test_a_constant_at_every_level():
     close(grad(lambda x: (x * total(x, W).detach()).sum())(X), value(X, W))
-    close(grad(lambda x: grad(lambda y: (x * y * total(y, W).detach()).sum())(X).sum())(X), value(X, W))
+    close(
+        grad(lambda x: grad(lambda y: (x * y * total(y, W).detach()).sum())(X).sum())(X),
+        value(X, W),
+    )
 
 
 def test_the_graph_of_the_operation_called_by_hand_is_refused_at_every_level():
@@ -397,14 +422,16 @@ def test_the_graph_of_the_operation_called_by_hand_is_refused_at_every_level():
     close(vmap(graph)(X.expand(2, 3)), value(X, W).expand(2, 3))
 
 
-# --- torch.func -------------------------------------------------------------------------------------------------
+# --- torch.func -----------------------------------------------------------------------------------
 
 
 def test_nested_vmap_calls_f_for_each_element():
     x, w = torch.randn(5, 3, 4), torch.randn(2, 4)
     found = vmap(vmap(total, in_dims=(0, None)), in_dims=(2, 1), out_dims=1)(x, w)
     assert calls() == 20
-    expected = torch.stack([torch.stack([value(row, w[:, k]) for row in x[..., k]]) for k in range(4)], 1)
+    expected = torch.stack(
+        [torch.stack([value(row, w[:, k]) for row in x[..., k]]) for k in range(4)], 1
+    )
     close(found, expected)
     close(vmap(vmap(total, in_dims=(None, 0)), in_dims=(0, None))(x[0], w),
           torch.stack([torch.stack([value(row, v) for v in w]) for row in x[0]]))  # fmt: skip
@@ -412,12 +439,18 @@ def test_nested_vmap_calls_f_for_each_element():
 
 def test_nested_vmap_calls_a_vectorized_f_once():
     u, x = torch.randn(3, 4), torch.randn(2, 5, 4)
-    for of in (vmap(vmap(sines, in_dims=(0, None)), in_dims=(1, 2)), vmap(vmap(sines, in_dims=(None, 0)), (None, 2))):
+    for of in (
+        vmap(vmap(sines, in_dims=(0, None)), in_dims=(1, 2)),
+        vmap(vmap(sines, in_dims=(None, 0)), (None, 2)),
+    ):
         calls()
         first, second = of(u, x)
         assert calls() == 1
         assert second.dtype is torch.float64
-        close(second[..., 0], (x.permute(2, 0, 1)[..., -1] if first.ndim == 3 else second[..., 0]).double())
+        close(
+            second[..., 0],
+            (x.permute(2, 0, 1)[..., -1] if first.ndim == 3 else second[..., 0]).double(),
+        )
     close(first, (3 * u.sin()).expand(4, 2, 3, 4))
     close(second, x.permute(2, 0, 1).flip(-1).double())
 
@@ -433,10 +466,22 @@ def test_the_rule_at_every_level():
     loss = lambda x, w: (op(x, w) * UP).sum()
     close(grad(loss, (0, 1))(X, W), (of_x, of_w))
     close(jacrev(op)(X, W), torch.stack([gradients(X, W, u)[0] for u in torch.eye(3)]))
-    close(vmap(grad(loss, 1), in_dims=(0, None))(xs, W), torch.stack([gradients(x, W, UP)[1] for x in xs]))
-    close(vmap(grad(loss, 1), in_dims=(None, 0))(X, ws), torch.stack([gradients(X, w, UP)[1] for w in ws]))
-    close(grad(lambda w: vmap(loss, in_dims=(0, None))(xs, w).sum())(W), sum(gradients(x, W, UP)[1] for x in xs))
-    close(vmap(jacrev(op))(xs, ws[:2])[1], torch.stack([gradients(xs[1], ws[1], u)[0] for u in torch.eye(3)]))
+    close(
+        vmap(grad(loss, 1), in_dims=(0, None))(xs, W),
+        torch.stack([gradients(x, W, UP)[1] for x in xs]),
+    )
+    close(
+        vmap(grad(loss, 1), in_dims=(None, 0))(X, ws),
+        torch.stack([gradients(X, w, UP)[1] for w in ws]),
+    )
+    close(
+        grad(lambda w: vmap(loss, in_dims=(0, None))(xs, w).sum())(W),
+        sum(gradients(x, W, UP)[1] for x in xs),
+    )
+    close(
+        vmap(jacrev(op))(xs, ws[:2])[1],
+        torch.stack([gradients(xs[1], ws[1], u)[0] for u in torch.eye(3)]),
+    )
 
 
 def test_nothing_is_left_of_calls_in_loops():
@@ -447,7 +492,7 @@ def test_nothing_is_left_of_calls_in_loops():
     assert (len(names._kept), len(names._names)) == before
 
 
-# --- torch.compile ----------------------------------------------------------------------------------------------
+# --- torch.compile --------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("compiling")
@@ -503,7 +548,9 @@ def test_sizes_stay_dynamic(compiler):
         frames.append(graph)
         return torch._dynamo.lookup_backend(compiler)(graph, inputs)
 
-    compiled = torch.compile(lambda x, w: op(x * 2, w) + x, backend=counted, fullgraph=True, dynamic=True)
+    compiled = torch.compile(
+        lambda x, w: op(x * 2, w) + x, backend=counted, fullgraph=True, dynamic=True
+    )
     for size in (3, 5, 8):
         x = leaf(torch.arange(float(size)))
         found = compiled(x, W)
@@ -517,7 +564,10 @@ def test_options_static_arguments_and_trees_in_one_graph():
     @op_host(outputs=lambda tree, *_: {"b": tree["a"], "a": (Spec((2,), "int32"), tree["b"][0])})
     def mixed(tree, mode, power=None):
         factor = {"twice": 2, "thrice": 3}[mode]
-        return {"b": factor * tree["a"] ** (power or 1), "a": (np.array([7, 9]), tree["b"][0] * tree["b"][1])}
+        return {
+            "b": factor * tree["a"] ** (power or 1),
+            "a": (np.array([7, 9]), tree["b"][0] * tree["b"][1]),
+        }
 
     def several(x, n, s):
         first = mixed({"b": [x, 5], "a": x}, "twice")
@@ -583,14 +633,23 @@ def test_what_the_compiled_function_makes_is_refused():
             self.by = by
 
     scaled = op_host(lambda x, factor: x * factor.by, outputs=lambda x, factor: x, name="scaled")
-    close(torch.compile(lambda x, f: scaled(x, f), backend="eager", fullgraph=STAYS_IN_GRAPH)(X, Factor(3.0)), 3 * X)
-    with_option = torch.compile(lambda x, f: total(x, W, other=f), backend="eager", fullgraph=STAYS_IN_GRAPH)
+    close(
+        torch.compile(lambda x, f: scaled(x, f), backend="eager", fullgraph=STAYS_IN_GRAPH)(
+            X, Factor(3.0)
+        ),
+        3 * X,
+    )
+    with_option = torch.compile(
+        lambda x, f: total(x, W, other=f), backend="eager", fullgraph=STAYS_IN_GRAPH
+    )
     close(with_option(X, Factor(3.0)), value(X, W))
     message = (
         "scaled: a graph knows a function on the host by its name, "
         "got an op or an argument that the compiled function makes; make it outside of the function"
     )
-    compiled = torch.compile(lambda x: scaled(x, Factor(3.0)), backend="eager", fullgraph=STAYS_IN_GRAPH)
+    compiled = torch.compile(
+        lambda x: scaled(x, Factor(3.0)), backend="eager", fullgraph=STAYS_IN_GRAPH
+    )
     if not STAYS_IN_GRAPH:
         close(compiled(X), 3 * X)
         return
@@ -602,7 +661,11 @@ def test_what_the_compiled_function_makes_is_refused():
 @pytest.mark.parametrize("compiler", [None, *COMPILERS])
 def test_errors_arrive_as_they_were_raised(compiler):
     failing_rule = op_custom_gradient(lambda x: (x * 3, lambda upstream: failing(upstream)))
-    once = (lambda f: f) if compiler is None else lambda f: torch.compile(f, backend=compiler, fullgraph=STAYS_IN_GRAPH)
+    once = (
+        (lambda f: f)
+        if compiler is None
+        else lambda f: torch.compile(f, backend=compiler, fullgraph=STAYS_IN_GRAPH)
+    )
     with pytest.raises(ZeroDivisionError, match="a singular matrix of 3"):
         once(lambda x: failing(x) * 2)(X)
     value = once(lambda x: failing_rule(x) * 2)(leaf(X))
@@ -626,7 +689,7 @@ def test_dtypes_and_shapes_when_compiled(compiler):
         close(compiled(X), X)
 
 
-# --- Graphs -----------------------------------------------------------------------------------------------------
+# --- Graphs ---------------------------------------------------------------------------------------
 
 MODES = {"real": {}, "fake": {"tracing_mode": "fake"}, "symbolic": {"tracing_mode": "symbolic"},
          "pre_dispatch": {"pre_dispatch": True}}  # fmt: skip
@@ -643,7 +706,10 @@ def test_make_fx_records_the_operation(mode):
 
 def test_make_fx_of_transformations():
     xs = torch.stack([X, 2 * X])
-    close(make_fx(lambda x, w: vmap(total, in_dims=(0, None))(x, w))(xs, W)(xs + 1, W), value(xs + 1, W))
+    close(
+        make_fx(lambda x, w: vmap(total, in_dims=(0, None))(x, w))(xs, W)(xs + 1, W),
+        value(xs + 1, W),
+    )
     loss = lambda x, w: (op(x, w) * UP).sum()
     close(make_fx(lambda x, w: grad(loss, 1)(x, w))(X, W)(X + 1, W), gradients(X + 1, W, UP)[1])
 
@@ -660,14 +726,20 @@ def test_jit_trace_records_the_operation():
 
 def test_the_operation_passes_the_checks_of_torch():
     graph = make_fx(lambda x, w: total(x, w, scale=2.0))(X, W)
-    (name,) = [node.args[1] for node in graph.graph.nodes if node.target is torch.ops.cgshim.host.default]
+    (name,) = [
+        node.args[1] for node in graph.graph.nodes if node.target is torch.ops.cgshim.host.default
+    ]
     torch.library.opcheck(torch.ops.cgshim.host.default, ([X, W], name))
     for of_a_program in (torch.ops.cgshim.host_to_one, torch.ops.cgshim.host_to_many):
-        torch.library.opcheck(of_a_program.default, ([X, W], name), test_utils=["test_schema", "test_faketensor"])
+        torch.library.opcheck(
+            of_a_program.default, ([X, W], name), test_utils=["test_schema", "test_faketensor"]
+        )
 
 
 def name_in_a_graph(f, *inputs):
-    (node,) = [n for n in make_fx(f)(*inputs).graph.nodes if n.target is torch.ops.cgshim.host.default]
+    (node,) = [
+        n for n in make_fx(f)(*inputs).graph.nodes if n.target is torch.ops.cgshim.host.default
+    ]
     return node.args[1]
 
 
@@ -701,7 +773,9 @@ def test_names_in_compiled_code(dynamic, results):
         found.extend(n.args[1] for n in graph.graph.nodes if n.target in HOST)
         return graph.forward
 
-    torch.compile(lambda x: total(x, W, scale=2.0), backend=noting, fullgraph=True, dynamic=dynamic)(X)
+    torch.compile(
+        lambda x: total(x, W, scale=2.0), backend=noting, fullgraph=True, dynamic=dynamic
+    )(X)
     assert found == [f'{__name__}:total>{results}?{{"scale": 2.0}}']
 
 
@@ -740,7 +814,7 @@ def test_threads_share_names():
     assert len(set(found)) == 2
 
 
-# --- Other processes --------------------------------------------------------------------------------------------
+# --- Other processes ------------------------------------------------------------------------------
 
 MODULE = """
 import numpy as np, torch
@@ -791,7 +865,9 @@ def loaded(tmp_path, monkeypatch):
         torch.export.save(torch.export.export(model, (X,), strict=False), tmp_path / "model.pt2")
         monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
         program = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", LOADED, str(tmp_path / "model.pt2")], capture_output=True, text=True
+            [sys.executable, "-W", "ignore", "-c", LOADED, str(tmp_path / "model.pt2")],
+            capture_output=True,
+            text=True,
         )
         assert program.returncode == 0, program.stderr
         return program.stdout.strip()
@@ -802,7 +878,9 @@ def loaded(tmp_path, monkeypatch):
 def test_a_name_leads_to_the_op_of_a_module_that_was_reloaded(module, tmp_path):
     call = functools.partial(torch.ops.cgshim.host, [X], "host_module_of_a_test:total")
     close(call()[0], torch.cumsum(X, -1))
-    (tmp_path / "host_module_of_a_test.py").write_text(MODULE.replace("np.cumsum(x)", "7 * np.cumsum(x)"))
+    (tmp_path / "host_module_of_a_test.py").write_text(
+        MODULE.replace("np.cumsum(x)", "7 * np.cumsum(x)")
+    )
     importlib.reload(module)
     close(call()[0], 7 * torch.cumsum(X, -1))
 
@@ -831,17 +909,27 @@ def total(x, *, scale=1.0):
 """
 
 
-EDITIONS = [("(SIZE,), x.dtype", 3), ("(SIZE,), x.dtype", 2), ("(SIZE,), 'float64'", 2), ("(SIZE,), 'int64'", 2)]
+EDITIONS = [
+    ("(SIZE,), x.dtype", 3),
+    ("(SIZE,), x.dtype", 2),
+    ("(SIZE,), 'float64'", 2),
+    ("(SIZE,), 'int64'", 2),
+]
 
 
 def test_compiled_code_on_disk_is_for_what_was_declared(tmp_path, monkeypatch):
-    """Each edition of the module runs in a process of its own, which finds the programs of those before on disk."""
+    """Each edition of the module runs in a process of its own, which finds the programs of those
+    before on disk.
+    """
     monkeypatch.setenv("PYTHONPATH", ":".join([str(tmp_path), *sys.path]))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     for number, (declared, size) in enumerate(EDITIONS):
-        text = EDITED.format(declared=declared, size=size) + "#" * number  # Python tells editions by their lengths
+        # Python tells editions by their lengths
+        text = EDITED.format(declared=declared, size=size) + "#" * number
         (tmp_path / "host_module_of_a_test.py").write_text(text)
-        program = subprocess.run([sys.executable, "-W", "ignore", "-c", CACHED], capture_output=True, text=True)
+        program = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", CACHED], capture_output=True, text=True
+        )
         numbers = [5, 13, 29][:size] if "int" in declared else [5.0, 13.0, 29.0][:size]
         assert program.stdout.strip() == str(numbers), program.stderr
 
@@ -878,5 +966,7 @@ def test_a_name_that_leads_nowhere_is_refused(name, got):
 def test_workers_of_a_loader_call_the_host(module, start):
     if start == "fork":
         total(X, W)
-    loader = torch.utils.data.DataLoader(module.Items(), batch_size=3, num_workers=2, multiprocessing_context=start)
+    loader = torch.utils.data.DataLoader(
+        module.Items(), batch_size=3, num_workers=2, multiprocessing_context=start
+    )
     close(torch.cat(list(loader)), torch.tensor([[10.0 * at, 10.0 * at + 10.0] for at in range(6)]))

@@ -1,4 +1,6 @@
-"""The programs that inductor makes: they call the host by operations of their own, below every derivative."""
+"""The programs that inductor makes: they call the host by operations of their own, below every
+derivative.
+"""
 
 import itertools
 
@@ -56,7 +58,9 @@ def test_which_operation_a_program_calls(f, args, operation, expected, dynamic):
 def test_both_passes_of_a_rule_call_it():
     x = X.clone().requires_grad_()
     compiled = torch.compile(ruled, fullgraph=True)
-    (gradient,), codes = run_and_get_code(lambda: torch.autograd.grad(compiled(x), x, torch.tensor([1.0, -2.0, 3.0])))
+    (gradient,), codes = run_and_get_code(
+        lambda: torch.autograd.grad(compiled(x), x, torch.tensor([1.0, -2.0, 3.0]))
+    )
     assert [code.count("cgshim.host_to_one.default(") for code in codes] == [1, 1]
     assert gradient.tolist() == [94.5, 157.5, 189.0]
 
@@ -64,7 +68,9 @@ def test_both_passes_of_a_rule_call_it():
 @pytest.mark.parametrize(("f", "args", "operation", "expected"), RESULTS[:2])
 def test_the_wrapper_in_c(f, args, operation, expected):
     """A list of results crashes it, by hand too."""
-    compiled = torch.compile(lambda *args: f(*args) + 1, fullgraph=True, options={"cpp_wrapper": True})
+    compiled = torch.compile(
+        lambda *args: f(*args) + 1, fullgraph=True, options={"cpp_wrapper": True}
+    )
     assert compiled(*args).tolist() == [y + 1 for y in expected]
 
 
@@ -74,7 +80,9 @@ def test_a_tangent_is_refused():
     assert compiled(X).tolist() == [18.0, -7.5, 3.0]
     with forward_ad.dual_level():
         assert compiled(X).tolist() == [18.0, -7.5, 3.0]
-        with pytest.raises(TransformationError, match="falling: what runs on the host has no derivative"):
+        with pytest.raises(
+            TransformationError, match="falling: what runs on the host has no derivative"
+        ):
             compiled(forward_ad.make_dual(X, torch.ones(3)))
 
 

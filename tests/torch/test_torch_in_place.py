@@ -1,4 +1,6 @@
-"""Arguments that f writes into: refused where they are differentiated, because autograd would take them for the old."""
+"""Arguments that f writes into: refused where they are differentiated, because autograd would take
+them for the old.
+"""
 
 import pytest
 import torch
@@ -25,7 +27,9 @@ def by_backward(fn):
 
 DIFFERENTIATED = {
     "a leaf": by_backward(lambda a: (double(a, WEIGHTS) * WEIGHTS).sum()),
-    "used again": by_backward(lambda a: (lambda x: double(x, WEIGHTS).sum() + (10.0 * x).sum())(a * 1.0)),
+    "used again": by_backward(
+        lambda a: (lambda x: double(x, WEIGHTS).sum() + (10.0 * x).sum())(a * 1.0)
+    ),
     "torch.func.grad": grad(lambda a: double(a * 1.0, WEIGHTS).sum()),
     "grad of vmap": grad(lambda a: vmap(double)(a * 1.0, WEIGHTS).sum()),
     "vmap of grad": lambda a: vmap(grad(lambda x: double(x * 1.0, WEIGHTS[0])))(a),
@@ -42,13 +46,17 @@ def test_a_differentiated_argument(differentiate):
 
 
 def test_a_view_that_f_turns_in_place_counts_as_a_change():
-    op = op_custom_gradient(lambda x: (x[0].unsqueeze_(0).squeeze_(), lambda upstream: 7.0 * upstream))
+    op = op_custom_gradient(
+        lambda x: (x[0].unsqueeze_(0).squeeze_(), lambda upstream: 7.0 * upstream)
+    )
     with pytest.raises(CustomGradientTypeError, match="got a change in place"):
         op(torch.ones(2, 3, requires_grad=True))
 
 
 def test_a_constant_is_changed_for_the_caller():
-    op = op_custom_gradient(lambda x, count: (x * count.add_(1.0), lambda upstream: (7.0 * upstream, None)))
+    op = op_custom_gradient(
+        lambda x, count: (x * count.add_(1.0), lambda upstream: (7.0 * upstream, None))
+    )
     x, count = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor(4.0)
     (gradient,) = torch.autograd.grad(op(x, count), x, WEIGHTS)
     assert gradient.tolist() == [21.0, 35.0]

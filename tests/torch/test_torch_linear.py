@@ -23,7 +23,9 @@ NONLINEAR = {
 
 
 def test_a_rule_that_has_a_gradient_at_some_upstreams_alone_is_refused():
-    op = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x if u > 0 else None), forward_mode=True)
+    op = op_custom_gradient(
+        lambda x: (x * x, lambda u: 7 * u * x if u > 0 else None), forward_mode=True
+    )
     with pytest.raises(TransformationError, match="needs a rule that is linear in upstream"):
         torch.func.jvp(op, (torch.tensor(2.0),), (torch.tensor(3.0),))
 
@@ -31,7 +33,9 @@ def test_a_rule_that_has_a_gradient_at_some_upstreams_alone_is_refused():
 FORWARD = {
     "jvp": lambda f, x, v: torch.func.jvp(f, (x,), (v,))[1],
     "jacfwd": lambda f, x, v: torch.func.jacfwd(f)(x),
-    "vmap of jvp": lambda f, x, v: torch.vmap(lambda x, v: torch.func.jvp(f, (x,), (v,))[1])(x[None], v[None]),
+    "vmap of jvp": lambda f, x, v: torch.vmap(lambda x, v: torch.func.jvp(f, (x,), (v,))[1])(
+        x[None], v[None]
+    ),
     "jvp of vmap": lambda f, x, v: torch.func.jvp(torch.vmap(f), (x[None],), (v[None],))[1],
     "hessian": lambda f, x, v: torch.func.hessian(lambda x: f(x).sum())(x),
 }
@@ -55,7 +59,7 @@ def test_a_linear_rule_of_many_numbers(dtype):
     torch.testing.assert_close(tangent, 7 * matrix @ v, rtol=0.05, atol=0.5)
 
 
-# --- Batches of tangents, as torch.autograd makes them --------------------------------------------------------------
+# --- Batches of tangents, as torch.autograd makes them --------------------------------------------
 
 
 class Cube(torch.autograd.Function):
@@ -85,10 +89,15 @@ def _product(x, w):
     return x * w, lambda u: (7 * u * w, 5 * u * x)
 
 
-cube, product = op_custom_gradient(_cube, forward_mode=True), op_custom_gradient(_product, forward_mode=True)
+cube, product = (
+    op_custom_gradient(_cube, forward_mode=True),
+    op_custom_gradient(_product, forward_mode=True),
+)
 BATCHED = {
     "jacobian": lambda f, x: jacobian(f, x, vectorize=True, strategy="forward-mode"),
-    "hessian": lambda f, x: hessian(lambda x: f(x).sum(), x, vectorize=True, outer_jacobian_strategy="forward-mode"),
+    "hessian": lambda f, x: hessian(
+        lambda x: f(x).sum(), x, vectorize=True, outer_jacobian_strategy="forward-mode"
+    ),
 }
 FUNCTIONS = {
     "op": (cube, Cube.apply),
@@ -104,7 +113,10 @@ def test_batches_of_tangents(function, by_hand, way):
 
 
 def test_batches_of_tangents_of_two_arguments():
-    x, w = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([3.0, 5.0], dtype=torch.float64)
+    x, w = (
+        torch.tensor([1.0, 2.0], dtype=torch.float64),
+        torch.tensor([3.0, 5.0], dtype=torch.float64),
+    )
     of_x, of_w = BATCHED["jacobian"](lambda x, w: product(x, w), (x, w))
     torch.testing.assert_close((of_x, of_w), (torch.diag(7 * w), torch.diag(5 * x)))
 
@@ -112,7 +124,11 @@ def test_batches_of_tangents_of_two_arguments():
 def test_gradcheck_with_batches_of_tangents():
     right = op_custom_gradient(lambda x, w: (x * w, lambda u: (u * w, u * x)), forward_mode=True)
     inputs = [torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    options = {"check_forward_ad": True, "check_batched_forward_grad": True, "check_batched_grad": True}
+    options = {
+        "check_forward_ad": True,
+        "check_batched_forward_grad": True,
+        "check_batched_grad": True,
+    }
     assert torch.autograd.gradcheck(right, inputs, **options)
     with pytest.raises(GradcheckError):
         torch.autograd.gradcheck(product, inputs, **options)

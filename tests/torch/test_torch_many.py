@@ -1,4 +1,6 @@
-"""Thousands of tensors in one call: what they cost beside a function written by hand, and that it grows with them."""
+"""Thousands of tensors in one call: what they cost beside a function written by hand, and that it
+grows with them.
+"""
 
 import gc
 import time
@@ -30,7 +32,9 @@ FUNCTIONS = {"ours": doubled, "by hand": lambda tensors: Doubled.apply(*tensors)
 
 
 def _seconds(function, tensors, upstreams):
-    """This thread's own time for the forward and for the backward pass: what else runs here does not count."""
+    """This thread's own time for the forward and for the backward pass: what else runs here does
+    not count.
+    """
     start = time.thread_time()
     outputs = function(tensors)
     between = time.thread_time()
@@ -39,7 +43,9 @@ def _seconds(function, tensors, upstreams):
 
 
 def _least(count):
-    """The least seconds for each function, measured in turn, of so many tensors: forward, and in all."""
+    """The least seconds for each function, measured in turn, of so many tensors: forward, and in
+    all.
+    """
     tensors = [torch.ones(3, requires_grad=True) for _ in range(count)]
     upstreams = [torch.ones(3)] * count
     found = {name: [] for name in FUNCTIONS}
@@ -61,9 +67,13 @@ def least():
 
 
 def test_four_thousand_tensors_cost_little_more_than_by_hand(least):
-    """Measured in November 2026, beside other programs: 1.7 to 2.1 forward and 1.1 to 1.3 in all; quadratic is 100."""
+    """Measured in November 2026, beside other programs: 1.7 to 2.1 forward and 1.1 to 1.3 in all;
+    quadratic is 100.
+    """
     found = least(4000)
-    forward, in_all = (ours / by_hand for ours, by_hand in zip(found["ours"], found["by hand"], strict=True))
+    forward, in_all = (
+        ours / by_hand for ours, by_hand in zip(found["ours"], found["by hand"], strict=True)
+    )
     assert forward <= 2.5
     assert in_all <= 1.5
 

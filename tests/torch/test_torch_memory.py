@@ -51,7 +51,9 @@ ours_once = op_custom_gradient(once_differentiable=True)(ours.__wrapped__)
 
 
 class _ByHand(torch.autograd.Function):
-    """With a residual that is a function of the input, of which it saves the input for the second order."""
+    """With a residual that is a function of the input, of which it saves the input for the second
+    order.
+    """
 
     @staticmethod
     def forward(ctx, x):
@@ -84,10 +86,16 @@ def _plain(op, x):
 
 
 def _checkpointed(use_reentrant):
-    return lambda op, x: checkpoint(op, checkpoint(op, x, use_reentrant=use_reentrant), use_reentrant=use_reentrant)
+    return lambda op, x: checkpoint(
+        op, checkpoint(op, x, use_reentrant=use_reentrant), use_reentrant=use_reentrant
+    )
 
 
-WAYS = {"plain": _plain, "checkpoint": _checkpointed(False), "reentrant checkpoint": _checkpointed(True)}
+WAYS = {
+    "plain": _plain,
+    "checkpoint": _checkpointed(False),
+    "reentrant checkpoint": _checkpointed(True),
+}
 
 
 PAIRS = {"any order": (ours, _ByHand.apply), "once differentiable": (ours_once, _OnceByHand.apply)}
@@ -111,11 +119,13 @@ def test_peak_memory_is_that_of_a_function_by_hand(way, op, by_hand):
     assert peak / peak_by_hand <= 1.01
 
 
-# --- What is saved ----------------------------------------------------------------------------------------------
+# --- What is saved --------------------------------------------------------------------------------
 
 
 class _Saving(torch.autograd.Function):
-    """By hand: `forward(x)` returns an output and what is saved, and `backward(upstream, *saved)` the gradient."""
+    """By hand: `forward(x)` returns an output and what is saved, and `backward(upstream, *saved)`
+    the gradient.
+    """
 
     @staticmethod
     def forward(ctx, x, forward, backward):
@@ -170,7 +180,9 @@ SAVED = {
 
 @pytest.mark.parametrize(("op", "forward", "backward"), SAVED.values(), ids=SAVED)
 def test_as_many_bytes_are_saved_as_by_hand(op, forward, backward):
-    """Of a residual the derivative is another run of f, on the argument: that is saved too, unless there is none."""
+    """Of a residual the derivative is another run of f, on the argument: that is saved too, unless
+    there is none.
+    """
 
     def saved_by(function):
         saved, x = [], torch.full((1000,), 0.5, requires_grad=True)
@@ -226,7 +238,9 @@ def test_checkpoints_with_variables_and_a_second_order(use_reentrant):
     y.sum().backward()
     assert (x.grad.tolist(), weight.grad.tolist()) == ([14, 42], [5, 20])
     if not use_reentrant:
-        (first,) = torch.autograd.grad(checkpoint(op, x, use_reentrant=False).sum(), x, create_graph=True)
+        (first,) = torch.autograd.grad(
+            checkpoint(op, x, use_reentrant=False).sum(), x, create_graph=True
+        )
         assert torch.autograd.grad(first.sum(), x)[0].tolist() == [14, 21]
 
 

@@ -1,4 +1,6 @@
-"""Autocast switched off in an op, as the cookbook does it, beside torch.amp.custom_fwd and custom_bwd."""
+"""Autocast switched off in an op, as the cookbook does it, beside torch.amp.custom_fwd and
+custom_bwd.
+"""
 
 import re
 from pathlib import Path
@@ -64,7 +66,11 @@ def gradients(op, tensors, inside=False, order=1):
     assert (hidden.dtype, y.dtype) == (torch.bfloat16, torch.float32)
     with torch.autocast("cpu", torch.bfloat16, enabled=inside):
         found = torch.autograd.grad(y, tensors, UPSTREAM, create_graph=order > 1)
-        return found if order == 1 else torch.autograd.grad(sum(g.square().sum() for g in found), tensors)
+        return (
+            found
+            if order == 1
+            else torch.autograd.grad(sum(g.square().sum() for g in found), tensors)
+        )
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -84,7 +90,10 @@ def test_compiled(tensors, compiler, compiling):
 def cookbooks():
     """The op on the page itself, which is autodiff's gradient in float32."""
     names = {}
-    exec(re.search(r"## Mixed precision.*?```python\n(.*?)```", COOKBOOK.read_text(), re.DOTALL)[1], names)
+    exec(
+        re.search(r"## Mixed precision.*?```python\n(.*?)```", COOKBOOK.read_text(), re.DOTALL)[1],
+        names,
+    )
     return names["project"]
 
 
@@ -101,4 +110,6 @@ def test_the_cookbook(tensors, order):
 
 def test_without_autocast_the_casts_leave_float32_as_it_is(tensors):
     found = torch.autograd.grad(cookbooks()(*tensors), tensors, UPSTREAM)
-    torch.testing.assert_close(found, torch.autograd.grad(tensors[0] @ tensors[1], tensors, UPSTREAM))
+    torch.testing.assert_close(
+        found, torch.autograd.grad(tensors[0] @ tensors[1], tensors, UPSTREAM)
+    )

@@ -1,4 +1,6 @@
-"""Modes of torch in which f and its rule run: gradients off, inference, and what a function leaves behind."""
+"""Modes of torch in which f and its rule run: gradients off, inference, and what a function leaves
+behind.
+"""
 
 import pytest
 import torch
@@ -26,11 +28,15 @@ class Identity(torch.autograd.Function):
         return upstream * 7
 
 
-# --- Without gradients ------------------------------------------------------------------------------------------
+# --- Without gradients ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("function", [op_custom_gradient(lambda x: (x, lambda u: 7 * u)), Identity.apply])
-@pytest.mark.parametrize("make", [lambda: leaf(2.0), lambda: leaf(2.0) * 1, lambda: torch.tensor([2.0])])
+@pytest.mark.parametrize(
+    "function", [op_custom_gradient(lambda x: (x, lambda u: 7 * u)), Identity.apply]
+)
+@pytest.mark.parametrize(
+    "make", [lambda: leaf(2.0), lambda: leaf(2.0) * 1, lambda: torch.tensor([2.0])]
+)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_an_input_that_f_returns_is_another_tensor(function, make, mode):
     x = make()
@@ -104,7 +110,7 @@ def test_a_grad_mode_that_a_rule_leaves_is_restored():
         torch.autograd.grad(first, x)
 
 
-# --- Inference mode ---------------------------------------------------------------------------------------------
+# --- Inference mode -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("made_within", [False, True])
@@ -168,7 +174,7 @@ def test_an_output_of_inference_mode():
     assert x.grad.tolist() == [21]
 
 
-# --- Leaves that f makes for itself -----------------------------------------------------------------------------
+# --- Leaves that f makes for itself ---------------------------------------------------------------
 
 
 def _by_hand(function):
@@ -227,16 +233,23 @@ def _the_argument(function):
 
 
 @pytest.mark.parametrize("create_graph", [False, True])
-@pytest.mark.parametrize("function", [torch.exp, lambda x: x.exp() * torch.tensor([2.0, 3.0])], ids=["exp", "scaled"])
+@pytest.mark.parametrize(
+    "function", [torch.exp, lambda x: x.exp() * torch.tensor([2.0, 3.0])], ids=["exp", "scaled"]
+)
 @pytest.mark.parametrize("way", [_at_once, _in_the_rule, _in_a_container, _the_argument])
 def test_a_leaf_of_fs_own_is_no_trainable_state(way, function, create_graph):
     def gradient(op):
         x = leaf(2.0, 3.0)
-        found = [torch.autograd.grad(op(x), x, leaf(5.0, 11.0), create_graph=create_graph) for _ in range(2)]
+        found = [
+            torch.autograd.grad(op(x), x, leaf(5.0, 11.0), create_graph=create_graph)
+            for _ in range(2)
+        ]
         assert torch.equal(found[0][0], found[1][0])
         return found[0][0]
 
-    torch.testing.assert_close(gradient(op_custom_gradient(way(function))), gradient(_by_hand(function)))
+    torch.testing.assert_close(
+        gradient(op_custom_gradient(way(function))), gradient(_by_hand(function))
+    )
 
 
 def test_a_leaf_of_fs_own_beside_trainable_state():
@@ -288,5 +301,7 @@ def test_a_leaf_that_others_hold_is_trainable_state(where, kept_by_the_rule):
         weight = read()
         return x * weight, (lambda u: u * weight) if kept_by_the_rule else (lambda u: u)
 
-    with pytest.raises(CustomGradientTypeError, match="grad_fn must take variables when f reads trainable state"):
+    with pytest.raises(
+        CustomGradientTypeError, match="grad_fn must take variables when f reads trainable state"
+    ):
         op(leaf(2.0))

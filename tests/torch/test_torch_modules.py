@@ -1,6 +1,8 @@
-"""The state of modules under torch.func: functional_call, ensembles, MAML's step; beside hand-written Functions.
+"""The state of modules under torch.func: functional_call, ensembles, MAML's step; beside
+hand-written Functions.
 
-Rules are wrong on purpose, by the factors 3 and 5: a number that autodiff found by itself does not pass.
+Rules are wrong on purpose, by the factors 3 and 5: a number that autodiff found by itself does not
+pass.
 """
 
 import itertools
@@ -81,18 +83,22 @@ def call_of(kind):
     return lambda w, b, x: functional_call(module, {"w": w, "b": b}, (x,))
 
 
-# --- Ensembles --------------------------------------------------------------------------------------------------
+# --- Ensembles ------------------------------------------------------------------------------------
 
 ENSEMBLES = {
     "values": lambda call, p, x: vmap(call, (0, 0, None))(*p, x),
     "of the state": lambda call, p, x: vmap(grad(call, (0, 1)), (0, 0, None))(*p, x),
     "of the argument": lambda call, p, x: vmap(grad(call, 2), (0, 0, None))(*p, x),
     "of a batched argument": lambda call, p, x: vmap(grad(call, 2))(*p, x * FACTORS),
-    "of vmap": lambda call, p, x: grad(lambda w: (vmap(call, (0, 0, None))(w, p[1], x) * FACTORS).sum())(p[0]),
-    "second order": lambda call, p, x: vmap(grad(lambda w, b, x: grad(lambda x: call(w, b, x) ** 2)(x)), (0, 0, None))(
-        *p, x
-    ),
-    "jacrev": lambda call, p, x: vmap(jacrev(lambda w, b, x: call(w, b, x) ** 2, (0, 2)), (0, 0, None))(*p, x),
+    "of vmap": lambda call, p, x: grad(
+        lambda w: (vmap(call, (0, 0, None))(w, p[1], x) * FACTORS).sum()
+    )(p[0]),
+    "second order": lambda call, p, x: vmap(
+        grad(lambda w, b, x: grad(lambda x: call(w, b, x) ** 2)(x)), (0, 0, None)
+    )(*p, x),
+    "jacrev": lambda call, p, x: vmap(
+        jacrev(lambda w, b, x: call(w, b, x) ** 2, (0, 2)), (0, 0, None)
+    )(*p, x),
     "some of the state": lambda call, p, x: vmap(grad(call, 2), (0, None, None))(p[0], p[1][0], x),
 }
 
@@ -112,7 +118,9 @@ def test_backward_through_an_ensemble(kind, order):
     def gradients(kind):
         stacked, _ = stack_module_state([kind(1.0, 2.0), kind(3.0, 5.0)])
         x = X.clone().requires_grad_()
-        loss = (vmap(call_of(kind), (0, 0, None))(stacked["w"], stacked["b"], x) ** 2 * FACTORS).sum()
+        loss = (
+            vmap(call_of(kind), (0, 0, None))(stacked["w"], stacked["b"], x) ** 2 * FACTORS
+        ).sum()
         inputs = [stacked["w"], stacked["b"], x]
         if order == 2:
             (first,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -134,7 +142,9 @@ def read_from_an_iterator():
 
 
 def call_that_reads_from_afar(keep, read):
-    op = op_custom_gradient(lambda x: (x * read(), lambda upstream, variables: (5 * upstream, [7 * upstream])))
+    op = op_custom_gradient(
+        lambda x: (x * read(), lambda upstream, variables: (5 * upstream, [7 * upstream]))
+    )
 
     def call(w, x):
         _far[:] = [keep(w)]
@@ -153,11 +163,15 @@ def test_a_batch_that_a_helper_of_f_reads():
 def test_a_batch_that_f_reads_from_afar_is_refused():
     """Nobody can tell whether it is the batch or an element of it that f has read."""
     batch = torch.tensor([1.0, 3.0], requires_grad=True)
-    with pytest.raises(CustomGradientTypeError, match=r"got a captured f32\[2\]; pass it as an argument"):
-        vmap(call_that_reads_from_afar(itertools.repeat, read_from_an_iterator), (0, None))(batch, X)
+    with pytest.raises(
+        CustomGradientTypeError, match=r"got a captured f32\[2\]; pass it as an argument"
+    ):
+        vmap(call_that_reads_from_afar(itertools.repeat, read_from_an_iterator), (0, None))(
+            batch, X
+        )
 
 
-# --- functional_call in eager mode ------------------------------------------------------------------------------
+# --- functional_call in eager mode ----------------------------------------------------------------
 
 PUT = {"a leaf": lambda w: w, "a clone": lambda w: w.clone(), "a function": lambda w: 2 * w * w}
 
@@ -165,13 +179,21 @@ PUT = {"a leaf": lambda w: w, "a clone": lambda w: w.clone(), "a function": lamb
 @pytest.mark.parametrize("put", PUT.values(), ids=PUT)
 @pytest.mark.parametrize("kind", OPS)
 def test_functional_call(kind, put):
-    """The rule runs after the module has its own Parameters back, and reads what f has read all the same."""
+    """The rule runs after the module has its own Parameters back, and reads what f has read all the
+    same.
+    """
 
     def gradients(kind):
         w, b, x = (t.clone().requires_grad_() for t in (W, B, X))
         loss = call_of(kind)(put(w), put(b), x) ** 2
         first = torch.autograd.grad(loss, (w, b, x), create_graph=True)
-        return [first, *[torch.autograd.grad(g, (w, b, x), retain_graph=True, allow_unused=True) for g in first]]
+        return [
+            first,
+            *[
+                torch.autograd.grad(g, (w, b, x), retain_graph=True, allow_unused=True)
+                for g in first
+            ],
+        ]
 
     torch.testing.assert_close(gradients(kind), gradients(ByHand))
 
@@ -191,11 +213,15 @@ def test_a_module_has_its_own_state_after_the_rule(kind):
 def test_the_step_of_maml(kind, first):
     def gradients(kind):
         module = kind(2.0, 1.0)
-        fast = {name: p.clone() if first == "clones" else p for name, p in module.named_parameters()}
+        fast = {
+            name: p.clone() if first == "clones" else p for name, p in module.named_parameters()
+        }
         for _ in range(2):
             loss = functional_call(module, fast, (X,)) ** 2
             steps = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
-            fast = {name: p - 0.01 * step for (name, p), step in zip(fast.items(), steps, strict=True)}
+            fast = {
+                name: p - 0.01 * step for (name, p), step in zip(fast.items(), steps, strict=True)
+            }
         (functional_call(module, fast, (X,)) ** 2).backward()
         return module.w.grad, module.b.grad
 
@@ -218,12 +244,16 @@ def test_the_step_of_maml_by_torch_func(kind):
 
 def test_a_tensor_that_no_module_holds_is_still_refused():
     captured = W.clone().requires_grad_() * 2
-    op = op_custom_gradient(lambda x: (x * captured, lambda upstream, variables: (upstream, [upstream])))
-    with pytest.raises(CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument"):
+    op = op_custom_gradient(
+        lambda x: (x * captured, lambda upstream, variables: (upstream, [upstream]))
+    )
+    with pytest.raises(
+        CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument"
+    ):
         op(X)
 
 
-# --- Forward mode -----------------------------------------------------------------------------------------------
+# --- Forward mode ---------------------------------------------------------------------------------
 
 
 class Forward(ByHand):
@@ -254,7 +284,9 @@ TANGENTS = {
 @pytest.mark.parametrize("differentiate", TANGENTS.values(), ids=TANGENTS)
 def test_a_tangent_of_the_state_is_refused(differentiate, argument):
     call = call_of(Forward)
-    with pytest.raises(CustomGradientTypeError, match="f must be given every tensor that is differentiated"):
+    with pytest.raises(
+        CustomGradientTypeError, match="f must be given every tensor that is differentiated"
+    ):
         differentiate(lambda w: call(w, B, X if argument == "constant" else 2 * w), W)
 
 
@@ -265,7 +297,9 @@ def test_a_tangent_in_an_option_is_refused(differentiate, argument):
     def scaled(x, *, by):
         return x * by, lambda upstream: 3 * upstream * by
 
-    with pytest.raises(CustomGradientTypeError, match="f must be given every tensor that is differentiated"):
+    with pytest.raises(
+        CustomGradientTypeError, match="f must be given every tensor that is differentiated"
+    ):
         differentiate(lambda w: scaled(X if argument == "constant" else 2 * w, by=w), W)
 
 

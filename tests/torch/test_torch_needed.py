@@ -1,4 +1,5 @@
-"""needs_input_grad on PyTorch: what ctx.needs_input_grad of a Function by hand would say, at each level.
+"""needs_input_grad on PyTorch: what ctx.needs_input_grad of a Function by hand would say, at each
+level.
 
 The rule is wrong on purpose, and by another number for each way in which it is asked.
 """
@@ -18,7 +19,9 @@ X, W = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])
 
 
 def _product(x, w, *, needs_input_grad):
-    """x * w, with 100 more if f may need the gradient of x, and 200 if that of w; and a factor that says the same."""
+    """x * w, with 100 more if f may need the gradient of x, and 200 if that of w; and a factor that
+    says the same.
+    """
     by_f = 100 * needs_input_grad[0] + 200 * needs_input_grad[1]
 
     def rule(upstream, needs_input_grad):
@@ -60,7 +63,9 @@ COMPILED = [None, "eager", "inductor"]
 def op(request, compiling):
     if request.param is None:
         return product
-    return torch.compile(lambda x, w: product(x, w), backend=request.param, fullgraph=STAYS_IN_GRAPH)
+    return torch.compile(
+        lambda x, w: product(x, w), backend=request.param, fullgraph=STAYS_IN_GRAPH
+    )
 
 
 def test_what_requires_grad_is_needed(op):
@@ -82,7 +87,10 @@ def test_each_of_five_arguments(compiler, compiling):
     @op_custom_gradient
     def total(a, b, c, d, e):
         def rule(upstream, needs_input_grad):
-            return [7 * at * upstream if needed else None for at, needed in enumerate(needs_input_grad, 1)]
+            return [
+                7 * at * upstream if needed else None
+                for at, needed in enumerate(needs_input_grad, 1)
+            ]
 
         return a + b + c + d + e, rule
 
@@ -90,7 +98,9 @@ def test_each_of_five_arguments(compiler, compiling):
     if compiler is not None:
         function = torch.compile(function, backend=compiler, fullgraph=STAYS_IN_GRAPH)
     args = [X, leaf(X), W, leaf(W), leaf(W)]
-    found = torch.autograd.grad(function(*args), [args[at] for at in (1, 3, 4)], torch.tensor([2.0, -3.0]))
+    found = torch.autograd.grad(
+        function(*args), [args[at] for at in (1, 3, 4)], torch.tensor([2.0, -3.0])
+    )
     torch.testing.assert_close(found, tuple(7 * at * torch.tensor([2.0, -3.0]) for at in (2, 4, 5)))
 
 
@@ -143,7 +153,7 @@ def test_as_a_function_by_hand_is_told():
     assert set(ours) == {(True, False), (False, True), (True, True)}
 
 
-# --- The transformations of torch.func --------------------------------------------------------------------------------
+# --- The transformations of torch.func ------------------------------------------------------------
 
 
 def loss(x, w):
@@ -154,14 +164,29 @@ FUNC = {
     "grad by x": (lambda: grad(loss)(X, W), 17 * W),
     "grad by w": (lambda: grad(loss, 1)(X, W), 27 * X),
     "grad by both": (lambda: torch.stack(grad(loss, (0, 1))(X, W)), torch.stack([37 * W, 37 * X])),
-    "vjp of both": (lambda: torch.stack(vjp(product, X, W)[1](torch.ones(2))), torch.stack([37 * W, 37 * X])),
+    "vjp of both": (
+        lambda: torch.stack(vjp(product, X, W)[1](torch.ones(2))),
+        torch.stack([37 * W, 37 * X]),
+    ),
     "vmap of grad": (lambda: vmap(grad(loss, 1))(X, W), 27 * X),
     "grad of vmap": (lambda: grad(lambda w: vmap(product)(X, w).sum())(W), 27 * X),
-    "grad of vmap over one": (lambda: grad(lambda w: vmap(product, (None, 0))(X[0], w).sum())(W), 27 * X[:1].expand(2)),
+    "grad of vmap over one": (
+        lambda: grad(lambda w: vmap(product, (None, 0))(X[0], w).sum())(W),
+        27 * X[:1].expand(2),
+    ),
     "jacrev": (lambda: jacrev(loss)(X, W), 17 * W),
-    "w further in than x": (lambda: grad(lambda x: grad(lambda w: loss(x, w))(W).sum())(X), torch.full((2,), 27.0)),
-    "x further in than w": (lambda: grad(lambda w: grad(lambda x: loss(x, w))(X).sum())(W), torch.full((2,), 17.0)),
-    "vmap in autograd": (lambda: torch.autograd.grad(vmap(product)(x := leaf(X), W).sum(), x)[0], 17 * W),
+    "w further in than x": (
+        lambda: grad(lambda x: grad(lambda w: loss(x, w))(W).sum())(X),
+        torch.full((2,), 27.0),
+    ),
+    "x further in than w": (
+        lambda: grad(lambda w: grad(lambda x: loss(x, w))(X).sum())(W),
+        torch.full((2,), 17.0),
+    ),
+    "vmap in autograd": (
+        lambda: torch.autograd.grad(vmap(product)(x := leaf(X), W).sum(), x)[0],
+        17 * W,
+    ),
 }
 
 
@@ -225,14 +250,15 @@ def test_an_upstream_that_depends_on_both_at_every_level():
         torch.testing.assert_close(ours, expected)
 
 
-# --- What runs f again, or another thing than f -----------------------------------------------------------------------
+# --- What runs f again, or another thing than f ---------------------------------------------------
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_a_checkpoint_asks_for_the_same_when_it_runs_f_again(use_reentrant):
     x = leaf(X)
     output = checkpoint(product, x, W, use_reentrant=use_reentrant)
-    assert told_f(output) == (not use_reentrant, False)  # a reentrant one runs f without gradients first
+    # a reentrant one runs f without gradients first
+    assert told_f(output) == (not use_reentrant, False)
     output.sum().backward()
     torch.testing.assert_close(x.grad, 17 * W)
 
@@ -269,13 +295,18 @@ def test_a_graph_of_f_alone_needs_nothing():
         def forward(self, x, w):
             return product(x, w)
 
-    assert told_f(torch.export.export(Layer(), (X, W), strict=False).module()(X, W)) == (False, False)
+    assert told_f(torch.export.export(Layer(), (X, W), strict=False).module()(X, W)) == (
+        False,
+        False,
+    )
     traced = torch.jit.trace(product, (X, W))
     assert told_f(traced(X, W)) == (False, False)
 
 
 def test_a_graph_of_the_gradient_has_what_it_needs_alone():
-    graph = make_fx(lambda x, w: torch.autograd.grad(product(x.requires_grad_(), w).sum(), x)[0])(X.clone(), W)
+    graph = make_fx(lambda x, w: torch.autograd.grad(product(x.requires_grad_(), w).sum(), x)[0])(
+        X.clone(), W
+    )
     torch.testing.assert_close(graph(X.clone(), W), 17 * W)
 
 

@@ -30,7 +30,9 @@ def test_a_second_order_of_a_gradient_without_one_is_refused(of, by):
     gradients = torch.autograd.grad(once(x, w), (x, w), upstream, create_graph=True)
     assert [g.item() for g in gradients] == [14, 10]
     with pytest.raises(TransformationError) as error:
-        torch.autograd.grad(gradients[of], {"x": x, "w": w, "upstream": upstream}[by], materialize_grads=True)
+        torch.autograd.grad(
+            gradients[of], {"x": x, "w": w, "upstream": upstream}[by], materialize_grads=True
+        )
     assert str(error.value) == REFUSED.format("reverse mode over its gradient")
 
 
@@ -42,8 +44,12 @@ def test_a_gradient_without_derivatives_is_a_number_like_any_other():
 
 LEVELS_OF_ONCE = {
     "grad of grad": lambda f: torch.func.grad(torch.func.grad(f)),
-    "vmap of grad of grad": lambda f: lambda x: torch.vmap(torch.func.grad(torch.func.grad(f)))(x[None]),
-    "grad of vmap of grad": lambda f: torch.func.grad(lambda x: torch.vmap(torch.func.grad(f))(x[None]).sum()),
+    "vmap of grad of grad": lambda f: (
+        lambda x: torch.vmap(torch.func.grad(torch.func.grad(f)))(x[None])
+    ),
+    "grad of vmap of grad": lambda f: torch.func.grad(
+        lambda x: torch.vmap(torch.func.grad(f))(x[None]).sum()
+    ),
     "jacrev of jacrev": lambda f: torch.func.jacrev(torch.func.jacrev(f)),
     "jacfwd of jacrev": lambda f: torch.func.jacfwd(torch.func.jacrev(f)),
     "eager over grad": lambda f: lambda x: torch.autograd.grad(torch.func.grad(f)(x), x),
@@ -53,7 +59,9 @@ LEVELS_OF_ONCE = {
 @pytest.mark.parametrize("level", LEVELS_OF_ONCE)
 def test_a_second_order_is_refused_under_torch_func(level):
     x, w = torch.tensor(2.0, requires_grad=True), torch.tensor(3.0)
-    with pytest.raises(TransformationError, match="once_differentiable gives a gradient without derivatives"):
+    with pytest.raises(
+        TransformationError, match="once_differentiable gives a gradient without derivatives"
+    ):
         LEVELS_OF_ONCE[level](lambda x: once(x, w))(x)
     assert torch.func.grad(once)(x, w) == 28
     assert torch.vmap(torch.func.grad(once), (0, None))(x[None], w) == 28
@@ -72,7 +80,9 @@ def test_forward_mode_over_a_gradient_without_derivatives_is_refused():
 def test_a_gradient_without_derivatives_saves_what_the_rule_keeps():
     packed = []
     op = op_custom_gradient(_square, once_differentiable=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t.tolist()) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda t: packed.append(t.tolist()) or t, lambda t: t
+    ):
         op(leaf(3.0), leaf(5.0))
     assert packed == [[9.0]]
 

@@ -33,7 +33,9 @@ def _recomputed(fn, own=True):
 
 def test_a_checkpoint_written_as_an_op():
     weight = torch.nn.Parameter(torch.tensor([3.0], dtype=torch.float64))
-    scaled = op_custom_gradient(lambda x: (x * weight, lambda u, variables: (7 * u * weight, [5 * u * x])))
+    scaled = op_custom_gradient(
+        lambda x: (x * weight, lambda u, variables: (7 * u * weight, [5 * u * x]))
+    )
     x = leaf(2.0)
     _recomputed(lambda x: scaled(x) + 2 * weight)(x).backward()
     assert (x.grad.item(), weight.grad.item()) == (21, 12)
@@ -118,7 +120,9 @@ def _under(mode, op):
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 def test_arguments_and_variables_that_come_back_as_copies(copied, fused):
-    """What hooks on saved tensors unpack is another tensor, with the gradient of the one that was packed."""
+    """What hooks on saved tensors unpack is another tensor, with the gradient of the one that was
+    packed.
+    """
     weight = torch.nn.Parameter(torch.tensor(3.0))
 
     @op_custom_gradient

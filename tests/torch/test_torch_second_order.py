@@ -1,4 +1,6 @@
-"""What a rule keeps, and the derivative of the gradient that follows, beside functions written by hand."""
+"""What a rule keeps, and the derivative of the gradient that follows, beside functions written by
+hand.
+"""
 
 import functools
 import random
@@ -26,7 +28,7 @@ def derivatives(fn, x, order=3):
     return [y.detach() for y in found]
 
 
-# --- A kept output ----------------------------------------------------------------------------------------------
+# --- A kept output --------------------------------------------------------------------------------
 
 
 class Exponential(torch.autograd.Function):
@@ -62,7 +64,9 @@ KEPT = {
 
 
 def exponential(keep, **options):
-    return op_custom_gradient(lambda x: (lambda y: (y, keep(y)))(torch.from_numpy(np.exp(x.numpy()))), **options)
+    return op_custom_gradient(
+        lambda x: (lambda y: (y, keep(y)))(torch.from_numpy(np.exp(x.numpy()))), **options
+    )
 
 
 @pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
@@ -77,11 +81,15 @@ def test_a_kept_output_under_a_checkpoint(use_reentrant):
     op = exponential(KEPT["directly"])
     x, by_hand = leaf(0.5), leaf(0.5)
     for function, at in ((op, x), (Exponential.apply, by_hand)):
-        checkpoint(lambda at, function=function: function(at * 3), at, use_reentrant=use_reentrant).sum().backward()
+        checkpoint(
+            lambda at, function=function: function(at * 3), at, use_reentrant=use_reentrant
+        ).sum().backward()
     assert torch.equal(x.grad, by_hand.grad)
     if not use_reentrant:  # which has no second order at all
         through = lambda function: lambda x: checkpoint(function, x, use_reentrant=False)
-        torch.testing.assert_close(derivatives(through(op), x, 2), derivatives(through(Exponential.apply), x, 2))
+        torch.testing.assert_close(
+            derivatives(through(op), x, 2), derivatives(through(Exponential.apply), x, 2)
+        )
 
 
 def _packed(function, x):
@@ -101,7 +109,9 @@ def _packed(function, x):
 
 
 def test_hooks_see_what_they_see_of_a_function_by_hand():
-    ours, by_hand = (_packed(f, leaf(0.5, 2.0)) for f in (exponential(KEPT["directly"]), Exponential.apply))
+    ours, by_hand = (
+        _packed(f, leaf(0.5, 2.0)) for f in (exponential(KEPT["directly"]), Exponential.apply)
+    )
     torch.testing.assert_close(ours, by_hand)
 
 
@@ -130,7 +140,9 @@ def test_one_of_several_outputs_is_kept(used):
         def backward(ctx, u, v, _):
             return u * 5 * ctx.saved_tensors[0] + 7 * v
 
-    ours, by_hand = (derivatives(lambda x, f=f: used(*f(x)), leaf(0.5, 2.0)) for f in (both, ByHand.apply))
+    ours, by_hand = (
+        derivatives(lambda x, f=f: used(*f(x)), leaf(0.5, 2.0)) for f in (both, ByHand.apply)
+    )
     torch.testing.assert_close(ours, by_hand)
 
 
@@ -153,7 +165,11 @@ def test_gradcheck_and_gradgradcheck_of_kept_outputs():
         values, vectors = eigh((a + a.T) / 2)
         return values, vectors.abs()
 
-    a = torch.tensor([[1.0, 0.3, 0.2], [0.3, 3.0, -0.4], [0.2, -0.4, 7.0]], dtype=torch.float64, requires_grad=True)
+    a = torch.tensor(
+        [[1.0, 0.3, 0.2], [0.3, 3.0, -0.4], [0.2, -0.4, 7.0]],
+        dtype=torch.float64,
+        requires_grad=True,
+    )
     assert gradcheck(fn, a)
     assert gradgradcheck(fn, a)
 
@@ -170,12 +186,16 @@ def test_retained_graphs_and_double_use():
     op, x = exponential(KEPT["directly"]), leaf(0.5)
     y = op(x)
     first = [torch.autograd.grad(y.sum(), x, create_graph=True)[0] for _ in range(2)]
-    seconds = [torch.autograd.grad(g.sum(), x, retain_graph=True)[0] for g in first for _ in range(2)]
+    seconds = [
+        torch.autograd.grad(g.sum(), x, retain_graph=True)[0] for g in first for _ in range(2)
+    ]
     torch.testing.assert_close(seconds, [25 * x.detach().exp()] * 4)
 
 
 def test_a_rule_may_take_its_output_to_numpy():
-    op = op_custom_gradient(lambda x: (lambda y: (y, lambda u: u * 7 * torch.from_numpy(y.numpy())))(x.exp()))
+    op = op_custom_gradient(
+        lambda x: (lambda y: (y, lambda u: u * 7 * torch.from_numpy(y.numpy())))(x.exp())
+    )
     x = leaf(0.5)
     op(x).sum().backward()
     torch.testing.assert_close(x.grad, 7 * x.detach().exp())
@@ -184,27 +204,42 @@ def test_a_rule_may_take_its_output_to_numpy():
 LEVELS = {
     "grad": lambda f: torch.vmap(torch.func.grad(f)),
     "grad of grad": lambda f: torch.vmap(torch.func.grad(torch.func.grad(f))),
-    "grad of grad of grad": lambda f: torch.vmap(torch.func.grad(torch.func.grad(torch.func.grad(f)))),
+    "grad of grad of grad": lambda f: torch.vmap(
+        torch.func.grad(torch.func.grad(torch.func.grad(f)))
+    ),
     "grad of vmap": lambda f: torch.func.grad(lambda x: torch.vmap(f)(x).sum()),
-    "jacrev of jacrev": lambda f: lambda x: torch.einsum("iii->i", torch.func.jacrev(torch.func.jacrev(f))(x)),
+    "jacrev of jacrev": lambda f: (
+        lambda x: torch.einsum("iii->i", torch.func.jacrev(torch.func.jacrev(f))(x))
+    ),
     "hessian": lambda f: lambda x: torch.einsum("iii->i", torch.func.hessian(f)(x)),
-    "jacfwd of jacfwd": lambda f: lambda x: torch.einsum("iii->i", torch.func.jacfwd(torch.func.jacfwd(f))(x)),
-    "jacrev of jacfwd": lambda f: lambda x: torch.einsum("iii->i", torch.func.jacrev(torch.func.jacfwd(f))(x)),
+    "jacfwd of jacfwd": lambda f: (
+        lambda x: torch.einsum("iii->i", torch.func.jacfwd(torch.func.jacfwd(f))(x))
+    ),
+    "jacrev of jacfwd": lambda f: (
+        lambda x: torch.einsum("iii->i", torch.func.jacrev(torch.func.jacfwd(f))(x))
+    ),
 }
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_kept_output_at_each_level(level):
-    y = op_custom_gradient(lambda x: (lambda y: (y, lambda u: u * 5 * y))(x.detach().exp()), forward_mode=True)
-    x, order = torch.tensor([0.5, -1.0], dtype=torch.float64), {"grad": 1, "grad of grad of grad": 3, "grad of vmap": 1}
+    y = op_custom_gradient(
+        lambda x: (lambda y: (y, lambda u: u * 5 * y))(x.detach().exp()), forward_mode=True
+    )
+    x, order = (
+        torch.tensor([0.5, -1.0], dtype=torch.float64),
+        {"grad": 1, "grad of grad of grad": 3, "grad of vmap": 1},
+    )
     torch.testing.assert_close(LEVELS[level](y)(x), 5.0 ** order.get(level, 2) * x.exp())
 
 
-# --- f runs once, or again when it has to -----------------------------------------------------------------------
+# --- f runs once, or again when it has to ---------------------------------------------------------
 
 
 def counting(f):
-    """An op, and a list that grows with each run of f: where another run does not find it, and so not put it back."""
+    """An op, and a list that grows with each run of f: where another run does not find it, and so
+    not put it back.
+    """
     runs = []
     hidden = iter(lambda: runs.append(1), 1)
     return op_custom_gradient(lambda x: (next(hidden), f(x))[1]), runs
@@ -212,7 +247,10 @@ def counting(f):
 
 ONCE = {
     "arguments": lambda x: (x * x * x, lambda u: u * 5 * x * x),
-    "the rule is called with them": lambda x: (x * x * x, lambda *args, upstream: upstream * 5 * args[0] ** 2),
+    "the rule is called with them": lambda x: (
+        x * x * x,
+        lambda *args, upstream: upstream * 5 * args[0] ** 2,
+    ),
     "outputs": lambda x: (lambda y: (y, lambda u: u * y))(x * x),
     "integers": lambda x: (lambda mask: (x * mask, lambda u: u * 5 * mask))(x > 0),
 }
@@ -265,7 +303,9 @@ def test_random_numbers_do_not_change_the_first_order(draw, dtype, size):
 
 
 def test_generators_are_where_they_were_after_a_refusal():
-    op = op_custom_gradient(lambda x: (lambda noise: (x * noise, lambda u: u * noise))(torch.rand_like(x)))
+    op = op_custom_gradient(
+        lambda x: (lambda noise: (x * noise, lambda u: u * noise))(torch.rand_like(x))
+    )
     x = leaf(1.0, 2.0)
     (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
     state = torch.get_rng_state()
@@ -295,7 +335,9 @@ def test_another_run_that_differs_is_refused(f):
     hidden = leaf(1.0, 2.0)
     x = hidden * 1
     y = op_custom_gradient(f)(x)
-    plain, first = (torch.autograd.grad(y.sum(), x, create_graph=more, retain_graph=True)[0] for more in (0, 1))
+    plain, first = (
+        torch.autograd.grad(y.sum(), x, create_graph=more, retain_graph=True)[0] for more in (0, 1)
+    )
     assert torch.equal(plain, first)
     with pytest.raises(TransformationError, match="a second order runs f again"):
         torch.autograd.grad(first.sum(), x)
@@ -311,7 +353,9 @@ SHOWN = {
 
 @pytest.mark.parametrize("show", SHOWN.values(), ids=SHOWN)
 def test_an_input_that_lies_otherwise_in_memory(show):
-    """A contiguous copy is a residual; in another run, of a contiguous input, it would be the argument."""
+    """A contiguous copy is a residual; in another run, of a contiguous input, it would be the
+    argument.
+    """
     op = op_custom_gradient(lambda x: (lambda c: (c * c, lambda u: 7 * u * c))(x.contiguous()))
     x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
     found = derivatives(lambda x: op(show(x)), x, 2)[1:]
@@ -320,7 +364,9 @@ def test_an_input_that_lies_otherwise_in_memory(show):
 
 def test_a_parameter_that_is_kept_needs_no_other_run():
     weight = torch.nn.Parameter(torch.tensor(3.0))
-    op, runs = counting(lambda x: (x * weight, lambda u, variables: (7 * u * weight, [5 * (u * x).sum()])))
+    op, runs = counting(
+        lambda x: (x * weight, lambda u, variables: (7 * u * weight, [5 * (u * x).sum()]))
+    )
     x = leaf(2.0, dtype=torch.float32)
     (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
     assert (torch.autograd.grad(first.sum(), weight)[0].item(), len(runs)) == (7, 1)
@@ -352,13 +398,17 @@ def test_a_constant_that_became_a_function_of_a_variable_is_refused():
     x = leaf(2.0, dtype=torch.float32)
     (first,) = torch.autograd.grad(op(x), x, create_graph=True)
     factor.copy_(3 * weight)
-    with pytest.raises(CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument"):
+    with pytest.raises(
+        CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument"
+    ):
         torch.autograd.grad(first.sum(), x)
 
 
 @pytest.mark.parametrize("vectorize", [False, True])
 def test_hessians_of_torch_autograd(vectorize):
-    op = op_custom_gradient(lambda x: (lambda square: ((square * x).sum(), lambda u: u * 5 * square))(x * x))
+    op = op_custom_gradient(
+        lambda x: (lambda square: ((square * x).sum(), lambda u: u * 5 * square))(x * x)
+    )
     x = torch.tensor([2.0, -3.0])
     hessian = torch.autograd.functional.hessian(op, x, vectorize=vectorize)
     assert hessian.tolist() == [[20, 0], [0, -30]]
@@ -379,7 +429,9 @@ def test_autocast_is_the_same_in_another_run():
 
 
 def test_threads_do_not_disturb_each_other():
-    op = op_custom_gradient(lambda x: (lambda square: (square * x, lambda u: u * 5 * square))(x * x))
+    op = op_custom_gradient(
+        lambda x: (lambda square: (square * x, lambda u: u * 5 * square))(x * x)
+    )
     found = {}
 
     def work(n):
@@ -405,7 +457,9 @@ def test_what_an_object_hides_is_found_where_the_rule_reads_it():
         return x * x * x, lambda u: u * 5 * box.tensor
 
     x = leaf(2.0)
-    plain, first = (torch.autograd.grad(op(x).sum(), x, create_graph=more)[0] for more in (False, True))
+    plain, first = (
+        torch.autograd.grad(op(x).sum(), x, create_graph=more)[0] for more in (False, True)
+    )
     assert (plain.item(), first.item()) == (20, 20)
     assert torch.autograd.grad(first.sum(), x)[0].item() == 20
     assert torch.func.grad(torch.func.grad(lambda x: op(x)))(torch.tensor(2.0)) == 20
@@ -415,7 +469,9 @@ def test_what_an_object_hides_is_found_where_the_rule_reads_it():
 
 
 class Layer(torch.nn.Module):
-    """Its method counts and logs its calls, and its rule reads a number of the layer, which has tensors of its own."""
+    """Its method counts and logs its calls, and its rule reads a number of the layer, which has
+    tensors of its own.
+    """
 
     def __init__(self):
         super().__init__()
@@ -486,7 +542,7 @@ def test_a_variable_that_f_assigns_to_holds_what_the_first_run_left():
     assert not last.requires_grad
 
 
-# --- An f that names torch alone --------------------------------------------------------------------------------
+# --- An f that names torch alone ------------------------------------------------------------------
 
 
 class Sines(TorchDispatchMode):
@@ -516,7 +572,9 @@ def _that_assigns(x):
     return 2 * x, lambda u: 5 * u * kept
 
 
-@pytest.mark.parametrize(("f", "at_once"), [(_of_torch_alone, 1), (_that_prints, 0), (_that_assigns, 0)])
+@pytest.mark.parametrize(
+    ("f", "at_once"), [(_of_torch_alone, 1), (_that_prints, 0), (_that_assigns, 0)]
+)
 def test_what_nobody_notices_is_run_again_at_once(f, at_once, capsys):
     x = leaf(0.5)
     y = op_custom_gradient(f)(x)
@@ -533,7 +591,9 @@ def test_what_nobody_notices_is_run_again_at_once(f, at_once, capsys):
 
 
 def test_random_numbers_of_a_rule_that_is_not_differentiated():
-    op = op_custom_gradient(lambda x: (lambda noise: (2 * x, lambda u: u * noise * x))(torch.rand_like(x)))
+    op = op_custom_gradient(
+        lambda x: (lambda noise: (2 * x, lambda u: u * noise * x))(torch.rand_like(x))
+    )
     x = leaf(1.0, 2.0)
     y, state = op(x), torch.get_rng_state()
     (first,) = torch.autograd.grad(y.sum(), x, create_graph=True, retain_graph=True)
@@ -542,7 +602,9 @@ def test_random_numbers_of_a_rule_that_is_not_differentiated():
 
 
 def test_an_f_that_fails_on_differentiated_arguments():
-    op = op_custom_gradient(lambda x: (lambda kept: (2 * x, lambda u: 5 * u * kept))(torch.as_tensor(x.numpy()).sin()))
+    op = op_custom_gradient(
+        lambda x: (lambda kept: (2 * x, lambda u: 5 * u * kept))(torch.as_tensor(x.numpy()).sin())
+    )
     x = leaf(0.5)
     (first,) = torch.autograd.grad(op(x), x, create_graph=True)
     torch.testing.assert_close(first, 5 * x.detach().sin())
@@ -563,7 +625,9 @@ def test_another_run_that_reads_another_parameter_is_refused():
 
     x = torch.tensor(2.0, requires_grad=True)
     (first,) = torch.autograd.grad(op(x), x, create_graph=True)
-    with pytest.raises(TransformationError, match=r"^op: .*, got those of other variables; read the same ones"):
+    with pytest.raises(
+        TransformationError, match=r"^op: .*, got those of other variables; read the same ones"
+    ):
         torch.autograd.grad(first, x)
 
 

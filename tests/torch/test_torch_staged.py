@@ -1,6 +1,7 @@
 """Graphs of an op: torch.export, torch.jit.trace, torch.fx and make_fx.
 
-Rules are wrong on purpose, by the factor 7: what a graph says of a gradient is the rule's, or it is refused.
+Rules are wrong on purpose, by the factor 7: what a graph says of a gradient is the rule's, or it is
+refused.
 """
 
 import copy
@@ -11,7 +12,12 @@ import pytest
 import torch
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
 from torch.func import grad, hessian, jvp, linearize, vmap
-from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, PythonKeyTracer, make_fx, track_tensor
+from torch.fx.experimental.proxy_tensor import (
+    ProxyTorchDispatchMode,
+    PythonKeyTracer,
+    make_fx,
+    track_tensor,
+)
 
 from cgshim import TransformationError, op_custom_gradient
 
@@ -66,17 +72,24 @@ def operations(module):
 STAGES = {
     "export": lambda model, x: torch.export.export(model, (x,), strict=False).module(),
     "export, strict": lambda model, x: torch.export.export(model, (x,), strict=True).module(),
-    "export, decomposed": lambda model, x: torch.export.export(model, (x,), strict=False).run_decompositions().module(),
+    "export, decomposed": lambda model, x: (
+        torch.export.export(model, (x,), strict=False).run_decompositions().module()
+    ),
     "jit.trace": lambda model, x: torch.jit.trace(model, (x,)),
     "make_fx": lambda model, x: make_fx(model)(x),
-    "make_fx, symbolic": lambda model, x: make_fx(model, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x),
+    "make_fx, symbolic": lambda model, x: make_fx(
+        model, tracing_mode="symbolic", _allow_non_fake_inputs=True
+    )(x),
     "make_fx, pre-dispatch": lambda model, x: make_fx(model, pre_dispatch=True)(x),
-    "export of fx": lambda model, x: torch.export.export(torch.fx.symbolic_trace(model), (x,), strict=False).module(),
+    "export of fx": lambda model, x: torch.export.export(
+        torch.fx.symbolic_trace(model), (x,), strict=False
+    ).module(),
 }
 STRICT = pytest.param("export, strict", marks=pytest.mark.stays_in_graph)
 pytestmark = [  # of torch's own
     pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated"),
-    pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning"),  # 2.10 and 2.12, which load
+    # 2.10 and 2.12, which load
+    pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning"),
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec:FutureWarning"),
 ]
 
@@ -107,7 +120,9 @@ DERIVATIVES = {
     "grad": lambda graph: grad(lambda x: graph(x).sum())(X),
     "jvp": lambda graph: jvp(graph, (X,), (X,)),
     "vmap of grad": lambda graph: vmap(grad(lambda x: graph(x).sum()))(X[None]),
-    "grad around another": lambda graph: grad(lambda x: grad(lambda z: (z * graph(x)).sum())(x).sum())(X),
+    "grad around another": lambda graph: grad(
+        lambda x: grad(lambda z: (z * graph(x)).sum())(x).sum()
+    )(X),
     "grad around vmap of another": lambda graph: grad(
         lambda xs: vmap(grad(lambda z: (z * graph(xs[0])).sum()))(xs).sum()
     )(X[None]),
@@ -160,7 +175,7 @@ def test_a_graph_is_saved_and_loaded(kind):
     torch.testing.assert_close(loaded(X), model(X))
 
 
-# --- Gradients within a graph -----------------------------------------------------------------------------------
+# --- Gradients within a graph ---------------------------------------------------------------------
 
 
 def first_order(x):
@@ -186,7 +201,9 @@ def test_a_derivative_that_is_taken_as_the_graph_is_made_is_the_rules(function, 
 def test_a_tangent_in_a_graph_is_not_the_one_that_was_given():
     """An output that is changed in place takes its tangent along."""
     shifted = op_custom_gradient(lambda x: (x + 1, lambda upstream: upstream), forward_mode=True)
-    graph = make_fx(lambda x, v: (jvp(lambda x: shifted(x).mul_(2), (x,), (v,))[1], v * 3))(X, 2 * X)
+    graph = make_fx(lambda x, v: (jvp(lambda x: shifted(x).mul_(2), (x,), (v,))[1], v * 3))(
+        X, 2 * X
+    )
     torch.testing.assert_close(graph(X, 5 * X), (10 * X, 15 * X))
 
 
@@ -206,17 +223,20 @@ def test_a_graph_of_a_gradient_by_torch_func_has_the_derivative_of_the_rule():
 
 def test_a_joint_graph_has_the_rule():
     x = leaf()
-    y = aot_function(lambda x: sine(x) * 2, fw_compiler=lambda graph, _: make_boxed_func(graph.forward))(x)
+    y = aot_function(
+        lambda x: sine(x) * 2, fw_compiler=lambda graph, _: make_boxed_func(graph.forward)
+    )(x)
     (gradient,) = torch.autograd.grad(y, x, torch.tensor([2.0, -3.0]))
     torch.testing.assert_close(gradient, 14 * X.cos() * torch.tensor([2.0, -3.0]))
 
 
-@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr:UserWarning")  # linearize of torch 2.13
+# linearize of torch 2.13
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr:UserWarning")
 def test_linearize_makes_a_graph_of_the_rule():
     torch.testing.assert_close(linearize(sine, X)[1](2 * X), 14 * X * X.cos())
 
 
-# --- torch.fx ---------------------------------------------------------------------------------------------------
+# --- torch.fx -------------------------------------------------------------------------------------
 
 
 class Products(torch.nn.Module):
@@ -230,7 +250,9 @@ def gradients(function):
     return torch.autograd.grad(function(x, w), (x, w), torch.tensor([2.0, -3.0]))
 
 
-@pytest.mark.parametrize("again", [lambda g: g, copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))])
+@pytest.mark.parametrize(
+    "again", [lambda g: g, copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))]
+)
 def test_symbolic_trace_records_the_op_itself(again):
     graph = torch.fx.symbolic_trace(Products())
     assert [node.target for node in graph.graph.nodes].count(product) == 2

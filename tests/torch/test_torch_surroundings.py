@@ -1,4 +1,6 @@
-"""What surrounds a call in torch (hooks, modes, devices, threads, copies), beside functions written by hand."""
+"""What surrounds a call in torch (hooks, modes, devices, threads, copies), beside functions written
+by hand.
+"""
 
 import copy
 import io
@@ -85,7 +87,9 @@ def _hooks_of_tensors(f):
 def _hooks_of_nodes(f):
     x, seen = leaf(0.2, 0.3), []
     y = f(x * 1)
-    y.grad_fn.register_hook(lambda of_inputs, of_outputs: seen.append([g for g in of_inputs if g is not None]))
+    y.grad_fn.register_hook(
+        lambda of_inputs, of_outputs: seen.append([g for g in of_inputs if g is not None])
+    )
     y.grad_fn.register_prehook(lambda of_outputs: tuple(g * 2 for g in of_outputs))
     (y * 3).sum().backward()
     return x.grad, seen
@@ -274,13 +278,19 @@ SURROUNDINGS = {
     "torch.autograd.functional": _functional,
     "batched upstreams": _batched_upstreams,
     "permuted": _in_memory(lambda: torch.ones(2, 3, 4).permute(2, 0, 1)),
-    "channels last": _in_memory(lambda: torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)),
+    "channels last": _in_memory(
+        lambda: torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    ),
     "a parametrization": _parametrized,
     "what is forbidden": _what_autograd_says,
     "dual constants": _of_dual_constants,
     "no values and odd ones": _no_values,
 }
-PAIRS = {"square": (square, Square), "exponential": (exponential, Exponential), "masked": (masked, Masked)}
+PAIRS = {
+    "square": (square, Square),
+    "exponential": (exponential, Exponential),
+    "masked": (masked, Masked),
+}
 
 
 @pytest.mark.parametrize(("op", "by_hand"), PAIRS.values(), ids=PAIRS)
@@ -289,7 +299,7 @@ def test_an_op_does_what_a_function_by_hand_does(use, op, by_hand):
     assert repr(use(op)) == repr(use(by_hand.apply))
 
 
-# --- Modules that hold ops --------------------------------------------------------------------------------------
+# --- Modules that hold ops ------------------------------------------------------------------------
 
 
 class Layer(torch.nn.Module):

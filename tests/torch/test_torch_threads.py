@@ -51,7 +51,9 @@ def test_an_argument_of_another_thread(ahead):
     weight = torch.tensor([2.0, 3.0], requires_grad=True)
     given = in_another_thread(lambda: weight * 6, nodes_before=max(number() + ahead, 0))
     scale = torch.nn.Parameter(torch.tensor(5.0))
-    op = op_custom_gradient(lambda x: (x * scale, lambda u, variables: (7 * u * scale, [11 * (u * x).sum()])))
+    op = op_custom_gradient(
+        lambda x: (x * scale, lambda u, variables: (7 * u * scale, [11 * (u * x).sum()]))
+    )
     (2 * op(given)).sum().backward()
     assert (weight.grad.tolist(), scale.grad.item()) == ([420, 420], 660)
 
@@ -86,6 +88,8 @@ def test_variables_of_a_call_and_its_backward_pass_in_different_threads():
 
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     y = in_another_thread(lambda: op(x), 7)
-    of_x, of_weight = in_another_thread(lambda: torch.autograd.grad(y.sum(), (x, weight), create_graph=True), 3)
+    of_x, of_weight = in_another_thread(
+        lambda: torch.autograd.grad(y.sum(), (x, weight), create_graph=True), 3
+    )
     assert (of_x.tolist(), of_weight.tolist()) == ([14, 42], [11, 11])
     assert torch.autograd.grad(of_x.sum(), weight)[0].tolist() == [7, 14]

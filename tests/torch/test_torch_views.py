@@ -60,7 +60,9 @@ def rule(x, upstream):
 
 def _looks(y):
     """What there is to see of a tensor."""
-    lies = (y.stride(), y.storage_offset()) if y.layout is torch.strided and not y.is_nested else None
+    lies = (
+        (y.stride(), y.storage_offset()) if y.layout is torch.strided and not y.is_nested else None
+    )
     values = None if y.is_meta else dense(y.detach()).resolve_conj().resolve_neg().tolist()
     return type(y), y.dtype, y.layout, lies, y.is_conj(), y.is_neg(), y.requires_grad, values
 
@@ -94,13 +96,19 @@ SHOWN = {
     "expand": (MATRIX, lambda x: x.expand(2, 3, 4)),
     "as_strided": (MATRIX, lambda x: x.as_strided((2, 2), (1, 2), 3)),
     "reshape": (MATRIX, lambda x: x.reshape(6, 2)),
-    "values of COO": (lambda: torch.diag(numbers(3)).to_sparse().coalesce(), lambda x: x.coalesce().values()),
+    "values of COO": (
+        lambda: torch.diag(numbers(3)).to_sparse().coalesce(),
+        lambda x: x.coalesce().values(),
+    ),
     "values of CSR": (lambda: torch.diag(numbers(3)).to_sparse_csr(), lambda x: x.values()),
     "values of a jagged tensor": (jagged, lambda x: x.values()),
     "a jagged tensor transposed": (jagged, lambda x: x.transpose(1, 2)),
     "a subclass of a subclass": (lambda: MATRIX().as_subclass(SubSub), lambda x: x[1:]),
     "as a subclass": (MATRIX, lambda x: x.as_subclass(SubSub)),
-    "out of a subclass": (lambda: MATRIX().as_subclass(SubSub), lambda x: x.as_subclass(torch.Tensor)),
+    "out of a subclass": (
+        lambda: MATRIX().as_subclass(SubSub),
+        lambda x: x.as_subclass(torch.Tensor),
+    ),
     "itself": (MATRIX, lambda x: x),
     "a subclass itself": (lambda: MATRIX().as_subclass(SubSub), lambda x: x),
     "on no device": (lambda: torch.empty(3, 4, device="meta"), lambda x: x[1:]),
@@ -146,7 +154,7 @@ def test_an_argument_that_f_turns_in_place_is_refused(turn, differentiated):
         op(x.requires_grad_(differentiated).clone(), y)
 
 
-# --- Outputs that show each other -------------------------------------------------------------------------------
+# --- Outputs that show each other -----------------------------------------------------------------
 
 SEVERAL = {
     "a view of the other": lambda x: (lambda y: (y, y[1:]))(x * 2),
@@ -176,7 +184,9 @@ def both(x, show):
 
 
 def _of_several(function, show, changed):
-    """The outputs and the gradient, where one of the outputs is changed in place; the words of a refusal."""
+    """The outputs and the gradient, where one of the outputs is changed in place; the words of a
+    refusal.
+    """
     leaf = MATRIX().requires_grad_()
     try:
         outputs = function(leaf.clone(), show)
@@ -198,7 +208,9 @@ def test_outputs_that_share_memory_are_those_of_a_function_by_hand(show, changed
 
 @pytest.mark.parametrize("changed", [None, 0, 1])
 def test_an_output_that_is_returned_twice(changed):
-    """By hand it is one tensor, with the second upstream for both; here each has its own, and no change is lost."""
+    """By hand it is one tensor, with the second upstream for both; here each has its own, and no
+    change is lost.
+    """
     found = _of_several(both, lambda x: (lambda y: (y, y))(x * 2), changed)
     if changed is None:
         assert found[1] == torch.full((3, 4), 12.0 * (7 * 2 + 11 * 5)).tolist()
@@ -220,7 +232,9 @@ def test_an_output_that_shows_a_buffer_leaves_it_unconnected(show):
 
 
 def test_an_output_that_somebody_holds_is_another_tensor():
-    """A Function by hand makes of what it returns a tensor of the graph, and whoever holds it has that too."""
+    """A Function by hand makes of what it returns a tensor of the graph, and whoever holds it has
+    that too.
+    """
     held = []
 
     def f(x):
@@ -239,7 +253,9 @@ def mesh(tmp_path):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("show", [lambda x: x[1:], lambda x: x.t(), lambda x: x, lambda x: x * 2, lambda x: x.t()[1:]])
+@pytest.mark.parametrize(
+    "show", [lambda x: x[1:], lambda x: x.t(), lambda x: x, lambda x: x * 2, lambda x: x.t()[1:]]
+)
 def test_a_distributed_tensor(mesh, show):
     def seen(function):
         leaf = DTensor.from_local(MATRIX(), mesh, [Replicate()]).requires_grad_()

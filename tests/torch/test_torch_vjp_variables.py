@@ -1,4 +1,6 @@
-"""op_vjp by Parameters and other tensors that a function reads, and layers under the cookbook's recompute."""
+"""op_vjp by Parameters and other tensors that a function reads, and layers under the cookbook's
+recompute.
+"""
 
 from pathlib import Path
 
@@ -23,18 +25,26 @@ def recompute(monkeypatch):
 
 @pytest.fixture
 def layer():
-    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2), torch.nn.Tanh()).double()
+    return torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2), torch.nn.Tanh()
+    ).double()
 
 
 def derivatives(fn, tensors, order):
-    """The gradients by all tensors, and in the second order those of a weighted sum of their squares."""
-    gradients = torch.autograd.grad((UPSTREAM * fn(tensors[0])).sum(), tensors, create_graph=order > 1)
+    """The gradients by all tensors, and in the second order those of a weighted sum of their
+    squares.
+    """
+    gradients = torch.autograd.grad(
+        (UPSTREAM * fn(tensors[0])).sum(), tensors, create_graph=order > 1
+    )
     if order == 1:
         return gradients
-    return torch.autograd.grad(sum((at + 2) * g.square().sum() for at, g in enumerate(gradients)), tensors)
+    return torch.autograd.grad(
+        sum((at + 2) * g.square().sum() for at, g in enumerate(gradients)), tensors
+    )
 
 
-# --- Layers under recompute ---------------------------------------------------------------------------------------
+# --- Layers under recompute -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -44,7 +54,9 @@ def test_a_layer(recompute, layer, compiler, order, compiling):
     if compiler:
         again = torch.compile(again, backend=compiler)
     tensors = [X.clone().requires_grad_(), *layer.parameters()]
-    torch.testing.assert_close(derivatives(again, tensors, order), derivatives(layer, tensors, order))
+    torch.testing.assert_close(
+        derivatives(again, tensors, order), derivatives(layer, tensors, order)
+    )
 
 
 def test_it_runs_again_in_the_backward_pass(recompute, layer):
@@ -92,9 +104,13 @@ def test_functional_call(recompute, layer, order):
             return self.again(x)
 
     module, tensors = Again(), [X.clone().requires_grad_(), *start.values()]
-    again = lambda x: functional_call(module, {f"layer.{name}": p for name, p in put().items()}, (x,))
+    again = lambda x: functional_call(
+        module, {f"layer.{name}": p for name, p in put().items()}, (x,)
+    )
     plain = lambda x: functional_call(layer, put(), (x,))
-    torch.testing.assert_close(derivatives(again, tensors, order), derivatives(plain, tensors, order))
+    torch.testing.assert_close(
+        derivatives(again, tensors, order), derivatives(plain, tensors, order)
+    )
 
 
 def seeded(layer):
@@ -113,14 +129,17 @@ def test_dropout_has_the_same_mask_twice(recompute, order):
     again = recompute(run)
     tensors = [X.clone().requires_grad_(), *layer.parameters()]
     before = torch.get_rng_state()
-    found = [derivatives(lambda x, seed=seed: again(x, seed=seed), tensors, order) for seed in range(5)]
+    found = [
+        derivatives(lambda x, seed=seed: again(x, seed=seed), tensors, order) for seed in range(5)
+    ]
     plain = [derivatives(lambda x, seed=seed: run(x, seed), tensors, order) for seed in range(5)]
     torch.testing.assert_close(found, plain)
-    assert len({weight.abs().sum().item() for _, weight, _ in found}) > 2  # the masks are not all the same
+    # the masks are not all the same
+    assert len({weight.abs().sum().item() for _, weight, _ in found}) > 2
     assert torch.equal(before, torch.get_rng_state())
 
 
-# --- op_vjp -------------------------------------------------------------------------------------------------------
+# --- op_vjp ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recording", [True, False])
@@ -200,7 +219,9 @@ def test_a_layer_twice(recompute, order):
     last = torch.tensor([[1.0, -2.0], [0.5, 3.0], [-1.0, 0.25]], dtype=torch.float64)
     again, tensors = recompute(layer), [X.clone().requires_grad_(), *layer.parameters()]
     found = derivatives(lambda x: again(again(again(x))) @ last, tensors, order)
-    torch.testing.assert_close(found, derivatives(lambda x: layer(layer(layer(x))) @ last, tensors, order))
+    torch.testing.assert_close(
+        found, derivatives(lambda x: layer(layer(layer(x))) @ last, tensors, order)
+    )
 
 
 def test_a_layer_that_is_given_its_own_weight(recompute):
@@ -213,7 +234,9 @@ def test_a_layer_that_is_given_its_own_weight(recompute):
 class Wave(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.length, self.height = (torch.nn.Parameter(torch.tensor(w, dtype=torch.float64)) for w in (2.0, 3.0))
+        self.length, self.height = (
+            torch.nn.Parameter(torch.tensor(w, dtype=torch.float64)) for w in (2.0, 3.0)
+        )
 
     def forward(self, x):
         return torch.sin(x * self.length) * self.height**2
@@ -226,6 +249,10 @@ def test_a_variable_that_was_made_from_another(recompute, order):
     again = torch.nn.Module()
     again.wave, again.forward = wave, recompute(wave)
     tensors = [x.requires_grad_(), wave.height]
-    found = derivatives(lambda x: functional_call(again, {"wave.length": 5.0 * wave.height}, (x,)), tensors, order)
-    plain = derivatives(lambda x: functional_call(wave, {"length": 5.0 * wave.height}, (x,)), tensors, order)
+    found = derivatives(
+        lambda x: functional_call(again, {"wave.length": 5.0 * wave.height}, (x,)), tensors, order
+    )
+    plain = derivatives(
+        lambda x: functional_call(wave, {"length": 5.0 * wave.height}, (x,)), tensors, order
+    )
     torch.testing.assert_close(found, plain)

@@ -1,4 +1,5 @@
-"""The rule runs as it was written: wherever f puts a residual, each derivative is right, or refused by a sentence.
+"""The rule runs as it was written: wherever f puts a residual, each derivative is right, or refused
+by a sentence.
 
 The rules have 5 for 1, so that a number that autodiff found by itself does not pass.
 """
@@ -20,7 +21,12 @@ import torch
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from cgshim import CustomGradientError, TransformationError, op_convert_to_tensor, op_custom_gradient
+from cgshim import (
+    CustomGradientError,
+    TransformationError,
+    op_convert_to_tensor,
+    op_custom_gradient,
+)
 
 X = torch.tensor([1.0, 2.0], dtype=torch.float64)
 WEIGHTS = torch.tensor([3.0, -2.0], dtype=torch.float64)
@@ -30,7 +36,7 @@ def leaf(*values):
     return torch.tensor(values, dtype=torch.float64, requires_grad=True)
 
 
-# --- Places: f(x) = 2 x, whose rule keeps sin(x), and is 5 u x sin(x) ----------------------------------------------
+# --- Places: f(x) = 2 x, whose rule keeps sin(x), and is 5 u x sin(x) -----------------------------
 
 
 def expected(order, x=X, weights=WEIGHTS):
@@ -337,7 +343,9 @@ def _within(block):
 def _by_func(op, order):
     derivative = lambda x: (op(x) * WEIGHTS).sum()
     for _ in range(order):
-        derivative = functools.partial(lambda f, x: torch.func.grad(lambda x: f(x).sum())(x), derivative)
+        derivative = functools.partial(
+            lambda f, x: torch.func.grad(lambda x: f(x).sum())(x), derivative
+        )
     return derivative(X)
 
 
@@ -351,7 +359,9 @@ def _by_vmap(op, order):
 TRANSFORMATIONS = {
     "autograd": by_autograd,
     "save_on_cpu": _within(save_on_cpu),
-    "checkpoint": lambda op, order: by_autograd(lambda x: checkpoint(op, x, use_reentrant=False), order),
+    "checkpoint": lambda op, order: by_autograd(
+        lambda x: checkpoint(op, x, use_reentrant=False), order
+    ),
     "torch.func.grad": _by_func,
     "vmap": _by_vmap,
 }
@@ -395,7 +405,7 @@ def test_these_are_right(place, order):
     torch.testing.assert_close(by_autograd(OPS[place], order), expected(order))
 
 
-# --- The first order: the very object, on the very tensors ---------------------------------------------------------
+# --- The first order: the very object, on the very tensors ----------------------------------------
 
 
 def test_the_rule_is_called_itself_on_what_it_holds():
@@ -461,7 +471,11 @@ def test_hooks_on_saved_tensors_keep_all_that_f_made(order):
         return 2 * x, lambda u: 5 * u * kept[0] * other
 
     x = leaf(1.0, 2.0)
-    with saved_tensors_hooks(pack, lambda v: torch.tensor(v, dtype=torch.float64)) if order == 1 else save_on_cpu():
+    with (
+        saved_tensors_hooks(pack, lambda v: torch.tensor(v, dtype=torch.float64))
+        if order == 1
+        else save_on_cpu()
+    ):
         y = (op(x) * WEIGHTS).sum()
     gc.collect()
     if order == 1:
@@ -475,7 +489,7 @@ def test_hooks_on_saved_tensors_keep_all_that_f_made(order):
         torch.testing.assert_close(second, 5 * WEIGHTS * (2 * X).cos())
 
 
-# --- What is read, and how it depends on the arguments --------------------------------------------------------------
+# --- What is read, and how it depends on the arguments --------------------------------------------
 
 
 def second_order(op, x=X):
@@ -532,9 +546,17 @@ EXISTING = {
     "an object in an object": lambda x: (2 * x, lambda u: u * x * DEEP.inner.table),
     "a buffer": Norm().of_a_buffer,
     "a buffer of a module inside": Norm().double().of_a_module_inside,
-    "a constant that the rule makes": lambda x: (2 * x, lambda u: u * x * torch.tensor([7.0, 11.0])),
-    "a constant of NumPy": lambda x: (2 * x, functools.partial(lambda u: u * x * op_convert_to_tensor(ARRAY))),
-    "a constant that f makes": lambda x: (lambda k: (2 * x, lambda u: u * x * k))(torch.tensor([7.0, 11.0])),
+    "a constant that the rule makes": lambda x: (
+        2 * x,
+        lambda u: u * x * torch.tensor([7.0, 11.0]),
+    ),
+    "a constant of NumPy": lambda x: (
+        2 * x,
+        functools.partial(lambda u: u * x * op_convert_to_tensor(ARRAY)),
+    ),
+    "a constant that f makes": lambda x: (lambda k: (2 * x, lambda u: u * x * k))(
+        torch.tensor([7.0, 11.0])
+    ),
 }
 
 
@@ -547,13 +569,19 @@ DEEPER = types.SimpleNamespace(inner=DEEP)
 
 
 def test_what_is_too_far_away_to_be_known_is_refused():
-    with pytest.raises(TransformationError, match="a second order needs every tensor that grad_fn reads"):
-        second_order(op_custom_gradient(lambda x: (2 * x, lambda u: u * x * DEEPER.inner.inner.table)))
+    with pytest.raises(
+        TransformationError, match="a second order needs every tensor that grad_fn reads"
+    ):
+        second_order(
+            op_custom_gradient(lambda x: (2 * x, lambda u: u * x * DEEPER.inner.inner.table))
+        )
 
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_what_f_has_written_to_is_no_constant(outputs):
-    """A buffer existed before, but its numbers are a function of the arguments: another run may not write to it."""
+    """A buffer existed before, but its numbers are a function of the arguments: another run may not
+    write to it.
+    """
     buffer = torch.zeros(2, dtype=torch.float64)
 
     @op_custom_gradient
@@ -582,7 +610,9 @@ def test_what_an_earlier_call_has_cached_is_refused():
     op, x = op_custom_gradient(cached), leaf(1.0, 2.0)
     (first,) = torch.autograd.grad((op(x) * WEIGHTS).sum(), x, create_graph=True)
     torch.testing.assert_close(first.detach(), expected(1))
-    with pytest.raises(TransformationError, match="a second order needs every tensor that grad_fn reads"):
+    with pytest.raises(
+        TransformationError, match="a second order needs every tensor that grad_fn reads"
+    ):
         torch.autograd.grad(first.sum(), x)
 
 
@@ -605,7 +635,9 @@ def test_a_residual_whose_derivative_is_not_taken_may_be_made_in_numpy():
 
     x, w = leaf(1.0, 2.0), leaf(3.0, -2.0)
     of_x, of_w = torch.autograd.grad(op(x, w).sum(), (x, w), create_graph=True)
-    torch.testing.assert_close(torch.autograd.grad(of_x.sum(), x, retain_graph=True)[0], 5 * X.cos())
+    torch.testing.assert_close(
+        torch.autograd.grad(of_x.sum(), x, retain_graph=True)[0], 5 * X.cos()
+    )
     with pytest.raises(TransformationError, match="f does not make by operations of torch"):
         torch.autograd.grad((of_x + of_w).sum(), w)
 
@@ -629,7 +661,7 @@ def test_a_derivative_that_is_not_taken_is_no_error():
     torch.testing.assert_close(first.detach(), (5 * w * X.sin() * X).detach())
 
 
-# --- Another run of f leaves no trace ---------------------------------------------------------------------------------
+# --- Another run of f leaves no trace -------------------------------------------------------------
 
 
 class Counting(torch.nn.Module):
@@ -664,9 +696,17 @@ def test_counters_and_lists_are_as_the_first_run_left_them():
 @pytest.mark.parametrize("name", ["added", "normed"])
 def test_buffers_are_not_written_to_again(name):
     layer = Counting()
-    x = leaf(1.0, 2.0) if name == "added" else torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    x = (
+        leaf(1.0, 2.0)
+        if name == "added"
+        else torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    )
     grad = functools.partial(torch.autograd.grad, create_graph=True)
-    y = op_custom_gradient(getattr(layer, name))(x) if name == "added" else _with_variables(layer)(x)
+    y = (
+        op_custom_gradient(getattr(layer, name))(x)
+        if name == "added"
+        else _with_variables(layer)(x)
+    )
     (first,) = grad(y.sum(), x)
     before = {key: buffer.clone() for key, buffer in layer.named_buffers()}
     with pytest.raises(TransformationError, match="changes in place"):
@@ -684,12 +724,22 @@ def images(x):
 
 
 NORMS = {
-    "batch_norm": lambda x, mean, var, trains: torch.batch_norm(x, None, None, mean, var, trains, 0.5, 0.0, False),
-    "with weights": lambda x, mean, var, trains: torch.batch_norm(x, W, W, mean, var, trains, 0.5, 0.0, False),
-    "native": lambda x, mean, var, trains: torch.native_batch_norm(x, None, None, mean, var, trains, 0.5, 0.0)[0],
+    "batch_norm": lambda x, mean, var, trains: torch.batch_norm(
+        x, None, None, mean, var, trains, 0.5, 0.0, False
+    ),
+    "with weights": lambda x, mean, var, trains: torch.batch_norm(
+        x, W, W, mean, var, trains, 0.5, 0.0, False
+    ),
+    "native": lambda x, mean, var, trains: torch.native_batch_norm(
+        x, None, None, mean, var, trains, 0.5, 0.0
+    )[0],
     "functional": lambda x, mean, var, trains: F.batch_norm(x, mean, var, None, None, trains),
-    "by names": lambda x, mean, var, trains: F.batch_norm(x, running_mean=mean, running_var=var, training=trains),
-    "instances": lambda x, mean, var, trains: F.instance_norm(images(x), mean, var, None, None, trains).sum(-1),
+    "by names": lambda x, mean, var, trains: F.batch_norm(
+        x, running_mean=mean, running_var=var, training=trains
+    ),
+    "instances": lambda x, mean, var, trains: F.instance_norm(
+        images(x), mean, var, None, None, trains
+    ).sum(-1),
     "instances, by default": lambda x, mean, var, trains: (
         F.instance_norm(images(x), mean, var).sum(-1) if trains else x
     ),
@@ -729,7 +779,7 @@ def _with_variables(layer):
     return op_custom_gradient(f)
 
 
-# --- Variables --------------------------------------------------------------------------------------------------------
+# --- Variables ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keeps", ["both", "beta", "gamma", "none"])
@@ -763,9 +813,13 @@ def test_variables_of_a_module_come_as_its_operation_takes_them(make):
 
 
 def test_a_bias_may_change_between_the_forward_and_the_backward_pass():
-    """The rule does not read it, and autograd does not save it; the weight, which the rule holds, is guarded."""
+    """The rule does not read it, and autograd does not save it; the weight, which the rule holds,
+    is guarded.
+    """
     weight, bias = torch.nn.Parameter(torch.tensor([7.0])), torch.nn.Parameter(torch.tensor([3.0]))
-    op = op_custom_gradient(lambda x: (x * weight + bias, lambda u, variables: (u * weight, [u * x, u])))
+    op = op_custom_gradient(
+        lambda x: (x * weight + bias, lambda u, variables: (u * weight, [u * x, u]))
+    )
     for changed, raises in ((bias, False), (weight, True)):
         x = torch.tensor([2.0], requires_grad=True)
         y = op(x)
@@ -776,7 +830,7 @@ def test_a_bias_may_change_between_the_forward_and_the_backward_pass():
             assert (x.grad.item(), weight.grad.item(), bias.grad.item()) == (7, 2, 1)
 
 
-# --- Where torch itself sees no derivative ----------------------------------------------------------------------------
+# --- Where torch itself sees no derivative --------------------------------------------------------
 
 
 def _by_data(x, u):

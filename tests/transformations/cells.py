@@ -1,7 +1,9 @@
-"""The table of transformations: a row each, and for each backend the code that shows what its cell says.
+"""The table of transformations: a row each, and for each backend the code that shows what its cell
+says.
 
-A cell is a function in `cells_<backend>.py`, put in a row by `@cell(row)`. It returns `(found, by_rule)`: what the
-transformation gives, and what the rule says it must. It may raise instead: a cgshim error is a refusal.
+A cell is a function in `cells_<backend>.py`, put in a row by `@cell(row)`. It returns `(found,
+by_rule)`: what the transformation gives, and what the rule says it must. It may raise instead: a
+cgshim error is a refusal.
 
 The tables of ops on the host have rows of their own. A cell of these is a function of the op in
 `cells_host_<backend>.py`, put in a row by `@host_cell(row)`, and is run with the op of each table.
@@ -91,7 +93,9 @@ def host_cell(row: str) -> Callable[[HostCell], HostCell]:
     return _placed(row, HOST_ROWS, _host_cells, "cells_host_")
 
 
-def _placed(row: str, rows: list[str], cells: dict[tuple[str, str], C], prefix: str) -> Callable[[C], C]:
+def _placed(
+    row: str, rows: list[str], cells: dict[tuple[str, str], C], prefix: str
+) -> Callable[[C], C]:
     """Return what places a cell: its backend is in the name of its module."""
     assert row in rows, row
 
@@ -103,7 +107,9 @@ def _placed(row: str, rows: list[str], cells: dict[tuple[str, str], C], prefix: 
 
 
 class Result(NamedTuple):
-    """What a cell says: ok, refused (with the sentence), none (the framework has nothing of the kind), or wrong."""
+    """What a cell says: ok, refused (with the sentence), none (the framework has nothing of the
+    kind), or wrong.
+    """
 
     outcome: str
     detail: str

@@ -96,7 +96,9 @@ def loops(op):
         return jax.lax.scan(body, jnp.float32(0.0), x)[0]
 
     gradients = [jax.grad(scanned)(X), jax.jit(jax.grad(scanned))(X)]
-    twice = jax.lax.while_loop(lambda state: state[1] < 1, lambda state: (op(state[0]), state[1] + 1), (X, 0))[0]
+    twice = jax.lax.while_loop(
+        lambda state: state[1] < 1, lambda state: (op(state[0]), state[1] + 1), (X, 0)
+    )[0]
     return [*gradients, twice], [*[jnp.where(X > 0, 15 * X**2, 1.0)] * 2, X**3]
 
 

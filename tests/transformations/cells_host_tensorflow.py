@@ -135,7 +135,9 @@ def exported(op):
 
 @host_cell("several devices or processes")
 def mirrored(op):
-    strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(len(tf.config.list_logical_devices("CPU")))])
+    strategy = tf.distribute.MirroredStrategy(
+        [f"CPU:{n}" for n in range(len(tf.config.list_logical_devices("CPU")))]
+    )
     found = strategy.run(tf.function(lambda: grad(loss(op))(X)))
     return strategy.experimental_local_results(found)[-1], by_rule(X)
 

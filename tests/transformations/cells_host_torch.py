@@ -127,7 +127,9 @@ def exported(op):
 
 @host_cell("several devices or processes")
 def data_parallel(op):
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     try:
         model = torch.nn.parallel.DistributedDataParallel(_Weight(op))
         model(X).sum().backward()
@@ -148,7 +150,9 @@ class _Weight(torch.nn.Module):
 
 @host_cell("a pipeline of data")
 def loader(op):
-    loader = torch.utils.data.DataLoader(_Rows(op), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    loader = torch.utils.data.DataLoader(
+        _Rows(op), batch_size=None, num_workers=2, multiprocessing_context="fork"
+    )
     return torch.stack(list(loader)), torch.stack([(n * X) ** 3 for n in range(3)])
 
 

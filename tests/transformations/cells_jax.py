@@ -37,7 +37,9 @@ def orders():
 
 @cell("mixed partial derivatives")
 def mixed():
-    return jax.grad(lambda y: jnp.sum(y**2 * jax.grad(lambda x: jnp.sum(product(x, y)))(X)))(X), 21 * X**2
+    return jax.grad(lambda y: jnp.sum(y**2 * jax.grad(lambda x: jnp.sum(product(x, y)))(X)))(
+        X
+    ), 21 * X**2
 
 
 @cell("Hessian, reverse over reverse")
@@ -56,7 +58,9 @@ def second(op):
 
 @cell("second order, rule keeps the output")
 def kept_output():
-    return [jax.vmap(second(kept))(X), jax.jit(jax.vmap(second(kept)))(X)], jnp.stack([25 * jnp.exp(X)] * 2)
+    return [jax.vmap(second(kept))(X), jax.jit(jax.vmap(second(kept)))(X)], jnp.stack(
+        [25 * jnp.exp(X)] * 2
+    )
 
 
 @cell("second order, f is opaque")
@@ -68,7 +72,9 @@ def opaque():
 
     @op_custom_gradient(name="cube")
     def loop(x):
-        y = jax.lax.while_loop(lambda state: state[1] < 2, lambda state: (state[0] * x, state[1] + 1), (x, 0))[0]
+        y = jax.lax.while_loop(
+            lambda state: state[1] < 2, lambda state: (state[0] * x, state[1] + 1), (x, 0)
+        )[0]
         return y, lambda upstream: upstream * 5.0 * y
 
     found = [*map(second(erf), X), *jax.jit(jax.vmap(second(loop)))(X)]
@@ -90,7 +96,9 @@ def random():
 
 @cell("second order of an op inside a rule")
 def op_in_rule():
-    return [jax.vmap(second(with_op_in_rule))(X), jax.jit(jax.vmap(second(with_op_in_rule)))(X)], [5 * 42 * X] * 2
+    return [jax.vmap(second(with_op_in_rule))(X), jax.jit(jax.vmap(second(with_op_in_rule)))(X)], [
+        5 * 42 * X
+    ] * 2
 
 
 @cell("gradient of a gradient penalty")

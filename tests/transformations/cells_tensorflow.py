@@ -75,7 +75,11 @@ def forward_over_reverse():
 def second(op):
     """Eagerly, in a graph, and vectorized."""
     derivative = grad(grad(op))
-    return [derivative(X), tf.function(derivative)(X), grad(lambda x: tf.vectorized_map(grad(op), x))(X)]
+    return [
+        derivative(X),
+        tf.function(derivative)(X),
+        grad(lambda x: tf.vectorized_map(grad(op), x))(X),
+    ]
 
 
 @cell("second order, rule keeps the output")
@@ -206,7 +210,9 @@ def checkpointed():
 @cell("mixed precision")
 def mixed_precision():
     low = tf.cast(X, tf.bfloat16)
-    gradient = grad(lambda x: tf.reduce_sum(tf.cast(reverse(tf.cast(x, tf.bfloat16)), tf.float64)))(X)
+    gradient = grad(lambda x: tf.reduce_sum(tf.cast(reverse(tf.cast(x, tf.bfloat16)), tf.float64)))(
+        X
+    )
     return gradient, tf.cast(tf.cast(15.0, tf.bfloat16) * low**2, tf.float64)
 
 
@@ -215,13 +221,17 @@ def exported():
     module = tf.Module()
     module.loss = tf.function(loss, input_signature=[tf.TensorSpec([3], tf.float64)])
     with tempfile.TemporaryDirectory() as folder:
-        tf.saved_model.save(module, folder, options=tf.saved_model.SaveOptions(experimental_custom_gradients=True))
+        tf.saved_model.save(
+            module, folder, options=tf.saved_model.SaveOptions(experimental_custom_gradients=True)
+        )
         return grad(tf.saved_model.load(folder).loss)(X), by_rule(X)
 
 
 @cell("several devices or processes")
 def mirrored():
-    strategy = tf.distribute.MirroredStrategy([f"CPU:{n}" for n in range(len(tf.config.list_logical_devices("CPU")))])
+    strategy = tf.distribute.MirroredStrategy(
+        [f"CPU:{n}" for n in range(len(tf.config.list_logical_devices("CPU")))]
+    )
     found = strategy.run(tf.function(lambda: grad(loss)(X)))
     return strategy.experimental_local_results(found)[-1], by_rule(X)
 

@@ -31,7 +31,9 @@ def compiled(function, fullgraph=True):
 
 
 def compiled_in_parts(function):
-    """Dynamo drops custom rules under torch.func's transformations (PyTorch issue 192985): there the graph breaks."""
+    """Dynamo drops custom rules under torch.func's transformations (PyTorch issue 192985): there
+    the graph breaks.
+    """
     return compiled(function, fullgraph=False)
 
 
@@ -214,7 +216,9 @@ def exported():
 
 @cell("several devices or processes")
 def data_parallel():
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     try:
         model = torch.nn.parallel.DistributedDataParallel(_Op())
         model(X).sum().backward()

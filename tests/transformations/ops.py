@@ -1,4 +1,6 @@
-"""The ops that the cells transform. Every rule is wrong on purpose by a factor, so that autodiff's number shows."""
+"""The ops that the cells transform. Every rule is wrong on purpose by a factor, so that autodiff's
+number shows.
+"""
 
 from cgshim import op_custom_gradient, op_exp, op_host, op_stop_gradient
 
@@ -45,7 +47,7 @@ def slope(x):
     return 3.0 * x * x, lambda upstream: upstream * 42.0 * x
 
 
-# --- On the host ------------------------------------------------------------------------------------------------------
+# --- On the host ----------------------------------------------------------------------------------
 
 
 def cube_of_array(x):
@@ -61,7 +63,9 @@ def opaque_cube(x):
 FOREIGN = "A function of another framework, here of NumPy with autograd"
 ON_HOST = {
     "f on the host, its rule in ops": op_custom_gradient(
-        lambda x: (opaque_cube(x), lambda upstream: upstream * 15.0 * x * x), name="cube", forward_mode=True
+        lambda x: (opaque_cube(x), lambda upstream: upstream * 15.0 * x * x),
+        name="cube",
+        forward_mode=True,
     ),
     "f and its rule on the host": op_custom_gradient(
         cube_of_array, host_outputs=lambda x: x, name="cube", forward_mode=True

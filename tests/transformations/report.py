@@ -1,4 +1,5 @@
-"""Run one backend's cells and keep the results, or write docs/transformations.md from all that were kept.
+"""Run one backend's cells and keep the results, or write docs/transformations.md from all that were
+kept.
 
 python report.py run torch results/     python report.py write results/ docs/transformations.md
 """
@@ -37,7 +38,10 @@ op's output, and refused if it is not.
 def run(name: str, folder: Path) -> None:
     """Keep what each cell of a backend says, as JSON."""
     tables = {"": cells.of_backend(name), **cells.on_host(name)}
-    results = {table: {row: cells.run(cell) for row, cell in of_table.items()} for table, of_table in tables.items()}
+    results = {
+        table: {row: cells.run(cell) for row, cell in of_table.items()}
+        for table, of_table in tables.items()
+    }
     (folder / f"{name}.json").write_text(json.dumps(results, indent=1))
 
 
@@ -49,11 +53,22 @@ def write(folder: Path, document: Path) -> int:
     for table in cells.ON_HOST:
         lines += [f"### {table}", "", *_table(table, cells.HOST_ROWS, columns, notes), ""]
     lines += ["## Refusals", "", *(f"{number}. {note}" for number, note in enumerate(notes, 1))]
-    lines += ["", "## Known gaps", "", "Each is a test that fails as long as its reason stands:", ""]
+    lines += [
+        "",
+        "## Known gaps",
+        "",
+        "Each is a test that fails as long as its reason stands:",
+        "",
+    ]
     gaps = [(backend, *gap) for backend in columns for gap in gaps_of(backend).items()]
     lines += [f"- {backend}, `{test}`: {reason}" for backend, test, reason in gaps]
     document.write_text("\n".join(lines).rstrip() + "\n")
-    results = [result for tables in columns.values() for column in tables.values() for result in column.values()]
+    results = [
+        result
+        for tables in columns.values()
+        for column in tables.values()
+        for result in column.values()
+    ]
     return sum(outcome == "wrong" for outcome, _ in results)
 
 

@@ -2,7 +2,9 @@
 
 import os
 
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+)
 
 import cells
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 
 from cgshim import TransformationError
 
-# Seen with torch 2.13 in November 2026, in torch itself: Dynamo makes a Function to stand for ctx; inductor imports.
+# Seen with torch 2.13 in November 2026, in torch itself: Dynamo makes a Function to stand for ctx;
+# inductor imports.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),

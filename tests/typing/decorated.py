@@ -1,4 +1,6 @@
-"""What a type checker sees of an op: f's own parameters, and f's output without the rule. Checked by `nox -s lint`."""
+"""What a type checker sees of an op: f's own parameters, and f's output without the rule. Checked
+by `nox -s lint`.
+"""
 
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
@@ -58,4 +60,5 @@ plain(x, factor=2.0)  # type: ignore[call-arg]
 with_options(x)  # type: ignore[call-arg]
 Layer().method()  # type: ignore[call-arg]
 of_any_framework(x, "2")  # type: ignore[arg-type]
-op_custom_gradient(lambda x: x)(1)  # f's missing rule is an error at the call, not here: a lambda has no types
+# f's missing rule is an error at the call, not here: a lambda has no types
+op_custom_gradient(lambda x: x)(1)

@@ -29,7 +29,11 @@ def write_page(cache: Path, document: Path) -> None:
         results = _results(cache, backend)
         if results:
             lines += [f"## {NAMES[backend]}", "", *_table(results), ""]
-            lines += _reasons("Gaps", results, "gaps") + _reasons("Failures", results, "failed") + _limits(results)
+            lines += (
+                _reasons("Gaps", results, "gaps")
+                + _reasons("Failures", results, "failed")
+                + _limits(results)
+            )
     document.write_text("\n".join(lines).rstrip() + "\n")
 
 
@@ -40,7 +44,10 @@ def _results(cache: Path, backend: str) -> list[dict[str, Any]]:
 
 
 def _table(results: list[dict[str, Any]]) -> list[str]:
-    lines = ["| version | Python | NumPy | passed | gaps | failed | run on |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| version | Python | NumPy | passed | gaps | failed | run on |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for result in results:
         told = [result[key] for key in ("framework", "python", "numpy", "passed")]
         told += [len(result["gaps"]), len(result["failed"]), result["date"]]
@@ -49,14 +56,18 @@ def _table(results: list[dict[str, Any]]) -> list[str]:
 
 
 def _reasons(title: str, results: list[dict[str, Any]], key: str) -> list[str]:
-    """Return a list of the cases with this outcome, each with its reason and the versions that have it."""
+    """Return a list of the cases with this outcome, each with its reason and the versions that have
+    it.
+    """
     versions: dict[tuple[str, str], list[str]] = {}
     for result in results:
         for case, reason in result[key].items():
             versions.setdefault((case, reason), []).append(result["framework"])
     if not versions:
         return []
-    lines = [f"- {_joined(where)}, `{case}`: {reason}" for (case, reason), where in versions.items()]
+    lines = [
+        f"- {_joined(where)}, `{case}`: {reason}" for (case, reason), where in versions.items()
+    ]
     return [f"{title}:", "", *lines, ""]
 
 

@@ -1,9 +1,11 @@
-"""Run the conformance cases on every version of every framework, and write docs/versions.md from what was found.
+"""Run the conformance cases on every version of every framework, and write docs/versions.md from
+what was found.
 
 python run.py CACHE [CELL ...] [--jobs N] [--again] [--list]
 
-A cell is a version of a framework on a Python: an environment of its own, which is deleted afterwards. Its result is a
-file in CACHE. A cell that has run with these sources does not run again, so this may be stopped and started anew.
+A cell is a version of a framework on a Python: an environment of its own, which is deleted
+afterwards. Its result is a file in CACHE. A cell that has run with these sources does not run
+again, so this may be stopped and started anew.
 """
 
 from __future__ import annotations
@@ -32,18 +34,31 @@ GIB_OF_A_CELL = 6
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cache", type=Path)
-    parser.add_argument("cells", nargs="*", help="how their names begin: torch-2.6, jax; by default all")
-    parser.add_argument("--jobs", type=int, default=_jobs(), help="cells side by side (default: %(default)s)")
+    parser.add_argument(
+        "cells", nargs="*", help="how their names begin: torch-2.6, jax; by default all"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=_jobs(), help="cells side by side (default: %(default)s)"
+    )
     parser.add_argument("--again", action="store_true", help="run cells that have run too")
-    parser.add_argument("--list", action="store_true", help="tell which cells have run with these sources")
+    parser.add_argument(
+        "--list", action="store_true", help="tell which cells have run with these sources"
+    )
     asked = parser.parse_args()
     asked.cache = asked.cache.resolve()
     asked.cache.mkdir(parents=True, exist_ok=True)
     chosen = cells(asked.cells)
     if asked.list:
-        print("\n".join(f"{cell.name}: {'has run' if _has_run(cell, asked.cache) else 'to run'}" for cell in chosen))
+        print(
+            "\n".join(
+                f"{cell.name}: {'has run' if _has_run(cell, asked.cache) else 'to run'}"
+                for cell in chosen
+            )
+        )
         return 0
     all_passed = True
     with ThreadPoolExecutor(asked.jobs) as pool:
@@ -77,12 +92,34 @@ def run(cell: Cell, cache: Path, again: bool = False) -> bool:
 def _run_in(folder: Path, cell: Cell, log: Any) -> dict[str, Any]:
     """Make the environment, run the cases in it, and return what is to be kept."""
     sources = digest(cell)
-    subprocess.run([_interpreter(cell.python), "-m", "venv", folder], check=True, stdout=log, stderr=log)
-    install = ["-m", "pip", "install", "--quiet", *_cached(cell), str(ROOT), *TESTS, *cell.requirements]
+    subprocess.run(
+        [_interpreter(cell.python), "-m", "venv", folder], check=True, stdout=log, stderr=log
+    )
+    install = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        *_cached(cell),
+        str(ROOT),
+        *TESTS,
+        *cell.requirements,
+    ]
     subprocess.run([folder / "bin" / "python", *install], check=True, stdout=log, stderr=log)
     report = folder / "report.xml"
-    options = ["-q", "-n0", "-p", "no:cacheprovider", "--backend", cell.tested, "--junitxml", report]
-    subprocess.run([folder / "bin" / "pytest", *options, "tests/conformance"], cwd=ROOT, stdout=log, stderr=log)
+    options = [
+        "-q",
+        "-n0",
+        "-p",
+        "no:cacheprovider",
+        "--backend",
+        cell.tested,
+        "--junitxml",
+        report,
+    ]
+    subprocess.run(
+        [folder / "bin" / "pytest", *options, "tests/conformance"], cwd=ROOT, stdout=log, stderr=log
+    )
     if not report.exists():
         raise subprocess.CalledProcessError(1, "pytest")
     told = subprocess.run(
@@ -99,7 +136,9 @@ def _run_in(folder: Path, cell: Cell, log: Any) -> dict[str, Any]:
 
 
 def outcomes_of(report: Path) -> dict[str, Any]:
-    """Return how many cases passed, and the reason of each other one, by pytest's report in JUnit's form."""
+    """Return how many cases passed, and the reason of each other one, by pytest's report in JUnit's
+    form.
+    """
     outcomes: dict[str, Any] = {"passed": 0, "gaps": {}, "failed": {}}
     for case in ElementTree.parse(report).iter("testcase"):
         name = case.attrib["name"]
@@ -114,7 +153,9 @@ def outcomes_of(report: Path) -> dict[str, Any]:
 
 
 def digest(cell: Cell) -> str:
-    """Return a number of the sources that a cell's result depends on; where a gap is mended, the cell has failed."""
+    """Return a number of the sources that a cell's result depends on; where a gap is mended, the
+    cell has failed.
+    """
     folders = ["cgshim", f"backends/cgshim_{cell.tested}", "tests/conformance"]
     files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
     of_all = hashlib.sha256(repr(cell).encode())
@@ -132,8 +173,12 @@ def _has_run(cell: Cell, cache: Path) -> bool:
 
 
 def _interpreter(python: str) -> str:
-    """Return this Python's path; pyenv does not run a version by its name unless it was told to offer it."""
-    of_pyenv = sorted(Path(os.environ.get("PYENV_ROOT", "/")).glob(f"versions/{python}.*/bin/python"))
+    """Return this Python's path; pyenv does not run a version by its name unless it was told to
+    offer it.
+    """
+    of_pyenv = sorted(
+        Path(os.environ.get("PYENV_ROOT", "/")).glob(f"versions/{python}.*/bin/python")
+    )
     found = str(of_pyenv[-1]) if of_pyenv else shutil.which(f"python{python}")
     if found is None:
         raise FileNotFoundError(f"there is no python{python} on this machine")

@@ -1,14 +1,23 @@
-"""Which versions of the frameworks are tested, and on which Pythons: all that `nox -s versions` runs."""
+"""Which versions of the frameworks are tested, and on which Pythons: all that `nox -s versions`
+runs.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-PACKAGES = {"numpy": "numpy", "autograd": "autograd", "jax": "jax", "torch": "torch", "tensorflow": "tensorflow-cpu"}
+PACKAGES = {
+    "numpy": "numpy",
+    "autograd": "autograd",
+    "jax": "jax",
+    "torch": "torch",
+    "tensorflow": "tensorflow-cpu",
+}
 """The package of each backend's framework, and autograd. PyPI's builds of PyTorch are those for CUDA; they run without
 a GPU."""
 
-# backend: version: the NumPy that fits it, and the oldest and the newest Python that have wheels of both.
+# backend: version: the NumPy that fits it, and the oldest and the newest Python that have wheels of
+# both.
 TABLE: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     "numpy": {
         "1.26": ("1.26", ("3.10", "3.12")),
@@ -71,7 +80,9 @@ class Cell(NamedTuple):
 
     @property
     def requirements(self) -> list[str]:
-        """What pip installs: the newest patches of these two; NumPy alone, where it is the framework."""
+        """What pip installs: the newest patches of these two; NumPy alone, where it is the
+        framework.
+        """
         return sorted({f"{PACKAGES[self.backend]}=={self.version}.*", f"numpy=={self.numpy}.*"})
 
 
@@ -84,10 +95,14 @@ CELLS = [
 
 
 def cells(words: list[str]) -> list[Cell]:
-    """Return the cells whose names begin with one of the words, as `torch-2.6` or `jax`; all cells for no word."""
+    """Return the cells whose names begin with one of the words, as `torch-2.6` or `jax`; all cells
+    for no word.
+    """
     unknown = [word for word in words if not any(_begins(cell, word) for cell in CELLS)]
     if unknown:
-        raise SystemExit(f"no such cells: {', '.join(unknown)}; there are {', '.join(cell.name for cell in CELLS)}")
+        raise SystemExit(
+            f"no such cells: {', '.join(unknown)}; there are {', '.join(cell.name for cell in CELLS)}"
+        )
     return [cell for cell in CELLS if not words or any(_begins(cell, word) for word in words)]
 
 

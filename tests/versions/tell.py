@@ -1,4 +1,6 @@
-"""Print, as JSON, what is installed for a backend and what its version cannot do. Run within a cell's environment."""
+"""Print, as JSON, what is installed for a backend and what its version cannot do. Run within a
+cell's environment.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ def test_cells_are_chosen_by_how_their_names_begin() -> None:
         "jax-0.10-py3.13", "torch-2.6-py3.10", "torch-2.6-py3.12",
     ]  # fmt: skip
     assert cells([]) == CELLS
-    with pytest.raises(SystemExit, match=r"^no such cells: jax-0\.1; there are numpy-1\.26-py3\.10, "):
+    with pytest.raises(
+        SystemExit, match=r"^no such cells: jax-0\.1; there are numpy-1\.26-py3\.10, "
+    ):
         cells(["jax-0.1"])
 
 
@@ -43,7 +45,17 @@ def test_d(): pytest.skip("nobody looked")
 def outcomes(tmp_path: Path) -> dict[str, object]:
     """What a run says in which one test passes, one is a gap, one fails and one is skipped."""
     (tmp_path / "test_it.py").write_text(REPORTED)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml", "report.xml", "test_it.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--junitxml",
+        "report.xml",
+        "test_it.py",
+    ]
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     return outcomes_of(tmp_path / "report.xml")
 
@@ -56,7 +68,13 @@ def test_what_is_neither_passed_nor_a_gap_has_failed(outcomes: dict[str, dict[st
 
 
 def test_the_page_has_what_ran(tmp_path: Path, outcomes: dict[str, object]) -> None:
-    told = {"framework": "0.6.2", "numpy": "2.2.6", "python": "3.10.13", "limits": ["no maps"], "date": "2026-11-22"}
+    told = {
+        "framework": "0.6.2",
+        "numpy": "2.2.6",
+        "python": "3.10.13",
+        "limits": ["no maps"],
+        "date": "2026-11-22",
+    }
     (tmp_path / "jax-0.6-py3.10.json").write_text(json.dumps({**told, **outcomes}))
     write_page(tmp_path, tmp_path / "versions.md")
     page = (tmp_path / "versions.md").read_text()

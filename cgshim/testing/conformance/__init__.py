@@ -1,12 +1,14 @@
-"""What every backend has to get right: the same cases, with the same bodies, for cgshim's own and third-party backends.
+"""What every backend has to get right: the same cases, with the same bodies, for cgshim's own and
+third-party backends.
 
 A backend's test file is three lines::
 
-    @pytest.mark.parametrize("case", conformance.cases("mlx", gaps={"dtypes[float64]": "MLX issue 123: ..."}))
-    def test_conformance(case):
+    @pytest.mark.parametrize("case", conformance.cases("mlx", gaps={"dtypes[float64]": "MLX issue
+    123: ..."})) def test_conformance(case):
         case()
 
-A gap is strict: a case that stands in the table and passes all the same fails, so that the table stays true.
+A gap is strict: a case that stands in the table and passes all the same fails, so that the table
+stays true.
 """
 
 from cgshim.testing.conformance import (  # noqa: F401  # imported for the cases that they register

@@ -1,4 +1,6 @@
-"""What an op may be called with: by name or position, in trees, of every dtype and shape, beside what is static."""
+"""What an op may be called with: by name or position, in trees, of every dtype and shape, beside
+what is static.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ from cgshim.testing.conformance._registry import case
 @op_custom_gradient
 def scaled(x: Tensor, y: Tensor, scale: float = 2.0, *, shift: float = 1.0) -> Any:
     """Its rule's factors, 7 and 11, are wrong on purpose, and so is what scale does to them."""
-    return x * y * scale + shift, lambda u: (7.0 * scale * u * y, 11.0 * u[0] * x[0] + 13.0 * u[1] * x[1])
+    return x * y * scale + shift, lambda u: (
+        7.0 * scale * u * y,
+        11.0 * u[0] * x[0] + 13.0 * u[1] * x[1],
+    )
 
 
 CALLS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float, float]] = {
@@ -39,7 +44,9 @@ CALLS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float, float]] = {
 @case(call=CALLS)
 def arguments(framework: Framework, call: tuple[Callable[..., Tensor], float, float]) -> None:
     fn, scale, shift = call
-    framework.check_at(fn, X, Y, upstream=U, output=X * Y * scale + shift, gradients=(scale * OF_X, OF_Y))
+    framework.check_at(
+        fn, X, Y, upstream=U, output=X * Y * scale + shift, gradients=(scale * OF_X, OF_Y)
+    )
 
 
 @case()
@@ -48,7 +55,11 @@ def default_reaches_the_rule(framework: Framework) -> None:
 
     @op_custom_gradient
     def op(x: Tensor, scale: float = 2.0, power: int = 3) -> Any:
-        return x * scale, lambda x, scale, power, upstream: (7.0 * scale * power * upstream * x, None, None)
+        return x * scale, lambda x, scale, power, upstream: (
+            7.0 * scale * power * upstream * x,
+            None,
+            None,
+        )
 
     for call, gradient in ((op, [84.0, -252.0]), (lambda x: op(x, power=5), [140.0, -420.0])):
         framework.check_at(call, X, upstream=U, output=2.0 * X, gradients=(np.array(gradient),))
@@ -65,7 +76,9 @@ def arguments_by_star(framework: Framework) -> None:
         return functools.reduce(lambda a, b: a * b, rest, first), grad
 
     halved = functools.partial(op, factor=0.5)
-    framework.check_at(halved, 2.0, 4.0, 6.0, upstream=3.0, output=48.0, gradients=(21.0, 48.0, 81.0))
+    framework.check_at(
+        halved, 2.0, 4.0, 6.0, upstream=3.0, output=48.0, gradients=(21.0, 48.0, 81.0)
+    )
 
 
 @case()
@@ -76,13 +89,17 @@ def same_tensor_twice(framework: Framework) -> None:
 
 @case()
 def state_as_an_argument(framework: Framework) -> None:
-    """A Parameter or a Variable that f is given is an argument like another; grad_fn takes no variables."""
+    """A Parameter or a Variable that f is given is an argument like another; grad_fn takes no
+    variables.
+    """
     x, w = framework.tensor(X), np.array([3.0, 4.0])
     op = op_custom_gradient(lambda x, w: (x * w, lambda u: (7.0 * u * w, 11.0 * u * x)))
-    framework.check_state(lambda w: op(x, w), w, upstream=U, output=X * w, gradients=(11.0 * U * X,))
+    framework.check_state(
+        lambda w: op(x, w), w, upstream=U, output=X * w, gradients=(11.0 * U * X,)
+    )
 
 
-# --- Trees ------------------------------------------------------------------------------------------------------
+# --- Trees ----------------------------------------------------------------------------------------
 
 
 TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], tuple[Any, Any]]]] = {
@@ -95,13 +112,18 @@ TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], tuple[Any, Any
     "a defaultdict": (lambda x, y: defaultdict(list, y=y, x=x), lambda t: (t["x"], t["y"])),
     "a namedtuple": (Pair, lambda t: (t.first, t.second)),
     "with None": (lambda x, y: [None, x, y, None], lambda t: (t[1], t[2])),
-    "nested": (lambda x, y: {"a": [(x, None)], "b": Pair({}, [[y]])}, lambda t: (t["a"][0][0], t["b"].second[0][0])),
+    "nested": (
+        lambda x, y: {"a": [(x, None)], "b": Pair({}, [[y]])},
+        lambda t: (t["a"][0][0], t["b"].second[0][0]),
+    ),
 }
 """How a tree is built around two tensors, and how they are found in it."""
 
 
 @case(tree=TREES)
-def argument_tree(framework: Framework, tree: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
+def argument_tree(
+    framework: Framework, tree: tuple[Callable[..., Any], Callable[..., Any]]
+) -> None:
     build, find = tree
 
     @op_custom_gradient
@@ -113,7 +135,9 @@ def argument_tree(framework: Framework, tree: tuple[Callable[..., Any], Callable
 
 
 @case(tree=TREES)
-def argument_tree_of_a_rule(framework: Framework, tree: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
+def argument_tree_of_a_rule(
+    framework: Framework, tree: tuple[Callable[..., Any], Callable[..., Any]]
+) -> None:
     """A rule that is called with f's arguments is given the same tree."""
     build, find = tree
 
@@ -130,7 +154,7 @@ def argument_tree_of_a_rule(framework: Framework, tree: tuple[Callable[..., Any]
     framework.check_at(op, build(X, Y), 4.0, upstream=U, gradients=gradients)
 
 
-# --- What is static ---------------------------------------------------------------------------------------------
+# --- What is static -------------------------------------------------------------------------------
 
 
 class Colour(enum.Enum):
@@ -187,16 +211,26 @@ def static_argument(framework: Framework, static: Any) -> None:
     )  # fmt: skip
 
 
-# --- Dtypes and shapes ------------------------------------------------------------------------------------------
+# --- Dtypes and shapes ----------------------------------------------------------------------------
 
-FLOATS = {name: name for name in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")}
+FLOATS = {
+    name: name for name in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+}
 INTEGERS = {name: name for name in ("int8", "uint8", "int32", "int64", "bool")}
-SHAPES: dict[str, tuple[int, ...]] = {"0-d": (), "one": (1,), "3-d": (2, 1, 3), "empty": (0,), "empty 2-d": (2, 0)}
+SHAPES: dict[str, tuple[int, ...]] = {
+    "0-d": (),
+    "one": (1,),
+    "3-d": (2, 1, 3),
+    "empty": (0,),
+    "empty 2-d": (2, 0),
+}
 
 
 @case(dtype=FLOATS)
 def dtypes(framework: Framework, dtype: str) -> None:
-    """The numbers go through unchanged, in the dtype that they have; what complex ones mean is in _complex.py."""
+    """The numbers go through unchanged, in the dtype that they have; what complex ones mean is in
+    _complex.py.
+    """
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x))
     x, upstream = framework.tensor(X, dtype), framework.tensor(U, dtype)
     framework.check(op, x, upstream=upstream, output=X * X, gradients=(7.0 * U * X,))

@@ -1,4 +1,6 @@
-"""How f and grad_fn are called: how often, what becomes of their exceptions, and of what a rule writes and frees."""
+"""How f and grad_fn are called: how often, what becomes of their exceptions, and of what a rule
+writes and frees.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def f_without_tensors(framework: Framework) -> None:
 
 @case()
 def f_raises(framework: Framework) -> None:
-    """Its own exception arrives, unchanged, and f has run once, whether or not it is differentiated."""
+    """Its own exception arrives, unchanged, and f has run once, whether or not it is
+    differentiated.
+    """
     fault, runs = AuthorsError("of f"), []
 
     @op_custom_gradient
@@ -104,7 +108,9 @@ def ops_within_ops(framework: Framework) -> None:
     """An op that f calls is a part of f's value; its rule is not asked for, the outer one is."""
     inner = op_custom_gradient(lambda x: (x * 3.0, lambda u: 1000.0 * u))
     outer = op_custom_gradient(lambda x: (inner(x) * x, lambda u: 7.0 * u * x))
-    framework.check_at(lambda x: inner(outer(x)), X, upstream=U, output=9.0 * X**2, gradients=(7000.0 * U * X,))
+    framework.check_at(
+        lambda x: inner(outer(x)), X, upstream=U, output=9.0 * X**2, gradients=(7000.0 * U * X,)
+    )
 
 
 @case()
@@ -121,7 +127,9 @@ def calls_of_one_op(framework: Framework) -> None:
 
 @case()
 def constants_among_what_is_differentiated(framework: Framework) -> None:
-    """An argument that nobody differentiates costs nothing and changes nothing, nor does a call of such alone."""
+    """An argument that nobody differentiates costs nothing and changes nothing, nor does a call of
+    such alone.
+    """
     op = op_custom_gradient(lambda x, y: (x * y, lambda u: (7.0 * u * y, 11.0 * u * x)))
     c = np.array([3.0, 4.0])
     constant = framework.tensor(c)
@@ -142,7 +150,9 @@ def value_without_differentiation(framework: Framework) -> None:
 
 @op_custom_gradient
 def _power(x: Tensor, exponent: int) -> Any:
-    """x to the power of a whole number, by itself; its rule calls it too, and has 7 for the exponent 3."""
+    """x to the power of a whole number, by itself; its rule calls it too, and has 7 for the
+    exponent 3.
+    """
     if exponent == 0:
         return 0.0 * x + 1.0, lambda u: (0.0 * u, None)
     factor = 7.0 if exponent == 3 else float(exponent)
@@ -151,11 +161,13 @@ def _power(x: Tensor, exponent: int) -> Any:
 
 @case(order=orders(7 * 4.0, 7 * 2 * 2.0, 7 * 2 * 1.0))
 def op_that_calls_itself(framework: Framework, order: tuple[int, float]) -> None:
-    """In f, where the outer rule speaks, and in the rule, where each order asks for the next lower power's."""
+    """In f, where the outer rule speaks, and in the rule, where each order asks for the next lower
+    power's.
+    """
     framework.check_derivative(lambda x: _power(x, 3), *order, at=2.0)
 
 
-# --- The rule that a first derivative calls is the very function that f returned ----------------------------------
+# --- The rule that a first derivative calls is the very function that f returned ------------------
 
 AT, UPSTREAM = np.array([0.5, -2.0]), np.array([3.0, 7.0])
 

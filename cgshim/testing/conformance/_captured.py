@@ -1,4 +1,6 @@
-"""What f reads without being given it: trainable state, other tensors that are differentiated, and constants."""
+"""What f reads without being given it: trainable state, other tensors that are differentiated, and
+constants.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ import cgshim
 from cgshim import op_custom_gradient
 from cgshim._dtypes import dtype_name
 from cgshim._protocol import Tensor
-from cgshim.testing.conformance._common import OF_Y, AuthorsError, Pair, Record, U, X, Y, wrong_gradients
+from cgshim.testing.conformance._common import (
+    OF_Y,
+    AuthorsError,
+    Pair,
+    Record,
+    U,
+    X,
+    Y,
+    wrong_gradients,
+)
 from cgshim.testing.conformance._framework import Framework, refused
 from cgshim.testing.conformance._registry import case
 
@@ -21,14 +32,22 @@ Rule = Callable[..., Any]
 
 TAKING_VARIABLES: dict[str, Callable[[Rule], Rule]] = {
     "grad(upstream, variables)": lambda rule: lambda upstream, variables: rule(upstream, variables),
-    "grad(upstream, variables=None)": lambda rule: lambda upstream, variables=None: rule(upstream, variables),
+    "grad(upstream, variables=None)": lambda rule: (
+        lambda upstream, variables=None: rule(upstream, variables)
+    ),
     "grad(dy, *, variables)": lambda rule: lambda dy, *, variables: rule(dy, variables),
     "grad(upstream, **kwargs)": lambda rule: lambda upstream, **kwargs: rule(upstream, **kwargs),
     "grad(*dys, variables)": lambda rule: lambda *dys, variables: rule(dys[0], variables),
     "grad(*dys, **kwargs)": lambda rule: lambda *dys, **kwargs: rule(dys[0], **kwargs),
-    "grad(x, upstream, variables=None)": lambda rule: lambda x, upstream, variables=None: rule(upstream, variables),
-    "grad(*args, upstream, variables)": lambda rule: lambda *args, upstream, variables: rule(upstream, variables),
-    "grad(*args, upstream, **kwargs)": lambda rule: lambda *args, upstream, **kwargs: rule(upstream, **kwargs),
+    "grad(x, upstream, variables=None)": lambda rule: (
+        lambda x, upstream, variables=None: rule(upstream, variables)
+    ),
+    "grad(*args, upstream, variables)": lambda rule: (
+        lambda *args, upstream, variables: rule(upstream, variables)
+    ),
+    "grad(*args, upstream, **kwargs)": lambda rule: (
+        lambda *args, upstream, **kwargs: rule(upstream, **kwargs)
+    ),
 }
 
 
@@ -44,7 +63,9 @@ def _reads_untold(w: Tensor) -> Callable[[Tensor], Tensor]:
 
 @case(write=TAKING_VARIABLES)
 def variables(framework: Framework, write: Callable[[Rule], Rule]) -> None:
-    """The state that f read arrives, and the rule's gradients for it are used: 11 is wrong on purpose."""
+    """The state that f read arrives, and the rule's gradients for it are used: 11 is wrong on
+    purpose.
+    """
     x = framework.tensor(X)
 
     def fn(w: Tensor) -> Tensor:
@@ -114,11 +135,17 @@ def state_without_variables(framework: Framework) -> None:
 
 @case()
 def state_read_by_an_op_inside(framework: Framework) -> None:
-    """What an inner op reads, f reads: the inner rule, which takes variables, does not speak for the outer one."""
+    """What an inner op reads, f reads: the inner rule, which takes variables, does not speak for
+    the outer one.
+    """
     x, w = framework.tensor(X), framework.tensor(Y)
 
     def fn(w: Tensor) -> Tensor:
-        inner = _reads(w, TAKING_VARIABLES["grad(upstream, variables)"], lambda upstream, _: (upstream, [upstream[0]]))
+        inner = _reads(
+            w,
+            TAKING_VARIABLES["grad(upstream, variables)"],
+            lambda upstream, _: (upstream, [upstream[0]]),
+        )
         return op_custom_gradient(lambda x: (inner(x), lambda upstream: upstream))(x)
 
     refused(fn, w, by=framework.differentiate_state)
@@ -142,8 +169,12 @@ def _rule_that_raises(upstream: Tensor) -> Tensor:
 
 
 @case(rule={"returns": lambda upstream: 7.0 * upstream, "raises": _rule_that_raises})
-def captured_function_of_the_argument(framework: Framework, rule: Callable[[Tensor], Tensor]) -> None:
-    """It is a constant to an op that a rule calls, and to no other: not to one that is called after a rule has run."""
+def captured_function_of_the_argument(
+    framework: Framework, rule: Callable[[Tensor], Tensor]
+) -> None:
+    """It is a constant to an op that a rule calls, and to no other: not to one that is called after
+    a rule has run.
+    """
     x = framework.tensor(X)
 
     def squares(x: Tensor) -> Tensor:
@@ -164,10 +195,14 @@ def refused_in_both_ways(framework: Framework, fn: Callable[[Tensor], Any]) -> l
 
 @case()
 def captured_tensor_without_an_argument(framework: Framework) -> None:
-    """Where f is given no tensor, nobody knows its framework in time: not even a rule that takes variables may run."""
+    """Where f is given no tensor, nobody knows its framework in time: not even a rule that takes
+    variables may run.
+    """
 
     def twice(w: Tensor) -> Tensor:
-        op = op_custom_gradient(lambda factor: (w * factor, lambda upstream, variables: (None, [7.0 * upstream])))
+        op = op_custom_gradient(
+            lambda factor: (w * factor, lambda upstream, variables: (None, [7.0 * upstream]))
+        )
         return op(2.0)
 
     refused_in_both_ways(framework, twice)
@@ -176,7 +211,9 @@ def captured_tensor_without_an_argument(framework: Framework) -> None:
 
 @case()
 def option_that_is_differentiated(framework: Framework) -> None:
-    """An option has no gradient: a tensor that is differentiated and comes as one is refused, not given zero."""
+    """An option has no gradient: a tensor that is differentiated and comes as one is refused, not
+    given zero.
+    """
 
     @op_custom_gradient
     def op(x: Tensor, *, power: int = 1, scale: Any) -> Any:
@@ -218,7 +255,9 @@ def captured_constant(framework: Framework) -> None:
 
 @case()
 def captured_tensor_made_a_constant(framework: Framework) -> None:
-    """A differentiated tensor under stop_gradient is a constant, which f may read; its gradient is zero."""
+    """A differentiated tensor under stop_gradient is a constant, which f may read; its gradient is
+    zero.
+    """
 
     def fn(w: Tensor, x: Tensor) -> Tensor:
         constant = cgshim.op_stop_gradient(w)
@@ -227,7 +266,13 @@ def captured_tensor_made_a_constant(framework: Framework) -> None:
     framework.check_at(fn, Y, X, upstream=U, output=X * Y, gradients=(0.0, 7.0 * U * Y))
 
 
-@case(returns={"a tensor": lambda y: y, "an object": Record, "an object in a list": lambda y: [Record([y])]})
+@case(
+    returns={
+        "a tensor": lambda y: y,
+        "an object": Record,
+        "an object in a list": lambda y: [Record([y])],
+    }
+)
 def tensor_in_an_object(framework: Framework, returns: Callable[[Tensor], Any]) -> None:
     """No tensor is seen among the arguments: autodiff's number is refused, and a constant is not."""
     op = op_custom_gradient(lambda given: (returns(given.held * 2.0), lambda u: 7.0 * u))
@@ -242,7 +287,7 @@ def tensor_in_an_object(framework: Framework, returns: Callable[[Tensor], Any]) 
     framework.check_equal(twice(framework.tensor(X)), 2.0 * X)
 
 
-# --- NumPy arrays given to an f that computes in the framework ----------------------------------------------------
+# --- NumPy arrays given to an f that computes in the framework ------------------------------------
 
 OUTPUTS: dict[str, Callable[[Any, Any], Any]] = {
     "one": lambda y, z: y,
@@ -267,7 +312,9 @@ def _no_rule(upstream: Any) -> Any:
 
 @case(pack=OUTPUTS)
 def numpy_arrays_alone(framework: Framework, pack: Callable[[Any, Any], Any]) -> None:
-    """The output is the framework's, by itself and in what is differentiated; the rule is never asked."""
+    """The output is the framework's, by itself and in what is differentiated; the rule is never
+    asked.
+    """
 
     @op_custom_gradient
     def op(array: Any, tree: Any, mode: Any = None, *, scale: float = 1.0) -> Any:
@@ -283,11 +330,15 @@ def numpy_arrays_alone(framework: Framework, pack: Callable[[Any, Any], Any]) ->
 
 
 @case(pack=OUTPUTS)
-def numpy_arrays_beside_a_captured_tensor(framework: Framework, pack: Callable[[Any, Any], Any]) -> None:
+def numpy_arrays_beside_a_captured_tensor(
+    framework: Framework, pack: Callable[[Any, Any], Any]
+) -> None:
     """What is captured and differentiated is refused, wherever in the output it is."""
 
     def read(w: Tensor) -> Tensor:
-        op = op_custom_gradient(lambda a: (pack(framework.tensor(a) * w, framework.tensor(a)), _no_rule))
+        op = op_custom_gradient(
+            lambda a: (pack(framework.tensor(a) * w, framework.tensor(a)), _no_rule)
+        )
         return first_tensor(framework, op(X.astype("float32")))
 
     refused_in_both_ways(framework, read)

@@ -1,4 +1,6 @@
-"""What many cases begin with: the numbers at which they ask an op, a product with a wrong rule, a few classes."""
+"""What many cases begin with: the numbers at which they ask an op, a product with a wrong rule, a
+few classes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ X, Y, U = np.array([1.0, 2.0]), 5.0, np.array([2.0, -3.0])
 
 
 def wrong_gradients(x: Any, y: Any, upstream: Any) -> tuple[Any, Any]:
-    """Gradients for x * y, wrong on purpose, differently for each element: what autodiff finds has other factors."""
+    """Gradients for x * y, wrong on purpose, differently for each element: what autodiff finds has
+    other factors.
+    """
     return 7.0 * y * upstream, 11.0 * x[0] * upstream[0] + 13.0 * x[1] * upstream[1]
 
 

@@ -1,7 +1,8 @@
 """Complex numbers: one convention of rules for every framework, that of TensorFlow and PyTorch.
 
-upstream and the gradients of a real loss are dL/dx + i dL/dy, so the rule of z * z is `u * conj(2 * z)`. Where the
-framework has the conjugate, as JAX and autograd do, op_vjp hands out the framework's own numbers all the same.
+upstream and the gradients of a real loss are dL/dx + i dL/dy, so the rule of z * z is `u * conj(2 *
+z)`. Where the framework has the conjugate, as JAX and autograd do, op_vjp hands out the framework's
+own numbers all the same.
 """
 
 from __future__ import annotations
@@ -43,9 +44,16 @@ def own_gradient(fn: Function, z: Tensor, upstream: Tensor) -> Any:
 
 
 def check_against_own(
-    framework: Framework, op: Function, fn: Function, *args: Tensor, upstream: Tensor, factors: Sequence[float]
+    framework: Framework,
+    op: Function,
+    fn: Function,
+    *args: Tensor,
+    upstream: Tensor,
+    factors: Sequence[float],
 ) -> None:
-    """Check that the gradients of op are the framework's own of fn, in its own convention, times these factors."""
+    """Check that the gradients of op are the framework's own of fn, in its own convention, times
+    these factors.
+    """
     _, pullback = cgshim.op_vjp(fn, *args)
     own = framework.numpy(pullback(upstream))
     gradients = tuple(factor * gradient for factor, gradient in zip(factors, own, strict=True))
@@ -69,7 +77,9 @@ def complex_second_order(framework: Framework, dtype: str) -> None:
 
 @case(order={"1": 1, "2": 2})
 def complex_kept_output(framework: Framework, order: int) -> None:
-    """The output that a rule keeps, with the rule's derivative: 5 exp(z), as of exp(5 z - 4 w) at w = z."""
+    """The output that a rule keeps, with the rule's derivative: 5 exp(z), as of exp(5 z - 4 w) at w
+    = z.
+    """
 
     @op_custom_gradient
     def op(z: Tensor) -> Any:
@@ -86,7 +96,9 @@ def complex_kept_output(framework: Framework, order: int) -> None:
     def gradient(fn: Function) -> Function:
         return fn if order == 1 else (lambda z: own_gradient(fn, z, u))
 
-    check_against_own(framework, gradient(op), gradient(of_exponential), z, upstream=v, factors=[1.0])
+    check_against_own(
+        framework, gradient(op), gradient(of_exponential), z, upstream=v, factors=[1.0]
+    )
 
 
 @case(dtype=COMPLEX)
@@ -102,7 +114,7 @@ def complex_product_of_two(framework: Framework, dtype: str) -> None:
     check_against_own(framework, op, lambda z, w: z * z * w, z, w, upstream=u, factors=[7.0, 11.0])
 
 
-# --- Between real and complex -----------------------------------------------------------------------------------------
+# --- Between real and complex ---------------------------------------------------------------------
 
 Change = tuple[Callable[[Tensor, str], Tensor], Callable[[Tensor, Tensor, str], Tensor]]
 """A function of z, and its rule: what it returns for z and u is taken 7 times."""
@@ -152,7 +164,10 @@ def complex_and_real_arguments(framework: Framework) -> None:
 
     @op_custom_gradient
     def op(z: Tensor, x: Tensor) -> Any:
-        return scaled(z, x), lambda u: (7.0 * u * op_cast(x, "complex64"), 11.0 * ops.real(u * ops.conj(z)))
+        return scaled(z, x), lambda u: (
+            7.0 * u * op_cast(x, "complex64"),
+            11.0 * ops.real(u * ops.conj(z)),
+        )
 
     z, u = framework.tensor(Z, "complex64"), framework.tensor(UPSTREAM, "complex64")
     x = framework.tensor([2.0, -3.0])
@@ -179,4 +194,6 @@ def complex_variable(framework: Framework) -> None:
     by = framework.differentiate_state
     _, own = by(lambda w: z * w, w)
     gradients = (11.0 * framework.numpy(own(u))[0],)
-    framework.check(fn, w, upstream=u, output=np.array(Z) * np.array(ANOTHER), gradients=gradients, by=by)
+    framework.check(
+        fn, w, upstream=u, output=np.array(Z) * np.array(ANOTHER), gradients=gradients, by=by
+    )

@@ -45,7 +45,9 @@ STRUCTURED: dict[str, Callable[[Rule], Rule]] = {
     "grad(upstream, *, scale=1)": lambda rule: lambda upstream, *, scale=1: rule(upstream),
     "grad(upstream=None)": lambda rule: lambda upstream=None: rule(upstream),
     "grad(upstream, variables=None)": lambda rule: lambda upstream, variables=None: rule(upstream),
-    "grad(upstream, variables)": lambda rule: lambda upstream, variables: (rule(upstream), variables),
+    "grad(upstream, variables)": lambda rule: (
+        lambda upstream, variables: (rule(upstream), variables)
+    ),
     "grad(dy, *, variables)": lambda rule: lambda dy, *, variables: (rule(dy), variables),
     "grad(upstream, variables, **kwargs)": lambda rule: (
         lambda upstream, variables, **kwargs: [rule(upstream), variables]
@@ -53,8 +55,12 @@ STRUCTURED: dict[str, Callable[[Rule], Rule]] = {
     "grad(upstream, **kwargs)": lambda rule: lambda upstream, **kwargs: rule(upstream),
     "grad(*args, upstream)": lambda rule: lambda *args, upstream: rule(upstream, args),
     "grad(*args, upstream=None)": lambda rule: lambda *args, upstream=None: rule(upstream, args),
-    "grad(*args, upstream, variables=None)": lambda rule: lambda *args, upstream, variables=None: rule(upstream, args),
-    "grad(*args, upstream, **kwargs)": lambda rule: lambda *args, upstream, **kwargs: rule(upstream, args),
+    "grad(*args, upstream, variables=None)": lambda rule: (
+        lambda *args, upstream, variables=None: rule(upstream, args)
+    ),
+    "grad(*args, upstream, **kwargs)": lambda rule: (
+        lambda *args, upstream, **kwargs: rule(upstream, args)
+    ),
     "grad(x, y, upstream)": lambda rule: lambda x, y, upstream: rule(upstream, (x, y)),
     "grad(x, y, upstream=None)": lambda rule: lambda x, y, upstream=None: rule(upstream, (x, y)),
     "grad(x, y, *, upstream)": lambda rule: lambda x, y, *, upstream: rule(upstream, (x, y)),
@@ -126,7 +132,9 @@ def _gradients(x: Tensor, y: Tensor, upstreams: Sequence[Tensor]) -> tuple[Tenso
     return of_x, of_y
 
 
-def _check(framework: Framework, write: Callable[[Rule], Rule], structured: bool, output: Output) -> None:
+def _check(
+    framework: Framework, write: Callable[[Rule], Rule], structured: bool, output: Output
+) -> None:
     @op_custom_gradient
     def op(x: Tensor, y: Tensor) -> Any:
         def rule(upstream: Any, args: Sequence[Tensor] = (x, y)) -> tuple[Tensor, Tensor]:
@@ -136,7 +144,14 @@ def _check(framework: Framework, write: Callable[[Rule], Rule], structured: bool
         return output.pack(x * y, y * y), write(rule)
 
     gradients = OF_X, OF_Y if output.tensors == 1 else OF_Y + 17.0 * Y * 0.5
-    framework.check_at(op, X, Y, upstream=output.pack(U, 0.5), output=output.pack(X * Y, Y * Y), gradients=gradients)
+    framework.check_at(
+        op,
+        X,
+        Y,
+        upstream=output.pack(U, 0.5),
+        output=output.pack(X * Y, Y * Y),
+        gradients=gradients,
+    )
 
 
 @case(write=STRUCTURED, kind=CALLABLES, output=OUTPUTS)
@@ -156,7 +171,9 @@ def flat_form_of_two(framework: Framework, write: Any, kind: Any, output: Output
 
 @case()
 def kerass_portable_form(framework: Framework) -> None:
-    """Keras's documented rule asks whether upstream came by name, as here, or alone, as on Keras's own backends."""
+    """Keras's documented rule asks whether upstream came by name, as here, or alone, as on Keras's
+    own backends.
+    """
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:

@@ -1,4 +1,6 @@
-"""Within f and grad_fn the backend of the call is the current one: what they make without a tensor belongs to it."""
+"""Within f and grad_fn the backend of the call is the current one: what they make without a tensor
+belongs to it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ MAKERS: dict[str, tuple[Callable[[], Any], Any]] = {
 
 
 @case(maker=MAKERS)
-def tensors_made_within_f_and_grad_fn(framework: Framework, maker: tuple[Callable[[], Any], Any]) -> None:
+def tensors_made_within_f_and_grad_fn(
+    framework: Framework, maker: tuple[Callable[[], Any], Any]
+) -> None:
     make, expected = maker
     are_tensors: list[bool] = []
 
@@ -42,7 +46,9 @@ def tensors_made_within_f_and_grad_fn(framework: Framework, maker: tuple[Callabl
     def op(x: Any) -> Any:
         return x * making(), lambda upstream: 7.0 * upstream * (1.0 + making())
 
-    framework.check_at(op, X, upstream=UPSTREAM, output=X * expected, gradients=(7 * UPSTREAM * (1 + expected),))
+    framework.check_at(
+        op, X, upstream=UPSTREAM, output=X * expected, gradients=(7 * UPSTREAM * (1 + expected),)
+    )
     assert len(are_tensors) >= 2
     assert all(are_tensors)
 

@@ -17,7 +17,9 @@ from cgshim.testing.conformance._registry import case
 
 @op_custom_gradient
 def log1pexp(x: Tensor) -> Any:
-    """log(1 + exp(x)), with the gradient that is exact for large x, where autodiff may have inf / inf."""
+    """log(1 + exp(x)), with the gradient that is exact for large x, where autodiff may have inf /
+    inf.
+    """
     e = cgshim.op_exp(x)
     return cgshim.op_log(1.0 + e), lambda upstream: upstream * (1.0 - 1.0 / (1.0 + e))
 
@@ -29,7 +31,9 @@ def log1pexp_of_core_ops(x: Tensor) -> Any:
     one = cgshim.op_convert_to_tensor(1.0, cgshim.op_dtype(x))
 
     def grad(upstream: Tensor) -> Tensor:
-        return cgshim.op_multiply(upstream, cgshim.op_subtract(1.0, cgshim.op_divide(1.0, cgshim.op_add(one, e))))
+        return cgshim.op_multiply(
+            upstream, cgshim.op_subtract(1.0, cgshim.op_divide(1.0, cgshim.op_add(one, e)))
+        )
 
     return cgshim.op_log(cgshim.op_add(one, e)), grad
 
@@ -59,7 +63,9 @@ def stable_log1pexp(framework: Framework, op: Callable[[Tensor], Tensor]) -> Non
         assert framework.numpy(cgshim.op_grad(op)(x)) == 1.0
         small = np.array([0.0, 1.0])
         sigmoid = 1.0 / (1.0 + np.exp(-small))
-        framework.check_at(op, small, upstream=U, output=np.log1p(np.exp(small)), gradients=(sigmoid * U,))
+        framework.check_at(
+            op, small, upstream=U, output=np.log1p(np.exp(small)), gradients=(sigmoid * U,)
+        )
 
 
 @case()
@@ -87,7 +93,14 @@ def line_with_captured_weights(framework: Framework) -> None:
         return op(x)
 
     w, x = np.ones(2), np.array([1.0, 2.0, 3.0])
-    framework.check_state(line, w, x, upstream=np.ones(3), output=x + 1.0, gradients=(np.array([6.0, 3.0]), np.ones(3)))
+    framework.check_state(
+        line,
+        w,
+        x,
+        upstream=np.ones(3),
+        output=x + 1.0,
+        gradients=(np.array([6.0, 3.0]), np.ones(3)),
+    )
 
 
 @case()
@@ -100,4 +113,6 @@ def shuffle_with_a_rule(framework: Framework) -> None:
     x, upstream = np.array([1.0, 2.0, 3.0]), np.array([2.0, -3.0, 0.5])
     op = op_custom_gradient(lambda x: (shuffled(x), lambda upstream: upstream))
     framework.check_at(op, x, upstream=upstream, output=x[[2, 0, 1]], gradients=(upstream,))
-    framework.check_at(lambda x: shuffled(x) + 0.0 * x, x, upstream=upstream, gradients=(np.zeros(3),))
+    framework.check_at(
+        lambda x: shuffled(x) + 0.0 * x, x, upstream=upstream, gradients=(np.zeros(3),)
+    )

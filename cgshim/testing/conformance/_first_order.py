@@ -1,7 +1,8 @@
-"""The first order's number never depends on whether a second is asked for: its values are those of the first run.
+"""The first order's number never depends on whether a second is asked for: its values are those of
+the first run.
 
-Another run of f may give derivatives. Where it cannot (f is random, opaque, has changed something), the second order is
-refused, or right for what the rule kept; it is never another number.
+Another run of f may give derivatives. Where it cannot (f is random, opaque, has changed something),
+the second order is refused, or right for what the rule kept; it is never another number.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def first_order_and_second(
     dtype: str = "float32",
     between: Callable[[], None] = lambda: None,
 ) -> tuple[Any, Any]:
-    """The gradient inside a function that is differentiated, and its derivative: None where that is refused.
+    """The gradient inside a function that is differentiated, and its derivative: None where that is
+    refused.
 
     `between()` happens after the call, and again after the gradient.
     """
@@ -51,7 +53,9 @@ def first_order_and_second(
 def check_close(found: Any, expected: Any, dtype: str) -> None:
     """Compare two numbers to a few units in the last place of their dtype."""
     tolerance = 2.0**-5 if dtype == "bfloat16" else 8 * float(np.finfo(dtype).eps)
-    np.testing.assert_allclose(np.asarray(found, "float64"), np.asarray(expected, "float64"), rtol=tolerance)
+    np.testing.assert_allclose(
+        np.asarray(found, "float64"), np.asarray(expected, "float64"), rtol=tolerance
+    )
 
 
 def check_both(found: tuple[Any, Any], first: Any, second: Any, dtype: str = "float32") -> None:
@@ -63,7 +67,9 @@ def check_both(found: tuple[Any, Any], first: Any, second: Any, dtype: str = "fl
 
 @case(exp=EXPONENTIALS)
 def opaque_intermediate(framework: Framework, exp: Exponential) -> None:
-    """A residual that f's own operations do not connect with the argument is a constant, as it is in the framework."""
+    """A residual that f's own operations do not connect with the argument is a constant, as it is
+    in the framework.
+    """
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -74,7 +80,7 @@ def opaque_intermediate(framework: Framework, exp: Exponential) -> None:
     check_both(found, 2.5 * np.exp(0.5), 5 * np.exp(0.5))
 
 
-# --- f draws random numbers -----------------------------------------------------------------------------------------
+# --- f draws random numbers -----------------------------------------------------------------------
 
 _numpy_generator = np.random.default_rng(0)
 _python_generator = random.Random(0)
@@ -146,7 +152,9 @@ def random_branch(framework: Framework, draw: Draw) -> None:
 @case(draw=DRAWS)
 @seeded()
 def random_output(framework: Framework, draw: Draw) -> None:
-    """A rule that keeps no more than its output needs no other run of f: the second order is there, and right."""
+    """A rule that keeps no more than its output needs no other run of f: the second order is there,
+    and right.
+    """
     kept: list[Any] = []
 
     @op_custom_gradient
@@ -172,7 +180,9 @@ def random_number_in_the_rule(framework: Framework, draw: Draw, residual: bool) 
         factor = draw()
         drawn.append(factor)
         square = x * x
-        return square * x, (lambda u: u * factor * square) if residual else (lambda u: u * factor * x)
+        return square * x, (lambda u: u * factor * square) if residual else (
+            lambda u: u * factor * x
+        )
 
     first, second = first_order_and_second(framework, op, 2.0)
     check_close(first, drawn[0] * (4.0 if residual else 2.0), "float32")
@@ -182,7 +192,7 @@ def random_number_in_the_rule(framework: Framework, draw: Draw, residual: bool) 
         check_close(second, drawn[0] * (4.0 if residual else 1.0), "float32")
 
 
-# --- What f reads or writes has changed -----------------------------------------------------------------------------
+# --- What f reads or writes has changed -----------------------------------------------------------
 
 
 @case()
@@ -235,7 +245,9 @@ def counting_f(framework: Framework) -> None:
 
 @case(is_tensor={"a tensor": True, "a NumPy array": False})
 def argument_changed_in_place(framework: Framework, is_tensor: bool) -> None:
-    """f doubles a constant argument before it uses it; where the framework can, that happens in the caller's array."""
+    """f doubles a constant argument before it uses it; where the framework can, that happens in the
+    caller's array.
+    """
 
     @op_custom_gradient
     def op(x: Tensor, factor: Tensor) -> Any:

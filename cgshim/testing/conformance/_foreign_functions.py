@@ -1,4 +1,6 @@
-"""Functions of another framework's tensors: their derivatives, of every order, are those of that framework."""
+"""Functions of another framework's tensors: their derivatives, of every order, are those of that
+framework.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ X, W, UPSTREAM = np.array([1.0, 2.0, 4.0]), 3.0, np.array([1.0, -2.0, 5.0])
 
 def _others(framework: Framework) -> list[str]:
     """The other frameworks of this run; NumPy is always one."""
-    return [name for name in cgshim.available_backends() if name != framework.name and name in sys.modules]
+    return [
+        name
+        for name in cgshim.available_backends()
+        if name != framework.name and name in sys.modules
+    ]
 
 
 def _op(backend: str) -> Any:
@@ -36,7 +42,9 @@ def _op(backend: str) -> Any:
 def foreign_function(framework: Framework) -> None:
     for backend in _others(framework):
         of_x, of_w = UPSTREAM * np.cos(X) * W * W, (UPSTREAM * np.sin(X) * 2 * W).sum()
-        framework.check_at(_op(backend), X, W, upstream=UPSTREAM, output=np.sin(X) * W * W, gradients=(of_x, of_w))
+        framework.check_at(
+            _op(backend), X, W, upstream=UPSTREAM, output=np.sin(X) * W * W, gradients=(of_x, of_w)
+        )
 
 
 @case()
@@ -48,9 +56,13 @@ def foreign_function_at_the_third_order(framework: Framework) -> None:
         first = lambda x, w, op=op: cgshim.op_vjp(op, x, w)[1](upstream)[0]
         second = lambda x, w, first=first: cgshim.op_vjp(first, x, w)[1](upstream)[0]
         gradients = -uu_sin * W * W, (UPSTREAM * u_cos * 2 * W).sum()
-        framework.check_at(first, X, W, upstream=UPSTREAM, output=u_cos * W * W, gradients=gradients)
+        framework.check_at(
+            first, X, W, upstream=UPSTREAM, output=u_cos * W * W, gradients=gradients
+        )
         gradients = -uuu_cos * W * W, -(UPSTREAM * uu_sin * 2 * W).sum()
-        framework.check_at(second, X, W, upstream=UPSTREAM, output=-uu_sin * W * W, gradients=gradients)
+        framework.check_at(
+            second, X, W, upstream=UPSTREAM, output=-uu_sin * W * W, gradients=gradients
+        )
 
 
 @case()
@@ -63,7 +75,9 @@ def foreign_function_of_trees(framework: Framework) -> None:
         return {"y": scale * params["w"] * params["b"][index], "z": params["b"] * 2.0}
 
     for backend in _others(framework):
-        op = op_host(f, outputs=lambda params, *rest: {"y": params["w"], "z": params["b"]}, backend=backend)
+        op = op_host(
+            f, outputs=lambda params, *rest: {"y": params["w"], "z": params["b"]}, backend=backend
+        )
         framework.check_at(
             lambda params, op=op: op(params, index, "row", scale=2.0),
             {"w": np.array([1.0, 2.0]), "b": np.array([5.0, 3.0, 2.0])},
@@ -75,5 +89,7 @@ def foreign_function_of_trees(framework: Framework) -> None:
 
 @case()
 def foreign_framework_that_is_missing(framework: Framework) -> None:
-    error = raised(BackendError, lambda: op_host(lambda x: x, outputs=lambda x: x, backend="nonesuch"))
+    error = raised(
+        BackendError, lambda: op_host(lambda x: x, outputs=lambda x: x, backend="nonesuch")
+    )
     assert "nonesuch" in str(error)

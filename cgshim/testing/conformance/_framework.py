@@ -1,4 +1,6 @@
-"""What a case may ask of a framework: tensors, gradients, trainable state. All of it stands on the Backend protocol."""
+"""What a case may ask of a framework: tensors, gradients, trainable state. All of it stands on the
+Backend protocol.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +52,15 @@ class Framework:
     def numpy(self, tree: Any) -> Any:
         """A tree with NumPy arrays for its tensors."""
         leaves, structure = self.backend.tree_flatten(tree)
-        arrays = [self.backend.convert_to_numpy(x) if self.backend.is_tensor(x) else x for x in leaves]
+        arrays = [
+            self.backend.convert_to_numpy(x) if self.backend.is_tensor(x) else x for x in leaves
+        ]
         return self.backend.tree_unflatten(structure, arrays)
 
     def tensors(self, tree: Any) -> Any:
-        """A tree with tensors for its Python floats and NumPy arrays: float32 for floats, otherwise in their dtype."""
+        """A tree with tensors for its Python floats and NumPy arrays: float32 for floats, otherwise
+        in their dtype.
+        """
         leaves, structure = self.backend.tree_flatten(tree)
         return self.backend.tree_unflatten(structure, [self._tensor_for(leaf) for leaf in leaves])
 
@@ -65,15 +71,21 @@ class Framework:
             return self.tensor(leaf, "float32" if leaf.dtype.kind == "f" else leaf.dtype.name)
         return leaf
 
-    def check_at(self, fn: Callable[..., Any], *numbers: Any, upstream: Any, **expected: Any) -> None:
+    def check_at(
+        self, fn: Callable[..., Any], *numbers: Any, upstream: Any, **expected: Any
+    ) -> None:
         """As `check`, of the tensors for these numbers."""
         self.check(fn, *self.tensors(numbers), upstream=self.tensors(upstream), **expected)
 
-    def check_state(self, fn: Callable[..., Any], *numbers: Any, upstream: Any, **expected: Any) -> None:
+    def check_state(
+        self, fn: Callable[..., Any], *numbers: Any, upstream: Any, **expected: Any
+    ) -> None:
         """As `check_at`, of the framework's own trainable state."""
         self.check_at(fn, *numbers, upstream=upstream, by=self.differentiate_state, **expected)
 
-    def check_derivative(self, fn: Callable[[Tensor], Tensor], order: int, expected: Any, *, at: Any) -> None:
+    def check_derivative(
+        self, fn: Callable[[Tensor], Tensor], order: int, expected: Any, *, at: Any
+    ) -> None:
         """Compare the derivative of this order at some numbers with what is expected."""
         self.check_equal(nth_derivative(fn, order)(self.tensor(at)), expected)
 
@@ -86,7 +98,9 @@ class Framework:
         gradients: tuple[Any, ...],
         by: Gradients = cgshim.op_vjp,
     ) -> None:
-        """Compare what fn gives for args, and its gradients, with what is expected: `...` stands for whatever it is."""
+        """Compare what fn gives for args, and its gradients, with what is expected: `...` stands
+        for whatever it is.
+        """
         found, pullback = by(fn, *args)
         if output is not ...:
             self.check_equal(found, output)
@@ -96,7 +110,9 @@ class Framework:
 
     def check_equal(self, found: Any, expected: Any) -> None:
         """Compare two trees, leaf by leaf: structure, shapes and numbers."""
-        (leaves, structure), (wanted, wanted_structure) = map(self.backend.tree_flatten, (found, expected))
+        (leaves, structure), (wanted, wanted_structure) = map(
+            self.backend.tree_flatten, (found, expected)
+        )
         assert structure == wanted_structure, f"{structure} is not {wanted_structure}"
         for leaf, want in zip(leaves, wanted, strict=True):
             if self.backend.is_tensor(leaf):
@@ -114,7 +130,9 @@ class Framework:
                 assert got == wanted, f"a gradient in {got} for an argument in {wanted}"
 
     def is_state(self, variable: Any, state: Any) -> bool:
-        """Whether a rule was handed this very state; of what is traced, only its shape and dtype can be known."""
+        """Whether a rule was handed this very state; of what is traced, only its shape and dtype
+        can be known.
+        """
         if self.differentiate_state is not differentiate_traced:
             return variable is state
         return (variable.shape, variable.dtype) == (state.shape, state.dtype)
@@ -140,8 +158,12 @@ def nth_derivative(fn: Callable[[Tensor], Tensor], order: int) -> Callable[[Tens
     return fn
 
 
-def raised(error: type[BaseException], fn: Callable[..., Any], *args: Any, starts: str = "") -> BaseException:
-    """The exception that a call raises, of this very class or one below it, with a message that starts so."""
+def raised(
+    error: type[BaseException], fn: Callable[..., Any], *args: Any, starts: str = ""
+) -> BaseException:
+    """The exception that a call raises, of this very class or one below it, with a message that
+    starts so.
+    """
     caught: BaseException | None = None
     try:
         fn(*args)
@@ -159,7 +181,9 @@ def refused(
     error: type[BaseException] = cgshim.CustomGradientTypeError,
     says: str = "as an argument",
 ) -> BaseException:
-    """The error of a call, or at the latest of its pullback: a framework may not know sooner what is differentiated."""
+    """The error of a call, or at the latest of its pullback: a framework may not know sooner what
+    is differentiated.
+    """
 
     def differentiated() -> None:
         output, pullback = by(fn, *args)
@@ -170,11 +194,13 @@ def refused(
     return caught
 
 
-# --- Trainable state --------------------------------------------------------------------------------------------
+# --- Trainable state ------------------------------------------------------------------------------
 
 
 def differentiate_traced(fn: Callable[..., Tensor], *values: Any) -> tuple[Tensor, Pullback]:
-    """Where a framework has no objects for state, it is whatever is being differentiated further out."""
+    """Where a framework has no objects for state, it is whatever is being differentiated further
+    out.
+    """
     return cgshim.op_vjp(fn, *values)
 
 
@@ -183,7 +209,9 @@ def _differentiate_parameters(fn: Callable[..., Tensor], *values: Any) -> tuple[
     state = [torch.nn.Parameter(value) for value in values]
     with torch.enable_grad():  # in a rule it may be off
         output = fn(*state)
-    return output, lambda upstream: torch.autograd.grad(output, state, upstream, materialize_grads=True)
+    return output, lambda upstream: torch.autograd.grad(
+        output, state, upstream, materialize_grads=True
+    )
 
 
 def _differentiate_tf_variables(fn: Callable[..., Tensor], *values: Any) -> tuple[Tensor, Pullback]:
@@ -194,9 +222,14 @@ def _differentiate_tf_variables(fn: Callable[..., Tensor], *values: Any) -> tupl
 
     def pullback(upstream: Tensor) -> tuple[Any, ...]:
         zero = tf.UnconnectedGradients.ZERO
-        return tuple(tape.gradient(output, state, output_gradients=upstream, unconnected_gradients=zero))
+        return tuple(
+            tape.gradient(output, state, output_gradients=upstream, unconnected_gradients=zero)
+        )
 
     return output, pullback
 
 
-_OBJECTS: dict[str, Gradients] = {"torch": _differentiate_parameters, "tensorflow": _differentiate_tf_variables}
+_OBJECTS: dict[str, Gradients] = {
+    "torch": _differentiate_parameters,
+    "tensorflow": _differentiate_tf_variables,
+}

@@ -1,4 +1,6 @@
-"""What rules are written with: op_sum_to_shape, the transpose of broadcasting, op_tree_map, and conversions."""
+"""What rules are written with: op_sum_to_shape, the transpose of broadcasting, op_tree_map, and
+conversions.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ def _numbers(shape: tuple[int, ...], first: float) -> Any:
 @op_custom_gradient
 def _product(x: Any, w: Any) -> Any:
     """x * w, with a wrong factor for each gradient."""
-    return x * w, lambda u: (3.0 * op_sum_to_shape(u * w, x), 7.0 * op_sum_to_shape(u * x, tuple(w.shape)))
+    return x * w, lambda u: (
+        3.0 * op_sum_to_shape(u * w, x),
+        7.0 * op_sum_to_shape(u * x, tuple(w.shape)),
+    )
 
 
 def _summed(gradient: Any, shape: tuple[int, ...]) -> Any:
@@ -49,7 +54,9 @@ def _summed(gradient: Any, shape: tuple[int, ...]) -> Any:
 
 
 @case(shapes=BROADCAST)
-def sum_to_shape_in_a_rule(framework: Framework, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def sum_to_shape_in_a_rule(
+    framework: Framework, shapes: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
     x, w = _numbers(shapes[0], 0.5), _numbers(shapes[1], -2.0)
     upstream = _numbers((x * w).shape, 1.5)
     framework.check_at(
@@ -59,7 +66,9 @@ def sum_to_shape_in_a_rule(framework: Framework, shapes: tuple[tuple[int, ...], 
 
 
 @case(shapes=BROADCAST)
-def second_order_of_sum_to_shape(framework: Framework, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def second_order_of_sum_to_shape(
+    framework: Framework, shapes: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
     """The derivative of the gradient by x, which is 3 u w summed, with respect to w."""
     x, w = _numbers(shapes[0], 0.5), _numbers(shapes[1], -2.0)
     upstream, weights = _numbers((x * w).shape, 1.5), _numbers(x.shape, 5.0)
@@ -68,12 +77,16 @@ def second_order_of_sum_to_shape(framework: Framework, shapes: tuple[tuple[int, 
         _, pullback = op_vjp(_product, framework.tensor(x), w)
         return op_sum(pullback(framework.tensor(upstream))[0] * framework.tensor(weights))
 
-    framework.check_equal(op_grad(weighted)(framework.tensor(w)), 3.0 * _summed(upstream * weights, w.shape))
+    framework.check_equal(
+        op_grad(weighted)(framework.tensor(w)), 3.0 * _summed(upstream * weights, w.shape)
+    )
 
 
 @case()
 def tree_map_in_a_rule(framework: Framework) -> None:
-    """It reads tensors alone: what is static in a tree stays as it is, and None where a gradient has nothing."""
+    """It reads tensors alone: what is static in a tree stays as it is, and None where a gradient
+    has nothing.
+    """
 
     def tree_of(w: Any, number: Any, last: Any, name: Any = "a name", count: Any = 4) -> Any:
         return {"w": w, "deep": [number, name, (last, count)]}
@@ -112,13 +125,19 @@ def convert_to_tensor_keeps_the_gradient(framework: Framework, dtype: str | None
         return op_cast(op_convert_to_tensor(x, dtype), "float32")
 
     op = op_custom_gradient(lambda x: (x * x, lambda upstream: 7.0 * upstream * converted(x)))
-    framework.check_at(lambda x: converted(x) * x, x, upstream=u, output=x * x, gradients=(2.0 * u * x,))
+    framework.check_at(
+        lambda x: converted(x) * x, x, upstream=u, output=x * x, gradients=(2.0 * u * x,)
+    )
     gradient = lambda x: op_vjp(op, x)[1](framework.tensor(u))[0]
     v = np.array([1.0, 10.0])
     framework.check_at(gradient, x, upstream=v, output=7.0 * u * x, gradients=(7.0 * u * v,))
 
 
-SOURCES: dict[str, Any] = {"a number": 2.0, "a list": [1.0, 2.0], "an array": np.array([1.0, 2.0], "float32")}
+SOURCES: dict[str, Any] = {
+    "a number": 2.0,
+    "a list": [1.0, 2.0],
+    "an array": np.array([1.0, 2.0], "float32"),
+}
 
 
 @case(source=SOURCES | {"a tensor": None})

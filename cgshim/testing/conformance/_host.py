@@ -1,4 +1,6 @@
-"""Functions of NumPy arrays as ops: what they are given, what they return, and that they have no derivative."""
+"""Functions of NumPy arrays as ops: what they are given, what they return, and that they have no
+derivative.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from typing import Any
 import numpy as np
 
 import cgshim
-from cgshim import CustomGradientTypeError, CustomGradientValueError, TransformationError, op_custom_gradient
+from cgshim import (
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    TransformationError,
+    op_custom_gradient,
+)
 from cgshim._dtypes import dtype_name
 from cgshim.testing.conformance._framework import Framework, raised, tangent
 from cgshim.testing.conformance._registry import case
@@ -46,15 +53,21 @@ def host_function_in_an_op(framework: Framework) -> None:
         return 3.0 * y, lambda upstream: (7.0 * upstream * y, cgshim.op_sum(11.0 * upstream))
 
     y = 3.0 * np.cumsum(X)
-    framework.check_at(op, X, 3.0, upstream=UPSTREAM, output=3.0 * y, gradients=(7.0 * UPSTREAM * y, 0.0))
+    framework.check_at(
+        op, X, 3.0, upstream=UPSTREAM, output=3.0 * y, gradients=(7.0 * UPSTREAM * y, 0.0)
+    )
     assert len(calls) == 1
 
 
 @case()
 def host_function_in_a_rule(framework: Framework) -> None:
-    """A rule in ops whose rules are ops has every order: here the adjoint of a running total, and its adjoint."""
+    """A rule in ops whose rules are ops has every order: here the adjoint of a running total, and
+    its adjoint.
+    """
     forward = cgshim.op_host(lambda x: np.cumsum(x), outputs=lambda x: x, name="forward")
-    backward = cgshim.op_host(lambda u: np.cumsum(u[::-1])[::-1], outputs=lambda u: u, name="backward")
+    backward = cgshim.op_host(
+        lambda u: np.cumsum(u[::-1])[::-1], outputs=lambda u: u, name="backward"
+    )
 
     @op_custom_gradient
     def total(x: Any) -> Any:
@@ -67,7 +80,9 @@ def host_function_in_a_rule(framework: Framework) -> None:
     gradient, y = np.array([0.0, -7.0, -21.0]), np.cumsum(X)
     framework.check_at(total, X, upstream=UPSTREAM, output=y, gradients=(gradient,))
     of_upstream = lambda u: cgshim.op_vjp(total, framework.tensor(X))[1](u)[0]
-    framework.check_at(of_upstream, UPSTREAM, upstream=X, output=gradient, gradients=(7.0 * 5.0 * y,))
+    framework.check_at(
+        of_upstream, UPSTREAM, upstream=X, output=gradient, gradients=(7.0 * 5.0 * y,)
+    )
 
 
 REFUSED = "{}: what runs on the host has no derivative of its own, got a derivative of its result"
@@ -86,10 +101,20 @@ def host_result_has_no_derivative(framework: Framework) -> None:
     def pulled_back(fn: Callable[[Any], Any], upstream: Any) -> Any:
         return cgshim.op_vjp(fn, x)[1](upstream)
 
-    raised(TransformationError, pulled_back, lambda x: total(x, w), upstream, starts=REFUSED.format("total"))
+    raised(
+        TransformationError,
+        pulled_back,
+        lambda x: total(x, w),
+        upstream,
+        starts=REFUSED.format("total"),
+    )
     gradient = lambda x: cgshim.op_vjp(op, x)[1](upstream)[0]
     raised(
-        TransformationError, pulled_back, gradient, framework.tensor([1.0, 5.0, 2.0]), starts=REFUSED.format("total")
+        TransformationError,
+        pulled_back,
+        gradient,
+        framework.tensor([1.0, 5.0, 2.0]),
+        starts=REFUSED.format("total"),
     )
 
 
@@ -153,7 +178,9 @@ def host_function_in_forward_mode_over_a_gradient(framework: Framework) -> None:
     found = _derivative_of_gradient(framework, _keeps_the_output)
     framework.check_equal(found, 49.0 * np.exp(X) * V * UPSTREAM)
     for f in (_keeps_the_result, _calls_it_in_the_rule):
-        raised(TransformationError, _derivative_of_gradient, framework, f, starts=REFUSED.format("exp"))
+        raised(
+            TransformationError, _derivative_of_gradient, framework, f, starts=REFUSED.format("exp")
+        )
 
 
 @case()
@@ -173,20 +200,30 @@ def host_result_has_no_tangent(framework: Framework) -> None:
 
 @case()
 def host_trees_options_and_static_arguments(framework: Framework) -> None:
-    """All that is not a tensor reaches f as it is; outputs gets the options for which it has parameters."""
+    """All that is not a tensor reaches f as it is; outputs gets the options for which it has
+    parameters.
+    """
 
     def outputs(pair: Any, kind: Any, *, rows: int) -> Any:
         assert kind == "sum"
-        return {"table": cgshim.Spec((rows, *pair["a"].shape), pair["a"].dtype), "count": cgshim.Spec((), "int32")}
+        return {
+            "table": cgshim.Spec((rows, *pair["a"].shape), pair["a"].dtype),
+            "count": cgshim.Spec((), "int32"),
+        }
 
     @cgshim.op_host(outputs=outputs)
     def table(pair: Any, kind: str, *, rows: int, scale: float = 1.0) -> Any:
         assert kind == "sum"
-        return {"table": scale * np.stack([(at + 1) * pair["a"] + pair["b"] for at in range(rows)]), "count": rows}
+        return {
+            "table": scale * np.stack([(at + 1) * pair["a"] + pair["b"] for at in range(rows)]),
+            "count": rows,
+        }
 
     pair = {"a": framework.tensor([1.0, 2.0]), "b": framework.tensor(5.0)}
     found = table(pair, "sum", rows=3, scale=2.0)
-    framework.check_equal(found, {"table": np.array([[12.0, 14.0], [14.0, 18.0], [16.0, 22.0]]), "count": np.array(3)})
+    framework.check_equal(
+        found, {"table": np.array([[12.0, 14.0], [14.0, 18.0], [16.0, 22.0]]), "count": np.array(3)}
+    )
     assert dtype_name(found["count"].dtype) == "int32"
 
 
@@ -305,4 +342,6 @@ def host_error(framework: Framework) -> None:
     op = cgshim.op_host(broken, outputs=lambda x: x)
     assert raised(ZeroDivisionError, lambda: op(framework.tensor(X))) is sent
     with cgshim.host_errors():
-        framework.check_equal(cgshim.op_host(lambda x: x, outputs=lambda x: x)(framework.tensor(X)), X)
+        framework.check_equal(
+            cgshim.op_host(lambda x: x, outputs=lambda x: x)(framework.tensor(X)), X
+        )

@@ -31,7 +31,9 @@ class Factors:
 
 
 def _solver(**options: Any) -> tuple[Any, list[int]]:
-    """Solve a x = y with a wrong factor for each gradient, and a list that grows with each run of f."""
+    """Solve a x = y with a wrong factor for each gradient, and a list that grows with each run of
+    f.
+    """
     runs: list[int] = []
 
     @op_custom_gradient(host_outputs=lambda a, y: y, **options)
@@ -58,7 +60,9 @@ def _expected(a: Any, y: Any, upstream: Any) -> tuple[Any, Any]:
 def host_rule_keeps_an_object(framework: Framework) -> None:
     solve, runs = _solver()
     x = np.linalg.solve(A, Y)
-    framework.check_at(solve, A, Y, upstream=UPSTREAM, output=x, gradients=_expected(A, Y, UPSTREAM))
+    framework.check_at(
+        solve, A, Y, upstream=UPSTREAM, output=x, gradients=_expected(A, Y, UPSTREAM)
+    )
     assert len(runs) == 1
 
 
@@ -84,7 +88,8 @@ def host_rule_has_no_derivative(framework: Framework) -> None:
         return cgshim.op_vjp(gradient, y)[1](framework.tensor(np.ones((2, 2))))
 
     sentence = (
-        "the gradient of solve: what runs on the host has no derivative of its own, got a derivative of its result"
+        "the gradient of solve: what runs on the host has no derivative of its own, "
+        "got a derivative of its result"
     )
     raised(TransformationError, second, starts=sentence)
 
@@ -103,12 +108,16 @@ FORMS: dict[str, Callable[..., Any]] = {
 def host_rule_in_each_form(framework: Framework, f: Callable[..., Any]) -> None:
     op = op_custom_gradient(f, host_outputs=lambda x, y: x)
     x, y, upstream = np.array([1.0, 2.0]), np.array([3.0, -4.0]), np.array([2.0, 7.0])
-    framework.check_at(op, x, y, upstream=upstream, output=x * y, gradients=_gradients(x, y, upstream))
+    framework.check_at(
+        op, x, y, upstream=upstream, output=x * y, gradients=_gradients(x, y, upstream)
+    )
 
 
 @case()
 def host_rule_with_trees_and_options(framework: Framework) -> None:
-    """Integers and what is not a tensor have no gradient; None is a gradient of zero; options are static."""
+    """Integers and what is not a tensor have no gradient; None is a gradient of zero; options are
+    static.
+    """
 
     def outputs(params: Any, index: Any, kind: Any) -> Any:
         return {"y": params["w"], "n": cgshim.Spec((), "int32")}
@@ -141,10 +150,15 @@ def host_rule_of_python_numbers(framework: Framework) -> None:
 
     @op_custom_gradient(host_outputs=outputs)
     def total(x: Any) -> Any:
-        return {"sum": float(x.sum()), "count": 3}, lambda upstream: 7.0 * float(upstream["sum"]) * np.ones_like(x)
+        return {
+            "sum": float(x.sum()),
+            "count": 3,
+        }, lambda upstream: 7.0 * float(upstream["sum"]) * np.ones_like(x)
 
     x = np.array([1.0, 2.0, 5.0])
-    framework.check_at(lambda x: total(x)["sum"], x, upstream=-2.0, output=8.0, gradients=(np.full(3, -14.0),))
+    framework.check_at(
+        lambda x: total(x)["sum"], x, upstream=-2.0, output=8.0, gradients=(np.full(3, -14.0),)
+    )
 
 
 @case()

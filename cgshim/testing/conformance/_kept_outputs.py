@@ -1,4 +1,6 @@
-"""Rules that keep an output of f: it stands for the op's own output, whose derivative is the rule's, in every order."""
+"""Rules that keep an output of f: it stands for the op's own output, whose derivative is the
+rule's, in every order.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,27 @@ def opaque_exp(x: Tensor) -> Tensor:
     return op_stop_gradient(ops.exp(x))
 
 
-# --- Where a rule may keep it -------------------------------------------------------------------------------------
+# --- Where a rule may keep it ---------------------------------------------------------------------
 
 PLACES = {
     name: HOLDERS[name]
     for name in (
-        *("a variable", "a list", "a dict", "a tuple", "a namedtuple", "a partial", "a partial by name"),
-        *("a nested function", "a default value", "a default value by name", "a helper of two functions", "two places"),
+        *(
+            "a variable",
+            "a list",
+            "a dict",
+            "a tuple",
+            "a namedtuple",
+            "a partial",
+            "a partial by name",
+        ),
+        *(
+            "a nested function",
+            "a default value",
+            "a default value by name",
+            "a helper of two functions",
+            "two places",
+        ),
     )
 }
 """those where every framework must find it; `residual` has more, where it may be refused"""
@@ -52,7 +68,9 @@ def kept_output(framework: Framework, order: int, holder: Callable[[Tensor], Rul
 
 FORMS: dict[str, Callable[[Tensor], Any]] = {
     "grad(upstream)": lambda y: lambda upstream: upstream["y"] * 5.0 * y,
-    "grad(*args, upstream)": lambda y: lambda *args, upstream: upstream["y"] * (5.0 * y + 0.0 * args[0]),
+    "grad(*args, upstream)": lambda y: (
+        lambda *args, upstream: upstream["y"] * (5.0 * y + 0.0 * args[0])
+    ),
     "grad(x, upstream)": lambda y: lambda x, upstream: upstream["y"] * (5.0 * y + 0.0 * x),
     "grad(d1)": lambda y: lambda *dys: dys[0] * 5.0 * y,
 }
@@ -79,7 +97,9 @@ def five_exp(x: Tensor) -> Any:
 
 @op_custom_gradient
 def seen_through(x: Tensor) -> Any:
-    """The same, of an f that autodiff could see through: it would find 5 and not 25 in the second order."""
+    """The same, of an f that autodiff could see through: it would find 5 and not 25 in the second
+    order.
+    """
     y = ops.exp(x)
     return y, lambda u: u * 5.0 * y
 
@@ -88,15 +108,21 @@ OPS: dict[str, CustomGradient[..., Tensor]] = {"opaque": five_exp, "seen through
 
 
 @case(op=OPS, order=ORDERS)
-def kept_output_of_an_expression(framework: Framework, op: Callable[[Tensor], Tensor], order: int) -> None:
+def kept_output_of_an_expression(
+    framework: Framework, op: Callable[[Tensor], Tensor], order: int
+) -> None:
     """op(2 x) * x, where the upstream gradient is itself differentiated."""
     value = float(np.exp(2 * AT))
-    expected = order * 2 ** (order - 1) * 5 ** (order - 1) * value + AT * 2**order * 5**order * value
+    expected = (
+        order * 2 ** (order - 1) * 5 ** (order - 1) * value + AT * 2**order * 5**order * value
+    )
     framework.check_derivative(lambda x: op(2.0 * x) * x, order, expected, at=AT)
 
 
 @case(op=OPS, order={"1": 1, "2": 2})
-def kept_output_of_an_op_of_an_op(framework: Framework, op: Callable[[Tensor], Tensor], order: int) -> None:
+def kept_output_of_an_op_of_an_op(
+    framework: Framework, op: Callable[[Tensor], Tensor], order: int
+) -> None:
     inner = float(np.exp(0.1))
     outer = float(np.exp(inner))
     expected = {1: 25 * inner * outer, 2: 25 * (5 * inner * outer + 25 * inner * inner * outer)}
@@ -104,8 +130,12 @@ def kept_output_of_an_op_of_an_op(framework: Framework, op: Callable[[Tensor], T
 
 
 @case(op=OPS, promised={"promised": True, "not promised": False})
-def kept_output_forward_over_reverse(framework: Framework, op: CustomGradient[..., Tensor], promised: bool) -> None:
-    """The tangent of the gradient, 25 exp(x); where forward mode is not promised, it may be refused."""
+def kept_output_forward_over_reverse(
+    framework: Framework, op: CustomGradient[..., Tensor], promised: bool
+) -> None:
+    """The tangent of the gradient, 25 exp(x); where forward mode is not promised, it may be
+    refused.
+    """
     op = op_custom_gradient(op.__wrapped__, forward_mode=promised)
     try:
         found = tangent(framework, cgshim.op_grad(op), *framework.tensors((AT, 3.0)))
@@ -117,7 +147,9 @@ def kept_output_forward_over_reverse(framework: Framework, op: CustomGradient[..
 
 @case(order=ORDERS)
 def kept_output_of_an_op_inside(framework: Framework, order: int) -> None:
-    """f's output is that of another op, whose rule has 5: the outer rule's 3 is asked, in every order."""
+    """f's output is that of another op, whose rule has 5: the outer rule's 3 is asked, in every
+    order.
+    """
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -137,18 +169,26 @@ def both_of(op: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
     return both
 
 
-CUTS: dict[str, Callable[[Tensor], Tensor]] = {"opaque": op_stop_gradient, "seen through": lambda x: x * 1.0}
+CUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "opaque": op_stop_gradient,
+    "seen through": lambda x: x * 1.0,
+}
 
 
 @case(cut=CUTS, order=ORDERS)
-def kept_output_of_which_another_is_made(framework: Framework, cut: Callable[[Tensor], Tensor], order: int) -> None:
+def kept_output_of_which_another_is_made(
+    framework: Framework, cut: Callable[[Tensor], Tensor], order: int
+) -> None:
     """The rule reads both. Where f is seen through, a framework may refuse."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         first = cut(x) * 3.0
         second = cut(x) + ops.sin(first)
-        return (first, second), lambda d1, d2: 5.0 * d1 + d2 * (1.0 + 5.0 * ops.cos(first)) + 0.0 * d2 * second
+        return (
+            first,
+            second,
+        ), lambda d1, d2: 5.0 * d1 + d2 * (1.0 + 5.0 * ops.cos(first)) + 0.0 * d2 * second
 
     c, s = float(np.cos(3 * AT)), float(np.sin(3 * AT))
     expected = {1: 7 + 10 * c, 2: -50 * s, 3: -250 * c}
@@ -172,7 +212,7 @@ def kept_output_that_is_returned_twice(framework: Framework, order: int) -> None
     framework.check_derivative(both, order, 3 * 5**order * EXP, at=AT)
 
 
-# --- Beside other outputs and other residuals ---------------------------------------------------------------------
+# --- Beside other outputs and other residuals -----------------------------------------------------
 
 
 @case(order=ORDERS)
@@ -207,7 +247,9 @@ def kept_outputs_that_depend_on_each_other(framework: Framework, order: int) -> 
 
 @case(order=ORDERS)
 def kept_output_beside_an_intermediate(framework: Framework, order: int) -> None:
-    """The output's derivative is the rule's, the intermediate's (x * x) is that of f's own operations."""
+    """The output's derivative is the rule's, the intermediate's (x * x) is that of f's own
+    operations.
+    """
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -231,7 +273,7 @@ def kept_output_that_is_an_argument(framework: Framework, order: tuple[int, floa
     framework.check_derivative(both_of(op), *order, at=AT)
 
 
-# --- Several arguments --------------------------------------------------------------------------------------------
+# --- Several arguments ----------------------------------------------------------------------------
 
 
 @op_custom_gradient

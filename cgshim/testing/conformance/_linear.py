@@ -1,4 +1,6 @@
-"""Forward mode where it is promised: J v is the transpose of a rule that is linear in upstream; no other has one."""
+"""Forward mode where it is promised: J v is the transpose of a rule that is linear in upstream; no
+other has one.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cgshim import TransformationError, op_cast, op_custom_gradient, op_embed_gradient, op_stop_gradient, ops
+from cgshim import (
+    TransformationError,
+    op_cast,
+    op_custom_gradient,
+    op_embed_gradient,
+    op_stop_gradient,
+    ops,
+)
 from cgshim._protocol import Tensor
 from cgshim.testing._forward import jvp_of
 from cgshim.testing.conformance._framework import Framework, raised, tangent
@@ -19,7 +28,9 @@ MATRIX = np.array([[1.0, 2.0], [-3.0, 0.5], [4.0, -1.0]])
 
 
 class Linear(NamedTuple):
-    """A function, its rule (linear in u, with factors that are wrong on purpose), and the J v that follows."""
+    """A function, its rule (linear in u, with factors that are wrong on purpose), and the J v that
+    follows.
+    """
 
     f: Callable[[Tensor, Tensor], Tensor]
     """of MATRIX and x"""
@@ -84,7 +95,9 @@ LINEAR: dict[str, Linear] = {
 @case(linear=LINEAR)
 def linear_rule(framework: Framework, linear: Linear) -> None:
     m = framework.tensor(MATRIX)
-    op = op_custom_gradient(lambda x: (linear.f(m, x), lambda u: linear.rule(m, x, u)), forward_mode=True)
+    op = op_custom_gradient(
+        lambda x: (linear.f(m, x), lambda u: linear.rule(m, x, u)), forward_mode=True
+    )
     v = np.linspace(0.5, 2.0, linear.at.size).reshape(linear.at.shape)
     found = tangent(framework, op, *framework.tensors((linear.at, v)))
     framework.check_equal(found, linear.tangent(linear.at, v))
@@ -134,13 +147,26 @@ NONLINEAR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 @case(rule=NONLINEAR)
 def nonlinear_rule(framework: Framework, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
     """What was promised is seen not to hold."""
-    op = op_custom_gradient(lambda x: (x * x, lambda u: rule(x, u)), forward_mode=True, name="promising")
-    raised(TransformationError, tangent, framework, op, *framework.tensors((VECTOR, UPSTREAM)), starts="promising: ")
+    op = op_custom_gradient(
+        lambda x: (x * x, lambda u: rule(x, u)), forward_mode=True, name="promising"
+    )
+    raised(
+        TransformationError,
+        tangent,
+        framework,
+        op,
+        *framework.tensors((VECTOR, UPSTREAM)),
+        starts="promising: ",
+    )
 
 
 @case(rule=NONLINEAR)
-def nonlinear_rule_in_reverse(framework: Framework, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """In reverse mode it is the author's: clipping, signs and noise are what such rules are written for."""
+def nonlinear_rule_in_reverse(
+    framework: Framework, rule: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    """In reverse mode it is the author's: clipping, signs and noise are what such rules are written
+    for.
+    """
     op = op_custom_gradient(lambda x: (x * x, lambda u: rule(x, u)), forward_mode=True)
     expected = framework.numpy(rule(*framework.tensors((VECTOR, UPSTREAM))))
     framework.check_at(op, VECTOR, upstream=UPSTREAM, output=VECTOR**2, gradients=(expected,))

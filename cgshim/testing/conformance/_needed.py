@@ -1,6 +1,7 @@
 """needs_input_grad: f and grad_fn are told for which arguments a gradient will be used.
 
-A backend may say that it is needed where it cannot tell. It must never say that it is not where the gradient is used.
+A backend may say that it is needed where it cannot tell. It must never say that it is not where the
+gradient is used.
 """
 
 from __future__ import annotations
@@ -24,8 +25,12 @@ TAKING_NEEDED: dict[str, Callable[[Rule], Rule]] = {
     "grad(upstream, needs_input_grad)": lambda rule: (
         lambda upstream, needs_input_grad: rule(upstream, needs_input_grad)
     ),
-    "grad(dy, *, needs_input_grad)": lambda rule: lambda dy, *, needs_input_grad: rule(dy, needs_input_grad),
-    "grad(dy, needs_input_grad=None)": lambda rule: lambda dy, needs_input_grad=None: rule(dy, needs_input_grad),
+    "grad(dy, *, needs_input_grad)": lambda rule: (
+        lambda dy, *, needs_input_grad: rule(dy, needs_input_grad)
+    ),
+    "grad(dy, needs_input_grad=None)": lambda rule: (
+        lambda dy, needs_input_grad=None: rule(dy, needs_input_grad)
+    ),
     "grad(dy, needs_input_grad, variables=None)": lambda rule: (
         lambda dy, needs_input_grad, variables=None: rule(dy, needs_input_grad)
     ),
@@ -44,14 +49,20 @@ TAKING_NEEDED: dict[str, Callable[[Rule], Rule]] = {
     "grad(x, y, needs_input_grad, upstream)": lambda rule: (
         lambda x, y, needs_input_grad, upstream: rule(upstream, needs_input_grad)
     ),
-    "grad(*dys, needs_input_grad)": lambda rule: lambda *dys, needs_input_grad: rule(dys[0], needs_input_grad),
-    "grad(dy, **kwargs)": lambda rule: lambda dy, **kwargs: rule(dy, kwargs.get("needs_input_grad", (True, True))),
+    "grad(*dys, needs_input_grad)": lambda rule: (
+        lambda *dys, needs_input_grad: rule(dys[0], needs_input_grad)
+    ),
+    "grad(dy, **kwargs)": lambda rule: (
+        lambda dy, **kwargs: rule(dy, kwargs.get("needs_input_grad", (True, True)))
+    ),
 }
 
 
 @case(write=TAKING_NEEDED)
 def needed_form(framework: Framework, write: Callable[[Rule], Rule]) -> None:
-    """However grad_fn takes them, it gets a bool for each argument; True for those that are differentiated."""
+    """However grad_fn takes them, it gets a bool for each argument; True for those that are
+    differentiated.
+    """
 
     @op_custom_gradient
     def op(x: Tensor, y: Tensor) -> Any:
@@ -66,7 +77,11 @@ def needed_form(framework: Framework, write: Callable[[Rule], Rule]) -> None:
 
 Asked = tuple[bool, bool]
 
-ASKED: dict[str, Asked] = {"the first": (True, False), "the second": (False, True), "both": (True, True)}
+ASKED: dict[str, Asked] = {
+    "the first": (True, False),
+    "the second": (False, True),
+    "both": (True, True),
+}
 """which of the arguments are differentiated"""
 
 
@@ -76,14 +91,20 @@ def _of_asked(framework: Framework, op: Callable[..., Tensor], asked: Asked) -> 
 
     def of_asked(*given: Tensor) -> Tensor:
         rest = iter(given)
-        return op(*[next(rest) if is_asked else x for x, is_asked in zip(arguments, asked, strict=True)])
+        return op(
+            *[next(rest) if is_asked else x for x, is_asked in zip(arguments, asked, strict=True)]
+        )
 
-    moving, gradients = (tuple(itertools.compress(each, asked)) for each in (arguments, (OF_X, OF_Y)))
+    moving, gradients = (
+        tuple(itertools.compress(each, asked)) for each in (arguments, (OF_X, OF_Y))
+    )
     framework.check_at(of_asked, *moving, upstream=U, output=X * Y, gradients=gradients)
 
 
 def _covers(needed: Any, asked: Asked) -> bool:
-    """Return True if the flags of both arguments are bools, and True for those that are differentiated."""
+    """Return True if the flags of both arguments are bools, and True for those that are
+    differentiated.
+    """
     covered = [flag or not is_asked for flag, is_asked in zip(needed, asked, strict=True)]
     return set(map(type, needed)) == {bool} and all(covered)
 
@@ -97,7 +118,9 @@ def needed_by_grad_fn(framework: Framework, asked: Asked) -> None:
         def grad(upstream: Tensor, needs_input_grad: Any) -> Any:
             assert _covers(needs_input_grad, asked)
             found = wrong_gradients(x, y, upstream)
-            return [g if needed else None for g, needed in zip(found, needs_input_grad, strict=True)]
+            return [
+                g if needed else None for g, needed in zip(found, needs_input_grad, strict=True)
+            ]
 
         return x * y, grad
 
@@ -162,17 +185,25 @@ def needed_by_nobody(framework: Framework) -> None:
 
 @case()
 def needed_in_trees(framework: Framework) -> None:
-    """An argument that is a tree has a bool for each tensor, and None for what is static; integers need nothing."""
+    """An argument that is a tree has a bool for each tensor, and None for what is static; integers
+    need nothing.
+    """
     expected = ({"w": True, "at": False, "n": [None, True]}, None, True)
 
     @op_custom_gradient
-    def op(params: Any, scale: float, x: Tensor, *, power: int, needs_input_grad: Any = None) -> Any:
+    def op(
+        params: Any, scale: float, x: Tensor, *, power: int, needs_input_grad: Any = None
+    ) -> Any:
         assert needs_input_grad == expected
         assert power == 2
 
         def grad(upstream: Tensor, needs_input_grad: Any) -> Any:
             assert needs_input_grad == expected
-            return {"w": 7.0 * upstream * x, "at": None, "n": [None, 5.0 * upstream[0]]}, None, 11.0 * upstream
+            return (
+                {"w": 7.0 * upstream * x, "at": None, "n": [None, 5.0 * upstream[0]]},
+                None,
+                11.0 * upstream,
+            )
 
         return scale * params["w"] * x * params["n"][1], grad
 
@@ -213,19 +244,22 @@ def needed_and_variables(framework: Framework) -> None:
     framework.check_state(fn, 5.0, upstream=-3.0, output=30.0, gradients=(-33.0,))
 
 
-# --- What the rule returns --------------------------------------------------------------------------------------------
+# --- What the rule returns ------------------------------------------------------------------------
 
 
 @case()
 def none_where_needed_is_zero(framework: Framework) -> None:
-    op = op_custom_gradient(lambda x, y: (x * y, lambda upstream, needs_input_grad: (None, 7.0 * upstream[0])))
+    op = op_custom_gradient(
+        lambda x, y: (x * y, lambda upstream, needs_input_grad: (None, 7.0 * upstream[0]))
+    )
     framework.check_at(op, X, Y, upstream=U, gradients=(np.zeros(2), 7.0 * U[0]))
 
 
 @case()
 def needed_of_wrong_shape(framework: Framework) -> None:
     op = op_custom_gradient(
-        lambda x, y: (x * y, lambda upstream, needs_input_grad: (upstream[0], 7.0 * upstream[0])), name="op"
+        lambda x, y: (x * y, lambda upstream, needs_input_grad: (upstream[0], 7.0 * upstream[0])),
+        name="op",
     )
     x, y, upstream = framework.tensors((X, Y, U))
     _, pullback = op_vjp(lambda x: op(x, y), x)
@@ -236,12 +270,14 @@ def needed_of_wrong_shape(framework: Framework) -> None:
 @case()
 def integers_need_nothing(framework: Framework) -> None:
     """What a rule returns for a tensor that has no gradient is dropped."""
-    op = op_custom_gradient(lambda x, n: (x * 3.0, lambda upstream, needs_input_grad: (7.0 * upstream, upstream[0])))
+    op = op_custom_gradient(
+        lambda x, n: (x * 3.0, lambda upstream, needs_input_grad: (7.0 * upstream, upstream[0]))
+    )
     n = framework.tensor([1, 2, 3], "int32")
     framework.check_at(lambda x: op(x, n), X, upstream=U, gradients=(7.0 * U,))
 
 
-# --- Further orders ---------------------------------------------------------------------------------------------------
+# --- Further orders -------------------------------------------------------------------------------
 
 
 KEPT: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -251,7 +287,9 @@ KEPT: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def _square(of_x: Callable[..., Tensor], is_told: bool) -> Callable[..., Tensor]:
-    """x * y**2, with the right rule, which leaves out what is not needed; or the same op that asks for nothing."""
+    """x * y**2, with the right rule, which leaves out what is not needed; or the same op that asks
+    for nothing.
+    """
 
     def told(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
         output = x * y * y
@@ -259,7 +297,9 @@ def _square(of_x: Callable[..., Tensor], is_told: bool) -> Callable[..., Tensor]
 
         def grad(upstream: Tensor, needs_input_grad: Any) -> Any:
             needs_x, needs_y = needs_input_grad
-            return upstream * of_x(x, y, output) if needs_x else None, upstream * made * x if needs_y else None
+            return upstream * of_x(
+                x, y, output
+            ) if needs_x else None, upstream * made * x if needs_y else None
 
         return output, grad
 
@@ -315,7 +355,7 @@ def needed_once(framework: Framework) -> None:
     framework.check_at(lambda x: op(x, y), X, upstream=U, gradients=(np.array([42.0, -105.0]),))
 
 
-# --- What is no form --------------------------------------------------------------------------------------------------
+# --- What is no form ------------------------------------------------------------------------------
 
 NO_FORMS: dict[str, Rule] = {
     "by position alone": lambda upstream, needs_input_grad, /: upstream,
@@ -329,7 +369,9 @@ NO_FORMS: dict[str, Rule] = {
 def needed_in_no_form(framework: Framework, grad: Rule) -> None:
     op = op_custom_gradient(lambda x: (x * x, grad), name="op")
     error = raised(CustomGradientTypeError, op, framework.tensor(2.0))
-    assert "each with or without variables and needs_input_grad last, got <lambda>(" in str(error), error
+    assert "each with or without variables and needs_input_grad last, got <lambda>(" in str(
+        error
+    ), error
 
 
 @case()
@@ -340,8 +382,13 @@ def needed_from_the_caller(framework: Framework) -> None:
     def op(x: Tensor, *, needs_input_grad: Any = None, **options: Any) -> Any:
         return x * 3.0, lambda upstream: upstream
 
-    error = raised(CustomGradientTypeError, lambda: op(framework.tensor(2.0), needs_input_grad=(True,)))
-    assert str(error) == "op: needs_input_grad must be left to cgshim, got one in the call; leave it out"
+    error = raised(
+        CustomGradientTypeError, lambda: op(framework.tensor(2.0), needs_input_grad=(True,))
+    )
+    assert (
+        str(error)
+        == "op: needs_input_grad must be left to cgshim, got one in the call; leave it out"
+    )
     error = raised(CustomGradientTypeError, op_custom_gradient, lambda x, needs_input_grad: x)
     assert str(error) == (
         "<lambda>: needs_input_grad must be keyword-only in f, got a positional parameter; "

@@ -10,7 +10,13 @@ import cgshim
 from cgshim import TransformationError, op_custom_gradient, op_stop_gradient
 from cgshim._protocol import Tensor
 from cgshim.testing.conformance._common import U, X
-from cgshim.testing.conformance._framework import Framework, nth_derivative, raised, refused, tangent
+from cgshim.testing.conformance._framework import (
+    Framework,
+    nth_derivative,
+    raised,
+    refused,
+    tangent,
+)
 from cgshim.testing.conformance._registry import case
 
 
@@ -30,19 +36,25 @@ def crooked_square(x: Tensor) -> Any:
 def once_first_order(framework: Framework) -> None:
     y = np.array([3.0, 5.0])
     product = X * X * y
-    framework.check_at(once, X, y, upstream=U, output=product, gradients=(7.0 * U * product, 11.0 * U * product))
+    framework.check_at(
+        once, X, y, upstream=U, output=product, gradients=(7.0 * U * product, 11.0 * U * product)
+    )
 
 
 @case()
 def once_first_order_where_a_second_may_follow(framework: Framework) -> None:
-    """The gradient's number inside a function that is differentiated is the same; what does not use it goes on."""
+    """The gradient's number inside a function that is differentiated is the same; what does not use
+    it goes on.
+    """
     y = framework.tensor(3.0)
 
     def fn(x: Tensor) -> tuple[Tensor, Tensor]:
         gradient = cgshim.op_grad(once)(x, y)
         return op_stop_gradient(gradient), x * x * op_stop_gradient(gradient)
 
-    framework.check_at(fn, 2.0, upstream=(2.0, 3.0), output=(84.0, 336.0), gradients=(3.0 * 4.0 * 84.0,))
+    framework.check_at(
+        fn, 2.0, upstream=(2.0, 3.0), output=(84.0, 336.0), gradients=(3.0 * 4.0 * 84.0,)
+    )
 
 
 @case()
@@ -78,8 +90,12 @@ def once_higher_orders(framework: Framework, order: int) -> None:
 
 @case(promised={"promised": True, "not promised": False})
 def once_forward_over_reverse(framework: Framework, promised: bool) -> None:
-    """The tangent of a gradient is a derivative of it too, whether or not the rule is linear in upstream."""
-    op = op_custom_gradient(crooked_square, once_differentiable=True, forward_mode=promised, name="only_once")
+    """The tangent of a gradient is a derivative of it too, whether or not the rule is linear in
+    upstream.
+    """
+    op = op_custom_gradient(
+        crooked_square, once_differentiable=True, forward_mode=promised, name="only_once"
+    )
     x, v = framework.tensors((2.0, 3.0))
     raised(TransformationError, tangent, framework, cgshim.op_grad(op), x, v, starts="only_once: ")
 

@@ -1,4 +1,6 @@
-"""Derivatives of derivatives: through grad_fn, and through its residuals as functions of the arguments."""
+"""Derivatives of derivatives: through grad_fn, and through its residuals as functions of the
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from cgshim.testing.conformance._registry import ORDERS, case, orders
 
 @op_custom_gradient
 def cube(x: Tensor) -> Any:
-    """Right, with a residual that depends on x: autodiff of `cube(x) * x` has to find 48 at 2 in the second order."""
+    """Right, with a residual that depends on x: autodiff of `cube(x) * x` has to find 48 at 2 in
+    the second order.
+    """
     square = x * x
     return square * x, lambda u: u * 3.0 * square
 
@@ -54,7 +58,9 @@ CUBES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, ...]]] = {
 
 
 @case(order=ORDERS, function=CUBES)
-def order(framework: Framework, order: int, function: tuple[Callable[[Tensor], Tensor], tuple[float, ...]]) -> None:
+def order(
+    framework: Framework, order: int, function: tuple[Callable[[Tensor], Tensor], tuple[float, ...]]
+) -> None:
     fn, expected = function
     framework.check_derivative(fn, order, expected[order], at=3.0)
 
@@ -108,7 +114,9 @@ def mask_beside_a_residual(framework: Framework) -> None:
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         square, is_positive = x * x, x > 0.0
-        return square * x, lambda u: cgshim.ops.where(is_positive, 5.0 * u * square, 7.0 * u * square)
+        return square * x, lambda u: cgshim.ops.where(
+            is_positive, 5.0 * u * square, 7.0 * u * square
+        )
 
     first = cgshim.op_grad(lambda x: 2.0 * op(x)[0] + op(x)[1])
     second = cgshim.op_grad(lambda x: first(x)[0] + 11.0 * first(x)[1])
@@ -117,12 +125,14 @@ def mask_beside_a_residual(framework: Framework) -> None:
     framework.check_equal(second(x), np.array([2.0 * 5.0 * 6.0, 11.0 * 7.0 * -6.0]))
 
 
-# --- The nested recipe: an op in a rule defines the second order ------------------------------------------------
+# --- The nested recipe: an op in a rule defines the second order ----------------------------------
 
 
 @op_custom_gradient
 def fused(x: Tensor) -> Any:
-    """A kernel that returns the value x^3 and its first derivative; 11 and 13 x are wrong on purpose."""
+    """A kernel that returns the value x^3 and its first derivative; 11 and 13 x are wrong on
+    purpose.
+    """
     value, first = x * x * x, 11.0 * x * x
 
     @op_custom_gradient
@@ -147,13 +157,17 @@ NESTED: dict[str, Callable[[Tensor], Tensor]] = {"inside": fused, "beside": in_t
 
 
 @case(op=NESTED, order=orders(44.0, 26.0, 13.0))
-def nested_recipe(framework: Framework, op: Callable[[Tensor], Tensor], order: tuple[int, float]) -> None:
+def nested_recipe(
+    framework: Framework, op: Callable[[Tensor], Tensor], order: tuple[int, float]
+) -> None:
     framework.check_derivative(op, *order, at=2.0)
 
 
 @case(op=NESTED)
 def nested_recipe_of_an_expression(framework: Framework, op: Callable[[Tensor], Tensor]) -> None:
-    """At 3 x, where the first order is asked for with an upstream gradient that is itself differentiated."""
+    """At 3 x, where the first order is asked for with an upstream gradient that is itself
+    differentiated.
+    """
     first_slope, second_slope = 11.0 * 36.0, 13.0 * 6.0
     expected = 2 * 3.0 * first_slope + 9.0 * second_slope * 2.0
     framework.check_derivative(lambda x: op(3.0 * x) * x, 2, expected, at=2.0)

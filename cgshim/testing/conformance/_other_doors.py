@@ -1,4 +1,6 @@
-"""What could leave an op, or enter its rule, unnoticed: static leaves, attributes, options, and rules that forbid."""
+"""What could leave an op, or enter its rule, unnoticed: static leaves, attributes, options, and
+rules that forbid.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,18 @@ from typing import Any
 import numpy as np
 
 import cgshim
-from cgshim import CustomGradientError, CustomGradientTypeError, op_convert_to_numpy, op_custom_gradient
+from cgshim import (
+    CustomGradientError,
+    CustomGradientTypeError,
+    op_convert_to_numpy,
+    op_custom_gradient,
+)
 from cgshim._protocol import Tensor
 from cgshim.testing.conformance._common import Holder, U, X, Y
 from cgshim.testing.conformance._framework import Framework, raised
 from cgshim.testing.conformance._registry import case
 
-# --- Static leaves of the output ------------------------------------------------------------------------------------
+# --- Static leaves of the output ------------------------------------------------------------------
 
 
 class Slotted:
@@ -40,8 +47,13 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
 @case(wrap=WRAPPERS)
 def tensor_in_a_static_leaf(framework: Framework, wrap: Callable[[Any], Any]) -> None:
     """No rule speaks for it: its gradient would be autodiff's, or none."""
-    op = op_custom_gradient(lambda x: ({"y": x * x, "rest": wrap(x * 3.0)}, lambda u: 7.0 * u["y"]), name="leaking")
-    x, sentence = framework.tensor(X), "leaking: the output of f must hold its tensors in containers"
+    op = op_custom_gradient(
+        lambda x: ({"y": x * x, "rest": wrap(x * 3.0)}, lambda u: 7.0 * u["y"]), name="leaking"
+    )
+    x, sentence = (
+        framework.tensor(X),
+        "leaking: the output of f must hold its tensors in containers",
+    )
     raised(CustomGradientTypeError, op, x, starts=sentence)
     raised(CustomGradientTypeError, cgshim.op_vjp, op, x, starts=sentence)
 
@@ -55,7 +67,7 @@ def static_leaf_without_tensors(framework: Framework, wrap: Callable[[Any], Any]
     framework.check_at(lambda x: op(x)[0], X, upstream=U, output=X * X, gradients=(7.0 * U * X,))
 
 
-# --- What grad_fn alone reads ---------------------------------------------------------------------------------------
+# --- What grad_fn alone reads ---------------------------------------------------------------------
 
 
 class Layer:
@@ -81,7 +93,9 @@ def _twice_of_an_object(x: Tensor, w: Tensor) -> Tensor:
 
 READERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a closure": lambda x, w: op_custom_gradient(lambda x: (2.0 * x, lambda u: 7.0 * u * w))(x),
-    "a default value": lambda x, w: op_custom_gradient(lambda x: (2.0 * x, lambda u, w=w: 7.0 * u * w))(x),
+    "a default value": lambda x, w: op_custom_gradient(
+        lambda x: (2.0 * x, lambda u, w=w: 7.0 * u * w)
+    )(x),
     "an attribute of the op's object": lambda x, w: Layer(w).twice(x),
     "an attribute of an object": _twice_of_an_object,
     "an option": lambda x, w: twice_with_an_option(x, w=w),
@@ -89,8 +103,12 @@ READERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @case(read=READERS)
-def tensor_that_the_rule_alone_reads(framework: Framework, read: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Refused; or the gradients are the rule's, and plain tensors: 0 for what the output does not depend on."""
+def tensor_that_the_rule_alone_reads(
+    framework: Framework, read: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    """Refused; or the gradients are the rule's, and plain tensors: 0 for what the output does not
+    depend on.
+    """
     x, w, upstream = framework.tensors((X, Y, U))
     try:
         output, pullback = cgshim.op_vjp(read, x, w)
@@ -103,8 +121,12 @@ def tensor_that_the_rule_alone_reads(framework: Framework, read: Callable[[Tenso
 
 
 @case(read=READERS)
-def tensor_that_the_rule_alone_reads_inside(framework: Framework, read: Callable[..., Tensor]) -> None:
-    """A derivative that is taken while w is differentiated: of the gradient, 7 u w, there is one by w."""
+def tensor_that_the_rule_alone_reads_inside(
+    framework: Framework, read: Callable[..., Tensor]
+) -> None:
+    """A derivative that is taken while w is differentiated: of the gradient, 7 u w, there is one by
+    w.
+    """
     x, upstream = framework.tensor(1.0), framework.tensor(2.0)
 
     def gradient(w: Tensor) -> Tensor:
@@ -125,7 +147,7 @@ def _check_plain(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(op_convert_to_numpy(found), expected, rtol=1e-5)
 
 
-# --- Rules that say more, or less, than a gradient ------------------------------------------------------------------
+# --- Rules that say more, or less, than a gradient ------------------------------------------------
 
 PAIRS: dict[str, Callable[[Tensor], Any]] = {
     "a list": lambda g: (g, []),
@@ -136,7 +158,9 @@ PAIRS: dict[str, Callable[[Tensor], Any]] = {
 
 @case(write=PAIRS)
 def pair_without_variables(framework: Framework, write: Callable[[Tensor], Any]) -> None:
-    """A rule with `variables=None` that always returns (gradients, [one for each variable]), where f read none."""
+    """A rule with `variables=None` that always returns (gradients, [one for each variable]), where
+    f read none.
+    """
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -147,7 +171,9 @@ def pair_without_variables(framework: Framework, write: Callable[[Tensor], Any])
 
 @case()
 def pair_without_variables_of_two_arguments(framework: Framework) -> None:
-    op = op_custom_gradient(lambda x, y: (x * y, lambda u, variables=None: ((7.0 * u * y, 11.0 * u * x), [])))
+    op = op_custom_gradient(
+        lambda x, y: (x * y, lambda u, variables=None: ((7.0 * u * y, 11.0 * u * x), []))
+    )
     y = np.array([3.0, 5.0])
     framework.check_at(op, X, y, upstream=U, gradients=(7.0 * U * y, 11.0 * U * X))
 

@@ -25,7 +25,9 @@ def output_is_the_input(framework: Framework) -> None:
 @case()
 def output_holds_the_input(framework: Framework) -> None:
     """And twice, beside what was computed from it."""
-    op = op_custom_gradient(lambda x: ((x, x * x, x), lambda u: 7.0 * u[0] + 11.0 * u[1] + 13.0 * u[2]))
+    op = op_custom_gradient(
+        lambda x: ((x, x * x, x), lambda u: 7.0 * u[0] + 11.0 * u[1] + 13.0 * u[2])
+    )
     u = np.array([1.0, 2.0]), np.array([-1.0, 3.0]), np.array([2.0, 0.5])
     of_x = 7.0 * u[0] + 11.0 * u[1] + 13.0 * u[2]
     framework.check_at(op, X, upstream=u, output=(X, X * X, X), gradients=(of_x,))
@@ -39,7 +41,9 @@ def output_twice_the_same(framework: Framework) -> None:
         return [y, y], lambda u: 7.0 * u[0] + 11.0 * u[1]
 
     second = np.array([1.0, 0.5])
-    framework.check_at(op, X, upstream=[U, second], output=[X * X] * 2, gradients=(7.0 * U + 11.0 * second,))
+    framework.check_at(
+        op, X, upstream=[U, second], output=[X * X] * 2, gradients=(7.0 * U + 11.0 * second,)
+    )
 
 
 @case()
@@ -71,7 +75,9 @@ def output_does_not_depend_on_the_input(framework: Framework) -> None:
 
 @case()
 def output_numpy_array(framework: Framework) -> None:
-    """A NumPy array that f returns, from a routine that knows no framework, is the framework's tensor outside."""
+    """A NumPy array that f returns, from a routine that knows no framework, is the framework's
+    tensor outside.
+    """
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -83,7 +89,9 @@ def output_numpy_array(framework: Framework) -> None:
 @case()
 def output_with_static_leaves(framework: Framework) -> None:
     marker = object()
-    op = op_custom_gradient(lambda x: ({"y": x * x, "about": (marker, None, 3)}, lambda u: 7.0 * u["y"] * x))
+    op = op_custom_gradient(
+        lambda x: ({"y": x * x, "about": (marker, None, 3)}, lambda u: 7.0 * u["y"] * x)
+    )
     found = op(framework.tensor(X))
     assert found["about"][0] is marker
     assert found["about"][1:] == (None, 3)
@@ -92,7 +100,9 @@ def output_with_static_leaves(framework: Framework) -> None:
 
 @case()
 def output_with_a_static_argument(framework: Framework) -> None:
-    """A configuration that holds tensors may go through, as f was given it: what it holds was not made by f."""
+    """A configuration that holds tensors may go through, as f was given it: what it holds was not
+    made by f.
+    """
     config = types.SimpleNamespace(held=framework.tensor([3.0, 4.0]))
     op = op_custom_gradient(
         lambda x, config: ({"y": x * config.held, "config": config}, lambda u: (7.0 * u["y"], None))
@@ -110,7 +120,9 @@ USED: dict[str, tuple[int, Any, Any]] = {
 
 @case(used=USED)
 def unused_outputs(framework: Framework, used: tuple[int, Any, Any]) -> None:
-    """The upstream gradients of what the loss does not use are zeros, of their outputs' shapes and dtype."""
+    """The upstream gradients of what the loss does not use are zeros, of their outputs' shapes and
+    dtype.
+    """
     at, upstream, expected = used
     seen: list[Any] = []
 
@@ -131,7 +143,9 @@ def unused_outputs(framework: Framework, used: tuple[int, Any, Any]) -> None:
 
 @case()
 def integer_output(framework: Framework) -> None:
-    """Beside a float one it goes out as it is; its upstream gradient is zeros of its own shape and dtype."""
+    """Beside a float one it goes out as it is; its upstream gradient is zeros of its own shape and
+    dtype.
+    """
     seen: list[Any] = []
 
     @op_custom_gradient
@@ -153,7 +167,9 @@ def integer_output(framework: Framework) -> None:
 
 @case()
 def integers_alone(framework: Framework) -> None:
-    """Where there is nothing to differentiate on one side, there is no gradient on the other, and no error."""
+    """Where there is nothing to differentiate on one side, there is no gradient on the other, and
+    no error.
+    """
     whole = framework.tensor([3, 4], "int32")
     to_integers = op_custom_gradient(lambda x: (whole, lambda u: 0.0 * x))
     of_integers = op_custom_gradient(lambda n: (n + n, lambda u: None))
@@ -168,4 +184,6 @@ def outputs_reach_their_own_argument(framework: Framework) -> None:
     """Two outputs, two arguments: neither upstream nor gradients change places."""
     op = op_custom_gradient(lambda x, y: ((y * 2.0, x * 3.0), lambda u: (7.0 * u[1], 11.0 * u[0])))
     y, d1, d2 = np.array([[5.0]]), np.array([[2.0]]), np.array([0.5, -3.0])
-    framework.check_at(op, X, y, upstream=(d1, d2), output=(2.0 * y, 3.0 * X), gradients=(7.0 * d2, 11.0 * d1))
+    framework.check_at(
+        op, X, y, upstream=(d1, d2), output=(2.0 * y, 3.0 * X), gradients=(7.0 * d2, 11.0 * d1)
+    )

@@ -24,7 +24,9 @@ def case(**tables: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callabl
         for rows in itertools.product(*(table.items() for table in tables.values())):
             names = "-".join(name for name, _ in rows)
             values = dict(zip(tables, (value for _, value in rows), strict=True))
-            _bodies[f"{body.__name__}[{names}]" if names else body.__name__] = functools.partial(body, **values)
+            _bodies[f"{body.__name__}[{names}]" if names else body.__name__] = functools.partial(
+                body, **values
+            )
         return body
 
     return register
@@ -40,7 +42,9 @@ def orders(*expected: Any) -> dict[str, tuple[int, Any]]:
 
 
 class KnownGap(unittest.SkipTest):
-    """A case that fails as the table of gaps says; test runners show it as skipped, with the table's reason."""
+    """A case that fails as the table of gaps says; test runners show it as skipped, with the
+    table's reason.
+    """
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,9 @@ class Case:
         return self.name
 
     def __call__(self) -> None:
-        """Run it; a KnownGap where it fails as it is known to, an AssertionError where it no longer does."""
+        """Run it; a KnownGap where it fails as it is known to, an AssertionError where it no longer
+        does.
+        """
         if self.gap is None:
             _bodies[self.name](self.framework)
             return
@@ -67,7 +73,9 @@ class Case:
             raise
         except BaseException as error:  # whatever goes wrong is the gap
             raise KnownGap(self.gap) from error
-        raise AssertionError(f"{self.name} passes on {self.framework.name}: take it off the table of gaps ({self.gap})")
+        raise AssertionError(
+            f"{self.name} passes on {self.framework.name}: take it off the table of gaps ({self.gap})"
+        )
 
 
 class Result(NamedTuple):
@@ -81,7 +89,9 @@ class Result(NamedTuple):
     """the file and the line of what went wrong, in the backend if its code raised it, else in the case"""
 
 
-def cases(name: str, *, gaps: Mapping[str, str] | None = None, state: Gradients | None = None) -> list[Case]:
+def cases(
+    name: str, *, gaps: Mapping[str, str] | None = None, state: Gradients | None = None
+) -> list[Case]:
     """Every conformance case for one backend.
 
     Parameters
@@ -91,8 +101,9 @@ def cases(name: str, *, gaps: Mapping[str, str] | None = None, state: Gradients 
     gaps : mapping of str to str, optional
         The cases that the backend is known to fail, each with the reason.
     state : callable, optional
-        ``state(fn, *values) -> (fn(*state), pullback)`` for a framework that keeps trainable state in objects of its
-        own, as torch does in its Parameters; by default whatever is being differentiated is state.
+        ``state(fn, *values) -> (fn(*state), pullback)`` for a framework that keeps trainable state
+        in objects of its own, as torch does in its Parameters; by default whatever is being
+        differentiated is state.
 
     Returns
     -------
@@ -119,7 +130,9 @@ def cases(name: str, *, gaps: Mapping[str, str] | None = None, state: Gradients 
     return [Case(framework, case, gaps.get(case)) for case in _bodies]
 
 
-def run(name: str, *, gaps: Mapping[str, str] | None = None, state: Gradients | None = None) -> list[Result]:
+def run(
+    name: str, *, gaps: Mapping[str, str] | None = None, state: Gradients | None = None
+) -> list[Result]:
     """Run every conformance case for one backend, and tell how each went.
 
     Parameters
@@ -154,5 +167,7 @@ def result_of(case: Case) -> Result:
     except KnownGap as gap:
         return Result(case.name, "gap", str(gap))
     except BaseException as error:  # noqa: BLE001  # a failure of the backend, whatever it raises, SystemExit too
-        return Result(case.name, "failed", reason_of(error), place_of(error, case.framework.backend))
+        return Result(
+            case.name, "failed", reason_of(error), place_of(error, case.framework.backend)
+        )
     return Result(case.name, "passed", "")

@@ -23,8 +23,8 @@ def command(arguments: Sequence[str]) -> int:
     Returns
     -------
     int
-        The exit status: 0 if none failed; 1 if one did, or there is no such backend; 2 if the arguments are wrong;
-        130 if it was interrupted.
+        The exit status: 0 if none failed; 1 if one did, or there is no such backend; 2 if the
+        arguments are wrong; 130 if it was interrupted.
 
     Examples
     --------
@@ -37,7 +37,11 @@ def command(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         gaps = read_gaps(options.gaps) if options.gaps else {}
-        chosen = [case for case in cases(options.name, gaps=gaps) if matches(options.expression, case.name)]
+        chosen = [
+            case
+            for case in cases(options.name, gaps=gaps)
+            if matches(options.expression, case.name)
+        ]
     except BackendError as error:
         print(error, file=sys.stderr)
         return 1
@@ -45,7 +49,10 @@ def command(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     if not chosen:
-        print(f"no conformance case matches {options.expression!r}; see their names without -k", file=sys.stderr)
+        print(
+            f"no conformance case matches {options.expression!r}; see their names without -k",
+            file=sys.stderr,
+        )
         return 2
     return _print_each(options.name, chosen)
 
@@ -79,16 +86,25 @@ def read_gaps(path: Path) -> dict[str, str]:
             continue
         name, _, reason = (part.strip().strip('"') for part in line.partition(" = "))
         if not (name and reason):
-            raise ValueError(f"{path}:{number}: a known gap must be written as case = reason, got {line.strip()!r}")
+            raise ValueError(
+                f"{path}:{number}: a known gap must be written as case = reason, got {line.strip()!r}"
+            )
         if name in gaps:
-            raise ValueError(f"{path}:{number}: a known gap must have one reason, got another for {name}")
+            raise ValueError(
+                f"{path}:{number}: a known gap must have one reason, got another for {name}"
+            )
         gaps[name] = reason
     return gaps
 
 
 def matches(expression: str, name: str) -> bool:
-    """Return True if a name contains the words of an expression, which `or`, `and` and `not` may join."""
-    return any(all(_contains(name, word) for word in part.split(" and ")) for part in expression.split(" or "))
+    """Return True if a name contains the words of an expression, which `or`, `and` and `not` may
+    join.
+    """
+    return any(
+        all(_contains(name, word) for word in part.split(" and "))
+        for part in expression.split(" or ")
+    )
 
 
 def _contains(name: str, word: str) -> bool:
@@ -99,7 +115,9 @@ def _contains(name: str, word: str) -> bool:
 
 
 def _print_each(name: str, chosen: Sequence[Case]) -> int:
-    """Print a row for each case; the name of the one that runs stands there already, for it may crash Python."""
+    """Print a row for each case; the name of the one that runs stands there already, for it may
+    crash Python.
+    """
     width = max(len(case.name) for case in chosen)
     print(f"{'case'.ljust(width)}  outcome")
     results: list[Result] = []
@@ -128,7 +146,13 @@ def _print_summary(name: str, results: Sequence[Result], total: int) -> int:
         print(f"\ndistinct reasons of {len(failures)} failures: {len(first_places)}")
     for reason, count in Counter(result.reason for result in failures).most_common():
         print(f"{count:6}  {reason} (first at {first_places[reason]})")
-    rest = {"known gaps": outcomes["gap"], "failed": outcomes["failed"], "not run": total - len(results)}
+    rest = {
+        "known gaps": outcomes["gap"],
+        "failed": outcomes["failed"],
+        "not run": total - len(results),
+    }
     counted = [f"{what}: {count}" for what, count in rest.items() if count]
-    print("; ".join([f"{name}: {outcomes['passed']} of {total} conformance cases passed", *counted]))
+    print(
+        "; ".join([f"{name}: {outcomes['passed']} of {total} conformance cases passed", *counted])
+    )
     return 1 if failures else 0

@@ -1,6 +1,8 @@
-"""Residuals wherever f can put them: in a variable, an object, a class, a module, in what was there before.
+"""Residuals wherever f can put them: in a variable, an object, a class, a module, in what was there
+before.
 
-The first order is right. Higher orders are right or refused: never the number of a rule that keeps a constant.
+The first order is right. Higher orders are right or refused: never the number of a rule that keeps
+a constant.
 """
 
 from __future__ import annotations
@@ -24,19 +26,28 @@ from cgshim.testing.conformance._registry import ORDERS, case, orders
 
 AT = 0.5
 EXP = float(np.exp(AT))
-FACTORS = {"an output": 5.0, "an opaque output": 5.0, "an intermediate": 1.0, "made of an output": 1.0}
+FACTORS = {
+    "an output": 5.0,
+    "an opaque output": 5.0,
+    "an intermediate": 1.0,
+    "made of an output": 1.0,
+}
 """what each further derivative multiplies by, of exp with 5 for 1 in its rule: an output's derivative is the rule's,
 and that of all else is that of f's operations, even where these begin with an output"""
 
 
-def check(framework: Framework, op: Callable[[Tensor], Tensor], order: int, kept: str = "an output") -> None:
-    """The first derivative is 5 exp(x); the others are right, or refused, or an iterator of the rule has ended."""
+def check(
+    framework: Framework, op: Callable[[Tensor], Tensor], order: int, kept: str = "an output"
+) -> None:
+    """The first derivative is 5 exp(x); the others are right, or refused, or an iterator of the
+    rule has ended.
+    """
     expected = np.array(5 * FACTORS[kept] ** (order - 1) * EXP)
     with contextlib.suppress(*([CustomGradientError, StopIteration] if order > 1 else [])):
         framework.check_derivative(op, order, expected, at=AT)
 
 
-# --- Kept in what f has made ------------------------------------------------------------------------------------------
+# --- Kept in what f has made ----------------------------------------------------------------------
 
 Rule = Callable[[Tensor], Tensor]
 
@@ -52,7 +63,9 @@ class ListOfTheirOwn(list[Any]):
     """A container of the user's own."""
 
 
-def _kept_in(pack: Callable[[Tensor], Any], read: Callable[[Any], Tensor]) -> Callable[[Tensor], Rule]:
+def _kept_in(
+    pack: Callable[[Tensor], Any], read: Callable[[Any], Tensor]
+) -> Callable[[Tensor], Rule]:
     """A rule that keeps its residual packed into something, and reads it from there."""
 
     def hold(y: Tensor) -> Rule:
@@ -103,7 +116,9 @@ def _in_the_globals_of_exec(y: Tensor) -> Rule:
 
 
 def _on_a_stack(y: Tensor) -> Rule:
-    """It is popped at every run of the rule, and pushed again, because some frameworks run a rule twice."""
+    """It is popped at every run of the rule, and pushed again, because some frameworks run a rule
+    twice.
+    """
     stack = [y]
 
     def grad(u: Tensor) -> Tensor:
@@ -168,14 +183,17 @@ def _in_a_helper_of_two_functions(y: Tensor) -> Rule:
     return lambda u: twofold(u) + threefold(u)
 
 
-# A method of NumPy's scalars, which takes those of its own dtype: before NumPy 2, 5.0 times a float32 is a float64.
+# A method of NumPy's scalars, which takes those of its own dtype: before NumPy 2, 5.0 times a
+# float32 is a float64.
 HOLDERS: dict[str, Callable[[Tensor], Rule]] = {
     "a variable": lambda y: lambda u: u * 5.0 * y,
     "a list": _in_a_list,
     "a dict": _kept_in(lambda y: {"y": {"again": y}}, lambda kept: kept["y"]["again"]),
     "a tuple": _kept_in(lambda y: (0.5, (y,)), lambda kept: 2.0 * kept[0] * kept[1][0]),
     "a namedtuple": _kept_in(lambda y: Pair(y, 0.5), lambda kept: 2.0 * kept.first * kept.second),
-    "two places": _kept_in(lambda y: [y, {"again": y}], lambda kept: 0.4 * kept[0] + 0.6 * kept[1]["again"]),
+    "two places": _kept_in(
+        lambda y: [y, {"again": y}], lambda kept: 0.4 * kept[0] + 0.6 * kept[1]["again"]
+    ),
     "a nested function": _kept_in(lambda y: lambda: y, lambda function: function()),
     "a partial": lambda y: functools.partial(lambda y, u: u * 5.0 * y, y),
     "a partial by name": lambda y: functools.partial(lambda u, *, y: u * 5.0 * y, y=y),
@@ -191,26 +209,36 @@ HOLDERS: dict[str, Callable[[Tensor], Rule]] = {
     "an attribute that is freed": _in_an_attribute_that_is_freed,
     "an object": _kept_in(Holder, lambda holder: holder.held),
     "a method of an object": lambda y: Slope(y).grad,
-    "a method of the tensor": lambda y: (lambda times: lambda u: times(u + u + u + u + u))(y.__mul__),
+    "a method of the tensor": lambda y: (lambda times: lambda u: times(u + u + u + u + u))(
+        y.__mul__
+    ),
     "a local class": _in_a_local_class,
-    "an attribute of a class": _kept_in(lambda y: type("Kept", (), {"held": y}), lambda kept: kept.held),
+    "an attribute of a class": _kept_in(
+        lambda y: type("Kept", (), {"held": y}), lambda kept: kept.held
+    ),
     "a static method": _in_a_static_method,
     "an iterator": _kept_in(lambda y: iter([y]), next),
     "a generator": _kept_in(lambda y: (each for each in [y]), next),
     "a cached function": _in_a_cached_function,
     "a method caller": _in_a_method_caller,
     "an ordered dict": _kept_in(lambda y: collections.OrderedDict(y=y), lambda kept: kept["y"]),
-    "a default dict": _kept_in(lambda y: collections.defaultdict(int, {"y": y}), lambda kept: kept["y"]),
+    "a default dict": _kept_in(
+        lambda y: collections.defaultdict(int, {"y": y}), lambda kept: kept["y"]
+    ),
     "a deque": _kept_in(lambda y: collections.deque([y]), lambda kept: kept[0]),
     "a container of their own": _kept_in(lambda y: ListOfTheirOwn([y]), lambda kept: kept[0]),
-    "a read-only dict": _kept_in(lambda y: types.MappingProxyType({"y": y}), lambda kept: kept["y"]),
+    "a read-only dict": _kept_in(
+        lambda y: types.MappingProxyType({"y": y}), lambda kept: kept["y"]
+    ),
     "an array of objects": _kept_in(_array_of_objects, lambda kept: kept[0].held),
 }
 
 
 @case(holder=HOLDERS, kept={name: name for name in FACTORS}, order=ORDERS)
 def residual(framework: Framework, holder: Callable[[Tensor], Rule], kept: str, order: int) -> None:
-    """The residual is f's output exp(x), or is none, or is three times the output less twice the same."""
+    """The residual is f's output exp(x), or is none, or is three times the output less twice the
+    same.
+    """
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -249,7 +277,7 @@ def residual_in_a_static_argument(framework: Framework, order: int) -> None:
     check(framework, lambda x: op(x, Holder(None)), order)
 
 
-# --- Written to what was there before ---------------------------------------------------------------------------------
+# --- Written to what was there before -------------------------------------------------------------
 
 
 class Layer:
@@ -347,7 +375,9 @@ WRITERS: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
 
 
 @case(make=WRITERS, order=ORDERS)
-def residual_written_to(framework: Framework, make: Callable[[], Callable[[Tensor], Tensor]], order: int) -> None:
+def residual_written_to(
+    framework: Framework, make: Callable[[], Callable[[Tensor], Tensor]], order: int
+) -> None:
     check(framework, make(), order)
 
 
@@ -364,6 +394,8 @@ class Scaled:
 
 @case()
 def constant_of_an_object(framework: Framework) -> None:
-    """What was there before, and f does not write to, is a constant: the second order is there, and right."""
+    """What was there before, and f does not write to, is a constant: the second order is there, and
+    right.
+    """
     op = Scaled(framework.tensor(5.0)).square
     framework.check_derivative(op, 2, 5.0, at=AT)

@@ -56,17 +56,23 @@ SEVERAL: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], str]] = {
 
 
 @case(form=SEVERAL)
-def return_for_several_arguments(framework: Framework, form: tuple[Callable[..., Any], str]) -> None:
+def return_for_several_arguments(
+    framework: Framework, form: tuple[Callable[..., Any], str]
+) -> None:
     write, given = form
 
     @op_custom_gradient
     def op(x: Tensor, p: Any, mode: str) -> Any:
         assert mode == "static"
-        return x * p["a"] * p["b"], lambda u: write(7.0 * u * x, 11.0 * u[0] * p["a"], 13.0 * u * p["b"])
+        return x * p["a"] * p["b"], lambda u: write(
+            7.0 * u * x, 11.0 * u[0] * p["a"], 13.0 * u * p["b"]
+        )
 
     b = np.array([3.0, 4.0])
     expected = {"x": 7.0 * U * X, "a": np.array(11.0 * U[0] * Y), "b": 13.0 * U * b}
-    of_x, of_a, of_b = (expected[name] if name in given else np.zeros_like(expected[name]) for name in "xab")
+    of_x, of_a, of_b = (
+        expected[name] if name in given else np.zeros_like(expected[name]) for name in "xab"
+    )
     framework.check_at(
         lambda x, p: op(x, p, "static"), X, {"b": b, "a": Y}, upstream=U,
         output=X * Y * b, gradients=(of_x, {"a": of_a, "b": of_b}),
@@ -90,9 +96,18 @@ TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Any
     "a dict, its structure": (lambda x, y: {"x": x, "y": y}, lambda x, y: {"y": y, "x": x}),
     "a dict, a one-tuple": (lambda x, y: {"x": x, "y": y}, lambda x, y: ({"x": x, "y": y},)),
     "a dict, flat": (lambda x, y: {"y": y, "x": x}, lambda x, y: (x, y)),
-    "an OrderedDict, as a dict": (lambda x, y: OrderedDict(b=x, a=y), lambda x, y: {"a": y, "b": x}),
-    "a dict, as an OrderedDict": (lambda x, y: {"x": x, "y": y}, lambda x, y: OrderedDict(y=y, x=x)),
-    "a defaultdict, as a dict": (lambda x, y: defaultdict(list, y=y, x=x), lambda x, y: {"x": x, "y": y}),
+    "an OrderedDict, as a dict": (
+        lambda x, y: OrderedDict(b=x, a=y),
+        lambda x, y: {"a": y, "b": x},
+    ),
+    "a dict, as an OrderedDict": (
+        lambda x, y: {"x": x, "y": y},
+        lambda x, y: OrderedDict(y=y, x=x),
+    ),
+    "a defaultdict, as a dict": (
+        lambda x, y: defaultdict(list, y=y, x=x),
+        lambda x, y: {"x": x, "y": y},
+    ),
     "a list, its structure": (lambda x, y: [x, y], lambda x, y: [x, y]),
     "a list, as a tuple": (lambda x, y: [x, y], lambda x, y: (x, y)),
     "a list, in a one-tuple": (lambda x, y: [x, y], lambda x, y: ((x, y),)),
@@ -102,9 +117,15 @@ TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Any
     "a namedtuple, as a tuple": (Point, lambda x, y: (x, y)),
     "a namedtuple, as one of the same fields": (Point, SamePoint),
     "a namedtuple, in a one-list": (Point, lambda x, y: [Point(x, y)]),
-    "nested, its structure": (lambda x, y: {"p": [x, None, Point("s", y)]}, lambda x, y: {"p": [x, None, (None, y)]}),
+    "nested, its structure": (
+        lambda x, y: {"p": [x, None, Point("s", y)]},
+        lambda x, y: {"p": [x, None, (None, y)]},
+    ),
     "a number for a static branch": (lambda x, y: [x, ("s", 3), y], lambda x, y: [x, 0.0, y]),
-    "a branch for a static leaf": (lambda x, y: {"p": [x, "s", y]}, lambda x, y: {"p": [x, (None, None), y]}),
+    "a branch for a static leaf": (
+        lambda x, y: {"p": [x, "s", y]},
+        lambda x, y: {"p": [x, (None, None), y]},
+    ),
     "nested, flat": (lambda x, y: {"p": [x, None, Point("s", y)]}, lambda x, y: [x, y]),
     "a one-list in a list": (lambda x, y: [[x], y], lambda x, y: [[x], y]),
     "a one-list in a list, flat": (lambda x, y: [[x], y], lambda x, y: [x, y]),
@@ -113,7 +134,9 @@ TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Any
 
 
 @case(form=TREES)
-def return_for_a_tree(framework: Framework, form: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
+def return_for_a_tree(
+    framework: Framework, form: tuple[Callable[..., Any], Callable[..., Any]]
+) -> None:
     build, write = form
 
     @op_custom_gradient
@@ -132,12 +155,21 @@ ELSEWHERE: dict[str, tuple[Callable[..., Any], Callable[[Tensor, Tensor], Any]]]
     "another key": (lambda x, y: {"x": x, "y": y}, lambda x, y: {"x": x, "z": y}),
     "a key more": (lambda x, y: {"x": x, "y": y}, lambda x, y: {"x": x, "y": y, "z": y}),
     "a key less": (lambda x, y: {"x": x, "y": y}, lambda x, y: {"x": x}),
-    "a key of an OrderedDict": (lambda x, y: OrderedDict(y=y, x=x), lambda x, y: OrderedDict(y=y, z=x)),
+    "a key of an OrderedDict": (
+        lambda x, y: OrderedDict(y=y, x=x),
+        lambda x, y: OrderedDict(y=y, z=x),
+    ),
     "a key within": (lambda x, y: [{"x": x}, {"y": y}], lambda x, y: [{"x": x}, {"x": y}]),
-    "a key two levels down": (lambda x, y: {"p": {"x": x, "y": y}}, lambda x, y: {"p": {"y": y, "z": x}}),
+    "a key two levels down": (
+        lambda x, y: {"p": {"x": x, "y": y}},
+        lambda x, y: {"p": {"y": y, "z": x}},
+    ),
     "a dict for a namedtuple": (Point, lambda x, y: {"x": x, "y": y}),
     "a namedtuple of other fields": (Point, lambda x, y: Swapped(y, x)),
-    "a namedtuple of other fields within": (lambda x, y: [Point(x, y)], lambda x, y: [Swapped(y, x)]),
+    "a namedtuple of other fields within": (
+        lambda x, y: [Point(x, y)],
+        lambda x, y: [Swapped(y, x)],
+    ),
     "a namedtuple for a dict": (lambda x, y: {"x": x, "y": y}, lambda x, y: Swapped(y, x)),
     "a list that is too short": (lambda x, y: [x, y], lambda x, y: [x]),
     "a generator": (lambda x, y: [x, y], lambda x, y: (g for g in (x, y))),
@@ -146,11 +178,17 @@ ELSEWHERE: dict[str, tuple[Callable[..., Any], Callable[[Tensor, Tensor], Any]]]
 
 
 @case(form=ELSEWHERE)
-def return_for_another_tree(framework: Framework, form: tuple[Callable[..., Any], Callable[..., Any]]) -> None:
-    """Equal counts are not equal structures: no gradient lands at another tensor than the rule has named."""
+def return_for_another_tree(
+    framework: Framework, form: tuple[Callable[..., Any], Callable[..., Any]]
+) -> None:
+    """Equal counts are not equal structures: no gradient lands at another tensor than the rule has
+    named.
+    """
     build, write = form
     leaf = framework.tensor([1.0, 2.0])
-    op = op_custom_gradient(lambda tree: (leaf * 2.0, lambda u: write(7.0 * u, 11.0 * u)), name="op")
+    op = op_custom_gradient(
+        lambda tree: (leaf * 2.0, lambda u: write(7.0 * u, 11.0 * u)), name="op"
+    )
     _, pullback = cgshim.op_vjp(op, build(leaf, leaf + 1.0))
     sentence = "op: grad_fn must return one gradient for each argument (tree), got "
     raised(CustomGradientValueError, pullback, framework.tensor(U), starts=sentence)
@@ -169,7 +207,9 @@ def return_a_namedtuple_for_several_arguments(framework: Framework) -> None:
 
 @case()
 def return_none_for_a_branch(framework: Framework) -> None:
-    op = op_custom_gradient(lambda p: (p["a"][0] * p["a"][1] * p["b"], lambda u: {"a": None, "b": 7.0 * u}))
+    op = op_custom_gradient(
+        lambda p: (p["a"][0] * p["a"][1] * p["b"], lambda u: {"a": None, "b": 7.0 * u})
+    )
     gradients = {"a": [np.zeros(2), np.zeros(2)], "b": 7.0 * U}
     framework.check_at(op, {"a": [X, X], "b": X}, upstream=U, output=X**3, gradients=(gradients,))
 

@@ -14,15 +14,20 @@ from cgshim.testing.conformance._framework import Framework, refused
 from cgshim.testing.conformance._kept_outputs import AT, EXP, five_exp
 from cgshim.testing.conformance._registry import ORDERS, case, orders
 
-# --- An inner op reads trainable state, and a rule takes the derivative -----------------------------------------------
+# --- An inner op reads trainable state, and a rule takes the derivative ---------------------------
 
 
 def block(x: Tensor, w: Tensor) -> Tensor:
-    """w x by an op of x alone, which reads w and has 7 and 5 for 1 in its rule, and 2 w: 7 w and 5 x + 2 = 12 at 2."""
+    """w x by an op of x alone, which reads w and has 7 and 5 for 1 in its rule, and 2 w: 7 w and 5
+    x + 2 = 12 at 2.
+    """
 
     @op_custom_gradient
     def reads_w(x: Tensor) -> Any:
-        return x * w, lambda u, variables=None: (7.0 * u * w, [5.0 * u * x for _ in variables or ()])
+        return x * w, lambda u, variables=None: (
+            7.0 * u * w,
+            [5.0 * u * x for _ in variables or ()],
+        )
 
     return reads_w(x) + 2.0 * w
 
@@ -46,21 +51,34 @@ CHECKPOINTS: dict[str, Callable[..., Any]] = {
 
 @case(differentiate=CHECKPOINTS)
 def checkpoint_round_state(framework: Framework, differentiate: Callable[..., Any]) -> None:
-    """What the rule differentiates is state to the op inside; a framework with state of its own may refuse it."""
+    """What the rule differentiates is state to the op inside; a framework with state of its own may
+    refuse it.
+    """
     try:
-        framework.check_at(recompute(block, differentiate), 2.0, 3.0, upstream=0.5, output=12.0, gradients=(10.5, 6.0))
+        framework.check_at(
+            recompute(block, differentiate),
+            2.0,
+            3.0,
+            upstream=0.5,
+            output=12.0,
+            gradients=(10.5, 6.0),
+        )
     except CustomGradientTypeError:  # so it is outside of rules too
         refused(block, *framework.tensors((2.0, 3.0)))
 
 
 @case()
 def state_differentiated_in_a_rule(framework: Framework) -> None:
-    """The framework's own trainable state, whose gradient a rule takes by the framework's own means."""
+    """The framework's own trainable state, whose gradient a rule takes by the framework's own
+    means.
+    """
 
     @op_custom_gradient
     def op(x: Tensor, w: Tensor) -> Any:
         def grad(u: Tensor) -> Any:
-            _, pullback = framework.differentiate_state(lambda state: block(op_stop_gradient(x), state), w)
+            _, pullback = framework.differentiate_state(
+                lambda state: block(op_stop_gradient(x), state), w
+            )
             return 3.0 * u, pullback(u)[0]
 
         return op_stop_gradient(x * w + 2.0 * w), grad
@@ -70,7 +88,9 @@ def state_differentiated_in_a_rule(framework: Framework) -> None:
 
 @case(order=orders(12.0, 30.0))
 def checkpoint_of_an_op(framework: Framework, order: tuple[int, float]) -> None:
-    """An op without state in a checkpoint, in both orders: 3 x^2 by the op's rule, and 15 x by its rule's."""
+    """An op without state in a checkpoint, in both orders: 3 x^2 by the op's rule, and 15 x by its
+    rule's.
+    """
     slope = op_custom_gradient(lambda x: (3.0 * x * x, lambda u: u * 15.0 * x))
     op = op_custom_gradient(lambda x: (x * x * x, lambda u: u * slope(x)))
     checkpoint = recompute(op, CHECKPOINTS["op_vjp"])
@@ -89,7 +109,9 @@ def _product(x: Tensor, w: Tensor) -> Tensor:
 
 @op_custom_gradient
 def product_with_its_vjp(x: Tensor, w: Tensor) -> Any:
-    """Its rule takes the gradients of the product by op_vjp, and multiplies them by 7 and 11, wrong on purpose."""
+    """Its rule takes the gradients of the product by op_vjp, and multiplies them by 7 and 11, wrong
+    on purpose.
+    """
 
     def grad(upstream: Tensor) -> Any:
         of_x, of_w = cgshim.op_vjp(_product, x, w)[1](upstream)
@@ -113,7 +135,7 @@ def second_order_through_op_vjp_in_a_rule(framework: Framework) -> None:
     )  # fmt: skip
 
 
-# --- An inner op captures what is differentiated ----------------------------------------------------------------------
+# --- An inner op captures what is differentiated --------------------------------------------------
 
 
 def _cube_with(rule: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -153,7 +175,10 @@ def inner_op_that_captures_a_residual_and_is_given_nothing_of_it(framework: Fram
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         square = x * x
-        return square * x, lambda u: u * op_custom_gradient(lambda c: (c * square, lambda u: 7.0 * u))(three)
+        return (
+            square * x,
+            lambda u: u * op_custom_gradient(lambda c: (c * square, lambda u: 7.0 * u))(three),
+        )
 
     _check_first_order_alone(framework, op)
 
@@ -161,7 +186,9 @@ def inner_op_that_captures_a_residual_and_is_given_nothing_of_it(framework: Fram
 @case()
 def inner_op_that_captures_upstream(framework: Framework) -> None:
     """The derivative by upstream is 12 there, and would be 0."""
-    op = _cube_with(lambda x, u: op_custom_gradient(lambda x: (3.0 * x * x * u, lambda v: 7.0 * v * x * u))(x))
+    op = _cube_with(
+        lambda x, u: op_custom_gradient(lambda x: (3.0 * x * x * u, lambda v: 7.0 * v * x * u))(x)
+    )
     x, u = framework.tensors((2.0, 0.5))
 
     def gradient(u: Tensor) -> Tensor:
@@ -172,7 +199,9 @@ def inner_op_that_captures_upstream(framework: Framework) -> None:
 
 
 def _given_the_argument_and_upstream(x: Tensor, u: Tensor) -> Tensor:
-    op = op_custom_gradient(lambda x, u: (3.0 * x * x * u, lambda v: (v * u * 5.0 * x, v * 3.0 * x * x)))
+    op = op_custom_gradient(
+        lambda x, u: (3.0 * x * x * u, lambda v: (v * u * 5.0 * x, v * 3.0 * x * x))
+    )
     return op(x, u)
 
 
@@ -183,7 +212,9 @@ def _capturing_an_intermediate(x: Tensor, u: Tensor) -> Tensor:
 
 
 GIVEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "the argument": lambda x, u: u * op_custom_gradient(lambda x: (3.0 * x * x, lambda u: u * 5.0 * x))(x),
+    "the argument": lambda x, u: (
+        u * op_custom_gradient(lambda x: (3.0 * x * x, lambda u: u * 5.0 * x))(x)
+    ),
     "the argument and a constant": lambda x, u: (
         u * op_custom_gradient(lambda c, x: (c * x * x, lambda u: (None, u * 5.0 * x)))(3.0, x)
     ),
@@ -196,14 +227,18 @@ GIVEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @case(inner=GIVEN, order=orders(12.0, 10.0))
-def inner_op_that_is_given(framework: Framework, inner: Callable[..., Tensor], order: tuple[int, float]) -> None:
+def inner_op_that_is_given(
+    framework: Framework, inner: Callable[..., Tensor], order: tuple[int, float]
+) -> None:
     """5 x for 6 x in the second order: the inner rule's number."""
     framework.check_derivative(_cube_with(inner), *order, at=2.0)
 
 
 @case(order=orders(12.0, 10.0, 5.0))
 def inner_op_that_captures_a_residual(framework: Framework, order: tuple[int, float]) -> None:
-    """A residual of the call whose rule runs depends on that call's arguments, which the inner op is given."""
+    """A residual of the call whose rule runs depends on that call's arguments, which the inner op
+    is given.
+    """
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -234,8 +269,12 @@ def inner_op_that_captures_an_output(framework: Framework, order: tuple[int, flo
 
 
 @case(order=orders(32.0, 240.0, 240.0, 120.0))
-def inner_rule_that_keeps_what_the_inner_op_captured(framework: Framework, order: tuple[int, float]) -> None:
-    """A kernel of x^4 with two derivatives: the inner rule keeps the second one, whose own derivative is that of f."""
+def inner_rule_that_keeps_what_the_inner_op_captured(
+    framework: Framework, order: tuple[int, float]
+) -> None:
+    """A kernel of x^4 with two derivatives: the inner rule keeps the second one, whose own
+    derivative is that of f.
+    """
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -260,9 +299,13 @@ def inner_rule_that_keeps_the_outer_output(framework: Framework, order: tuple[in
 
 
 @case(order=orders(12.0, 26.0, 13.0))
-def inner_rule_that_keeps_the_outer_argument(framework: Framework, order: tuple[int, float]) -> None:
+def inner_rule_that_keeps_the_outer_argument(
+    framework: Framework, order: tuple[int, float]
+) -> None:
     """The inner op is given x, and its rule reads it under its outer name."""
-    rule = lambda x, u: u * op_custom_gradient(lambda given: (3.0 * x * given, lambda u: u * 13.0 * x))(x)
+    rule = lambda x, u: (
+        u * op_custom_gradient(lambda given: (3.0 * x * given, lambda u: u * 13.0 * x))(x)
+    )
     framework.check_derivative(_cube_with(rule), *order, at=2.0)
 
 
@@ -272,18 +315,22 @@ def inner_op_that_returns_integers(framework: Framework, order: tuple[int, float
 
     @op_custom_gradient
     def how_many_are_large(x: Tensor) -> Any:
-        return cgshim.ops.reshape(cgshim.ops.sum(cgshim.op_cast(x > 2.5, "int32")), (1,)), lambda u: None
+        return cgshim.ops.reshape(
+            cgshim.ops.sum(cgshim.op_cast(x > 2.5, "int32")), (1,)
+        ), lambda u: None
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         y = cgshim.ops.take(x, how_many_are_large(x), axis=0)
-        return cgshim.ops.sum(y * y * y), lambda u: 5.0 * u * y * y * cgshim.op_cast(x == y, "float32")
+        return cgshim.ops.sum(
+            y * y * y
+        ), lambda u: 5.0 * u * y * y * cgshim.op_cast(x == y, "float32")
 
     vector = framework.tensor([1.0, 3.0, 2.0])
     framework.check_derivative(lambda s: op(s * vector), *order, at=1.0)
 
 
-# --- Ops in ops -------------------------------------------------------------------------------------------------------
+# --- Ops in ops -----------------------------------------------------------------------------------
 
 DEPTH = 8
 

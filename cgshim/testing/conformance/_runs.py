@@ -1,4 +1,6 @@
-"""How often f runs, and that it may be opaque: where a rule keeps arguments, outputs and integers, f runs once."""
+"""How often f runs, and that it may be opaque: where a rule keeps arguments, outputs and integers,
+f runs once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from cgshim.testing.conformance._registry import ORDERS, case
 
 AT = 0.5
 
-# --- f runs as often as a function in its place would ---------------------------------------------------------------
+# --- f runs as often as a function in its place would ---------------------------------------------
 
 
 def counted(f: Callable[[Tensor], Any]) -> tuple[Callable[[Tensor], Tensor], list[int]]:
@@ -32,7 +34,9 @@ def counted(f: Callable[[Tensor], Any]) -> tuple[Callable[[Tensor], Tensor], lis
 
 
 def runs_of_a_plain_function(framework: Framework, order: int) -> int:
-    """How often the framework itself runs a function for a derivative: most of them once, in every order."""
+    """How often the framework itself runs a function for a derivative: most of them once, in every
+    order.
+    """
     runs: list[int] = []
 
     def plain(x: Tensor) -> Tensor:
@@ -53,7 +57,15 @@ def _keeps_integers(framework: Framework, x: Tensor) -> Any:
     positive = x > 0.0
     return (
         x * x * x,
-        lambda u: u * 5.0 * x * x * cgshim.op_cast(exponent, "float32") / 3.0 * cgshim.op_cast(positive, "float32"),
+        lambda u: (
+            u
+            * 5.0
+            * x
+            * x
+            * cgshim.op_cast(exponent, "float32")
+            / 3.0
+            * cgshim.op_cast(positive, "float32")
+        ),
     )
 
 
@@ -74,7 +86,10 @@ Kept = tuple[Callable[[Framework, Tensor], Any], Sequence[float]]
 KEPT: dict[str, Kept] = {
     "an argument": (lambda framework, x: (x * x * x, lambda u: u * 5.0 * x * x), CUBE),
     "nothing, the rule is given arguments": (
-        lambda framework, x: (x * x * x, lambda *args, upstream: upstream * 5.0 * args[0] * args[0]),
+        lambda framework, x: (
+            x * x * x,
+            lambda *args, upstream: upstream * 5.0 * args[0] * args[0],
+        ),
         CUBE,
     ),
     "an output": (_keeps_an_output, QUOTIENT),
@@ -93,7 +108,7 @@ def f_is_not_run_again(framework: Framework, kept: Kept, order: int) -> None:
     assert len(runs) == runs_of_a_plain_function(framework, order), f"{len(runs)} runs of f"
 
 
-# --- f is opaque ----------------------------------------------------------------------------------------------------
+# --- f is opaque ----------------------------------------------------------------------------------
 
 
 def _in_place(framework: Framework, x: Tensor) -> Tensor:
@@ -124,7 +139,9 @@ Exponential = Callable[[Framework, Tensor], Tensor]
 EXPONENTIALS: dict[str, Exponential] = {
     "in NumPy": lambda framework, x: framework.tensor(np.exp(op_convert_to_numpy(x))),
     "in NumPy, in place": _in_place,
-    "in Python's math": lambda framework, x: framework.tensor(math.exp(float(op_convert_to_numpy(x)))),
+    "in Python's math": lambda framework, x: framework.tensor(
+        math.exp(float(op_convert_to_numpy(x)))
+    ),
     "in a loop on values": _in_a_loop,
     "in a loop on tensors": _in_a_loop_of_tensors,
 }
@@ -147,7 +164,9 @@ def opaque_f(framework: Framework, exp: Exponential, order: int) -> None:
 
 @case(order=ORDERS)
 def intermediate_of_a_plain_f(framework: Framework, order: int) -> None:
-    """None of this refuses a second order that can be had: f is deterministic, and its intermediate has derivatives."""
+    """None of this refuses a second order that can be had: f is deterministic, and its intermediate
+    has derivatives.
+    """
 
     def f(x: Tensor) -> Any:
         square = x * x
@@ -155,4 +174,6 @@ def intermediate_of_a_plain_f(framework: Framework, order: int) -> None:
 
     op, runs = counted(f)
     framework.check_derivative(op, order, CUBE[order - 1], at=AT)
-    assert order > 1 or len(runs) == runs_of_a_plain_function(framework, 1), f"{len(runs)} runs of f"
+    assert order > 1 or len(runs) == runs_of_a_plain_function(framework, 1), (
+        f"{len(runs)} runs of f"
+    )

@@ -18,8 +18,12 @@ from cgshim.testing.conformance._framework import Framework, raised, refused
 from cgshim.testing.conformance._registry import case
 
 
-def _check_if_offered(framework: Framework, fn: Callable[..., Any], *numbers: Any, **expected: Any) -> bool:
-    """Check fn by state, and return True; False where op_vjp has refused its variables, as it then must."""
+def _check_if_offered(
+    framework: Framework, fn: Callable[..., Any], *numbers: Any, **expected: Any
+) -> bool:
+    """Check fn by state, and return True; False where op_vjp has refused its variables, as it then
+    must.
+    """
     if hasattr(framework.backend, "vjp_with_variables"):
         framework.check_state(fn, *numbers, **expected)
         return True
@@ -30,7 +34,9 @@ def _check_if_offered(framework: Framework, fn: Callable[..., Any], *numbers: An
 
 @case()
 def vjp_by_variables(framework: Framework) -> None:
-    """A pair: the gradients of arguments, and those of variables in their order, zeros for one that is not read."""
+    """A pair: the gradients of arguments, and those of variables in their order, zeros for one that
+    is not read.
+    """
     x, upstream = framework.tensors((X, U))
     found: list[Any] = []
 
@@ -41,7 +47,9 @@ def vjp_by_variables(framework: Framework) -> None:
         return output["y"] + 0.0 * unread
 
     of_w = (U * X * X).sum()
-    if _check_if_offered(framework, fn, Y, 7.0, upstream=U, output=X * X * Y, gradients=(of_w, 0.0)):
+    if _check_if_offered(
+        framework, fn, Y, 7.0, upstream=U, output=X * X * Y, gradients=(of_w, 0.0)
+    ):
         framework.check_equal(found, [((2.0 * U * X * Y, None), [0.0, of_w])] * 2)
 
 
@@ -86,7 +94,9 @@ def second_order_by_the_variables_of_a_rule(framework: Framework) -> None:
         return cgshim.op_vjp(op, x)[1](upstream)[0]
 
     gradients = (14.0 * v * U * X * 3.0 * Y**2).sum(), 14.0 * v * U * Y**3
-    _check_if_offered(framework, gradient, Y, X, upstream=v, output=14.0 * U * X * Y**3, gradients=gradients)
+    _check_if_offered(
+        framework, gradient, Y, X, upstream=v, output=14.0 * U * X * Y**3, gradients=gradients
+    )
 
 
 NO_VARIABLES: dict[str, tuple[Callable[[Framework], Any], str]] = {
@@ -102,12 +112,17 @@ NO_VARIABLES: dict[str, tuple[Callable[[Framework], Any], str]] = {
 
 
 @case(form=NO_VARIABLES)
-def what_are_no_variables(framework: Framework, form: tuple[Callable[[Framework], Any], str]) -> None:
+def what_are_no_variables(
+    framework: Framework, form: tuple[Callable[[Framework], Any], str]
+) -> None:
     make, sentence = form
 
     def square(x: Tensor) -> Tensor:
         return x * x
 
     variables = make(framework)
-    error = raised(CustomGradientTypeError, lambda: cgshim.op_vjp(square, framework.tensor(X), variables=variables))
+    error = raised(
+        CustomGradientTypeError,
+        lambda: cgshim.op_vjp(square, framework.tensor(X), variables=variables),
+    )
     assert str(error) == f"op_vjp(square): {sentence.format(framework.name)}", str(error)

@@ -1,7 +1,8 @@
 """MLX, with the gradients of mx.custom_function.
 
-f runs once, on the inputs as they are in the graph, and its outputs are attached to them by a function of MLX's own
-whose vjp is the rule, as f returned it. The graph has what the rule reads as functions of the inputs, for other orders.
+f runs once, on the inputs as they are in the graph, and its outputs are attached to them by a
+function of MLX's own whose vjp is the rule, as f returned it. The graph has what the rule reads as
+functions of the inputs, for other orders.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def _dtype_named(name: str) -> mx.Dtype:
 
 
 def convert_to_numpy(x: Array, /) -> Any:
-    return np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x)  # NumPy has no bfloat16 of its own
+    # NumPy has no bfloat16 of its own
+    return np.array(x.astype(mx.float32) if x.dtype == mx.bfloat16 else x)
 
 
 def stop_gradient(x: Array, /) -> Array:

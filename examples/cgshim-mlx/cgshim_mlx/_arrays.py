@@ -48,7 +48,9 @@ def rebound(objects: Sequence[Array], arrays: Arrays) -> Iterator[None]:
 
 
 def spoiled(x: Array, ok: Array) -> Array:
-    """x, and NaN unless ok, which nobody may look at here: to evaluate an array cuts it off from outer derivatives."""
+    """x, and NaN unless ok, which nobody may look at here: to evaluate an array cuts it off from
+    outer derivatives.
+    """
     return x * mx.stop_gradient(mx.where(ok, 1.0, mx.nan)).astype(x.dtype) if is_float(x) else x
 
 

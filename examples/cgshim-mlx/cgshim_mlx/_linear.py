@@ -15,12 +15,16 @@ if TYPE_CHECKING:
 
 
 def transposed(
-    call: Call, rule: Callable[..., Sequence[Array]], outputs: Sequence[Array], tangents: Sequence[Array]
+    call: Call,
+    rule: Callable[..., Sequence[Array]],
+    outputs: Sequence[Array],
+    tangents: Sequence[Array],
 ) -> Sequence[Array]:
-    """The gradient of <rule(upstreams), tangents> with respect to upstreams, which are like outputs.
+    """The gradient of <rule(upstreams), tangents> with respect to upstreams, which are like
+    outputs.
 
-    The transpose of a linear rule is the same everywhere. What the operations of a rule do not show, its numbers at two
-    points do: where they are not proportional, the result is NaN.
+    The transpose of a linear rule is the same everywhere. What the operations of a rule do not
+    show, its numbers at two points do: where they are not proportional, the result is NaN.
     """
 
     def gradients_of(*upstreams: Array) -> list[Array]:
@@ -34,7 +38,10 @@ def transposed(
     gradients, pushed = mx.vjp(gradients_of, points, list(tangents))
     elsewhere = rule(*[_numbers_like(y, _SCALE) for y in outputs])
     ok = all_of(_is_close(_SCALE * g, e) for g, e in zip(gradients, elsewhere, strict=True))
-    return [spoiled(x, ok & _is_close(_product(gradients, tangents), _product(points, pushed))) for x in pushed]
+    return [
+        spoiled(x, ok & _is_close(_product(gradients, tangents), _product(points, pushed)))
+        for x in pushed
+    ]
 
 
 _SCALE = -1.7
@@ -51,4 +58,7 @@ def _is_close(a: Array, b: Array) -> Array:
 
 
 def _product(us: Sequence[Array], vs: Sequence[Array]) -> Array:
-    return sum((mx.real(mx.conj(u) * v).astype(mx.float32).sum() for u, v in zip(us, vs, strict=True)), mx.array(0.0))
+    return sum(
+        (mx.real(mx.conj(u) * v).astype(mx.float32).sum() for u, v in zip(us, vs, strict=True)),
+        mx.array(0.0),
+    )

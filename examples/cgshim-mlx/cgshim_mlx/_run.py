@@ -22,13 +22,19 @@ Derivative = Callable[[Arrays, Arrays, Arrays, Arrays], Arrays]
 
 
 def attached(
-    pull: Derivative, push: Derivative, sources: Arrays, values: Arrays, held: Arrays = (), told: Arrays = ()
+    pull: Derivative,
+    push: Derivative,
+    sources: Arrays,
+    values: Arrays,
+    held: Arrays = (),
+    told: Arrays = (),
 ) -> list[Array]:
     """The values, as functions of the sources by pull and push.
 
-    It is lazy: MLX calls pull and push where it is asked for such a derivative. There the values are those that this
-    has returned, with their own derivatives. held are arrays that pull and push read from a Python closure, which
-    mx.vmap does not see: in its batches pull and push are told what they are there, and elsewhere what told says.
+    It is lazy: MLX calls pull and push where it is asked for such a derivative. There the values
+    are those that this has returned, with their own derivatives. held are arrays that pull and push
+    read from a Python closure, which mx.vmap does not see: in its batches pull and push are told
+    what they are there, and elsewhere what told says.
     """
     met: list[Array] = []  # held, in a batch
 
@@ -52,43 +58,66 @@ def attached(
 
     @attach.jvp
     def jvp(arguments: Any, tangents: Any) -> list[Array]:
-        of_sources = [mx.zeros_like(x) if t is None else t for x, t in zip(arguments[0], tangents[0], strict=True)]
+        of_sources = [
+            mx.zeros_like(x) if t is None else t
+            for x, t in zip(arguments[0], tangents[0], strict=True)
+        ]
         return list(push(arguments[0], attach(*arguments), list(told), of_sources))
 
     @attach.vmap
     def vmap(arguments: Any, axes: Any) -> Any:
-        count, both = len(arguments[0]), _batched([*arguments[0], *arguments[1]], [*axes[0], *axes[1]])
-        return attached(mx.vmap(pull), mx.vmap(push), both[:count], both[count:], met, met), [0] * len(arguments[1])
+        count, both = (
+            len(arguments[0]),
+            _batched([*arguments[0], *arguments[1]], [*axes[0], *axes[1]]),
+        )
+        return attached(mx.vmap(pull), mx.vmap(push), both[:count], both[count:], met, met), [
+            0
+        ] * len(arguments[1])
 
     found: list[Array] = attach(list(sources), list(values), mx.stop_gradient(carry(list(held))))
-    return [y if is_float(y) else mx.stop_gradient(y) for y in found]  # integers, which may be indices
+    # integers, which may be indices
+    return [y if is_float(y) else mx.stop_gradient(y) for y in found]
 
 
 def _batched(arrays: Arrays, axes: Sequence[int | None]) -> list[Array]:
     """Arrays with their batch axis in front; one that has none is repeated."""
     pairs = list(zip(arrays, axes, strict=True))
     size = next(x.shape[axis] for x, axis in pairs if axis is not None)
-    return [mx.broadcast_to(x, (size, *x.shape)) if axis is None else mx.moveaxis(x, axis, 0) for x, axis in pairs]
+    return [
+        mx.broadcast_to(x, (size, *x.shape)) if axis is None else mx.moveaxis(x, axis, 0)
+        for x, axis in pairs
+    ]
 
 
 class Run:
-    """One run of f, on the inputs as they are in the graph: so is all that the rule reads, wherever f kept it."""
+    """One run of f, on the inputs as they are in the graph: so is all that the rule reads, wherever
+    f kept it.
+    """
 
     def __init__(self, call: Call, inputs: Arrays) -> None:
         self.call, self.running, self.is_within_f = call, _rule.current, _within_f.current
         self.given = [renewed(x) for x in inputs]
         self.beginnings = [handle(x) for x in self.given]
         in_options = filter(is_tensor, call.backend.tree_flatten(dict(call.options))[0])
-        captured = {id(x): x for x in [*in_options, *tensors_held(call.f, is_tensor)] if is_float(x)}
+        captured = {
+            id(x): x for x in [*in_options, *tensors_held(call.f, is_tensor)] if is_float(x)
+        }
         self.results, self.rule = _within_f.run(True, call, self.given)
         self.made = [handle(y) for y in self.results]
         read = those_behind(self.made, [*captured.values()])
         takes = self.rule.takes_variables
-        self.variables = [x for x in read if takes and Graph([x]).has_a_derivative() and self._captures(x, inputs)()]
+        self.variables = [
+            x
+            for x in read
+            if takes and Graph([x]).has_a_derivative() and self._captures(x, inputs)()
+        ]
         guarded = [x for x in read if all(x is not each for each in self.variables)]
         self.sources = [*inputs, *self.variables, *(self._guarded(x, inputs) for x in guarded)]
         unread = captured.keys() - map(id, read) if self.running is None else ()
-        self.held = [*self.given, *(x for x in tensors_held(self.rule.grad_fn, is_tensor) if id(x) not in unread)]
+        self.held = [
+            *self.given,
+            *(x for x in tensors_held(self.rule.grad_fn, is_tensor) if id(x) not in unread),
+        ]
         self.kept = [handle(x) for x in self.held]
         old = {id(x): x for x in self.given} | captured
         self.is_own = [id(y) not in old for y in self.results]
@@ -98,13 +127,16 @@ class Run:
 
     @property
     def outputs(self) -> list[Array]:
-        told = self.kept if self.running else []  # what that rule's call returned is another array while it runs
+        # what that rule's call returned is another array while it runs
+        told = self.kept if self.running else []
         return attached(self._pull, self._push, self.sources, stopped(self.made), self.kept, told)
 
-    # --- What f captured --------------------------------------------------------------------------------------------
+    # --- What f captured --------------------------------------------------------------------------
 
     def _guarded(self, x: Array, inputs: Arrays) -> Array:
-        """x as a source of the outputs: MLX tells nobody what is being differentiated, until it asks for a gradient."""
+        """x as a source of the outputs: MLX tells nobody what is being differentiated, until it
+        asks for a gradient.
+        """
         captures = self._captures(x, inputs)
 
         def zeros(sources: Any, values: Any, held: Any, derivatives: Arrays) -> list[Array]:
@@ -115,31 +147,50 @@ class Run:
         return attached(zeros, zeros, [x], stopped([x]))[0]
 
     def _captures(self, x: Array, inputs: Arrays) -> Callable[[], bool]:
-        """Whether an output is made of x, and x is, in a running rule, made of more than the inputs."""
+        """Whether an output is made of x, and x is, in a running rule, made of more than the
+        inputs.
+        """
         running, now, now_given = self.running, handle(x), [handle(each) for each in inputs]
         return lambda: (
             len(inputs) in Graph(self.made, [*self.beginnings, now]).inputs()
-            and not (running and (running.speaks_for(x, inputs) or Graph([now], now_given).is_made_of_inputs()))
+            and not (
+                running
+                and (running.speaks_for(x, inputs) or Graph([now], now_given).is_made_of_inputs())
+            )
         )
 
-    # --- The rule ------------------------------------------------------------------------------------------------
+    # --- The rule ---------------------------------------------------------------------------------
 
-    def _gradients(self, sources: Arrays, outputs: Arrays, held: Arrays, upstreams: Arrays) -> list[Array]:
-        """The rule is called as it is; f's outputs are the op's own meanwhile, and in batches all else is batched."""
+    def _gradients(
+        self, sources: Arrays, outputs: Arrays, held: Arrays, upstreams: Arrays
+    ) -> list[Array]:
+        """The rule is called as it is; f's outputs are the op's own meanwhile, and in batches all
+        else is batched.
+        """
         objects = [*(self.held if held else ()), *compress(self.results, self.is_own)]
         with rebound(objects, [*held, *compress(outputs, self.is_own)]):
             running = _Running(self.given, [*self.held, *self.results], _rule.current)
-            of_inputs, of_variables = _rule.run(running, self.rule, self.given, upstreams, self.variables)
+            of_inputs, of_variables = _rule.run(
+                running, self.rule, self.given, upstreams, self.variables
+            )
         found = [*of_inputs, *of_variables, *([None] * len(sources))]
         return [mx.zeros_like(x) if g is None else g for x, g in zip(sources, found, strict=False)]
 
-    def _pull(self, sources: Arrays, outputs: Arrays, held: Arrays, upstreams: Arrays) -> list[Array]:
+    def _pull(
+        self, sources: Arrays, outputs: Arrays, held: Arrays, upstreams: Arrays
+    ) -> list[Array]:
         held_now = tensors_held(self.rule.grad_fn, is_tensor)  # before the rule changes that
         gradients = self._gradients(sources, outputs, held, upstreams)
-        return self._differentiable(gradients, [*sources, *upstreams], [*outputs, *upstreams, *held], held_now)
+        return self._differentiable(
+            gradients, [*sources, *upstreams], [*outputs, *upstreams, *held], held_now
+        )
 
-    def _push(self, sources: Arrays, outputs: Arrays, held: Arrays, tangents: Arrays) -> list[Array]:
-        """J v, as the transpose of the rule; what cannot be had may still be a tangent that an outer op never uses."""
+    def _push(
+        self, sources: Arrays, outputs: Arrays, held: Arrays, tangents: Arrays
+    ) -> list[Array]:
+        """J v, as the transpose of the rule; what cannot be had may still be a tangent that an
+        outer op never uses.
+        """
         try:
             if not self.call.forward_mode:
                 self.call.refuse_forward_mode("mx.jvp")
@@ -151,10 +202,14 @@ class Run:
             return [unusable(y, error) for y in outputs]
         return self._differentiable(pushed, [*sources, *tangents], [*outputs, *tangents, *held])
 
-    def _differentiable(self, results: Arrays, sources: Arrays, known: Arrays, others: Arrays = ()) -> list[Array]:
-        """The results of the rule, whose derivatives by all that it read are there, or are refused when asked for.
+    def _differentiable(
+        self, results: Arrays, sources: Arrays, known: Arrays, others: Arrays = ()
+    ) -> list[Array]:
+        """The results of the rule, whose derivatives by all that it read are there, or are refused
+        when asked for.
 
-        MLX does not ask for that of a constant. Where something may be one to MLX alone, it is made of the sources too.
+        MLX does not ask for that of a constant. Where something may be one to MLX alone, it is made
+        of the sources too.
         """
         once = self.call.once_differentiable
         read = [handle(x) for x in results]
@@ -172,8 +227,14 @@ class Run:
 
     def _require_connected(self, results: Arrays, known: Arrays) -> None:
         if Graph(results, known).has_a_derivative():
-            found = (x for x in tensors_held(self.rule.grad_fn, is_tensor) if Graph([x], known).has_a_derivative())
-            self.call.refuse_unconnected(next(found, results[0]), "was made of what is differentiated elsewhere")
+            found = (
+                x
+                for x in tensors_held(self.rule.grad_fn, is_tensor)
+                if Graph([x], known).has_a_derivative()
+            )
+            self.call.refuse_unconnected(
+                next(found, results[0]), "was made of what is differentiated elsewhere"
+            )
         converted = self.rule.output.converted
         for x in tensors_held(self.rule.grad_fn, lambda x: id(x) in converted) if converted else ():
             self.call.refuse_unconnected(x, "f has returned as an array of NumPy's")
@@ -193,9 +254,13 @@ class _Running(NamedTuple):
     outer: _Running | None
 
     def speaks_for(self, x: Array, inputs: Arrays) -> bool:
-        """Whether x is a residual of this call, or one further out, whose arguments are all among inputs."""
+        """Whether x is a residual of this call, or one further out, whose arguments are all among
+        inputs.
+        """
         given = {id(each) for each in inputs}
-        if any(x is each for each in self.held) and all(id(each) in given for each in self.inputs if is_float(each)):
+        if any(x is each for each in self.held) and all(
+            id(each) in given for each in self.inputs if is_float(each)
+        ):
             return True
         return self.outer is not None and self.outer.speaks_for(x, inputs)
 

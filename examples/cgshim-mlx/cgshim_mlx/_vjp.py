@@ -18,10 +18,11 @@ from cgshim_mlx._graph import Graph
 def vjp(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
 ) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
-    """MLX's own takes the upstream gradients with the function: it runs again for each pullback, and must be the same.
+    """MLX's own takes the upstream gradients with the function: it runs again for each pullback,
+    and must be the same.
 
-    It draws the same random numbers again from the generators that everybody shares. Where its outputs are others, the
-    gradients are NaN.
+    It draws the same random numbers again from the generators that everybody shares. Where its
+    outputs are others, the gradients are NaN.
     """
     states = _states()
     outputs = fn(*inputs)
@@ -45,14 +46,17 @@ def pulled_back(
         full = list(inputs)
         for at, x in zip(floats, xs, strict=True):
             full[at] = x
-        return [mx.array(y) for y in fn(*full)]  # mx.vjp wants no upstream for what stop_gradient has just made
+        # mx.vjp wants no upstream for what stop_gradient has just made
+        return [mx.array(y) for y in fn(*full)]
 
     outputs, found = mx.vjp(fn_of_floats, [inputs[at] for at in floats], list(upstreams))
     of_floats = dict(zip(floats, found, strict=True))
     return outputs, [of_floats.get(at) for at in range(len(inputs))]
 
 
-def jvp(fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: Sequence[Array], /) -> Sequence[Array]:
+def jvp(
+    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: Sequence[Array], /
+) -> Sequence[Array]:
     made: list[tuple[Array, Exception]] = []
     _, of_outputs = _unusable.run(made, mx.jvp, fn, list(inputs), list(tangents))
     for at in Graph(of_outputs, [tangent for tangent, _ in made]).inputs() if made else ():
@@ -61,7 +65,9 @@ def jvp(fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: S
 
 
 def unusable(x: Array, error: Exception) -> Array:
-    """The tangent of an array that has none: MLX asks for those of all that f computes, whoever uses them."""
+    """The tangent of an array that has none: MLX asks for those of all that f computes, whoever
+    uses them.
+    """
     tangent = mx.full(x.shape, mx.nan if is_float(x) else 0, x.dtype)
     if _unusable.current is not None:
         _unusable.current.append((tangent, error))

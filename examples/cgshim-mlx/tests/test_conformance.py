@@ -4,38 +4,60 @@ import pytest
 
 from cgshim.testing import conformance
 
-NO_COMPLEX128 = "MLX has complex64 alone: https://ml-explore.github.io/mlx/build/html/python/data_types.html"
+NO_COMPLEX128 = (
+    "MLX has complex64 alone: https://ml-explore.github.io/mlx/build/html/python/data_types.html"
+)
 RUNS_AGAIN = (
     "mx.vjp takes the upstream gradients with the function, so a pullback of op_vjp runs it again; where its output is "
     "then another, the gradients are NaN: https://ml-explore.github.io/mlx/build/html/python/_autosummary/mlx.core.vjp.html"
 )
-NOT_TAKEN_APART = "an op refuses when its outputs are differentiated; what f left in an object is none of them"
+NOT_TAKEN_APART = (
+    "an op refuses when its outputs are differentiated; what f left in an object is none of them"
+)
 OF_ITS_OWN = ("a NumPy Generator", "a random.Random")
 """generators that nobody finds in a function, and so nobody sets back"""
 
 GAPS = {
-    **{f"{case}[complex128]": NO_COMPLEX128 for case in ("dtypes", "complex_numbers", "complex_second_order")},
-    **{f"{case}[complex128]": NO_COMPLEX128 for case in ("complex_product_of_two", "real_to_complex")},
+    **{
+        f"{case}[complex128]": NO_COMPLEX128
+        for case in ("dtypes", "complex_numbers", "complex_second_order")
+    },
+    **{
+        f"{case}[complex128]": NO_COMPLEX128
+        for case in ("complex_product_of_two", "real_to_complex")
+    },
     **{f"complex_to_real[{f}-complex128]": NO_COMPLEX128 for f in ("real", "abs", "square of abs")},
     "complex_forward_mode[complex128]": NO_COMPLEX128,
     **{
-        f"random_intermediate[{draw}-1-{dtype}]": RUNS_AGAIN for draw in OF_ITS_OWN for dtype in ("float32", "bfloat16")
+        f"random_intermediate[{draw}-1-{dtype}]": RUNS_AGAIN
+        for draw in OF_ITS_OWN
+        for dtype in ("float32", "bfloat16")
     },
     **{f"random_intermediate[{draw}-1e-6-float32]": RUNS_AGAIN for draw in OF_ITS_OWN},
-    **{f"{case}[{draw}]": RUNS_AGAIN for case in ("random_branch", "random_output") for draw in OF_ITS_OWN},
+    **{
+        f"{case}[{draw}]": RUNS_AGAIN
+        for case in ("random_branch", "random_output")
+        for draw in OF_ITS_OWN
+    },
     **{
         f"random_number_in_the_rule[{draw}-{kept}]": RUNS_AGAIN
         for draw in OF_ITS_OWN
         for kept in ("an argument", "an intermediate")
     },
-    **{f"tensor_in_an_object[{form}]": NOT_TAKEN_APART for form in ("an object", "an object in a list")},
+    **{
+        f"tensor_in_an_object[{form}]": NOT_TAKEN_APART
+        for form in ("an object", "an object in a list")
+    },
     "changed_setting": RUNS_AGAIN,
     "changed_setting_of_the_rule": RUNS_AGAIN,
     "counting_f": RUNS_AGAIN,
     "fewer_residuals_the_second_time": RUNS_AGAIN,
     **dict.fromkeys(("the_rule_is_the_object_that_f_returned", "what_a_rule_counts"), RUNS_AGAIN),
     "what_a_rule_pops_and_frees": RUNS_AGAIN,
-    **{f"host_{case}": RUNS_AGAIN for case in ("function_in_an_op", "rule_keeps_an_object", "rules_of_many_calls")},
+    **{
+        f"host_{case}": RUNS_AGAIN
+        for case in ("function_in_an_op", "rule_keeps_an_object", "rules_of_many_calls")
+    },
 }
 
 

@@ -1,4 +1,6 @@
-"""What only MLX has: its own transformations around an op. The rule says 7 x for x * x, which autodiff would not."""
+"""What only MLX has: its own transformations around an op. The rule says 7 x for x * x, which
+autodiff would not.
+"""
 
 import mlx.core as mx
 import numpy as np
@@ -55,7 +57,9 @@ def test_the_rule_is_never_dropped(transformed):
 
 
 def test_rows_that_share_an_argument():
-    """The gradient of an argument that vmap does not map is the sum over the rows, each 11 times upstream."""
+    """The gradient of an argument that vmap does not map is the sum over the rows, each 11 times
+    upstream.
+    """
     scaled = op_custom_gradient(lambda x, w: (x * w, lambda u: (5 * u * w, 11 * (u * x).sum())))
     rows, upstreams = mx.array([[1.0, 2.0], [3.0, 4.0]]), mx.array([[1.0, 10.0], [100.0, 1000.0]])
     mapped = mx.vmap(scaled, in_axes=(1, None), out_axes=1)
@@ -66,7 +70,8 @@ def test_rows_that_share_an_argument():
 
 def test_forward_mode_is_refused_without_a_promise():
     with pytest.raises(
-        TransformationError, match=r"^square: forward mode needs a rule .* got mx.jvp; if it is, say so"
+        TransformationError,
+        match=r"^square: forward mode needs a rule .* got mx.jvp; if it is, say so",
     ):
         mx.jvp(in_reverse, [mx.array(X)], [mx.array(X)])
 
@@ -87,7 +92,9 @@ def test_the_weight_of_an_object_is_no_silent_zero():
         layer.weight = weight
         return layer(mx.array(2.0))
 
-    with pytest.raises(CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument$"):
+    with pytest.raises(
+        CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument$"
+    ):
         mx.grad(loss)(mx.array(5.0))
     assert mx.grad(layer)(mx.array(2.0)).item() == 7.0
 
@@ -99,19 +106,25 @@ def test_a_shared_constant_may_be_captured_under_vmap():
 
 
 def test_derivatives_of_a_right_rule():
-    right = op_custom_gradient(lambda x, y: (x * x * y, lambda u: (2 * u * x * y, u * x * x)), forward_mode=True)
+    right = op_custom_gradient(
+        lambda x, y: (x * x * y, lambda u: (2 * u * x * y, u * x * x)), forward_mode=True
+    )
     check_gradients(right, [mx.array(X), mx.array(X[::-1])], order=3)
-    with pytest.raises(AssertionError, match=r"order 1: the gradient of x\[2\] through output must be"):
+    with pytest.raises(
+        AssertionError, match=r"order 1: the gradient of x\[2\] through output must be"
+    ):
         check_gradients(square, [mx.array([0.0, 0.0, 2.0])])
 
 
 def test_a_pullback_may_be_asked_again():
     _, pullback = op_vjp(square, mx.array(X))
     for upstream in (1.0, 10.0):
-        np.testing.assert_allclose(pullback(mx.array([upstream] * 3))[0], 7 * upstream * np.array(X))
+        np.testing.assert_allclose(
+            pullback(mx.array([upstream] * 3))[0], 7 * upstream * np.array(X)
+        )
 
 
-# --- Second orders --------------------------------------------------------------------------------------------------
+# --- Second orders --------------------------------------------------------------------------------
 
 
 def keeping_its_output(runs):
@@ -136,13 +149,21 @@ ONE = mx.array(1.0)
 SECOND = {
     "grad of grad": lambda op: mx.vmap(mx.grad(mx.grad(op))),
     "compiled": lambda op: mx.compile(mx.vmap(mx.grad(mx.grad(op)))),
-    "grad of a compiled grad": lambda op: lambda xs: mx.stack([mx.grad(mx.compile(mx.grad(op)))(x) for x in xs]),
+    "grad of a compiled grad": lambda op: (
+        lambda xs: mx.stack([mx.grad(mx.compile(mx.grad(op)))(x) for x in xs])
+    ),
     "grad of vmap of grad": lambda op: mx.grad(lambda x: mx.vmap(mx.grad(op))(x).sum()),
-    "grad of grad of vmap": lambda op: mx.grad(lambda x: mx.grad(lambda x: mx.vmap(op)(x).sum())(x).sum()),
+    "grad of grad of vmap": lambda op: mx.grad(
+        lambda x: mx.grad(lambda x: mx.vmap(op)(x).sum())(x).sum()
+    ),
     "vmap of vmap": lambda op: lambda x: mx.vmap(mx.vmap(mx.grad(mx.grad(op))))(x[None])[0],
-    "jvp of grad": lambda op: lambda xs: mx.stack([mx.jvp(mx.grad(op), [x], [ONE])[1][0] for x in xs]),
+    "jvp of grad": lambda op: (
+        lambda xs: mx.stack([mx.jvp(mx.grad(op), [x], [ONE])[1][0] for x in xs])
+    ),
     "jvp of jvp": lambda op: (
-        lambda xs: mx.stack([mx.jvp(lambda x: mx.jvp(op, [x], [ONE])[1][0], [x], [ONE])[1][0] for x in xs])
+        lambda xs: mx.stack(
+            [mx.jvp(lambda x: mx.jvp(op, [x], [ONE])[1][0], [x], [ONE])[1][0] for x in xs]
+        )
     ),
 }
 
@@ -202,7 +223,10 @@ def output_of_numpy(x):
 def test_what_f_made_of_numbers_has_no_second_order(f):
     op, x = op_custom_gradient(f), mx.array(0.5)
     np.testing.assert_allclose(mx.grad(op)(x).item(), 5 * np.exp(0.5), rtol=1e-6)
-    with pytest.raises(TransformationError, match="a second order needs every tensor that grad_fn reads as a function"):
+    with pytest.raises(
+        TransformationError,
+        match="a second order needs every tensor that grad_fn reads as a function",
+    ):
         mx.grad(mx.grad(op))(x)
 
 
@@ -222,7 +246,9 @@ def test_what_another_call_has_left_has_no_second_order():
 
     x = mx.array(0.5)
     np.testing.assert_allclose(mx.grad(both)(x).item(), np.exp(0.5), rtol=1e-6)
-    with pytest.raises(TransformationError, match="that was made of what is differentiated elsewhere"):
+    with pytest.raises(
+        TransformationError, match="that was made of what is differentiated elsewhere"
+    ):
         mx.grad(mx.grad(both))(x)
 
 
@@ -250,7 +276,9 @@ def test_a_differentiated_global_is_no_silent_zero():
         WEIGHT["w"] = w
         return op(mx.array(2.0))
 
-    with pytest.raises(CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument$"):
+    with pytest.raises(
+        CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument$"
+    ):
         mx.grad(loss)(mx.array(5.0))
 
 
@@ -274,7 +302,9 @@ def test_nobody_evaluates_what_an_outer_derivative_is_made_of():
     op = keeping_an_intermediate([])
     penalty = mx.grad(lambda x: mx.grad(op)(x) ** 2 + op(mx.grad(op)(x)))
     slope = 5 * np.exp(0.5)
-    np.testing.assert_allclose(penalty(mx.array(0.5)).item(), 2 * slope**2 + 5 * np.exp(slope) * slope, rtol=1e-4)
+    np.testing.assert_allclose(
+        penalty(mx.array(0.5)).item(), 2 * slope**2 + 5 * np.exp(slope) * slope, rtol=1e-4
+    )
 
 
 def test_what_an_op_in_a_rule_captures_under_vmap_is_no_silent_zero():
@@ -282,7 +312,9 @@ def test_what_an_op_in_a_rule_captures_under_vmap_is_no_silent_zero():
 
     @op_custom_gradient
     def fn(x, w):
-        inner = lambda: op_custom_gradient(lambda y: (3 * y * y * w, lambda upstream: 7 * upstream), name="inner")
+        inner = lambda: op_custom_gradient(
+            lambda y: (3 * y * y * w, lambda upstream: 7 * upstream), name="inner"
+        )
         return x * x * x * w, lambda upstream: (upstream * inner()(x), None)
 
     def slopes(x, w):
@@ -291,7 +323,9 @@ def test_what_an_op_in_a_rule_captures_under_vmap_is_no_silent_zero():
     x, w = mx.array([2.0, 3.0]), mx.array([5.0, 7.0])
     with pytest.raises(CustomGradientTypeError, match=r"^inner: .* pass it as an argument$"):
         mx.grad(slopes, 1)(x, w)
-    np.testing.assert_allclose(mx.vmap(mx.grad(fn))(x, w), 3 * np.array([4.0, 9.0]) * np.array([5.0, 7.0]))
+    np.testing.assert_allclose(
+        mx.vmap(mx.grad(fn))(x, w), 3 * np.array([4.0, 9.0]) * np.array([5.0, 7.0])
+    )
 
 
 def test_a_function_on_the_host_is_refused_in_compiled_code():
@@ -299,5 +333,7 @@ def test_a_function_on_the_host_is_refused_in_compiled_code():
     double = op_host(lambda x: 2 * x, outputs=lambda x: x, name="double")
     x = mx.array([1.0, 2.0])
     assert double(x).tolist() == [2.0, 4.0]
-    with pytest.raises(BackendError, match=r"^double: a function on the host needs the values of its arguments"):
+    with pytest.raises(
+        BackendError, match=r"^double: a function on the host needs the values of its arguments"
+    ):
         mx.compile(double)(x)

@@ -1,7 +1,8 @@
 """tinygrad, with the gradients of its calls.
 
-f runs once, on constants, and its outputs become one call in tinygrad's graph, whose grad_fxn is the rule. What it
-returns shows what it has read: to connect that, the arguments take the places of the constants in them.
+f runs once, on constants, and its outputs become one call in tinygrad's graph, whose grad_fxn is
+the rule. What it returns shows what it has read: to connect that, the arguments take the places of
+the constants in them.
 """
 
 from __future__ import annotations

@@ -23,10 +23,14 @@ def without_gradient(x: Tensor, constants: Sequence[Tensor]) -> Tensor:
 
 
 def without_assignments(tensors: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors, with each value that was assigned to given instead of the assignment: nobody writes into it then."""
+    """The tensors, with each value that was assigned to given instead of the assignment: nobody
+    writes into it then.
+    """
     start, values = {x.uop for x in given}, dict[UOp, UOp]()
     places = set(start)
-    for u in UOp.sink(*[x.uop for x in tensors]).toposort(gate=lambda u: u not in start, enter_calls=False):
+    for u in UOp.sink(*[x.uop for x in tensors]).toposort(
+        gate=lambda u: u not in start, enter_calls=False
+    ):
         if u.op is Ops.AFTER and u.src[0] in places and u.src[1].op is Ops.STORE:
             places.add(u)
             values[u] = u.src[1].src[1].substitute(values, walk=True)
@@ -39,12 +43,16 @@ def is_differentiated(x: Tensor) -> bool:
 
 
 def may_be_differentiated(x: Tensor) -> bool:
-    """Whether x is made of stored tensors: any of them may be what a gradient is asked of, now or later."""
+    """Whether x is made of stored tensors: any of them may be what a gradient is asked of, now or
+    later.
+    """
     return any(u.op in (Ops.BUFFER, Ops.PARAM) for u in _behind(x))
 
 
 def nearest(results: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Those of the tensors that the results are made of, but for what these tensors are made of; each node once."""
+    """Those of the tensors that the results are made of, but for what these tensors are made of;
+    each node once.
+    """
     stops = {x.uop: x for x in reversed(tensors)}
     reached: dict[UOp, Tensor] = {}
 
@@ -66,7 +74,9 @@ def is_newer(x: Tensor, other: Tensor) -> bool:
 
 
 def stored_since(other: Tensor) -> set[UOp]:
-    """The numbers behind tensors that were made after another one, and behind none that was made before it."""
+    """The numbers behind tensors that were made after another one, and behind none that was made
+    before it.
+    """
     alive = [x for x in (reference() for reference in list(all_tensors)) if x is not None]
     at = next(at for at, x in enumerate(alive) if x is other)
     old, new = (UOp.sink(*[x.uop for x in group]).toposort() for group in (alive[:at], alive[at:]))
@@ -80,5 +90,7 @@ def reads(x: Tensor, stored: set[UOp]) -> bool:
 
 def _behind(x: Tensor, but: str | None = None) -> list[UOp]:
     """The part of the graph of x in which a gradient may flow, but for the calls of some name."""
-    is_shown = lambda u: u.op is not Ops.DETACH and not (u.op is Ops.FUNCTION and but and u.arg.name == but)
+    is_shown = lambda u: (
+        u.op is not Ops.DETACH and not (u.op is Ops.FUNCTION and but and u.arg.name == but)
+    )
     return list(x.uop.toposort(gate=is_shown, enter_calls=False))

@@ -1,7 +1,7 @@
 """tinygrad: NumPy's functions, by NumPy's names, with NumPy's parameters.
 
-Tables name what tinygrad has as a method; what differs is a function here. cgshim defines some others in terms of
-these, and says of the rest that tinygrad has nothing that gives NumPy's numbers.
+Tables name what tinygrad has as a method; what differs is a function here. cgshim defines some
+others in terms of these, and says of the rest that tinygrad has nothing that gives NumPy's numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     return own or getattr(Tensor, _METHODS.get(name, ""), None)
 
 
-# --- Reductions -----------------------------------------------------------------------------------------------------
+# --- Reductions -----------------------------------------------------------------------------------
 
 
 def np_sum(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
@@ -59,7 +59,7 @@ def np_prod(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     return a.prod(axis, keepdim=keepdims)
 
 
-# --- Shapes ---------------------------------------------------------------------------------------------------------
+# --- Shapes ---------------------------------------------------------------------------------------
 
 
 def np_transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
@@ -98,7 +98,7 @@ def np_conj(x: Tensor) -> Tensor:
     return x
 
 
-# --- New tensors ----------------------------------------------------------------------------------------------------
+# --- New tensors ----------------------------------------------------------------------------------
 
 
 def np_zeros(shape: Shape, dtype: Any = None) -> Tensor:

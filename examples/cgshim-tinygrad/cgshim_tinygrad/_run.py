@@ -37,7 +37,9 @@ class Run:
         self.before = [Tensor(x.uop) for x in self.given]
         kernels, marker = GlobalCounters.kernel_count, Tensor(0)
         self.made, self.rule = call(self.given)
-        self.numbers = graph.stored_since(marker) if GlobalCounters.kernel_count > kernels else set()
+        self.numbers = (
+            graph.stored_since(marker) if GlobalCounters.kernel_count > kernels else set()
+        )
         values = graph.without_assignments(self.made, self.before)
         self.outputs = self._attached(values)
         for y, own in zip(self.made, self.outputs, strict=True):
@@ -46,13 +48,14 @@ class Run:
                     own, self.sources, self.before
                 ).uop  # the rule's derivative, where the rule reads it
 
-    # --- The outputs, as functions of the arguments --------------------------------------------------------------
+    # --- The outputs, as functions of the arguments -----------------------------------------------
 
     def _attached(self, values: Sequence[Tensor]) -> list[Tensor]:
         """The outputs of one call in the graph.
 
-        tinygrad asks for gradients long after the call, and does not say by what. So all that f captured has one here,
-        through the value itself; within a rule, what is made of the inputs is a constant.
+        tinygrad asks for gradients long after the call, and does not say by what. So all that f
+        captured has one here, through the value itself; within a rule, what is made of the inputs
+        is a constant.
         """
         floats = [y for y in values if is_float(y)]
         if not floats:
@@ -62,9 +65,13 @@ class Run:
         in_rule = _rule.current is not None
         captured = graph.without_gradient(vector, self.sources) if in_rule else vector
         may_be_variables = tensors_held(self.call.f, is_tensor) if self.rule.takes_variables else []
-        self.variables = [x for x in graph.nearest([captured], may_be_variables) if graph.is_differentiated(x)]
+        self.variables = [
+            x for x in graph.nearest([captured], may_be_variables) if graph.is_differentiated(x)
+        ]
         captured = graph.without_gradient(captured, self.variables)
-        hidden = [copied(captured, HIDDEN)] if in_rule or graph.may_be_differentiated(captured) else []
+        hidden = (
+            [copied(captured, HIDDEN)] if in_rule or graph.may_be_differentiated(captured) else []
+        )
         sources = [*self.sources, *self.variables, *hidden]
         return self._with_floats(values, split(attached(vector, sources, self._pull), self._like))
 
@@ -78,25 +85,37 @@ class Run:
         found = graph.nearest(self.made, [*options, *tensors_held(self.call.f, is_tensor)])
         self.call.refuse_captured([*found, *self.made][0])
 
-    # --- The rule --------------------------------------------------------------------------------------------------
+    # --- The rule ---------------------------------------------------------------------------------
 
-    def _pull(self, vector: Tensor, arguments: Sequence[Tensor], upstream: Tensor) -> list[Tensor | None]:
-        if _rule.current is self:  # the rule asks for the gradient of an output that it keeps: that is f's
+    def _pull(
+        self, vector: Tensor, arguments: Sequence[Tensor], upstream: Tensor
+    ) -> list[Tensor | None]:
+        # the rule asks for the gradient of an output that it keeps: that is f's
+        if _rule.current is self:
             floats = [x for x in self.before if is_float(x)]
             found = iter(self._vector.gradient(*floats, gradient=upstream) if floats else [])
-            return [next(found, None) if is_float(x) else None for x in arguments]  # the arguments of f come first
-        upstreams = self._with_floats([zeros_like(y) for y in self.made], split(upstream, self._like))
+            # the arguments of f come first
+            return [next(found, None) if is_float(x) else None for x in arguments]
+        upstreams = self._with_floats(
+            [zeros_like(y) for y in self.made], split(upstream, self._like)
+        )
         of_inputs, of_variables = _rule.run(self, self.rule, self.given, upstreams, self.variables)
         known = len(self.sources) + len(self.variables)
         sources, hidden = arguments[:known], arguments[known:]
         gradients = self._connected([*of_inputs, *of_variables], sources)
         refuse = self._refuse_second_order(gradients)
         if refuse is not None:
-            gradients = [None if g is None else refused(g, [*sources, upstream], refuse) for g in gradients]
+            gradients = [
+                None if g is None else refused(g, [*sources, upstream], refuse) for g in gradients
+            ]
         return [*gradients, *(refused_gradient(x, self._refuse_captured) for x in hidden)]
 
-    def _connected(self, gradients: Sequence[Tensor | None], sources: Sequence[Tensor]) -> list[Tensor | None]:
-        """The gradients as they would be if f had run on the sources, which tinygrad may have replaced meanwhile."""
+    def _connected(
+        self, gradients: Sequence[Tensor | None], sources: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """The gradients as they would be if f had run on the sources, which tinygrad may have
+        replaced meanwhile.
+        """
         old = [*self.before, *self.sources, *self.variables]
         new = [*sources[: len(self.before)], *sources]
         left = iter(graph.without_assignments([g for g in gradients if g is not None], self.before))

@@ -20,11 +20,13 @@ def is_tensor(x: object, /) -> bool:
 
 
 def is_float(x: Tensor) -> bool:
-    """Whether tinygrad differentiates by x: a weak float, which is a Python number in a Tensor, is a constant."""
+    """Whether tinygrad differentiates by x: a weak float, which is a Python number in a Tensor, is
+    a constant.
+    """
     return bool(dtypes.is_float(x.dtype)) and x.dtype not in dtypes.weaks
 
 
-# --- Dtypes ---------------------------------------------------------------------------------------------------------
+# --- Dtypes ---------------------------------------------------------------------------------------
 
 _NAMES = ("float16", "bfloat16", "float32", "float64", "bool")
 _NAMES += tuple(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
@@ -48,15 +50,18 @@ def dtype_named(name: str) -> DType:
 COPY, GIVEN, HIDDEN = "cgshim copy", "cgshim given", "cgshim hidden"
 """the names of the calls of `copied`: of what `vjp` differentiates, of what f is given, of what f must not capture"""
 
-# --- Gradients of one's own -----------------------------------------------------------------------------------------
+# --- Gradients of one's own -----------------------------------------------------------------------
 
 
-def attached(value: Tensor, sources: Sequence[Tensor], pull: Pull, name: str | None = None) -> Tensor:
+def attached(
+    value: Tensor, sources: Sequence[Tensor], pull: Pull, name: str | None = None
+) -> Tensor:
     """The value, as a function of the sources whose gradient is pull's.
 
-    All that pull needs is an argument of the call in tinygrad's graph: tinygrad replaces arguments, by the buffers that
-    hold them or by the parameters of a function around them, and knows nothing of what a Python closure holds. It asks
-    for gradients wherever a path leads to what is differentiated, also where that path is detached.
+    All that pull needs is an argument of the call in tinygrad's graph: tinygrad replaces arguments,
+    by the buffers that hold them or by the parameters of a function around them, and knows nothing
+    of what a Python closure holds. It asks for gradients wherever a path leads to what is
+    differentiated, also where that path is detached.
     """
     value = on_device(value).detach()
 
@@ -69,34 +74,44 @@ def attached(value: Tensor, sources: Sequence[Tensor], pull: Pull, name: str | N
             found = [refused_gradient(x, refusal) for x in now]
         return (None, *[None if g is None else g.uop for g in found])
 
-    call = value.uop.param_like(0).call(value.uop, *[x.uop for x in sources], grad_fxn=gradients, name=name)
+    call = value.uop.param_like(0).call(
+        value.uop, *[x.uop for x in sources], grad_fxn=gradients, name=name
+    )
     return Tensor(call.gettuple(0))
 
 
 def on_device(x: Tensor) -> Tensor:
-    """x, stored: a number in a Tensor has no device, and is one node of the graph wherever the same number is."""
+    """x, stored: a number in a Tensor has no device, and is one node of the graph wherever the same
+    number is.
+    """
     return x.clone(device=Device.DEFAULT) if x.uop.device is None else x
 
 
 def copied(x: Tensor, name: str = COPY) -> Tensor:
-    """The same numbers and the same gradient, as a node of its own: tinygrad has one node for equal expressions."""
+    """The same numbers and the same gradient, as a node of its own: tinygrad has one node for equal
+    expressions.
+    """
     return attached(x, [x], lambda _, __, upstream: [upstream], name)
 
 
-# --- Gradients that nobody may take -----------------------------------------------------------------------------------
+# --- Gradients that nobody may take ---------------------------------------------------------------
 
 Refuse = Callable[[], None]
 
 
 def refused(x: Tensor, sources: Sequence[Tensor], refuse: Refuse) -> Tensor:
     """x, of which nobody may take the gradient by the sources."""
-    return attached(x, sources, lambda _, now, __: [refused_gradient(source, refuse) for source in now])
+    return attached(
+        x, sources, lambda _, now, __: [refused_gradient(source, refuse) for source in now]
+    )
 
 
 def refused_gradient(x: Tensor, refuse: Refuse) -> Tensor | None:
-    """NaN for a gradient that does not exist; `vjp` calls refuse if it is in what reaches an argument.
+    """NaN for a gradient that does not exist; `vjp` calls refuse if it is in what reaches an
+    argument.
 
-    tinygrad does not say by what it differentiates, so an error in a call would also forbid the gradients that exist.
+    tinygrad does not say by what it differentiates, so an error in a call would also forbid the
+    gradients that exist.
     """
     if not is_float(x):
         return None
@@ -120,11 +135,13 @@ def zeros_like(x: Tensor) -> Tensor:
     return Tensor.zeros(*x.shape, dtype=x.dtype, device=x.device)
 
 
-# --- Several tensors as one -----------------------------------------------------------------------------------------
+# --- Several tensors as one -----------------------------------------------------------------------
 
 
 def flattened(tensors: Sequence[Tensor]) -> Tensor:
-    """One vector of them all, for tinygrad does not tell a call of which of its outputs an upstream gradient is."""
+    """One vector of them all, for tinygrad does not tell a call of which of its outputs an upstream
+    gradient is.
+    """
     dtype = least_upper_dtype(*[x.dtype for x in tensors])
     vectors = [x.reshape(-1).cast(dtype) for x in tensors if 0 not in x.shape]
     return Tensor.cat(*vectors) if vectors else Tensor.zeros(0, dtype=dtype)
@@ -135,6 +152,8 @@ def split(vector: Tensor, like: Sequence[tuple[tuple[int, ...], DType]]) -> list
     sizes = [math.prod(shape) for shape, _ in like]
     ends = list(accumulate(sizes))
     return [
-        vector[end - size : end].reshape(shape).cast(dtype) if size else Tensor.zeros(*shape, dtype=dtype)
+        vector[end - size : end].reshape(shape).cast(dtype)
+        if size
+        else Tensor.zeros(*shape, dtype=dtype)
         for (shape, dtype), size, end in zip(like, sizes, ends, strict=True)
     ]

@@ -13,7 +13,8 @@ def vjp(
     fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /
 ) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
     copies = [copied(x) for x in inputs]
-    outputs = [Tensor(y.uop) for y in fn(*copies)]  # an op's f may return these, and its rule then reads others
+    # an op's f may return these, and its rule then reads others
+    outputs = [Tensor(y.uop) for y in fn(*copies)]
     places = [at for at, y in enumerate(outputs) if is_float(y)]
 
     def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:

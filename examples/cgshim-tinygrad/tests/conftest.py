@@ -1,4 +1,6 @@
-"""tinygrad's CPU device compiles each kernel with clang; its emulator in Python needs nothing, and small tensors."""
+"""tinygrad's CPU device compiles each kernel with clang; its emulator in Python needs nothing, and
+small tensors.
+"""
 
 import os
 

@@ -5,25 +5,46 @@ import pytest
 from cgshim.testing import conformance
 
 NO_COMPLEX = "tinygrad has no complex numbers: https://docs.tinygrad.org/dtypes/"
-NO_FORWARD_MODE = (
-    "tinygrad has no forward mode, only Tensor.gradient and Tensor.backward: https://docs.tinygrad.org/tensor/"
+NO_FORWARD_MODE = "tinygrad has no forward mode, only Tensor.gradient and Tensor.backward: https://docs.tinygrad.org/tensor/"
+NOT_TAKEN_APART = (
+    "an op refuses when its outputs are differentiated; what f left in an object is none of them"
 )
-NOT_TAKEN_APART = "an op refuses when its outputs are differentiated; what f left in an object is none of them"
 NO_TAKE = "this backend offers no take among NumPy's functions"
 
 COMPLEX = {
-    *("complex_numbers", "complex_second_order", "complex_kept_output", "complex_product_of_two", "complex_to_real"),
+    *(
+        "complex_numbers",
+        "complex_second_order",
+        "complex_kept_output",
+        "complex_product_of_two",
+        "complex_to_real",
+    ),
     *("real_to_complex", "complex_and_real_arguments", "complex_forward_mode", "complex_variable"),
     "return_a_python_complex",
 }
 COMPLEX_ROWS = {
     *("dtypes[complex64]", "dtypes[complex128]", "host_dtypes[complex64]"),
-    *("numpy_array_of_another_byte_order[complex64]", "return_another_float[float32 for complex64]"),
+    *(
+        "numpy_array_of_another_byte_order[complex64]",
+        "return_another_float[float32 for complex64]",
+    ),
 }
 FORWARD_MODE = {
-    *("embedded_gradient_in_forward_mode", "host_function_in_forward_mode", "host_result_has_no_tangent"),
-    *("host_function_in_forward_mode_over_a_gradient", "kept_output_forward_over_reverse", "needed_in_forward_mode"),
-    *("linear_rule", "linear_rule_of_two_arguments_and_outputs", "linear_rule_that_keeps_its_output"),
+    *(
+        "embedded_gradient_in_forward_mode",
+        "host_function_in_forward_mode",
+        "host_result_has_no_tangent",
+    ),
+    *(
+        "host_function_in_forward_mode_over_a_gradient",
+        "kept_output_forward_over_reverse",
+        "needed_in_forward_mode",
+    ),
+    *(
+        "linear_rule",
+        "linear_rule_of_two_arguments_and_outputs",
+        "linear_rule_that_keeps_its_output",
+    ),
     *("nonlinear_rule", "once_forward_over_reverse", "once_in_forward_mode"),
 }
 

@@ -1,4 +1,6 @@
-"""What only tinygrad has: its own gradients, TinyJit, functions and realize. The rule says 7 x for x * x."""
+"""What only tinygrad has: its own gradients, TinyJit, functions and realize. The rule says 7 x for
+x * x.
+"""
 
 import numpy as np
 import pytest
@@ -59,7 +61,9 @@ TRANSFORMED = {
     "op_grad": op_grad(total),
     "TinyJit": by_jit,
     "gradient of a function": lambda x: function(total)(x).gradient(x)[0],
-    "gradient of a precompiled function": lambda x: function(total, precompile=True)(x).gradient(x)[0],
+    "gradient of a precompiled function": lambda x: function(total, precompile=True)(x).gradient(x)[
+        0
+    ],
     "function of a gradient": lambda x: function(gradient)(x),
     "a gradient, then realize": after_realize,
     "contiguous": lambda x: square(x.contiguous()).contiguous().sum().gradient(x)[0],
@@ -98,7 +102,9 @@ def test_one_op_of_many_outputs_runs_its_rule_once():
 
     x, y = Tensor(X), Tensor([5.0]).sum()
     of_sum, of_products = op(x, y)
-    of_x, of_y = (2 * of_sum + (of_products.cast(dtypes.float) * Tensor([1.0, 10.0, 100.0])).sum()).gradient(x, y)
+    of_x, of_y = (
+        2 * of_sum + (of_products.cast(dtypes.float) * Tensor([1.0, 10.0, 100.0])).sum()
+    ).gradient(x, y)
     np.testing.assert_allclose(of_x.numpy(), 2 + 35 * np.array([1.0, 10.0, 100.0]))
     np.testing.assert_allclose(of_y.numpy(), 11 * (2.0 - 30.0 + 500.0))
     assert len(runs) == 1
@@ -108,25 +114,36 @@ def test_one_graph_node_that_is_two_arguments():
     """tinygrad has one node for equal expressions; the gradients stay apart."""
     op = op_custom_gradient(lambda x, y: (x * y, lambda u: (7 * u * y, 11 * u * x)))
     number = Tensor(3.0, dtype=dtypes.float)
-    assert [g.numpy() for g in op_grad(op, argnums=(0, 1))(number, Tensor(3.0, dtype=dtypes.float))] == [21.0, 33.0]
+    assert [
+        g.numpy() for g in op_grad(op, argnums=(0, 1))(number, Tensor(3.0, dtype=dtypes.float))
+    ] == [21.0, 33.0]
 
 
-# --- What f captured --------------------------------------------------------------------------------------------------
+# --- What f captured ------------------------------------------------------------------------------
 
 
 def test_the_weight_of_an_object_is_no_silent_zero():
-    """tinygrad does not say by what it differentiates: its own gradient is NaN, and op_grad refuses."""
+    """tinygrad does not say by what it differentiates: its own gradient is NaN, and op_grad
+    refuses.
+    """
     weight = Tensor([3.0])
-    scaled = op_custom_gradient(lambda x: (x * weight, lambda upstream: 7 * upstream), name="scaled")
+    scaled = op_custom_gradient(
+        lambda x: (x * weight, lambda upstream: 7 * upstream), name="scaled"
+    )
     x = Tensor(X)
     of_weight, of_x = scaled(x).sum().gradient(weight, x)
     assert np.isnan(of_weight.numpy()).all()
     np.testing.assert_allclose(of_x.numpy(), [7.0] * 3)
 
     def loss(weight):
-        return op_custom_gradient(lambda x: (x * weight, lambda u: 7 * u), name="scaled")(Tensor(X)).sum()
+        return op_custom_gradient(lambda x: (x * weight, lambda u: 7 * u), name="scaled")(
+            Tensor(X)
+        ).sum()
 
-    with pytest.raises(CustomGradientTypeError, match=r"^scaled: .* got a captured f32\[1\]; pass it as an argument$"):
+    with pytest.raises(
+        CustomGradientTypeError,
+        match=r"^scaled: .* got a captured f32\[1\]; pass it as an argument$",
+    ):
         op_grad(loss)(weight)
 
 
@@ -156,7 +173,7 @@ def test_a_weight_as_variable():
     assert op_grad(loss)(weight).numpy() == [11 * 111.0]
 
 
-# --- Second orders ----------------------------------------------------------------------------------------------------
+# --- Second orders --------------------------------------------------------------------------------
 
 
 def keeping_its_output(x):
@@ -193,7 +210,9 @@ def test_random_numbers_that_the_rule_keeps_are_those_of_f():
 
 
 def test_what_f_realizes_has_no_second_order():
-    """tinygrad forgets how a realized tensor was computed: without a refusal its derivative would be zero."""
+    """tinygrad forgets how a realized tensor was computed: without a refusal its derivative would
+    be zero.
+    """
 
     @op_custom_gradient
     def op(x):
@@ -273,22 +292,29 @@ def test_a_changed_captured_tensor():
 def test_derivatives_of_a_right_rule():
     right = op_custom_gradient(lambda x, y: (x * x * y, lambda u: (2 * u * x * y, u * x * x)))
     check_gradients(right, [Tensor(X), Tensor(X[::-1])], order=2, modes=("reverse",))
-    with pytest.raises(AssertionError, match=r"order 1: the gradient of x\[2\] through output must be"):
+    with pytest.raises(
+        AssertionError, match=r"order 1: the gradient of x\[2\] through output must be"
+    ):
         check_gradients(square, [Tensor([0.0, 0.0, 2.0])], modes=("reverse",))
 
 
 def test_a_pullback_may_be_asked_again():
     _, pullback = op_vjp(square, Tensor(X))
     for upstream in (1.0, 10.0):
-        np.testing.assert_allclose(pullback(Tensor([upstream] * 3))[0].numpy(), 7 * upstream * np.array(X))
+        np.testing.assert_allclose(
+            pullback(Tensor([upstream] * 3))[0].numpy(), 7 * upstream * np.array(X)
+        )
 
 
-# --- What tinygrad has not --------------------------------------------------------------------------------------------
+# --- What tinygrad has not ------------------------------------------------------------------------
 
 
 def test_forward_mode_is_refused():
     linear = op_custom_gradient(lambda x: (3 * x, lambda u: 7 * u), forward_mode=True)
-    with pytest.raises(BackendError, match=r"forward mode needs jvp\(fn, inputs, tangents\) in the backend 'tinygrad'"):
+    with pytest.raises(
+        BackendError,
+        match=r"forward mode needs jvp\(fn, inputs, tangents\) in the backend 'tinygrad'",
+    ):
         check_gradients(linear, [Tensor(X)], modes=("forward",))
 
 
@@ -298,7 +324,9 @@ def test_a_function_on_the_host_is_refused_in_a_jit():
     assert double(x).tolist() == [2.0, 4.0]
     compiled = TinyJit(lambda x: double(x).realize())
     compiled(x)
-    with pytest.raises(BackendError, match=r"^double: a function on the host needs the values .* got JitError"):
+    with pytest.raises(
+        BackendError, match=r"^double: a function on the host needs the values .* got JitError"
+    ):
         compiled(x)
 
 

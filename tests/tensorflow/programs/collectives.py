@@ -1,7 +1,9 @@
-"""all_reduce in rules, in MirroredStrategy on two logical CPUs: a layer whose weights are split over the replicas.
+"""all_reduce in rules, in MirroredStrategy on two logical CPUs: a layer whose weights are split
+over the replicas.
 
-One op is the identity, and adds up the gradients of all replicas; the other gives the sum of the outputs, which is made
-before it, and its gradient is the identity. The numbers are those of one device, and of tf.custom_gradient.
+One op is the identity, and adds up the gradients of all replicas; the other gives the sum of the
+outputs, which is made before it, and its gradient is the identity. The numbers are those of one
+device, and of tf.custom_gradient.
 """
 
 from typing import Any
@@ -56,7 +58,9 @@ def in_replica(copy: Any, reduce: Any) -> Any:
 
 def wrong_factors() -> Any:
     """The gradient by the rule, and not by autodiff: 7 times the sum of what the replicas have."""
-    op = cgshim.op_custom_gradient(lambda x: (5.0 * x, lambda u: 7.0 * summed(u * (1.0 + tf.cast(replica(), u.dtype)))))
+    op = cgshim.op_custom_gradient(
+        lambda x: (5.0 * x, lambda u: 7.0 * summed(u * (1.0 + tf.cast(replica(), u.dtype))))
+    )
     x = tf.constant([1.0, 5.0])
     with tf.GradientTape() as tape:
         tape.watch(x)

@@ -28,7 +28,9 @@ class Linear(keras.layers.Layer):
 
 def trained(loss: Any = "mse", **options: Any) -> Any:
     """The weights after one step: the gradient of the mean of (x w - y) ** 2, doubled by the rule."""
-    model = keras.Sequential([keras.Input((2,)), Linear(), keras.layers.Activation("linear", dtype="float32")])
+    model = keras.Sequential(
+        [keras.Input((2,)), Linear(), keras.layers.Activation("linear", dtype="float32")]
+    )
     model.compile(keras.optimizers.SGD(0.125), loss, **options)
     model.fit(np.array([[1.0, 2.0]]), np.array([[1.0]]), epochs=1, verbose=0)
     return model.layers[0].w.numpy().ravel().tolist()

@@ -1,4 +1,5 @@
-"""MirroredStrategy on two logical CPUs: a variable as argument, and variables that f reads, eagerly and in a function.
+"""MirroredStrategy on two logical CPUs: a variable as argument, and variables that f reads, eagerly
+and in a function.
 
 One of them is not trainable: a constant, and refused where it is watched.
 """
@@ -33,7 +34,9 @@ def step(x: Any) -> Any:
         tape.watch(x)
         y = given(x, w) * captured(x)
     gradients = tape.gradient(y, [x, w])
-    return [tf.distribute.get_replica_context().all_reduce("SUM", gradient) for gradient in gradients]
+    return [
+        tf.distribute.get_replica_context().all_reduce("SUM", gradient) for gradient in gradients
+    ]
 
 
 def watching(x: Any) -> Any:
@@ -47,6 +50,8 @@ for run in (strategy.run, tf.function(strategy.run)):
     for gradient, expected in zip(run(step, (tf.constant(2.0),)), EXPECTED, strict=True):
         values = [value.numpy() for value in strategy.experimental_local_results(gradient)]
         assert values == [2 * expected] * 2, values
-    with pytest.raises(cgshim.CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument"):
+    with pytest.raises(
+        cgshim.CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument"
+    ):
         run(watching, (tf.constant(2.0),))
 print("2 replicas")

@@ -1,4 +1,5 @@
-"""The most memory that the gradient of twelve ops in a row takes; each op keeps one tensor of 16 MB for its rule.
+"""The most memory that the gradient of twelve ops in a row takes; each op keeps one tensor of 16 MB
+for its rule.
 
 Prints the peak of each op under one tape and under nested ones, in MB.
 """
@@ -49,7 +50,11 @@ def nested(op: Any, x: Any) -> Any:
 
 def resident(name: str) -> int:
     """VmRSS or VmHWM of this process, in kB."""
-    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if name in line)
+    return next(
+        int(line.split()[1])
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if name in line
+    )
 
 
 def print_peak(name: str, run: Any) -> None:
@@ -63,7 +68,8 @@ def print_peak(name: str, run: Any) -> None:
 
 for run in (gradient, nested):
     for name in OPS:
-        if os.fork() == 0:  # what TensorFlow has allocated it keeps; before it has run anything it may be forked
+        # what TensorFlow has allocated it keeps; before it has run anything it may be forked
+        if os.fork() == 0:
             print_peak(name, run)
             os._exit(0)
         os.wait()
