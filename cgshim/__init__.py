@@ -7,6 +7,7 @@ from cgshim import _installed
 from cgshim._choice import config_backend as config_backend
 from cgshim._choice import set_backend as set_backend
 from cgshim._choice import use_backend as use_backend
+from cgshim._custom_jvp import op_custom_jvp as op_custom_jvp
 from cgshim._decorator import op_custom_gradient as op_custom_gradient
 from cgshim._embed import op_embed_gradient as op_embed_gradient
 from cgshim._errors import BackendError as BackendError

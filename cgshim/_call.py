@@ -22,7 +22,7 @@ from cgshim._gradients import Arguments
 from cgshim._held import SIMPLE, tensors_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
-from cgshim._rule import Rule, required_convention, rule_of, spelled
+from cgshim._rule import Rule, required_convention, rule_of, spelled, with_jvp_fn
 from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition
 
 T = TypeVar("T")
@@ -252,9 +252,10 @@ class ForeignOutputError(BackendError):
 
 
 def checked_pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
-    """Return what f returned if it is a pair (output, grad_fn)."""
-    if isinstance(result, tuple) and len(result) == 2 and callable(result[1]):
-        return result
+    """Return what f returned if it is a pair (output, grad_fn); a jvp_fn after them is grad_fn's."""
+    if isinstance(result, tuple) and len(result) in (2, 3) and all(map(callable, result[1:])):
+        output, grad_fn, *jvp_fns = result
+        return output, (with_jvp_fn(grad_fn, *jvp_fns) if jvp_fns else grad_fn)
     got = describe(result)
     if isinstance(result, tuple) and len(result) == 2:
         got = f"({describe(result[0])}, {describe(result[1])})"

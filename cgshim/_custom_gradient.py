@@ -8,7 +8,7 @@ import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from cgshim._call import Call, ForeignOutputError, checked_pair, output_of_constants
 from cgshim._choice import backend_for, choice_for_plans, framework_of_type, is_lasting
@@ -23,6 +23,8 @@ from cgshim._trees import ONE_TENSOR, partition_each
 
 P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
+WithRules: TypeAlias = tuple[T_co, Any] | tuple[T_co, Any, Any]
+"""an output with its grad_fn, and perhaps its jvp_fn"""
 Q = ParamSpec("Q")
 S = TypeVar("S")
 
@@ -48,7 +50,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     def __init__(
         self,
-        f: Callable[P, tuple[T_co, Any]],
+        f: Callable[P, WithRules[T_co]],
         *,
         forward_mode: bool = False,
         once_differentiable: bool = False,

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
-from cgshim._custom_gradient import CustomGradient
+from cgshim._custom_gradient import CustomGradient, WithRules
 from cgshim._errors import CustomGradientTypeError, describe, function_name, refusal
 
 P = ParamSpec("P")
@@ -18,7 +18,7 @@ _NO_FUNCTIONS = (property, functools.cached_property, functools.singledispatchme
 
 @overload
 def op_custom_gradient(
-    f: Callable[P, tuple[T_co, Any]],
+    f: Callable[P, WithRules[T_co]],
     /,
     *,
     forward_mode: bool = False,
@@ -37,9 +37,9 @@ def op_custom_gradient(
     host_outputs: Any = None,
     keep: int = 8,
     name: str | None = None,
-) -> Callable[[Callable[P, tuple[T_co, Any]]], CustomGradient[P, T_co]]: ...
+) -> Callable[[Callable[P, WithRules[T_co]]], CustomGradient[P, T_co]]: ...
 def op_custom_gradient(
-    f: Callable[..., tuple[Any, Any]] | None = None,
+    f: Callable[..., WithRules[Any]] | None = None,
     /,
     *,
     forward_mode: bool = False,
@@ -65,6 +65,9 @@ def op_custom_gradient(
         that is not needed may be None. If f has a keyword-only parameter of this name (with a
         default, for type checkers), it gets the same, for all gradients that may be taken of its
         output.
+        An f that returns ``(output, grad_fn, jvp_fn)`` has a rule for each mode: ``jvp_fn`` is as
+        that of `op_custom_jvp`. That they agree is the author's business; ``check_gradients``
+        compares both with differences.
     forward_mode : bool
         Promise that grad_fn is linear in upstream, so that forward mode (jvp, jacfwd) may use its
         transpose.

@@ -212,10 +212,11 @@ def _align_each(specs: Sequence[TreeSpec], gradients: Sequence[Any]) -> list[Any
 
 
 def check_gradient(
-    op: str, backend: Backend, gradient: Any, shape: Any, dtype: Any, of: Callable[[], str]
-) -> Tensor | None:
-    """Return the gradient in the tensor's dtype if it fits the tensor; None if there is no
-    gradient.
+    op: str, backend: Backend, gradient: Any, shape: Any, dtype: Any, of: Callable[[], str],
+    kind: str = "gradient",
+) -> Tensor | None:  # fmt: skip
+    """Return the gradient, or tangent, in the tensor's dtype if it fits the tensor; None if there
+    is none.
     """
     if gradient is None or not is_differentiable(dtype):
         return None
@@ -225,21 +226,21 @@ def check_gradient(
     if tensor is None:
         if not isinstance(gradient, (int, float, complex)):
             raise refusal(CustomGradientTypeError, op,
-                          must=f"the gradient of {of()} must be a tensor or None",
+                          must=f"the {kind} of {of()} must be a tensor or None",
                           got=describe(gradient), do="return None where there is no gradient")  # fmt: skip
         tensor = backend.convert_to_tensor(
             gradient, None if isinstance(gradient, complex) else dtype
         )
     if not fits(tensor.shape, shape):
         raise refusal(CustomGradientValueError, op,
-                      must=f"the gradient of {of()} must have its shape {describe_spec(shape, dtype)}",
+                      must=f"the {kind} of {of()} must have its shape {describe_spec(shape, dtype)}",
                       got=describe(tensor),
                       do="sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule")  # fmt: skip
     if tensor.dtype == dtype:
         return tensor
     if is_complex(tensor.dtype) and not is_complex(dtype):
         raise refusal(CustomGradientValueError, op,
-                      must=f"the gradient of {of()} must be real as it is ({describe_spec(shape, dtype)})",
+                      must=f"the {kind} of {of()} must be real as it is ({describe_spec(shape, dtype)})",
                       got=describe(tensor), do="take the real part in the rule")  # fmt: skip
     return backend.convert_to_tensor(tensor, dtype)
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from cgshim._choice import runs_op
 from cgshim._dtypes import is_differentiable
-from cgshim._errors import CustomGradientTypeError, count, function_name, sentence
+from cgshim._errors import (
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    TransformationError,
+    count,
+    describe_tree,
+    function_name,
+    refusal,
+    sentence,
+)
+from cgshim._foreign import is_traced
 from cgshim._forms import FORMS, Form, convention_of
 from cgshim._gradients import (
     Arguments,
+    check_gradient,
     gradients_of_arguments,
     gradients_of_variables,
     without_gradients_of_variables,
@@ -67,6 +79,22 @@ class Rule:
     def takes_variables(self) -> bool:
         """True if grad_fn has a parameter for the variables that f read."""
         return self.facts.variables is not None
+
+    @property
+    def jvp_fn(self) -> Callable[..., Any] | None:
+        """What f returned besides for forward mode; None if that transposes grad_fn."""
+        return getattr(self.grad_fn, _JVP_FN, None)
+
+    def tangents(
+        self, tangents: Sequence[Tensor | None], outputs: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """Return the tangents of the outputs, by jvp_fn, from those of the inputs, None for zero.
+
+        Forward mode alone calls it, where there is a jvp_fn.
+        """
+        assert self.jvp_fn is not None
+        arguments, output = self.facts.arguments, self.output.without_static()
+        return tangents_by(self.jvp_fn, arguments, tangents, output, outputs)
 
     @property
     def takes_needed(self) -> bool:
@@ -130,6 +158,73 @@ class Rule:
 
 
 _NONE: dict[str, Any] = {}
+_JVP_FN = "cgshim_jvp_fn"
+
+
+def with_jvp_fn(grad_fn: Callable[..., Any], jvp_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a grad_fn that holds the rule for forward mode, too: it keeps what that keeps."""
+    if is_traced():
+        return grad_fn
+
+    @functools.wraps(grad_fn)
+    def both(*args: Any, **keywords: Any) -> Any:
+        return grad_fn(*args, **keywords)
+
+    hold_jvp_fn(both, jvp_fn)
+    return both
+
+
+def hold_jvp_fn(grad_fn: Callable[..., Any], jvp_fn: Callable[..., Any]) -> None:
+    """Let a grad_fn that nobody else has hold the rule for forward mode, too.
+
+    torch.compile traces reverse mode alone.
+    """
+    if not is_traced():
+        setattr(grad_fn, _JVP_FN, jvp_fn)
+
+
+def refuse_nonlinear_jvp(op: str, what: str) -> NoReturn:
+    """Raise the error for a jvp_fn that has no transpose."""
+    raise refusal(TransformationError, op, must="jvp_fn must be linear in the tangents", got=what,
+                  do="write it in linear operations")  # fmt: skip
+
+
+def refuse_captured_tangent(op: str) -> NoReturn:
+    """Raise the error for a tangent of what f reads without being given it."""
+    raise refusal(TransformationError, op,
+                  must="jvp_fn gets the tangents of the arguments alone",
+                  got="one of a captured tensor", do="pass it as an argument")  # fmt: skip
+
+
+@runs_op
+def tangents_by(
+    jvp_fn: Callable[..., Any],
+    arguments: Arguments,
+    tangents: Sequence[Tensor | None],
+    output: TreeSpec,
+    outputs: Sequence[Tensor],
+) -> list[Tensor | None]:
+    """Return the tangents of the outputs, checked, by jvp_fn of tangents of the inputs.
+
+    output is the structure of the tangents, None for what is static; the outputs, or tensors like
+    them, have their shapes and dtypes.
+    """
+    op, specs = arguments.op, [spec.without_static() for spec in arguments.specs]
+    inputs = [t for t in tangents if t is not None]  # noqa: F841  # an op in jvp_fn finds its backend
+    result = jvp_fn(*combine_each(specs, tangents))
+    leaves = [None] * len(outputs) if result is None else output.align(result)
+    if leaves is None:
+        raise refusal(CustomGradientValueError, op,
+                      must="jvp_fn must return a tangent structured as the output",
+                      got=describe_tree(result),
+                      do=f"return {describe_tree(output.combine(outputs))}")  # fmt: skip
+    paths = output.paths("the output")
+    return [
+        check_gradient(
+            op, arguments.backend, t, y.shape, y.dtype, functools.partial(str, path), "tangent"
+        )
+        for t, y, path in zip(leaves, outputs, paths, strict=True)
+    ]
 
 
 def rule_of(

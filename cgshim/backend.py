@@ -35,6 +35,8 @@ from cgshim._host_gradient import HostPair as HostPair
 from cgshim._protocol import Backend as Backend
 from cgshim._protocol import Tensor as Tensor
 from cgshim._rule import Rule as Rule
+from cgshim._rule import refuse_captured_tangent as refuse_captured_tangent
+from cgshim._rule import refuse_nonlinear_jvp as refuse_nonlinear_jvp
 from cgshim._rule import rule_of as rule_of
 from cgshim._scope import RuleScope as RuleScope
 from cgshim._specs import Spec as Spec

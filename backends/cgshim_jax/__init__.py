@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cgshim_jax._rules import is_differentiable
+from cgshim_jax._primitives import transposed_if_linear
+from cgshim_jax._rules import as_tensor, conjugate, is_differentiable, type_of_upstream
 from cgshim_jax._rules import is_tensor as is_tensor
 from cgshim_jax._staged import run_staged
 from cgshim_jax._tracing import (
@@ -118,6 +119,20 @@ def vjp(
         return list(pullback(cotangents))
 
     return outputs, gradients
+
+
+def transposed(
+    fn: Callable[..., Sequence[Array]],
+    inputs: Sequence[Array],
+    upstreams: Sequence[Array],
+    refuse: Callable[[str], NoReturn],
+) -> list[Array]:
+    """Return the transpose of a linear function at upstreams, conjugates as rules have them."""
+    types = [type_of_upstream(x.aval) for x in map(as_tensor, inputs)]
+    found = transposed_if_linear(
+        fn, types, [*map(conjugate, upstreams)], lambda what, is_seen: refuse(what)
+    )
+    return [*map(conjugate, found)]
 
 
 # --- Versions -------------------------------------------------------------------------------------

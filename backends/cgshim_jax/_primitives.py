@@ -90,6 +90,8 @@ class Linear:
     """which of the arguments, the other residuals and the outputs are the rule's residuals"""
     gives: Collection[int]
     """which arguments have a gradient"""
+    push: Callable[[list[Array], list[Array], Sequence[int]], list[Array]] | None = None
+    """the map itself, from residuals, tangents and places of arguments, if its author gave it"""
     owner: Any = None
     """what is to live as long as the map: a grad_fn that owns what a host function keeps for it"""
 
@@ -136,7 +138,20 @@ class Linear:
                 for g, i in zip(gradients, picked, strict=True)
             ]
 
-        return dataclasses.replace(self, rule=rule, types=[_batched(y, axis) for y in self.types])
+        def push(
+            residuals: list[Array], tangents: list[Array], picked: Sequence[int]
+        ) -> list[Array]:
+            of_one: Callable[..., Any] = lambda residuals, tangents: self.push(  # type: ignore[misc]
+                residuals, tangents, picked
+            )
+            in_axes = list(residuals_at), [arguments_at[i] for i in picked]
+            pushed: list[Array] = vmap_over(axis, of_one, in_axes, 0)(residuals, tangents)
+            return pushed
+
+        return dataclasses.replace(
+            self, rule=rule, push=None if self.push is None else push,
+            types=[_batched(y, axis) for y in self.types],
+        )  # fmt: skip
 
     def __call__(
         self, residuals: list[Array], upstreams: Sequence[Any], picked: Sequence[int]
@@ -159,6 +174,12 @@ class Linear:
         another derivative.
         """
         words = self.words
+        if self.push is not None:
+            outputs = self.push(residuals, [as_tensor(t) for t in tangents], picked)
+            if words.once is not None:
+                made_of = [*residuals, *tangents]
+                return without_derivative(words.op, outputs, made_of, words.once)
+            return outputs
         if first and words.unpromised is not None:
             raise TransformationError(words.unpromised)
 
@@ -169,26 +190,38 @@ class Linear:
                 for g, t in zip(gradients, map(as_tensor, tangents), strict=True)
             ]
 
-        jaxpr, captured = jaxpr_of(fitting, self.types)
-        try:
-            require_linear(jaxpr)
-            transpose = jax.linear_transpose(
-                lambda *upstreams: jaxpr(captured, upstreams), *self.types
-            )
-            outputs = list(transpose(tangents))
-        except CustomGradientError:  # an op in the rule says more exactly what it refuses
-            raise
-        except (NotLinearError, *_NOT_TRANSPOSABLE) as error:
-            is_seen = isinstance(error, NotLinearError)
+        def refuse(what: str, is_seen: bool) -> NoReturn:
             if is_seen and words.unpromised is not None:
                 raise TransformationError(words.unpromised) from None
             raise refusal(TransformationError, words.op,
-                          must="forward mode needs a rule that is linear in upstream",
-                          got=str(error) if is_seen else "one that JAX cannot transpose",
-                          do="write it in linear operations, or use reverse mode") from error  # fmt: skip
+                          must="forward mode needs a rule that is linear in upstream", got=what,
+                          do="write it in linear operations, or use reverse mode")  # fmt: skip
+
+        outputs = transposed_if_linear(fitting, self.types, tangents, refuse)
         if words.once is not None:
             return without_derivative(words.op, outputs, [*residuals, *tangents], words.once)
         return outputs
+
+
+def transposed_if_linear(
+    fn: Callable[..., Any], types: Sequence[Any], cotangents: Sequence[Array],
+    refuse: Callable[[str, bool], NoReturn],
+) -> list[Array]:  # fmt: skip
+    """Return the transpose of a linear function of tensors of these types, applied to cotangents.
+
+    refuse is told what is not linear in it, and whether that was seen or JAX does not know.
+    """
+    jaxpr, captured = jaxpr_of(fn, types)
+    try:
+        require_linear(jaxpr)
+        transpose = jax.linear_transpose(lambda *linear: jaxpr(captured, linear), *types)
+        return list(transpose(list(cotangents)))
+    except CustomGradientError:  # an op in the function says more exactly what it refuses
+        raise
+    except NotLinearError as error:
+        refuse(str(error), True)
+    except _NOT_TRANSPOSABLE:
+        refuse("one that JAX cannot transpose", False)
 
 
 class _Derivative(NamedTuple):

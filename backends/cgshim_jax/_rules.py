@@ -47,6 +47,18 @@ def apply_rule(
     return [None if g is None else conjugate(g) for g in (*gradients, *of_variables)]
 
 
+def apply_jvp_fn(
+    rule: Rule, tangents: Sequence[Array | None], outputs: Sequence[Any]
+) -> list[Array | None]:
+    """Return the tangents of the outputs, from those of the inputs: JAX's are the author's."""
+    known = [*outputs_of_rules(), *filter(is_tensor, outputs)]
+    upstreams = [t for t in tangents if t is not None]
+    found: list[Array | None] = _scope.run(
+        (current_trace(), upstreams, known), rule.tangents, tangents, outputs
+    )
+    return found
+
+
 def conjugate(gradient: Array) -> Array:
     """Return a gradient of JAX as one of a rule, or one of a rule as one of JAX: complex ones are
     conjugates.

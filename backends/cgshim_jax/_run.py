@@ -20,11 +20,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 from jax.errors import UnexpectedTracerError
 
-from cgshim.backend import CustomGradientError, TransformationError, refusal
+from cgshim.backend import (
+    CustomGradientError,
+    TransformationError,
+    refusal,
+    refuse_captured_tangent,
+    subvals,
+)
 from cgshim_jax._primitives import Linear, Words, without_derivative
-from cgshim_jax._rules import apply_rule, is_differentiable, type_of_upstream
+from cgshim_jax._rules import apply_jvp_fn, apply_rule, is_differentiable, type_of_upstream
 from cgshim_jax._tracing import Jaxpr, is_tracer, jaxpr_of, keeping_calls, lowered, watching
 
 if TYPE_CHECKING:
@@ -70,12 +77,24 @@ class TracedRule:
             self.returned = [i for i, gradient in enumerate(gradients) if gradient is not None]
             return [gradients[i] for i in self.returned]
 
+        asked = [i for i, x in enumerate([*inputs, *variables]) if is_differentiable(x)]
+        self._trace(backward, self.types, known, rule.grad_fn, asked)
+
+    def _trace(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[Any],
+        known: Sequence[Array],
+        author: Any,
+        asked: list[int],
+    ) -> None:
+        """Trace the author's function, or keep the error that it raises whatever is asked for."""
         self.captured: list[Array] = []
         try:
-            self.jaxpr, self.captured = jaxpr_of(backward, self.types, known, rule.grad_fn)
+            self.jaxpr, self.captured = jaxpr_of(function, types, known, author)
         except Exception as error:  # noqa: BLE001  # the author's own may be a way to forbid gradients
             self.error = _without_frames(error)
-            self.returned = [i for i, x in enumerate([*inputs, *variables]) if is_differentiable(x)]
+            self.returned = asked
 
     @property
     def constants(self) -> Sequence[Any]:
@@ -89,6 +108,39 @@ class TracedRule:
         if self.error is not None:
             raise self.error
         return dict(zip(self.returned, self.jaxpr(residuals, upstreams), strict=True))
+
+
+class TracedTangents(TracedRule):
+    """A jvp_fn as a jaxpr, from what it reads and the inputs' tangents to those of the outputs."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        known: Sequence[Array] = (),
+    ) -> None:
+        self.float_at = _floats(inputs)
+        self.types = [type_of_upstream(inputs[at].aval) for at in self.float_at]
+
+        def forward(*of_floats: Array) -> list[Array]:
+            full = subvals([None] * len(inputs), self.float_at, of_floats)
+            found = apply_jvp_fn(rule, full, outputs)
+            self.returned = [at for at, tangent in enumerate(found) if tangent is not None]
+            return [found[at] for at in self.returned]
+
+        self._trace(forward, self.types, known, rule.jvp_fn, _floats(outputs))
+
+    def push(
+        self, residuals: Sequence[Array], tangents: Mapping[int, Array], types: Mapping[int, Any]
+    ) -> list[Array]:
+        """Return the outputs' tangents, of these types, from those of some inputs."""
+        full = [
+            tangents.get(at, jnp.zeros(kind.shape, kind.dtype))
+            for at, kind in zip(self.float_at, self.types, strict=True)
+        ]
+        found = self(residuals, full)
+        return [found.get(at, jnp.zeros(y.shape, y.dtype)) for at, y in types.items()]
 
 
 def _floats(outputs: Sequence[Array]) -> list[int]:
@@ -116,6 +168,7 @@ def traced(
     rules: Mapping[Any, TracedRule],
     arguments: Sequence[Array],
     outputs: Sequence[Array],
+    forward: TracedTangents | None = None,
 ) -> tuple[list[Array], Callable[[Sequence[int | None]], Linear]]:
     """Return the residuals that are neither arguments nor outputs, and what makes the linear map by
     traced rules.
@@ -125,11 +178,12 @@ def traced(
     for the arguments that are differentiated.
     """
     known = {id(x) for x in (*arguments, *outputs)}
+    each: dict[Any, TracedRule] = {**rules, **({_FORWARD: forward} if forward else {})}
     others = list(
-        {id(x): x for rule in rules.values() for x in rule.captured if id(x) not in known}.values()
+        {id(x): x for rule in each.values() for x in rule.captured if id(x) not in known}.values()
     )
     place = {id(x): at for at, x in reversed([*enumerate([*arguments, *others, *outputs])])}
-    captured = {key: [place[id(x)] for x in rule.captured] for key, rule in rules.items()}
+    captured = {key: [place[id(x)] for x in rule.captured] for key, rule in each.items()}
     reads = sorted({at for places in captured.values() for at in places})
     order = {key: [reads.index(at) for at in places] for key, places in captured.items()}
     given, float_at, types, count = (
@@ -138,8 +192,9 @@ def traced(
         rules[None].types,
         len(outputs),
     )
-    for rule in rules.values():
+    for rule in each.values():
         rule.captured = []  # no tracer of f leaves it
+    types_of_floats = dict(zip(float_at, types, strict=True))
 
     def linear(gradient_of: Sequence[int | None]) -> Linear:
         def gradients(
@@ -149,13 +204,31 @@ def traced(
             found: Any = rules[key]([residuals[at] for at in order[key]], upstreams)
             return [found.get(gradient_of[at]) for at in picked]
 
+        def push(
+            residuals: list[Array], tangents: list[Array], picked: Sequence[int]
+        ) -> list[Array]:
+            assert forward is not None
+            own = {gradient_of[at]: t for at, t in zip(picked, tangents, strict=True)}
+            if not own.keys() <= set(forward.float_at):
+                refuse_captured_tangent(words.op)
+            held = [residuals[at] for at in order[_FORWARD]]
+            return forward.push(held, own, types_of_floats)  # type: ignore[arg-type]
+
         returned = {at for rule in rules.values() for at in rule.returned}
         gives = {at for at, gradient in enumerate(gradient_of) if gradient in returned}
         further = len(gradient_of) - given
         places = [at if at < given else at + further for at in reads]
-        return Linear(words, gradients, count, float_at, types, places, gives)
+        if forward is not None:
+            gives = {at for at, gradient in enumerate(gradient_of) if gradient is not None}
+        return Linear(
+            words, gradients, count, float_at, types, places, gives, push if forward else None
+        )
 
     return others, linear
+
+
+_FORWARD = "jvp_fn"
+"""the key of what forward mode calls, among the traced rules"""
 
 
 def written(

@@ -24,7 +24,7 @@ from cgshim_jax._rules import (
     type_of_upstream,
     upstreams_of_rule,
 )
-from cgshim_jax._run import TracedRule, traced
+from cgshim_jax._run import TracedRule, TracedTangents, traced
 from cgshim_jax._tracing import (
     Jaxpr,
     captured_so_far,
@@ -109,7 +109,8 @@ class _Staging:
             self._choose_variables(rule)
             known = [*outputs_of_rules(), *outputs]
             self.rule = TracedRule(rule, full, outputs, self.variables, known)
-            others, linear_of = traced(words, {None: self.rule}, tracers, outputs)
+            forward = TracedTangents(rule, full, outputs, known) if rule.jvp_fn else None
+            others, linear_of = traced(words, {None: self.rule}, tracers, outputs, forward)
             found.append(linear_of)
             return [*outputs, *others]
 

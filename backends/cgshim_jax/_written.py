@@ -22,7 +22,7 @@ from cgshim.backend import SIMPLE, RuleScope, TransformationError, place_of, sub
 from cgshim_jax._graph import depends_only_on
 from cgshim_jax._primitives import Linear, Op, Words, without_derivative
 from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_of, of_tangents
-from cgshim_jax._run import TracedRule, is_raised_by_jax, traced, watched, written
+from cgshim_jax._run import TracedRule, TracedTangents, is_raised_by_jax, traced, watched, written
 from cgshim_jax._tracing import (
     CONCRETIZATION_ERRORS,
     holds_constants,
@@ -154,7 +154,9 @@ class Written(Op):
             ):
                 raise NotAsWrittenError
             gradient_of = [i if is_differentiable(inputs[i]) else None for i in self.places]
-            others, linear_of = traced(words, rules, arguments, outputs)
+            known = [*arguments, *outputs]
+            forward = TracedTangents(rule, inputs, outputs, known) if rule.jvp_fn else None
+            others, linear_of = traced(words, rules, arguments, outputs, forward)
             linear = dataclasses.replace(linear_of(gradient_of), owner=rule.grad_fn)
         for x in (*outputs, *others):
             if is_differentiated(x) and not depends_only_on(x, arguments):

@@ -66,3 +66,7 @@ def vjp(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
 ) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
     return derivatives().vjp(fn, inputs)  # type: ignore[no-any-return]
+
+
+def transposed(*linear: Any) -> Sequence[Array]:
+    return derivatives().transposed(*linear)  # type: ignore[no-any-return]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import optree
@@ -15,6 +15,7 @@ from autograd.extend import JVPNode, VJPNode, defjvp, defvjp, primitive, registe
 from cgshim_numpy import _functions
 from cgshim_numpy._arrays import BOXES, NAMESPACE, Array
 from cgshim_numpy._linear import NonlinearError, depends_on_upstream
+from cgshim_numpy._linear import transposed as transposed_rule
 from cgshim_numpy._private import (
     ArrayBox,
     DictBox,
@@ -26,6 +27,7 @@ from cgshim_numpy._private import (
     primitive_jvps,
 )
 from cgshim_numpy._record import Leaf, records_of
+from cgshim_numpy._run import conjugated
 from cgshim_numpy._run import output_under_autograd as output_under_autograd
 
 
@@ -69,6 +71,25 @@ def vjp(
     return list(outputs), lambda upstreams: list(
         pull_back((tuple(upstreams), vspace(floats).zeros()))
     )
+
+
+def transposed(
+    fn: Callable[..., Sequence[Array]],
+    inputs: Sequence[Array],
+    upstreams: Sequence[Array],
+    refuse: Callable[[str], NoReturn],
+) -> Sequence[Array]:
+    """Return the transpose of a linear function at upstreams, conjugates as rules have them."""
+    values = tuple(map(getval, inputs))
+    try:
+        found = transposed_rule(
+            lambda tangents: fn(*[tangents[at] for at in range(len(values))]),
+            values,
+            conjugated(upstreams),
+        )
+    except NonlinearError as error:
+        refuse(str(error))
+    return conjugated([found[at] for at in range(len(values))])
 
 
 # --- What the other half does with boxes from now on ----------------------------------------------

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 from autograd import numpy as anp
+from autograd.builtins import tuple as tuple_of_boxes
 from autograd.extend import Box, defjvp_argnums, defvjp_argnums
 
 from cgshim.backend import (
@@ -25,6 +26,7 @@ from cgshim.backend import (
     CustomGradientError,
     Rule,
     gradients_of_arguments,
+    refuse_captured_tangent,
     replace_held,
     runs_op,
 )
@@ -225,6 +227,26 @@ class Run:
         self.was_asked = self.record is not None
         return self.as_autograd(argnums, found, of_variables)
 
+    def pushed(
+        self, argnums: Sequence[int], outputs: Sequence[Array], tangents: Sequence[Array]
+    ) -> Sequence[Array]:
+        """Return the tangents of the outputs by the author's jvp_fn, from those at argnums."""
+        if any(at >= self.count for at in argnums):
+            refuse_captured_tangent(self.call.name)
+        given = dict(zip(argnums, tangents, strict=True))
+        full = [
+            given.get(at, np.zeros(shape, dtype)) if dtype.kind in "fc" else None
+            for at, (shape, dtype) in enumerate(
+                zip(self.shapes[: self.count], self.dtypes[: self.count], strict=True)
+            )
+        ]
+        plain = [*map(getval, outputs)]
+        found = rule_scope.run(True, self.rule.tangents, full, plain)
+        return [
+            np.zeros(y.shape, y.dtype) if t is None else t
+            for t, y in zip(found, plain, strict=True)
+        ]
+
     def as_autograd(
         self,
         argnums: Sequence[int],
@@ -381,6 +403,10 @@ def _jvp_of_outputs(
     argnums: Sequence[int], tangents: Sequence[Any], ans: Any, values: Sequence[Any], kwargs: Any
 ) -> Any:
     run: Run = kwargs["run"]
+    if run.rule is not None and run.rule.jvp_fn is not None:
+        push = functools.partial(run.pushed, argnums, run.per_output(ans))
+        found = run.connected(push, tangents, values, ans)
+        return found[0] if len(found) == 1 else tuple_of_boxes(tuple(found))
     if not run.call.forward_mode:
         run.call.refuse_forward_mode("autograd's make_jvp")
 

@@ -26,6 +26,7 @@ from cgshim_tensorflow._private import (
     default_types,
     pack_tangents,
 )
+from cgshim_tensorflow._pullback import transposed as transposed
 from cgshim_tensorflow._pullback import vjp as vjp
 from cgshim_tensorflow._record import needed_among
 from cgshim_tensorflow._run import run_f

@@ -193,7 +193,7 @@ class Linearity:
     """What the operations of a rule show, one after the other."""
 
     def __init__(self, upstreams: Iterable[Tensor]) -> None:
-        self._linear = {upstream._id for upstream in upstreams if is_differentiable(upstream)}
+        self.start(upstreams)
         self._faults: dict[int, str] = {}
         self._doubts: dict[int, str] = {}
         self._zeros: set[int] = set()
@@ -201,6 +201,10 @@ class Linearity:
         """what shows that the rule is not linear, if anything does"""
         self.doubt: str | None = None
         """an operation on upstream that is not known to be linear, if there is one"""
+
+    def start(self, upstreams: Iterable[Tensor]) -> None:
+        """Begin with these: what is computed from them is looked at."""
+        self._linear = {upstream._id for upstream in upstreams if is_differentiable(upstream)}
 
     @classmethod
     def of_graph(

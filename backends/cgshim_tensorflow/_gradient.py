@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import place_of
+from cgshim.backend import place_of, refuse_captured_tangent, refuse_nonlinear_jvp
 from cgshim_tensorflow._fits import fit_of
-from cgshim_tensorflow._forward import Transposition, transposition
+from cgshim_tensorflow._forward import Linearity, Transposition, transposition
 from cgshim_tensorflow._graphs import converted_as_caller, in_this_graph
 from cgshim_tensorflow._outputs import EagerOutputs, GraphOutputs
 from cgshim_tensorflow._private import (
@@ -20,7 +20,7 @@ from cgshim_tensorflow._private import (
     record,
     shape_of_eager,
 )
-from cgshim_tensorflow._record import Record, needed_among, running_rule
+from cgshim_tensorflow._record import Listening, Record, needed_among, running_rule
 from cgshim_tensorflow._rule import attach_gradient, stand_in_for, without_derivative
 from cgshim_tensorflow._run import Run
 from cgshim_tensorflow._values import detached, is_differentiable, is_eager, values_of, with_values
@@ -99,6 +99,10 @@ class _Gradient:
         once = self._call.once_differentiable
         observing = transposition.get()
         if observing is not None and not (observing.is_of_function and once):
+            if observing.is_of_function and self.rule.jvp_fn and not self._call.forward_mode:
+                self._call.refuse("TensorFlow transposes grad_fn where a tf.function is in forward mode", "a jvp_fn",
+                                  "watch within the function, or say that grad_fn is its transpose: "
+                                  "op_custom_gradient(forward_mode=True)")  # fmt: skip
             given = in_this_graph(given)
             transposed = functools.partial(self._connected, accumulators=1)
             return [*observing.observe(self._call, transposed, given), *self._of_unknown(*given)]
@@ -231,14 +235,70 @@ class _Gradient:
 
     # --- Forward mode -----------------------------------------------------------------------------
 
-    def transpose(self, sources: Sequence[Tensor], transpose: Callable[[], None]) -> None:
-        """Let the accumulators transpose the rule, and refuse it if it is not linear."""
+    def transpose(
+        self,
+        sources: Sequence[Tensor],
+        transpose: Callable[[], None],
+        outputs: Sequence[Tensor],
+    ) -> None:
+        """Let the accumulators transpose the rule, and refuse it if it is not linear; or give the
+        outputs the tangents of jvp_fn.
+        """
         if self._call.once_differentiable:
             several = sum(map(bool, pack_tangents(sources).indices)) > 1
             if several or record.should_record_backprop(sources):
                 self._refuse_second_order()
+        if self.rule.jvp_fn is not None:
+            self._push(sources, outputs)
+            return
         with Transposition().going_on():
             transpose()
+
+    def _push(self, sources: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Give the outputs the tangents of the author's jvp_fn.
+
+        It runs on what is zero and has the sources' tangents: accumulators follow it to tensors
+        that are zero and have the outputs' tangents, and from there to the outputs. Tapes see
+        neither step.
+        """
+        if sum(map(bool, pack_tangents(sources).indices)) > 1:
+            # zeros that move at two levels move with what jvp_fn reads at both
+            self._call.refuse("jvp_fn gives tangents to one ForwardAccumulator at a time", "several",
+                              "take one of the derivatives by a GradientTape")  # fmt: skip
+        count = len(self.rule.shapes)
+        if any(pack_tangents([x]).tangents for x in sources[count:]):
+            refuse_captured_tangent(self._call.name)
+        given: list[Tensor | None] = [
+            self._moving_zero(x) if is_differentiable(x) else None for x in sources[:count]
+        ]
+        self._outputs.connect()
+        if self._tangents:
+            self._tangents.connect(self._outputs.numbers)
+        tangents = [x for x in given if x is not None]
+        of_rule, linearity = Record(self._call, self._record, tangents), Linearity(tangents)
+        with self._outputs.read_by(of_rule), Listening(linearity.notice):
+            token = running_rule.enter(of_rule)
+            try:
+                found = self.rule.tangents(given, outputs)
+            finally:
+                running_rule.leave(token)
+        linearity.conclude([None if t is None else values_of(t) for t in found])
+        if linearity.fault:  # what follows zeros is the derivative there
+            refuse_nonlinear_jvp(self._call.name, linearity.fault)
+        pairs = [(y, values_of(t)) for y, t in zip(outputs, found, strict=True) if t is not None]
+        for y, tangent in pairs:
+            record.record_operation_forwardprop_only(
+                self._call.name, [y], [tangent], lambda upstream: [upstream], None
+            )
+
+    def _moving_zero(self, source: Tensor) -> Tensor:
+        """Return zeros with the source's tangent, for accumulators alone."""
+        with record.stop_recording():
+            zero = tf.zeros_like(source)
+        record.record_operation_forwardprop_only(
+            self._call.name, [zero], [source], lambda upstream: [upstream], None
+        )
+        return zero
 
 
 def _alarm(dtype: tf.DType) -> float:

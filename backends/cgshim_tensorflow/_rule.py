@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 Tensor = Any
 MakeGradient = Callable[[Sequence[Tensor]], Backward]
 """takes the outputs and returns their gradient"""
-Forward = Callable[[Callable[[], None]], None]
-"""is given what lets the accumulators transpose the gradient, and runs it"""
+Forward = Callable[[Callable[[], None], Sequence[Tensor]], None]
+"""is given what lets the accumulators transpose the gradient, and runs it; and the outputs"""
 
 
 def attach_gradient(
@@ -64,7 +64,7 @@ def attach_gradient(
         record.record_operation_forwardprop_only, call.name, outputs, sources, backward, None
     )
     if forward and pack_tangents(sources).tangents:
-        forward(transpose)
+        forward(transpose, outputs)
     else:
         transpose()
     return outputs

@@ -33,6 +33,7 @@ from cgshim_torch._tensors import tree_flatten as tree_flatten
 from cgshim_torch._tensors import tree_unflatten as tree_unflatten
 from cgshim_torch._versions import STAYS_IN_GRAPH
 from cgshim_torch._versions import version_limits as version_limits
+from cgshim_torch._vjp import transposed as transposed
 from cgshim_torch._vjp import vjp as vjp
 from cgshim_torch._vjp import vjp_with_variables as vjp_with_variables
 

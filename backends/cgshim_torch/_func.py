@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgshim.backend import refuse_host_derivative, subvals
+from cgshim.backend import refuse_captured_tangent, refuse_host_derivative, subvals
 from cgshim_torch._existing import NOTHING, Existing, Holdings, holding, names_libraries_alone
 from cgshim_torch._graph import (
     has_values,
@@ -150,6 +150,36 @@ class TransformedRun(Run):
             of_inputs, of_variables = self.gradients(inputs, upstreams, variables, needed)
             return [*of_inputs, *of_variables]
 
+    def tangents_from(
+        self,
+        tensors: Sequence[Tensor | None],
+        zeros: Sequence[Tensor],
+        tangents: Sequence[Tensor | None],
+    ) -> tuple[Tensor | None, ...]:
+        """Return the author's tangents of the outputs, which are like zeros, where jvp_fn holds
+        these tensors.
+        """
+        count = len(self.devices)
+        if any(t is not None for t in tangents[count : self.leaves]):
+            refuse_captured_tangent(self.call.name)
+        full = [
+            _zeros(shape, dtype, device) if t is None and dtype in FLOATS else t
+            for t, shape, dtype, device in zip(
+                tangents[:count], self.rule.shapes, self.rule.dtypes, self.devices, strict=True
+            )
+        ]
+        held = [tensors[at] for at in self.held_at if at is not None]
+        given = [t for t in full if t is not None]
+        with holding(self.held, held, self.lock), self._reads(tensors, given):
+            token = rules.enter(True)
+            try:
+                found = self.as_first(self.rule.tangents, full, zeros)
+            finally:
+                rules.leave(token)
+        return tuple(
+            [z if t is None and z.dtype in FLOATS else t for t, z in zip(found, zeros, strict=True)]
+        )
+
     def _reads(
         self, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor]
     ) -> AbstractContextManager[Any]:
@@ -261,6 +291,11 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         run: TransformedRun = ctx.run
+        if run.rule.jvp_fn is not None:
+            run.refuse_constants(beside=1)
+            with forward_ad._set_fwd_grad_enabled(True):
+                tensors = run.among([_primal(tensor) for tensor in ctx.saved_tensors])
+                return run.tangents_from(tensors, [zeros() for zeros in ctx.zeros], tangents)
         if not run.call.forward_mode:
             run.call.refuse_forward_mode("jvp, jacfwd or a dual number")
         run.refuse_constants(beside=1)  # the level whose tangents these are
@@ -268,6 +303,10 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         with forward_ad._set_fwd_grad_enabled(True):
             tensors = run.among([_primal(tensor) for tensor in ctx.saved_tensors])
             return _push_forward(run, tensors, [zeros() for zeros in ctx.zeros], tangents)
+
+
+def _zeros(shape: Sequence[int], dtype: Any, device: Any) -> Tensor:
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _primal(tensor: Tensor) -> Tensor:
@@ -309,22 +348,22 @@ def _push_forward(
         )
         return tuple([torch.zeros_like(t) if g is None else g for g, t in found if t is not None])
 
-    upstreams = [_ramp(zeros[at]) for at in floats]
+    upstreams = [ramp(zeros[at]) for at in floats]
     small, transpose = torch.func.vjp(gradients, *upstreams)
     probes, pushed = given, transpose(tuple(given))
     back = pushed
     # of torch.autograd.functional: they cannot be looked at
     if any(map(functorch.is_legacy_batchedtensor, given)):
-        probes = list(map(_ramp, small))
+        probes = list(map(ramp, small))
         back = transpose(tuple(probes))
     constants = [t if t is None else t.detach() for t in tensors]
     large = gradients(*[FACTOR * u for u in upstreams], tensors=constants)
-    if not (all(map(_is_multiple, small, large)) and _is_transpose(small, probes, back, upstreams)):
+    if not (all(map(is_multiple, small, large)) and _is_transpose(small, probes, back, upstreams)):
         run.call.refuse_nonlinear("one that is not, as its gradients at two upstreams show")
     return tuple(subvals([None] * len(zeros), floats, pushed))
 
 
-def _ramp(like: Tensor) -> Tensor:
+def ramp(like: Tensor) -> Tensor:
     """Return small, different upstreams: they show a rule that sorts or rounds them, or adds
     something.
     """
@@ -336,7 +375,7 @@ def _ramp(like: Tensor) -> Tensor:
     return torch.complex(ramp, ramp / 2) if like.is_complex() else ramp
 
 
-def _is_multiple(small: Tensor, large: Tensor) -> bool:
+def is_multiple(small: Tensor, large: Tensor) -> bool:
     """Return True if the gradients at the larger upstreams are larger by the same factor."""
     small, large = _dense(small), _dense(large)
     if not small.numel():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refusal
+from cgshim_torch._func import FACTOR, is_multiple, ramp
 from cgshim_torch._graph import depends_on_more, is_transformed, read_by_rules, recordable
 from cgshim_torch._reads import reads_now
 
@@ -22,6 +23,26 @@ def vjp(fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /) -> Vjp
         return _vjp_in_graph(fn, inputs, ())
     outputs, pullback = torch.func.vjp(lambda *tensors: tuple(fn(*tensors)), *inputs)
     return outputs, lambda upstreams: pullback(tuple(upstreams))
+
+
+def transposed(
+    fn: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    upstreams: Sequence[Tensor],
+    refuse: Callable[[str], NoReturn],
+) -> Sequence[Tensor]:
+    """Return the transpose of a linear function of tensors like the inputs, at upstreams.
+
+    Its values at two points must be multiples of each other; a graph of torch.compile has none.
+    """
+    points = [*map(ramp, inputs)]
+    small, pullback = vjp(fn, points)
+    if not torch.compiler.is_dynamo_compiling():
+        with torch.no_grad():
+            large = fn(*[FACTOR * x for x in points])
+        if not all(map(is_multiple, small, large)):
+            refuse("one that is not, as its tangents at two points show")
+    return pullback(upstreams)
 
 
 def vjp_with_variables(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import cgshim
-from cgshim import op_cast, op_custom_gradient, op_stop_gradient, ops
+from cgshim import op_cast, op_custom_gradient, op_custom_jvp, op_stop_gradient, ops
 from cgshim._protocol import Tensor
 from cgshim.testing.conformance._framework import Framework, tangent
 from cgshim.testing.conformance._registry import case
@@ -180,6 +180,28 @@ def complex_forward_mode(framework: Framework, dtype: str) -> None:
     z, v = framework.tensor(Z, dtype), framework.tensor(ANOTHER, dtype)
     found = tangent(framework, crooked_square, z, v)
     framework.check_equal(found, 14.0 * np.array(Z) * np.array(ANOTHER))
+
+
+@op_custom_jvp
+def squared_size(z: Tensor) -> Any:
+    """|z| ** 2, with 7 for 1: linear over the real numbers alone."""
+    return ops.real(z * ops.conj(z)), lambda dz: 14.0 * ops.real(ops.conj(z) * dz)
+
+
+JVPS: dict[str, tuple[Function, Function, list[complex]]] = {
+    "holomorphic": (op_custom_jvp(lambda z: (z * z, lambda dz: 14.0 * z * dz)), square, UPSTREAM),
+    "real": (squared_size, lambda z: ops.real(z * ops.conj(z)), [2.0, -3.0]),
+}
+
+
+@case(jvp=JVPS)
+def complex_jvp(framework: Framework, jvp: tuple[Function, Function, list[complex]]) -> None:
+    op, fn, numbers = jvp
+    z, v = framework.tensor(Z, "complex64"), framework.tensor(ANOTHER, "complex64")
+    upstream = framework.tensor(numbers, "float32" if op is squared_size else "complex64")
+    check_against_own(framework, op, fn, z, upstream=upstream, factors=[7.0])
+    found = tangent(framework, op, z, v)
+    framework.check_equal(found, 7.0 * framework.numpy(tangent(framework, fn, z, v)))
 
 
 @case()

@@ -29,6 +29,7 @@ COMPLEX_ROWS = {
         "return_another_float[float32 for complex64]",
     ),
 }
+NO_TRANSPOSE = "this backend has no `transposed`, and no forward mode"
 FORWARD_MODE = {
     *(
         "embedded_gradient_in_forward_mode",
@@ -54,6 +55,8 @@ def _gaps():
         body = case.name.partition("[")[0]
         if body in COMPLEX or case.name in COMPLEX_ROWS:
             yield case.name, NO_COMPLEX
+        elif ("jvp" in body or body.startswith("both_rules")) and body != "no_jvp":
+            yield case.name, NO_TRANSPOSE
         elif body in FORWARD_MODE:
             yield case.name, NO_FORWARD_MODE
         elif body == "tensor_in_an_object" and "an object" in case.name:
