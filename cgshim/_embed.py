@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from cgshim._choice import backend_or_numpy
+from cgshim._custom_gradient import CustomGradient
 from cgshim._decorator import op_custom_gradient
 from cgshim._dtypes import is_complex, is_differentiable
 from cgshim._errors import (
@@ -18,6 +19,7 @@ from cgshim._errors import (
     refusal,
     shape_of,
 )
+from cgshim._foreign import is_traced
 from cgshim._gradients import fits
 from cgshim._protocol import Backend, Tensor
 from cgshim._trees import TreeSpec, as_tensor, partition
@@ -82,7 +84,7 @@ def op_embed_gradient(
     value = _value(op, backend, fx, tensors[0].dtype)
     sources, gradients, axes = [], [], []
     for at, (source, gradient) in enumerate(zip(tensors, _aligned(op, spec, gx, x), strict=True)):
-        path = partial(_path, spec, at)  # needed only in messages
+        path = functools.partial(_path, spec, at)  # needed only in messages
         _check_differentiable(op, source, path)
         if gradient is not None:
             sources.append(source)
@@ -90,12 +92,36 @@ def op_embed_gradient(
             axes.append(_added_axes(op, value, source, path))
     if not fx_gx_manually_stopped:
         value, *gradients = map(backend.stop_gradient, [value, *gradients])
-    attach = (
-        _attach
-        if name is None
-        else op_custom_gradient(_with_gradients, forward_mode=True, name=name)
-    )
-    return attach(value, *gradients, *sources, backend=backend, axes=axes)
+    if shape_of(value.shape) == () and all(x.dtype == value.dtype for x in sources):
+        return _op_of(_with_products, op)(value, *gradients, *sources)
+    return _op_of(_with_gradients, op)(value, *gradients, *sources, backend=backend, axes=axes)
+
+
+_ops: dict[str, CustomGradient[..., Any]] = {}
+"""by f's name and their own; a plain dict, for torch.compile ignores functools.lru_cache"""
+
+
+def _op_of(f: Callable[..., Any], name: str) -> CustomGradient[..., Any]:
+    key = f"{f.__name__} {name}"
+    op = _ops.get(key)
+    if op is None:
+        op = op_custom_gradient(f, forward_mode=True, name=name)
+        if not is_traced() and len(_ops) < _MOST:
+            _ops[key] = op
+    return op
+
+
+_MOST = 256
+"""how many ops are kept at most: a name may be made anew for each call"""
+
+
+def _with_products(fx: Tensor, *gx_and_x: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """Do what `_with_gradients` does for one number in the dtype of x, as nearly all are.
+
+    The output is a tensor of its own: an op that returns its argument is no plain call in PyTorch.
+    """
+    gx = gx_and_x[: len(gx_and_x) // 2]
+    return fx * 1, lambda upstream: (upstream, *[None] * len(gx), *[upstream * g for g in gx])
 
 
 def _with_gradients(
@@ -114,9 +140,6 @@ def _with_gradients(
         return upstream, *[None] * len(gx), *of_x
 
     return fx, grad_fn
-
-
-_attach = op_custom_gradient(_with_gradients, forward_mode=True, name="op_embed_gradient")
 
 
 _ONE_VALUE = -1
