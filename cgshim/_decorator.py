@@ -121,8 +121,10 @@ def op_custom_gradient(
     that raises an exception forbids the gradient: taking one raises it.
 
     ``needs_input_grad`` is PyTorch's ``ctx.needs_input_grad``: True for what requires grad, for
-    what a tape watches, and for what a derivative is taken of. Where a framework cannot tell
-    (staged code of JAX, a ``tf.function``), it is True, and the compiler removes what is not used.
+    what a tape watches, and for what a derivative is taken of. Where a framework cannot tell (a
+    ``tf.function``; f itself in staged code of JAX), it is True, and the compiler removes what is
+    not used. Staged code of JAX traces a grad_fn that takes it once for each choice of up to three
+    arguments.
 
     Complex numbers: upstream and gradients of a real loss L are dL/dx + i dL/dy, so the rule of ``z
     * z`` is ``upstream * conj(2 * z)``. If a framework uses the conjugate (JAX, autograd), cgshim

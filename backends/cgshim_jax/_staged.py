@@ -5,6 +5,7 @@ arguments.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -82,6 +83,10 @@ def run_staged(
     return staging.spec.combine(linear.attach([*arguments, *others, *outputs], first=True))
 
 
+_FEW = 3
+"""of how many arguments a rule is traced for each choice that needs a gradient"""
+
+
 class _Staging:
     """Stages a call: f runs once, and its rule once."""
 
@@ -110,7 +115,8 @@ class _Staging:
             known = [*outputs_of_rules(), *outputs]
             self.rule = TracedRule(rule, full, outputs, self.variables, known)
             forward = TracedTangents(rule, full, outputs, known) if rule.jvp_fn else None
-            others, linear_of = traced(words, {None: self.rule}, tracers, outputs, forward)
+            rules = {None: self.rule, **self._rules_of_some(rule, full, outputs, known)}
+            others, linear_of = traced(words, rules, tracers, outputs, forward)
             found.append(linear_of)
             return [*outputs, *others]
 
@@ -121,6 +127,34 @@ class _Staging:
         linear = found[-1]([*self.at, *(place.get(id(x)) for x in self.captured)])
         _refuse_references(self.call, [*self.captured, *f.constants, *self.rule.constants])
         return _Staged(f, linear)
+
+    def _rules_of_some(
+        self,
+        rule: Rule,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        known: Sequence[Array],
+    ) -> dict[Any, TracedRule]:
+        """Return the rule as it is where a gradient of only some arguments is taken, by their
+        places.
+
+        Which these are is known when f's tracers are gone. So a rule that asks is traced for each
+        choice of up to three arguments, and for each one of more. One that cannot run again runs
+        for all.
+        """
+        if not rule.takes_needed:
+            return {}
+        floats = [at for at, i in enumerate(self.at) if is_differentiable(inputs[i])]
+        sizes = range(1, len(floats)) if len(floats) <= _FEW else [1]
+        rules = {}
+        for picked in itertools.chain.from_iterable(
+            itertools.combinations(floats, size) for size in sizes
+        ):
+            needed = [i in {self.at[at] for at in picked} for i in range(len(inputs))]
+            traced_rule = TracedRule(rule, inputs, outputs, self.variables, known, needed)
+            if traced_rule.error is None:
+                rules[picked] = traced_rule
+        return rules
 
     def _choose_variables(self, rule: Rule) -> None:
         """Find what f closes over and is differentiated; if nothing is known to be, what may be
