@@ -19,7 +19,7 @@ from cgshim._errors import (
     refusal,
     shape_of,
 )
-from cgshim._foreign import is_traced
+from cgshim._foreign import is_traced, not_converted
 from cgshim._gradients import fits
 from cgshim._protocol import Backend, Tensor
 from cgshim._trees import TreeSpec, as_tensor, partition
@@ -101,6 +101,7 @@ _ops: dict[str, CustomGradient[..., Any]] = {}
 """by f's name and their own; a plain dict, for torch.compile ignores functools.lru_cache"""
 
 
+@not_converted
 def _op_of(f: Callable[..., Any], name: str) -> CustomGradient[..., Any]:
     key = f"{f.__name__} {name}"
     op = _ops.get(key)
