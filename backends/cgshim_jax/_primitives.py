@@ -90,7 +90,7 @@ class Linear:
     """which of the arguments, the other residuals and the outputs are the rule's residuals"""
     gives: Collection[int]
     """which arguments have a gradient"""
-    push: Callable[[list[Array], list[Array], Sequence[int]], list[Array]] | None = None
+    push: Rule | None = None
     """the map itself, from residuals, tangents and places of arguments, if its author gave it"""
     owner: Any = None
     """what is to live as long as the map: a grad_fn that owns what a host function keeps for it"""
@@ -140,7 +140,7 @@ class Linear:
 
         def push(
             residuals: list[Array], tangents: list[Array], picked: Sequence[int]
-        ) -> list[Array]:
+        ) -> Sequence[Array | None]:
             of_one: Callable[..., Any] = lambda residuals, tangents: self.push(  # type: ignore[misc]
                 residuals, tangents, picked
             )
@@ -175,13 +175,19 @@ class Linear:
         """
         words = self.words
         if self.push is not None:
-            outputs = self.push(residuals, [as_tensor(t) for t in tangents], picked)
-            if words.once is not None:
-                made_of = [*residuals, *tangents]
-                return without_derivative(words.op, outputs, made_of, words.once)
-            return outputs
-        if first and words.unpromised is not None:
+            outputs: Any = self.push(residuals, [as_tensor(t) for t in tangents], picked)
+        elif first and words.unpromised is not None:
             raise TransformationError(words.unpromised)
+        else:
+            outputs = self._transposed(residuals, tangents, picked)
+        if words.once is not None:
+            outputs = without_derivative(words.op, outputs, [*residuals, *tangents], words.once)
+        return list(outputs)
+
+    def _transposed(
+        self, residuals: list[Array], tangents: list[Array], picked: Sequence[int]
+    ) -> list[Array]:
+        words = self.words
 
         def fitting(*upstreams: Array) -> list[Array]:
             gradients = self.rule(residuals, list(upstreams), picked)
@@ -197,10 +203,7 @@ class Linear:
                           must="forward mode needs a rule that is linear in upstream", got=what,
                           do="write it in linear operations, or use reverse mode")  # fmt: skip
 
-        outputs = transposed_if_linear(fitting, self.types, tangents, refuse)
-        if words.once is not None:
-            return without_derivative(words.op, outputs, [*residuals, *tangents], words.once)
-        return outputs
+        return transposed_if_linear(fitting, self.types, tangents, refuse)
 
 
 def transposed_if_linear(

@@ -187,16 +187,26 @@ class Written(Op):
 
 
 def _refusing(linear: Linear, refusal: str, arguments: int) -> Linear:
-    """Return the same map whose gradients may not be differentiated by its arguments."""
+    """Return the same map whose gradients and tangents may not be differentiated by its arguments."""
+    read = len(linear.reads)
+
+    def push(
+        residuals: list[Array], tangents: list[Array], picked: Sequence[int]
+    ) -> Sequence[Array | None]:
+        assert linear.push is not None
+        found = linear.push(residuals[:read], tangents, picked)
+        return without_derivative(linear.words.op, found, residuals[read:], refusal)
 
     def gradients(
         residuals: list[Array], upstreams: list[Array], picked: Sequence[int]
     ) -> Sequence[Array | None]:
-        own = residuals[len(linear.reads) :]
-        found = linear.rule(residuals[: len(linear.reads)], upstreams, picked)
-        return without_derivative(linear.words.op, found, own, refusal)
+        found = linear.rule(residuals[:read], upstreams, picked)
+        return without_derivative(linear.words.op, found, residuals[read:], refusal)
 
-    return dataclasses.replace(linear, rule=gradients, reads=[*linear.reads, *range(arguments)])
+    return dataclasses.replace(
+        linear, rule=gradients, push=linear.push and push,
+        reads=[*linear.reads, *range(arguments)],
+    )  # fmt: skip
 
 
 def _unconnected(call: Call, x: Any) -> str:

@@ -282,6 +282,11 @@ class _Gradient:
                 found = self.rule.tangents(given, outputs)
             finally:
                 running_rule.leave(token)
+        if self._stand_in is not None and record.should_record_backprop([self._stand_in]):
+            # tapes follow the tangents, and nothing of f to what jvp_fn has read
+            for tensor in of_rule.read.values():
+                if why := self._why_unconnected(tensor):
+                    self._call.refuse_unconnected(tensor, why)
         linearity.conclude([None if t is None else values_of(t) for t in found])
         if linearity.fault:  # what follows zeros is the derivative there
             refuse_nonlinear_jvp(self._call.name, linearity.fault)

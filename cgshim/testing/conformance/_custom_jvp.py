@@ -12,6 +12,8 @@ from cgshim import (
     CustomGradientValueError,
     TransformationError,
     op_cast,
+    op_convert_to_numpy,
+    op_convert_to_tensor,
     op_custom_gradient,
     op_custom_jvp,
     op_grad,
@@ -71,6 +73,23 @@ def jvp_keeps_what_f_made(framework: Framework, order: int) -> None:
 
     expected = {2: 15 * 0.5**2, 3: 30 * 0.5}[order]
     framework.check_derivative(op, order, expected, at=0.5)
+
+
+@case()
+def jvp_keeps_what_nobody_connected(framework: Framework) -> None:
+    """What f made in NumPy is no function of the arguments: the tangent has no derivative."""
+
+    @op_custom_jvp
+    def op(x: Tensor) -> Any:
+        slope = op_convert_to_tensor(np.cos(op_convert_to_numpy(x)), "float32")
+        return ops.sin(x), lambda dx: 3.0 * slope * dx
+
+    framework.check_derivative(op, 1, 3 * np.cos(0.5), at=0.5)
+    x, v = framework.tensors((0.5, 2.0))
+    along = lambda x: tangent(framework, op, x, v)
+    raised(Exception, op_grad(op_grad(op)), x)
+    raised(Exception, op_grad(along), x)
+    raised(Exception, tangent, framework, along, x, v)
 
 
 @case()
