@@ -22,13 +22,13 @@ from cgshim._vjp import op_value_and_grad as op_value_and_grad
 from cgshim._vjp import op_vjp as op_vjp
 
 if TYPE_CHECKING:
-    from cgshim._host import host_errors as host_errors
-    from cgshim._op_host import op_host as op_host
-    from cgshim._specs import Spec as Spec
+    from cgshim.host import Spec as Spec
+    from cgshim.host import host_errors as host_errors
+    from cgshim.host import op_host as op_host
 
     __version__: str
 
-_WITH_NUMPY = {"op_host": "cgshim._op_host", "host_errors": "cgshim._host", "Spec": "cgshim._specs"}
+_OF_HOST = ("op_host", "host_errors", "Spec")
 
 
 def __getattr__(name: str) -> Any:
@@ -42,8 +42,8 @@ def __getattr__(name: str) -> Any:
     """
     if name == "__version__":
         return _installed.own_version()
-    if name in _WITH_NUMPY:
-        return getattr(importlib.import_module(_WITH_NUMPY[name]), name)
+    if name in _OF_HOST:
+        return getattr(importlib.import_module("cgshim.host"), name)
     if name.startswith("op_"):
         ops = importlib.import_module("cgshim.ops")
         return getattr(ops, name.removeprefix("op_"))

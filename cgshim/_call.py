@@ -251,6 +251,30 @@ class ForeignOutputError(BackendError):
         return self._output
 
 
+class WithoutDerivative:
+    """f of an op that has no derivative: it returns its output, and a rule that raises an error.
+
+    So a backend may refuse the derivative itself, in its own way, and ask for the output alone.
+    """
+
+    output: Callable[..., Any]
+    """``output(backend, tensors, specs, options)``: the output without the rule, for arguments of
+    these specs that hold these tensors"""
+
+
+def has_no_derivative(f: Any) -> bool:
+    """Return True for such an f, or for a method that is one."""
+    return isinstance(getattr(f, "func", f), WithoutDerivative)
+
+
+def output_without_rule(call: Call, inputs: Sequence[Tensor]) -> Any:
+    """Return the output of an op that has no derivative, for a backend that itself refuses one."""
+    if isinstance(call.f, WithoutDerivative):
+        return call.f.output(call.backend, inputs, call.arguments.specs, call.options)
+    output, _ = call.f(*combine_each(call.arguments.specs, inputs), **call.options)
+    return output
+
+
 def checked_pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
     """Return what f returned if it is a pair (output, grad_fn); a jvp_fn after them is grad_fn's."""
     if isinstance(result, tuple) and len(result) in (2, 3) and all(map(callable, result[1:])):

@@ -140,7 +140,7 @@ def op_custom_gradient(
                       got=describe(f), do="decorate a function")  # fmt: skip
     if host_outputs is not None:
         # with it NumPy, which `import cgshim` does without
-        from cgshim._host_gradient import HostPair
+        from cgshim.host.backend import HostPair
 
         name = name or function_name(f)
         f = HostPair(f, host_outputs, keep=keep, name=name)

@@ -34,7 +34,8 @@ from cgshim_jax._tracing import (
 from cgshim_jax._written import NotAsWrittenError, Written, closes_over_differentiated, note_read
 
 if TYPE_CHECKING:
-    from cgshim.backend import Call, HostCall, Spec
+    from cgshim.backend import Call
+    from cgshim.host.backend import HostCall, Spec
 
 Array = Any
 
@@ -72,7 +73,7 @@ def stop_gradient(x: Array, /) -> Array:
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
-    from cgshim_jax._numpy import numpy_function
+    from cgshim_jax._ops import numpy_function
 
     return numpy_function(name)
 

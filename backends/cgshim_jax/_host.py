@@ -22,13 +22,13 @@ from cgshim.backend import (
     TransformationError,
     describe,
     refusal,
-    refuse_host_derivative,
 )
+from cgshim.host.backend import refuse_host_derivative
 from cgshim_jax._primitives import mesh_axis, primitive
 from cgshim_jax._private import callback_sharding, is_exported, lowered_each_time, type_made_of
 
 if TYPE_CHECKING:
-    from cgshim.backend import HostCall, Spec
+    from cgshim.host.backend import HostCall, Spec
 
 Array = Any
 Types = tuple[tuple[tuple[int, ...], Any], ...]

@@ -10,12 +10,11 @@ outer derivatives look on, f runs once all the same, on values that record what 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import optree
 
-from cgshim.backend import Call, HostCall, Spec
 from cgshim_numpy import _autograd
 from cgshim_numpy._arrays import BOXES, Array
 from cgshim_numpy._arrays import is_tensor as is_tensor
@@ -23,8 +22,11 @@ from cgshim_numpy._arrays import tree_flatten as tree_flatten
 from cgshim_numpy._arrays import tree_unflatten as tree_unflatten
 from cgshim_numpy._autograd import derivatives, is_differentiating, isbox
 from cgshim_numpy._autograd import version_limits as version_limits
-from cgshim_numpy._functions import numpy_function as numpy_function
 from cgshim_numpy._plain import plan as plan
+
+if TYPE_CHECKING:
+    from cgshim.backend import Call
+    from cgshim.host.backend import HostCall, Spec
 
 
 def _import_derivatives() -> Any:
@@ -48,6 +50,12 @@ def convert_to_numpy(x: Array, /) -> Any:
 
 def stop_gradient(x: Array, /) -> Array:
     return derivatives().stop_gradient(x) if isbox(x) else np.asarray(x)
+
+
+def numpy_function(name: str, /) -> Callable[..., Any] | None:
+    from cgshim_numpy._ops import numpy_function
+
+    return numpy_function(name)
 
 
 def host_function(

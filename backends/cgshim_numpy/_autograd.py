@@ -32,6 +32,17 @@ def isbox(x: Any) -> bool:
 import_derivatives: Callable[[], Any] = lambda: None
 """imports `_derivatives.py`; the package puts it here, for that file imports this one"""
 
+_waiting: list[Callable[[], None]] = []
+"""what to do when the derivatives are imported"""
+
+
+def when_derivatives_exist(act: Callable[[], None]) -> None:
+    """Act as soon as autograd is imported for derivatives; at once if it is."""
+    if derivatives.cache_info().currsize:
+        act()
+    else:
+        _waiting.append(act)
+
 
 @functools.cache
 def derivatives() -> Any:
@@ -46,7 +57,10 @@ def derivatives() -> Any:
     if [*map(int, re.findall(r"\d+", found)[:2])] < [1, 7]:
         raise refusal(BackendError, "cgshim", must="derivatives on NumPy need autograd 1.7 or later",
                       got=found, do="pip install 'autograd>=1.7'")  # fmt: skip
-    return import_derivatives()
+    imported = import_derivatives()
+    for act in _waiting:
+        act()
+    return imported
 
 
 def version_limits() -> list[str]:

@@ -10,9 +10,8 @@ import numpy as np
 import optree
 from autograd import numpy as anp
 from autograd.builtins import tuple as tuple_of_boxes
-from autograd.extend import JVPNode, VJPNode, defjvp, defvjp, primitive, register_notrace, vspace
+from autograd.extend import JVPNode, VJPNode, defjvp, register_notrace, vspace
 
-from cgshim_numpy import _functions
 from cgshim_numpy._arrays import BOXES, NAMESPACE, Array
 from cgshim_numpy._linear import NonlinearError, depends_on_upstream
 from cgshim_numpy._linear import transposed as transposed_rule
@@ -116,17 +115,6 @@ if not hasattr(ArrayBox, "__array_ufunc__"):
     for _function in map(functools.partial(getattr, numpy_wrapper), ("empty_like", "full_like")):
         register_notrace(VJPNode, _function)
         register_notrace(JVPNode, _function)
-
-_functions.anp = anp
-_functions.index_add = primitive(_functions.index_add)
-defvjp(
-    _functions.index_add,
-    lambda found, x, index, values, axis: lambda upstream: upstream,
-    None,
-    lambda found, x, index, values, axis: (
-        lambda upstream: _functions.np_take(upstream, index, axis)
-    ),
-)
 
 
 def _opened(box: Any) -> tuple[list[Any], None]:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from cgshim.backend import output_on_host, runs_on_host
+from cgshim.backend import has_no_derivative, output_without_rule
 from cgshim_tensorflow._gradient import attach_rule
 from cgshim_tensorflow._graphs import converted_as_caller, in_this_graph
-from cgshim_tensorflow._host import host_function as host_function
 from cgshim_tensorflow._private import (
     EagerTensor,
     WeakTensor,
@@ -37,6 +36,7 @@ from cgshim_tensorflow._values import detached, is_composite, values_of, with_va
 
 if TYPE_CHECKING:
     from cgshim.backend import Call
+    from cgshim.host.backend import HostCall, Spec
 
 Tensor = Any
 vjp_with_variables = vjp
@@ -76,15 +76,23 @@ def stop_gradient(x: Tensor, /) -> Tensor:
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
-    from cgshim_tensorflow._numpy import numpy_function
+    from cgshim_tensorflow._ops import numpy_function
 
     return numpy_function(name)
 
 
+def host_function(
+    call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec], /
+) -> Sequence[Tensor]:
+    from cgshim_tensorflow._host import host_function
+
+    return host_function(call, inputs, declared)
+
+
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
     """Run f, and return its output with its rule as the gradient."""
-    if type(call.f) is not FunctionType and runs_on_host(call.f):
-        return output_on_host(call, inputs)
+    if type(call.f) is not FunctionType and has_no_derivative(call.f):
+        return output_without_rule(call, inputs)
     call = call.with_f(converted_as_caller(call.f))
     given = in_this_graph(inputs)
     if call.takes_needed:

@@ -22,14 +22,12 @@ import tensorflow as tf
 from cgshim.backend import (
     CustomGradientTypeError,
     CustomGradientValueError,
-    HostCall,
-    Spec,
     TransformationError,
     describe,
     refusal,
-    refuse_host_derivative,
     sentence,
 )
+from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
 from cgshim_tensorflow._private import (
     is_compiled_by_xla,
     memory_of_eager,

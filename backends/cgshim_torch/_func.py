@@ -12,15 +12,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from cgshim.backend import refuse_captured_tangent, refuse_host_derivative, subvals
-from cgshim_torch._existing import NOTHING, Existing, Holdings, holding, names_libraries_alone
-from cgshim_torch._graph import (
+from cgshim.backend import refuse_captured_tangent, subvals
+from cgshim_torch._eager.run import Run, named, rules, run_once, variables_of
+from cgshim_torch._graph.existing import NOTHING, Existing, Holdings, holding, names_libraries_alone
+from cgshim_torch._graph.reads import FLOATS, Reads, without_derivative
+from cgshim_torch._graph.state import state_of
+from cgshim_torch._graph.walk import (
     has_values,
     is_transformed,
     is_wrapped_or_requires_grad,
@@ -31,8 +35,7 @@ from cgshim_torch._graph import (
     requires_grad_at_a_level,
     since,
 )
-from cgshim_torch._host import constants_of_host
-from cgshim_torch._private import (
+from cgshim_torch._versions.private import (
     custom_function_call,
     disable_proxy_modes_tracing,
     forward_ad,
@@ -40,14 +43,13 @@ from cgshim_torch._private import (
     get_proxy_mode,
     vmapify_autograd_function,
 )
-from cgshim_torch._reads import FLOATS, Reads, without_derivative
-from cgshim_torch._run import Run, named, rules, run_once, variables_of
-from cgshim_torch._state import state_of
 
 if TYPE_CHECKING:
     from cgshim.backend import Call, TreeSpec
 
 Tensor = Any
+Refusal = Callable[[], NoReturn]
+"""raises the error for the derivative of an op that has none"""
 
 
 def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], TreeSpec]:
@@ -63,7 +65,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
             [torch.is_grad_enabled() and requires_grad_at_a_level(x) for x in inputs]
         )
     existing, start, before = Existing(call), now(), list(map(_versions, inputs))
-    with constants_of_host() as constants:
+    with constants_in_f() as constants:
         outputs, rule = call.read(run_once(call, inputs), inputs)
     during = since(start)
     if any(
@@ -83,12 +85,12 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
             call, rule, existing, inputs, inputs, during, made, holdings
         )
         run.state = state_of(call.f, run.variables)
-    run.constants_of_host = list(constants.values())
-    given = run.choose(holdings, inputs, outputs)
+    run.refusals = list(constants.values())
+    passed = run.choose(holdings, inputs, outputs)
     if forward_ad._current_level >= 0 and not rules.current:
         refuse_captured_tangents(call, outputs, [*inputs, *run.variables])
     run.variables = ()  # they come through torch, too
-    return named(_Transformed, call.name)(run, *given), rule.output
+    return named(_Transformed, call.name)(run, *passed), rule.output
 
 
 def _versions(tensor: Tensor) -> list[int]:
@@ -101,25 +103,25 @@ class TransformedRun(Run):
     and outputs.
     """
 
-    constants_of_host: Sequence[str] = ()
-    """an op on the host for each level of forward mode at which its results were constants"""
+    refusals: Sequence[Refusal] = ()
+    """one for each level of forward mode at which an op without a derivative returned constants"""
 
     def choose(
         self, holdings: Holdings, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
     ) -> list[Tensor]:
         """Return what is passed through torch, and choose what of it is saved."""
         known = set(map(id, (*inputs, *self.variables, *outputs)))
-        others = list({id(t): t for t, _, _ in self.held if id(t) not in known}.values())
-        given = [*inputs, *self.variables, *others, *outputs]
-        at = {id(t): place for place, t in reversed(list(enumerate(given)))}
+        residuals = list({id(t): t for t, _, _ in self.held if id(t) not in known}.values())
+        passed = [*inputs, *self.variables, *residuals, *outputs]
+        at = {id(t): place for place, t in reversed(list(enumerate(passed)))}
         self.held_at = [at[id(t)] for t, _, _ in self.held]
         self.count, self.leaves, self.outputs = (
-            len(given),
+            len(passed),
             len(inputs) + len(self.variables),
             len(outputs),
         )
         self.holds_floats = bool(holdings.objects) or any(
-            t.dtype in FLOATS and not self.existing.has(t) for t in others
+            t.dtype in FLOATS and not self.existing.has(t) for t in residuals
         )
         """whether the rule holds what f made, or what nobody knows"""
         grad_fn: Any = self.rule.grad_fn
@@ -127,11 +129,11 @@ class TransformedRun(Run):
             bool(holdings.objects) or any(holder is None for _, holder, _ in self.held)
             or not hasattr(grad_fn, "__code__") or not names_libraries_alone(grad_fn)
         )  # fmt: skip
-        self.shown = [(weakref.ref(t), at[id(t)]) for t in given] if self.may_hide else []
+        self.shown = [(weakref.ref(t), at[id(t)]) for t in passed] if self.may_hide else []
         needs_inputs = self.rule.needs_inputs or self.call.once_differentiable
         saved = {*self.held_at, *range(0 if needs_inputs else len(inputs), self.leaves)}
         self.saved_at = list(range(self.count)) if self.may_hide else sorted(saved)
-        return [*given[: self.count - self.outputs], *[y.detach() for y in outputs]]
+        return [*passed[: self.count - self.outputs], *[y.detach() for y in outputs]]
 
     def among(self, saved: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the tensors, of those that were saved."""
@@ -199,8 +201,8 @@ class TransformedRun(Run):
         """Raise an error if a tangent is missing in what the rule holds, at more levels than those
         `beside` it.
         """
-        if len(self.constants_of_host) > beside and self.holds_floats:
-            refuse_host_derivative(self.constants_of_host[0])
+        if len(self.refusals) > beside and self.holds_floats:
+            self.refusals[0]()
 
 
 class _ReadsOfFunc(Reads):
@@ -260,8 +262,8 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        run, *given = inputs
-        tensors = [*given[: len(given) - run.outputs], *output]
+        run, *passed = inputs
+        tensors = [*passed[: len(passed) - run.outputs], *output]
         saved = [tensors[at] for at in run.saved_at]
         ctx.run = run
         ctx.save_for_backward(*saved)
@@ -336,24 +338,24 @@ def _push_forward(
     not linear.
     """
     floats = [at for at, z in enumerate(zeros) if z.dtype in FLOATS]
-    given = [t for t in tangents[: run.leaves] if t is not None]
-    if not (floats and given):
+    nonzero = [t for t in tangents[: run.leaves] if t is not None]
+    if not (floats and nonzero):
         return tuple([z if z.dtype in FLOATS else None for z in zeros])
 
     def gradients(
         *upstreams: Tensor, tensors: Sequence[Tensor | None] = tensors
     ) -> tuple[Tensor, ...]:
-        found = zip(
+        pairs = zip(
             run.gradients_from(tensors, subvals(zeros, floats, upstreams)), tangents, strict=False
         )
-        return tuple([torch.zeros_like(t) if g is None else g for g, t in found if t is not None])
+        return tuple([torch.zeros_like(t) if g is None else g for g, t in pairs if t is not None])
 
     upstreams = [ramp(zeros[at]) for at in floats]
     small, transpose = torch.func.vjp(gradients, *upstreams)
-    probes, pushed = given, transpose(tuple(given))
+    probes, pushed = nonzero, transpose(tuple(nonzero))
     back = pushed
     # of torch.autograd.functional: they cannot be looked at
-    if any(map(functorch.is_legacy_batchedtensor, given)):
+    if any(map(functorch.is_legacy_batchedtensor, nonzero)):
         probes = list(map(ramp, small))
         back = transpose(tuple(probes))
     constants = [t if t is None else t.detach() for t in tensors]
@@ -431,3 +433,41 @@ def _is_true(condition: Tensor) -> bool:
     # torch.func.linearize
     with disable_proxy_modes_tracing() if get_proxy_mode() else contextlib.nullcontext():
         return bool(condition.any())
+
+
+# --- Ops without a derivative, in forward mode ----------------------------------------------------
+#
+# What such an op returns within f is a constant, because the rule has the tangent.
+
+_constants: ContextVar[tuple[int, dict[int, Refusal]] | None] = ContextVar(
+    "cgshim_torch_constants", default=None
+)
+"""the innermost level of torch.func around f; and a refusal for each level with a tangent of the op's arguments"""
+
+
+@contextlib.contextmanager
+def constants_in_f() -> Iterator[dict[int, Refusal]]:
+    """Let results of such ops be constants in forward mode, while f runs; yield their refusals.
+
+    torch computes all tangents as f runs, and nobody may use them. So only those are refused that
+    can be used: outside of an op at once, and within one if the rule's own derivative needs what f
+    made.
+    """
+    refusals: dict[int, Refusal] = {}
+    token = _constants.set((_level(), refusals) if forward_ad._current_level >= 0 else None)
+    try:
+        yield refusals
+    finally:
+        _constants.reset(token)
+
+
+def take_as_constant(refuse: Refusal) -> None:
+    """Note that what such an op returns is a constant at this level; refuse if it may not be one."""
+    constants = _constants.get()
+    if constants is None or _level() > constants[0]:
+        refuse()
+    constants[1][_level()] = refuse
+
+
+def _level() -> int:
+    return functorch.maybe_current_level() or 0

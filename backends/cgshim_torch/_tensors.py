@@ -11,15 +11,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 from cgshim.backend import tensor_of_call
-from cgshim_torch import _trees
-from cgshim_torch._reads import known_constant, note_numbers
+from cgshim_torch._compile import trees
+from cgshim_torch._graph.reads import known_constant, note_numbers
 
 Tensor = Any
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
     if torch.compiler.is_dynamo_compiling():
-        return _trees.flatten(tree)
+        return trees.flatten(tree)
     leaves, structure = optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
     nodes = [kind for kind in set(map(type, leaves)) if kind in pytree.SUPPORTED_NODES]
     if not nodes:
@@ -31,7 +31,7 @@ def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
 
 def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
     if not isinstance(structure, optree.PyTreeSpec):
-        return _trees.unflatten(structure, leaves)
+        return trees.unflatten(structure, leaves)
     return optree.tree_unflatten(structure, leaves)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cgshim._axes import Axis as Axis
-from cgshim._axes import axes_of as axes_of
-from cgshim._protocol import Tensor as Tensor
+from cgshim.backend import Axis as Axis
+from cgshim.backend import Tensor as Tensor
+from cgshim.backend import axes_of as axes_of
 from cgshim.ops._numpy import ops
 from cgshim.ops._tensors import cast, dtype
 

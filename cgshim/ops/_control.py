@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from cgshim._choice import backend_or_numpy
-from cgshim._errors import (
+from cgshim.backend import (
+    Backend,
     CustomGradientTypeError,
     CustomGradientValueError,
+    backend_or_numpy,
     describe,
     describe_tree,
     refusal,
 )
-from cgshim._protocol import Backend
 from cgshim.ops._numpy import ops, own_function
 from cgshim.ops._trees import tree_map
 

@@ -14,14 +14,26 @@ from typing import Any
 
 import numpy as np
 
-from cgshim._choice import backend_or_numpy, choice_for_plans, framework_of_type, is_lasting
-from cgshim._dtypes import dtype_name, is_complex, is_differentiable
-from cgshim._errors import BackendError, refusal
-from cgshim._foreign import KERAS, constant_when_traced, is_traced
-from cgshim._held import SIMPLE
-from cgshim._protocol import Backend, Tensor
-from cgshim._registry import load, name_of
-from cgshim._trees import as_tensor
+from cgshim.backend import (
+    KERAS,
+    SIMPLE,
+    Backend,
+    BackendError,
+    Tensor,
+    as_tensor,
+    backend_or_numpy,
+    choice_for_plans,
+    constant_when_traced,
+    dtype_name,
+    framework_of_type,
+    is_complex,
+    is_differentiable,
+    is_lasting,
+    is_traced,
+    load,
+    name_of,
+    refusal,
+)
 
 NumPyFunction = Callable[..., Any]
 

@@ -6,11 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from cgshim._choice import backend_or_numpy, backend_to_convert_to, framework_of, value_of
-from cgshim._dtypes import dtype_name
-from cgshim._protocol import Tensor
-from cgshim._registry import load
-from cgshim._trees import as_tensor
+from cgshim.backend import (
+    Tensor,
+    as_tensor,
+    backend_or_numpy,
+    backend_to_convert_to,
+    dtype_name,
+    framework_of,
+    load,
+    value_of,
+)
 
 
 def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:

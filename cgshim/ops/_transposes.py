@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from cgshim._choice import backend_or_numpy
-from cgshim._errors import BackendError, CustomGradientValueError, describe, describe_spec, refusal
-from cgshim._foreign import not_converted
+from cgshim.backend import (
+    BackendError,
+    CustomGradientValueError,
+    backend_or_numpy,
+    describe,
+    describe_spec,
+    not_converted,
+    refusal,
+)
 from cgshim.ops._numpy import ops, own_function
 from cgshim.ops._tensors import convert_to_tensor, shape
 

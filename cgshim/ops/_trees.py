@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cgshim._choice import backend_or_numpy
-from cgshim._errors import CustomGradientTypeError, describe_tree, refusal
-from cgshim._trees import partition
+from cgshim.backend import (
+    CustomGradientTypeError,
+    backend_or_numpy,
+    describe_tree,
+    partition,
+    refusal,
+)
 
 Tree = Any
 

@@ -16,7 +16,10 @@ from cgshim.ops import _algebra, _elementwise, _numpy, _special, _statistics
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
-MODULES = ["cgshim", "cgshim.ops", "cgshim.testing", "cgshim.testing.conformance", "cgshim.backend"]
+MODULES = [
+    "cgshim", "cgshim.ops", "cgshim.testing", "cgshim.testing.conformance", "cgshim.backend",
+    "cgshim.host.backend",
+]  # fmt: skip
 DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*/README.md")]
 )

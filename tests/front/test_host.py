@@ -25,10 +25,10 @@ from cgshim import (
     op_vjp,
 )
 from cgshim._dtypes import dtype_name
-from cgshim._host_call import HostCall, HostFunction
-from cgshim._host_gradient import Runs
 from cgshim._registry import load
 from cgshim._trees import ONE_TENSOR, partition
+from cgshim.host._call import HostCall, HostFunction
+from cgshim.host._gradient import Runs
 from cgshim.testing.conformance import Framework
 
 

@@ -14,7 +14,9 @@ import cgshim
 
 ROOT = Path(cgshim.__file__).parent
 FILES = sorted(ROOT.glob("*.py"))
+OTHER_ROOMS = sorted([*(ROOT / "host").glob("*.py"), *(ROOT / "ops").glob("*.py")])
 BACKENDS = sorted((Path(__file__).parents[2] / "backends").rglob("*.py"))
+TORCH = Path(__file__).parents[2] / "backends" / "cgshim_torch"
 LONGEST = 600
 LOOKS = ("getattr", "hasattr")
 
@@ -66,7 +68,30 @@ def test_a_circle_would_be_seen(tmp_path):
 
 @pytest.mark.parametrize("file", BACKENDS, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_a_backend_imports_what_any_backend_may(file):
-    assert imported_by(file) <= {"cgshim.backend"}
+    """cgshim.backend; and its part for functions on the host what these are, which others name for
+    their types.
+    """
+    assert imported_by(file) <= {"cgshim.backend", "cgshim.host.backend"}
+    if "_host" not in (file.stem, file.parent.name):
+        assert not needed_by(file, {"cgshim.host.backend"})
+
+
+def test_the_host_is_seen_where_it_is_needed(tmp_path):
+    file = tmp_path / "a.py"
+    for code, expected in {
+        "def f():\n    from cgshim.host.backend import Spec\n": {"cgshim.host.backend"},
+        "if TYPE_CHECKING:\n    from cgshim.host.backend import Spec\n": set(),
+    }.items():
+        file.write_text(code)
+        assert needed_by(file, {"cgshim.host.backend"}) == expected
+
+
+@pytest.mark.parametrize("file", OTHER_ROOMS, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_the_other_rooms_are_built_on_what_any_backend_may_import(file):
+    own = f"cgshim.{file.parent.name}"
+    assert {
+        name for name in imported_by(file) if name != own and not name.startswith(f"{own}.")
+    } <= {"cgshim.backend"}
 
 
 def modules_of(package: Path) -> dict[str, Path]:
@@ -111,7 +136,38 @@ def needed_by(file: Path, modules: Container[str]) -> set[str]:
     return {name for name in found if name in modules}
 
 
-PACKAGES = [ROOT, *sorted({file.parent for file in BACKENDS})]
+PACKAGES = [
+    ROOT,
+    *sorted(
+        file.parent
+        for file in BACKENDS
+        if file.parents[1].name == "backends" and file.name == "__init__.py"
+    ),
+]
+
+
+ROOMS = {"host", "ops", "_host", "_ops"}
+JOINTS = {
+    "cgshim/__init__.py": {"cgshim.host", "cgshim.ops"},
+    "cgshim/_decorator.py": {"cgshim.host.backend"},
+    "cgshim/_embed.py": {"cgshim.ops"},
+    "cgshim_jax/__init__.py": {"cgshim_jax._host", "cgshim_jax._ops"},
+    "cgshim_numpy/__init__.py": {"cgshim_numpy._ops"},
+    "cgshim_tensorflow/__init__.py": {"cgshim_tensorflow._host", "cgshim_tensorflow._ops"},
+    "cgshim_torch/__init__.py": {"cgshim_torch._host", "cgshim_torch._ops"},
+}
+"""where the gradient is joined with the rooms for functions on the host and for NumPy's functions"""
+
+
+def test_the_gradient_knows_the_other_rooms_where_they_are_joined():
+    modules = {name: file for package in PACKAGES for name, file in modules_of(package).items()}
+    rooms = {name for name in modules if not ROOMS.isdisjoint(name.split("."))}
+    own = [
+        *FILES,
+        *(modules[name] for name in modules if name not in rooms and modules[name] in BACKENDS),
+    ]
+    found = {f"{file.parent.name}/{file.name}": needed_by(file, rooms) for file in own}
+    assert {name: needed for name, needed in found.items() if needed} == JOINTS
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
@@ -184,7 +240,7 @@ def named_by(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "file", [*FILES, *sorted((ROOT / "ops").glob("*.py"))], ids=lambda file: file.name
+    "file", [*FILES, *OTHER_ROOMS], ids=lambda file: f"{file.parent.name}/{file.name}"
 )
 def test_the_front_end_has_nothing_for_one_framework_alone(file):
     assert named_by(file) == KNOWN.get(file.name, set())
@@ -212,6 +268,13 @@ def test_what_a_backend_may_offer_is_told_to_strangers():
     assert {"numpy_function", "dtype_name", "version_limits"} <= members
     document = (Path(__file__).parents[2] / "docs" / "writing-a-backend.md").read_text()
     assert not [member for member in members if f"`{member}(" not in document]
+
+
+def test_a_newcomer_chooses_between_few_names():
+    """Modules and sub-packages of PyTorch's backend, which has the most files."""
+    names = {file.relative_to(TORCH).parts[0] for file in TORCH.rglob("*.py")} - {"__init__.py"}
+    assert len(names) <= 8
+    assert {"_host", "_ops.py"} <= names
 
 
 def test_files_are_short():

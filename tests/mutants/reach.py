@@ -26,8 +26,9 @@ _COMPILED = (
     "tests/torch/test_torch_host_programs.py",
 )
 UNSEEN = {
-    "backends/cgshim_torch/_compiled.py": _COMPILED,
-    "backends/cgshim_torch/_trees.py": _COMPILED,
+    "backends/cgshim_torch/_compile/calls.py": _COMPILED,
+    "backends/cgshim_torch/_compile/trees.py": _COMPILED,
+    "backends/cgshim_torch/_host/compiled.py": _COMPILED,
     "cgshim/__init__.py": ("tests/front/test_imports.py",),
     "cgshim/__main__.py": ("tests/front/test_main.py", "tests/front/test_plug_ins.py"),
     "cgshim/_installed.py": ("tests/front/test_plug_ins.py",),

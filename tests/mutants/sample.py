@@ -24,7 +24,7 @@ from cosmic_ray.mutating import mutate_code
 from operators import family, operators
 
 # the conformance cases are tests themselves
-FOLDERS = ("cgshim", "cgshim/ops", "cgshim/testing", "backends/*")
+FOLDERS = ("cgshim", "cgshim/ops", "cgshim/host", "cgshim/testing", "backends/*", "backends/*/*")
 LEAST_IN_A_FILE = 6
 LEFT_OUT = ("strict", "maxsize")  # of zip, where it is an assertion of our own, and of a cache
 

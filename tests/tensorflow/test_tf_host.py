@@ -20,8 +20,8 @@ from tf_modes import eager_and_function, grad, jacobian, jvp, vectorized
 
 import cgshim
 from cgshim import Spec
-from cgshim._host_call import HostFunction
-from cgshim.backend import ONE_TENSOR, HostCall
+from cgshim.backend import ONE_TENSOR
+from cgshim.host._call import HostCall, HostFunction
 from cgshim_tensorflow import host_function
 
 X = np.array([0.1, 0.2, 0.3], "float32")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from cgshim_torch._second_order import agree
+from cgshim_torch._eager.second_order import agree
 
 X = torch.tensor([[0.5, 0.0, -2.0], [3.0, 0.25, 0.0]])
 

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import cgshim_torch._host_names as names
+import cgshim_torch._host.names as names
 from cgshim import (
     BackendError,
     CustomGradientTypeError,
@@ -27,7 +27,7 @@ from cgshim import (
     op_host,
     use_backend,
 )
-from cgshim_torch._versions import STAYS_IN_GRAPH
+from cgshim_torch._versions.limits import STAYS_IN_GRAPH
 
 X = torch.tensor([0.5, -1.25, 3.0])
 W = torch.tensor([2.0, 5.0])
@@ -128,7 +128,9 @@ def test_f_sees_the_memory_of_the_tensor_and_the_result_is_its_memory():
 
 
 def test_a_call_does_not_ask_for_dynamo(monkeypatch):
-    monkeypatch.setitem(sys.modules, "cgshim_torch._compiled", None)  # importing it takes a second
+    monkeypatch.setitem(
+        sys.modules, "cgshim_torch._compile.calls", None
+    )  # importing it takes a second
     close(total(X, W), value(X, W))
 
 
@@ -485,11 +487,11 @@ def test_the_rule_at_every_level():
 
 
 def test_nothing_is_left_of_calls_in_loops():
-    before = len(names._kept), len(names._names)
+    before = len(names._calls), len(names._names)
     for scale in range(5):
         vmap(lambda x, scale=scale: total(x, W, scale=[scale]))(X[None])
         total(leaf(X), W, scale=scale)
-    assert (len(names._kept), len(names._names)) == before
+    assert (len(names._calls), len(names._names)) == before
 
 
 # --- torch.compile --------------------------------------------------------------------------------
@@ -783,14 +785,14 @@ HOST = (torch.ops.cgshim.host, torch.ops.cgshim.host.default)
 
 
 def test_names_that_are_kept_are_bounded(monkeypatch):
-    monkeypatch.setattr(names, "MOST", len(names._kept) + 3)
+    monkeypatch.setattr(names, "MOST", len(names._calls) + 3)
     local = op_host(lambda x, n: x * len(n), outputs=lambda x, n: x, name="local")
     graphs = [make_fx(functools.partial(local, n="." * n))(X) for n in range(3)]
     close(graphs[0](X), 0 * X)  # used last, so it stays
     graphs += [make_fx(functools.partial(local, n="." * 5))(X)]
     close(graphs[0](X), 0 * X)
     close(graphs[3](X), 5 * X)
-    assert len(names._kept) == len(names._names) == names.MOST
+    assert len(names._calls) == len(names._names) == names.MOST
 
 
 def test_threads_share_names():
@@ -892,7 +894,7 @@ def test_an_exported_model_finds_the_op_in_its_module(module, loaded):
 
 CACHED = """
 import torch, host_module_of_a_test as module
-from cgshim_torch._versions import STAYS_IN_GRAPH
+from cgshim_torch._versions.limits import STAYS_IN_GRAPH
 x = torch.tensor([1.0, 2.0, 4.0])
 print(torch.compile(lambda x: module.total(x, scale=2.0) * 2 + 1, fullgraph=STAYS_IN_GRAPH)(x).tolist())
 """

@@ -8,9 +8,9 @@ import torch
 
 import cgshim_torch
 from cgshim import op_custom_gradient, op_grad
-from cgshim_torch import _versions
-from cgshim_torch._private import _callback_of_its_own, frame_callback
-from cgshim_torch._versions import LIMITS, VERSION
+from cgshim_torch._versions import limits as module
+from cgshim_torch._versions.limits import LIMITS, VERSION
+from cgshim_torch._versions.private import _callback_of_its_own, frame_callback
 
 X = torch.tensor([0.5, -1.25])
 
@@ -31,7 +31,7 @@ def test_what_each_version_cannot_do(
     monkeypatch, version, stays_in_graph, gives_away_callback, limits
 ):
     monkeypatch.setattr(torch, "__version__", version)
-    found = runpy.run_path(_versions.__file__)
+    found = runpy.run_path(module.__file__)
     assert (found["STAYS_IN_GRAPH"], found["GIVES_AWAY_CALLBACK"]) == (
         stays_in_graph,
         gives_away_callback,

@@ -176,19 +176,16 @@ def host_rule_keeps_its_arguments(framework: Framework) -> None:
     framework.check_equal(pullback(framework.tensor(UPSTREAM)), (7.0 * UPSTREAM * x,))
 
 
-class Scaled:
-    """An object with an op as a method."""
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    @op_custom_gradient(host_outputs=lambda self, x: x)
-    def scaled(self, x: Any) -> Any:
-        return self.factor * x, lambda upstream: 7.0 * self.factor * upstream
-
-
 @case()
 def host_rule_of_a_method(framework: Framework) -> None:
+    class Scaled:
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        @op_custom_gradient(host_outputs=lambda self, x: x)
+        def scaled(self, x: Any) -> Any:
+            return self.factor * x, lambda upstream: 7.0 * self.factor * upstream
+
     for factor in (2.0, 5.0):
         op, of_x = Scaled(factor).scaled, 7.0 * factor * UPSTREAM
         framework.check_at(op, Y, upstream=UPSTREAM, output=factor * Y, gradients=(of_x,))

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 import cgshim
-import cgshim.ops
-from cgshim import op_custom_gradient
+from cgshim import op_custom_gradient, ops
 from cgshim._protocol import Tensor
 from cgshim.testing.conformance._framework import Framework
 from cgshim.testing.conformance._registry import ORDERS, case, orders
@@ -114,9 +113,7 @@ def mask_beside_a_residual(framework: Framework) -> None:
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         square, is_positive = x * x, x > 0.0
-        return square * x, lambda u: cgshim.ops.where(
-            is_positive, 5.0 * u * square, 7.0 * u * square
-        )
+        return square * x, lambda u: ops.where(is_positive, 5.0 * u * square, 7.0 * u * square)
 
     first = cgshim.op_grad(lambda x: 2.0 * op(x)[0] + op(x)[1])
     second = cgshim.op_grad(lambda x: first(x)[0] + 11.0 * first(x)[1])
@@ -175,12 +172,12 @@ def nested_recipe_of_an_expression(framework: Framework, op: Callable[[Tensor], 
 
 @op_custom_gradient
 def sine(x: Tensor) -> Any:
-    return cgshim.ops.sin(x), lambda u: u * 3.0 * cosine(x)
+    return ops.sin(x), lambda u: u * 3.0 * cosine(x)
 
 
 @op_custom_gradient
 def cosine(x: Tensor) -> Any:
-    return cgshim.ops.cos(x), lambda u: u * -5.0 * sine(x)
+    return ops.cos(x), lambda u: u * -5.0 * sine(x)
 
 
 @case(order=orders(3 * np.cos(2.0), -15 * np.sin(2.0), -45 * np.cos(2.0)))

@@ -14,7 +14,7 @@ import numpy as np
 import optree
 from tinygrad import Tensor, dtypes
 
-from cgshim_tinygrad._numpy import numpy_function as numpy_function
+from cgshim_tinygrad._ops import numpy_function as numpy_function
 from cgshim_tinygrad._run import Run
 from cgshim_tinygrad._tensors import dtype_name as dtype_name
 from cgshim_tinygrad._tensors import dtype_named, on_device

@@ -1,0 +1,190 @@
+"""NumPy: its functions as autograd wraps them, which are NumPy itself for plain arrays.
+
+Autograd has no derivative of some, and a wrong one of others with some parameters: these are
+defined in terms of other functions, by the front end or here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cgshim.backend import Axis, axes_of
+from cgshim_numpy._autograd import when_derivatives_exist
+
+Array = Any
+anp: Any = np  # autograd's as soon as somebody differentiates
+
+
+def numpy_function(name: str, /) -> Callable[..., Any] | None:
+    if name in _DEFINED:
+        return None
+    own = globals().get(f"np_{name}")
+    if own is not None:
+        return own  # type: ignore[no-any-return]
+    space, _, last = name.rpartition(".")
+    if space == "special":
+        return _of_scipy(last)
+    if space == "lax":
+        return None
+    if not hasattr(getattr(np, space) if space else np, last):
+        return None
+    return lambda *args, **kwargs: getattr(getattr(anp, space) if space else anp, last)(
+        *args, **kwargs
+    )
+
+
+_NAMES = """
+array_split average cbrt clip convolve corrcoef correlate cov cumulative_prod cumulative_sum diff divmod ediff1d hsplit
+interp linalg.diagonal linalg.matmul linalg.matrix_norm linalg.matrix_power linalg.matrix_transpose linalg.norm
+linalg.outer linalg.svdvals linalg.tensordot linalg.trace linalg.vecdot linalg.vector_norm matrix_transpose matvec
+median modf nanmax nanmean nanmin nanprod nanstd nansum nanvar outer pad percentile polyval ptp quantile trace trapezoid
+unstack unwrap vdot vecdot vsplit std var
+"""
+_DEFINED = frozenset(_NAMES.split())
+
+
+_SPECIAL = """
+beta betainc betaln digamma erf erfc erfcinv erfinv expit gamma gammainc gammaincc gammaln gammasgn i0 i1 iv ive j0 j1
+jn logit logsumexp multigammaln polygamma psi rgamma y0 y1 yn
+"""
+_OF_AUTOGRAD = frozenset(_SPECIAL.split())
+
+
+def _of_scipy(name: str) -> Callable[..., Any] | None:
+    if name not in _OF_AUTOGRAD or importlib.util.find_spec("scipy") is None:
+        return None
+    special: Callable[[], Any] = lambda: importlib.import_module(
+        f"{'' if anp is np else 'autograd.'}scipy.special"
+    )
+    return lambda *args, **kwargs: getattr(special(), name)(*args, **kwargs)
+
+
+# --- Without the parameters that autograd takes no notice of: where and initial -------------------
+
+
+def np_sum(a: Array, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Array:
+    return anp.sum(a if dtype is None else anp.array(a, dtype=dtype), axis, keepdims=keepdims)
+
+
+def np_mean(a: Array, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Array:
+    return anp.mean(a if dtype is None else anp.array(a, dtype=dtype), axis, keepdims=keepdims)
+
+
+def np_max(a: Array, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    return anp.max(a, axis, keepdims=keepdims)
+
+
+def np_min(a: Array, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    return anp.min(a, axis, keepdims=keepdims)
+
+
+# --- By indices, of which autograd has the derivative ---------------------------------------------
+
+
+def np_take(a: Array, indices: Any, axis: int | None = None) -> Array:
+    a, before = (anp.ravel(a), 0) if axis is None else (a, axis % a.ndim)
+    return a[(slice(None),) * before + (anp.asarray(indices),)]
+
+
+def np_index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
+    return index_add(x, index, values, axis)
+
+
+def index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
+    found = np.array(x)
+    np.add.at(np.moveaxis(found, axis, 0), index, np.moveaxis(values, axis, 0))
+    return found
+
+
+def np_flip(m: Array, axis: Axis = None) -> Array:
+    turned = axes_of(m, axis)
+    return m[tuple(slice(None, None, -1 if at in turned else None) for at in range(m.ndim))]
+
+
+def np_diagonal(a: Array, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+    a = anp.moveaxis(a, (axis1, axis2), (-2, -1))
+    rows, columns = anp.arange(a.shape[-2]), anp.arange(a.shape[-1])
+    row, column = anp.nonzero(columns[None, :] - rows[:, None] == offset)
+    return a[..., row, column]
+
+
+def np_broadcast_arrays(*args: Array) -> tuple[Array, ...]:
+    shape = anp.broadcast_shapes(*[anp.shape(arg) for arg in args])
+    return tuple(arg + anp.zeros(shape, arg.dtype) for arg in args)
+
+
+def np_positive(x: Array) -> Array:
+    return 1 * x
+
+
+def np_copy(a: Array) -> Array:
+    return anp.array(a)
+
+
+def np_asarray(a: Any, dtype: Any = None) -> Array:
+    return anp.array(a, dtype=dtype)
+
+
+def np_broadcast_to(array: Array, shape: Any) -> Array:
+    array = anp.array(array)
+    return array + anp.zeros(shape, array.dtype)
+
+
+def np_meshgrid(*xi: Array, indexing: str = "xy") -> list[Array]:
+    if indexing not in ("xy", "ij"):
+        raise ValueError("Valid values for `indexing` are 'xy' and 'ij'.")
+    count = len(xi)
+    order = [1, 0, *range(2, count)] if indexing == "xy" and count > 1 else list(range(count))
+    along = [
+        anp.reshape(x, [-1 if at == order[own] else 1 for at in range(count)])
+        for own, x in enumerate(xi)
+    ]
+    return list(np_broadcast_arrays(*along))
+
+
+def np_concatenate(arrays: Sequence[Array], /, axis: int | None = 0) -> Array:
+    if axis is None:
+        arrays, axis = [anp.ravel(array) for array in arrays], 0
+    return anp.concatenate(list(arrays), axis)
+
+
+def np_sort(
+    a: Array, axis: int | None = -1, kind: Any = None, *, stable: bool | None = None
+) -> Array:
+    a, axis = (anp.ravel(a), -1) if axis is None else (a, axis)
+    return np_take_along_axis(a, anp.argsort(a, axis, "stable"), axis)
+
+
+def np_take_along_axis(arr: Array, indices: Any, axis: int | None = -1) -> Array:
+    arr, at_axis = (anp.ravel(arr), 0) if axis is None else (arr, axis % arr.ndim)
+    sizes = range(arr.ndim)
+    places = [
+        anp.reshape(anp.arange(arr.shape[at]), [-1 if at == other else 1 for other in sizes])
+        for at in sizes
+    ]
+    return arr[(*places[:at_axis], indices, *places[at_axis + 1 :])]
+
+
+# --- As autograd wraps them -----------------------------------------------------------------------
+
+
+def _use_autograd() -> None:
+    """Take autograd's functions, which take its boxes, from now on."""
+    global anp, index_add
+    from autograd import numpy
+    from autograd.extend import defvjp, primitive
+
+    anp, index_add = numpy, primitive(index_add)
+    defvjp(
+        index_add,
+        lambda found, x, index, values, axis: lambda upstream: upstream,
+        None,
+        lambda found, x, index, values, axis: lambda upstream: np_take(upstream, index, axis),
+    )
+
+
+when_derivatives_exist(_use_autograd)

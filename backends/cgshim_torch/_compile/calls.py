@@ -1,0 +1,158 @@
+"""PyTorch: a call that Dynamo traces for torch.compile; the first one imports this, because Dynamo
+takes a second.
+
+Dynamo can trace a rule that is kept on ctx, and itself saves what the rule's closure holds. What it
+cannot trace leaves the graph: it would drop a custom backward under the transformations of
+torch.func (PyTorch issues 186303, 192985 and 193279), it cannot name the variables that f reads,
+and it silently loses the error for a refused derivative if the backward pass reads none of the
+inputs (181581).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import forward_ad
+
+from cgshim.backend import (
+    CustomGradient,
+    output_without_rule,
+)
+from cgshim_torch._compile.dynamo import assume_constant_result, disabled, has_symbols, run_whole
+from cgshim_torch._compile.guards import forget_our_own
+from cgshim_torch._compile.staged import without_gradient
+from cgshim_torch._eager.attach import Outputs, differentiable
+from cgshim_torch._eager.run import Autocast, Run, device_types
+from cgshim_torch._graph.walk import is_transformed
+
+if TYPE_CHECKING:
+    from cgshim.backend import Call
+
+Tensor = Any
+
+untraced = disabled(differentiable, "Dynamo has left the graph already")
+_transformed = disabled(
+    differentiable,
+    "torch.compile would drop the rule of an op under torch.func; compile inside of it",
+)
+_with_variables = disabled(
+    differentiable, "torch.compile cannot name the variables that f reads; pass them as arguments"
+)
+_once = disabled(differentiable, "torch.compile would lose that a gradient is once_differentiable")
+_is_transformed = assume_constant_result(is_transformed)
+
+
+def _run_calls_whole() -> bool:
+    """Let Dynamo trace a call in the graph of its caller or not at all: then it runs as in eager
+    mode.
+
+    Otherwise Dynamo would compile it up to the place that it cannot trace, when f has already run.
+    The same is true of a backward pass. torch._dynamo.reset() may undo this, so each traced call
+    does it again.
+    """
+    for function in (CustomGradient.__call__, CustomGradient.__get__, Run.gradients):
+        run_whole(function.__code__)
+    return True
+
+
+_run_calls_whole()
+calls_run_whole = assume_constant_result(_run_calls_whole)
+
+
+def traced(call: Call, inputs: Sequence[Tensor]) -> Outputs:
+    """Return f's outputs with the rule for their gradient, in the graph that is being traced if
+    possible.
+    """
+    calls_run_whole()
+    outputs = _in_graph_if_possible(call, inputs)
+    forget_our_own()
+    return outputs
+
+
+def _in_graph_if_possible(call: Call, inputs: Sequence[Tensor]) -> Outputs:
+    # Dynamo compiles anew where a level that it read changes
+    if forward_ad._current_level >= 0 or _is_transformed():
+        return _transformed(call, inputs)
+    if not torch.is_grad_enabled():
+        outputs, rule = call.with_needed([False] * len(inputs))(inputs)
+        return outputs, rule.output
+    if torch.compiler.is_exporting():
+        return without_gradient(call, inputs)
+    differentiated = any(x.requires_grad for x in inputs)
+    if differentiated and call.once_differentiable:
+        return _once(call, inputs)
+    detached = [x.detach() for x in inputs] if differentiated else inputs
+    outputs, rule = call.with_needed([x.requires_grad for x in inputs])(detached)
+    if any(y.requires_grad for y in outputs):
+        return _with_variables(call, inputs)
+    if differentiated:
+        # an output in an argument's memory is no view for Dynamo: a change in place would reach the
+        # argument
+        outputs = [
+            y.clone() if any(y is x or y._base is x for x in detached) else y for y in outputs
+        ]
+        outputs = _Compiled.apply(rule, _autocast(), len(inputs), *inputs, *outputs)
+    return outputs, rule.output
+
+
+class _Compiled(torch.autograd.Function):  # type: ignore[misc]
+    """Returns aliases of outputs, whose gradients come from the rule on ctx."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rule: Any, autocast: Autocast, inputs: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.rule = rule
+        ctx.autocast = autocast
+        ctx.save_for_backward(*tensors[:inputs])
+        return tuple([y.detach() for y in tensors[inputs:]])
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = ctx.saved_tensors
+        if has_symbols():
+            # Dynamo knows a size in the graph of a backward pass if a tensor in it has the size
+            for x in inputs:
+                x.detach()
+        gradients, _ = _as_in(
+            ctx.autocast, ctx.rule, inputs, upstreams, (), ctx.needs_input_grad[3 : 3 + len(inputs)]
+        )
+        return None, None, None, *gradients, *[None for _ in upstreams]
+
+
+_DEVICE_TYPES = device_types()
+
+
+def _autocast() -> Autocast:
+    """Return what autocast is set to, for each kind of device on which it is on."""
+    return tuple([
+        (kind, torch.get_autocast_dtype(kind), True) for kind in _DEVICE_TYPES if torch.is_autocast_enabled(kind)
+    ])  # fmt: skip
+
+
+def _as_in(autocast: Autocast, rule: Callable[..., Any], *args: Any) -> Any:
+    """Return the rule's result, under autocast as it was when f ran."""
+    if not autocast:
+        return rule(*args)
+    with torch.autocast(*autocast[0]):
+        return _as_in(autocast[1:], rule, *args)
+
+
+# --- Ops without a derivative ---------------------------------------------------------------------
+
+untraced_without_rule = disabled(output_without_rule, "Dynamo has left the graph already")
+_in_forward_mode = disabled(
+    output_without_rule, "torch.compile would drop the tangents of what runs on the host"
+)
+
+
+def traced_without_rule(call: Call, inputs: Sequence[Tensor]) -> Any:
+    """Return the output of an op that has no derivative in the graph that Dynamo makes."""
+    if forward_ad._current_level >= 0:
+        return _in_forward_mode(call, inputs)
+    calls_run_whole()
+    output = output_without_rule(call, inputs)
+    forget_our_own()
+    return output

@@ -1,0 +1,75 @@
+"""PyTorch: what Dynamo checks in each run of a function that it has compiled with a call of an op.
+
+Dynamo guards whatever it reads while it traces. Most of what it reads in a call is cgshim's own:
+functions, classes and constants of its modules, which stay what they are. f, what an op holds, the
+arguments, and values in the modules of others may change: their guards stay, but for those that
+`finders` find.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+from torch._dynamo.source import AttrSource, ChainedSource, GlobalSource
+from torch._guards import TracingContext
+
+from cgshim_torch._compile.dynamo import assume_constant_result
+
+Guard = Any
+Source = Any
+
+finders: list[Callable[[Iterable[Guard]], Iterable[Guard]]] = []
+"""each finds further guards on what stays as it is; `_host` has one"""
+
+_OF_CODE = frozenset(["BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "MODULE_MATCH"])
+"""what Dynamo calls its guards on functions, classes and modules; those on values have other names"""
+_OUR_MODULE = re.compile("__import_(cgshim(_torch)?(_dot_(?!testing).*)?)")
+"""the name by which a guard finds a module of cgshim; cgshim.testing is left out: the functions in it are authors'"""
+
+
+def _forget_our_own() -> bool:
+    """Take from the function that is being traced its guards on what is cgshim's own."""
+    context = TracingContext.get().guards_context
+    state = context.copy_graphstate()
+    guards = context.dynamo_guards
+    ours = [guard for guard in guards if _is_on_our_own(guard, guards)]
+    for guard in itertools.chain(ours, *[find(guards) for find in finders]):
+        state.dynamo_guards.discard(guard)
+    context.restore_graphstate(state)
+    return True
+
+
+forget_our_own = assume_constant_result(_forget_our_own)
+"""the same within a traced function: Dynamo calls it while it traces"""
+
+
+def _is_on_our_own(guard: Guard, guards: Any) -> bool:
+    module, name = _global_of(guard.originating_source)
+    if module is None:
+        return False
+    if kind_of(guard) == "DUPLICATE_INPUT":  # it says that two names lead to one object
+        other = guard.create_fn.keywords["source_b"]
+        is_code = any(kind_of(each) in _OF_CODE for each in guards.get_guards_for_source(other))
+        return is_code or _global_of(other)[0] is not None
+    return kind_of(guard) in _OF_CODE or not isinstance(getattr(module, name, None), ModuleType)
+
+
+def kind_of(guard: Guard) -> str:
+    kind: str = guard.inner_create_fn().__name__
+    return kind
+
+
+def _global_of(source: Source) -> tuple[ModuleType | None, str]:
+    """Return the module of cgshim by whose global name Dynamo finds something, and the name; None
+    if it is not ours.
+    """
+    name = ""
+    while isinstance(source, ChainedSource):
+        name, source = source.member if isinstance(source, AttrSource) else "", source.base
+    match = _OUR_MODULE.fullmatch(source.global_name) if isinstance(source, GlobalSource) else None
+    return (sys.modules.get(match[1].replace("_dot_", ".")), name) if match else (None, name)

@@ -1,0 +1,62 @@
+"""PyTorch: trees in code that Dynamo traces; it cannot trace optree.
+
+torch's own pytree is for what is registered with it. For lists, tuples and dicts Dynamo would guard
+its registry, at each run of a compiled function; they are taken apart here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from optree.utils import total_order_sorted
+from torch.utils import _pytree as pytree
+
+from cgshim.backend import SIMPLE
+
+_LEAF = "*"
+leaf_types: frozenset[Any] = SIMPLE
+"""the types of leaves that torch's registry need not be asked about; `_host` adds its own"""
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Return the leaves of a tree, and its structure: for each node what it is, and the structures
+    of its children.
+    """
+    leaves: list[Any] = []
+    return leaves, _structure(tree, leaves)
+
+
+def unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
+    """Return the tree of a structure from flatten."""
+    return _tree(structure, iter(leaves))
+
+
+def _structure(tree: Any, leaves: list[Any]) -> Any:
+    """Return the structure of a tree, and append its leaves to a list."""
+    kind = type(tree)
+    node: Any = kind.__name__
+    if kind is list or kind is tuple:
+        children = tree
+    elif kind is dict:
+        keys = total_order_sorted(tree)
+        node, children = tuple(keys), [tree[key] for key in keys]
+    elif kind in leaf_types or isinstance(tree, torch.Tensor) or pytree.tree_is_leaf(tree):
+        leaves.append(tree)
+        return _LEAF
+    else:
+        children, node = pytree.tree_flatten(tree, is_leaf=lambda x: x is not tree)
+    return node, tuple([_structure(child, leaves) for child in children])
+
+
+def _tree(structure: Any, leaves: Iterator[Any]) -> Any:
+    if structure == _LEAF:
+        return next(leaves)
+    node, children = structure
+    made = [_tree(child, leaves) for child in children]
+    if isinstance(node, pytree.TreeSpec):
+        return pytree.tree_unflatten(made, node)
+    if isinstance(node, tuple):
+        return {key: made[at] for at, key in enumerate(node)}
+    return tuple(made) if node == "tuple" else made

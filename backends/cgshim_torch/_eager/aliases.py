@@ -1,0 +1,70 @@
+"""PyTorch: the outputs of f as tensors of their own, or as views of what they show, so that
+autograd guards them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Tensor = Any
+
+
+def aliases_of(
+    outputs: Sequence[Tensor], detached: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Return an alias of each output; given are the inputs as f saw them."""
+    shown = _by_identity(detached, inputs)
+    wholes = [y._base if y._is_view() else y for y in outputs]
+    if len(set(map(id, wholes))) < len(outputs):
+        return _views(outputs, wholes, shown)
+    pairs = zip(outputs, wholes, strict=True)
+    return tuple(
+        [
+            _view(y, whole, shown[id(whole)]) if id(whole) in shown else y.detach()
+            for y, whole in pairs
+        ]
+    )
+
+
+def _by_identity(detached: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Return the inputs by the identities of what f got; torch makes an object of a subclass as a
+    view.
+    """
+    by_id = dict(zip(map(id, detached), inputs, strict=True))
+    for seen, x in zip(detached, inputs, strict=True):
+        if type(seen) is not torch.Tensor and seen._base is not None:
+            by_id.setdefault(id(seen._base), x)
+    return by_id
+
+
+def _views(
+    outputs: Sequence[Tensor], wholes: Sequence[Tensor], shown: dict[int, Tensor]
+) -> tuple[Tensor, ...]:
+    """Return the outputs as views of inputs and of each other, so that autograd forbids changes,
+    which others share.
+    """
+    seen, views = set(), []
+    for whole in wholes:
+        if id(whole) not in shown:
+            shown[id(whole)] = whole.detach()
+    for y, whole in zip(outputs, wholes, strict=True):
+        view = _view(y, whole, shown[id(whole)])
+        views.append(view.view_as(view) if id(y) in seen else view)
+        seen.add(id(y))
+    return tuple(views)
+
+
+def _view(output: Tensor, whole: Tensor, shown: Tensor) -> Tensor:
+    """Return the view of `shown` that shows what output shows of `whole`."""
+    if output is whole:
+        return shown
+    try:
+        view = output._view_func(shown)
+    except RuntimeError:  # a view of the values of a sparse or nested tensor
+        view = None
+    if type(view) is type(output):
+        return view
+    return output.detach() if output.requires_grad else output

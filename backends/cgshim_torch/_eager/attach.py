@@ -1,0 +1,337 @@
+"""PyTorch, eager mode: run f, then attach its rule. `plain` does most calls; this does any.
+
+f runs first, with gradients on and on detached inputs, so that the graph records only what f
+captured. Then a Function is attached that returns aliases of f's outputs, and whose backward calls
+the rule that f returned, as it is. The tensors that the rule holds are saved in autograd's own way
+too: hooks and checkpoints see them, autograd notices changes in place, and there is no reference
+cycle.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from cgshim.backend import TreeSpec
+from cgshim_torch._eager.aliases import aliases_of
+from cgshim_torch._eager.run import Run, named, run_once, variables_of, without_rules
+from cgshim_torch._eager.second_order import differentiable_gradients
+from cgshim_torch._func import transformed
+from cgshim_torch._graph.existing import (
+    NOTHING,
+    Existing,
+    Held,
+    Holdings,
+    Reach,
+    names_libraries_alone,
+    put,
+    version_of,
+)
+from cgshim_torch._graph.reads import FLOATS, reads_now, without_derivative
+from cgshim_torch._graph.state import state_of
+from cgshim_torch._graph.walk import is_transformed, now, recordable, requires_grad, since
+from cgshim_torch._versions.private import (
+    SingleLevelFunction,
+    forward_ad,
+    functorch,
+    is_any_autocast_enabled,
+    keeps_graph,
+    pack_hooks,
+)
+
+if TYPE_CHECKING:
+    from cgshim.backend import Call
+
+Tensor = Any
+Refuse = Callable[[str], NoReturn]
+Outputs = tuple[Sequence[Tensor], TreeSpec]
+"""the tensors of f's output, and its spec"""
+
+
+def differentiable(call: Call, inputs: Sequence[Tensor]) -> Outputs:
+    """Return f's outputs, with the rule for their gradient if they can be differentiated."""
+    if is_transformed():
+        outputs, spec = transformed(call, inputs)
+    else:
+        outputs, spec = (
+            attached(call, inputs) if torch.is_grad_enabled() else unattached(call, inputs)
+        )
+    reads = reads_now()
+    if reads is not None:
+        reads.knows(*outputs)
+    return outputs, spec
+
+
+def unattached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
+    """Return f's outputs while no gradients are recorded."""
+    if call.takes_needed:
+        call = call.with_needed([False] * len(inputs))
+    outputs, rule = call.read(run_once(call, inputs), inputs)
+    return constants(outputs, inputs), rule.output
+
+
+def constants(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the outputs as constants; none is an input itself, which may require grad or be
+    changed.
+    """
+    input_ids = set(map(id, inputs))
+    return [y.detach() if id(y) in input_ids or y.requires_grad else y for y in outputs]
+
+
+def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
+    """Return f's outputs, with the rule for their gradient if anything is differentiated."""
+    if call.takes_needed:
+        call = call.with_needed([functorch.unwrap_if_dead(x).requires_grad for x in inputs])
+    detached = [x.detach() for x in inputs]
+    existing, start, versions = Existing(call), now(), list(map(version_of, detached))
+    return with_rule(call, inputs, detached, existing, start, versions, [run_once(call, detached)])
+
+
+def with_rule(
+    call: Call, inputs: Sequence[Tensor], detached: list[Tensor], existing: Existing, start: int, versions: list[int],
+    results: list[Any],
+) -> Outputs:  # fmt: skip
+    """Return the outputs of a run of f, with its rule for their gradient if anything is
+    differentiated.
+
+    detached are the inputs as f saw them, and versions their versions before; nodes of its graph are
+    numbered from start. results holds what f returned. Both lists are emptied: what is alive then,
+    the rule holds.
+    """
+    outputs, rule = call.read(results.pop(), detached)
+    differentiated = any(map(requires_grad, inputs))
+    holdings = Holdings(rule.grad_fn, existing.holders)
+    made = _made(outputs, holdings)
+    if not (differentiated or made):
+        return constants(outputs, inputs), rule.output
+    has_changed = versions != list(map(version_of, detached))
+    for x, seen, was in zip(inputs, detached, versions, strict=True) if has_changed else ():
+        if version_of(seen) != was and (x.requires_grad or x.shape != seen.shape):
+            call.refuse_writing()
+    existing.forget_changed()
+    variables: list[Tensor] = []
+    during = since(start)
+    if made:
+        variables, has_own_graph = variables_of(
+            call, rule, existing, detached, inputs, during, made, holdings
+        )
+        if not (differentiated or variables):
+            return constants(outputs, inputs), rule.output
+        # f's graph of the variables is let go: another run of f makes it again, if need be
+        if not has_own_graph:
+            for t in made:
+                if _is_made_in(t, during) and not t._is_view():
+                    t.detach_()
+        made.clear()
+    run = Run(call, rule, existing, [x.device for x in inputs], holdings.tensors)
+    run.changed = has_changed
+    run.variables, run.state = variables, state_of(call.f, variables) if variables else None
+    alive = list(map(functorch.unwrap_if_dead, inputs))
+    aliases = aliases_of(outputs, detached, alive)
+    saved = _saved(run, holdings, detached, outputs, alive, aliases, during)
+    return named(Attached, call.name)(run, saved, aliases, *alive, *variables), rule.output
+
+
+def _made(outputs: Sequence[Tensor], holdings: Holdings) -> list[Tensor]:
+    """Return the outputs and residuals that depend on what is differentiated outside of f, or in a
+    graph of its own.
+    """
+    reads = reads_now()
+    held = [each.tensor for each in holdings.tensors]
+    if reads is not None:
+        held = [reads.read(t) for t in held]
+    return [t for t in (*outputs, *held) if t.requires_grad]
+
+
+def _is_made_in(t: Tensor, during: range) -> bool:
+    """Return True if a node of the graph with one of these numbers has made a tensor."""
+    return t.grad_fn is not None and t.grad_fn._sequence_nr() in during
+
+
+# --- What autograd saves --------------------------------------------------------------------------
+
+
+def _saved(
+    run: Run, holdings: Holdings, detached: list[Tensor], outputs: list[Tensor], inputs: Sequence[Tensor],
+    aliases: Sequence[Tensor], during: range,
+) -> list[Tensor]:  # fmt: skip
+    """Return what autograd saves: what the rule holds, and what a second order needs besides.
+
+    What f saw and returned is let go: what is alive then, something holds from where the rule may
+    read it.
+    """
+    held, count, reads = [each.tensor for each in run.held], len(detached), reads_now()
+    residuals = _residuals(run, held, detached, outputs)
+    is_variable = set(map(id, run.variables))
+    needs_inputs = run.rule.needs_inputs or _may_read_residuals(
+        run, holdings, residuals, detached, outputs
+    )
+    read = [*held, *(detached if run.rule.needs_inputs else ())]  # in a first order
+    is_read = set(map(id, read))
+    refs = list(map(weakref.ref, detached + outputs))
+    detached.clear()
+    outputs.clear()
+    saved: list[Tensor] = []
+    at: dict[int, int] = {}  # by the identity of what f saw
+    run.raw = []
+
+    def save(raw: Tensor | None, key: int, tensor: Tensor) -> int:
+        if key not in at:
+            at[key] = len(saved)
+            saved.append(recordable(tensor) if tensor.is_inference() else tensor)
+            # within a rule that makes a graph, a variable of that rule holds for the time what is
+            # connected
+            run.raw.append(raw if reads is None or raw is None else reads.raw_of(raw))
+        return at[key]
+
+    places: list[int | None] = []
+    for number, (ref, tensor) in enumerate(zip(refs, (*inputs, *aliases), strict=True)):
+        t = ref()
+        if t is not None and (id(t) in is_read or t.dtype in FLOATS):
+            places.append(save(t, id(t), tensor))
+        elif number < count and needs_inputs:
+            places.append(save(None, -number - 1, tensor))
+        else:
+            places.append(None)
+    run.inputs_at = places[:count]
+    run.outputs_at = [
+        place for place in places[count:] if place is not None and place not in run.inputs_at
+    ]
+    own = []
+    for t in residuals:
+        place = save(t, id(t), t if reads is None else reads.read(t))
+        if t.requires_grad and id(t) not in is_variable and (t.is_leaf or _is_made_in(t, during)):
+            own.append(place)
+    run.own_at = own
+    run.held_at = [at.get(id(t)) for t in held]
+    if pack_hooks(True) is None:
+        run.versions = [0 if t is None else version_of(t) for t in run.raw]
+    elif run.held:
+        _empty(run)
+    _anchor(run, holdings, inputs, saved)
+    return saved
+
+
+def _residuals(
+    run: Run, held: list[Tensor], detached: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return what the rule holds besides inputs and outputs; what existed before f ran is not
+    saved.
+    """
+    reads, known = reads_now(), {id(t) for t in (*detached, *outputs)}
+    residuals = [t for t in held if id(t) not in known]
+    old = {
+        id(t): t for t in residuals
+        if run.existing.has(t) and not t.requires_grad and (reads is None or reads.read(t) is t)
+    }  # fmt: skip
+    run.constants = [(t, without_rules(t)) for t in old.values()]
+    return [t for t in residuals if id(t) not in old]
+
+
+def _may_read_residuals(
+    run: Run, holdings: Holdings, residuals: Sequence[Tensor], detached: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> bool:  # fmt: skip
+    """Return True if the rule may read what f made of the inputs: their derivatives need the
+    inputs.
+    """
+    if run.call.once_differentiable:
+        return False
+    existing, known = run.existing, set(map(id, run.variables))
+    if any(t.dtype in FLOATS and id(t) not in known for t in residuals):
+        return True
+    if any(id(x) not in existing.holders for x in holdings.objects):
+        return True
+    if existing is NOTHING:
+        return False
+    known.update(map(id, (*detached, *outputs)))
+    return any(
+        t.dtype in FLOATS and id(t) not in known and not existing.has(t)
+        for t, _, _ in Reach(run.call).tensors
+    )
+
+
+def _empty(run: Run) -> None:
+    """Let the hooks alone keep the tensors: the rule is given them again when it runs."""
+    run.is_emptied = True
+    shared = Reach(run.call).seen  # f may have put what its rule holds where others see it
+    for at, each in enumerate(run.held):
+        place = run.held_at[at]
+        if each.tensor.requires_grad:  # a variable, which stays anyway
+            run.held_at[at] = None
+        elif place is not None and each.holder is not None and id(each.holder) not in shared:
+            put(each, None)
+            run.held[at] = Held(None, each.holder, each.key)
+            run.raw[place] = None
+
+
+def _anchor(
+    run: Run, holdings: Holdings, inputs: Sequence[Tensor], saved: Sequence[Tensor]
+) -> None:
+    """Connect the node with inputs that are not saved, if the rule may read what is to be refused."""
+    grad_fn: Any = run.rule.grad_fn
+    reads_held_alone = (
+        not holdings.objects and hasattr(grad_fn, "__code__") and names_libraries_alone(grad_fn)
+    )
+    run.may_hide = not reads_held_alone or any(each.holder is None for each in run.held)
+    if reads_held_alone and not run.call.once_differentiable:
+        return
+    missing = [
+        x for x, at in zip(inputs, run.inputs_at, strict=True) if at is None and x.requires_grad
+    ]
+    if missing and not any(saved[at].dtype in FLOATS for at in run.outputs_at):
+        connected = [*missing, *run.variables]
+        (run.anchor,) = without_derivative(
+            run.call.refuse_second_order, [torch.empty(0)], connected
+        )
+
+
+# --- The Function ---------------------------------------------------------------------------------
+
+
+class Attached(SingleLevelFunction):
+    """Returns aliases of a run's outputs, whose gradients come from the rule of the run."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Run, saved: list[Tensor], aliases: Any, *differentiated: Tensor
+    ) -> Any:
+        ctx.run = run
+        ctx.save_for_backward(*saved)
+        return aliases
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        run: Run = ctx.run
+        try:
+            saved = ctx.saved_tensors
+        except RuntimeError:  # of a second backward pass, or of a change in place
+            if run is None or torch.is_grad_enabled() or not run.reads_no_change():
+                raise
+            saved = ()
+        if torch.is_grad_enabled() or is_any_autocast_enabled() or forward_ad._current_level >= 0:
+            gradients = _in_any_mode(run, saved, upstreams, ctx.needs_input_grad)
+        else:
+            gradients = run.first_gradients(saved, upstreams, ctx.needs_input_grad)
+        if not keeps_graph():
+            ctx.run = None  # the rule and what it holds are freed with the saved tensors
+        return None, None, None, *gradients
+
+
+def _in_any_mode(
+    run: Run, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
+) -> Sequence[Tensor | None]:  # fmt: skip
+    """Return the gradients of inputs and variables, as functions of what was saved if they may be
+    differentiated.
+    """
+    run.complete()
+    if run.call.once_differentiable and (torch.is_grad_enabled() or forward_ad._current_level >= 0):
+        constant = [u.detach() for u in upstreams] if forward_ad._current_level >= 0 else upstreams
+        with torch.no_grad():
+            gradients = Run.first_gradients(run, saved, constant, needed)
+        connected = [t for t in (*upstreams, *saved, *run.variables, run.anchor) if t is not None]
+        return without_derivative(run.call.refuse_second_order, gradients, connected)
+    gradients_of = differentiable_gradients if torch.is_grad_enabled() else Run.first_gradients
+    return gradients_of(run, saved, upstreams, needed)

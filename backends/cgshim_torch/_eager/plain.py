@@ -1,0 +1,410 @@
+"""PyTorch, eager mode: the call that nearly everybody makes, from its first line to its gradient.
+
+f gets tensors of torch's own classes and returns one, and a function that holds tensors, lists of
+them and numbers. No transformation is active, and f reads nothing else that is differentiated. What
+a small call costs is the number of Python functions that run, so this is one function, and its
+gradient another. Whatever is not plain goes on in `attach.py`, which is for all calls, with what
+was done here: f runs once.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import torch
+
+from cgshim.backend import (
+    ONE_TENSOR,
+    SIMPLE,
+    PlainForm,
+    gradients_of_arguments,
+    has_no_derivative,
+    plain_form,
+    rule_of,
+    runs_op,
+)
+from cgshim_torch._eager.attach import Attached, constants, with_rule
+from cgshim_torch._eager.run import Run, move_to, named, rules
+from cgshim_torch._graph.existing import (
+    NOTHING,
+    Existing,
+    Holdings,
+    holds_nothing,
+    inside,
+    library_names,
+)
+from cgshim_torch._graph.reads import FLOATS
+from cgshim_torch._graph.walk import now
+from cgshim_torch._versions.private import (
+    current_level,
+    forward_ad,
+    frame_callback,
+    fx_is_tracing,
+    is_any_autocast_enabled,
+    is_dead_wrapper,
+    jit_is_tracing,
+    len_dispatch_stack,
+    len_function_stack,
+    pack_hooks,
+)
+
+if TYPE_CHECKING:
+    from cgshim.backend import Call
+
+Tensor = Any
+
+_NONE: Mapping[str, Any] = {}
+_new = object.__new__
+_TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
+
+
+class Spec(NamedTuple):
+    """What a gradient must be like."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+class PlainRun(Run):
+    """What a plain run leaves for its gradient. It is a whole `Run` only if that may be
+    differentiated.
+    """
+
+    plan: Plan
+    f: Callable[..., Any] | None = None  # if not that of the plan
+    options: Mapping[str, Any] = _NONE
+    existing = NOTHING
+    grad_fn: FunctionType
+    form: PlainForm
+    specs: Sequence[Spec | Tensor]
+    """of the inputs; what is saved tells it itself"""
+
+    @functools.cached_property
+    def call(self) -> Call:  # type: ignore[override]
+        """The call, of the f that ran."""
+        return self.plan.call if self.f is None else self.plan.call.with_f(self.f, self.options)
+
+    def complete(self) -> None:
+        """Be what any run is."""
+        if hasattr(self, "rule"):
+            return
+        call, grad_fn, plan = self.call, self.grad_fn, self.plan
+        rule = rule_of(call.arguments, grad_fn, ONE_TENSOR, self.specs, None)
+        held = Holdings(grad_fn, self.existing.holders).tensors
+        Run.__init__(self, call, rule, self.existing, [spec.device for spec in self.specs], held)
+        self.autocast = None  # that of the backward pass is another
+        self.may_hide = any(each.holder is None for each in held)
+        self.reads_held_alone = not self.may_hide and _makes_no_function(grad_fn.__code__)
+        self.may_run_at_once = self.f is None and plan.names_torch_alone()
+        places = {id(t): at for at, t in enumerate(self.raw)}
+        self.held_at = [places.get(id(each.tensor)) for each in held]
+
+    @runs_op
+    def first_gradients(
+        self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:  # fmt: skip
+        """Return the gradients of the inputs, by the rule as it is."""
+        # by this name, inputs and upstreams an op in grad_fn finds its backend
+        arguments = self.plan.call.arguments
+        inputs: Any = ()
+        token = rules.enter(True)
+        try:
+            if self.form.takes_arguments:
+                inputs = self.raw[: len(self.specs)]
+                result = self.grad_fn(*inputs, upstream=upstreams[0])
+            else:
+                result = self.grad_fn(*upstreams)
+        finally:
+            rules.leave(token)
+            if torch.is_grad_enabled():
+                torch.set_grad_enabled(False)
+        gradients = result if type(result) in (tuple, list) else (result,)
+        if len(gradients) == len(self.specs):
+            for g, x in zip(gradients, self.specs, strict=True):
+                if (
+                    type(g) not in _TENSORS
+                    or g.dtype is not x.dtype
+                    or g.shape != x.shape
+                    or g.device != x.device
+                ):
+                    break
+            else:
+                return gradients
+        shapes, dtypes, devices = zip(
+            *[(x.shape, x.dtype, x.device) for x in self.specs], strict=True
+        )
+        return move_to(devices, gradients_of_arguments(arguments, result, shapes, dtypes))
+
+
+def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
+    """Return what runs an op with arguments of these types, in plain calls and others; None if none
+    is plain.
+    """
+    if (
+        call.once_differentiable
+        or call.takes_needed
+        or has_no_derivative(call.f)
+        or not _TENSORS.issuperset(types)
+    ):
+        return None
+    return Plan(call).output_of
+
+
+class Plan:
+    """Runs plain calls. What is the same in all of them is found once."""
+
+    __slots__ = ("_apply", "_form", "_names_in_f", "_names_in_rule", "call")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self._apply = named(Attached, call.name)
+        self._form: PlainForm | None = None  # of the last rule: most ops have one
+        function = getattr(call.f, "__func__", call.f)
+        self._names_in_f = library_names(function, and_functions=True)
+        if not holds_nothing(function):
+            self._names_in_f = None  # it may read more than it names
+        self._names_in_rule: Sequence[tuple[str, Any]] | None = None
+
+    @runs_op
+    def output_of(
+        self, f: Callable[..., Any], args: tuple[Tensor, ...], options: Mapping[str, Any]
+    ) -> Any:
+        """Return the output of f, with the rule for its gradient if an argument is differentiated."""
+        arguments = self.call.arguments  # noqa: F841  # by this name and inputs an op in f finds its backend
+        recording, differentiated = torch.is_grad_enabled(), False
+        is_plain = not (
+            frame_callback() is not None or len_function_stack() or len_dispatch_stack() or jit_is_tracing()
+            or fx_is_tracing() or current_level() is not None or forward_ad._current_level >= 0
+            or (recording and (is_any_autocast_enabled() or pack_hooks(True) is not None))
+        )  # fmt: skip
+        for x in args:
+            is_plain = is_plain and not (x.is_inference() or is_dead_wrapper(x))
+            differentiated = differentiated or x.requires_grad
+        if not is_plain:
+            return self.call.backend.custom_gradient(self.call.with_f(f, options), args)
+        inputs: Any = args
+        start, existing, versions = 0, NOTHING, []
+        if recording:
+            start, inputs = now(), [*args]
+            for at, x in enumerate(args):
+                versions.append(x._version)
+                if differentiated:  # detached, so that the graph records only what f captured
+                    inputs[at] = x.detach()
+            if (self._names_in_f != [] or options) and not self._reads_libraries_alone(
+                f, self._names_in_f, options
+            ):
+                existing = Existing(self.call.with_f(f, options))
+            elif type(f) is MethodType:
+                instance = cast(Any, f).__self__
+                is_bare = all(type(x) in SIMPLE for x in inside(instance))
+                existing = (
+                    Existing(None, (id(instance),))
+                    if is_bare
+                    else Existing(self.call.with_f(f, options))
+                )
+        try:
+            results = [f(*inputs, **options) if options else f(*inputs)]
+        finally:
+            if torch.is_grad_enabled() is not recording:
+                torch.set_grad_enabled(recording)
+        form = self._form_of(results[0], inputs)
+        if form is not None and not recording:
+            return results[0][0]
+        if form is None:
+            return self._in_general(f, args, options, inputs, existing, start, versions, results)
+
+        # What the rule holds: it is saved, as the tensor that autograd knows.
+        output, grad_fn = results[0]
+        items: list[Any] = []
+        for cell in grad_fn.__closure__ or ():
+            try:
+                x = cell.cell_contents
+            except ValueError:  # a name that was never assigned
+                continue
+            if type(x) is list or type(x) is tuple:
+                items += x
+            elif type(x) not in SIMPLE:
+                items.append(x)
+        held, residuals, needs_inputs = set(), [], form.takes_arguments
+        for x in items:
+            if type(x) in SIMPLE or id(x) in held:
+                continue
+            if type(x) not in _TENSORS or x.requires_grad or x.is_inference():
+                is_plain = False
+                break
+            held.add(id(x))
+            if x is not output:
+                for seen in inputs:
+                    if x is seen:
+                        break
+                else:  # neither the output nor an input
+                    residuals.append(x)
+                    needs_inputs = needs_inputs or x.dtype in FLOATS  # its derivative is by them
+        if is_plain and not differentiated:
+            return output
+        raw: list[Tensor | None] = []
+        saved: list[Tensor] = []
+        inputs_at: list[int | None] = []
+        for at, x in enumerate(inputs):
+            is_plain = is_plain and args[at]._version == versions[at]
+            if needs_inputs or id(x) in held:
+                inputs_at.append(len(raw))
+                raw.append(x if form.takes_arguments or id(x) in held else None)
+                saved.append(args[at])
+            else:
+                inputs_at.append(None)
+        if existing is not NOTHING and residuals:
+            existing.forget_changed()
+            for x in residuals:
+                is_plain = is_plain and not existing.has(x)  # else rules may write to it
+        if is_plain and self._names_in_rule != []:
+            is_plain = self._reads_libraries_alone(grad_fn, self._names_in_rule)
+        if not is_plain or output._is_view():
+            x = seen = output = grad_fn = None  # what is alive without them, the rule holds
+            for tensors in (raw, residuals, items):
+                tensors.clear()
+            return self._in_general(f, args, options, inputs, existing, start, versions, results)
+        run = _new(PlainRun)
+        run.specs = (
+            inputs
+            if len(raw) == len(inputs)
+            else [Spec(x.shape, x.dtype, x.device) for x in inputs]
+        )
+        alias = output
+        if existing is not NOTHING or id(output) in held:  # else nobody holds it
+            alias = output.detach()
+        if id(output) in held:
+            run.outputs_at = [len(raw)]
+            raw.append(output)
+            saved.append(alias)
+        raw += residuals
+        saved += residuals
+        run.plan, run.grad_fn, run.form, run.raw, run.inputs_at = (
+            self,
+            grad_fn,
+            form,
+            raw,
+            inputs_at,
+        )
+        if existing is not NOTHING or options:
+            run.f, run.options, run.existing = f, options, existing
+        if needs_inputs:
+            run.versions = [0 if t is None else t._version for t in raw]
+        return self._apply(run, saved, (alias,), *args)[0]
+
+    def _reads_libraries_alone(
+        self, function: Any, names: Sequence[tuple[str, Any]] | None, options: Mapping[str, Any] = _NONE
+    ) -> bool:  # fmt: skip
+        """Return True if f, or its rule, can read nothing but its arguments, its variables and
+        libraries.
+        """
+        function = getattr(function, "__func__", function)
+        if names is None or not isinstance(function, FunctionType):
+            return False
+        for option in options.values():
+            if type(option) not in SIMPLE:
+                return False
+        scope = function.__globals__
+        for name, x in names:  # noqa: SIM110  # a generator costs as much as the rest
+            if scope.get(name) is not x:
+                return False
+        return True
+
+    def names_torch_alone(self) -> bool:
+        """Return True if f can do nothing but operations on its arguments: another run of it leaves
+        no trace.
+        """
+        if self._names_in_f is None:
+            return False
+        # with what f has assigned there
+        scope = getattr(self.call.f, "__func__", self.call.f).__globals__
+        return all(
+            x in _TORCH or (name not in scope and _is_pure(name)) for name, x in self._names_in_f
+        )
+
+    def _form_of(self, result: Any, inputs: Sequence[Tensor]) -> PlainForm | None:
+        """Return the form of the rule if f has returned a tensor that is its own and a plain
+        function; else None.
+        """
+        if type(result) is not tuple or len(result) != 2:
+            return None
+        output, grad_fn = result
+        if (
+            type(output) is not torch.Tensor
+            or type(grad_fn) is not FunctionType
+            or output.requires_grad
+        ):
+            return None
+        for x in inputs:
+            if x is output:
+                return None
+        if grad_fn.__defaults__ or grad_fn.__kwdefaults__:
+            return None
+        form = self._form
+        if form is None or form.code is not grad_fn.__code__:
+            form = self._form = plain_form(grad_fn, len(inputs))
+            self._names_in_rule = library_names(grad_fn)
+        return form if form.is_plain else None
+
+    def _in_general(
+        self, f: Callable[..., Any], args: Sequence[Tensor], options: Mapping[str, Any], inputs: list[Tensor],
+        existing: Existing, start: int, versions: list[int], results: list[Any],
+    ) -> Any:  # fmt: skip
+        """Return the output of a call that turned out not to be plain, after its run of f."""
+        call = self.call.with_f(f, options)
+        if torch.is_grad_enabled():
+            outputs, spec = with_rule(call, args, inputs, existing, start, versions, results)
+            return spec.combine(outputs)
+        outputs, rule = call.read(results.pop(), inputs)
+        return rule.output.combine(constants(outputs, args))
+
+
+_TORCH = torch, torch.nn.functional
+_STOPS = frozenset(["no_grad", "inference_mode", "set_grad_enabled"])
+_PURE = frozenset(
+    [
+        "abs",
+        "all",
+        "any",
+        "float",
+        "int",
+        "len",
+        "max",
+        "min",
+        "pow",
+        "range",
+        "round",
+        "sum",
+        "zip",
+    ]
+)
+
+
+def _is_pure(name: str) -> bool:
+    """Return False for the name of what stops gradients, of a module to import, and of what a
+    built-in function does.
+
+    An attribute of a tensor may have the same name: it is not known from its name alone, so it
+    counts as that, too.
+    """
+    return (
+        name not in _STOPS
+        and name not in sys.modules
+        and (name in _PURE or not hasattr(builtins, name))
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _makes_no_function(code: CodeType) -> bool:
+    """Return True if nothing reads the variables of a rule but its own code, which does not stop
+    gradients.
+    """
+    return not _STOPS.intersection(code.co_names) and not any(
+        isinstance(x, CodeType) for x in code.co_consts
+    )

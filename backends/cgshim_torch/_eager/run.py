@@ -1,0 +1,293 @@
+"""PyTorch: one run of f, and what a Function needs of it in the backward pass besides the saved
+tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.utils.weak import WeakIdKeyDictionary
+
+from cgshim.backend import RuleScope, describe, refusal
+from cgshim_torch._graph.existing import Existing, Held, Holdings, holding, version_of
+from cgshim_torch._graph.state import State
+from cgshim_torch._graph.walk import captured
+from cgshim_torch._versions.private import is_any_autocast_enabled
+
+if TYPE_CHECKING:
+    from cgshim.backend import Call, Rule
+
+Tensor = Any
+Gradients = tuple["list[Tensor | None]", "list[Tensor | None]"]
+Function = Callable[..., tuple[Tensor, ...]]
+Autocast = tuple[tuple[str, torch.dtype, bool], ...]
+T = TypeVar("T")
+
+rules: RuleScope[bool] = RuleScope("cgshim_torch_rule")
+
+
+class Run:
+    """A run of f whose rule is differentiated: the rule as f returned it, and which of its tensors
+    are saved.
+    """
+
+    changed = False  # True if f wrote into its arguments
+    # True if the rule holds no tensor until it runs: hooks on saved tensors look after them
+    is_emptied = False
+    # False if the rule can read nothing but what it holds, where other tensors can be put for a
+    # while
+    may_hide = True
+    reads_held_alone = False  # True if, moreover, it makes no function
+    may_run_at_once = False  # True if another run of f leaves no trace, whether it is needed or not
+    # that existed before f ran and the rule holds, with their versions
+    constants: Sequence[tuple[Tensor, int]] = ()
+    variables: Sequence[Tensor] = ()
+    state: State | None = None  # the places in modules of variables that are not Parameters
+    anchor: Tensor | None = None  # an empty function of the inputs that are not saved
+    autocast: Autocast | None = None
+    # the saved tensors as the rule holds them; None if it does not, as far as is known
+    raw: list[Tensor | None]
+    versions: Sequence[int] = ()  # how often each of these had been changed in place
+    inputs_at: Sequence[int | None]  # where the inputs are saved
+    outputs_at: Sequence[int] = ()  # where outputs are saved
+    own_at: Sequence[int] = ()  # where tensors of a graph are saved that f made for itself
+
+    def __init__(
+        self,
+        call: Call,
+        rule: Rule,
+        existing: Existing,
+        devices: Sequence[torch.device],
+        held: list[Held],
+    ) -> None:
+        self.call = call
+        self.rule = rule
+        self.existing = existing
+        self.devices = devices
+        self.held = held  # the tensors that the rule holds, in order
+        self.held_at: list[int | None] = [None] * len(held)  # where each is saved
+        self.lock = threading.RLock()  # for the time in which the rule holds others
+        if is_any_autocast_enabled():
+            self.autocast = autocast_state()
+
+    def complete(self) -> None:
+        """Do nothing: a plain run becomes a whole one."""
+
+    def reads_no_change(self) -> bool:
+        """Return True if what was changed in place, of what is saved, is not read by the first
+        order.
+        """
+        if len(self.versions) < len(self.raw) or all(t is not None for t in self.raw):
+            return False
+        return all(
+            t is None or version_of(t) == was
+            for t, was in zip(self.raw, self.versions, strict=True)
+        )
+
+    def inputs_among(self, saved: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return the inputs that were saved."""
+        return [None if at is None else saved[at] for at in self.inputs_at]
+
+    def first_gradients(
+        self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:  # fmt: skip
+        """Return the gradients of inputs and variables, by the rule as it is, on the very tensors
+        that it holds.
+        """
+        if not self.is_emptied:
+            inputs = [None if at is None else self.raw[at] for at in self.inputs_at]
+            return self.gradients_in_a_list(inputs, upstreams, needed)
+        own = [t.detach() if t.requires_grad else t for t in saved]
+        with self.holding(own):
+            return self.gradients_in_a_list(self.inputs_among(own), upstreams, needed)
+
+    def holding(self, tensors: Sequence[Tensor]) -> Any:
+        """Let the rule hold, for a while, what has been made of the saved tensors."""
+        held = [
+            (each, tensors[at])
+            for each, at in zip(self.held, self.held_at, strict=True)
+            if at is not None
+        ]
+        return holding([each for each, _ in held], [t for _, t in held], self.lock)
+
+    def gradients_in_a_list(
+        self, inputs: Sequence[Tensor | None], upstreams: Sequence[Tensor], needed: Sequence[bool]
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Return the rule's gradients; needed is what torch tells of a Function's arguments."""
+        count = len(self.devices)
+        of_inputs, of_variables = self.gradients(
+            inputs, upstreams, self.variables, needed[3 : 3 + count]
+        )
+        return [*of_inputs, *of_variables]
+
+    def gradients(
+        self, inputs: Sequence[Tensor | None], upstreams: Sequence[Tensor], variables: Sequence[Tensor],
+        needed: Sequence[bool] | None = None,
+    ) -> Gradients:  # fmt: skip
+        """Return the rule's gradients, under autocast and with the state of modules as they were
+        when f ran.
+        """
+        run: Callable[..., Gradients] = self.rule
+        if self.constants:
+            run = functools.partial(_may_write, self, run)
+        if self.state is not None:
+            run = functools.partial(self.state.run_with, variables, run)
+        token = rules.enter(True)
+        try:
+            of_inputs, of_variables = self.as_first(run, inputs, upstreams, variables, needed)
+        finally:
+            rules.leave(token)
+        if of_variables:
+            of_variables = move_to([v.device for v in variables], of_variables)
+        return move_to(self.devices, of_inputs), of_variables
+
+    def as_first(self, function: Callable[..., T], *args: Any) -> T:
+        """Return `function(*args)` under autocast as in the first run; restore the grad mode after
+        it.
+        """
+        before = torch.is_grad_enabled()
+        try:
+            if self.autocast is None and not is_any_autocast_enabled():
+                return function(*args)
+            with _autocast(self.autocast):
+                return function(*args)
+        finally:
+            if torch.is_grad_enabled() is not before:
+                torch.set_grad_enabled(before)
+
+
+def run_once(call: Call, inputs: Sequence[Tensor]) -> Any:
+    """Run f, restore the grad mode after it, and return what it returned."""
+    before, has_cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+    # a weight that was cast before f ran would be no variable
+    torch.set_autocast_cache_enabled(False)
+    try:
+        return call.run(inputs)
+    finally:
+        torch.set_autocast_cache_enabled(has_cache)
+        if torch.is_grad_enabled() is not before:
+            torch.set_grad_enabled(before)
+
+
+def move_to(
+    devices: Sequence[torch.device], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Return the gradients on these devices: what NumPy computed is not there yet."""
+    pairs = zip(gradients, devices, strict=True)
+    return [g if g is None or g.device == device else g.to(device) for g, device in pairs]
+
+
+@functools.lru_cache(maxsize=1024)
+def _named(function: Any, op: str) -> Function:
+    """Return a Function under the name of an op, which anomaly mode and a printed grad_fn then
+    show.
+    """
+    apply: Function = type(op, (function,), {}).apply  # type: ignore[attr-defined]
+    return apply
+
+
+# pyright does not take a Function's class for hashable
+named: Callable[[Any, str], Function] = _named
+
+
+def variables_of(
+    call: Call, rule: Rule, existing: Existing, inputs: Sequence[Tensor], live: Sequence[Tensor], during: range,
+    made: list[Tensor], holdings: Holdings,
+) -> tuple[list[Tensor], bool]:  # fmt: skip
+    """Return the variables that f read, in the order in which it did, and if it has a graph of its
+    own.
+
+    made are the tensors on which an output or the rule depends, live the inputs as they came,
+    connected with their graph, and during the numbers of the nodes of the graph that f made.
+    """
+    in_a_rule = bool(rules.current)
+    leaves = captured(call, made, live if in_a_rule else inputs, during, in_a_rule)
+    variables = [
+        leaf for leaf in leaves if not _is_made_by_f(leaf, existing, holdings, leaves, made)
+    ]
+    call.require_variables(rule, variables)
+    return variables, len(variables) < len(leaves)
+
+
+def _is_made_by_f(leaf: Tensor, existing: Existing, holdings: Holdings, *ours: Any) -> bool:
+    """Return True for a leaf that f has made to differentiate something itself: nothing but its
+    rule holds it.
+    """
+    if isinstance(leaf, torch.nn.Parameter) or existing.has(leaf):
+        return False
+    known = {*holdings.seen, *map(id, holdings.tensors), *map(id, ours)}
+    return all(id(x) in known for x in gc.get_referrers(leaf) if type(x).__name__ != "frame")
+
+
+# --- What existed before f ran --------------------------------------------------------------------
+
+_written: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""how often rules have written to a tensor"""
+
+
+def without_rules(t: Tensor) -> int:
+    """Return how often a tensor was changed in place, but for what rules have written."""
+    return version_of(t) - (int(_written.get(t, 0)) if _written else 0)
+
+
+def _may_write(run: Run, rule: Callable[..., T], *args: Any) -> T:
+    """Return `rule(*args)`, which may write to tensors that existed before f ran: a table, a moving
+    average.
+
+    After the rule of a first call has, autograd would refuse the rule of a second call. So they are
+    not saved with the others, and any other change of them raises an error here, as for saved
+    tensors.
+    """
+    for t, version in run.constants:
+        if without_rules(t) != version:
+            raise refusal(RuntimeError, run.call.name,
+                          must="a tensor that grad_fn keeps must not be changed in place but by rules",
+                          got=f"{describe(t)} that was", do="keep a copy of it")  # fmt: skip
+    before = [(t, version_of(t)) for t, _ in run.constants]
+    try:
+        return rule(*args)
+    finally:
+        for t, version in before:
+            if version_of(t) != version:
+                _written[t] = _written.get(t, 0) + version_of(t) - version
+
+
+# --- Autocast -------------------------------------------------------------------------------------
+
+
+def autocast_state() -> Autocast:
+    """Return what autocast is set to, for each kind of device."""
+    return tuple(
+        [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            for kind in device_types()
+        ]
+    )
+
+
+@functools.cache
+def device_types() -> list[str]:
+    """Return the kinds of devices for which autocast is set."""
+    return (
+        ["cpu", torch.accelerator.current_accelerator().type]
+        if torch.accelerator.is_available()
+        else ["cpu"]
+    )
+
+
+@contextlib.contextmanager
+def _autocast(state: Autocast | None) -> Iterator[None]:
+    """Set autocast as it was."""
+    state = state or tuple(
+        [(kind, torch.get_autocast_dtype(kind), False) for kind in device_types()]
+    )
+    with contextlib.ExitStack() as stack:
+        for kind, dtype, enabled in state:
+            stack.enter_context(torch.autocast(kind, dtype, enabled, cache_enabled=False))
+        yield

@@ -1,0 +1,439 @@
+"""PyTorch: gradients that may be differentiated: what a rule reads is connected with the arguments.
+
+An input that the rule reads is the input, an output the op's own output. A residual is a node of
+the graph that runs f again, on connected inputs, if its derivative is really taken. That run gives
+derivatives and never values: it must agree with the first one, draws no random number, and leaves
+no trace. Of an f that names torch alone nobody notices another run: it comes at once, where it
+gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import itertools
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import torch
+
+from cgshim.backend import CustomGradientError, TransformationError, refusal
+from cgshim_torch._graph.existing import Footprint, Holdings, Reach
+from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in
+from cgshim_torch._graph.walk import captured, has_values, leaf_of, now, since
+from cgshim_torch._versions.private import SingleLevelFunction
+
+if TYPE_CHECKING:
+    from cgshim.backend import Rule
+    from cgshim_torch._eager.run import Run
+
+Tensor = Any
+
+
+def differentiable_gradients(
+    run: Run, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
+) -> list[Tensor | None]:  # fmt: skip
+    """Return the rule's gradients as functions of the inputs, the variables and the upstreams."""
+    inputs = run.inputs_among(saved)
+    substitutes = _connected(run, saved, inputs)
+    if run.reads_held_alone:  # then that is all, and each operation costs what it costs
+        with run.holding(substitutes):
+            return run.gradients_in_a_list(inputs, upstreams, needed)
+    turns = itertools.count()
+
+    def placed_by_turn(t: Tensor) -> Tensor:
+        """Return a tensor that the rule reads, nobody knows from where, as a function of inputs and
+        variables.
+        """
+        if any(x is None for x in inputs):
+            return reads.refused(t, "f has not returned, and that may depend on an argument")
+        constants = [u.detach() for u in upstreams]
+        return _LazyRun.apply(run, [next(turns)], [t.detach()], constants, *inputs, *run.variables)[
+            0
+        ]
+
+    reads = Reads(run.call, run.existing, placed_by_turn)
+    connected = (*saved, *run.variables, *upstreams, run.anchor)
+    reads.anchors = [t for t in connected if t is not None and t.requires_grad]
+    reads.hides_nothing = not run.may_hide
+    for at, (raw, substitute) in enumerate(zip(run.raw, substitutes, strict=True)):
+        if at not in run.own_at:
+            reads.put(substitute if raw is None else raw, substitute)
+    reads.knows(*upstreams, *run.variables, *[x for x in inputs if x is not None])
+    try:
+        with run.holding(substitutes), reads:
+            gradients = run.gradients_in_a_list(inputs, upstreams, needed)
+        return reads.result(gradients)
+    finally:
+        reads.close()
+
+
+def _connected(run: Run, saved: Sequence[Tensor], inputs: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return what was saved, with the residuals that f made as functions of inputs and variables."""
+    connected = list(saved)
+    known = {*run.inputs_at, *run.outputs_at}
+    places = [
+        at
+        for at, t in enumerate(saved)
+        if at not in known and t.dtype in FLOATS and not t.requires_grad
+    ]
+    if places and all(x is not None for x in inputs):
+        numbers, firsts = [run.held_at.index(at) for at in places], [saved[at] for at in places]
+        functions: Sequence[Tensor] = ()
+        if run.may_run_at_once and all(map(has_values, firsts)):
+            functions = _made_at_once(run, numbers, firsts, inputs)
+        if not functions:
+            functions = _LazyRun.apply(run, numbers, firsts, None, *inputs, *run.variables)
+        for at, function in zip(places, functions, strict=True):
+            connected[at] = function
+    return connected
+
+
+def _made_at_once(
+    run: Run, places: Sequence[int], firsts: Sequence[Tensor], inputs: Sequence[Tensor | None]
+) -> list[Tensor]:  # fmt: skip
+    """Return what the rule holds at these places, made by another run of f now, as code by hand
+    makes it.
+
+    f can neither read nor write anything but its arguments: nobody notices the run. `_LazyRun`, which
+    waits until the derivative is taken, and differentiates the run by itself, takes longer than
+    both. Nothing if the run makes other numbers, draws random ones, or has an error: `_LazyRun` tells
+    who takes the derivative.
+    """
+    residuals: list[Tensor] = []
+    with _put_back(_generators_of_torch()) as drawn, contextlib.suppress(Exception):
+        _, grad_fn = run.as_first(run.call.run, list(map(_own_node, inputs)))
+        held = Holdings(grad_fn).tensors
+        residuals = [held[place].tensor for place in places]
+        if not all(
+            t.requires_grad and torch.equal(t, first)
+            for t, first in zip(residuals, firsts, strict=True)
+        ):
+            residuals = []
+    return [] if drawn else residuals
+
+
+class _LazyRun(SingleLevelFunction):
+    """Returns aliases of what a rule reads, whose gradients come from another run of f.
+
+    The rule holds them at these places; or, if there are upstreams, reads them in these turns, when
+    it runs too.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: Run, places: list[int], tensors: list[Tensor], upstreams: list[Tensor] | None,
+        *dependencies: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        ctx.run, ctx.places = run, places
+        ctx.upstreams = None if upstreams is None else len(upstreams)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, *(upstreams or ()), *dependencies)
+        return tuple([t.detach() for t in tensors])
+
+    @staticmethod
+    def backward(ctx: Any, *of_tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        run: Run = ctx.run
+        rest = iter(ctx.saved_tensors)
+        firsts = list(itertools.islice(rest, len(ctx.places)))
+        upstreams = None if ctx.upstreams is None else list(itertools.islice(rest, ctx.upstreams))
+        inputs, variables = list(itertools.islice(rest, len(run.devices))), list(rest)
+        asked = [
+            (place, t, u)
+            for place, t, u in zip(ctx.places, firsts, of_tensors, strict=True)
+            if u is not None
+        ]
+        with torch.enable_grad():
+            inputs = list(map(_own_node, inputs))
+            made = AnotherRun(run, inputs, variables).find(asked, upstreams)
+        wanted = [*inputs, *variables]
+        pairs = [(t, u) for t, (_, _, u) in zip(made, asked, strict=True) if t.requires_grad]
+        return None, None, None, None, *_gradients(run, pairs, wanted)
+
+
+def _gradients(
+    run: Run, pairs: Sequence[tuple[Tensor, Tensor]], wanted: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """Return the gradients of inputs and variables, from those of what another run has made."""
+    asked = [x for x in wanted if x.requires_grad]
+    if not pairs:
+        return [None] * len(wanted)
+    computed = iter(torch.autograd.grad(
+        [t for t, _ in pairs], asked, [u for _, u in pairs], create_graph=torch.is_grad_enabled(), allow_unused=True
+    ))  # fmt: skip
+    gradients = [next(computed) if x.requires_grad else None for x in wanted]
+    if all(g is None for g in gradients):
+        run.call.refuse_unconnected(pairs[0][0], "belongs to a graph that f began itself")
+    return gradients
+
+
+def _own_node(x: Tensor) -> Tensor:
+    """Return an input as a node of its own in the graph; a view takes no memory."""
+    if not x.requires_grad:
+        return x.detach()
+    return x.view_as(x) if x.layout is torch.strided and not x.is_nested else x.clone()
+
+
+# --- Another run ----------------------------------------------------------------------------------
+
+_ANOTHER_RUN = "a second order runs f again, which must give grad_fn the same tensors"
+
+
+class AnotherRun:
+    """Runs f again on connected inputs, and finds what its rule reads there; all else is then as it
+    was before.
+    """
+
+    def __init__(self, run: Run, inputs: list[Tensor], variables: Sequence[Tensor]) -> None:
+        self._run, self._call, self._inputs, self._variables = run, run.call, inputs, variables
+        self._reads = _ReadsOfAnotherRun(
+            run.call, run.existing, lambda t: self._reads.refused(t, "f kept in an earlier call")
+        )
+        self._reads.anchors = [t for t in (*inputs, *variables) if t.requires_grad]
+        self._reads.knows(*inputs, *variables)
+        self._reads.input_ids = set(map(id, inputs))
+
+    def find(
+        self, asked: Sequence[tuple[int, Tensor, Tensor]], upstreams: Sequence[Tensor] | None
+    ) -> list[Tensor]:  # fmt: skip
+        """Return for each place and first tensor the one of this run; what f has written meanwhile
+        is put back.
+        """
+        if self._run.changed:
+            self._refuse("one that changes its arguments in place", "let f change a copy")
+        find: Callable[..., list[Tensor]] = self._run.as_first
+        if self._run.state is not None:
+            find = functools.partial(self._run.state.run_with, self._variables, find)
+        reach = Reach(self._call)
+        footprint = Footprint(reach)
+        try:
+            with self._without_random_numbers(reach):
+                return contextvars.copy_context().run(find, self._find, asked, upstreams)
+        except CustomGradientError:
+            raise
+        except Exception as error:
+            # the first run did not raise it: f cannot run on differentiated inputs
+            raise refusal(TransformationError, self._call.name, must=_ANOTHER_RUN,
+                          got=f"a {type(error).__name__} in it",
+                          do="compute in the framework what grad_fn keeps, or keep arguments and outputs alone"
+                          ) from error  # fmt: skip
+        finally:
+            footprint.put_back()
+            self._reads.close()
+
+    def _find(
+        self, asked: Sequence[tuple[int, Tensor, Tensor]], upstreams: Sequence[Tensor] | None
+    ) -> list[Tensor]:  # fmt: skip
+        start = now()
+        with self._reads:
+            result = self._call.run(self._inputs)
+        self._outputs, rule = self._call.read(result, self._inputs)
+        made = [each.tensor for each in Holdings(rule.grad_fn, self._run.existing.holders).tensors]
+        if upstreams is not None:
+            made = self._read_by_the_rule(rule, made, upstreams)
+        elif len(made) != len(self._run.held):
+            self._refuse_other_tensors()
+        residuals = [
+            self._checked(made[place] if place < len(made) else None, first)
+            for place, first, _ in asked
+        ]
+        if self._variables:
+            read = captured(
+                self._call, [t for t in residuals if t.requires_grad], self._inputs, since(start)
+            )
+            if not {id(v) for v in read} <= {
+                id(leaf_of(v) if v.is_leaf else v) for v in self._variables
+            }:
+                self._refuse("those of other variables", "read the same ones in every run")
+        return residuals
+
+    def _read_by_the_rule(
+        self, rule: Rule, held: Sequence[Tensor], upstreams: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Return what the rule of this run reads, in order, of the tensors that nobody can place."""
+        residuals: list[Tensor] = []
+
+        def note(t: Tensor) -> Tensor:
+            residuals.append(t)
+            return t
+
+        reads = _ReadsOfAnotherRun(self._call, self._run.existing, note)
+        reads.knows(*self._inputs, *held, *upstreams, *self._variables)
+        try:
+            with reads:
+                gradients = rule(self._inputs, upstreams, self._variables)
+            with torch._C.DisableTorchFunction():
+                reads.read_each(list(gradients))
+        finally:
+            reads.close()
+        return residuals
+
+    def _checked(self, t: Tensor | None, first: Tensor) -> Tensor:
+        """Return a tensor of this run if it agrees with that of the first, and f's operations have
+        made it.
+        """
+        # it was no output in the first
+        if t is None or any(t is y for y in self._outputs) or not agree(t, first):
+            self._refuse_other_tensors()
+        if not self._reads.made(t):
+            self._call.refuse_unconnected(
+                first, "f does not make by operations of torch when it runs again"
+            )
+        return t
+
+    @contextlib.contextmanager
+    def _without_random_numbers(self, reach: Reach) -> Iterator[None]:
+        """Refuse a run that draws random numbers, and let the generators be as they were."""
+        refuse = functools.partial(
+            self._refuse,
+            "one that draws random numbers",
+            "draw them outside, and pass them as an argument",
+        )
+        if any(isinstance(x, _GENERATORS) for x in reach.seen.values()):
+            refuse()
+        generators: list[Generator] = []
+        if all(map(has_values, self._inputs)):
+            of_python_and_numpy = (
+                (random.getstate, random.setstate),
+                (np.random.get_state, np.random.set_state),
+            )
+            generators = [*_generators_of_torch(), *of_python_and_numpy]
+        drawn: list[Any] = []
+        try:
+            with _put_back(generators) as drawn:
+                yield
+        finally:
+            if drawn:
+                refuse()
+
+    def _refuse_other_tensors(self) -> NoReturn:
+        self._refuse("others", "compute them from the arguments alone, or pass them as an argument")
+
+    def _refuse(self, got: str, do: str) -> NoReturn:
+        self._call.refuse(_ANOTHER_RUN, got, do)
+
+
+_GENERATORS = torch.Generator, random.Random, np.random.Generator, np.random.RandomState
+Generator = tuple[Callable[[], Any], Callable[[Any], Any]]
+"""how to read the state of a generator of random numbers, and how to set it"""
+
+
+def _generators_of_torch() -> list[Generator]:
+    generators = [
+        torch.default_generator,
+        *(torch.cuda.default_generators if torch.cuda.is_initialized() else ()),
+    ]
+    return [(g.get_state, g.set_state) for g in generators]
+
+
+@contextlib.contextmanager
+def _put_back(generators: Sequence[Generator]) -> Iterator[list[Generator]]:
+    """Let generators be as they were before; the list then holds those of which numbers were drawn."""
+    states = [get() for get, _ in generators]
+    drawn: list[Generator] = []
+    try:
+        yield drawn
+    finally:
+        for generator, was in zip(generators, states, strict=True):
+            get, put = generator
+            if not _is_same(get(), was):
+                put(was)
+                drawn.append(generator)
+
+
+def _is_same(now: Any, was: Any) -> bool:
+    """Return True for two states that are the same; those of Python and NumPy are tuples, with an
+    array in one.
+    """
+    return all(map(np.array_equal, now, was)) if isinstance(was, tuple) else torch.equal(now, was)
+
+
+_IN_PLACE = frozenset(
+    ["__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"]
+)
+_UPDATES_BUFFERS = {
+    torch.nn.functional.batch_norm: 1, torch.nn.functional.instance_norm: 1,
+    torch.batch_norm: 3, torch.instance_norm: 3, torch.native_batch_norm: 3,
+}  # fmt: skip
+"""where the mean and the variance are among the arguments of what updates them in training, which the sixth says"""
+
+
+def _trains(func: Any, training: Any = None, use_input_stats: Any = None, **_: Any) -> bool:
+    """Return what the arguments of such a function say; by default it is what instance_norm alone
+    does.
+    """
+    said = use_input_stats if training is None else training
+    return bool(func is torch.nn.functional.instance_norm if said is None else said)
+
+
+class _ReadsOfAnotherRun(Reads):
+    """Refuses to write to tensors that this run has not made, before they are written to."""
+
+    input_ids: Collection[int] = ()
+    """the identities of the inputs"""
+
+    def before_operation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
+        name = getattr(func, "__name__", "")
+        written: list[Any] = [kwargs.get("out")]
+        if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+            written += args[:1]
+        elif func in _UPDATES_BUFFERS and _trains(func, *args[5:6], **kwargs):
+            at = _UPDATES_BUFFERS[func]
+            written += [*args[at : at + 2], kwargs.get("running_mean"), kwargs.get("running_var")]
+        for t in tensors_in(written):
+            whole = t._base if t._is_view() and id(t) not in self.input_ids else t
+            if id(whole) in self.input_ids:
+                self.call.refuse(
+                    _ANOTHER_RUN, "one that changes its arguments in place", "let f change a copy"
+                )
+            if not self.made(whole):
+                got = f"one that changes in place what existed before ({name})"
+                self.call.refuse(_ANOTHER_RUN, got, "let f change a copy")
+
+
+# --- Do two runs agree? ---------------------------------------------------------------------------
+
+_ULPS = 8
+"""how many units in the last place the order of sums may change"""
+
+
+def agree(a: Tensor, b: Tensor) -> bool:
+    """Return True if tensors are equal except for the order of sums, or hold no values; False if
+    not comparable.
+    """
+    a, b = a.detach(), b.detach()
+    try:
+        if a.is_nested:
+            parts = a.unbind(), b.unbind()
+            return (
+                a.layout == b.layout and len(parts[0]) == len(parts[1]) and all(map(agree, *parts))
+            )
+        if type(a) is not type(b) or (a.dtype, a.layout, a.device, a.shape) != (
+            b.dtype,
+            b.layout,
+            b.device,
+            b.shape,
+        ):
+            return False
+        if not has_values(a):
+            return True
+        if hasattr(a, "__tensor_flatten__"):
+            (names, context), of_b = a.__tensor_flatten__(), b.__tensor_flatten__()
+            return (names, context) == of_b and all(
+                agree(getattr(a, name), getattr(b, name)) for name in names
+            )
+        if a.layout is not torch.strided:
+            a, b = a.to_dense(), b.to_dense()
+        if torch.equal(a, b):
+            return True
+        if a.dtype not in FLOATS:
+            return False
+        tolerance = min(_ULPS * torch.finfo(a.dtype).eps, 0.05)  # none if one ulp is more than that
+        if a.dtype.itemsize <= 2:
+            a, b = a.float(), b.float()
+        return bool(torch.isclose(a, b, rtol=tolerance, atol=0.0, equal_nan=True).all())
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return False

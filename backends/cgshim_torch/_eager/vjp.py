@@ -1,0 +1,137 @@
+"""PyTorch: derivatives of any function, as `op_vjp` and `op_grad` take them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refusal
+from cgshim_torch._func import FACTOR, is_multiple, ramp
+from cgshim_torch._graph.reads import reads_now
+from cgshim_torch._graph.walk import depends_on_more, is_transformed, read_by_rules, recordable
+
+Tensor = Any
+Vjp = tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
+
+
+def vjp(fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /) -> Vjp:
+    if not (torch.compiler.is_dynamo_compiling() or is_transformed()):
+        return _vjp_in_graph(fn, inputs, ())
+    outputs, pullback = torch.func.vjp(lambda *tensors: tuple(fn(*tensors)), *inputs)
+    return outputs, lambda upstreams: pullback(tuple(upstreams))
+
+
+def transposed(
+    fn: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    upstreams: Sequence[Tensor],
+    refuse: Callable[[str], NoReturn],
+) -> Sequence[Tensor]:
+    """Return the transpose of a linear function of tensors like the inputs, at upstreams.
+
+    Its values at two points must be multiples of each other; a graph of torch.compile has none.
+    """
+    points = [*map(ramp, inputs)]
+    small, pullback = vjp(fn, points)
+    if not torch.compiler.is_dynamo_compiling():
+        with torch.no_grad():
+            large = fn(*[FACTOR * x for x in points])
+        if not all(map(is_multiple, small, large)):
+            refuse("one that is not, as its tangents at two points show")
+    return pullback(upstreams)
+
+
+def vjp_with_variables(
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor]
+) -> Vjp:
+    if torch.compiler.is_dynamo_compiling():
+        from cgshim_torch._compile.dynamo import vjp_outside_of_the_graph
+
+        result: Vjp = vjp_outside_of_the_graph(vjp_with_variables, fn, inputs, variables)
+        return result
+    if is_transformed():  # torch.func.vjp knows only what a function is given
+        raise refusal(TransformationError, "op_vjp",
+                      must="variables have gradients only outside of torch.func and dual numbers",
+                      got="a transformation", do="pass them as arguments")  # fmt: skip
+    for variable in variables:
+        if not variable.requires_grad:
+            raise refusal(CustomGradientTypeError, "op_vjp", must="variables must require grad",
+                          got=describe(variable),
+                          do="call its requires_grad_(), or pass it as an argument")  # fmt: skip
+    return _vjp_in_graph(fn, inputs, variables)
+
+
+def _vjp_in_graph(
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor]
+) -> Vjp:
+    """Do torch.func.vjp by torch.autograd; the results require grad only if something outside does."""
+    outside = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.enable_grad():
+        # each its own node of the graph: an input that comes twice has two gradients
+        own = [
+            x.view_as(x) if x.requires_grad and outside else x.detach().requires_grad_()
+            for x in map(recordable, inputs)
+        ]
+        outputs = fn(*own)
+    connected = [y for y in outputs if y.requires_grad]
+    outside = outside and (
+        any(x.requires_grad for x in inputs)
+        or depends_on_more(connected, own)
+        or read_by_rules(connected)
+    )
+    differentiated = [*own, *variables]
+
+    def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:
+        further = torch.is_grad_enabled() and (outside or any(u.requires_grad for u in upstreams))
+        if not connected:
+            return [torch.zeros_like(x) for x in differentiated]
+        with (
+            torch.inference_mode(False),
+            _ending_at(differentiated if variables else ()) as arrived,
+        ):
+            of_connected = [
+                recordable(u) for u, y in zip(upstreams, outputs, strict=True) if y.requires_grad
+            ]
+            gradients = torch.autograd.grad(
+                connected,
+                differentiated,
+                of_connected,
+                retain_graph=True,
+                create_graph=further,
+                materialize_grads=True,
+            )
+        gradients = [arrived.get(at, gradient) for at, gradient in enumerate(gradients)]
+        reads = reads_now()
+        if reads is not None:  # a rule that makes a graph: it has not seen what hooks return
+            reads.knows(*gradients)
+        return gradients
+
+    return tuple(y if outside else y.detach() for y in outputs), pullback
+
+
+@contextlib.contextmanager
+def _ending_at(tensors: Sequence[Tensor]) -> Iterator[dict[int, Tensor]]:
+    """Let gradients end at these tensors, and yield those that arrive, by place: one may be made
+    from another.
+
+    autograd itself would go on, and add to the gradient of a variable what an argument was made
+    from it.
+    """
+    arrived: dict[int, Tensor] = {}
+
+    def end(at: int, gradient: Tensor) -> Tensor:
+        arrived[at] = gradient
+        return torch.zeros_like(gradient)
+
+    hooks = [
+        x.register_hook(functools.partial(end, at)) for at, x in enumerate(tensors) if not x.is_leaf
+    ]
+    try:
+        yield arrived
+    finally:
+        for hook in hooks:
+            hook.remove()

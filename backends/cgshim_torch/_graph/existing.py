@@ -1,0 +1,393 @@
+"""PyTorch: what f and its rule hold, and what of that existed before f ran.
+
+A tensor that existed before f ran is no function of the arguments. f can name what is in its
+closure, its object, its options and its global variables; each is looked into a few levels deep.
+What is further away is not known: the derivative of a tensor from there is refused, and not taken
+for zero.
+
+A rule is never taken apart: it runs as it is, on what it holds. But autograd saves memory, and
+notices changes in place, for those tensors alone that are saved with save_for_backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copyreg
+import functools
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from cgshim.backend import SIMPLE, FunctionHolder
+
+if TYPE_CHECKING:
+    from cgshim.backend import Call
+
+Tensor = Any
+_METHODS_IN_C = (BuiltinFunctionType, MethodWrapperType)
+_LIBRARIES = {"torch", "numpy", "scipy", "cgshim", "cgshim_torch", *sys.stdlib_module_names}
+_CODE = (ModuleType, FunctionType, BuiltinFunctionType, type, type(torch.add))
+_LEVELS = 3
+"""how deep what f can name is looked into: an object of its closure, a dict in that, a tensor in that"""
+
+
+# --- Names ----------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def names_in(code: CodeType) -> tuple[str, ...]:
+    """Return the names of globals and attributes that code uses, with those of functions that it
+    makes.
+    """
+    inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return tuple(dict.fromkeys([*code.co_names, *(name for names in inner for name in names)]))
+
+
+def is_of_a_library(x: Any) -> bool:
+    """Return True for a module, a function or a class of torch, NumPy and the like: they hold no
+    residuals.
+    """
+    if isinstance(x, _CODE):
+        return _is_a_library(
+            (x.__name__ if isinstance(x, ModuleType) else x.__module__) or "builtins"
+        )
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_a_library(name: str) -> bool:
+    return name.partition(".")[0] in _LIBRARIES and not name.startswith("cgshim.testing")
+
+
+def library_names(function: Any, and_functions: bool = False) -> list[tuple[str, Any]] | None:
+    """Return the globals that a function names; None if one is neither a constant nor of a library.
+
+    Other functions are none, either, unless they are wanted: one that holds nothing and names
+    nothing else.
+    """
+    if not isinstance(function, FunctionType):
+        return None
+    named = [(name, function.__globals__.get(name)) for name in names_in(function.__code__)]
+    for _, x in named:
+        if x is None or type(x) in SIMPLE or is_of_a_library(x):
+            continue
+        if not (and_functions and holds_nothing(x) and library_names(x) is not None):
+            return None
+    return named
+
+
+def names_libraries_alone(function: FunctionType) -> bool:
+    """Return True if a function can read nothing but its closure, its arguments and libraries."""
+    return library_names(function) is not None
+
+
+def holds_nothing(function: Any) -> bool:
+    """Return True for a function that has no closure, no attributes, and numbers alone for default
+    values.
+    """
+    is_open = not isinstance(function, FunctionType) or function.__closure__ or function.__dict__
+    return not is_open and all(type(held.tensor) in SIMPLE for held in held_by(function) or ())
+
+
+# --- What things hold -----------------------------------------------------------------------------
+
+
+class Held(NamedTuple):
+    """Something that a function, a container or an object holds."""
+
+    tensor: Any
+    holder: CellType | list[Any] | dict[Any, Any] | None = None
+    """what may hold another tensor for a while; None for a tuple, and for what existed before f ran"""
+    key: Any = None
+
+
+def held_by(x: Any) -> list[Held] | None:
+    """Return what functions and Python's containers hold; None for any other object."""
+    kind = type(x)
+    if kind is FunctionType:
+        cells = [Held(inner, cell) for cell in x.__closure__ or () for inner in contents(cell)]
+        defaults = *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()
+        return [
+            *cells,
+            *map(Held, defaults),
+            *(Held(inner, x.__dict__, key) for key, inner in x.__dict__.items()),
+        ]
+    if kind is list:
+        return [Held(inner, x, at) for at, inner in enumerate(x)]
+    if kind is dict:
+        return [Held(inner, x, key) for key, inner in x.items()]
+    if isinstance(x, tuple):
+        return [*map(Held, x)]
+    if kind is functools.partial:
+        return [*map(Held, (x.func, *x.args, *x.keywords.values()))]
+    if isinstance(x, FunctionHolder):
+        return [Held(x.held_function)]
+    if kind is MethodType:
+        return [Held(x.__func__), Held(x.__self__)]
+    return [Held(x.__self__)] if kind in _METHODS_IN_C else None
+
+
+def contents(cell: CellType) -> list[Any]:
+    """Return what a variable holds; nothing if it was never assigned."""
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
+
+
+def attributes_of(x: Any) -> Any:
+    """Return the attributes of an object that has a dict of them."""
+    try:
+        return object.__getattribute__(x, "__dict__")
+    except AttributeError:
+        return {}
+
+
+def inside(x: Any) -> list[Any]:
+    """Return what an object holds, in its attributes and as a container."""
+    slots = copyreg._slotnames(type(x))  # type: ignore[attr-defined]  # which the class remembers
+    contents = [*attributes_of(x).values(), *(getattr(x, name, None) for name in slots)]
+    if isinstance(x, (list, tuple, set, frozenset, deque, dict)):
+        contents += x.values() if isinstance(x, dict) else x
+    elif isinstance(x, torch.nn.Module):
+        contents += [buffers for each in x.modules() if (buffers := each._buffers)]
+    return contents
+
+
+class Holdings:
+    """What a rule holds: in its variables, in functions and Python's containers in them."""
+
+    def __init__(self, rule: Callable[..., Any], existing: Collection[int] = ()) -> None:
+        self.tensors: list[Held] = []
+        self.objects: list[Any] = []
+        """other objects, which may hold more"""
+        self.seen: dict[int, Any] = {}
+        """all that holds anything, by identity"""
+        self._existing = existing
+        self._visit([Held(rule)])
+
+    def _visit(self, level: Sequence[Held]) -> None:
+        while level:
+            level = [inner for held in level for inner in self._look_into(held)]
+
+    def _look_into(self, held: Held) -> Sequence[Held]:
+        x, holder, key = held
+        if isinstance(x, torch.Tensor):
+            self.tensors.append(Held(x, None if id(holder) in self._existing else holder, key))
+        if holder is not None:
+            self.seen[id(holder)] = holder
+        if type(x) in SIMPLE or isinstance(x, torch.Tensor) or id(x) in self.seen:
+            return ()
+        self.seen[id(x)] = x
+        return self._inside(x)
+
+    def _inside(self, x: Any) -> Sequence[Held]:
+        if type(x) is FunctionType and id(x) in self._existing:
+            return ()  # a helper: what it holds was there before, too
+        inner = held_by(x)
+        if inner is None and not is_of_a_library(x):
+            self.objects.append(x)
+        return inner or ()
+
+
+class Reach(Holdings):
+    """What f can name: what it holds, its options, its globals, and what is in them, some levels
+    deep.
+    """
+
+    def __init__(self, call: Call, levels: int = _LEVELS) -> None:
+        self._levels = levels
+        self.names: dict[str, None] = {}
+        """the names that f and its helpers use"""
+        self._roots = [call.f, *call.options.values()]
+        if not call.arguments.are_tensors:
+            self._roots += [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
+        super().__init__(call.f)
+
+    def _visit(self, level: Sequence[Held]) -> None:
+        level = [*map(Held, self._roots)]
+        for _ in range(self._levels):
+            # which tell what else is named
+            level.sort(key=lambda held: type(held.tensor) is not FunctionType)
+            level = [inner for held in level for inner in self._look_into(held)]
+        self.tensors += [held for held in level if isinstance(held.tensor, torch.Tensor)]
+
+    def _look_into(self, held: Held) -> Sequence[Held]:
+        return () if is_of_a_library(held.tensor) else super()._look_into(held)
+
+    def _inside(self, x: Any) -> Sequence[Held]:
+        """Return what something holds; of a module or a class what f names in it."""
+        inner = held_by(x) or []
+        if type(x) is FunctionType:
+            names = names_in(x.__code__)
+            self.names.update(dict.fromkeys(names))
+            return [*inner, *(Held(x.__globals__[name]) for name in names if name in x.__globals__)]
+        # as near as what they hold
+        if isinstance(x, (MethodType, functools.partial, FunctionHolder)):
+            return [each for held in inner for each in self._look_into(held)]
+        if isinstance(x, (type, ModuleType)):
+            return [Held(vars(x)[name]) for name in self.names if name in vars(x)]
+        method = getattr(type(x), "__call__", None)  # noqa: B004  # it is looked into
+        return [
+            *map(Held, inside(x)),
+            *([Held(method)] if isinstance(method, FunctionType) else ()),
+        ]
+
+
+@contextlib.contextmanager
+def holding(held: Sequence[Held], tensors: Sequence[Tensor], lock: Any) -> Iterator[None]:
+    """Let what a rule holds be other tensors, or nothing where one is None: for calls that no
+    function mode sees.
+    """
+    with lock:
+        for each, tensor in zip(held, tensors, strict=True):
+            put(each, tensor)
+        try:
+            yield
+        finally:
+            for each, tensor in zip(held, tensors, strict=True):
+                if _now_in(each) is tensor:  # not what the rule has put there itself
+                    put(each, each.tensor)
+
+
+def put(held: Held, tensor: Tensor | None) -> None:
+    """Let a variable or an item of a container hold a tensor, or nothing."""
+    if isinstance(held.holder, CellType):
+        if tensor is None:
+            del held.holder.cell_contents
+        else:
+            held.holder.cell_contents = tensor
+    elif held.holder is not None:
+        held.holder[held.key] = tensor
+
+
+def _now_in(held: Held) -> Any:
+    try:
+        if isinstance(held.holder, CellType):
+            return held.holder.cell_contents
+        return held.holder[held.key]  # type: ignore[index]
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+class Existing:
+    """The tensors that f could read before it ran, by identity. Parameters always did; the rest is
+    noted.
+    """
+
+    def __init__(self, call: Call | None, holders: Collection[int] = ()) -> None:
+        self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self.holders = holders
+        """the identities of functions, variables and containers that f can name: they are not to be touched"""
+        if call is not None:
+            reach = Reach(call)
+            self.holders = set(reach.seen)
+            self._tensors = {
+                id(t): (weakref.ref(t), version_of(t))
+                for t, _, _ in reach.tensors
+                if type(t) is not torch.nn.Parameter
+            }
+
+    def forget_changed(self) -> None:
+        """Leave out what f has written to in place: that may be a function of the arguments now."""
+        for key, (ref, version) in list(self._tensors.items()):
+            t = ref()
+            if t is None or version_of(t) != version:
+                del self._tensors[key]
+
+    def has(self, t: Tensor) -> bool:
+        """Return True if a tensor existed before f ran, and f has not changed it."""
+        if type(t) is torch.nn.Parameter:
+            return True
+        known = self._tensors.get(id(t))
+        return known is not None and known[0]() is t
+
+
+NOTHING = Existing(None)
+"""of an f that is given all that it reads"""
+
+
+def version_of(t: Tensor) -> int:
+    """Return how often a tensor was changed in place; in inference mode torch does not count."""
+    return 0 if t.is_inference() else int(t._version)
+
+
+# --- Another run of f leaves no trace -------------------------------------------------------------
+
+_MISSING: Any = object()
+
+
+class Scope(NamedTuple):
+    """The names of a module or a class, and what writes to them."""
+
+    names: Mapping[str, Any]
+    put: Callable[[str, Any], None]
+    delete: Callable[[str], None]
+
+
+class Footprint:
+    """What f could write to: put back, it is as it was. Tensors are not copied: `reads` refuses to
+    write to them.
+    """
+
+    def __init__(self, reach: Reach) -> None:
+        self._cells: list[tuple[CellType, list[Any]]] = []
+        self._containers: list[tuple[Any, Any]] = []
+        scopes: list[Scope] = []
+        for x in reach.seen.values():
+            if isinstance(x, CellType):
+                self._cells.append((x, contents(x)))
+                continue
+            if isinstance(x, (list, deque, set, dict)):
+                self._containers.append((x, x.copy()))
+            if isinstance(x, (type, ModuleType)):
+                scopes.append(
+                    Scope(vars(x), functools.partial(setattr, x), functools.partial(delattr, x))
+                )
+            elif type(attributes := attributes_of(x)) is dict:
+                self._containers.append((attributes, attributes.copy()))
+            if isinstance(x, FunctionType):
+                scopes.append(
+                    Scope(x.__globals__, x.__globals__.__setitem__, x.__globals__.__delitem__)
+                )
+        self._named = [
+            (scope, name, scope.names.get(name, _MISSING))
+            for scope in scopes
+            for name in reach.names
+        ]
+
+    def put_back(self) -> None:
+        """Undo what was written since."""
+        for cell, held in self._cells:
+            if held:
+                cell.cell_contents = held[0]
+            elif contents(cell):
+                del cell.cell_contents
+        for x, before in self._containers:
+            if _identities(x) != _identities(before):
+                x.clear()
+                (x.extend if isinstance(x, (list, deque)) else x.update)(before)
+        for scope, name, held in self._named:
+            if scope.names.get(name, _MISSING) is held:
+                continue
+            if held is _MISSING:
+                scope.delete(name)
+            else:
+                scope.put(name, held)
+
+
+def _identities(x: Any) -> list[int]:
+    return [*map(id, x), *map(id, x.values() if isinstance(x, dict) else ())]

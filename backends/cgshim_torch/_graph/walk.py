@@ -1,0 +1,265 @@
+"""PyTorch: find in autograd's graph the tensors that reached f, but not as arguments."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from cgshim_torch._graph.existing import Reach
+from cgshim_torch._graph.state import AsRead
+from cgshim_torch._graph.state import levels as levels
+from cgshim_torch._versions.private import (
+    FakeTensor,
+    forward_ad,
+    functorch,
+    sequence_number,
+    temporarily_pop_interpreter_stack,
+)
+
+if TYPE_CHECKING:
+    from cgshim.backend import Call
+
+Tensor = Any
+T = TypeVar("T")
+Edge = tuple[Any, int]
+
+requires_grad = operator.attrgetter("requires_grad")
+_is_leaf = operator.attrgetter("is_leaf")
+
+
+now = sequence_number
+"""Returns a point in this thread's history of the graph: nodes that it makes later have this number or a higher one."""
+
+
+def since(start: int) -> range:
+    """Return the numbers of the nodes that this thread has made since then."""
+    return range(start, now())
+
+
+def is_transformed() -> bool:
+    """Return True if a transformation of torch.func, or a level of dual numbers, is active."""
+    return functorch.maybe_current_level() is not None or bool(forward_ad._current_level >= 0)
+
+
+def is_wrapped_or_requires_grad(tensor: Tensor) -> bool:
+    """Return True if tensor can be differentiated at some level of torch.func."""
+    return bool(tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def requires_grad_at_a_level(tensor: Tensor) -> bool:
+    """Return True if tensor requires grad at some level of torch.func, or outside of all."""
+    return any(map(requires_grad, levels(tensor)))
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Return True if a tensor holds numbers, and not only a shape and a dtype."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def recordable(tensor: Tensor) -> Tensor:
+    """Return tensor so that autograd can record it: a copy if it was made in inference mode."""
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def captured(
+    call: Call,
+    made: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    during: range,
+    in_a_rule: bool = False,
+) -> list[Tensor]:
+    """Return the variables on which tensors made in a run depend; raise for all else that is not an
+    input.
+
+    In a rule, a tensor that the run did not make is a constant if it depends only on the inputs:
+    their gradients come from the op's own rule.
+    """
+    variables: list[Tensor] = []
+    known = _Known(inputs)
+    in_batch = False
+    while made:  # first as they are, then inside each wrapping of torch.func
+        leaves, strange = known.reached_beyond([t for t in made if t.requires_grad], during)
+        known.add([leaf for leaf, _ in leaves])
+        if strange or (in_batch and leaves):
+            leaves, strange = _as_read(call, leaves, strange, in_batch)
+        variables += [leaf for leaf, _ in sorted(leaves, key=_of_use)]
+        known.add(variables)
+        for edge, _ in strange:
+            if not in_a_rule or known.reached_beyond((), edges=[edge])[0]:
+                call.refuse_captured(edge[0]._input_metadata[edge[1]])
+        in_batch = in_batch or any(map(functorch.is_batchedtensor, made))
+        made = [
+            functorch.get_unwrapped(t) for t in made if functorch.is_functorch_wrapped_tensor(t)
+        ]
+    return variables
+
+
+Use = tuple[T, tuple[float, int]]
+"""what tensors depend on, and the number of the first node in the graph that uses it, with its place among several"""
+_of_use = operator.itemgetter(1)
+
+
+def _as_read(
+    call: Call, leaves: list[Use[Tensor]], strange: list[Use[Edge]], in_batch: bool
+) -> tuple[list[Use[Tensor]], list[Use[Edge]]]:
+    """Return the leaves as f read them, with tensors in the places of Parameters, and the other
+    strange edges.
+
+    A leaf that is a batch of vmap is what vmap has made of it; if the search of f does not find it,
+    raise an error.
+    """
+    read = AsRead(call.f, within_reach(call))
+    if in_batch:
+        for leaf, _ in leaves:
+            if read.leaf(leaf) is None:
+                call.refuse_captured(leaf)
+        leaves = [(read.leaf(leaf), used) for leaf, used in leaves]
+    in_place = [(read.state(edge), used) for edge, used in strange if read.state(edge) is not None]
+    return [*leaves, *in_place], [
+        (edge, used) for edge, used in strange if read.state(edge) is None
+    ]
+
+
+def refuse_captured_tangents(call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    """Raise an error if a tangent reached f, but not by its inputs: look at what f can read, and at
+    what it made.
+    """
+    input_ids = set(map(id, inputs))
+    suspects = [tensor for tensor in within_reach(call) if id(tensor) not in input_ids]
+    if not any(map(_has_tangent, inputs)):
+        suspects += made
+    for tensor in filter(_has_tangent, suspects):
+        call.refuse_captured(tensor)
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    """Return True if a tensor has a tangent at any level: outer ones see what an inner
+    transformation hides.
+    """
+    duals = [level for level in levels(tensor) if not functorch.is_batchedtensor(level)]
+    if any(forward_ad.unpack_dual(dual).tangent is not None for dual in duals):
+        return True
+    if functorch.maybe_current_level() is None:
+        return False
+    with temporarily_pop_interpreter_stack():
+        outer = functorch.maybe_current_level() or 0
+        while (
+            functorch.is_functorch_wrapped_tensor(tensor)
+            and functorch.maybe_get_level(tensor) > outer
+        ):
+            tensor = functorch.get_unwrapped(tensor)
+        return _has_tangent(tensor)
+
+
+def depends_on_more(tensors: Sequence[Tensor], than: Sequence[Tensor]) -> bool:
+    """Return True if tensors are connected with anything else that requires grad."""
+    return bool(_Known(than).reached_beyond(tensors)[0])
+
+
+def read_by_rules(tensors: Sequence[Tensor]) -> bool:
+    """Return True if the rule of an op on which tensors depend may read an unsaved tensor that
+    requires grad.
+    """
+    nodes: list[Any] = [t.grad_fn for t in tensors]
+    seen = {None}
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        run = getattr(node, "run", None)
+        if run is not None and any(map(requires_grad, within_reach(run.call))):
+            return True
+        nodes += [following for following, _ in node.next_functions]
+    return False
+
+
+def within_reach(call: Call) -> list[Tensor]:
+    """Return the tensors that f can read as far as one can tell, Parameters of modules in modules
+    too.
+    """
+    return [held.tensor for held in Reach(call, levels=8).tensors]
+
+
+def leaf_of(tensor: Tensor) -> Tensor:
+    """Return the leaf that gets a leaf's gradient: itself, except for the copies that hooks on
+    saved tensors make.
+    """
+    transformed = (
+        functorch.maybe_current_level() is not None or functorch.is_functorch_wrapped_tensor(tensor)
+    )
+    if transformed:
+        return tensor
+    try:
+        # an object of a subclass would be made of the result, a view
+        with torch._C.DisableTorchFunctionSubclass():
+            return get_gradient_edge(tensor).node.variable
+    except NotImplementedError:  # torch shows nothing of a sparse tensor
+        with torch.enable_grad():
+            return tensor.clone().grad_fn.next_functions[0][0].variable
+
+
+class _Known:
+    """Tensors at which a walk through the graph stops, at every level of torch.func that wraps
+    them.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._leaves: list[Tensor] = []
+        self._edges: set[Edge] = set()
+        self.add(tensors)
+
+    def add(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            for level in levels(tensor):
+                if not level.is_leaf:
+                    self._edges.add((level.grad_fn, level.output_nr))
+                elif level.requires_grad:
+                    self._leaves.append(leaf_of(level))
+
+    def reached_beyond(
+        self, tensors: Sequence[Tensor], during: range | None = None, edges: Iterable[Edge] = ()
+    ) -> tuple[list[Use[Tensor]], list[Use[Edge]]]:
+        """Return the other leaves on which tensors, or what edges lead to, depend; and what a run
+        did not make.
+
+        Each thread counts its nodes itself: of two nodes with one number, one was made in another
+        thread.
+        """
+        unused = float("inf")
+        leaves = map(leaf_of, filter(_is_leaf, tensors))
+        used_at = {id(leaf): (leaf, (unused, at)) for at, leaf in enumerate(leaves)}
+        strange: dict[Edge, tuple[float, int]] = {}
+        node_of: dict[int, Any] = {}
+        edges = [*edges, *((t.grad_fn, t.output_nr) for t in tensors if not t.is_leaf)]
+        following: list[Use[Edge]] = [(edge, (unused, at)) for at, edge in enumerate(edges)]
+        seen = set(self._edges)
+        while following:
+            edge, used = following.pop()
+            if edge in seen:
+                if edge in strange:
+                    strange[edge] = min(strange[edge], used)
+                continue
+            seen.add(edge)
+            node = edge[0]
+            number = node._sequence_nr()
+            if during is not None and (
+                number not in during or node_of.setdefault(number, node) is not node
+            ):
+                strange[edge] = used
+                continue
+            for at, edge in enumerate(node.next_functions):
+                leaf = getattr(edge[0], "variable", None)
+                if edge[0] is not None and leaf is None:
+                    following.append((edge, (number, at)))
+                elif leaf is not None and (
+                    id(leaf) not in used_at or (number, at) < used_at[id(leaf)][1]
+                ):
+                    used_at[id(leaf)] = leaf, (number, at)
+        for leaf in self._leaves:
+            used_at.pop(id(leaf), None)
+        return list(used_at.values()), list(strange.items())

@@ -1,0 +1,201 @@
+"""PyTorch: functions on the host: the run of a call, its derivative, and the operation of graphs.
+
+Constants go to NumPy and back. The derivative is refused at every level, and only one that is
+taken. A graph that is being made, and what has no values, see the operation cgshim::host, which
+finds the call by its name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cgshim.backend import (
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    refusal,
+)
+from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
+from cgshim_torch import _tensors
+from cgshim_torch._compile import trees
+from cgshim_torch._func import take_as_constant
+from cgshim_torch._graph.reads import FLOATS
+from cgshim_torch._graph.walk import is_transformed, requires_grad
+from cgshim_torch._host.names import call_of, over
+from cgshim_torch._versions.private import (
+    below_autograd,
+    forward_ad,
+    len_dispatch_stack,
+    tags_of_host,
+)
+
+Tensor = Any
+_CPU = torch.device("cpu")
+trees.leaf_types |= {Spec}
+_BACKEND: Any = _tensors  # all that a declaration asks of a backend is how it takes trees apart
+
+
+def run(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the results for tensors that have values, on the device of the first one."""
+    device = inputs[0].device if inputs else _CPU
+    arrays = [_tensors.convert_to_numpy(x) for x in inputs]
+    try:
+        results, declared = call.run_for(inputs, arrays)
+    except CustomGradientValueError:
+        if not call.declares_anew(_BACKEND, inputs):
+            raise
+        results, declared = call.run_for(inputs, arrays)
+    return [_tensor(result, spec, device) for result, spec in zip(results, declared, strict=True)]
+
+
+def _tensor(array: Any, spec: Spec, device: torch.device) -> Tensor:
+    """Return a tensor in the memory of an array if it can be there; f may have locked it since."""
+    dtype = _dtype_of(spec.dtype)
+    tensor = _tensors.from_numpy(array if array.flags.writeable else array.copy())
+    return tensor if device == _CPU and tensor.dtype is dtype else tensor.to(device, dtype)
+
+
+@functools.cache
+def _dtype_of(name: str) -> torch.dtype:
+    """Return the dtype that has this name in NumPy: "int" is its int64, and not torch.int."""
+    dtype = getattr(torch, name if name == "bfloat16" else np.dtype(name).name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise refusal(CustomGradientTypeError, "op_host",
+                      must="outputs must declare dtypes that torch has", got=name,
+                      do="declare another one")  # fmt: skip
+    return dtype
+
+
+# --- The derivative -------------------------------------------------------------------------------
+
+
+class OnHost(torch.autograd.Function):  # type: ignore[misc]
+    """A call, or the one of a name, in autograd and at each level of torch.func."""
+
+    @staticmethod
+    def forward(call: HostCall | str, op: str, *inputs: Tensor) -> tuple[Tensor, ...]:
+        if isinstance(call, HostCall):
+            return tuple(run(call, inputs))
+        with below_autograd():
+            return tuple(torch.ops.cgshim.host(list(inputs), call))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, ctx.op, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        if forward_ad._current_level >= 0:
+            ctx.like = [(y.shape, y.dtype, y.device) for y in output]
+        if len_dispatch_stack() and not is_transformed():
+            ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor | None) -> tuple[Tensor | None, ...]:
+        taken = [upstream for upstream in upstreams if upstream is not None]
+        if not taken:
+            return (None,) * len(ctx.needs_input_grad)
+        if not ctx.saved_tensors:
+            refuse_host_derivative(ctx.op)
+        # torch.compile makes the graph of all derivatives; those that are not taken get zeros when
+        # it runs
+        return None, None, *torch.ops.cgshim.zero_upstreams(taken, list(ctx.saved_tensors), ctx.op)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        take_as_constant(functools.partial(refuse_host_derivative, ctx.op))
+        # torch 2.13 wants zeros for a float, and for nothing else
+        return tuple([
+            torch.zeros(shape, dtype=dtype, device=device) if dtype in FLOATS else None
+            for shape, dtype, device in ctx.like
+        ])  # fmt: skip
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], call: HostCall | str, op: str, *inputs: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        batched = [dim is not None for dim in in_dims[2:]]
+        moved = [
+            x if dim is None else x.movedim(dim, 0)
+            for x, dim in zip(inputs, in_dims[2:], strict=True)
+        ]
+        results = OnHost.apply(
+            over(call, batched) if isinstance(call, str) else call.over(batched), op, *moved
+        )
+        return results, (0,) * len(results)
+
+
+# --- The operation --------------------------------------------------------------------------------
+
+
+def _concrete(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
+    return run(call_of(name, len(inputs)), inputs)
+
+
+def _fake(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
+    device = inputs[0].device if inputs else None
+    specs = [Spec(tuple(x.shape), str(x.dtype).rpartition(".")[2]) for x in inputs]
+    declared, _ = call_of(name, len(inputs)).copy().declared(_BACKEND, specs)  # which asks outputs
+    return [
+        torch.empty(spec.shape, dtype=_dtype_of(spec.dtype), device=device) for spec in declared
+    ]
+
+
+def _differentiable(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
+    differentiated = torch.is_grad_enabled() and any(map(requires_grad, inputs))
+    if differentiated or forward_ad._current_level >= 0:
+        return _transformed(inputs, name)
+    with below_autograd():
+        return list(torch.ops.cgshim.host.default(inputs, name))
+
+
+def _transformed(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
+    return list(OnHost.apply(name, call_of(name, len(inputs)).name, *inputs))
+
+
+def _zeros(upstreams: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
+    """Return the gradients of a compiled program for upstreams of zero; refuse any others."""
+    if any(map(torch.any, upstreams)):
+        refuse_host_derivative(op)
+    return list(map(torch.zeros_like, inputs))
+
+
+_library = torch.library.Library("cgshim", "FRAGMENT")
+_library.define("host(Tensor[] inputs, str call) -> Tensor[]", tags=tags_of_host)
+_library.impl("host", _concrete, "CompositeExplicitAutograd")
+_library.impl("host", _differentiable, "Autograd")
+# before any level, so that none is left out
+_library.impl("host", _transformed, "FuncTorchDynamicLayerFrontMode")
+torch.library.register_fake("cgshim::host", _fake, lib=_library)
+_library.define("zero_upstreams(Tensor[] upstreams, Tensor[] inputs, str op) -> Tensor[]")
+_library.impl("zero_upstreams", _zeros, "CompositeExplicitAutograd")
+torch.library.register_fake("cgshim::zero_upstreams", lambda _, inputs, __: list(map(torch.zeros_like, inputs)),
+                            lib=_library)  # fmt: skip
+
+
+# --- The operations by which inductor's programs call the host ------------------------------------
+#
+# The derivatives are in the graph before inductor gets it. So a program needs no kernel for
+# autograd, which would cost it a call of Python at each run; and the C++ wrapper of 2.13 crashes on
+# a list of results, so one is no list.
+
+
+def in_program(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
+    """Return the results of cgshim::host by the operation that stands for it in a program."""
+    if len(_fake(inputs, name)) == 1:
+        return [torch.ops.cgshim.host_to_one(inputs, name)]
+    return list(torch.ops.cgshim.host_to_many(inputs, name))
+
+
+_library.define("host_to_one(Tensor[] inputs, str call) -> Tensor", tags=tags_of_host)
+_library.impl(
+    "host_to_one", lambda inputs, name: _concrete(inputs, name)[0], "CompositeExplicitAutograd"
+)
+torch.library.register_fake(
+    "cgshim::host_to_one", lambda inputs, name: _fake(inputs, name)[0], lib=_library
+)
+_library.define("host_to_many(Tensor[] inputs, str call) -> Tensor[]", tags=tags_of_host)
+_library.impl("host_to_many", _concrete, "CompositeExplicitAutograd")
+torch.library.register_fake("cgshim::host_to_many", _fake, lib=_library)

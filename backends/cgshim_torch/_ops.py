@@ -1,0 +1,382 @@
+"""PyTorch: NumPy's functions, by NumPy's names, with NumPy's parameters and numbers.
+
+Lists name what PyTorch has under the same or another name, or with other names of parameters; what
+differs is a function here. The front end defines the rest in terms of these, or raises an error.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cgshim.backend import Axis, Tensor, axes_of, checked_axis
+from cgshim_torch._tensors import convert_to_tensor, device_of_call
+
+
+def function_of_torch(name: str) -> Callable[..., Any] | None:
+    """Return what PyTorch has for a name of NumPy for which there is no np_<name> here."""
+    function: Any = torch
+    for part in _SAME.get(name, "").split("."):
+        function = getattr(function, part, None)
+    if name not in _PARAMETERS or function is None:
+        return function  # type: ignore[no-any-return]
+    names = dict(pair.split("=") for pair in _PARAMETERS[name].split())
+    return lambda *args, **kwargs: function(
+        *args, **{names.get(name, name): x for name, x in kwargs.items()}
+    )
+
+
+_ALIKE = """
+sin cos tan arcsin arccos arctan sinh cosh tanh arcsinh arccosh arctanh exp expm1 exp2 log log1p
+log2 log10 sqrt square sign floor ceil trunc negative positive reciprocal abs isnan isinf isfinite
+deg2rad rad2deg signbit sinc i0 nan_to_num angle logical_not logical_and logical_or logical_xor
+bitwise_and bitwise_or bitwise_xor add subtract multiply divide remainder fmod floor_divide maximum
+minimum fmax fmin arctan2 less less_equal greater greater_equal not_equal copysign nextafter
+heaviside gcd lcm float_power where atleast_1d atleast_2d atleast_3d broadcast_to vstack hstack
+dstack column_stack swapaxes moveaxis fliplr flipud kron allclose isclose frexp ldexp isneginf
+isposinf isreal real ravel bincount argmax argmin linalg.det linalg.inv linalg.slogdet
+linalg.cholesky linalg.eigvalsh linalg.eigh linalg.eigvals linalg.eig linalg.svdvals linalg.pinv
+linalg.matrix_rank linalg.matrix_power linalg.qr linalg.cond linalg.multi_dot special.erf
+special.erfc special.erfinv special.gammaln special.digamma special.expit special.logit
+special.xlogy special.xlog1py special.entr special.ndtr special.ndtri special.log_ndtr special.i0
+special.i0e special.i1 special.i1e special.expm1 special.log1p special.exp2 special.gammainc
+special.gammaincc special.polygamma special.multigammaln special.zeta special.erfcx fft.fft fft.ifft
+fft.rfft fft.irfft fft.hfft fft.ihfft
+"""
+_RENAMED = {
+    "power": "pow", "conj": "conj_physical", "copy": "clone", "broadcast_arrays": "broadcast_tensors",
+    "invert": "bitwise_not", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
+    "equal": "eq", "rint": "round", "fabs": "abs", "special.psi": "special.digamma",
+}  # fmt: skip
+_PARAMETERS = {
+    "tril": "m=input k=diagonal", "triu": "m=input k=diagonal", "diag": "v=input k=diagonal",
+    "diagflat": "v=input k=offset", "diagonal": "a=input axis1=dim1 axis2=dim2", "rot90": "m=input axes=dims",
+    "roll": "a=input shift=shifts axis=dims", "stack": "arrays=tensors axis=dim",
+    "fft.fftshift": "x=input axes=dim", "fft.ifftshift": "x=input axes=dim",
+    **{f"fft.{which}fft{n}": "a=input axes=dim" for which in ("", "i", "r", "ir") for n in ("2", "n")},
+}  # fmt: skip
+_SAME = {name: name for name in (*_ALIKE.split(), *_PARAMETERS)} | _RENAMED
+
+
+def dtype_of(dtype: Any) -> torch.dtype | None:
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    torch_dtype: torch.dtype = getattr(
+        torch, dtype if isinstance(dtype, str) else np.dtype(dtype).name
+    )
+    return torch_dtype
+
+
+def as_float(x: Tensor, dtype: Any = None) -> Tensor:
+    """Return x in the dtype; without one, integers in the default float dtype, as torch divides."""
+    if dtype is not None:
+        return x.to(dtype_of(dtype))
+    return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+
+
+def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
+    """Promote tensors as NumPy does; torch's products need one dtype."""
+    dtypes = [tensor.dtype for tensor in tensors]
+    if dtypes.count(dtypes[0]) == len(dtypes):
+        return list(tensors)
+    dtype = functools.reduce(torch.promote_types, dtypes)
+    return [tensor.to(dtype) for tensor in tensors]
+
+
+def _flat(a: Tensor, axis: int | None) -> tuple[Tensor, int]:
+    """Return the array and the axis along which to go; NumPy flattens it if there is none."""
+    return (a.reshape(-1), 0) if axis is None else (a, axis)
+
+
+# --- Reductions -----------------------------------------------------------------------------------
+
+
+def _axes(a: Tensor, axis: Axis) -> tuple[int, ...]:
+    axes = axes_of(a, axis)
+    if a.ndim and not axes:
+        raise NotImplementedError(
+            "torch reduces over all axes where NumPy reduces over none, axis=()"
+        )
+    return axes
+
+
+def np_sum(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    if axis is None and not keepdims:
+        return torch.sum(a, dtype=dtype_of(dtype))
+    axes = axes_of(a, axis)
+    if axis is not None and not axes:  # torch would sum over all
+        return a.to(dtype_of(dtype)) if dtype else a
+    return torch.sum(a, axes, keepdim=keepdims, dtype=dtype_of(dtype))
+
+
+def np_prod(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    if a.ndim == 0 or (axis is None and not keepdims):
+        return torch.prod(a, dtype=dtype_of(dtype))
+    for at in sorted(axes_of(a, axis), reverse=True):  # torch takes one at a time
+        a = torch.prod(a, at, keepdim=keepdims, dtype=dtype_of(dtype))
+    return a
+
+
+def _reduction(
+    of: Callable[..., Tensor], as_input: Callable[[Tensor], Tensor] = lambda a: a
+) -> Callable[..., Tensor]:
+    def reduce(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+        return of(as_input(a), _axes(a, axis), keepdim=keepdims)
+
+    return reduce
+
+
+np_max, np_min = _reduction(torch.amax), _reduction(torch.amin)
+np_any = _reduction(torch.any, lambda a: a.to(torch.bool))
+np_all = _reduction(torch.all, lambda a: a.to(torch.bool))
+np_special_logsumexp = _reduction(torch.logsumexp)
+
+
+def np_mean(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    return torch.mean(as_float(a, dtype), _axes(a, axis), keepdim=keepdims)
+
+
+def _cumulative(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda a, axis=None, dtype=None: of(*_flat(a, axis), dtype=dtype_of(dtype))
+
+
+np_cumsum, np_cumprod = _cumulative(torch.cumsum), _cumulative(torch.cumprod)
+
+
+def _sorted(at: int) -> Callable[..., Tensor]:
+    def sort(
+        a: Tensor, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None
+    ) -> Tensor:
+        a, axis = _flat(a, axis)
+        return torch.sort(a, dim=axis, stable=True)[at]
+
+    return sort
+
+
+np_sort, np_argsort = _sorted(0), _sorted(1)
+
+
+# --- Shapes ---------------------------------------------------------------------------------------
+
+
+np_reshape = torch.Tensor.reshape  # which takes an int, too
+
+
+def np_transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
+    if axes is None and a.ndim <= 2:
+        return a.t()
+    return a.permute(tuple(reversed(range(a.ndim))) if axes is None else tuple(axes))
+
+
+def np_expand_dims(a: Tensor, axis: int | Sequence[int]) -> Tensor:
+    named = (axis,) if isinstance(axis, int) else tuple(axis)
+    for at in sorted(checked_axis(a.ndim + len(named), at) for at in named):
+        a = a.unsqueeze(at)
+    return a
+
+
+def np_squeeze(a: Tensor, axis: Axis = None) -> Tensor:
+    if axis is None:
+        return a.squeeze()
+    axes = axes_of(a, axis)
+    if any(a.shape[at] != 1 for at in axes):
+        raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
+    return a.squeeze(axes)
+
+
+def np_concatenate(
+    arrays: Sequence[Tensor], /, axis: int | None = 0, *, dtype: Any = None
+) -> Tensor:
+    arrays = [array.to(dtype_of(dtype)) for array in arrays] if dtype else list(arrays)
+    return torch.cat([array.reshape(-1) for array in arrays] if axis is None else arrays, axis or 0)
+
+
+def np_split(ary: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+    if isinstance(indices_or_sections, int) and ary.shape[axis] % indices_or_sections:
+        raise ValueError("array split does not result in an equal division")
+    sections = (
+        indices_or_sections if isinstance(indices_or_sections, int) else tuple(indices_or_sections)
+    )
+    return list(torch.tensor_split(ary, sections, axis))
+
+
+def np_repeat(a: Tensor, repeats: Any, axis: int | None = None) -> Tensor:
+    counts = repeats if isinstance(repeats, int) else torch.as_tensor(repeats, device=a.device)
+    return torch.repeat_interleave(a, counts, axis)
+
+
+def np_tile(A: Tensor, reps: int | Sequence[int]) -> Tensor:  # noqa: N803
+    return torch.tile(A, (reps,) if isinstance(reps, int) else tuple(reps))
+
+
+def np_flip(m: Tensor, axis: Axis = None) -> Tensor:
+    return torch.flip(m, axes_of(m, axis))
+
+
+def np_take(a: Tensor, indices: Any, axis: int | None = None) -> Tensor:
+    a, axis = _flat(a, axis)
+    return a[
+        (slice(None),) * checked_axis(a.ndim, axis) + (torch.as_tensor(indices, device=a.device),)
+    ]
+
+
+def np_take_along_axis(arr: Tensor, indices: Tensor, axis: int | None = -1) -> Tensor:
+    return torch.take_along_dim(arr, indices, axis)
+
+
+def np_meshgrid(*xi: Tensor, indexing: str = "xy") -> list[Tensor]:
+    return list(torch.meshgrid(*[x.reshape(-1) for x in xi], indexing=indexing))
+
+
+np_nonzero = functools.partial(torch.nonzero, as_tuple=True)
+
+
+def np_searchsorted(a: Tensor, v: Any, side: str = "left") -> Tensor:
+    return torch.searchsorted(a, torch.as_tensor(v, dtype=a.dtype, device=a.device), side=side)
+
+
+def np_index_add(x: Tensor, index: Tensor, values: Tensor, axis: int) -> Tensor:
+    return torch.index_add(x, axis, index, values)
+
+
+# --- Parts of a complex number, and rounding ------------------------------------------------------
+
+
+def np_imag(val: Tensor) -> Tensor:
+    return val.imag if val.is_complex() else torch.zeros_like(val)
+
+
+def _of_floats(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x1, x2: of(as_float(x1), as_float(x2))
+
+
+np_hypot = _of_floats(torch.hypot)
+np_logaddexp, np_logaddexp2 = _of_floats(torch.logaddexp), _of_floats(torch.logaddexp2)
+
+
+def np_astype(x: Tensor, dtype: Any, /) -> Tensor:
+    return x.to(dtype_of(dtype))
+
+
+# --- Linear algebra -------------------------------------------------------------------------------
+
+
+def _in_one(of: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda a, b: of(*_in_one_dtype(a, b))
+
+
+np_matmul, np_inner = _in_one(torch.matmul), _in_one(torch.inner)
+
+
+def np_einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
+    return torch.einsum(subscripts, *_in_one_dtype(*operands))
+
+
+def np_tensordot(a: Tensor, b: Tensor, axes: Any = 2) -> Tensor:
+    if not isinstance(axes, int):
+        axes = [list(axis) if isinstance(axis, Iterable) else [axis] for axis in axes]
+    return torch.tensordot(*_in_one_dtype(a, b), axes)
+
+
+def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
+    a, b = _in_one_dtype(as_float(a), as_float(b))
+    return (
+        torch.linalg.solve(a, b)
+        if b.ndim > 1
+        else torch.linalg.solve(a, b.unsqueeze(-1)).squeeze(-1)
+    )
+
+
+def np_linalg_svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+    return tuple(torch.linalg.svd(a, full_matrices)) if compute_uv else torch.linalg.svdvals(a)
+
+
+def _norm(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, *args, **options: of(as_float(x), *args, **options)
+
+
+np_linalg_norm = _norm(torch.linalg.norm)
+np_linalg_vector_norm, np_linalg_matrix_norm = (
+    _norm(torch.linalg.vector_norm),
+    _norm(torch.linalg.matrix_norm),
+)
+
+
+# --- Functions by SciPy's names -------------------------------------------------------------------
+
+
+def _softmax(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, axis=None: (
+        of(x, axis) if axis is not None else of(x.reshape(-1), 0).reshape(x.shape)
+    )
+
+
+np_special_softmax, np_special_log_softmax = _softmax(torch.softmax), _softmax(torch.log_softmax)
+
+
+def np_special_gamma(z: Tensor) -> Tensor:
+    sign = torch.where((z < 0) & (torch.floor(z) % 2 != 0), -1.0, 1.0).to(z.dtype)
+    return sign * torch.exp(torch.lgamma(z))
+
+
+# --- New tensors, within f and grad_fn on the device of the op's first tensor ---------------------
+
+
+def np_full_like(a: Tensor, fill_value: Any, dtype: Any = None) -> Tensor:
+    return torch.zeros_like(a, dtype=dtype_of(dtype)) + torch.as_tensor(
+        fill_value, dtype=dtype_of(dtype) or a.dtype
+    )
+
+
+def _filled(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda shape, dtype=None: of(shape, dtype=dtype_of(dtype), device=device_of_call())
+
+
+np_zeros, np_ones = _filled(torch.zeros), _filled(torch.ones)
+
+
+def _filled_like(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda a, dtype=None: of(a, dtype=dtype_of(dtype))
+
+
+np_zeros_like, np_ones_like = _filled_like(torch.zeros_like), _filled_like(torch.ones_like)
+
+
+def np_full(shape: Any, fill_value: Any, dtype: Any = None) -> Tensor:
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    return torch.full(sizes, fill_value, dtype=dtype_of(dtype), device=device_of_call())
+
+
+def np_eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Tensor:  # noqa: N803
+    return torch.triu(torch.tril(np_ones((N, N if M is None else M), dtype), k), k)
+
+
+def np_arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Tensor:
+    start, stop = (0, start) if stop is None else (start, stop)
+    return torch.arange(start, stop, step, dtype=dtype_of(dtype), device=device_of_call())
+
+
+def np_linspace(
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, *, dtype: Any = None
+) -> Tensor:
+    stop = stop if endpoint else stop - (stop - start) / num
+    return torch.linspace(start, stop, num, dtype=dtype_of(dtype), device=device_of_call())
+
+
+def np_asarray(a: Any, dtype: Any = None) -> Tensor:
+    return convert_to_tensor(a, dtype_of(dtype))
+
+
+def np_array(object: Any, dtype: Any = None) -> Tensor:
+    return np_asarray(object, dtype).clone()
+
+
+def _frequencies(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda n, d=1.0: of(n, d, device=device_of_call())
+
+
+np_fft_fftfreq, np_fft_rfftfreq = _frequencies(torch.fft.fftfreq), _frequencies(torch.fft.rfftfreq)

@@ -1,0 +1,1 @@
+"""PyTorch: what an installed version cannot do (`limits`), and what it does not document (`private`)."""

@@ -1,0 +1,109 @@
+"""What PyTorch does not document and this backend needs, each with its use. Seen in 2.6 to 2.15.
+
+`_compile.dynamo` and `_compile.guards` import what only Dynamo needs, because Dynamo takes a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch._functorch.autograd_function
+import torch._functorch.pyfunctorch
+import torch._subclasses
+import torch.fx.experimental.proxy_tensor
+from torch.autograd import forward_ad as _forward_ad
+from torch.fx import _symbolic_trace
+
+from cgshim_torch._versions.limits import GIVES_AWAY_CALLBACK
+
+functorch: Any = torch._C._functorch
+"""the levels of torch.func: which are active, and how tensors are wrapped"""
+current_level: Callable[[], int | None] = functorch.maybe_current_level
+"""returns the innermost level of torch.func; None if no transformation is active"""
+is_dead_wrapper: Callable[[Any], bool] = functorch.is_dead_tensor_wrapper
+"""returns True for a tensor that has outlived its transformation"""
+custom_function_call: Any = torch._functorch.autograd_function.custom_function_call
+"""applies a Function at the levels of torch.func"""
+vmapify_autograd_function: Any = torch._functorch.autograd_function.vmapify_autograd_function
+"""returns a Function over a batch, which also returns where its outputs have it"""
+temporarily_pop_interpreter_stack: Any = (
+    torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
+)
+"""lets a tensor be read from the outer levels"""
+forward_ad: Any = _forward_ad
+"""documented, except _current_level, which shows dual numbers, and _set_fwd_grad_enabled"""
+below_autograd: Any = torch._C._AutoDispatchBelowAutograd
+"""calls the kernel of an operation, without its derivative"""
+
+sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+"""returns the number of the next node that this thread adds to the graph"""
+pack_hooks: Callable[[bool], object] = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: None
+)  # fmt: skip
+"""returns the hooks on saved tensors that are active, None if there are none, and in 2.6, which does not tell"""
+is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""returns True if autocast is on for any kind of device"""
+
+len_function_stack: Callable[[], int] = torch._C._len_torch_function_stack
+"""returns how many modes see functions of torch"""
+len_dispatch_stack: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""returns how many modes see operations: make_fx, fake tensors"""
+jit_is_tracing: Callable[[], bool] = torch._C._is_tracing
+"""returns True while torch.jit traces: torch.jit.is_tracing without its look at scripts"""
+fx_is_tracing: Callable[[], bool] = getattr(
+    _symbolic_trace, "_get_is_fx_tracing", lambda: bool(_symbolic_trace._is_fx_tracing_flag)
+)  # fmt: skip
+"""returns True while torch.fx traces"""
+get_proxy_mode: Any = torch.fx.experimental.proxy_tensor.get_proxy_mode
+"""returns the mode of make_fx, None if it is not tracing"""
+disable_proxy_modes_tracing: Any = torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing
+"""keeps operations out of the graph that make_fx is making"""
+FakeTensor: Any = torch._subclasses.FakeTensor
+"""has a shape and no values: torch.export and torch.compile trace with such tensors"""
+tags_of_host: list[Any] = [
+    tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"
+]
+"""says of an operation that CUDA graphs cannot hold it, in versions that can be told"""
+
+
+class SingleLevelFunction(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
+    """A Function that is applied only outside of torch.func: its apply does not look at that, which
+    takes time.
+    """
+
+    @staticmethod
+    def _compiled_autograd_key(ctx: Any) -> tuple[int]:
+        """Return the key of such a node for compiled autograd, as for any Function."""
+        return (ctx._autograd_function_id,)
+
+
+def outside_of_func() -> Any:
+    """Let what follows run outside of all levels of torch.func."""
+    if functorch.peek_interpreter_stack() is None:
+        return contextlib.nullcontext()
+    return temporarily_pop_interpreter_stack()
+
+
+def keeps_graph() -> bool:
+    """Return True if the backward pass in progress may run again, as far as one can tell."""
+    if torch.compiler.is_dynamo_compiling():  # compiled autograd: Dynamo cannot trace the question
+        return True
+    keeps: bool = torch._C._autograd._get_current_graph_task_keep_graph()
+    return keeps
+
+
+def _callback_of_its_own() -> object:
+    callback = torch._C._dynamo.eval_frame.get_eval_frame_callback()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))
+    return callback
+
+
+frame_callback: Callable[[], object] = (
+    _callback_of_its_own
+    if GIVES_AWAY_CALLBACK
+    else torch._C._dynamo.eval_frame.get_eval_frame_callback
+)
+"""returns what Dynamo does with every frame that runs, and may compile; None if it looks at none"""

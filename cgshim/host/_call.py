@@ -1,0 +1,401 @@
+"""One call of a function on the host: what a backend gets, and runs with NumPy arrays."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from cgshim.backend import (
+    ONE_TENSOR,
+    Backend,
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    Tensor,
+    TransformationError,
+    TreeSpec,
+    combine_each,
+    describe,
+    describe_tree,
+    dtype_name,
+    load,
+    not_converted,
+    on_numpy,
+    refusal,
+    told_apart,
+)
+from cgshim.host._specs import Spec, spec_of
+
+Array = Any
+
+
+class HostFunction:
+    """A function of NumPy arrays, with what it declares to return: its outputs."""
+
+    __slots__ = ("_options", "declares", "function", "name", "vectorized")
+
+    def __init__(
+        self, function: Callable[..., Any], outputs: Any, *, vectorized: bool, name: str
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.vectorized = vectorized
+        self.declares = outputs
+        """the specs of the results, or the author's function of the arguments' specs that returns them"""
+        self._options = _names_of_options(outputs)
+
+    def outputs(self, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Return the tree of the results' specs for arguments with specs for their tensors."""
+        if not callable(self.declares):
+            return self.declares
+        asked = (
+            options
+            if self._options is None
+            else {k: v for k, v in options.items() if k in self._options}
+        )
+        try:
+            return self.declares(*args, **asked)
+        except Exception as error:
+            raise refusal(CustomGradientTypeError, self.name,
+                          must="outputs must return the specs of what f returns",
+                          got=f"{type(error).__name__}: {error}",
+                          do="write outputs=lambda *specs: ..., which is given a Spec for each tensor"
+                          ) from error  # fmt: skip
+
+
+def refuse_host_derivative(op: str) -> NoReturn:
+    """Raise the error for the derivative of what a function on the host returned."""
+    raise refusal(TransformationError, op, must="what runs on the host has no derivative of its own",
+                  got="a derivative of its result",
+                  do="call it within op_custom_gradient, and write the rule with ops that have one")  # fmt: skip
+
+
+def _names_of_options(outputs: Any) -> frozenset[str] | None:
+    """Return the options of f that outputs takes; None if it takes all."""
+    if not callable(outputs):
+        return frozenset()
+    parameters = inspect.signature(outputs).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+class HostCall:
+    """A function on the host with its static arguments and options, over any number of batches.
+
+    ``call.declared(backend, inputs)`` is known before it runs; ``call.run(arrays)`` runs it. Both
+    work in any thread.
+    """
+
+    __slots__ = ("_known", "are_tensors", "batches", "function", "is_loop", "options", "specs")
+
+    def __init__(
+        self,
+        function: HostFunction,
+        specs: Sequence[TreeSpec],
+        options: Mapping[str, Any],
+        batches: tuple[tuple[bool, ...], ...] = (),
+    ) -> None:
+        self.function = function
+        self.specs = specs
+        self.are_tensors = all(spec is ONE_TENSOR for spec in specs)
+        self.options = options
+        self.batches = batches
+        """for each batch, the innermost first, which inputs have a leading axis for it"""
+        self.is_loop = bool(batches) and not function.vectorized
+        """True if f runs once for each row"""
+        self._known: _Declaration | None = None
+        """that of the last inputs: f often runs next, and a compiled program runs it again"""
+
+    @property
+    def name(self) -> str:
+        """The op's name in messages."""
+        return self.function.name
+
+    @property
+    def key(self) -> Hashable:
+        """What tells this call from others of its function; it is hashable if the static arguments
+        and options are.
+        """
+        options = [(name, told_apart(option)) for name, option in sorted(self.options.items())]
+        return self.function, tuple(spec.key for spec in self.specs), tuple(options), self.batches
+
+    def copy(self) -> HostCall:
+        """Return the same call, which has asked nothing yet."""
+        return HostCall(self.function, self.specs, self.options, self.batches)
+
+    def over(self, batched: Sequence[bool]) -> HostCall:
+        """Return the call over one more batch: a new leading axis of these inputs, and of every
+        result.
+        """
+        return HostCall(
+            self.function, self.specs, self.options, (*self.batches, tuple(map(bool, batched)))
+        )
+
+    def declared(self, backend: Backend, inputs: Sequence[Spec]) -> tuple[list[Spec], Any]:
+        """Return the specs of the results for inputs of these specs, and the structure of the
+        results, as flat does.
+        """
+        if not all(isinstance(size, int) for x in inputs for size in x.shape):
+            # to compare symbolic sizes would be to decide about them
+            return self._declaration(inputs).flat(backend)
+        return self._known_declaration(inputs).flat(backend)
+
+    def declares_anew(self, backend: Backend, inputs: Sequence[Spec | Tensor]) -> bool:
+        """Return True if outputs, asked again, declares something else: it may read what has
+        changed.
+        """
+        before, self._known = self._known, None
+        return before is None or before.flat(backend) != self._known_declaration(inputs).flat(
+            backend
+        )
+
+    def _known_declaration(self, inputs: Sequence[Spec | Tensor | Array]) -> _Declaration:
+        known = self._known
+        if known is None or not known.is_for(inputs):
+            known = self._known = self._declaration(list(map(spec_of, inputs)))
+        return known
+
+    def _declaration(self, inputs: Sequence[Spec]) -> _Declaration:
+        if not self.batches:
+            return _Declaration(self.name, inputs, (), self._outputs(inputs))
+        sizes: list[Any] = []
+        one = inputs
+        for batched in reversed(self.batches):
+            sizes.append(
+                next(x.shape[0] for x, has_axis in zip(one, batched, strict=True) if has_axis)
+            )
+            one = [
+                Spec(x.shape[1:], x.dtype) if has else x
+                for x, has in zip(one, batched, strict=True)
+            ]
+        return _Declaration(self.name, inputs, sizes, self._outputs(one))
+
+    def _outputs(self, inputs: Sequence[Spec]) -> Any:
+        """Return the tree of the specs of what f returns for inputs of these specs."""
+        return self.function.outputs(
+            inputs if self.are_tensors else combine_each(self.specs, inputs), self.options
+        )
+
+    @not_converted
+    def run(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the results for NumPy arrays: fresh arrays of the declared shapes and dtypes."""
+        results, _ = self.run_for(arrays, arrays)
+        return results
+
+    def run_for(
+        self, inputs: Sequence[Tensor], arrays: Sequence[Array]
+    ) -> tuple[list[Array], list[Spec]]:
+        """Return the results for arrays that stand for these tensors, and what is declared for the
+        tensors.
+        """
+        try:
+            known = self._known_declaration(inputs)
+            declared, structure = known.one or known.flat(load("numpy"))
+            locked = [_locked(x) for x in arrays]
+            results = on_numpy(_over_batches, self, locked, len(self.batches), structure)
+            return [_checked(self, results, at, spec) for at, spec in enumerate(declared)], declared
+        except Exception as error:
+            last_errors.append(error)
+            raise
+
+
+class _Declaration:
+    """What outputs returns for inputs of these specs, over batches of these sizes."""
+
+    __slots__ = ("_flat", "_inputs", "_name", "_sizes", "_tree", "one")
+
+    def __init__(self, name: str, inputs: Sequence[Spec], sizes: Sequence[Any], tree: Any) -> None:
+        self._inputs = inputs
+        self._name = name
+        self._sizes = sizes
+        self._tree = tree
+        self.one = ([self._result(tree)], None) if isinstance(tree, Spec) else None
+        """what flat returns in every backend, if f returns one array"""
+        self._flat: dict[str, tuple[list[Spec], Any]] = {}
+
+    def is_for(self, inputs: Sequence[Spec | Tensor | Array]) -> bool:
+        """Return True if these have the shapes and dtypes of the inputs; to make specs of them
+        would take longer.
+        """
+        return all(map(_is_like, inputs, self._inputs))
+
+    def flat(self, backend: Backend) -> tuple[list[Spec], Any]:
+        """Return the specs of the results, and their structure in a backend: None for one that is
+        in no container.
+        """
+        if self.one is not None:
+            return self.one
+        if backend.__name__ not in self._flat:
+            leaves, structure = backend.tree_flatten(self._tree)
+            self._flat[backend.__name__] = [self._result(leaf) for leaf in leaves], structure
+        return self._flat[backend.__name__]
+
+    def _result(self, leaf: Any) -> Spec:
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise refusal(CustomGradientTypeError, self._name,
+                          must="outputs must return a tree of specs", got=f"{describe(leaf)} in it",
+                          do="return cgshim.Spec(shape, dtype), or anything else with a shape and a dtype")  # fmt: skip
+        spec = spec_of(leaf)
+        return Spec((*self._sizes, *spec.shape), spec.dtype) if self._sizes else spec
+
+
+def _is_like(x: Spec | Tensor | Array, spec: Spec) -> bool:
+    return bool(x.shape == spec.shape) and dtype_name(x.dtype) == spec.dtype
+
+
+last_errors: collections.deque[Exception] = collections.deque(maxlen=1)
+"""the last error of a function on the host, in any thread: compiled code calls it in threads of its own"""
+
+
+# --- On the host ----------------------------------------------------------------------------------
+
+
+def _over_batches(
+    call: HostCall, arrays: Sequence[Array], depth: int, structure: Any
+) -> list[Array]:
+    """Return the results over the innermost `depth` batches: as one call of f if it is vectorized,
+    else in a loop.
+    """
+    if not depth:
+        return _called(call, arrays, structure)
+    batched = call.batches[depth - 1]
+    if call.function.vectorized:
+        axis = len(call.batches) - depth  # those of the outer batches are there already
+        wide = [
+            x if has else np.expand_dims(x, axis) for x, has in zip(arrays, batched, strict=True)
+        ]
+        return _over_batches(call, wide, depth - 1, structure)
+    size = next(x.shape[0] for x, has in zip(arrays, batched, strict=True) if has)
+    if size == 0:
+        inner = HostCall(call.function, call.specs, call.options, call.batches[:depth])
+        declared, _ = inner.declared(load("numpy"), list(map(spec_of, arrays)))
+        return [np.zeros(spec.shape, _dtype_of(spec.dtype)) for spec in declared]
+    columns = [
+        _rows_of(x) if has else itertools.repeat(x) for x, has in zip(arrays, batched, strict=True)
+    ]
+    rows = [_over_batches(call, row, depth - 1, structure) for row in zip(*columns, strict=False)]
+    return list(map(_stacked, zip(*rows, strict=True)))
+
+
+def _kept(result: Any) -> Any:
+    """Return a result that f does not change in its next call, for which it may use the same array
+    again.
+    """
+    return result if isinstance(result, _NUMBERS) else np.array(result)
+
+
+def _rows_of(array: Array) -> Iterator[Array]:
+    """Return the rows of an array: of numbers too these are arrays."""
+    return map(array.__getitem__, zip(range(len(array)), itertools.repeat(...)))
+
+
+def _stacked(rows: Sequence[Any]) -> Array:
+    """Return arrays, or Python's numbers, as one array with a leading axis; numpy.stack is slow for
+    many numbers.
+    """
+    return np.stack(rows) if np.ndim(rows[0]) else np.array(rows)
+
+
+def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Array]:
+    """Return what f returns, flat."""
+    try:
+        args = arrays if call.are_tensors else combine_each(call.specs, arrays)
+        result = call.function.function(*args, **call.options)
+    except ValueError as error:
+        if "read-only" in str(error):
+            _refuse_writing(call, error)
+        raise
+    if structure is None and isinstance(result, np.generic):
+        return [result]
+    if structure is None and isinstance(result, np.ndarray):
+        return [_kept(result) if call.is_loop else result]
+    leaves, found = load("numpy").tree_flatten(result)
+    declared = _of_one_array() if structure is None else structure
+    if found != declared:
+        wanted = load("numpy").tree_unflatten(declared, [_ARRAY] * declared.num_leaves)
+        raise refusal(CustomGradientTypeError, call.name,
+                      must=f"f must return what outputs declares ({describe_tree(wanted)})", got=describe_tree(result),
+                      do="declare what it returns")  # fmt: skip
+    return list(map(_kept, leaves)) if call.is_loop else leaves
+
+
+_NUMBERS = (np.generic, bool, int, float, complex)
+_ARRAY = type("array", (), {})()
+"""in messages: any array"""
+
+
+@functools.cache
+def _of_one_array() -> Any:
+    """Return the structure of a result that is an array."""
+    return load("numpy").tree_flatten(np.zeros(()))[1]
+
+
+def _refuse_writing(call: HostCall, error: Exception) -> NoReturn:
+    raise refusal(CustomGradientTypeError, call.name,
+                  must="f must not write into its arguments, which others read",
+                  got="a change in place", do="let it change a copy") from error  # fmt: skip
+
+
+def _locked(array: Array) -> Array:
+    """Return an array in C order that cannot be written to."""
+    array = np.asarray(array, order="C").view()
+    array.setflags(write=False)
+    return array
+
+
+def _checked(call: HostCall, results: list[Any], at: int, spec: Spec) -> Array:
+    """Return a result as a fresh array of the declared shape and dtype; f may use its own again."""
+    array, results[at] = results[at], None
+    dtype = _dtype_of(spec.dtype)
+    if type(array) is np.ndarray:
+        alone = np.empty(0)  # held as the result is: by one variable, and by whatever runs this
+        is_fresh = sys.getrefcount(array) == sys.getrefcount(alone) and _is_own(array)
+    else:
+        array, is_fresh = np.asarray(array), isinstance(array, _NUMBERS)
+    if is_fresh and array.shape == spec.shape and array.dtype == dtype:
+        return array
+    if call.function.vectorized and call.batches and array.ndim == len(spec.shape):
+        array = _broadcast(array, spec.shape, len(call.batches))
+    if array.shape != spec.shape:
+        raise refusal(CustomGradientValueError, call.name,
+                      must=f"f must return an array of the declared shape {spec}", got=describe(array),
+                      do="declare the shape that it returns")  # fmt: skip
+    if array.dtype.kind == "c" and dtype.kind != "c":
+        raise refusal(CustomGradientValueError, call.name,
+                      must=f"f must return a real array as declared ({spec})", got=describe(array),
+                      do="declare a complex dtype, or take the real part")  # fmt: skip
+    return np.array(array, dtype, order="C")
+
+
+def _broadcast(array: Array, shape: tuple[int, ...], batches: int) -> Array:
+    """Return the array with sizes of 1 among its leading axes broadcast: those of batches that no
+    argument has.
+    """
+    wide = shape[:batches] + array.shape[batches:]
+    fits = all(size in (1, wanted) for size, wanted in zip(array.shape, wide, strict=True))
+    return np.broadcast_to(array, wide) if fits else array
+
+
+def _is_own(array: Array) -> bool:
+    """Return True if an array has its memory to itself, in C order, and may be written to."""
+    return bool(array.flags.owndata and array.flags.c_contiguous and array.flags.writeable)
+
+
+@functools.cache
+def _dtype_of(name: str) -> Any:
+    """Return the dtype of this name; without ml_dtypes NumPy has none for bfloat16, which float32
+    holds.
+    """
+    try:
+        return np.dtype(name)
+    except TypeError:
+        if name != "bfloat16":
+            raise
+        return np.dtype("float32")

@@ -1,0 +1,131 @@
+"""op_host: make an op of a function that a framework cannot look into."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, overload
+
+from cgshim.backend import (
+    CustomGradient,
+    CustomGradientTypeError,
+    Parameters,
+    available_backends,
+    describe,
+    function_name,
+    load,
+    refusal,
+)
+from cgshim.host._framework import ForeignPair
+from cgshim.host._op import host_op
+
+P = ParamSpec("P")
+
+
+@overload
+def op_host(
+    f: Callable[P, Any],
+    /,
+    *,
+    outputs: Any,
+    vectorized: bool = False,
+    backend: str | None = None,
+    name: str | None = None,
+) -> CustomGradient[P, Any]: ...
+@overload
+def op_host(
+    f: None = None,
+    /,
+    *,
+    outputs: Any,
+    vectorized: bool = False,
+    backend: str | None = None,
+    name: str | None = None,
+) -> Callable[[Callable[P, Any]], CustomGradient[P, Any]]: ...
+def op_host(
+    f: Callable[..., Any] | None = None,
+    /,
+    *,
+    outputs: Any = None,
+    vectorized: bool = False,
+    backend: str | None = None,
+    name: str | None = None,
+) -> Any:
+    """Turn a function of NumPy arrays into an op of every framework, eager and compiled.
+
+    Parameters
+    ----------
+    f : callable
+        ``f(*arrays, **options) -> array``, or a tree of arrays: SciPy, C code, a simulator. It is
+        given C-contiguous, read-only NumPy arrays. Keyword-only parameters are static, as all that
+        is not a tensor.
+    outputs : callable or tree of Spec
+        ``outputs(*specs)`` returns the shapes and dtypes of what f returns: a tree of `Spec`, or of
+        anything with a shape and a dtype. It is given a `Spec` for each tensor, and f's options if
+        it has parameters for them.
+    vectorized : bool
+        True if all arrays may have a leading batch axis, as under vmap. If not, f is called for
+        each element of the batch, in one call on the host.
+    backend : str, optional
+        f is a function of this framework's tensors, and not of NumPy arrays: a torch model in a JAX
+        program. The op then has the derivatives, of every order, that this framework's own autodiff
+        finds. Pass parameters as arguments.
+    name : str, optional
+        The op's name in messages; by default f's name.
+
+    Returns
+    -------
+    callable
+        It takes f's parameters as tensors of any framework, and returns f's results as such
+        tensors. Without ``backend`` it has no derivative: call it within `op_custom_gradient`.
+        Without ``f``, a decorator.
+
+    Raises
+    ------
+    CustomGradientTypeError
+        If outputs is missing or returns no specs, or f writes into its arguments.
+    CustomGradientValueError
+        If f returns anything of another shape than outputs declared.
+    TransformationError
+        If the derivative of a result is taken.
+    BackendError
+        If there is no such backend, or its framework cannot be imported.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> @op_host(outputs=lambda x: x)
+    ... def running_total(x):
+    ...     return np.add.accumulate(x)
+    >>> running_total(np.array([1.0, 2.0, 4.0]))
+    array([1., 3., 7.])
+
+    Notes
+    -----
+    A compiled program may call f less often than it is called (a result that nobody uses), or more
+    often (a checkpoint): f must be pure, that is, return the same for the same arguments.
+    """
+    if f is None:
+        return functools.partial(
+            op_host, outputs=outputs, vectorized=vectorized, backend=backend, name=name
+        )
+    if not callable(f):
+        raise refusal(CustomGradientTypeError, "op_host", must="f must be callable", got=describe(f),
+                      do="decorate a function")  # fmt: skip
+    name = name or function_name(f)
+    if Parameters(f).takes_needed:
+        raise refusal(CustomGradientTypeError, name,
+                      must="a function on the host has no gradient of its own",
+                      got="a parameter needs_input_grad",
+                      do="leave it out, or write op_custom_gradient(host_outputs=...)")  # fmt: skip
+    if outputs is None:
+        raise refusal(CustomGradientTypeError, name,
+                      must="a compiled program must know what f returns before it runs",
+                      got="no outputs",
+                      do="write op_host(outputs=lambda *specs: ...), which returns the specs of the results"
+                      )  # fmt: skip
+    if backend is None:
+        return host_op(f, outputs, vectorized=vectorized, name=name)
+    if backend not in available_backends():
+        load(backend)  # which says what is missing
+    return CustomGradient(ForeignPair(f, outputs, backend=backend, name=name), name=name)
