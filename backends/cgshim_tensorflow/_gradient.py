@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import place_of, refuse_captured_tangent, refuse_nonlinear_jvp
+from cgshim.backend import place_of, refuse_captured_tangent
 from cgshim_tensorflow._fits import fit_of
-from cgshim_tensorflow._forward import Linearity, Transposition, transposition
+from cgshim_tensorflow._forward import Transposition, transposition
 from cgshim_tensorflow._graphs import converted_as_caller, in_this_graph
 from cgshim_tensorflow._outputs import EagerOutputs, GraphOutputs
 from cgshim_tensorflow._private import (
@@ -20,7 +20,7 @@ from cgshim_tensorflow._private import (
     record,
     shape_of_eager,
 )
-from cgshim_tensorflow._record import Listening, Record, needed_among, running_rule
+from cgshim_tensorflow._record import Record, needed_among, running_rule
 from cgshim_tensorflow._rule import attach_gradient, stand_in_for, without_derivative
 from cgshim_tensorflow._run import Run
 from cgshim_tensorflow._values import detached, is_differentiable, is_eager, values_of, with_values
@@ -257,53 +257,50 @@ class _Gradient:
     def _push(self, sources: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Give the outputs the tangents of the author's jvp_fn.
 
-        It runs on what is zero and has the sources' tangents: accumulators follow it to tensors
-        that are zero and have the outputs' tangents, and from there to the outputs. Tapes see
-        neither step.
+        An accumulator has no other door than a backward function, which it differentiates by its
+        upstreams to transpose it (2.21: ForwardpropFromTape in python/eager/pywrap_tfe_src.cc). So
+        this one returns zeros whose derivative by the upstreams is jvp_fn itself.
         """
-        if sum(map(bool, pack_tangents(sources).indices)) > 1:
-            # zeros that move at two levels move with what jvp_fn reads at both
-            self._call.refuse("jvp_fn gives tangents to one ForwardAccumulator at a time", "several",
-                              "take one of the derivatives by a GradientTape")  # fmt: skip
         count = len(self.rule.shapes)
-        if any(pack_tangents([x]).tangents for x in sources[count:]):
+        if pack_tangents(sources[count:]).tangents:
             refuse_captured_tangent(self._call.name)
-        given: list[Tensor | None] = [
-            self._moving_zero(x) if is_differentiable(x) else None for x in sources[:count]
+        floats = [x for x in sources[:count] if is_differentiable(x)]
+
+        def backward(*upstreams: Tensor) -> list[Tensor | None]:
+            zeros = iter(made := [tf.zeros_like(x) for x in floats])
+            push = functools.partial(self._tangents_of, sources[:count], outputs)
+            record.record_operation(self._call.name, made, list(upstreams), push)
+            own = [next(zeros) if is_differentiable(x) else None for x in sources[:count]]
+            return [*own, *[None] * len(sources[count:])]
+
+        record.record_operation_forwardprop_only(self._call.name, outputs, sources, backward, None)
+
+    def _tangents_of(
+        self, sources: Sequence[Tensor], outputs: Sequence[Tensor], *of_floats: Tensor | None
+    ) -> list[Tensor | None]:
+        """Run jvp_fn while somebody may record it, and connect what it reads of f."""
+        rest = iter(of_floats)
+        given = [next(rest) if is_differentiable(x) else None for x in sources]
+        given = [
+            tf.zeros_like(x) if t is None and is_differentiable(x) else t
+            for t, x in zip(given, sources, strict=True)
         ]
         self._outputs.connect()
         if self._tangents:
             self._tangents.connect(self._outputs.numbers)
-        tangents = [x for x in given if x is not None]
-        of_rule, linearity = Record(self._call, self._record, tangents), Linearity(tangents)
-        with self._outputs.read_by(of_rule), Listening(linearity.notice):
+        of_rule = Record(self._call, self._record, [t for t in given if t is not None])
+        with self._outputs.read_by(of_rule):
             token = running_rule.enter(of_rule)
             try:
                 found = self.rule.tangents(given, outputs)
             finally:
                 running_rule.leave(token)
-        if self._stand_in is not None and record.should_record_backprop([self._stand_in]):
-            # tapes follow the tangents, and nothing of f to what jvp_fn has read
+        if self._stand_in is not None and self._is_followed(self._stand_in, accumulators=0):
+            # the tangents are followed, and nothing of f to what jvp_fn has read
             for tensor in of_rule.read.values():
                 if why := self._why_unconnected(tensor):
                     self._call.refuse_unconnected(tensor, why)
-        linearity.conclude([None if t is None else values_of(t) for t in found])
-        if linearity.fault:  # what follows zeros is the derivative there
-            refuse_nonlinear_jvp(self._call.name, linearity.fault)
-        pairs = [(y, values_of(t)) for y, t in zip(outputs, found, strict=True) if t is not None]
-        for y, tangent in pairs:
-            record.record_operation_forwardprop_only(
-                self._call.name, [y], [tangent], lambda upstream: [upstream], None
-            )
-
-    def _moving_zero(self, source: Tensor) -> Tensor:
-        """Return zeros with the source's tangent, for accumulators alone."""
-        with record.stop_recording():
-            zero = tf.zeros_like(source)
-        record.record_operation_forwardprop_only(
-            self._call.name, [zero], [source], lambda upstream: [upstream], None
-        )
-        return zero
+        return [None if t is None else values_of(t) for t in found]
 
 
 def _alarm(dtype: tf.DType) -> float:

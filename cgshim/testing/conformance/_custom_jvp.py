@@ -93,13 +93,16 @@ def jvp_keeps_what_nobody_connected(framework: Framework) -> None:
 
 
 @case()
-def jvp_forward_over_reverse(framework: Framework) -> None:
+def jvp_around_each_mode(framework: Framework) -> None:
     @op_custom_jvp
     def op(x: Tensor) -> Any:
         return ops.sin(x), lambda dx: 5.0 * x**3 * dx
 
-    found = tangent(framework, op_grad(op), *framework.tensors((0.5, 2.0)))
-    framework.check_equal(found, 2 * 15 * 0.5**2)
+    x, v = framework.tensors((0.5, 2.0))
+    framework.check_equal(tangent(framework, op_grad(op), x, v), 2 * 15 * 0.5**2)
+    along = lambda x: tangent(framework, op, x, v)
+    framework.check_derivative(along, 1, 2 * 15 * 0.5**2, at=0.5)
+    framework.check_equal(tangent(framework, along, x, v), 2 * 2 * 15 * 0.5**2)
 
 
 @case()
