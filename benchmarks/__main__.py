@@ -1,8 +1,9 @@
 """Measures cgshim against code by hand on every backend, prints the table, and writes
 docs/performance.md.
 
-`python -m benchmarks --quick` takes some minutes, and writes nothing. `--against ../before`
-compares this checkout with another, in turns: the last column is the time here for one there.
+`python -m benchmarks --quick` takes some minutes, and writes nothing. `--table programs` measures
+and writes one of the page's tables alone. `--against ../before` compares this checkout with
+another, in turns: the last column is the time here for one there.
 """
 
 from __future__ import annotations
@@ -18,25 +19,24 @@ import resource
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.cases import CASES, EVERYWHERE, MILLISECONDS_OF_IMPORT, OPS_OF_A_MODULE, Case
+from benchmarks import page
+from benchmarks.cases import CASES, EVERYWHERE, MILLISECONDS_OF_IMPORT, OPS_OF_A_MODULE
 from benchmarks.ops import cube
 from benchmarks.turns import measured_in_turns
 from cgshim import op_custom_gradient
 
 HERE = Path(__file__).parent
-REPORT = HERE.parent / "docs" / "performance.md"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "TF_ENABLE_ONEDNN_OPTS": "0",  # with it TensorFlow hands no memory back, and a peak shows once
 }
 COMPARED = "| backend | case | by hand | there | here | here / there |\n|---|---|--:|--:|--:|--:|"
-HEADER = "| backend | case | by hand | cgshim | target | | Keras |\n|---|---|--:|--:|--:|---|--:|"
 
 
 def main() -> None:
@@ -49,31 +49,41 @@ def main() -> None:
     parser.add_argument("--backend", action="append", dest="backends", choices=EVERYWHERE)
     parser.add_argument("--only", default="", help="the cases whose names hold this")
     parser.add_argument(
+        "--table", action="append", dest="tables", choices=page.TABLES,
+        help="measure this table of the page alone, and leave the others as they are",
+    )  # fmt: skip
+    parser.add_argument(
         "--against", type=Path, metavar="CHECKOUT", help="another cgshim; no report"
     )
     options = parser.parse_args()
     backends, seconds = options.backends or EVERYWHERE, 0.2 if options.quick else 1.0
     if options.against:
         _compare(options.against.resolve(strict=True), backends, seconds, options.only)
-    else:
-        _report(
-            backends,
-            seconds,
-            options.only,
-            save=not (options.quick or options.backends or options.only),
-        )
+        return
+    tables = options.tables or page.TABLES
+    results = _results(backends, seconds, options.only, tables)
+    further = [] if options.only or "calls" not in tables else [*_rows_of_python()]
+    print("\n".join(further))
+    if not (options.quick or options.backends or options.only):
+        page.write(results, tables, _about(), further)
 
 
-def _report(backends: tuple[str, ...], seconds: float, only: str, save: bool) -> None:
-    lines = [HEADER]
-    print(HEADER)
-    for line in _rows(backends, seconds, only):
-        lines.append(line)
-        print(line, flush=True)
-    if save:
-        REPORT.write_text(
-            f"{(HERE / 'performance.md').read_text().format(about=_about(), table=chr(10).join(lines))}"
-        )
+def _results(
+    backends: tuple[str, ...], seconds: float, only: str, tables: Sequence[str]
+) -> list[page.Result]:
+    """Measure the cases of these tables, print a row of each, and return what was measured."""
+    print(page.HEADER)
+    results = []
+    for backend in backends:
+        for at, measured in _measured(backend, seconds, only, tables):
+            results.append((backend, CASES[at], measured))
+            print(page.row(*results[-1]), flush=True)
+    return results
+
+
+def _rows_of_python() -> Iterator[str]:
+    yield _row_of_import()
+    yield _row_of_plans()
 
 
 def _compare(other: Path, backends: tuple[str, ...], seconds: float, only: str) -> None:
@@ -84,24 +94,15 @@ def _compare(other: Path, backends: tuple[str, ...], seconds: float, only: str) 
             (HERE.parent, other), arguments, _environment(backend)
         ):
             quotient = here["cgshim"]["median"] / there["cgshim"]["median"]
-            by_hand = _amount(CASES[at], here)
+            by_hand = page.amount(CASES[at], here)
             ratios = (
                 f"{there['cgshim']['ratio']:.2f} | {here['cgshim']['ratio']:.2f} | {quotient:.2f}"
             )
             print(f"| {backend} | {CASES[at].name} | {by_hand} | {ratios} |", flush=True)
 
 
-def _rows(backends: tuple[str, ...], seconds: float, only: str) -> Iterator[str]:
-    for backend in backends:
-        for at, measured in _measured(backend, seconds, only):
-            yield _row(backend, CASES[at], measured)
-    if not only:
-        yield _row_of_import()
-        yield _row_of_plans()
-
-
 def _measured(
-    backend: str, seconds: float, only: str
+    backend: str, seconds: float, only: str, tables: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
     """What a process of its own measures for a backend."""
     command = [
@@ -113,6 +114,8 @@ def _measured(
         str(seconds),
         "--only",
         only,
+        "--tables",
+        *tables,
     ]
     with subprocess.Popen(
         command, env=_environment(backend), stdout=subprocess.PIPE, text=True
@@ -129,28 +132,6 @@ def _environment(backend: str) -> dict[str, str]:
     return os.environ | ENVIRONMENT | keras
 
 
-def _row(backend: str, case: Case, measured: dict[str, dict[str, float]]) -> str:
-    keras = f"{measured['keras']['ratio']:.2f}" if "keras" in measured else ""
-    ratio, target = measured["cgshim"]["ratio"], case.targets.get(backend)
-    return _cells(backend, case.name, _amount(case, measured), ratio, target, keras)
-
-
-def _cells(
-    backend: str, name: str, by_hand: str, got: float, target: float | None, keras: str
-) -> str:
-    verdict = "" if target is None else "met" if round(got, 2) <= target else "missed"
-    return f"| {backend} | {name} | {by_hand} | {got:.2f} | {target or ''} | {verdict} | {keras} |"
-
-
-def _amount(case: Case, measured: dict[str, dict[str, float]]) -> str:
-    by_hand = measured["by hand"]["median"]
-    return f"{by_hand / 1e6:.0f} MB" if case.measured == "peaks" else _in_units(by_hand)
-
-
-def _in_units(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
-
-
 def _row_of_import() -> str:
     """Milliseconds of the processor that `import cgshim` takes, beyond Python's own start: the
     least of each.
@@ -158,7 +139,7 @@ def _row_of_import() -> str:
     taken = [(_seconds_of("import cgshim"), _seconds_of("pass")) for _ in range(41)]
     with_import, without = map(min, zip(*taken, strict=True))
     milliseconds = 1e3 * (with_import - without)
-    return _cells("", "import cgshim, in ms", "", milliseconds, MILLISECONDS_OF_IMPORT, "")
+    return page.cells("", "import cgshim, in ms", "", milliseconds, MILLISECONDS_OF_IMPORT, "")
 
 
 def _row_of_plans() -> str:

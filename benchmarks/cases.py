@@ -24,6 +24,8 @@ class Case(NamedTuple):
     """how many leaves, levels or equations"""
     targets: Mapping[str, float] = MappingProxyType({})
     measured: str = "times"
+    table: str = "calls"
+    """where it stands on the page: programs, functions or calls"""
 
 
 EAGER = {"torch": 1.35, "jax": 0.9, "tensorflow": 1.0, "numpy": 1.5}
@@ -37,13 +39,28 @@ PLAIN = {"torch": 1.45, "numpy": 2.3}
 VMAP_ON_HOST = dict.fromkeys(("jax", "torch", "tensorflow"), 0.2)
 FACTORS_ON_HOST = dict.fromkeys(("jax", "torch", "tensorflow"), 1.6)
 
+FUNCTIONS = """
+exp add maximum where clip power sum sum_of_axis mean_of_axis max_of_axis reshape transpose expand_dims stack
+concatenate matmul outer einsum zeros_like softmax
+"""
+"""of `cgshim.ops`; `benchmarks/functions.py` says with which arguments"""
+
+PROGRAMS = [
+    Case("training step of an MLP, eager", "log1pexp", "training_step", 16 * 32, table="programs"),
+    Case("training step of an MLP, compiled", "log1pexp", "compiled_training_step", 16 * 32, table="programs"),
+    Case("Kalman filter of 50 observations, eager", "kalman", "filtering", table="programs"),
+    Case("Kalman filter of 50 observations, compiled", "kalman", "compiled_filtering", table="programs"),
+]  # fmt: skip
+
 CASES = [
+    *PROGRAMS,
+    *[Case(f"ops.{name}", f"ops.{name}", "function", 32 * 32, table="functions") for name in FUNCTIONS.split()],
     Case("scalar, no gradient needed", "cube", "plain", targets=PLAIN),
     Case("100 elements, no gradient needed", "cube", "plain", 100, targets={"numpy": 1.7}),
     Case("scalar, forward", "cube", "forward", targets={"torch": 1.6}),
     Case("scalar, forward and backward", "cube", "gradient", targets=EAGER),
-    Case("the same, with a residual", "residual", "gradient", targets={**EAGER, "torch": 1.4}),
-    Case("the same, with a residual in a list", "in_a_list", "gradient", targets={"torch": 1.6}),
+    Case("scalar, with a residual", "residual", "gradient", targets={**EAGER, "torch": 1.4}),
+    Case("scalar, with a residual in a list", "in_a_list", "gradient", targets={"torch": 1.6}),
     Case("a keyword option", "option", "gradient", targets={"torch": 1.7}),
     Case("scalar, double backward", "cube", "second_order", targets=SECOND_ORDER),
     Case("double backward with a residual", "residual", "second_order", targets={"torch": 2.5}),
@@ -66,13 +83,11 @@ CASES = [
     Case("tracing ten, no gradient", "cube", "tracing_forward", targets={"jax": 1.2}),
     Case("1 leaf", "leaves", "gradient"),
     Case("10 leaves", "leaves", "gradient", width=10),
-    Case("100 leaves", "leaves", "gradient", width=100),
     Case("1000 leaves", "leaves", "gradient", width=1000, targets=WIDE),
-    Case("1 level deep", "nested", "gradient"),
     Case("10 levels deep", "nested", "gradient", width=10),
     Case("peak memory of four in a row", "cube", "chain", 10_000_000, targets=MEMORY, measured="peaks"),
-    Case("the same, with a residual", "residual", "chain", 10_000_000, targets=MEMORY, measured="peaks"),
-    Case("the same, once differentiable", "residual_once", "chain", 10_000_000, targets=MEMORY, measured="peaks"),
+    Case("peak memory with a residual", "residual", "chain", 10_000_000, targets=MEMORY, measured="peaks"),
+    Case("peak memory, once differentiable", "residual_once", "chain", 10_000_000, targets=MEMORY, measured="peaks"),
     Case("peak memory under checkpoint", "residual", "checkpointed_chain", 10_000_000,
          targets=MEMORY, measured="peaks"),
     Case("on the host, scalar", "on_host", "plain", targets={"jax": 1.0}),

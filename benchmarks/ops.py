@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 
+from benchmarks.functions import BY_OPS, kalman, log1pexp, tracked
 from cgshim import op_custom_gradient, op_host
 
 Op = Callable[..., Any]
@@ -164,6 +165,9 @@ BY_CGSHIM: dict[str, Op] = {
     "residual_once": op_custom_gradient(residual, once_differentiable=True),
     "option": functools.partial(op_custom_gradient(option), scale=2.0),
     "method": lambda x: LAYER.cube(x),
+    **{f"ops.{name}": function for name, function in BY_OPS.items()},
+    "log1pexp": log1pexp,
+    "kalman": kalman,
     "on_host": op_host(on_host, outputs=lambda x: x),
     "solve": op_custom_gradient(solve, host_outputs=lambda matrix, right: right),
 }
@@ -185,6 +189,8 @@ def arguments(op: str, tensor: Callable[[], Any], width: int) -> tuple[Any, ...]
         return (nest(tensor(), width),)
     if op == "solve":
         return system(width)
+    if op == "kalman":
+        return tracked()
     return (tensor(),)
 
 

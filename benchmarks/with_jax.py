@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import jax
@@ -41,6 +42,50 @@ _cube = _by_hand(
 )
 
 
+def _log1pexp(x):
+    return jnp.maximum(x, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(x)))
+
+
+def kalman(observations, mean, covariance, transition, seen, noise, error):
+    likelihood = 0.0
+    for at in range(observations.shape[0]):
+        mean = transition @ mean
+        covariance = transition @ covariance @ transition.T + noise
+        of_seen = seen @ covariance
+        expected = of_seen @ seen.T + error
+        surprise = observations[at] - seen @ mean
+        gain = jnp.linalg.solve(expected, of_seen).T
+        weighed = jnp.sum(surprise * jnp.linalg.solve(expected, surprise))
+        likelihood = likelihood - 0.5 * (weighed + jnp.linalg.slogdet(expected)[1])
+        mean = mean + gain @ surprise
+        covariance = covariance - gain @ of_seen
+    return likelihood - 0.5 * math.log(2 * math.pi) * observations.shape[0] * 2, mean, covariance
+
+
+FUNCTIONS = {
+    "exp": lambda m, v: jnp.exp(m),
+    "add": lambda m, v: jnp.add(m, v),
+    "maximum": lambda m, v: jnp.maximum(m, 0.0),
+    "where": lambda m, v: jnp.where(m > 1.0, m, v),
+    "clip": lambda m, v: jnp.clip(m, 0.7, 1.2),
+    "power": lambda m, v: jnp.power(m, 2.0),
+    "sum": lambda m, v: jnp.sum(m),
+    "sum_of_axis": lambda m, v: jnp.sum(m, axis=0),
+    "mean_of_axis": lambda m, v: jnp.mean(m, axis=1),
+    "max_of_axis": lambda m, v: jnp.max(m, axis=1, keepdims=True),
+    "reshape": lambda m, v: jnp.reshape(m, (16, 64)),
+    "transpose": lambda m, v: jnp.transpose(m),
+    "expand_dims": lambda m, v: jnp.expand_dims(m, 0),
+    "stack": lambda m, v: jnp.stack([m, m]),
+    "concatenate": lambda m, v: jnp.concatenate([m, m], axis=1),
+    "matmul": lambda m, v: jnp.matmul(m, m),
+    "outer": lambda m, v: jnp.outer(v, v),
+    "einsum": lambda m, v: jnp.einsum("ij,ij->i", m, m),
+    "zeros_like": lambda m, v: jnp.zeros_like(m),
+    "softmax": lambda m, v: jax.nn.softmax(m),
+}
+
+
 def _on_host(x):
     return jax.pure_callback(_of_arrays, x, x, vmap_method="sequential")
 
@@ -50,6 +95,12 @@ def _of_arrays(x):
 
 
 BY_HAND = {
+    **{f"ops.{name}": function for name, function in FUNCTIONS.items()},
+    "log1pexp": _by_hand(
+        _log1pexp, lambda x: (_log1pexp(x), x),
+        lambda x, upstream: (upstream / (1.0 + jnp.exp(-x)),),
+    ),
+    "kalman": kalman,
     "on_host": _on_host,
     "solve": solve_by_hand,
     "cube": _cube,
@@ -122,6 +173,38 @@ def compiled_plain(op, x):
 
 def vmap(op, xs):
     return _done(partial(jax.vmap(op), xs))
+
+
+def function(op, x):
+    m = x.reshape(32, 32)
+    v = m[0]
+    return _done(lambda: op(m, v))
+
+
+def filtering(op, *arrays):
+    return _done(partial(op, *map(jnp.asarray, arrays)))
+
+
+def compiled_filtering(op, *arrays):
+    return filtering(jax.jit(op), *arrays)
+
+
+def compiled_training_step(op, x):
+    """A step of stochastic gradient descent for a small network, with the op after each of its
+    hidden layers.
+    """
+    x, keys = x.reshape(16, 32), jax.random.split(jax.random.key(0), 3)
+    sizes = [(32, 64), (64, 64), (64, 1)]
+    params = [0.1 * jax.random.normal(key, size) for key, size in zip(keys, sizes, strict=True)]
+
+    def loss(params):
+        return jnp.mean((op(op(x @ params[0]) @ params[1]) @ params[2]) ** 2)
+
+    @jax.jit
+    def step(params):
+        return jax.tree.map(lambda p, slope: p - 1e-4 * slope, params, jax.grad(loss)(params))
+
+    return _done(partial(step, params))
 
 
 def compiled_pullback(op, matrix, right, upstream):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import autograd.numpy as np
+import numpy
 import optree
+import scipy.special
 from autograd import elementwise_grad, grad
 from autograd.builtins import tuple as tuple_of_boxes
 from autograd.core import make_vjp
@@ -81,7 +85,48 @@ def _square(x):
 defvjp(_square, lambda ans, x: lambda upstream: 2 * upstream * x)
 
 
+def kalman(observations, mean, covariance, transition, seen, noise, error):
+    likelihood = 0.0
+    for at in range(observations.shape[0]):
+        mean = transition @ mean
+        covariance = transition @ covariance @ transition.T + noise
+        of_seen = seen @ covariance
+        expected = of_seen @ seen.T + error
+        surprise = observations[at] - seen @ mean
+        gain = numpy.linalg.solve(expected, of_seen).T
+        weighed = numpy.sum(surprise * numpy.linalg.solve(expected, surprise))
+        likelihood = likelihood - 0.5 * (weighed + numpy.linalg.slogdet(expected)[1])
+        mean = mean + gain @ surprise
+        covariance = covariance - gain @ of_seen
+    return likelihood - 0.5 * math.log(2 * math.pi) * observations.shape[0] * 2, mean, covariance
+
+
+FUNCTIONS = {
+    "exp": lambda m, v: numpy.exp(m),
+    "add": lambda m, v: numpy.add(m, v),
+    "maximum": lambda m, v: numpy.maximum(m, 0.0),
+    "where": lambda m, v: numpy.where(m > 1.0, m, v),
+    "clip": lambda m, v: numpy.clip(m, 0.7, 1.2),
+    "power": lambda m, v: numpy.power(m, 2.0),
+    "sum": lambda m, v: numpy.sum(m),
+    "sum_of_axis": lambda m, v: numpy.sum(m, axis=0),
+    "mean_of_axis": lambda m, v: numpy.mean(m, axis=1),
+    "max_of_axis": lambda m, v: numpy.max(m, axis=1, keepdims=True),
+    "reshape": lambda m, v: numpy.reshape(m, (16, 64)),
+    "transpose": lambda m, v: numpy.transpose(m),
+    "expand_dims": lambda m, v: numpy.expand_dims(m, 0),
+    "stack": lambda m, v: numpy.stack([m, m]),
+    "concatenate": lambda m, v: numpy.concatenate([m, m], axis=1),
+    "matmul": lambda m, v: numpy.matmul(m, m),
+    "outer": lambda m, v: numpy.outer(v, v),
+    "einsum": lambda m, v: numpy.einsum("ij,ij->i", m, m),
+    "zeros_like": lambda m, v: numpy.zeros_like(m),
+    "softmax": lambda m, v: scipy.special.softmax(m, axis=-1),
+}
+
 BY_HAND = {
+    **{f"ops.{name}": function for name, function in FUNCTIONS.items()},
+    "kalman": kalman,
     "on_host": on_host,
     "cube": _cube,
     "residual": lambda x: _residual([], x),
@@ -129,6 +174,16 @@ def second_order(op, x):
 
 def func_grad(op, x):
     return lambda: elementwise_grad(op)(x)
+
+
+def function(op, x):
+    m = numpy.linspace(0.5, 1.5, x.size, dtype="float32").reshape(32, 32)
+    v = m[0]
+    return lambda: op(m, v)
+
+
+def filtering(op, *arrays):
+    return lambda: op(*arrays)
 
 
 def chain(op, x):

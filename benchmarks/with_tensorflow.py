@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import tensorflow as tf
@@ -43,7 +44,56 @@ def _nested(lists):
     return x * x, lambda upstream: nest(2 * upstream * x, depth_of(lists))
 
 
+@tf.custom_gradient
+def _log1pexp(x):
+    value = tf.maximum(x, 0.0) + tf.math.log1p(tf.exp(-tf.abs(x)))
+    return value, lambda upstream: upstream / (1.0 + tf.exp(-x))
+
+
+def kalman(observations, mean, covariance, transition, seen, noise, error):
+    likelihood = 0.0
+    for at in range(observations.shape[0]):
+        mean = tf.linalg.matvec(transition, mean)
+        covariance = transition @ covariance @ tf.transpose(transition) + noise
+        of_seen = seen @ covariance
+        expected = of_seen @ tf.transpose(seen) + error
+        surprise = observations[at] - tf.linalg.matvec(seen, mean)
+        gain = tf.transpose(tf.linalg.solve(expected, of_seen))
+        solved = tf.linalg.solve(expected, surprise[:, None])[:, 0]
+        weighed = tf.reduce_sum(surprise * solved)
+        likelihood = likelihood - 0.5 * (weighed + tf.linalg.slogdet(expected)[1])
+        mean = mean + tf.linalg.matvec(gain, surprise)
+        covariance = covariance - gain @ of_seen
+    return likelihood - 0.5 * math.log(2 * math.pi) * observations.shape[0] * 2, mean, covariance
+
+
+FUNCTIONS = {
+    "exp": lambda m, v: tf.exp(m),
+    "add": lambda m, v: tf.add(m, v),
+    "maximum": lambda m, v: tf.maximum(m, 0.0),
+    "where": lambda m, v: tf.where(m > 1.0, m, v),
+    "clip": lambda m, v: tf.clip_by_value(m, 0.7, 1.2),
+    "power": lambda m, v: tf.pow(m, 2.0),
+    "sum": lambda m, v: tf.reduce_sum(m),
+    "sum_of_axis": lambda m, v: tf.reduce_sum(m, axis=0),
+    "mean_of_axis": lambda m, v: tf.reduce_mean(m, axis=1),
+    "max_of_axis": lambda m, v: tf.reduce_max(m, axis=1, keepdims=True),
+    "reshape": lambda m, v: tf.reshape(m, (16, 64)),
+    "transpose": lambda m, v: tf.transpose(m),
+    "expand_dims": lambda m, v: tf.expand_dims(m, 0),
+    "stack": lambda m, v: tf.stack([m, m]),
+    "concatenate": lambda m, v: tf.concat([m, m], axis=1),
+    "matmul": lambda m, v: tf.matmul(m, m),
+    "outer": lambda m, v: v[:, None] * v[None, :],
+    "einsum": lambda m, v: tf.einsum("ij,ij->i", m, m),
+    "zeros_like": lambda m, v: tf.zeros_like(m),
+    "softmax": lambda m, v: tf.nn.softmax(m),
+}
+
 BY_HAND = {
+    **{f"ops.{name}": function for name, function in FUNCTIONS.items()},
+    "log1pexp": _log1pexp,
+    "kalman": kalman,
     "on_host": lambda x: tf.ensure_shape(tf.numpy_function(on_host, [x], x.dtype), x.shape),
     "solve": solve_by_hand,
     "cube": tf.custom_gradient(cube),
@@ -116,6 +166,37 @@ def compiled_plain(op, x):
 
 def vmap(op, xs):
     return lambda: tf.vectorized_map(op, xs, warn=False)
+
+
+def function(op, x):
+    m = tf.reshape(x, (32, 32))
+    v = m[0]
+    return lambda: op(m, v)
+
+
+def filtering(op, *arrays):
+    return partial(op, *map(tf.constant, arrays))
+
+
+def training_step(op, x):
+    """A step of stochastic gradient descent for a small network, with the op after each of its
+    hidden layers.
+    """
+    x, sizes = tf.reshape(x, (16, 32)), [(32, 64), (64, 64), (64, 1)]
+    params = [tf.Variable(0.1 * tf.random.stateless_normal(size, (0, 7))) for size in sizes]
+
+    def run():
+        with tf.GradientTape() as tape:
+            hidden = op(op(x @ params[0]) @ params[1])
+            loss = tf.reduce_mean((hidden @ params[2]) ** 2)
+        for param, slope in zip(params, tape.gradient(loss, params), strict=True):
+            param.assign_sub(1e-4 * slope)
+
+    return run
+
+
+def compiled_training_step(op, x):
+    return tf.function(training_step(op, x))
 
 
 def compiled_pullback(op, matrix, right, upstream):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -151,6 +152,58 @@ class Square(torch.autograd.Function):
         return 2 * upstream * x
 
 
+class Log1pExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.clamp_min(x, 0.0) + torch.log1p(torch.exp(-torch.abs(x)))
+
+    @staticmethod
+    def backward(ctx, upstream):
+        (x,) = ctx.saved_tensors
+        return upstream / (1.0 + torch.exp(-x))
+
+
+def kalman(observations, mean, covariance, transition, seen, noise, error):
+    likelihood = 0.0
+    for at in range(observations.shape[0]):
+        mean = transition @ mean
+        covariance = transition @ covariance @ transition.T + noise
+        of_seen = seen @ covariance
+        expected = of_seen @ seen.T + error
+        surprise = observations[at] - seen @ mean
+        gain = torch.linalg.solve(expected, of_seen).T
+        weighed = torch.sum(surprise * torch.linalg.solve(expected, surprise))
+        likelihood = likelihood - 0.5 * (weighed + torch.linalg.slogdet(expected)[1])
+        mean = mean + gain @ surprise
+        covariance = covariance - gain @ of_seen
+    return likelihood - 0.5 * math.log(2 * math.pi) * observations.shape[0] * 2, mean, covariance
+
+
+FUNCTIONS = {
+    "exp": lambda m, v: torch.exp(m),
+    "add": lambda m, v: torch.add(m, v),
+    "maximum": lambda m, v: torch.clamp_min(m, 0.0),
+    "where": lambda m, v: torch.where(m > 1.0, m, v),
+    "clip": lambda m, v: torch.clip(m, 0.7, 1.2),
+    "power": lambda m, v: torch.pow(m, 2.0),
+    "sum": lambda m, v: torch.sum(m),
+    "sum_of_axis": lambda m, v: torch.sum(m, dim=0),
+    "mean_of_axis": lambda m, v: torch.mean(m, dim=1),
+    "max_of_axis": lambda m, v: torch.amax(m, dim=1, keepdim=True),
+    "reshape": lambda m, v: torch.reshape(m, (16, 64)),
+    "transpose": lambda m, v: torch.t(m),
+    "expand_dims": lambda m, v: torch.unsqueeze(m, 0),
+    "stack": lambda m, v: torch.stack([m, m]),
+    "concatenate": lambda m, v: torch.cat([m, m], dim=1),
+    "matmul": lambda m, v: torch.matmul(m, m),
+    "outer": lambda m, v: torch.outer(v, v),
+    "einsum": lambda m, v: torch.einsum("ij,ij->i", m, m),
+    "zeros_like": lambda m, v: torch.zeros_like(m),
+    "softmax": lambda m, v: torch.softmax(m, -1),
+}
+
+
 @torch.library.custom_op("benchmarks::on_host", mutates_args=())
 def _on_host(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.asarray(on_host(x.numpy())))
@@ -173,6 +226,9 @@ class Matmul(torch.autograd.Function):
 
 
 BY_HAND = {
+    **{f"ops.{name}": function for name, function in FUNCTIONS.items()},
+    "log1pexp": Log1pExp.apply,
+    "kalman": kalman,
     "on_host": _on_host,
     "solve": solve_by_hand,
     "cube": Cube.apply,
@@ -235,7 +291,7 @@ def second_order(op, x):
     return run
 
 
-def training_step(op, x):
+def training_step(op, x, compiled=False):
     """A step of stochastic gradient descent for a small network, with the op after each of its
     hidden layers.
     """
@@ -244,14 +300,33 @@ def training_step(op, x):
     optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], 1e-4)
     x = x.reshape(16, 32)
 
-    def run():
+    def loss_of(x):
         hidden = op(layers[1](op(layers[0](x))))
-        loss = layers[2](hidden).square().mean()
+        return layers[2](hidden).square().mean()
+
+    loss_of = torch.compile(loss_of, fullgraph=True) if compiled else loss_of
+
+    def run():
+        loss = loss_of(x)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
 
     return run
+
+
+compiled_training_step = partial(training_step, compiled=True)
+
+
+def filtering(op, *arrays):
+    tensors = [*map(torch.from_numpy, arrays)]
+    return lambda: op(*tensors)
+
+
+def function(op, x):
+    m = x.reshape(32, 32)
+    v = m[0]
+    return lambda: op(m, v)
 
 
 def func_grad(op, x):

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.cases import CASES, Case
 from benchmarks.measure import Medians, Rounds, peaks, times
 from benchmarks.ops import BY_CGSHIM, arguments, by_keras
+from benchmarks.page import TABLES
 from benchmarks.turns import in_turns
 
 
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("backend")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long a case is timed")
     parser.add_argument("--only", default="", help="the cases whose names hold this")
+    parser.add_argument("--tables", nargs="+", default=TABLES, help="the cases of these tables")
     parser.add_argument(
         "--turns", nargs=3, default=None, help="measure in turns with another process"
     )
@@ -28,7 +30,8 @@ def main() -> None:
     framework = importlib.import_module(f"benchmarks.with_{options.backend}")
     for at, case in enumerate(CASES):
         is_by_hand = case.op in framework.BY_HAND or (case.op, case.use) in framework.BY_HAND
-        if is_by_hand and hasattr(framework, case.use) and options.only in case.name:
+        is_asked_for = options.only in case.name and case.table in options.tables
+        if is_by_hand and hasattr(framework, case.use) and is_asked_for:
             print(
                 json.dumps([at, _measured(framework, case, options.seconds, in_rounds)]), flush=True
             )

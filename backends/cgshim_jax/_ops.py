@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import jax.scipy.linalg
 import jax.scipy.special
 import numpy as np
 
@@ -19,29 +20,41 @@ _MODULES = {
     "special": jax.scipy.special,
     "lax": jax.lax,
 }
+_ELSEWHERE: dict[str, Callable[..., Any]] = {
+    **{name: getattr(jax.nn, name) for name in ("softmax", "log_softmax", "relu", "sigmoid", "softplus", "one_hot")},
+    "logsumexp": jax.scipy.special.logsumexp, "top_k": jax.lax.top_k,
+    "special.log_expit": jax.nn.log_sigmoid,
+    "linalg.solve_triangular": jax.scipy.linalg.solve_triangular,
+}  # fmt: skip
+"""what stands in other modules than NumPy has"""
 _LISTS_AT = {
     "take": 1, "repeat": 1, "quantile": 1, "percentile": 1, "nanquantile": 1, "nanpercentile": 1, "compress": 0,
     "isin": 1, "searchsorted": 1, "digitize": 1, "delete": 1, "interp": 1,
 }  # fmt: skip
 """where NumPy takes a list of numbers for an array, and jax.numpy does not"""
-_UNLIKE = frozenset(["clip", "histogram"])
+_UNLIKE = frozenset(["histogram"])
 """what jax.numpy has with other parameters, or as floats; the front end may define it"""
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
+    name = name.removeprefix("numbers.")  # jax.numpy takes Python numbers beside arrays
+    if name == "clip":
+        return _clip
     if name in _UNLIKE:
         return None
     if name == "index_add":
         return lambda x, index, values, axis: x.at[(slice(None),) * axis + (index,)].add(values)
+    if name in _ELSEWHERE:
+        return _ELSEWHERE[name]
     space, _, own = name.rpartition(".")
-    module = _MODULES[space]
-    # softmax and its like stand among the activations
-    if space == "special" and not hasattr(module, own):
-        module = jax.nn
-    found = getattr(module, own, None)
+    found = getattr(_MODULES[space], own, None)
     return (
         _with_list_at(_LISTS_AT[name], found) if found is not None and name in _LISTS_AT else found
     )
+
+
+def _clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
+    return jnp.clip(a, a_min if min is None else min, a_max if max is None else max)
 
 
 def _with_list_at(place: int, of: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,6 +20,8 @@ anp: Any = np  # autograd's as soon as somebody differentiates
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
+    if name.startswith("numbers."):
+        return _with_numbers(name.removeprefix("numbers."))
     if name in _DEFINED:
         return None
     own = globals().get(f"np_{name}")
@@ -32,16 +34,26 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
         return None
     if not hasattr(getattr(np, space) if space else np, last):
         return None
-    return lambda *args, **kwargs: getattr(getattr(anp, space) if space else anp, last)(
-        *args, **kwargs
-    )
+    if space:
+        return lambda *args, **kwargs: getattr(getattr(anp, space), last)(*args, **kwargs)
+    return lambda *args, **kwargs: getattr(anp, last)(*args, **kwargs)
+
+
+_NUMBERS_BEND = not np.__version__.startswith("1.")
+"""NumPy 1 lets a number beside an array of no axes decide the dtype"""
+
+
+def _with_numbers(name: str) -> Callable[..., Any] | None:
+    """Return NumPy's own function, which takes Python numbers beside arrays."""
+    is_own = _NUMBERS_BEND and isinstance(getattr(np, name, None), np.ufunc)
+    return numpy_function(name) if is_own else None
 
 
 _NAMES = """
 array_split average cbrt clip convolve corrcoef correlate cov cumulative_prod cumulative_sum diff divmod ediff1d hsplit
 interp linalg.diagonal linalg.matmul linalg.matrix_norm linalg.matrix_power linalg.matrix_transpose linalg.norm
 linalg.outer linalg.svdvals linalg.tensordot linalg.trace linalg.vecdot linalg.vector_norm matrix_transpose matvec
-median modf nanmax nanmean nanmin nanprod nanstd nansum nanvar outer pad percentile polyval ptp quantile trace trapezoid
+median modf nanmax nanmean nanmin nanprod nanstd nansum nanvar pad percentile polyval ptp quantile trace trapezoid
 unstack unwrap vdot vecdot vsplit std var
 """
 _DEFINED = frozenset(_NAMES.split())
@@ -54,13 +66,27 @@ jn logit logsumexp multigammaln polygamma psi rgamma y0 y1 yn
 _OF_AUTOGRAD = frozenset(_SPECIAL.split())
 
 
+# those of SciPy that the front end defines, with a derivative
+_SPECIAL_DEFINED = frozenset(
+    ["entr", "rel_entr", "kl_div", "log_expit", "ndtr", "xlogy", "xlog1py"]
+)
+
+
 def _of_scipy(name: str) -> Callable[..., Any] | None:
-    if name not in _OF_AUTOGRAD or importlib.util.find_spec("scipy") is None:
+    if importlib.util.find_spec("scipy") is None:
         return None
+    if name not in _OF_AUTOGRAD:
+        return None if name in _SPECIAL_DEFINED else _without_derivative(name)
     special: Callable[[], Any] = lambda: importlib.import_module(
         f"{'' if anp is np else 'autograd.'}scipy.special"
     )
     return lambda *args, **kwargs: getattr(special(), name)(*args, **kwargs)
+
+
+def _without_derivative(name: str) -> Callable[..., Any] | None:
+    """Return a function of SciPy's elements, which raises a TypeError for autograd's boxes."""
+    own = getattr(importlib.import_module("scipy.special"), name, None)
+    return own if isinstance(own, np.ufunc) else None
 
 
 # --- Without the parameters that autograd takes no notice of: where and initial -------------------
@@ -98,6 +124,10 @@ def index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
     found = np.array(x)
     np.add.at(np.moveaxis(found, axis, 0), index, np.moveaxis(values, axis, 0))
     return found
+
+
+def np_outer(a: Array, b: Array) -> Array:
+    return anp.reshape(a, (-1, 1)) * anp.reshape(b, (1, -1))
 
 
 def np_flip(m: Array, axis: Axis = None) -> Array:
@@ -149,7 +179,7 @@ def np_meshgrid(*xi: Array, indexing: str = "xy") -> list[Array]:
 def np_concatenate(arrays: Sequence[Array], /, axis: int | None = 0) -> Array:
     if axis is None:
         arrays, axis = [anp.ravel(array) for array in arrays], 0
-    return anp.concatenate(list(arrays), axis)
+    return anp.concatenate(arrays, axis)
 
 
 def np_sort(

@@ -21,6 +21,10 @@ Tree = Any
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
     if name.startswith("lax."):
         return None if tf.executing_eagerly() else _IN_GRAPHS[name]
+    if name.startswith("numbers."):
+        return _with_number(name.removeprefix("numbers."))
+    if name in _IN_ONE_DTYPE:
+        return _of_two(_IN_ONE_DTYPE[name], getattr(tnp, name))
     own = globals().get(f"np_{name.replace('.', '_')}")
     if own is not None:
         return own  # type: ignore[no-any-return]
@@ -40,9 +44,8 @@ power remainder floor_divide maximum minimum less less_equal greater greater_equ
 heaviside gcd lcm where isclose allclose array_equal sum prod max min mean any all ptp cumsum cumprod transpose
 swapaxes moveaxis atleast_1d atleast_2d atleast_3d broadcast_to broadcast_arrays stack vstack hstack dstack
 append split hsplit vsplit repeat tile roll fliplr flipud rot90 take take_along_axis diag diagflat diagonal
-trace tril triu tri vander dot vdot inner outer matmul tensordot einsum kron cross meshgrid polyval zeros ones
-full eye identity arange linspace logspace geomspace zeros_like ones_like full_like array asarray copy squeeze
-nonzero select compress
+trace tril triu vander dot vdot inner outer matmul tensordot einsum kron cross meshgrid polyval zeros_like
+ones_like full_like copy squeeze nonzero select compress
 """
 _SAME = frozenset(_ALIKE.split())
 _ELSEWHERE = {
@@ -57,8 +60,57 @@ _ELSEWHERE = {
     "special.ndtri": "math.ndtri", "special.zeta": "math.zeta", "special.polygamma": "math.polygamma",
     "special.betaln": "math.lbeta", "special.gammainc": "math.igamma", "special.gammaincc": "math.igammac",
     "special.betainc": "math.betainc", "special.i0": "math.special.bessel_i0", "special.i0e": "math.special.bessel_i0e",
+    "relu": "nn.relu", "sigmoid": "math.sigmoid", "softplus": "math.softplus", "special.log_expit": "math.log_sigmoid",
     "special.i1": "math.special.bessel_i1", "special.i1e": "math.special.bessel_i1e",
 }  # fmt: skip
+
+
+_IN_ONE_DTYPE = {
+    "add": tf.add, "subtract": tf.subtract, "multiply": tf.multiply, "divide": tf.divide, "maximum": tf.maximum,
+    "minimum": tf.minimum, "power": tf.pow, "less": tf.less, "less_equal": tf.less_equal, "greater": tf.greater,
+    "greater_equal": tf.greater_equal,
+}  # fmt: skip
+"""TensorFlow's own functions, which are several times as fast as tnp's, and promote no dtypes"""
+
+
+def _of_two(of: Callable[..., Tensor], otherwise: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def function(x1: Any, x2: Any) -> Tensor:
+        dtype = getattr(x1, "dtype", None)
+        alike = dtype is not None and dtype == getattr(x2, "dtype", None) and dtype.is_floating
+        return of(x1, x2) if alike else otherwise(x1, x2)
+
+    return function
+
+
+def _with_number(name: str) -> Callable[..., Tensor] | None:
+    """Return the function of two arguments, the second of which may be a Python number."""
+    of = _IN_ONE_DTYPE.get(name)
+    if of is None:
+        return None
+
+    def function(x1: Any, x2: Any) -> Tensor:
+        if type(x2) in (int, float) and x1.dtype.is_floating:
+            return of(x1, x2)
+        if type(x1) in (int, float) and x2.dtype.is_floating:
+            return of(tf.convert_to_tensor(x1, x2.dtype), x2)
+        return getattr(tnp, name)(*_promoted(x1, x2))
+
+    return function
+
+
+def _promoted(x1: Any, x2: Any) -> Sequence[Tensor]:
+    """Return a tensor and a number as tensors, the number in the tensor's dtype if that can hold
+    it.
+    """
+    x = x1 if _has_dtype(x1) else x2
+    return [_number_in(each, x.dtype) for each in (x1, x2)]
+
+
+def _number_in(number: Any, dtype: Any) -> Tensor:
+    if _has_dtype(number):
+        return number
+    fits = dtype.is_complex or (isinstance(number, int) and dtype != tf.bool)
+    return tf.convert_to_tensor(number, dtype if fits else None)
 
 
 def _of_floats(
@@ -171,7 +223,34 @@ def np_expand_dims(a: Tensor, axis: int | Sequence[int]) -> Tensor:
 def np_concatenate(arrays: Sequence[Tensor], /, axis: int | None = 0) -> Tensor:
     if axis is None:
         arrays, axis = [np_ravel(array) for array in arrays], 0
-    return tnp.concatenate(arrays, axis)
+    return tf.concat(arrays, axis) if _have_one_dtype(arrays) else tnp.concatenate(arrays, axis)
+
+
+def _have_one_dtype(arrays: Sequence[Tensor]) -> bool:
+    return len({getattr(array, "dtype", None) for array in arrays} | {None}) == 2
+
+
+def np_stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
+    return tf.stack(arrays, axis) if _have_one_dtype(arrays) else tnp.stack(arrays, axis)
+
+
+def np_where(condition: Tensor, x: Any = None, y: Any = None) -> Any:
+    own = x is not None and _have_one_dtype((x, y)) and condition.dtype == tf.bool
+    return tf.where(condition, x, y) if own else tnp.where(condition, x, y)
+
+
+def np_clip(
+    a: Tensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
+) -> Tensor:
+    low, high = (a_min if min is None else min), (a_max if max is None else max)
+    if {type(low), type(high)} <= {int, float} and a.dtype.is_floating:
+        return tf.clip_by_value(a, low, high)
+    a = a if low is None else numpy_function("maximum")(*_promoted(a, low))  # type: ignore[misc]
+    return a if high is None else numpy_function("minimum")(*_promoted(a, high))  # type: ignore[misc]
+
+
+def np_zeros_like(a: Tensor, dtype: Any = None) -> Tensor:
+    return tf.zeros_like(a, dtype)
 
 
 def np_searchsorted(a: Tensor, v: Any, side: str = "left") -> Tensor:
@@ -203,12 +282,38 @@ def np_sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
 # --- Linear algebra -------------------------------------------------------------------------------
 
 
+def np_matmul(x1: Tensor, x2: Tensor) -> Tensor:
+    if x1.dtype == x2.dtype and x1.dtype.is_floating and (x1.shape.rank or 0) > 1:
+        if (x2.shape.rank or 0) > 1:
+            return tf.matmul(x1, x2)
+        if x2.shape.rank == 1:
+            return tf.linalg.matvec(x1, x2)
+    return tnp.matmul(x1, x2)
+
+
+def np_einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
+    own = _have_one_dtype(operands)
+    return tf.einsum(subscripts, *operands) if own else tnp.einsum(subscripts, *operands)
+
+
 def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
     return (
         tf.linalg.solve(a, b)
         if len(b.shape) > 1
         else tf.squeeze(tf.linalg.solve(a, b[:, None]), -1)
     )
+
+
+def np_linalg_solve_triangular(
+    a: Tensor, b: Tensor, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False
+) -> Tensor:
+    if unit_diagonal:
+        a = tf.linalg.set_diag(a, tf.ones_like(a[..., 0]))
+    if trans in (1, "T"):  # TensorFlow's adjoint conjugates
+        a = tf.math.conj(a)
+    adjoint, right = trans not in (0, "N"), b[:, None] if len(b.shape) == 1 else b
+    found = tf.linalg.triangular_solve(a, right, lower=lower, adjoint=adjoint)
+    return tf.squeeze(found, -1) if len(b.shape) == 1 else found
 
 
 def np_linalg_svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True) -> Any:
@@ -227,6 +332,75 @@ def np_linalg_qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
 
 def np_linalg_matrix_rank(A: Tensor) -> Tensor:  # noqa: N803
     return tf.cast(tf.linalg.matrix_rank(A), tf.int64)
+
+
+# --- For networks, by the names of jax.nn ---------------------------------------------------------
+
+
+def np_softmax(x: Tensor, axis: int = -1) -> Tensor:
+    return tf.nn.softmax(x, axis)
+
+
+def np_log_softmax(x: Tensor, axis: int = -1) -> Tensor:
+    return tf.nn.log_softmax(x, axis)
+
+
+def np_logsumexp(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    return tf.reduce_logsumexp(a, axis, keepdims)
+
+
+def np_one_hot(x: Tensor, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Tensor:
+    return tf.one_hot(x, num_classes, dtype=tf.float32 if dtype is None else dtype, axis=axis)
+
+
+def np_top_k(operand: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    values, indices = tf.math.top_k(operand, k)
+    return values, indices
+
+
+# --- New tensors: floats are TensorFlow's own, float32, unless a dtype or a tensor says otherwise --
+
+
+def _made(of: Callable[..., Tensor], place: int, of_floats: bool = True) -> Callable[..., Tensor]:
+    """Return a function that makes tensors, with the place of its dtype among the arguments; it
+    makes floats always, or if one of the arguments is a float.
+    """
+
+    def make(*args: Any, **options: Any) -> Any:
+        given, dtype = [*args, *options.values()], options.get("dtype")
+        is_told = dtype is not None or len(args) > place or any(map(_has_dtype, given))
+        if not is_told and (of_floats or float in map(type, given)):
+            dtype = tf.float32
+        if dtype is None:
+            return of(*args, **options)
+        made = of(*args, **{**options, "dtype": dtype})
+        return tf.nest.map_structure(
+            lambda x: tf.cast(x, dtype), made
+        )  # linspace has its own dtype
+
+    return make
+
+
+def _has_dtype(value: Any) -> bool:
+    return hasattr(value, "dtype")
+
+
+np_zeros, np_ones, np_identity = (_made(of, 1) for of in (tnp.zeros, tnp.ones, tnp.identity))
+np_eye, np_tri = _made(tnp.eye, 3), _made(tnp.tri, 3)
+np_linspace, np_logspace = _made(tnp.linspace, 5), _made(tnp.logspace, 5)
+np_geomspace = _made(tnp.geomspace, 4)
+np_full, np_arange = _made(tnp.full, 2, False), _made(tnp.arange, 3, False)
+
+
+def np_asarray(a: Any, dtype: Any = None) -> Tensor:
+    made = tnp.asarray(a, dtype)
+    is_pythons = not any(map(_has_dtype, tf.nest.flatten(a)))
+    floats = dtype is None and made.dtype == tf.float64 and is_pythons
+    return tf.cast(made, tf.float32) if floats else made
+
+
+def np_array(object: Any, dtype: Any = None) -> Tensor:
+    return tf.identity(np_asarray(object, dtype))
 
 
 # --- Fourier transforms: TensorFlow has them of complex numbers and along the last axis -----------
@@ -312,20 +486,34 @@ def _while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init
 
 
 def _scan(
-    step: Callable[[Any, Any], tuple[Any, Any]], carry: Tree, xs: Tree, steps: Any
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Tree,
+    xs: Tree,
+    steps: Any,
+    reverse: bool,
+    unroll: int | bool,
 ) -> tuple[Tree, Tree]:
     """Take the first step outside of the loop, because it tells how y is structured."""
     rows = tf.nest.flatten(xs)
     steps = tf.shape(rows[0])[0] if steps is None else steps
-    carry, y = step(carry, tf.nest.map_structure(lambda x: x if x is None else x[0], xs))
+    place: Callable[[Any], Any] = lambda at: steps - 1 - at if reverse else at
+
+    def taken(at: Any, carry: Tree) -> tuple[Tree, Tree]:
+        x = tf.nest.map_structure(lambda x: x if x is None else x[place(at)], xs)
+        return step(carry, x)
+
+    carry, y = taken(0, carry)
     outputs = tf.nest.flatten(y)
     present = [output for output in outputs if output is not None]
-    arrays = [tf.TensorArray(o.dtype, steps, element_shape=o.shape).write(0, o) for o in present]
+    arrays = [
+        tf.TensorArray(o.dtype, steps, element_shape=o.shape).write(place(0), o) for o in present
+    ]
 
     def body(at: Tensor, arrays: list[Any], carry: Tree) -> Any:
-        carry, y = step(carry, tf.nest.map_structure(lambda x: x if x is None else x[at], xs))
+        carry, y = taken(at, carry)
         made = [output for output in tf.nest.flatten(y) if output is not None]
-        return at + 1, [array.write(at, o) for array, o in zip(arrays, made, strict=True)], carry
+        written = [array.write(place(at), o) for array, o in zip(arrays, made, strict=True)]
+        return at + 1, written, carry
 
     _, arrays, last = tf.while_loop(
         lambda at, *_: at < steps, body, [tf.constant(1), arrays, carry]

@@ -19,6 +19,8 @@ from cgshim_torch._tensors import convert_to_tensor, device_of_call
 
 def function_of_torch(name: str) -> Callable[..., Any] | None:
     """Return what PyTorch has for a name of NumPy for which there is no np_<name> here."""
+    if name.startswith("numbers."):
+        return _with_number(name.removeprefix("numbers."))
     function: Any = torch
     for part in _SAME.get(name, "").split("."):
         function = getattr(function, part, None)
@@ -51,15 +53,55 @@ _RENAMED = {
     "power": "pow", "conj": "conj_physical", "copy": "clone", "broadcast_arrays": "broadcast_tensors",
     "invert": "bitwise_not", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
     "equal": "eq", "rint": "round", "fabs": "abs", "special.psi": "special.digamma",
+    "relu": "relu", "sigmoid": "sigmoid", "special.log_expit": "nn.functional.logsigmoid",
 }  # fmt: skip
 _PARAMETERS = {
     "tril": "m=input k=diagonal", "triu": "m=input k=diagonal", "diag": "v=input k=diagonal",
     "diagflat": "v=input k=offset", "diagonal": "a=input axis1=dim1 axis2=dim2", "rot90": "m=input axes=dims",
-    "roll": "a=input shift=shifts axis=dims", "stack": "arrays=tensors axis=dim",
+    "roll": "a=input shift=shifts axis=dims",
     "fft.fftshift": "x=input axes=dim", "fft.ifftshift": "x=input axes=dim",
     **{f"fft.{which}fft{n}": "a=input axes=dim" for which in ("", "i", "r", "ir") for n in ("2", "n")},
 }  # fmt: skip
 _SAME = {name: name for name in (*_ALIKE.split(), *_PARAMETERS)} | _RENAMED
+
+
+# --- Of a tensor and a Python number --------------------------------------------------------------
+
+_NUMBERS = (int, float, complex)
+_TAKE_A_NUMBER = {
+    "add": torch.add, "multiply": torch.multiply, "power": torch.pow, "less": torch.gt, "less_equal": torch.ge,
+    "greater": torch.lt, "greater_equal": torch.le, "equal": torch.eq, "not_equal": torch.ne,
+    "subtract": None, "divide": None, "remainder": None, "floor_divide": None,
+}  # fmt: skip
+"""the functions that take one as the second argument, and what they are with the two in turned order"""
+
+
+def _with_number(name: str) -> Callable[..., Any] | None:
+    """Return the function of two arguments, one of which is a tensor and one a Python number."""
+    of: Any = getattr(torch, _SAME.get(name, ""), None)
+    turned, takes_it = _TAKE_A_NUMBER.get(name), name in _TAKE_A_NUMBER
+    if of is None or name == "power":  # which takes it as either
+        return of  # type: ignore[no-any-return]
+
+    def function(x1: Any, x2: Any) -> Tensor:
+        if isinstance(x2, _NUMBERS):
+            return of(x1, x2 if takes_it and type(x2) is not bool else _as_tensor(x2, x1))
+        return turned(x2, x1) if turned else of(_as_tensor(x1, x2), x2)
+
+    return function
+
+
+def _as_tensor(number: complex, x: Tensor) -> Tensor:
+    """Return a number as a tensor, in x's dtype if that can hold it, and on its device."""
+    if type(number) is complex:
+        fits = x.is_complex()
+    elif type(number) is float:
+        fits = x.is_floating_point() or x.is_complex()
+    else:
+        fits = x.dtype is not torch.bool
+    if fits:
+        return torch.scalar_tensor(number, dtype=x.dtype, device=x.device)
+    return torch.as_tensor(number, device=x.device)
 
 
 def dtype_of(dtype: Any) -> torch.dtype | None:
@@ -76,6 +118,18 @@ def as_float(x: Tensor, dtype: Any = None) -> Tensor:
     if dtype is not None:
         return x.to(dtype_of(dtype))
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+
+
+def np_clip(
+    a: Tensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
+) -> Tensor:
+    """Clip by maximum and minimum: torch.clamp has another derivative at its bounds than NumPy."""
+    low, high = (a_min if min is None else min), (a_max if max is None else max)
+    if low is not None:
+        a = torch.maximum(a, _as_tensor(low, a) if isinstance(low, _NUMBERS) else low)
+    if high is not None:
+        a = torch.minimum(a, _as_tensor(high, a) if isinstance(high, _NUMBERS) else high)
+    return a
 
 
 def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
@@ -107,6 +161,8 @@ def _axes(a: Tensor, axis: Axis) -> tuple[int, ...]:
 def np_sum(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     if axis is None and not keepdims:
         return torch.sum(a, dtype=dtype_of(dtype))
+    if type(axis) is int and dtype is None and a.ndim:
+        return torch.sum(a, axis, keepdims)
     axes = axes_of(a, axis)
     if axis is not None and not axes:  # torch would sum over all
         return a.to(dtype_of(dtype)) if dtype else a
@@ -125,7 +181,8 @@ def _reduction(
     of: Callable[..., Tensor], as_input: Callable[[Tensor], Tensor] = lambda a: a
 ) -> Callable[..., Tensor]:
     def reduce(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-        return of(as_input(a), _axes(a, axis), keepdim=keepdims)
+        axes = axis if type(axis) is int and a.ndim else _axes(a, axis)
+        return of(as_input(a), axes, keepdim=keepdims)
 
     return reduce
 
@@ -137,7 +194,8 @@ np_special_logsumexp = _reduction(torch.logsumexp)
 
 
 def np_mean(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
-    return torch.mean(as_float(a, dtype), _axes(a, axis), keepdim=keepdims)
+    axes = axis if type(axis) is int and a.ndim else _axes(a, axis)
+    return torch.mean(as_float(a, dtype), axes, keepdim=keepdims)
 
 
 def _cumulative(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -173,6 +231,8 @@ def np_transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
 
 
 def np_expand_dims(a: Tensor, axis: int | Sequence[int]) -> Tensor:
+    if type(axis) is int:
+        return a.unsqueeze(axis)
     named = (axis,) if isinstance(axis, int) else tuple(axis)
     for at in sorted(checked_axis(a.ndim + len(named), at) for at in named):
         a = a.unsqueeze(at)
@@ -191,8 +251,13 @@ def np_squeeze(a: Tensor, axis: Axis = None) -> Tensor:
 def np_concatenate(
     arrays: Sequence[Tensor], /, axis: int | None = 0, *, dtype: Any = None
 ) -> Tensor:
-    arrays = [array.to(dtype_of(dtype)) for array in arrays] if dtype else list(arrays)
+    if dtype:
+        arrays = [array.to(dtype_of(dtype)) for array in arrays]
     return torch.cat([array.reshape(-1) for array in arrays] if axis is None else arrays, axis or 0)
+
+
+def np_stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
+    return torch.stack(arrays, axis)
 
 
 def np_split(ary: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
@@ -272,6 +337,10 @@ def _in_one(of: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
 np_matmul, np_inner = _in_one(torch.matmul), _in_one(torch.inner)
 
 
+def np_outer(a: Tensor, b: Tensor) -> Tensor:
+    return torch.outer(*[x if x.ndim == 1 else x.reshape(-1) for x in (a, b)])
+
+
 def np_einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     return torch.einsum(subscripts, *_in_one_dtype(*operands))
 
@@ -289,6 +358,16 @@ def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
         if b.ndim > 1
         else torch.linalg.solve(a, b.unsqueeze(-1)).squeeze(-1)
     )
+
+
+def np_linalg_solve_triangular(
+    a: Tensor, b: Tensor, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False
+) -> Tensor:
+    a, right = _in_one_dtype(as_float(a), as_float(b.unsqueeze(-1) if b.ndim == 1 else b))
+    if trans not in (0, "N"):
+        a, lower = a.mH if trans in (2, "C") else a.mT, not lower
+    found = torch.linalg.solve_triangular(a, right, upper=not lower, unitriangular=unit_diagonal)
+    return found.squeeze(-1) if b.ndim == 1 else found
 
 
 def np_linalg_svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True) -> Any:
@@ -316,6 +395,34 @@ def _softmax(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 np_special_softmax, np_special_log_softmax = _softmax(torch.softmax), _softmax(torch.log_softmax)
+
+
+def np_softmax(x: Tensor, axis: int = -1) -> Tensor:
+    return torch.softmax(x, axis)
+
+
+def np_log_softmax(x: Tensor, axis: int = -1) -> Tensor:
+    return torch.log_softmax(x, axis)
+
+
+np_logsumexp = np_special_logsumexp
+
+
+def np_softplus(x: Tensor) -> Tensor:
+    # from its default of 20 on torch leaves out what a float64 still shows
+    return torch.nn.functional.softplus(x, threshold=40.0)
+
+
+def np_one_hot(x: Tensor, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Tensor:
+    classes = torch.arange(num_classes, device=x.device)
+    found = torch.movedim(x.unsqueeze(-1) == classes, -1, axis)
+    return found.to(torch.get_default_dtype() if dtype is None else dtype_of(dtype))
+
+
+def np_top_k(operand: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    # torch.topk takes any of equal ones, and the gradient would go there
+    values, indices = torch.sort(operand, dim=-1, descending=True, stable=True)
+    return values[..., :k], indices[..., :k]
 
 
 def np_special_gamma(z: Tensor) -> Tensor:

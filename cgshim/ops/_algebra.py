@@ -144,7 +144,7 @@ def linalg_matrix_power(a: Tensor, n: int) -> Tensor:
     if n < 0:
         return linalg_matrix_power(linalg.inv(a), -n)
     if n == 0:
-        return ops.eye(a.shape[-1]) + ops.zeros_like(a)
+        return cast(ops.eye(a.shape[-1]), dtype(a)) + ops.zeros_like(a)
     half = linalg_matrix_power(a, n // 2) if n > 1 else a
     return (
         a if n == 1 else ops.matmul(half, ops.matmul(half, a)) if n % 2 else ops.matmul(half, half)

@@ -103,7 +103,12 @@ def while_loop(
 
 
 def scan(
-    f: Callable[[Any, Any], tuple[Any, Any]], init: Tree, xs: Tree = None, length: int | None = None
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Tree,
+    xs: Tree = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
 ) -> tuple[Tree, Tree]:
     """Return the last carry and the stacked outputs of ``carry, y = f(carry, x)`` over the first
     axis of xs.
@@ -118,6 +123,11 @@ def scan(
         All with a first axis of the same size, at least 1; x is one element along it.
     length : int, optional
         The number of steps, if there are no xs; x is then None.
+    reverse : bool
+        Go from the last x to the first; each y stands at its x's place.
+    unroll : int or bool
+        How many steps JAX writes out in one turn of its loop, or True for all. Elsewhere it changes
+        nothing.
 
     Returns
     -------
@@ -127,7 +137,8 @@ def scan(
     Raises
     ------
     CustomGradientTypeError
-        If f returns no pair, or a carry of another structure, shape or dtype.
+        If f returns no pair, or a carry of another structure, shape or dtype; or if unroll is no
+        number of steps.
     CustomGradientValueError
         If the sizes of the first axes differ, or there is no step at all.
 
@@ -143,18 +154,24 @@ def scan(
     -----
     The signature is that of ``jax.lax.scan``.
     """
+    if not isinstance(unroll, int) or (unroll < 1 and unroll is not False):
+        raise refusal(CustomGradientTypeError, "op_scan",
+                      must="unroll must be a bool or a number of steps, at least 1",
+                      got=repr(unroll), do="leave it out, it changes no number")  # fmt: skip
     backend = backend_or_numpy([init, xs])
     carry = _as_tensors(backend, init)
     steps = _steps(backend, xs, length)
     own = own_function(backend, "lax.scan")
     step = _keeping("op_scan", "the carry of f", backend, _pairs(f))
     if own is not None:
-        found: tuple[Tree, Tree] = own(step, carry, xs, steps)
+        found: tuple[Tree, Tree] = own(step, carry, xs, steps, reverse, unroll)
         return found
     outputs = []
-    for at in range(steps):
+    for at in reversed(range(steps)) if reverse else range(steps):
         carry, y = step(carry, tree_map(lambda x, at=at: x[at], xs))
         outputs.append(y)
+    if reverse:
+        outputs.reverse()
     return carry, tree_map(lambda *ys: ops.stack(ys), *outputs)
 
 

@@ -7,6 +7,7 @@ translates for a backend that offers no functions itself.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import textwrap
 import types
 from collections.abc import Callable, Sequence
@@ -63,7 +64,22 @@ def _found(name: str) -> NumPyFunction:
     own = name.rpartition(".")[2]
     if not own.startswith("_") and (name.startswith("special.") or _is_function(name)):
         return _numpy_named(name)
-    raise AttributeError(f"numpy has no function {name} of arrays, and so cgshim.ops has none")
+    place = None if "." in name or own.startswith("_") else _place_in_namespace(name)
+    hint = f"; call ops.{place}.{name}" if place else ""
+    raise AttributeError(
+        f"numpy has no function {name} of arrays, and so cgshim.ops has none{hint}"
+    )
+
+
+def _place_in_namespace(name: str) -> str | None:
+    """Return which of linalg, fft and special has a function of this name."""
+    for space in ("linalg", "fft"):
+        if _is_function(f"{space}.{name}"):
+            return space
+    if definition(f"special.{name}") is not None:
+        return "special"
+    scipy = importlib.util.find_spec("scipy") and importlib.import_module("scipy.special")
+    return "special" if hasattr(scipy, name) else None
 
 
 _ALIASES = {
@@ -84,19 +100,25 @@ def _is_function(name: str) -> bool:
     return defined and not isinstance(function, (type, types.ModuleType))
 
 
+def _is_elementwise(name: str) -> bool:
+    """Return True if all arguments are tensors, for which a number may stand."""
+    space, _, own = name.rpartition(".")
+    if space == "special":
+        return own not in ("softmax", "log_softmax", "logsumexp")
+    return isinstance(getattr(np, name, None), np.ufunc) or name in ("relu", "sigmoid", "softplus")
+
+
 def _numpy_named(name: str) -> NumPyFunction:
-    elementwise = isinstance(getattr(np, name, None), np.ufunc) or name.startswith("special.")
+    elementwise = _is_elementwise(name)
 
     def function(*args: Any, **kwargs: Any) -> Any:
         chosen = choice_for_plans()
         if chosen is not False:
-            key: tuple[Any, ...] = (name, chosen, *map(type, args))
-            if list in key or tuple in key:
-                key += tuple([tuple(map(type, arg)) for arg in args if type(arg) in (list, tuple)])
-            way = _ways[key] if key in _ways else _learnt(key, args, elementwise)
-            if way is not None and (
-                not kwargs or all(type(value) in SIMPLE for value in kwargs.values())
-            ):
+            key = (name, chosen, *map(type, args))
+            way = _ways.get(key, _UNKNOWN)
+            if way is _UNKNOWN or way is _INSIDE:
+                way = _way_of(key, args, elementwise)
+            if way is not None and (not kwargs or _are_numbers(kwargs)):
                 try:
                     return way(*args, **kwargs)
                 except (TypeError, NotImplementedError):  # below in our words
@@ -124,6 +146,36 @@ def _numpy_named(name: str) -> NumPyFunction:
 _ways: dict[Any, NumPyFunction | None] = {}
 _MOST = 10_000
 """so many are remembered"""
+_UNKNOWN: Any = object()
+_INSIDE: Any = object()
+"""stands for the way of calls that is found by the types inside of their lists too"""
+
+
+def _are_numbers(options: dict[str, Any]) -> bool:
+    """Return True if options hold numbers, names, and tuples of these, which need no look."""
+    values = [*options.values()]
+    if tuple in map(type, values):
+        values = [
+            leaf for value in values for leaf in (value if type(value) is tuple else (value,))
+        ]
+    return SIMPLE.issuperset(map(type, values))
+
+
+def _way_of(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> NumPyFunction | None:
+    """Return the way of a call that is not remembered by its arguments' types alone: there are
+    lists among them, or it is the first.
+    """
+    inner = key
+    for arg in args:
+        if type(arg) is list or type(arg) is tuple:
+            inner = (*inner, *map(type, arg), None)
+    way: NumPyFunction | None = _ways.get(inner, _UNKNOWN)
+    if way is not _UNKNOWN and way is not _INSIDE:
+        return way
+    way = _learnt(inner, args, elementwise)
+    if inner is not key and inner in _ways:
+        _ways[key] = _INSIDE
+    return way
 
 
 def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> NumPyFunction | None:
@@ -144,7 +196,8 @@ def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> Num
         if all(map(backend.is_tensor, tensors)):
             way = getattr(_functions, _place_of(name, framework))
             if elementwise and len(tensors) < len(args):
-                way = functools.partial(_with_numbers, way, backend)
+                own = own_function(backend, name) and own_function(backend, f"numbers.{name}")
+                way = own or functools.partial(_with_numbers, way, backend)
     if len(_ways) < _MOST and all(is_lasting(type(leaf)) for leaf in leaves):
         _ways[key] = way
     return way
@@ -154,7 +207,7 @@ def _with_numbers(function: NumPyFunction, backend: Backend, *args: Any, **kwarg
     return function(*_numbers_to_tensors(backend, args), **kwargs)
 
 
-ops, linalg = Namespace(), Namespace("linalg.")
+ops, linalg, special = Namespace(), Namespace("linalg."), Namespace("special.")
 """for the definitions of functions in terms of other functions"""
 
 definition: Callable[[str], NumPyFunction | None] = lambda name: None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from cgshim.ops._axes import Axis, Tensor
-from cgshim.ops._numpy import ops
+from cgshim.ops._numpy import ops, special
 from cgshim.ops._tensors import stop_gradient
 
 
@@ -15,7 +17,8 @@ def special_logsumexp(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -
 
 
 def special_softmax(x: Tensor, axis: Axis = None) -> Tensor:
-    return ops.exp(special_log_softmax(x, axis))
+    powers = ops.exp(x - stop_gradient(ops.max(x, axis=axis, keepdims=True)))
+    return powers / ops.sum(powers, axis=axis, keepdims=True)
 
 
 def special_log_softmax(x: Tensor, axis: Axis = None) -> Tensor:
@@ -40,3 +43,30 @@ def special_xlog1py(x: Tensor, y: Tensor) -> Tensor:
     return ops.where(
         zero, ops.zeros_like(x * y), x * ops.log1p(ops.where(zero, ops.zeros_like(y), y))
     )
+
+
+def special_entr(x: Tensor) -> Tensor:
+    """Return -x log(x), 0 at 0, and -inf for negative numbers."""
+    inner = ops.where(x > 0, x, ops.ones_like(x))
+    return ops.where(x < 0, ops.full_like(x, -math.inf), -x * ops.log(inner))
+
+
+def special_rel_entr(x: Tensor, y: Tensor) -> Tensor:
+    """Return x log(x / y), 0 where x is 0 and y is not negative, and else inf."""
+    both = (x > 0) & (y > 0)
+    x1, y1 = ops.where(both, x, ops.ones_like(x)), ops.where(both, y, ops.ones_like(y))
+    outside = ops.where((x == 0) & (y >= 0), ops.zeros_like(x * y), ops.full_like(x * y, math.inf))
+    found = ops.where(both, x1 * (ops.log(x1) - ops.log(y1)), outside)
+    return ops.where(ops.isnan(x) | ops.isnan(y), x * y, found)
+
+
+def special_kl_div(x: Tensor, y: Tensor) -> Tensor:
+    return special_rel_entr(x, y) - x + y
+
+
+def special_log_expit(x: Tensor) -> Tensor:
+    return -ops.logaddexp(ops.zeros_like(x), -x)
+
+
+def special_ndtr(x: Tensor) -> Tensor:
+    return 0.5 * special.erfc(x * -math.sqrt(0.5))

@@ -132,6 +132,55 @@ def test_numbers_bend_to_tensors(framework, number, dtype, expected):
         framework.check_equal(found, number * np.array([1.0, 2.0]))
 
 
+OF_TWO = [
+    "add", "subtract", "multiply", "divide", "power", "maximum", "minimum", "less", "less_equal", "greater",
+    "greater_equal", "equal", "not_equal", "remainder", "floor_divide", "arctan2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_TWO)
+def test_a_number_stands_on_either_side(framework, name):
+    """Its dtype is that of a tensor of no axes with this number, and the value is NumPy's."""
+    values = [2.0, 3.0, 0.7]
+    x, function = framework.tensor(values), getattr(ops, name)
+    for number in (2.5, 3, True):
+        beside = framework.tensor(float(number))
+        array, scalar = np.array(values, "float32"), np.float32(number)
+        for found, alike, expected in (
+            (function(x, number), function(x, beside), getattr(np, name)(array, scalar)),
+            (function(number, x), function(beside, x), getattr(np, name)(scalar, array)),
+        ):
+            assert ops.dtype(found) == ops.dtype(alike)
+            np.testing.assert_allclose(ops.convert_to_numpy(found), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "number", "expected"), [
+    ("int32", 2, "int32"), ("int32", 2.5, "float"), ("bool", 2, "int"), ("bool", 2.5, "float"),
+    ("float16", 2.5, "float16"), ("float64", 2, "float64"), ("int32", 2j, "complex"),
+])  # fmt: skip
+def test_a_number_beside_any_dtype(framework, dtype, number, expected):
+    x = framework.tensor([True, False] if dtype == "bool" else [1, 0], dtype)
+    for found in (ops.add(x, number), ops.add(number, x)):
+        assert ops.dtype(found).startswith(expected)
+        framework.check_equal(found, np.array([1, 0]) + number)
+
+
+def test_a_bound_shares_its_derivative_as_maximum_and_minimum_do(framework):
+    x, weights = framework.tensor([1.0, 2.0, 3.0, 0.5]), framework.tensor([7.0, 11.0, 13.0, 17.0])
+    clipped = lambda x: ops.sum(weights * ops.clip(x, 1.0, 2.0))
+    by_two = lambda x: ops.sum(weights * ops.minimum(ops.maximum(x, 1.0), 2.0))
+    found, expected = (ops.convert_to_numpy(cgshim.op_grad(f)(x)) for f in (clipped, by_two))
+    np.testing.assert_array_equal(found, expected)
+    assert found[2:].tolist() == [0.0, 0.0]
+
+
+def test_axes_in_a_tuple_go_the_short_way(framework):
+    x = framework.tensor(MATRIX)
+    for _ in range(2):
+        framework.check_equal(ops.sum(x, axis=(0, 1)), np.array(22.0))
+        framework.check_equal(ops.max(x, axis=(1,), keepdims=True), np.array([[3.0], [7.0]]))
+
+
 def test_numbers_alone_are_the_chosen_backends(framework):
     with cgshim.use_backend(framework.name):
         found = ops.add(1.0, 2.0)

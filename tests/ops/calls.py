@@ -207,7 +207,21 @@ CALLS = [
     *_each("special.logit special.erfinv", "a"), *_each("special.xlogy special.xlog1py", "a, b", "e, e"),
     *_each("special.logsumexp", "n", "n, axis=0", "n, axis=1, keepdims=True", "1000.0 * n", "t, axis=(0, 1)"),
     *_each("special.gamma", "a", "o - 0.25", "o * o * o"),
-    *_each("special.softmax special.log_softmax", "n", "n, axis=0", "n, axis=-1", "1000.0 * n, axis=1"),
+    *_each("special.softmax special.log_softmax", "n", "n, axis=0", "n, axis=-1", "n, 0", "1000.0 * n, axis=1"),
+    *_each("special.entr", "a", "n", "f", "z", "o", "e"),
+    *_each("special.rel_entr special.kl_div", "a, b", "n, a", "a, n", "0.0 * a, b", "a, b[0]"),
+    *_each("special.log_expit", "n", "f", "1000.0 * n", "z"), *_each("special.ndtr", "n", "f", "10.0 * v", "z"),
+    # what networks are made of
+    *_each("softmax log_softmax", "n", "f", "v", "n, axis=0", "n, 0", "t, axis=1", "1000.0 * n"),
+    *_each("logsumexp", "n", "n, axis=0", "n, axis=1, keepdims=True", "1000.0 * n", "t, axis=(0, 1)"),
+    *_each("relu", "n", "f", "o", "i", "nan[2]", "nan", "z"),
+    *_each("sigmoid softplus", "n", "f", "o", "z", "1000.0 * n", "20.0 + a"),
+    *_each("one_hot", "k, 3", "i, 4", "k, 3, axis=0", "i, 3, axis=1", "k, 3, dtype='float32'",
+           "k, num_classes=5, dtype='int64'"),
+    *_each("top_k", "v, 2", "n, 3", "t, k=1", "i, 3", "array([[1.0, 2.0, 1.0, 2.0]]), 3"),
+    *_each("linalg.solve_triangular", "s, p", "s, m", "m, p, lower=True", "m, p, 'T'", "m, m, trans=1, lower=True",
+           "m, p, unit_diagonal=True", "m, p, trans=1, lower=True, unit_diagonal=True",
+           "c[:, :3], c[:, 3], trans=2", "c[:, :3], c, 'T'"),
 ]  # fmt: skip
 
 

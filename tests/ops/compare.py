@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import optree
+import scipy.linalg
 import scipy.special
 from calls import ARRAYS, CALLS, name_of
 
@@ -30,17 +32,50 @@ What `cgshim.ops` gives on each backend, compared with NumPy 2 by {calls} calls 
 test of each backend says whether it is true). **ok**: NumPy's numbers, for NumPy's parameters and defaults; dtypes are
 the framework's own. **refused**: one sentence, and never another number. The calls below the table are refused where
 the function itself is ok. `ops.special` has SciPy's functions. What stands in no row is refused on PyTorch and
-TensorFlow, and is NumPy's or `jax.numpy`'s own elsewhere.
+TensorFlow, and is NumPy's, SciPy's or `jax.numpy`'s own elsewhere; on NumPy the derivative of one that autograd does
+not know is refused.
+
+In one place NumPy's number does not rule: floats that are made without a dtype (`ops.ones(2)`, `ops.eye(3)`,
+`ops.linspace(0, 1, 5)`, `ops.full(2, 0.5)`, `ops.asarray([1.0])`) have the framework's default: that of
+`torch.get_default_dtype()` on PyTorch, float32 on TensorFlow, and on JAX float32, or float64 if it is enabled.
+
+NumPy has no `softmax`, `log_softmax`, `logsumexp`, `relu`, `sigmoid`, `softplus`, `one_hot` and `top_k`. They have the
+parameters and defaults of `jax.nn` and `jax.lax`: `ops.softmax` goes along the last axis, `ops.special.softmax`, which
+is SciPy's, over all. `ops.linalg.solve_triangular` is SciPy's too.
 """
 
 
 class Reference:
-    """NumPy itself, and SciPy's special functions."""
+    """NumPy itself, SciPy's special functions, and what networks are made of."""
 
     special = scipy.special
+    linalg = types.SimpleNamespace(
+        **vars(np.linalg), solve_triangular=scipy.linalg.solve_triangular
+    )
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(np, name)
+        return _OF_NETWORKS[name] if name in _OF_NETWORKS else getattr(np, name)
+
+
+def _one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> Any:
+    return np.moveaxis((x[..., None] == np.arange(num_classes)).astype(dtype), -1, axis)
+
+
+def _top_k(operand: Any, k: int) -> tuple[Any, Any]:
+    indices = np.argsort(-operand, -1, kind="stable")[..., :k]
+    return np.take_along_axis(operand, indices, -1), indices
+
+
+_OF_NETWORKS: dict[str, Callable[..., Any]] = {
+    "softmax": lambda x, axis=-1: scipy.special.softmax(x, axis),
+    "log_softmax": lambda x, axis=-1: scipy.special.log_softmax(x, axis),
+    "logsumexp": scipy.special.logsumexp,
+    "relu": lambda x: np.maximum(x, 0),
+    "sigmoid": scipy.special.expit,
+    "softplus": lambda x: np.logaddexp(x, 0),
+    "one_hot": _one_hot,
+    "top_k": _top_k,
+}
 
 
 class _Names(dict[str, Any]):

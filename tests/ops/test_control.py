@@ -59,6 +59,68 @@ def test_scan(backend: str, mode: Function) -> None:
     check(mode(cgshim.op_grad(run))(x), [212.0, 129.0, 7.0])
 
 
+@pytest.mark.parametrize("unroll", [1, 2, True, False])
+def test_scan_in_reverse(backend: str, mode: Function, unroll: int | bool) -> None:
+    """Each y stands at its x's place, and a rule runs in the loop: 7 for 1, 11 for 1."""
+
+    @cgshim.op_custom_gradient
+    def times(c: Any, x: Any) -> Any:
+        return c * x, lambda u: (7.0 * u * x, 11.0 * u * c)
+
+    x, two, weights = (
+        tensor(backend, [1.0, 2.0, 3.0]),
+        tensor(backend, 2.0),
+        tensor(backend, [1.0, 2.0, 4.0]),
+    )
+
+    def run(x: Any) -> Any:
+        step = lambda c, x: (times(c, x), {"y": 10.0 * c, "none": None})
+        carry, ys = ops.scan(step, two, x, reverse=True, unroll=unroll)
+        return carry, ys["y"]
+
+    carry, ys = mode(run)(x)
+    check(carry, 12.0)
+    check(ys, [120.0, 60.0, 20.0])
+    gradient = mode(cgshim.op_grad(lambda x: run(x)[0] + ops.sum(run(x)[1] * weights)))(x)
+    of_first = 1.0 + 0.0  # the upstream of the carry after the last step, which takes x[0]
+    of_second = 7.0 * of_first * 1.0 + 10.0 * 1.0
+    of_third = 7.0 * of_second * 2.0 + 10.0 * 2.0
+    check(gradient, [11 * of_first * 12.0, 11 * of_second * 6.0, 11 * of_third * 2.0])
+
+
+def test_scan_in_reverse_has_a_second_derivative(backend: str, mode: Function) -> None:
+    """The sum of the squares of x0, x0 x1 ... from the end: f = (c x2)^2 + (c x2 x1)^2."""
+    x, two = tensor(backend, [5.0, 3.0, 2.0]), tensor(backend, 2.0)
+
+    def run(x: Any) -> Any:
+        ys = ops.scan(lambda c, x: (c * x, (c * x) ** 2), two, x, reverse=True)[1]
+        return ops.sum(ys[1:])
+
+    def slope(x: Any) -> Any:
+        return ops.sum(cgshim.op_grad(run)(x) * tensor(backend, [7.0, 1.0, 10.0]))
+
+    # f = 4 z^2 (1 + y^2); f_y = 8 z^2 y; f_z = 8 z (1 + y^2); the derivative of f_y + 10 f_z
+    y, z = 3.0, 2.0
+    check(
+        mode(cgshim.op_grad(slope))(x),
+        [0.0, 8 * z**2 + 10 * 16 * z * y, 16 * z * y + 80 * (1 + y**2)],
+    )
+
+
+def test_scan_in_reverse_counts_steps_that_the_graph_does_not_know(backend: str) -> None:
+    if backend != "tensorflow":
+        return  # every other framework knows its sizes
+    import tensorflow as tf
+
+    run = tf.function(
+        lambda x: ops.scan(lambda c, x: (c + x, 10.0 * c), tf.constant(1.0), x, reverse=True),
+        input_signature=[tf.TensorSpec([None])],
+    )
+    carry, ys = run(tf.constant([1.0, 2.0, 4.0]))
+    check(carry, 8.0)
+    check(ys, [70.0, 50.0, 10.0])
+
+
 def test_scan_without_xs_counts_its_steps(backend: str, mode: Function) -> None:
     carry, ys = mode(lambda c: ops.scan(lambda c, _: (2.0 * c, c), c, length=4))(
         tensor(backend, 3.0)
@@ -158,6 +220,10 @@ MESSAGES: list[tuple[Function, str]] = [
     (lambda x: ops.scan(lambda c, x: (c, c), x, length=0),
      r"op_scan: xs and length must tell one number of steps, at least 1, got \[0\]; give tensors with first axes of "
      r"one size, or a length"),
+    *[(lambda x, unroll=unroll: ops.scan(lambda c, x: (c, c), x[0], x, unroll=unroll),
+       rf"op_scan: unroll must be a bool or a number of steps, at least 1, got {said}; leave it out, it changes no "
+       r"number")
+      for unroll, said in ((0, "0"), (-2, "-2"), ("all", "'all'"), (2.0, r"2\.0"))],
     (lambda x: ops.tree_map(lambda a, b: a, {"a": x}, {"b": x}),
      r"op_tree_map: the trees must be structured alike \({'a': f32\[3\]}\), got {'b': f32\[3\]}; "
      r"give trees with tensors at the same places"),
