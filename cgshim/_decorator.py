@@ -78,7 +78,8 @@ def op_custom_gradient(
         Say that f and grad_fn are NumPy code, which runs on the host on every backend, in compiled
         programs too: ``host_outputs(*specs)`` returns the shapes and dtypes of the output, as
         ``outputs`` of `op_host` does. grad_fn may keep any Python object, such as a factorization.
-        f must be pure, and the op has no second derivative.
+        f must be pure, and the op has no second derivative. With ``forward_mode=True`` f returns
+        ``(output, grad_fn, jvp_fn)``, and jvp_fn runs on the host too.
     keep : int
         With host_outputs: for how many runs of f compiled programs keep what grad_fn holds; f runs
         again for an older one. What a call that is not compiled holds is kept as long as its
@@ -143,7 +144,7 @@ def op_custom_gradient(
         from cgshim.host.backend import HostPair
 
         name = name or function_name(f)
-        f = HostPair(f, host_outputs, keep=keep, name=name)
+        f = HostPair(f, host_outputs, keep=keep, forward_mode=forward_mode, name=name)
     return CustomGradient(
         f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name
     )

@@ -166,9 +166,11 @@ def with_jvp_fn(grad_fn: Callable[..., Any], jvp_fn: Callable[..., Any]) -> Call
     if is_traced():
         return grad_fn
 
+    rules = grad_fn, jvp_fn  # in its closure, where a search for what a rule keeps finds both
+
     @functools.wraps(grad_fn)
     def both(*args: Any, **keywords: Any) -> Any:
-        return grad_fn(*args, **keywords)
+        return rules[0](*args, **keywords)
 
     hold_jvp_fn(both, jvp_fn)
     return both

@@ -26,16 +26,19 @@ from cgshim.backend import (
     Call,
     Parameters,
     Rule,
+    TransformationError,
     backend_or_numpy,
     checked_pair,
     combine_each,
     is_differentiable,
     load,
+    partition,
     partition_each,
+    refusal,
     with_leaves,
 )
 from cgshim.host._op import host_op
-from cgshim.host._specs import Spec
+from cgshim.host._specs import Spec, spec_of
 
 Array = Any
 KEEP = 8
@@ -107,7 +110,15 @@ class HostPair:
 
     autograph_info__: ClassVar[dict[str, Any]] = {}  # TensorFlow's AutoGraph calls it as it is
 
-    def __init__(self, f: Callable[..., Any], outputs: Any, *, keep: int = KEEP, name: str) -> None:
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        outputs: Any,
+        *,
+        keep: int = KEEP,
+        forward_mode: bool = False,
+        name: str,
+    ) -> None:
         functools.update_wrapper(self, f, updated=())
         self._f = f
         self._name = name
@@ -118,14 +129,21 @@ class HostPair:
         self._backward: Callable[..., Any] = host_op(
             self._run_rule, declared_of_floats, name=f"the gradient of {name}"
         )
+        self._push: Callable[..., Any] | None = None
+        """f's own jvp_fn, where it is promised that f returns one"""
+        if forward_mode:
+            self._push = host_op(
+                self._run_jvp_fn, self._declared_tangents, name=f"the tangent of {name}"
+            )
 
-    def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, Callable[..., Any]]:
+    def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, ...]:
         backend = backend_or_numpy(args)
         inputs, specs = partition_each(self._name, backend, args)
         have_gradients = [is_differentiable(x.dtype) for x in inputs]
         with self._runs.made_here() as runs:
             output, number = self._forward(*as_constants(backend, args), **options)
-        held = number, runs
+        # a list, in which a framework puts the number of each level of derivatives
+        held: list[Any] = [number, runs]
 
         def grad_fn(*upstreams: Any, needs_input_grad: Any) -> list[Any]:
             number, _ = held
@@ -133,23 +151,34 @@ class HostPair:
             gradients = [next(found) if has else None for has in have_gradients]
             return combine_each([spec.without_static() for spec in specs], gradients)
 
-        return output, grad_fn
+        if self._push is None:
+            return output, grad_fn
+        push, (outputs, structure) = self._push, partition(self._name, backend, output)
+        structure = structure.without_static()
+        have_tangents = [is_differentiable(y.dtype) for y in outputs]
+        del outputs  # jvp_fn would keep them
+
+        def jvp_fn(*tangents: Any) -> Any:
+            number, _ = held
+            found = iter(push(number, args, tangents, **options))
+            return structure.combine([next(found) if has else None for has in have_tangents])
+
+        return output, grad_fn, jvp_fn
 
     def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., Any]:
         """Return the function of an object: a static first argument, which has no gradient."""
         return self if instance is None else functools.partial(self._of_object, instance)
 
-    def _of_object(
-        self, instance: Any, /, *args: Any, **options: Any
-    ) -> tuple[Any, Callable[..., Any]]:
-        output, grad_fn = self(instance, *args, **options)
+    def _of_object(self, instance: Any, /, *args: Any, **options: Any) -> tuple[Any, ...]:
+        output, grad_fn, *_ = self(instance, *args, **options)
         return output, lambda *upstreams, needs_input_grad: grad_fn(
             *upstreams, needs_input_grad=(None, *needs_input_grad)
         )[1:]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what makes it: its runs are those of this process."""
-        return _restored, (self._f, self._outputs, self._runs.keep, self._name)
+        forward_mode = self._push is not None
+        return _restored, (self._f, self._outputs, self._runs.keep, self._name, forward_mode)
 
     # --- On the host ------------------------------------------------------------------------------
 
@@ -182,6 +211,43 @@ class HostPair:
         return [
             np.zeros_like(x) if g is None else g for g, x in pairs if is_differentiable(x.dtype)
         ]
+
+    def _run_jvp_fn(
+        self, number: Any, args: Sequence[Any], tangents: Sequence[Any], /, **options: Any
+    ) -> list[Array]:
+        """Return the tangents of the outputs that have one."""
+        inputs, specs = partition_each(self._name, load("numpy"), args)
+        rule = self._runs.find(int(number))
+        if rule is None or list(rule.shapes) != [x.shape for x in inputs]:
+            _, rule = self._run(args, options)
+        if rule.jvp_fn is None:
+            raise refusal(TransformationError, self._name,
+                          must="forward mode on the host takes f's own jvp_fn",
+                          got="a pair (output, grad_fn)", do="return (output, grad_fn, jvp_fn)")  # fmt: skip
+        given = [
+            t for spec, tree in zip(specs, tangents, strict=True) for t in spec.align(tree) or ()
+        ]
+        declared = [*map(spec_of, self._declared(*args, **options))]
+        found = rule.tangents(given, declared)
+        pairs = zip(found, declared, strict=True)
+        return [
+            np.zeros(y.shape, y.dtype) if t is None else t
+            for t, y in pairs
+            if is_differentiable(y.dtype)
+        ]
+
+    def _declared(self, *args: Any, **options: Any) -> list[Spec]:
+        """Return the specs of the outputs of f, of arguments or of their specs."""
+        outputs = self._outputs
+        if callable(outputs):
+            outputs = outputs(*args, **options)
+        leaves = [outputs] if isinstance(outputs, Spec) else load("numpy").tree_flatten(outputs)[0]
+        return [leaf for leaf in leaves if hasattr(leaf, "dtype")]
+
+    def _declared_tangents(
+        self, number: Any, args: Any, tangents: Any, **options: Any
+    ) -> list[Spec]:
+        return [y for y in self._declared(*args, **options) if is_differentiable(y.dtype)]
 
     def _run(self, args: Sequence[Any], options: Mapping[str, Any]) -> tuple[list[Array], Rule]:
         """Run f on copies of the arguments: its rule keeps them, and a framework may use their
@@ -219,8 +285,10 @@ def as_constants(backend: Backend, tree: Any) -> Any:
     return with_leaves(backend, as_constant, tree)
 
 
-def _restored(f: Callable[..., Any], outputs: Any, keep: int, name: str) -> HostPair:
-    return HostPair(f, outputs, keep=keep, name=name)
+def _restored(
+    f: Callable[..., Any], outputs: Any, keep: int, name: str, forward_mode: bool = False
+) -> HostPair:
+    return HostPair(f, outputs, keep=keep, forward_mode=forward_mode, name=name)
 
 
 def _copy(array: Array) -> Array:

@@ -86,7 +86,7 @@ def jvp_keeps_what_nobody_connected(framework: Framework) -> None:
 
     framework.check_derivative(op, 1, 3 * np.cos(0.5), at=0.5)
     x, v = framework.tensors((0.5, 2.0))
-    along = lambda x: tangent(framework, op, x, v)
+    along: Callable[[Tensor], Tensor] = lambda x: tangent(framework, op, x, v)
     raised(Exception, op_grad(op_grad(op)), x)
     raised(Exception, op_grad(along), x)
     raised(Exception, tangent, framework, along, x, v)
@@ -100,7 +100,7 @@ def jvp_around_each_mode(framework: Framework) -> None:
 
     x, v = framework.tensors((0.5, 2.0))
     framework.check_equal(tangent(framework, op_grad(op), x, v), 2 * 15 * 0.5**2)
-    along = lambda x: tangent(framework, op, x, v)
+    along: Callable[[Tensor], Tensor] = lambda x: tangent(framework, op, x, v)
     framework.check_derivative(along, 1, 2 * 15 * 0.5**2, at=0.5)
     framework.check_equal(tangent(framework, along, x, v), 2 * 2 * 15 * 0.5**2)
 
@@ -187,6 +187,23 @@ def both_rules(framework: Framework) -> None:
     x, y, dx, dy = framework.tensors((X, Y, U, 3.0))
     (found,) = jvp_of(framework.backend)(lambda *xs: [rounded(*xs)], [x, y], [dx, dy])
     framework.check_equal(found, 11 * Y * U + 3 * np.cos(X))
+
+
+@case()
+def both_rules_keep_their_own(framework: Framework) -> None:
+    """What jvp_fn alone keeps is found, too: in each mode around each mode."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        own = ops.sin(x)
+        return x**3, lambda u: 7.0 * u * x, lambda dx: 11.0 * own * dx
+
+    x, v = framework.tensors((0.5, 2.0))
+    along: Callable[[Tensor], Tensor] = lambda x: tangent(framework, op, x, v)
+    framework.check_equal(along(x), 22 * np.sin(0.5))
+    framework.check_derivative(along, 1, 22 * np.cos(0.5), at=0.5)
+    framework.check_equal(tangent(framework, along, x, v), 44 * np.cos(0.5))
+    framework.check_equal(tangent(framework, op_grad(op), x, v), 14.0)
 
 
 @case()

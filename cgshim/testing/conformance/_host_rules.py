@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 import cgshim
-from cgshim import CustomGradientValueError, TransformationError, op_custom_gradient
-from cgshim.testing.conformance._framework import Framework, raised
+from cgshim import CustomGradientValueError, TransformationError, op_custom_gradient, ops
+from cgshim.testing._forward import jvp_of
+from cgshim.testing.conformance._framework import Framework, raised, tangent
 from cgshim.testing.conformance._registry import case
 
 A, Y, UPSTREAM = np.array([[2.0, 1.0], [0.0, 4.0]]), np.array([1.0, 2.0]), np.array([1.0, -5.0])
@@ -197,3 +198,42 @@ def host_rule_with_a_wrong_shape(framework: Framework) -> None:
     _, pullback = cgshim.op_vjp(op, framework.tensor(Y))
     sentence = "wrong: the gradient of x must have its shape f32[2], got f32[1]"
     raised(CustomGradientValueError, pullback, framework.tensor(UPSTREAM), starts=sentence)
+
+
+def solved(matrix: Any, y: Any) -> Any:
+    """The solution of a linear system, with a rule for each mode: both use the same factors."""
+    inverse = np.linalg.inv(matrix)
+    x = inverse @ y
+
+    def grad(upstream: Any) -> Any:
+        of_y = inverse.T @ upstream
+        return -7.0 * np.outer(of_y, x), 7.0 * of_y
+
+    return x, grad, lambda d_matrix, dy: 11.0 * inverse @ (dy - d_matrix @ x)
+
+
+@case()
+def host_jvp(framework: Framework) -> None:
+    op = op_custom_gradient(host_outputs=lambda matrix, y: y, forward_mode=True)(solved)
+    matrix, y = np.array([[2.0, 1.0], [0.5, 3.0]]), np.array([1.0, 2.0])
+    d_matrix, dy = np.array([[0.1, 0.2], [0.3, 0.4]]), np.array([1.0, -1.0])
+    x, of_y = np.linalg.solve(matrix, y), np.linalg.solve(matrix.T, np.ones(2))
+    tensors = framework.tensors((matrix, y, d_matrix, dy))
+    (found,) = jvp_of(framework.backend)(lambda *xs: [op(*xs)], tensors[:2], tensors[2:])
+    framework.check_equal(found, 11.0 * np.linalg.solve(matrix, dy - d_matrix @ x))
+    gradients = -7.0 * np.outer(of_y, x), 7.0 * of_y
+    framework.check_at(op, matrix, y, upstream=np.ones(2), output=x, gradients=gradients)
+    of_total = cgshim.op_grad(lambda y: ops.sum(op(tensors[0], y)))
+    starts = "the gradient of solved: what runs on the host has no derivative of its own"
+    raised(TransformationError, tangent, framework, of_total, tensors[1], tensors[3], starts=starts)
+
+
+@case()
+def host_jvp_that_is_not_there(framework: Framework) -> None:
+    """The promise is that f returns a jvp_fn."""
+    pair = lambda x: (2.0 * x, lambda upstream: 2.0 * upstream)
+    op = op_custom_gradient(host_outputs=lambda x: x, forward_mode=True, name="pair")(pair)
+    x, v = framework.tensors((np.array([1.0, 2.0]), np.array([3.0, 5.0])))
+    error = raised(Exception, tangent, framework, op, x, v)
+    if "pair: forward mode on the host takes f's own jvp_fn, got a pair" not in str(error):
+        raise error
