@@ -83,7 +83,7 @@ def test_trees_several_arguments_and_static_leaves(compiler):
 
 def test_forward_mode_of_one_of_two_arguments_is_free_of_the_other():
     def tangent_of_x(y):
-        return jax.jvp(lambda x: product_both_modes(x, y), (X,), (V,))[1]
+        return jax.jvp(lambda x: product_both_modes(x, jnp.asarray(y)), (X,), (V,))[1]
 
     for y in (2.0, jnp.array(2.0)):
         assert tangent_of_x(y).tolist() == (14 * V).tolist()
