@@ -99,10 +99,8 @@ class _Gradient:
         once = self._call.once_differentiable
         observing = transposition.get()
         if observing is not None and not (observing.is_of_function and once):
-            if observing.is_of_function and self.rule.jvp_fn and not self._call.forward_mode:
-                self._call.refuse("TensorFlow transposes grad_fn where a tf.function is in forward mode", "a jvp_fn",
-                                  "watch within the function, or say that grad_fn is its transpose: "
-                                  "op_custom_gradient(forward_mode=True)")  # fmt: skip
+            if observing.is_of_function:
+                self.require_transpose()
             given = in_this_graph(given)
             transposed = functools.partial(self._connected, accumulators=1)
             return [*observing.observe(self._call, transposed, given), *self._of_unknown(*given)]
@@ -234,6 +232,15 @@ class _Gradient:
         )
 
     # --- Forward mode -----------------------------------------------------------------------------
+
+    def require_transpose(self) -> None:
+        """Raise an error where forward mode transposes grad_fn, and the author gave a jvp_fn, which
+        may differ from it.
+        """
+        if self.rule.jvp_fn is not None and not self._call.forward_mode:
+            self._call.refuse("around a tf.function or a vectorized_map, forward mode transposes grad_fn",
+                              "a jvp_fn", "watch within it, or say that grad_fn is its transpose: "
+                              "op_custom_gradient(forward_mode=True)")  # fmt: skip
 
     def transpose(
         self,

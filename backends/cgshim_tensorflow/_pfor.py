@@ -30,6 +30,9 @@ def converter(
     gradient.
     """
 
+    # what refuses a derivative has no rule to transpose
+    require_transpose = getattr(backward, "require_transpose", lambda: None)
+
     def convert(pfor_input: Any) -> list[Any]:
         own = list(pfor_input.op.outputs[:count])
         rule = _Traced(backward, own, call)
@@ -42,9 +45,12 @@ def converter(
             read = [
                 (outputs[x] if isinstance(x, int) else x, is_stacked) for x, is_stacked in residuals
             ]
-            return lambda *upstreams: rule.over_all(outputs, read, upstreams)
+            over_all: Any = lambda *upstreams: rule.over_all(outputs, read, upstreams)
+            over_all.require_transpose = require_transpose  # for a loop around this one
+            return over_all  # type: ignore[no-any-return]
 
-        def forward(transpose: Callable[[], None]) -> None:
+        def forward(transpose: Callable[[], None], _: Sequence[Tensor]) -> None:
+            require_transpose()
             rule.judge()
             transpose()
 

@@ -10,7 +10,7 @@ import torch
 
 from cgshim import op_custom_gradient
 
-ROUNDS = 7
+ROUNDS = 15
 
 
 @op_custom_gradient
