@@ -4,7 +4,6 @@ its runs.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -30,7 +29,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before the plug-in imports the frameworks
 def pytest_configure(config: pytest.Config) -> None:
     _take_off_path()
-    gc.set_threshold(50_000, 20, 50)  # torch.compile makes millions of objects
     os.environ.setdefault("JAX_ENABLE_X64", "1")
     config.pluginmanager.register(gpus)
 

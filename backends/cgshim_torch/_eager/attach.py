@@ -29,6 +29,7 @@ from cgshim_torch._graph.existing import (
     names_libraries_alone,
     put,
     version_of,
+    versions_of,
 )
 from cgshim_torch._graph.reads import FLOATS, reads_now, without_derivative
 from cgshim_torch._graph.state import state_of
@@ -86,7 +87,7 @@ def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     if call.takes_needed:
         call = call.with_needed([functorch.unwrap_if_dead(x).requires_grad for x in inputs])
     detached = [x.detach() for x in inputs]
-    existing, start, versions = Existing(call), now(), list(map(version_of, detached))
+    existing, start, versions = Existing(call), now(), versions_of(detached)
     return with_rule(call, inputs, detached, existing, start, versions, [run_once(call, detached)])
 
 
@@ -107,7 +108,7 @@ def with_rule(
     made = _made(outputs, holdings)
     if not (differentiated or made):
         return constants(outputs, inputs), rule.output
-    has_changed = versions != list(map(version_of, detached))
+    has_changed = versions != versions_of(detached)
     for x, seen, was in zip(inputs, detached, versions, strict=True) if has_changed else ():
         if version_of(seen) != was and (x.requires_grad or x.shape != seen.shape):
             call.refuse_writing()

@@ -17,7 +17,7 @@ import functools
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -323,6 +323,11 @@ NOTHING = Existing(None)
 def version_of(t: Tensor) -> int:
     """Return how often a tensor was changed in place; in inference mode torch does not count."""
     return 0 if t.is_inference() else int(t._version)
+
+
+def versions_of(tensors: Iterable[Tensor]) -> list[int]:
+    """Return `version_of` each, without a call for each: there may be thousands."""
+    return [0 if t.is_inference() else t._version for t in tensors]
 
 
 # --- Another run of f leaves no trace -------------------------------------------------------------
