@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
+from cgshim._batches import WithBatches, require_batches
 from cgshim._call import Call, ForeignOutputError, checked_pair, output_of_constants
 from cgshim._choice import backend_for, choice_for_plans, framework_of_type, is_lasting
 from cgshim._errors import CustomGradientTypeError, function_name, refusal
@@ -207,6 +208,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self, arguments: Arguments, f: Callable[..., Any], options: Mapping[str, Any]
     ) -> Call:
         assert self._parameters is not None
+        if isinstance(f, WithBatches):
+            require_batches(self._name, arguments.backend)
         return Call(
             arguments, f, options, forward_mode=self._forward_mode, once_differentiable=self._once_differentiable,
             takes_needed=self._parameters.takes_needed,

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
+from cgshim._batches import WithBatches
 from cgshim._custom_gradient import CustomGradient, WithRules
 from cgshim._errors import CustomGradientTypeError, describe, function_name, refusal
 
@@ -23,6 +24,7 @@ def op_custom_gradient(
     *,
     forward_mode: bool = False,
     once_differentiable: bool = False,
+    vmap: Callable[..., Any] | None = None,
     host_outputs: Any = None,
     keep: int = 8,
     name: str | None = None,
@@ -34,6 +36,7 @@ def op_custom_gradient(
     *,
     forward_mode: bool = False,
     once_differentiable: bool = False,
+    vmap: Callable[..., Any] | None = None,
     host_outputs: Any = None,
     keep: int = 8,
     name: str | None = None,
@@ -44,6 +47,7 @@ def op_custom_gradient(
     *,
     forward_mode: bool = False,
     once_differentiable: bool = False,
+    vmap: Callable[..., Any] | None = None,
     host_outputs: Any = None,
     keep: int = 8,
     name: str | None = None,
@@ -134,7 +138,7 @@ def op_custom_gradient(
     if f is None:
         return functools.partial(
             op_custom_gradient, forward_mode=forward_mode, once_differentiable=once_differentiable,
-            host_outputs=host_outputs, keep=keep, name=name,
+            vmap=vmap, host_outputs=host_outputs, keep=keep, name=name,
         )  # fmt: skip
     if not (callable(f) or hasattr(f, "__get__")) or isinstance(f, _NO_FUNCTIONS):
         raise refusal(CustomGradientTypeError, "op_custom_gradient", must="f must be callable",
@@ -145,6 +149,9 @@ def op_custom_gradient(
 
         name = name or function_name(f)
         f = HostPair(f, host_outputs, keep=keep, forward_mode=forward_mode, name=name)
+    if vmap is not None:
+        name = name or function_name(f)
+        f = WithBatches(f, vmap)
     return CustomGradient(
         f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name
     )

@@ -6,6 +6,8 @@ cgshim.host and cgshim.ops import nothing else of it either, as anybody could ha
 from cgshim._axes import Axis as Axis
 from cgshim._axes import axes_of as axes_of
 from cgshim._axes import checked_axis as checked_axis
+from cgshim._batches import Mapped as Mapped
+from cgshim._batches import WithBatches as WithBatches
 from cgshim._call import Call as Call
 from cgshim._call import WithoutDerivative as WithoutDerivative
 from cgshim._call import checked_pair as checked_pair

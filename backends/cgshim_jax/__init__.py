@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cgshim.backend import WithBatches
 from cgshim_jax._primitives import transposed_if_linear
 from cgshim_jax._rules import as_tensor, conjugate, is_differentiable, type_of_upstream
 from cgshim_jax._rules import is_tensor as is_tensor
@@ -30,11 +31,12 @@ from cgshim_jax._tracing import (
     is_differentiated,
     is_known,
     surroundings,
+    value_below_derivatives,
 )
 from cgshim_jax._written import NotAsWrittenError, Written, closes_over_differentiated, note_read
 
 if TYPE_CHECKING:
-    from cgshim.backend import Call
+    from cgshim.backend import Call, Mapped
     from cgshim.host.backend import HostCall, Spec
 
 Array = Any
@@ -87,6 +89,9 @@ def host_function(
 
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
+    if isinstance(call.f, WithBatches) and any(value_below_derivatives(x) is None for x in inputs):
+        # something maps it, or may do so if it is staged
+        return call.f.mapped(call, inputs)
     around = surroundings()
     if around is Surroundings.NOTHING and all(map(is_known, inputs)):
         return call.output_of(inputs)
@@ -102,6 +107,10 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     with contextlib.suppress(NotAsWrittenError):
         return Written(call, inputs, as_written).output()
     return run_staged(call, inputs)
+
+
+def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:
+    return Written(function.call, inputs, as_written=False).output()
 
 
 # --- Any function's gradient ----------------------------------------------------------------------
@@ -120,6 +129,14 @@ def vjp(
         return list(pullback(cotangents))
 
     return outputs, gradients
+
+
+def vjp_of_rules(
+    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
+) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
+    """Do as vjp does, with conjugates as rules have them."""
+    outputs, pullback = vjp(fn, inputs)
+    return outputs, lambda upstreams: [*map(conjugate, pullback([*map(conjugate, upstreams)]))]
 
 
 def transposed(

@@ -28,7 +28,14 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cgshim.backend import Call, CustomGradientError, TransformationError, refusal
+from cgshim.backend import (
+    Call,
+    CustomGradientError,
+    CustomGradientTypeError,
+    TransformationError,
+    describe,
+    refusal,
+)
 from cgshim_jax import _private
 from cgshim_jax._linearity import NotLinearError, require_linear
 from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_of
@@ -276,6 +283,11 @@ class Op:
     words: Words
     f: Jaxpr | None = None
     """from arguments to outputs, once somebody has asked for their types"""
+    of_batch: Callable[..., tuple[Sequence[Array], Sequence[bool]]] | None = None
+    """``of_batch(size, batched, *arguments)`` returns the outputs of a batch, and which of them have it;
+    None if the call is mapped itself"""
+    in_batch: Sequence[int] = ()
+    """which arguments are to have the batch in any case"""
 
     def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
         """Return the outputs."""
@@ -298,7 +310,11 @@ class Op:
         if self.f is None or any(
             v.aval != kind for v, kind in zip(self.f.invars, types, strict=True)
         ):
-            self.f, _ = jaxpr_of(lambda *arguments: list(self.primal(arguments)), types)
+            self.f, captured = jaxpr_of(lambda *arguments: list(self.primal(arguments)), types)
+            if captured:
+                raise refusal(CustomGradientTypeError, self.words.op,
+                              must="f must be given every tensor of compiled code that it reads",
+                              got=f"a captured {describe(captured[0])}", do="pass it as an argument")  # fmt: skip
         return self.f
 
 
@@ -457,6 +473,14 @@ def _linearize_op(*given: Any, op: Op) -> Any:
 
 def _batch_op(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, op: Op) -> Any:
     batched = any(i is not None for i in at)  # JAX asks even where nothing is
+    if batched and op.of_batch is not None:
+        flags = [i is not None or place in op.in_batch for place, i in enumerate(at)]
+        fronts = [
+            batching.bdim_at_front(x, i, axis.size) if has else x
+            for x, i, has in zip(operands, at, flags, strict=True)
+        ]
+        outputs, have = op.of_batch(axis.size, flags, *fronts)
+        return outputs, [0 if has else None for has in have]
     outputs = (_Over(op, axis, at) if batched else op)(operands)
     return outputs, [0 if batched else None] * len(outputs)
 

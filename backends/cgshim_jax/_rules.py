@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -92,6 +93,7 @@ def code_of(f: Callable[..., Any]) -> Any:
     """Return what two functions have in common that were made by one definition."""
     while isinstance(f, functools.partial):
         f = f.func
+    f = inspect.unwrap(f)
     return getattr(f, "__code__", type(f))
 
 

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import jax
 from jax.extend.core import Literal
 
-from cgshim.backend import CustomGradientTypeError, RuleScope, TransformationError, refusal, subvals
+from cgshim.backend import (
+    CustomGradientTypeError,
+    Mapped,
+    RuleScope,
+    TransformationError,
+    refusal,
+    subvals,
+)
 from cgshim_jax._graph import depends_only_on
 from cgshim_jax._primitives import Linear, Op, Words, let_others_know
 from cgshim_jax._rules import (
@@ -58,7 +65,7 @@ def run_staged(
     let_others_know()
     _refuse_references(call, inputs)
     upstreams, code = upstreams_of_rule(), code_of(call.f)
-    if is_running_rule() and code in (_staging.current or ()):
+    if isinstance(call.f, Mapped) or (is_running_rule() and code in (_staging.current or ())):
         # As when two rules call each other: there would be no end to it. Its own rule is traced
         # only if somebody differentiates the call; then f runs again, and may close over no tracer.
         return Written(call, inputs, as_written=False).output()

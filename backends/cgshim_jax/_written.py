@@ -18,7 +18,16 @@ import jax
 import numpy as np
 from jax.errors import UnexpectedTracerError
 
-from cgshim.backend import SIMPLE, RuleScope, TransformationError, place_of, subvals, tensors_inside
+from cgshim.backend import (
+    SIMPLE,
+    Mapped,
+    RuleScope,
+    TransformationError,
+    partition,
+    place_of,
+    subvals,
+    tensors_inside,
+)
 from cgshim_jax._graph import depends_only_on
 from cgshim_jax._primitives import Linear, Op, Words, without_derivative
 from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_of, of_tangents
@@ -66,11 +75,14 @@ class Written(Op):
     def __init__(self, call: Call, inputs: Sequence[Array], as_written: bool) -> None:
         self.call, self.words = call, Words.of(call)
         self.inputs = inputs
-        self.places = [i for i, x in enumerate(inputs) if is_tracer(x)]
+        is_mapped = isinstance(call.f, Mapped)
+        self.places = [i for i, x in enumerate(inputs) if is_mapped or is_tracer(x)]
         self.as_written = as_written
         """whether the rule runs as it is, where a gradient is taken; else it is traced"""
         self.asked: list[tuple[int, ...]] = []
         """for which of the tracers the derivatives ask, where a traced rule wants to know"""
+        if is_mapped:
+            self.of_batch, self.in_batch = self._of_batch, call.f.in_batch
         if not as_written:
             arguments = [inputs[i] for i in self.places]
             self.asked = [
@@ -86,7 +98,16 @@ class Written(Op):
             raise NotAsWrittenError from None
         return self.spec.combine(outputs)
 
+    def _of_batch(
+        self, size: int | None, batched: Sequence[bool], *arguments: Array
+    ) -> tuple[Sequence[Array], Sequence[bool]]:
+        outputs, have = self.call.f.run(size, batched, *arguments)
+        _, self.spec = partition(self.call.name, self.call.backend, outputs)
+        return outputs, have
+
     def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
+        if self.of_batch is not None:
+            return self.of_batch(None, [False for _ in arguments], *arguments)[0]
         outputs, rule = self.call(subvals(self.inputs, self.places, arguments))
         self.spec = rule.output
         return outputs

@@ -10,7 +10,7 @@ outer derivatives look on, f runs once all the same, on values that record what 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import optree
@@ -68,6 +68,10 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     if is_differentiating() or not BOXES.isdisjoint(map(type, inputs)):
         return derivatives().output_under_autograd(call, inputs)
     return call.output_of(inputs)
+
+
+def mapped(*_: Any) -> NoReturn:
+    raise NotImplementedError  # nothing maps an op in NumPy
 
 
 def vjp(

@@ -22,6 +22,7 @@ from cgshim_torch._eager.plain import plan as plan
 from cgshim_torch._eager.vjp import transposed as transposed
 from cgshim_torch._eager.vjp import vjp as vjp
 from cgshim_torch._eager.vjp import vjp_with_variables as vjp_with_variables
+from cgshim_torch._func import mapped as mapped
 from cgshim_torch._graph.reads import reads_now
 from cgshim_torch._tensors import convert_to_numpy as convert_to_numpy
 from cgshim_torch._tensors import convert_to_tensor as convert_to_tensor

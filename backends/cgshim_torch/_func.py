@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from cgshim.backend import refuse_captured_tangent, subvals
+from cgshim.backend import (
+    Mapped,
+    WithBatches,
+    partition,
+    refuse_captured_tangent,
+    subvals,
+)
 from cgshim_torch._eager.run import Run, named, rules, run_once, variables_of
 from cgshim_torch._graph.existing import NOTHING, Existing, Holdings, holding, names_libraries_alone
 from cgshim_torch._graph.reads import FLOATS, Reads, without_derivative
@@ -59,6 +65,11 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     A detached output has no gradient but the rule's, so a transformation that loses the rule cannot
     return autodiff's.
     """
+    if isinstance(call.f, WithBatches) and any(_is_batch(y) for x in inputs for y in levels(x)):
+        return partition(call.name, call.backend, call.f.mapped(call, inputs))
+    if isinstance(call.f, Mapped) and _is_batch(max(inputs, key=functorch.maybe_get_level)):
+        # the innermost transformation is a vmap
+        return partition(call.name, call.backend, mapped(call.f, inputs))
     # forward mode asks the rule for all gradients
     if call.takes_needed and forward_ad._current_level < 0:
         call = call.with_needed(
@@ -317,6 +328,38 @@ def _primal(tensor: Tensor) -> Tensor:
         batched_at, level = functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor)
         return functorch._add_batch_dim(_primal(functorch.get_unwrapped(tensor)), batched_at, level)
     return forward_ad.unpack_dual(tensor).primal
+
+
+# --- Rules for batches ----------------------------------------------------------------------------
+
+_is_batch = functorch.is_batchedtensor
+
+
+def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
+    return list(custom_function_call(_Mapped, function, *inputs))
+
+
+class _Mapped(torch.autograd.Function):  # type: ignore[misc]
+    """Returns what a function returns for one element, or for the batch of a vmap."""
+
+    @staticmethod
+    def forward(function: Mapped, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(function.run(None, (), *inputs)[0])
+
+    @staticmethod
+    def setup_context(*_: Any) -> None:
+        """Keep nothing: the inputs are constants."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], function: Mapped, *inputs: Tensor) -> Any:
+        size, dims = info.batch_size, in_dims[1:]
+        batched = [dim is not None or at in function.in_batch for at, dim in enumerate(dims)]
+        moved = [
+            x if not has else x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim, has in zip(inputs, dims, batched, strict=True)
+        ]
+        outputs, have = function.run(size, batched, *moved)
+        return tuple(outputs), tuple([0 if has else None for has in have])
 
 
 # --- Forward mode ---------------------------------------------------------------------------------

@@ -1,0 +1,197 @@
+"""An op with a rule for batches, for what a framework cannot map by itself: a kernel, a library.
+
+Where the framework maps the op (vmap), the rule runs once for the batch, as f of an op of its own:
+the grad_fn that it returns is for the whole batch.
+
+A derivative between the op and a vmap around it is of one element, and is mapped in its turn. So f,
+its gradient, the gradient of that, ... are functions that run for one element, or for a batch by the
+rule and its derivatives; and each is the derivative of the one before it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from cgshim._call import Call
+from cgshim._dtypes import is_differentiable
+from cgshim._errors import (
+    CustomGradientTypeError,
+    CustomGradientValueError,
+    TransformationError,
+    describe,
+    describe_tree,
+    refusal,
+)
+from cgshim._gradients import Arguments
+from cgshim._held import FunctionHolder
+from cgshim._protocol import Backend, Tensor
+from cgshim._registry import name_of
+from cgshim._trees import ONE_TENSOR, TreeSpec, partition, subvals
+
+
+class WithBatches(FunctionHolder):
+    """f of an op that has a rule for batches: f itself, wherever nothing maps the op."""
+
+    autograph_info__: ClassVar[dict[str, Any]] = {}  # TensorFlow's AutoGraph converts f alone
+
+    def __init__(self, f: Callable[..., Any], rule: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, f, updated=())
+        self._f = f
+        self._rule = rule
+
+    @property
+    def held_function(self) -> Callable[..., Any]:
+        """f."""
+        return self._f
+
+    def __call__(self, /, *args: Any, **options: Any) -> Any:
+        return self._f(*args, **options)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> WithBatches:
+        """Return f of an object, with its rule for batches, which gets the object too."""
+        f, rule = [
+            each.__get__(instance, owner) if hasattr(each, "__get__") else each
+            for each in (self._f, self._rule)
+        ]
+        return self if f is self._f else WithBatches(f, rule)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WithBatches, (self._f, self._rule)
+
+    def mapped(
+        self, call: Call, inputs: Sequence[Tensor], f: Callable[..., Any] | None = None
+    ) -> Any:
+        """Return the output of a call that may be mapped, now or in compiled code that is mapped
+        later; f may be a converted one.
+        """
+        specs: list[TreeSpec] = []
+
+        def run(size: int | None, batched: Sequence[bool], *tensors: Tensor) -> Any:
+            flags: list[Any] = [True]
+
+            def f_of_batch(*args: Any, **options: Any) -> tuple[Any, Any]:
+                in_batched = call.arguments.structured(batched)
+                result = self._rule(size, in_batched, *args, **options)
+                if not (isinstance(result, tuple) and len(result) == 3 and callable(result[1])):
+                    raise refusal(CustomGradientTypeError, call.name,
+                                  must="the rule for batches must return a triple (output, grad_fn, out_batched)",
+                                  got=describe_tree(result),
+                                  do="return the output for the batch, its grad_fn, and what of the "
+                                  "output has the batch")  # fmt: skip
+                output, grad_fn, flags[0] = result
+                return output, grad_fn
+
+            one_or_many = f or self._f if size is None else f_of_batch
+            output = call.backend.custom_gradient(call.with_f(one_or_many), tensors)
+            outputs, spec = partition(call.name, call.backend, output)
+            specs.append(spec)
+            return outputs, _which_have_batch(call.name, size, flags[0], outputs, spec)
+
+        outputs = Mapped(call, run, len(inputs)).output(inputs)
+        return specs[-1].combine(outputs)
+
+
+def require_batches(op: str, backend: Backend) -> None:
+    """Raise an error for a backend that would not call a rule for batches."""
+    if not hasattr(backend, "mapped"):
+        raise refusal(TransformationError, op,
+                      must="a rule for batches needs a backend that calls it",
+                      got=f"{name_of(backend)}, which does not", do="leave out vmap=")  # fmt: skip
+
+
+def _which_have_batch(
+    op: str, size: int | None, flags: Any, outputs: Sequence[Tensor], spec: TreeSpec
+) -> list[bool]:
+    """Return for each tensor of the output if its first axis is the batch, from out_batched."""
+    have = [flags] * len(outputs) if isinstance(flags, bool) else spec.align(flags)
+    if have is None or not all(isinstance(flag, bool) for flag in have):
+        raise refusal(CustomGradientTypeError, op,
+                      must="out_batched must be a bool, or bools structured as the output",
+                      got=describe_tree(flags), do="return True if all of the output has the batch")  # fmt: skip
+    for y, has, path in zip(outputs, have, spec.paths("the output"), strict=True):
+        if size is not None and has and tuple(y.shape[:1]) not in ((size,), (None,)):
+            raise refusal(CustomGradientValueError, op,
+                          must=f"{path} must have the batch of {size} for its first axis",
+                          got=describe(y), do="say in out_batched that it has none")  # fmt: skip
+    return have
+
+
+class Mapped:
+    """A function of tensors that runs for one element, or for a batch: f of an op, or its derivative."""
+
+    def __init__(
+        self, call: Call, run: Callable[..., Any], count: int, in_batch: Sequence[int] = ()
+    ) -> None:
+        names = [f"input {at}" for at in range(count)]
+        self._arguments = Arguments(call.name, call.backend, names, [ONE_TENSOR] * count, True)
+        self._of = call
+        self.run = run
+        """``run(size, batched, *inputs)`` returns the outputs, and which of them have the batch: it is
+        the first axis of these, and of the inputs that are batched. For one element the size is None.
+        """
+        self.in_batch = in_batch
+        """which inputs are to have the batch in any case"""
+
+    @property
+    def call(self) -> Call:
+        """The call whose f this is."""
+        return Call(self._arguments, self, {}, forward_mode=self._of.forward_mode,
+                    once_differentiable=self._of.once_differentiable)  # fmt: skip
+
+    def output(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs, whose derivative is mapped as they are."""
+        outputs: list[Tensor] = self._of.backend.custom_gradient(self.call, inputs)
+        return outputs
+
+    def __call__(self, *inputs: Tensor) -> tuple[Any, ...]:
+        """Return the outputs and the derivatives: it is called below what differentiates them."""
+        backend = self._of.backend
+        constants = [backend.stop_gradient(x) if is_differentiable(x.dtype) else x for x in inputs]
+        outputs = backend.mapped(self, constants)
+        count, ends = len(outputs), [at for at, y in enumerate(outputs) if is_differentiable(y.dtype)]
+
+        def grad_fn(*upstreams: Tensor, needs_input_grad: Sequence[bool]) -> list[Tensor | None]:
+            wanted = [at for at, is_needed in enumerate(needs_input_grad) if is_needed]
+            gradient = self._derivative(len(inputs), wanted, ends, forward=False)
+            found = gradient.output([*inputs, *[upstreams[at] for at in ends]])
+            return subvals([None] * len(inputs), wanted, found)
+
+        def jvp_fn(*tangents: Tensor | None) -> list[Tensor | None]:
+            wanted = [at for at, t in enumerate(tangents) if t is not None]
+            derivative = self._derivative(len(inputs), wanted, ends, forward=True)
+            found = derivative.output([*inputs, *[tangents[at] for at in wanted]])
+            return subvals([None] * count, ends, found)
+
+        return (outputs, grad_fn, jvp_fn) if self._of.forward_mode else (outputs, grad_fn)
+
+    def _derivative(
+        self, count: int, wanted: Sequence[int], ends: Sequence[int], *, forward: bool
+    ) -> Mapped:
+        """Return the derivative of these outputs by the wanted ones of so many inputs, as a function
+        of all inputs and of upstreams, or of tangents.
+        """
+        backend = self._of.backend
+        vjp = getattr(backend, "vjp_of_rules", backend.vjp)
+
+        def run(size: int | None, batched: Sequence[bool], *tensors: Tensor) -> Any:
+            have: list[bool] = []
+
+            def outputs_of(*moving: Tensor) -> list[Tensor]:
+                inputs = subvals(tensors[:count], wanted, moving)
+                outputs, have[:] = self.run(size, batched[:count], *inputs)
+                # what has no batch depends on nothing that moves
+                return [outputs[at] for at in ends if forward or have[at]]
+
+            outputs, pullback = vjp(outputs_of, [tensors[at] for at in wanted])
+            given = tensors[count:]
+            if forward:
+                linear = lambda *upstreams: pullback(upstreams)
+                refuse = self._of.refuse_nonlinear
+                return backend.transposed(linear, outputs, given, refuse), [have[at] for at in ends]
+            upstreams = [u for u, at in zip(given, ends, strict=True) if have[at]]
+            return pullback(upstreams), [True] * len(wanted)
+
+        total = count + len(wanted if forward else ends)
+        return Mapped(self._of, run, total, [*self.in_batch, *wanted, *range(count, total)])
