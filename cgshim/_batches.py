@@ -23,6 +23,7 @@ from cgshim._errors import (
     describe,
     describe_tree,
     refusal,
+    shape_of,
 )
 from cgshim._gradients import Arguments
 from cgshim._held import FunctionHolder
@@ -111,7 +112,8 @@ def _which_have_batch(
                       must="out_batched must be a bool, or bools structured as the output",
                       got=describe_tree(flags), do="return True if all of the output has the batch")  # fmt: skip
     for y, has, path in zip(outputs, have, spec.paths("the output"), strict=True):
-        if size is not None and has and tuple(y.shape[:1]) not in ((size,), (None,)):
+        first = shape_of(y.shape)[:1]
+        if isinstance(size, int) and has and first not in ((size,), (None,), (...,)):
             raise refusal(CustomGradientValueError, op,
                           must=f"{path} must have the batch of {size} for its first axis",
                           got=describe(y), do="say in out_batched that it has none")  # fmt: skip
@@ -148,8 +150,7 @@ class Mapped:
     def __call__(self, *inputs: Tensor) -> tuple[Any, ...]:
         """Return the outputs and the derivatives: it is called below what differentiates them."""
         backend = self._of.backend
-        constants = [backend.stop_gradient(x) if is_differentiable(x.dtype) else x for x in inputs]
-        outputs = backend.mapped(self, constants)
+        outputs = backend.mapped(self, inputs)
         count, ends = len(outputs), [at for at, y in enumerate(outputs) if is_differentiable(y.dtype)]
 
         def grad_fn(*upstreams: Tensor, needs_input_grad: Sequence[bool]) -> list[Tensor | None]:

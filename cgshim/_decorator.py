@@ -26,6 +26,7 @@ def op_custom_gradient(
     once_differentiable: bool = False,
     vmap: Callable[..., Any] | None = None,
     host_outputs: Any = None,
+    vectorized: bool = False,
     keep: int = 8,
     name: str | None = None,
 ) -> CustomGradient[P, T_co]: ...
@@ -38,6 +39,7 @@ def op_custom_gradient(
     once_differentiable: bool = False,
     vmap: Callable[..., Any] | None = None,
     host_outputs: Any = None,
+    vectorized: bool = False,
     keep: int = 8,
     name: str | None = None,
 ) -> Callable[[Callable[P, WithRules[T_co]]], CustomGradient[P, T_co]]: ...
@@ -49,6 +51,7 @@ def op_custom_gradient(
     once_differentiable: bool = False,
     vmap: Callable[..., Any] | None = None,
     host_outputs: Any = None,
+    vectorized: bool = False,
     keep: int = 8,
     name: str | None = None,
 ) -> Any:
@@ -138,17 +141,29 @@ def op_custom_gradient(
     if f is None:
         return functools.partial(
             op_custom_gradient, forward_mode=forward_mode, once_differentiable=once_differentiable,
-            vmap=vmap, host_outputs=host_outputs, keep=keep, name=name,
+            vmap=vmap, host_outputs=host_outputs, vectorized=vectorized,
+            keep=keep, name=name,
         )  # fmt: skip
     if not (callable(f) or hasattr(f, "__get__")) or isinstance(f, _NO_FUNCTIONS):
         raise refusal(CustomGradientTypeError, "op_custom_gradient", must="f must be callable",
                       got=describe(f), do="decorate a function")  # fmt: skip
+    if vectorized and host_outputs is None:
+        raise refusal(CustomGradientTypeError, name or function_name(f),
+                      must="vectorized says that NumPy code takes a batch", got="no host_outputs",
+                      do="write vmap=, a rule for batches")  # fmt: skip
+    if vmap is not None and not (callable(vmap) and host_outputs is None):
+        raise refusal(CustomGradientTypeError, name or function_name(f),
+                      must="vmap must be a rule for batches of tensors",
+                      got=describe(vmap) if host_outputs is None else "host_outputs besides",
+                      do="write a function, or host_outputs with vectorized=True")  # fmt: skip
     if host_outputs is not None:
         # with it NumPy, which `import cgshim` does without
         from cgshim.host.backend import HostPair
 
         name = name or function_name(f)
-        f = HostPair(f, host_outputs, keep=keep, forward_mode=forward_mode, name=name)
+        f = HostPair(
+            f, host_outputs, keep=keep, forward_mode=forward_mode, vectorized=vectorized, name=name
+        )
     if vmap is not None:
         name = name or function_name(f)
         f = WithBatches(f, vmap)

@@ -110,7 +110,8 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
 
 
 def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:
-    return Written(function.call, inputs, as_written=False).output()
+    constants = [*map(stop_gradient, inputs)]
+    return Written(function.call, constants, as_written=False).output()
 
 
 # --- Any function's gradient ----------------------------------------------------------------------

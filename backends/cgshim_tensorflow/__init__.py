@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from cgshim.backend import has_no_derivative, output_without_rule
+from cgshim.backend import WithBatches, has_no_derivative, output_without_rule
 from cgshim_tensorflow._gradient import attach_rule
 from cgshim_tensorflow._graphs import converted_as_caller, in_this_graph
+from cgshim_tensorflow._pfor import mapped as mapped
 from cgshim_tensorflow._private import (
     EagerTensor,
     WeakTensor,
@@ -93,6 +94,11 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
     """Run f, and return its output with its rule as the gradient."""
     if type(call.f) is not FunctionType and has_no_derivative(call.f):
         return output_without_rule(call, inputs)
+    if isinstance(call.f, WithBatches) and not (
+        tf.executing_eagerly() or any(map(is_composite, inputs))
+    ):
+        # a vectorized_map may be around the graph
+        return call.f.mapped(call, inputs, converted_as_caller(call.f.held_function))
     call = call.with_f(converted_as_caller(call.f))
     given = in_this_graph(inputs)
     if call.takes_needed:

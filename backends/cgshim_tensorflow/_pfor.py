@@ -8,11 +8,13 @@ as well.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from cgshim.backend import CustomGradientTypeError, Mapped, refusal
 from cgshim_tensorflow._forward import Backward, Linearity, judge, transposition
 from cgshim_tensorflow._private import record, wrap_for_pfor
 from cgshim_tensorflow._values import is_eager
@@ -34,6 +36,8 @@ def converter(
     require_transpose = getattr(backward, "require_transpose", lambda: None)
 
     def convert(pfor_input: Any) -> list[Any]:
+        if isinstance(call.f, Mapped):  # the values are those of its batch, with its gradient
+            return [wrap_for_pfor(x.t, x.is_stacked) for x in pfor_input.inputs]
         own = list(pfor_input.op.outputs[:count])
         rule = _Traced(backward, own, call)
         residuals = [_converted(pfor_input.pfor, tensor, own) for tensor in rule.residuals]
@@ -58,6 +62,39 @@ def converter(
         return [wrap_for_pfor(tensor) for tensor in [*outputs, *sources]]
 
     return convert
+
+
+def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
+    """Return what a function returns for one iteration, in a function of its own: a loop that is
+    vectorized calls it once for all.
+    """
+    if tf.executing_eagerly():
+        return list(function.run(None, (), *inputs)[0])
+    given = [*map(tf.convert_to_tensor, inputs)]
+    one = tf.function(lambda *xs: list(function.run(None, (), *xs)[0]), autograph=False)
+    traced = one.get_concrete_function(*[tf.TensorSpec(x.shape, x.dtype) for x in given])
+    with record.stop_recording():
+        outputs = tf.raw_ops.StatefulPartitionedCall(
+            args=[*given, *traced.captured_inputs], Tout=[y.dtype for y in traced.outputs], f=traced
+        )
+    for output, like in zip(outputs, traced.outputs, strict=True):
+        output.set_shape(like.shape)
+        output.op.pfor_converter = functools.partial(_over_iterations, function, len(given))
+    return list(outputs)
+
+
+def _over_iterations(function: Mapped, count: int, pfor_input: Any) -> list[Any]:
+    """Return what a function returns for all iterations."""
+    if any(x.is_stacked for x in pfor_input.inputs[count:]):
+        raise refusal(CustomGradientTypeError, function.call.name,
+                      must="f must be given every tensor of compiled code that it reads",
+                      got="a captured one", do="pass it as an argument")  # fmt: skip
+    pfor_input.stack_inputs(function.in_batch)
+    inputs = pfor_input.inputs[:count]
+    stacked = next(x.t for x in inputs if x.is_stacked)
+    size = tf.shape(stacked)[0] if stacked.shape[0] is None else stacked.shape[0]
+    outputs, have = function.run(size, [x.is_stacked for x in inputs], *[x.t for x in inputs])
+    return [wrap_for_pfor(y, has) for y, has in zip(outputs, have, strict=True)]
 
 
 class _Traced:

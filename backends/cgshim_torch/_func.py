@@ -69,7 +69,8 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         return partition(call.name, call.backend, call.f.mapped(call, inputs))
     if isinstance(call.f, Mapped) and _is_batch(max(inputs, key=functorch.maybe_get_level)):
         # the innermost transformation is a vmap
-        return partition(call.name, call.backend, mapped(call.f, inputs))
+        outputs = list(custom_function_call(_Mapped, call.f, *inputs))
+        return partition(call.name, call.backend, outputs)
     # forward mode asks the rule for all gradients
     if call.takes_needed and forward_ad._current_level < 0:
         call = call.with_needed(
@@ -336,7 +337,7 @@ _is_batch = functorch.is_batchedtensor
 
 
 def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
-    return list(custom_function_call(_Mapped, function, *inputs))
+    return list(custom_function_call(_Mapped, function, *[x.detach() for x in inputs]))
 
 
 class _Mapped(torch.autograd.Function):  # type: ignore[misc]

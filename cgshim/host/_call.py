@@ -38,14 +38,17 @@ Array = Any
 class HostFunction:
     """A function of NumPy arrays, with what it declares to return: its outputs."""
 
-    __slots__ = ("_options", "declares", "function", "name", "vectorized")
+    __slots__ = ("_options", "declares", "function", "name", "takes_sizes", "vectorized")
 
     def __init__(
-        self, function: Callable[..., Any], outputs: Any, *, vectorized: bool, name: str
-    ) -> None:
+        self, function: Callable[..., Any], outputs: Any, *, vectorized: bool, name: str,
+        takes_sizes: bool = False,
+    ) -> None:  # fmt: skip
         self.function = function
         self.name = name
         self.vectorized = vectorized
+        self.takes_sizes = takes_sizes
+        """True if it is a partial of the sizes of the batches, which all arrays then have"""
         self.declares = outputs
         """the specs of the results, or the author's function of the arguments' specs that returns them"""
         self._options = _names_of_options(outputs)
@@ -305,9 +308,15 @@ def _stacked(rows: Sequence[Any]) -> Array:
 
 def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Array]:
     """Return what f returns, flat."""
+    function = call.function.function
+    if call.function.takes_sizes:
+        axes = len(call.batches) if call.function.vectorized else 0
+        sizes = np.broadcast_shapes(*[x.shape[:axes] for x in arrays])
+        arrays = [np.broadcast_to(x, (*sizes, *x.shape[axes:])) for x in arrays]
+        function = functools.partial(function.func, sizes)  # type: ignore[attr-defined]
     try:
         args = arrays if call.are_tensors else combine_each(call.specs, arrays)
-        result = call.function.function(*args, **call.options)
+        result = function(*args, **call.options)
     except ValueError as error:
         if "read-only" in str(error):
             _refuse_writing(call, error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import itertools
+import math
 import random
 import threading
 import weakref
@@ -64,15 +64,17 @@ class Runs:
         self._runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
         self._last: collections.OrderedDict[int, Run] = collections.OrderedDict()
         # not from 0: a number of another process, from a file or a pipe, must not be found here
-        self._numbers = itertools.count(random.SystemRandom().randrange(_NUMBERS))
+        self._next = random.SystemRandom().randrange(_NUMBERS)
         self._lock = threading.Lock()
         self._thread = threading.local()
 
-    def add(self, rule: Rule) -> int:
-        """Return the number of a run with this rule."""
+    def add(self, rule: Rule, sizes: Sequence[int]) -> Any:
+        """Return the number of a run with this rule; for a batch, as many as it has elements."""
         run = Run()
+        count = math.prod(sizes)
         with self._lock:
-            number = next(self._numbers) % _NUMBERS
+            number = self._next
+            self._next = (self._next + max(count, 1)) % _NUMBERS
             self._rules[run], self._runs[number] = rule, run
             made: list[Run] | None = getattr(self._thread, "made", None)
             if made is not None:
@@ -81,15 +83,19 @@ class Runs:
                 self._last[number] = run
                 if len(self._last) > self.keep:
                     self._last.popitem(last=False)
-        return number
+        return _numbers_from(number, sizes)
 
-    def find(self, number: int) -> Rule | None:
-        """Return the rule of the run with this number; None if it is gone."""
+    def find(self, numbers: Array, inputs: Sequence[Array]) -> Rule | None:
+        """Return the rule of the run with these numbers, on inputs like these; None if it is gone."""
+        number = int(numbers.flat[0]) if numbers.size else -1
         with self._lock:
             run = self._runs.get(number)
             if number in self._last:
                 self._last.move_to_end(number)
-            return None if run is None else self._rules[run]
+            rule = None if run is None else self._rules[run]
+        is_for_all = np.array_equal(numbers, _numbers_from(number, numbers.shape))
+        same = rule is not None and list(rule.shapes) == [x.shape for x in inputs]
+        return rule if is_for_all and same else None
 
     @contextlib.contextmanager
     def made_here(self) -> Iterator[list[Run]]:
@@ -117,6 +123,7 @@ class HostPair:
         *,
         keep: int = KEEP,
         forward_mode: bool = False,
+        vectorized: bool = False,
         name: str,
     ) -> None:
         functools.update_wrapper(self, f, updated=())
@@ -125,14 +132,20 @@ class HostPair:
         self._outputs = outputs
         self._parameters = Parameters(f)
         self._runs = Runs(keep)
-        self._forward = host_op(self._run_f, _with_number(outputs), name=name)
-        self._backward: Callable[..., Any] = host_op(
+        self._vectorized = vectorized
+
+        def on_host(run: Callable[..., Any], outputs: Any, name: str) -> Any:
+            of_one = functools.partial(run, ())
+            return host_op(of_one, outputs, vectorized=vectorized, name=name, takes_sizes=True)
+
+        self._forward = on_host(self._run_f, _with_number(outputs), name=name)
+        self._backward: Callable[..., Any] = on_host(
             self._run_rule, declared_of_floats, name=f"the gradient of {name}"
         )
         self._push: Callable[..., Any] | None = None
         """f's own jvp_fn, where it is promised that f returns one"""
         if forward_mode:
-            self._push = host_op(
+            self._push = on_host(
                 self._run_jvp_fn, self._declared_tangents, name=f"the tangent of {name}"
             )
 
@@ -177,19 +190,23 @@ class HostPair:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what makes it: its runs are those of this process."""
-        forward_mode = self._push is not None
-        return _restored, (self._f, self._outputs, self._runs.keep, self._name, forward_mode)
+        options = {
+            "keep": self._runs.keep, "name": self._name, "vectorized": self._vectorized,
+            "forward_mode": self._push is not None,
+        }  # fmt: skip
+        return _restored, (self._f, self._outputs, options)
 
     # --- On the host ------------------------------------------------------------------------------
 
-    def _run_f(self, /, *args: Any, **options: Any) -> tuple[Any, Any]:
-        """Return f's output, and the number of this run."""
+    def _run_f(self, sizes: Sequence[int], /, *args: Any, **options: Any) -> tuple[Any, Any]:
+        """Return f's output, and the number of this run, or those of this run for a batch."""
         outputs, rule = self._run(args, options)
-        return rule.output.combine(outputs), np.int32(self._runs.add(rule))
+        return rule.output.combine(outputs), self._runs.add(rule, sizes)
 
     def _run_rule(
         self,
-        number: Any,
+        sizes: Sequence[int],
+        numbers: Any,
         args: Sequence[Any],
         upstreams: Sequence[Array],
         needed: Sequence[Any],
@@ -198,8 +215,11 @@ class HostPair:
     ) -> list[Array]:
         """Return the gradients of the arguments that have one; needed is structured as they are."""
         inputs, specs = partition_each(self._name, load("numpy"), args)
-        rule = self._runs.find(int(number))
-        if rule is None or list(rule.shapes) != [x.shape for x in inputs]:
+        rule = self._runs.find(numbers, inputs)
+        if rule is None and (axis := _same_along(numbers)) is not None:
+            run = lambda *trees: self._run_rule(sizes, *trees, needed, **options)
+            return _one_by_one(run, axis, numbers, args, upstreams)
+        if rule is None:
             _, rule = self._run(args, options)
         flags = [
             flag
@@ -213,12 +233,21 @@ class HostPair:
         ]
 
     def _run_jvp_fn(
-        self, number: Any, args: Sequence[Any], tangents: Sequence[Any], /, **options: Any
+        self,
+        sizes: Sequence[int],
+        numbers: Any,
+        args: Sequence[Any],
+        tangents: Sequence[Any],
+        /,
+        **options: Any,
     ) -> list[Array]:
         """Return the tangents of the outputs that have one."""
         inputs, specs = partition_each(self._name, load("numpy"), args)
-        rule = self._runs.find(int(number))
-        if rule is None or list(rule.shapes) != [x.shape for x in inputs]:
+        rule = self._runs.find(numbers, inputs)
+        if rule is None and (axis := _same_along(numbers)) is not None:
+            run = lambda *trees: self._run_jvp_fn(sizes, *trees, **options)
+            return _one_by_one(run, axis, numbers, args, tangents)
+        if rule is None:
             _, rule = self._run(args, options)
         if rule.jvp_fn is None:
             raise refusal(TransformationError, self._name,
@@ -227,7 +256,11 @@ class HostPair:
         given = [
             t for spec, tree in zip(specs, tangents, strict=True) for t in spec.align(tree) or ()
         ]
-        declared = [*map(spec_of, self._declared(*args, **options))]
+        of_one = with_leaves(load("numpy"), lambda x: Spec(x.shape[numbers.ndim :], x.dtype), args)
+        declared = [
+            Spec((*numbers.shape, *y.shape), y.dtype)
+            for y in map(spec_of, self._declared(*of_one, **options))
+        ]
         found = rule.tangents(given, declared)
         pairs = zip(found, declared, strict=True)
         return [
@@ -285,10 +318,8 @@ def as_constants(backend: Backend, tree: Any) -> Any:
     return with_leaves(backend, as_constant, tree)
 
 
-def _restored(
-    f: Callable[..., Any], outputs: Any, keep: int, name: str, forward_mode: bool = False
-) -> HostPair:
-    return HostPair(f, outputs, keep=keep, forward_mode=forward_mode, name=name)
+def _restored(f: Callable[..., Any], outputs: Any, options: dict[str, Any]) -> HostPair:
+    return HostPair(f, outputs, **options)
 
 
 def _copy(array: Array) -> Array:
@@ -311,6 +342,29 @@ def _with_number(outputs: Any) -> Callable[..., Any]:
 
 _NUMBER = Spec((), "int32")  # JAX has no int64 by default
 _NUMBERS = 2**31 - 1
+
+
+def _numbers_from(number: int, sizes: Sequence[int]) -> Array:
+    """Return as many numbers as a batch has elements, in order."""
+    return ((number + np.arange(math.prod(sizes))) % _NUMBERS).astype(np.int32).reshape(sizes)
+
+
+def _same_along(numbers: Array) -> int | None:
+    """Return an axis of a batch of which all elements have the same rules; None if there is none."""
+    same = (
+        at for at, size in enumerate(numbers.shape) if size > 1 and not np.ptp(numbers, at).any()
+    )
+    return next(same, None)
+
+
+def _one_by_one(run: Callable[..., list[Array]], axis: int, *trees: Any) -> list[Array]:
+    """Return the results for each element along an axis of the batch."""
+    numpy = load("numpy")
+    of_one = lambda at: with_leaves(
+        numpy, lambda x: x.take(at, axis) if numpy.is_tensor(x) else x, trees
+    )
+    rows = [run(*of_one(at)) for at in range(trees[0].shape[axis])]
+    return [np.stack(each, axis) for each in zip(*rows, strict=True)]
 
 
 def declared_of_floats(number: Any, args: Sequence[Any], upstreams: Any, needed: Any) -> list[Spec]:

@@ -10,7 +10,7 @@ import pickle
 import re
 import threading
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -296,31 +296,48 @@ def test_fresh_results_are_not_copied() -> None:
 
 
 class _Rule:
-    """Stands for a rule, which Runs does not look into."""
+    """Stands for a rule, of which Runs asks the shapes of the inputs."""
+
+    shapes: ClassVar[list[tuple[int, ...]]] = [(2,)]
+
+
+INPUTS = [np.zeros(2)]
 
 
 def test_the_last_runs_are_remembered() -> None:
     runs, rules = Runs(keep=2), [_Rule() for _ in range(3)]
-    numbers = [runs.add(rule) for rule in rules]  # type: ignore[arg-type]
-    assert [runs.find(number) for number in numbers] == [None, *rules[1:]]
-    runs.find(numbers[1])  # which makes it the latest
-    runs.add(_Rule())  # type: ignore[arg-type]
-    assert [runs.find(number) for number in numbers[1:]] == [rules[1], None]
-    assert runs.find(max(numbers) + 10) is None
+    numbers = [runs.add(rule, ()) for rule in rules]  # type: ignore[arg-type]
+    assert [runs.find(number, INPUTS) for number in numbers] == [None, *rules[1:]]
+    runs.find(numbers[1], INPUTS)  # which makes it the latest
+    runs.add(_Rule(), ())  # type: ignore[arg-type]
+    assert [runs.find(number, INPUTS) for number in numbers[1:]] == [rules[1], None]
+    assert runs.find(np.max(numbers) + 10, INPUTS) is None
+
+
+def test_a_run_for_a_batch_has_a_number_for_each_element() -> None:
+    runs, rule = Runs(keep=2), _Rule()
+    numbers = runs.add(rule, (2, 3))  # type: ignore[arg-type]
+    assert numbers.shape == (2, 3) and len(np.unique(numbers)) == 6
+    assert runs.find(numbers, INPUTS) is rule
+    assert runs.find(numbers[::-1], INPUTS) is None  # as if somebody had sorted the batch
+    assert runs.find(numbers[:1], INPUTS) is rule  # whose shapes tell
+    assert runs.find(numbers, [np.zeros((1, 2))]) is None
+    assert runs.find(numbers[:0], INPUTS) is None
+    assert runs.add(_Rule(), ()) not in numbers  # type: ignore[arg-type]
 
 
 def test_runs_that_somebody_holds_are_remembered_as_long() -> None:
     runs = Runs(keep=0)
     with runs.made_here() as held:
-        number = runs.add(_Rule())  # type: ignore[arg-type]
-        elsewhere: list[int] = []
-        thread = threading.Thread(target=lambda: elsewhere.append(runs.add(_Rule())))  # type: ignore[arg-type]
+        number = runs.add(_Rule(), ())  # type: ignore[arg-type]
+        elsewhere: list[Any] = []
+        thread = threading.Thread(target=lambda: elsewhere.append(runs.add(_Rule(), ())))  # type: ignore[arg-type]
         thread.start()
         thread.join()
-    assert runs.find(number) is not None
-    assert runs.find(elsewhere[0]) is None
+    assert runs.find(number, INPUTS) is not None
+    assert runs.find(elsewhere[0], INPUTS) is None
     held.clear()
-    assert runs.find(number) is None
+    assert runs.find(number, INPUTS) is None
 
 
 def test_what_a_rule_keeps_is_freed_with_its_graph(framework: Framework) -> None:
@@ -358,8 +375,8 @@ def test_f_runs_again_for_a_rule_that_is_gone(framework: Framework) -> None:
         return 2 * x, lambda upstream: 7 * upstream * x
 
     pair = op.held_function
-    _, number = pair._run_f(np.array([1.0, 2.0]))  # type: ignore[attr-defined]
-    (gradient,) = pair._run_rule(number, (np.array([3.0, 5.0]),), (np.array([1.0, 10.0]),), (True,))  # type: ignore[attr-defined]
+    _, number = pair._run_f((), np.array([1.0, 2.0]))  # type: ignore[attr-defined]
+    (gradient,) = pair._run_rule((), number, (np.array([3.0, 5.0]),), (np.array([1.0, 10.0]),), (True,))  # type: ignore[attr-defined]
     np.testing.assert_array_equal(gradient, [21.0, 350.0])
     assert len(runs) == 2
     assert dtype_name(number.dtype) == "int32"
