@@ -123,6 +123,8 @@ def _which_have_batch(
 class Mapped:
     """A function of tensors that runs for one element, or for a batch: f of an op, or its derivative."""
 
+    autograph_info__: ClassVar[dict[str, Any]] = {}
+
     def __init__(
         self, call: Call, run: Callable[..., Any], count: int, in_batch: Sequence[int] = ()
     ) -> None:

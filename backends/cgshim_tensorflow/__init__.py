@@ -98,6 +98,9 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         tf.executing_eagerly() or any(map(is_composite, inputs))
     ):
         # a vectorized_map may be around the graph
+        if pack_tangents([*map(values_of, inputs)]).tangents:
+            call.refuse("in a graph, an op with a rule for batches has derivatives in reverse mode",
+                        "a ForwardAccumulator", "leave out vmap=, or use reverse mode")  # fmt: skip
         return call.f.mapped(call, inputs, converted_as_caller(call.f.held_function))
     call = call.with_f(converted_as_caller(call.f))
     given = in_this_graph(inputs)

@@ -51,9 +51,8 @@ def needed_among(tensors: Sequence[Tensor]) -> list[bool] | None:
 def is_of_accumulator(op_type: str, attributes: Any) -> bool:
     """Return True for the call of a function by which an accumulator derives another operation."""
     if op_type[-15:] == "PartitionedCall":
-        op_type = next(
-            (value.name for key, value in itertools.pairwise(attributes) if key == "f"), op_type
-        )
+        called = next((value for key, value in itertools.pairwise(attributes) if key == "f"), None)
+        op_type = str(getattr(called, "name", op_type))
     return "__jvp_" in op_type
 
 
