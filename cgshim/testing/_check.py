@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
+from cgshim._batches import WithBatches
 from cgshim._choice import backend_or_numpy
 from cgshim._custom_gradient import CustomGradient
 from cgshim._errors import (
@@ -19,6 +20,7 @@ from cgshim._errors import (
     refusal,
 )
 from cgshim._vjp import by_variables_too, checked_variables, require_callable
+from cgshim.testing._batches import check_batches
 from cgshim.testing._functions import Array, Function, double_precision, flatten
 
 FIRST_ORDER = "mend the rule, or state a surrogate with against="
@@ -103,6 +105,10 @@ def check_gradients(
     on JAX too, whose switch for it is on only while they run; a framework without float64 is
     checked in what it has.
 
+    An op with a rule for batches (``vmap=``) is mapped by the framework too, if that has a vmap:
+    outputs, the gradients of a batch and those of its elements are compared with calls for one
+    element after the other.
+
     Complex numbers are checked as any others: a framework's gradients are compared in its own
     convention, while rules are written in one for all of them, ``u * conj(2 * z)`` for ``z * z``.
     """
@@ -127,6 +133,8 @@ def check_gradients(
             else flatten(op, backend, against, args, argnums, variables)[0]
         )
         _require_same_outputs(op, derived(values), differenced(values))
+        if isinstance(getattr(fn, "held_function", None), WithBatches) and not variables:
+            check_batches(op, derived, values, random, rtol)
         for n in range(1, order + 1):
             check = _Check(op, n, surrogate, derived, differenced, values, random, rtol, atol)
             check(modes, demanded)

@@ -12,6 +12,7 @@ stays true.
 
 from cgshim.testing.conformance import (  # noqa: F401  # imported for the cases that they register
     _arguments,
+    _batches,
     _calls,
     _captured,
     _complex,
