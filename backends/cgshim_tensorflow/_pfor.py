@@ -73,8 +73,11 @@ def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
     given = [*map(tf.convert_to_tensor, inputs)]
     one = tf.function(lambda *xs: list(function.run(None, (), *xs)[0]), autograph=False)
     traced = one.get_concrete_function(*[tf.TensorSpec(x.shape, x.dtype) for x in given])
+    # what is stateful runs in the loop's own body too
+    is_stateful = any(op.op_def.is_stateful for op in traced.graph.get_operations())
+    run = tf.raw_ops.StatefulPartitionedCall if is_stateful else tf.raw_ops.PartitionedCall
     with record.stop_recording():
-        outputs = tf.raw_ops.StatefulPartitionedCall(
+        outputs = run(
             args=[*given, *traced.captured_inputs], Tout=[y.dtype for y in traced.outputs], f=traced
         )
     for output, like in zip(outputs, traced.outputs, strict=True):

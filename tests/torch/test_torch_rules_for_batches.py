@@ -311,7 +311,7 @@ def test_numpy_sort_of_the_documentation():
         lambda f: lambda x: backward(lambda x, _: vmap(loss(f))(x))(x, x.sum()),
     ):
         check_close(transform(ours)(x), transform(theirs)(x))
-    check_gradients(ours, [x[0]])
+    check_gradients(ours, [x[0]], modes=("reverse",))  # NumPy sees no tangents
 
 
 KERNELS = torch.library.Library("cgshim_tests", "DEF")
