@@ -95,6 +95,39 @@ def test_a_value_alone_runs_f_once_and_an_unused_one_never():
     assert runs == 0
 
 
+@pytest.mark.parametrize("compiler", [jax.jit, lambda f: f])
+def test_a_batch_of_a_vectorized_rule_is_one_call(compiler):
+    """Over ten elements: one call of f and one of its rule, whichever transformation comes first."""
+    runs = []
+
+    @op_custom_gradient(host_outputs=lambda x, w: x, vectorized=True)
+    def op(x, w):
+        runs.append("f")
+
+        def grad(upstream):
+            runs.append("rule")
+            return 7 * upstream * x * w[..., None], 11 * (upstream * x * x).sum(-1)
+
+        return x * x * w[..., None], grad
+
+    x, w = jnp.arange(30.0).reshape(10, 3), jnp.array(2.0)
+    loss = lambda x, w: op(x, w).sum()
+    of_x, of_w = 7 * x * w, 11 * (x * x).sum(-1)
+    for program, expected in {
+        jax.vmap(jax.grad(loss, (0, 1)), (0, None)): (of_x, of_w),
+        jax.grad(lambda x, w: jax.vmap(loss, (0, None))(x, w).sum(), (0, 1)): (of_x, of_w.sum()),
+    }.items():
+        runs.clear()
+        found = jax.block_until_ready(compiler(program)(x, w))
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+        assert runs == ["f", "rule"]
+    runs.clear()
+    jacobian = compiler(jax.jacrev(op))(x[0], w)  # the rule of one run, for each unit vector
+    np.testing.assert_allclose(jacobian, np.diag(7 * x[0] * w))
+    assert runs == ["f", "rule", "rule", "rule"]
+
+
 def test_the_second_order_is_refused():
     cube = Cube()
     for transform in (jax.jit, lambda f: f):

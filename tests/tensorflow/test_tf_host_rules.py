@@ -103,3 +103,29 @@ def test_a_foreign_function_in_a_graph_at_two_orders():
     np.testing.assert_allclose(
         tf.function(second)(tf.constant(X)), w * v * (2 * np.cos(X) - np.sin(X) * X), rtol=1e-5
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("compiler", [tf.function, lambda f: f])
+def test_a_batch_of_a_vectorized_rule_is_one_call(compiler):
+    """Over ten elements: one call of f and one of its rule, whichever derivative comes first."""
+    runs = []
+
+    @op_custom_gradient(host_outputs=lambda x: x, vectorized=True)
+    def op(x):
+        runs.append("f")
+
+        def rule(upstream):
+            runs.append("rule")
+            return 7 * upstream * x
+
+        return x * x, rule
+
+    x = tf.reshape(tf.range(30.0), (10, 3))
+    mapped = lambda x: tf.vectorized_map(op, x)
+    for program in (
+        lambda x: tf.vectorized_map(lambda x: gradient_of(op, x), x),
+        lambda x: gradient_of(mapped, x),
+    ):
+        runs.clear()
+        np.testing.assert_allclose(compiler(program)(x), 7 * x)
+        assert runs == ["f", "rule"]

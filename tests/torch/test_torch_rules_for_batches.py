@@ -353,3 +353,34 @@ def test_check_gradients_maps_it():
         "square: over a batch of x, the gradient of x[0] must be that of calls for each element, got 12.7544 where "
         "8.50292 is expected; mend the rule for batches"
     )
+
+
+# --- On the host ----------------------------------------------------------------------------------
+
+
+def test_a_batch_of_a_vectorized_rule_on_the_host_is_one_call():
+    runs = []
+
+    @op_custom_gradient(host_outputs=lambda x, w: x, vectorized=True)
+    def op(x, w):
+        runs.append("f")
+
+        def rule(upstream):
+            runs.append("rule")
+            return 7 * upstream * x * w[..., None], 11 * (upstream * x * x).sum(-1)
+
+        return x * x * w[..., None], rule
+
+    x, w = torch.arange(30.0, dtype=torch.float64).reshape(10, 3), torch.tensor(2.0, dtype=torch.float64)
+    loss = lambda x, w: op(x, w).sum()
+    of_x, of_w = 7 * x * w, 11 * (x * x).sum(-1)
+    over = lambda x, w: vmap(loss, (0, None))(x, w).sum()
+    leaves = [t.clone().requires_grad_() for t in (x, w)]
+    for program, expected in (
+        (lambda: vmap(grad(loss, (0, 1)), (0, None))(x, w), (of_x, of_w)),
+        (lambda: grad(over, (0, 1))(x, w), (of_x, of_w.sum())),
+        (lambda: torch.autograd.grad(over(*leaves), leaves), (of_x, of_w.sum())),
+    ):
+        runs.clear()
+        check_close(program(), expected)
+        assert runs == ["f", "rule"]

@@ -9,6 +9,7 @@ import numpy as np
 
 import cgshim
 from cgshim import CustomGradientValueError, TransformationError, op_custom_gradient, ops
+from cgshim.testing._batches import vmap_of
 from cgshim.testing._forward import jvp_of
 from cgshim.testing.conformance._framework import Framework, raised, tangent
 from cgshim.testing.conformance._registry import case
@@ -237,3 +238,68 @@ def host_jvp_that_is_not_there(framework: Framework) -> None:
     error = raised(Exception, tangent, framework, op, x, v)
     if "pair: forward mode on the host takes f's own jvp_fn, got a pair" not in str(error):
         raise error
+
+
+def _vectorized(**options: Any) -> tuple[Any, list[str]]:
+    """Return x * x * w of a vector and a number, or of many, with a rule that is wrong on purpose;
+    and a list of what ran.
+    """
+    runs: list[str] = []
+
+    @op_custom_gradient(host_outputs=lambda x, w: x, vectorized=True, **options)
+    def square(x: Any, w: Any) -> Any:
+        runs.append("f")
+        column = w[..., None]
+
+        def grad(upstream: Any) -> Any:
+            runs.append("rule")
+            return 7.0 * upstream * x * column, 11.0 * (upstream * x * x).sum(-1)
+
+        return x * x * column, grad, lambda dx, dw: 13.0 * x * dx * column + x * x * dw[..., None]
+
+    return square, runs
+
+
+ROWS, WEIGHTS = np.arange(20.0).reshape(10, 2) - 7, np.arange(10.0) + 2
+ROWS_OF_UPSTREAM = np.sin(ROWS)
+
+
+@case(weighted={"by each": True, "by one": False})
+def host_rule_of_a_batch(framework: Framework, weighted: bool) -> None:
+    """One call of f and one of its rule for ten elements, also where an argument has no batch."""
+    square, runs = _vectorized()
+    vmap = vmap_of(framework.backend)
+    w = WEIGHTS if weighted else WEIGHTS[0]
+    of_x = 7 * ROWS_OF_UPSTREAM * ROWS * np.reshape(w, (-1, 1))
+    of_w = 11 * (ROWS_OF_UPSTREAM * ROWS**2).sum(-1)
+    if vmap is None:
+        output = ROWS[0] ** 2 * WEIGHTS[0]
+        framework.check_at(square, ROWS[0], WEIGHTS[0], upstream=ROWS_OF_UPSTREAM[0], output=output,
+                           gradients=(7 * ROWS_OF_UPSTREAM[0] * ROWS[0] * WEIGHTS[0], of_w[0]))  # fmt: skip
+        return
+    x, w_tensor, u = framework.tensors((ROWS, w, ROWS_OF_UPSTREAM))
+    (output,) = vmap(lambda *xs: [square(*xs)], (True, weighted), (x, w_tensor))
+    framework.check_equal(output, ROWS**2 * np.reshape(w, (-1, 1)))
+    assert runs == ["f"]
+    runs.clear()
+    of_one = lambda x, w, u: list(cgshim.op_vjp(square, x, w)[1](u))
+    found = vmap(of_one, (True, weighted, True), (x, w_tensor, u))
+    framework.check_equal(tuple(found), (of_x, of_w))
+    assert runs == ["f", "rule"]
+
+
+@case()
+def host_jvp_of_a_batch(framework: Framework) -> None:
+    square, runs = _vectorized(forward_mode=True)
+    vmap, jvp = vmap_of(framework.backend), jvp_of(framework.backend)
+    of_one = lambda x, w, dx, dw: list(jvp(lambda *xs: [square(*xs)], [x, w], [dx, dw]))
+    tangents = np.cos(ROWS), np.cos(WEIGHTS)
+    column, of_column = WEIGHTS[:, None], tangents[1][:, None]
+    expected = 13 * ROWS * tangents[0] * column + ROWS**2 * of_column
+    given = framework.tensors((ROWS, WEIGHTS, *tangents))
+    if vmap is None:
+        framework.check_equal(of_one(*[x[0] for x in given])[0], expected[0])
+        return
+    (found,) = vmap(of_one, (True,) * 4, given)
+    framework.check_equal(found, expected)
+    assert runs == ["f"]
