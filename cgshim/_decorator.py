@@ -157,6 +157,8 @@ def op_custom_gradient(
                       got=describe(vmap) if host_outputs is None else "host_outputs besides",
                       do="write a function, or host_outputs with vectorized=True")  # fmt: skip
     if host_outputs is not None:
+        # one that is unknown is known to nobody who would differentiate its gradient
+        once_differentiable = once_differentiable or isinstance(host_outputs, str)
         # with it NumPy, which `import cgshim` does without
         from cgshim.host.backend import HostPair
 

@@ -27,11 +27,15 @@ from cgshim.backend import (
     Parameters,
     Rule,
     TransformationError,
+    TreeSpec,
     backend_or_numpy,
     checked_pair,
     combine_each,
     is_differentiable,
+    is_traced,
     load,
+    name_of,
+    on_numpy,
     partition,
     partition_each,
     refusal,
@@ -43,6 +47,10 @@ from cgshim.host._specs import Spec, spec_of
 Array = Any
 KEEP = 8
 """for how many runs compiled programs keep what grad_fn holds"""
+
+
+UNKNOWN = "unknown"
+"""stands for outputs that nobody knows before f has run"""
 
 
 class Run:
@@ -152,6 +160,8 @@ class HostPair:
     def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, ...]:
         backend = backend_or_numpy(args)
         inputs, specs = partition_each(self._name, backend, args)
+        if self._outputs == UNKNOWN:
+            return self._at_once(backend, inputs, specs, options)
         have_gradients = [is_differentiable(x.dtype) for x in inputs]
         with self._runs.made_here() as runs:
             output, number = self._forward(*as_constants(backend, args), **options)
@@ -195,6 +205,27 @@ class HostPair:
             "forward_mode": self._push is not None,
         }  # fmt: skip
         return _restored, (self._f, self._outputs, options)
+
+    def _at_once(
+        self,
+        backend: Backend,
+        inputs: Sequence[Any],
+        specs: Sequence[TreeSpec],
+        options: Mapping[str, Any],
+    ) -> tuple[Any, Callable[..., Any]]:
+        """Return f's output and its rule where the arguments have values, whatever f returns."""
+        to_arrays = functools.partial(_arrays, self._name, backend)
+        arrays = to_arrays(inputs)
+        outputs, rule = on_numpy(self._run, combine_each(specs, arrays), options)
+        to_tensors = lambda found: [None if x is None else backend.convert_to_tensor(x) for x in found]
+
+        def grad_fn(*upstreams: Any, needs_input_grad: Any) -> list[Any]:
+            pairs = zip(specs, needs_input_grad, strict=True)
+            needed = [flag for spec, flags in pairs for flag in spec.align(flags) or ()]
+            gradients, _ = rule(arrays, to_arrays(upstreams), needed=needed)
+            return combine_each([spec.without_static() for spec in specs], to_tensors(gradients))
+
+        return rule.output.combine(to_tensors(outputs)), grad_fn
 
     # --- On the host ------------------------------------------------------------------------------
 
@@ -305,6 +336,19 @@ class HostPair:
             return output, grad_fn
         as_result = lambda x: np.asarray(x) if isinstance(x, (bool, int, float, complex)) else x
         return with_leaves(load("numpy"), as_result, output), grad_fn
+
+
+def _arrays(op: str, backend: Backend, tensors: Sequence[Any]) -> list[Array]:
+    """Return the values of tensors as NumPy arrays; raise an error if they have none yet."""
+    try:
+        if is_traced():
+            raise NotImplementedError
+        return [_copy(backend.convert_to_numpy(x)) for x in tensors]
+    except Exception as error:
+        raise refusal(TransformationError, op,
+                      must="what runs on the host with unknown outputs needs the values of its arguments",
+                      got=f"{type(error).__name__} from {name_of(backend)}",
+                      do="call it eagerly, or declare the outputs") from error  # fmt: skip
 
 
 def as_constants(backend: Backend, tree: Any) -> Any:

@@ -36,7 +36,7 @@ class OnHost(WithoutDerivative):
     def __init__(self, function: HostFunction) -> None:
         functools.update_wrapper(self, function.function, updated=())
         self.function = function
-        self._rule = _refusing(function.name)
+        self._rule = refusing(function.name)
 
     def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, Callable[..., NoReturn]]:
         backend = backend_or_numpy(args)
@@ -86,7 +86,7 @@ def _on_host(
     return list(map(backend.convert_to_tensor, call.run(arrays)))
 
 
-def _refusing(name: str) -> Callable[..., NoReturn]:
+def refusing(name: str) -> Callable[..., NoReturn]:
     """Return the rule of an op that has no derivative."""
 
     @not_converted

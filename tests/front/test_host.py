@@ -23,6 +23,7 @@ from cgshim import (
     op_custom_gradient,
     op_host,
     op_vjp,
+    use_backend,
 )
 from cgshim._dtypes import dtype_name
 from cgshim._registry import load
@@ -338,6 +339,38 @@ def test_runs_that_somebody_holds_are_remembered_as_long() -> None:
     assert runs.find(elsewhere[0], INPUTS) is None
     held.clear()
     assert runs.find(number, INPUTS) is None
+
+
+def test_a_call_without_a_tensor_returns_what_is_chosen(framework: Framework) -> None:
+    ones = lambda n: Spec((n,), "float32")
+    for op in (
+        op_host(lambda n: np.ones(n, "float32"), outputs=ones),
+        op_host(lambda n: np.ones(n, "float32"), outputs="unknown"),
+        op_custom_gradient(lambda n: (np.ones(n, "float32"), lambda u: None), host_outputs=ones),
+        op_custom_gradient(lambda n: (np.ones(n, "float32"), lambda u: None), host_outputs="unknown"),
+    ):
+        with use_backend(framework.name):
+            found = op(3)
+        assert framework.backend.is_tensor(found)
+        framework.check_equal(found, np.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vectorized": True},
+         "op: vectorized says that NumPy code takes a batch, got no host_outputs; write vmap=, a rule for batches"),
+        ({"vmap": len, "host_outputs": lambda x: x},
+         "op: vmap must be a rule for batches of tensors, got host_outputs besides; write a function, or host_outputs "
+         "with vectorized=True"),
+        ({"vmap": True},
+         "op: vmap must be a rule for batches of tensors, got bool; write a function, or host_outputs with vectorized=True"),
+    ],
+)  # fmt: skip
+def test_options_of_batches(options: Any, message: str) -> None:
+    with pytest.raises(CustomGradientTypeError) as error:
+        op_custom_gradient(lambda x: (x, lambda u: u), name="op", **options)
+    assert str(error.value) == message
 
 
 def test_what_a_rule_keeps_is_freed_with_its_graph(framework: Framework) -> None:
