@@ -19,7 +19,7 @@ from cgshim._errors import (
 )
 from cgshim._foreign import not_converted
 from cgshim._gradients import Arguments
-from cgshim._held import SIMPLE, tensors_inside
+from cgshim._held import SIMPLE, path_to, tensors_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 from cgshim._rule import Rule, required_convention, rule_of, spelled, with_jvp_fn
@@ -174,7 +174,7 @@ class Call:
                 self.refuse_captured(variable)
         raise refusal(CustomGradientTypeError, self.name,
                       must="grad_fn must take variables when f reads trainable state",
-                      got=f"{spelled(rule.grad_fn)} and {listing([describe(v) for v in variables])}",
+                      got=f"{spelled(rule.grad_fn)} and {listing([*map(self._shown, variables)])}",
                       do="write grad_fn(..., variables=None) and return (gradients, [one per variable]), "
                       "or pass the state as an argument")  # fmt: skip
 
@@ -219,13 +219,18 @@ class Call:
         """Raise the error for a differentiated tensor that reached f, but not as an argument."""
         option = self.option_of(tensor)
         got = (
-            f"a captured {describe(tensor)}"
+            f"a captured {self._shown(tensor)}"
             if option is None
             else f"{describe(tensor)} in the option {option}"
         )
         raise refusal(CustomGradientTypeError, self.name,
                       must="f must be given every tensor that is differentiated", got=got,
                       do="pass it as an argument")  # fmt: skip
+
+    def _shown(self, tensor: object) -> str:
+        """Return what a tensor is, and where f holds it if that is deep within something."""
+        path = path_to(tensor, self.f) or ""
+        return f"{describe(tensor)} ({path})" if set(".[") & set(path) else describe(tensor)
 
     def option_of(self, tensor: object) -> str | None:
         """Return the name of the option that holds a tensor; None if none does."""

@@ -152,6 +152,41 @@ _FUNCTIONS: tuple[type, ...] = (
 _NO_HOLDERS: tuple[type, ...] = (type, types.ModuleType, types.CodeType)
 
 
+def path_to(x: Any, function: Any, depth: int = 5) -> str | None:
+    """Return where a function holds a thing, as Python writes it (solver.history[0]); None if that
+    is not seen.
+    """
+    seen: dict[int, Any] = {}  # kept alive, so that no other object gets its identity
+    todo = [("", function)]
+    for _ in range(depth):
+        parts = [part for path, holder in todo for part in _named_parts(path, holder)]
+        todo = [(path, held) for path, held in parts if id(held) not in seen]
+        for path, held in todo:
+            if held is x:
+                return path
+            seen[id(held)] = held
+    return None
+
+
+def _named_parts(path: str, x: Any) -> list[tuple[str, Any]]:
+    if isinstance(x, (list, tuple, deque)):
+        return [(f"{path}[{at}]", held) for at, held in enumerate(x)]
+    if isinstance(x, dict):
+        return [(f"{path}[{key!r}]", held) for key, held in x.items()]
+    if isinstance(x, FunctionHolder):
+        return [(path, x.held_function)]
+    if isinstance(x, types.MethodType):
+        return [("self", x.__self__), (path, x.__func__)]
+    if isinstance(x, types.FunctionType):
+        cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
+        own = [(name, cell.cell_contents) for name, cell in cells if cell != _EMPTY]
+        return own + [(name, x.__globals__[name]) for name in _named_globals(x)]
+    if type(x) in SIMPLE or isinstance(x, _NO_HOLDERS) or not _is_of_python(type(x)):
+        return []
+    names = [*getattr(x, "__dict__", ()), *_slots_of(type(x))]
+    return [(f"{path}.{name}", getattr(x, name)) for name in names if hasattr(x, name)]
+
+
 # --- Put others in their places -------------------------------------------------------------------
 
 

@@ -1,8 +1,10 @@
 """The tensors that a function holds, and those inside an object."""
 
 import numpy as np
+import pytest
 
-from cgshim._held import tensors_held, tensors_inside
+from cgshim import CustomGradientTypeError, op_convert_to_tensor, op_custom_gradient, op_grad
+from cgshim._held import path_to, tensors_held, tensors_inside
 
 TABLE = np.arange(3.0)
 
@@ -14,3 +16,48 @@ def test_globals_that_a_function_names_are_held_by_it_but_not_inside_it():
     is_array = lambda x: isinstance(x, np.ndarray)
     assert tensors_held(function, is_array) == [TABLE]
     assert tensors_inside(function, is_array) == []
+
+
+# --- Where something is held ----------------------------------------------------------------------
+
+
+class Solver:
+    """An object of a user's, with attributes and slots."""
+
+    __slots__ = ("__dict__", "history")
+
+    def __init__(self, x):
+        self.history = [None, {"last": (x,)}]
+        self.other = lambda: x
+
+    def solve(self):
+        return self.history
+
+
+def test_the_path_to_what_a_function_holds():
+    x = object()
+    solver, direct = Solver(x), x
+    assert path_to(x, lambda: direct) == "direct"
+    assert path_to(x, lambda: solver) in ("solver.history[1]['last'][0]", "x")
+    del solver.other
+    assert path_to(x, lambda: solver) == "solver.history[1]['last'][0]"
+    assert path_to(x, solver.solve) == "self.history[1]['last'][0]"
+    assert path_to(object(), lambda: solver) is None
+
+
+def test_a_refusal_names_the_path_to_a_hidden_tensor(backend):
+    """Where its object is known; NumPy and torch know its node in their graphs."""
+
+    class Holder:
+        pass
+
+    def loss(x):
+        holder = Holder()
+        holder.history = [x]
+        op = op_custom_gradient(lambda y: (holder.history[0] * y, lambda u: u), name="op")
+        return op(op_convert_to_tensor(3.0, "float32"))
+
+    with pytest.raises(CustomGradientTypeError) as error:
+        op_grad(loss)(op_convert_to_tensor(2.0, "float32"))
+    named = "f32[] (holder.history[0])" in str(error.value)
+    assert named == (backend in ("jax", "tensorflow"))
