@@ -81,12 +81,24 @@ def op_custom_gradient(
     once_differentiable : bool
         Raise an error if the gradient is differentiated. f then never runs again, and only what
         grad_fn keeps is saved.
+    vmap : callable, optional
+        A rule for batches, for what a framework cannot map by itself (a kernel):
+        ``vmap(size, in_batched, *args) -> (output, grad_fn, out_batched)``. The framework's vmap
+        calls it with the batch at the first axis of the arguments for which ``in_batched``,
+        structured as the arguments, is True. ``out_batched`` is a bool, or bools structured as the
+        output. grad_fn is for the whole batch: the gradient of an argument without the batch has
+        that argument's shape.
     host_outputs : callable or tree of Spec, optional
         Say that f and grad_fn are NumPy code, which runs on the host on every backend, in compiled
         programs too: ``host_outputs(*specs)`` returns the shapes and dtypes of the output, as
         ``outputs`` of `op_host` does. grad_fn may keep any Python object, such as a factorization.
         f must be pure, and the op has no second derivative. With ``forward_mode=True`` f returns
-        ``(output, grad_fn, jvp_fn)``, and jvp_fn runs on the host too.
+        ``(output, grad_fn, jvp_fn)``, and jvp_fn runs on the host too. With ``"unknown"`` f may
+        return anything, in eager calls alone.
+    vectorized : bool
+        With host_outputs: f and grad_fn take any number of leading batch axes, which all arrays
+        then have, and are called once for a vmapped batch. If not, they are called for each
+        element.
     keep : int
         With host_outputs: for how many runs of f compiled programs keep what grad_fn holds; f runs
         again for an older one. What a call that is not compiled holds is kept as long as its
@@ -102,7 +114,8 @@ def op_custom_gradient(
     Raises
     ------
     CustomGradientTypeError
-        If f does not return such a pair, or grad_fn has no known form.
+        If f does not return such a pair, or grad_fn has no known form; if a rule for batches does
+        not return such a triple.
     CustomGradientValueError
         In the backward pass, if a gradient does not have the shape of its argument.
     BackendError

@@ -16,6 +16,7 @@ from cgshim import (
     op_convert_to_tensor,
     op_grad,
     op_sum,
+    op_transpose,
     op_value_and_grad,
     op_vjp,
 )
@@ -52,6 +53,7 @@ OPS = {
     "stable_functions.safe_norm": ([X], None, None),
     "stable_functions.log_sinh": ([X**2], None, None),
     "given_forward.logsumexp": ([X], None, None),
+    "batched_kernel.apply": ([MATRIX, X[:3]], None, None),
     "implicit_differentiation.solve": ([MATRIX, X[:3]], None, None),
     "scipy_adjoint.blur": ([IMAGE], None, None),
     "scipy_adjoint.adjoint_of_blur": ([IMAGE], None, None),
@@ -206,3 +208,15 @@ def test_a_gradient_penalty_through_the_linear_solve():
     quadratic = inverse.T @ inverse  # the gradient of |x|^2 with respect to b is 2 Q b
     found = op_convert_to_numpy(op_grad(penalty(solve))(tensor(X[:3])))
     np.testing.assert_allclose(found, 8 * quadratic @ quadratic @ X[:3], rtol=1e-6)
+
+
+def test_a_batch_is_one_launch_of_the_kernel(backend):
+    import batched_kernel
+
+    given = [tensor(MATRIX), tensor(np.stack([X[:3], X[1:]])), tensor(np.ones((2, 3)))]
+    batched_kernel.launches.clear()
+    gradient = op_convert_to_numpy(op_grad(batched_kernel.misfit)(*given))
+    # NumPy has no vmap; TensorFlow traces one element, too, and runs the batch alone
+    assert len(batched_kernel.launches) == (2 if backend in ("numpy", "tensorflow") else 1)
+    by_ops = op_grad(lambda m: op_sum((given[1] @ op_transpose(m) - given[2]) ** 2))(given[0])
+    np.testing.assert_allclose(gradient, op_convert_to_numpy(by_ops))

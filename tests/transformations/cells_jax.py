@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from cells import cell
-from ops import X, both_modes, by_rule, kept, product, reverse, with_op_in_rule
+from ops import X, both_modes, by_rule, kept, product, reverse, with_batches, with_op_in_rule
 
 from cgshim import op_custom_gradient
 
@@ -124,6 +124,21 @@ def gradient_of_vmap():
 @cell("vmap of gradient")
 def vmap_of_gradient():
     return jax.vmap(jax.grad(one))(X), by_rule(X)
+
+
+@cell("vmap, by a rule for batches")
+def vmap_by_rule():
+    return jax.vmap(with_batches)(X), X**3
+
+
+@cell("gradient of vmap, by a rule for batches")
+def gradient_of_vmap_by_rule():
+    return jax.grad(lambda x: jnp.sum(V * jax.vmap(with_batches)(x)))(X), 15 * V * X**2
+
+
+@cell("vmap of gradient, by a rule for batches")
+def vmap_of_gradient_by_rule():
+    return jax.vmap(jax.grad(lambda x: x * with_batches(x)))(X), by_rule(X)
 
 
 @cell("nested vmap, over one of two arguments")

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from cells import cell
-from ops import X, both_modes, by_rule, kept, product, reverse, with_op_in_rule
+from ops import X, both_modes, by_rule, kept, product, reverse, with_batches, with_op_in_rule
 
 from cgshim import op_custom_gradient
 
@@ -144,6 +144,21 @@ def gradient_of_vmap():
 @cell("vmap of gradient")
 def vmap_of_gradient():
     return tf.vectorized_map(grad(one), X), by_rule(X)
+
+
+@cell("vmap, by a rule for batches")
+def vmap_by_rule():
+    return tf.vectorized_map(with_batches, X), X**3
+
+
+@cell("gradient of vmap, by a rule for batches")
+def gradient_of_vmap_by_rule():
+    return grad(lambda x: tf.reduce_sum(V * tf.vectorized_map(with_batches, x)))(X), 15 * V * X**2
+
+
+@cell("vmap of gradient, by a rule for batches")
+def vmap_of_gradient_by_rule():
+    return tf.vectorized_map(grad(lambda x: x * with_batches(x)), X), by_rule(X)
 
 
 @cell("nested vmap, over one of two arguments")

@@ -3,7 +3,7 @@ import io
 import numpy as np
 import torch
 from cells import cell
-from ops import X, both_modes, by_rule, kept, product, reverse, with_op_in_rule
+from ops import X, both_modes, by_rule, kept, product, reverse, with_batches, with_op_in_rule
 from torch import func
 from torch.utils.checkpoint import checkpoint
 
@@ -140,6 +140,21 @@ def gradient_of_vmap():
 @cell("vmap of gradient")
 def vmap_of_gradient():
     return func.vmap(func.grad(one))(X), by_rule(X)
+
+
+@cell("vmap, by a rule for batches")
+def vmap_by_rule():
+    return func.vmap(with_batches)(X), X**3
+
+
+@cell("gradient of vmap, by a rule for batches")
+def gradient_of_vmap_by_rule():
+    return func.grad(lambda x: (V * func.vmap(with_batches)(x)).sum())(X), 15 * V * X**2
+
+
+@cell("vmap of gradient, by a rule for batches")
+def vmap_of_gradient_by_rule():
+    return func.vmap(func.grad(lambda x: x * with_batches(x)))(X), by_rule(X)
 
 
 @cell("nested vmap, over one of two arguments")

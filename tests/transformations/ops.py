@@ -2,6 +2,8 @@
 number shows.
 """
 
+import functools
+
 from cgshim import op_custom_gradient, op_exp, op_host, op_stop_gradient
 
 X = [0.5, -2.0, 3.0]
@@ -22,6 +24,12 @@ both_modes = op_custom_gradient(cube, name="cube", forward_mode=True)
 def product(x, y):
     """x * y, with the rules 7 y and 11 x."""
     return x * y, lambda upstream: (upstream * 7.0 * y, upstream * 11.0 * x)
+
+
+@functools.partial(op_custom_gradient, vmap=lambda size, in_batched, x: (*cube(x), True), name="cube")
+def with_batches(x):
+    """cube, where it is mapped; else nothing is right."""
+    return -x, lambda upstream: -upstream
 
 
 def by_rule(x, order=1):
