@@ -151,9 +151,12 @@ class Mapped:
 
     def __call__(self, *inputs: Tensor) -> tuple[Any, ...]:
         """Return the outputs and the derivatives: it is called below what differentiates them."""
-        backend = self._of.backend
+        backend: Any = self._of.backend
         outputs = backend.mapped(self, inputs)
-        count, ends = len(outputs), [at for at, y in enumerate(outputs) if is_differentiable(y.dtype)]
+        count, ends = (
+            len(outputs),
+            [at for at, y in enumerate(outputs) if is_differentiable(y.dtype)],
+        )
 
         def grad_fn(*upstreams: Tensor, needs_input_grad: Sequence[bool]) -> list[Tensor | None]:
             wanted = [at for at, is_needed in enumerate(needs_input_grad) if is_needed]
@@ -175,7 +178,7 @@ class Mapped:
         """Return the derivative of these outputs by the wanted ones of so many inputs, as a function
         of all inputs and of upstreams, or of tangents.
         """
-        backend = self._of.backend
+        backend: Any = self._of.backend
         vjp = getattr(backend, "vjp_of_rules", backend.vjp)
 
         def run(size: int | None, batched: Sequence[bool], *tensors: Tensor) -> Any:

@@ -111,7 +111,8 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
 
 def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:
     constants = [*map(stop_gradient, inputs)]
-    return Written(function.call, constants, as_written=False).output()
+    outputs: list[Array] = Written(function.call, constants, as_written=False).output()
+    return outputs
 
 
 # --- Any function's gradient ----------------------------------------------------------------------

@@ -75,14 +75,14 @@ class Written(Op):
     def __init__(self, call: Call, inputs: Sequence[Array], as_written: bool) -> None:
         self.call, self.words = call, Words.of(call)
         self.inputs = inputs
-        is_mapped = isinstance(call.f, Mapped)
-        self.places = [i for i, x in enumerate(inputs) if is_mapped or is_tracer(x)]
+        self.mapped = call.f if isinstance(call.f, Mapped) else None
+        self.places = [i for i, x in enumerate(inputs) if self.mapped or is_tracer(x)]
         self.as_written = as_written
         """whether the rule runs as it is, where a gradient is taken; else it is traced"""
         self.asked: list[tuple[int, ...]] = []
         """for which of the tracers the derivatives ask, where a traced rule wants to know"""
-        if is_mapped:
-            self.of_batch, self.in_batch = self._of_batch, call.f.in_batch
+        if self.mapped is not None:
+            self.of_batch, self.in_batch = self._of_batch, self.mapped.in_batch
         if not as_written:
             arguments = [inputs[i] for i in self.places]
             self.asked = [
@@ -101,7 +101,8 @@ class Written(Op):
     def _of_batch(
         self, size: int | None, batched: Sequence[bool], *arguments: Array
     ) -> tuple[Sequence[Array], Sequence[bool]]:
-        outputs, have = self.call.f.run(size, batched, *arguments)
+        assert self.mapped is not None
+        outputs, have = self.mapped.run(size, batched, *arguments)
         _, self.spec = partition(self.call.name, self.call.backend, outputs)
         return outputs, have
 

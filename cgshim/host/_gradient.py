@@ -217,7 +217,9 @@ class HostPair:
         to_arrays = functools.partial(_arrays, self._name, backend)
         arrays = to_arrays(inputs)
         outputs, rule = on_numpy(self._run, combine_each(specs, arrays), options)
-        to_tensors = lambda found: [None if x is None else backend.convert_to_tensor(x) for x in found]
+
+        def to_tensors(found: Sequence[Any]) -> list[Any]:
+            return [None if x is None else backend.convert_to_tensor(x) for x in found]
 
         def grad_fn(*upstreams: Any, needs_input_grad: Any) -> list[Any]:
             pairs = zip(specs, needs_input_grad, strict=True)
@@ -248,7 +250,7 @@ class HostPair:
         inputs, specs = partition_each(self._name, load("numpy"), args)
         rule = self._runs.find(numbers, inputs)
         if rule is None and (axis := _same_along(numbers)) is not None:
-            run = lambda *trees: self._run_rule(sizes, *trees, needed, **options)
+            run: Any = lambda *trees: self._run_rule(sizes, *trees, needed, **options)  # type: ignore[call-arg]
             return _one_by_one(run, axis, numbers, args, upstreams)
         if rule is None:
             _, rule = self._run(args, options)
@@ -276,7 +278,7 @@ class HostPair:
         inputs, specs = partition_each(self._name, load("numpy"), args)
         rule = self._runs.find(numbers, inputs)
         if rule is None and (axis := _same_along(numbers)) is not None:
-            run = lambda *trees: self._run_jvp_fn(sizes, *trees, **options)
+            run: Any = lambda *trees: self._run_jvp_fn(sizes, *trees, **options)
             return _one_by_one(run, axis, numbers, args, tangents)
         if rule is None:
             _, rule = self._run(args, options)
@@ -404,10 +406,12 @@ def _same_along(numbers: Array) -> int | None:
 def _one_by_one(run: Callable[..., list[Array]], axis: int, *trees: Any) -> list[Array]:
     """Return the results for each element along an axis of the batch."""
     numpy = load("numpy")
-    of_one = lambda at: with_leaves(
-        numpy, lambda x: x.take(at, axis) if numpy.is_tensor(x) else x, trees
-    )
-    rows = [run(*of_one(at)) for at in range(trees[0].shape[axis])]
+
+    def of_one(at: int) -> list[Array]:
+        row = lambda x: x.take(at, axis) if numpy.is_tensor(x) else x
+        return run(*with_leaves(numpy, row, trees))
+
+    rows = [*map(of_one, range(trees[0].shape[axis]))]
     return [np.stack(each, axis) for each in zip(*rows, strict=True)]
 
 

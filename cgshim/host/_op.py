@@ -126,15 +126,18 @@ class host_errors:  # noqa: N801  # a context manager that is called like a func
 
 
 def host_op(
-    f: Callable[..., Any], outputs: Any, *, vectorized: bool = False, name: str, takes_sizes: bool = False
+    f: Callable[..., Any],
+    outputs: Any,
+    *,
+    vectorized: bool = False,
+    name: str,
+    takes_sizes: bool = False,
 ) -> CustomGradient[..., Any]:
     """Return the op of a function of NumPy arrays, which has no derivative: in forward mode too,
     its rule refuses.
     """
     return CustomGradient(
-        OnHost(
-            HostFunction(f, outputs, vectorized=vectorized, name=name, takes_sizes=takes_sizes)
-        ),
+        OnHost(HostFunction(f, outputs, vectorized=vectorized, name=name, takes_sizes=takes_sizes)),
         forward_mode=True,
         name=name,
     )

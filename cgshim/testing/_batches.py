@@ -13,7 +13,9 @@ from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 from cgshim.testing._functions import Array, Function
 
-Map = Callable[[Callable[..., Sequence[Tensor]], Sequence[bool], Sequence[Tensor]], Sequence[Tensor]]
+Map = Callable[
+    [Callable[..., Sequence[Tensor]], Sequence[bool], Sequence[Tensor]], Sequence[Tensor]
+]
 """`vmap(fn, batched, inputs)` maps fn over the first axis of the inputs that are batched."""
 
 SIZE = 3
@@ -63,7 +65,9 @@ class _Batch:
         """Compare the outputs and both gradients with those of the elements."""
         of_rows = [self.function(row) for row in self.rows]
         outputs = [np.stack(each) for each in zip(*of_rows, strict=True)]
-        self._compare(self._mapped(self.function, self.batched)(self.given), outputs, self.function.outputs)
+        self._compare(
+            self._mapped(self.function, self.batched)(self.given), outputs, self.function.outputs
+        )
         upstreams = [np.asarray(random.normal(size=y.shape) + 2, y.dtype) for y in outputs]
         of_rows = [
             self.function.vjp(row, [u[at] for u in upstreams]) for at, row in enumerate(self.rows)
@@ -101,7 +105,9 @@ class _Batch:
 
 def _jax_vmap(fn: Any, batched: Sequence[bool], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     jax = importlib.import_module("jax")
-    return list(jax.vmap(lambda *xs: list(fn(*xs)), [0 if has else None for has in batched])(*inputs))
+    return list(
+        jax.vmap(lambda *xs: list(fn(*xs)), [0 if has else None for has in batched])(*inputs)
+    )
 
 
 def _torch_vmap(fn: Any, batched: Sequence[bool], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -110,7 +116,9 @@ def _torch_vmap(fn: Any, batched: Sequence[bool], inputs: Sequence[Tensor]) -> S
     return list(torch.func.vmap(lambda *xs: tuple(fn(*xs)), in_dims)(*inputs))
 
 
-def _tensorflow_vmap(fn: Any, batched: Sequence[bool], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+def _tensorflow_vmap(
+    fn: Any, batched: Sequence[bool], inputs: Sequence[Tensor]
+) -> Sequence[Tensor]:
     tf = importlib.import_module("tensorflow")
     places = [at for at, has in enumerate(batched) if has]
 

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from cgshim import CustomGradientTypeError, op_convert_to_tensor, op_custom_gradient, op_grad, use_backend
+from cgshim import (
+    CustomGradientTypeError,
+    op_convert_to_tensor,
+    op_custom_gradient,
+    op_grad,
+    use_backend,
+)
 from cgshim._held import path_to, tensors_held, tensors_inside
 
 TABLE = np.arange(3.0)

@@ -318,7 +318,8 @@ def test_the_last_runs_are_remembered() -> None:
 def test_a_run_for_a_batch_has_a_number_for_each_element() -> None:
     runs, rule = Runs(keep=2), _Rule()
     numbers = runs.add(rule, (2, 3))  # type: ignore[arg-type]
-    assert numbers.shape == (2, 3) and len(np.unique(numbers)) == 6
+    assert numbers.shape == (2, 3)
+    assert len(np.unique(numbers)) == 6
     assert runs.find(numbers, INPUTS) is rule
     assert runs.find(numbers[::-1], INPUTS) is None  # as if somebody had sorted the batch
     assert runs.find(numbers[:1], INPUTS) is rule  # whose shapes tell
@@ -347,7 +348,9 @@ def test_a_call_without_a_tensor_returns_what_is_chosen(framework: Framework) ->
         op_host(lambda n: np.ones(n, "float32"), outputs=ones),
         op_host(lambda n: np.ones(n, "float32"), outputs="unknown"),
         op_custom_gradient(lambda n: (np.ones(n, "float32"), lambda u: None), host_outputs=ones),
-        op_custom_gradient(lambda n: (np.ones(n, "float32"), lambda u: None), host_outputs="unknown"),
+        op_custom_gradient(
+            lambda n: (np.ones(n, "float32"), lambda u: None), host_outputs="unknown"
+        ),
     ):
         with use_backend(framework.name):
             found = op(3)
@@ -364,7 +367,8 @@ def test_a_call_without_a_tensor_returns_what_is_chosen(framework: Framework) ->
          "op: vmap must be a rule for batches of tensors, got host_outputs besides; write a function, or host_outputs "
          "with vectorized=True"),
         ({"vmap": True},
-         "op: vmap must be a rule for batches of tensors, got bool; write a function, or host_outputs with vectorized=True"),
+         "op: vmap must be a rule for batches of tensors, got bool; write a function, or host_outputs with "
+         "vectorized=True"),
     ],
 )  # fmt: skip
 def test_options_of_batches(options: Any, message: str) -> None:
@@ -409,7 +413,9 @@ def test_f_runs_again_for_a_rule_that_is_gone(framework: Framework) -> None:
 
     pair = op.held_function
     _, number = pair._run_f((), np.array([1.0, 2.0]))  # type: ignore[attr-defined]
-    (gradient,) = pair._run_rule((), number, (np.array([3.0, 5.0]),), (np.array([1.0, 10.0]),), (True,))  # type: ignore[attr-defined]
+    (gradient,) = pair._run_rule(
+        (), number, (np.array([3.0, 5.0]),), (np.array([1.0, 10.0]),), (True,)
+    )  # type: ignore[attr-defined]
     np.testing.assert_array_equal(gradient, [21.0, 350.0])
     assert len(runs) == 2
     assert dtype_name(number.dtype) == "int32"

@@ -110,12 +110,14 @@ PROGRAMS = {
     ),
     "vmap of grad of checkpoint": lambda f, ax: vmap(grad(jax.checkpoint(weighted(f))), ax),
     "vmap of vmap": lambda f, ax: lambda x, w: vmap(lambda s: vmap(f, ax)(s * x, w))(U),
-    "vmap of vmap of grad": lambda f, ax: lambda x, w: vmap(
-        lambda s: vmap(grad(weighted(f), (0, 1)), ax)(s * x, w)
-    )(U),
-    "vmap of grad of vmap": lambda f, ax: lambda x, w: vmap(
-        lambda s: grad(lambda x, w: squared(vmap(f, ax)(s * x, w)), (0, 1))(x, w)
-    )(U),
+    "vmap of vmap of grad": lambda f, ax: (
+        lambda x, w: vmap(lambda s: vmap(grad(weighted(f), (0, 1)), ax)(s * x, w))(U)
+    ),
+    "vmap of grad of vmap": lambda f, ax: (
+        lambda x, w: vmap(
+            lambda s: grad(lambda x, w: squared(vmap(f, ax)(s * x, w)), (0, 1))(x, w)
+        )(U)
+    ),
 }
 HIGHER = [name for name in PROGRAMS if name.count("grad") + name.count("jacrev") > 1] + [
     "vmap of three orders",
@@ -160,7 +162,9 @@ def test_forward_mode_where_it_is_promised(program, batched):
 
 def test_forward_mode_that_is_not_promised_is_refused():
     for program in ("jvp of vmap", "vmap of jvp"):
-        with pytest.raises(TransformationError, match=r"^kernel: forward mode needs a rule that is"):
+        with pytest.raises(
+            TransformationError, match=r"^kernel: forward mode needs a rule that is"
+        ):
             FORWARD[program](Kernel().op, (0, 0))(X, W)
 
 
@@ -187,17 +191,26 @@ def test_an_outer_vmap_maps_what_the_rule_does():
 
 def test_trees_static_arguments_options_and_integers():
     def many(size, in_batched, pair, kind, table, *, scale):
-        assert in_batched == ({"a": True, "b": False}, None, False) and kind == "sum"
+        assert in_batched == ({"a": True, "b": False}, None, False)
+        assert kind == "sum"
         y = scale * pair["a"] * pair["b"] + table.sum()
 
         def rule(u):
-            return {"a": scale * 5 * u["y"] * pair["b"], "b": 3 * (u["y"] * pair["a"]).sum(0)}, None, None
+            return (
+                {"a": scale * 5 * u["y"] * pair["b"], "b": 3 * (u["y"] * pair["a"]).sum(0)},
+                None,
+                None,
+            )
 
         return {"y": y, "n": table}, rule, {"y": True, "n": False}
 
     @op_custom_gradient(vmap=many)
     def op(pair, kind, table, *, scale):
-        rule = lambda u: ({"a": 5 * scale * u["y"] * pair["b"], "b": 3 * u["y"] * pair["a"]}, None, None)
+        rule = lambda u: (
+            {"a": 5 * scale * u["y"] * pair["b"], "b": 3 * u["y"] * pair["a"]},
+            None,
+            None,
+        )
         return {"y": scale * pair["a"] * pair["b"] + table.sum(), "n": table}, rule
 
     table = jnp.arange(3)

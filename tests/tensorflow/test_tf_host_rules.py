@@ -132,7 +132,9 @@ def test_a_batch_of_a_vectorized_rule_is_one_call(compiler):
 
 
 def test_unknown_outputs_in_a_graph_are_refused():
-    op = op_custom_gradient(lambda x: (x[x > 0], lambda u: None), host_outputs="unknown", name="positive")
+    op = op_custom_gradient(
+        lambda x: (x[x > 0], lambda u: None), host_outputs="unknown", name="positive"
+    )
     with pytest.raises(TransformationError) as error:
         tf.function(op, autograph=False)(X)
     assert str(error.value) == (

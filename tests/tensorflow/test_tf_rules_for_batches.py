@@ -33,7 +33,9 @@ class Kernel:
 
         def grad(u):
             of_x, of_w = 7.0 * u * 2 * xs * ws, 11.0 * tf.reduce_sum(u * xs * xs, -1)
-            return of_x if x_is else tf.reduce_sum(of_x, 0), of_w if w_is else tf.reduce_sum(of_w, 0)
+            return of_x if x_is else tf.reduce_sum(of_x, 0), of_w if w_is else tf.reduce_sum(
+                of_w, 0
+            )
 
         return xs * xs * ws, grad, True
 
@@ -136,9 +138,9 @@ def test_as_a_loop(program, batched):
 
 def test_nested():
     for f in (weighted, lambda f: lambda x, w: f(x, w)):
-        program = lambda op, vmap, f=f: lambda x, w: vmap(
-            lambda s: vmap(f(op), (True, True))(s * x, w), (True,)
-        )(U)
+        program = lambda op, vmap, f=f: (
+            lambda x, w: vmap(lambda s: vmap(f(op), (True, True))(s * x, w), (True,))(U)
+        )
         found = program(Kernel().op, mapped)(X, W)
         expected = program(op_custom_gradient(Kernel().one), looped)(X, W)
         np.testing.assert_allclose(found, expected)
@@ -158,7 +160,8 @@ def test_a_size_that_is_not_known_when_it_is_traced():
     )
     np.testing.assert_allclose(program(X, W[0]), X * X * 2)
     ((size, flags),) = kernel.batches
-    assert tf.is_tensor(size) and flags == (True, False)
+    assert tf.is_tensor(size)
+    assert flags == (True, False)
 
 
 def test_a_kernel_that_vectorized_map_has_no_rule_for():

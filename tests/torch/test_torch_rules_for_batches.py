@@ -59,7 +59,9 @@ class ByHand(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, x, w):
         x_is, w_is = (dim is not None for dim in in_dims)
-        x, w = (t if dim is None else t.movedim(dim, 0) for t, dim in zip((x, w), in_dims, strict=True))
+        x, w = (
+            t if dim is None else t.movedim(dim, 0) for t, dim in zip((x, w), in_dims, strict=True)
+        )
         return OfBatch.apply(x, w, x_is, w_is), 0
 
 
@@ -98,7 +100,9 @@ def backward(f):
 
     def gradients(x, w):
         leaves = [t.clone().requires_grad_() for t in (x, w)]
-        first = torch.autograd.grad(f(*leaves).sum(), leaves, create_graph=True, materialize_grads=True)
+        first = torch.autograd.grad(
+            f(*leaves).sum(), leaves, create_graph=True, materialize_grads=True
+        )
         return first, torch.autograd.grad(squared(first), leaves, materialize_grads=True)
 
     return gradients
@@ -128,15 +132,19 @@ PROGRAMS = {
     "vmap of jacrev": lambda f, ax: vmap(jacrev(f, (0, 1)), ax),
     "vmap of jacrev of jacrev": lambda f, ax: vmap(jacrev(jacrev(f)), ax),
     "vmap of vmap": lambda f, ax: lambda x, w: vmap(lambda s: vmap(f, ax)(s * x, w))(U),
-    "vmap of vmap of grad": lambda f, ax: lambda x, w: vmap(
-        lambda s: vmap(grad(weighted(f), (0, 1)), ax)(s * x, w)
-    )(U),
-    "vmap of grad of vmap": lambda f, ax: lambda x, w: vmap(
-        lambda s: grad(lambda x, w: squared(vmap(f, ax)(s * x, w)), (0, 1))(x, w)
-    )(U),
-    "vmap over the last axis": lambda f, ax: lambda x, w: vmap(
-        f, tuple(None if a is None else -1 for a in ax), out_dims=-1
-    )(x if ax[0] is None else x.T, w),
+    "vmap of vmap of grad": lambda f, ax: (
+        lambda x, w: vmap(lambda s: vmap(grad(weighted(f), (0, 1)), ax)(s * x, w))(U)
+    ),
+    "vmap of grad of vmap": lambda f, ax: (
+        lambda x, w: vmap(
+            lambda s: grad(lambda x, w: squared(vmap(f, ax)(s * x, w)), (0, 1))(x, w)
+        )(U)
+    ),
+    "vmap over the last axis": lambda f, ax: (
+        lambda x, w: vmap(f, tuple(None if a is None else -1 for a in ax), out_dims=-1)(
+            x if ax[0] is None else x.T, w
+        )
+    ),
 }
 BATCHED = {"both": ((0, 0), X, W), "x": ((0, None), X, W[0]), "w": ((None, 0), X[0], W)}
 
@@ -191,7 +199,9 @@ def test_forward_mode_where_it_is_promised(program, batched):
 
 def test_forward_mode_that_is_not_promised_is_refused():
     for program in ("jvp of vmap", "vmap of jvp"):
-        with pytest.raises(TransformationError, match=r"^kernel: forward mode needs a rule that is"):
+        with pytest.raises(
+            TransformationError, match=r"^kernel: forward mode needs a rule that is"
+        ):
             FORWARD[program](Kernel().op, (0, 0))(X, W)
 
 
@@ -221,7 +231,9 @@ def test_a_parameter_that_f_reads_is_refused_or_has_its_gradient():
     assert weight.grad == X.sum()
     with pytest.raises(TypeError) as error:
         vmap(grad(lambda x: op(x).sum()))(X)
-    assert str(error.value).startswith("scale: grad_fn must take variables when f reads trainable state")
+    assert str(error.value).startswith(
+        "scale: grad_fn must take variables when f reads trainable state"
+    )
 
 
 def test_vmap_of_a_part_of_the_arguments_in_a_module():
@@ -300,8 +312,8 @@ def sort(x, dim):
 def test_numpy_sort_of_the_documentation():
     x = torch.tensor([[3.0, 1.0, 2.0], [0.5, -1.0, 7.0], [2.0, 9.0, 4.0]], dtype=torch.float64)
     for dim in (0, -1):
-        found = vmap(lambda x: sort(x, dim)[0])(torch.stack([x, -x]))
-        expected = vmap(lambda x: torch.sort(x, dim)[0])(torch.stack([x, -x]))
+        found = vmap(lambda x, dim=dim: sort(x, dim)[0])(torch.stack([x, -x]))
+        expected = vmap(lambda x, dim=dim: torch.sort(x, dim)[0])(torch.stack([x, -x]))
         np.testing.assert_array_equal(found, expected)
     loss = lambda f: lambda x: (f(x) ** 3 * U).sum()
     ours, theirs = (lambda x: sort(x, 0)[0]), (lambda x: torch.sort(x, 0)[0])
@@ -371,7 +383,10 @@ def test_a_batch_of_a_vectorized_rule_on_the_host_is_one_call():
 
         return x * x * w[..., None], rule
 
-    x, w = torch.arange(30.0, dtype=torch.float64).reshape(10, 3), torch.tensor(2.0, dtype=torch.float64)
+    x, w = (
+        torch.arange(30.0, dtype=torch.float64).reshape(10, 3),
+        torch.tensor(2.0, dtype=torch.float64),
+    )
     loss = lambda x, w: op(x, w).sum()
     of_x, of_w = 7 * x * w, 11 * (x * x).sum(-1)
     over = lambda x, w: vmap(loss, (0, None))(x, w).sum()
@@ -387,8 +402,12 @@ def test_a_batch_of_a_vectorized_rule_on_the_host_is_one_call():
 
 
 def test_unknown_outputs_need_values():
-    op = op_custom_gradient(lambda x: (x[x > 0], lambda u: None), host_outputs="unknown", name="positive")
-    check_close(torch.compile(lambda x: op(x) * 2, backend="eager")(U), 2 * U[U > 0])  # a graph breaks there
+    op = op_custom_gradient(
+        lambda x: (x[x > 0], lambda u: None), host_outputs="unknown", name="positive"
+    )
+    check_close(
+        torch.compile(lambda x: op(x) * 2, backend="eager")(U), 2 * U[U > 0]
+    )  # a graph breaks there
     for program in (vmap(op), grad(lambda x: op(x).sum())):
         with pytest.raises(TransformationError) as error:
             program(X)

@@ -26,7 +26,9 @@ def product(x, y):
     return x * y, lambda upstream: (upstream * 7.0 * y, upstream * 11.0 * x)
 
 
-@functools.partial(op_custom_gradient, vmap=lambda size, in_batched, x: (*cube(x), True), name="cube")
+@functools.partial(
+    op_custom_gradient, vmap=lambda size, in_batched, x: (*cube(x), True), name="cube"
+)
 def with_batches(x):
     """cube, where it is mapped; else nothing is right."""
     return -x, lambda upstream: -upstream

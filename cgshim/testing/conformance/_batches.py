@@ -70,7 +70,9 @@ def rule_for_batches_beside_one_element(framework: Framework) -> None:
     if _is_refused(framework, scaled, x, w):
         return
     gradients = (7 * US[0] * WS[0], 11 * (US[0] * XS[0]).sum())
-    framework.check_at(scaled, XS[0], WS[0], upstream=US[0], output=XS[0] * WS[0], gradients=gradients)
+    framework.check_at(
+        scaled, XS[0], WS[0], upstream=US[0], output=XS[0] * WS[0], gradients=gradients
+    )
     assert told == []
 
 
@@ -79,7 +81,11 @@ def _expected(batched: Sequence[bool]) -> tuple[Any, Any, Any]:
     x, w = (XS if batched[0] else XS[0]), (WS if batched[1] else WS[0])
     column = np.reshape(w, (-1, 1))
     of_x, of_w = 70 * US * column, 110 * (US * x).sum(-1)
-    return (x, w), 10 * x * column, (of_x if batched[0] else of_x.sum(0), of_w if batched[1] else of_w.sum())
+    return (
+        (x, w),
+        10 * x * column,
+        (of_x if batched[0] else of_x.sum(0), of_w if batched[1] else of_w.sum()),
+    )
 
 
 BATCHED = {"both": (True, True), "x": (True, False), "w": (False, True)}
@@ -109,11 +115,15 @@ def gradients_of_the_elements_of_a_batch(framework: Framework, batched: tuple[bo
     if vmap is None or not hasattr(framework.backend, "mapped"):
         return
     given, _, _ = _expected(batched)
-    x, w = (np.broadcast_to(each, shape) for each, shape in zip(given, (XS.shape, WS.shape), strict=True))
+    x, w = (
+        np.broadcast_to(each, shape)
+        for each, shape in zip(given, (XS.shape, WS.shape), strict=True)
+    )
     of_one = lambda x, w, u: list(op_vjp(scaled, x, w)[1](u))
     found = vmap(of_one, (*batched, True), framework.tensors((*given, US)))
     framework.check_equal(tuple(found), (70 * US * w[:, None], 110 * (US * x).sum(-1)))
-    assert all(size == 3 for size, _ in told) and told[-1][1] == (True, True)
+    assert all(size == 3 for size, _ in told)
+    assert told[-1][1] == (True, True)
 
 
 MISTAKES = {

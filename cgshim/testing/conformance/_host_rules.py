@@ -255,7 +255,9 @@ def host_results_of_unknown_shapes(framework: Framework) -> None:
 
         return {"found": x[at], "at": at}, grad
 
-    x, table, u = framework.tensors((np.array([1.0, -2.0, 3.0]), np.arange(3), np.array([2.0, -5.0])))
+    x, table, u = framework.tensors(
+        (np.array([1.0, -2.0, 3.0]), np.arange(3), np.array([2.0, -5.0]))
+    )
     output, pullback = cgshim.op_vjp(lambda x: positive(x, table)["found"], x)
     framework.check_equal(output, np.array([1.0, 3.0]))
     framework.check_equal(pullback(u), (np.array([14.0, 0.0, -35.0]),))
@@ -329,7 +331,7 @@ def host_rule_of_a_batch(framework: Framework, weighted: bool) -> None:
 def host_jvp_of_a_batch(framework: Framework) -> None:
     square, runs = _vectorized(forward_mode=True)
     vmap, jvp = vmap_of(framework.backend), jvp_of(framework.backend)
-    of_one = lambda x, w, dx, dw: list(jvp(lambda *xs: [square(*xs)], [x, w], [dx, dw]))
+    of_one: Any = lambda x, w, dx, dw: list(jvp(lambda *xs: [square(*xs)], [x, w], [dx, dw]))
     tangents = np.cos(ROWS), np.cos(WEIGHTS)
     column, of_column = WEIGHTS[:, None], tangents[1][:, None]
     expected = 13 * ROWS * tangents[0] * column + ROWS**2 * of_column
