@@ -28,17 +28,16 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cgshim.backend import (
-    Call,
-    CustomGradientError,
-    CustomGradientTypeError,
-    TransformationError,
-    describe,
-    refusal,
-)
+from cgshim.backend import Call, CustomGradientError, TransformationError, refusal
 from cgshim_jax import _private
 from cgshim_jax._linearity import NotLinearError, require_linear
-from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_of
+from cgshim_jax._rules import (
+    as_tensor,
+    is_differentiable,
+    is_tensor,
+    message_of,
+    refuse_captured,
+)
 from cgshim_jax._tracing import Jaxpr, is_tracer, jaxpr_of
 
 Array = Any
@@ -284,8 +283,7 @@ class Op:
     f: Jaxpr | None = None
     """from arguments to outputs, once somebody has asked for their types"""
     of_batch: Callable[..., tuple[Sequence[Array], Sequence[bool]]] | None = None
-    """``of_batch(size, batched, *arguments)`` returns the outputs of a batch, and which of them have it;
-    None if the call is mapped itself"""
+    """runs a batch as cgshim.backend.Mapped does, if vmap is not to map the call itself"""
     in_batch: Sequence[int] = ()
     """which arguments are to have the batch in any case"""
 
@@ -310,11 +308,9 @@ class Op:
         if self.f is None or any(
             v.aval != kind for v, kind in zip(self.f.invars, types, strict=True)
         ):
-            self.f, captured = jaxpr_of(lambda *arguments: list(self.primal(arguments)), types)
-            if captured:
-                raise refusal(CustomGradientTypeError, self.words.op,
-                              must="f must be given every tensor of compiled code that it reads",
-                              got=f"a captured {describe(captured[0])}", do="pass it as an argument")  # fmt: skip
+            f, captured = jaxpr_of(lambda *arguments: list(self.primal(arguments)), types)
+            refuse_captured(self.words.op, captured)
+            self.f = f
         return self.f
 
 
@@ -341,13 +337,9 @@ class _Over(Op):
             return list(outputs), list(others)
 
         outputs, others = vmap_over(self.axis, of_one, tuple(self.at), 0)(*arguments)
-        linear = found[-1]
         at = [*self.at, *[0] * (len(others) + len(outputs))]
-        return (
-            outputs,
-            others,
-            linear.over(self.axis, [at[i] for i in linear.reads], dict(enumerate(self.at))),
-        )
+        reads = [at[i] for i in found[-1].reads]
+        return outputs, others, found[-1].over(self.axis, reads, dict(enumerate(self.at)))
 
 
 def vmap_over(
@@ -475,11 +467,8 @@ def _batch_op(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *,
     batched = any(i is not None for i in at)  # JAX asks even where nothing is
     if batched and op.of_batch is not None:
         flags = [i is not None or place in op.in_batch for place, i in enumerate(at)]
-        fronts = [
-            batching.bdim_at_front(x, i, axis.size) if has else x
-            for x, i, has in zip(operands, at, flags, strict=True)
-        ]
-        outputs, have = op.of_batch(axis.size, flags, *fronts)
+        front = lambda x, i, has: batching.bdim_at_front(x, i, axis.size) if has else x
+        outputs, have = op.of_batch(axis.size, flags, *map(front, operands, at, flags))
         return outputs, [0 if has else None for has in have]
     outputs = (_Over(op, axis, at) if batched else op)(operands)
     return outputs, [0 if batched else None] * len(outputs)

@@ -11,7 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cgshim.backend import CustomGradientError, CustomGradientTypeError, RuleScope, refusal
+from cgshim.backend import (
+    CustomGradientError,
+    CustomGradientTypeError,
+    RuleScope,
+    describe,
+    refusal,
+)
 from cgshim_jax._tracing import current_trace, is_differentiated, without_batches
 
 if TYPE_CHECKING:
@@ -154,3 +160,13 @@ def message_of(refuse: Callable[[Any], NoReturn], what: Any) -> str:
         refuse(what)
     except CustomGradientError as error:
         return str(error)
+
+
+def refuse_captured(op: str, captured: Sequence[Array]) -> None:
+    """Raise an error if a call that compiled code will make, or map, reads tensors of that code
+    besides.
+    """
+    for x in captured:
+        raise refusal(CustomGradientTypeError, op,
+                      must="f must be given every tensor of compiled code that it reads",
+                      got=f"a captured {describe(x)}", do="pass it as an argument")  # fmt: skip
