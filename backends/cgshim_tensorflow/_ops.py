@@ -21,8 +21,6 @@ Tree = Any
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
     if name.startswith("lax."):
         return None if tf.executing_eagerly() else _IN_GRAPHS[name]
-    if name.startswith("numbers."):
-        return _with_number(name.removeprefix("numbers."))
     if name in _IN_ONE_DTYPE:
         return _of_two(_IN_ONE_DTYPE[name], getattr(tnp, name))
     own = globals().get(f"np_{name.replace('.', '_')}")
@@ -41,7 +39,7 @@ sin cos tan arcsin arccos arctan sinh cosh tanh arcsinh arccosh arctanh exp expm
 square sign negative positive reciprocal abs fabs isinf deg2rad rad2deg signbit sinc conj real imag cbrt
 logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor add subtract multiply divide
 power remainder floor_divide maximum minimum less less_equal greater greater_equal equal not_equal nextafter
-heaviside gcd lcm where isclose allclose array_equal sum prod max min mean any all ptp cumsum cumprod transpose
+heaviside gcd lcm where isclose allclose array_equal any all ptp cumsum cumprod transpose
 swapaxes moveaxis atleast_1d atleast_2d atleast_3d broadcast_to broadcast_arrays stack vstack hstack dstack
 append split hsplit vsplit repeat tile roll fliplr flipud rot90 take take_along_axis diag diagflat diagonal
 trace tril triu vander dot vdot inner outer matmul tensordot einsum kron cross meshgrid polyval zeros_like
@@ -75,27 +73,20 @@ _IN_ONE_DTYPE = {
 
 def _of_two(of: Callable[..., Tensor], otherwise: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def function(x1: Any, x2: Any) -> Tensor:
-        dtype = getattr(x1, "dtype", None)
-        alike = dtype is not None and dtype == getattr(x2, "dtype", None) and dtype.is_floating
-        return of(x1, x2) if alike else otherwise(x1, x2)
+        dtype1, dtype2 = getattr(x1, "dtype", None), getattr(x2, "dtype", None)
+        if dtype1 is not None and dtype1.is_floating:
+            if dtype1 == dtype2 or type(x2) in (int, float):
+                return of(x1, x2)
+        elif dtype2 is not None and dtype2.is_floating and type(x1) in (int, float):
+            return of(tf.convert_to_tensor(x1, dtype2), x2)
+        return otherwise(*_promoted(x1, x2))
 
     return function
 
 
-def _with_number(name: str) -> Callable[..., Tensor] | None:
-    """Return the function of two arguments, the second of which may be a Python number."""
-    of = _IN_ONE_DTYPE.get(name)
-    if of is None:
-        return None
-
-    def function(x1: Any, x2: Any) -> Tensor:
-        if type(x2) in (int, float) and x1.dtype.is_floating:
-            return of(x1, x2)
-        if type(x1) in (int, float) and x2.dtype.is_floating:
-            return of(tf.convert_to_tensor(x1, x2.dtype), x2)
-        return getattr(tnp, name)(*_promoted(x1, x2))
-
-    return function
+def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Tensor] | None:
+    """Return the functions of two arguments that take Python numbers."""
+    return numpy_function(name) if name in _IN_ONE_DTYPE else None
 
 
 def _promoted(x1: Any, x2: Any) -> Sequence[Tensor]:
@@ -182,6 +173,26 @@ np_fmin = functools.partial(_but_nan, tnp.minimum)
 
 def np_copysign(x1: Tensor, x2: Tensor) -> Tensor:
     return tnp.where(tnp.signbit(x1) == tnp.signbit(x2), x1, -x1)
+
+
+def _reduction(
+    of: Callable[..., Tensor], otherwise: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """TensorFlow's own reduction of floats, which tnp wraps."""
+
+    def reduce(
+        a: Any, axis: Axis = None, *args: Any, keepdims: bool = False, **options: Any
+    ) -> Tensor:
+        if args or options or not (_has_dtype(a) and a.dtype.is_floating):
+            return otherwise(a, axis, *args, keepdims=keepdims, **options)
+        return of(a, axis, keepdims)
+
+    return reduce
+
+
+np_sum, np_prod = _reduction(tf.reduce_sum, tnp.sum), _reduction(tf.reduce_prod, tnp.prod)
+np_max, np_min = _reduction(tf.reduce_max, tnp.max), _reduction(tf.reduce_min, tnp.min)
+np_mean = _reduction(tf.reduce_mean, tnp.mean)
 
 
 def _argument(
