@@ -42,7 +42,7 @@ power remainder floor_divide maximum minimum less less_equal greater greater_equ
 heaviside gcd lcm where isclose allclose array_equal any all ptp cumsum cumprod transpose
 swapaxes moveaxis atleast_1d atleast_2d atleast_3d broadcast_to broadcast_arrays stack vstack hstack dstack
 append split hsplit vsplit repeat tile roll fliplr flipud rot90 take take_along_axis diag diagflat diagonal
-trace tril triu vander dot vdot inner outer matmul tensordot einsum kron cross meshgrid polyval zeros_like
+trace tril triu vander dot vdot inner outer matmul tensordot einsum kron cross meshgrid polyval
 ones_like full_like copy squeeze nonzero select compress
 """
 _SAME = frozenset(_ALIKE.split())
@@ -59,7 +59,7 @@ _ELSEWHERE = {
     "special.betaln": "math.lbeta", "special.gammainc": "math.igamma", "special.gammaincc": "math.igammac",
     "special.betainc": "math.betainc", "special.i0": "math.special.bessel_i0", "special.i0e": "math.special.bessel_i0e",
     "relu": "nn.relu", "sigmoid": "math.sigmoid", "softplus": "math.softplus", "special.log_expit": "math.log_sigmoid",
-    "special.i1": "math.special.bessel_i1", "special.i1e": "math.special.bessel_i1e",
+    "special.i1": "math.special.bessel_i1", "special.i1e": "math.special.bessel_i1e", "zeros_like": "zeros_like",
 }  # fmt: skip
 
 
@@ -260,10 +260,6 @@ def np_clip(
     return a if high is None else numpy_function("minimum")(*_promoted(a, high))  # type: ignore[misc]
 
 
-def np_zeros_like(a: Tensor, dtype: Any = None) -> Tensor:
-    return tf.zeros_like(a, dtype)
-
-
 def np_searchsorted(a: Tensor, v: Any, side: str = "left") -> Tensor:
     v = tf.convert_to_tensor(v, a.dtype)
     return tf.reshape(
@@ -348,12 +344,13 @@ def np_linalg_matrix_rank(A: Tensor) -> Tensor:  # noqa: N803
 # --- For networks, by the names of jax.nn ---------------------------------------------------------
 
 
-def np_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return tf.nn.softmax(x, axis)
+def _softmax(of: Callable[..., Tensor], default: int | None) -> Callable[..., Tensor]:
+    return lambda x, axis=default: (
+        of(x, axis) if axis is not None else tf.reshape(of(np_ravel(x), 0), tf.shape(x))
+    )
 
 
-def np_log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return tf.nn.log_softmax(x, axis)
+np_softmax, np_log_softmax = _softmax(tf.nn.softmax, -1), _softmax(tf.nn.log_softmax, -1)
 
 
 def np_logsumexp(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:

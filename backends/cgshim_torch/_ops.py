@@ -38,7 +38,7 @@ bitwise_and bitwise_or bitwise_xor add subtract multiply divide remainder fmod f
 minimum fmax fmin arctan2 less less_equal greater greater_equal not_equal copysign nextafter
 heaviside gcd lcm float_power where atleast_1d atleast_2d atleast_3d broadcast_to vstack hstack
 dstack column_stack swapaxes moveaxis fliplr flipud kron allclose isclose frexp ldexp isneginf
-isposinf isreal real ravel bincount argmax argmin linalg.det linalg.inv linalg.slogdet
+isposinf isreal real ravel stack bincount argmax argmin linalg.det linalg.inv linalg.slogdet
 linalg.cholesky linalg.eigvalsh linalg.eigh linalg.eigvals linalg.eig linalg.svdvals linalg.pinv
 linalg.matrix_rank linalg.matrix_power linalg.qr linalg.cond linalg.multi_dot special.erf
 special.erfc special.erfinv special.gammaln special.digamma special.expit special.logit
@@ -74,7 +74,7 @@ _TAKE_A_NUMBER = {
 """the functions that take one as the second argument, and what they are with the two in turned order"""
 
 
-_OF_LISTS = {"reshape": torch.reshape, "concatenate": torch.cat, "stack": torch.stack}
+_OF_LISTS = {"reshape": torch.reshape, "concatenate": torch.cat}
 """torch's own, which raise a TypeError for what only ours take"""
 
 
@@ -263,10 +263,6 @@ def np_concatenate(
     return torch.cat([array.reshape(-1) for array in arrays] if axis is None else arrays, axis or 0)
 
 
-def np_stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
-    return torch.stack(arrays, axis)
-
-
 def np_split(ary: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     if isinstance(indices_or_sections, int) and ary.shape[axis] % indices_or_sections:
         raise ValueError("array split does not result in an equal division")
@@ -395,23 +391,15 @@ np_linalg_vector_norm, np_linalg_matrix_norm = (
 # --- Functions by SciPy's names -------------------------------------------------------------------
 
 
-def _softmax(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, axis=None: (
+def _softmax(of: Callable[..., Tensor], default: int | None) -> Callable[..., Tensor]:
+    return lambda x, axis=default: (
         of(x, axis) if axis is not None else of(x.reshape(-1), 0).reshape(x.shape)
     )
 
 
-np_special_softmax, np_special_log_softmax = _softmax(torch.softmax), _softmax(torch.log_softmax)
-
-
-def np_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return torch.softmax(x, axis)
-
-
-def np_log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return torch.log_softmax(x, axis)
-
-
+np_softmax, np_log_softmax = _softmax(torch.softmax, -1), _softmax(torch.log_softmax, -1)
+np_special_softmax = _softmax(torch.softmax, None)
+np_special_log_softmax = _softmax(torch.log_softmax, None)
 np_logsumexp = np_special_logsumexp
 
 

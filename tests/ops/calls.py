@@ -212,7 +212,8 @@ CALLS = [
     *_each("special.rel_entr special.kl_div", "a, b", "n, a", "a, n", "0.0 * a, b", "a, b[0]"),
     *_each("special.log_expit", "n", "f", "1000.0 * n", "z"), *_each("special.ndtr", "n", "f", "10.0 * v", "z"),
     # what networks are made of
-    *_each("softmax log_softmax", "n", "f", "v", "n, axis=0", "n, 0", "t, axis=1", "1000.0 * n"),
+    *_each("softmax log_softmax", "n", "f", "v", "n, axis=0", "n, 0", "t, axis=1", "1000.0 * n",
+           "n, axis=None"),
     *_each("logsumexp", "n", "n, axis=0", "n, axis=1, keepdims=True", "1000.0 * n", "t, axis=(0, 1)"),
     *_each("relu", "n", "f", "o", "i", "nan[2]", "nan", "z"),
     *_each("sigmoid softplus", "n", "f", "o", "z", "1000.0 * n", "20.0 + a"),
