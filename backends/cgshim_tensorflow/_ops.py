@@ -304,11 +304,12 @@ def np_einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
 
 
 def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
-    return (
-        tf.linalg.solve(a, b)
-        if len(b.shape) > 1
-        else tf.squeeze(tf.linalg.solve(a, b[:, None]), -1)
-    )
+    right = b[:, None] if len(b.shape) == 1 else b
+    if a.shape[:-2] != right.shape[:-2]:  # tf.linalg.solve does not broadcast
+        stack = tf.broadcast_dynamic_shape(tf.shape(a)[:-2], tf.shape(right)[:-2])
+        a, right = (tf.broadcast_to(x, tf.concat([stack, tf.shape(x)[-2:]], 0)) for x in (a, right))
+    found = tf.linalg.solve(a, right)
+    return tf.squeeze(found, -1) if len(b.shape) == 1 else found
 
 
 def np_linalg_solve_triangular(

@@ -355,12 +355,11 @@ def np_tensordot(a: Tensor, b: Tensor, axes: Any = 2) -> Tensor:
 
 
 def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
-    a, b = _in_one_dtype(as_float(a), as_float(b))
-    return (
-        torch.linalg.solve(a, b)
-        if b.ndim > 1
-        else torch.linalg.solve(a, b.unsqueeze(-1)).squeeze(-1)
-    )
+    a, right = _in_one_dtype(as_float(a), as_float(b.unsqueeze(-1) if b.ndim == 1 else b))
+    if right.ndim < a.ndim:  # torch might take a matrix for a stack of vectors
+        right = right[(None,) * (a.ndim - right.ndim)]
+    found = torch.linalg.solve(a, right)
+    return found.squeeze(-1) if b.ndim == 1 else found
 
 
 def np_linalg_solve_triangular(
