@@ -138,7 +138,7 @@ def np_clip(
     return a
 
 
-def _in_one_dtype(*tensors: Tensor) -> Sequence[Tensor]:
+def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
     """Promote tensors as NumPy does; torch's products need one dtype."""
     dtypes = [tensor.dtype for tensor in tensors]
     if dtypes.count(dtypes[0]) == len(dtypes):
