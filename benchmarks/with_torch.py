@@ -183,9 +183,12 @@ def kalman(observations, mean, covariance, transition, seen, noise, error):
 FUNCTIONS = {
     "exp": lambda m, v: torch.exp(m),
     "add": lambda m, v: torch.add(m, v),
-    "maximum": lambda m, v: torch.clamp_min(m, 0.0),
+    "maximum": lambda m, v: torch.maximum(m, torch.scalar_tensor(0.0, dtype=m.dtype)),
     "where": lambda m, v: torch.where(m > 1.0, m, v),
-    "clip": lambda m, v: torch.clip(m, 0.7, 1.2),
+    "clip": lambda m, v: torch.minimum(
+        torch.maximum(m, torch.scalar_tensor(0.7, dtype=m.dtype)),
+        torch.scalar_tensor(1.2, dtype=m.dtype),
+    ),
     "power": lambda m, v: torch.pow(m, 2.0),
     "sum": lambda m, v: torch.sum(m),
     "sum_of_axis": lambda m, v: torch.sum(m, dim=0),

@@ -80,6 +80,12 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     return numpy_function(name)
 
 
+def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
+    from cgshim_jax._ops import numpy_function_of
+
+    return numpy_function_of(name, types)
+
+
 def host_function(
     call: HostCall, inputs: Sequence[Array], declared: Sequence[Spec], /
 ) -> Sequence[Array]:

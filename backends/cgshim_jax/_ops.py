@@ -5,7 +5,7 @@ jax.scipy.special.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -37,7 +37,6 @@ _UNLIKE = frozenset(["histogram"])
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
-    name = name.removeprefix("numbers.")  # jax.numpy takes Python numbers beside arrays
     if name == "clip":
         return _clip
     if name in _UNLIKE:
@@ -51,6 +50,10 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     return (
         _with_list_at(_LISTS_AT[name], found) if found is not None and name in _LISTS_AT else found
     )
+
+
+def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
+    return numpy_function(name)  # jax.numpy takes Python numbers beside arrays
 
 
 def _clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""NumPy: its functions as autograd wraps them, which are NumPy itself for plain arrays.
+"""NumPy: its own functions for plain arrays, and for boxes those of autograd.
 
 Autograd has no derivative of some, and a wrong one of others with some parameters: these are
 defined in terms of other functions, by the front end or here.
@@ -6,13 +6,15 @@ defined in terms of other functions, by the front end or here.
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
+import functools
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from cgshim.backend import Axis, axes_of
+from cgshim.backend import SIMPLE, Axis, axes_of
 from cgshim_numpy._autograd import when_derivatives_exist
 
 Array = Any
@@ -20,73 +22,57 @@ anp: Any = np  # autograd's as soon as somebody differentiates
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
-    if name.startswith("numbers."):
-        return _with_numbers(name.removeprefix("numbers."))
+    """Return the function of arrays and of autograd's boxes."""
     if name in _DEFINED:
         return None
     own = globals().get(f"np_{name}")
     if own is not None:
         return own  # type: ignore[no-any-return]
-    space, _, last = name.rpartition(".")
-    if space == "special":
-        return _of_scipy(last)
-    if space == "lax":
+    numpys = _named("", name)
+    if name.startswith("special.") and name not in _OF_AUTOGRAD:  # raises a TypeError for boxes
+        return numpys if isinstance(numpys, np.ufunc) else None
+    return numpys and (lambda *args, **kwargs: _named(_root, name)(*args, **kwargs))  # type: ignore[misc]
+
+
+def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
+    """Return NumPy's or SciPy's own function where there are arrays and numbers alone."""
+    leaves = frozenset().union(*(kind if type(kind) is frozenset else {kind} for kind in types))
+    numbers = [kind for kind in leaves if not issubclass(kind, (np.ndarray, np.generic))]
+    # NumPy 1 lets a number beside an array of no axes decide the dtype
+    if not SIMPLE.issuperset(numbers) or (numbers and np.__version__.startswith("1.")):
         return None
-    if not hasattr(getattr(np, space) if space else np, last):
-        return None
-    if space:
-        return lambda *args, **kwargs: getattr(getattr(anp, space), last)(*args, **kwargs)
-    return lambda *args, **kwargs: getattr(anp, last)(*args, **kwargs)
+    return _named("", name)
 
 
-_NUMBERS_BEND = not np.__version__.startswith("1.")
-"""NumPy 1 lets a number beside an array of no axes decide the dtype"""
+@functools.cache
+def _named(root: str, name: str) -> Callable[..., Any] | None:
+    """Return a function of NumPy or SciPy, or of their twin within a package."""
+    space, _, own = name.rpartition(".")
+    module = "scipy.special" if space == "special" else f"numpy.{space}".rstrip(".")
+    with contextlib.suppress(ImportError):
+        return getattr(importlib.import_module(root + module), own, None)
+    return None
 
 
-def _with_numbers(name: str) -> Callable[..., Any] | None:
-    """Return NumPy's own function, which takes Python numbers beside arrays."""
-    is_own = _NUMBERS_BEND and isinstance(getattr(np, name, None), np.ufunc)
-    return numpy_function(name) if is_own else None
-
+_root = ""
+"""autograd's as soon as somebody differentiates"""
 
 _NAMES = """
-array_split average cbrt clip convolve corrcoef correlate cov cumulative_prod cumulative_sum diff divmod ediff1d hsplit
-interp linalg.diagonal linalg.matmul linalg.matrix_norm linalg.matrix_power linalg.matrix_transpose linalg.norm
-linalg.outer linalg.svdvals linalg.tensordot linalg.trace linalg.vecdot linalg.vector_norm matrix_transpose matvec
-median modf nanmax nanmean nanmin nanprod nanstd nansum nanvar pad percentile polyval ptp quantile trace trapezoid
-unstack unwrap vdot vecdot vsplit std var
+array_split average cbrt clip convolve corrcoef correlate cov cumulative_prod cumulative_sum diff divmod ediff1d
+hsplit interp linalg.diagonal linalg.matrix_norm linalg.matrix_power linalg.norm linalg.svdvals linalg.trace
+linalg.vector_norm matrix_transpose matvec median modf nanmax nanmean nanmin nanprod nanstd nansum nanvar pad
+percentile polyval ptp quantile special.entr special.kl_div special.log_expit special.ndtr special.rel_entr
+special.xlog1py special.xlogy std trace trapezoid unstack unwrap var vdot vecdot vsplit
 """
 _DEFINED = frozenset(_NAMES.split())
+"""by the front end, with a derivative"""
 
 
 _SPECIAL = """
 beta betainc betaln digamma erf erfc erfcinv erfinv expit gamma gammainc gammaincc gammaln gammasgn i0 i1 iv ive j0 j1
 jn logit logsumexp multigammaln polygamma psi rgamma y0 y1 yn
 """
-_OF_AUTOGRAD = frozenset(_SPECIAL.split())
-
-
-# those of SciPy that the front end defines, with a derivative
-_SPECIAL_DEFINED = frozenset(
-    ["entr", "rel_entr", "kl_div", "log_expit", "ndtr", "xlogy", "xlog1py"]
-)
-
-
-def _of_scipy(name: str) -> Callable[..., Any] | None:
-    if importlib.util.find_spec("scipy") is None:
-        return None
-    if name not in _OF_AUTOGRAD:
-        return None if name in _SPECIAL_DEFINED else _without_derivative(name)
-    special: Callable[[], Any] = lambda: importlib.import_module(
-        f"{'' if anp is np else 'autograd.'}scipy.special"
-    )
-    return lambda *args, **kwargs: getattr(special(), name)(*args, **kwargs)
-
-
-def _without_derivative(name: str) -> Callable[..., Any] | None:
-    """Return a function of SciPy's elements, which raises a TypeError for autograd's boxes."""
-    own = getattr(importlib.import_module("scipy.special"), name, None)
-    return own if isinstance(own, np.ufunc) else None
+_OF_AUTOGRAD = frozenset(f"special.{name}" for name in _SPECIAL.split())
 
 
 # --- Without the parameters that autograd takes no notice of: where and initial -------------------
@@ -204,11 +190,11 @@ def np_take_along_axis(arr: Array, indices: Any, axis: int | None = -1) -> Array
 
 def _use_autograd() -> None:
     """Take autograd's functions, which take its boxes, from now on."""
-    global anp, index_add
+    global _root, anp, index_add
     from autograd import numpy
     from autograd.extend import defvjp, primitive
 
-    anp, index_add = numpy, primitive(index_add)
+    _root, anp, index_add = "autograd.", numpy, primitive(index_add)
     defvjp(
         index_add,
         lambda found, x, index, values, axis: lambda upstream: upstream,

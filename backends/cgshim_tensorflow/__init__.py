@@ -82,6 +82,12 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     return numpy_function(name)
 
 
+def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
+    from cgshim_tensorflow._ops import numpy_function_of
+
+    return numpy_function_of(name, types)
+
+
 def host_function(
     call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec], /
 ) -> Sequence[Tensor]:

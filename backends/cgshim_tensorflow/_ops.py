@@ -21,8 +21,6 @@ Tree = Any
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
     if name.startswith("lax."):
         return None if tf.executing_eagerly() else _IN_GRAPHS[name]
-    if name.startswith("numbers."):
-        return _with_number(name.removeprefix("numbers."))
     if name in _IN_ONE_DTYPE:
         return _of_two(_IN_ONE_DTYPE[name], getattr(tnp, name))
     own = globals().get(f"np_{name.replace('.', '_')}")
@@ -41,10 +39,10 @@ sin cos tan arcsin arccos arctan sinh cosh tanh arcsinh arccosh arctanh exp expm
 square sign negative positive reciprocal abs fabs isinf deg2rad rad2deg signbit sinc conj real imag cbrt
 logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor add subtract multiply divide
 power remainder floor_divide maximum minimum less less_equal greater greater_equal equal not_equal nextafter
-heaviside gcd lcm where isclose allclose array_equal sum prod max min mean any all ptp cumsum cumprod transpose
+heaviside gcd lcm where isclose allclose array_equal any all ptp cumsum cumprod transpose
 swapaxes moveaxis atleast_1d atleast_2d atleast_3d broadcast_to broadcast_arrays stack vstack hstack dstack
 append split hsplit vsplit repeat tile roll fliplr flipud rot90 take take_along_axis diag diagflat diagonal
-trace tril triu vander dot vdot inner outer matmul tensordot einsum kron cross meshgrid polyval zeros_like
+trace tril triu vander dot vdot inner outer matmul tensordot einsum kron cross meshgrid polyval
 ones_like full_like copy squeeze nonzero select compress
 """
 _SAME = frozenset(_ALIKE.split())
@@ -61,7 +59,7 @@ _ELSEWHERE = {
     "special.betaln": "math.lbeta", "special.gammainc": "math.igamma", "special.gammaincc": "math.igammac",
     "special.betainc": "math.betainc", "special.i0": "math.special.bessel_i0", "special.i0e": "math.special.bessel_i0e",
     "relu": "nn.relu", "sigmoid": "math.sigmoid", "softplus": "math.softplus", "special.log_expit": "math.log_sigmoid",
-    "special.i1": "math.special.bessel_i1", "special.i1e": "math.special.bessel_i1e",
+    "special.i1": "math.special.bessel_i1", "special.i1e": "math.special.bessel_i1e", "zeros_like": "zeros_like",
 }  # fmt: skip
 
 
@@ -75,27 +73,20 @@ _IN_ONE_DTYPE = {
 
 def _of_two(of: Callable[..., Tensor], otherwise: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def function(x1: Any, x2: Any) -> Tensor:
-        dtype = getattr(x1, "dtype", None)
-        alike = dtype is not None and dtype == getattr(x2, "dtype", None) and dtype.is_floating
-        return of(x1, x2) if alike else otherwise(x1, x2)
+        dtype1, dtype2 = getattr(x1, "dtype", None), getattr(x2, "dtype", None)
+        if dtype1 is not None and dtype1.is_floating:
+            if dtype1 == dtype2 or type(x2) in (int, float):
+                return of(x1, x2)
+        elif dtype2 is not None and dtype2.is_floating and type(x1) in (int, float):
+            return of(tf.convert_to_tensor(x1, dtype2), x2)
+        return otherwise(*_promoted(x1, x2))
 
     return function
 
 
-def _with_number(name: str) -> Callable[..., Tensor] | None:
-    """Return the function of two arguments, the second of which may be a Python number."""
-    of = _IN_ONE_DTYPE.get(name)
-    if of is None:
-        return None
-
-    def function(x1: Any, x2: Any) -> Tensor:
-        if type(x2) in (int, float) and x1.dtype.is_floating:
-            return of(x1, x2)
-        if type(x1) in (int, float) and x2.dtype.is_floating:
-            return of(tf.convert_to_tensor(x1, x2.dtype), x2)
-        return getattr(tnp, name)(*_promoted(x1, x2))
-
-    return function
+def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Tensor] | None:
+    """Return the functions of two arguments that take Python numbers."""
+    return numpy_function(name) if name in _IN_ONE_DTYPE else None
 
 
 def _promoted(x1: Any, x2: Any) -> Sequence[Tensor]:
@@ -184,6 +175,26 @@ def np_copysign(x1: Tensor, x2: Tensor) -> Tensor:
     return tnp.where(tnp.signbit(x1) == tnp.signbit(x2), x1, -x1)
 
 
+def _reduction(
+    of: Callable[..., Tensor], otherwise: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """TensorFlow's own reduction of floats, which tnp wraps."""
+
+    def reduce(
+        a: Any, axis: Axis = None, *args: Any, keepdims: bool = False, **options: Any
+    ) -> Tensor:
+        if args or options or not (_has_dtype(a) and a.dtype.is_floating):
+            return otherwise(a, axis, *args, keepdims=keepdims, **options)
+        return of(a, axis, keepdims)
+
+    return reduce
+
+
+np_sum, np_prod = _reduction(tf.reduce_sum, tnp.sum), _reduction(tf.reduce_prod, tnp.prod)
+np_max, np_min = _reduction(tf.reduce_max, tnp.max), _reduction(tf.reduce_min, tnp.min)
+np_mean = _reduction(tf.reduce_mean, tnp.mean)
+
+
 def _argument(
     of: Callable[..., Tensor], a: Tensor, axis: int | None = None, *, keepdims: bool = False
 ) -> Tensor:
@@ -249,10 +260,6 @@ def np_clip(
     return a if high is None else numpy_function("minimum")(*_promoted(a, high))  # type: ignore[misc]
 
 
-def np_zeros_like(a: Tensor, dtype: Any = None) -> Tensor:
-    return tf.zeros_like(a, dtype)
-
-
 def np_searchsorted(a: Tensor, v: Any, side: str = "left") -> Tensor:
     v = tf.convert_to_tensor(v, a.dtype)
     return tf.reshape(
@@ -297,11 +304,12 @@ def np_einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
 
 
 def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
-    return (
-        tf.linalg.solve(a, b)
-        if len(b.shape) > 1
-        else tf.squeeze(tf.linalg.solve(a, b[:, None]), -1)
-    )
+    right = b[:, None] if len(b.shape) == 1 else b
+    if a.shape[:-2] != right.shape[:-2]:  # tf.linalg.solve does not broadcast
+        stack = tf.broadcast_dynamic_shape(tf.shape(a)[:-2], tf.shape(right)[:-2])
+        a, right = (tf.broadcast_to(x, tf.concat([stack, tf.shape(x)[-2:]], 0)) for x in (a, right))
+    found = tf.linalg.solve(a, right)
+    return tf.squeeze(found, -1) if len(b.shape) == 1 else found
 
 
 def np_linalg_solve_triangular(
@@ -337,12 +345,13 @@ def np_linalg_matrix_rank(A: Tensor) -> Tensor:  # noqa: N803
 # --- For networks, by the names of jax.nn ---------------------------------------------------------
 
 
-def np_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return tf.nn.softmax(x, axis)
+def _softmax(of: Callable[..., Tensor], default: int | None) -> Callable[..., Tensor]:
+    return lambda x, axis=default: (
+        of(x, axis) if axis is not None else tf.reshape(of(np_ravel(x), 0), tf.shape(x))
+    )
 
 
-def np_log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return tf.nn.log_softmax(x, axis)
+np_softmax, np_log_softmax = _softmax(tf.nn.softmax, -1), _softmax(tf.nn.log_softmax, -1)
 
 
 def np_logsumexp(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:

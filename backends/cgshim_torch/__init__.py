@@ -70,6 +70,12 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     return _ops.function_of_torch(name)
 
 
+def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
+    from cgshim_torch._ops import numpy_function_of
+
+    return numpy_function_of(name, types)
+
+
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
     if not torch.compiler.is_dynamo_compiling() and len_function_stack():
         reads = reads_now()

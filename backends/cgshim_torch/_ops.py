@@ -19,8 +19,6 @@ from cgshim_torch._tensors import convert_to_tensor, device_of_call
 
 def function_of_torch(name: str) -> Callable[..., Any] | None:
     """Return what PyTorch has for a name of NumPy for which there is no np_<name> here."""
-    if name.startswith("numbers."):
-        return _with_number(name.removeprefix("numbers."))
     function: Any = torch
     for part in _SAME.get(name, "").split("."):
         function = getattr(function, part, None)
@@ -40,7 +38,7 @@ bitwise_and bitwise_or bitwise_xor add subtract multiply divide remainder fmod f
 minimum fmax fmin arctan2 less less_equal greater greater_equal not_equal copysign nextafter
 heaviside gcd lcm float_power where atleast_1d atleast_2d atleast_3d broadcast_to vstack hstack
 dstack column_stack swapaxes moveaxis fliplr flipud kron allclose isclose frexp ldexp isneginf
-isposinf isreal real ravel bincount argmax argmin linalg.det linalg.inv linalg.slogdet
+isposinf isreal real ravel stack bincount argmax argmin linalg.det linalg.inv linalg.slogdet
 linalg.cholesky linalg.eigvalsh linalg.eigh linalg.eigvals linalg.eig linalg.svdvals linalg.pinv
 linalg.matrix_rank linalg.matrix_power linalg.qr linalg.cond linalg.multi_dot special.erf
 special.erfc special.erfinv special.gammaln special.digamma special.expit special.logit
@@ -69,26 +67,35 @@ _SAME = {name: name for name in (*_ALIKE.split(), *_PARAMETERS)} | _RENAMED
 
 _NUMBERS = (int, float, complex)
 _TAKE_A_NUMBER = {
-    "add": torch.add, "multiply": torch.multiply, "power": torch.pow, "less": torch.gt, "less_equal": torch.ge,
-    "greater": torch.lt, "greater_equal": torch.le, "equal": torch.eq, "not_equal": torch.ne,
+    "add": torch.add, "multiply": torch.multiply, "less": torch.gt, "less_equal": torch.ge, "greater": torch.lt,
+    "greater_equal": torch.le, "equal": torch.eq, "not_equal": torch.ne,
     "subtract": None, "divide": None, "remainder": None, "floor_divide": None,
 }  # fmt: skip
 """the functions that take one as the second argument, and what they are with the two in turned order"""
 
 
-def _with_number(name: str) -> Callable[..., Any] | None:
-    """Return the function of two arguments, one of which is a tensor and one a Python number."""
+_OF_LISTS = {"reshape": torch.reshape, "concatenate": torch.cat}
+"""torch's own, which raise a TypeError for what only ours take"""
+
+
+def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
+    """Return the function of two arguments, one of which is a tensor and one a Python number, or of
+    a list and nothing that torch does not take.
+    """
+    if frozenset in map(type, types):
+        return _OF_LISTS.get(name)
     of: Any = getattr(torch, _SAME.get(name, ""), None)
-    turned, takes_it = _TAKE_A_NUMBER.get(name), name in _TAKE_A_NUMBER
-    if of is None or name == "power":  # which takes it as either
+    are_two = len(types) == 2 and isinstance(getattr(np, name, None), np.ufunc)
+    if not are_two or of is None or not any(issubclass(kind, _NUMBERS) for kind in types):
+        return None
+    if name == "power" or (name in _TAKE_A_NUMBER and types[1] in _NUMBERS):
         return of  # type: ignore[no-any-return]
-
-    def function(x1: Any, x2: Any) -> Tensor:
-        if isinstance(x2, _NUMBERS):
-            return of(x1, x2 if takes_it and type(x2) is not bool else _as_tensor(x2, x1))
-        return turned(x2, x1) if turned else of(_as_tensor(x1, x2), x2)
-
-    return function
+    if issubclass(types[1], _NUMBERS):
+        return lambda x1, x2: of(x1, _as_tensor(x2, x1))
+    turned = _TAKE_A_NUMBER.get(name)
+    if turned:
+        return lambda x1, x2: turned(x2, x1)
+    return lambda x1, x2: of(_as_tensor(x1, x2), x2)
 
 
 def _as_tensor(number: complex, x: Tensor) -> Tensor:
@@ -125,10 +132,9 @@ def np_clip(
 ) -> Tensor:
     """Clip by maximum and minimum: torch.clamp has another derivative at its bounds than NumPy."""
     low, high = (a_min if min is None else min), (a_max if max is None else max)
-    if low is not None:
-        a = torch.maximum(a, _as_tensor(low, a) if isinstance(low, _NUMBERS) else low)
-    if high is not None:
-        a = torch.minimum(a, _as_tensor(high, a) if isinstance(high, _NUMBERS) else high)
+    for of, bound in ((torch.maximum, low), (torch.minimum, high)):
+        if bound is not None:
+            a = of(a, _as_tensor(bound, a) if isinstance(bound, _NUMBERS) else bound)
     return a
 
 
@@ -221,7 +227,8 @@ np_sort, np_argsort = _sorted(0), _sorted(1)
 # --- Shapes ---------------------------------------------------------------------------------------
 
 
-np_reshape = torch.Tensor.reshape  # which takes an int, too
+def np_reshape(a: Tensor, /, shape: int | Sequence[int]) -> Tensor:
+    return torch.reshape(a, shape if isinstance(shape, (tuple, list)) else (shape,))
 
 
 def np_transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
@@ -254,10 +261,6 @@ def np_concatenate(
     if dtype:
         arrays = [array.to(dtype_of(dtype)) for array in arrays]
     return torch.cat([array.reshape(-1) for array in arrays] if axis is None else arrays, axis or 0)
-
-
-def np_stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
-    return torch.stack(arrays, axis)
 
 
 def np_split(ary: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
@@ -331,7 +334,7 @@ def np_astype(x: Tensor, dtype: Any, /) -> Tensor:
 
 
 def _in_one(of: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda a, b: of(*_in_one_dtype(a, b))
+    return lambda a, b: of(a, b) if a.dtype is b.dtype else of(*_in_one_dtype(a, b))
 
 
 np_matmul, np_inner = _in_one(torch.matmul), _in_one(torch.inner)
@@ -352,12 +355,11 @@ def np_tensordot(a: Tensor, b: Tensor, axes: Any = 2) -> Tensor:
 
 
 def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
-    a, b = _in_one_dtype(as_float(a), as_float(b))
-    return (
-        torch.linalg.solve(a, b)
-        if b.ndim > 1
-        else torch.linalg.solve(a, b.unsqueeze(-1)).squeeze(-1)
-    )
+    a, right = _in_one_dtype(as_float(a), as_float(b.unsqueeze(-1) if b.ndim == 1 else b))
+    if right.ndim < a.ndim:  # torch might take a matrix for a stack of vectors
+        right = right[(None,) * (a.ndim - right.ndim)]
+    found = torch.linalg.solve(a, right)
+    return found.squeeze(-1) if b.ndim == 1 else found
 
 
 def np_linalg_solve_triangular(
@@ -388,23 +390,15 @@ np_linalg_vector_norm, np_linalg_matrix_norm = (
 # --- Functions by SciPy's names -------------------------------------------------------------------
 
 
-def _softmax(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, axis=None: (
+def _softmax(of: Callable[..., Tensor], default: int | None) -> Callable[..., Tensor]:
+    return lambda x, axis=default: (
         of(x, axis) if axis is not None else of(x.reshape(-1), 0).reshape(x.shape)
     )
 
 
-np_special_softmax, np_special_log_softmax = _softmax(torch.softmax), _softmax(torch.log_softmax)
-
-
-def np_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return torch.softmax(x, axis)
-
-
-def np_log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    return torch.log_softmax(x, axis)
-
-
+np_softmax, np_log_softmax = _softmax(torch.softmax, -1), _softmax(torch.log_softmax, -1)
+np_special_softmax = _softmax(torch.softmax, None)
+np_special_log_softmax = _softmax(torch.log_softmax, None)
 np_logsumexp = np_special_logsumexp
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cgshim.ops._axes import Axis, Tensor, as_float, axes_of, kept
-from cgshim.ops._elementwise import matrix_transpose, pad, unstack
+from cgshim.ops._elementwise import pad, unstack
 from cgshim.ops._numpy import linalg, ops
 from cgshim.ops._tensors import cast, dtype
 
@@ -156,30 +156,6 @@ def linalg_multi_dot(arrays: Sequence[Tensor]) -> Tensor:
     for array in arrays[1:]:
         product = ops.matmul(product, array)
     return product
-
-
-def linalg_outer(x1: Tensor, x2: Tensor, /) -> Tensor:
-    return outer(x1, x2)
-
-
-def linalg_cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
-    return cross(x1, x2, axis)
-
-
-def linalg_matmul(x1: Tensor, x2: Tensor, /) -> Tensor:
-    return ops.matmul(x1, x2)
-
-
-def linalg_tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
-    return ops.tensordot(x1, x2, axes=axes)
-
-
-def linalg_vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
-    return vecdot(x1, x2, axis=axis)
-
-
-def linalg_matrix_transpose(x: Tensor, /) -> Tensor:
-    return matrix_transpose(x)
 
 
 def linalg_diagonal(x: Tensor, /, *, offset: int = 0) -> Tensor:

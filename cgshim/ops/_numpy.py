@@ -88,6 +88,7 @@ _ALIASES = {
     "amin": "min", "around": "round", "bitwise_not": "invert", "bitwise_invert": "invert", "absolute": "abs",
     "bitwise_left_shift": "left_shift", "bitwise_right_shift": "right_shift", "true_divide": "divide", "fix": "trunc",
     "mod": "remainder", "conjugate": "conj", "trapz": "trapezoid",
+    **{f"linalg.{name}": name for name in ("cross", "matmul", "matrix_transpose", "outer", "tensordot", "vecdot")},
 }  # fmt: skip
 """other names that NumPy or the array API standard has for a function"""
 
@@ -111,71 +112,85 @@ def _is_elementwise(name: str) -> bool:
 def _numpy_named(name: str) -> NumPyFunction:
     elementwise = _is_elementwise(name)
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    # Most calls have one or two arguments, or one and an axis: by these names, and without a call
+    # of what could be a helper, to find the way takes half the time.
+    def function(
+        x: Any = _NOTHING, y: Any = _NOTHING, /, *rest: Any, axis: Any = _NOTHING, **options: Any
+    ) -> Any:
         chosen = choice_for_plans()
         if chosen is not False:
-            key = (name, chosen, *map(type, args))
+            of_x: Any = type(x)
+            of_y: Any = type(y)
+            if of_x is list or of_x is tuple:
+                of_x = frozenset(map(type, x))
+            if of_y is list or of_y is tuple:
+                of_y = frozenset(map(type, y))
+            key: Any = (name, chosen, of_x, of_y)
+            if rest:
+                key += (*map(type, rest),)
             way = _ways.get(key, _UNKNOWN)
-            if way is _UNKNOWN or way is _INSIDE:
-                way = _way_of(key, args, elementwise)
-            if way is not None and (not kwargs or _are_numbers(kwargs)):
-                try:
-                    return way(*args, **kwargs)
-                except (TypeError, NotImplementedError):  # below in our words
-                    pass
-        backend = backend_or_numpy([*args, *kwargs.values()])
-        args = tuple(_tensors_of(name, backend, arg) for arg in args)
-        kwargs = {key: _tensors_of(name, backend, value) for key, value in kwargs.items()}
-        in_framework = getattr(_functions, _place_of(name, name_of(backend)))
-        try:
-            return in_framework(
-                *(_numbers_to_tensors(backend, args) if elementwise else args), **kwargs
-            )
-        except (TypeError, NotImplementedError) as error:
-            framework = name_of(backend)
-            raise refusal(BackendError, f"op_{name}",
-                          must=f"its arguments must be those that NumPy's {name} may have on {framework}",
-                          got=textwrap.shorten(f"{type(error).__name__}: {error}", 200),
-                          do=f"leave them out, or call {framework}'s own function") from error  # fmt: skip
+            if way is _UNKNOWN:
+                way = _learnt(key, _given(x, y, *rest), elementwise)
+            try:
+                if way is not None and not (rest or options):
+                    if axis is _NOTHING:
+                        return way(x) if y is _NOTHING else way(x, y)
+                    if y is _NOTHING and type(axis) in SIMPLE:
+                        return way(x, axis=axis)
+                if axis is not _NOTHING:
+                    options["axis"] = axis
+                if way is not None and _are_numbers(options):
+                    return way(x, **options) if y is _NOTHING else way(x, y, *rest, **options)
+            except (TypeError, NotImplementedError):  # below in our words
+                pass
+        if axis is not _NOTHING:
+            options["axis"] = axis
+        return _looked_at(name, elementwise, _given(x, y, *rest), options)
 
     function.__name__ = function.__qualname__ = name.rpartition(".")[2]
     function.__doc__ = f"numpy.{name} on the tensors of any backend."
     return function
 
 
+_NOTHING: Any = object()
+"""stands for an argument that is not there"""
+
+
+def _given(*args: Any) -> list[Any]:
+    return [arg for arg in args if arg is not _NOTHING]
+
+
+def _looked_at(name: str, elementwise: bool, args: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Call the framework's function of this name with arguments whose types do not tell all."""
+    backend = backend_or_numpy([*args, *options.values()])
+    args = [_tensors_of(name, backend, arg) for arg in args]
+    options = {key: _tensors_of(name, backend, value) for key, value in options.items()}
+    in_framework = getattr(_functions, _place_of(name, name_of(backend)))
+    try:
+        return in_framework(
+            *(_numbers_to_tensors(backend, args) if elementwise else args), **options
+        )
+    except (TypeError, NotImplementedError) as error:
+        framework = name_of(backend)
+        raise refusal(BackendError, f"op_{name}",
+                      must=f"its arguments must be those that NumPy's {name} may have on {framework}",
+                      got=textwrap.shorten(f"{type(error).__name__}: {error}", 200),
+                      do=f"leave them out, or call {framework}'s own function") from error  # fmt: skip
+
+
 _ways: dict[Any, NumPyFunction | None] = {}
 _MOST = 10_000
 """so many are remembered"""
 _UNKNOWN: Any = object()
-_INSIDE: Any = object()
-"""stands for the way of calls that is found by the types inside of their lists too"""
 
 
 def _are_numbers(options: dict[str, Any]) -> bool:
     """Return True if options hold numbers, names, and tuples of these, which need no look."""
-    values = [*options.values()]
-    if tuple in map(type, values):
-        values = [
-            leaf for value in values for leaf in (value if type(value) is tuple else (value,))
-        ]
-    return SIMPLE.issuperset(map(type, values))
-
-
-def _way_of(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> NumPyFunction | None:
-    """Return the way of a call that is not remembered by its arguments' types alone: there are
-    lists among them, or it is the first.
-    """
-    inner = key
-    for arg in args:
-        if type(arg) is list or type(arg) is tuple:
-            inner = (*inner, *map(type, arg), None)
-    way: NumPyFunction | None = _ways.get(inner, _UNKNOWN)
-    if way is not _UNKNOWN and way is not _INSIDE:
-        return way
-    way = _learnt(inner, args, elementwise)
-    if inner is not key and inner in _ways:
-        _ways[key] = _INSIDE
-    return way
+    for value in options.values():
+        is_simple = type(value) in SIMPLE
+        if not is_simple and not (type(value) is tuple and SIMPLE.issuperset(map(type, value))):
+            return False
+    return True
 
 
 def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> NumPyFunction | None:
@@ -183,9 +198,9 @@ def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> Num
     must be looked at.
 
     The types tell where all is clear: tensors of the framework that is chosen, or of one where none
-    is, and numbers, also in lists and tuples.
+    is, and numbers, also in lists and tuples. A list's type is the set of its elements' types.
     """
-    name, chosen, *_ = key
+    name, chosen, *types = key
     leaves = [leaf for arg in args for leaf in (arg if type(arg) in (list, tuple) else (arg,))]
     tensors = [leaf for leaf in leaves if type(leaf) not in SIMPLE]
     frameworks = {framework_of_type(type(tensor)) for tensor in tensors}
@@ -194,10 +209,12 @@ def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> Num
     if framework not in (None, KERAS) and chosen in (None, framework):
         backend = load(framework)
         if all(map(backend.is_tensor, tensors)):
-            way = getattr(_functions, _place_of(name, framework))
-            if elementwise and len(tensors) < len(args):
-                own = own_function(backend, name) and own_function(backend, f"numbers.{name}")
-                way = own or functools.partial(_with_numbers, way, backend)
+            offers = getattr(backend, "numpy_function_of", None)
+            way = offers and offers(name, tuple(types[: len(args)]))
+            if way is None:
+                way = getattr(_functions, _place_of(name, framework))
+                if elementwise and len(tensors) < len(args):
+                    way = functools.partial(_with_numbers, way, backend)
     if len(_ways) < _MOST and all(is_lasting(type(leaf)) for leaf in leaves):
         _ways[key] = way
     return way

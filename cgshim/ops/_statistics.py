@@ -95,12 +95,18 @@ def _without_nan(a: Tensor, instead: float) -> Tensor:
     )
 
 
-def nansum(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    return ops.sum(_without_nan(a, 0.0), axis=axis, keepdims=keepdims)
+def _of_the_rest(name: str, instead: float) -> Callable[..., Tensor]:
+    """Return NumPy's function of this name, with another number for each nan."""
+    return lambda a, axis=None, **options: getattr(ops, name)(
+        _without_nan(a, instead), axis=axis, **options
+    )
 
 
-def nanprod(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    return ops.prod(_without_nan(a, 1.0), axis=axis, keepdims=keepdims)
+nansum, nanprod = _of_the_rest("sum", 0.0), _of_the_rest("prod", 1.0)
+nancumsum = _of_the_rest("cumsum", 0.0)
+nanargmax, nanargmin = _of_the_rest("argmax", -math.inf), _of_the_rest("argmin", math.inf)
+# of no number at all they are infinite, not NumPy's nan with a warning
+nanmax, nanmin = _of_the_rest("max", -math.inf), _of_the_rest("min", math.inf)
 
 
 def nanmean(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
@@ -123,27 +129,6 @@ def nanvar(a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = Fa
 
 def nanstd(a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
     return ops.sqrt(nanvar(a, axis, ddof=ddof, keepdims=keepdims))
-
-
-def nanmax(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    """Return the maximum; -inf if there is no number at all, not NumPy's nan with a warning."""
-    return ops.max(_without_nan(a, -math.inf), axis=axis, keepdims=keepdims)
-
-
-def nanmin(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    return ops.min(_without_nan(a, math.inf), axis=axis, keepdims=keepdims)
-
-
-def nanargmax(a: Tensor, axis: int | None = None) -> Tensor:
-    return ops.argmax(_without_nan(a, -math.inf), axis=axis)
-
-
-def nanargmin(a: Tensor, axis: int | None = None) -> Tensor:
-    return ops.argmin(_without_nan(a, math.inf), axis=axis)
-
-
-def nancumsum(a: Tensor, axis: int | None = None) -> Tensor:
-    return ops.cumsum(_without_nan(a, 0.0), axis=axis)
 
 
 def cumulative_sum(

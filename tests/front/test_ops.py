@@ -7,6 +7,7 @@ import pytest
 
 import cgshim
 from cgshim import BackendError, ops
+from cgshim.ops import _numpy
 from cgshim.testing.conformance import Framework
 
 MATRIX = [[1.0, 2.0, 3.0], [4.0, 5.0, 7.0]]
@@ -94,6 +95,34 @@ def test_functions_are_numpys(framework, name):
     found = function(framework.tensor(MATRIX))
     assert framework.backend.is_tensor(found)
     framework.check_equal(found, function(np.array(MATRIX)))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_backend_need_not_offer_quicker_functions(framework, monkeypatch, name):
+    monkeypatch.delattr(framework.backend, "numpy_function_of")
+    monkeypatch.setattr(_numpy, "_ways", {})
+    found = FUNCTIONS[name](framework.tensor(MATRIX))
+    framework.check_equal(found, FUNCTIONS[name](np.array(MATRIX)))
+
+
+def test_a_quicker_function_is_asked_for_once_for_each_types(framework, monkeypatch):
+    asked = []
+
+    def numpy_function_of(name, types):
+        asked.append((name, types))
+        return lambda *args, **options: 7.0
+
+    monkeypatch.setattr(framework.backend, "numpy_function_of", numpy_function_of)
+    monkeypatch.setattr(_numpy, "_ways", {})
+    x = framework.tensor(MATRIX)
+    for _ in range(2):
+        assert ops.exp(x) == ops.multiply(x, 2.0) == ops.stack([x, 3], axis=1) == 7.0
+    kind = type(x)
+    assert asked == [
+        ("exp", (kind,)),
+        ("multiply", (kind, float)),
+        ("stack", (frozenset([kind, int]),)),
+    ]
 
 
 def test_they_are_the_same_by_both_names(framework):

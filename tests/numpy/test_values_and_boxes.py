@@ -8,7 +8,7 @@ from autograd import grad
 from autograd.differential_operators import make_jvp
 from autograd.tracer import isbox
 
-from cgshim import op_convert_to_tensor, op_custom_gradient, op_vjp
+from cgshim import BackendError, op_convert_to_tensor, op_custom_gradient, op_grad, op_vjp, ops
 
 X = np.array([1.0, 2.0])
 
@@ -109,3 +109,30 @@ def test_f_is_given_the_array_itself_where_an_outer_derivative_looks_on():
     second = autograd.elementwise_grad(autograd.elementwise_grad(op))(given)
     np.testing.assert_array_equal(second, [7.0, 7.0])
     assert [np.shares_memory(x, given) for x in seen] == [True]
+
+
+UNKNOWN_TO_AUTOGRAD = {
+    "sum": lambda x: ops.sum(x, axis=0, initial=2.0),
+    "max": lambda x: ops.max(x, axis=0, initial=3.0),
+    "quantile": lambda x: ops.quantile(x, 0.3, method="lower"),
+    "diff": lambda x: ops.diff(x, prepend=0.0)[0],
+    "pad": lambda x: ops.pad(x, 1, mode="mean")[0],
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN_TO_AUTOGRAD)
+def test_a_parameter_that_autograd_does_not_know_is_refused_in_a_derivative_alone(name):
+    function = UNKNOWN_TO_AUTOGRAD[name]
+    wanted = {"sum": 5.0, "max": 3.0, "quantile": 1.0, "diff": 1.0, "pad": 1.5}[name]
+    assert function(X) == wanted
+    with pytest.raises(BackendError, match=f"^op_{name}: its arguments must be those that NumPy's"):
+        op_grad(function)(X)
+    assert function(X) == wanted
+
+
+def test_a_function_of_a_list_is_numpys_own_again_after_a_derivative():
+    """Lists are told apart by what they hold, boxes or arrays."""
+    joined = lambda x: ops.sum(ops.concatenate([x, 3.0 * x]) * np.arange(4.0))
+    assert joined(X) == 26.0
+    np.testing.assert_array_equal(op_grad(joined)(X), [6.0, 10.0])
+    assert type(ops.concatenate([X, X], dtype="float32")) is np.ndarray

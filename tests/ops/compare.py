@@ -33,7 +33,8 @@ test of each backend says whether it is true). **ok**: NumPy's numbers, for NumP
 the framework's own. **refused**: one sentence, and never another number. The calls below the table are refused where
 the function itself is ok. `ops.special` has SciPy's functions. What stands in no row is refused on PyTorch and
 TensorFlow, and is NumPy's, SciPy's or `jax.numpy`'s own elsewhere; on NumPy the derivative of one that autograd does
-not know is refused.
+not know is refused. On NumPy too, a parameter that autograd does not know (`initial`, `method`, `prepend`) has NumPy's
+number for arrays, and is refused where a derivative is taken.
 
 In one place NumPy's number does not rule: floats that are made without a dtype (`ops.ones(2)`, `ops.eye(3)`,
 `ops.linspace(0, 1, 5)`, `ops.full(2, 0.5)`, `ops.asarray([1.0])`) have the framework's default: that of

@@ -13,10 +13,18 @@ import pytest
 from calls import CALLS, name_of
 
 import cgshim
+from cgshim.backend import load
 from cgshim.ops import _numpy, _special, _tensors, _transposes
 from cgshim.testing.conformance import Framework
 
 REFUSED = {"quantile(n, 0.3, method='lower')", "diff(n, prepend=0.0)", "pad(v, 1, mode='mean')"}
+
+
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each function be looked for anew, and none be NumPy's own for plain arrays."""
+    monkeypatch.setattr(_numpy, "_functions", types.SimpleNamespace())
+    monkeypatch.delattr(load("numpy"), "numpy_function_of")
+    monkeypatch.setattr(_numpy, "_ways", {})
 
 
 @pytest.mark.parametrize(
@@ -27,15 +35,13 @@ def test_a_definition_has_numpys_numbers(call: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         _numpy, "own_function", lambda backend, of: None if of == name else own(backend, of)
     )
-    monkeypatch.setattr(_numpy, "_functions", types.SimpleNamespace())
-    monkeypatch.setattr(_numpy, "_ways", {})
+    _forget(monkeypatch)
     assert compare.outcome(call, "numpy") == ("refused" if call in REFUSED else "ok")
 
 
 def test_a_definition_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_numpy, "own_function", lambda backend, of: None)
-    monkeypatch.setattr(_numpy, "_functions", types.SimpleNamespace())
-    monkeypatch.setattr(_numpy, "_ways", {})
+    _forget(monkeypatch)
     monkeypatch.setattr(_special, "special_expit", lambda x: 3 * x)
     monkeypatch.setattr(_special.special_expit, "__module__", _special.__name__)
     assert "for" in compare.outcome("special.expit(a)", "numpy")

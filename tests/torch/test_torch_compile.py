@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch._dynamo.testing
 
-from cgshim import TransformationError, op_custom_gradient, op_grad
+from cgshim import TransformationError, op_custom_gradient, op_grad, ops
 
 pytestmark = pytest.mark.usefixtures("compiling")
 COMPILERS = [
@@ -325,3 +325,21 @@ torch.testing.assert_close(x.grad, 7 * x.exp() * torch.tensor([2.0, -3.0]))
 @pytest.mark.stays_in_graph
 def test_first_use_of_cgshim_and_of_its_ops_may_be_in_a_compiled_function():
     subprocess.run([sys.executable, "-c", FIRST_USE], check=True)
+
+
+def in_all_forms(x):
+    """cgshim.ops called with one and two arguments, numbers, lists, axes and options."""
+    return [
+        ops.exp(x), ops.matmul(x, ops.transpose(x)), ops.maximum(x, 0.5), ops.subtract(1.0, x),
+        ops.sum(x, axis=0), ops.max(x, axis=1, keepdims=True), ops.sum(x, 1), ops.std(x, axis=(0, 1)),
+        ops.concatenate([x, x], axis=1), ops.stack((x, x)), ops.reshape(x, (2, 6)), ops.reshape(x, -1),
+        ops.clip(x, 0.2, max=0.7), ops.flip(x, axis=0), ops.take(x, [0], axis=1), ops.nansum(x),
+        ops.tensordot(x, x, axes=((0,), (0,))), ops.linalg.outer(x[0], x[1]), ops.softmax(x, axis=None),
+    ]  # fmt: skip
+
+
+def test_functions_of_ops_stay_in_the_graph():
+    x = torch.linspace(0.0, 1.0, 12).reshape(3, 4)
+    compiled = torch.compile(in_all_forms, fullgraph=True, backend="aot_eager")
+    for found, wanted in zip(compiled(x), in_all_forms(x), strict=True):
+        torch.testing.assert_close(found, wanted)
