@@ -45,6 +45,14 @@ SETTINGS = {
 GPU = {"jax": ["jax[cuda13]"], "torch": ["torch"]}
 NIGHTLY = {"numpy": "numpy", "jax": "jax", "torch": "torch", "tensorflow": "tf-nightly-cpu"}
 
+# The libraries of examples/adopted, with what they need beside themselves.
+ADOPTED = {
+    "pennylane==0.45.1": ["torch", "jax==0.7.1", "tensorflow-cpu==2.19.1"],
+    "pot==0.9.7.post1": ["torch", "jax", "tensorflow-cpu"],
+    "tensorcircuit-ng": ["torch", "jax", "tensorflow-cpu"],
+    "cvxpylayers==1.2.0": ["torch", "jax", "numpy<2.4"],
+    "geomstats==2.8.0": ["torch", "numpy<2.4"],
+}
 
 # What depends on no framework runs with NumPy; some of it with all, too.
 ALIKE = [
@@ -285,6 +293,23 @@ def mlx(session: nox.Session) -> None:
 def tinygrad(session: nox.Session) -> None:
     """The stranger's backend in examples/cgshim-tinygrad, on tinygrad's emulator in Python."""
     run_stranger(session, "tinygrad", "tinygrad")
+
+
+@nox.session
+@nox.parametrize("library", list(ADOPTED), ids=[name.partition("==")[0] for name in ADOPTED])
+def adopted(session: nox.Session, library: str) -> None:
+    """A library from the registry, with its adapter in examples/adopted in the place of its own
+    gradients: its own tests where its package has them, else comparisons.
+    """
+    name, folder = library.partition("==")[0], Path(session.create_tmp())
+    session.install("-e", ".", "pytest", library, *ADOPTED[library])
+    if name == "pot":  # whose tests are in its sdist alone
+        session.run(
+            "pip", "download", "-q", "--no-deps", "--no-binary=:all:", "-d", str(folder), library
+        )
+        (sdist,) = folder.glob("*.tar.gz")
+        shutil.unpack_archive(sdist, folder, filter="data")
+    session.run("python", f"examples/adopted/{name}/run.py", str(folder))
 
 
 @nox.session
