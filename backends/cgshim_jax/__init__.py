@@ -26,10 +26,11 @@ from cgshim_jax._rules import as_tensor, conjugate, is_differentiable, type_of_u
 from cgshim_jax._rules import is_tensor as is_tensor
 from cgshim_jax._staged import run_staged
 from cgshim_jax._tracing import (
-    CONCRETIZATION_ERRORS,
     Surroundings,
+    as_read,
     is_differentiated,
     is_known,
+    reads_a_value,
     surroundings,
     value_below_derivatives,
 )
@@ -95,10 +96,10 @@ def host_function(
 
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
+    around, inputs = surroundings(), as_read(inputs)
     if isinstance(call.f, WithBatches) and any(value_below_derivatives(x) is None for x in inputs):
         # something maps it, or may do so if it is staged
         return call.f.mapped(call, inputs)
-    around = surroundings()
     if around is Surroundings.NOTHING and all(map(is_known, inputs)):
         return call.output_of(inputs)
     call = call.with_needed(
@@ -106,12 +107,14 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     )
     if around is Surroundings.STAGING or around is Surroundings.NOTHING:
         return run_staged(call, inputs)
-    if closes_over_differentiated(call):
-        with contextlib.suppress(*CONCRETIZATION_ERRORS):  # an object may hold what f does not read
-            return run_staged(call, inputs, raised=CONCRETIZATION_ERRORS)
-    as_written = around is Surroundings.ONE_GRADIENT and not call.forward_mode
+    if closes_over_differentiated(call, inputs):
+        try:
+            return run_staged(call, inputs, values_elsewhere=True)
+        except Exception as error:  # an object may hold what f does not read
+            if not reads_a_value(error):
+                raise
     with contextlib.suppress(NotAsWrittenError):
-        return Written(call, inputs, as_written).output()
+        return Written(call, inputs, around is Surroundings.ONE_GRADIENT).output()
     return run_staged(call, inputs)
 
 

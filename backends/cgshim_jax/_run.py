@@ -16,7 +16,7 @@ import contextlib
 import functools
 import os
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -152,15 +152,18 @@ def _types_of_upstreams(outputs: Sequence[Array]) -> list[Any]:
 
 
 def _without_frames(error: Exception) -> Exception:
-    """Return the error without its frames, which would keep tracers alive; a note tells where it
-    was raised.
+    """Return the error without its frames and those of its causes, which would keep tracers alive;
+    a note tells where it was raised.
     """
     frames = traceback.extract_tb(error.__traceback__)
     origin = next((x for x in reversed(frames) if not _is_of_jax(x)), frames[-1])
     if hasattr(error, "add_note") and not isinstance(error, CustomGradientError):
         error.add_note(f'Raised by the rule, in "{origin.filename}", line {origin.lineno}')
-    error.__context__ = error.__cause__ = None
-    return error.with_traceback(None)
+    each: BaseException | None = error
+    while each is not None:
+        each.__context__ = None
+        each = each.with_traceback(None).__cause__
+    return error
 
 
 def traced(
@@ -237,8 +240,8 @@ def written(
     """Return a linear map by the rule as it was written, which keeps nothing but what the rule
     holds.
     """
+    inputs_types, types = [x.aval for x in inputs], [y.aval for y in outputs]
     inputs = list(inputs) if rule.needs_inputs else []
-    types = [y.aval for y in outputs]
     float_at = _floats(outputs)
 
     def gradients(
@@ -264,10 +267,31 @@ def written(
                 call.refuse_captured(x)
             raise
 
-    upstream_types = _types_of_upstreams(outputs)
+    push = rule.jvp_fn and _pushing(rule, inputs_types, types, places)
     return Linear(
-        Words.of(call), refusing, len(outputs), float_at, upstream_types, [], range(len(places))
-    )
+        Words.of(call), refusing, len(outputs), float_at, _types_of_upstreams(outputs), [],
+        range(len(places)), push,
+    )  # fmt: skip
+
+
+def _pushing(
+    rule: Rule, inputs: Sequence[Any], outputs: Sequence[Any], places: Sequence[int]
+) -> Any:
+    """Return the linear map by the jvp_fn as it was written, of tensors of these types."""
+
+    def push(_: list[Array], tangents: Sequence[Array], picked: Sequence[int]) -> list[Array]:
+        full: list[Any] = [None] * len(inputs)
+        for at in _floats(inputs):
+            kind = type_of_upstream(inputs[at])
+            full[at] = jnp.zeros(kind.shape, kind.dtype)
+        full = subvals(full, [places[at] for at in picked], tangents)
+        found = apply_jvp_fn(rule, full, outputs)
+        return [
+            jnp.zeros(outputs[at].shape, outputs[at].dtype) if found[at] is None else found[at]
+            for at in _floats(outputs)
+        ]
+
+    return push
 
 
 def _needed(places: Sequence[int], picked: Iterable[int], count: int) -> list[bool]:
@@ -285,38 +309,51 @@ def watched(
     held = [*(inputs[i] for i in places), *outputs]
     float_at = _floats(outputs)
 
-    def gradients(
-        residuals: list[Array], upstreams: list[Array], picked: Sequence[int]
-    ) -> list[Array | None]:
+    def reading(residuals: list[Array]) -> Callable[[Array], Array]:
         own = {id(x): y for x, y in zip(held, residuals, strict=True)}
-        arguments = residuals[: len(places)]
 
         def read(x: Array) -> Array:
             value = own.get(id(x), x)
             if value is x and is_tracer(x) and (value := lowered(x)) is not x:
+                arguments = residuals[: len(places)]
                 (value,) = without_derivative(words.op, [value], arguments, unconnected(x))
             return value
 
-        current = list(inputs)
-        for i, x in zip(places, arguments, strict=True):
-            current[i] = x
+        return read
+
+    def gradients(
+        residuals: list[Array], upstreams: list[Array], picked: Sequence[int]
+    ) -> list[Array | None]:
+        read, current = reading(residuals), subvals(inputs, places, residuals[: len(places)])
         needed, by_output = (
             _needed(places, picked, len(inputs)),
             dict(zip(float_at, upstreams, strict=True)),
         )
-        try:
-            with watching(read):
-                found = apply_rule(
-                    rule, current, residuals[len(places) :], by_output, needed=needed
-                )
-        except UnexpectedTracerError:  # the tracers of a batch are gone
-            raise refusal(TransformationError, words.op,
-                          must="the rule of an op under vmap must be one that JAX can trace",
-                          got="a branch on a value",
-                          do="write it as jnp.where or jax.lax.cond") from None  # fmt: skip
+        with _watching(words.op, read):
+            found = apply_rule(rule, current, residuals[len(places) :], by_output, needed=needed)
         return [None if g is None else read(g) for g in (found[places[at]] for at in picked)]
 
-    types = _types_of_upstreams(outputs)
+    pushing = _pushing(rule, [x.aval for x in inputs], [y.aval for y in outputs], places)
+
+    def push(residuals: list[Array], tangents: list[Array], picked: Sequence[int]) -> list[Array]:
+        read = reading(residuals)
+        with _watching(words.op, read):
+            return [*map(read, pushing(residuals, tangents, picked))]
+
     return Linear(
-        words, gradients, len(outputs), float_at, types, range(len(held)), range(len(places))
-    )
+        words, gradients, len(outputs), float_at, _types_of_upstreams(outputs), range(len(held)),
+        range(len(places)), push if rule.jvp_fn else None,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _watching(op: str, read: Callable[[Array], Array]) -> Iterator[None]:
+    """Run a rule whose reads are these."""
+    try:
+        with watching(read):
+            yield
+    except UnexpectedTracerError:  # the tracers of a batch are gone
+        raise refusal(TransformationError, op,
+                      must="the rule of an op under vmap must be one that JAX can trace",
+                      got="a branch on a value",
+                      do="write it as jnp.where or jax.lax.cond") from None  # fmt: skip

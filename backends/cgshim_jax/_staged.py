@@ -42,6 +42,7 @@ from cgshim_jax._tracing import (
     is_tracer,
     jaxpr_of,
     part_of,
+    reads_a_value,
 )
 from cgshim_jax._written import Written
 
@@ -54,13 +55,11 @@ _staging: RuleScope[tuple[Any, ...]] = RuleScope("cgshim_jax_staging")
 """the codes of the ops that are being staged, one in the rule of the other"""
 
 
-def run_staged(
-    call: Call, inputs: Sequence[Array], raised: tuple[type[Exception], ...] = ()
-) -> Any:
+def run_staged(call: Call, inputs: Sequence[Array], *, values_elsewhere: bool = False) -> Any:
     """Stage f and its rule, and return the output with the rule's gradients.
 
-    Errors of these kinds are raised at once, where others of the rule come when a gradient is
-    taken.
+    If the rule needs values, its error is raised at once where they may be had in another way;
+    others come when a gradient is taken.
     """
     let_others_know()
     _refuse_references(call, inputs)
@@ -81,8 +80,9 @@ def run_staged(
 
     staging = _Staging(call, inputs, is_constant)
     op = _staging.run((*(_staging.current or ()), code), staging.op)
-    if isinstance(staging.rule.error, raised):
-        raise staging.rule.error
+    error = staging.rule.error
+    if values_elsewhere and error is not None and reads_a_value(error):
+        raise error
     arguments = [inputs[i] for i in staging.at] + staging.closed_over()
     if not op.whole.jaxpr.effects:
         return staging.spec.combine(op(arguments))

@@ -15,8 +15,13 @@ from cgshim_jax import _private
 
 Array = Any
 
-CONCRETIZATION_ERRORS = (ConcretizationTypeError, TracerArrayConversionError)
-"""what JAX raises where Python or NumPy reads a value that a tracer does not have"""
+
+def reads_a_value(error: BaseException | None) -> bool:
+    """Return True for what JAX raises where Python or NumPy reads a value that a tracer does not
+    have, and for a library's own words about it.
+    """
+    kinds = (ConcretizationTypeError, TracerArrayConversionError)
+    return error is not None and (isinstance(error, kinds) or reads_a_value(error.__cause__))
 
 
 # --- What surrounds a call ------------------------------------------------------------------------
@@ -53,8 +58,8 @@ def without_batches(trace: Any) -> Any:
 def surroundings() -> Surroundings:
     """Return what surrounds the code that runs now."""
     trace, levels = current_trace(), []
-    while isinstance(trace, _LEVELS):
-        if not isinstance(trace, _private.JaxprTrace):  # what is known passes through it
+    while isinstance(trace, (*_LEVELS, _Watch)):
+        if not isinstance(trace, (_private.JaxprTrace, _Watch)):  # what is known passes through it
             levels.append(trace)
         trace = trace.parent_trace
     if not isinstance(trace, _private.EvalTrace):
@@ -117,7 +122,7 @@ def perturbed_by_each_derivative(inputs: Sequence[Array]) -> list[list[bool]]:
         ]
         if isinstance(trace, _private.BatchTrace):
             inputs = [x.val if is_own else x for x, is_own in zip(inputs, own, strict=True)]
-        elif not isinstance(trace, (_private.JaxprTrace, _private.EvalTrace)):
+        elif not isinstance(trace, (_private.JaxprTrace, _private.EvalTrace, _Watch)):
             found.append(own)
             inputs = [x.primal if is_own else x for x, is_own in zip(inputs, own, strict=True)]
         trace = getattr(trace, "parent_trace", None)
@@ -149,22 +154,22 @@ class _Watch(_private.Trace):  # type: ignore[misc]
         # how it takes a shard_map, or what a reference holds
         return getattr(self.parent_trace, name)
 
-    def _read(self, operands: Sequence[Any]) -> list[Any]:
+    def read_each(self, operands: Sequence[Any]) -> list[Any]:
         # in an operation the current trace is none
         with _private.set_current_trace(self.parent_trace):
             return [self.read(x) for x in operands]
 
     def stage_value(self, value: Any) -> Any:
-        return self.parent_trace.stage_value(*self._read([value]))
+        return self.parent_trace.stage_value(*self.read_each([value]))
 
     def process_primitive(self, primitive: Any, operands: Sequence[Any], parameters: Any) -> Any:
-        return self.parent_trace.process_primitive(primitive, self._read(operands), parameters)
+        return self.parent_trace.process_primitive(primitive, self.read_each(operands), parameters)
 
     def process_custom_jvp_call(
         self, primitive: Any, fun: Any, jvp: Any, operands: Sequence[Any], **how: Any
     ) -> Any:
         return self.parent_trace.process_custom_jvp_call(
-            primitive, fun, jvp, self._read(operands), **how
+            primitive, fun, jvp, self.read_each(operands), **how
         )
 
     def process_custom_vjp_call(
@@ -177,7 +182,7 @@ class _Watch(_private.Trace):  # type: ignore[misc]
         **how: Any,
     ) -> Any:
         process = self.parent_trace.process_custom_vjp_call
-        return process(primitive, fun, forward, backward, self._read(operands), **how)
+        return process(primitive, fun, forward, backward, self.read_each(operands), **how)
 
 
 class _Calls(_Watch):
@@ -204,6 +209,14 @@ def keeping_calls() -> Any:
 def watching(read: Callable[[Any], Any]) -> Any:
     """Return a context in which each operation reads `read(x)` where it would read x."""
     return _private.set_current_trace(_Watch(current_trace(), read))
+
+
+def as_read(tensors: Sequence[Array]) -> Sequence[Array]:
+    """Return what an operation of these tensors would read."""
+    trace = current_trace()
+    while isinstance(trace, _Watch):
+        tensors, trace = trace.read_each(tensors), trace.parent_trace
+    return tensors
 
 
 def lowered(x: Any) -> Any:

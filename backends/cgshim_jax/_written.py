@@ -33,11 +33,11 @@ from cgshim_jax._primitives import Linear, Op, Words, without_derivative
 from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_of, of_tangents
 from cgshim_jax._run import TracedRule, TracedTangents, is_raised_by_jax, traced, watched, written
 from cgshim_jax._tracing import (
-    CONCRETIZATION_ERRORS,
     holds_constants,
     is_differentiated,
     is_tracer,
     perturbed_by_each_derivative,
+    reads_a_value,
     value_below_derivatives,
 )
 
@@ -56,14 +56,18 @@ class NotAsWrittenError(Exception):
     """f reads a tensor that is being differentiated, and that it is not given."""
 
 
-def closes_over_differentiated(call: Call) -> bool:
-    """Return True if f is given, or holds, a tracer that is differentiated: as a variable, or in a
-    Flax module.
+def closes_over_differentiated(call: Call, inputs: Sequence[Array]) -> bool:
+    """Return True if f is given, or holds, a tracer that is differentiated, and that is none of the
+    inputs: as a variable, or in a Flax module.
+
+    One that is an input too lies where f's arguments come from, as in a circuit with these
+    parameters: f has no need to read it there.
     """
+    known = {id(x) for x in inputs}
     given = [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
     holders = [call.f, *given, *call.options.values()]
     return any(
-        is_differentiated(x)
+        is_differentiated(x) and id(x) not in known
         for each in holders if type(each) not in SIMPLE
         for x in (each, *tensors_inside(each, is_tensor, _DEPTH))
     )  # fmt: skip
@@ -119,22 +123,30 @@ class Written(Op):
         inputs = subvals(self.inputs, self.places, [*map(as_tensor, arguments)])
         if self.as_written:
             outputs, rule = self._of_run(inputs)
+            if rule.jvp_fn is None and self.call.forward_mode:  # jax.linearize transposes it
+                return self._traced(rule, inputs, outputs, None)
             return outputs, [], written(self.call, rule, inputs, outputs, self.places)
         reads = _Reads()
         try:
             outputs, rule = _running.run(reads, self._of_run, inputs)
             before = reads.before
-        except CONCRETIZATION_ERRORS:
-            # Python or NumPy reads what is differentiated: then on values
+        except Exception as error:
             values = [value_below_derivatives(x) for x in inputs]
-            if not any(map(is_tracer, inputs)) or any(x is None for x in values):
-                raise
-            inputs, before = [*map(as_tensor, values)], _Arrays()
-            outputs, rule = self._of_run(inputs)
-        except _OPAQUE as error:  # JAX cannot differentiate what f does: staged, it need not
-            if any(map(is_differentiated, inputs)) and is_raised_by_jax(error):
+            if (
+                reads_a_value(error)
+                and any(map(is_tracer, inputs))
+                and not any(x is None for x in values)
+            ):  # Python or NumPy reads what is differentiated: then on values
+                inputs, before = [*map(as_tensor, values)], _Arrays()
+                outputs, rule = self._of_run(inputs)
+            elif (
+                isinstance(error, _OPAQUE)
+                and any(map(is_differentiated, inputs))
+                and is_raised_by_jax(error)
+            ):  # JAX cannot differentiate what f does: staged, it need not
                 raise NotAsWrittenError from None
-            raise
+            else:
+                raise
         return self._traced(rule, inputs, outputs, before)
 
     def _of_run(self, inputs: Sequence[Array]) -> tuple[list[Array], Rule]:
@@ -163,7 +175,7 @@ class Written(Op):
                     [at in {self.places[i] for i in asked} for at in range(len(inputs))]
                 )
         first = rules[None]
-        if isinstance(first.error, CONCRETIZATION_ERRORS):
+        if reads_a_value(first.error):
             others: list[Array] = []
             refusal = "" if before is None else _unconnected(self.call, arguments[0])
             linear = watched(

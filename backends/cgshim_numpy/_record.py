@@ -160,6 +160,7 @@ class Leaf(ArrayBox):  # type: ignore[misc]  # autograd has no types
     """
 
     __slots__ = ()
+    __module__ = ArrayBox.__module__  # by which others see whose tensor it is
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         self._node.record.note_read(self)
