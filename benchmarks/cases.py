@@ -32,6 +32,8 @@ EAGER = {"torch": 1.35, "jax": 0.9, "tensorflow": 1.0, "numpy": 1.5}
 SECOND_ORDER = {"jax": 1.3, "tensorflow": 1.1}
 COMPILED = {"torch": 1.02, "jax": 1.02, "tensorflow": 1.02}
 FUNC = {"torch": 1.25}
+FORWARD_MODE = {"jax": 1.1, "torch": 1.5, "tensorflow": 1.3}
+TRANSPOSED = {"jax": 1.1, "torch": 2.0}
 LARGE = {"torch": 1.08}
 WIDE = dict.fromkeys(EVERYWHERE, 1.5)
 MEMORY = dict.fromkeys(("numpy", "torch", "tensorflow"), 1.01)
@@ -81,6 +83,14 @@ CASES = [
     Case("compiled by XLA, 100k elements", "cube", "compiled_by_xla", 100_000, targets=COMPILED),
     Case("tracing", "cube", "tracing", targets={"jax": 1.25, "tensorflow": 0.9}),
     Case("tracing ten, no gradient", "cube", "tracing_forward", targets={"jax": 1.2}),
+    Case("a rule given forward, no gradient", "given_forward", "plain"),
+    Case("a rule given forward, jvp", "given_forward", "jvp", targets=FORWARD_MODE),
+    Case("a rule given forward, gradient", "given_forward", "gradient", targets=TRANSPOSED),
+    Case("a rule given forward, double backward", "given_forward", "second_order"),
+    Case("a rule given forward, compiled", "given_forward", "compiled", 100_000, targets=COMPILED),
+    Case("a rule given forward, tracing", "given_forward", "tracing"),
+    Case("a known gradient", "embedded", "gradient", targets={"torch": 1.5}),
+    Case("a known gradient, by a named op", "embedded_by_name", "gradient", targets={"torch": 1.5}),
     Case("1 leaf", "leaves", "gradient"),
     Case("10 leaves", "leaves", "gradient", width=10),
     Case("1000 leaves", "leaves", "gradient", width=1000, targets=WIDE),

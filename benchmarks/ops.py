@@ -12,13 +12,24 @@ import numpy as np
 import scipy.linalg
 
 from benchmarks.functions import BY_OPS, kalman, log1pexp, tracked
-from cgshim import op_custom_gradient, op_host
+from cgshim import op_custom_gradient, op_custom_jvp, op_embed_gradient, op_host, op_stop_gradient
 
 Op = Callable[..., Any]
 
 
 def cube(x):
     return x * x * x, lambda upstream: 3 * upstream * x * x
+
+
+def given_forward(x):
+    """The same, by its derivative in forward mode."""
+    return x * x * x, lambda tangent: 3 * tangent * x * x
+
+
+def embedded(x, name=None):
+    """The same number and gradient, which come from elsewhere."""
+    value = op_stop_gradient(x)
+    return op_embed_gradient(value * value * value, 3 * value * value, x, name=name)
 
 
 def residual(x):
@@ -163,6 +174,9 @@ FUNCTIONS = (
 BY_CGSHIM: dict[str, Op] = {
     **{f.__name__: op_custom_gradient(f) for f in FUNCTIONS},
     "residual_once": op_custom_gradient(residual, once_differentiable=True),
+    "given_forward": op_custom_jvp(given_forward),
+    "embedded": embedded,
+    "embedded_by_name": functools.partial(embedded, name="tripled"),
     "option": functools.partial(op_custom_gradient(option), scale=2.0),
     "method": lambda x: LAYER.cube(x),
     **{f"ops.{name}": function for name, function in BY_OPS.items()},

@@ -10,9 +10,9 @@ import optree
 import scipy.special
 from autograd import elementwise_grad, grad
 from autograd.builtins import tuple as tuple_of_boxes
-from autograd.core import make_vjp
+from autograd.core import make_jvp, make_vjp
 from autograd.differential_operators import checkpoint
-from autograd.extend import defvjp, defvjp_argnums, primitive
+from autograd.extend import defjvp, defvjp, defvjp_argnums, primitive
 
 from benchmarks.ops import cube, innermost, on_host
 
@@ -23,6 +23,9 @@ def _cube(x):
 
 
 defvjp(_cube, lambda ans, x: lambda upstream: 3 * upstream * x * x)
+
+
+defjvp(_cube, lambda tangent, ans, x: 3 * tangent * x * x)
 
 
 @primitive
@@ -129,6 +132,7 @@ BY_HAND = {
     "kalman": kalman,
     "on_host": on_host,
     "cube": _cube,
+    "given_forward": _cube,
     "residual": lambda x: _residual([], x),
     "in_a_list": lambda x: _residual([], x),
     "static": _static,
@@ -139,6 +143,7 @@ BY_HAND = {
     "method": _cube,
     "nested": lambda lists: _square(innermost(lists)),
     ("cube", "plain"): cube,
+    ("given_forward", "plain"): cube,
 }
 
 
@@ -170,6 +175,11 @@ def gradient(op, first, *static):
 
 def second_order(op, x):
     return lambda: grad(grad(op))(x)
+
+
+def jvp(op, x):
+    tangent = np.ones_like(x)
+    return lambda: make_jvp(op, x)(tangent)
 
 
 def func_grad(op, x):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from cgshim._choice import backend_for, chosen_backend, framework_of, is_numpy_array, runs_op
 from cgshim._dtypes import is_differentiable
@@ -22,7 +22,7 @@ from cgshim._gradients import Arguments
 from cgshim._held import SIMPLE, path_to, tensors_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
-from cgshim._rule import Rule, required_convention, rule_of, spelled, with_jvp_fn
+from cgshim._rule import Facts, Rule, required_convention, spelled, with_jvp_fn
 from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition
 
 T = TypeVar("T")
@@ -33,6 +33,20 @@ def refuse_without_tensor(op: str, backend: Backend, output: Any) -> NoReturn:
     raise refusal(CustomGradientTypeError, op,
                   must="the output of f must hold a tensor when an argument does", got=describe(output),
                   do=f"return a tensor of {name_of(backend)}")  # fmt: skip
+
+
+def checked_pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
+    """Return what f returned if it is a pair (output, grad_fn); a jvp_fn after them is grad_fn's."""
+    if isinstance(result, tuple) and len(result) in (2, 3) and all(map(callable, result[1:])):
+        output, grad_fn, *jvp_fns = result
+        return output, (with_jvp_fn(grad_fn, *jvp_fns) if jvp_fns else grad_fn)
+    got = describe(result)
+    if isinstance(result, tuple) and len(result) == 2:
+        got = f"({describe(result[0])}, {describe(result[1])})"
+    raise refusal(CustomGradientTypeError, op,
+                  must=f"{function_name(f)} must return a pair (output, grad_fn)", got=got,
+                  do="return the output and a function that turns upstream gradients into gradients "
+                  "of the arguments")  # fmt: skip
 
 
 class Call:
@@ -47,6 +61,12 @@ class Call:
     __slots__ = (
         "arguments", "backend", "f", "forward_mode", "name", "needed", "once_differentiable", "options", "takes_needed",
     )  # fmt: skip
+    # what f returns, how that is called, and what makes a rule of it
+    pair: ClassVar[Any] = staticmethod(checked_pair)
+    convention: ClassVar[Any] = staticmethod(required_convention)
+    kind_of_rule: ClassVar[type[Rule]] = Rule
+    kind_of_op: ClassVar[Any]
+    """the class of the ops whose calls these are"""
 
     def __init__(
         self,
@@ -90,7 +110,7 @@ class Call:
     def _with(
         self, f: Callable[..., Any], options: Mapping[str, Any], needed: Sequence[bool] | None
     ) -> Call:
-        return Call(
+        return type(self)(
             self.arguments, f, options, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable,
             takes_needed=self.takes_needed, needed=needed,
         )  # fmt: skip
@@ -114,11 +134,23 @@ class Call:
         """Return the output's tensors and the rule of a run of f on inputs that has returned
         result.
         """
-        output, grad_fn = checked_pair(self.name, self.f, result)
+        output, grad_fn = self.pair(self.name, self.f, result)
         if self.backend.is_tensor(output):
-            return [output], rule_of(self.arguments, grad_fn, ONE_TENSOR, inputs, self.needed)
+            return [output], self.rule_of(grad_fn, ONE_TENSOR, inputs)
         outputs, spec = self._partitioned(output, inputs)
-        return outputs, rule_of(self.arguments, grad_fn, spec, inputs, self.needed)
+        return outputs, self.rule_of(grad_fn, spec, inputs)
+
+    def rule_of(
+        self, grad_fn: Callable[..., Any], output: TreeSpec, inputs: Sequence[Tensor]
+    ) -> Rule:
+        """Return the rule of a run on these inputs, or on what has their shapes and dtypes, in which
+        f returned grad_fn and an output of this spec.
+        """
+        form, variables, takes_needed = self.convention(self.arguments, grad_fn, output)
+        shapes, dtypes = [x.shape for x in inputs], [x.dtype for x in inputs]
+        needed = (self.needed or [*map(is_differentiable, dtypes)]) if takes_needed else None
+        facts = Facts(self.arguments, form, variables, needed, output, shapes, dtypes)
+        return self.kind_of_rule(facts, grad_fn)
 
     def output_of(self, inputs: Sequence[Tensor]) -> Any:
         """Run f once on inputs that nothing differentiates, and return its output; its rule is only
@@ -131,12 +163,12 @@ class Call:
         """Return the output of a run of f on inputs that has returned result; its rule is only
         checked.
         """
-        output, grad_fn = checked_pair(self.name, self.f, result)
+        output, grad_fn = self.pair(self.name, self.f, result)
         if self.backend.is_tensor(output):
-            required_convention(self.arguments, grad_fn, ONE_TENSOR)
+            self.convention(self.arguments, grad_fn, ONE_TENSOR)
             return output
         outputs, spec = self._partitioned(output, inputs)
-        required_convention(self.arguments, grad_fn, spec)
+        self.convention(self.arguments, grad_fn, spec)
         return spec.combine(outputs)
 
     def _partitioned(self, output: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], TreeSpec]:
@@ -170,7 +202,7 @@ class Call:
         if not variables or rule.takes_variables:
             return
         for variable in variables:
-            if self.option_of(variable) is not None:
+            if rule.is_transpose or self.option_of(variable) is not None:
                 self.refuse_captured(variable)
         raise refusal(CustomGradientTypeError, self.name,
                       must="grad_fn must take variables when f reads trainable state",
@@ -278,20 +310,6 @@ def output_without_rule(call: Call, inputs: Sequence[Tensor]) -> Any:
         return call.f.output(call.backend, inputs, call.arguments.specs, call.options)
     output, _ = call.f(*combine_each(call.arguments.specs, inputs), **call.options)
     return output
-
-
-def checked_pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
-    """Return what f returned if it is a pair (output, grad_fn); a jvp_fn after them is grad_fn's."""
-    if isinstance(result, tuple) and len(result) in (2, 3) and all(map(callable, result[1:])):
-        output, grad_fn, *jvp_fns = result
-        return output, (with_jvp_fn(grad_fn, *jvp_fns) if jvp_fns else grad_fn)
-    got = describe(result)
-    if isinstance(result, tuple) and len(result) == 2:
-        got = f"({describe(result[0])}, {describe(result[1])})"
-    raise refusal(CustomGradientTypeError, op,
-                  must=f"{function_name(f)} must return a pair (output, grad_fn)", got=got,
-                  do="return the output and a function that turns upstream gradients into gradients "
-                  "of the arguments")  # fmt: skip
 
 
 def output_of_constants(op: str, output: T) -> T:

@@ -11,7 +11,7 @@ from types import FunctionType, MethodType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from cgshim._batches import WithBatches, require_batches
-from cgshim._call import Call, ForeignOutputError, checked_pair, output_of_constants
+from cgshim._call import Call, ForeignOutputError, output_of_constants
 from cgshim._choice import backend_for, choice_for_plans, framework_of_type, is_lasting
 from cgshim._errors import CustomGradientTypeError, function_name, refusal
 from cgshim._foreign import KERAS, is_traced
@@ -48,6 +48,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     __isabstractmethod__: bool
     # TensorFlow's AutoGraph skips what has this; the backend converts f
     autograph_info__: ClassVar[None] = None
+    _kind_of_call: ClassVar[type[Call]] = Call
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         if self._parameters is not None and self._parameters.takes_needed:
             _, arguments, _ = self._parameters.bind(self._name, args, kwargs)
             kwargs = {**kwargs, "needs_input_grad": (None,) * len(arguments)}
-        output, _ = checked_pair(self._name, self._f, self._f(*args, **kwargs))
+        output, _ = self._kind_of_call.pair(self._name, self._f, self._f(*args, **kwargs))
         return output_of_constants(self._name, output)
 
     def _plan(
@@ -210,7 +211,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         assert self._parameters is not None
         if isinstance(f, WithBatches):
             require_batches(self._name, arguments.backend)
-        return Call(
+        return self._kind_of_call(
             arguments, f, options, forward_mode=self._forward_mode, once_differentiable=self._once_differentiable,
             takes_needed=self._parameters.takes_needed,
         )  # fmt: skip
@@ -233,7 +234,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return self if bound is self._f else self._bound_to(bound)
 
     def _bound_to(self, bound: Callable[..., Any]) -> CustomGradient[Any, T_co]:
-        return CustomGradient(
+        return type(self)(
             bound, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable, name=self._name,
             bound=(self, bound),
         )  # fmt: skip
@@ -242,7 +243,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         """Return what `_bound_to` does, without __init__: each access to an attribute makes a
         method.
         """
-        op: CustomGradient[Any, T_co] = object.__new__(CustomGradient)
+        op: CustomGradient[Any, T_co] = object.__new__(type(self))
         op.__dict__.update(self.__dict__)
         op._f = op.__wrapped__ = method
         op._bound, op._name, op._signature = (self, method), self._name, None
@@ -313,10 +314,14 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         # a method, which Python pickles by name
         if isinstance(getattr(instance, self.__name__, None), CustomGradient):
             return getattr, (instance, self.__name__)
-        return _restore, (self._f, self.forward_mode, self._name, self.once_differentiable)
+        made_of = self._f, self.forward_mode, self._name, self.once_differentiable
+        return _restore, (*made_of, type(self))
 
     def __repr__(self) -> str:
         return f"<op {self._name} with a custom gradient>"
+
+
+Call.kind_of_op = CustomGradient
 
 
 Plan = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
@@ -346,11 +351,13 @@ _MOST = 64
 
 
 def _restore(
-    f: Callable[..., tuple[Any, Any]], forward_mode: bool, name: str, once_differentiable: bool
+    f: Callable[..., tuple[Any, Any]],
+    forward_mode: bool,
+    name: str,
+    once_differentiable: bool,
+    kind: type[CustomGradient[..., Any]],
 ) -> CustomGradient[..., Any]:
-    return CustomGradient(
-        f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name
-    )
+    return kind(f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name)
 
 
 def _parameters_of(f: Callable[..., Any], op: CustomGradient[..., Any] | None) -> Parameters | None:

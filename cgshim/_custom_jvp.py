@@ -6,21 +6,23 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
-from cgshim._choice import backend_for
+from cgshim._call import Call
 from cgshim._custom_gradient import CustomGradient
 from cgshim._dtypes import is_differentiable
 from cgshim._errors import (
     CustomGradientTypeError,
     TransformationError,
+    count,
     describe,
     function_name,
     refusal,
 )
+from cgshim._forms import Form, convention_of
 from cgshim._gradients import Arguments
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
-from cgshim._rule import hold_jvp_fn, refuse_nonlinear_jvp, tangents_by
-from cgshim._trees import combine_each, partition, partition_each, subvals
+from cgshim._rule import Rule, refuse_nonlinear_jvp, spelled
+from cgshim._trees import TreeSpec, subvals
 
 P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
@@ -54,7 +56,8 @@ def op_custom_jvp(
         `op_custom_gradient`. ``jvp_fn(*tangents)`` gets a tangent for each argument, structured as
         it, of the same shapes and dtypes, with None for all but float and complex tensors. It
         returns the tangent of the output, structured as the output; None is zero. It is linear in
-        the tangents: forward mode calls it, and reverse mode transposes it.
+        the tangents: forward mode calls it, and reverse mode transposes it. If it has a parameter
+        ``needs_input_grad``, that is structured as the arguments too: False for a tangent of zeros.
     once_differentiable : bool
         Raise an error if the derivative is differentiated.
     name : str, optional
@@ -97,72 +100,102 @@ def op_custom_jvp(
     if not callable(f):
         raise refusal(CustomGradientTypeError, "op_custom_jvp", must="f must be callable",
                       got=describe(f), do="decorate a function")  # fmt: skip
-    return CustomGradient(
-        _with_transpose(f, name or function_name(f)),
-        forward_mode=True,
-        once_differentiable=once_differentiable,
-        name=name or function_name(f),
-    )
+    return CustomJvp(f, forward_mode=True, once_differentiable=once_differentiable, name=name)
 
 
-def _with_transpose(f: Callable[..., Any], op: str) -> Callable[..., Any]:
-    """Return f with a rule for each mode: jvp_fn, and its transpose."""
+class JvpRule(Rule):
+    """The rule of a run in which f returned jvp_fn: the transpose of that."""
 
-    @functools.wraps(f)
-    def in_both_modes(*args: Any, **options: Any) -> tuple[Any, Callable[..., Any]]:
-        result = f(*args, **options)
-        if not (isinstance(result, tuple) and len(result) == 2 and callable(result[1])):
-            raise refusal(CustomGradientTypeError, op,
-                          must=f"{function_name(f)} must return a pair (output, jvp_fn)",
-                          got=describe(result),
-                          do="return the output and a function from tangents of the arguments to "
-                          "that of the output")  # fmt: skip
-        output, jvp_fn = result
+    __slots__ = ()
+    is_transpose = True
 
-        def grad_fn(*args: Any, upstream: Any) -> tuple[Any, ...]:
-            return _transposed(op, jvp_fn, args, upstream)
+    @property
+    def jvp_fn(self) -> Callable[..., Any]:
+        """What f returned."""
+        return self.grad_fn
 
-        hold_jvp_fn(grad_fn, jvp_fn)
-        return output, grad_fn
+    def __call__(
+        self,
+        inputs: Sequence[Tensor],
+        upstreams: Sequence[Tensor],
+        variables: Sequence[Tensor] = (),
+        needed: Sequence[bool] | None = None,
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Return the gradients of the inputs, of which only the types count."""
+        op, backend = self.facts.arguments.op, self.facts.arguments.backend
+        none = [None] * len(inputs)
+        asked = needed or [True] * len(inputs)
+        places = [at for at, x in enumerate(inputs) if asked[at] and is_differentiable(x.dtype)]
+        ends = [at for at, u in enumerate(upstreams) if is_differentiable(u.dtype)]
 
-    return in_both_modes
+        def flat_jvp(*tangents: Tensor) -> list[Tensor]:
+            full = subvals(none, places, tangents)
+            found = self.tangents(full, upstreams, lambda at: _zeros(backend, inputs[at]))
+            return [
+                _zeros(backend, upstreams[at]) if found[at] is None else found[at] for at in ends
+            ]
 
-
-def _transposed(
-    op: str, jvp_fn: Callable[..., Any], args: Sequence[Any], upstream: Any
-) -> tuple[Any, ...]:
-    """Return the gradients of the arguments: the transpose of jvp_fn, applied to upstream."""
-    backend = backend_for(args)
-    assert backend is not None
-    inputs, specs = partition_each(op, backend, args)
-    upstreams, output = partition(op, backend, upstream)
-    arguments = Arguments(op, backend, [], specs, all(map(backend.is_tensor, args)))
-    places = [at for at, x in enumerate(inputs) if is_differentiable(x.dtype)]
-    ends = [at for at, u in enumerate(upstreams) if is_differentiable(u.dtype)]
-
-    def flat_jvp(*tangents: Tensor) -> list[Tensor]:
-        full = subvals([None] * len(inputs), places, tangents)
-        found = tangents_by(jvp_fn, arguments, full, output, upstreams)
-        return [_or_zeros(backend, found[at], upstreams[at]) for at in ends]
-
-    transposed = getattr(backend, "transposed", None)
-    if transposed is None:
-        raise refusal(TransformationError, op,
-                      must="reverse mode transposes jvp_fn", got=f"{name_of(backend)}, which cannot",
-                      do="return (output, grad_fn, jvp_fn) to op_custom_gradient")  # fmt: skip
-    gradients = transposed(
-        flat_jvp,
-        [inputs[at] for at in places],
-        [upstreams[at] for at in ends],
-        functools.partial(refuse_nonlinear_jvp, op),
-    )
-    of_inputs = subvals([None] * len(inputs), places, gradients)
-    return tuple(combine_each([spec.without_static() for spec in specs], of_inputs))
+        transposed = getattr(backend, "transposed", None)
+        if transposed is None:
+            raise refusal(TransformationError, op,
+                          must="reverse mode transposes jvp_fn", got=f"{name_of(backend)}, which cannot",
+                          do="return (output, grad_fn, jvp_fn) to op_custom_gradient")  # fmt: skip
+        gradients = transposed(
+            flat_jvp,
+            [inputs[at] for at in places],
+            [upstreams[at] for at in ends],
+            functools.partial(refuse_nonlinear_jvp, op),
+        )
+        return subvals(none, places, gradients), []
 
 
-def _or_zeros(backend: Backend, tangent: Tensor | None, like: Tensor) -> Tensor:
-    if tangent is not None:
-        return tangent
+def _zeros(backend: Backend, like: Tensor) -> Tensor:
     import numpy as np  # above, it would take half of the time of importing cgshim
 
     return backend.convert_to_tensor(np.zeros(like.shape), like.dtype)
+
+
+def _pair_with_jvp(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
+    """Return what f returned if it is a pair (output, jvp_fn)."""
+    if isinstance(result, tuple) and len(result) == 2 and callable(result[1]):
+        return result
+    raise refusal(CustomGradientTypeError, op,
+                  must=f"{function_name(f)} must return a pair (output, jvp_fn)",
+                  got=describe(result),
+                  do="return the output and a function from tangents of the arguments to "
+                  "that of the output")  # fmt: skip
+
+
+def _convention_of_jvp(
+    arguments: Arguments, jvp_fn: Callable[..., Any], output: TreeSpec
+) -> tuple[Form, None, bool]:
+    """Return how the transpose of jvp_fn is called: with the arguments, for their types; raise an
+    error if jvp_fn does not take a tangent for each.
+    """
+    given = len(arguments.specs)
+    form, _, takes_needed = convention_of(jvp_fn, given, given)
+    if form == "flat" or (form == "structured" and given == 1):
+        return "arguments", None, takes_needed
+    raise refusal(CustomGradientTypeError, arguments.op,
+                  must="jvp_fn must take a tangent for each argument",
+                  got=f"{spelled(jvp_fn)} for {count(given, 'argument')}",
+                  do="write jvp(d1, d2, ...), with or without needs_input_grad last")  # fmt: skip
+
+
+class JvpCall(Call):
+    """A call of an op whose f returns jvp_fn."""
+
+    __slots__ = ()
+    pair = staticmethod(_pair_with_jvp)
+    convention = staticmethod(_convention_of_jvp)
+    kind_of_rule = JvpRule
+
+
+class CustomJvp(CustomGradient[P, T_co]):
+    """An op with the derivative that f gives in forward mode. op_custom_jvp makes it."""
+
+    __slots__ = ()
+    _kind_of_call = JvpCall
+
+
+JvpCall.kind_of_op = CustomJvp

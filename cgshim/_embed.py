@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cgshim._choice import backend_or_numpy
+from cgshim._choice import backend_or_numpy, chosen_backend, framework_of_type
 from cgshim._custom_gradient import CustomGradient
 from cgshim._decorator import op_custom_gradient
 from cgshim._dtypes import is_complex, is_differentiable
@@ -19,9 +19,10 @@ from cgshim._errors import (
     refusal,
     shape_of,
 )
-from cgshim._foreign import is_traced, not_converted
+from cgshim._foreign import KERAS, is_traced, not_converted
 from cgshim._gradients import fits
 from cgshim._protocol import Backend, Tensor
+from cgshim._registry import load
 from cgshim._trees import TreeSpec, as_tensor, partition
 from cgshim._vjp import floats_to_tensors
 
@@ -78,6 +79,10 @@ def op_embed_gradient(
     is the same.
     """
     op = name or "op_embed_gradient"
+    if not (fx_gx_manually_stopped or is_traced()):
+        embedded = _embedded_at_once(fx, gx, x)
+        if embedded is not None:
+            return embedded
     backend = backend_or_numpy([fx, gx, x])
     tensors, spec = partition(op, backend, floats_to_tensors(backend, x))
     _check_holds_tensors(op, tensors, x)
@@ -92,23 +97,20 @@ def op_embed_gradient(
             axes.append(_added_axes(op, value, source, path))
     if not fx_gx_manually_stopped:
         value, *gradients = map(backend.stop_gradient, [value, *gradients])
-    if shape_of(value.shape) == () and all(x.dtype == value.dtype for x in sources):
-        return _op_of(_with_products, op)(value, *gradients, *sources)
-    return _op_of(_with_gradients, op)(value, *gradients, *sources, backend=backend, axes=axes)
+    return _op_of(op)(value, *gradients, *sources, backend=backend, axes=axes)
 
 
 _ops: dict[str, CustomGradient[..., Any]] = {}
-"""by f's name and their own; a plain dict, for torch.compile ignores functools.lru_cache"""
+"""by name; a plain dict, for torch.compile ignores functools.lru_cache"""
 
 
 @not_converted
-def _op_of(f: Callable[..., Any], name: str) -> CustomGradient[..., Any]:
-    key = f"{f.__name__} {name}"
-    op = _ops.get(key)
+def _op_of(name: str) -> CustomGradient[..., Any]:
+    op = _ops.get(name)
     if op is None:
-        op = op_custom_gradient(f, forward_mode=True, name=name)
+        op = op_custom_gradient(_with_gradients, forward_mode=True, name=name)
         if not is_traced() and len(_ops) < _MOST:
-            _ops[key] = op
+            _ops[name] = op
     return op
 
 
@@ -116,13 +118,23 @@ _MOST = 256
 """how many ops are kept at most: a name may be made anew for each call"""
 
 
-def _with_products(fx: Tensor, *gx_and_x: Tensor) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """Do what `_with_gradients` does for one number in the dtype of x, as nearly all are.
-
-    The output is a tensor of its own: an op that returns its argument is no plain call in PyTorch.
+def _embedded_at_once(fx: Any, gx: Any, x: Any) -> Tensor | None:
+    """Return fx with its gradient by the backend's own way for a number that was computed from one
+    tensor of its dtype, as nearly all are; None if it has none, or the call is another.
     """
-    gx = gx_and_x[: len(gx_and_x) // 2]
-    return fx * 1, lambda upstream: (upstream, *[None] * len(gx), *[upstream * g for g in gx])
+    name = framework_of_type(type(x))
+    if (
+        name in (None, KERAS)
+        or framework_of_type(type(fx)) != name
+        or framework_of_type(type(gx)) != name
+        or chosen_backend() not in (None, name)
+    ):
+        return None
+    embed: Callable[..., Tensor | None] | None = getattr(load(name), "embed_gradient", None)
+    dtype = x.dtype
+    if embed is None or not (fx.dtype == dtype == gx.dtype and is_differentiable(dtype)):
+        return None
+    return embed(fx, gx, x) if gx.shape == x.shape and fx.shape == () else None
 
 
 def _with_gradients(

@@ -140,8 +140,8 @@ def _remembered_convention(
 
 
 class PlainForm:
-    """How to call the rules of one code for one output: with upstream, and with the arguments or
-    without them.
+    """How to call the rules of one code for one output that have as few default values: with
+    upstream, and with the arguments or without them.
     """
 
     __slots__ = ("code", "is_plain", "takes_arguments")
@@ -152,13 +152,6 @@ class PlainForm:
         self.is_plain = form is not None and variables is None and not takes_needed
         self.takes_arguments = form == "arguments"
         """True for ``grad(*args, upstream=...)``, False for ``grad(upstream)``"""
-
-
-def plain_form(grad_fn: FunctionType, arguments: int) -> PlainForm:
-    """Return the form of a rule for one output, and of all others of its code that have as few
-    default values.
-    """
-    return PlainForm(grad_fn.__code__, convention_of(grad_fn, arguments, 1))
 
 
 def _read_convention(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:

@@ -249,7 +249,8 @@ def _is_as(backend: Backend, gradient: Any, shape: Any, dtype: Any) -> bool:
     """Return True if a gradient has the right type, shape and dtype, as nearly all have."""
     return (
         backend.is_tensor(gradient)
-        and gradient.dtype == dtype
+        # TensorFlow compares dtypes slowly
+        and ((own := gradient.dtype) is dtype or own == dtype)
         and gradient.shape == shape
         and is_differentiable(dtype)
     )

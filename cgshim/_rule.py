@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from cgshim._choice import runs_op
 from cgshim._dtypes import is_differentiable
@@ -50,6 +50,8 @@ class Rule:
     """The rule of one run of f."""
 
     __slots__ = ("facts", "grad_fn")
+    is_transpose: ClassVar[bool] = False
+    """True if the rule is the transpose of jvp_fn: who can transpose need not call it"""
 
     def __init__(self, facts: Facts, grad_fn: Callable[..., Any]) -> None:
         self.facts = facts
@@ -85,16 +87,52 @@ class Rule:
         """What f returned besides for forward mode; None if that transposes grad_fn."""
         return getattr(self.grad_fn, _JVP_FN, None)
 
-    def tangents(
-        self, tangents: Sequence[Tensor | None], outputs: Sequence[Tensor]
-    ) -> list[Tensor | None]:
-        """Return the tangents of the outputs, by jvp_fn, from those of the inputs, None for zero.
+    @property
+    def jvp_takes_needed(self) -> bool:
+        """True if there is a jvp_fn, and it has a parameter that says which tangents are not zero."""
+        count = len(self.facts.arguments.specs)
+        return self.jvp_fn is not None and convention_of(self.jvp_fn, count, count)[-1]
 
-        Forward mode alone calls it, where there is a jvp_fn.
+    @runs_op
+    def tangents(
+        self,
+        tangents: Sequence[Tensor | None],
+        outputs: Sequence[Tensor],
+        zeros: Callable[[int], Tensor],
+    ) -> list[Tensor | None]:
+        """Return the tangents of the outputs, checked, by jvp_fn, from those of the inputs; None is
+        zero.
+
+        The outputs, or tensors like them, have their shapes and dtypes; ``zeros(at)`` is the tangent
+        of an input that has none. Forward mode alone calls it, where there is a jvp_fn.
         """
-        assert self.jvp_fn is not None
-        arguments, output = self.facts.arguments, self.output.without_static()
-        return tangents_by(self.jvp_fn, arguments, tangents, output, outputs)
+        jvp_fn, arguments, output = self.jvp_fn, self.facts.arguments, self.output.without_static()
+        assert jvp_fn is not None
+        op, specs, needed = arguments.op, arguments.specs, [t is not None for t in tangents]
+        inputs = [t for t in tangents if t is not None]  # noqa: F841  # an op in jvp_fn finds its backend
+        full = [
+            zeros(at) if t is None and is_differentiable(dtype) else t
+            for at, (t, dtype) in enumerate(zip(tangents, self.dtypes, strict=True))
+        ]
+        keywords = _NONE
+        if self.jvp_takes_needed:
+            keywords = {"needs_input_grad": arguments.structured(needed)}
+        if not arguments.are_tensors:
+            full = combine_each([spec.without_static() for spec in specs], full)
+        result = jvp_fn(*full, **keywords)
+        leaves = [None] * len(outputs) if result is None else output.align(result)
+        if leaves is None:
+            raise refusal(CustomGradientValueError, op,
+                          must="jvp_fn must return a tangent structured as the output",
+                          got=describe_tree(result),
+                          do=f"return {describe_tree(output.combine(outputs))}")  # fmt: skip
+        paths = output.paths("the output")
+        return [
+            check_gradient(
+                op, arguments.backend, t, y.shape, y.dtype, functools.partial(str, path), "tangent"
+            )
+            for t, y, path in zip(leaves, outputs, paths, strict=True)
+        ]
 
     @property
     def takes_needed(self) -> bool:
@@ -105,13 +143,13 @@ class Rule:
         """Return the same rule with another grad_fn of the same signature: one whose residuals were
         replaced.
         """
-        return Rule(self.facts, grad_fn)
+        return type(self)(self.facts, grad_fn)
 
     def with_dtypes(self, dtypes: Sequence[Any]) -> Rule:
         """Return the same rule for gradients of other dtypes: a framework may have its own for that
         of an input.
         """
-        return Rule(self.facts._replace(dtypes=dtypes), self.grad_fn)
+        return type(self)(self.facts._replace(dtypes=dtypes), self.grad_fn)
 
     @runs_op
     def __call__(
@@ -163,7 +201,7 @@ _JVP_FN = "cgshim_jvp_fn"
 
 def with_jvp_fn(grad_fn: Callable[..., Any], jvp_fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a grad_fn that holds the rule for forward mode, too: it keeps what that keeps."""
-    if is_traced():
+    if is_traced():  # torch.compile traces reverse mode alone
         return grad_fn
 
     rules = grad_fn, jvp_fn  # in its closure, where a search for what a rule keeps finds both
@@ -172,17 +210,8 @@ def with_jvp_fn(grad_fn: Callable[..., Any], jvp_fn: Callable[..., Any]) -> Call
     def both(*args: Any, **keywords: Any) -> Any:
         return rules[0](*args, **keywords)
 
-    hold_jvp_fn(both, jvp_fn)
+    setattr(both, _JVP_FN, jvp_fn)
     return both
-
-
-def hold_jvp_fn(grad_fn: Callable[..., Any], jvp_fn: Callable[..., Any]) -> None:
-    """Let a grad_fn that nobody else has hold the rule for forward mode, too.
-
-    torch.compile traces reverse mode alone.
-    """
-    if not is_traced():
-        setattr(grad_fn, _JVP_FN, jvp_fn)
 
 
 def refuse_nonlinear_jvp(op: str, what: str) -> NoReturn:
@@ -196,55 +225,6 @@ def refuse_captured_tangent(op: str) -> NoReturn:
     raise refusal(TransformationError, op,
                   must="jvp_fn gets the tangents of the arguments alone",
                   got="one of a captured tensor", do="pass it as an argument")  # fmt: skip
-
-
-@runs_op
-def tangents_by(
-    jvp_fn: Callable[..., Any],
-    arguments: Arguments,
-    tangents: Sequence[Tensor | None],
-    output: TreeSpec,
-    outputs: Sequence[Tensor],
-) -> list[Tensor | None]:
-    """Return the tangents of the outputs, checked, by jvp_fn of tangents of the inputs.
-
-    output is the structure of the tangents, None for what is static; the outputs, or tensors like
-    them, have their shapes and dtypes.
-    """
-    op, specs = arguments.op, [spec.without_static() for spec in arguments.specs]
-    inputs = [t for t in tangents if t is not None]  # noqa: F841  # an op in jvp_fn finds its backend
-    result = jvp_fn(*combine_each(specs, tangents))
-    leaves = [None] * len(outputs) if result is None else output.align(result)
-    if leaves is None:
-        raise refusal(CustomGradientValueError, op,
-                      must="jvp_fn must return a tangent structured as the output",
-                      got=describe_tree(result),
-                      do=f"return {describe_tree(output.combine(outputs))}")  # fmt: skip
-    paths = output.paths("the output")
-    return [
-        check_gradient(
-            op, arguments.backend, t, y.shape, y.dtype, functools.partial(str, path), "tangent"
-        )
-        for t, y, path in zip(leaves, outputs, paths, strict=True)
-    ]
-
-
-def rule_of(
-    arguments: Arguments,
-    grad_fn: Callable[..., Any],
-    output: TreeSpec,
-    inputs: Sequence[Tensor],
-    needed: Sequence[bool] | None,
-) -> Rule:
-    """Return the rule of a run on these inputs, in which f returned grad_fn and an output of this
-    spec.
-
-    needed tells for which inputs a gradient may be taken; None stands for all that have one.
-    """
-    form, variables, takes_needed = required_convention(arguments, grad_fn, output)
-    shapes, dtypes = [x.shape for x in inputs], [x.dtype for x in inputs]
-    told = (needed or list(map(is_differentiable, dtypes))) if takes_needed else None
-    return Rule(Facts(arguments, form, variables, told, output, shapes, dtypes), grad_fn)
 
 
 def required_convention(

@@ -48,7 +48,6 @@ from cgshim._foreign import constant_when_traced as constant_when_traced
 from cgshim._foreign import is_traced as is_traced
 from cgshim._foreign import not_converted as not_converted
 from cgshim._forms import PlainForm as PlainForm
-from cgshim._forms import plain_form as plain_form
 from cgshim._gradients import Arguments as Arguments
 from cgshim._gradients import gradients_of_arguments as gradients_of_arguments
 from cgshim._held import SIMPLE as SIMPLE
@@ -65,7 +64,6 @@ from cgshim._registry import name_of as name_of
 from cgshim._rule import Rule as Rule
 from cgshim._rule import refuse_captured_tangent as refuse_captured_tangent
 from cgshim._rule import refuse_nonlinear_jvp as refuse_nonlinear_jvp
-from cgshim._rule import rule_of as rule_of
 from cgshim._scope import RuleScope as RuleScope
 from cgshim._trees import ONE_TENSOR as ONE_TENSOR
 from cgshim._trees import SLOT as SLOT

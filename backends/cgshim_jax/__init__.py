@@ -114,13 +114,13 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
             if not reads_a_value(error):
                 raise
     with contextlib.suppress(NotAsWrittenError):
-        return Written(call, inputs, around is Surroundings.ONE_GRADIENT).output()
+        return Written(call, inputs, around).output()
     return run_staged(call, inputs)
 
 
 def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:
     constants = [*map(stop_gradient, inputs)]
-    outputs: list[Array] = Written(function.call, constants, as_written=False).output()
+    outputs: list[Array] = Written(function.call, constants, Surroundings.DERIVATIVES).output()
     return outputs
 
 

@@ -28,7 +28,13 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cgshim.backend import Call, CustomGradientError, TransformationError, refusal
+from cgshim.backend import (
+    Call,
+    CustomGradientError,
+    TransformationError,
+    refusal,
+    refuse_nonlinear_jvp,
+)
 from cgshim_jax import _private
 from cgshim_jax._linearity import NotLinearError, require_linear
 from cgshim_jax._rules import (
@@ -38,7 +44,7 @@ from cgshim_jax._rules import (
     message_of,
     refuse_captured,
 )
-from cgshim_jax._tracing import Jaxpr, is_tracer, jaxpr_of
+from cgshim_jax._tracing import Jaxpr, is_known, is_tracer, jaxpr_of
 
 Array = Any
 Rule = Callable[[list[Array], list[Array], Sequence[int]], Sequence[Array | None]]
@@ -98,6 +104,8 @@ class Linear:
     """which arguments have a gradient"""
     push: Rule | None = None
     """the map itself, from residuals, tangents and places of arguments, if its author gave it"""
+    is_pushed: bool = False
+    """whether the rule is nothing but the transpose of that, which JAX itself can take"""
     owner: Any = None
     """what is to live as long as the map: a grad_fn that owns what a host function keeps for it"""
 
@@ -158,6 +166,25 @@ class Linear:
             self, rule=rule, push=None if self.push is None else push,
             types=[_batched(y, axis) for y in self.types],
         )  # fmt: skip
+
+    def pushed(
+        self, residuals: list[Array], tangents: Sequence[Any], picked: Sequence[int]
+    ) -> Sequence[Array | None]:
+        """Return the outputs' tangents by `push`, which JAX transposes in its turn if it wants to.
+
+        So it has to be linear, unless the tangents are numbers already.
+        """
+        push: Any = self.push
+        tangents = [*map(as_tensor, tangents)]
+        if all(map(is_known, tangents)):
+            return push(residuals, tangents, picked)  # type: ignore[no-any-return]
+        types = [t.aval for t in tangents]
+        jaxpr, captured = jaxpr_of(lambda *own: push(residuals, list(own), picked), types)
+        try:
+            require_linear(jaxpr)
+        except NotLinearError as error:
+            refuse_nonlinear_jvp(self.words.op, str(error))
+        return jaxpr(captured, tangents)
 
     def __call__(
         self, residuals: list[Array], upstreams: Sequence[Any], picked: Sequence[int]
@@ -245,10 +272,13 @@ class _Derivative(NamedTuple):
         """Return the outputs' tangents."""
         found: list[Any] = [ad.Zero(y.aval.to_tangent_aval()) for y in self.outputs]
         if self.picked:
-            moved = _transposed.bind(
-                *residuals, *(tangents[i] for i in self.picked),
-                linear=self.linear, picked=self.picked, first=self.first,
-            )  # fmt: skip
+            own = [tangents[i] for i in self.picked]
+            if self.linear.is_pushed:
+                moved = self.linear.pushed(list(residuals), own, self.picked)
+            else:
+                moved = _transposed.bind(
+                    *residuals, *own, linear=self.linear, picked=self.picked, first=self.first
+                )
             for at, tangent in zip(self.linear.float_at, moved, strict=True):
                 found[at] = tangent
         return found

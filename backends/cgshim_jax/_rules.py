@@ -58,10 +58,11 @@ def apply_jvp_fn(
     rule: Rule, tangents: Sequence[Array | None], outputs: Sequence[Any]
 ) -> list[Array | None]:
     """Return the tangents of the outputs, from those of the inputs: JAX's are the author's."""
+    zeros = lambda at: jnp.zeros(rule.shapes[at], rule.dtypes[at])
     known = [*outputs_of_rules(), *filter(is_tensor, outputs)]
     upstreams = [t for t in tangents if t is not None]
     found: list[Array | None] = _scope.run(
-        (current_trace(), upstreams, known), rule.tangents, tangents, outputs
+        (current_trace(), upstreams, known), rule.tangents, tangents, outputs, zeros
     )
     return found
 

@@ -17,6 +17,7 @@ import functools
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -119,8 +120,9 @@ class TracedTangents(TracedRule):
         inputs: Sequence[Array],
         outputs: Sequence[Array],
         known: Sequence[Array] = (),
+        needed: Sequence[bool] | None = None,
     ) -> None:
-        self.float_at = _floats(inputs)
+        self.float_at = [at for at in _floats(inputs) if needed is None or needed[at]]
         self.types = [type_of_upstream(inputs[at].aval) for at in self.float_at]
 
         def forward(*of_floats: Array) -> list[Array]:
@@ -171,7 +173,7 @@ def traced(
     rules: Mapping[Any, TracedRule],
     arguments: Sequence[Array],
     outputs: Sequence[Array],
-    forward: TracedTangents | None = None,
+    forwards: Mapping[Any, TracedTangents] = MappingProxyType({}),
 ) -> tuple[list[Array], Callable[[Sequence[int | None]], Linear]]:
     """Return the residuals that are neither arguments nor outputs, and what makes the linear map by
     traced rules.
@@ -181,7 +183,7 @@ def traced(
     for the arguments that are differentiated.
     """
     known = {id(x) for x in (*arguments, *outputs)}
-    each: dict[Any, TracedRule] = {**rules, **({_FORWARD: forward} if forward else {})}
+    each = {**rules, **{(_FORWARD, key): forward for key, forward in forwards.items()}}
     others = list(
         {id(x): x for rule in each.values() for x in rule.captured if id(x) not in known}.values()
     )
@@ -189,12 +191,8 @@ def traced(
     captured = {key: [place[id(x)] for x in rule.captured] for key, rule in each.items()}
     reads = sorted({at for places in captured.values() for at in places})
     order = {key: [reads.index(at) for at in places] for key, places in captured.items()}
-    given, float_at, types, count = (
-        len(arguments),
-        rules[None].float_at,
-        rules[None].types,
-        len(outputs),
-    )
+    given, float_at, types = len(arguments), _floats(outputs), _types_of_upstreams(outputs)
+    count = len(outputs)
     for rule in each.values():
         rule.captured = []  # no tracer of f leaves it
     types_of_floats = dict(zip(float_at, types, strict=True))
@@ -210,28 +208,37 @@ def traced(
         def push(
             residuals: list[Array], tangents: list[Array], picked: Sequence[int]
         ) -> list[Array]:
-            assert forward is not None
+            key = picked if picked in forwards else None
+            forward = forwards[key]
             own = {gradient_of[at]: t for at, t in zip(picked, tangents, strict=True)}
             if not own.keys() <= set(forward.float_at):
                 refuse_captured_tangent(words.op)
-            held = [residuals[at] for at in order[_FORWARD]]
+            held = [residuals[at] for at in order[_FORWARD, key]]
             return forward.push(held, own, types_of_floats)  # type: ignore[arg-type]
 
         returned = {at for rule in rules.values() for at in rule.returned}
         gives = {at for at, gradient in enumerate(gradient_of) if gradient in returned}
         further = len(gradient_of) - given
         places = [at if at < given else at + further for at in reads]
-        if forward is not None:
+        if forwards:
             gives = {at for at, gradient in enumerate(gradient_of) if gradient is not None}
         return Linear(
-            words, gradients, count, float_at, types, places, gives, push if forward else None
+            words,
+            gradients,
+            count,
+            float_at,
+            types,
+            places,
+            gives,
+            push if forwards else None,
+            not rules,
         )
 
     return others, linear
 
 
 _FORWARD = "jvp_fn"
-"""the key of what forward mode calls, among the traced rules"""
+"""with the places of arguments the key of what forward mode calls, among the traced rules"""
 
 
 def written(
@@ -240,8 +247,7 @@ def written(
     """Return a linear map by the rule as it was written, which keeps nothing but what the rule
     holds.
     """
-    inputs_types, types = [x.aval for x in inputs], [y.aval for y in outputs]
-    inputs = list(inputs) if rule.needs_inputs else []
+    inputs, types = list(inputs) if rule.needs_inputs else [], [y.aval for y in outputs]
     float_at = _floats(outputs)
 
     def gradients(
@@ -267,27 +273,34 @@ def written(
                 call.refuse_captured(x)
             raise
 
-    push = rule.jvp_fn and _pushing(rule, inputs_types, types, places)
+    push = rule.jvp_fn and _pushing(rule, types, places)
     return Linear(
         Words.of(call), refusing, len(outputs), float_at, _types_of_upstreams(outputs), [],
         range(len(places)), push,
     )  # fmt: skip
 
 
-def _pushing(
-    rule: Rule, inputs: Sequence[Any], outputs: Sequence[Any], places: Sequence[int]
-) -> Any:
-    """Return the linear map by the jvp_fn as it was written, of tensors of these types."""
+def pushed(
+    call: Call, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], places: Sequence[int]
+) -> Linear:
+    """Return a linear map by jvp_fn as it was written, where its tangents are not differentiated."""
+    types = [y.aval for y in outputs]
+    push = _pushing(rule, types, places)
+    gives = [at for at, i in enumerate(places) if is_differentiable(inputs[i])]
+    return Linear(
+        Words.of(call), push, len(types), _floats(outputs), _types_of_upstreams(outputs), [], gives,
+        push, True,
+    )  # fmt: skip
+
+
+def _pushing(rule: Rule, outputs: Sequence[Any], places: Sequence[int]) -> Any:
+    """Return the map by the jvp_fn as it was written, to outputs of these types."""
 
     def push(_: list[Array], tangents: Sequence[Array], picked: Sequence[int]) -> list[Array]:
-        full: list[Any] = [None] * len(inputs)
-        for at in _floats(inputs):
-            kind = type_of_upstream(inputs[at])
-            full[at] = jnp.zeros(kind.shape, kind.dtype)
-        full = subvals(full, [places[at] for at in picked], tangents)
-        found = apply_jvp_fn(rule, full, outputs)
+        full = subvals([None] * len(rule.shapes), [places[at] for at in picked], tangents)
+        made = apply_jvp_fn(rule, full, outputs)
         return [
-            jnp.zeros(outputs[at].shape, outputs[at].dtype) if found[at] is None else found[at]
+            jnp.zeros(outputs[at].shape, outputs[at].dtype) if made[at] is None else made[at]
             for at in _floats(outputs)
         ]
 
@@ -333,7 +346,7 @@ def watched(
             found = apply_rule(rule, current, residuals[len(places) :], by_output, needed=needed)
         return [None if g is None else read(g) for g in (found[places[at]] for at in picked)]
 
-    pushing = _pushing(rule, [x.aval for x in inputs], [y.aval for y in outputs], places)
+    pushing = _pushing(rule, [y.aval for y in outputs], places)
 
     def push(residuals: list[Array], tangents: list[Array], picked: Sequence[int]) -> list[Array]:
         read = reading(residuals)

@@ -5,9 +5,10 @@ arguments.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import jax
 from jax.extend.core import Literal
@@ -35,6 +36,7 @@ from cgshim_jax._rules import (
 from cgshim_jax._run import TracedRule, TracedTangents, traced
 from cgshim_jax._tracing import (
     Jaxpr,
+    Surroundings,
     captured_so_far,
     equations_for,
     is_differentiated,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from cgshim.backend import Call, Rule, TreeSpec
 
 Array = Any
+T = TypeVar("T", bound=TracedRule)
 
 _staging: RuleScope[tuple[Any, ...]] = RuleScope("cgshim_jax_staging")
 """the codes of the ops that are being staged, one in the rule of the other"""
@@ -67,7 +70,7 @@ def run_staged(call: Call, inputs: Sequence[Array], *, values_elsewhere: bool = 
     if isinstance(call.f, Mapped) or (is_running_rule() and code in (_staging.current or ())):
         # As when two rules call each other: there would be no end to it. Its own rule is traced
         # only if somebody differentiates the call; then f runs again, and may close over no tracer.
-        return Written(call, inputs, as_written=False).output()
+        return Written(call, inputs, Surroundings.STAGING).output()
 
     def is_constant(tracer: Array) -> bool:
         """Return True if the op's own rule speaks for what f closes over: in a rule, what it is
@@ -120,10 +123,16 @@ class _Staging:
             rule = of_tangents(self.call, rule)
             self._choose_variables(rule)
             known = [*outputs_of_rules(), *outputs]
-            self.rule = TracedRule(rule, full, outputs, self.variables, known)
-            forward = TracedTangents(rule, full, outputs, known) if rule.jvp_fn else None
-            rules = {None: self.rule, **self._rules_of_some(rule, full, outputs, known)}
-            others, linear_of = traced(words, rules, tracers, outputs, forward)
+            forwards: dict[Any, TracedTangents] = {}
+            rules: dict[Any, TracedRule] = {}
+            if rule.jvp_fn:
+                push = functools.partial(TracedTangents, rule, full, outputs, known)
+                forwards = self._for_each_choice(push, rule.jvp_takes_needed, full)
+            if not rule.is_transpose or words.once:
+                pull = functools.partial(TracedRule, rule, full, outputs, self.variables, known)
+                rules = self._for_each_choice(pull, rule.takes_needed, full)
+            self.rule = (rules or forwards)[None]
+            others, linear_of = traced(words, rules, tracers, outputs, forwards)
             found.append(linear_of)
             return [*outputs, *others]
 
@@ -135,33 +144,25 @@ class _Staging:
         _refuse_references(self.call, [*self.captured, *f.constants, *self.rule.constants])
         return _Staged(f, linear)
 
-    def _rules_of_some(
-        self,
-        rule: Rule,
-        inputs: Sequence[Array],
-        outputs: Sequence[Array],
-        known: Sequence[Array],
-    ) -> dict[Any, TracedRule]:
-        """Return the rule as it is where a gradient of only some arguments is taken, by their
-        places.
+    def _for_each_choice(
+        self, trace: Callable[..., T], takes_needed: bool, inputs: Sequence[Array]
+    ) -> dict[Any, T]:
+        """Return what is traced for all arguments, and as it is where a derivative of only some is
+        taken, by their places.
 
-        Which these are is known when f's tracers are gone. So a rule that asks is traced for each
-        choice of up to three arguments, and for each one of more. One that cannot run again runs
-        for all.
+        Which these are is known when f's tracers are gone. So what asks is traced for each choice
+        of up to three arguments, and for each one of more. What cannot run again runs for all.
         """
-        if not rule.takes_needed:
-            return {}
+        each: dict[Any, T] = {None: trace(needed=None)}
         floats = [at for at, i in enumerate(self.at) if is_differentiable(inputs[i])]
         sizes = range(1, len(floats)) if len(floats) <= _FEW else [1]
-        rules = {}
-        for picked in itertools.chain.from_iterable(
-            itertools.combinations(floats, size) for size in sizes
-        ):
-            needed = [i in {self.at[at] for at in picked} for i in range(len(inputs))]
-            traced_rule = TracedRule(rule, inputs, outputs, self.variables, known, needed)
-            if traced_rule.error is None:
-                rules[picked] = traced_rule
-        return rules
+        for size in sizes if takes_needed else ():
+            for picked in itertools.combinations(floats, size):
+                chosen = {self.at[at] for at in picked}
+                found = trace(needed=[i in chosen for i in range(len(inputs))])
+                if found.error is None:
+                    each[picked] = found
+        return each
 
     def _choose_variables(self, rule: Rule) -> None:
         """Find what f closes over and is differentiated; if nothing is known to be, what may be

@@ -34,6 +34,8 @@ class Surroundings(enum.Enum):
     """at most vmap: every value is known"""
     ONE_GRADIENT = enum.auto()
     """one derivative, in reverse mode, or by a JAX that does not tell the modes apart"""
+    ONE_DERIVATIVE = enum.auto()
+    """one derivative, and around it vmap perhaps"""
     DERIVATIVES = enum.auto()
     """derivatives, and vmap perhaps: below them every value is known"""
     STAGING = enum.auto()
@@ -64,11 +66,13 @@ def surroundings() -> Surroundings:
         trace = trace.parent_trace
     if not isinstance(trace, _private.EvalTrace):
         return Surroundings.STAGING
-    if all(isinstance(level, _private.BatchTrace) for level in levels):
+    is_batch = [isinstance(level, _private.BatchTrace) for level in levels]
+    if all(is_batch):
         return Surroundings.NOTHING
     if len(levels) == 1 and _may_be_reverse_mode(levels[0]):
         return Surroundings.ONE_GRADIENT
-    return Surroundings.DERIVATIVES
+    is_one = not is_batch[0] and all(is_batch[1:])
+    return Surroundings.ONE_DERIVATIVE if is_one else Surroundings.DERIVATIVES
 
 
 def _may_be_reverse_mode(trace: Any) -> bool:

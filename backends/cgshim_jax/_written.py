@@ -31,8 +31,17 @@ from cgshim.backend import (
 from cgshim_jax._graph import depends_only_on
 from cgshim_jax._primitives import Linear, Op, Words, without_derivative
 from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_of, of_tangents
-from cgshim_jax._run import TracedRule, TracedTangents, is_raised_by_jax, traced, watched, written
+from cgshim_jax._run import (
+    TracedRule,
+    TracedTangents,
+    is_raised_by_jax,
+    pushed,
+    traced,
+    watched,
+    written,
+)
 from cgshim_jax._tracing import (
+    Surroundings,
     holds_constants,
     is_differentiated,
     is_tracer,
@@ -76,18 +85,19 @@ def closes_over_differentiated(call: Call, inputs: Sequence[Array]) -> bool:
 class Written(Op):
     """A call whose f is a function of Python."""
 
-    def __init__(self, call: Call, inputs: Sequence[Array], as_written: bool) -> None:
+    def __init__(self, call: Call, inputs: Sequence[Array], around: Surroundings) -> None:
         self.call, self.words = call, Words.of(call)
         self.inputs = inputs
         self.mapped = call.f if isinstance(call.f, Mapped) else None
         self.places = [i for i, x in enumerate(inputs) if self.mapped or is_tracer(x)]
-        self.as_written = as_written
+        self.as_written = around is Surroundings.ONE_GRADIENT
         """whether the rule runs as it is, where a gradient is taken; else it is traced"""
+        self.is_first_order = around in (Surroundings.ONE_GRADIENT, Surroundings.ONE_DERIVATIVE)
         self.asked: list[tuple[int, ...]] = []
         """for which of the tracers the derivatives ask, where a traced rule wants to know"""
         if self.mapped is not None:
             self.of_batch, self.in_batch = self._of_batch, self.mapped.in_batch
-        if not as_written:
+        if not self.as_written:
             arguments = [inputs[i] for i in self.places]
             self.asked = [
                 tuple(i for i, moves in enumerate(each) if moves)
@@ -125,6 +135,8 @@ class Written(Op):
             outputs, rule = self._of_run(inputs)
             if rule.jvp_fn is None and self.call.forward_mode:  # jax.linearize transposes it
                 return self._traced(rule, inputs, outputs, None)
+            if rule.is_transpose and not self.words.once:
+                return outputs, [], pushed(self.call, rule, inputs, outputs, self.places)
             return outputs, [], written(self.call, rule, inputs, outputs, self.places)
         reads = _Reads()
         try:
@@ -147,6 +159,8 @@ class Written(Op):
                 raise NotAsWrittenError from None
             else:
                 raise
+        if self.is_first_order and rule.is_transpose and not self.words.once:
+            return outputs, [], pushed(self.call, rule, inputs, outputs, self.places)
         return self._traced(rule, inputs, outputs, before)
 
     def _of_run(self, inputs: Sequence[Array]) -> tuple[list[Array], Rule]:
@@ -164,17 +178,26 @@ class Written(Op):
         arguments = [inputs[i] for i in self.places]
 
         def trace(needed: Sequence[bool] | None) -> TracedRule:
-            return TracedRule(
-                rule, inputs, outputs, (), [*arguments, *outputs], needed, runs_eagerly=True
-            )
+            return TracedRule(rule, inputs, outputs, (), known, needed, runs_eagerly=True)
 
-        rules: dict[Any, TracedRule] = {None: trace(None)}
-        if rule.takes_needed:
-            for asked in self.asked:
-                rules[asked] = trace(
-                    [at in {self.places[i] for i in asked} for at in range(len(inputs))]
-                )
-        first = rules[None]
+        known = [*arguments, *outputs]
+        needed = {
+            asked: [at in {self.places[i] for i in asked} for at in range(len(inputs))]
+            for asked in self.asked
+        }
+        forwards: dict[Any, TracedTangents] = {}
+        if rule.jvp_fn:
+            forwards[None] = TracedTangents(rule, inputs, outputs, known)
+        for asked, flags in needed.items() if rule.jvp_takes_needed else ():
+            forwards[asked] = TracedTangents(rule, inputs, outputs, known, flags)
+        is_pushed = rule.is_transpose and not words.once
+        first = forwards[None] if is_pushed else trace(None)
+        refusal = self._refusal(rule, first, before, after)
+        if is_pushed and (refusal or reads_a_value(first.error)):
+            is_pushed, first = False, trace(None)
+        rules: dict[Any, TracedRule] = {} if is_pushed else {None: first}
+        for asked, flags in needed.items() if rule.takes_needed and not is_pushed else ():
+            rules[asked] = trace(flags)
         if reads_a_value(first.error):
             others: list[Array] = []
             refusal = "" if before is None else _unconnected(self.call, arguments[0])
@@ -182,15 +205,12 @@ class Written(Op):
                 words, rule, inputs, outputs, self.places, lambda x: _unconnected(self.call, x)
             )
         else:
-            refusal = self._refusal(rule, first, before, after)
             if first.error is None and holds_constants(
                 first.jaxpr.jaxpr, {id(x) for x in (*arguments, *outputs)}
             ):
                 raise NotAsWrittenError
             gradient_of = [i if is_differentiable(inputs[i]) else None for i in self.places]
-            known = [*arguments, *outputs]
-            forward = TracedTangents(rule, inputs, outputs, known) if rule.jvp_fn else None
-            others, linear_of = traced(words, rules, arguments, outputs, forward)
+            others, linear_of = traced(words, rules, arguments, outputs, forwards)
             linear = dataclasses.replace(linear_of(gradient_of), owner=rule.grad_fn)
         for x in (*outputs, *others):
             if is_differentiated(x) and not depends_only_on(x, arguments):

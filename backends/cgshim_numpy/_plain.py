@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from cgshim.backend import Call, plain_form, runs_op
+from cgshim.backend import ONE_TENSOR, Call, PlainForm, runs_op
 from cgshim_numpy._arrays import Array, is_tensor
 from cgshim_numpy._autograd import derivatives, is_differentiating
 
@@ -29,11 +29,14 @@ PLAIN = frozenset([ndarray, np.float64, np.float32, np.float16])
 
 
 class PlainRules:
-    """The rules of an op that are functions of upstream and nothing else. Most ops have one code
-    for all of them.
+    """The rules of an op that are functions of upstream, or of tangents, and nothing else. Most ops
+    have one code for all of them.
     """
 
     code: CodeType | None = None
+
+    def __init__(self, call: Call, takes: int) -> None:
+        self.convention, self.takes = call.convention, takes
 
     def include(self, grad_fn: Any, arguments: Any) -> bool:
         """Return True if a rule is plain."""
@@ -42,11 +45,11 @@ class PlainRules:
         code = grad_fn.__code__
         if code is self.code:
             return True
-        takes_one = code.co_argcount == 1 and not (code.co_kwonlyargcount or code.co_flags & 0x0C)
+        takes_no_more = not (code.co_kwonlyargcount or code.co_flags & 0x0C)
         if (
-            takes_one
+            (code.co_argcount == self.takes and takes_no_more)
             and not hasattr(grad_fn, "__wrapped__")
-            and plain_form(grad_fn, len(arguments.names)).is_plain
+            and PlainForm(code, self.convention(arguments, grad_fn, ONE_TENSOR)).is_plain
         ):
             self.code = code
         return code is self.code
@@ -73,7 +76,9 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
         getattr(modules.get("autograd.numpy.numpy_boxes"), "ArrayBox", None)
     }:
         return None
-    holds_boxes, arguments, rules = bool(others), call.arguments, PlainRules()
+    holds_boxes, arguments, is_jvp = bool(others), call.arguments, call.kind_of_rule.is_transpose
+    rules = PlainRules(call, len(types) if is_jvp else 1)
+    differentiated = None if is_jvp else rules
 
     @runs_op
     def output_of(
@@ -88,7 +93,9 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
             for x in inputs:
                 if type(x) is ndarray and x.dtype.kind not in _KINDS:
                     return NotImplemented
-            return derivatives().output_under_autograd(call.with_f(f, options), inputs, rules)
+            return derivatives().output_under_autograd(
+                call.with_f(f, options), inputs, differentiated
+            )
         result = f(*inputs, **options) if options else f(*inputs)
         if type(result) is tuple and len(result) == 2:
             output, grad_fn = result

@@ -29,6 +29,7 @@ from cgshim.backend import (
     refuse_captured_tangent,
     replace_held,
     runs_op,
+    subvals,
 )
 from cgshim_numpy._arrays import Array, as_arrays, is_float, is_tensor, with_boxes_opened
 from cgshim_numpy._linear import NonlinearError, transposed
@@ -211,9 +212,8 @@ class Run:
         if self.record or not box_types.isdisjoint(map(type, upstreams)):
             # autograd may put gradients into one box that the rule takes itself
             grad_fn = rule.grad_fn
-            rule = rule.with_grad_fn(
-                lambda *args, **kwargs: with_boxes_opened(grad_fn(*args, **kwargs))
-            )
+            opened = lambda *args, **kwargs: with_boxes_opened(grad_fn(*args, **kwargs))
+            rule = rule.with_grad_fn(functools.wraps(grad_fn)(opened))
         variables = [self.leaves[at] for at in self.variables]
         try:
             us = conjugated(upstreams)
@@ -233,15 +233,10 @@ class Run:
         """Return the tangents of the outputs by the author's jvp_fn, from those at argnums."""
         if any(at >= self.count for at in argnums):
             refuse_captured_tangent(self.call.name)
-        given = dict(zip(argnums, tangents, strict=True))
-        full = [
-            given.get(at, np.zeros(shape, dtype)) if dtype.kind in "fc" else None
-            for at, (shape, dtype) in enumerate(
-                zip(self.shapes[: self.count], self.dtypes[: self.count], strict=True)
-            )
-        ]
+        given = subvals([None] * self.count, argnums, tangents)
+        zeros = lambda at: np.zeros(self.shapes[at], self.dtypes[at])
         plain = [*map(getval, outputs)]
-        found = rule_scope.run(True, self.rule.tangents, full, plain)
+        found = rule_scope.run(True, self.rule.tangents, given, plain, zeros)
         return [
             np.zeros(y.shape, y.dtype) if t is None else t
             for t, y in zip(found, plain, strict=True)

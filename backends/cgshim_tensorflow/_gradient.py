@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import place_of, refuse_captured_tangent
+from cgshim.backend import place_of, refuse_captured_tangent, subvals
 from cgshim_tensorflow._fits import fit_of
 from cgshim_tensorflow._forward import Transposition, transposition
 from cgshim_tensorflow._graphs import converted_as_caller, in_this_graph
@@ -271,27 +271,25 @@ class _Gradient:
         count = len(self.rule.shapes)
         if pack_tangents(sources[count:]).tangents:
             refuse_captured_tangent(self._call.name)
-        floats = [x for x in sources[:count] if is_differentiable(x)]
+        moving = [at for at, x in enumerate(sources[:count]) if pack_tangents([x]).tangents]
 
         def backward(*upstreams: Tensor) -> list[Tensor | None]:
-            zeros = iter(made := [tf.zeros_like(x) for x in floats])
-            push = functools.partial(self._tangents_of, sources[:count], outputs)
-            record.record_operation(self._call.name, made, list(upstreams), push)
-            own = [next(zeros) if is_differentiable(x) else None for x in sources[:count]]
-            return [*own, *[None] * len(sources[count:])]
+            zeros = [tf.zeros_like(sources[at]) for at in moving]
+            push = functools.partial(self._tangents_of, sources[:count], outputs, moving)
+            record.record_operation(self._call.name, zeros, list(upstreams), push)
+            return subvals([None] * len(sources), moving, zeros)
 
         record.record_operation_forwardprop_only(self._call.name, outputs, sources, backward, None)
 
     def _tangents_of(
-        self, sources: Sequence[Tensor], outputs: Sequence[Tensor], *of_floats: Tensor | None
+        self,
+        sources: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        moving: Sequence[int],
+        *tangents: Tensor | None,
     ) -> list[Tensor | None]:
         """Run jvp_fn while somebody may record it, and connect what it reads of f."""
-        rest = iter(of_floats)
-        given = [next(rest) if is_differentiable(x) else None for x in sources]
-        given = [
-            tf.zeros_like(x) if t is None and is_differentiable(x) else t
-            for t, x in zip(given, sources, strict=True)
-        ]
+        given = subvals([None] * len(sources), moving, tangents)
         self._outputs.connect()
         if self._tangents:
             self._tangents.connect(self._outputs.numbers)
@@ -299,7 +297,7 @@ class _Gradient:
         with self._outputs.read_by(of_rule):
             token = running_rule.enter(of_rule)
             try:
-                found = self.rule.tangents(given, outputs)
+                found = self.rule.tangents(given, outputs, lambda at: tf.zeros_like(sources[at]))
             finally:
                 running_rule.leave(token)
         if self._stand_in is not None and self._is_followed(self._stand_in, accumulators=0):

@@ -18,6 +18,7 @@ import torch
 from cgshim.backend import has_no_derivative, output_without_rule
 from cgshim_torch._compile.staged import staged
 from cgshim_torch._eager.attach import differentiable
+from cgshim_torch._eager.plain import embed_gradient as embed_gradient
 from cgshim_torch._eager.plain import plan as plan
 from cgshim_torch._eager.vjp import transposed as transposed
 from cgshim_torch._eager.vjp import vjp as vjp

@@ -31,7 +31,9 @@ from cgshim_torch._graph.existing import NOTHING, Existing, Holdings, holding, n
 from cgshim_torch._graph.reads import FLOATS, Reads, without_derivative
 from cgshim_torch._graph.state import state_of
 from cgshim_torch._graph.walk import (
+    captured,
     has_values,
+    is_jvp_alone,
     is_transformed,
     is_wrapped_or_requires_grad,
     levels,
@@ -71,6 +73,10 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         # the innermost transformation is a vmap
         outputs = list(custom_function_call(_Mapped, call.f, *inputs))
         return partition(call.name, call.backend, outputs)
+    if call.kind_of_rule.is_transpose and is_jvp_alone() and not rules.current:
+        duals = [forward_ad.unpack_dual(x) for x in inputs]
+        if not any(requires_grad_at_a_level(primal) for primal, _ in duals):
+            return _pushed(call, *zip(*duals, strict=True))
     # forward mode asks the rule for all gradients
     if call.takes_needed and forward_ad._current_level < 0:
         call = call.with_needed(
@@ -103,6 +109,31 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         refuse_captured_tangents(call, outputs, [*inputs, *run.variables])
     run.variables = ()  # they come through torch, too
     return named(_Transformed, call.name)(run, *passed), rule.output
+
+
+def _pushed(
+    call: Call, primals: Sequence[Tensor], tangents: Sequence[Tensor | None]
+) -> tuple[Sequence[Tensor], TreeSpec]:
+    """Return f's outputs with the tangents that jvp_fn gives, where nothing else is differentiated."""
+    if call.takes_needed:
+        call = call.with_needed([t is not None for t in tangents])
+    start, before = now(), [x._version for x in primals]
+    outputs, rule = call.read(run_once(call, primals), primals)
+    if before != [x._version for x in primals]:
+        call.refuse_writing()
+    zeros = lambda at: torch.zeros_like(primals[at])
+    token = rules.enter(True)
+    try:
+        pushed = rule.tangents(tangents, outputs, zeros)
+    finally:
+        rules.leave(token)
+    refuse_captured_tangents(call, [t for t in (*outputs, *pushed) if t is not None], primals)
+    made = [*filter(requires_grad_at_a_level, outputs)]
+    call.require_variables(rule, captured(call, made, primals, since(start)))
+    return [
+        y if t is None else forward_ad.make_dual(y.detach(), t)
+        for y, t in zip(outputs, pushed, strict=True)
+    ], rule.output
 
 
 def _versions(tensor: Tensor) -> list[int]:
@@ -176,18 +207,14 @@ class TransformedRun(Run):
         count = len(self.devices)
         if any(t is not None for t in tangents[count : self.leaves]):
             refuse_captured_tangent(self.call.name)
-        full = [
-            _zeros(shape, dtype, device) if t is None and dtype in FLOATS else t
-            for t, shape, dtype, device in zip(
-                tangents[:count], self.rule.shapes, self.rule.dtypes, self.devices, strict=True
-            )
-        ]
+        shapes, dtypes = self.rule.shapes, self.rule.dtypes
+        zeros_at = lambda at: _zeros(shapes[at], dtypes[at], self.devices[at])
         held = [tensors[at] for at in self.held_at if at is not None]
-        given = [t for t in full if t is not None]
+        given = [t for t in tangents if t is not None]
         with holding(self.held, held, self.lock), self._reads(tensors, given):
             token = rules.enter(True)
             try:
-                found = self.as_first(self.rule.tangents, full, zeros)
+                found = self.as_first(self.rule.tangents, tangents[:count], zeros, zeros_at)
             finally:
                 rules.leave(token)
         return tuple(
@@ -365,7 +392,8 @@ class _Mapped(torch.autograd.Function):  # type: ignore[misc]
 
 # --- Forward mode ---------------------------------------------------------------------------------
 
-FACTOR = -160.0
+FACTOR = -256.0
+"""a power of two, by which what is linear is larger to the last bit, as far as it multiplies and adds"""
 
 
 def _push_forward(
@@ -413,6 +441,9 @@ def ramp(like: Tensor) -> Tensor:
     """Return small, different upstreams: they show a rule that sorts or rounds them, or adds
     something.
     """
+    if like.numel() == 1:  # in one step
+        number = (1 + 0.5j) / 128 if like.is_complex() else 1 / 128
+        return torch.full(like.shape, number, dtype=like.dtype, device=like.device)
     dtype = like.real.dtype if like.is_complex() else like.dtype
     ramp = torch.arange(like.numel(), dtype=dtype, device=like.device).mul_(
         1 / (128 * max(like.numel(), 1))

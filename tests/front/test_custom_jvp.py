@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cgshim import CustomGradientTypeError, op_custom_gradient, op_custom_jvp, op_grad, ops
+from cgshim import (
+    CustomGradientTypeError,
+    op_convert_to_tensor,
+    op_custom_gradient,
+    op_custom_jvp,
+    op_grad,
+    ops,
+)
 from cgshim.testing import check_gradients
 from cgshim.testing.conformance import Framework
 from cgshim.testing.conformance._framework import tangent
@@ -103,6 +110,65 @@ def bessel_ive_half(x):
     return y, lambda dx: (other - y / (2 * x) - y) * dx
 
 
+@op_custom_jvp
+def sinc(x):
+    """jax.numpy.sinc, whose derivative at 0 is 0. In halves, so that 0 is never divided by."""
+    is_zero = x == 0
+    t = math.pi * ops.where(is_zero, ops.ones_like(x), x)
+    y = ops.where(is_zero, ops.ones_like(x), ops.sin(t) / t)
+    return (
+        y,
+        lambda dx: (
+            ops.where(
+                is_zero, -(math.pi**2) / 3 * x, math.pi * (t * ops.cos(t) - ops.sin(t)) / t**2
+            )
+            * dx
+        ),
+    )
+
+
+def log_gamma(x):
+    """Stirling's series, for autograd has no forward mode of gammaln."""
+    s = x + 8
+    series = 1 / (12 * s) - 1 / (360 * s**3) + 1 / (1260 * s**5)
+    below = sum(ops.log(x + k) for k in range(8))
+    return (s - 0.5) * ops.log(s) - s + math.log(2 * math.pi) / 2 + series - below
+
+
+def digamma(x):
+    s = x + 8
+    series = 1 / (12 * s**2) - 1 / (120 * s**4) + 1 / (252 * s**6)
+    return ops.log(s) - 1 / (2 * s) - series - sum(1 / (x + k) for k in range(8))
+
+
+def gamma_cdf(a, z):
+    """The terms of a gamma distribution's cumulative distribution, and their slopes by a."""
+    n = a[:, None] + op_convert_to_tensor(np.arange(40.0), a.dtype)
+    log_z = ops.log(z)[:, None]
+    terms = ops.exp(n * log_z - z[:, None] - log_gamma(n + 1))
+    return terms, terms * (log_z - digamma(n + 1))
+
+
+def gamma_density(a, z):
+    return ops.exp((a - 1) * ops.log(z) - z - log_gamma(a))
+
+
+@op_custom_jvp
+def random_gamma(a, rate):
+    """tfp.random.gamma's rule, implicit reparametrisation, for the sample that is the quantile 0.4."""
+    z = shape = ops.stop_gradient(a)
+    for _ in range(12):
+        z = z - (ops.sum(gamma_cdf(shape, z)[0], axis=1) - 0.4) / gamma_density(shape, z)
+    y = z / ops.stop_gradient(rate)
+
+    def jvp(da, d_rate):
+        z = y * rate
+        by_a = -ops.sum(gamma_cdf(a, z)[1], axis=1) / gamma_density(a, z)
+        return by_a / rate * da - y / rate * d_rate
+
+    return y, jvp
+
+
 class Published(NamedTuple):
     op: Callable[..., Any]
     at: tuple[Any, ...]
@@ -119,6 +185,8 @@ PUBLISHED = {
     "cube": Published(cube, (np.array([0.5, -2.0]),)),
     "custom_root": Published(implicit, (np.array(2.0), np.array([0.5, 1.5]))),
     "bessel_ive": Published(bessel_ive_half, (np.array([0.5, 2.0]),)),
+    "sinc": Published(sinc, (np.array([0.3, -1.7]),)),
+    "random_gamma": Published(random_gamma, (np.array([1.5, 3.0]), np.array(2.0))),
 }
 
 
@@ -137,12 +205,65 @@ def test_published(framework, name):
 def test_what_is_published_for_is_there(framework):
     """What autodiff of the same formula gets wrong."""
     slope = lambda op, x: float(framework.numpy(op_grad(op)(framework.tensor(x))))
+    assert slope(sinc, 0.0) == 0.0
     assert slope(log1pexp, 80.0) == 1.0
     assert slope(relu, 0.0) == 0.0
     singular = framework.tensor([[1.0, 2.0], [2.0, 4.0]])
     np.testing.assert_allclose(
         framework.numpy(op_grad(det)(singular)), [[4.0, -2.0], [-2.0, 1.0]], rtol=1e-6
     )
+
+
+# --- Which tangents are zero ---------------------------------------------------------------------
+
+
+def test_a_jvp_fn_is_told_which_tangents_are_zero(framework):
+    """In each mode, and never False for a derivative that is used."""
+    told = []
+
+    @op_custom_jvp
+    def op(x, y):
+        def jvp(dx, dy, needs_input_grad):
+            told.append(needs_input_grad)
+            of_x, of_y = needs_input_grad
+            tangent = 0.0 * (x * y)
+            tangent = tangent + 7.0 * y * dx if of_x else tangent
+            return tangent + 11.0 * x**2 * dy if of_y else tangent
+
+        return x * y, jvp
+
+    def check(found, expected, flags=None):
+        framework.check_equal(found, expected)
+        assert flags is None or set(told) == {flags}
+        told.clear()
+
+    x, y, v = framework.tensors((2.0, 3.0, 5.0))
+    check(op_grad(op)(x, y), 21.0, (True, False))
+    check(op_grad(op, argnums=1)(x, y), 44.0, (False, True))
+    check(list(op_grad(op, argnums=(0, 1))(x, y)), [21.0, 44.0], (True, True))
+    along_x = lambda y: tangent(framework, lambda x: op(x, y), x, v)
+    check(along_x(y), 105.0, (True, False))
+    check(tangent(framework, lambda y: op(x, y), y, v), 220.0, (False, True))
+    # around each other, a framework may know no better than that all are
+    check(op_grad(op_grad(op), argnums=1)(x, y), 7.0)
+    check(op_grad(op_grad(op, argnums=1))(x, y), 44.0)
+    check(tangent(framework, lambda y: op_grad(op)(x, y), y, v), 35.0)
+    check(op_grad(along_x)(y), 35.0)
+
+
+def test_both_rules_are_told(framework):
+    """jvp_fn what moves, whatever grad_fn takes."""
+    told = []
+
+    def jvp(dx, dy, *, needs_input_grad):
+        told.append(needs_input_grad)
+        return 3.0 * dx + 5.0 * dy
+
+    op = op_custom_gradient(lambda x, y: (x + y, lambda u: (7.0 * u, 11.0 * u), jvp))
+    x, y, v = framework.tensors((2.0, 3.0, 5.0))
+    framework.check_equal(tangent(framework, lambda y: op(x, y), y, v), 25.0)
+    assert told[0][1]
+    framework.check_equal(op_grad(op)(x, y), 7.0)
 
 
 # --- Two rules ------------------------------------------------------------------------------------
@@ -194,6 +315,16 @@ def test_a_third_that_is_no_function_is_refused(framework):
         CustomGradientTypeError, match=r"must return a pair \(output, grad_fn\), got a tuple of 3"
     ):
         op(framework.tensor(2.0))
+
+
+def test_a_jvp_fn_of_another_count_is_refused(framework):
+    op = op_custom_jvp(lambda x, y: (x * y, lambda dx: dx), name="half")
+    with pytest.raises(CustomGradientTypeError) as caught:
+        op(*framework.tensors((2.0, 3.0)))
+    assert str(caught.value) == (
+        "half: jvp_fn must take a tangent for each argument, got <lambda>(dx) for 2 arguments; "
+        "write jvp(d1, d2, ...), with or without needs_input_grad last"
+    )
 
 
 def test_with_names_and_options(framework):

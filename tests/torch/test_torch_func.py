@@ -10,7 +10,12 @@ import torch
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
-from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient
+from cgshim import (
+    CustomGradientTypeError,
+    TransformationError,
+    op_custom_gradient,
+    op_custom_jvp,
+)
 
 X = torch.tensor([0.5, -1.25, 2.0], dtype=torch.float64)
 
@@ -299,3 +304,73 @@ def test_a_tensor_that_outlived_its_transformation_is_differentiated():
     square = op_custom_gradient(lambda x: (x * x, lambda upstream: 7 * upstream * x))
     (gradient,) = torch.autograd.grad(square(kept[0]), x, torch.tensor([5.0, 11.0]))
     assert gradient.tolist() == [70.0, 231.0]
+
+
+# --- A rule given forward -------------------------------------------------------------------------
+
+
+@op_custom_jvp
+def given_forward(x):
+    y = x.exp()
+    return y, lambda dx: 3 * y * dx
+
+
+def test_the_tangent_of_jvp_fn_is_a_function_of_what_requires_grad():
+    x, v = torch.tensor(0.7, requires_grad=True), torch.tensor(0.5)
+    (gradient,) = torch.autograd.grad(jvp(given_forward, (x,), (v,))[1], x)
+    torch.testing.assert_close(gradient, 9 * x.exp() * v)
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(given_forward(forward_ad.make_dual(x, v))).tangent
+        (gradient,) = torch.autograd.grad(tangent, x)
+    torch.testing.assert_close(gradient, 9 * x.exp() * v)
+
+
+def test_forward_over_forward_of_jvp_fn():
+    x = torch.tensor(0.7)
+    second = jacfwd(jacfwd(lambda x: given_forward(x) ** 2))(x)
+    torch.testing.assert_close(second, 36 * (2 * x).exp())
+
+
+def test_a_jvp_runs_f_and_jvp_fn_once_on_values():
+    runs = []
+
+    @op_custom_jvp
+    def op(x):
+        runs.append("f")
+
+        def pushed(dx):
+            runs.append(float(dx))
+            return 7 * dx
+
+        return 2 * x, pushed
+
+    assert jvp(op, (torch.tensor(2.0),), (torch.tensor(3.0),))[1] == 21.0
+    assert runs == ["f", 3.0]
+
+
+def test_f_of_a_jvp_fn_may_not_read_what_is_differentiated_besides():
+    w = torch.tensor(2.0, requires_grad=True)
+    op = op_custom_jvp(lambda x: (x * w, lambda dx: dx * 3), name="reads")
+    for derivative in (
+        lambda x: jvp(op, (x,), (x,)),
+        lambda x: jvp(
+            lambda w: jvp(
+                op_custom_jvp(lambda x: (x * w, lambda dx: dx), name="reads"), (x,), (x,)
+            )[0],
+            (x,),
+            (x,),
+        ),
+        lambda x: op(x.requires_grad_()),
+    ):
+        with pytest.raises(CustomGradientTypeError) as refusal:
+            derivative(torch.tensor(3.0))
+        assert str(refusal.value) == (
+            "reads: f must be given every tensor that is differentiated, got a captured f32[]; "
+            "pass it as an argument"
+        )
+
+
+def test_f_of_a_jvp_fn_may_not_write_into_its_argument():
+    op = op_custom_jvp(lambda x: (x.mul_(2), lambda dx: dx), name="writes")
+    with pytest.raises(CustomGradientTypeError, match="writes: f must not write into arguments"):
+        jvp(op, (torch.tensor(3.0),), (torch.tensor(1.0),))

@@ -82,7 +82,7 @@ def _op_of(call: Call) -> CustomGradient[..., Any]:
     op = getattr(module, getattr(call.f, "__qualname__", ""), None)
     if isinstance(op, CustomGradient) and op.held_function is call.f:
         return op
-    return CustomGradient(
+    return call.kind_of_op(  # type: ignore[no-any-return]
         call.f,
         forward_mode=call.forward_mode,
         once_differentiable=call.once_differentiable,

@@ -24,12 +24,11 @@ from cgshim.backend import (
     PlainForm,
     gradients_of_arguments,
     has_no_derivative,
-    plain_form,
-    rule_of,
     runs_op,
 )
 from cgshim_torch._eager.attach import Attached, constants, with_rule
 from cgshim_torch._eager.run import Run, move_to, named, rules
+from cgshim_torch._eager.vjp import transposed_on_values
 from cgshim_torch._graph.existing import (
     NOTHING,
     Existing,
@@ -41,6 +40,7 @@ from cgshim_torch._graph.existing import (
 from cgshim_torch._graph.reads import FLOATS
 from cgshim_torch._graph.walk import now
 from cgshim_torch._versions.private import (
+    SingleLevelFunction,
     current_level,
     forward_ad,
     frame_callback,
@@ -95,7 +95,7 @@ class PlainRun(Run):
         if hasattr(self, "rule"):
             return
         call, grad_fn, plan = self.call, self.grad_fn, self.plan
-        rule = rule_of(call.arguments, grad_fn, ONE_TENSOR, self.specs, None)
+        rule = call.rule_of(grad_fn, ONE_TENSOR, self.specs)
         held = Holdings(grad_fn, self.existing.holders).tensors
         Run.__init__(self, call, rule, self.existing, [spec.device for spec in self.specs], held)
         self.autocast = None  # that of the backward pass is another
@@ -117,6 +117,12 @@ class PlainRun(Run):
         try:
             if self.form.takes_arguments:
                 inputs = self.raw[: len(self.specs)]
+                if self.plan.is_jvp:
+                    result = transposed_on_values(self.grad_fn, inputs, upstreams[0], needed[3:])
+                    if result is None:
+                        self.complete()
+                        return Run.first_gradients(self, saved, upstreams, needed)
+                    return result
                 result = self.grad_fn(*inputs, upstream=upstreams[0])
             else:
                 result = self.grad_fn(*upstreams)
@@ -127,7 +133,7 @@ class PlainRun(Run):
         gradients = result if type(result) in (tuple, list) else (result,)
         if len(gradients) == len(self.specs):
             for g, x in zip(gradients, self.specs, strict=True):
-                if (
+                if g is not None and (
                     type(g) not in _TENSORS
                     or g.dtype is not x.dtype
                     or g.shape != x.shape
@@ -159,10 +165,10 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
 class Plan:
     """Runs plain calls. What is the same in all of them is found once."""
 
-    __slots__ = ("_apply", "_form", "_names_in_f", "_names_in_rule", "call")
+    __slots__ = ("_apply", "_form", "_names_in_f", "_names_in_rule", "call", "is_jvp")
 
     def __init__(self, call: Call) -> None:
-        self.call = call
+        self.call, self.is_jvp = call, call.kind_of_rule.is_transpose
         self._apply = named(Attached, call.name)
         self._form: PlainForm | None = None  # of the last rule: most ops have one
         function = getattr(call.f, "__func__", call.f)
@@ -348,7 +354,8 @@ class Plan:
             return None
         form = self._form
         if form is None or form.code is not grad_fn.__code__:
-            form = self._form = plain_form(grad_fn, len(inputs))
+            convention = self.call.convention(self.call.arguments, grad_fn, ONE_TENSOR)
+            form = self._form = PlainForm(grad_fn.__code__, convention)
             self._names_in_rule = library_names(grad_fn)
         return form if form.is_plain else None
 
@@ -363,6 +370,36 @@ class Plan:
             return spec.combine(outputs)
         outputs, rule = call.read(results.pop(), inputs)
         return rule.output.combine(constants(outputs, args))
+
+
+# --- A gradient that is known already -------------------------------------------------------------
+
+
+class EmbedGradient(SingleLevelFunction):
+    """Returns a value with the gradient that is known for it, for op_embed_gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradient: Tensor, x: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[None, None, Tensor]:
+        (gradient,) = ctx.saved_tensors
+        return None, None, upstream * gradient
+
+
+def embed_gradient(value: Tensor, gradient: Tensor, x: Tensor, /) -> Tensor | None:
+    """Return a number with its gradient with respect to x, if the call is plain; else None.
+
+    As they are constants, a derivative of the gradient is zero.
+    """
+    is_plain = _TENSORS.issuperset((type(value), type(gradient), type(x))) and not (
+        frame_callback() is not None or len_function_stack() or len_dispatch_stack() or jit_is_tracing()
+        or fx_is_tracing() or current_level() is not None or forward_ad._current_level >= 0
+        or gradient.is_inference() or is_dead_wrapper(x)
+    )  # fmt: skip
+    return EmbedGradient.apply(value.detach(), gradient.detach(), x) if is_plain else None
 
 
 _TORCH = torch, torch.nn.functional

@@ -11,8 +11,9 @@ import torch
 
 from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refusal
 from cgshim_torch._func import FACTOR, is_multiple, ramp
-from cgshim_torch._graph.reads import reads_now
+from cgshim_torch._graph.reads import FLOATS, reads_now
 from cgshim_torch._graph.walk import depends_on_more, is_transformed, read_by_rules, recordable
+from cgshim_torch._versions.private import run_backward
 
 Tensor = Any
 Vjp = tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
@@ -43,6 +44,39 @@ def transposed(
         if not all(map(is_multiple, small, large)):
             refuse("one that is not, as its tangents at two points show")
     return pullback(upstreams)
+
+
+def transposed_on_values(
+    fn: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    upstream: Tensor,
+    needed: Sequence[bool],
+) -> Sequence[Tensor | None] | None:
+    """Do what `transposed` does where nothing is recorded, in few steps; return None for a function
+    whose result is not like upstream, or not seen to be exactly linear.
+    """
+    points = []
+    for x, is_needed in zip(inputs, needed, strict=True):
+        if x.dtype not in FLOATS:
+            return None
+        points.append(ramp(x).requires_grad_() if is_needed else torch.zeros_like(x))
+    torch.set_grad_enabled(True)
+    try:
+        small = fn(*points)
+    finally:
+        torch.set_grad_enabled(False)
+    if (
+        type(small) is not torch.Tensor
+        or not small.requires_grad
+        or small.dtype is not upstream.dtype
+        or small.shape != upstream.shape
+        or small.device != upstream.device
+        or not torch.equal(fn(*[FACTOR * x for x in points]), FACTOR * small)
+    ):
+        return None
+    own = tuple([x for x in points if x.requires_grad])
+    found = iter(run_backward((small,), (upstream,), False, False, own, True, False))
+    return [next(found) if x.requires_grad else None for x in points]
 
 
 def vjp_with_variables(

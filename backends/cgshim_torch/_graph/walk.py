@@ -45,6 +45,15 @@ def is_transformed() -> bool:
     return functorch.maybe_current_level() is not None or bool(forward_ad._current_level >= 0)
 
 
+def is_jvp_alone() -> bool:
+    """Return True if forward mode is active, and no other transformation of torch.func."""
+    level = functorch.maybe_current_level()
+    if level is None:
+        return bool(forward_ad._current_level >= 0)
+    innermost = functorch.peek_interpreter_stack()
+    return bool(level == 1 and innermost.key() == functorch.TransformType.Jvp)
+
+
 def is_wrapped_or_requires_grad(tensor: Tensor) -> bool:
     """Return True if tensor can be differentiated at some level of torch.func."""
     return bool(tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor))
