@@ -22,6 +22,7 @@ from cgshim.backend import (
     ONE_TENSOR,
     SIMPLE,
     PlainForm,
+    WithBatches,
     gradients_of_arguments,
     has_no_derivative,
     runs_op,
@@ -171,7 +172,8 @@ class Plan:
         self.call, self.is_jvp = call, call.kind_of_rule.is_transpose
         self._apply = named(Attached, call.name)
         self._form: PlainForm | None = None  # of the last rule: most ops have one
-        function = getattr(call.f, "__func__", call.f)
+        f = call.f.held_function if isinstance(call.f, WithBatches) else call.f
+        function = getattr(f, "__func__", f)
         self._names_in_f = library_names(function, and_functions=True)
         if not holds_nothing(function):
             self._names_in_f = None  # it may read more than it names
@@ -194,6 +196,8 @@ class Plan:
             differentiated = differentiated or x.requires_grad
         if not is_plain:
             return self.call.backend.custom_gradient(self.call.with_f(f, options), args)
+        if type(f) is WithBatches:
+            f = f.held_function  # nothing maps the call
         inputs: Any = args
         start, existing, versions = 0, NOTHING, []
         if recording:
