@@ -441,7 +441,7 @@ np_zeros, np_ones = _filled(torch.zeros), _filled(torch.ones)
 
 
 def _filled_like(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda a, dtype=None: of(a, dtype=dtype_of(dtype))
+    return lambda a, dtype=None: of(a) if dtype is None else of(a, dtype=dtype_of(dtype))
 
 
 np_zeros_like, np_ones_like = _filled_like(torch.zeros_like), _filled_like(torch.ones_like)
