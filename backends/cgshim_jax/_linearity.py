@@ -9,8 +9,8 @@ transpose.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,15 @@ import numpy as np
 from jax.extend.core import Literal
 from jax.interpreters import ad
 
+from cgshim.backend import CustomGradientError
 from cgshim_jax import _private
-from cgshim_jax._tracing import equations_for, is_tracer
+from cgshim_jax._tracing import equations_for, is_tracer, jaxpr_of
 
 if TYPE_CHECKING:
     from cgshim_jax._tracing import Jaxpr
+
+
+Array = Any
 
 
 class Form(enum.IntEnum):
@@ -57,6 +61,10 @@ _MANY = 1_000_000
 """how large a constant may be that is searched for what is not zero"""
 
 
+_NOT_TRANSPOSABLE = (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError)
+"""what JAX raises for what is not linear, each primitive in its own way"""
+
+
 class NotLinearError(Exception):
     """What says that a rule is not linear: the words for what was found."""
 
@@ -69,6 +77,27 @@ def require_linear(jaxpr: Jaxpr) -> None:
     """
     if CONSTANT in _forms_of_results(jaxpr.jaxpr, jaxpr.constants, [LINEAR] * len(jaxpr.invars)):
         raise NotLinearError("a constant one")
+
+
+def transposed_if_linear(
+    fn: Callable[..., Any], types: Sequence[Any], cotangents: Sequence[Array],
+    refuse: Callable[[str, bool], NoReturn],
+) -> list[Array]:  # fmt: skip
+    """Return the transpose of a linear function of tensors of these types, applied to cotangents.
+
+    refuse is told what is not linear in it, and whether that was seen or JAX does not know.
+    """
+    jaxpr, captured = jaxpr_of(fn, types)
+    try:
+        require_linear(jaxpr)
+        transpose = jax.linear_transpose(lambda *linear: jaxpr(captured, linear), *types)
+        return list(transpose(list(cotangents)))
+    except CustomGradientError:  # an op in the function says more exactly what it refuses
+        raise
+    except NotLinearError as error:
+        refuse(str(error), True)
+    except _NOT_TRANSPOSABLE:
+        refuse("one that JAX cannot transpose", False)
 
 
 def _form_of(constant: Any) -> Form:

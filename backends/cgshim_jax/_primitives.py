@@ -30,13 +30,12 @@ from jax.interpreters import ad, batching, mlir
 
 from cgshim.backend import (
     Call,
-    CustomGradientError,
     TransformationError,
     refusal,
     refuse_nonlinear_jvp,
 )
 from cgshim_jax import _private
-from cgshim_jax._linearity import NotLinearError, require_linear
+from cgshim_jax._linearity import NotLinearError, require_linear, transposed_if_linear
 from cgshim_jax._rules import (
     as_tensor,
     is_differentiable,
@@ -49,9 +48,6 @@ from cgshim_jax._tracing import Jaxpr, is_known, is_tracer, jaxpr_of
 Array = Any
 Rule = Callable[[list[Array], list[Array], Sequence[int]], Sequence[Array | None]]
 """from residuals, upstreams and places of arguments to the gradients of these arguments"""
-
-_NOT_TRANSPOSABLE = (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError)
-"""what JAX raises for what is not linear, each primitive in its own way"""
 
 
 class Words(NamedTuple):
@@ -237,27 +233,6 @@ class Linear:
                           do="write it in linear operations, or use reverse mode")  # fmt: skip
 
         return transposed_if_linear(fitting, self.types, tangents, refuse)
-
-
-def transposed_if_linear(
-    fn: Callable[..., Any], types: Sequence[Any], cotangents: Sequence[Array],
-    refuse: Callable[[str, bool], NoReturn],
-) -> list[Array]:  # fmt: skip
-    """Return the transpose of a linear function of tensors of these types, applied to cotangents.
-
-    refuse is told what is not linear in it, and whether that was seen or JAX does not know.
-    """
-    jaxpr, captured = jaxpr_of(fn, types)
-    try:
-        require_linear(jaxpr)
-        transpose = jax.linear_transpose(lambda *linear: jaxpr(captured, linear), *types)
-        return list(transpose(list(cotangents)))
-    except CustomGradientError:  # an op in the function says more exactly what it refuses
-        raise
-    except NotLinearError as error:
-        refuse(str(error), True)
-    except _NOT_TRANSPOSABLE:
-        refuse("one that JAX cannot transpose", False)
 
 
 class _Derivative(NamedTuple):
