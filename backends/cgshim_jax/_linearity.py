@@ -100,6 +100,17 @@ def transposed_if_linear(
         refuse("one that JAX cannot transpose", False)
 
 
+def has_loops(jaxpr: Any) -> bool:
+    """Return True if a jaxpr has a scan, at any depth."""
+    for eqn in jaxpr.eqns:
+        inside = [_jaxpr_in(eqn), *eqn.params.get("branches", ())]
+        if eqn.primitive.name == "scan" or any(
+            has_loops(getattr(inner, "jaxpr", inner)) for inner in inside if inner is not None
+        ):
+            return True
+    return False
+
+
 def _form_of(constant: Any) -> Form:
     """Return ZERO for a constant that is known to be zero everywhere, else CONSTANT."""
     is_known = isinstance(constant, (bool, int, float, complex, np.ndarray, np.generic, jax.Array))

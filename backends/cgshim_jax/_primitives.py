@@ -35,7 +35,7 @@ from cgshim.backend import (
     refuse_nonlinear_jvp,
 )
 from cgshim_jax import _private
-from cgshim_jax._linearity import NotLinearError, require_linear, transposed_if_linear
+from cgshim_jax._linearity import NotLinearError, has_loops, require_linear, transposed_if_linear
 from cgshim_jax._rules import (
     as_tensor,
     is_differentiable,
@@ -180,7 +180,12 @@ class Linear:
             require_linear(jaxpr)
         except NotLinearError as error:
             refuse_nonlinear_jvp(self.words.op, str(error))
-        return jaxpr(captured, tangents)
+        if not has_loops(jaxpr.jaxpr):
+            return jaxpr(captured, tangents)
+        # JAX transposes no scan that carries values beside tangents: linearized, it is two
+        zeros = [jnp.zeros(kind.shape, kind.dtype) for kind in types]
+        _, linear = jax.linearize(lambda *own: jaxpr(captured, own), *zeros)
+        return linear(*tangents)  # type: ignore[no-any-return]
 
     def __call__(
         self, residuals: list[Array], upstreams: Sequence[Any], picked: Sequence[int]
