@@ -265,6 +265,36 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "tests/mutants", str(session.cache_dir / "mutants"), *session.posargs)
 
 
+ADOPTED = {
+    "pennylane": [
+        *("pennylane==0.45.1", "jax==0.7.1", "torch", "tensorflow-cpu"),
+        *("pytest", "pytest-mock", "pytest-rng", "flaky"),
+    ],
+    "pot": ["POT==0.9.7.post1", "jax", "torch", "tensorflow-cpu", "pytest"],
+}
+
+
+@nox.session
+@nox.parametrize("library", list(ADOPTED), ids=list(ADOPTED))
+def adopted(session: nox.Session, library: str) -> None:
+    """A library on cgshim, with its own tests (hours): those in PennyLane's wheel, or in the folder
+    of an unpacked sdist that is given.
+    """
+    session.install("--no-compile", "-e", ".", *ADOPTED[library])
+    suite, tests = "examples/adopted/suite.py", session.posargs
+    if library == "pennylane":
+        place = Path(session.run("python", "-c", FIND_TESTS, silent=True).strip())
+        tests = [str(place), *(tests or ["workflow/interfaces"])]
+    session.run("python", suite, library, *tests, success_codes=[0, 1])
+    if library == "pennylane":
+        session.run("python", "examples/adopted/pennylane/times.py")
+
+
+FIND_TESTS = (
+    "import pennylane, pathlib; print(pathlib.Path(pennylane.__file__).parents[1] / 'tests')"
+)
+
+
 def run_stranger(session: nox.Session, name: str, framework: str) -> None:
     """A stranger's backend: built, installed and run."""
     install(session, ".", "build", framework, *TEST)

@@ -117,7 +117,9 @@ def with_trainable(tape, indices):
 
 def spread(vjp, needed):
     """Return a gradient for each parameter, of those that were needed."""
-    return tuple(vjp[sum(needed[:at])] if need else None for at, need in enumerate(needed))
+    return tuple(
+        vjp[sum(map(bool, needed[:at]))] if need else None for at, need in enumerate(needed)
+    )
 
 
 def sequences(results):
