@@ -47,9 +47,12 @@ NIGHTLY = {"numpy": "numpy", "jax": "jax", "torch": "torch", "tensorflow": "tf-n
 
 # The libraries of examples/adopted, with what they need beside themselves.
 ADOPTED = {
-    "pennylane==0.45.1": ["torch", "jax==0.7.1", "tensorflow-cpu==2.19.1"],
+    "pennylane==0.45.1": [
+        *("jax==0.7.1", "torch", "tensorflow-cpu"),
+        *("pytest-mock", "pytest-rng", "flaky"),
+    ],
     "pot==0.9.7.post1": ["torch", "jax", "tensorflow-cpu"],
-    "tensorcircuit-ng": ["torch", "jax", "tensorflow-cpu"],
+    "tensorcircuit-ng==1.10.0": ["torch", "jax", "tensorflow-cpu"],
     "cvxpylayers==1.2.0": ["torch", "jax", "numpy<2.4"],
     "geomstats==2.8.0": ["torch", "numpy<2.4"],
 }
@@ -296,20 +299,23 @@ def tinygrad(session: nox.Session) -> None:
 
 
 @nox.session
-@nox.parametrize("library", list(ADOPTED), ids=[name.partition("==")[0] for name in ADOPTED])
+@nox.parametrize(
+    "library", list(ADOPTED), ids=[name.partition("==")[0].removesuffix("-ng") for name in ADOPTED]
+)
 def adopted(session: nox.Session, library: str) -> None:
     """A library from the registry, with its adapter in examples/adopted in the place of its own
     gradients: its own tests where its package has them, else comparisons.
     """
-    name, folder = library.partition("==")[0], Path(session.create_tmp())
-    session.install("-e", ".", "pytest", library, *ADOPTED[library])
+    name = library.partition("==")[0].removesuffix("-ng")
+    folder = Path(session.create_tmp())
+    session.install("-e", ".", "pytest", "pytest-xdist", library, *ADOPTED[library])
     if name == "pot":  # whose tests are in its sdist alone
         session.run(
             "pip", "download", "-q", "--no-deps", "--no-binary=:all:", "-d", str(folder), library
         )
         (sdist,) = folder.glob("*.tar.gz")
         shutil.unpack_archive(sdist, folder, filter="data")
-    session.run("python", f"examples/adopted/{name}/run.py", str(folder))
+    session.run("python", f"examples/adopted/{name}/run.py", str(folder), *session.posargs)
 
 
 @nox.session

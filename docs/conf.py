@@ -78,6 +78,7 @@ docs/library-authors
 
 docs/cookbook
 docs/published
+docs/adopted
 docs/rules
 docs/transformations
 docs/versions

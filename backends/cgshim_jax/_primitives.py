@@ -28,21 +28,10 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cgshim.backend import (
-    Call,
-    TransformationError,
-    refusal,
-    refuse_nonlinear_jvp,
-)
+from cgshim.backend import Call, TransformationError, refusal, refuse_nonlinear_jvp
 from cgshim_jax import _private
 from cgshim_jax._linearity import NotLinearError, has_loops, require_linear, transposed_if_linear
-from cgshim_jax._rules import (
-    as_tensor,
-    is_differentiable,
-    is_tensor,
-    message_of,
-    refuse_captured,
-)
+from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_of, refuse_captured
 from cgshim_jax._tracing import Jaxpr, is_known, is_tracer, jaxpr_of
 
 Array = Any

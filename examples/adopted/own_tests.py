@@ -23,9 +23,9 @@ def outcomes(arguments: Sequence[str], cwd: Path, adapter: Path | None) -> dict[
             environment["PYTHONPATH"] = os.pathsep.join(paths)
             plugin = ["-p", "with_adapter"]
         subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin,
-             f"--junit-xml={report}", *arguments], cwd=cwd, env=environment, check=False,
-            stdout=subprocess.DEVNULL,
+            [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *plugin,
+             "-o", "addopts=", f"--junit-xml={report}", *arguments],
+            cwd=cwd, env=environment, check=False, stdout=subprocess.DEVNULL,
         )  # fmt: skip
         return {
             f"{case.get('classname')}::{case.get('name')}": next(

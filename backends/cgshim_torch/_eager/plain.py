@@ -197,7 +197,7 @@ class Plan:
         if not is_plain:
             return self.call.backend.custom_gradient(self.call.with_f(f, options), args)
         if type(f) is WithBatches:
-            f = f.held_function  # nothing maps the call
+            f = cast(Any, f).held_function  # nothing maps the call
         inputs: Any = args
         start, existing, versions = 0, NOTHING, []
         if recording:
