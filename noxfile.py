@@ -97,7 +97,9 @@ def run_tests(session: nox.Session, backends: list[str], *paths: str) -> None:
     """The tests (by default all) of these backends; one that does not import fails the session."""
     chosen = [word for backend in backends for word in ("--backend", backend)]
     settings = {**SETTINGS, "JAX_COMPILATION_CACHE_DIR": str(session.cache_dir / "jax")}
-    session.run("pytest", "-q", "-n", "2", *chosen, *paths, *session.posargs, env=settings)
+    # in the order of files: what one test has compiled, the next finds in the same process
+    parallel = ["-n", "2", "--dist", "worksteal"]
+    session.run("pytest", "-q", *parallel, *chosen, *paths, *session.posargs, env=settings)
 
 
 @nox.session
