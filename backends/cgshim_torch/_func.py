@@ -405,9 +405,9 @@ def _push_forward(
     """Apply the transpose of the rule to the inputs' tangents; return the outputs' tangents, which
     are like zeros.
 
-    The transpose of a linear rule is the same at each upstream: it is taken at small ones. The
-    gradients there must fit it, and those at FACTOR times these upstreams: so a rule shows that is
-    not linear.
+    The transpose of a linear rule is the same at each upstream: it is taken at small ones. It must
+    be the same at others, and the gradients there must fit it, and those at FACTOR times these
+    upstreams: so a rule shows that is not linear.
     """
     floats = [at for at, z in enumerate(zeros) if z.dtype in FLOATS]
     nonzero = [t for t in tangents[: run.leaves] if t is not None]
@@ -422,7 +422,7 @@ def _push_forward(
         )
         return tuple([torch.zeros_like(t) if g is None else g for g, t in pairs if t is not None])
 
-    upstreams = [ramp(zeros[at]) for at in floats]
+    upstreams = [ramp(zeros[at], place) for place, at in enumerate(floats)]
     small, transpose = torch.func.vjp(gradients, *upstreams)
     probes, pushed = nonzero, transpose(tuple(nonzero))
     back = pushed
@@ -431,25 +431,42 @@ def _push_forward(
         probes = list(map(ramp, small))
         back = transpose(tuple(probes))
     constants = [t if t is None else t.detach() for t in tensors]
-    large = gradients(*[FACTOR * u for u in upstreams], tensors=constants)
-    if not (all(map(is_multiple, small, large)) and _is_transpose(small, probes, back, upstreams)):
+    at_constants = functools.partial(gradients, tensors=constants)
+    large = at_constants(*[FACTOR * u for u in upstreams])
+    _, elsewhere = torch.func.vjp(
+        at_constants, *[across(zeros[at], n) for n, at in enumerate(floats)]
+    )
+    there = elsewhere(tuple([p.detach() for p in probes]))
+    if not (
+        all(map(is_multiple, small, large))
+        and all(map(is_same, back, there))
+        and _is_transpose(small, probes, back, upstreams)
+    ):
         run.call.refuse_nonlinear("one that is not, as its gradients at two upstreams show")
     return tuple(subvals([None] * len(zeros), floats, pushed))
 
 
-def ramp(like: Tensor) -> Tensor:
-    """Return small, different upstreams: they show a rule that sorts or rounds them, or adds
-    something.
+def ramp(like: Tensor, place: int = 0) -> Tensor:
+    """Return small, different upstreams, others at each place: they show a rule that sorts or
+    rounds them, or adds something.
     """
+    first = (1 + place / 4) / 128
     if like.numel() == 1:  # in one step
-        number = (1 + 0.5j) / 128 if like.is_complex() else 1 / 128
+        number = first * (1 + 0.5j) if like.is_complex() else first
         return torch.full(like.shape, number, dtype=like.dtype, device=like.device)
     dtype = like.real.dtype if like.is_complex() else like.dtype
     ramp = torch.arange(like.numel(), dtype=dtype, device=like.device).mul_(
-        1 / (128 * max(like.numel(), 1))
+        first / max(like.numel(), 1)
     )
-    ramp = ramp.add_(1 / 128).reshape(like.shape)
+    ramp = ramp.add_(first).reshape(like.shape)
     return torch.complex(ramp, ramp / 2) if like.is_complex() else ramp
+
+
+def across(like: Tensor, place: int) -> Tensor:
+    """Return upstreams that are no multiple of those of ramp, of other signs: what is linear has the
+    same derivative there. A length has not, though it is a multiple where its vector is.
+    """
+    return ramp(like, place).reshape(-1).flip(0).reshape(like.shape) * (-1) ** place
 
 
 def is_multiple(small: Tensor, large: Tensor) -> bool:
@@ -462,6 +479,16 @@ def is_multiple(small: Tensor, large: Tensor) -> bool:
         large.abs().amax() + abs(FACTOR) * small.abs().amax(),
     )
     return not _is_true(difference > _tolerance(small) * size)
+
+
+def is_same(here: Tensor, there: Tensor) -> bool:
+    """Return True if derivatives at two points are the same, or are no numbers in both."""
+    here, there = _dense(here), _dense(there)
+    if not here.numel():
+        return True
+    difference, size = (here - there).abs(), here.abs().amax() + there.abs().amax()
+    is_missing = here.isnan() != there.isnan()
+    return not _is_true(is_missing | (difference > _tolerance(here) * size))
 
 
 def _is_transpose(

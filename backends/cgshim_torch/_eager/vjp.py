@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refusal
-from cgshim_torch._func import FACTOR, is_multiple, ramp
+from cgshim_torch._func import FACTOR, across, is_multiple, is_same, ramp
 from cgshim_torch._graph.reads import FLOATS, reads_now
 from cgshim_torch._graph.walk import depends_on_more, is_transformed, read_by_rules, recordable
 from cgshim_torch._versions.private import run_backward
@@ -34,16 +34,20 @@ def transposed(
 ) -> Sequence[Tensor]:
     """Return the transpose of a linear function of tensors like the inputs, at upstreams.
 
-    Its values at two points must be multiples of each other; a graph of torch.compile has none.
+    Its values at two points must be multiples of each other, and the transpose the same at a third;
+    a graph of torch.compile has no values.
     """
-    points = [*map(ramp, inputs)]
+    points = [ramp(x, at) for at, x in enumerate(inputs)]
     small, pullback = vjp(fn, points)
+    gradients = pullback(upstreams)
     if not torch.compiler.is_dynamo_compiling():
         with torch.no_grad():
             large = fn(*[FACTOR * x for x in points])
-        if not all(map(is_multiple, small, large)):
+            _, elsewhere = vjp(fn, [across(x, at) for at, x in enumerate(inputs)])
+            there = elsewhere([u.detach() for u in upstreams])
+        if not (all(map(is_multiple, small, large)) and all(map(is_same, gradients, there))):
             refuse("one that is not, as its tangents at two points show")
-    return pullback(upstreams)
+    return gradients
 
 
 def transposed_on_values(
@@ -55,27 +59,37 @@ def transposed_on_values(
     """Do what `transposed` does where nothing is recorded, in few steps; return None for a function
     whose result is not like upstream, or not seen to be exactly linear.
     """
-    points = []
-    for x, is_needed in zip(inputs, needed, strict=True):
+    points, others = [], []
+    for at, x in enumerate(inputs):
         if x.dtype not in FLOATS:
             return None
-        points.append(ramp(x).requires_grad_() if is_needed else torch.zeros_like(x))
+        points.append(ramp(x, at).requires_grad_() if needed[at] else torch.zeros_like(x))
+        others.append(across(x, at).requires_grad_() if needed[at] else points[-1])
     torch.set_grad_enabled(True)
     try:
-        small = fn(*points)
+        small, other = fn(*points), fn(*others)
     finally:
         torch.set_grad_enabled(False)
     if (
         type(small) is not torch.Tensor
-        or not small.requires_grad
+        or not (small.requires_grad and other.requires_grad)
         or small.dtype is not upstream.dtype
         or small.shape != upstream.shape
         or small.device != upstream.device
         or not torch.equal(fn(*[FACTOR * x for x in points]), FACTOR * small)
     ):
         return None
-    own = tuple([x for x in points if x.requires_grad])
-    found = iter(run_backward((small,), (upstream,), False, False, own, True, False))
+    gradients, there = (
+        run_backward((y,), (upstream,), False, False, own, True, False)
+        for y, own in (
+            (small, tuple([x for x in points if x.requires_grad])),
+            (other, tuple([x for x in others if x.requires_grad])),
+        )
+    )
+    for g, h in zip(gradients, there, strict=True):
+        if (g is None) is not (h is None) or (g is not None and not torch.equal(g, h)):
+            return None
+    found = iter(gradients)
     return [next(found) if x.requires_grad else None for x in points]
 
 

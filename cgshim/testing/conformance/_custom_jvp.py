@@ -25,6 +25,7 @@ from cgshim._protocol import Tensor
 from cgshim.testing._forward import jvp_of
 from cgshim.testing.conformance._common import Holder, U, X, Y
 from cgshim.testing.conformance._framework import Framework, raised, tangent
+from cgshim.testing.conformance._linear import NONLINEAR_IN_TWO
 from cgshim.testing.conformance._registry import case
 
 
@@ -253,6 +254,17 @@ def nonlinear_jvp(framework: Framework, jvp: Callable[[Tensor, Tensor], Tensor])
 
     def differentiated(x: Tensor, u: Tensor) -> Any:
         return op_vjp(op, x)[1](u)
+
+    starts = "crooked: jvp_fn must be linear in the tangents, got "
+    raised(TransformationError, differentiated, *framework.tensors((X, U)), starts=starts)
+
+
+@case(jvp=NONLINEAR_IN_TWO)
+def nonlinear_jvp_of_two(framework: Framework, jvp: Callable[[Tensor, Tensor], Tensor]) -> None:
+    op = op_custom_jvp(lambda x, y: (x + y, lambda dx, dy: jvp(dx, dy)), name="crooked")
+
+    def differentiated(x: Tensor, u: Tensor) -> Any:
+        return op_vjp(op, x, 2.0 * x)[1](u)
 
     starts = "crooked: jvp_fn must be linear in the tangents, got "
     raised(TransformationError, differentiated, *framework.tensors((X, U)), starts=starts)

@@ -160,6 +160,29 @@ def nonlinear_rule(framework: Framework, rule: Callable[[Tensor, Tensor], Tensor
     )
 
 
+NONLINEAR_IN_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "the larger": lambda a, b: ops.maximum(a, b),
+    "a choice": lambda a, b: ops.where(a > b, a, b),
+    "a distance": lambda a, b: ops.abs(a - b),
+    "a quotient": lambda a, b: a * a / b,
+    "a geometric mean": lambda a, b: ops.sqrt(a * b),
+    "a length": lambda a, b: ops.sign(a) * ops.sqrt(a * a + b * b),
+}
+
+
+@case(rule=NONLINEAR_IN_TWO)
+def nonlinear_rule_of_two_outputs(
+    framework: Framework, rule: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    """It is a multiple where both are, and yet no sum."""
+    op = op_custom_gradient(
+        lambda x: ((x * x, 2.0 * x), lambda a, b: rule(a, b)), forward_mode=True, name="promising"
+    )
+    point, tangents = framework.tensors((VECTOR, UPSTREAM))
+    fn = lambda x: ops.sum(ops.stack(list(op(x))))
+    raised(TransformationError, tangent, framework, fn, point, tangents, starts="promising: ")
+
+
 @case(rule=NONLINEAR)
 def nonlinear_rule_in_reverse(
     framework: Framework, rule: Callable[[Tensor, Tensor], Tensor]
