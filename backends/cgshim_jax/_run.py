@@ -33,7 +33,15 @@ from cgshim.backend import (
 )
 from cgshim_jax._primitives import Linear, Words, without_derivative
 from cgshim_jax._rules import apply_jvp_fn, apply_rule, is_differentiable, type_of_upstream
-from cgshim_jax._tracing import Jaxpr, is_tracer, jaxpr_of, keeping_calls, lowered, watching
+from cgshim_jax._tracing import (
+    Jaxpr,
+    is_tracer,
+    jaxpr_of,
+    keeping_calls,
+    lowered,
+    reads_a_value,
+    watching,
+)
 
 if TYPE_CHECKING:
     from cgshim.backend import Call, Rule
@@ -62,6 +70,8 @@ class TracedRule:
     jaxpr: Jaxpr
     error: Exception | None = None
     """what comes when a gradient is asked for"""
+    needs_values = False
+    """whether it comes because the rule reads values, which its trace does not have"""
 
     def __init__(
         self, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], variables: Sequence[Array] = (),
@@ -94,6 +104,7 @@ class TracedRule:
         try:
             self.jaxpr, self.captured = jaxpr_of(function, types, known, author)
         except Exception as error:  # noqa: BLE001  # the author's own may be a way to forbid gradients
+            self.needs_values = reads_a_value(error)
             self.error = _without_frames(error)
             self.returned = asked
 
@@ -154,18 +165,15 @@ def _types_of_upstreams(outputs: Sequence[Array]) -> list[Any]:
 
 
 def _without_frames(error: Exception) -> Exception:
-    """Return the error without its frames and those of its causes, which would keep tracers alive;
-    a note tells where it was raised.
+    """Return the error without its frames, which would keep tracers alive; a note tells where it
+    was raised.
     """
     frames = traceback.extract_tb(error.__traceback__)
     origin = next((x for x in reversed(frames) if not _is_of_jax(x)), frames[-1])
     if hasattr(error, "add_note") and not isinstance(error, CustomGradientError):
         error.add_note(f'Raised by the rule, in "{origin.filename}", line {origin.lineno}')
-    each: BaseException | None = error
-    while each is not None:
-        each.__context__ = None
-        each = each.with_traceback(None).__cause__
-    return error
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
 
 
 def traced(

@@ -36,6 +36,7 @@ from cgshim_jax._rules import (
 from cgshim_jax._run import TracedRule, TracedTangents, traced
 from cgshim_jax._tracing import (
     Jaxpr,
+    NeedsValuesError,
     Surroundings,
     captured_so_far,
     equations_for,
@@ -44,7 +45,6 @@ from cgshim_jax._tracing import (
     is_tracer,
     jaxpr_of,
     part_of,
-    reads_a_value,
 )
 from cgshim_jax._written import Written
 
@@ -83,9 +83,8 @@ def run_staged(call: Call, inputs: Sequence[Array], *, values_elsewhere: bool = 
 
     staging = _Staging(call, inputs, is_constant)
     op = _staging.run((*(_staging.current or ()), code), staging.op)
-    error = staging.rule.error
-    if values_elsewhere and error is not None and reads_a_value(error):
-        raise error
+    if values_elsewhere and staging.rule.needs_values:
+        raise NeedsValuesError
     arguments = [inputs[i] for i in staging.at] + staging.closed_over()
     if not op.whole.jaxpr.effects:
         return staging.spec.combine(op(arguments))

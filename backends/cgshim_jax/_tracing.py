@@ -16,11 +16,15 @@ from cgshim_jax import _private
 Array = Any
 
 
+class NeedsValuesError(Exception):
+    """A rule that was traced reads values."""
+
+
 def reads_a_value(error: BaseException | None) -> bool:
     """Return True for what JAX raises where Python or NumPy reads a value that a tracer does not
     have, and for a library's own words about it.
     """
-    kinds = (ConcretizationTypeError, TracerArrayConversionError)
+    kinds = (ConcretizationTypeError, TracerArrayConversionError, NeedsValuesError)
     return error is not None and (isinstance(error, kinds) or reads_a_value(error.__cause__))
 
 

@@ -193,12 +193,12 @@ class Written(Op):
         is_pushed = rule.is_transpose and not words.once
         first = forwards[None] if is_pushed else trace(None)
         refusal = self._refusal(rule, first, before, after)
-        if is_pushed and (refusal or reads_a_value(first.error)):
+        if is_pushed and (refusal or first.needs_values):
             is_pushed, first = False, trace(None)
         rules: dict[Any, TracedRule] = {} if is_pushed else {None: first}
         for asked, flags in needed.items() if rule.takes_needed and not is_pushed else ():
             rules[asked] = trace(flags)
-        if reads_a_value(first.error):
+        if first.needs_values:
             others: list[Array] = []
             refusal = "" if before is None else _unconnected(self.call, arguments[0])
             linear = watched(
