@@ -46,7 +46,8 @@ FORWARD_MODE = {
         "linear_rule_of_two_arguments_and_outputs",
         "linear_rule_that_keeps_its_output",
     ),
-    *("nonlinear_rule", "once_forward_over_reverse", "once_in_forward_mode"),
+    *("nonlinear_rule", "nonlinear_rule_of_two_outputs"),
+    *("once_forward_over_reverse", "once_in_forward_mode"),
 }
 
 
