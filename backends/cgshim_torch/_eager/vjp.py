@@ -41,10 +41,10 @@ def transposed(
     small, pullback = vjp(fn, points)
     gradients = pullback(upstreams)
     if not torch.compiler.is_dynamo_compiling():
+        _, elsewhere = vjp(fn, [across(x, at) for at, x in enumerate(inputs)])
+        there = elsewhere([u.detach() for u in upstreams])
         with torch.no_grad():
             large = fn(*[FACTOR * x for x in points])
-            _, elsewhere = vjp(fn, [across(x, at) for at, x in enumerate(inputs)])
-            there = elsewhere([u.detach() for u in upstreams])
         if not (all(map(is_multiple, small, large)) and all(map(is_same, gradients, there))):
             refuse("one that is not, as its tangents at two points show")
     return gradients
