@@ -138,3 +138,37 @@ def test_what_is_not_linear_is_refused(way):
         "crooked: jvp_fn must be linear in the tangents, got abs of upstream; "
         "write it in linear operations"
     )
+
+
+@op_custom_jvp
+def powers(x, y):
+    """Its jvp_fn has a scan that carries a value beside its tangent, as its own f would be derived."""
+
+    def step(carry, _):
+        value, tangent, dx, dy = carry
+        return (value * x + y, tangent * x + 3.0 * value * dx + 2.0 * dy, dx, dy), None
+
+    def jvp(dx, dy):
+        return jax.lax.scan(step, (x, dx, dx, dy), None, length=3)[0][1]
+
+    return ((x * x + y) * x + y) * x + y, jvp
+
+
+def tangent_by_hand(x, y, dx, dy):
+    value, tangent = x, dx
+    for _ in range(3):
+        value, tangent = value * x + y, tangent * x + 3.0 * value * dx + 2.0 * dy
+    return tangent
+
+
+@pytest.mark.parametrize("transformed", [lambda f: f, jax.jit, jax.checkpoint])
+def test_a_loop_that_carries_values_beside_tangents_is_transposed(transformed):
+    x, y = jnp.asarray(X), jnp.asarray(Y)
+    gradients = [tangent_by_hand(X, Y, 1.0, 0.0), tangent_by_hand(X, Y, 0.0, 1.0)]
+    found = transformed(jax.grad(lambda x, y: 5.0 * powers(x, y), (0, 1)))(x, y)
+    np.testing.assert_allclose(found, [5.0 * each for each in gradients], rtol=1e-6)
+    slopes = jax.jacfwd(lambda x, y: tangent_by_hand(x, y, 1.0, 0.0), (0, 1))(x, y)
+    second = transformed(jax.jacrev(jax.grad(powers), (0, 1)))(x, y)
+    np.testing.assert_allclose(second, slopes, rtol=1e-6)
+    mapped = jax.vmap(jax.grad(powers), (0, None))(XS, y)
+    np.testing.assert_allclose(mapped, tangent_by_hand(XS, Y, 1.0, 0.0), rtol=1e-6)
