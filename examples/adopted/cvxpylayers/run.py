@@ -22,7 +22,7 @@ from cvxpylayers.torch import CvxpyLayer as TorchLayer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from adapter import install
-from comparison import compare, lines, print_ratios
+from comparison import compare, print_lines, print_ratios
 
 jax.config.update("jax_enable_x64", True)
 RANDOM = np.random.default_rng(7)
@@ -135,8 +135,7 @@ def main():
     print_ratios(timed, install, uninstall)
     data = diffcp_if.DIFFCP_data
     replaced = [*own, diffcp_if.DIFFCP_ctx.jax_to_data, data.jax_solve, data.jax_solve_only]
-    ours = len(Path(__file__).with_name("adapter.py").read_text().splitlines())
-    print(f"lines: {lines([*replaced, data.jax_derivative])} of theirs, {ours} of ours")
+    print_lines([*replaced, data.jax_derivative], Path(__file__).with_name("adapter.py"))
     return failed
 
 

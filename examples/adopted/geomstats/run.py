@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from adapter import install
-from comparison import compare, lines, print_ratios
+from comparison import compare, print_lines, print_ratios
 
 BACKENDS = "autograd", "pytorch"
 
@@ -106,7 +106,7 @@ def compared(backend):
     print(f"geomstats on {backend}")
     failed = compare(cases, expected, install, uninstall)
     print_ratios({name: cases[name] for name in cases if name in TIMED}, install, uninstall)
-    print(f"lines: {lines([own])} of theirs")
+    print_lines([own], Path(__file__).with_name("adapter.py"))
     return failed
 
 
@@ -118,8 +118,6 @@ def main():
     for backend in BACKENDS:
         environment = {**os.environ, "GEOMSTATS_BACKEND": backend}
         failed += subprocess.run([sys.executable, __file__, backend], env=environment).returncode
-    ours = len(Path(__file__).with_name("adapter.py").read_text().splitlines())
-    print(f"lines: {ours} of ours, for both")
     return failed
 
 

@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from adapter import install
-from comparison import compare, lines, print_ratios
+from comparison import compare, print_lines, print_ratios
 from own_tests import compare_tests
 
 tf.experimental.numpy.experimental_enable_numpy_behavior()
@@ -116,14 +116,14 @@ def main(folder):
     timed = "3 emd2 + 1, torch", "3 emd2 + 1, tensorflow"
     print_ratios({name: CASES[name] for name in timed}, install, uninstall)
     theirs = [*own.values(), ot.backend.TorchBackend().ValFunction]
-    ours = len(Path(__file__).with_name("adapter.py").read_text().splitlines())
-    print(f"lines: {lines(theirs)} of theirs, {ours} of ours")
+    adapter = Path(__file__).with_name("adapter.py")
+    print_lines(theirs, adapter)
     (sdist,) = Path(folder).glob("*/test")
     with tempfile.TemporaryDirectory() as copy:
         tests = Path(shutil.copytree(sdist, Path(copy, "test")))
         (tests / "conftest.py").write_text(CONFTEST)
         files = [f"test_{name}.py" for name in TESTS if (tests / f"test_{name}.py").exists()]
-        return failed + compare_tests(files, tests, Path(__file__).with_name("adapter.py"))
+        return failed + compare_tests(files, tests, adapter)
 
 
 if __name__ == "__main__":

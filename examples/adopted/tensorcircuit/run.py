@@ -17,7 +17,7 @@ from tensorcircuit.backends import jax_ops, pytorch_ops, tf_ops
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from adapter import install
-from comparison import compare, lines, print_ratios
+from comparison import compare, print_lines, print_ratios
 
 BACKENDS = "jax", "pytorch", "tensorflow"
 RANDOM = np.random.default_rng(11)
@@ -113,8 +113,7 @@ def main():
     print_ratios(timed, install, uninstall)
     theirs = [jax_ops.adaware_qr.fun, jax_ops.jaxqr_fwd, jax_ops.jaxqr_bwd, pytorch_ops.torchqr]
     theirs += [pytorch_ops.torchqr_grad, tf_ops.tfqr_grad, tf_ops.tfqr]
-    ours = len(Path(__file__).with_name("adapter.py").read_text().splitlines())
-    print(f"lines: {lines(theirs)} of theirs, {ours} of ours")
+    print_lines(theirs, Path(__file__).with_name("adapter.py"))
     return failed
 
 
