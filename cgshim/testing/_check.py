@@ -249,28 +249,27 @@ class _Check:
         for at, output in enumerate(outputs):
             upstreams = [np.zeros_like(y) for y in outputs]
             upstreams[at] = _random(self.random, output)
-            self._compare_in_reverse(changes, upstreams, self.derived.outputs[at])
+            self._compare_in_reverse(changes, outputs, upstreams, self.derived.outputs[at])
         upstreams = [
             np.asarray(-3 * u if u.any() else _random(self.random, u), u.dtype) for u in upstreams
         ]
         together = "all outputs at once" if len(outputs) > 1 else self.derived.outputs[0]
-        self._compare_in_reverse(changes, upstreams, together)
+        self._compare_in_reverse(changes, outputs, upstreams, together)
         state = len(self.derived.variables)  # its gradients are always needed
         for at in range(state, len(self.values) if len(self.values) > 1 else 0):
             own = [change for change in changes if change.input == at]
-            self._compare_in_reverse(own, upstreams, f"{together}, needed alone", alone=at)
+            through = f"{together}, needed alone"
+            self._compare_in_reverse(own, outputs, upstreams, through, alone=at)
 
     def _compare_in_reverse(
         self,
         changes: Sequence[_Change],
+        outputs: Sequence[Array],
         upstreams: Sequence[Array],
         through: str,
         alone: int | None = None,
     ) -> None:
-        outputs, gradients = (
-            self.derived(self.values),
-            self.derived.vjp(self.values, upstreams, alone),
-        )
+        gradients = self.derived.vjp(self.values, upstreams, alone)
         for change in changes:
             got, expected, size = self._paired(gradients, upstreams, change)
             noise = sum(abs(u * y).sum() for u, y in zip(upstreams, outputs, strict=True))
@@ -314,12 +313,11 @@ class _Check:
     # --- In forward mode the tangent is the difference ---
 
     def _check_forward(self, changes: Sequence[_Change]) -> None:
+        outputs = self.derived(self.values)
         for change in [change for change in changes if change.input >= len(self.derived.variables)]:
             tangents = [np.zeros_like(value) for value in self.values]
             tangents[change.input] = change.step
-            found = zip(
-                self.derived.jvp(self.values, tangents), self.derived(self.values), strict=True
-            )
+            found = zip(self.derived.jvp(self.values, tangents), outputs, strict=True)
             for at, (tangent, output) in enumerate(found):
                 self._check_tangent(at, tangent, abs(output), change)
 

@@ -16,11 +16,14 @@ from calls import ARRAYS, CALLS, name_of
 import cgshim
 from cgshim import ops
 
+FIRST = {name_of(call): call for call in reversed(CALLS)}
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "ops.md").read_text()
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_call_has_numpys_numbers_or_is_refused(backend: str, call: str) -> None:
+    if call not in FIRST.values() and _is_jaxs_own(backend, call):
+        return  # the first call shows whose it is; the others are jax.numpy's to test
     assert compare.outcome(call, backend) == _documented(call, backend)
 
 
@@ -32,6 +35,13 @@ def _documented(call: str, backend: str) -> str:
     refused = re.search(rf"^Refused on {backend}: (.*)$", DOCUMENT, re.MULTILINE)
     assert refused is not None
     return "refused" if f"`{call}`" in refused[1] else word
+
+
+def _is_jaxs_own(backend: str, call: str) -> bool:
+    """Return True if what is called is a function of jax.numpy itself."""
+    if backend != "jax":
+        return False
+    return cgshim._registry.load("jax").numpy_function(name_of(call)) is not None
 
 
 def test_the_comparison_can_fail(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,8 +58,8 @@ DIFFERENTIATED = {
 
 @pytest.mark.parametrize("call", DIFFERENTIATED.values())
 def test_a_derivative_is_numpys_or_raises(backend: str, call: str) -> None:
-    if backend == "jax" and cgshim._registry.load("jax").numpy_function(name_of(call)) is not None:
-        return  # jax.numpy's own, and so is its derivative
+    if _is_jaxs_own(backend, call):
+        return  # and so is its derivative
     at = next(re.finditer(rf"\b[{FLOATS}]\b", call))[0]
     wanted = _by_differences(call, at)
     if wanted is None:
