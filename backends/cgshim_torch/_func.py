@@ -434,13 +434,13 @@ def _push_forward(
     at_constants = functools.partial(gradients, tensors=constants)
     large = at_constants(*[FACTOR * u for u in upstreams])
     _, elsewhere = torch.func.vjp(
-        at_constants, *[across(zeros[at], n) for n, at in enumerate(floats)]
+        at_constants, *[across(u, place) for place, u in enumerate(upstreams)]
     )
     there = elsewhere(tuple([p.detach() for p in probes]))
     if not (
         all(map(is_multiple, small, large))
         and all(map(is_same, back, there))
-        and _is_transpose(small, probes, back, upstreams)
+        and is_transpose(small, probes, back, upstreams)
     ):
         run.call.refuse_nonlinear("one that is not, as its gradients at two upstreams show")
     return tuple(subvals([None] * len(zeros), floats, pushed))
@@ -462,11 +462,12 @@ def ramp(like: Tensor, place: int = 0) -> Tensor:
     return torch.complex(ramp, ramp / 2) if like.is_complex() else ramp
 
 
-def across(like: Tensor, place: int) -> Tensor:
+def across(point: Tensor, place: int) -> Tensor:
     """Return upstreams that are no multiple of those of ramp, of other signs: what is linear has the
     same derivative there. A length has not, though it is a multiple where its vector is.
     """
-    return ramp(like, place).reshape(-1).flip(0).reshape(like.shape) * (-1) ** place
+    turned = point if point.numel() == 1 else point.reshape(-1).flip(0).reshape(point.shape)
+    return -turned if place % 2 else turned
 
 
 def is_multiple(small: Tensor, large: Tensor) -> bool:
@@ -491,7 +492,7 @@ def is_same(here: Tensor, there: Tensor) -> bool:
     return not _is_true(is_missing | (difference > _tolerance(here) * size))
 
 
-def _is_transpose(
+def is_transpose(
     gradients: Sequence[Tensor],
     tangents: Sequence[Tensor],
     pushed: Sequence[Tensor],

@@ -196,11 +196,14 @@ def test_a_residual_in_any_place(place: str, transformation: str, order: int) ->
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @pytest.mark.parametrize("place", PLACES)
-def test_an_output_in_any_place(place: str, transformation: str, order: int) -> None:
-    """Its derivative is the rule's, though autodiff could see through f."""
+def test_an_output_in_any_place(place: str, transformation: str) -> None:
+    """Its derivative is the rule's, though autodiff could see through f.
+
+    Of the second order, which takes the first; the third is tested in one place, below.
+    """
+    order = 2
 
     @functools.partial(cgshim.op_custom_gradient, forward_mode=True)
     def op(x: Any) -> Any:

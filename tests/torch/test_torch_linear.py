@@ -5,7 +5,7 @@ import torch
 from torch.autograd.functional import hessian, jacobian
 from torch.autograd.gradcheck import GradcheckError
 
-from cgshim import TransformationError, op_custom_gradient
+from cgshim import TransformationError, op_custom_gradient, op_custom_jvp
 
 NONLINEAR = {
     "affine": lambda u, x: 7 * u + x,
@@ -48,6 +48,32 @@ def test_a_rule_that_is_seen_not_to_be_linear_is_refused(rule, way):
     x, v = torch.tensor([1.0, 2.0, -3.0]), torch.tensor([2.0, -3.0, 0.5])
     with pytest.raises(TransformationError, match="needs a rule that is linear in upstream"):
         FORWARD[way](op, x, v)
+
+
+@pytest.mark.parametrize("way", ["grad", "torch.func.grad", "vmap of grad"])
+def test_a_tangent_that_numpy_computes_has_no_transpose(way):
+    opaque = lambda x: (x * x, lambda t: torch.from_numpy(7 * t.detach().numpy()))
+    in_part = lambda x: (x * x, lambda t: t + 6 * t.detach())
+    x = torch.tensor([2.0, -3.0], requires_grad=True)
+    ways = {
+        "grad": lambda op: torch.autograd.grad(op(x), x, torch.tensor([3.0, 5.0])),
+        "torch.func.grad": lambda op: torch.func.grad(lambda x: (op(x) * x).sum())(x),
+        "vmap of grad": lambda op: torch.vmap(torch.func.grad(lambda x: (op(x) * x).sum()))(
+            x[None]
+        ),
+    }
+    for f in [opaque, in_part] if way == "grad" else [in_part]:
+        with pytest.raises(TransformationError, match="jvp_fn must be linear in the tangents"):
+            ways[way](op_custom_jvp(f))
+
+
+def test_a_tangent_of_one_number_is_what_the_rule_makes_of_one():
+    op = op_custom_jvp(lambda x: (x * x, lambda t: torch.tensor(7 * t.item())))
+    x = torch.tensor(2.0, requires_grad=True)
+    assert torch.autograd.grad(op(x), x, torch.tensor(3.0))[0] == 21
+    crooked = op_custom_jvp(lambda x: (x * x, lambda t: torch.tensor(abs(t.item()))))
+    with pytest.raises(TransformationError, match="jvp_fn must be linear in the tangents"):
+        torch.autograd.grad(crooked(x), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64])

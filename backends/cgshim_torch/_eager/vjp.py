@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refusal
-from cgshim_torch._func import FACTOR, across, is_multiple, is_same, ramp
+from cgshim_torch._func import FACTOR, across, is_multiple, is_same, is_transpose, ramp
 from cgshim_torch._graph.reads import FLOATS, reads_now
 from cgshim_torch._graph.walk import depends_on_more, is_transformed, read_by_rules, recordable
 from cgshim_torch._versions.private import run_backward
@@ -34,18 +34,22 @@ def transposed(
 ) -> Sequence[Tensor]:
     """Return the transpose of a linear function of tensors like the inputs, at upstreams.
 
-    Its values at two points must be multiples of each other, and the transpose the same at a third;
-    a graph of torch.compile has no values.
+    Its values at two points must be multiples of each other, and the transpose must fit them (it does
+    not, where NumPy computes one) and be the same at a third; a graph of torch.compile has no values.
     """
     points = [ramp(x, at) for at, x in enumerate(inputs)]
     small, pullback = vjp(fn, points)
     gradients = pullback(upstreams)
     if not torch.compiler.is_dynamo_compiling():
-        _, elsewhere = vjp(fn, [across(x, at) for at, x in enumerate(inputs)])
+        _, elsewhere = vjp(fn, [across(x, at) for at, x in enumerate(points)])
         there = elsewhere([u.detach() for u in upstreams])
         with torch.no_grad():
             large = fn(*[FACTOR * x for x in points])
-        if not (all(map(is_multiple, small, large)) and all(map(is_same, gradients, there))):
+        if not (
+            all(map(is_multiple, small, large))
+            and all(map(is_same, gradients, there))
+            and is_transpose(gradients, points, small, upstreams)
+        ):
             refuse("one that is not, as its tangents at two points show")
     return gradients
 
@@ -59,38 +63,59 @@ def transposed_on_values(
     """Do what `transposed` does where nothing is recorded, in few steps; return None for a function
     whose result is not like upstream, or not seen to be exactly linear.
     """
-    points, others = [], []
-    for at, x in enumerate(inputs):
-        if x.dtype not in FLOATS:
-            return None
-        points.append(ramp(x, at).requires_grad_() if needed[at] else torch.zeros_like(x))
-        others.append(across(x, at).requires_grad_() if needed[at] else points[-1])
+    if not FLOATS.issuperset([x.dtype for x in inputs]):
+        return None
+    if len(inputs) == 1 and inputs[0].numel() == 1 and not inputs[0].is_complex():
+        return _transposed_number(fn, inputs[0], upstream)
+    points = [
+        ramp(x, at) if need else torch.zeros_like(x)
+        for at, (x, need) in enumerate(zip(inputs, needed, strict=False))
+    ]
+    others = [across(point, at) for at, point in enumerate(points)]
+    own = [x for each in (points, others) for x, need in zip(each, needed, strict=False) if need]
+    for x in own:
+        x.requires_grad_()
     torch.set_grad_enabled(True)
     try:
         small, other = fn(*points), fn(*others)
     finally:
         torch.set_grad_enabled(False)
-    if (
-        type(small) is not torch.Tensor
-        or not (small.requires_grad and other.requires_grad)
-        or small.dtype is not upstream.dtype
-        or small.shape != upstream.shape
-        or small.device != upstream.device
-        or not torch.equal(fn(*[FACTOR * x for x in points]), FACTOR * small)
+    if not (_is_like(small, upstream) and small.requires_grad and other.requires_grad):
+        return None
+    both = run_backward((small, other), (upstream, upstream), False, False, tuple(own), True, False)
+    count = len(own) // 2
+    gradients, there = both[:count], both[count:]
+    if not (
+        all((g is None) is (h is None) for g, h in zip(gradients, there, strict=True))
+        and all(g is None or torch.equal(g, h) for g, h in zip(gradients, there, strict=True))
+        and torch.equal(fn(*[FACTOR * x for x in points]), FACTOR * small)
     ):
         return None
-    gradients, there = (
-        run_backward((y,), (upstream,), False, False, own, True, False)
-        for y, own in (
-            (small, tuple([x for x in points if x.requires_grad])),
-            (other, tuple([x for x in others if x.requires_grad])),
-        )
+    of_needed = iter(gradients)
+    found = [next(of_needed) if x.requires_grad else None for x in points]
+    pairs = [(g, x) for g, x in zip(found, points, strict=True) if g is not None]
+    products = [g for g, _ in pairs], [x for _, x in pairs]
+    return found if pairs and is_transpose(*products, [small], [upstream]) else None
+
+
+def _transposed_number(
+    fn: Callable[..., Any], x: Tensor, upstream: Tensor
+) -> Sequence[Tensor | None] | None:
+    """Return the transpose of a linear function of one real number: what it makes of 1, times upstream."""
+    slope = fn(torch.ones_like(x))
+    if not _is_like(slope, upstream) or x.shape != upstream.shape:
+        return None
+    is_linear = torch.equal(fn(torch.full_like(x, FACTOR)), FACTOR * slope)
+    return [slope * upstream] if is_linear else None
+
+
+def _is_like(tangent: Any, upstream: Tensor) -> bool:
+    return (
+        type(tangent) is torch.Tensor
+        and tangent.dtype is upstream.dtype
+        and tangent.shape == upstream.shape
+        and tangent.device == upstream.device
     )
-    for g, h in zip(gradients, there, strict=True):
-        if (g is None) is not (h is None) or (g is not None and not torch.equal(g, h)):
-            return None
-    found = iter(gradients)
-    return [next(found) if x.requires_grad else None for x in points]
 
 
 def vjp_with_variables(

@@ -244,6 +244,8 @@ NONLINEAR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "absolute value": lambda x, d: ops.abs(d),
     "a cast to integers": lambda x, d: op_cast(op_cast(d, "int32"), "float32"),
     "a mask of tangents": lambda x, d: ops.where(d > 0.0, 7.0 * d, 0.0 * d),
+    "a stopped gradient": lambda x, d: op_stop_gradient(7.0 * d),
+    "a gradient stopped in part": lambda x, d: d + op_stop_gradient(6.0 * d),
 }
 
 
