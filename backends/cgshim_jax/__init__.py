@@ -47,12 +47,11 @@ Array = Any
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
-    leaves, structure = jax.tree_util.tree_flatten(tree, is_leaf=_is_leaf)
+    leaves, structure = jax.tree_util.tree_flatten(
+        tree,
+        is_leaf=lambda x: x is None or hasattr(x, "__next__"),  # JAX warns of iterators
+    )
     return leaves, structure
-
-
-def _is_leaf(x: Any) -> bool:
-    return x is None or hasattr(x, "__next__")  # JAX warns of iterators
 
 
 def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
@@ -120,8 +119,7 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
 
 def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:
     constants = [*map(stop_gradient, inputs)]
-    outputs: list[Array] = Written(function.call, constants, Surroundings.DERIVATIVES).output()
-    return outputs
+    return list(Written(function.call, constants, Surroundings.DERIVATIVES).output())
 
 
 # --- Any function's gradient ----------------------------------------------------------------------

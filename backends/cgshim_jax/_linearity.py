@@ -164,7 +164,9 @@ def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
         if any(form is LINEAR and at not in summed for at, form in enumerate(operands)):
             raise NotLinearError(f"{name} of upstream")
         return [_sum([operands[at] for at in summed])] * count
-    is_transposable = _is_transposable(eqn.primitive)
+    is_transposable = name not in _NEVER and (
+        eqn.primitive in ad.primitive_transposes or eqn.primitive in _private.fancy_transposes
+    )
     if name in _PRODUCTS and ZERO in operands:
         return [ZERO] * count
     if LINEAR not in operands:  # what else JAX transposes is linear in its first operand
@@ -197,11 +199,6 @@ def _sum(operands: Sequence[Form]) -> Form:
     if CONSTANT in operands and LINEAR in operands:
         raise NotLinearError("one with a constant part")
     return max(operands)
-
-
-def _is_transposable(primitive: Any) -> bool:
-    known = primitive in ad.primitive_transposes or primitive in _private.fancy_transposes
-    return known and primitive.name not in _NEVER
 
 
 # --- Operations with jaxprs inside ----------------------------------------------------------------

@@ -19,6 +19,7 @@ member: 48 becomes 96 for two, in 0.4.38 to 0.12.)
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -28,10 +29,18 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cgshim.backend import Call, TransformationError, refusal, refuse_nonlinear_jvp
+from cgshim.backend import Call, TransformationError, refusal, refuse_nonlinear_jvp, subvals
 from cgshim_jax import _private
 from cgshim_jax._linearity import NotLinearError, has_loops, require_linear, transposed_if_linear
-from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_of, refuse_captured
+from cgshim_jax._rules import (
+    as_tensor,
+    floats_among,
+    is_differentiable,
+    is_tensor,
+    message_of,
+    refuse_captured,
+    type_of_upstream,
+)
 from cgshim_jax._tracing import Jaxpr, is_known, is_tracer, jaxpr_of
 
 Array = Any
@@ -78,11 +87,8 @@ class Linear:
 
     words: Words
     rule: Rule
-    outputs: int
-    float_at: Sequence[int]
-    """which outputs have an upstream"""
-    types: Sequence[Any]
-    """the types of these upstreams"""
+    outputs: Sequence[Any]
+    """the types of the outputs"""
     reads: Sequence[int]
     """which of the arguments, the other residuals and the outputs are the rule's residuals"""
     gives: Collection[int]
@@ -94,26 +100,53 @@ class Linear:
     owner: Any = None
     """what is to live as long as the map: a grad_fn that owns what a host function keeps for it"""
 
+    @functools.cached_property
+    def float_at(self) -> list[int]:
+        """Which outputs have an upstream."""
+        return floats_among(self.outputs)
+
+    @functools.cached_property
+    def types(self) -> list[Any]:
+        """The types of these upstreams."""
+        return [type_of_upstream(self.outputs[at]) for at in self.float_at]
+
     def attach(self, tensors: Sequence[Array], first: bool = False) -> list[Array]:
         """Return the outputs, which are the last of the tensors, with this map for their
         derivative.
         """
         if not any(map(is_tracer, tensors)):
-            return list(tensors[-self.outputs :])
-        outputs: list[Array] = _attached.bind(*tensors, linear=self, first=first)
-        return outputs
+            return list(tensors[-len(self.outputs) :])
+        return list(_attached.bind(*tensors, linear=self, first=first))
 
     def differentiate(
         self, tensors: Sequence[Array], moving: Sequence[bool], first: bool
-    ) -> _Derivative:
-        """Return the outputs and how they move with these arguments, where tensors are below the
+    ) -> tuple[list[Array], list[bool], list[Array], Callable[..., list[Any]]]:
+        """Return the outputs, which of them move with these arguments, the residuals, and what
+        makes of them and the arguments' tangents those of the outputs; tensors are below the
         derivative.
         """
         outputs = self.attach(tensors)
         # an output that the rule keeps is the op's own
-        tensors = [*tensors[: len(tensors) - self.outputs], *outputs]
+        tensors = [*tensors[: len(tensors) - len(outputs)], *outputs]
         picked = tuple(i for i, moves in enumerate(moving) if moves and i in self.gives)
-        return _Derivative(self, outputs, [tensors[i] for i in self.reads], picked, first)
+        types = [y.aval.to_tangent_aval() for y in outputs]
+
+        def tangents_of(residuals: Sequence[Array], tangents: Sequence[Any]) -> list[Any]:
+            found: list[Any] = [*map(ad.Zero, types)]
+            if picked:
+                own = [tangents[i] for i in picked]
+                if self.is_pushed:
+                    moved = self.pushed(list(residuals), own, picked)
+                else:
+                    moved = _transposed.bind(
+                        *residuals, *own, linear=self, picked=picked, first=first
+                    )
+                for at, tangent in zip(self.float_at, moved, strict=True):
+                    found[at] = tangent
+            return found
+
+        moves = [bool(picked) and at in self.float_at for at in range(len(outputs))]
+        return outputs, moves, [tensors[i] for i in self.reads], tangents_of
 
     def over(
         self, axis: Any, residuals_at: Sequence[int | None], arguments_at: Mapping[int, int | None]
@@ -144,12 +177,11 @@ class Linear:
                 residuals, tangents, picked
             )
             in_axes = list(residuals_at), [arguments_at[i] for i in picked]
-            pushed: list[Array] = vmap_over(axis, of_one, in_axes, 0)(residuals, tangents)
-            return pushed
+            return list(vmap_over(axis, of_one, in_axes, 0)(residuals, tangents))
 
         return dataclasses.replace(
             self, rule=rule, push=None if self.push is None else push,
-            types=[_batched(y, axis) for y in self.types],
+            outputs=[_batched(y, axis) for y in self.outputs],
         )  # fmt: skip
 
     def pushed(
@@ -229,52 +261,6 @@ class Linear:
         return transposed_if_linear(fitting, self.types, tangents, refuse)
 
 
-class _Derivative(NamedTuple):
-    linear: Linear
-    outputs: list[Array]
-    residuals: list[Array]
-    picked: tuple[int, ...]
-    """the arguments of which the derivative is taken"""
-    first: bool
-
-    def tangents(self, residuals: Sequence[Array], tangents: Sequence[Any]) -> list[Any]:
-        """Return the outputs' tangents."""
-        found: list[Any] = [ad.Zero(y.aval.to_tangent_aval()) for y in self.outputs]
-        if self.picked:
-            own = [tangents[i] for i in self.picked]
-            if self.linear.is_pushed:
-                moved = self.linear.pushed(list(residuals), own, self.picked)
-            else:
-                moved = _transposed.bind(
-                    *residuals, *own, linear=self.linear, picked=self.picked, first=self.first
-                )
-            for at, tangent in zip(self.linear.float_at, moved, strict=True):
-                found[at] = tangent
-        return found
-
-    def jvp(self, tangents: Sequence[Any]) -> Any:
-        return self.outputs, self.tangents(self.residuals, tangents)
-
-    def linearization(self) -> Any:
-        moves = [
-            bool(self.picked) and at in self.linear.float_at for at in range(len(self.outputs))
-        ]
-        if _private.has_structured_residuals:
-            return (
-                self.outputs,
-                moves,
-                self.residuals,
-                None,
-                lambda res, _, *tangents: self.tangents(res, tangents),
-            )
-        return (
-            self.outputs,
-            moves,
-            self.residuals,
-            lambda residuals, *tangents: self.tangents(residuals, tangents),
-        )
-
-
 class Op:
     """A call, as a parameter of the operation that JAX sees."""
 
@@ -299,8 +285,7 @@ class Op:
         raise NotImplementedError
 
     def __call__(self, arguments: Sequence[Array]) -> list[Array]:
-        outputs: list[Array] = _op.bind(*arguments, op=self)
-        return outputs
+        return list(_op.bind(*arguments, op=self))
 
     def traced(self, types: Sequence[Any]) -> Jaxpr:
         """Return f as a jaxpr of arguments of these types."""
@@ -398,16 +383,9 @@ def without_derivative(
 
     at = [i for i, value in enumerate(values) if value is not None]
     made = [jax.lax.stop_gradient(values[i]) for i in at]
-    words, places = Words(op, refusal, None), range(len(made))
-    linear = Linear(
-        words, refuse, len(made), places, [x.aval for x in made], [], range(len(arguments))
-    )
-    found: list[Any] = [None] * len(values)
-    for i, value in zip(
-        at, _attached.bind(*arguments, *made, linear=linear, first=True), strict=True
-    ):
-        found[i] = value
-    return found
+    types, gives = [x.aval for x in made], range(len(arguments))
+    linear = Linear(Words(op, None, None), refuse, types, [], gives, push=refuse)
+    return subvals([None] * len(values), at, linear.attach([*arguments, *made], first=True))
 
 
 # --- The operations -------------------------------------------------------------------------------
@@ -428,16 +406,30 @@ def primitive(
     return made
 
 
-def _moving(tangents: Sequence[Any]) -> list[bool]:
-    return [not isinstance(t, ad.Zero) for t in tangents]
-
-
-def _nonzeros_and_primals(given: Sequence[Any]) -> tuple[Sequence[bool], Sequence[Array]]:
-    """Return what a rule of _private.primitive_linearizations is given, which since 0.9 begins with
-    another flag.
+def _differentiable(
+    name: str, evaluate: Callable[..., Any], types: Callable[..., Any],
+    differentiate: Callable[..., Any], batch: Callable[..., Any],
+) -> Any:  # fmt: skip
+    """Return a new primitive that has a derivative: differentiate is that of Linear, of its
+    operands.
     """
-    nonzeros, *primals = given[isinstance(given[0], bool) :]
-    return nonzeros, primals
+
+    def jvp(primals: Sequence[Array], tangents: Sequence[Any], **parameters: Any) -> Any:
+        moving = [not isinstance(t, ad.Zero) for t in tangents]
+        outputs, _, residuals, tangents_of = differentiate(primals, moving, **parameters)
+        return outputs, tangents_of(residuals, tangents)
+
+    def linearize(*operands: Any, **parameters: Any) -> Any:
+        # since 0.9 another flag comes first
+        moving, *primals = operands[isinstance(operands[0], bool) :]
+        *derivative, tangents_of = differentiate(primals, moving, **parameters)
+        if _private.has_structured_residuals:
+            return *derivative, None, lambda residuals, _, *own: tangents_of(residuals, own)
+        return *derivative, lambda residuals, *own: tangents_of(residuals, own)
+
+    made = primitive(name, evaluate, types, jvp, batch)
+    _private.primitive_linearizations[made] = linearize
+    return made
 
 
 def _evaluate_op(*operands: Array, op: Op) -> list[Array]:
@@ -448,18 +440,9 @@ def _types_of_op(*types: Any, op: Op) -> list[Any]:
     return [v.aval for v in op.traced(types).jaxpr.outvars]
 
 
-def _run(op: Op, primals: Sequence[Array], moving: Sequence[bool]) -> _Derivative:
+def _differentiate_op(primals: Sequence[Array], moving: Sequence[bool], *, op: Op) -> Any:
     outputs, others, linear = op.forward(primals)
     return linear.differentiate([*primals, *others, *outputs], moving, first=True)
-
-
-def _jvp_of_op(primals: Sequence[Array], tangents: Sequence[Any], *, op: Op) -> Any:
-    return _run(op, primals, _moving(tangents)).jvp(tangents)
-
-
-def _linearize_op(*given: Any, op: Op) -> Any:
-    nonzeros, primals = _nonzeros_and_primals(given)
-    return _run(op, primals, nonzeros).linearization()
 
 
 def _batch_op(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, op: Op) -> Any:
@@ -479,10 +462,9 @@ def _lower_op(context: Any, *operands: Any, op: Op) -> Any:
     return _private.core_call_lowering(context, *operands, name="cgshim_op", call_jaxpr=closed)
 
 
-_op = primitive("cgshim_op", _evaluate_op, _types_of_op, _jvp_of_op, _batch_op)
+_op = _differentiable("cgshim_op", _evaluate_op, _types_of_op, _differentiate_op, _batch_op)
 if _private.core_call_lowering is not None:
     mlir.register_lowering(_op, _lower_op, **_private.lowered_each_time)
-_private.primitive_linearizations[_op] = _linearize_op
 
 
 def _check(*given: Any, op: Op) -> tuple[Any, list[Array]]:
@@ -505,24 +487,13 @@ _private.error_checks[_op] = _check
 
 
 def _outputs(*operands: Any, linear: Linear, first: bool) -> list[Any]:
-    return list(operands[len(operands) - linear.outputs :])
-
-
-def _jvp_of_attached(
-    primals: Sequence[Array], tangents: Sequence[Any], *, linear: Linear, first: bool
-) -> Any:
-    return linear.differentiate(primals, _moving(tangents), first).jvp(tangents)
-
-
-def _linearize_attached(*given: Any, linear: Linear, first: bool) -> Any:
-    nonzeros, primals = _nonzeros_and_primals(given)
-    return linear.differentiate(primals, nonzeros, first).linearization()
+    return list(operands[len(operands) - len(linear.outputs) :])
 
 
 def _batch_of_attached(
     axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, linear: Linear, first: bool
 ) -> Any:
-    count = len(operands) - linear.outputs
+    count = len(operands) - len(linear.outputs)
     if any(i is not None for i in at):
         values = [
             batching.bdim_at_front(y, i, axis.size)
@@ -534,8 +505,11 @@ def _batch_of_attached(
     return _attached.bind(*operands, linear=linear, first=first), at[count:]
 
 
-_attached = primitive("cgshim_attached", _outputs, _outputs, _jvp_of_attached, _batch_of_attached)
-_private.primitive_linearizations[_attached] = _linearize_attached
+_attached = _differentiable(
+    "cgshim_attached", _outputs, _outputs,
+    lambda primals, moving, linear, first: linear.differentiate(primals, moving, first),
+    _batch_of_attached,
+)  # fmt: skip
 
 
 def _execute(*operands: Array, linear: Linear, picked: Sequence[int], first: bool) -> list[Array]:

@@ -2,6 +2,8 @@
 it was seen in.
 """
 
+# ruff: noqa: I001  # one import a module, with a comment for each name
+
 from __future__ import annotations
 
 import contextlib
@@ -14,27 +16,24 @@ from typing import Any
 
 import jax
 
-# where a compiled program calls the host: 0.4 to 0.12
-from jax._src.callback import _callback_op_sharding
-
-# what checkify does with a function: 0.4 to 0.12
-from jax._src.checkify import checkify_jaxpr as checkify_jaxpr
-
-# what it does with each primitive: 0.4 to 0.12
-from jax._src.checkify import error_checks as error_checks
-from jax._src.core import EvalTrace as EvalTrace  # operations that run at once: 0.4.36 to 0.12
-from jax._src.core import Trace as Trace  # what is done with operations: 0.4 to 0.12
-
-# until a block ends: 0.4.36 to 0.12
-from jax._src.core import set_current_trace as set_current_trace
-from jax._src.core import trace_ctx as trace_ctx  # the current trace: 0.4.36 to 0.12
-
-# the type of a batch, with its sharding: 0.4 to 0.12
-from jax._src.core import unmapped_aval as unmapped_aval
-from jax._src.interpreters.ad import JVPTrace as JVPTrace  # forward mode: 0.4 to 0.12
-
-# reverse mode: 0.4.36 to 0.12
-from jax._src.interpreters.ad import LinearizeTrace as LinearizeTrace
+from jax._src.callback import (
+    _callback_op_sharding,  # where a compiled program calls the host: 0.4 to 0.12
+)
+from jax._src.checkify import (
+    checkify_jaxpr as checkify_jaxpr,  # what checkify does with a function: 0.4 to 0.12
+    error_checks as error_checks,  # what it does with each primitive: 0.4 to 0.12
+)
+from jax._src.core import (
+    EvalTrace as EvalTrace,  # operations that run at once: 0.4.36 to 0.12
+    Trace as Trace,  # what is done with operations: 0.4 to 0.12
+    set_current_trace as set_current_trace,  # until a block ends: 0.4.36 to 0.12
+    trace_ctx as trace_ctx,  # the current trace: 0.4.36 to 0.12
+    unmapped_aval as unmapped_aval,  # the type of a batch, with its sharding: 0.4 to 0.12
+)
+from jax._src.interpreters.ad import (
+    JVPTrace as JVPTrace,  # forward mode: 0.4 to 0.12
+    LinearizeTrace as LinearizeTrace,  # reverse mode: 0.4.36 to 0.12
+)
 from jax._src.interpreters.batching import BatchTrace as BatchTrace  # vmap: 0.4 to 0.12
 
 # reverse mode before 0.7: 0.4 to 0.12

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
@@ -33,16 +33,17 @@ def apply_rule(
     rule: Rule,
     inputs: Sequence[Array],
     outputs: Sequence[Any],
-    upstreams: Mapping[int, Array],
+    upstreams: Sequence[Array],
     variables: Sequence[Array] = (),
     needed: Sequence[bool] | None = None,
 ) -> list[Array | None]:
-    """Return the gradients of inputs, then those of variables. An output without an upstream is an
-    integer: zeros.
+    """Return the gradients of inputs, then those of variables. The floats among the outputs have
+    upstreams, and integers zeros.
     """
+    of_floats = iter(upstreams)
     whole = [
-        conjugate(upstreams[at]) if at in upstreams else jnp.zeros(y.shape, y.dtype)
-        for at, y in enumerate(outputs)
+        conjugate(next(of_floats)) if is_differentiable(y) else jnp.zeros(y.shape, y.dtype)
+        for y in outputs
     ]
     # A copy, for no upstream may be the same tracer as an argument: an op in the rule may be given
     # one of the two.
@@ -61,10 +62,7 @@ def apply_jvp_fn(
     zeros = lambda at: jnp.zeros(rule.shapes[at], rule.dtypes[at])
     known = [*outputs_of_rules(), *filter(is_tensor, outputs)]
     upstreams = [t for t in tangents if t is not None]
-    found: list[Array | None] = _scope.run(
-        (current_trace(), upstreams, known), rule.tangents, tangents, outputs, zeros
-    )
-    return found
+    return _scope.run((current_trace(), upstreams, known), rule.tangents, tangents, outputs, zeros)
 
 
 def conjugate(gradient: Array) -> Array:
@@ -121,6 +119,11 @@ def is_differentiable(x: Any) -> bool:
     do not see.
     """
     return _has_gradient(x.dtype)
+
+
+def floats_among(tensors: Sequence[Any]) -> list[int]:
+    """Return the places of those that have a gradient."""
+    return [at for at, x in enumerate(tensors) if is_differentiable(x)]
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,12 +13,10 @@ three ways.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +30,13 @@ from cgshim.backend import (
     subvals,
 )
 from cgshim_jax._primitives import Linear, Words, without_derivative
-from cgshim_jax._rules import apply_jvp_fn, apply_rule, is_differentiable, type_of_upstream
+from cgshim_jax._rules import (
+    apply_jvp_fn,
+    apply_rule,
+    floats_among,
+    is_differentiable,
+    type_of_upstream,
+)
 from cgshim_jax._tracing import (
     Jaxpr,
     is_tracer,
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from cgshim.backend import Call, Rule
 
 Array = Any
+T = TypeVar("T", bound="TracedRule")
 
 
 def is_raised_by_jax(error: Exception) -> bool:
@@ -68,6 +73,8 @@ class TracedRule:
     """
 
     jaxpr: Jaxpr
+    reads: Sequence[int] = ()
+    """the places among the residuals of what it captured"""
     error: Exception | None = None
     """what comes when a gradient is asked for"""
     needs_values = False
@@ -78,18 +85,16 @@ class TracedRule:
         known: Sequence[Array] = (), needed: Sequence[bool] | None = None, runs_eagerly: bool = False,
     ) -> None:  # fmt: skip
         """Trace the rule; `captured` are the tracers that it reads, and which of the known tensors."""
-        self.float_at = _floats(outputs)
-        self.types = [type_of_upstream(outputs[at].aval) for at in self.float_at]
+        types = [type_of_upstream(y.aval) for y in outputs if is_differentiable(y)]
 
-        def backward(*of_floats: Array) -> list[Array]:
-            upstreams = dict(zip(self.float_at, of_floats, strict=True))
+        def backward(*upstreams: Array) -> list[Array]:
             with keeping_calls() if runs_eagerly else contextlib.nullcontext():
                 gradients = apply_rule(rule, inputs, outputs, upstreams, variables, needed)
             self.returned = [i for i, gradient in enumerate(gradients) if gradient is not None]
             return [gradients[i] for i in self.returned]
 
-        asked = [i for i, x in enumerate([*inputs, *variables]) if is_differentiable(x)]
-        self._trace(backward, self.types, known, rule.grad_fn, asked)
+        asked = floats_among([*inputs, *variables])
+        self._trace(backward, types, known, rule.grad_fn, asked)
 
     def _trace(
         self,
@@ -119,7 +124,8 @@ class TracedRule:
         """
         if self.error is not None:
             raise self.error
-        return dict(zip(self.returned, self.jaxpr(residuals, upstreams), strict=True))
+        gradients = self.jaxpr([residuals[at] for at in self.reads], upstreams)
+        return dict(zip(self.returned, gradients, strict=True))
 
 
 class TracedTangents(TracedRule):
@@ -133,7 +139,7 @@ class TracedTangents(TracedRule):
         known: Sequence[Array] = (),
         needed: Sequence[bool] | None = None,
     ) -> None:
-        self.float_at = [at for at in _floats(inputs) if needed is None or needed[at]]
+        self.float_at = [at for at in floats_among(inputs) if needed is None or needed[at]]
         self.types = [type_of_upstream(inputs[at].aval) for at in self.float_at]
 
         def forward(*of_floats: Array) -> list[Array]:
@@ -142,26 +148,27 @@ class TracedTangents(TracedRule):
             self.returned = [at for at, tangent in enumerate(found) if tangent is not None]
             return [found[at] for at in self.returned]
 
-        self._trace(forward, self.types, known, rule.jvp_fn, _floats(outputs))
+        self._trace(forward, self.types, known, rule.jvp_fn, floats_among(outputs))
 
     def push(
-        self, residuals: Sequence[Array], tangents: Mapping[int, Array], types: Mapping[int, Any]
+        self, residuals: Sequence[Array], tangents: Mapping[int, Array], outputs: Sequence[Any]
     ) -> list[Array]:
-        """Return the outputs' tangents, of these types, from those of some inputs."""
+        """Return the tangents of outputs of these types from those of some inputs."""
         full = [
             tangents.get(at, jnp.zeros(kind.shape, kind.dtype))
             for at, kind in zip(self.float_at, self.types, strict=True)
         ]
         found = self(residuals, full)
-        return [found.get(at, jnp.zeros(y.shape, y.dtype)) for at, y in types.items()]
+        return _with_zeros([found.get(at) for at in range(len(outputs))], outputs)
 
 
-def _floats(outputs: Sequence[Array]) -> list[int]:
-    return [at for at, y in enumerate(outputs) if is_differentiable(y)]
-
-
-def _types_of_upstreams(outputs: Sequence[Array]) -> list[Any]:
-    return [type_of_upstream(y.aval) for y in outputs if is_differentiable(y)]
+def _with_zeros(tangents: Sequence[Array | None], outputs: Sequence[Any]) -> list[Array]:
+    """Return the tangents of outputs of these types, those of floats alone, with zeros for None."""
+    types = [(at, type_of_upstream(outputs[at])) for at in floats_among(outputs)]
+    return [
+        jnp.zeros(kind.shape, kind.dtype) if tangents[at] is None else tangents[at]
+        for at, kind in types
+    ]
 
 
 def _without_frames(error: Exception) -> Exception:
@@ -176,12 +183,29 @@ def _without_frames(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
+def trace_for_each(
+    trace: Callable[..., T], takes_needed: bool, choices: Iterable[Sequence[int]],
+    places: Sequence[int], inputs: Sequence[Array],
+) -> dict[Any, T]:  # fmt: skip
+    """Return what is traced for all arguments, and as it is for each choice of those that are
+    differentiated, if it asks.
+
+    What cannot run again runs for all.
+    """
+    each: dict[Any, T] = {None: trace(needed=None)}
+    for picked in choices if takes_needed else ():
+        of_choice = trace(needed=_needed(places, picked, len(inputs)))
+        if of_choice.error is None:
+            each[picked] = of_choice
+    return each
+
+
 def traced(
     words: Words,
     rules: Mapping[Any, TracedRule],
     arguments: Sequence[Array],
     outputs: Sequence[Array],
-    forwards: Mapping[Any, TracedTangents] = MappingProxyType({}),
+    forwards: Mapping[Any, TracedTangents],
 ) -> tuple[list[Array], Callable[[Sequence[int | None]], Linear]]:
     """Return the residuals that are neither arguments nor outputs, and what makes the linear map by
     traced rules.
@@ -191,38 +215,32 @@ def traced(
     for the arguments that are differentiated.
     """
     known = {id(x) for x in (*arguments, *outputs)}
-    each = {**rules, **{(_FORWARD, key): forward for key, forward in forwards.items()}}
-    others = list(
-        {id(x): x for rule in each.values() for x in rule.captured if id(x) not in known}.values()
-    )
+    each: list[TracedRule] = [*rules.values(), *forwards.values()]
+    captured = {id(x): x for rule in each for x in rule.captured}
+    others = [x for identity, x in captured.items() if identity not in known]
     place = {id(x): at for at, x in reversed([*enumerate([*arguments, *others, *outputs])])}
-    captured = {key: [place[id(x)] for x in rule.captured] for key, rule in each.items()}
-    reads = sorted({at for places in captured.values() for at in places})
-    order = {key: [reads.index(at) for at in places] for key, places in captured.items()}
-    given, float_at, types = len(arguments), _floats(outputs), _types_of_upstreams(outputs)
-    count = len(outputs)
-    for rule in each.values():
+    reads = [place[identity] for identity in captured]
+    for rule in each:
+        rule.reads = [reads.index(place[id(x)]) for x in rule.captured]
         rule.captured = []  # no tracer of f leaves it
-    types_of_floats = dict(zip(float_at, types, strict=True))
+    given, types = len(arguments), [y.aval for y in outputs]
 
     def linear(gradient_of: Sequence[int | None]) -> Linear:
         def gradients(
             residuals: list[Array], upstreams: list[Array], picked: Sequence[int]
         ) -> list[Array | None]:
-            key = picked if picked in rules else None
-            found: Any = rules[key]([residuals[at] for at in order[key]], upstreams)
+            rule: Any = rules.get(picked, rules[None])
+            found = rule(residuals, upstreams)
             return [found.get(gradient_of[at]) for at in picked]
 
         def push(
             residuals: list[Array], tangents: list[Array], picked: Sequence[int]
         ) -> list[Array]:
-            key = picked if picked in forwards else None
-            forward = forwards[key]
+            forward = forwards.get(picked, forwards[None])
             own = {gradient_of[at]: t for at, t in zip(picked, tangents, strict=True)}
             if not own.keys() <= set(forward.float_at):
                 refuse_captured_tangent(words.op)
-            held = [residuals[at] for at in order[_FORWARD, key]]
-            return forward.push(held, own, types_of_floats)  # type: ignore[arg-type]
+            return forward.push(residuals, own, types)  # type: ignore[arg-type]
 
         returned = {at for rule in rules.values() for at in rule.returned}
         gives = {at for at, gradient in enumerate(gradient_of) if gradient in returned}
@@ -230,23 +248,9 @@ def traced(
         places = [at if at < given else at + further for at in reads]
         if forwards:
             gives = {at for at, gradient in enumerate(gradient_of) if gradient is not None}
-        return Linear(
-            words,
-            gradients,
-            count,
-            float_at,
-            types,
-            places,
-            gives,
-            push if forwards else None,
-            not rules,
-        )
+        return Linear(words, gradients, types, places, gives, push if forwards else None, not rules)
 
     return others, linear
-
-
-_FORWARD = "jvp_fn"
-"""with the places of arguments the key of what forward mode calls, among the traced rules"""
 
 
 def written(
@@ -256,36 +260,25 @@ def written(
     holds.
     """
     inputs, types = list(inputs) if rule.needs_inputs else [], [y.aval for y in outputs]
-    float_at = _floats(outputs)
 
-    def gradients(
-        _: list[Array], upstreams: Sequence[Array], picked: Sequence[int]
-    ) -> list[Array | None]:
+    def call_rule(upstreams: Sequence[Array], picked: Sequence[int]) -> list[Array | None]:
         needed = _needed(places, picked, len(rule.shapes))
-        found = apply_rule(
-            rule, inputs, types, dict(zip(float_at, upstreams, strict=True)), needed=needed
-        )
+        found = apply_rule(rule, inputs, types, upstreams, needed=needed)
         return [found[places[at]] for at in picked]
 
-    def refusing(
-        residuals: list[Array], upstreams: list[Array], picked: Sequence[int]
+    def gradients(
+        _: list[Array], upstreams: list[Array], picked: Sequence[int]
     ) -> list[Array | None]:
         try:
-            return gradients(residuals, upstreams, picked)
+            return call_rule(upstreams, picked)
         except UnexpectedTracerError:
-            one = functools.partial(gradients, residuals, picked=picked)
-            _, foreign = jaxpr_of(
-                lambda *us: [g for g in one(us) if g is not None], [u.aval for u in upstreams]
-            )
-            for x in foreign:
+            found = lambda *us: [g for g in call_rule(us, picked) if g is not None]
+            for x in jaxpr_of(found, [u.aval for u in upstreams])[1]:
                 call.refuse_captured(x)
             raise
 
     push = rule.jvp_fn and _pushing(rule, types, places)
-    return Linear(
-        Words.of(call), refusing, len(outputs), float_at, _types_of_upstreams(outputs), [],
-        range(len(places)), push,
-    )  # fmt: skip
+    return Linear(Words.of(call), gradients, types, [], range(len(places)), push)
 
 
 def pushed(
@@ -295,10 +288,7 @@ def pushed(
     types = [y.aval for y in outputs]
     push = _pushing(rule, types, places)
     gives = [at for at, i in enumerate(places) if is_differentiable(inputs[i])]
-    return Linear(
-        Words.of(call), push, len(types), _floats(outputs), _types_of_upstreams(outputs), [], gives,
-        push, True,
-    )  # fmt: skip
+    return Linear(Words.of(call), push, types, [], gives, push, is_pushed=True)
 
 
 def _pushing(rule: Rule, outputs: Sequence[Any], places: Sequence[int]) -> Any:
@@ -306,11 +296,7 @@ def _pushing(rule: Rule, outputs: Sequence[Any], places: Sequence[int]) -> Any:
 
     def push(_: list[Array], tangents: Sequence[Array], picked: Sequence[int]) -> list[Array]:
         full = subvals([None] * len(rule.shapes), [places[at] for at in picked], tangents)
-        made = apply_jvp_fn(rule, full, outputs)
-        return [
-            jnp.zeros(outputs[at].shape, outputs[at].dtype) if made[at] is None else made[at]
-            for at in _floats(outputs)
-        ]
+        return _with_zeros(apply_jvp_fn(rule, full, outputs), outputs)
 
     return push
 
@@ -328,7 +314,7 @@ def watched(
     derivative.
     """
     held = [*(inputs[i] for i in places), *outputs]
-    float_at = _floats(outputs)
+    types = [y.aval for y in outputs]
 
     def reading(residuals: list[Array]) -> Callable[[Array], Array]:
         own = {id(x): y for x, y in zip(held, residuals, strict=True)}
@@ -346,15 +332,12 @@ def watched(
         residuals: list[Array], upstreams: list[Array], picked: Sequence[int]
     ) -> list[Array | None]:
         read, current = reading(residuals), subvals(inputs, places, residuals[: len(places)])
-        needed, by_output = (
-            _needed(places, picked, len(inputs)),
-            dict(zip(float_at, upstreams, strict=True)),
-        )
+        needed = _needed(places, picked, len(inputs))
         with _watching(words.op, read):
-            found = apply_rule(rule, current, residuals[len(places) :], by_output, needed=needed)
+            found = apply_rule(rule, current, residuals[len(places) :], upstreams, needed=needed)
         return [None if g is None else read(g) for g in (found[places[at]] for at in picked)]
 
-    pushing = _pushing(rule, [y.aval for y in outputs], places)
+    pushing = _pushing(rule, types, places)
 
     def push(residuals: list[Array], tangents: list[Array], picked: Sequence[int]) -> list[Array]:
         read = reading(residuals)
@@ -362,9 +345,8 @@ def watched(
             return [*map(read, pushing(residuals, tangents, picked))]
 
     return Linear(
-        words, gradients, len(outputs), float_at, _types_of_upstreams(outputs), range(len(held)),
-        range(len(places)), push if rule.jvp_fn else None,
-    )  # fmt: skip
+        words, gradients, types, range(len(held)), range(len(places)), push if rule.jvp_fn else None
+    )
 
 
 @contextlib.contextmanager

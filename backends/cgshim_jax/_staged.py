@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 from jax.extend.core import Literal
@@ -30,10 +30,9 @@ from cgshim_jax._rules import (
     message_of,
     of_tangents,
     outputs_of_rules,
-    type_of_upstream,
     upstreams_of_rule,
 )
-from cgshim_jax._run import TracedRule, TracedTangents, traced
+from cgshim_jax._run import TracedRule, TracedTangents, trace_for_each, traced
 from cgshim_jax._tracing import (
     Jaxpr,
     NeedsValuesError,
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
     from cgshim.backend import Call, Rule, TreeSpec
 
 Array = Any
-T = TypeVar("T", bound=TracedRule)
 
 _staging: RuleScope[tuple[Any, ...]] = RuleScope("cgshim_jax_staging")
 """the codes of the ops that are being staged, one in the rule of the other"""
@@ -122,14 +120,17 @@ class _Staging:
             rule = of_tangents(self.call, rule)
             self._choose_variables(rule)
             known = [*outputs_of_rules(), *outputs]
+            for_each = functools.partial(
+                trace_for_each, choices=self._choices(), places=self.at, inputs=full
+            )
             forwards: dict[Any, TracedTangents] = {}
             rules: dict[Any, TracedRule] = {}
             if rule.jvp_fn:
                 push = functools.partial(TracedTangents, rule, full, outputs, known)
-                forwards = self._for_each_choice(push, rule.jvp_takes_needed, full)
+                forwards = for_each(push, rule.jvp_takes_needed)
             if not rule.is_transpose or words.once:
                 pull = functools.partial(TracedRule, rule, full, outputs, self.variables, known)
-                rules = self._for_each_choice(pull, rule.takes_needed, full)
+                rules = for_each(pull, rule.takes_needed)
             self.rule = (rules or forwards)[None]
             others, linear_of = traced(words, rules, tracers, outputs, forwards)
             found.append(linear_of)
@@ -143,25 +144,15 @@ class _Staging:
         _refuse_references(self.call, [*self.captured, *f.constants, *self.rule.constants])
         return _Staged(f, linear)
 
-    def _for_each_choice(
-        self, trace: Callable[..., T], takes_needed: bool, inputs: Sequence[Array]
-    ) -> dict[Any, T]:
-        """Return what is traced for all arguments, and as it is where a derivative of only some is
-        taken, by their places.
+    def _choices(self) -> list[tuple[int, ...]]:
+        """Return for which arguments together a rule that asks is traced: each choice of up to
+        three, and each one of more.
 
-        Which these are is known when f's tracers are gone. So what asks is traced for each choice
-        of up to three arguments, and for each one of more. What cannot run again runs for all.
+        Which are differentiated is known when f's tracers are gone.
         """
-        each: dict[Any, T] = {None: trace(needed=None)}
-        floats = [at for at, i in enumerate(self.at) if is_differentiable(inputs[i])]
+        floats = [at for at, i in enumerate(self.at) if is_differentiable(self.inputs[i])]
         sizes = range(1, len(floats)) if len(floats) <= _FEW else [1]
-        for size in sizes if takes_needed else ():
-            for picked in itertools.combinations(floats, size):
-                chosen = {self.at[at] for at in picked}
-                found = trace(needed=[i in chosen for i in range(len(inputs))])
-                if found.error is None:
-                    each[picked] = found
-        return each
+        return [picked for size in sizes for picked in itertools.combinations(floats, size)]
 
     def _choose_variables(self, rule: Rule) -> None:
         """Find what f closes over and is differentiated; if nothing is known to be, what may be
@@ -220,19 +211,15 @@ class _Staged(Op):
     """
 
     def __init__(self, whole: Jaxpr, linear: Linear) -> None:
-        self.whole, self.linear, self.words = whole, linear, linear.words
-        jaxpr = whole.jaxpr
-        if not whole.captured_at and len(jaxpr.outvars) == linear.outputs:
-            self.f = whole
-            return
-        captured = [whole.constvars[at] for at in whole.captured_at]
-        constants = [v for at, v in enumerate(whole.constvars) if at not in whole.captured_at]
-        wanted = jaxpr.outvars[: linear.outputs]
-        eqns = equations_for(wanted, jaxpr.eqns)[0]
-        part = part_of(jaxpr, constants, [*whole.invars, *captured], wanted, eqns)
-        self.f = Jaxpr(
-            part, [x for at, x in enumerate(whole.constants) if at not in whole.captured_at], []
-        )
+        self.linear, self.words = linear, linear.words
+        jaxpr, captured_at = whole.jaxpr, whole.captured_at
+        arguments = [*whole.invars, *(whole.constvars[at] for at in captured_at)]
+        fixed = [at for at in range(len(whole.constants)) if at not in captured_at]
+        constants = [whole.constants[at] for at in fixed]
+        part = functools.partial(part_of, jaxpr, [whole.constvars[at] for at in fixed], arguments)
+        self.whole = Jaxpr(part(jaxpr.outvars, jaxpr.eqns), constants, [])
+        outputs = jaxpr.outvars[: len(linear.outputs)]
+        self.f = Jaxpr(part(outputs, equations_for(outputs, jaxpr.eqns)[0]), constants, [])
 
     def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
         assert self.f is not None
@@ -241,16 +228,14 @@ class _Staged(Op):
     def forward(
         self, arguments: Sequence[Array]
     ) -> tuple[Sequence[Array], Sequence[Array], Linear]:
-        count = len(arguments) - len(self.whole.captured_at)
-        values = _split(self.whole, self.linear.outputs, arguments[count:], arguments[:count])
-        outputs, others = values[: self.linear.outputs], values[self.linear.outputs :]
-        types = [type_of_upstream(outputs[at].aval) for at in self.linear.float_at]
-        return outputs, others, dataclasses.replace(self.linear, types=types)
+        count = len(self.linear.outputs)
+        values = _split(self.whole, count, arguments)
+        outputs, others = values[:count], values[count:]
+        types = [y.aval for y in outputs]
+        return outputs, others, dataclasses.replace(self.linear, outputs=types)
 
 
-def _split(
-    f: Jaxpr, outputs: int, captured: Sequence[Array], arguments: Sequence[Array]
-) -> list[Array]:
+def _split(f: Jaxpr, outputs: int, arguments: Sequence[Array]) -> list[Array]:
     """Return f's outputs, without derivatives, and its other residuals, with derivatives through
     f's own operations.
 
@@ -263,12 +248,11 @@ def _split(
     needed = {v for v in of_outputs if not isinstance(v, Literal)}
     between = [v for eqn in first for v in eqn.outvars if v in needed]
     part = part_of(jaxpr, f.constvars, f.invars, [*jaxpr.outvars[outputs:], *between], first)
-    constants = f.constants_with(captured)
-    known = jax.core.eval_jaxpr(part, constants, *arguments)
+    known = jax.core.eval_jaxpr(part, f.constants, *arguments)
     count = len(jaxpr.outvars) - outputs
     rest = part_of(jaxpr, [*f.constvars, *f.invars, *between], [], jaxpr.outvars[:outputs], second)
     given = [
         jax.lax.stop_gradient(x) if is_tracer(x) else x
-        for x in (*constants, *arguments, *known[count:])
+        for x in (*f.constants, *arguments, *known[count:])
     ]
     return [*jax.core.eval_jaxpr(rest, given), *known[:count]]

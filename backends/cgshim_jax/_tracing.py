@@ -117,9 +117,9 @@ def is_differentiated(x: Any) -> bool | None:
     return None if not contents or None in contents else any(contents)
 
 
-def perturbed_by_each_derivative(inputs: Sequence[Array]) -> list[list[bool]]:
-    """Return for each derivative that surrounds the call, the innermost first, which inputs it is
-    taken of.
+def perturbed_by_each_derivative(inputs: Sequence[Array]) -> list[tuple[int, ...]]:
+    """Return for each derivative that surrounds the call, the innermost first, the places of the
+    inputs that it is taken of.
     """
     trace, inputs = _private.trace_ctx.trace, list(inputs)
     found = []
@@ -131,7 +131,7 @@ def perturbed_by_each_derivative(inputs: Sequence[Array]) -> list[list[bool]]:
         if isinstance(trace, _private.BatchTrace):
             inputs = [x.val if is_own else x for x, is_own in zip(inputs, own, strict=True)]
         elif not isinstance(trace, (_private.JaxprTrace, _private.EvalTrace, _Watch)):
-            found.append(own)
+            found.append(tuple(at for at, is_own in enumerate(own) if is_own))
             inputs = [x.primal if is_own else x for x, is_own in zip(inputs, own, strict=True)]
         trace = getattr(trace, "parent_trace", None)
     return found

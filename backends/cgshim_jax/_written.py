@@ -10,8 +10,9 @@ same jaxpr.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -36,6 +37,7 @@ from cgshim_jax._run import (
     TracedTangents,
     is_raised_by_jax,
     pushed,
+    trace_for_each,
     traced,
     watched,
     written,
@@ -90,19 +92,13 @@ class Written(Op):
         self.inputs = inputs
         self.mapped = call.f if isinstance(call.f, Mapped) else None
         self.places = [i for i, x in enumerate(inputs) if self.mapped or is_tracer(x)]
-        self.as_written = around is Surroundings.ONE_GRADIENT
-        """whether the rule runs as it is, where a gradient is taken; else it is traced"""
-        self.is_first_order = around in (Surroundings.ONE_GRADIENT, Surroundings.ONE_DERIVATIVE)
-        self.asked: list[tuple[int, ...]] = []
+        self.around = around
+        arguments = [inputs[i] for i in self.places]
+        is_traced = around is not Surroundings.ONE_GRADIENT
+        self.asked = perturbed_by_each_derivative(arguments) if is_traced else []
         """for which of the tracers the derivatives ask, where a traced rule wants to know"""
         if self.mapped is not None:
             self.of_batch, self.in_batch = self._of_batch, self.mapped.in_batch
-        if not self.as_written:
-            arguments = [inputs[i] for i in self.places]
-            self.asked = [
-                tuple(i for i, moves in enumerate(each) if moves)
-                for each in perturbed_by_each_derivative(arguments)
-            ]
 
     def output(self) -> Any:
         """Return the output, with the rule for its derivative."""
@@ -131,17 +127,17 @@ class Written(Op):
         self, arguments: Sequence[Array]
     ) -> tuple[Sequence[Array], Sequence[Array], Linear]:
         inputs = subvals(self.inputs, self.places, [*map(as_tensor, arguments)])
-        if self.as_written:
+        if self.around is Surroundings.ONE_GRADIENT:  # the rule is called where that is taken
             outputs, rule = self._of_run(inputs)
             if rule.jvp_fn is None and self.call.forward_mode:  # jax.linearize transposes it
                 return self._traced(rule, inputs, outputs, None)
             if rule.is_transpose and not self.words.once:
                 return outputs, [], pushed(self.call, rule, inputs, outputs, self.places)
             return outputs, [], written(self.call, rule, inputs, outputs, self.places)
-        reads = _Reads()
+        reads: list[_Arrays] = []
         try:
             outputs, rule = _running.run(reads, self._of_run, inputs)
-            before = reads.before
+            before = reads[0] if reads else None
         except Exception as error:
             values = [value_below_derivatives(x) for x in inputs]
             if (
@@ -159,7 +155,8 @@ class Written(Op):
                 raise NotAsWrittenError from None
             else:
                 raise
-        if self.is_first_order and rule.is_transpose and not self.words.once:
+        is_first_order = self.around is Surroundings.ONE_DERIVATIVE
+        if is_first_order and rule.is_transpose and not self.words.once:
             return outputs, [], pushed(self.call, rule, inputs, outputs, self.places)
         return self._traced(rule, inputs, outputs, before)
 
@@ -176,28 +173,20 @@ class Written(Op):
         """
         words, after = self.words, None if before is None else _Arrays()
         arguments = [inputs[i] for i in self.places]
-
-        def trace(needed: Sequence[bool] | None) -> TracedRule:
-            return TracedRule(rule, inputs, outputs, (), known, needed, runs_eagerly=True)
-
         known = [*arguments, *outputs]
-        needed = {
-            asked: [at in {self.places[i] for i in asked} for at in range(len(inputs))]
-            for asked in self.asked
-        }
-        forwards: dict[Any, TracedTangents] = {}
-        if rule.jvp_fn:
-            forwards[None] = TracedTangents(rule, inputs, outputs, known)
-        for asked, flags in needed.items() if rule.jvp_takes_needed else ():
-            forwards[asked] = TracedTangents(rule, inputs, outputs, known, flags)
+        pull = functools.partial(TracedRule, rule, inputs, outputs, (), known, runs_eagerly=True)
+        push = functools.partial(TracedTangents, rule, inputs, outputs, known)
+        for_each = functools.partial(
+            trace_for_each, choices=self.asked, places=self.places, inputs=inputs
+        )
+        forwards = for_each(push, rule.jvp_takes_needed) if rule.jvp_fn else {}
         is_pushed = rule.is_transpose and not words.once
-        first = forwards[None] if is_pushed else trace(None)
+        rules = {} if is_pushed else for_each(pull, rule.takes_needed)
+        first = (rules or forwards)[None]
         refusal = self._refusal(rule, first, before, after)
         if is_pushed and (refusal or first.needs_values):
-            is_pushed, first = False, trace(None)
-        rules: dict[Any, TracedRule] = {} if is_pushed else {None: first}
-        for asked, flags in needed.items() if rule.takes_needed and not is_pushed else ():
-            rules[asked] = trace(flags)
+            rules = for_each(pull, rule.takes_needed)
+            first = rules[None]
         if first.needs_values:
             others: list[Array] = []
             refusal = "" if before is None else _unconnected(self.call, arguments[0])
@@ -244,21 +233,17 @@ def _refusing(linear: Linear, refusal: str, arguments: int) -> Linear:
     """Return the same map whose gradients and tangents may not be differentiated by its arguments."""
     read = len(linear.reads)
 
-    def push(
-        residuals: list[Array], tangents: list[Array], picked: Sequence[int]
-    ) -> Sequence[Array | None]:
-        assert linear.push is not None
-        found = linear.push(residuals[:read], tangents, picked)
-        return without_derivative(linear.words.op, found, residuals[read:], refusal)
+    def refusing(function: Callable[..., Sequence[Array | None]]) -> Callable[..., Any]:
+        def values(
+            residuals: list[Array], moving: list[Array], picked: Sequence[int]
+        ) -> Sequence[Array | None]:
+            made = function(residuals[:read], moving, picked)
+            return without_derivative(linear.words.op, made, residuals[read:], refusal)
 
-    def gradients(
-        residuals: list[Array], upstreams: list[Array], picked: Sequence[int]
-    ) -> Sequence[Array | None]:
-        found = linear.rule(residuals[:read], upstreams, picked)
-        return without_derivative(linear.words.op, found, residuals[read:], refusal)
+        return values
 
     return dataclasses.replace(
-        linear, rule=gradients, push=linear.push and push,
+        linear, rule=refusing(linear.rule), push=linear.push and refusing(linear.push),
         reads=[*linear.reads, *range(arguments)],
     )  # fmt: skip
 
@@ -270,21 +255,16 @@ def _unconnected(call: Call, x: Any) -> str:
     return message_of(lambda x: call.refuse_unconnected(x, why), x)
 
 
-class _Reads:
-    """What an f that is running on tensors that are differentiated has read of their values."""
-
-    before: _Arrays | None = None
-    """the arrays that were alive before it first read one; None if it has read none"""
-
-
-_running: RuleScope[_Reads] = RuleScope("cgshim_jax_reads")
+_running: RuleScope[list[_Arrays]] = RuleScope("cgshim_jax_reads")
+"""the arrays that were alive before the running f first read the value of one that is
+differentiated; empty if it has read none"""
 
 
 def note_read(x: Array) -> None:
     """Note that f reads a value now, if it does: what it makes of it will not be connected."""
     reads = _running.current
-    if reads is not None and reads.before is None and is_differentiated(x):
-        reads.before = _Arrays()
+    if reads is not None and not reads and is_differentiated(x):
+        reads.append(_Arrays())
 
 
 def _is_number(x: Any) -> bool:

@@ -80,14 +80,8 @@ def transposed(
 ) -> Sequence[Array]:
     """Return the transpose of a linear function at upstreams, conjugates as rules have them."""
     values = tuple(map(getval, inputs))
-    try:
-        found = transposed_rule(
-            lambda tangents: fn(*[tangents[at] for at in range(len(values))]),
-            values,
-            conjugated(upstreams),
-        )
-    except NonlinearError as error:
-        refuse(str(error))
+    of_tuple = lambda tangents: fn(*[tangents[at] for at in range(len(values))])
+    found = transposed_rule(of_tuple, values, conjugated(upstreams), refuse)
     return conjugated([found[at] for at in range(len(values))])
 
 

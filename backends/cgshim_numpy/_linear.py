@@ -7,7 +7,7 @@ it is recorded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from autograd.builtins import tuple as tuple_of_boxes
@@ -67,14 +67,17 @@ def depends_on_upstream(x: Any) -> bool:
     return False
 
 
-def transposed(rule: Callable[[Any], Sequence[Any]], output: Any, tangents: Sequence[Any]) -> Any:
+def transposed(
+    rule: Callable[[Any], Sequence[Any]], output: Any, tangents: Sequence[Any],
+    refuse: Callable[[str], NoReturn],
+) -> Any:  # fmt: skip
     """Return the gradient of <rule(upstream), tangents> by upstream, which has the structure of
     output.
 
     The transpose of a linear rule is the same everywhere. It is taken at a point other than zero,
     where constants and upstream differ. A rule that is not linear may still not show it in its
     operations: so the rule is also asked at -2 times the point, and has to give -2 times the
-    gradients.
+    gradients. What is not linear in it is refused.
     """
 
     def gradients_and_upstream(upstream: Any) -> Any:
@@ -83,8 +86,11 @@ def transposed(rule: Callable[[Any], Sequence[Any]], output: Any, tangents: Sequ
         return tuple_of_boxes((tuple_of_boxes(tuple(rule(upstream))), upstream))
 
     point = _numbers_like(getval(output), 1.0)
-    gradients, end = trace(UpstreamNode.new_root(), gradients_and_upstream, point)
-    _require_homogeneous(getval(gradients)[0], rule(_numbers_like(point, -2.0)))
+    try:
+        gradients, end = trace(UpstreamNode.new_root(), gradients_and_upstream, point)
+        _require_homogeneous(getval(gradients)[0], rule(_numbers_like(point, -2.0)))
+    except NonlinearError as error:
+        refuse(str(error))
     return backward_pass(
         tuple_of_boxes((tuple_of_boxes(tuple(tangents)), vspace(output).zeros())), end
     )
@@ -137,7 +143,7 @@ _IN_ALL = {
     trace_primitives_map.get(np.where, anp.where): 1,
 }
 
-# Linear in the first argument.
+# Linear in one argument: the first of these, and that at this place of others.
 _IN_FIRST = (
     _named(
         anp,
@@ -153,8 +159,8 @@ _IN_FIRST = (
     | {numpy_vjps.untake, func(ArrayBox.__getitem__), container_take, container_untake}
 )
 
-# Linear in the argument at this place.
 _IN_ONE = {
+    **dict.fromkeys(_IN_FIRST, 0),
     vars(linalg)["solve"]: 1,
     anp.full: 1,
     anp._array_from_scalar_or_array: 2,
@@ -174,8 +180,6 @@ def _require_linear(fun: Any, args: Sequence[Any], kwargs: Any, places: Sequence
         joined = range(_IN_ALL[fun], len(args))
         _require_zeros([args[at] for at in joined if at not in places])
         linear = set(places) <= {*joined}
-    elif fun in _IN_FIRST:
-        linear = tuple(places) == (0,)
     elif fun in _IN_ONE:
         linear = tuple(places) == (_IN_ONE[fun],)
     elif fun is anp._astype:

@@ -32,7 +32,7 @@ from cgshim.backend import (
     subvals,
 )
 from cgshim_numpy._arrays import Array, as_arrays, is_float, is_tensor, with_boxes_opened
-from cgshim_numpy._linear import NonlinearError, transposed
+from cgshim_numpy._linear import transposed
 from cgshim_numpy._plain import PLAIN, PlainRules
 from cgshim_numpy._private import box_types, getval, isbox
 from cgshim_numpy._record import (
@@ -193,12 +193,8 @@ class Run:
         """Return the outputs, or their upstream gradients, one by one; those that have no gradient
         as values.
         """
-        if len(self.has_gradient) == 1:
-            return [of_outputs if self.has_gradient[0] else getval(of_outputs)]
-        return [
-            of_outputs[at] if has else getval(of_outputs[at])
-            for at, has in enumerate(self.has_gradient)
-        ]
+        each = [of_outputs] if len(self.has_gradient) == 1 else of_outputs
+        return [each[at] if has else getval(each[at]) for at, has in enumerate(self.has_gradient)]
 
     def gradients(self, argnums: Sequence[int], upstreams: Sequence[Array]) -> Sequence[Array]:
         """Return the gradients at argnums of f's inputs and of what it closes over.
@@ -406,14 +402,8 @@ def _jvp_of_outputs(
         run.call.refuse_forward_mode("autograd's make_jvp")
 
     def by_transpose(tangents: Sequence[Array]) -> Sequence[Any]:
-        try:
-            return [
-                transposed(
-                    lambda upstream: run.gradients(argnums, run.per_output(upstream)), ans, tangents
-                )
-            ]
-        except NonlinearError as error:
-            run.call.refuse_nonlinear(str(error))
+        rule = lambda upstream: run.gradients(argnums, run.per_output(upstream))
+        return [transposed(rule, ans, tangents, run.call.refuse_nonlinear)]
 
     return run.connected(by_transpose, tangents, values, ans)[0]
 
