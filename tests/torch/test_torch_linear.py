@@ -76,6 +76,19 @@ def test_a_tangent_of_one_number_is_what_the_rule_makes_of_one():
         torch.autograd.grad(crooked(x), x)
 
 
+def test_tangents_of_two_numbers_run_the_rule_thrice():
+    """At two points, in one pass of autograd, and at a multiple of the first."""
+    runs = []
+
+    def f(x, y):
+        return x * y, lambda dx, dy: runs.append(1) or 7 * dx * y + 11 * x * dy
+
+    x, y = torch.tensor(2.0, requires_grad=True), torch.tensor(5.0, requires_grad=True)
+    gradients = torch.autograd.grad(op_custom_jvp(f)(x, y), (x, y), torch.tensor(3.0))
+    assert gradients == (105, 66)
+    assert len(runs) == 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64])
 def test_a_linear_rule_of_many_numbers(dtype):
     matrix = torch.randn(40, 60).to(dtype)

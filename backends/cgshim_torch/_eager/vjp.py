@@ -71,7 +71,8 @@ def transposed_on_values(
         ramp(x, at) if need else torch.zeros_like(x)
         for at, (x, need) in enumerate(zip(inputs, needed, strict=False))
     ]
-    others = [across(point, at) for at, point in enumerate(points)]
+    # detached: that of a number may be the very same tensor, whose gradient would be both
+    others = [across(point, at).detach() for at, point in enumerate(points)]
     own = [x for each in (points, others) for x, need in zip(each, needed, strict=False) if need]
     for x in own:
         x.requires_grad_()
