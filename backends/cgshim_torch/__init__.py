@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from cgshim.backend import has_no_derivative, output_without_rule
+from cgshim.backend import Call, Tensor, has_no_derivative, output_without_rule
 from cgshim_torch._compile.staged import staged
 from cgshim_torch._eager.attach import differentiable
 from cgshim_torch._eager.plain import embed_gradient as embed_gradient
@@ -39,16 +39,11 @@ from cgshim_torch._versions.private import (
     len_function_stack,
 )
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
 if find_spec("cgshim_torch._host"):  # a gradient needs no functions on the host
     from cgshim_torch._host import host_function as host_function
 
 if not STAYS_IN_GRAPH:
     import cgshim_torch._compile.dynamo  # noqa: F401  # it must skip the package before it meets an op
-
-Tensor = Any
 
 
 _TENSORS = (torch.Tensor, torch.fx.Proxy)

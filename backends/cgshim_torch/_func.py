@@ -15,29 +15,36 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from cgshim.backend import (
+    Call,
     Mapped,
+    Tensor,
+    TreeSpec,
     WithBatches,
     partition,
     refuse_captured_tangent,
     subvals,
 )
 from cgshim_torch._eager.run import Run, named, rules, run_once, variables_of
-from cgshim_torch._graph.existing import NOTHING, Existing, Holdings, holding, names_libraries_alone
+from cgshim_torch._graph.existing import (
+    NOTHING,
+    Existing,
+    Holdings,
+    holding,
+    library_names,
+    state_of,
+)
 from cgshim_torch._graph.reads import FLOATS, Reads, without_derivative
-from cgshim_torch._graph.state import state_of
 from cgshim_torch._graph.walk import (
     captured,
     has_values,
     is_jvp_alone,
     is_transformed,
-    is_wrapped_or_requires_grad,
     levels,
-    now,
     refuse_captured_tangents,
     requires_grad,
     requires_grad_at_a_level,
@@ -49,13 +56,10 @@ from cgshim_torch._versions.private import (
     forward_ad,
     functorch,
     get_proxy_mode,
+    sequence_number,
     vmapify_autograd_function,
 )
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call, TreeSpec
-
-Tensor = Any
 Refusal = Callable[[], NoReturn]
 """raises the error for the derivative of an op that has none"""
 
@@ -82,7 +86,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         call = call.with_needed(
             [torch.is_grad_enabled() and requires_grad_at_a_level(x) for x in inputs]
         )
-    existing, start, before = Existing(call), now(), list(map(_versions, inputs))
+    existing, start, before = Existing(call), sequence_number(), list(map(_versions, inputs))
     with constants_in_f() as constants:
         outputs, rule = call.read(run_once(call, inputs), inputs)
     during = since(start)
@@ -95,7 +99,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     made = [
         t
         for t in (*outputs, *[h.tensor for h in holdings.tensors])
-        if is_wrapped_or_requires_grad(t)
+        if t.requires_grad or functorch.is_functorch_wrapped_tensor(t)
     ]
     run = TransformedRun(call, rule, existing, [x.device for x in inputs], holdings.tensors)
     if made:
@@ -117,16 +121,12 @@ def _pushed(
     """Return f's outputs with the tangents that jvp_fn gives, where nothing else is differentiated."""
     if call.takes_needed:
         call = call.with_needed([t is not None for t in tangents])
-    start, before = now(), [x._version for x in primals]
+    start, before = sequence_number(), [x._version for x in primals]
     outputs, rule = call.read(run_once(call, primals), primals)
     if before != [x._version for x in primals]:
         call.refuse_writing()
     zeros = lambda at: torch.zeros_like(primals[at])
-    token = rules.enter(True)
-    try:
-        pushed = rule.tangents(tangents, outputs, zeros)
-    finally:
-        rules.leave(token)
+    pushed = rules.run(True, rule.tangents, tangents, outputs, zeros)
     refuse_captured_tangents(call, [t for t in (*outputs, *pushed) if t is not None], primals)
     made = [*filter(requires_grad_at_a_level, outputs)]
     call.require_variables(rule, captured(call, made, primals, since(start)))
@@ -167,10 +167,9 @@ class TransformedRun(Run):
             t.dtype in FLOATS and not self.existing.has(t) for t in residuals
         )
         """whether the rule holds what f made, or what nobody knows"""
-        grad_fn: Any = self.rule.grad_fn
         self.may_hide = (
             bool(holdings.objects) or any(holder is None for _, holder, _ in self.held)
-            or not hasattr(grad_fn, "__code__") or not names_libraries_alone(grad_fn)
+            or library_names(self.rule.grad_fn) is None
         )  # fmt: skip
         self.shown = [(weakref.ref(t), at[id(t)]) for t in passed] if self.may_hide else []
         needs_inputs = self.rule.needs_inputs or self.call.once_differentiable
@@ -192,8 +191,7 @@ class TransformedRun(Run):
         inputs, variables = tensors[: len(self.devices)], tensors[len(self.devices) : self.leaves]
         held = [tensors[at] for at in self.held_at if at is not None]
         with holding(self.held, held, self.lock), self._reads(tensors, upstreams):
-            of_inputs, of_variables = self.gradients(inputs, upstreams, variables, needed)
-            return [*of_inputs, *of_variables]
+            return self.gradients(inputs, upstreams, variables, needed)
 
     def tangents_from(
         self,
@@ -208,18 +206,15 @@ class TransformedRun(Run):
         if any(t is not None for t in tangents[count : self.leaves]):
             refuse_captured_tangent(self.call.name)
         shapes, dtypes = self.rule.shapes, self.rule.dtypes
-        zeros_at = lambda at: _zeros(shapes[at], dtypes[at], self.devices[at])
+        zeros_at = lambda at: torch.zeros(shapes[at], dtype=dtypes[at], device=self.devices[at])
         held = [tensors[at] for at in self.held_at if at is not None]
         given = [t for t in tangents if t is not None]
         with holding(self.held, held, self.lock), self._reads(tensors, given):
-            token = rules.enter(True)
-            try:
-                found = self.as_first(self.rule.tangents, tangents[:count], zeros, zeros_at)
-            finally:
-                rules.leave(token)
-        return tuple(
-            [z if t is None and z.dtype in FLOATS else t for t, z in zip(found, zeros, strict=True)]
-        )
+            pushed = rules.run(
+                True, self.as_first, self.rule.tangents, tangents[:count], zeros, zeros_at
+            )
+        pairs = zip(pushed, zeros, strict=True)
+        return tuple([z if t is None and z.dtype in FLOATS else t for t, z in pairs])
 
     def _reads(
         self, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor]
@@ -332,22 +327,16 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         run: TransformedRun = ctx.run
-        if run.rule.jvp_fn is not None:
-            run.refuse_constants(beside=1)
-            with forward_ad._set_fwd_grad_enabled(True):
-                tensors = run.among([_primal(tensor) for tensor in ctx.saved_tensors])
-                return run.tangents_from(tensors, [zeros() for zeros in ctx.zeros], tangents)
-        if not run.call.forward_mode:
-            run.call.refuse_forward_mode("jvp, jacfwd or a dual number")
+        push = run.tangents_from
+        if run.rule.jvp_fn is None:
+            push = functools.partial(_push_forward, run)
+            if not run.call.forward_mode:
+                run.call.refuse_forward_mode("jvp, jacfwd or a dual number")
         run.refuse_constants(beside=1)  # the level whose tangents these are
         # torch turned it off, also for the outer levels
         with forward_ad._set_fwd_grad_enabled(True):
             tensors = run.among([_primal(tensor) for tensor in ctx.saved_tensors])
-            return _push_forward(run, tensors, [zeros() for zeros in ctx.zeros], tangents)
-
-
-def _zeros(shape: Sequence[int], dtype: Any, device: Any) -> Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
+            return push(tensors, [zeros() for zeros in ctx.zeros], tangents)
 
 
 def _primal(tensor: Tensor) -> Tensor:

@@ -9,19 +9,15 @@ own output, a residual with its derivative.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from cgshim.backend import place_of
+from cgshim.backend import Call, Tensor, place_of
 from cgshim_torch._graph.existing import Existing
 from cgshim_torch._versions.private import functorch, outside_of_func, sequence_number
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
 Refuse = Callable[[str], NoReturn]
 FLOATS = frozenset(
     x
