@@ -77,29 +77,26 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         reads = reads_now()
         if reads is not None:  # a rule that makes a graph calls this op
             inputs = reads.read_each(list(inputs))
-    if (
+    without_rule = (
         type(call.f) is not FunctionType
         and has_no_derivative(call.f)
         and not any(isinstance(x, torch.fx.Proxy) for x in inputs)
-    ):
-        return _without_derivative(call, inputs)
+    )
     if torch.compiler.is_dynamo_compiling():
-        from cgshim_torch._compile.calls import traced as outputs_of
-    elif frame_callback() is not None:
-        from cgshim_torch._compile.calls import untraced as outputs_of
-    elif len_function_stack() or len_dispatch_stack() or jit_is_tracing() or fx_is_tracing():
-        outputs_of = staged
-    else:
-        outputs_of = differentiable
-    outputs, spec = outputs_of(call, inputs)
+        from cgshim_torch._compile.calls import traced
+
+        return traced(call, inputs, without_rule)
+    if frame_callback() is not None:
+        from cgshim_torch._compile.calls import untraced
+
+        return untraced(_output_of, call, inputs, without_rule)
+    return _output_of(call, inputs, without_rule)
+
+
+def _output_of(call: Call, inputs: Sequence[Tensor], without_rule: bool) -> Any:
+    """Return the output of a call that Dynamo does not look at, with its rule if it has one."""
+    if without_rule:
+        return output_without_rule(call, inputs)
+    is_staged = len_function_stack() or len_dispatch_stack() or jit_is_tracing() or fx_is_tracing()
+    outputs, spec = staged(call, inputs) if is_staged else differentiable(call, inputs)
     return spec.combine(outputs)
-
-
-def _without_derivative(call: Call, inputs: Sequence[Tensor]) -> Any:
-    if torch.compiler.is_dynamo_compiling():
-        from cgshim_torch._compile.calls import traced_without_rule as output_of
-    elif frame_callback() is not None:
-        from cgshim_torch._compile.calls import untraced_without_rule as output_of
-    else:
-        output_of = output_without_rule
-    return output_of(call, inputs)

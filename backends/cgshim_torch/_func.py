@@ -34,9 +34,9 @@ from cgshim_torch._graph.existing import (
     NOTHING,
     Existing,
     Holdings,
-    holding,
     library_names,
     state_of,
+    versions_of,
 )
 from cgshim_torch._graph.reads import FLOATS, Reads, without_derivative
 from cgshim_torch._graph.walk import (
@@ -86,27 +86,25 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         call = call.with_needed(
             [torch.is_grad_enabled() and requires_grad_at_a_level(x) for x in inputs]
         )
-    existing, start, before = Existing(call), sequence_number(), list(map(_versions, inputs))
+    existing, start = Existing(call), sequence_number()
+    before = [versions_of(levels(x)) for x in inputs]
     with constants_in_f() as constants:
         outputs, rule = call.read(run_once(call, inputs), inputs)
     during = since(start)
     if any(
-        requires_grad_at_a_level(x) and _versions(x) != was
+        requires_grad_at_a_level(x) and versions_of(levels(x)) != was
         for x, was in zip(inputs, before, strict=True)
     ):
         call.refuse_writing()
-    holdings = Holdings(rule.grad_fn, existing.holders)
+    holdings = Holdings(rule.grad_fn, existing=existing.holders)
     made = [
         t
         for t in (*outputs, *[h.tensor for h in holdings.tensors])
         if t.requires_grad or functorch.is_functorch_wrapped_tensor(t)
     ]
     run = TransformedRun(call, rule, existing, [x.device for x in inputs], holdings.tensors)
-    if made:
-        run.variables, _ = variables_of(
-            call, rule, existing, inputs, inputs, during, made, holdings
-        )
-        run.state = state_of(call.f, run.variables)
+    run.variables, _ = variables_of(call, rule, existing, inputs, inputs, during, made, holdings)
+    run.state = state_of(call.f, run.variables)
     run.refusals = list(constants.values())
     passed = run.choose(holdings, inputs, outputs)
     if forward_ad._current_level >= 0 and not rules.current:
@@ -121,9 +119,9 @@ def _pushed(
     """Return f's outputs with the tangents that jvp_fn gives, where nothing else is differentiated."""
     if call.takes_needed:
         call = call.with_needed([t is not None for t in tangents])
-    start, before = sequence_number(), [x._version for x in primals]
+    start, before = sequence_number(), versions_of(primals)
     outputs, rule = call.read(run_once(call, primals), primals)
-    if before != [x._version for x in primals]:
+    if before != versions_of(primals):
         call.refuse_writing()
     zeros = lambda at: torch.zeros_like(primals[at])
     pushed = rules.run(True, rule.tangents, tangents, outputs, zeros)
@@ -134,11 +132,6 @@ def _pushed(
         y if t is None else forward_ad.make_dual(y.detach(), t)
         for y, t in zip(outputs, pushed, strict=True)
     ], rule.output
-
-
-def _versions(tensor: Tensor) -> list[int]:
-    """Return how often a tensor was changed in place, at each level of torch.func."""
-    return [0 if level.is_inference() else level._version for level in levels(tensor)]
 
 
 class TransformedRun(Run):
@@ -189,8 +182,7 @@ class TransformedRun(Run):
     ) -> list[Tensor | None]:  # fmt: skip
         """Return the rule's gradients of inputs and variables where it holds these tensors."""
         inputs, variables = tensors[: len(self.devices)], tensors[len(self.devices) : self.leaves]
-        held = [tensors[at] for at in self.held_at if at is not None]
-        with holding(self.held, held, self.lock), self._reads(tensors, upstreams):
+        with self.holding(tensors), self._reads(tensors, upstreams):
             return self.gradients(inputs, upstreams, variables, needed)
 
     def tangents_from(
@@ -207,9 +199,8 @@ class TransformedRun(Run):
             refuse_captured_tangent(self.call.name)
         shapes, dtypes = self.rule.shapes, self.rule.dtypes
         zeros_at = lambda at: torch.zeros(shapes[at], dtype=dtypes[at], device=self.devices[at])
-        held = [tensors[at] for at in self.held_at if at is not None]
-        given = [t for t in tangents if t is not None]
-        with holding(self.held, held, self.lock), self._reads(tensors, given):
+        present = [t for t in tangents if t is not None]
+        with self.holding(tensors), self._reads(tensors, present):
             pushed = rules.run(
                 True, self.as_first, self.rule.tangents, tangents[:count], zeros, zeros_at
             )
@@ -460,14 +451,7 @@ def across(like: Tensor, place: int) -> Tensor:
 
 def is_multiple(small: Tensor, large: Tensor) -> bool:
     """Return True if the gradients at the larger upstreams are larger by the same factor."""
-    small, large = _dense(small), _dense(large)
-    if not small.numel():
-        return True
-    difference, size = (
-        (large - FACTOR * small).abs().amax(),
-        large.abs().amax() + abs(FACTOR) * small.abs().amax(),
-    )
-    return not _is_true(difference > _tolerance(small) * size)
+    return is_same(FACTOR * small.detach(), large)
 
 
 def is_same(here: Tensor, there: Tensor) -> bool:
@@ -515,8 +499,7 @@ def _tolerance(tensor: Tensor) -> float:
 
 def _is_true(condition: Tensor) -> bool:
     """Return True if a condition holds for any element of a batch; False if it has no values."""
-    while functorch.is_functorch_wrapped_tensor(condition):
-        condition = functorch.get_unwrapped(condition)
+    *_, condition = levels(condition)
     if not has_values(condition) or torch.compiler.is_compiling():
         return False
     if condition.is_cuda and torch.cuda.is_current_stream_capturing():

@@ -10,7 +10,7 @@ inputs (181581).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,10 @@ from cgshim_torch._eager.attach import Outputs, differentiable
 from cgshim_torch._eager.run import Autocast, Run, autocast_state, device_types, under_autocast
 from cgshim_torch._graph.walk import is_transformed
 
-untraced = disabled(differentiable, "Dynamo has left the graph already")
+untraced: Callable[..., Any] = disabled(
+    lambda function, *args: function(*args), "Dynamo has left the graph already"
+)
+"""calls a function of which Dynamo sees nothing"""
 _transformed = disabled(
     differentiable,
     "torch.compile would drop the rule of an op under torch.func; compile inside of it",
@@ -38,6 +41,9 @@ _with_variables = disabled(
     differentiable, "torch.compile cannot name the variables that f reads; pass them as arguments"
 )
 _once = disabled(differentiable, "torch.compile would lose that a gradient is once_differentiable")
+_in_forward_mode = disabled(
+    output_without_rule, "torch.compile would drop the tangents of what runs on the host"
+)
 _is_transformed = assume_constant_result(is_transformed)
 
 
@@ -58,14 +64,20 @@ _run_calls_whole()
 calls_run_whole = assume_constant_result(_run_calls_whole)
 
 
-def traced(call: Call, inputs: Sequence[Tensor]) -> Outputs:
-    """Return f's outputs with the rule for their gradient, in the graph that is being traced if
-    possible.
+def traced(call: Call, inputs: Sequence[Tensor], without_rule: bool) -> Any:
+    """Return f's output, with the rule for its gradient if it has one, in the graph that is being
+    traced if possible.
     """
     calls_run_whole()
-    outputs = _in_graph_if_possible(call, inputs)
+    if not without_rule:
+        outputs, spec = _in_graph_if_possible(call, inputs)
+        output = spec.combine(outputs)
+    elif forward_ad._current_level >= 0:
+        output = _in_forward_mode(call, inputs)
+    else:
+        output = output_without_rule(call, inputs)
     forget_our_own()
-    return outputs
+    return output
 
 
 def _in_graph_if_possible(call: Call, inputs: Sequence[Tensor]) -> Outputs:
@@ -121,21 +133,3 @@ class _Compiled(torch.autograd.Function):  # type: ignore[misc]
 
 
 _DEVICE_TYPES = device_types()
-
-
-# --- Ops without a derivative ---------------------------------------------------------------------
-
-untraced_without_rule = disabled(output_without_rule, "Dynamo has left the graph already")
-_in_forward_mode = disabled(
-    output_without_rule, "torch.compile would drop the tangents of what runs on the host"
-)
-
-
-def traced_without_rule(call: Call, inputs: Sequence[Tensor]) -> Any:
-    """Return the output of an op that has no derivative in the graph that Dynamo makes."""
-    if forward_ad._current_level >= 0:
-        return _in_forward_mode(call, inputs)
-    calls_run_whole()
-    output = output_without_rule(call, inputs)
-    forget_our_own()
-    return output

@@ -10,8 +10,8 @@ cycle.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -44,7 +44,6 @@ from cgshim_torch._versions.private import (
     sequence_number,
 )
 
-Refuse = Callable[[str], NoReturn]
 Outputs = tuple[Sequence[Tensor], TreeSpec]
 """the tensors of f's output, and its spec"""
 
@@ -101,7 +100,7 @@ def with_rule(
     """
     outputs, rule = call.read(results.pop(), detached)
     differentiated = any(map(requires_grad, inputs))
-    holdings = Holdings(rule.grad_fn, existing.holders)
+    holdings = Holdings(rule.grad_fn, existing=existing.holders)
     made = _made(outputs, holdings)
     if not (differentiated or made):
         return constants(outputs, inputs), rule.output

@@ -94,7 +94,7 @@ class PlainRun(Run):
             return
         call, grad_fn, plan = self.call, self.grad_fn, self.plan
         rule = call.rule_of(grad_fn, ONE_TENSOR, self.specs)
-        held = Holdings(grad_fn, self.existing.holders).tensors
+        held = Holdings(grad_fn, existing=self.existing.holders).tensors
         Run.__init__(self, call, rule, self.existing, [spec.device for spec in self.specs], held)
         self.autocast = ()  # that of the backward pass is another
         self.may_hide = any(each.holder is None for each in held)

@@ -100,14 +100,10 @@ class Run:
         with self.holding(own):
             return self.gradients(self.inputs_among(own), upstreams, self.variables, needed)
 
-    def holding(self, tensors: Sequence[Tensor]) -> Any:
+    def holding(self, tensors: Sequence[Tensor | None]) -> Any:
         """Let the rule hold, for a while, what has been made of the saved tensors."""
-        held = [
-            (each, tensors[at])
-            for each, at in zip(self.held, self.held_at, strict=True)
-            if at is not None
-        ]
-        return holding([each for each, _ in held], [t for _, t in held], self.lock)
+        places = zip(self.held, self.held_at, strict=True)
+        return holding([(held, tensors[at]) for held, at in places if at is not None], self.lock)
 
     def gradients(
         self, inputs: Sequence[Tensor | None], upstreams: Sequence[Tensor], variables: Sequence[Tensor],
@@ -130,8 +126,7 @@ class Run:
 
     def with_state(self, variables: Sequence[Tensor], function: Callable[..., T], *args: Any) -> T:
         """Return `function(*args)`, while modules hold these variables where f read its own."""
-        places, numbers = zip(*self.state, strict=True)
-        with holding(places, [variables[number] for number in numbers], self.lock):
+        with holding([(place, variables[number]) for place, number in self.state], self.lock):
             return function(*args)
 
     def as_first(self, function: Callable[..., T], *args: Any) -> T:

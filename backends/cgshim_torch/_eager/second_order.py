@@ -227,7 +227,10 @@ class AnotherRun:
         with self._reads:
             result = self._call.run(self._inputs)
         self._outputs, rule = self._call.read(result, self._inputs)
-        made = [each.tensor for each in Holdings(rule.grad_fn, self._run.existing.holders).tensors]
+        made = [
+            each.tensor
+            for each in Holdings(rule.grad_fn, existing=self._run.existing.holders).tensors
+        ]
         if upstreams is not None:
             made = self._read_by_the_rule(rule, made, upstreams)
         elif len(made) != len(self._run.held):

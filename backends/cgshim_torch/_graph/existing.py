@@ -37,6 +37,7 @@ from cgshim_torch._versions.private import functorch
 _METHODS_IN_C = (BuiltinFunctionType, MethodWrapperType)
 _LIBRARIES = {"torch", "numpy", "scipy", "cgshim", "cgshim_torch", *sys.stdlib_module_names}
 _CODE = (ModuleType, FunctionType, BuiltinFunctionType, type, type(torch.add))
+_UNASSIGNED = CellType()
 _LEVELS = 3
 """how deep what f can name is looked into: an object of its closure, a dict in that, a tensor in that"""
 
@@ -134,10 +135,7 @@ def held_by(x: Any) -> list[Held] | None:
 
 def contents(cell: CellType) -> list[Any]:
     """Return what a variable holds; nothing if it was never assigned."""
-    try:
-        return [cell.cell_contents]
-    except ValueError:
-        return []
+    return [] if cell == _UNASSIGNED else [cell.cell_contents]
 
 
 def inside(x: Any) -> list[Any]:
@@ -154,14 +152,14 @@ def inside(x: Any) -> list[Any]:
 class Holdings:
     """What a rule holds: in its variables, in functions and Python's containers in them."""
 
-    def __init__(self, rule: Callable[..., Any], existing: Collection[int] = ()) -> None:
+    def __init__(self, *roots: Any, existing: Collection[int] = ()) -> None:
         self.tensors: list[Held] = []
         self.objects: list[Any] = []
         """other objects, which may hold more"""
         self.seen: dict[int, Any] = {}
         """all that holds anything, by identity"""
         self._existing = existing
-        self._visit([Held(rule)])
+        self._visit([*map(Held, roots)])
 
     def _visit(self, level: Sequence[Held]) -> None:
         while level:
@@ -196,16 +194,15 @@ class Reach(Holdings):
         self._levels = levels
         self.names: dict[str, None] = {}
         """the names that f and its helpers use"""
-        self._roots = [call.f, *call.options.values()]
+        roots = [call.f, *call.options.values()]
         if not call.arguments.are_tensors:
-            self._roots += [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
-        super().__init__(call.f)
+            roots += [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
+        super().__init__(*roots)
 
     def _visit(self, level: Sequence[Held]) -> None:
-        level = [*map(Held, self._roots)]
         for _ in range(self._levels):
-            # which tell what else is named
-            level.sort(key=lambda held: type(held.tensor) is not FunctionType)
+            # functions first, which tell what else is named
+            level = sorted(level, key=lambda held: type(held.tensor) is not FunctionType)
             level = [inner for held in level for inner in self._look_into(held)]
         self.tensors += [held for held in level if isinstance(held.tensor, torch.Tensor)]
 
@@ -232,16 +229,16 @@ class Reach(Holdings):
 
 
 @contextlib.contextmanager
-def holding(places: Sequence[Held], tensors: Sequence[Tensor], lock: Any) -> Iterator[None]:
+def holding(pairs: Collection[tuple[Held, Tensor]], lock: Any) -> Iterator[None]:
     """Let what a rule or a module holds be other tensors: for calls that no function mode sees."""
     with lock:
-        before = [_now_in(place) for place in places]
-        for place, tensor in zip(places, tensors, strict=True):
+        before = [_now_in(place) for place, _ in pairs]
+        for place, tensor in pairs:
             put(place, tensor)
         try:
             yield
         finally:
-            for place, tensor, was in zip(places, tensors, before, strict=True):
+            for (place, tensor), was in zip(pairs, before, strict=True):
                 if _now_in(place) is tensor:  # not what the rule has put there itself
                     put(place, was)
 

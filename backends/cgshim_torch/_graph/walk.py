@@ -23,7 +23,6 @@ T = TypeVar("T")
 Edge = tuple[Any, int]
 
 requires_grad = operator.attrgetter("requires_grad")
-_is_leaf = operator.attrgetter("is_leaf")
 
 
 def since(start: int) -> range:
@@ -89,7 +88,7 @@ def captured(
         known.add([leaf for leaf, _ in leaves])
         if strange or (in_batch and leaves):
             leaves, strange = _as_read(call, leaves, strange, in_batch)
-        variables += [leaf for leaf, _ in sorted(leaves, key=_of_use)]
+        variables += [leaf for leaf, _ in sorted(leaves, key=operator.itemgetter(1))]
         known.add(variables)
         for edge, _ in strange:
             if not in_a_rule or known.reached_beyond((), edges=[edge])[0]:
@@ -103,7 +102,6 @@ def captured(
 
 Use = tuple[T, tuple[float, int]]
 """what tensors depend on, and the number of the first node in the graph that uses it, with its place among several"""
-_of_use = operator.itemgetter(1)
 
 
 def _as_read(
@@ -236,7 +234,7 @@ class _Known:
         thread.
         """
         unused = float("inf")
-        leaves = map(leaf_of, filter(_is_leaf, tensors))
+        leaves = [leaf_of(t) for t in tensors if t.is_leaf]
         used_at = {id(leaf): (leaf, (unused, at)) for at, leaf in enumerate(leaves)}
         strange: dict[Edge, tuple[float, int]] = {}
         node_of: dict[int, Any] = {}
