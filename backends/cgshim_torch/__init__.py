@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from cgshim.backend import has_no_derivative, output_without_rule
+from cgshim.backend import Call, Tensor, has_no_derivative, output_without_rule
 from cgshim_torch._compile.staged import staged
 from cgshim_torch._eager.attach import differentiable
 from cgshim_torch._eager.plain import embed_gradient as embed_gradient
@@ -39,16 +39,11 @@ from cgshim_torch._versions.private import (
     len_function_stack,
 )
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
 if find_spec("cgshim_torch._host"):  # a gradient needs no functions on the host
     from cgshim_torch._host import host_function as host_function
 
 if not STAYS_IN_GRAPH:
     import cgshim_torch._compile.dynamo  # noqa: F401  # it must skip the package before it meets an op
-
-Tensor = Any
 
 
 _TENSORS = (torch.Tensor, torch.fx.Proxy)
@@ -82,29 +77,26 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         reads = reads_now()
         if reads is not None:  # a rule that makes a graph calls this op
             inputs = reads.read_each(list(inputs))
-    if (
+    without_rule = (
         type(call.f) is not FunctionType
         and has_no_derivative(call.f)
         and not any(isinstance(x, torch.fx.Proxy) for x in inputs)
-    ):
-        return _without_derivative(call, inputs)
+    )
     if torch.compiler.is_dynamo_compiling():
-        from cgshim_torch._compile.calls import traced as outputs_of
-    elif frame_callback() is not None:
-        from cgshim_torch._compile.calls import untraced as outputs_of
-    elif len_function_stack() or len_dispatch_stack() or jit_is_tracing() or fx_is_tracing():
-        outputs_of = staged
-    else:
-        outputs_of = differentiable
-    outputs, spec = outputs_of(call, inputs)
+        from cgshim_torch._compile.calls import traced
+
+        return traced(call, inputs, without_rule)
+    if frame_callback() is not None:
+        from cgshim_torch._compile.calls import untraced
+
+        return untraced(_output_of, call, inputs, without_rule)
+    return _output_of(call, inputs, without_rule)
+
+
+def _output_of(call: Call, inputs: Sequence[Tensor], without_rule: bool) -> Any:
+    """Return the output of a call that Dynamo does not look at, with its rule if it has one."""
+    if without_rule:
+        return output_without_rule(call, inputs)
+    is_staged = len_function_stack() or len_dispatch_stack() or jit_is_tracing() or fx_is_tracing()
+    outputs, spec = staged(call, inputs) if is_staged else differentiable(call, inputs)
     return spec.combine(outputs)
-
-
-def _without_derivative(call: Call, inputs: Sequence[Tensor]) -> Any:
-    if torch.compiler.is_dynamo_compiling():
-        from cgshim_torch._compile.calls import traced_without_rule as output_of
-    elif frame_callback() is not None:
-        from cgshim_torch._compile.calls import untraced_without_rule as output_of
-    else:
-        output_of = output_without_rule
-    return output_of(call, inputs)

@@ -15,29 +15,36 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from cgshim.backend import (
+    Call,
     Mapped,
+    Tensor,
+    TreeSpec,
     WithBatches,
     partition,
     refuse_captured_tangent,
     subvals,
 )
 from cgshim_torch._eager.run import Run, named, rules, run_once, variables_of
-from cgshim_torch._graph.existing import NOTHING, Existing, Holdings, holding, names_libraries_alone
+from cgshim_torch._graph.existing import (
+    NOTHING,
+    Existing,
+    Holdings,
+    library_names,
+    state_of,
+    versions_of,
+)
 from cgshim_torch._graph.reads import FLOATS, Reads, without_derivative
-from cgshim_torch._graph.state import state_of
 from cgshim_torch._graph.walk import (
     captured,
     has_values,
     is_jvp_alone,
     is_transformed,
-    is_wrapped_or_requires_grad,
     levels,
-    now,
     refuse_captured_tangents,
     requires_grad,
     requires_grad_at_a_level,
@@ -49,13 +56,10 @@ from cgshim_torch._versions.private import (
     forward_ad,
     functorch,
     get_proxy_mode,
+    sequence_number,
     vmapify_autograd_function,
 )
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call, TreeSpec
-
-Tensor = Any
 Refusal = Callable[[], NoReturn]
 """raises the error for the derivative of an op that has none"""
 
@@ -82,27 +86,25 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         call = call.with_needed(
             [torch.is_grad_enabled() and requires_grad_at_a_level(x) for x in inputs]
         )
-    existing, start, before = Existing(call), now(), list(map(_versions, inputs))
+    existing, start = Existing(call), sequence_number()
+    before = [versions_of(levels(x)) for x in inputs]
     with constants_in_f() as constants:
         outputs, rule = call.read(run_once(call, inputs), inputs)
     during = since(start)
     if any(
-        requires_grad_at_a_level(x) and _versions(x) != was
+        requires_grad_at_a_level(x) and versions_of(levels(x)) != was
         for x, was in zip(inputs, before, strict=True)
     ):
         call.refuse_writing()
-    holdings = Holdings(rule.grad_fn, existing.holders)
+    holdings = Holdings(rule.grad_fn, existing=existing.holders)
     made = [
         t
         for t in (*outputs, *[h.tensor for h in holdings.tensors])
-        if is_wrapped_or_requires_grad(t)
+        if t.requires_grad or functorch.is_functorch_wrapped_tensor(t)
     ]
     run = TransformedRun(call, rule, existing, [x.device for x in inputs], holdings.tensors)
-    if made:
-        run.variables, _ = variables_of(
-            call, rule, existing, inputs, inputs, during, made, holdings
-        )
-        run.state = state_of(call.f, run.variables)
+    run.variables, _ = variables_of(call, rule, existing, inputs, inputs, during, made, holdings)
+    run.state = state_of(call.f, run.variables)
     run.refusals = list(constants.values())
     passed = run.choose(holdings, inputs, outputs)
     if forward_ad._current_level >= 0 and not rules.current:
@@ -117,16 +119,12 @@ def _pushed(
     """Return f's outputs with the tangents that jvp_fn gives, where nothing else is differentiated."""
     if call.takes_needed:
         call = call.with_needed([t is not None for t in tangents])
-    start, before = now(), [x._version for x in primals]
+    start, before = sequence_number(), versions_of(primals)
     outputs, rule = call.read(run_once(call, primals), primals)
-    if before != [x._version for x in primals]:
+    if before != versions_of(primals):
         call.refuse_writing()
     zeros = lambda at: torch.zeros_like(primals[at])
-    token = rules.enter(True)
-    try:
-        pushed = rule.tangents(tangents, outputs, zeros)
-    finally:
-        rules.leave(token)
+    pushed = rules.run(True, rule.tangents, tangents, outputs, zeros)
     refuse_captured_tangents(call, [t for t in (*outputs, *pushed) if t is not None], primals)
     made = [*filter(requires_grad_at_a_level, outputs)]
     call.require_variables(rule, captured(call, made, primals, since(start)))
@@ -134,11 +132,6 @@ def _pushed(
         y if t is None else forward_ad.make_dual(y.detach(), t)
         for y, t in zip(outputs, pushed, strict=True)
     ], rule.output
-
-
-def _versions(tensor: Tensor) -> list[int]:
-    """Return how often a tensor was changed in place, at each level of torch.func."""
-    return [0 if level.is_inference() else level._version for level in levels(tensor)]
 
 
 class TransformedRun(Run):
@@ -167,10 +160,9 @@ class TransformedRun(Run):
             t.dtype in FLOATS and not self.existing.has(t) for t in residuals
         )
         """whether the rule holds what f made, or what nobody knows"""
-        grad_fn: Any = self.rule.grad_fn
         self.may_hide = (
             bool(holdings.objects) or any(holder is None for _, holder, _ in self.held)
-            or not hasattr(grad_fn, "__code__") or not names_libraries_alone(grad_fn)
+            or library_names(self.rule.grad_fn) is None
         )  # fmt: skip
         self.shown = [(weakref.ref(t), at[id(t)]) for t in passed] if self.may_hide else []
         needs_inputs = self.rule.needs_inputs or self.call.once_differentiable
@@ -190,10 +182,8 @@ class TransformedRun(Run):
     ) -> list[Tensor | None]:  # fmt: skip
         """Return the rule's gradients of inputs and variables where it holds these tensors."""
         inputs, variables = tensors[: len(self.devices)], tensors[len(self.devices) : self.leaves]
-        held = [tensors[at] for at in self.held_at if at is not None]
-        with holding(self.held, held, self.lock), self._reads(tensors, upstreams):
-            of_inputs, of_variables = self.gradients(inputs, upstreams, variables, needed)
-            return [*of_inputs, *of_variables]
+        with self.holding(tensors), self._reads(tensors, upstreams):
+            return self.gradients(inputs, upstreams, variables, needed)
 
     def tangents_from(
         self,
@@ -208,18 +198,14 @@ class TransformedRun(Run):
         if any(t is not None for t in tangents[count : self.leaves]):
             refuse_captured_tangent(self.call.name)
         shapes, dtypes = self.rule.shapes, self.rule.dtypes
-        zeros_at = lambda at: _zeros(shapes[at], dtypes[at], self.devices[at])
-        held = [tensors[at] for at in self.held_at if at is not None]
-        given = [t for t in tangents if t is not None]
-        with holding(self.held, held, self.lock), self._reads(tensors, given):
-            token = rules.enter(True)
-            try:
-                found = self.as_first(self.rule.tangents, tangents[:count], zeros, zeros_at)
-            finally:
-                rules.leave(token)
-        return tuple(
-            [z if t is None and z.dtype in FLOATS else t for t, z in zip(found, zeros, strict=True)]
-        )
+        zeros_at = lambda at: torch.zeros(shapes[at], dtype=dtypes[at], device=self.devices[at])
+        present = [t for t in tangents if t is not None]
+        with self.holding(tensors), self._reads(tensors, present):
+            pushed = rules.run(
+                True, self.as_first, self.rule.tangents, tangents[:count], zeros, zeros_at
+            )
+        pairs = zip(pushed, zeros, strict=True)
+        return tuple([z if t is None and z.dtype in FLOATS else t for t, z in pairs])
 
     def _reads(
         self, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor]
@@ -332,22 +318,16 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         run: TransformedRun = ctx.run
-        if run.rule.jvp_fn is not None:
-            run.refuse_constants(beside=1)
-            with forward_ad._set_fwd_grad_enabled(True):
-                tensors = run.among([_primal(tensor) for tensor in ctx.saved_tensors])
-                return run.tangents_from(tensors, [zeros() for zeros in ctx.zeros], tangents)
-        if not run.call.forward_mode:
-            run.call.refuse_forward_mode("jvp, jacfwd or a dual number")
+        push = run.tangents_from
+        if run.rule.jvp_fn is None:
+            push = functools.partial(_push_forward, run)
+            if not run.call.forward_mode:
+                run.call.refuse_forward_mode("jvp, jacfwd or a dual number")
         run.refuse_constants(beside=1)  # the level whose tangents these are
         # torch turned it off, also for the outer levels
         with forward_ad._set_fwd_grad_enabled(True):
             tensors = run.among([_primal(tensor) for tensor in ctx.saved_tensors])
-            return _push_forward(run, tensors, [zeros() for zeros in ctx.zeros], tangents)
-
-
-def _zeros(shape: Sequence[int], dtype: Any, device: Any) -> Tensor:
-    return torch.zeros(shape, dtype=dtype, device=device)
+            return push(tensors, [zeros() for zeros in ctx.zeros], tangents)
 
 
 def _primal(tensor: Tensor) -> Tensor:
@@ -472,14 +452,7 @@ def across(point: Tensor, place: int) -> Tensor:
 
 def is_multiple(small: Tensor, large: Tensor) -> bool:
     """Return True if the gradients at the larger upstreams are larger by the same factor."""
-    small, large = _dense(small), _dense(large)
-    if not small.numel():
-        return True
-    difference, size = (
-        (large - FACTOR * small).abs().amax(),
-        large.abs().amax() + abs(FACTOR) * small.abs().amax(),
-    )
-    return not _is_true(difference > _tolerance(small) * size)
+    return is_same(FACTOR * small.detach(), large)
 
 
 def is_same(here: Tensor, there: Tensor) -> bool:
@@ -527,8 +500,7 @@ def _tolerance(tensor: Tensor) -> float:
 
 def _is_true(condition: Tensor) -> bool:
     """Return True if a condition holds for any element of a batch; False if it has no values."""
-    while functorch.is_functorch_wrapped_tensor(condition):
-        condition = functorch.get_unwrapped(condition)
+    *_, condition = levels(condition)
     if not has_values(condition) or torch.compiler.is_compiling():
         return False
     if condition.is_cuda and torch.cuda.is_current_stream_capturing():

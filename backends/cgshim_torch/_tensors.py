@@ -10,11 +10,9 @@ import optree
 import torch
 from torch.utils import _pytree as pytree
 
-from cgshim.backend import tensor_of_call
+from cgshim.backend import Tensor, tensor_of_call
 from cgshim_torch._compile import trees
 from cgshim_torch._graph.reads import known_constant, note_numbers
-
-Tensor = Any
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:

@@ -11,28 +11,28 @@ inputs (181581).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from cgshim.backend import (
+    Call,
     CustomGradient,
+    Tensor,
     output_without_rule,
 )
 from cgshim_torch._compile.dynamo import assume_constant_result, disabled, has_symbols, run_whole
 from cgshim_torch._compile.guards import forget_our_own
 from cgshim_torch._compile.staged import without_gradient
 from cgshim_torch._eager.attach import Outputs, differentiable
-from cgshim_torch._eager.run import Autocast, Run, device_types
+from cgshim_torch._eager.run import Autocast, Run, autocast_state, device_types, under_autocast
 from cgshim_torch._graph.walk import is_transformed
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
-
-untraced = disabled(differentiable, "Dynamo has left the graph already")
+untraced: Callable[..., Any] = disabled(
+    lambda function, *args: function(*args), "Dynamo has left the graph already"
+)
+"""calls a function of which Dynamo sees nothing"""
 _transformed = disabled(
     differentiable,
     "torch.compile would drop the rule of an op under torch.func; compile inside of it",
@@ -41,6 +41,9 @@ _with_variables = disabled(
     differentiable, "torch.compile cannot name the variables that f reads; pass them as arguments"
 )
 _once = disabled(differentiable, "torch.compile would lose that a gradient is once_differentiable")
+_in_forward_mode = disabled(
+    output_without_rule, "torch.compile would drop the tangents of what runs on the host"
+)
 _is_transformed = assume_constant_result(is_transformed)
 
 
@@ -61,14 +64,20 @@ _run_calls_whole()
 calls_run_whole = assume_constant_result(_run_calls_whole)
 
 
-def traced(call: Call, inputs: Sequence[Tensor]) -> Outputs:
-    """Return f's outputs with the rule for their gradient, in the graph that is being traced if
-    possible.
+def traced(call: Call, inputs: Sequence[Tensor], without_rule: bool) -> Any:
+    """Return f's output, with the rule for its gradient if it has one, in the graph that is being
+    traced if possible.
     """
     calls_run_whole()
-    outputs = _in_graph_if_possible(call, inputs)
+    if not without_rule:
+        outputs, spec = _in_graph_if_possible(call, inputs)
+        output = spec.combine(outputs)
+    elif forward_ad._current_level >= 0:
+        output = _in_forward_mode(call, inputs)
+    else:
+        output = output_without_rule(call, inputs)
     forget_our_own()
-    return outputs
+    return output
 
 
 def _in_graph_if_possible(call: Call, inputs: Sequence[Tensor]) -> Outputs:
@@ -93,7 +102,8 @@ def _in_graph_if_possible(call: Call, inputs: Sequence[Tensor]) -> Outputs:
         outputs = [
             y.clone() if any(y is x or y._base is x for x in detached) else y for y in outputs
         ]
-        outputs = _Compiled.apply(rule, _autocast(), len(inputs), *inputs, *outputs)
+        autocast = tuple([state for state in autocast_state(_DEVICE_TYPES) if state[2]])
+        outputs = _Compiled.apply(rule, autocast, len(inputs), *inputs, *outputs)
     return outputs, rule.output
 
 
@@ -116,43 +126,10 @@ class _Compiled(torch.autograd.Function):  # type: ignore[misc]
             # Dynamo knows a size in the graph of a backward pass if a tensor in it has the size
             for x in inputs:
                 x.detach()
-        gradients, _ = _as_in(
+        gradients, _ = under_autocast(
             ctx.autocast, ctx.rule, inputs, upstreams, (), ctx.needs_input_grad[3 : 3 + len(inputs)]
         )
         return None, None, None, *gradients, *[None for _ in upstreams]
 
 
 _DEVICE_TYPES = device_types()
-
-
-def _autocast() -> Autocast:
-    """Return what autocast is set to, for each kind of device on which it is on."""
-    return tuple([
-        (kind, torch.get_autocast_dtype(kind), True) for kind in _DEVICE_TYPES if torch.is_autocast_enabled(kind)
-    ])  # fmt: skip
-
-
-def _as_in(autocast: Autocast, rule: Callable[..., Any], *args: Any) -> Any:
-    """Return the rule's result, under autocast as it was when f ran."""
-    if not autocast:
-        return rule(*args)
-    with torch.autocast(*autocast[0]):
-        return _as_in(autocast[1:], rule, *args)
-
-
-# --- Ops without a derivative ---------------------------------------------------------------------
-
-untraced_without_rule = disabled(output_without_rule, "Dynamo has left the graph already")
-_in_forward_mode = disabled(
-    output_without_rule, "torch.compile would drop the tangents of what runs on the host"
-)
-
-
-def traced_without_rule(call: Call, inputs: Sequence[Tensor]) -> Any:
-    """Return the output of an op that has no derivative in the graph that Dynamo makes."""
-    if forward_ad._current_level >= 0:
-        return _in_forward_mode(call, inputs)
-    calls_run_whole()
-    output = output_without_rule(call, inputs)
-    forget_our_own()
-    return output

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.fx import Proxy
 
 from cgshim.backend import (
     ONE_TENSOR,
+    Call,
     CustomGradient,
+    Tensor,
     TransformationError,
     combine_each,
     describe,
@@ -28,11 +30,6 @@ from cgshim.backend import (
 from cgshim_torch._eager.attach import Outputs, differentiable
 from cgshim_torch._graph.walk import is_transformed, requires_grad, within_reach
 from cgshim_torch._versions.private import below_autograd, get_proxy_mode, jit_is_tracing
-
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
 
 
 def staged(call: Call, inputs: Sequence[Tensor]) -> Outputs:

@@ -6,7 +6,7 @@ its registry, at each run of a compiled function; they are taken apart here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,17 +24,6 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
     """Return the leaves of a tree, and its structure: for each node what it is, and the structures
     of its children.
     """
-    leaves: list[Any] = []
-    return leaves, _structure(tree, leaves)
-
-
-def unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
-    """Return the tree of a structure from flatten."""
-    return _tree(structure, iter(leaves))
-
-
-def _structure(tree: Any, leaves: list[Any]) -> Any:
-    """Return the structure of a tree, and append its leaves to a list."""
     kind = type(tree)
     node: Any = kind.__name__
     if kind is list or kind is tuple:
@@ -43,18 +32,21 @@ def _structure(tree: Any, leaves: list[Any]) -> Any:
         keys = total_order_sorted(tree)
         node, children = tuple(keys), [tree[key] for key in keys]
     elif kind in leaf_types or isinstance(tree, torch.Tensor) or pytree.tree_is_leaf(tree):
-        leaves.append(tree)
-        return _LEAF
+        return [tree], _LEAF
     else:
         children, node = pytree.tree_flatten(tree, is_leaf=lambda x: x is not tree)
-    return node, tuple([_structure(child, leaves) for child in children])
+    parts = [flatten(child) for child in children]
+    leaves = [leaf for leaves, _ in parts for leaf in leaves]
+    return leaves, (node, tuple([structure for _, structure in parts]))
 
 
-def _tree(structure: Any, leaves: Iterator[Any]) -> Any:
+def unflatten(structure: Any, leaves: Iterable[Any]) -> Any:
+    """Return the tree of a structure from flatten."""
+    rest = iter(leaves)  # of an iterator itself: the children take what follows
     if structure == _LEAF:
-        return next(leaves)
+        return next(rest)
     node, children = structure
-    made = [_tree(child, leaves) for child in children]
+    made = [unflatten(child, rest) for child in children]
     if isinstance(node, pytree.TreeSpec):
         return pytree.tree_unflatten(made, node)
     if isinstance(node, tuple):

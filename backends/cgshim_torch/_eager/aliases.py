@@ -5,28 +5,35 @@ autograd guards them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-Tensor = Any
+from cgshim.backend import Tensor
 
 
 def aliases_of(
     outputs: Sequence[Tensor], detached: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Return an alias of each output; given are the inputs as f saw them."""
+    """Return an alias of each output; given are the inputs as f saw them.
+
+    What shows an input, or what another output shows, is a view: autograd then forbids changes,
+    which others would share.
+    """
     shown = _by_identity(detached, inputs)
     wholes = [y._base if y._is_view() else y for y in outputs]
-    if len(set(map(id, wholes))) < len(outputs):
-        return _views(outputs, wholes, shown)
-    pairs = zip(outputs, wholes, strict=True)
-    return tuple(
-        [
-            _view(y, whole, shown[id(whole)]) if id(whole) in shown else y.detach()
-            for y, whole in pairs
-        ]
-    )
+    are_apart = len(set(map(id, wholes))) == len(outputs)
+    seen: set[int] = set()
+    aliases = []
+    for y, whole in zip(outputs, wholes, strict=True):
+        if id(whole) not in shown and are_apart:
+            aliases.append(y.detach())
+            continue
+        if id(whole) not in shown:
+            shown[id(whole)] = whole.detach()
+        view = _view(y, whole, shown[id(whole)])
+        aliases.append(view.view_as(view) if id(y) in seen else view)
+        seen.add(id(y))
+    return tuple(aliases)
 
 
 def _by_identity(detached: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[int, Tensor]:
@@ -38,23 +45,6 @@ def _by_identity(detached: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[i
         if type(seen) is not torch.Tensor and seen._base is not None:
             by_id.setdefault(id(seen._base), x)
     return by_id
-
-
-def _views(
-    outputs: Sequence[Tensor], wholes: Sequence[Tensor], shown: dict[int, Tensor]
-) -> tuple[Tensor, ...]:
-    """Return the outputs as views of inputs and of each other, so that autograd forbids changes,
-    which others share.
-    """
-    seen, views = set(), []
-    for whole in wholes:
-        if id(whole) not in shown:
-            shown[id(whole)] = whole.detach()
-    for y, whole in zip(outputs, wholes, strict=True):
-        view = _view(y, whole, shown[id(whole)])
-        views.append(view.view_as(view) if id(y) in seen else view)
-        seen.add(id(y))
-    return tuple(views)
 
 
 def _view(output: Tensor, whole: Tensor, shown: Tensor) -> Tensor:

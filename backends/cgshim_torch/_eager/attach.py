@@ -10,12 +10,12 @@ cycle.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from cgshim.backend import TreeSpec
+from cgshim.backend import Call, Tensor, TreeSpec
 from cgshim_torch._eager.aliases import aliases_of
 from cgshim_torch._eager.run import Run, named, run_once, variables_of, without_rules
 from cgshim_torch._eager.second_order import differentiable_gradients
@@ -26,14 +26,14 @@ from cgshim_torch._graph.existing import (
     Held,
     Holdings,
     Reach,
-    names_libraries_alone,
+    library_names,
     put,
+    state_of,
     version_of,
     versions_of,
 )
 from cgshim_torch._graph.reads import FLOATS, reads_now, without_derivative
-from cgshim_torch._graph.state import state_of
-from cgshim_torch._graph.walk import is_transformed, now, recordable, requires_grad, since
+from cgshim_torch._graph.walk import is_transformed, recordable, requires_grad, since
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
     forward_ad,
@@ -41,13 +41,9 @@ from cgshim_torch._versions.private import (
     is_any_autocast_enabled,
     keeps_graph,
     pack_hooks,
+    sequence_number,
 )
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
-Refuse = Callable[[str], NoReturn]
 Outputs = tuple[Sequence[Tensor], TreeSpec]
 """the tensors of f's output, and its spec"""
 
@@ -87,7 +83,7 @@ def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     if call.takes_needed:
         call = call.with_needed([functorch.unwrap_if_dead(x).requires_grad for x in inputs])
     detached = [x.detach() for x in inputs]
-    existing, start, versions = Existing(call), now(), versions_of(detached)
+    existing, start, versions = Existing(call), sequence_number(), versions_of(detached)
     return with_rule(call, inputs, detached, existing, start, versions, [run_once(call, detached)])
 
 
@@ -104,7 +100,7 @@ def with_rule(
     """
     outputs, rule = call.read(results.pop(), detached)
     differentiated = any(map(requires_grad, inputs))
-    holdings = Holdings(rule.grad_fn, existing.holders)
+    holdings = Holdings(rule.grad_fn, existing=existing.holders)
     made = _made(outputs, holdings)
     if not (differentiated or made):
         return constants(outputs, inputs), rule.output
@@ -128,8 +124,7 @@ def with_rule(
                     t.detach_()
         made.clear()
     run = Run(call, rule, existing, [x.device for x in inputs], holdings.tensors)
-    run.changed = has_changed
-    run.variables, run.state = variables, state_of(call.f, variables) if variables else None
+    run.variables, run.state = variables, state_of(call.f, variables)
     alive = list(map(functorch.unwrap_if_dead, inputs))
     aliases = aliases_of(outputs, detached, alive)
     saved = _saved(run, holdings, detached, outputs, alive, aliases, during)
@@ -272,10 +267,7 @@ def _anchor(
     run: Run, holdings: Holdings, inputs: Sequence[Tensor], saved: Sequence[Tensor]
 ) -> None:
     """Connect the node with inputs that are not saved, if the rule may read what is to be refused."""
-    grad_fn: Any = run.rule.grad_fn
-    reads_held_alone = (
-        not holdings.objects and hasattr(grad_fn, "__code__") and names_libraries_alone(grad_fn)
-    )
+    reads_held_alone = not holdings.objects and library_names(run.rule.grad_fn) is not None
     run.may_hide = not reads_held_alone or any(each.holder is None for each in run.held)
     if reads_held_alone and not run.call.once_differentiable:
         return

@@ -14,14 +14,16 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from cgshim.backend import (
     ONE_TENSOR,
     SIMPLE,
+    Call,
     PlainForm,
+    Tensor,
     WithBatches,
     gradients_of_arguments,
     has_no_derivative,
@@ -39,7 +41,6 @@ from cgshim_torch._graph.existing import (
     library_names,
 )
 from cgshim_torch._graph.reads import FLOATS
-from cgshim_torch._graph.walk import now
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
     current_level,
@@ -52,12 +53,8 @@ from cgshim_torch._versions.private import (
     len_dispatch_stack,
     len_function_stack,
     pack_hooks,
+    sequence_number,
 )
-
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
 
 _NONE: Mapping[str, Any] = {}
 _new = object.__new__
@@ -97,9 +94,9 @@ class PlainRun(Run):
             return
         call, grad_fn, plan = self.call, self.grad_fn, self.plan
         rule = call.rule_of(grad_fn, ONE_TENSOR, self.specs)
-        held = Holdings(grad_fn, self.existing.holders).tensors
+        held = Holdings(grad_fn, existing=self.existing.holders).tensors
         Run.__init__(self, call, rule, self.existing, [spec.device for spec in self.specs], held)
-        self.autocast = None  # that of the backward pass is another
+        self.autocast = ()  # that of the backward pass is another
         self.may_hide = any(each.holder is None for each in held)
         self.reads_held_alone = not self.may_hide and _makes_no_function(grad_fn.__code__)
         self.may_run_at_once = self.f is None and plan.names_torch_alone()
@@ -201,7 +198,7 @@ class Plan:
         inputs: Any = args
         start, existing, versions = 0, NOTHING, []
         if recording:
-            start, inputs = now(), [*args]
+            start, inputs = sequence_number(), [*args]
             for at, x in enumerate(args):
                 versions.append(x._version)
                 if differentiated:  # detached, so that the graph records only what f captured

@@ -4,27 +4,20 @@ tensors.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from cgshim.backend import RuleScope, describe, refusal
+from cgshim.backend import Call, Rule, RuleScope, Tensor, describe, refusal
 from cgshim_torch._graph.existing import Existing, Held, Holdings, holding, version_of
-from cgshim_torch._graph.state import State
 from cgshim_torch._graph.walk import captured
 from cgshim_torch._versions.private import is_any_autocast_enabled
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call, Rule
-
-Tensor = Any
-Gradients = tuple["list[Tensor | None]", "list[Tensor | None]"]
 Function = Callable[..., tuple[Tensor, ...]]
 Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 T = TypeVar("T")
@@ -37,7 +30,6 @@ class Run:
     are saved.
     """
 
-    changed = False  # True if f wrote into its arguments
     # True if the rule holds no tensor until it runs: hooks on saved tensors look after them
     is_emptied = False
     # False if the rule can read nothing but what it holds, where other tensors can be put for a
@@ -48,9 +40,10 @@ class Run:
     # that existed before f ran and the rule holds, with their versions
     constants: Sequence[tuple[Tensor, int]] = ()
     variables: Sequence[Tensor] = ()
-    state: State | None = None  # the places in modules of variables that are not Parameters
+    # the places in modules of variables that are not Parameters, with the numbers of these
+    state: Sequence[tuple[Held, int]] = ()
     anchor: Tensor | None = None  # an empty function of the inputs that are not saved
-    autocast: Autocast | None = None
+    autocast: Autocast = ()
     # the saved tensors as the rule holds them; None if it does not, as far as is known
     raw: list[Tensor | None]
     versions: Sequence[int] = ()  # how often each of these had been changed in place
@@ -74,7 +67,7 @@ class Run:
         self.held_at: list[int | None] = [None] * len(held)  # where each is saved
         self.lock = threading.RLock()  # for the time in which the rule holds others
         if is_any_autocast_enabled():
-            self.autocast = autocast_state()
+            self.autocast = autocast_state(device_types())
 
     def complete(self) -> None:
         """Do nothing: a plain run becomes a whole one."""
@@ -90,8 +83,8 @@ class Run:
             for t, was in zip(self.raw, self.versions, strict=True)
         )
 
-    def inputs_among(self, saved: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the inputs that were saved."""
+    def inputs_among(self, saved: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the inputs among what was saved, or among that as the rule holds it."""
         return [None if at is None else saved[at] for at in self.inputs_at]
 
     def first_gradients(
@@ -100,63 +93,53 @@ class Run:
         """Return the gradients of inputs and variables, by the rule as it is, on the very tensors
         that it holds.
         """
+        needed = needed[3 : 3 + len(self.devices)]
         if not self.is_emptied:
-            inputs = [None if at is None else self.raw[at] for at in self.inputs_at]
-            return self.gradients_in_a_list(inputs, upstreams, needed)
+            return self.gradients(self.inputs_among(self.raw), upstreams, self.variables, needed)
         own = [t.detach() if t.requires_grad else t for t in saved]
         with self.holding(own):
-            return self.gradients_in_a_list(self.inputs_among(own), upstreams, needed)
+            return self.gradients(self.inputs_among(own), upstreams, self.variables, needed)
 
-    def holding(self, tensors: Sequence[Tensor]) -> Any:
+    def holding(self, tensors: Sequence[Tensor | None]) -> Any:
         """Let the rule hold, for a while, what has been made of the saved tensors."""
-        held = [
-            (each, tensors[at])
-            for each, at in zip(self.held, self.held_at, strict=True)
-            if at is not None
-        ]
-        return holding([each for each, _ in held], [t for _, t in held], self.lock)
-
-    def gradients_in_a_list(
-        self, inputs: Sequence[Tensor | None], upstreams: Sequence[Tensor], needed: Sequence[bool]
-    ) -> list[Tensor | None]:  # fmt: skip
-        """Return the rule's gradients; needed is what torch tells of a Function's arguments."""
-        count = len(self.devices)
-        of_inputs, of_variables = self.gradients(
-            inputs, upstreams, self.variables, needed[3 : 3 + count]
-        )
-        return [*of_inputs, *of_variables]
+        places = zip(self.held, self.held_at, strict=True)
+        return holding([(held, tensors[at]) for held, at in places if at is not None], self.lock)
 
     def gradients(
         self, inputs: Sequence[Tensor | None], upstreams: Sequence[Tensor], variables: Sequence[Tensor],
         needed: Sequence[bool] | None = None,
-    ) -> Gradients:  # fmt: skip
-        """Return the rule's gradients, under autocast and with the state of modules as they were
-        when f ran.
+    ) -> list[Tensor | None]:  # fmt: skip
+        """Return the rule's gradients of inputs and variables, under autocast and with the state of
+        modules as they were when f ran.
         """
-        run: Callable[..., Gradients] = self.rule
+        run: Callable[..., Any] = self.rule
         if self.constants:
             run = functools.partial(_may_write, self, run)
-        if self.state is not None:
-            run = functools.partial(self.state.run_with, variables, run)
-        token = rules.enter(True)
-        try:
-            of_inputs, of_variables = self.as_first(run, inputs, upstreams, variables, needed)
-        finally:
-            rules.leave(token)
+        if self.state:
+            run = functools.partial(self.with_state, variables, run)
+        of_inputs, of_variables = rules.run(
+            True, self.as_first, run, inputs, upstreams, variables, needed
+        )
         if of_variables:
             of_variables = move_to([v.device for v in variables], of_variables)
-        return move_to(self.devices, of_inputs), of_variables
+        return [*move_to(self.devices, of_inputs), *of_variables]
+
+    def with_state(self, variables: Sequence[Tensor], function: Callable[..., T], *args: Any) -> T:
+        """Return `function(*args)`, while modules hold these variables where f read its own."""
+        with holding([(place, variables[number]) for place, number in self.state], self.lock):
+            return function(*args)
 
     def as_first(self, function: Callable[..., T], *args: Any) -> T:
         """Return `function(*args)` under autocast as in the first run; restore the grad mode after
         it.
         """
-        before = torch.is_grad_enabled()
+        before, state = torch.is_grad_enabled(), self.autocast
+        if not state and is_any_autocast_enabled():
+            state = tuple(
+                [(kind, dtype, False) for kind, dtype, _ in autocast_state(device_types())]
+            )
         try:
-            if self.autocast is None and not is_any_autocast_enabled():
-                return function(*args)
-            with _autocast(self.autocast):
-                return function(*args)
+            return under_autocast(state, function, *args)
         finally:
             if torch.is_grad_enabled() is not before:
                 torch.set_grad_enabled(before)
@@ -261,16 +244,6 @@ def _may_write(run: Run, rule: Callable[..., T], *args: Any) -> T:
 # --- Autocast -------------------------------------------------------------------------------------
 
 
-def autocast_state() -> Autocast:
-    """Return what autocast is set to, for each kind of device."""
-    return tuple(
-        [
-            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-            for kind in device_types()
-        ]
-    )
-
-
 @functools.cache
 def device_types() -> list[str]:
     """Return the kinds of devices for which autocast is set."""
@@ -281,13 +254,16 @@ def device_types() -> list[str]:
     )
 
 
-@contextlib.contextmanager
-def _autocast(state: Autocast | None) -> Iterator[None]:
-    """Set autocast as it was."""
-    state = state or tuple(
-        [(kind, torch.get_autocast_dtype(kind), False) for kind in device_types()]
-    )
-    with contextlib.ExitStack() as stack:
-        for kind, dtype, enabled in state:
-            stack.enter_context(torch.autocast(kind, dtype, enabled, cache_enabled=False))
-        yield
+def autocast_state(kinds: Sequence[str]) -> Autocast:
+    """Return what autocast is set to, for each of these kinds of devices."""
+    return tuple([
+        (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds
+    ])  # fmt: skip
+
+
+def under_autocast(state: Autocast, function: Callable[..., T], *args: Any) -> T:
+    """Return `function(*args)`, under autocast as it was. Dynamo traces this, too."""
+    if not state:
+        return function(*args)
+    with torch.autocast(*state[0], cache_enabled=False):
+        return under_autocast(state[1:], function, *args)

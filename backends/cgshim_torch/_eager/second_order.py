@@ -15,33 +15,28 @@ import functools
 import itertools
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from cgshim.backend import CustomGradientError, TransformationError, refusal
+from cgshim.backend import Call, CustomGradientError, Rule, Tensor, TransformationError, refusal
+from cgshim_torch._eager.run import Run
 from cgshim_torch._graph.existing import Footprint, Holdings, Reach
 from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in
-from cgshim_torch._graph.walk import captured, has_values, leaf_of, now, since
-from cgshim_torch._versions.private import SingleLevelFunction
-
-if TYPE_CHECKING:
-    from cgshim.backend import Rule
-    from cgshim_torch._eager.run import Run
-
-Tensor = Any
+from cgshim_torch._graph.walk import captured, has_values, leaf_of, since
+from cgshim_torch._versions.private import SingleLevelFunction, sequence_number
 
 
 def differentiable_gradients(
     run: Run, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
 ) -> list[Tensor | None]:  # fmt: skip
     """Return the rule's gradients as functions of the inputs, the variables and the upstreams."""
-    inputs = run.inputs_among(saved)
+    inputs, needed = run.inputs_among(saved), needed[3 : 3 + len(run.devices)]
     substitutes = _connected(run, saved, inputs)
     if run.reads_held_alone:  # then that is all, and each operation costs what it costs
         with run.holding(substitutes):
-            return run.gradients_in_a_list(inputs, upstreams, needed)
+            return run.gradients(inputs, upstreams, run.variables, needed)
     turns = itertools.count()
 
     def placed_by_turn(t: Tensor) -> Tensor:
@@ -65,7 +60,7 @@ def differentiable_gradients(
     reads.knows(*upstreams, *run.variables, *[x for x in inputs if x is not None])
     try:
         with run.holding(substitutes), reads:
-            gradients = run.gradients_in_a_list(inputs, upstreams, needed)
+            gradients = run.gradients(inputs, upstreams, run.variables, needed)
         return reads.result(gradients)
     finally:
         reads.close()
@@ -103,17 +98,15 @@ def _made_at_once(
     both. Nothing if the run makes other numbers, draws random ones, or has an error: `_LazyRun` tells
     who takes the derivative.
     """
-    residuals: list[Tensor] = []
-    with _put_back(_generators_of_torch()) as drawn, contextlib.suppress(Exception):
-        _, grad_fn = run.as_first(run.call.run, list(map(_own_node, inputs)))
+    with contextlib.suppress(Exception):
+        with _without_random_numbers(run.call, _generators_of_torch()):
+            _, grad_fn = run.as_first(run.call.run, list(map(_own_node, inputs)))
         held = Holdings(grad_fn).tensors
         residuals = [held[place].tensor for place in places]
-        if not all(
-            t.requires_grad and torch.equal(t, first)
-            for t, first in zip(residuals, firsts, strict=True)
-        ):
-            residuals = []
-    return [] if drawn else residuals
+        pairs = zip(residuals, firsts, strict=True)
+        if all(t.requires_grad and torch.equal(t, first) for t, first in pairs):
+            return residuals
+    return []
 
 
 class _LazyRun(SingleLevelFunction):
@@ -202,15 +195,18 @@ class AnotherRun:
         """Return for each place and first tensor the one of this run; what f has written meanwhile
         is put back.
         """
-        if self._run.changed:
-            self._refuse("one that changes its arguments in place", "let f change a copy")
         find: Callable[..., list[Tensor]] = self._run.as_first
-        if self._run.state is not None:
-            find = functools.partial(self._run.state.run_with, self._variables, find)
+        if self._run.state:
+            find = functools.partial(self._run.with_state, self._variables, find)
         reach = Reach(self._call)
         footprint = Footprint(reach)
         try:
-            with self._without_random_numbers(reach):
+            if any(isinstance(x, _GENERATORS) for x in reach.seen.values()):
+                _refuse_random_numbers(self._call)
+            generators: list[Generator] = []
+            if all(map(has_values, self._inputs)):
+                generators = [*_generators_of_torch(), *_OF_PYTHON_AND_NUMPY]
+            with _without_random_numbers(self._call, generators):
                 return contextvars.copy_context().run(find, self._find, asked, upstreams)
         except CustomGradientError:
             raise
@@ -227,11 +223,14 @@ class AnotherRun:
     def _find(
         self, asked: Sequence[tuple[int, Tensor, Tensor]], upstreams: Sequence[Tensor] | None
     ) -> list[Tensor]:  # fmt: skip
-        start = now()
+        start = sequence_number()
         with self._reads:
             result = self._call.run(self._inputs)
         self._outputs, rule = self._call.read(result, self._inputs)
-        made = [each.tensor for each in Holdings(rule.grad_fn, self._run.existing.holders).tensors]
+        made = [
+            each.tensor
+            for each in Holdings(rule.grad_fn, existing=self._run.existing.holders).tensors
+        ]
         if upstreams is not None:
             made = self._read_by_the_rule(rule, made, upstreams)
         elif len(made) != len(self._run.held):
@@ -247,7 +246,9 @@ class AnotherRun:
             if not {id(v) for v in read} <= {
                 id(leaf_of(v) if v.is_leaf else v) for v in self._variables
             }:
-                self._refuse("those of other variables", "read the same ones in every run")
+                self._call.refuse(
+                    _ANOTHER_RUN, "those of other variables", "read the same ones in every run"
+                )
         return residuals
 
     def _read_by_the_rule(
@@ -284,41 +285,20 @@ class AnotherRun:
             )
         return t
 
-    @contextlib.contextmanager
-    def _without_random_numbers(self, reach: Reach) -> Iterator[None]:
-        """Refuse a run that draws random numbers, and let the generators be as they were."""
-        refuse = functools.partial(
-            self._refuse,
-            "one that draws random numbers",
-            "draw them outside, and pass them as an argument",
-        )
-        if any(isinstance(x, _GENERATORS) for x in reach.seen.values()):
-            refuse()
-        generators: list[Generator] = []
-        if all(map(has_values, self._inputs)):
-            of_python_and_numpy = (
-                (random.getstate, random.setstate),
-                (np.random.get_state, np.random.set_state),
-            )
-            generators = [*_generators_of_torch(), *of_python_and_numpy]
-        drawn: list[Any] = []
-        try:
-            with _put_back(generators) as drawn:
-                yield
-        finally:
-            if drawn:
-                refuse()
-
     def _refuse_other_tensors(self) -> NoReturn:
-        self._refuse("others", "compute them from the arguments alone, or pass them as an argument")
+        do = "compute them from the arguments alone, or pass them as an argument"
+        self._call.refuse(_ANOTHER_RUN, "others", do)
 
-    def _refuse(self, got: str, do: str) -> NoReturn:
-        self._call.refuse(_ANOTHER_RUN, got, do)
 
+# --- Random numbers -------------------------------------------------------------------------------
 
 _GENERATORS = torch.Generator, random.Random, np.random.Generator, np.random.RandomState
 Generator = tuple[Callable[[], Any], Callable[[Any], Any]]
 """how to read the state of a generator of random numbers, and how to set it"""
+_OF_PYTHON_AND_NUMPY: list[Generator] = [
+    (random.getstate, random.setstate),
+    (np.random.get_state, np.random.set_state),
+]
 
 
 def _generators_of_torch() -> list[Generator]:
@@ -330,18 +310,24 @@ def _generators_of_torch() -> list[Generator]:
 
 
 @contextlib.contextmanager
-def _put_back(generators: Sequence[Generator]) -> Iterator[list[Generator]]:
-    """Let generators be as they were before; the list then holds those of which numbers were drawn."""
+def _without_random_numbers(call: Call, generators: Sequence[Generator]) -> Iterator[None]:
+    """Refuse a run that draws random numbers, and let the generators be as they were."""
     states = [get() for get, _ in generators]
-    drawn: list[Generator] = []
     try:
-        yield drawn
+        yield
     finally:
-        for generator, was in zip(generators, states, strict=True):
-            get, put = generator
+        drawn = False
+        for (get, put), was in zip(generators, states, strict=True):
             if not _is_same(get(), was):
                 put(was)
-                drawn.append(generator)
+                drawn = True
+        if drawn:
+            _refuse_random_numbers(call)
+
+
+def _refuse_random_numbers(call: Call) -> NoReturn:
+    do = "draw them outside, and pass them as an argument"
+    call.refuse(_ANOTHER_RUN, "one that draws random numbers", do)
 
 
 def _is_same(now: Any, was: Any) -> bool:

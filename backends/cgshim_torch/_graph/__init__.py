@@ -1,3 +1,3 @@
-"""PyTorch: what f and its rule read: in autograd's graph (`walk`), before f ran (`existing`), under
-functional_call and vmap (`state`), and while a rule makes a graph (`reads`).
+"""PyTorch: what f and its rule read: in autograd's graph (`walk`), what existed before f ran and the
+state of modules (`existing`), and while a rule makes a graph (`reads`).
 """

@@ -27,19 +27,17 @@ from types import (
     MethodWrapperType,
     ModuleType,
 )
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from cgshim.backend import SIMPLE, FunctionHolder
+from cgshim.backend import SIMPLE, Call, FunctionHolder, Tensor, tensors_inside
+from cgshim_torch._versions.private import functorch
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
 _METHODS_IN_C = (BuiltinFunctionType, MethodWrapperType)
 _LIBRARIES = {"torch", "numpy", "scipy", "cgshim", "cgshim_torch", *sys.stdlib_module_names}
 _CODE = (ModuleType, FunctionType, BuiltinFunctionType, type, type(torch.add))
+_UNASSIGNED = CellType()
 _LEVELS = 3
 """how deep what f can name is looked into: an object of its closure, a dict in that, a tensor in that"""
 
@@ -89,11 +87,6 @@ def library_names(function: Any, and_functions: bool = False) -> list[tuple[str,
     return named
 
 
-def names_libraries_alone(function: FunctionType) -> bool:
-    """Return True if a function can read nothing but its closure, its arguments and libraries."""
-    return library_names(function) is not None
-
-
 def holds_nothing(function: Any) -> bool:
     """Return True for a function that has no closure, no attributes, and numbers alone for default
     values.
@@ -109,8 +102,8 @@ class Held(NamedTuple):
     """Something that a function, a container or an object holds."""
 
     tensor: Any
-    holder: CellType | list[Any] | dict[Any, Any] | None = None
-    """what may hold another tensor for a while; None for a tuple, and for what existed before f ran"""
+    holder: CellType | list[Any] | dict[Any, Any] | type | None = None
+    """what may hold something else for a while; None for a tuple, and for what existed before f ran"""
     key: Any = None
 
 
@@ -142,42 +135,31 @@ def held_by(x: Any) -> list[Held] | None:
 
 def contents(cell: CellType) -> list[Any]:
     """Return what a variable holds; nothing if it was never assigned."""
-    try:
-        return [cell.cell_contents]
-    except ValueError:
-        return []
-
-
-def attributes_of(x: Any) -> Any:
-    """Return the attributes of an object that has a dict of them."""
-    try:
-        return object.__getattribute__(x, "__dict__")
-    except AttributeError:
-        return {}
+    return [] if cell == _UNASSIGNED else [cell.cell_contents]
 
 
 def inside(x: Any) -> list[Any]:
     """Return what an object holds, in its attributes and as a container."""
     slots = copyreg._slotnames(type(x))  # type: ignore[attr-defined]  # which the class remembers
-    contents = [*attributes_of(x).values(), *(getattr(x, name, None) for name in slots)]
+    held = [*getattr(x, "__dict__", {}).values(), *(getattr(x, name, None) for name in slots)]
     if isinstance(x, (list, tuple, set, frozenset, deque, dict)):
-        contents += x.values() if isinstance(x, dict) else x
+        held += x.values() if isinstance(x, dict) else x
     elif isinstance(x, torch.nn.Module):
-        contents += [buffers for each in x.modules() if (buffers := each._buffers)]
-    return contents
+        held += [buffers for each in x.modules() if (buffers := each._buffers)]
+    return held
 
 
 class Holdings:
     """What a rule holds: in its variables, in functions and Python's containers in them."""
 
-    def __init__(self, rule: Callable[..., Any], existing: Collection[int] = ()) -> None:
+    def __init__(self, *roots: Any, existing: Collection[int] = ()) -> None:
         self.tensors: list[Held] = []
         self.objects: list[Any] = []
         """other objects, which may hold more"""
         self.seen: dict[int, Any] = {}
         """all that holds anything, by identity"""
         self._existing = existing
-        self._visit([Held(rule)])
+        self._visit([*map(Held, roots)])
 
     def _visit(self, level: Sequence[Held]) -> None:
         while level:
@@ -212,16 +194,15 @@ class Reach(Holdings):
         self._levels = levels
         self.names: dict[str, None] = {}
         """the names that f and its helpers use"""
-        self._roots = [call.f, *call.options.values()]
+        roots = [call.f, *call.options.values()]
         if not call.arguments.are_tensors:
-            self._roots += [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
-        super().__init__(call.f)
+            roots += [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
+        super().__init__(*roots)
 
     def _visit(self, level: Sequence[Held]) -> None:
-        level = [*map(Held, self._roots)]
         for _ in range(self._levels):
-            # which tell what else is named
-            level.sort(key=lambda held: type(held.tensor) is not FunctionType)
+            # functions first, which tell what else is named
+            level = sorted(level, key=lambda held: type(held.tensor) is not FunctionType)
             level = [inner for held in level for inner in self._look_into(held)]
         self.tensors += [held for held in level if isinstance(held.tensor, torch.Tensor)]
 
@@ -248,39 +229,73 @@ class Reach(Holdings):
 
 
 @contextlib.contextmanager
-def holding(held: Sequence[Held], tensors: Sequence[Tensor], lock: Any) -> Iterator[None]:
-    """Let what a rule holds be other tensors, or nothing where one is None: for calls that no
-    function mode sees.
-    """
+def holding(pairs: Collection[tuple[Held, Tensor]], lock: Any) -> Iterator[None]:
+    """Let what a rule or a module holds be other tensors: for calls that no function mode sees."""
     with lock:
-        for each, tensor in zip(held, tensors, strict=True):
-            put(each, tensor)
+        before = [_now_in(place) for place, _ in pairs]
+        for place, tensor in pairs:
+            put(place, tensor)
         try:
             yield
         finally:
-            for each, tensor in zip(held, tensors, strict=True):
-                if _now_in(each) is tensor:  # not what the rule has put there itself
-                    put(each, each.tensor)
+            for (place, tensor), was in zip(pairs, before, strict=True):
+                if _now_in(place) is tensor:  # not what the rule has put there itself
+                    put(place, was)
 
 
-def put(held: Held, tensor: Tensor | None) -> None:
-    """Let a variable or an item of a container hold a tensor, or nothing."""
-    if isinstance(held.holder, CellType):
-        if tensor is None:
-            del held.holder.cell_contents
-        else:
-            held.holder.cell_contents = tensor
-    elif held.holder is not None:
-        held.holder[held.key] = tensor
+def put(place: Held, x: Any) -> None:
+    """Let a variable, an item of a container or a name of a class be something else."""
+    if isinstance(place.holder, CellType):
+        place.holder.cell_contents = x
+    elif isinstance(place.holder, type):
+        setattr(place.holder, place.key, x)
+    elif place.holder is not None:
+        place.holder[place.key] = x
 
 
-def _now_in(held: Held) -> Any:
+def _now_in(place: Held) -> Any:
     try:
-        if isinstance(held.holder, CellType):
-            return held.holder.cell_contents
-        return held.holder[held.key]  # type: ignore[index]
+        if isinstance(place.holder, CellType):
+            return place.holder.cell_contents
+        holder: Any = vars(place.holder) if isinstance(place.holder, type) else place.holder
+        return holder[place.key]
     except (ValueError, LookupError, TypeError):
         return None
+
+
+# --- The state of modules -------------------------------------------------------------------------
+#
+# While functional_call runs, it puts other tensors in the places of a module's Parameters. They are
+# variables of an f that reads them, like Parameters, leaves or not. A rule runs later; for that they
+# are put there again.
+
+
+def put_in_modules(f: Callable[..., Any]) -> list[Held]:
+    """Return what functional_call has put in the modules that f holds, and is differentiated."""
+    held = tensors_inside(f, lambda x: isinstance(x, torch.nn.Module))
+    return [
+        Held(tensor, place, name)
+        for module in {id(module): module for each in held for module in each.modules()}.values()
+        for place in (module._parameters, module._buffers)
+        for name, tensor in place.items()
+        if tensor is not None and not isinstance(tensor, torch.nn.Parameter)
+        and (tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor))
+    ]  # fmt: skip
+
+
+def state_of(f: Callable[..., Any], variables: Sequence[Tensor]) -> list[tuple[Held, int]]:
+    """Return the places in modules of the variables that f read, each with its variable's number;
+    none if all are Parameters, as is usual.
+    """
+    if all(isinstance(variable, torch.nn.Parameter) for variable in variables):
+        return []
+    numbers = {id(variable): number for number, variable in enumerate(variables)}
+    return [
+        (each, numbers[id(each.tensor)]) for each in put_in_modules(f) if id(each.tensor) in numbers
+    ]
+
+
+# --- What existed before f ran --------------------------------------------------------------------
 
 
 class Existing:
@@ -332,16 +347,6 @@ def versions_of(tensors: Iterable[Tensor]) -> list[int]:
 
 # --- Another run of f leaves no trace -------------------------------------------------------------
 
-_MISSING: Any = object()
-
-
-class Scope(NamedTuple):
-    """The names of a module or a class, and what writes to them."""
-
-    names: Mapping[str, Any]
-    put: Callable[[str, Any], None]
-    delete: Callable[[str], None]
-
 
 class Footprint:
     """What f could write to: put back, it is as it was. Tensors are not copied: `reads` refuses to
@@ -349,49 +354,34 @@ class Footprint:
     """
 
     def __init__(self, reach: Reach) -> None:
-        self._cells: list[tuple[CellType, list[Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
-        scopes: list[Scope] = []
+        self._named: list[Held] = []
         for x in reach.seen.values():
             if isinstance(x, CellType):
-                self._cells.append((x, contents(x)))
+                self._named += [Held(inner, x) for inner in contents(x)]
                 continue
             if isinstance(x, (list, deque, set, dict)):
                 self._containers.append((x, x.copy()))
             if isinstance(x, (type, ModuleType)):
-                scopes.append(
-                    Scope(vars(x), functools.partial(setattr, x), functools.partial(delattr, x))
-                )
-            elif type(attributes := attributes_of(x)) is dict:
+                self._note_names(reach, vars(x), x if isinstance(x, type) else vars(x))
+            elif type(attributes := getattr(x, "__dict__", None)) is dict:
                 self._containers.append((attributes, attributes.copy()))
             if isinstance(x, FunctionType):
-                scopes.append(
-                    Scope(x.__globals__, x.__globals__.__setitem__, x.__globals__.__delitem__)
-                )
-        self._named = [
-            (scope, name, scope.names.get(name, _MISSING))
-            for scope in scopes
-            for name in reach.names
-        ]
+                self._note_names(reach, x.__globals__, x.__globals__)
+
+    def _note_names(self, reach: Reach, scope: Mapping[str, Any], holder: Any) -> None:
+        """Note what the names are that f uses of a module or a class."""
+        self._named += [Held(scope[name], holder, name) for name in reach.names if name in scope]
 
     def put_back(self) -> None:
-        """Undo what was written since."""
-        for cell, held in self._cells:
-            if held:
-                cell.cell_contents = held[0]
-            elif contents(cell):
-                del cell.cell_contents
+        """Undo what was written since; a name that is new, the first run would have made."""
+        for place in self._named:
+            if _now_in(place) is not place.tensor:
+                put(place, place.tensor)
         for x, before in self._containers:
             if _identities(x) != _identities(before):
                 x.clear()
                 (x.extend if isinstance(x, (list, deque)) else x.update)(before)
-        for scope, name, held in self._named:
-            if scope.names.get(name, _MISSING) is held:
-                continue
-            if held is _MISSING:
-                scope.delete(name)
-            else:
-                scope.put(name, held)
 
 
 def _identities(x: Any) -> list[int]:

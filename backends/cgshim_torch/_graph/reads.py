@@ -9,19 +9,16 @@ own output, a residual with its derivative.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from cgshim.backend import place_of
+from cgshim.backend import Call, Tensor, place_of
 from cgshim_torch._graph.existing import Existing
+from cgshim_torch._graph.walk import levels
 from cgshim_torch._versions.private import functorch, outside_of_func, sequence_number
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
 Refuse = Callable[[str], NoReturn]
 FLOATS = frozenset(
     x
@@ -125,9 +122,7 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         """Return a tensor of torch.func, which the rule itself has called: that wraps without
         asking this mode.
         """
-        inner = t
-        while functorch.is_functorch_wrapped_tensor(inner):
-            inner = functorch.get_unwrapped(inner)
+        *_, inner = levels(t)
         is_known = id(inner) in self._known and id(inner) not in self._substitutes
         if not (is_known or self._existing.has(inner)):
             self._wrapped = inner

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from cgshim_torch._graph.existing import Reach
-from cgshim_torch._graph.state import AsRead
-from cgshim_torch._graph.state import levels as levels
+from cgshim.backend import Call, Tensor
+from cgshim_torch._graph.existing import Reach, put_in_modules
 from cgshim_torch._versions.private import (
     FakeTensor,
     forward_ad,
@@ -20,24 +19,15 @@ from cgshim_torch._versions.private import (
     temporarily_pop_interpreter_stack,
 )
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
 T = TypeVar("T")
 Edge = tuple[Any, int]
 
 requires_grad = operator.attrgetter("requires_grad")
-_is_leaf = operator.attrgetter("is_leaf")
-
-
-now = sequence_number
-"""Returns a point in this thread's history of the graph: nodes that it makes later have this number or a higher one."""
 
 
 def since(start: int) -> range:
-    """Return the numbers of the nodes that this thread has made since then."""
-    return range(start, now())
+    """Return the numbers of the nodes that this thread has made since this one was the next."""
+    return range(start, sequence_number())
 
 
 def is_transformed() -> bool:
@@ -54,9 +44,12 @@ def is_jvp_alone() -> bool:
     return bool(level == 1 and innermost.key() == functorch.TransformType.Jvp)
 
 
-def is_wrapped_or_requires_grad(tensor: Tensor) -> bool:
-    """Return True if tensor can be differentiated at some level of torch.func."""
-    return bool(tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor))
+def levels(tensor: Tensor) -> Iterable[Tensor]:
+    """Yield a tensor, and what each transformation of torch.func has wrapped."""
+    yield tensor
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+        yield tensor
 
 
 def requires_grad_at_a_level(tensor: Tensor) -> bool:
@@ -95,7 +88,7 @@ def captured(
         known.add([leaf for leaf, _ in leaves])
         if strange or (in_batch and leaves):
             leaves, strange = _as_read(call, leaves, strange, in_batch)
-        variables += [leaf for leaf, _ in sorted(leaves, key=_of_use)]
+        variables += [leaf for leaf, _ in sorted(leaves, key=operator.itemgetter(1))]
         known.add(variables)
         for edge, _ in strange:
             if not in_a_rule or known.reached_beyond((), edges=[edge])[0]:
@@ -109,7 +102,6 @@ def captured(
 
 Use = tuple[T, tuple[float, int]]
 """what tensors depend on, and the number of the first node in the graph that uses it, with its place among several"""
-_of_use = operator.itemgetter(1)
 
 
 def _as_read(
@@ -121,16 +113,18 @@ def _as_read(
     A leaf that is a batch of vmap is what vmap has made of it; if the search of f does not find it,
     raise an error.
     """
-    read = AsRead(call.f, within_reach(call))
     if in_batch:
+        as_read = {id(level): t for t in within_reach(call) for level in levels(t)}
         for leaf, _ in leaves:
-            if read.leaf(leaf) is None:
+            if id(leaf) not in as_read:
                 call.refuse_captured(leaf)
-        leaves = [(read.leaf(leaf), used) for leaf, used in leaves]
-    in_place = [(read.state(edge), used) for edge, used in strange if read.state(edge) is not None]
-    return [*leaves, *in_place], [
-        (edge, used) for edge, used in strange if read.state(edge) is None
-    ]
+        leaves = [(as_read[id(leaf)], used) for leaf, used in leaves]
+    state = {
+        (level.grad_fn, level.output_nr): put.tensor
+        for put in put_in_modules(call.f) for level in levels(put.tensor) if not level.is_leaf
+    }  # fmt: skip
+    in_place = [(state[edge], used) for edge, used in strange if edge in state]
+    return [*leaves, *in_place], [(edge, used) for edge, used in strange if edge not in state]
 
 
 def refuse_captured_tangents(call: Call, made: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
@@ -240,7 +234,7 @@ class _Known:
         thread.
         """
         unused = float("inf")
-        leaves = map(leaf_of, filter(_is_leaf, tensors))
+        leaves = [leaf_of(t) for t in tensors if t.is_leaf]
         used_at = {id(leaf): (leaf, (unused, at)) for at, leaf in enumerate(leaves)}
         strange: dict[Edge, tuple[float, int]] = {}
         node_of: dict[int, Any] = {}
