@@ -914,7 +914,6 @@ def total(x, *, scale=1.0):
 EDITIONS = [
     ("(SIZE,), x.dtype", 3),
     ("(SIZE,), x.dtype", 2),
-    ("(SIZE,), 'float64'", 2),
     ("(SIZE,), 'int64'", 2),
 ]
 
