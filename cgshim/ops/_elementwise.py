@@ -161,7 +161,7 @@ def geomspace(start: float, stop: float, num: int = 50, endpoint: bool = True) -
 
 
 def pad(
-    array: Tensor, pad_width: Any, mode: str = "constant", *, constant_values: float = 0
+    array: Tensor, pad_width: Any, mode: Any = "constant", *, constant_values: float = 0
 ) -> Tensor:
     """Pad in NumPy's modes that repeat elements, and with one constant."""
     if mode not in _PAD_MODES:
@@ -171,16 +171,12 @@ def pad(
         if mode == "constant":
             array = _pad_with(array, axis, before, after, constant_values)
         elif before or after:
-            array = ops.take(array, _places(array.shape[axis], before, after, mode), axis=axis)
+            places = np.pad(np.arange(array.shape[axis]), (before, after), mode)
+            array = ops.take(array, places, axis=axis)
     return array
 
 
 _PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
-
-
-def _places(size: int, before: int, after: int, mode: Any) -> Any:
-    """Return which element is at each place, as NumPy pads."""
-    return np.pad(np.arange(size), (before, after), mode)
 
 
 def _pad_with(array: Tensor, axis: int, before: int, after: int, value: float) -> Tensor:

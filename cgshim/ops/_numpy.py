@@ -87,10 +87,11 @@ _ALIASES = {
     "atanh": "arctanh", "pow": "power", "concat": "concatenate", "permute_dims": "transpose", "amax": "max",
     "amin": "min", "around": "round", "bitwise_not": "invert", "bitwise_invert": "invert", "absolute": "abs",
     "bitwise_left_shift": "left_shift", "bitwise_right_shift": "right_shift", "true_divide": "divide", "fix": "trunc",
-    "mod": "remainder", "conjugate": "conj", "trapz": "trapezoid",
+    "mod": "remainder", "conjugate": "conj", "trapz": "trapezoid", "sigmoid": "special.expit",
+    "logsumexp": "special.logsumexp",
     **{f"linalg.{name}": name for name in ("cross", "matmul", "matrix_transpose", "outer", "tensordot", "vecdot")},
 }  # fmt: skip
-"""other names that NumPy or the array API standard has for a function"""
+"""other names that NumPy, the array API standard or jax.nn has for a function"""
 
 
 def _is_function(name: str) -> bool:
@@ -106,7 +107,7 @@ def _is_elementwise(name: str) -> bool:
     space, _, own = name.rpartition(".")
     if space == "special":
         return own not in ("softmax", "log_softmax", "logsumexp")
-    return isinstance(getattr(np, name, None), np.ufunc) or name in ("relu", "sigmoid", "softplus")
+    return isinstance(getattr(np, name, None), np.ufunc) or name in ("relu", "softplus")
 
 
 def _numpy_named(name: str) -> NumPyFunction:
