@@ -79,7 +79,8 @@ def _of_two(of: Callable[..., Tensor], otherwise: Callable[..., Tensor]) -> Call
                 return of(x1, x2)
         elif dtype2 is not None and dtype2.is_floating and type(x1) in (int, float):
             return of(tf.convert_to_tensor(x1, dtype2), x2)
-        return otherwise(*_promoted(x1, x2))
+        dtype = dtype2 if dtype1 is None else dtype1
+        return otherwise(_number_in(x1, dtype), _number_in(x2, dtype))
 
     return function
 
@@ -89,15 +90,8 @@ def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Tenso
     return numpy_function(name) if name in _IN_ONE_DTYPE else None
 
 
-def _promoted(x1: Any, x2: Any) -> Sequence[Tensor]:
-    """Return a tensor and a number as tensors, the number in the tensor's dtype if that can hold
-    it.
-    """
-    x = x1 if _has_dtype(x1) else x2
-    return [_number_in(each, x.dtype) for each in (x1, x2)]
-
-
 def _number_in(number: Any, dtype: Any) -> Tensor:
+    """Return a number as a tensor, in the dtype if that can hold it; a tensor as it is."""
     if _has_dtype(number):
         return number
     fits = dtype.is_complex or (isinstance(number, int) and dtype != tf.bool)
@@ -377,8 +371,7 @@ def np_asarray(a: Any, dtype: Any = None) -> Tensor:
     return tf.cast(made, tf.float32) if floats else made
 
 
-def np_array(object: Any, dtype: Any = None) -> Tensor:
-    return tf.identity(np_asarray(object, dtype))
+np_array = np_asarray  # nobody writes into a tensor
 
 
 # --- Fourier transforms: TensorFlow has them of complex numbers and along the last axis -----------

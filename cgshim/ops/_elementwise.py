@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cgshim.ops._axes import INEXACT, Tensor, as_float
+from cgshim.backend import Tensor
 from cgshim.ops._numpy import ops
-from cgshim.ops._tensors import cast, convert_to_tensor, dtype, shape
+from cgshim.ops._tensors import INEXACT, as_float, cast, convert_to_tensor, dtype, shape
 
 
 def clip(
@@ -168,21 +168,19 @@ def pad(
         raise NotImplementedError(f"mode={mode!r}, which is none of {', '.join(_PAD_MODES)}")
     widths = np.broadcast_to(np.asarray(pad_width), (len(array.shape), 2)).tolist()
     for axis, (before, after) in enumerate(widths):
+        if not (before or after):
+            continue
         if mode == "constant":
-            array = _pad_with(array, axis, before, after, constant_values)
-        elif before or after:
+            one = ops.full_like(ops.sum(array, axis=axis, keepdims=True), constant_values)
+            one = cast(one, dtype(array))
+            array = ops.concatenate([*[one] * before, array, *[one] * after], axis=axis)
+        else:
             places = np.pad(np.arange(array.shape[axis]), (before, after), mode)
             array = ops.take(array, places, axis=axis)
     return array
 
 
 _PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
-
-
-def _pad_with(array: Tensor, axis: int, before: int, after: int, value: float) -> Tensor:
-    one = ops.full_like(ops.sum(array, axis=axis, keepdims=True), value)
-    sides = [[cast(one, dtype(array))] * count for count in (before, after)]
-    return ops.concatenate([*sides[0], array, *sides[1]], axis=axis) if before or after else array
 
 
 def tri(N: int, M: int | None = None, k: int = 0) -> Tensor:  # noqa: N803

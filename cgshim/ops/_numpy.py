@@ -6,6 +6,7 @@ translates for a backend that offers no functions itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import textwrap
@@ -266,11 +267,9 @@ def own_function(backend: Backend, name: str) -> NumPyFunction | None:
 def _translated(name: str, framework: str) -> NumPyFunction | None:
     import autoray
 
-    try:
-        translated: NumPyFunction = autoray.get_lib_fn(framework, name)
-    except (ImportError, AttributeError):
-        return None
-    return translated
+    with contextlib.suppress(ImportError, AttributeError):
+        return autoray.get_lib_fn(framework, name)  # type: ignore[no-any-return]
+    return None
 
 
 def _tensors_of(name: str, backend: Backend, value: Any) -> Any:

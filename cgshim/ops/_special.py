@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cgshim.ops._axes import Axis, Tensor
+from cgshim.backend import Axis, Tensor
 from cgshim.ops._numpy import linalg, ops, special
 from cgshim.ops._tensors import cast, dtype, stop_gradient
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from cgshim.backend import (
+    Axis,
     BackendError,
     CustomGradientTypeError,
     CustomGradientValueError,
     Tensor,
     as_tensor,
+    axes_of,
     backend_or_numpy,
     backend_to_convert_to,
     describe,
@@ -283,3 +286,40 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
                           got=describe_tree(other), do="give trees with tensors at the same places")  # fmt: skip
         columns.append(column)
     return spec.combine([fn(*each) for each in zip(tensors, *columns, strict=True)])
+
+
+# --- What the definitions of NumPy's functions share: floats, and the axes of a reduction ----------
+
+
+INEXACT = ("float", "bfloat", "complex")
+"""the beginnings of the names of dtypes that have fractions"""
+
+
+def count_of(x: Tensor, axis: Axis) -> Any:
+    """Return how many elements a reduction over these axes combines."""
+    sizes = [x.shape[at] for at in axes_of(x, axis)]
+    if None in sizes:  # a graph does not know it yet
+        return ops.sum(ops.ones_like(as_float(x)), axis=axis, keepdims=True)
+    return math.prod(sizes)
+
+
+def as_float(x: Tensor) -> Tensor:
+    """Return x; if it holds integers or booleans, in the dtype of the framework's division."""
+    return x if dtype(x).startswith(INEXACT) else ops.true_divide(cast(x, "int64"), 1)
+
+
+def as_last(x: Tensor, axis: Axis) -> Tensor:
+    """Return x with these axes moved to the end and joined into one."""
+    axes = axes_of(x, axis)
+    if not axes:
+        return ops.reshape(x, (-1,))
+    if len(axes) == 1:
+        return ops.moveaxis(x, axes[0], -1)
+    others = [at for at in range(len(x.shape)) if at not in axes]
+    return ops.reshape(ops.transpose(x, (*others, *axes)), (*[x.shape[at] for at in others], -1))
+
+
+def with_axes(reduced: Tensor, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+    for at in sorted(axes_of(x, axis)) if keepdims else ():
+        reduced = ops.expand_dims(reduced, at)
+    return reduced
