@@ -20,29 +20,25 @@ _MODULES = {
     "special": jax.scipy.special,
     "lax": jax.lax,
 }
-_ELSEWHERE: dict[str, Callable[..., Any]] = {
-    **{name: getattr(jax.nn, name) for name in ("softmax", "log_softmax", "relu", "sigmoid", "softplus", "one_hot")},
-    "logsumexp": jax.scipy.special.logsumexp, "top_k": jax.lax.top_k,
+_ELSEWHERE: dict[str, Callable[..., Any] | None] = {
+    **{name: getattr(jax.nn, name) for name in ("softmax", "log_softmax", "relu", "softplus", "one_hot")},
+    "top_k": jax.lax.top_k,
     "special.log_expit": jax.nn.log_sigmoid,
     "linalg.solve_triangular": jax.scipy.linalg.solve_triangular,
+    "index_add": lambda x, index, values, axis: x.at[(slice(None),) * axis + (index,)].add(values),
+    "clip": None, "histogram": None,
 }  # fmt: skip
-"""what stands in other modules than NumPy has"""
+"""what stands elsewhere than in NumPy; None for what jax.numpy has with other parameters, or as floats,
+which the front end may define
+"""
 _LISTS_AT = {
     "take": 1, "repeat": 1, "quantile": 1, "percentile": 1, "nanquantile": 1, "nanpercentile": 1, "compress": 0,
     "isin": 1, "searchsorted": 1, "digitize": 1, "delete": 1, "interp": 1,
 }  # fmt: skip
 """where NumPy takes a list of numbers for an array, and jax.numpy does not"""
-_UNLIKE = frozenset(["histogram"])
-"""what jax.numpy has with other parameters, or as floats; the front end may define it"""
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
-    if name == "clip":
-        return _clip
-    if name in _UNLIKE:
-        return None
-    if name == "index_add":
-        return lambda x, index, values, axis: x.at[(slice(None),) * axis + (index,)].add(values)
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]
     space, _, own = name.rpartition(".")
@@ -54,10 +50,6 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
 
 def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
     return numpy_function(name)  # jax.numpy takes Python numbers beside arrays
-
-
-def _clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
-    return jnp.clip(a, a_min if min is None else min, a_max if max is None else max)
 
 
 def _with_list_at(place: int, of: Callable[..., Any]) -> Callable[..., Any]:

@@ -60,7 +60,7 @@ _root = ""
 _NAMES = """
 array_split average cbrt clip convolve corrcoef correlate cov cumulative_prod cumulative_sum diff divmod ediff1d
 hsplit interp linalg.diagonal linalg.matrix_norm linalg.matrix_power linalg.norm linalg.svdvals linalg.trace
-linalg.vector_norm matrix_transpose matvec median modf nanmax nanmean nanmin nanprod nanstd nansum nanvar pad
+linalg.vector_norm matrix_transpose matvec median modf nanmax nanmean nanmin nanprod nanstd nansum nanvar outer pad
 percentile polyval ptp quantile special.entr special.kl_div special.log_expit special.ndtr special.rel_entr
 special.xlog1py special.xlogy std trace trapezoid unstack unwrap var vdot vecdot vsplit
 """
@@ -110,10 +110,6 @@ def index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
     found = np.array(x)
     np.add.at(np.moveaxis(found, axis, 0), index, np.moveaxis(values, axis, 0))
     return found
-
-
-def np_outer(a: Array, b: Array) -> Array:
-    return anp.reshape(a, (-1, 1)) * anp.reshape(b, (1, -1))
 
 
 def np_flip(m: Array, axis: Axis = None) -> Array:

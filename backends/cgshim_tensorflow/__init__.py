@@ -1,10 +1,9 @@
 """TensorFlow's backend: rules as gradients on tapes, in graphs and in forward mode.
 
 A call comes in by `custom_gradient`. `_run` runs f, of which `_record` notes what it computes, and
-finds what it read; `_gradient` makes its rule the gradient of its outputs, which `_rule` records.
-In a second order, `_outputs` connects what the rule reads of f, and `_tangents` where an
-accumulator asks. `_fits` checks what the rule returns; `_forward` looks at whether it is linear,
-and `_pfor` vectorizes it.
+finds what it read; `_gradient` makes its rule the gradient of its outputs, which `_rule` records,
+and vectorizes. In a second order, and in forward mode, `_outputs` connects what the rule reads of
+f. `_fits` checks what the rule returns, and `_forward` whether it is linear.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from optree import tree_unflatten as tree_unflatten
 
 from cgshim.backend import WithBatches, has_no_derivative, output_without_rule
 from cgshim_tensorflow._gradient import attach_rule
-from cgshim_tensorflow._graphs import converted_as_caller, in_this_graph
-from cgshim_tensorflow._pfor import mapped as mapped
+from cgshim_tensorflow._outputs import Tangents
 from cgshim_tensorflow._private import (
     EagerTensor,
     WeakTensor,
@@ -28,11 +27,10 @@ from cgshim_tensorflow._private import (
 )
 from cgshim_tensorflow._pullback import transposed as transposed
 from cgshim_tensorflow._pullback import vjp as vjp
-from cgshim_tensorflow._record import needed_among
+from cgshim_tensorflow._record import converted_as_caller, in_this_graph, needed_among
+from cgshim_tensorflow._rule import mapped as mapped
 from cgshim_tensorflow._run import run_f
-from cgshim_tensorflow._tangents import Tangents
 from cgshim_tensorflow._trees import tree_flatten as tree_flatten
-from cgshim_tensorflow._trees import tree_unflatten as tree_unflatten
 from cgshim_tensorflow._values import detached, is_composite, values_of, with_values
 
 if TYPE_CHECKING:

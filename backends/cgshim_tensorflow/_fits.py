@@ -11,37 +11,18 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from cgshim.backend import CustomGradientValueError, describe, describe_spec, refusal
-from cgshim_tensorflow._graphs import stand_ins
 from cgshim_tensorflow._private import is_compiled_by_xla
-from cgshim_tensorflow._values import is_composite, is_eager, values_of
+from cgshim_tensorflow._record import stand_ins
+from cgshim_tensorflow._values import DENSE, SLICES, Kind, is_eager, kind_of, values_of
 
 Tensor = Any
 Name = Callable[[], str]
 """what messages call the tensor whose gradient is checked"""
-
-
-class _Kind(NamedTuple):
-    type: Any
-    name: str
-    expected: str
-    instead: str
-
-
-_COMPOSITE = (
-    _Kind(tf.RaggedTensor, "a RaggedTensor", "a RaggedTensor with its row splits",
-          "make it by with_flat_values of the argument"),
-    _Kind(tf.SparseTensor, "a SparseTensor", "a SparseTensor with its indices",
-          "make it by with_values of the argument"),
-    _Kind(tf.IndexedSlices, "IndexedSlices", "IndexedSlices with its indices",
-          "make them of the indices and the dense_shape of the argument"),
-)  # fmt: skip
-_SLICES = _COMPOSITE[-1]
-_DENSE = _Kind(tf.Tensor, "a tensor", "a tensor or IndexedSlices", "make it dense in the rule")
 
 
 class Fit:
@@ -50,7 +31,7 @@ class Fit:
     """
 
     def __init__(
-        self, shape: Any, dtype: Any, kind: _Kind = _DENSE, places: Sequence[Tensor] = (),
+        self, shape: Any, dtype: Any, kind: Kind = DENSE, places: Sequence[Tensor] = (),
         sizes: Callable[[], Tensor] | None = None,
     ) -> None:  # fmt: skip
         self._kind = kind
@@ -64,9 +45,9 @@ class Fit:
         """Return the gradient of the tensor's values, or slices of it, checked to fit."""
         if gradient is None:
             return None
-        kind, values = _kind_of(gradient), values_of(gradient)
+        kind, values = kind_of(gradient), values_of(gradient)
         # each must have the size of a slice of the tensor
-        if kind is _SLICES and self._kind is _DENSE:
+        if kind is SLICES and self._kind is DENSE:
             if self._shape.rank is not None and not values.shape[1:].is_compatible_with(
                 self._shape[1:]
             ):
@@ -85,7 +66,7 @@ class Fit:
         ):
             values = self._checked_in_the_run(values, self._sizes(), op, name)
         return (
-            self._at_its_places(values, _places_of(gradient), op, name) if self._places else values
+            self._at_its_places(values, kind.places(gradient), op, name) if self._places else values
         )
 
     def _checked_in_the_run(self, values: Tensor, expected: Tensor, op: str, name: Name) -> Tensor:
@@ -97,7 +78,7 @@ class Fit:
             with (
                 contextlib.nullcontext()
                 if _is_compiled()
-                else _asserting(_equal(sizes, expected), message)
+                else _asserting(equal(sizes, expected), message)
             ):
                 # The slice fails if the assertion does: XLA leaves assertions out, and so does
                 # Grappler if an AddN makes it believe them. Nothing is copied; a slice has an
@@ -113,7 +94,7 @@ class Fit:
         for mine, expected in zip(places, self._places, strict=True):
             if not {x._id for x in stand_ins(mine)}.isdisjoint(x._id for x in stand_ins(expected)):
                 continue  # they are one, in the graphs around theirs too
-            agree = _equal(mine, expected)
+            agree = equal(mine, expected)
             if is_eager(agree):
                 if not agree:
                     raise others
@@ -144,29 +125,15 @@ def fit_of(x: Tensor) -> Fit:
     if not (_is_compiled() or values.shape.is_fully_defined()):
         known = sizes()  # made now, so that x need not be kept until then
         sizes = lambda: known
-    return Fit(values.shape, values.dtype, _kind_of(x), _places_of(x), sizes)
-
-
-def _kind_of(x: Tensor) -> _Kind:
-    return (
-        next((kind for kind in _COMPOSITE if isinstance(x, kind.type)), _DENSE)
-        if is_composite(x)
-        else _DENSE
-    )
-
-
-def _places_of(x: Tensor) -> Sequence[Tensor]:
-    """Return the tensors that say where a composite tensor has its values."""
-    if isinstance(x, tf.RaggedTensor):
-        return tuple(x.nested_row_splits)
-    return (x.indices,) if is_composite(x) else ()
+    kind = kind_of(x)
+    return Fit(values.shape, values.dtype, kind, kind.places(x), sizes)
 
 
 def _is_compiled() -> bool:
     return not tf.executing_eagerly() and is_compiled_by_xla(tf.compat.v1.get_default_graph())
 
 
-def _equal(a: Tensor, b: Tensor) -> Tensor:
+def equal(a: Tensor, b: Tensor) -> Tensor:
     """Return a boolean tensor: are two tensors of the same rank equal, in shape too?"""
     a, b = tf.convert_to_tensor(a), tf.convert_to_tensor(b)
     values = tf.reduce_all(

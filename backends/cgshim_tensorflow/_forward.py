@@ -6,15 +6,14 @@ be proportional to upstream, too, for a rule may read them in Python.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from cgshim.backend import RuleScope
 from cgshim_tensorflow._private import FunctionGradients, record
 from cgshim_tensorflow._record import Listening, is_of_accumulator
 from cgshim_tensorflow._values import is_differentiable, is_eager, values_of
@@ -37,35 +36,21 @@ class Transposition:
         self.is_of_function = is_of_function
         """whether a whole tf.function is transposed, whose second derivatives are built with the first"""
 
-    @contextlib.contextmanager
-    def going_on(self) -> Iterator[None]:
-        """While an accumulator runs the rule; raise an error at the end for one that is not linear."""
-        token = transposition.set(self)
-        try:
-            yield
-        finally:
-            transposition.reset(token)
+    def run(self, transpose: Callable[..., Any], *args: Any) -> Any:
+        """Let an accumulator run rules; raise an error at the end for one that is not linear."""
+        result = transposition.run(self, transpose, *args)
         for call, linearity in self._seen:
             judge(call, linearity)
+        return result
 
     def observe(
         self, call: Call, rule: Callable[..., Sequence[Tensor | None]], upstreams: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
         """Run the rule, observe its operations, and return its gradients."""
-        token = transposition.set(None)  # a rule within the rule is not this one
-        linearity = Linearity(upstreams)
+        linearity = Linearity()
         self._seen.append((call, linearity))
-        try:
-            with Listening(linearity.notice):
-                gradients = rule(*upstreams)
-            linearity.conclude(gradients)
-            if tf.executing_eagerly() and not linearity.fault:
-                with record.stop_recording():
-                    scaled = rule(*[-2 * u if is_differentiable(u) else u for u in upstreams])
-                    linearity.require_homogeneous(gradients, scaled)
-        finally:
-            transposition.reset(token)
-        return gradients
+        # a rule within the rule is not this one
+        return transposition.run(None, linearity.observe, rule, upstreams)
 
 
 def judge(call: Call, linearity: Linearity) -> None:
@@ -76,33 +61,25 @@ def judge(call: Call, linearity: Linearity) -> None:
         call.refuse_nonlinear(linearity.fault)
 
 
-transposition: ContextVar[Transposition | None] = ContextVar(
-    "cgshim_tensorflow_transposition", default=None
-)
+transposition: RuleScope[Transposition | None] = RuleScope("cgshim_tensorflow_transposition")
 """the one that is going on, if an accumulator is running the rule"""
 
 
-def _observing_rules(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Observe rules here too: an accumulator transposes a tf.function while it builds what gives
-    its tangents.
+@functools.cache
+def observe_functions() -> None:
+    """Observe the rules in each tf.function that an accumulator transposes from now on, while it
+    builds what gives the function's tangents.
     """
+    build = FunctionGradients._build_functions_for_outputs
 
     @functools.wraps(build)
     def observed(function: Any, outputs: Any, inference_args: Any, input_tangents: Any) -> Any:
         if not input_tangents:
             return build(function, outputs, inference_args, input_tangents)
-        with Transposition(is_of_function=True).going_on():
-            return build(function, outputs, inference_args, input_tangents)
+        transposed = Transposition(is_of_function=True)
+        return transposed.run(build, function, outputs, inference_args, input_tangents)
 
-    return observed
-
-
-@functools.cache
-def observe_functions() -> None:
-    """Observe the rules in each tf.function that an accumulator transposes from now on."""
-    FunctionGradients._build_functions_for_outputs = _observing_rules(
-        FunctionGradients._build_functions_for_outputs
-    )
+    FunctionGradients._build_functions_for_outputs = observed
 
 
 # --- Which operations are linear, and in what -----------------------------------------------------
@@ -192,8 +169,8 @@ _OF_EACH = ("Cast", "IdentityN")
 class Linearity:
     """What the operations of a rule show, one after the other."""
 
-    def __init__(self, upstreams: Iterable[Tensor]) -> None:
-        self.start(upstreams)
+    def __init__(self) -> None:
+        self._linear: set[int] = set()
         self._faults: dict[int, str] = {}
         self._doubts: dict[int, str] = {}
         self._zeros: set[int] = set()
@@ -202,16 +179,27 @@ class Linearity:
         self.doubt: str | None = None
         """an operation on upstream that is not known to be linear, if there is one"""
 
-    def start(self, upstreams: Iterable[Tensor]) -> None:
-        """Begin with these: what is computed from them is looked at."""
-        self._linear = {upstream._id for upstream in upstreams if is_differentiable(upstream)}
+    def observe(
+        self, rule: Callable[..., Sequence[Tensor | None]], upstreams: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
+        """Run a rule, look at its operations, and return its gradients."""
+        self._linear.update([u._id for u in upstreams if is_differentiable(u)])
+        with Listening(self.notice):
+            gradients = rule(*upstreams)
+        self.conclude(gradients)
+        if tf.executing_eagerly() and not self.fault:
+            with record.stop_recording():
+                scaled = rule(*[-2 * u if is_differentiable(u) else u for u in upstreams])
+                self.require_homogeneous(gradients, scaled)
+        return gradients
 
     @classmethod
     def of_graph(
         cls, graph: Any, upstreams: Iterable[Tensor], gradients: Iterable[Tensor]
     ) -> Linearity:
         """Return what the operations of a traced rule show."""
-        linearity = cls(upstreams)
+        linearity = cls()
+        linearity._linear.update([u._id for u in upstreams if is_differentiable(u)])
         for operation in graph.get_operations():
             attributes = ("f", operation.get_attr("f")) if "f" in operation.node_def.attr else ()
             linearity.notice(
@@ -272,7 +260,7 @@ class Linearity:
 
     def conclude(self, gradients: Iterable[Tensor | None]) -> None:
         """Look at what the rule has returned."""
-        for gradient in gradients:
+        for gradient in map(values_of, gradients):
             if gradient is None or not is_differentiable(gradient) or gradient._id in self._linear:
                 continue
             if gradient._id in self._doubts:

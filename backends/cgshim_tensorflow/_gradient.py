@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import tensorflow as tf
 
 from cgshim.backend import place_of, refuse_captured_tangent, subvals
-from cgshim_tensorflow._fits import fit_of
+from cgshim_tensorflow._fits import equal, fit_of
 from cgshim_tensorflow._forward import Transposition, transposition
-from cgshim_tensorflow._graphs import converted_as_caller, in_this_graph
 from cgshim_tensorflow._outputs import EagerOutputs, GraphOutputs
 from cgshim_tensorflow._private import (
     check_numerics_callback,
@@ -20,7 +19,13 @@ from cgshim_tensorflow._private import (
     record,
     shape_of_eager,
 )
-from cgshim_tensorflow._record import Record, needed_among, running_rule
+from cgshim_tensorflow._record import (
+    Record,
+    converted_as_caller,
+    in_this_graph,
+    needed_among,
+    running_rule,
+)
 from cgshim_tensorflow._rule import attach_gradient, stand_in_for, without_derivative
 from cgshim_tensorflow._run import Run
 from cgshim_tensorflow._values import detached, is_differentiable, is_eager, values_of, with_values
@@ -97,7 +102,7 @@ class _Gradient:
         if not may_be_recorded():
             return self._fitting(self._run(given, Record(self._call, self._record, given)))
         once = self._call.once_differentiable
-        observing = transposition.get()
+        observing = transposition.current
         if observing is not None and not (observing.is_of_function and once):
             if observing.is_of_function:
                 self.require_transpose()
@@ -123,11 +128,9 @@ class _Gradient:
         given = [
             like.around(upstream) for like, upstream in zip(self._like, upstreams, strict=True)
         ]
-        token = running_rule.enter(of_rule)
-        try:
-            gradients, of_variables = self.rule(self._inputs, given, self._variables, self._needed)
-        finally:
-            running_rule.leave(token)
+        gradients, of_variables = running_rule.run(
+            of_rule, self.rule, self._inputs, given, self._variables, self._needed
+        )
         return [*gradients, *of_variables]
 
     def _connected(self, *upstreams: Tensor, accumulators: int = 0) -> list[Tensor | None]:
@@ -185,7 +188,7 @@ class _Gradient:
         if tensor._id in self._handles:
             return "f returned in a variable"
         if tensor._id not in self._outputs.numbers and any(
-            _equal(tensor, y) for y in self._converted
+            tensor.dtype == y.dtype and equal(tensor, y) for y in self._converted
         ):
             return "f returned as a NumPy array, or in a variable"
         return None
@@ -258,8 +261,7 @@ class _Gradient:
         if self.rule.jvp_fn is not None:
             self._push(sources, outputs)
             return
-        with Transposition().going_on():
-            transpose()
+        Transposition().run(transpose)
 
     def _push(self, sources: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Give the outputs the tangents of the author's jvp_fn.
@@ -295,11 +297,9 @@ class _Gradient:
             self._tangents.connect(self._outputs.numbers)
         of_rule = Record(self._call, self._record, [t for t in given if t is not None])
         with self._outputs.read_by(of_rule):
-            token = running_rule.enter(of_rule)
-            try:
-                found = self.rule.tangents(given, outputs, lambda at: tf.zeros_like(sources[at]))
-            finally:
-                running_rule.leave(token)
+            found = running_rule.run(
+                of_rule, self.rule.tangents, given, outputs, lambda at: tf.zeros_like(sources[at])
+            )
         if self._stand_in is not None and self._is_followed(self._stand_in, accumulators=0):
             # the tangents are followed, and nothing of f to what jvp_fn has read
             for tensor in of_rule.read.values():
@@ -314,10 +314,6 @@ def _alarm(dtype: tf.DType) -> float:
         return float("nan")
     # if every NaN is an error, used or not: a number that no sum can hide
     return float(dtype.real_dtype.max**0.75)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return bool(a.dtype == b.dtype and a.shape == b.shape and tf.reduce_all(a == b))
 
 
 class _Like:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import tensorflow as tf
@@ -28,10 +29,7 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
         return own  # type: ignore[no-any-return]
     if name in _SAME:
         return getattr(tnp, name)  # type: ignore[no-any-return]
-    found: Any = tf
-    for part in _ELSEWHERE.get(name, "").split("."):
-        found = getattr(found, part, None)
-    return found  # type: ignore[no-any-return]
+    return attrgetter(_ELSEWHERE[name])(tf) if name in _ELSEWHERE else None
 
 
 _ALIKE = """
@@ -52,14 +50,16 @@ _ELSEWHERE = {
     "linalg.det": "linalg.det", "linalg.inv": "linalg.inv", "linalg.cholesky": "linalg.cholesky",
     "linalg.slogdet": "linalg.slogdet", "linalg.eigvalsh": "linalg.eigvalsh", "linalg.eigh": "linalg.eigh",
     "linalg.eigvals": "linalg.eigvals", "linalg.eig": "linalg.eig", "linalg.pinv": "linalg.pinv",
+    "linalg.matrix_rank": "linalg.matrix_rank", "special.logsumexp": "reduce_logsumexp", "top_k": "math.top_k",
     "special.erf": "math.erf", "special.erfc": "math.erfc", "special.erfinv": "math.erfinv",
     "special.gammaln": "math.lgamma", "special.digamma": "math.digamma", "special.psi": "math.digamma",
     "special.expit": "math.sigmoid", "special.xlogy": "math.xlogy", "special.xlog1py": "math.xlog1py",
     "special.ndtri": "math.ndtri", "special.zeta": "math.zeta", "special.polygamma": "math.polygamma",
     "special.betaln": "math.lbeta", "special.gammainc": "math.igamma", "special.gammaincc": "math.igammac",
     "special.betainc": "math.betainc", "special.i0": "math.special.bessel_i0", "special.i0e": "math.special.bessel_i0e",
-    "relu": "nn.relu", "sigmoid": "math.sigmoid", "softplus": "math.softplus", "special.log_expit": "math.log_sigmoid",
+    "relu": "nn.relu", "softplus": "math.softplus", "special.log_expit": "math.log_sigmoid",
     "special.i1": "math.special.bessel_i1", "special.i1e": "math.special.bessel_i1e", "zeros_like": "zeros_like",
+    "reshape": "reshape",
 }  # fmt: skip
 
 
@@ -79,7 +79,8 @@ def _of_two(of: Callable[..., Tensor], otherwise: Callable[..., Tensor]) -> Call
                 return of(x1, x2)
         elif dtype2 is not None and dtype2.is_floating and type(x1) in (int, float):
             return of(tf.convert_to_tensor(x1, dtype2), x2)
-        return otherwise(*_promoted(x1, x2))
+        dtype = dtype2 if dtype1 is None else dtype1
+        return otherwise(_number_in(x1, dtype), _number_in(x2, dtype))
 
     return function
 
@@ -89,15 +90,8 @@ def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Tenso
     return numpy_function(name) if name in _IN_ONE_DTYPE else None
 
 
-def _promoted(x1: Any, x2: Any) -> Sequence[Tensor]:
-    """Return a tensor and a number as tensors, the number in the tensor's dtype if that can hold
-    it.
-    """
-    x = x1 if _has_dtype(x1) else x2
-    return [_number_in(each, x.dtype) for each in (x1, x2)]
-
-
 def _number_in(number: Any, dtype: Any) -> Tensor:
+    """Return a number as a tensor, in the dtype if that can hold it; a tensor as it is."""
     if _has_dtype(number):
         return number
     fits = dtype.is_complex or (isinstance(number, int) and dtype != tf.bool)
@@ -211,10 +205,6 @@ np_argmin = functools.partial(_argument, tnp.argmin)
 # --- Shapes ---------------------------------------------------------------------------------------
 
 
-def np_reshape(a: Tensor, /, shape: Any) -> Tensor:
-    return tnp.reshape(a, shape)
-
-
 def np_flip(m: Tensor, axis: Axis = None) -> Tensor:
     return tf.reverse(m, list(axes_of(m, axis)))
 
@@ -248,16 +238,6 @@ def np_stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
 def np_where(condition: Tensor, x: Any = None, y: Any = None) -> Any:
     own = x is not None and _have_one_dtype((x, y)) and condition.dtype == tf.bool
     return tf.where(condition, x, y) if own else tnp.where(condition, x, y)
-
-
-def np_clip(
-    a: Tensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
-) -> Tensor:
-    low, high = (a_min if min is None else min), (a_max if max is None else max)
-    if {type(low), type(high)} <= {int, float} and a.dtype.is_floating:
-        return tf.clip_by_value(a, low, high)
-    a = a if low is None else numpy_function("maximum")(*_promoted(a, low))  # type: ignore[misc]
-    return a if high is None else numpy_function("minimum")(*_promoted(a, high))  # type: ignore[misc]
 
 
 def np_searchsorted(a: Tensor, v: Any, side: str = "left") -> Tensor:
@@ -338,10 +318,6 @@ def np_linalg_qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     return q, r
 
 
-def np_linalg_matrix_rank(A: Tensor) -> Tensor:  # noqa: N803
-    return tf.cast(tf.linalg.matrix_rank(A), tf.int64)
-
-
 # --- For networks, by the names of jax.nn ---------------------------------------------------------
 
 
@@ -352,19 +328,6 @@ def _softmax(of: Callable[..., Tensor], default: int | None) -> Callable[..., Te
 
 
 np_softmax, np_log_softmax = _softmax(tf.nn.softmax, -1), _softmax(tf.nn.log_softmax, -1)
-
-
-def np_logsumexp(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
-    return tf.reduce_logsumexp(a, axis, keepdims)
-
-
-def np_one_hot(x: Tensor, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Tensor:
-    return tf.one_hot(x, num_classes, dtype=tf.float32 if dtype is None else dtype, axis=axis)
-
-
-def np_top_k(operand: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    values, indices = tf.math.top_k(operand, k)
-    return values, indices
 
 
 # --- New tensors: floats are TensorFlow's own, float32, unless a dtype or a tensor says otherwise --
@@ -408,18 +371,14 @@ def np_asarray(a: Any, dtype: Any = None) -> Tensor:
     return tf.cast(made, tf.float32) if floats else made
 
 
-def np_array(object: Any, dtype: Any = None) -> Tensor:
-    return tf.identity(np_asarray(object, dtype))
+np_array = np_asarray  # nobody writes into a tensor
 
 
 # --- Fourier transforms: TensorFlow has them of complex numbers and along the last axis -----------
 
 
 def _complex(a: Tensor) -> Tensor:
-    if a.dtype.is_complex:
-        return a
-    a = a if a.dtype.is_floating else tnp.true_divide(a, 1)
-    return tf.complex(a, tf.zeros_like(a))
+    return tf.cast(a, tnp.result_type(a, tnp.complex64))
 
 
 def _resized(a: Tensor, n: int | None) -> Tensor:
@@ -484,16 +443,6 @@ np_fft_ifft2, np_fft_ifftn = _over_axes(np_fft_ifft, (-2, -1)), _over_axes(np_ff
 # own ---------------
 
 
-def _cond(
-    pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any
-) -> Any:
-    return tf.cond(pred, lambda: true_fun(*operands), lambda: false_fun(*operands))
-
-
-def _while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init: Tree) -> Tree:
-    return tf.while_loop(cond_fun, lambda carried: [body(carried)], [init])[0]
-
-
 def _scan(
     step: Callable[[Any, Any], tuple[Any, Any]],
     carry: Tree,
@@ -534,7 +483,11 @@ def _scan(
 
 
 _IN_GRAPHS: dict[str, Callable[..., Any]] = {
-    "lax.cond": _cond,
-    "lax.while_loop": _while_loop,
+    "lax.cond": lambda pred, true_fun, false_fun, *operands: tf.cond(
+        pred, lambda: true_fun(*operands), lambda: false_fun(*operands)
+    ),
+    "lax.while_loop": lambda cond_fun, body, init: tf.while_loop(
+        cond_fun, lambda value: [body(value)], [init]
+    )[0],
     "lax.scan": _scan,
 }

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from cgshim_tensorflow._fits import fit_of
 from cgshim_tensorflow._forward import Linearity
-from cgshim_tensorflow._private import pack_tangents, record
-from cgshim_tensorflow._record import Listening, running_rule
+from cgshim_tensorflow._private import pack_tangents
+from cgshim_tensorflow._record import running_rule
 from cgshim_tensorflow._values import is_differentiable, values_of, with_values
 
 Tensor = Any
@@ -61,21 +61,12 @@ def transposed(
     refuse: Callable[[str], NoReturn],
 ) -> Sequence[Tensor]:
     """Return the transpose of a linear function of tensors like the inputs, at upstreams."""
-    points = [tf.ones_like(values_of(x)) for x in inputs]
-    linearity = Linearity(points)
-
-    def observed(*tangents: Tensor) -> Sequence[Tensor]:
-        linearity.start(tangents)
-        with Listening(linearity.notice):
-            found = fn(*map(with_values, inputs, tangents))
-        linearity.conclude(map(values_of, found))
-        return found
-
-    outputs, pullback = vjp(observed, points)
-    if tf.executing_eagerly() and not linearity.fault:
-        with record.stop_recording():
-            scaled = fn(*map(with_values, inputs, [-2 * x for x in points]))
-            linearity.require_homogeneous(outputs, scaled)
+    of_values = lambda *tangents: fn(*map(with_values, inputs, tangents))
+    linearity = Linearity()
+    _, pullback = vjp(
+        lambda *tangents: linearity.observe(of_values, tangents),
+        [tf.ones_like(values_of(x)) for x in inputs],
+    )
     if linearity.fault:
         refuse(linearity.fault)
     return pullback(upstreams)

@@ -5,7 +5,8 @@ and noted by the numbers of their tensors, so that none is kept alive. This tell
 tensor what it is made of, and of a tensor that a rule reads whether its derivative is known: tapes
 record f, so most are connected with the arguments, wherever f kept them. What is left are tensors
 that f made of values that Python read, as `tf.constant(np.exp(x))`: no tape follows them, and
-nobody can tell them from constants but by their numbers. In a graph there are no values to read.
+nobody can tell them from constants but by their numbers. In a graph there are no values to read,
+and its operations tell what a tensor was made of, and what it stands for in the graphs around.
 """
 
 from __future__ import annotations
@@ -22,8 +23,16 @@ import numpy as np
 import tensorflow as tf
 
 from cgshim.backend import RuleScope
-from cgshim_tensorflow._private import context, execute, pack_tangents, record, shape_of_eager, uid
-from cgshim_tensorflow._values import is_differentiable
+from cgshim_tensorflow._private import (
+    autograph,
+    context,
+    execute,
+    pack_tangents,
+    record,
+    shape_of_eager,
+    uid,
+)
+from cgshim_tensorflow._values import is_differentiable, is_eager
 
 if TYPE_CHECKING:
     from cgshim.backend import Call
@@ -68,7 +77,7 @@ class Record:
         self, call: Call, around: Record | None = None, ends: Iterable[Tensor] = ()
     ) -> None:
         self.call = call
-        self._around = around
+        self._around: tuple[Record, ...] = (around, *around._around) if around else ()
         self.ends = {x._id for x in ends}
         # before f may write there
         self._held = [] if around and around.call is call else _numbers_held_by(call.f)
@@ -154,9 +163,12 @@ class Record:
             return False
         if tensor._id in self._made_of:
             return self.leads_to(tensor, self._of_values)
-        return not _numbers_of(tensor) <= _rounded(
-            (*self._held, *_numbers_known_to(self.call)), tensor.dtype
-        )
+        known = [
+            *(0, 1, *self._held, *_constants_in(_code_of(self.call.f))),
+            *self.call.options.values(),
+            *[leaf for spec in self.call.arguments.specs for leaf in spec.static_leaves()],
+        ]
+        return not _numbers_of(tensor) <= _rounded(known, tensor.dtype)
 
     def leads_to(self, tensor: Tensor, ends: Collection[int]) -> bool:
         """Return True if a tensor was made of one of these."""
@@ -165,7 +177,11 @@ class Record:
     def leads_beyond(self, tensor: Tensor, given: Collection[int]) -> bool:
         """Return True if a tensor that is watched depends on anything that is, but the given ones."""
         leaves = [at for at, made_of in self._back_from(tensor, given) if made_of is None]
-        return tensor._id in leaves or any(map(self._is_watched, leaves))
+        return tensor._id in leaves or any(
+            at in each._watched or (at in each.read and is_watched([each.read[at]]))
+            for at in leaves
+            for each in (self, *self._around)
+        )
 
     def _back_from(
         self, tensor: Tensor, given: Collection[int]
@@ -186,23 +202,12 @@ class Record:
     def _inputs_of(self, at: int) -> Sequence[int] | None:
         if self.is_end(at):
             return None
-        return next((each._made_of[at] for each in self._all() if at in each._made_of), None)
+        records = (self, *self._around)
+        return next((each._made_of[at] for each in records if at in each._made_of), None)
 
     def is_end(self, at: int) -> bool:
         """Return True if a tensor is what is differentiated here, whatever it was made of."""
-        return any(at in each.ends for each in self._all())
-
-    def _is_watched(self, at: int) -> bool:
-        return any(
-            at in each._watched or (at in each.read and is_watched([each.read[at]]))
-            for each in self._all()
-        )
-
-    def _all(self) -> Iterator[Record]:
-        each: Record | None = self
-        while each is not None:
-            yield each
-            each = each._around
+        return any(at in each.ends for each in (self, *self._around))
 
 
 running_rule: RuleScope[Record | None] = RuleScope("cgshim_tensorflow_running_rule")
@@ -234,13 +239,6 @@ def _numbers_held_by(f: Any) -> list[Any]:
         for x in (*[cell.cell_contents for cell in cells], *attributes)
         if isinstance(x, (int, float))
     ]
-
-
-def _numbers_known_to(call: Call) -> Iterator[Any]:
-    """Yield the numbers in the code of f, in its options, and in static arguments."""
-    yield from (0, 1, *_constants_in(_code_of(call.f)))
-    yield from call.options.values()
-    yield from [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
 
 
 def _code_of(f: Any) -> types.CodeType | None:
@@ -309,3 +307,81 @@ def note(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
     for listening in context.context().op_callbacks:
         if isinstance(listening, Listening) and tf.executing_eagerly():
             listening.listener("", inputs, (), outputs)
+
+
+# --- Tensors of graphs ----------------------------------------------------------------------------
+
+
+OPEN = ("Placeholder", "PlaceholderWithDefault")
+
+
+def in_this_graph(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors of the graph that is being built, if one is, and the values of variables."""
+    values = [tf.convert_to_tensor(x) if isinstance(x, tf.Variable) else x for x in tensors]
+    if tf.executing_eagerly():
+        return values
+    capture = getattr(tf.compat.v1.get_default_graph(), "capture", None)
+    return (
+        [tf.nest.map_structure(capture, x, expand_composites=True) for x in values]
+        if capture
+        else values
+    )
+
+
+def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as AutoGraph has converted the caller: `if` and `while` on tensors work in
+    a graph, too.
+    """
+    if tf.executing_eagerly():
+        return function
+    return autograph.tf_convert(function, ctx=autograph.control_status_ctx())  # type: ignore[no-any-return]
+
+
+def stand_ins(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield a tensor, and what it stands for in the graphs around its own."""
+    while tensor is not None:
+        yield tensor
+        captures = () if is_eager(tensor) else getattr(tensor.graph, "captures", ())
+        tensor = next((external for external, internal in captures if internal is tensor), None)
+
+
+def sources_beyond(tensor: Tensor, given: frozenset[int]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the ends of all paths back from a tensor but through the given ones, in a rule that is
+    running.
+
+    The second list has those that may yet be differentiated: arguments of a graph, and variables.
+    They are in it as the graph has captured them in which the path last passed an operation: the
+    gradient of a tf.cond cannot do it again.
+    """
+    rule = running_rule.current
+    ends, may_be, seen, todo = [], [], {tensor._id}, [(tensor, tensor)]
+    while todo:
+        at, nearest = todo.pop()
+        if at._id in given or (
+            _is_read(at) and any(x._id in given for x in stand_ins(at.op.inputs[0]))
+        ):
+            continue
+        is_end = rule is not None and rule.is_end(at._id)
+        back = [] if is_eager(at) or is_end else _one_step_back(at)
+        if not back:
+            ends.append(at)
+            if not is_eager(at) and (is_end or _is_read(at) or at.op.type in OPEN):
+                may_be.append(nearest)
+        for each in back:
+            if each._id not in seen:
+                seen.add(each._id)
+                todo.append((each, each if at.op.inputs else nearest))
+    return ends, may_be
+
+
+def _one_step_back(tensor: Tensor) -> list[Tensor]:
+    """Return what a tensor was made of, or stands for; nothing if a tape follows it from here on."""
+    if _is_read(tensor):
+        return []
+    back = list(tensor.op.inputs) or [*stand_ins(tensor)][1:2]
+    return [] if back and is_watched([tensor]) and not is_watched(back) else back
+
+
+def _is_read(tensor: Tensor) -> bool:
+    """Return True if a tensor is what a variable holds."""
+    return not is_eager(tensor) and tensor.op.type == "ReadVariableOp"

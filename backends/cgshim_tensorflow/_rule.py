@@ -14,9 +14,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import TransformationError, refusal
-from cgshim_tensorflow._forward import Backward, observe_functions
-from cgshim_tensorflow._pfor import converter
+from cgshim.backend import CustomGradientTypeError, Mapped, TransformationError, refusal
+from cgshim_tensorflow._forward import (
+    Backward,
+    Linearity,
+    judge,
+    observe_functions,
+    transposition,
+)
 from cgshim_tensorflow._private import (
     LegacyGraph,
     count_accumulators,
@@ -24,9 +29,10 @@ from cgshim_tensorflow._private import (
     pack_tangents,
     record,
     uid,
+    wrap_for_pfor,
 )
 from cgshim_tensorflow._record import note
-from cgshim_tensorflow._values import detached, values_of, with_values
+from cgshim_tensorflow._values import detached, is_eager, values_of, with_values
 
 if TYPE_CHECKING:
     from cgshim.backend import Call
@@ -106,9 +112,7 @@ def _identity_in_graph(
         outputs = tf.identity_n([*values, *sources])
     operation = outputs[0].op
     backward = make_gradient(outputs[:count])
-    operation.pfor_converter = converter(
-        count, backward, functools.partial(attach_gradient, call), call
-    )
+    operation.pfor_converter = _converter(count, backward, call)
     # the graph keeps its own gradients alive, and nothing else does
     operation.cgshim_gradient = gradient
     return list(outputs[:count]), backward
@@ -162,9 +166,7 @@ def stand_in_for(call: Call, sources: Sequence[Tensor], refuse: Callable[[], NoR
     refused.
     """
 
-    def refused(*_: Any) -> NoReturn:
-        refuse()
-
+    refused = lambda *_: refuse()
     with record.stop_recording():
         number = tf.constant(0.0)
     if not tf.executing_eagerly():
@@ -175,3 +177,164 @@ def stand_in_for(call: Call, sources: Sequence[Tensor], refuse: Callable[[], NoR
         call.name, [number], sources, refused, lambda *_: [tf.zeros_like(number)]
     )
     return number
+
+
+# --- Under tf.vectorized_map ----------------------------------------------------------------------
+#
+# `pfor` rewrites the operations of a loop's body one by one. If an operation has a gradient of its
+# own, pfor keeps its values alone, and autodiff's gradient with them. So the rule is rewritten here
+# as well: the gradient of all iterations is the vectorized rule.
+
+
+def _converter(count: int, backward: Backward, call: Call) -> Callable[[Any], list[Any]]:
+    """Return what pfor calls to vectorize an operation on `count` values and then sources with this
+    gradient.
+    """
+
+    # what refuses a derivative has no rule to transpose
+    require_transpose = getattr(backward, "require_transpose", lambda: None)
+
+    def convert(pfor_input: Any) -> list[Any]:
+        if isinstance(call.f, Mapped):  # the values are those of its batch, with its gradient
+            return [wrap_for_pfor(x.t, x.is_stacked) for x in pfor_input.inputs]
+        own = list(pfor_input.op.outputs[:count])
+        rule = _Traced(backward, own, call)
+        residuals = [_converted(pfor_input.pfor, tensor, own) for tensor in rule.residuals]
+        pfor_input.stack_inputs()
+        inputs = [wrapped.t for wrapped in pfor_input.inputs]
+        values, sources = inputs[:count], inputs[count:]
+
+        def vectorized(outputs: Sequence[Tensor]) -> Backward:
+            read = [
+                (outputs[x] if isinstance(x, int) else x, is_stacked) for x, is_stacked in residuals
+            ]
+            over_all: Any = lambda *upstreams: rule.over_all(outputs, read, upstreams)
+            over_all.require_transpose = require_transpose  # for a loop around this one
+            return over_all  # type: ignore[no-any-return]
+
+        def forward(transpose: Callable[[], None], _: Sequence[Tensor]) -> None:
+            require_transpose()
+            rule.judge()
+            transpose()
+
+        outputs = attach_gradient(call, sources, values, vectorized, forward)
+        return [wrap_for_pfor(tensor) for tensor in [*outputs, *sources]]
+
+    return convert
+
+
+def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
+    """Return what a function returns for one iteration, in a function of its own: a loop that is
+    vectorized calls it once for all.
+    """
+    if tf.executing_eagerly():
+        return list(function.run(None, (), *inputs)[0])
+    given = [*map(tf.convert_to_tensor, inputs)]
+    one = tf.function(lambda *xs: list(function.run(None, (), *xs)[0]), autograph=False)
+    traced = one.get_concrete_function(*[tf.TensorSpec(x.shape, x.dtype) for x in given])
+    # what is stateful runs in the loop's own body too
+    is_stateful = any(op.op_def.is_stateful for op in traced.graph.get_operations())
+    run = tf.raw_ops.StatefulPartitionedCall if is_stateful else tf.raw_ops.PartitionedCall
+    with record.stop_recording():
+        outputs = run(
+            args=[*given, *traced.captured_inputs], Tout=[y.dtype for y in traced.outputs], f=traced
+        )
+    for output, like in zip(outputs, traced.outputs, strict=True):
+        output.set_shape(like.shape)
+        output.op.pfor_converter = functools.partial(_over_iterations, function, len(given))
+    return list(outputs)
+
+
+def _over_iterations(function: Mapped, count: int, pfor_input: Any) -> list[Any]:
+    """Return what a function returns for all iterations."""
+    if any(x.is_stacked for x in pfor_input.inputs[count:]):
+        raise refusal(CustomGradientTypeError, function.call.name,
+                      must="f must be given every tensor of compiled code that it reads",
+                      got="a captured one", do="pass it as an argument")  # fmt: skip
+    pfor_input.stack_inputs(function.in_batch)
+    inputs = pfor_input.inputs[:count]
+    stacked = next(x.t for x in inputs if x.is_stacked)
+    size = tf.shape(stacked)[0] if stacked.shape[0] is None else stacked.shape[0]
+    outputs, have = function.run(size, [x.is_stacked for x in inputs], *[x.t for x in inputs])
+    return [wrap_for_pfor(y, has) for y, has in zip(outputs, have, strict=True)]
+
+
+class _Traced:
+    """A rule as a function of tensors alone: its upstream gradients and its residuals."""
+
+    def __init__(self, backward: Backward, values: Sequence[Tensor], call: Call) -> None:
+        self._call, self._count = call, len(values)
+        self._present: list[bool] = []
+        self._error: Exception | None = None
+        self.residuals: list[Tensor] = []
+
+        def of_sources(*upstreams: Tensor) -> list[Tensor]:
+            gradients = backward(*upstreams)
+            self._present = [gradient is not None for gradient in gradients]
+            return [
+                tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None
+            ]
+
+        try:
+            with values[0].graph.as_default():
+                specs = [tf.TensorSpec(value.shape, value.dtype) for value in values]
+                self._function = tf.function(of_sources, autograph=False).get_concrete_function(
+                    *specs
+                )
+        except Exception as error:  # noqa: BLE001  # the author's: raised again for whoever asks for a gradient
+            self._error = error.with_traceback(None)
+        else:
+            self.residuals = self._function.captured_inputs
+
+    def judge(self) -> None:
+        """Raise an error if the rule is not linear; or the one that it raised when it was traced."""
+        if self._error is not None:
+            raise self._error
+        graph = self._function.graph
+        judge(self._call, Linearity.of_graph(graph, graph.inputs[: self._count], graph.outputs))
+
+    def over_all(
+        self,
+        outputs: Sequence[Tensor],
+        residuals: Sequence[tuple[Tensor, bool]],
+        upstreams: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """Return the gradients of all iterations; each residual comes with whether it has a row for
+        each of them.
+        """
+        if self._error is not None:
+            raise self._error
+        if transposition.current is not None:
+            self.judge()
+        given = [
+            tf.zeros_like(output) if upstream is None else tf.convert_to_tensor(upstream)
+            for upstream, output in zip(upstreams, outputs, strict=True)
+        ]
+        stacked = [tensor for tensor, is_stacked in residuals if is_stacked]
+        types = [output.dtype for output in self._function.outputs]
+
+        def of_one(elements: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
+            rows = iter(elements[1])
+            read = [next(rows) if is_stacked else tensor for tensor, is_stacked in residuals]
+            with record.stop_recording():  # only what pfor makes of it is run and differentiated
+                return list(
+                    tf.raw_ops.StatefulPartitionedCall(
+                        args=[*elements[0], *read], Tout=types, f=self._function
+                    )
+                )
+
+        gradients = iter(tf.vectorized_map(of_one, (given, stacked)) if any(self._present) else ())
+        return [next(gradients) if present else None for present in self._present]
+
+
+def _converted(pfor: Any, residual: Tensor, own: Sequence[Tensor]) -> tuple[Tensor | int, bool]:
+    """Return a residual, or the index of the output that it is, and whether it has a row for each
+    iteration.
+    """
+    for at, output in enumerate(own):
+        if output is residual:
+            return at, True
+    if is_eager(residual):
+        return residual, False
+    wrapped = pfor._convert_helper(residual)
+    return wrapped.t, wrapped.is_stacked

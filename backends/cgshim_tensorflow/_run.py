@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from cgshim_tensorflow._graphs import OPEN, in_this_graph, sources_beyond, stand_ins
+from cgshim_tensorflow._outputs import Tangents
 from cgshim_tensorflow._private import context, pack_tangents, record
-from cgshim_tensorflow._record import Listening, Record, is_watched, running_rule
-from cgshim_tensorflow._tangents import Tangents
+from cgshim_tensorflow._record import (
+    OPEN,
+    Listening,
+    Record,
+    in_this_graph,
+    is_watched,
+    running_rule,
+    sources_beyond,
+    stand_ins,
+)
 from cgshim_tensorflow._values import is_differentiable, parts_of
 
 if TYPE_CHECKING:

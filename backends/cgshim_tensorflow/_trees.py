@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import optree
@@ -17,10 +17,6 @@ def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
     if any(_learn(type(leaf)) for leaf in leaves):
         return tree_flatten(tree)
     return leaves, structure
-
-
-def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
-    return optree.tree_unflatten(structure, leaves)
 
 
 _NAMESPACE = "cgshim.tensorflow"

@@ -5,8 +5,8 @@ sparse, slices).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -15,34 +15,59 @@ from cgshim_tensorflow._private import EagerTensor, context, record, same_memory
 Tensor = Any
 
 
+class Kind(NamedTuple):
+    """What tensors of a class are called, and where they have their values."""
+
+    type: Any
+    name: str
+    expected: str
+    instead: str
+    values: Callable[[Tensor], Tensor]
+    with_values: Callable[[Tensor, Tensor], Tensor]
+    places: Callable[[Tensor], Sequence[Tensor]]
+
+
+SLICES = Kind(
+    tf.IndexedSlices, "IndexedSlices", "IndexedSlices with its indices",
+    "make them of the indices and the dense_shape of the argument", lambda x: x.values,
+    lambda x, values: tf.IndexedSlices(values, x.indices, x.dense_shape), lambda x: (x.indices,),
+)  # fmt: skip
+_COMPOSITE = (
+    Kind(tf.RaggedTensor, "a RaggedTensor", "a RaggedTensor with its row splits",
+         "make it by with_flat_values of the argument", lambda x: x.flat_values,
+         lambda x, values: x.with_flat_values(values), lambda x: x.nested_row_splits),
+    Kind(tf.SparseTensor, "a SparseTensor", "a SparseTensor with its indices",
+         "make it by with_values of the argument", lambda x: x.values,
+         lambda x, values: x.with_values(values), lambda x: (x.indices,)),
+    SLICES,
+)  # fmt: skip
+DENSE = Kind(
+    tf.Tensor, "a tensor", "a tensor or IndexedSlices", "make it dense in the rule", lambda x: x,
+    lambda x, values: values, lambda x: (),
+)  # fmt: skip
+"""a variable counts as one, too"""
+
+
+def kind_of(x: object) -> Kind:
+    # nearly always so; the classes of the others have a slow __instancecheck__
+    if isinstance(x, tf.Tensor):
+        return DENSE
+    return next((kind for kind in _COMPOSITE if isinstance(x, kind.type)), DENSE)
+
+
 def is_composite(x: object) -> bool:
     """Return True if x is a ragged or a sparse tensor, or slices of one."""
-    # nearly always so; the classes below have a slow __instancecheck__
-    if isinstance(x, tf.Tensor):
-        return False
-    return isinstance(x, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
+    return kind_of(x) is not DENSE
 
 
 def values_of(x: Tensor) -> Tensor:
     """Return what is differentiated in x."""
-    if isinstance(x, tf.Tensor):
-        return x
-    if isinstance(x, tf.RaggedTensor):
-        return x.flat_values
-    return x.values if is_composite(x) else x
+    return kind_of(x).values(x)
 
 
 def with_values(x: Tensor, values: Tensor) -> Tensor:
     """Return a tensor like x with other values."""
-    if isinstance(x, tf.Tensor):
-        return values
-    if isinstance(x, tf.RaggedTensor):
-        return x.with_flat_values(values)
-    if isinstance(x, tf.SparseTensor):
-        return x.with_values(values)
-    if isinstance(x, tf.IndexedSlices):
-        return tf.IndexedSlices(values, x.indices, x.dense_shape)
-    return values
+    return kind_of(x).with_values(x, values)
 
 
 def detached(x: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ _RENAMED = {
     "power": "pow", "conj": "conj_physical", "copy": "clone", "broadcast_arrays": "broadcast_tensors",
     "invert": "bitwise_not", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
     "equal": "eq", "rint": "round", "fabs": "abs", "special.psi": "special.digamma",
-    "relu": "relu", "sigmoid": "sigmoid", "special.log_expit": "nn.functional.logsigmoid",
+    "relu": "relu", "special.log_expit": "nn.functional.logsigmoid",
 }  # fmt: skip
 _PARAMETERS = {
     "tril": "m=input k=diagonal", "triu": "m=input k=diagonal", "diag": "v=input k=diagonal",
@@ -399,7 +399,6 @@ def _softmax(of: Callable[..., Tensor], default: int | None) -> Callable[..., Te
 np_softmax, np_log_softmax = _softmax(torch.softmax, -1), _softmax(torch.log_softmax, -1)
 np_special_softmax = _softmax(torch.softmax, None)
 np_special_log_softmax = _softmax(torch.log_softmax, None)
-np_logsumexp = np_special_logsumexp
 
 
 def np_softplus(x: Tensor) -> Tensor:

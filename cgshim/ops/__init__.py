@@ -19,12 +19,12 @@ from cgshim.ops._tensors import cast as cast
 from cgshim.ops._tensors import convert_to_numpy as convert_to_numpy
 from cgshim.ops._tensors import convert_to_tensor as convert_to_tensor
 from cgshim.ops._tensors import dtype as dtype
+from cgshim.ops._tensors import index_add as index_add
 from cgshim.ops._tensors import is_tensor as is_tensor
 from cgshim.ops._tensors import shape as shape
 from cgshim.ops._tensors import stop_gradient as stop_gradient
-from cgshim.ops._transposes import index_add as index_add
-from cgshim.ops._transposes import sum_to_shape as sum_to_shape
-from cgshim.ops._trees import tree_map as tree_map
+from cgshim.ops._tensors import sum_to_shape as sum_to_shape
+from cgshim.ops._tensors import tree_map as tree_map
 
 _numpy.definition = _definitions.definition
 

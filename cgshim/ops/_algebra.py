@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from cgshim.ops._axes import Axis, Tensor, as_float, axes_of, kept
+from cgshim.backend import Axis, Tensor, axes_of
 from cgshim.ops._elementwise import pad, unstack
 from cgshim.ops._numpy import linalg, ops
-from cgshim.ops._tensors import cast, dtype
+from cgshim.ops._tensors import as_float, cast, dtype, with_axes
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def linalg_norm(x: Tensor, ord: Any = None, axis: Axis = None, keepdims: bool = 
     if len(axes) != 2:
         raise ValueError("improper number of dimensions to norm")
     moved = ops.moveaxis(x, axes, (-2, -1))
-    return kept(linalg_matrix_norm(moved, ord=ord), x, axes, keepdims)
+    return with_axes(linalg_matrix_norm(moved, ord=ord), x, axes, keepdims)
 
 
 def linalg_vector_norm(

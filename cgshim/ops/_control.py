@@ -15,7 +15,7 @@ from cgshim.backend import (
     refusal,
 )
 from cgshim.ops._numpy import ops, own_function
-from cgshim.ops._trees import tree_map
+from cgshim.ops._tensors import tree_map
 
 Tensor = Any
 Tree = Any
@@ -52,8 +52,7 @@ def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *op
     backend = backend_or_numpy([pred, *operands])
     own = own_function(backend, "lax.cond")
     if own is not None:
-        chosen: T = own(pred, true_fun, false_fun, *operands)
-        return chosen
+        return own(pred, true_fun, false_fun, *operands)  # type: ignore[no-any-return]
     return true_fun(*operands) if pred else false_fun(*operands)
 
 
@@ -162,10 +161,9 @@ def scan(
     carry = _as_tensors(backend, init)
     steps = _steps(backend, xs, length)
     own = own_function(backend, "lax.scan")
-    step = _keeping("op_scan", "the carry of f", backend, _pairs(f))
+    step = _keeping("op_scan", "the carry of f", backend, f)
     if own is not None:
-        found: tuple[Tree, Tree] = own(step, carry, xs, steps, reverse, unroll)
-        return found
+        return own(step, carry, xs, steps, reverse, unroll)  # type: ignore[no-any-return]
     outputs = []
     for at in reversed(range(steps)) if reverse else range(steps):
         carry, y = step(carry, tree_map(lambda x, at=at: x[at], xs))
@@ -187,6 +185,9 @@ def _keeping(op: str, what: str, backend: Backend, body: Callable[..., Any]) -> 
 
     def checked(value: Tree, *rest: Any) -> Any:
         result = body(value, *rest)
+        if rest and not (isinstance(result, tuple) and len(result) == 2):
+            raise refusal(CustomGradientTypeError, op, must="f must return a pair (carry, y)",
+                          got=describe(result), do="return y = None for none")  # fmt: skip
         following = result[0] if rest else result
         following = _as_tensors(backend, following)
         if _kind(backend, following) != _kind(backend, value):
@@ -202,17 +203,6 @@ def _keeping(op: str, what: str, backend: Backend, body: Callable[..., Any]) -> 
 def _kind(backend: Backend, tree: Tree) -> Any:
     leaves, structure = backend.tree_flatten(tree)
     return structure, [(tuple(leaf.shape), leaf.dtype) for leaf in leaves]
-
-
-def _pairs(f: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], tuple[Any, Any]]:
-    def step(carry: Tree, x: Tree) -> tuple[Tree, Tree]:
-        pair = f(carry, x)
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise refusal(CustomGradientTypeError, "op_scan", must="f must return a pair (carry, y)",
-                          got=describe(pair), do="return y = None for none")  # fmt: skip
-        return pair
-
-    return step
 
 
 def _steps(backend: Backend, xs: Tree, length: int | None) -> Any:

@@ -9,9 +9,9 @@ from cgshim.ops._numpy import NumPyFunction
 
 def definition(name: str) -> NumPyFunction | None:
     """Return the function in terms of others, from one of the files next to this one; else None."""
-    from cgshim.ops import _algebra, _elementwise, _networks, _special, _statistics
+    from cgshim.ops import _algebra, _elementwise, _special, _statistics
 
-    for module in (_statistics, _elementwise, _algebra, _special, _networks):
+    for module in (_statistics, _elementwise, _algebra, _special):
         function = vars(module).get(name.replace(".", "_"))
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:
             return function

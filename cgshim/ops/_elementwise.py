@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cgshim.ops._axes import INEXACT, Tensor, as_float
+from cgshim.backend import Tensor
 from cgshim.ops._numpy import ops
-from cgshim.ops._tensors import cast, convert_to_tensor, dtype, shape
+from cgshim.ops._tensors import INEXACT, as_float, cast, convert_to_tensor, dtype, shape
 
 
 def clip(
@@ -161,32 +161,26 @@ def geomspace(start: float, stop: float, num: int = 50, endpoint: bool = True) -
 
 
 def pad(
-    array: Tensor, pad_width: Any, mode: str = "constant", *, constant_values: float = 0
+    array: Tensor, pad_width: Any, mode: Any = "constant", *, constant_values: float = 0
 ) -> Tensor:
     """Pad in NumPy's modes that repeat elements, and with one constant."""
     if mode not in _PAD_MODES:
         raise NotImplementedError(f"mode={mode!r}, which is none of {', '.join(_PAD_MODES)}")
     widths = np.broadcast_to(np.asarray(pad_width), (len(array.shape), 2)).tolist()
     for axis, (before, after) in enumerate(widths):
+        if not (before or after):
+            continue
         if mode == "constant":
-            array = _pad_with(array, axis, before, after, constant_values)
-        elif before or after:
-            array = ops.take(array, _places(array.shape[axis], before, after, mode), axis=axis)
+            one = ops.full_like(ops.sum(array, axis=axis, keepdims=True), constant_values)
+            one = cast(one, dtype(array))
+            array = ops.concatenate([*[one] * before, array, *[one] * after], axis=axis)
+        else:
+            places = np.pad(np.arange(array.shape[axis]), (before, after), mode)
+            array = ops.take(array, places, axis=axis)
     return array
 
 
 _PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
-
-
-def _places(size: int, before: int, after: int, mode: Any) -> Any:
-    """Return which element is at each place, as NumPy pads."""
-    return np.pad(np.arange(size), (before, after), mode)
-
-
-def _pad_with(array: Tensor, axis: int, before: int, after: int, value: float) -> Tensor:
-    one = ops.full_like(ops.sum(array, axis=axis, keepdims=True), value)
-    sides = [[cast(one, dtype(array))] * count for count in (before, after)]
-    return ops.concatenate([*sides[0], array, *sides[1]], axis=axis) if before or after else array
 
 
 def tri(N: int, M: int | None = None, k: int = 0) -> Tensor:  # noqa: N803

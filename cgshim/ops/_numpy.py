@@ -6,6 +6,7 @@ translates for a backend that offers no functions itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import textwrap
@@ -87,10 +88,11 @@ _ALIASES = {
     "atanh": "arctanh", "pow": "power", "concat": "concatenate", "permute_dims": "transpose", "amax": "max",
     "amin": "min", "around": "round", "bitwise_not": "invert", "bitwise_invert": "invert", "absolute": "abs",
     "bitwise_left_shift": "left_shift", "bitwise_right_shift": "right_shift", "true_divide": "divide", "fix": "trunc",
-    "mod": "remainder", "conjugate": "conj", "trapz": "trapezoid",
+    "mod": "remainder", "conjugate": "conj", "trapz": "trapezoid", "sigmoid": "special.expit",
+    "logsumexp": "special.logsumexp",
     **{f"linalg.{name}": name for name in ("cross", "matmul", "matrix_transpose", "outer", "tensordot", "vecdot")},
 }  # fmt: skip
-"""other names that NumPy or the array API standard has for a function"""
+"""other names that NumPy, the array API standard or jax.nn has for a function"""
 
 
 def _is_function(name: str) -> bool:
@@ -106,7 +108,7 @@ def _is_elementwise(name: str) -> bool:
     space, _, own = name.rpartition(".")
     if space == "special":
         return own not in ("softmax", "log_softmax", "logsumexp")
-    return isinstance(getattr(np, name, None), np.ufunc) or name in ("relu", "sigmoid", "softplus")
+    return isinstance(getattr(np, name, None), np.ufunc) or name in ("relu", "softplus")
 
 
 def _numpy_named(name: str) -> NumPyFunction:
@@ -265,11 +267,9 @@ def own_function(backend: Backend, name: str) -> NumPyFunction | None:
 def _translated(name: str, framework: str) -> NumPyFunction | None:
     import autoray
 
-    try:
-        translated: NumPyFunction = autoray.get_lib_fn(framework, name)
-    except (ImportError, AttributeError):
-        return None
-    return translated
+    with contextlib.suppress(ImportError, AttributeError):
+        return autoray.get_lib_fn(framework, name)  # type: ignore[no-any-return]
+    return None
 
 
 def _tensors_of(name: str, backend: Backend, value: Any) -> Any:

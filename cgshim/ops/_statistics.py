@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from cgshim.ops._axes import INEXACT, Axis, Tensor, as_float, as_last, axes_of, count_of, kept
+from cgshim.backend import Axis, Tensor, axes_of
 from cgshim.ops._numpy import ops
-from cgshim.ops._tensors import cast, dtype
+from cgshim.ops._tensors import INEXACT, as_float, as_last, cast, count_of, dtype, with_axes
 
 
 def var(
@@ -78,7 +78,9 @@ def _quantile(a: Tensor, q: float, axis: Axis, keepdims: bool) -> Tensor:
     low, high = ordered[..., below], ordered[..., above]
     between = low + (high - low) * (place - below)
     missing = ops.any(ops.isnan(ordered), axis=-1)  # with a nan, the order means nothing
-    return kept(ops.where(missing, ops.full_like(between, math.nan), between), a, axis, keepdims)
+    return with_axes(
+        ops.where(missing, ops.full_like(between, math.nan), between), a, axis, keepdims
+    )
 
 
 def percentile(a: Tensor, q: Any, axis: Axis = None, *, keepdims: bool = False) -> Tensor:

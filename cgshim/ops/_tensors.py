@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from cgshim.backend import (
+    Axis,
+    BackendError,
+    CustomGradientTypeError,
+    CustomGradientValueError,
     Tensor,
     as_tensor,
+    axes_of,
     backend_or_numpy,
     backend_to_convert_to,
+    describe,
+    describe_spec,
+    describe_tree,
     dtype_name,
     framework_of,
     load,
+    not_converted,
+    partition,
+    refusal,
     value_of,
 )
+from cgshim.ops._numpy import ops, own_function
+
+Tree = Any
 
 
 def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
@@ -120,3 +136,190 @@ def dtype(x: Any) -> str:
     'float64'
     """
     return dtype_name(convert_to_tensor(x).dtype)
+
+
+# --- The transposes of broadcasting and of gathering ----------------------------------------------
+
+
+@not_converted
+def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
+    """Sum a gradient over what was broadcast: the transpose of broadcasting ``like`` to the
+    gradient's shape.
+
+    Parameters
+    ----------
+    gradient : tensor
+        Its shape is one to which like's can be broadcast; any dtype.
+    like : tensor or tuple of int
+        What was broadcast, or its shape.
+
+    Returns
+    -------
+    tensor
+        Of like's shape, and of the gradient's dtype.
+
+    Raises
+    ------
+    CustomGradientValueError
+        If like's shape cannot be broadcast to the gradient's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> sum_to_shape(np.ones((2, 3)), np.zeros((2, 1)))
+    array([[3.],
+           [3.]])
+
+    Notes
+    -----
+    ``torch.Tensor.sum_to_size``, and TFP's ``fix_gradient_for_broadcasting``.
+    """
+    backend = backend_or_numpy([gradient, like])
+    wanted = tuple(like) if isinstance(like, (tuple, list)) else shape(like)
+    given = shape(gradient)
+    # sizes of a graph's run
+    if None in (*wanted, *given) and (own := own_function(backend, "sum_to_shape")):
+        return own(gradient, like)
+    extra = len(given) - len(wanted)
+    if extra < 0 or any(size not in (1, given[extra + at]) for at, size in enumerate(wanted)):
+        raise refusal(CustomGradientValueError, "op_sum_to_shape",
+                      must=f"like must broadcast to the gradient's shape {list(given)}",
+                      got=describe_spec(wanted, gradient.dtype), do="give what the rule broadcast")  # fmt: skip
+    axes = [
+        *range(extra),
+        *[extra + at for at, size in enumerate(wanted) if size == 1 != given[extra + at]],
+    ]
+    summed = ops.sum(gradient, axis=tuple(axes)) if axes else gradient
+    return ops.reshape(summed, wanted)
+
+
+def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor:
+    """Add values to x at indices along an axis, twice at an index that comes twice: the transpose
+    of a gather.
+
+    Parameters
+    ----------
+    x : tensor
+        Of any shape and float, complex or integer dtype. It stays as it is.
+    index : tensor
+        One axis of integers, from 0 to the axis's size - 1.
+    values : tensor
+        Shaped as x, but as index along the axis; of x's dtype.
+    axis : int
+        The axis of the indices.
+
+    Returns
+    -------
+    tensor
+        Shaped as x.
+
+    Raises
+    ------
+    CustomGradientValueError
+        If the shapes do not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> index_add(np.zeros(3), np.array([2, 0, 2]), np.array([1.0, 10.0, 100.0]))
+    array([ 10.,   0., 101.])
+
+    Notes
+    -----
+    ``torch.index_add``, ``x.at[index].add(values)`` in JAX, ``tf.tensor_scatter_nd_add``,
+    ``np.add.at``.
+    """
+    backend = backend_or_numpy([x, index, values])
+    x, index, values = (convert_to_tensor(each) for each in (x, index, values))
+    axis = axis % len(x.shape)
+    wanted = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
+    if len(index.shape) != 1 or tuple(values.shape) != wanted:
+        raise refusal(CustomGradientValueError, "op_index_add",
+                      must=f"values must have the shape {list(wanted)}, for one axis of indices",
+                      got=f"{describe(values)} and {describe(index)}", do="reshape or broadcast them")  # fmt: skip
+    own = own_function(backend, "index_add")
+    if own is None:
+        raise refusal(BackendError, "op_index_add", must="the backend must add at indices",
+                      got="none that does", do="call the framework's own function")  # fmt: skip
+    return own(x, index, values, axis)
+
+
+# --- Trees of tensors -----------------------------------------------------------------------------
+
+
+def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
+    """Return a tree of fn's results for each tensor of a tree, and for the tensors at its place in
+    the rest.
+
+    Parameters
+    ----------
+    fn : callable
+        Takes one tensor for each tree.
+    tree, *rest : tree
+        Of what the backend's registry knows (lists, dicts, modules), with the same structure. A
+        leaf that is not a tensor stays as it is in the first.
+
+    Returns
+    -------
+    tree
+        Structured as the first.
+
+    Raises
+    ------
+    CustomGradientTypeError
+        If the trees have different structures.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> tree_map(lambda a, b: a + 10 * b, {"w": np.ones(2), "name": "x"}, {"w": np.array([1.0, 2.0]), "name": "y"})
+    {'w': array([11., 21.]), 'name': 'x'}
+    """
+    backend = backend_or_numpy([tree, *rest])
+    tensors, spec = partition("op_tree_map", backend, tree)
+    columns = []
+    for other in rest:
+        column, other_spec = partition("op_tree_map", backend, other)
+        if other_spec.paths("tree") != spec.paths("tree"):
+            raise refusal(CustomGradientTypeError, "op_tree_map",
+                          must=f"the trees must be structured alike ({describe_tree(tree)})",
+                          got=describe_tree(other), do="give trees with tensors at the same places")  # fmt: skip
+        columns.append(column)
+    return spec.combine([fn(*each) for each in zip(tensors, *columns, strict=True)])
+
+
+# --- What the definitions of NumPy's functions share: floats, and the axes of a reduction ----------
+
+
+INEXACT = ("float", "bfloat", "complex")
+"""the beginnings of the names of dtypes that have fractions"""
+
+
+def count_of(x: Tensor, axis: Axis) -> Any:
+    """Return how many elements a reduction over these axes combines."""
+    sizes = [x.shape[at] for at in axes_of(x, axis)]
+    if None in sizes:  # a graph does not know it yet
+        return ops.sum(ops.ones_like(as_float(x)), axis=axis, keepdims=True)
+    return math.prod(sizes)
+
+
+def as_float(x: Tensor) -> Tensor:
+    """Return x; if it holds integers or booleans, in the dtype of the framework's division."""
+    return x if dtype(x).startswith(INEXACT) else ops.true_divide(cast(x, "int64"), 1)
+
+
+def as_last(x: Tensor, axis: Axis) -> Tensor:
+    """Return x with these axes moved to the end and joined into one."""
+    axes = axes_of(x, axis)
+    if not axes:
+        return ops.reshape(x, (-1,))
+    if len(axes) == 1:
+        return ops.moveaxis(x, axes[0], -1)
+    others = [at for at in range(len(x.shape)) if at not in axes]
+    return ops.reshape(ops.transpose(x, (*others, *axes)), (*[x.shape[at] for at in others], -1))
+
+
+def with_axes(reduced: Tensor, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+    for at in sorted(axes_of(x, axis)) if keepdims else ():
+        reduced = ops.expand_dims(reduced, at)
+    return reduced

@@ -14,7 +14,7 @@ from calls import CALLS, name_of
 
 import cgshim
 from cgshim.backend import load
-from cgshim.ops import _numpy, _special, _tensors, _transposes
+from cgshim.ops import _numpy, _special, _tensors
 from cgshim.testing.conformance import Framework
 
 REFUSED = {"quantile(n, 0.3, method='lower')", "diff(n, prepend=0.0)", "pad(v, 1, mode='mean')"}
@@ -51,7 +51,7 @@ def test_an_axis_is_the_first_one_by_default(backend: str) -> None:
     framework = Framework(backend)
     x, values = framework.tensor([[1.0, 2.0], [3.0, 4.0]]), framework.tensor([[10.0, 20.0]])
     index: Any = framework.backend.convert_to_tensor([1], "int32")
-    found = _transposes.index_add(x, index, values)
+    found = _tensors.index_add(x, index, values)
     framework.check_equal(found, np.array([[1.0, 2.0], [13.0, 24.0]]))
 
 
