@@ -50,7 +50,7 @@ _ELSEWHERE = {
     "linalg.det": "linalg.det", "linalg.inv": "linalg.inv", "linalg.cholesky": "linalg.cholesky",
     "linalg.slogdet": "linalg.slogdet", "linalg.eigvalsh": "linalg.eigvalsh", "linalg.eigh": "linalg.eigh",
     "linalg.eigvals": "linalg.eigvals", "linalg.eig": "linalg.eig", "linalg.pinv": "linalg.pinv",
-    "linalg.matrix_rank": "linalg.matrix_rank", "special.logsumexp": "reduce_logsumexp", "top_k": "math.top_k",
+    "special.logsumexp": "reduce_logsumexp", "top_k": "math.top_k",
     "special.erf": "math.erf", "special.erfc": "math.erfc", "special.erfinv": "math.erfinv",
     "special.gammaln": "math.lgamma", "special.digamma": "math.digamma", "special.psi": "math.digamma",
     "special.expit": "math.sigmoid", "special.xlogy": "math.xlogy", "special.xlog1py": "math.xlog1py",
@@ -316,6 +316,10 @@ def np_linalg_qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
         raise NotImplementedError(f"mode={mode!r}")
     q, r = tf.linalg.qr(a, full_matrices=mode == "complete")
     return q, r
+
+
+def np_linalg_matrix_rank(A: Tensor) -> Tensor:  # noqa: N803
+    return tf.cast(tf.linalg.matrix_rank(A), tf.int64)
 
 
 # --- For networks, by the names of jax.nn ---------------------------------------------------------
