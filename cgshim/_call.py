@@ -22,7 +22,7 @@ from cgshim._gradients import Arguments
 from cgshim._held import SIMPLE, path_to, tensors_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
-from cgshim._rule import Facts, Rule, required_convention, spelled, with_jvp_fn
+from cgshim._rule import Rule, required_convention, spelled, with_jvp_fn
 from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition
 
 T = TypeVar("T")
@@ -149,8 +149,9 @@ class Call:
         form, variables, takes_needed = self.convention(self.arguments, grad_fn, output)
         shapes, dtypes = [x.shape for x in inputs], [x.dtype for x in inputs]
         needed = (self.needed or [*map(is_differentiable, dtypes)]) if takes_needed else None
-        facts = Facts(self.arguments, form, variables, needed, output, shapes, dtypes)
-        return self.kind_of_rule(facts, grad_fn)
+        return self.kind_of_rule(
+            self.arguments, form, variables, needed, output, shapes, dtypes, grad_fn
+        )
 
     def output_of(self, inputs: Sequence[Tensor]) -> Any:
         """Run f once on inputs that nothing differentiates, and return its output; its rule is only

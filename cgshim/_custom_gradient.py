@@ -179,7 +179,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         backend = load(chosen or name)
         arguments = Arguments(self._name, backend, names, [ONE_TENSOR] * len(types), True)
         call = self._made_call(arguments, self._bound[0]._f if self._bound else self._f, {})
-        plan_of: Callable[..., Plan | None] = getattr(backend, "plan", _no_plan_of)
+        plan_of: Callable[..., Plan | None] = getattr(backend, "plan", lambda call, types: None)
         return plan_of(call, types) or functools.partial(_as_any_other, call)
 
     def _call_of(
@@ -314,8 +314,11 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         # a method, which Python pickles by name
         if isinstance(getattr(instance, self.__name__, None), CustomGradient):
             return getattr, (instance, self.__name__)
-        made_of = self._f, self.forward_mode, self._name, self.once_differentiable
-        return _restore, (*made_of, type(self))
+        made = functools.partial(
+            type(self), forward_mode=self._forward_mode, name=self._name,
+            once_differentiable=self._once_differentiable,
+        )  # fmt: skip
+        return made, (self._f,)
 
     def __repr__(self) -> str:
         return f"<op {self._name} with a custom gradient>"
@@ -333,10 +336,6 @@ def _no_plan(f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str,
     return NotImplemented
 
 
-def _no_plan_of(call: Call, types: Sequence[type]) -> None:
-    """Stand in for a backend that has no shorter way for some calls than for any."""
-
-
 def _as_any_other(
     call: Call, f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Any:
@@ -348,16 +347,6 @@ def _as_any_other(
 
 _MOST = 64
 """how many plans an op keeps at most: usually one for the types of its arguments in each backend"""
-
-
-def _restore(
-    f: Callable[..., tuple[Any, Any]],
-    forward_mode: bool,
-    name: str,
-    once_differentiable: bool,
-    kind: type[CustomGradient[..., Any]],
-) -> CustomGradient[..., Any]:
-    return kind(f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name)
 
 
 def _parameters_of(f: Callable[..., Any], op: CustomGradient[..., Any] | None) -> Parameters | None:

@@ -122,7 +122,7 @@ class JvpRule(Rule):
         needed: Sequence[bool] | None = None,
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Return the gradients of the inputs, of which only the types count."""
-        op, backend = self.facts.arguments.op, self.facts.arguments.backend
+        op, backend = self.arguments.op, self.arguments.backend
         none = [None] * len(inputs)
         asked = needed or [True] * len(inputs)
         places = [at for at, x in enumerate(inputs) if asked[at] and is_differentiable(x.dtype)]
