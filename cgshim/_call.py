@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from cgshim._choice import backend_for, chosen_backend, framework_of, is_numpy_array, runs_op
@@ -331,7 +330,9 @@ def output_of_constants(op: str, output: T) -> T:
     hidden = [x for x in hidden if not any(x is tensor for tensor in tensors)]
     if not (tensors or hidden):
         return output
-    call = Call(Arguments(op, backend, [], [], True), partial(_made, [*tensors, *hidden]), {})
+    without_gradients = not_converted(lambda *upstreams: None)
+    f = not_converted(lambda: ([*tensors, *hidden], without_gradients))
+    call = Call(Arguments(op, backend, [], [], True), f, {})
     try:
         constants: T = spec.combine(backend.custom_gradient(call, [])[: len(tensors)])
     except CustomGradientTypeError:
@@ -340,13 +341,3 @@ def output_of_constants(op: str, output: T) -> T:
                       got="none among its arguments",
                       do="pass it as an argument, in a container that the backend knows") from None  # fmt: skip
     return constants
-
-
-@not_converted
-def _made(tensors: list[Tensor]) -> tuple[list[Tensor], Callable[..., None]]:
-    return tensors, _no_gradients
-
-
-@not_converted
-def _no_gradients(*upstreams: Tensor) -> None:
-    """Return nothing: the rule of no arguments."""

@@ -96,8 +96,9 @@ def op_embed_gradient(
     sources, gradients, axes = [], [], []
     for source, gradient, path in zip(tensors, aligned, spec.paths("x"), strict=True):
         if not is_differentiable(source.dtype):
-            raise refusal(CustomGradientTypeError, op, must=f"{path} must be a float or complex tensor",
-                          got=describe(source), do="convert it before fx is computed from it, or leave it out")  # fmt: skip
+            raise refusal(CustomGradientTypeError, op,
+                          must=f"{path} must be a float or complex tensor", got=describe(source),
+                          do="convert it before fx is computed from it, or leave it out")  # fmt: skip
         if gradient is not None:
             sources.append(source)
             gradients.append(_gradient(op, backend, gradient, source, path))
@@ -204,9 +205,7 @@ def _added_axes(op: str, fx: Tensor, x: Tensor, path: str) -> int:
     return len(shape) - len(batch)
 
 
-def _gradient(
-    op: str, backend: Backend, gradient: Any, x: Tensor, path: str
-) -> Tensor:
+def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: str) -> Tensor:
     """Return a gradient in the shape and the dtype of x."""
     tensor = as_tensor(op, backend, gradient)
     if tensor is None:

@@ -18,7 +18,6 @@ from cgshim._errors import (
     describe_tree,
     function_name,
     refusal,
-    sentence,
 )
 from cgshim._foreign import is_traced
 from cgshim._forms import FORMS, Form, convention_of
@@ -214,7 +213,10 @@ def required_convention(
     """Return the convention of grad_fn; raise an error if it has none of the forms."""
     form, variables, takes_needed = convention_of(grad_fn, len(arguments.specs), output.count)
     if form is None:
-        raise CustomGradientTypeError(_no_form(arguments, grad_fn, output))
+        of = f"{count(len(arguments.specs), 'argument')} and {count(output.count, 'tensor output')}"
+        raise refusal(CustomGradientTypeError, arguments.op,
+                      must=f"grad_fn must take its upstream gradients as {FORMS}",
+                      got=f"{spelled(grad_fn)} for {of}", do="write it in one of these forms")  # fmt: skip
     return form, variables, takes_needed
 
 
@@ -234,12 +236,3 @@ def spelled(grad_fn: Callable[..., Any]) -> str:
         return f"{function_name(grad_fn)}{inspect.signature(grad_fn)}"
     except ValueError:
         return function_name(grad_fn)
-
-
-def _no_form(arguments: Arguments, grad_fn: Callable[..., Any], output: TreeSpec) -> str:
-    given = len(arguments.specs)
-    return sentence(
-        arguments.op, must=f"grad_fn must take its upstream gradients as {FORMS}",
-        got=f"{spelled(grad_fn)} for {count(given, 'argument')} and {count(output.count, 'tensor output')}",
-        do="write it in one of these forms",
-    )  # fmt: skip
