@@ -13,11 +13,10 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, Ty
 from cgshim._batches import WithBatches, require_batches
 from cgshim._call import Call, ForeignOutputError, output_of_constants
 from cgshim._choice import backend_for, choice_for_plans, framework_of_type, is_lasting
-from cgshim._errors import CustomGradientTypeError, function_name, refusal
+from cgshim._errors import CustomGradientTypeError, add_note, function_name, refusal
 from cgshim._foreign import KERAS, is_traced
 from cgshim._gradients import Arguments
 from cgshim._held import FunctionHolder
-from cgshim._notes import add_note
 from cgshim._parameters import Parameters
 from cgshim._registry import load
 from cgshim._trees import ONE_TENSOR, partition_each
@@ -65,7 +64,13 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self._f = f
         self._bound = bound
         self._name = name or function_name(f)
-        self._parameters = _parameters_of(f, bound[0] if bound else None)
+        if bound and bound[0]._parameters is not None and isinstance(bound[0]._f, FunctionType):
+            self._parameters: Parameters | None = bound[0]._parameters.of_method()
+            self._plans: dict[Any, Plan] = bound[0]._plans_of_methods
+        else:
+            # a classmethod that is not bound cannot be called
+            self._parameters = Parameters(f) if callable(f) else None
+            self._plans = {}
         if (
             bound is None
             and self._parameters is not None
@@ -77,10 +82,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                           do="write f(..., *, needs_input_grad), or give the argument another name")  # fmt: skip
         self._parameters_of_methods: Parameters | None = None
         self._signature: inspect.Signature | None = None
-        self._plans: dict[Any, Plan] = {}
         self._plans_of_methods: dict[Any, Plan] = {}
-        if bound and isinstance(bound[0]._f, FunctionType):
-            self._plans = bound[0]._plans_of_methods
         self._forward_mode = forward_mode
         self._once_differentiable = once_differentiable
 
@@ -347,12 +349,3 @@ def _as_any_other(
 
 _MOST = 64
 """how many plans an op keeps at most: usually one for the types of its arguments in each backend"""
-
-
-def _parameters_of(f: Callable[..., Any], op: CustomGradient[..., Any] | None) -> Parameters | None:
-    """Return f's parameters, from the op if f is a method of one; None for a classmethod that is
-    not bound.
-    """
-    if op is not None and op._parameters is not None and isinstance(op._f, FunctionType):
-        return op._parameters.of_method()
-    return Parameters(f) if callable(f) else None
