@@ -43,17 +43,13 @@ def backends(to_load: Collection[str]) -> list[Row]:
     return [
         Row(
             name,
-            _plug_in(entry),
+            f"{entry.value} ({entry.owner} {_version(entry.owner)})",
             _framework(entry),
             requirement_of(entry)[0] or "-",
             _state(entry, name in to_load),
         )
         for name, entry in registered().backends.items()
     ]
-
-
-def _plug_in(entry: Entry) -> str:
-    return f"{entry.value} ({entry.owner} {_version(entry.owner)})"
 
 
 def _framework(entry: Entry) -> str:
@@ -114,10 +110,6 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         )
 
 
-def _choice() -> str:
-    return f"chosen: {config_backend() or 'by call'}, by {chosen_by()}"
-
-
 def _print_backends(to_load: Collection[str], required: Sequence[str]) -> bool:
     """Print the backends, what is ignored, and the choice; return True if all required ones work."""
     rows = backends(to_load)
@@ -127,7 +119,7 @@ def _print_backends(to_load: Collection[str], required: Sequence[str]) -> bool:
     for row in rows:
         if row.works:
             _print_limits(row.name)
-    print(_choice())
+    print(f"chosen: {config_backend() or 'by call'}, by {chosen_by()}")
     working = {row.name for row in rows if row.works}
     missing = [name for name in required if name not in working]
     for name in missing:
@@ -148,19 +140,15 @@ def _print_limits(name: str) -> None:
         print(f"{name}: {limit}")
 
 
-def _conformance(arguments: Sequence[str]) -> int:
-    from cgshim.testing.conformance._report import command  # it imports NumPy and every case
-
-    return command(arguments)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print what is asked for; return 1 if something required is missing or does not conform, else
     0.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] == "conformance":
-        return _conformance(arguments[1:])
+        from cgshim.testing.conformance._report import command  # it imports NumPy and every case
+
+        return command(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m cgshim", description=__doc__)
     parser.add_argument(
         "--load", action="store_true", help="import every framework, and say what works"

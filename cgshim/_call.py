@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from cgshim._choice import backend_for, chosen_backend, framework_of, is_numpy_array, runs_op
@@ -22,7 +21,7 @@ from cgshim._gradients import Arguments
 from cgshim._held import SIMPLE, path_to, tensors_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
-from cgshim._rule import Facts, Rule, required_convention, spelled, with_jvp_fn
+from cgshim._rule import Rule, required_convention, spelled, with_jvp_fn
 from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition
 
 T = TypeVar("T")
@@ -149,8 +148,9 @@ class Call:
         form, variables, takes_needed = self.convention(self.arguments, grad_fn, output)
         shapes, dtypes = [x.shape for x in inputs], [x.dtype for x in inputs]
         needed = (self.needed or [*map(is_differentiable, dtypes)]) if takes_needed else None
-        facts = Facts(self.arguments, form, variables, needed, output, shapes, dtypes)
-        return self.kind_of_rule(facts, grad_fn)
+        return self.kind_of_rule(
+            self.arguments, form, variables, needed, output, shapes, dtypes, grad_fn
+        )
 
     def output_of(self, inputs: Sequence[Tensor]) -> Any:
         """Run f once on inputs that nothing differentiates, and return its output; its rule is only
@@ -330,7 +330,9 @@ def output_of_constants(op: str, output: T) -> T:
     hidden = [x for x in hidden if not any(x is tensor for tensor in tensors)]
     if not (tensors or hidden):
         return output
-    call = Call(Arguments(op, backend, [], [], True), partial(_made, [*tensors, *hidden]), {})
+    without_gradients = not_converted(lambda *upstreams: None)
+    f = not_converted(lambda: ([*tensors, *hidden], without_gradients))
+    call = Call(Arguments(op, backend, [], [], True), f, {})
     try:
         constants: T = spec.combine(backend.custom_gradient(call, [])[: len(tensors)])
     except CustomGradientTypeError:
@@ -339,13 +341,3 @@ def output_of_constants(op: str, output: T) -> T:
                       got="none among its arguments",
                       do="pass it as an argument, in a container that the backend knows") from None  # fmt: skip
     return constants
-
-
-@not_converted
-def _made(tensors: list[Tensor]) -> tuple[list[Tensor], Callable[..., None]]:
-    return tensors, _no_gradients
-
-
-@not_converted
-def _no_gradients(*upstreams: Tensor) -> None:
-    """Return nothing: the rule of no arguments."""

@@ -8,7 +8,6 @@ import contextlib
 import contextvars
 import os
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Literal, TypeVar
@@ -209,9 +208,6 @@ def tensor_of_call() -> Tensor | None:
 # --- Finding one by the types of the inputs -------------------------------------------------------
 
 _framework_of_type: dict[type, str | None] = {}
-_framework_of_dynamic_type: weakref.WeakKeyDictionary[type, str | None] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 @constant_when_traced
@@ -222,15 +218,10 @@ def framework_of_type(kind: type) -> str | None:
     try:
         return _framework_of_type[kind]
     except KeyError:
-        return _remembered_framework(kind)
-
-
-def _remembered_framework(kind: type) -> str | None:
-    if kind not in _framework_of_dynamic_type:
-        remembered = _framework_of_type if is_lasting(kind) else _framework_of_dynamic_type
-        remembered[kind] = _find_framework(kind)
-        return remembered[kind]
-    return _framework_of_dynamic_type[kind]
+        name = _find_framework(kind)
+    if is_lasting(kind):
+        _framework_of_type[kind] = name
+    return name
 
 
 def is_lasting(kind: type) -> bool:
@@ -303,7 +294,7 @@ def _found(arguments: Sequence[Any]) -> str | None:
     """
     name = _first(arguments)
     if name in (None, "numpy"):  # arrays are constants beside a tree of tensors
-        name = _first_within(arguments)
+        name = _first(_leaves(arguments))
     if name in (None, "numpy"):
         name = _first_registered(arguments) or name
     return name
@@ -339,32 +330,22 @@ def _first(leaves: Iterable[Any]) -> str | None:
     return found
 
 
-def _first_within(tree: Any) -> str | None:
-    """Return the first framework among the leaves of a tree; a list or tuple is read only up to it."""
-    if type(tree) not in (list, tuple):
-        return _first(_leaves(tree))
-    found = None
-    for branch in tree:
-        name = _first_within(branch)
-        if name not in (None, "numpy"):
-            return name
-        found = name or found
-    return found
-
-
-def _leaves(tree: Any) -> list[Any]:
-    """Return the leaves of a tree; lists, tuples and dicts do not use optree, which torch.compile
-    cannot trace.
+def _leaves(tree: Any) -> Iterator[Any]:
+    """Yield the leaves of a tree, which is read only as far as somebody asks; lists, tuples and dicts
+    do not use optree, which torch.compile cannot trace.
     """
     if type(tree) in (list, tuple):
-        return [leaf for branch in tree for leaf in _leaves(branch)]
-    if type(tree) is dict:
-        return [leaf for key in tree for leaf in _leaves(tree[key])]
-    if type(tree) in SIMPLE or framework_of(tree) is not None:
-        return [tree]
-    import optree
+        for branch in tree:
+            yield from _leaves(branch)
+    elif type(tree) is dict:
+        for key in tree:
+            yield from _leaves(tree[key])
+    elif type(tree) in SIMPLE or framework_of(tree) is not None:
+        yield tree
+    else:
+        import optree
 
-    return optree.tree_leaves(tree, none_is_leaf=True)
+        yield from optree.tree_leaves(tree, none_is_leaf=True)
 
 
 def _first_registered(arguments: Sequence[Any]) -> str | None:

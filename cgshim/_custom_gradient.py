@@ -13,11 +13,10 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, Ty
 from cgshim._batches import WithBatches, require_batches
 from cgshim._call import Call, ForeignOutputError, output_of_constants
 from cgshim._choice import backend_for, choice_for_plans, framework_of_type, is_lasting
-from cgshim._errors import CustomGradientTypeError, function_name, refusal
+from cgshim._errors import CustomGradientTypeError, add_note, function_name, refusal
 from cgshim._foreign import KERAS, is_traced
 from cgshim._gradients import Arguments
 from cgshim._held import FunctionHolder
-from cgshim._notes import add_note
 from cgshim._parameters import Parameters
 from cgshim._registry import load
 from cgshim._trees import ONE_TENSOR, partition_each
@@ -65,7 +64,13 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self._f = f
         self._bound = bound
         self._name = name or function_name(f)
-        self._parameters = _parameters_of(f, bound[0] if bound else None)
+        if bound and bound[0]._parameters is not None and isinstance(bound[0]._f, FunctionType):
+            self._parameters: Parameters | None = bound[0]._parameters.of_method()
+            self._plans: dict[Any, Plan] = bound[0]._plans_of_methods
+        else:
+            # a classmethod that is not bound cannot be called
+            self._parameters = Parameters(f) if callable(f) else None
+            self._plans = {}
         if (
             bound is None
             and self._parameters is not None
@@ -77,10 +82,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                           do="write f(..., *, needs_input_grad), or give the argument another name")  # fmt: skip
         self._parameters_of_methods: Parameters | None = None
         self._signature: inspect.Signature | None = None
-        self._plans: dict[Any, Plan] = {}
         self._plans_of_methods: dict[Any, Plan] = {}
-        if bound and isinstance(bound[0]._f, FunctionType):
-            self._plans = bound[0]._plans_of_methods
         self._forward_mode = forward_mode
         self._once_differentiable = once_differentiable
 
@@ -179,7 +181,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         backend = load(chosen or name)
         arguments = Arguments(self._name, backend, names, [ONE_TENSOR] * len(types), True)
         call = self._made_call(arguments, self._bound[0]._f if self._bound else self._f, {})
-        plan_of: Callable[..., Plan | None] = getattr(backend, "plan", _no_plan_of)
+        plan_of: Callable[..., Plan | None] = getattr(backend, "plan", lambda call, types: None)
         return plan_of(call, types) or functools.partial(_as_any_other, call)
 
     def _call_of(
@@ -314,8 +316,11 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         # a method, which Python pickles by name
         if isinstance(getattr(instance, self.__name__, None), CustomGradient):
             return getattr, (instance, self.__name__)
-        made_of = self._f, self.forward_mode, self._name, self.once_differentiable
-        return _restore, (*made_of, type(self))
+        made = functools.partial(
+            type(self), forward_mode=self._forward_mode, name=self._name,
+            once_differentiable=self._once_differentiable,
+        )  # fmt: skip
+        return made, (self._f,)
 
     def __repr__(self) -> str:
         return f"<op {self._name} with a custom gradient>"
@@ -333,10 +338,6 @@ def _no_plan(f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str,
     return NotImplemented
 
 
-def _no_plan_of(call: Call, types: Sequence[type]) -> None:
-    """Stand in for a backend that has no shorter way for some calls than for any."""
-
-
 def _as_any_other(
     call: Call, f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Any:
@@ -348,22 +349,3 @@ def _as_any_other(
 
 _MOST = 64
 """how many plans an op keeps at most: usually one for the types of its arguments in each backend"""
-
-
-def _restore(
-    f: Callable[..., tuple[Any, Any]],
-    forward_mode: bool,
-    name: str,
-    once_differentiable: bool,
-    kind: type[CustomGradient[..., Any]],
-) -> CustomGradient[..., Any]:
-    return kind(f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name)
-
-
-def _parameters_of(f: Callable[..., Any], op: CustomGradient[..., Any] | None) -> Parameters | None:
-    """Return f's parameters, from the op if f is a method of one; None for a classmethod that is
-    not bound.
-    """
-    if op is not None and op._parameters is not None and isinstance(op._f, FunctionType):
-        return op._parameters.of_method()
-    return Parameters(f) if callable(f) else None

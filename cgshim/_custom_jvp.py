@@ -18,8 +18,8 @@ from cgshim._errors import (
     refusal,
 )
 from cgshim._forms import Form, convention_of
-from cgshim._gradients import Arguments
-from cgshim._protocol import Backend, Tensor
+from cgshim._gradients import Arguments, zeros_like
+from cgshim._protocol import Tensor
 from cgshim._registry import name_of
 from cgshim._rule import Rule, refuse_nonlinear_jvp, spelled
 from cgshim._trees import TreeSpec, subvals
@@ -122,7 +122,7 @@ class JvpRule(Rule):
         needed: Sequence[bool] | None = None,
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Return the gradients of the inputs, of which only the types count."""
-        op, backend = self.facts.arguments.op, self.facts.arguments.backend
+        op, backend = self.arguments.op, self.arguments.backend
         none = [None] * len(inputs)
         asked = needed or [True] * len(inputs)
         places = [at for at, x in enumerate(inputs) if asked[at] and is_differentiable(x.dtype)]
@@ -130,9 +130,10 @@ class JvpRule(Rule):
 
         def flat_jvp(*tangents: Tensor) -> list[Tensor]:
             full = subvals(none, places, tangents)
-            found = self.tangents(full, upstreams, lambda at: _zeros(backend, inputs[at]))
+            found = self.tangents(full, upstreams, lambda at: zeros_like(backend, inputs[at]))
             return [
-                _zeros(backend, upstreams[at]) if found[at] is None else found[at] for at in ends
+                zeros_like(backend, upstreams[at]) if found[at] is None else found[at]
+                for at in ends
             ]
 
         transposed = getattr(backend, "transposed", None)
@@ -147,12 +148,6 @@ class JvpRule(Rule):
             functools.partial(refuse_nonlinear_jvp, op),
         )
         return subvals(none, places, gradients), []
-
-
-def _zeros(backend: Backend, like: Tensor) -> Tensor:
-    import numpy as np  # above, it would take half of the time of importing cgshim
-
-    return backend.convert_to_tensor(np.zeros(like.shape), like.dtype)
 
 
 def _pair_with_jvp(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:

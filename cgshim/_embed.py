@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from cgshim._foreign import KERAS, is_traced, not_converted
 from cgshim._gradients import fits
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import load
-from cgshim._trees import TreeSpec, as_tensor, partition
+from cgshim._trees import as_tensor, partition
 from cgshim._vjp import floats_to_tensors
 
 
@@ -85,12 +84,21 @@ def op_embed_gradient(
             return embedded
     backend = backend_or_numpy([fx, gx, x])
     tensors, spec = partition(op, backend, floats_to_tensors(backend, x))
-    _check_holds_tensors(op, tensors, x)
+    if not tensors:
+        raise refusal(CustomGradientTypeError, op, must="x must hold a float or complex tensor",
+                      got=describe_tree(x), do="give what fx was computed from")  # fmt: skip
     value = _value(op, backend, fx, tensors[0].dtype)
+    aligned = spec.align(gx)
+    if aligned is None:
+        raise refusal(CustomGradientTypeError, op, must="gx must be structured as x",
+                      got=f"{describe_tree(gx)} for x {describe_tree(x)}",
+                      do="give one gradient for each tensor of x")  # fmt: skip
     sources, gradients, axes = [], [], []
-    for at, (source, gradient) in enumerate(zip(tensors, _aligned(op, spec, gx, x), strict=True)):
-        path = functools.partial(_path, spec, at)  # needed only in messages
-        _check_differentiable(op, source, path)
+    for source, gradient, path in zip(tensors, aligned, spec.paths("x"), strict=True):
+        if not is_differentiable(source.dtype):
+            raise refusal(CustomGradientTypeError, op,
+                          must=f"{path} must be a float or complex tensor", got=describe(source),
+                          do="convert it before fx is computed from it, or leave it out")  # fmt: skip
         if gradient is not None:
             sources.append(source)
             gradients.append(_gradient(op, backend, gradient, source, path))
@@ -163,27 +171,7 @@ def _times(backend: Backend, upstream: Tensor, gradient: Tensor, added_axes: int
     if added_axes == _ONE_VALUE:
         upstream = upstream[(0,) * len(shape_of(upstream.shape))]
     spread = upstream[(..., *[None] * added_axes)] if added_axes > 0 else upstream
-    return _cast(backend, spread, gradient.dtype) * gradient
-
-
-def _cast(backend: Backend, tensor: Tensor, dtype: Any) -> Tensor:
-    return tensor if tensor.dtype == dtype else backend.convert_to_tensor(tensor, dtype)
-
-
-def _path(spec: TreeSpec, at: int) -> str:
-    return spec.paths("x")[at]
-
-
-def _check_holds_tensors(op: str, tensors: Sequence[Tensor], x: Any) -> None:
-    if not tensors:
-        raise refusal(CustomGradientTypeError, op, must="x must hold a float or complex tensor",
-                      got=describe_tree(x), do="give what fx was computed from")  # fmt: skip
-
-
-def _check_differentiable(op: str, x: Tensor, path: Callable[[], str]) -> None:
-    if not is_differentiable(x.dtype):
-        raise refusal(CustomGradientTypeError, op, must=f"{path()} must be a float or complex tensor",
-                      got=describe(x), do="convert it before fx is computed from it, or leave it out")  # fmt: skip
+    return backend.convert_to_tensor(spread, gradient.dtype) * gradient
 
 
 def _value(op: str, backend: Backend, fx: Any, dtype: Any) -> Tensor:
@@ -198,10 +186,10 @@ def _value(op: str, backend: Backend, fx: Any, dtype: Any) -> Tensor:
     return value
 
 
-def _added_axes(op: str, fx: Tensor, x: Tensor, path: Callable[[], str]) -> int:
+def _added_axes(op: str, fx: Tensor, x: Tensor, path: str) -> int:
     """Return how many axes x has after those of fx."""
     if is_complex(fx.dtype) and not is_complex(x.dtype):
-        raise refusal(CustomGradientValueError, op, must=f"{path()} must be complex when fx is",
+        raise refusal(CustomGradientValueError, op, must=f"{path} must be complex when fx is",
                       got=f"{describe(x)} for fx {describe(fx)}",
                       do="embed the real and the imaginary part of fx by themselves")  # fmt: skip
     batch, shape = shape_of(fx.shape), shape_of(x.shape)
@@ -211,44 +199,33 @@ def _added_axes(op: str, fx: Tensor, x: Tensor, path: Callable[[], str]) -> int:
         return _ONE_VALUE
     if ... in batch or ... in shape or not fits(shape[: len(batch)], batch):
         raise refusal(CustomGradientValueError, op,
-                      must=f"the shape of {path()} must begin with the shape of fx",
+                      must=f"the shape of {path} must begin with the shape of fx",
                       got=f"{describe(x)} for fx {describe(fx)}",
                       do="reduce fx to a scalar, or to one value for each leading index of x")  # fmt: skip
     return len(shape) - len(batch)
 
 
-def _aligned(op: str, spec: TreeSpec, gx: Any, x: Any) -> list[Any]:
-    aligned = spec.align(gx)
-    if aligned is None:
-        raise refusal(CustomGradientTypeError, op, must="gx must be structured as x",
-                      got=f"{describe_tree(gx)} for x {describe_tree(x)}",
-                      do="give one gradient for each tensor of x")  # fmt: skip
-    return aligned
-
-
-def _gradient(
-    op: str, backend: Backend, gradient: Any, x: Tensor, path: Callable[[], str]
-) -> Tensor:
+def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: str) -> Tensor:
     """Return a gradient in the shape and the dtype of x."""
     tensor = as_tensor(op, backend, gradient)
     if tensor is None:
         tensor = backend.convert_to_tensor(gradient)
     if is_complex(tensor.dtype) and not is_complex(x.dtype):
         raise refusal(CustomGradientValueError, op,
-                      must=f"the gradient gx for {path()} must be real as it is",
+                      must=f"the gradient gx for {path} must be real as it is",
                       got=f"{describe(tensor)} for {describe(x)}", do="take its real part")  # fmt: skip
-    tensor = _cast(backend, tensor, x.dtype)
+    tensor = backend.convert_to_tensor(tensor, x.dtype)
     if shape_of(tensor.shape) == () != shape_of(x.shape):
         return _spread(op, tensor, x, path)
     if fits(tensor.shape, x.shape):
         return tensor
     raise refusal(CustomGradientValueError, op,
-                  must=f"the gradient gx for {path()} must have its shape, or be a scalar",
+                  must=f"the gradient gx for {path} must have its shape, or be a scalar",
                   got=f"{describe(tensor)} for {describe(x)}",
                   do="sum over what was broadcast (op_sum_to_shape), or broadcast it")  # fmt: skip
 
 
-def _spread(op: str, scalar: Tensor, x: Tensor, path: Callable[[], str]) -> Tensor:
+def _spread(op: str, scalar: Tensor, x: Tensor, path: str) -> Tensor:
     """Return a tensor like x that holds the scalar in every element."""
     from cgshim import ops  # imports NumPy, which `import cgshim` does not
 
@@ -256,6 +233,6 @@ def _spread(op: str, scalar: Tensor, x: Tensor, path: Callable[[], str]) -> Tens
         return ops.ones_like(x) * scalar
     except BackendError as error:
         raise refusal(CustomGradientValueError, op,
-                      must=f"the gradient gx for {path()} must have its shape where {path()} is sparse",
+                      must=f"the gradient gx for {path} must have its shape where {path} is sparse",
                       got=f"{describe(scalar)} for {describe(x)}",
                       do="give it where x is given") from error  # fmt: skip

@@ -225,7 +225,11 @@ class _Replacing:
         if isinstance(x, functools.partial):
             parts = (x.func, x.args, tuple(x.keywords.values()))
             return self._made_again(
-                x, parts, lambda new: functools.partial(new[0], *new[1], **_named(x, new[2]))
+                x,
+                parts,
+                lambda new: functools.partial(
+                    new[0], *new[1], **dict(zip(x.keywords, new[2], strict=True))
+                ),
             )
         if isinstance(x, types.MethodType):
             return self._made_again(x, (x.__func__, x.__self__), lambda new: types.MethodType(*new))
@@ -269,10 +273,6 @@ class _Replacing:
                 )
             elif _is_of_python(type(x)):
                 yield type(x), None
-
-
-def _named(x: functools.partial[Any], values: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip(x.keywords, values, strict=True))
 
 
 _HEAP_TYPE = 1 << 9

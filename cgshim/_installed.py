@@ -66,7 +66,9 @@ def registered() -> Registered:
     }
     aliases = [_alias(entry, sound, backends) for entry in sound if entry.group == ALIASES]
     losers = [
-        _beside_own(entry) for entry in claims if backends[entry.name].is_own and not entry.is_own
+        _with_fault(entry, f"the backend {entry.name!r} must be cgshim's own", entry.value)
+        for entry in claims
+        if backends[entry.name].is_own and not entry.is_own
     ]
     ignored = [entry for entry in [*entries, *aliases, *losers] if entry.fault is not None]
     return Registered(
@@ -147,10 +149,6 @@ def _alias(entry: Entry, sound: list[Entry], backends: dict[str, Entry]) -> Entr
             entry, f"types of {entry.name} have a backend already", f"an alias for {entry.value!r}"
         )
     return _claimed_twice(f"the alias {entry.name!r}", claims)
-
-
-def _beside_own(entry: Entry) -> Entry:
-    return _with_fault(entry, f"the backend {entry.name!r} must be cgshim's own", entry.value)
 
 
 def _misspelled(entry: Entry) -> Entry:

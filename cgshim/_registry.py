@@ -81,7 +81,8 @@ def _import(name: str) -> bool:
             module.tree_flatten([])
     except (Exception, SystemExit) as error:
         # a plug-in is others' code: name its owner for anything that it raises
-        if _lacks_framework(entry, error):  # which may be installed before the next call
+        is_no_module = isinstance(error, ModuleNotFoundError) and error.name == name
+        if is_no_module and not is_importable(name):  # it may be installed before the next call
             raise BackendError(_without_framework(entry, error)) from error
         _failures[name] = _broken(entry, "must import", said(error))
         raise BackendError(_failures[name]) from error
@@ -130,29 +131,19 @@ def require_metadata() -> None:
                       do="run pip install -e . (or pip install cgshim) in this environment")  # fmt: skip
 
 
-def _unknown(name: str) -> str:
+def _unknown(unknown: str) -> str:
     require_metadata()
     here = available_backends()
     missing = [
-        f"{n} ({_way_to_get(e)})" for n, e in entry_points().items() if not (n in here or e.fault)
+        f"{name} ({command_to_install(entry) or f'by {entry.owner}'})"
+        for name, entry in entry_points().items()
+        if not (name in here or entry.fault)
     ]
     could = f"; could be installed: {', '.join(missing)}" if missing else ""
     unreadable = [entry.owner for entry in registered().ignored if not entry.name]
     ignored = f"; ignored, as python -m cgshim says: {listing(unreadable)}" if unreadable else ""
-    return sentence("cgshim", must="a backend is named by its framework's import root", got=repr(name),
+    return sentence("cgshim", must="a backend is named by its framework's import root", got=repr(unknown),
                     do=f"installed: {', '.join(here)}{could}{ignored}")  # fmt: skip
-
-
-def _way_to_get(entry: Entry) -> str:
-    return command_to_install(entry) or f"by {entry.owner}"
-
-
-def _lacks_framework(entry: Entry, error: BaseException) -> bool:
-    return (
-        isinstance(error, ModuleNotFoundError)
-        and error.name == entry.name
-        and not is_importable(entry.name)
-    )
 
 
 def _without_framework(entry: Entry, error: BaseException) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NoReturn
 
 from cgshim._choice import runs_op
 from cgshim._dtypes import is_differentiable
@@ -17,7 +18,6 @@ from cgshim._errors import (
     describe_tree,
     function_name,
     refusal,
-    sentence,
 )
 from cgshim._foreign import is_traced
 from cgshim._forms import FORMS, Form, convention_of
@@ -32,55 +32,35 @@ from cgshim._protocol import Tensor
 from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each
 
 
-class Facts(NamedTuple):
-    """What a rule is besides its grad_fn. It holds no tensor."""
+@dataclass(slots=True, eq=False)
+class Rule:
+    """The rule of one run of f. Of the tensors of the run it holds what grad_fn holds, and no more."""
 
     arguments: Arguments
     form: Form
     variables: bool | None
     """None if grad_fn takes no variables, True if it requires them, else False"""
     needed: Sequence[bool] | None
-    """None if grad_fn does not take needs_input_grad, else what it is told unless the backend knows better"""
+    """None if grad_fn does not take needs_input_grad, else what it gets unless the backend knows better"""
     output: TreeSpec
+    """the spec of what f returned"""
     shapes: Sequence[Any]
+    """the shapes of the inputs, which their gradients must have"""
     dtypes: Sequence[Any]
-
-
-class Rule:
-    """The rule of one run of f."""
-
-    __slots__ = ("facts", "grad_fn")
+    """the dtypes that the gradients of the inputs are to have"""
+    grad_fn: Callable[..., Any]
     is_transpose: ClassVar[bool] = False
     """True if the rule is the transpose of jvp_fn: who can transpose need not call it"""
-
-    def __init__(self, facts: Facts, grad_fn: Callable[..., Any]) -> None:
-        self.facts = facts
-        self.grad_fn = grad_fn
-
-    @property
-    def output(self) -> TreeSpec:
-        """The spec of what f returned."""
-        return self.facts.output
-
-    @property
-    def shapes(self) -> Sequence[Any]:
-        """The shapes of the inputs, which their gradients must have."""
-        return self.facts.shapes
-
-    @property
-    def dtypes(self) -> Sequence[Any]:
-        """The dtypes that the gradients of the inputs are to have."""
-        return self.facts.dtypes
 
     @property
     def needs_inputs(self) -> bool:
         """True if grad_fn is called with f's arguments; if not, they need not be kept for it."""
-        return self.facts.form == "arguments"
+        return self.form == "arguments"
 
     @property
     def takes_variables(self) -> bool:
         """True if grad_fn has a parameter for the variables that f read."""
-        return self.facts.variables is not None
+        return self.variables is not None
 
     @property
     def jvp_fn(self) -> Callable[..., Any] | None:
@@ -90,7 +70,7 @@ class Rule:
     @property
     def jvp_takes_needed(self) -> bool:
         """True if there is a jvp_fn, and it has a parameter that says which tangents are not zero."""
-        count = len(self.facts.arguments.specs)
+        count = len(self.arguments.specs)
         return self.jvp_fn is not None and convention_of(self.jvp_fn, count, count)[-1]
 
     @runs_op
@@ -106,7 +86,7 @@ class Rule:
         The outputs, or tensors like them, have their shapes and dtypes; ``zeros(at)`` is the tangent
         of an input that has none. Forward mode alone calls it, where there is a jvp_fn.
         """
-        jvp_fn, arguments, output = self.jvp_fn, self.facts.arguments, self.output.without_static()
+        jvp_fn, arguments, output = self.jvp_fn, self.arguments, self.output.without_static()
         assert jvp_fn is not None
         op, specs, needed = arguments.op, arguments.specs, [t is not None for t in tangents]
         inputs = [t for t in tangents if t is not None]  # noqa: F841  # an op in jvp_fn finds its backend
@@ -137,19 +117,19 @@ class Rule:
     @property
     def takes_needed(self) -> bool:
         """True if grad_fn has a parameter that says for which arguments a gradient is needed."""
-        return self.facts.needed is not None
+        return self.needed is not None
 
     def with_grad_fn(self, grad_fn: Callable[..., Any]) -> Rule:
         """Return the same rule with another grad_fn of the same signature: one whose residuals were
         replaced.
         """
-        return type(self)(self.facts, grad_fn)
+        return replace(self, grad_fn=grad_fn)
 
     def with_dtypes(self, dtypes: Sequence[Any]) -> Rule:
         """Return the same rule for gradients of other dtypes: a framework may have its own for that
         of an input.
         """
-        return type(self)(self.facts._replace(dtypes=dtypes), self.grad_fn)
+        return replace(self, dtypes=dtypes)
 
     @runs_op
     def __call__(
@@ -166,19 +146,19 @@ class Rule:
         None. needed tells for each input if its gradient will be used; None stands for what was
         known when f ran.
         """
-        arguments, form, takes_variables, told, output, shapes, dtypes = self.facts
-        with_variables = variables or takes_variables
+        arguments, output = self.arguments, self.output
+        with_variables = variables or self.variables
         keywords = {"variables": list(variables)} if with_variables else _NONE
-        if told is not None:
-            told = needed or told
-            keywords = {**keywords, "needs_input_grad": arguments.structured(told)}
-        if form == "flat":
+        needed = (needed or self.needed) if self.takes_needed else None
+        if needed is not None:
+            keywords = {**keywords, "needs_input_grad": arguments.structured(needed)}
+        if self.form == "flat":
             result = self.grad_fn(*upstreams, **keywords)
         else:
             upstream = (
                 upstreams[0] if output is ONE_TENSOR else output.without_static().combine(upstreams)
             )
-            if form == "structured":
+            if self.form == "structured":
                 result = self.grad_fn(upstream, **keywords)
             else:
                 result = self.grad_fn(
@@ -187,10 +167,10 @@ class Rule:
         of_variables = None
         if with_variables:
             result, of_variables = without_gradients_of_variables(arguments, result)
-        elif takes_variables is not None:
+        elif self.takes_variables:
             result = _without_no_variables(result)
         return (
-            gradients_of_arguments(arguments, result, shapes, dtypes, told),
+            gradients_of_arguments(arguments, result, self.shapes, self.dtypes, needed),
             gradients_of_variables(arguments, of_variables, variables) if with_variables else [],
         )
 
@@ -233,7 +213,10 @@ def required_convention(
     """Return the convention of grad_fn; raise an error if it has none of the forms."""
     form, variables, takes_needed = convention_of(grad_fn, len(arguments.specs), output.count)
     if form is None:
-        raise CustomGradientTypeError(_no_form(arguments, grad_fn, output))
+        of = f"{count(len(arguments.specs), 'argument')} and {count(output.count, 'tensor output')}"
+        raise refusal(CustomGradientTypeError, arguments.op,
+                      must=f"grad_fn must take its upstream gradients as {FORMS}",
+                      got=f"{spelled(grad_fn)} for {of}", do="write it in one of these forms")  # fmt: skip
     return form, variables, takes_needed
 
 
@@ -253,12 +236,3 @@ def spelled(grad_fn: Callable[..., Any]) -> str:
         return f"{function_name(grad_fn)}{inspect.signature(grad_fn)}"
     except ValueError:
         return function_name(grad_fn)
-
-
-def _no_form(arguments: Arguments, grad_fn: Callable[..., Any], output: TreeSpec) -> str:
-    given = len(arguments.specs)
-    return sentence(
-        arguments.op, must=f"grad_fn must take its upstream gradients as {FORMS}",
-        got=f"{spelled(grad_fn)} for {count(given, 'argument')} and {count(output.count, 'tensor output')}",
-        do="write it in one of these forms",
-    )  # fmt: skip

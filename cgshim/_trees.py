@@ -130,11 +130,8 @@ class _Static(TreeSpec):
         return []
 
 
-class _Slot:
-    """Marks the place of a tensor."""
-
-
-SLOT = _Slot()
+SLOT = object()
+"""marks the place of a tensor"""
 
 
 def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeSpec]:

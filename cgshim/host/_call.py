@@ -166,8 +166,6 @@ class HostCall:
         return known
 
     def _declaration(self, inputs: Sequence[Spec]) -> _Declaration:
-        if not self.batches:
-            return _Declaration(self.name, inputs, (), self._outputs(inputs))
         sizes: list[Any] = []
         one = inputs
         for batched in reversed(self.batches):
@@ -319,14 +317,16 @@ def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Arr
         result = function(*args, **call.options)
     except ValueError as error:
         if "read-only" in str(error):
-            _refuse_writing(call, error)
+            raise refusal(CustomGradientTypeError, call.name,
+                          must="f must not write into its arguments, which others read",
+                          got="a change in place", do="let it change a copy") from error  # fmt: skip
         raise
     if structure is None and isinstance(result, np.generic):
         return [result]
     if structure is None and isinstance(result, np.ndarray):
         return [_kept(result) if call.is_loop else result]
     leaves, found = load("numpy").tree_flatten(result)
-    declared = _of_one_array() if structure is None else structure
+    declared = load("numpy").tree_flatten(_ARRAY)[1] if structure is None else structure
     if found != declared:
         wanted = load("numpy").tree_unflatten(declared, [_ARRAY] * declared.num_leaves)
         raise refusal(CustomGradientTypeError, call.name,
@@ -338,18 +338,6 @@ def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Arr
 _NUMBERS = (np.generic, bool, int, float, complex)
 _ARRAY = type("array", (), {})()
 """in messages: any array"""
-
-
-@functools.cache
-def _of_one_array() -> Any:
-    """Return the structure of a result that is an array."""
-    return load("numpy").tree_flatten(np.zeros(()))[1]
-
-
-def _refuse_writing(call: HostCall, error: Exception) -> NoReturn:
-    raise refusal(CustomGradientTypeError, call.name,
-                  must="f must not write into its arguments, which others read",
-                  got="a change in place", do="let it change a copy") from error  # fmt: skip
 
 
 def _locked(array: Array) -> Array:

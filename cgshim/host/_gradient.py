@@ -200,11 +200,11 @@ class HostPair:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what makes it: its runs are those of this process."""
-        options = {
-            "keep": self._runs.keep, "name": self._name, "vectorized": self._vectorized,
-            "forward_mode": self._push is not None,
-        }  # fmt: skip
-        return _restored, (self._f, self._outputs, options)
+        made = functools.partial(
+            HostPair, keep=self._runs.keep, name=self._name, vectorized=self._vectorized,
+            forward_mode=self._push is not None,
+        )  # fmt: skip
+        return made, (self._f, self._outputs)
 
     def _at_once(
         self,
@@ -364,10 +364,6 @@ def as_constants(backend: Backend, tree: Any) -> Any:
         )
 
     return with_leaves(backend, as_constant, tree)
-
-
-def _restored(f: Callable[..., Any], outputs: Any, options: dict[str, Any]) -> HostPair:
-    return HostPair(f, outputs, **options)
 
 
 def _copy(array: Array) -> Array:
