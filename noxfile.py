@@ -278,8 +278,8 @@ def mutants(session: nox.Session) -> None:
     session.run("python", "tests/mutants", str(session.cache_dir / "mutants"), *session.posargs)
 
 
-def run_stranger(session: nox.Session, name: str, framework: str) -> None:
-    """A stranger's backend: built, installed and run."""
+def run_third_party(session: nox.Session, name: str, framework: str) -> None:
+    """A third-party backend: built, installed and run."""
     install(session, ".", "build", framework, *TEST)
     dist = Path(session.create_tmp())
     session.run("python", "-m", "build", "--outdir", str(dist), f"examples/cgshim-{name}")
@@ -290,14 +290,14 @@ def run_stranger(session: nox.Session, name: str, framework: str) -> None:
 
 @nox.session
 def mlx(session: nox.Session) -> None:
-    """The stranger's backend in examples/cgshim-mlx."""
-    run_stranger(session, "mlx", "mlx[cpu]")
+    """The third-party backend in examples/cgshim-mlx."""
+    run_third_party(session, "mlx", "mlx[cpu]")
 
 
 @nox.session
 def tinygrad(session: nox.Session) -> None:
-    """The stranger's backend in examples/cgshim-tinygrad, on tinygrad's emulator in Python."""
-    run_stranger(session, "tinygrad", "tinygrad")
+    """The third-party backend in examples/cgshim-tinygrad, on tinygrad's emulator in Python."""
+    run_third_party(session, "tinygrad", "tinygrad")
 
 
 @nox.session

@@ -58,7 +58,8 @@ class Call:
     """
 
     __slots__ = (
-        "arguments", "backend", "f", "forward_mode", "name", "needed", "once_differentiable", "options", "takes_needed",
+        "arguments", "backend", "f", "forward_mode", "name", "needed", "once_differentiable",
+        "options", "takes_needs_input_grad",
     )  # fmt: skip
     # what f returns, how that is called, and what makes a rule of it
     pair: ClassVar[Any] = staticmethod(checked_pair)
@@ -75,7 +76,7 @@ class Call:
         *,
         forward_mode: bool = False,
         once_differentiable: bool = False,
-        takes_needed: bool = False,
+        takes_needs_input_grad: bool = False,
         needed: Sequence[bool] | None = None,
     ) -> None:
         self.arguments = arguments
@@ -85,7 +86,7 @@ class Call:
         self.options = options
         self.forward_mode = forward_mode
         self.once_differentiable = once_differentiable
-        self.takes_needed = takes_needed
+        self.takes_needs_input_grad = takes_needs_input_grad
         """True if f takes needs_input_grad"""
         self.needed = needed
         """for which inputs a gradient may be taken; None for all that have one"""
@@ -98,7 +99,7 @@ class Call:
             return self
         return self._with(f, self.options if options is None else options, self.needed)
 
-    def with_needed(self, needed: Sequence[bool] | None) -> Call:
+    def with_needs_input_grad(self, needed: Sequence[bool] | None) -> Call:
         """Return the same call that tells f and its rule, if they ask, for which inputs a gradient
         may be taken.
 
@@ -111,7 +112,7 @@ class Call:
     ) -> Call:
         return type(self)(
             self.arguments, f, options, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable,
-            takes_needed=self.takes_needed, needed=needed,
+            takes_needs_input_grad=self.takes_needs_input_grad, needed=needed,
         )  # fmt: skip
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
@@ -122,7 +123,7 @@ class Call:
     def run(self, inputs: Sequence[Tensor]) -> Any:
         """Run f once on inputs, and return what it returned, unread."""
         arguments, options, f = self.arguments, self.options, self.f
-        if self.takes_needed:
+        if self.takes_needs_input_grad:
             needed = self.needed or [is_differentiable(x.dtype) for x in inputs]
             options = {**options, "needs_input_grad": arguments.structured(needed)}
         if arguments.are_tensors:
@@ -145,9 +146,11 @@ class Call:
         """Return the rule of a run on these inputs, or on what has their shapes and dtypes, in which
         f returned grad_fn and an output of this spec.
         """
-        form, variables, takes_needed = self.convention(self.arguments, grad_fn, output)
+        form, variables, takes_needs_input_grad = self.convention(self.arguments, grad_fn, output)
         shapes, dtypes = [x.shape for x in inputs], [x.dtype for x in inputs]
-        needed = (self.needed or [*map(is_differentiable, dtypes)]) if takes_needed else None
+        needed = (
+            (self.needed or [*map(is_differentiable, dtypes)]) if takes_needs_input_grad else None
+        )
         return self.kind_of_rule(
             self.arguments, form, variables, needed, output, shapes, dtypes, grad_fn
         )
@@ -156,7 +159,11 @@ class Call:
         """Run f once on inputs that nothing differentiates, and return its output; its rule is only
         checked.
         """
-        call = self.with_needed([False] * len(inputs)) if self.takes_needed else self
+        call = (
+            self.with_needs_input_grad([False] * len(inputs))
+            if self.takes_needs_input_grad
+            else self
+        )
         return call.read_output(call.run(inputs), inputs)
 
     def read_output(self, result: Any, inputs: Sequence[Tensor]) -> Any:

@@ -139,7 +139,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                 raise refusal(CustomGradientTypeError, self._name,
                               must="a tensor must be among the arguments", got="a list of numbers",
                               do="convert it to a tensor (op_convert_to_tensor)")  # fmt: skip
-        if self._parameters is not None and self._parameters.takes_needed:
+        if self._parameters is not None and self._parameters.takes_needs_input_grad:
             _, arguments, _ = self._parameters.bind(self._name, args, kwargs)
             kwargs = {**kwargs, "needs_input_grad": (None,) * len(arguments)}
         output, _ = self._kind_of_call.pair(self._name, self._f, self._f(*args, **kwargs))
@@ -215,7 +215,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
             require_batches(self._name, arguments.backend)
         return self._kind_of_call(
             arguments, f, options, forward_mode=self._forward_mode, once_differentiable=self._once_differentiable,
-            takes_needed=self._parameters.takes_needed,
+            takes_needs_input_grad=self._parameters.takes_needs_input_grad,
         )  # fmt: skip
 
     @overload

@@ -168,9 +168,9 @@ def _convention_of_jvp(
     error if jvp_fn does not take a tangent for each.
     """
     given = len(arguments.specs)
-    form, _, takes_needed = convention_of(jvp_fn, given, given)
+    form, _, takes_needs_input_grad = convention_of(jvp_fn, given, given)
     if form == "flat" or (form == "structured" and given == 1):
-        return "arguments", None, takes_needed
+        return "arguments", None, takes_needs_input_grad
     raise refusal(CustomGradientTypeError, arguments.op,
                   must="jvp_fn must take a tangent for each argument",
                   got=f"{spelled(jvp_fn)} for {count(given, 'argument')}",

@@ -29,7 +29,7 @@ class Signature(NamedTuple):
     """the position of a parameter called upstream: infinite if it is keyword-only, None if there is none"""
     variables: bool | None
     """None if no parameter takes the variables, True if one requires them, else False"""
-    takes_needed: bool
+    takes_needs_input_grad: bool
     """True if a parameter takes needs_input_grad"""
     named_at: float
     """how many values may come by position before one fills a parameter that is given by name"""
@@ -43,7 +43,7 @@ def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
     except ValueError:
         # a function written in C without one: it gets one upstream, as most rules do
         return Signature(1, 1, None, None, False, _MANY, False)
-    required, accepted, upstream_at, variables, takes_needed = 0, 0.0, None, None, False
+    required, accepted, upstream_at, variables, takes_needs_input_grad = 0, 0.0, None, None, False
     named_at, foreign = _MANY, False
     for p in parameters:
         is_required = p.default is p.empty
@@ -55,7 +55,7 @@ def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
             if p.name == "variables":
                 variables = is_required
             else:
-                takes_needed = True
+                takes_needs_input_grad = True
             if p.kind is not p.KEYWORD_ONLY:
                 named_at = min(named_at, -1 if p.kind is p.POSITIONAL_ONLY else accepted)
         elif p.kind is p.KEYWORD_ONLY:
@@ -68,7 +68,9 @@ def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
                 upstream_at = accepted
             required += is_required
             accepted += 1
-    return Signature(required, accepted, upstream_at, variables, takes_needed, named_at, foreign)
+    return Signature(
+        required, accepted, upstream_at, variables, takes_needs_input_grad, named_at, foreign
+    )
 
 
 _GIVEN_BY_NAME = ("variables", "needs_input_grad")
@@ -101,7 +103,7 @@ def _form_by_count(signature: Signature, arguments: int, outputs: int) -> Form |
 
 
 Convention = tuple[Form | None, bool | None, bool]
-"""The form of a grad_fn (None if it fits none), and `variables` and `takes_needed` of its Signature."""
+"""The form of a grad_fn (None if it fits none), and `variables` and `takes_needs_input_grad` of its Signature."""
 
 
 def convention_of(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
@@ -147,13 +149,17 @@ class PlainForm:
     __slots__ = ("code", "is_plain", "takes_arguments")
 
     def __init__(self, code: CodeType, convention: Convention) -> None:
-        form, variables, takes_needed = convention
+        form, variables, takes_needs_input_grad = convention
         self.code = code
-        self.is_plain = form is not None and variables is None and not takes_needed
+        self.is_plain = form is not None and variables is None and not takes_needs_input_grad
         self.takes_arguments = form == "arguments"
         """True for ``grad(*args, upstream=...)``, False for ``grad(upstream)``"""
 
 
 def _read_convention(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
     signature = _read_signature(grad_fn)
-    return form_of(signature, arguments, outputs), signature.variables, signature.takes_needed
+    return (
+        form_of(signature, arguments, outputs),
+        signature.variables,
+        signature.takes_needs_input_grad,
+    )

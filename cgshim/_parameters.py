@@ -23,7 +23,7 @@ class Parameters:
         "_rest",
         "_signature",
         "names",
-        "takes_needed",
+        "takes_needs_input_grad",
     )
 
     def __init__(self, f: Callable[..., Any]) -> None:
@@ -33,7 +33,7 @@ class Parameters:
             # written in C, without a signature: all that comes by position is an argument
             self._signature = inspect.signature(lambda *args, **options: None)
         given = [p for p in self._signature.parameters.values() if (p.name, p.kind) == _NEEDED]
-        self.takes_needed = bool(given)
+        self.takes_needs_input_grad = bool(given)
         if given:
             others = [p for p in self._signature.parameters.values() if p is not given[0]]
             self._signature = self._signature.replace(parameters=others)
@@ -60,7 +60,7 @@ class Parameters:
             self._options,
         )
         method.names, method._defaults, method._instance = self.names[1:], self._defaults, (None,)
-        method.takes_needed = self.takes_needed
+        method.takes_needs_input_grad = self.takes_needs_input_grad
         return method
 
     @property
@@ -96,7 +96,7 @@ class Parameters:
         """
         if not (kwargs or self._options) and (names := self.names_of(len(args))) is not None:
             return names, args, kwargs
-        if self.takes_needed and "needs_input_grad" in kwargs:
+        if self.takes_needs_input_grad and "needs_input_grad" in kwargs:
             raise refusal(CustomGradientTypeError, op, must="needs_input_grad must be left to cgshim",
                           got="one in the call", do="leave it out")  # fmt: skip
         try:

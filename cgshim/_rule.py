@@ -68,7 +68,7 @@ class Rule:
         return getattr(self.grad_fn, _JVP_FN, None)
 
     @property
-    def jvp_takes_needed(self) -> bool:
+    def jvp_takes_needs_input_grad(self) -> bool:
         """True if there is a jvp_fn, and it has a parameter that says which tangents are not zero."""
         count = len(self.arguments.specs)
         return self.jvp_fn is not None and convention_of(self.jvp_fn, count, count)[-1]
@@ -95,7 +95,7 @@ class Rule:
             for at, (t, dtype) in enumerate(zip(tangents, self.dtypes, strict=True))
         ]
         keywords = _NONE
-        if self.jvp_takes_needed:
+        if self.jvp_takes_needs_input_grad:
             keywords = {"needs_input_grad": arguments.structured(needed)}
         if not arguments.are_tensors:
             full = combine_each([spec.without_static() for spec in specs], full)
@@ -115,7 +115,7 @@ class Rule:
         ]
 
     @property
-    def takes_needed(self) -> bool:
+    def takes_needs_input_grad(self) -> bool:
         """True if grad_fn has a parameter that says for which arguments a gradient is needed."""
         return self.needed is not None
 
@@ -149,7 +149,7 @@ class Rule:
         arguments, output = self.arguments, self.output
         with_variables = variables or self.variables
         keywords = {"variables": list(variables)} if with_variables else _NONE
-        needed = (needed or self.needed) if self.takes_needed else None
+        needed = (needed or self.needed) if self.takes_needs_input_grad else None
         if needed is not None:
             keywords = {**keywords, "needs_input_grad": arguments.structured(needed)}
         if self.form == "flat":
@@ -211,13 +211,15 @@ def required_convention(
     arguments: Arguments, grad_fn: Callable[..., Any], output: TreeSpec
 ) -> tuple[Form, bool | None, bool]:
     """Return the convention of grad_fn; raise an error if it has none of the forms."""
-    form, variables, takes_needed = convention_of(grad_fn, len(arguments.specs), output.count)
+    form, variables, takes_needs_input_grad = convention_of(
+        grad_fn, len(arguments.specs), output.count
+    )
     if form is None:
         of = f"{count(len(arguments.specs), 'argument')} and {count(output.count, 'tensor output')}"
         raise refusal(CustomGradientTypeError, arguments.op,
                       must=f"grad_fn must take its upstream gradients as {FORMS}",
                       got=f"{spelled(grad_fn)} for {of}", do="write it in one of these forms")  # fmt: skip
-    return form, variables, takes_needed
+    return form, variables, takes_needs_input_grad
 
 
 def _without_no_variables(result: Any) -> Any:

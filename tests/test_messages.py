@@ -356,7 +356,7 @@ TWO = "tensors of one call belong to one framework"
 
 
 def test_numpy_array_beside_other_tensors(add: Any, backend: str) -> None:
-    """NumPy's arrays are everybody's constants: beside them no tensor is a stranger's."""
+    """NumPy's arrays are everybody's constants: beside them no tensor is another framework's."""
     framework = Framework(backend)
     x, y = np.array([1.0, 2.0], "float32"), framework.tensor([3.0, 4.0])
     framework.check_equal([add(x, y), add(y, x)], [np.array([4.0, 6.0])] * 2)

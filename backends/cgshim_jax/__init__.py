@@ -101,7 +101,7 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
         return call.f.mapped(call, inputs)
     if around is Surroundings.NOTHING and all(map(is_known, inputs)):
         return call.output_of(inputs)
-    call = call.with_needed(
+    call = call.with_needs_input_grad(
         [is_differentiated(x) is not False and is_differentiable(x) for x in inputs]
     )
     if around is Surroundings.STAGING or around is Surroundings.NOTHING:

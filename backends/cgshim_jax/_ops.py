@@ -26,7 +26,10 @@ _ELSEWHERE: dict[str, Callable[..., Any] | None] = {
     "special.log_expit": jax.nn.log_sigmoid,
     "linalg.solve_triangular": jax.scipy.linalg.solve_triangular,
     "index_add": lambda x, index, values, axis: x.at[(slice(None),) * axis + (index,)].add(values),
-    "clip": None, "histogram": None,
+    "clip": lambda a, a_min=None, a_max=None, *, min=None, max=None: jnp.clip(
+        a, a_min if min is None else min, a_max if max is None else max
+    ),
+    "histogram": None,
 }  # fmt: skip
 """what stands elsewhere than in NumPy; None for what jax.numpy has with other parameters, or as floats,
 which the front end may define

@@ -184,7 +184,7 @@ def _without_frames(error: Exception) -> Exception:
 
 
 def trace_for_each(
-    trace: Callable[..., T], takes_needed: bool, choices: Iterable[Sequence[int]],
+    trace: Callable[..., T], takes_needs_input_grad: bool, choices: Iterable[Sequence[int]],
     places: Sequence[int], inputs: Sequence[Array],
 ) -> dict[Any, T]:  # fmt: skip
     """Return what is traced for all arguments, and as it is for each choice of those that are
@@ -193,7 +193,7 @@ def trace_for_each(
     What cannot run again runs for all.
     """
     each: dict[Any, T] = {None: trace(needed=None)}
-    for picked in choices if takes_needed else ():
+    for picked in choices if takes_needs_input_grad else ():
         of_choice = trace(needed=_needed(places, picked, len(inputs)))
         if of_choice.error is None:
             each[picked] = of_choice

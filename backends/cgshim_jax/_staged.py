@@ -127,10 +127,10 @@ class _Staging:
             rules: dict[Any, TracedRule] = {}
             if rule.jvp_fn:
                 push = functools.partial(TracedTangents, rule, full, outputs, known)
-                forwards = for_each(push, rule.jvp_takes_needed)
+                forwards = for_each(push, rule.jvp_takes_needs_input_grad)
             if not rule.is_transpose or words.once:
                 pull = functools.partial(TracedRule, rule, full, outputs, self.variables, known)
-                rules = for_each(pull, rule.takes_needed)
+                rules = for_each(pull, rule.takes_needs_input_grad)
             self.rule = (rules or forwards)[None]
             others, linear_of = traced(words, rules, tracers, outputs, forwards)
             found.append(linear_of)

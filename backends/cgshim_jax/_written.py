@@ -179,13 +179,13 @@ class Written(Op):
         for_each = functools.partial(
             trace_for_each, choices=self.asked, places=self.places, inputs=inputs
         )
-        forwards = for_each(push, rule.jvp_takes_needed) if rule.jvp_fn else {}
+        forwards = for_each(push, rule.jvp_takes_needs_input_grad) if rule.jvp_fn else {}
         is_pushed = rule.is_transpose and not words.once
-        rules = {} if is_pushed else for_each(pull, rule.takes_needed)
+        rules = {} if is_pushed else for_each(pull, rule.takes_needs_input_grad)
         first = (rules or forwards)[None]
         refusal = self._refusal(rule, first, before, after)
         if is_pushed and (refusal or first.needs_values):
-            rules = for_each(pull, rule.takes_needed)
+            rules = for_each(pull, rule.takes_needs_input_grad)
             first = rules[None]
         if first.needs_values:
             others: list[Array] = []

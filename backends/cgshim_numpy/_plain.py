@@ -72,7 +72,7 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
     plain.
     """
     others = {*types} - _TENSORS
-    if call.takes_needed or not others <= {
+    if call.takes_needs_input_grad or not others <= {
         getattr(modules.get("autograd.numpy.numpy_boxes"), "ArrayBox", None)
     }:
         return None

@@ -204,7 +204,9 @@ class Run:
         if self.grad_fn is not None:
             return self.as_autograd(argnums, _asked(self, upstreams[0]))
         rule = self.rule
-        needed = [at in argnums for at in range(self.count)] if rule.takes_needed else None
+        needed = (
+            [at in argnums for at in range(self.count)] if rule.takes_needs_input_grad else None
+        )
         if self.record or not box_types.isdisjoint(map(type, upstreams)):
             # autograd may put gradients into one box that the rule takes itself
             grad_fn = rule.grad_fn
@@ -318,8 +320,8 @@ def output_under_autograd(
     closed_over = closed_over_by(call)
     given = [*inputs, *closed_over] if closed_over else inputs
     boxes = [x for x in given if type(x) in box_types]
-    if call.takes_needed:
-        call = call.with_needed([isbox(x) for x in inputs])
+    if call.takes_needs_input_grad:
+        call = call.with_needs_input_grad([isbox(x) for x in inputs])
     if not boxes:
         outputs, rule = call(inputs)
         return rule.output.combine(values_of(call, outputs))

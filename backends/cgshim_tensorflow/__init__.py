@@ -108,8 +108,8 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         return call.f.mapped(call, inputs, converted_as_caller(call.f.held_function))
     call = call.with_f(converted_as_caller(call.f))
     given = in_this_graph(inputs)
-    if call.takes_needed:
-        call = call.with_needed(needed_among([*map(values_of, given)]))
+    if call.takes_needs_input_grad:
+        call = call.with_needs_input_grad(needed_among([*map(values_of, given)]))
     tensors, tangents = given, None
     if call.once_differentiable:
         tensors = [*map(detached, given)]

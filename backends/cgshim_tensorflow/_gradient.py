@@ -77,7 +77,9 @@ class _Gradient:
         self._variables, self._unknown = run.variables, run.unknown
         self._tangents = run.tangents
         self._inputs = inputs if run.rule.needs_inputs else ()
-        self._needed = needed_among(sources[: len(inputs)]) if run.rule.takes_needed else None
+        self._needed = (
+            needed_among(sources[: len(inputs)]) if run.rule.takes_needs_input_grad else None
+        )
         self._fits = [
             fit_of(x) for x in (*inputs, *sources[len(inputs) : len(inputs) + len(run.variables)])
         ]

@@ -240,6 +240,16 @@ def np_where(condition: Tensor, x: Any = None, y: Any = None) -> Any:
     return tf.where(condition, x, y) if own else tnp.where(condition, x, y)
 
 
+def np_clip(
+    a: Tensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
+) -> Tensor:
+    low, high = (a_min if min is None else min), (a_max if max is None else max)
+    if {type(low), type(high)} <= {int, float} and a.dtype.is_floating:
+        return tf.clip_by_value(a, low, high)
+    a = a if low is None else numpy_function("maximum")(a, _number_in(low, a.dtype))  # type: ignore[misc]
+    return a if high is None else numpy_function("minimum")(a, _number_in(high, a.dtype))  # type: ignore[misc]
+
+
 def np_searchsorted(a: Tensor, v: Any, side: str = "left") -> Tensor:
     v = tf.convert_to_tensor(v, a.dtype)
     return tf.reshape(

@@ -82,8 +82,8 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         if not any(requires_grad_at_a_level(primal) for primal, _ in duals):
             return _pushed(call, *zip(*duals, strict=True))
     # forward mode asks the rule for all gradients
-    if call.takes_needed and forward_ad._current_level < 0:
-        call = call.with_needed(
+    if call.takes_needs_input_grad and forward_ad._current_level < 0:
+        call = call.with_needs_input_grad(
             [torch.is_grad_enabled() and requires_grad_at_a_level(x) for x in inputs]
         )
     existing, start = Existing(call), sequence_number()
@@ -117,8 +117,8 @@ def _pushed(
     call: Call, primals: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> tuple[Sequence[Tensor], TreeSpec]:
     """Return f's outputs with the tangents that jvp_fn gives, where nothing else is differentiated."""
-    if call.takes_needed:
-        call = call.with_needed([t is not None for t in tangents])
+    if call.takes_needs_input_grad:
+        call = call.with_needs_input_grad([t is not None for t in tangents])
     start, before = sequence_number(), versions_of(primals)
     outputs, rule = call.read(run_once(call, primals), primals)
     if before != versions_of(primals):

@@ -115,7 +115,7 @@ def op_host(
         raise refusal(CustomGradientTypeError, "op_host", must="f must be callable", got=describe(f),
                       do="decorate a function")  # fmt: skip
     name = name or function_name(f)
-    if Parameters(f).takes_needed:
+    if Parameters(f).takes_needs_input_grad:
         raise refusal(CustomGradientTypeError, name,
                       must="a function on the host has no gradient of its own",
                       got="a parameter needs_input_grad",

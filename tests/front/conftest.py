@@ -1,4 +1,4 @@
-"""Pythons of their own, for what has to be seen from outside; and distributions of strangers, for
+"""Pythons of their own, for what has to be seen from outside; and distributions of third parties, for
 one test.
 """
 

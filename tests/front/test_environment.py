@@ -1,4 +1,4 @@
-"""What cgshim says where a backend, a framework or the metadata is missing, or a stranger's plug-in
+"""What cgshim says where a backend, a framework or the metadata is missing, or a third party's plug-in
 is broken.
 """
 
@@ -120,7 +120,7 @@ def test_a_framework_that_is_barred_is_not_available(python) -> None:
     assert python("-c", code).stdout == "['numpy']\n"
 
 
-# --- A stranger's plug-in -------------------------------------------------------------------------
+# --- A third party's plug-in -------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def plug_in(tmp_path: Path):
     """Install a distribution that registers a framework called tiny, with this plug-in module."""
 
     def install(module: str, framework: str | None = "") -> Path:
-        site = tmp_path / "strangers"
+        site = tmp_path / "third_parties"
         metadata = site / "tiny_plugin-1.0.dist-info"
         metadata.mkdir(parents=True)
         (metadata / "METADATA").write_text(

@@ -81,9 +81,9 @@ def test_what_a_backend_tells_stays_with_a_call() -> None:
         return x * w, lambda upstream, needs_input_grad: told.append(needs_input_grad)
 
     arguments = Arguments("op", load("numpy"), ["x", "w"], [ONE_TENSOR] * 2, True)
-    call = Call(arguments, f, {}, takes_needed=True)
+    call = Call(arguments, f, {}, takes_needs_input_grad=True)
     inputs = [np.ones(2), np.ones(2)]
-    knowing = call.with_needed([True, False])
+    knowing = call.with_needs_input_grad([True, False])
     for each in (
         call,
         knowing,

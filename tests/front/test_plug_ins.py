@@ -1,4 +1,4 @@
-"""Plug-ins of strangers with a fault: nobody else is harmed, and the culprit is named to whoever
+"""Plug-ins of third parties with a fault: nobody else is harmed, and the culprit is named to whoever
 asks for it.
 """
 
@@ -15,7 +15,7 @@ from cgshim._protocol import REQUIRED
 
 Files = dict[str, "str | bytes | None"]
 
-# a module with all members: a stranger's, as far as cgshim can know
+# a module with all members: a third party's, as far as cgshim can know
 WORKS = "from cgshim_numpy import *\n"
 RAISES = "raise RuntimeError('too old')"
 SMALL = "Metadata-Version: 2.1\nName: small-plugin\nVersion: 1.0\n"

@@ -252,7 +252,7 @@ def test_a_framework_that_is_named_would_be_seen(tmp_path):
         assert len(named_by(tmp_path / "a.py")) == 1
 
 
-def test_what_a_backend_may_offer_is_told_to_strangers():
+def test_what_a_backend_may_offer_is_told_to_third_parties():
     """All that the front end looks for in a backend stands in docs/writing-a-backend.md."""
     calls = [node for file in ROOT.rglob("*.py") for node in ast.walk(ast.parse(file.read_text()))]
     calls = [

@@ -14,7 +14,7 @@ ARGUMENTS_ALONE = (
 
 @pytest.fixture
 def without_variables(backend, monkeypatch):
-    """The backend of a stranger who has heard of no variables."""
+    """The backend of a third party that has heard of no variables."""
     monkeypatch.delattr(load(backend), "vjp_with_variables", raising=False)
     return Framework(backend)
 

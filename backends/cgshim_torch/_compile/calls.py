@@ -85,7 +85,7 @@ def _in_graph_if_possible(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     if forward_ad._current_level >= 0 or _is_transformed():
         return _transformed(call, inputs)
     if not torch.is_grad_enabled():
-        outputs, rule = call.with_needed([False] * len(inputs))(inputs)
+        outputs, rule = call.with_needs_input_grad([False] * len(inputs))(inputs)
         return outputs, rule.output
     if torch.compiler.is_exporting():
         return without_gradient(call, inputs)
@@ -93,7 +93,7 @@ def _in_graph_if_possible(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     if differentiated and call.once_differentiable:
         return _once(call, inputs)
     detached = [x.detach() for x in inputs] if differentiated else inputs
-    outputs, rule = call.with_needed([x.requires_grad for x in inputs])(detached)
+    outputs, rule = call.with_needs_input_grad([x.requires_grad for x in inputs])(detached)
     if any(y.requires_grad for y in outputs):
         return _with_variables(call, inputs)
     if differentiated:

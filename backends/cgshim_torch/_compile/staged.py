@@ -54,7 +54,7 @@ def staged(call: Call, inputs: Sequence[Tensor]) -> Outputs:
 
 def without_gradient(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return f's outputs, whose gradient raises an error."""
-    outputs, rule = call.with_needed([False] * len(inputs))(inputs)
+    outputs, rule = call.with_needs_input_grad([False] * len(inputs))(inputs)
     return torch.ops.cgshim.without_gradient(outputs, list(inputs), call.name), rule.output
 
 

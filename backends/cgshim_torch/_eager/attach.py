@@ -64,8 +64,8 @@ def differentiable(call: Call, inputs: Sequence[Tensor]) -> Outputs:
 
 def unattached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return f's outputs while no gradients are recorded."""
-    if call.takes_needed:
-        call = call.with_needed([False] * len(inputs))
+    if call.takes_needs_input_grad:
+        call = call.with_needs_input_grad([False] * len(inputs))
     outputs, rule = call.read(run_once(call, inputs), inputs)
     return constants(outputs, inputs), rule.output
 
@@ -80,8 +80,10 @@ def constants(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tenso
 
 def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return f's outputs, with the rule for their gradient if anything is differentiated."""
-    if call.takes_needed:
-        call = call.with_needed([functorch.unwrap_if_dead(x).requires_grad for x in inputs])
+    if call.takes_needs_input_grad:
+        call = call.with_needs_input_grad(
+            [functorch.unwrap_if_dead(x).requires_grad for x in inputs]
+        )
     detached = [x.detach() for x in inputs]
     existing, start, versions = Existing(call), sequence_number(), versions_of(detached)
     return with_rule(call, inputs, detached, existing, start, versions, [run_once(call, detached)])

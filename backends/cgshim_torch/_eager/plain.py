@@ -152,7 +152,7 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
     """
     if (
         call.once_differentiable
-        or call.takes_needed
+        or call.takes_needs_input_grad
         or has_no_derivative(call.f)
         or not _TENSORS.issuperset(types)
     ):

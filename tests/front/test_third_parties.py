@@ -1,4 +1,4 @@
-"""Distributions of strangers, half installed or broken: an error says whose it is, and nobody else
+"""Distributions of third parties, half installed or broken: an error says whose it is, and nobody else
 is harmed.
 """
 
@@ -80,7 +80,7 @@ def test_the_framework_that_is_not_installed_is_the_owners_to_tell(install):
 
 @pytest.fixture
 def two_choices(install, backend):
-    """The backend that is tested, and a stranger's."""
+    """The backend that is tested, and a third party's."""
     install("alien", "alien_plugin", "from cgshim_numpy import *")
     yield backend, "alien"
     cgshim.set_backend(None)
