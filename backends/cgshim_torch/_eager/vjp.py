@@ -69,11 +69,11 @@ def transposed_on_values(
         return _transposed_number(fn, inputs[0], upstream)
     points = [
         ramp(x, at) if need else torch.zeros_like(x)
-        for at, (x, need) in enumerate(zip(inputs, needed, strict=False))
+        for at, (x, need) in enumerate(zip(inputs, needed, strict=True))
     ]
     # detached: that of a number may be the very same tensor, whose gradient would be both
     others = [across(point, at).detach() for at, point in enumerate(points)]
-    own = [x for each in (points, others) for x, need in zip(each, needed, strict=False) if need]
+    own = [x for each in (points, others) for x, need in zip(each, needed, strict=True) if need]
     for x in own:
         x.requires_grad_()
     torch.set_grad_enabled(True)
@@ -86,17 +86,20 @@ def transposed_on_values(
     both = run_backward((small, other), (upstream, upstream), False, False, tuple(own), True, False)
     count = len(own) // 2
     gradients, there = both[:count], both[count:]
+    for g, h in zip(gradients, there, strict=True):
+        if g is not h and (g is None or h is None or not torch.equal(g, h)):
+            return None
+    connected = [at for at, g in enumerate(gradients) if g is not None]
     if not (
-        all((g is None) is (h is None) for g, h in zip(gradients, there, strict=True))
-        and all(g is None or torch.equal(g, h) for g, h in zip(gradients, there, strict=True))
+        connected
         and torch.equal(fn(*[FACTOR * x for x in points]), FACTOR * small)
+        and is_transpose(
+            [gradients[at] for at in connected], [own[at] for at in connected], [small], [upstream]
+        )
     ):
         return None
     of_needed = iter(gradients)
-    found = [next(of_needed) if x.requires_grad else None for x in points]
-    pairs = [(g, x) for g, x in zip(found, points, strict=True) if g is not None]
-    products = [g for g, _ in pairs], [x for _, x in pairs]
-    return found if pairs and is_transpose(*products, [small], [upstream]) else None
+    return [next(of_needed) if need else None for need in needed]
 
 
 def _transposed_number(
