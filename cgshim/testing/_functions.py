@@ -60,9 +60,15 @@ class Function:
         with self._set(values) as tensors:
             if alone is None:
                 return self._arrays(self.run(self._pulled_back, tensors, self._tensors(upstreams)))
-            of_one = self._pulled_back_to(alone - len(self.variables))
-            gradient = self._arrays(self.run(of_one, tensors, self._tensors(upstreams)))
-            return subvals([np.zeros_like(value) for value in values], [alone], gradient)
+            at = alone - len(self.variables)
+            _, pullback = self.backend.vjp(
+                lambda x: self.on_tensors(*subvals(tensors, [at], [x])), [tensors[at]]
+            )
+            # not compiled: there each gradient may be needed
+            gradient = pullback(self._tensors(upstreams))
+            return subvals(
+                [np.zeros_like(value) for value in values], [alone], self._arrays(gradient)
+            )
 
     def jvp(self, values: Sequence[Array], tangents: Sequence[Array]) -> list[Array]:
         """Return the tangents of the outputs, by the framework's forward mode."""
@@ -87,15 +93,6 @@ class Function:
         _, pullback = backend.vjp_with_variables(self.on_tensors, tensors, self.variables)
         gradients = pullback(upstreams)
         return [*gradients[len(tensors) :], *gradients[: len(tensors)]]
-
-    def _pulled_back_to(self, at: int) -> Callable[..., Sequence[Tensor]]:
-        """Return the function from inputs and upstreams to the gradient of one input alone."""
-
-        def pulled_back(tensors: Sequence[Tensor], upstreams: Sequence[Tensor]) -> list[Tensor]:
-            fn = lambda x: self.on_tensors(*subvals(tensors, [at], [x]))
-            return list(self.backend.vjp(fn, [tensors[at]])[1](upstreams))
-
-        return pulled_back
 
     def _pushed_forward(
         self, tensors: Sequence[Tensor], tangents: Sequence[Tensor]

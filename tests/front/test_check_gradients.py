@@ -645,3 +645,15 @@ def test_a_function_that_is_slow_under_eager_jax_is_compiled(backend, monkeypatc
         counted,
         len(runs),
     )
+
+
+def test_what_is_slow_is_checked_for_one_input_alone_too(backend, monkeypatch):
+    """Slow functions are compiled on JAX, but not for one input: there f learns that all are needed."""
+    monkeypatch.setattr(_functions, "SLOW", -1.0)
+
+    def f(x, y, *, needs_input_grad):
+        factor = 1.0 if all(needs_input_grad) else 3.0
+        return x * y, lambda u: (factor * u * y, factor * u * x)
+
+    with pytest.raises(AssertionError, match=r"output, needed alone must be that"):
+        check_gradients(op_custom_gradient(f), tensors(backend, VECTOR, [2.0, 5.0, -1.0]))
