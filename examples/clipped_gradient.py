@@ -34,9 +34,10 @@ def clip_gradient(x, norm):
 
 
 def loss(weights):
-    h = 0.0 * weights[0]
+    w, b = weights[0], weights[1]
+    h = 0.0 * w
     for _ in range(10):
-        h = weights[0] * h + weights[1]
+        h = w * h + b
     return (h - 1.0) ** 2
 
 

@@ -4,6 +4,7 @@ its runs.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from gaps import gaps_of
 from cgshim._registry import entry_points
 
 HERE = Path(__file__).parent
+_TESTS = itertools.count(1)
 pytest_plugins = ["cgshim.testing.pytest_plugin"]
 
 
@@ -82,6 +84,17 @@ def no_trace_of_the_test_before() -> Iterator[None]:
     yield
     if (tracer := sys.modules.get("autograd.tracer")) is not None:
         tracer.trace_stack.top = -1
+
+
+@pytest.fixture(autouse=True)
+def few_programs(pytestconfig: pytest.Config) -> Iterator[None]:
+    """JAX keeps each program that it has compiled, of which a test leaves two, a megabyte each.
+
+    In a process of 3 GB it lowers another in 12 ms, in a new one in 6 (JAX 0.10).
+    """
+    yield
+    if "jax" in pytestconfig.option.backends and next(_TESTS) % 250 == 0:
+        sys.modules["jax"].clear_caches()
 
 
 @pytest.fixture(autouse=True)

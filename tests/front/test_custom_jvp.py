@@ -131,7 +131,7 @@ def log_gamma(x):
     """Stirling's series, for autograd has no forward mode of gammaln."""
     s = x + 8
     series = 1 / (12 * s) - 1 / (360 * s**3) + 1 / (1260 * s**5)
-    below = sum(ops.log(x + k) for k in range(8))
+    below = ops.log(math.prod(x + k for k in range(8)))
     return (s - 0.5) * ops.log(s) - s + math.log(2 * math.pi) / 2 + series - below
 
 
@@ -141,29 +141,33 @@ def digamma(x):
     return ops.log(s) - 1 / (2 * s) - series - sum(1 / (x + k) for k in range(8))
 
 
-def gamma_cdf(a, z):
-    """The terms of a gamma distribution's cumulative distribution, and their slopes by a."""
+def gamma_distribution(a):
+    """Functions of z: the terms of the cumulative distribution, their slopes by a, the density."""
     n = a[:, None] + op_convert_to_tensor(np.arange(40.0), a.dtype)
-    log_z = ops.log(z)[:, None]
-    terms = ops.exp(n * log_z - z[:, None] - log_gamma(n + 1))
-    return terms, terms * (log_z - digamma(n + 1))
+    log_gamma_of_n, log_gamma_of_a = log_gamma(n + 1), log_gamma(a)
 
+    def terms(z):
+        return ops.exp(n * ops.log(z)[:, None] - z[:, None] - log_gamma_of_n)
 
-def gamma_density(a, z):
-    return ops.exp((a - 1) * ops.log(z) - z - log_gamma(a))
+    def slopes(z):
+        return terms(z) * (ops.log(z)[:, None] - digamma(n + 1))
+
+    return terms, slopes, lambda z: ops.exp((a - 1) * ops.log(z) - z - log_gamma_of_a)
 
 
 @op_custom_jvp
 def random_gamma(a, rate):
     """tfp.random.gamma's rule, implicit reparametrisation, for the sample that is the quantile 0.4."""
     z = shape = ops.stop_gradient(a)
-    for _ in range(12):
-        z = z - (ops.sum(gamma_cdf(shape, z)[0], axis=1) - 0.4) / gamma_density(shape, z)
+    terms, _, density = gamma_distribution(shape)
+    for _ in range(8):
+        z = z - (ops.sum(terms(z), axis=1) - 0.4) / density(z)
     y = z / ops.stop_gradient(rate)
 
     def jvp(da, d_rate):
         z = y * rate
-        by_a = -ops.sum(gamma_cdf(a, z)[1], axis=1) / gamma_density(a, z)
+        _, slopes, density = gamma_distribution(a)
+        by_a = -ops.sum(slopes(z), axis=1) / density(z)
         return by_a / rate * da - y / rate * d_rate
 
     return y, jvp

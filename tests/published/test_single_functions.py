@@ -116,7 +116,7 @@ def test_a_second_order_is_refused(name):
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
 def test_memory(backend):
-    """The logits have 256 MB; two arrays for each reversible block, 192 MB.
+    """The logits have 128 MB; two arrays for each reversible block, 192 MB.
 
     glibc's malloc may keep ten times what is in use, unless it asks the system for each array.
     """
