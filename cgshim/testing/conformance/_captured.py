@@ -275,13 +275,13 @@ def captured_tensor_made_a_constant(framework: Framework) -> None:
 )
 def tensor_in_an_object(framework: Framework, returns: Callable[[Tensor], Any]) -> None:
     """No tensor is seen among the arguments: autodiff's number is refused, and a constant is not."""
-    op = op_custom_gradient(lambda given: (returns(given.held * 2.0), lambda u: 7.0 * u))
+    op = op_custom_gradient(lambda record: (returns(record.held * 2.0), lambda u: 7.0 * u))
 
     def twice(x: Tensor) -> Tensor:
-        found: Any = op(Record(x))
-        while not framework.backend.is_tensor(found):
-            found = found[0] if isinstance(found, list) else found.held
-        return found
+        output: Any = op(Record(x))
+        while not framework.backend.is_tensor(output):
+            output = output[0] if isinstance(output, list) else output.held
+        return output
 
     refused(twice, framework.tensor(X))
     framework.check_equal(twice(framework.tensor(X)), 2.0 * X)
