@@ -201,7 +201,7 @@ def tensor_of_call() -> Tensor | None:
     running = None if is_traced() else _running()
     if running is None:
         return None
-    # not all inputs are kept for a rule
+    # not all inputs are saved for a rule
     return next(iter([*running.get("upstreams", ()), *running["inputs"]]), None)
 
 

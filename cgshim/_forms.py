@@ -32,7 +32,7 @@ class Signature(NamedTuple):
     takes_needs_input_grad: bool
     """True if a parameter takes needs_input_grad"""
     named_at: float
-    """how many values may come by position before one fills a parameter that is given by name"""
+    """how many values may come by position before one fills a parameter that is passed by name"""
     foreign: bool
     """True if it requires a keyword that no form has"""
 

@@ -193,7 +193,7 @@ def _named_parts(path: str, x: Any) -> list[tuple[str, Any]]:
 def replace_held(
     function: Any, others: Mapping[int, Any], is_tensor: Callable[[Any], bool]
 ) -> tuple[Any, object | None]:
-    """Return a function that holds others in the places of some objects, which are known by their
+    """Return a function that holds others in place of some objects, which are known by their
     identity.
 
     It is the same function: what it reaches is written to, in cells, default values, globals that

@@ -71,7 +71,7 @@ _TAKE_A_NUMBER = {
     "greater_equal": torch.le, "equal": torch.eq, "not_equal": torch.ne,
     "subtract": None, "divide": None, "remainder": None, "floor_divide": None,
 }  # fmt: skip
-"""the functions that take one as the second argument, and what they are with the two in turned order"""
+"""the functions that take one as the second argument, and what they are with the two swapped"""
 
 
 _OF_LISTS = {"reshape": torch.reshape, "concatenate": torch.cat}

@@ -28,7 +28,7 @@ US = np.array([[1.0, 10.0], [-2.0, 3.0], [0.5, -4.0]])
 
 def _op(**options: Any) -> tuple[Any, list[Any]]:
     """Return an op of a vector and a number that is wrong on purpose, and more so over a batch: the
-    factors say which rule ran; and a list of what the rule for batches is told.
+    factors say which rule ran; and a list of what the rule for batches gets.
     """
     seen: list[Any] = []
 

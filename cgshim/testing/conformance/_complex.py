@@ -143,18 +143,16 @@ FACTOR = 1.0 + 2.0j
 def real_to_complex(framework: Framework, dtype: str) -> None:
     """The gradient of a real number is real: the real part of what it would be."""
 
-    def scaled_square(x: Tensor) -> Tensor:
+    def scaled(x: Tensor) -> Tensor:
         z = op_cast(x, dtype)
         return z * z * FACTOR
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
-        return scaled_square(
-            x
-        ), lambda u: 7.0 * ops.real(u * ops.conj(op_cast(2.0 * x, dtype) * FACTOR))
+        return scaled(x), lambda u: 7.0 * ops.real(u * ops.conj(op_cast(2.0 * x, dtype) * FACTOR))
 
     x, upstream = framework.tensor([1.0, -2.0], REAL[dtype]), framework.tensor(UPSTREAM, dtype)
-    check_against_own(framework, op, scaled_square, x, upstream=upstream, factors=[7.0])
+    check_against_own(framework, op, scaled, x, upstream=upstream, factors=[7.0])
 
 
 @case()

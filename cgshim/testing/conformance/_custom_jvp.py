@@ -1,4 +1,4 @@
-"""A derivative given forward: op_custom_jvp, and an f that returns a rule for each mode."""
+"""JVP rules: op_custom_jvp, and an f that returns a rule for each mode."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def both_rules(framework: Framework) -> None:
 
 @case()
 def both_rules_keep_their_own(framework: Framework) -> None:
-    """What jvp_fn alone keeps is found, too: in each mode around each mode."""
+    """Residuals of jvp_fn alone are connected, too: in each mode around each mode."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:

@@ -2,7 +2,7 @@
 the first run.
 
 Another run of f may give derivatives. Where it cannot (f is random, opaque, has changed something),
-the second order is refused, or right for what the rule kept; it is never another number.
+the second order is refused, or right for the rule's residuals; it is never another number.
 """
 
 from __future__ import annotations

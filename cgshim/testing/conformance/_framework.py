@@ -26,7 +26,7 @@ Gradients = Callable[..., tuple[Tensor, Pullback]]
 """`gradients(fn, *values) -> (fn(*state), pullback)`, where state are the framework's own objects for the values."""
 
 _BEFORE_IMPORT = {"jax": {"JAX_ENABLE_X64": "1"}}
-"""what a framework has to be told, before it is imported, to have float64"""
+"""the environment variables that a framework needs, before it is imported, to have float64"""
 
 
 class Framework:

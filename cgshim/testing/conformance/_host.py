@@ -174,7 +174,7 @@ def _derivative_of_gradient(framework: Framework, f: Callable[[Any], Any]) -> An
 
 @case()
 def host_function_in_forward_mode_over_a_gradient(framework: Framework) -> None:
-    """The derivative of a kept output is the rule's; any other result has none."""
+    """The derivative of a residual that is an output is the rule's; any other result has none."""
     derivative = _derivative_of_gradient(framework, _keeps_the_output)
     framework.check_equal(derivative, 49.0 * np.exp(X) * V * UPSTREAM)
     for f in (_keeps_the_result, _calls_it_in_the_rule):

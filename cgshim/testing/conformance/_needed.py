@@ -1,4 +1,4 @@
-"""needs_input_grad: f and grad_fn are told for which arguments a gradient will be used.
+"""needs_input_grad: f and grad_fn learn which arguments need a gradient.
 
 A backend may say that it is needed where it cannot tell. It must never say that it is not where the
 gradient is used.
@@ -150,7 +150,7 @@ def needed_by_f(framework: Framework, asked: Asked) -> None:
 
 @case(asked=ASKED)
 def needed_by_f_alone(framework: Framework, asked: Asked) -> None:
-    """A rule that is not told may find nothing where f has made nothing; nobody uses that gradient."""
+    """Without the flags, a rule may meet None where f has made nothing; that gradient is unused."""
 
     @op_custom_gradient
     def op(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
@@ -168,7 +168,7 @@ def needed_by_f_alone(framework: Framework, asked: Asked) -> None:
 
 @case()
 def needed_by_nobody(framework: Framework) -> None:
-    """A call that nobody differentiates, and a call without a tensor: f is told all the same."""
+    """A call that nobody differentiates, and a call without a tensor: f gets the flags too."""
     seen: list[Any] = []
 
     @op_custom_gradient

@@ -1,4 +1,4 @@
-"""What f may return as its output, and what the rule is told of the parts that nobody used."""
+"""What f may return as its output, and what the rule gets for the parts that nobody used."""
 
 from __future__ import annotations
 

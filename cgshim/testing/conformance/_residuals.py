@@ -47,7 +47,7 @@ def check(
         framework.check_derivative(op, order, expected, at=AT)
 
 
-# --- Kept in what f has made ----------------------------------------------------------------------
+# --- Residuals in what f has made -----------------------------------------------------------------
 
 Rule = Callable[[Tensor], Tensor]
 

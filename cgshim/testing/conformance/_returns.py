@@ -130,7 +130,7 @@ TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Any
     "a one-list in a list": (lambda x, y: [[x], y], lambda x, y: [[x], y]),
     "a one-list in a list, flat": (lambda x, y: [[x], y], lambda x, y: [x, y]),
 }
-"""A tree round two tensors, and what a rule returns for it."""
+"""A tree around two tensors, and what a rule returns for it."""
 
 
 @case(form=TREES)

@@ -287,7 +287,7 @@ def inner_rule_that_keeps_what_the_inner_op_captured(
 
 @case(order=orders(5.0 * EXP, 35.0 * EXP, 175.0 * EXP))
 def inner_rule_that_keeps_the_outer_output(framework: Framework, order: tuple[int, float]) -> None:
-    """5 and 7 for 1: the derivative of the kept output is the outer rule's, in the inner rule too."""
+    """5 and 7 for 1: the saved output's derivative is the outer rule's, in the inner rule too."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
