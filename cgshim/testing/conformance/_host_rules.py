@@ -250,22 +250,22 @@ def host_results_of_unknown_shapes(framework: Framework) -> None:
 
         def grad(upstream: Any) -> Any:
             of_x = np.zeros_like(x)
-            of_x[at] = 7.0 * upstream["found"]
+            of_x[at] = 7.0 * upstream["value"]
             return of_x, None
 
-        return {"found": x[at], "at": at}, grad
+        return {"value": x[at], "at": at}, grad
 
     x, table, u = framework.tensors(
         (np.array([1.0, -2.0, 3.0]), np.arange(3), np.array([2.0, -5.0]))
     )
-    output, pullback = cgshim.op_vjp(lambda x: positive(x, table)["found"], x)
+    output, pullback = cgshim.op_vjp(lambda x: positive(x, table)["value"], x)
     framework.check_equal(output, np.array([1.0, 3.0]))
     framework.check_equal(pullback(u), (np.array([14.0, 0.0, -35.0]),))
     framework.check_equal(positive(x, table)["at"], np.array([0, 2]))
     second = cgshim.op_grad(lambda x: ops.sum(pullback_of(x) * pullback_of(x)))
 
     def pullback_of(x: Any) -> Any:
-        return cgshim.op_vjp(lambda x: positive(x, table)["found"], x)[1](u)[0]
+        return cgshim.op_vjp(lambda x: positive(x, table)["value"], x)[1](u)[0]
 
     raised(TransformationError, second, x, starts="positive: ")
 
