@@ -175,7 +175,7 @@ class Record:
         return any(at in ends for at, _ in self._back_from(tensor, ()))
 
     def leads_beyond(self, tensor: Tensor, known: Collection[int]) -> bool:
-        """Return True if a watched tensor depends on anything that is watched, but the known ones."""
+        """Return True if a watched tensor depends on any that is, but the known ones."""
         leaves = [at for at, made_of in self._back_from(tensor, known) if made_of is None]
         return tensor._id in leaves or any(
             at in each._watched or (at in each.read and is_watched([each.read[at]]))
