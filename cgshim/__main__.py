@@ -59,15 +59,17 @@ def _framework(entry: Entry) -> str:
     if not is_importable(entry.name):
         return "-"
     aliases = sorted(root for root, name in registered().aliases.items() if name == entry.name)
-    others = [_distribution(root) if is_importable(root) else f"no {root}" for root in aliases]
-    return " with ".join([_distribution(entry.name, project_of(requirement_of(entry)[0])), *others])
+    aliased = [_distribution(root) if is_importable(root) else f"no {root}" for root in aliases]
+    return " with ".join(
+        [_distribution(entry.name, project_of(requirement_of(entry)[0])), *aliased]
+    )
 
 
 def _distribution(root: str, project: str = "") -> str:
     """Return the distribution with an import root, and its version: it often is named as the root."""
     for name in (project, root):
-        if name and (found := _version(name)) != "?":
-            return f"{name} {found}"
+        if name and (installed := _version(name)) != "?":
+            return f"{name} {installed}"
     name = _distribution_with(root)
     return f"{name} {_version(name)}" if name else "?"
 

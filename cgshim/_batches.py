@@ -161,14 +161,14 @@ class Mapped:
         def grad_fn(*upstreams: Tensor, needs_input_grad: Sequence[bool]) -> list[Tensor | None]:
             wanted = [at for at, is_needed in enumerate(needs_input_grad) if is_needed]
             gradient = self._derivative(len(inputs), wanted, ends, forward=False)
-            found = gradient.output([*inputs, *[upstreams[at] for at in ends]])
-            return subvals([None] * len(inputs), wanted, found)
+            gradients = gradient.output([*inputs, *[upstreams[at] for at in ends]])
+            return subvals([None] * len(inputs), wanted, gradients)
 
         def jvp_fn(*tangents: Tensor | None) -> list[Tensor | None]:
             wanted = [at for at, t in enumerate(tangents) if t is not None]
             derivative = self._derivative(len(inputs), wanted, ends, forward=True)
-            found = derivative.output([*inputs, *[tangents[at] for at in wanted]])
-            return subvals([None] * count, ends, found)
+            tangents_out = derivative.output([*inputs, *[tangents[at] for at in wanted]])
+            return subvals([None] * count, ends, tangents_out)
 
         return (outputs, grad_fn, jvp_fn) if self._of.forward_mode else (outputs, grad_fn)
 
@@ -191,12 +191,14 @@ class Mapped:
                 return [outputs[at] for at in ends if forward or have[at]]
 
             outputs, pullback = vjp(outputs_of, [tensors[at] for at in wanted])
-            given = tensors[count:]
+            vectors = tensors[count:]
             if forward:
                 linear = lambda *upstreams: pullback(upstreams)
                 refuse = self._of.refuse_nonlinear
-                return backend.transposed(linear, outputs, given, refuse), [have[at] for at in ends]
-            upstreams = [u for u, at in zip(given, ends, strict=True) if have[at]]
+                return backend.transposed(linear, outputs, vectors, refuse), [
+                    have[at] for at in ends
+                ]
+            upstreams = [u for u, at in zip(vectors, ends, strict=True) if have[at]]
             return pullback(upstreams), [True] * len(wanted)
 
         total = count + len(wanted if forward else ends)

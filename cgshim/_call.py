@@ -195,7 +195,7 @@ class Call:
         """Raise an error if a static leaf of the output holds a tensor: the rule does not cover it."""
         for leaf in leaves:
             if type(leaf) in SIMPLE or any(
-                leaf is given for spec in self.arguments.specs for given in spec.static_leaves()
+                leaf is static for spec in self.arguments.specs for static in spec.static_leaves()
             ):
                 continue
             for tensor in tensors_inside(leaf, self.backend.is_tensor):

@@ -201,7 +201,7 @@ def tensor_of_call() -> Tensor | None:
     running = None if is_traced() else _running()
     if running is None:
         return None
-    # not all inputs are kept for a rule
+    # not all inputs are saved for a rule
     return next(iter([*running.get("upstreams", ()), *running["inputs"]]), None)
 
 
@@ -230,11 +230,11 @@ def is_lasting(kind: type) -> bool:
     """
     if kind.__module__ == "builtins":  # it does not name all of them: that of functions is one
         return True
-    found: Any = sys.modules.get(kind.__module__)
+    named: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
         # not a module's __getattr__, which may warn
-        found = getattr(found, "__dict__", {}).get(name)
-    return found is kind
+        named = getattr(named, "__dict__", {}).get(name)
+    return named is kind
 
 
 def _find_framework(kind: type) -> str | None:
@@ -284,11 +284,11 @@ def backend_for(arguments: Sequence[Any]) -> Backend | None:
     """Return the backend that was chosen, or the one whose tensors the arguments hold; None if they
     hold none.
     """
-    name = chosen_backend() or _found(arguments)
+    name = chosen_backend() or _name_of_framework(arguments)
     return None if name is None else load(name)
 
 
-def _found(arguments: Sequence[Any]) -> str | None:
+def _name_of_framework(arguments: Sequence[Any]) -> str | None:
     """Return the name of the framework whose tensors the arguments hold; NumPy's if they hold only
     its arrays.
     """
@@ -320,14 +320,14 @@ def _first(leaves: Iterable[Any]) -> str | None:
     """Return the first framework among the leaves; NumPy comes last: its arrays are constants for
     all frameworks.
     """
-    found = None
+    fallback = None
     for leaf in leaves:
         name = framework_of(leaf)
         if name == "numpy":
-            found = name
+            fallback = name
         elif name is not None:
             return name
-    return found
+    return fallback
 
 
 def _leaves(tree: Any) -> Iterator[Any]:

@@ -130,9 +130,11 @@ class JvpRule(Rule):
 
         def flat_jvp(*tangents: Tensor) -> list[Tensor]:
             full = subvals(none, places, tangents)
-            found = self.tangents(full, upstreams, lambda at: zeros_like(backend, inputs[at]))
+            tangents_out = self.tangents(
+                full, upstreams, lambda at: zeros_like(backend, inputs[at])
+            )
             return [
-                zeros_like(backend, upstreams[at]) if found[at] is None else found[at]
+                zeros_like(backend, upstreams[at]) if tangents_out[at] is None else tangents_out[at]
                 for at in ends
             ]
 
@@ -167,13 +169,13 @@ def _convention_of_jvp(
     """Return how the transpose of jvp_fn is called: with the arguments, for their types; raise an
     error if jvp_fn does not take a tangent for each.
     """
-    given = len(arguments.specs)
-    form, _, takes_needs_input_grad = convention_of(jvp_fn, given, given)
-    if form == "flat" or (form == "structured" and given == 1):
+    arity = len(arguments.specs)
+    form, _, takes_needs_input_grad = convention_of(jvp_fn, arity, arity)
+    if form == "flat" or (form == "structured" and arity == 1):
         return "arguments", None, takes_needs_input_grad
     raise refusal(CustomGradientTypeError, arguments.op,
                   must="jvp_fn must take a tangent for each argument",
-                  got=f"{spelled(jvp_fn)} for {count(given, 'argument')}",
+                  got=f"{spelled(jvp_fn)} for {count(arity, 'argument')}",
                   do="write jvp(d1, d2, ...), with or without needs_input_grad last")  # fmt: skip
 
 

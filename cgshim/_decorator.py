@@ -135,8 +135,8 @@ def op_custom_gradient(
     The convention is that of ``tf.custom_gradient`` and ``keras.ops.custom_gradient``, on every
     backend.
 
-    The derivative of a gradient goes through grad_fn and what it keeps. A kept output of f is the
-    op's output, and grad_fn gives its derivative. Any other kept tensor is a function of the
+    The derivative of a gradient goes through grad_fn and what it keeps. A residual that f returns
+    is the op's output, and grad_fn gives its derivative. Any other is a function of the
     arguments, through f's own operations. f runs once per call; if the derivative of such a tensor
     is needed and was not recorded, f runs once more for it. A gradient of None is zero. A grad_fn
     that raises an exception forbids the gradient: taking one raises it.

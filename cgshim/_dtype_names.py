@@ -13,7 +13,7 @@ def let_name_dtypes(root: str, function: Callable[[Any], str]) -> None:
     _named_by[root] = function
 
 
-def given_name(dtype: object) -> str:
+def unchecked_name(dtype: object) -> str:
     """Return the name of a dtype, whatever it is: by its backend, or its own; torch.float32's is
     "float32".
     """

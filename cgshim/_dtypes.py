@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from cgshim._dtype_names import given_name, root_of
+from cgshim._dtype_names import root_of, unchecked_name
 from cgshim._errors import BackendError, refusal
 from cgshim._foreign import constant_when_traced
 
@@ -59,11 +59,11 @@ def is_differentiable(dtype: Any) -> bool:
 
 
 def _checked_name(dtype: Any) -> str:
-    name = given_name(dtype)
+    name = unchecked_name(dtype)
     if _is_known(name):
         return name
-    if isinstance(dtype, (str, type)) and _is_known(found := _name_in_numpy(dtype)):
-        return found
+    if isinstance(dtype, (str, type)) and _is_known(in_numpy := _name_in_numpy(dtype)):
+        return in_numpy
     framework = root_of(dtype)
     raise refusal(BackendError, "cgshim",
                   must=f"a dtype of {framework} must have a name of NumPy's, such as float32 or bfloat16",
@@ -81,10 +81,10 @@ def _name_in_numpy(dtype: Any) -> str:
     import numpy as np
 
     try:
-        found = np.dtype(dtype)
+        numpy_dtype = np.dtype(dtype)
     except TypeError:
         return ""
-    return "" if found.kind == "O" else str(found.name)  # NumPy's dtype for any class
+    return "" if numpy_dtype.kind == "O" else str(numpy_dtype.name)  # NumPy's dtype for any class
 
 
 _names: dict[Any, str] = {}

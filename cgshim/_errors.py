@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from cgshim._dtype_names import given_name
+from cgshim._dtype_names import unchecked_name
 
 E = TypeVar("E", bound=Exception)
 
@@ -90,7 +90,7 @@ def describe_spec(shape: Any, dtype: object) -> str:
     >>> describe_spec((2, None), "bfloat16")
     'bf16[2,?]'
     """
-    name = given_name(dtype)
+    name = unchecked_name(dtype)
     for long, short in _SHORT:
         if name.startswith(long):
             name = short + name.removeprefix(long)

@@ -32,7 +32,7 @@ class Signature(NamedTuple):
     takes_needs_input_grad: bool
     """True if a parameter takes needs_input_grad"""
     named_at: float
-    """how many values may come by position before one fills a parameter that is given by name"""
+    """how many values may come by position before one fills a parameter that is passed by name"""
     foreign: bool
     """True if it requires a keyword that no form has"""
 
@@ -51,7 +51,7 @@ def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
             accepted = _MANY
         elif p.kind is p.VAR_KEYWORD:
             variables = variables or False
-        elif p.name in _GIVEN_BY_NAME:
+        elif p.name in _PASSED_BY_NAME:
             if p.name == "variables":
                 variables = is_required
             else:
@@ -73,7 +73,7 @@ def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
     )
 
 
-_GIVEN_BY_NAME = ("variables", "needs_input_grad")
+_PASSED_BY_NAME = ("variables", "needs_input_grad")
 
 
 Form = Literal["structured", "arguments", "flat"]
@@ -119,10 +119,10 @@ def convention_of(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> 
         # torch.compile hides them: assume that all but the upstream gradients have one
         keyword_defaults = code.co_varnames
         positional = code.co_varnames[: code.co_argcount]
-        own = [name for name in positional if name not in _GIVEN_BY_NAME]
+        own = [name for name in positional if name not in _PASSED_BY_NAME]
         obvious = "upstream" in own or len(own) <= 1
-        given_last = len(positional) - len(own) if list(positional[: len(own)]) == own else 0
-        defaults = given_last if obvious else len(grad_fn.__defaults__ or ())
+        named_last = len(positional) - len(own) if list(positional[: len(own)]) == own else 0
+        defaults = named_last if obvious else len(grad_fn.__defaults__ or ())
     return _convention_of_code(code, defaults, keyword_defaults, arguments, outputs)
 
 

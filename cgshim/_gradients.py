@@ -82,14 +82,14 @@ def gradients_of_arguments(
     """
     op, backend = arguments.op, arguments.backend
     if needed is None:
-        found = list(result) if type(result) in (list, tuple) else [result]
+        flat = list(result) if type(result) in (list, tuple) else [result]
         is_right = partial(_is_as, backend)
         if (
             arguments.are_tensors
-            and len(found) == len(shapes)
-            and all(map(is_right, found, shapes, dtypes))
+            and len(flat) == len(shapes)
+            and all(map(is_right, flat, shapes, dtypes))
         ):
-            return found  # as nearly all do
+            return flat  # as nearly all do
     aligned = _aligned(arguments, result)
     if needed is not None:
         aligned = [g if is_needed else None for g, is_needed in zip(aligned, needed, strict=True)]

@@ -124,7 +124,7 @@ def _search(
     x: Any, is_tensor: Callable[[Any], bool], depth: int, *, with_globals: bool
 ) -> list[Any]:
     seen: dict[int, Any] = {}  # kept alive, so that no other object gets its identity
-    found: list[Any] = []
+    tensors: list[Any] = []
     todo = [(x, 0)]
     while todo:
         x, level = todo.pop()
@@ -132,7 +132,7 @@ def _search(
             continue
         seen[id(x)] = x
         if is_tensor(x):
-            found.append(x)
+            tensors.append(x)
         elif type(x) not in SIMPLE:
             inner = [held for held, _ in places(x)]
             if with_globals and isinstance(x, types.FunctionType):
@@ -140,7 +140,7 @@ def _search(
             # however deep functions are in functions, they are code
             level += not isinstance(x, _FUNCTIONS)
             todo += [(held, level) for held in inner]
-    return found
+    return tensors
 
 
 _FUNCTIONS: tuple[type, ...] = (
@@ -193,7 +193,7 @@ def _named_parts(path: str, x: Any) -> list[tuple[str, Any]]:
 def replace_held(
     function: Any, others: Mapping[int, Any], is_tensor: Callable[[Any], bool]
 ) -> tuple[Any, object | None]:
-    """Return a function that holds others in the places of some objects, which are known by their
+    """Return a function that holds others in place of some objects, which are known by their
     identity.
 
     It is the same function: what it reaches is written to, in cells, default values, globals that
@@ -208,15 +208,15 @@ def replace_held(
 class _Replacing:
     """One walk through what a function reaches. It goes through each thing once."""
 
-    def __init__(self, others: Mapping[int, Any], is_tensor: Callable[[Any], bool]) -> None:
-        self._others, self._is_tensor = others, is_tensor
+    def __init__(self, replacements: Mapping[int, Any], is_tensor: Callable[[Any], bool]) -> None:
+        self._replacements, self._is_tensor = replacements, is_tensor
         self._seen: dict[int, Any] = {}
         self._scope: dict[str, Any] = {}
         self.closed: object | None = None
 
     def __call__(self, x: Any) -> Any:
-        if id(x) in self._others:
-            return self._others[id(x)]
+        if id(x) in self._replacements:
+            return self._replacements[id(x)]
         if type(x) in SIMPLE or id(x) in self._seen or self._is_tensor(x):
             return x
         self._seen[id(x)] = x
@@ -256,7 +256,7 @@ class _Replacing:
         """
         if isinstance(x, types.ModuleType):
             yield from _items(
-                vars(x), [name for name, held in vars(x).items() if id(held) in self._others]
+                vars(x), [name for name, held in vars(x).items() if id(held) in self._replacements]
             )
         elif isinstance(x, type):
             own = vars(x).items() if x.__flags__ & _HEAP_TYPE else ()

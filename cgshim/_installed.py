@@ -253,11 +253,11 @@ def own_version() -> str:
     """
     from importlib.metadata import version
 
-    found = None
+    installed = None
     with contextlib.suppress(Exception):
-        found = version("cgshim")
-    if not found:
+        installed = version("cgshim")
+    if not installed:
         raise refusal(AttributeError, "cgshim.__version__",
                       must="the version is read from the metadata of the installed distribution",
                       got="none", do="run pip install -e . (or pip install cgshim) in this environment")  # fmt: skip
-    return found
+    return installed

@@ -32,11 +32,11 @@ class Parameters:
         except ValueError:
             # written in C, without a signature: all that comes by position is an argument
             self._signature = inspect.signature(lambda *args, **options: None)
-        given = [p for p in self._signature.parameters.values() if (p.name, p.kind) == _NEEDED]
-        self.takes_needs_input_grad = bool(given)
-        if given:
-            others = [p for p in self._signature.parameters.values() if p is not given[0]]
-            self._signature = self._signature.replace(parameters=others)
+        needed = [p for p in self._signature.parameters.values() if (p.name, p.kind) == _NEEDED]
+        self.takes_needs_input_grad = bool(needed)
+        if needed:
+            rest = [p for p in self._signature.parameters.values() if p is not needed[0]]
+            self._signature = self._signature.replace(parameters=rest)
         parameters = self._signature.parameters.values()
         self.names = [
             p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)

@@ -54,7 +54,7 @@ class Rule:
 
     @property
     def needs_inputs(self) -> bool:
-        """True if grad_fn is called with f's arguments; if not, they need not be kept for it."""
+        """True if grad_fn is called with f's arguments; if not, they need not be saved for it."""
         return self.form == "arguments"
 
     @property

@@ -166,8 +166,8 @@ def partition_each(
     tensors: list[Tensor] = []
     each: list[TreeSpec] = []
     for tree in trees:
-        found, spec = partition(op, backend, tree)
-        tensors += found
+        tensor_leaves, spec = partition(op, backend, tree)
+        tensors += tensor_leaves
         each.append(spec)
     return tensors, each
 
@@ -261,10 +261,10 @@ def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
         return [None] * sum(slots)
     children = _children(backend, tree)
     if children is None:
-        given, structure_given = backend.tree_flatten(gradient)
+        gradients, gradient_structure = backend.tree_flatten(gradient)
         return (
-            [g for g, slot in zip(given, slots, strict=True) if slot]
-            if structure_given == structure
+            [g for g, slot in zip(gradients, slots, strict=True) if slot]
+            if gradient_structure == structure
             else None
         )
     if not isinstance(gradient, Mapping if isinstance(tree, dict) else (list, tuple)) or len(

@@ -250,7 +250,7 @@ def checked_variables(op: str, backend: Backend, variables: Sequence[Any]) -> li
     if not isinstance(variables, (list, tuple)):
         raise refusal(CustomGradientTypeError, op, must="variables must be a list of tensors",
                       got=describe(variables), do="write variables=[...]")  # fmt: skip
-    found: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     for variable in variables:
         tensor = value_of(variable)
         # not so for a Keras Variable that casts itself whenever it is read
@@ -259,11 +259,11 @@ def checked_variables(op: str, backend: Backend, variables: Sequence[Any]) -> li
             raise refusal(CustomGradientTypeError, op,
                           must=f"variables must be float or complex tensors of {name_of(backend)}",
                           got=describe(variable), do="leave out what has no gradient")  # fmt: skip
-        if id(tensor) in found:
+        if id(tensor) in tensors:
             raise refusal(CustomGradientTypeError, op, must="variables must be different tensors",
                           got=f"{describe(variable)} twice", do="name it once")  # fmt: skip
-        found[id(tensor)] = tensor
-    return list(found.values())
+        tensors[id(tensor)] = tensor
+    return list(tensors.values())
 
 
 def by_variables_too(op: str, backend: Backend, variables: Sequence[Tensor]) -> FlatVjp:

@@ -156,10 +156,10 @@ def transposed(
 ) -> list[Array]:
     """Return the transpose of a linear function at upstreams, conjugates as rules have them."""
     types = [type_of_upstream(x.aval) for x in map(as_tensor, inputs)]
-    found = transposed_if_linear(
+    gradients = transposed_if_linear(
         fn, types, [*map(conjugate, upstreams)], lambda what, is_seen: refuse(what)
     )
-    return [*map(conjugate, found)]
+    return [*map(conjugate, gradients)]
 
 
 # --- Versions -------------------------------------------------------------------------------------

@@ -10,19 +10,19 @@ from cgshim_jax._tracing import is_tracer
 Array = Any
 
 
-def depends_only_on(tensor: Array, given: Iterable[Array], never: Iterable[Array] = ()) -> bool:
-    """Return True if a tensor was computed from the given tensors and from constants alone.
+def depends_only_on(tensor: Array, sources: Iterable[Array], never: Iterable[Array] = ()) -> bool:
+    """Return True if a tensor was computed from the sources and from constants alone.
 
-    Return False if it was computed from one of `never` that is not given, or if JAX has kept no
-    record of it.
+    Return False if it was computed from one of `never` that is no source, or if JAX has no record
+    of it.
     """
-    given = [x for x in given if is_tracer(x)]
+    sources = [x for x in sources if is_tracer(x)]
     known = {
         _identity(part)
-        for x in given
+        for x in sources
         for part in _parts_of(x, x._trace is getattr(tensor, "_trace", None))
     }
-    upstreams = [x for x in never if is_tracer(x) and not any(x is y for y in given)]
+    upstreams = [x for x in never if is_tracer(x) and not any(x is y for y in sources)]
     ending = {_identity(part) for x in upstreams for part in _parts_of(x, True)}
     todo, seen = [tensor], set[int]()
     while todo:
@@ -65,13 +65,13 @@ def _parts_of(x: Any, with_pairs: bool) -> list[Any]:
     """Return a tracer, what it stands for, and the tracers in it: a value and its tangent, or a
     batch of values.
     """
-    found, todo = [], [x]
+    tracers, todo = [], [x]
     while todo:
         x = todo.pop()
         if is_tracer(x):
-            found.append(x)
+            tracers.append(x)
             todo += (with_pairs and _pair_of(x)) or _constant_of(x)
-    return found
+    return tracers
 
 
 def _pair_of(tracer: Any) -> list[Any]:

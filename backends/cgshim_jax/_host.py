@@ -78,10 +78,10 @@ def _is_same(a: Any, b: Any) -> bool:
     """Return True if no function can tell a from b; 1 and True are equal, and so are 0.0 and -0.0."""
     if type(a) is tuple and type(b) is tuple:
         return len(a) == len(b) and all(map(_is_same, a, b))
-    return a is b or (type(a) is type(b) and type(a) in _TOLD_BY_REPR and repr(a) == repr(b))
+    return a is b or (type(a) is type(b) and type(a) in _COMPARED_BY_REPR and repr(a) == repr(b))
 
 
-_TOLD_BY_REPR = frozenset([bool, int, float, complex, str, bytes])
+_COMPARED_BY_REPR = frozenset([bool, int, float, complex, str, bytes])
 
 
 # --- The operation --------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ _NOT_TRANSPOSABLE = (AssertionError, NotImplementedError, RuntimeError, TypeErro
 
 
 class NotLinearError(Exception):
-    """What says that a rule is not linear: the words for what was found."""
+    """A rule is not linear in its upstream gradients; the message says why."""
 
 
 def require_linear(jaxpr: Jaxpr) -> None:
@@ -85,7 +85,7 @@ def transposed_if_linear(
 ) -> list[Array]:  # fmt: skip
     """Return the transpose of a linear function of tensors of these types, applied to cotangents.
 
-    refuse is told what is not linear in it, and whether that was seen or JAX does not know.
+    refuse takes what is not linear in it, and whether that was seen or JAX does not know.
     """
     jaxpr, captured = jaxpr_of(fn, types)
     try:

@@ -45,9 +45,11 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]
     space, _, own = name.rpartition(".")
-    found = getattr(_MODULES[space], own, None)
+    function = getattr(_MODULES[space], own, None)
     return (
-        _with_list_at(_LISTS_AT[name], found) if found is not None and name in _LISTS_AT else found
+        _with_list_at(_LISTS_AT[name], function)
+        if function is not None and name in _LISTS_AT
+        else function
     )
 
 

@@ -6,7 +6,7 @@ in both modes.
 `cgshim_attached` gives f's outputs the rule's derivative further out: it is a call that has been
 made already.
 
-`cgshim_transposed` is a linear map that is given by its transpose: what a rule is to forward mode.
+`cgshim_transposed` is a linear map defined by its transpose: what a rule is to forward mode.
 Reverse mode transposes it, and so runs the rule itself. Only where the map is executed, in forward
 mode, is the rule transposed, or refused.
 
@@ -132,7 +132,7 @@ class Linear:
         types = [y.aval.to_tangent_aval() for y in outputs]
 
         def tangents_of(residuals: Sequence[Array], tangents: Sequence[Any]) -> list[Any]:
-            found: list[Any] = [*map(ad.Zero, types)]
+            output_tangents: list[Any] = [*map(ad.Zero, types)]
             if picked:
                 own = [tangents[i] for i in picked]
                 if self.is_pushed:
@@ -142,8 +142,8 @@ class Linear:
                         *residuals, *own, linear=self, picked=picked, first=first
                     )
                 for at, tangent in zip(self.float_at, moved, strict=True):
-                    found[at] = tangent
-            return found
+                    output_tangents[at] = tangent
+            return output_tangents
 
         moves = [bool(picked) and at in self.float_at for at in range(len(outputs))]
         return outputs, moves, [tensors[i] for i in self.reads], tangents_of
@@ -216,7 +216,7 @@ class Linear:
         whole = [
             u if is_tensor(u) else jnp.asarray(u, kind.dtype)
             for u, kind in zip(upstreams, self.types, strict=True)
-        ]  # a pullback may be given Python's numbers
+        ]  # a pullback may be called with Python's numbers
         gradients = list(self.rule(residuals, whole, picked))
         if self.words.once is None:
             return gradients
@@ -313,17 +313,17 @@ class _Over(Op):
     def forward(
         self, arguments: Sequence[Array]
     ) -> tuple[Sequence[Array], Sequence[Array], Linear]:
-        found: list[Linear] = []
+        linears: list[Linear] = []
 
         def of_one(*arguments: Array) -> Any:
-            outputs, others, linear = self.op.forward(arguments)
-            found.append(linear)
-            return list(outputs), list(others)
+            outputs, residuals, linear = self.op.forward(arguments)
+            linears.append(linear)
+            return list(outputs), list(residuals)
 
-        outputs, others = vmap_over(self.axis, of_one, tuple(self.at), 0)(*arguments)
-        at = [*self.at, *[0] * (len(others) + len(outputs))]
-        reads = [at[i] for i in found[-1].reads]
-        return outputs, others, found[-1].over(self.axis, reads, dict(enumerate(self.at)))
+        outputs, residuals = vmap_over(self.axis, of_one, tuple(self.at), 0)(*arguments)
+        at = [*self.at, *[0] * (len(residuals) + len(outputs))]
+        reads = [at[i] for i in linears[-1].reads]
+        return outputs, residuals, linears[-1].over(self.axis, reads, dict(enumerate(self.at)))
 
 
 def vmap_over(
@@ -378,7 +378,7 @@ def without_derivative(
     if not any(map(is_tracer, arguments)):
         return list(values)
 
-    def refuse(*given: Any) -> NoReturn:
+    def refuse(*_: Any) -> NoReturn:
         raise TransformationError(refusal)
 
     at = [i for i, value in enumerate(values) if value is not None]
@@ -441,8 +441,8 @@ def _types_of_op(*types: Any, op: Op) -> list[Any]:
 
 
 def _differentiate_op(primals: Sequence[Array], moving: Sequence[bool], *, op: Op) -> Any:
-    outputs, others, linear = op.forward(primals)
-    return linear.differentiate([*primals, *others, *outputs], moving, first=True)
+    outputs, residuals, linear = op.forward(primals)
+    return linear.differentiate([*primals, *residuals, *outputs], moving, first=True)
 
 
 def _batch_op(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, op: Op) -> Any:
@@ -467,13 +467,13 @@ if _private.core_call_lowering is not None:
     mlir.register_lowering(_op, _lower_op, **_private.lowered_each_time)
 
 
-def _check(*given: Any, op: Op) -> tuple[Any, list[Array]]:
+def _check(*arguments: Any, op: Op) -> tuple[Any, list[Array]]:
     """Return f's outputs with the rule's derivative, and the first error that checkify finds in f
     or found before.
     """
     context, (error, enabled, *operands) = (
-        given[: _private.checkify_contexts],
-        given[_private.checkify_contexts :],
+        arguments[: _private.checkify_contexts],
+        arguments[_private.checkify_contexts :],
     )
     jaxpr = op.traced([x.aval for x in operands])
     # errors have no derivative; XLA evaluates f once
@@ -558,7 +558,7 @@ ad.primitive_transposes[_transposed] = _transpose
 # --- What JAX has outside of its core, once it is imported ----------------------------------------
 
 
-def let_others_know() -> None:
+def register_with_pallas_and_jet() -> None:
     """Let Pallas lower a call whose kernel is being traced, and let jet refuse one."""
     for each, evaluate in (_op, _evaluate_op), (_attached, _outputs):
         _private.lower_in_kernels(each, evaluate)

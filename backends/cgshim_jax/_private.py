@@ -118,8 +118,10 @@ def callback_sharding(context: Any) -> Any:
     """Return where a call of the host, which is being lowered, is made: on one device, or on each
     in a shard_map.
     """
-    given = context.module_context.axis_context, None, context.avals_out
-    return _callback_op_sharding(*given[: len(inspect.signature(_callback_op_sharding).parameters)])
+    arguments = context.module_context.axis_context, None, context.avals_out
+    return _callback_op_sharding(
+        *arguments[: len(inspect.signature(_callback_op_sharding).parameters)]
+    )
 
 
 def is_exported(context: Any) -> bool:

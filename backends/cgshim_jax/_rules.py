@@ -45,8 +45,8 @@ def apply_rule(
         conjugate(next(of_floats)) if is_differentiable(y) else jnp.zeros(y.shape, y.dtype)
         for y in outputs
     ]
-    # A copy, for no upstream may be the same tracer as an argument: an op in the rule may be given
-    # one of the two.
+    # A copy, for no upstream may be the same tracer as an argument: an op in the rule may take one
+    # of the two.
     whole = [jnp.copy(u) if is_differentiated(u) else u for u in whole]
     known = [*outputs_of_rules(), *filter(is_tensor, outputs)]
     gradients, of_variables = _scope.run(

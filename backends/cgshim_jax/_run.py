@@ -3,7 +3,7 @@ three ways.
 
 - As it was written: the rule is called where a gradient is taken, on the tensors that it holds.
 - Traced: it becomes a jaxpr at once. The constants of that jaxpr are all that it reads, wherever f
-  kept it: an argument, one of f's outputs, which stands for the op's own, or what f's operations
+  saved it: an argument, one of f's outputs, which stands for the op's own, or what f's operations
   made of the arguments.
 - Watched, if it cannot be traced because it branches on values: it runs at each derivative, and at
   each of its reads the argument or output of that derivative is put in the place of the one that it
@@ -144,9 +144,9 @@ class TracedTangents(TracedRule):
 
         def forward(*of_floats: Array) -> list[Array]:
             full = subvals([None] * len(inputs), self.float_at, of_floats)
-            found = apply_jvp_fn(rule, full, outputs)
-            self.returned = [at for at, tangent in enumerate(found) if tangent is not None]
-            return [found[at] for at in self.returned]
+            tangents = apply_jvp_fn(rule, full, outputs)
+            self.returned = [at for at, tangent in enumerate(tangents) if tangent is not None]
+            return [tangents[at] for at in self.returned]
 
         self._trace(forward, self.types, known, rule.jvp_fn, floats_among(outputs))
 
@@ -158,8 +158,8 @@ class TracedTangents(TracedRule):
             tangents.get(at, jnp.zeros(kind.shape, kind.dtype))
             for at, kind in zip(self.float_at, self.types, strict=True)
         ]
-        found = self(residuals, full)
-        return _with_zeros([found.get(at) for at in range(len(outputs))], outputs)
+        output_tangents = self(residuals, full)
+        return _with_zeros([output_tangents.get(at) for at in range(len(outputs))], outputs)
 
 
 def _with_zeros(tangents: Sequence[Array | None], outputs: Sequence[Any]) -> list[Array]:
@@ -217,21 +217,23 @@ def traced(
     known = {id(x) for x in (*arguments, *outputs)}
     each: list[TracedRule] = [*rules.values(), *forwards.values()]
     captured = {id(x): x for rule in each for x in rule.captured}
-    others = [x for identity, x in captured.items() if identity not in known]
-    place = {id(x): at for at, x in reversed([*enumerate([*arguments, *others, *outputs])])}
+    extra_residuals = [x for identity, x in captured.items() if identity not in known]
+    place = {
+        id(x): at for at, x in reversed([*enumerate([*arguments, *extra_residuals, *outputs])])
+    }
     reads = [place[identity] for identity in captured]
     for rule in each:
         rule.reads = [reads.index(place[id(x)]) for x in rule.captured]
         rule.captured = []  # no tracer of f leaves it
-    given, types = len(arguments), [y.aval for y in outputs]
+    count, types = len(arguments), [y.aval for y in outputs]
 
     def linear(gradient_of: Sequence[int | None]) -> Linear:
         def gradients(
             residuals: list[Array], upstreams: list[Array], picked: Sequence[int]
         ) -> list[Array | None]:
             rule: Any = rules.get(picked, rules[None])
-            found = rule(residuals, upstreams)
-            return [found.get(gradient_of[at]) for at in picked]
+            by_place = rule(residuals, upstreams)
+            return [by_place.get(gradient_of[at]) for at in picked]
 
         def push(
             residuals: list[Array], tangents: list[Array], picked: Sequence[int]
@@ -244,13 +246,13 @@ def traced(
 
         returned = {at for rule in rules.values() for at in rule.returned}
         gives = {at for at, gradient in enumerate(gradient_of) if gradient in returned}
-        further = len(gradient_of) - given
-        places = [at if at < given else at + further for at in reads]
+        further = len(gradient_of) - count
+        places = [at if at < count else at + further for at in reads]
         if forwards:
             gives = {at for at, gradient in enumerate(gradient_of) if gradient is not None}
         return Linear(words, gradients, types, places, gives, push if forwards else None, not rules)
 
-    return others, linear
+    return extra_residuals, linear
 
 
 def written(
@@ -263,8 +265,8 @@ def written(
 
     def call_rule(upstreams: Sequence[Array], picked: Sequence[int]) -> list[Array | None]:
         needed = _needed(places, picked, len(rule.shapes))
-        found = apply_rule(rule, inputs, types, upstreams, needed=needed)
-        return [found[places[at]] for at in picked]
+        by_input = apply_rule(rule, inputs, types, upstreams, needed=needed)
+        return [by_input[places[at]] for at in picked]
 
     def gradients(
         _: list[Array], upstreams: list[Array], picked: Sequence[int]
@@ -272,8 +274,8 @@ def written(
         try:
             return call_rule(upstreams, picked)
         except UnexpectedTracerError:
-            found = lambda *us: [g for g in call_rule(us, picked) if g is not None]
-            for x in jaxpr_of(found, [u.aval for u in upstreams])[1]:
+            present = lambda *us: [g for g in call_rule(us, picked) if g is not None]
+            for x in jaxpr_of(present, [u.aval for u in upstreams])[1]:
                 call.refuse_captured(x)
             raise
 
@@ -334,8 +336,8 @@ def watched(
         read, current = reading(residuals), subvals(inputs, places, residuals[: len(places)])
         needed = _needed(places, picked, len(inputs))
         with _watching(words.op, read):
-            found = apply_rule(rule, current, residuals[len(places) :], upstreams, needed=needed)
-        return [None if g is None else read(g) for g in (found[places[at]] for at in picked)]
+            by_input = apply_rule(rule, current, residuals[len(places) :], upstreams, needed=needed)
+        return [None if g is None else read(g) for g in (by_input[places[at]] for at in picked)]
 
     pushing = _pushing(rule, types, places)
 

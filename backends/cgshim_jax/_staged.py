@@ -22,7 +22,7 @@ from cgshim.backend import (
     subvals,
 )
 from cgshim_jax._graph import depends_only_on
-from cgshim_jax._primitives import Linear, Op, Words, let_others_know
+from cgshim_jax._primitives import Linear, Op, Words, register_with_pallas_and_jet
 from cgshim_jax._rules import (
     code_of,
     is_differentiable,
@@ -62,7 +62,7 @@ def run_staged(call: Call, inputs: Sequence[Array], *, values_elsewhere: bool = 
     If the rule needs values, its error is raised at once where they may be had in another way;
     others come when a gradient is taken.
     """
-    let_others_know()
+    register_with_pallas_and_jet()
     _refuse_references(call, inputs)
     upstreams, code = upstreams_of_rule(), code_of(call.f)
     if isinstance(call.f, Mapped) or (is_running_rule() and code in (_staging.current or ())):
@@ -71,8 +71,8 @@ def run_staged(call: Call, inputs: Sequence[Array], *, values_elsewhere: bool = 
         return Written(call, inputs, Surroundings.STAGING).output()
 
     def is_constant(tracer: Array) -> bool:
-        """Return True if the op's own rule speaks for what f closes over: in a rule, what it is
-        given leads to it.
+        """Return True if the op's own rule covers what f closes over: in a rule, it was computed
+        from the inputs.
 
         To the outputs this is a constant; to the rule, whose derivative may be taken in its turn,
         it is what it is.
@@ -86,8 +86,8 @@ def run_staged(call: Call, inputs: Sequence[Array], *, values_elsewhere: bool = 
     arguments = [inputs[i] for i in staging.at] + staging.closed_over()
     if not op.whole.jaxpr.effects:
         return staging.spec.combine(op(arguments))
-    outputs, others, linear = op.forward(arguments)  # what f does besides is done here and now
-    return staging.spec.combine(linear.attach([*arguments, *others, *outputs], first=True))
+    outputs, residuals, linear = op.forward(arguments)  # what f does besides is done here and now
+    return staging.spec.combine(linear.attach([*arguments, *residuals, *outputs], first=True))
 
 
 _FEW = 3
@@ -111,7 +111,7 @@ class _Staging:
 
     def op(self) -> _Staged:
         words = Words.of(self.call)
-        found: list[Callable[..., Linear]] = []
+        makers: list[Callable[..., Linear]] = []
 
         def run_f(*tracers: Array) -> list[Array]:
             full = subvals(self.inputs, self.at, tracers)
@@ -132,15 +132,15 @@ class _Staging:
                 pull = functools.partial(TracedRule, rule, full, outputs, self.variables, known)
                 rules = for_each(pull, rule.takes_needs_input_grad)
             self.rule = (rules or forwards)[None]
-            others, linear_of = traced(words, rules, tracers, outputs, forwards)
-            found.append(linear_of)
-            return [*outputs, *others]
+            residuals, linear_of = traced(words, rules, tracers, outputs, forwards)
+            makers.append(linear_of)
+            return [*outputs, *residuals]
 
         f, self.captured = jaxpr_of(
             run_f, [self.inputs[i].aval for i in self.at], outputs_of_rules(), self.call.f
         )
         place = {id(x): len(self.inputs) + at for at, x in enumerate(self.variables)}
-        linear = found[-1]([*self.at, *(place.get(id(x)) for x in self.captured)])
+        linear = makers[-1]([*self.at, *(place.get(id(x)) for x in self.captured)])
         _refuse_references(self.call, [*self.captured, *f.constants, *self.rule.constants])
         return _Staged(f, linear)
 
@@ -230,9 +230,9 @@ class _Staged(Op):
     ) -> tuple[Sequence[Array], Sequence[Array], Linear]:
         count = len(self.linear.outputs)
         values = _split(self.whole, count, arguments)
-        outputs, others = values[:count], values[count:]
+        outputs, residuals = values[:count], values[count:]
         types = [y.aval for y in outputs]
-        return outputs, others, dataclasses.replace(self.linear, outputs=types)
+        return outputs, residuals, dataclasses.replace(self.linear, outputs=types)
 
 
 def _split(f: Jaxpr, outputs: int, arguments: Sequence[Array]) -> list[Array]:
@@ -251,8 +251,8 @@ def _split(f: Jaxpr, outputs: int, arguments: Sequence[Array]) -> list[Array]:
     known = jax.core.eval_jaxpr(part, f.constants, *arguments)
     count = len(jaxpr.outvars) - outputs
     rest = part_of(jaxpr, [*f.constvars, *f.invars, *between], [], jaxpr.outvars[:outputs], second)
-    given = [
+    operands = [
         jax.lax.stop_gradient(x) if is_tracer(x) else x
         for x in (*f.constants, *arguments, *known[count:])
     ]
-    return [*jax.core.eval_jaxpr(rest, given), *known[:count]]
+    return [*jax.core.eval_jaxpr(rest, operands), *known[:count]]

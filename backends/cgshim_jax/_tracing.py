@@ -122,7 +122,7 @@ def perturbed_by_each_derivative(inputs: Sequence[Array]) -> list[tuple[int, ...
     inputs that it is taken of.
     """
     trace, inputs = _private.trace_ctx.trace, list(inputs)
-    found = []
+    places = []
     while trace is not None:
         own = [
             is_tracer(x) and getattr(x._trace, "tag", None) is getattr(trace, "tag", x)
@@ -131,10 +131,10 @@ def perturbed_by_each_derivative(inputs: Sequence[Array]) -> list[tuple[int, ...
         if isinstance(trace, _private.BatchTrace):
             inputs = [x.val if is_own else x for x, is_own in zip(inputs, own, strict=True)]
         elif not isinstance(trace, (_private.JaxprTrace, _private.EvalTrace, _Watch)):
-            found.append(tuple(at for at, is_own in enumerate(own) if is_own))
+            places.append(tuple(at for at, is_own in enumerate(own) if is_own))
             inputs = [x.primal if is_own else x for x, is_own in zip(inputs, own, strict=True)]
         trace = getattr(trace, "parent_trace", None)
-    return found
+    return places
 
 
 def value_below_derivatives(x: Any) -> Any:
@@ -242,7 +242,7 @@ def lowered(x: Any) -> Any:
 
 
 class Jaxpr(NamedTuple):
-    """A jaxpr to which the tracers that it captured are given as arguments."""
+    """A jaxpr that takes the tracers that it captured as arguments."""
 
     jaxpr: Any
     constants: list[Any]
@@ -270,7 +270,7 @@ class Jaxpr(NamedTuple):
 
 
 def equations_for(wanted: Sequence[Any], equations: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the equations that compute wanted, and the others."""
+    """Return the equations that compute wanted, and the rest."""
     needed = {v for v in wanted if not isinstance(v, Literal)}
     first: list[Any] = []
     second: list[Any] = []

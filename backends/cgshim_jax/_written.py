@@ -64,19 +64,19 @@ _DEPTH = 10
 
 
 class NotAsWrittenError(Exception):
-    """f reads a tensor that is being differentiated, and that it is not given."""
+    """f reads a tensor that is being differentiated, and that is none of its arguments."""
 
 
 def closes_over_differentiated(call: Call, inputs: Sequence[Array]) -> bool:
-    """Return True if f is given, or holds, a tracer that is differentiated, and that is none of the
+    """Return True if f takes, or holds, a tracer that is differentiated, and that is none of the
     inputs: as a variable, or in a Flax module.
 
     One that is an input too lies where f's arguments come from, as in a circuit with these
     parameters: f has no need to read it there.
     """
     known = {id(x) for x in inputs}
-    given = [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
-    holders = [call.f, *given, *call.options.values()]
+    static = [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
+    holders = [call.f, *static, *call.options.values()]
     return any(
         is_differentiated(x) and id(x) not in known
         for each in holders if type(each) not in SIMPLE
@@ -188,7 +188,7 @@ class Written(Op):
             rules = for_each(pull, rule.takes_needs_input_grad)
             first = rules[None]
         if first.needs_values:
-            others: list[Array] = []
+            residuals: list[Array] = []
             refusal = "" if before is None else _unconnected(self.call, arguments[0])
             linear = watched(
                 words, rule, inputs, outputs, self.places, lambda x: _unconnected(self.call, x)
@@ -199,12 +199,12 @@ class Written(Op):
             ):
                 raise NotAsWrittenError
             gradient_of = [i if is_differentiable(inputs[i]) else None for i in self.places]
-            others, linear_of = traced(words, rules, arguments, outputs, forwards)
+            residuals, linear_of = traced(words, rules, arguments, outputs, forwards)
             linear = dataclasses.replace(linear_of(gradient_of), owner=rule.grad_fn)
-        for x in (*outputs, *others):
+        for x in (*outputs, *residuals):
             if is_differentiated(x) and not depends_only_on(x, arguments):
                 raise NotAsWrittenError
-        return outputs, others, _refusing(linear, refusal, len(arguments)) if refusal else linear
+        return outputs, residuals, _refusing(linear, refusal, len(arguments)) if refusal else linear
 
     def _refusal(
         self, rule: Rule, traced: TracedRule, before: _Arrays | None, after: _Arrays | None
@@ -219,9 +219,9 @@ class Written(Op):
             if is_tensor(c) and is_differentiable(c) and c in after and c not in before
         ]  # fmt: skip
         static = [leaf for spec in self.call.arguments.specs for leaf in spec.static_leaves()]
-        given = [self.call.f, *static, *self.call.options.values()]
+        holders = [self.call.f, *static, *self.call.options.values()]
         before_f = {
-            _key(x) for each in given for x in (each, *tensors_inside(each, _is_number, _DEPTH))
+            _key(x) for each in holders for x in (each, *tensors_inside(each, _is_number, _DEPTH))
         }
         unknown += [
             x for x in tensors_inside(rule.grad_fn, _is_number, _DEPTH) if _key(x) not in before_f

@@ -49,14 +49,14 @@ def derivatives() -> Any:
     """Return the half of the backend that needs autograd, which is imported with it."""
     from importlib.metadata import version
 
-    found = "no autograd"
+    installed = "no autograd"
     # there are no metadata, or its import is barred
     with contextlib.suppress(ImportError, ValueError):
         if importlib.util.find_spec("autograd"):
-            found = f"autograd {version('autograd')}"
-    if [*map(int, re.findall(r"\d+", found)[:2])] < [1, 7]:
+            installed = f"autograd {version('autograd')}"
+    if [*map(int, re.findall(r"\d+", installed)[:2])] < [1, 7]:
         raise refusal(BackendError, "cgshim", must="derivatives on NumPy need autograd 1.7 or later",
-                      got=found, do="pip install 'autograd>=1.7'")  # fmt: skip
+                      got=installed, do="pip install 'autograd>=1.7'")  # fmt: skip
     imported = import_derivatives()
     for act in _waiting:
         act()

@@ -81,8 +81,8 @@ def transposed(
     """Return the transpose of a linear function at upstreams, conjugates as rules have them."""
     values = tuple(map(getval, inputs))
     of_tuple = lambda tangents: fn(*[tangents[at] for at in range(len(values))])
-    found = transposed_rule(of_tuple, values, conjugated(upstreams), refuse)
-    return conjugated([found[at] for at in range(len(values))])
+    gradients = transposed_rule(of_tuple, values, conjugated(upstreams), refuse)
+    return conjugated([gradients[at] for at in range(len(values))])
 
 
 # --- What the other half does with boxes from now on ----------------------------------------------

@@ -125,7 +125,7 @@ def _named(module: Any, names: str) -> set[Any]:
     return {getattr(module, name) for name in names.split() if hasattr(module, name)}
 
 
-# Linear in each argument while the others stay: u * u is not.
+# Linear in each argument while the others are constant: u * u is not.
 _IN_EACH = (
     _named(anp, "multiply matmul dot tensordot outer inner einsum kron cross")
     | _named(numpy_vjps, "dot_adjoint_0 dot_adjoint_1 tensordot_adjoint_0 tensordot_adjoint_1")

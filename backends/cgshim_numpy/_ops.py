@@ -107,14 +107,14 @@ def np_index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
 
 
 def index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
-    found = np.array(x)
-    np.add.at(np.moveaxis(found, axis, 0), index, np.moveaxis(values, axis, 0))
-    return found
+    result = np.array(x)
+    np.add.at(np.moveaxis(result, axis, 0), index, np.moveaxis(values, axis, 0))
+    return result
 
 
 def np_flip(m: Array, axis: Axis = None) -> Array:
-    turned = axes_of(m, axis)
-    return m[tuple(slice(None, None, -1 if at in turned else None) for at in range(m.ndim))]
+    axes = axes_of(m, axis)
+    return m[tuple(slice(None, None, -1 if at in axes else None) for at in range(m.ndim))]
 
 
 def np_diagonal(a: Array, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
@@ -193,9 +193,9 @@ def _use_autograd() -> None:
     _root, anp, index_add = "autograd.", numpy, primitive(index_add)
     defvjp(
         index_add,
-        lambda found, x, index, values, axis: lambda upstream: upstream,
+        lambda ans, x, index, values, axis: lambda upstream: upstream,
         None,
-        lambda found, x, index, values, axis: lambda upstream: np_take(upstream, index, axis),
+        lambda ans, x, index, values, axis: lambda upstream: np_take(upstream, index, axis),
     )
 
 

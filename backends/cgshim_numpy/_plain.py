@@ -71,12 +71,12 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
     """Return what runs the calls of an op with arguments of these types; None if none of them is
     plain.
     """
-    others = {*types} - _TENSORS
-    if call.takes_needs_input_grad or not others <= {
+    rest = {*types} - _TENSORS
+    if call.takes_needs_input_grad or not rest <= {
         getattr(modules.get("autograd.numpy.numpy_boxes"), "ArrayBox", None)
     }:
         return None
-    holds_boxes, arguments, is_jvp = bool(others), call.arguments, call.kind_of_rule.is_transpose
+    holds_boxes, arguments, is_jvp = bool(rest), call.arguments, call.kind_of_rule.is_transpose
     rules = PlainRules(call, len(types) if is_jvp else 1)
     differentiated = None if is_jvp else rules
 

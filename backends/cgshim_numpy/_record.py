@@ -83,12 +83,12 @@ notrace_primitives[Step] = notrace_primitives[VJPNode]
 class Record:
     """What one run of f, and the runs of its rule, do with recorded values."""
 
-    def __init__(self, call: Call, given: Sequence[Any] = ()) -> None:
-        """Prepare the record of a run of f on what was given; of its rule alone if nothing was."""
-        self._sources = call.f, (call.options, call.arguments.specs, given)
+    def __init__(self, call: Call, args: Sequence[Any] = ()) -> None:
+        """Prepare the record of a run of f on these; of its rule alone if there are none."""
+        self._sources = call.f, (call.options, call.arguments.specs, args)
         # by identity, the floats that were there when f first read a number
         self._constants: Any = None
-        self._read_at, self.returned_at = 0, 0 if given else now()
+        self._read_at, self.returned_at = 0, 0 if args else now()
         # what the rule may read, or Python has read in it; None if all is known
         self.unrecorded: Any = None
         self.running = 0  # how many functions run on recorded values
@@ -124,8 +124,8 @@ class Record:
         """Return True if a step of f has an argument that f has made off the record."""
         if self._constants is None or not self._read_at < step.time < self.returned_at:
             return False
-        others = [x for at, x in enumerate(step.args) if at not in step.places]
-        return any(is_tensor(x) and is_float(x) and self._is_made(x) for x in others)
+        constants = [x for at, x in enumerate(step.args) if at not in step.places]
+        return any(is_tensor(x) and is_float(x) and self._is_made(x) for x in constants)
 
     def _is_made(self, x: Array) -> bool:
         """Return True if a float was not there when f first read a number, or somebody has written
@@ -160,7 +160,7 @@ class Leaf(ArrayBox):  # type: ignore[misc]  # autograd has no types
     """
 
     __slots__ = ()
-    __module__ = ArrayBox.__module__  # by which others see whose tensor it is
+    __module__ = ArrayBox.__module__  # which tells whose tensor it is
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         self._node.record.note_read(self)
@@ -266,7 +266,7 @@ def variables_among(boxes: Sequence[Any], inputs: Sequence[Any]) -> list[int]:
     nearly all.
 
     While another rule runs, a box that was computed from this call's own inputs alone is a
-    constant, for f's rule already speaks for these inputs.
+    constant, for f's rule already covers these inputs.
     """
     if not rule_scope.current:
         return [*range(len(boxes))]

@@ -60,7 +60,7 @@ _kind_of = operator.attrgetter("dtype.kind")
 
 
 def conjugated(xs: Sequence[Array]) -> Sequence[Array]:
-    """Return the conjugates of the complex arrays among xs, and the others as they are."""
+    """Return the conjugates of the complex arrays among xs, and the rest as they are."""
     if "c" not in map(_kind_of, xs):
         return xs
     conj = cast(Any, anp).conj  # autograd makes its functions where no type checker looks
@@ -107,15 +107,15 @@ class Run:
         return self._keep(values_of(self.call, outputs), rule, inputs)
 
     def on_record(
-        self, values: Sequence[Array], given: Sequence[Any], closed_over: Sequence[Any]
+        self, values: Sequence[Array], args: Sequence[Any], closed_over: Sequence[Any]
     ) -> Any:
         """Run f on values, recorded where they are those of boxes, and return its outputs as
         autograd takes them.
         """
         call, count = self.call, self.count
-        variables = [count + at for at in variables_among(closed_over, given[:count])]
-        record = self.record = Record(call, given)
-        pairs = zip(values, map(nodes_of, given), strict=True)
+        variables = [count + at for at in variables_among(closed_over, args[:count])]
+        record = self.record = Record(call, args)
+        pairs = zip(values, map(nodes_of, args), strict=True)
         self.leaves, self.closed_over = (
             [record.leaf(x, nodes) if nodes else x for x, nodes in pairs],
             closed_over,
@@ -136,7 +136,7 @@ class Run:
             outputs = values_of(call, outputs, record)
         self.steps += [leaf._node if isbox(leaf) else None for leaf in self.leaves]
         self.variables = sorted(variables, key=lambda at: self.leaves[at]._node.first_read)
-        call.require_variables(rule, [given[at] for at in self.variables])
+        call.require_variables(rule, [args[at] for at in self.variables])
         if unseen:
             grad_fn, record.unrecorded = replace_held(rule.grad_fn, unseen, is_tensor)
             rule = rule.with_grad_fn(grad_fn)
@@ -215,7 +215,7 @@ class Run:
         variables = [self.leaves[at] for at in self.variables]
         try:
             us = conjugated(upstreams)
-            found, of_variables = rule_scope.run(True, rule, self.inputs, us, variables, needed)
+            gradients, of_variables = rule_scope.run(True, rule, self.inputs, us, variables, needed)
         except Exception as error:
             if isinstance(error, CustomGradientError) or not self.was_asked:
                 raise
@@ -223,7 +223,7 @@ class Run:
             got = f"a {type(error).__name__} in the second call"
             self.call.refuse(must, got, "let grad_fn keep what it reads")
         self.was_asked = self.record is not None
-        return self.as_autograd(argnums, found, of_variables)
+        return self.as_autograd(argnums, gradients, of_variables)
 
     def pushed(
         self, argnums: Sequence[int], outputs: Sequence[Array], tangents: Sequence[Array]
@@ -231,35 +231,35 @@ class Run:
         """Return the tangents of the outputs by the author's jvp_fn, from those at argnums."""
         if any(at >= self.count for at in argnums):
             refuse_captured_tangent(self.call.name)
-        given = subvals([None] * self.count, argnums, tangents)
+        full = subvals([None] * self.count, argnums, tangents)
         zeros = lambda at: np.zeros(self.shapes[at], self.dtypes[at])
         plain = [*map(getval, outputs)]
-        found = rule_scope.run(True, self.rule.tangents, given, plain, zeros)
+        output_tangents = rule_scope.run(True, self.rule.tangents, full, plain, zeros)
         return [
             np.zeros(y.shape, y.dtype) if t is None else t
-            for t, y in zip(found, plain, strict=True)
+            for t, y in zip(output_tangents, plain, strict=True)
         ]
 
     def as_autograd(
         self,
         argnums: Sequence[int],
-        found: Sequence[Array | None],
+        gradients: Sequence[Array | None],
         of_variables: Sequence[Array | None] = (),
     ) -> Sequence[Array]:
         """Return the gradients of a rule as autograd takes them: zeros for None, and the conjugates
         of complex ones.
         """
-        if self.closed_over or len(argnums) != len(found):
-            gradients = dict(enumerate(found)) | dict(
+        if self.closed_over or len(argnums) != len(gradients):
+            by_place = dict(enumerate(gradients)) | dict(
                 zip(self.variables, of_variables, strict=True)
             )
-            found = [gradients.get(at) for at in argnums]
-        if NoneType in map(type, found):
-            pairs = zip(found, argnums, strict=True)
-            found = [
+            gradients = [by_place.get(at) for at in argnums]
+        if NoneType in map(type, gradients):
+            pairs = zip(gradients, argnums, strict=True)
+            gradients = [
                 np.zeros(self.shapes[at], self.dtypes[at]) if g is None else g for g, at in pairs
             ]
-        return conjugated(found)
+        return conjugated(gradients)
 
     def connected(
         self,
@@ -280,10 +280,10 @@ class Run:
         as_seen = getval if call.once_differentiable else lambda x: record.leaf(getval(x))
         seen = [as_seen(x) if isbox(x) else x for x in arguments]
         with self._recording(record):
-            found = by_rule(seen)
+            results = by_rule(seen)
             raw, steps = (
-                values_of(call, found, record),
-                [x._node if isbox(x) else None for x in found],
+                values_of(call, results, record),
+                [x._node if isbox(x) else None for x in results],
             )
         if call.once_differentiable or record.unrecorded is not None:
             refuse = functools.partial(call.refuse_unconnected, record.unrecorded, _READ)
@@ -305,7 +305,7 @@ class Run:
                 why = _READ if step.record is None else "f kept in an earlier call"
                 refuse = functools.partial(call.refuse_unconnected, step.value, why)
                 known[step] = without_derivative(*boxes, value=step.value, refuse=refuse)
-        return [known[step] if step else x for step, x in zip(steps, found, strict=True)]
+        return [known[step] if step else x for step, x in zip(steps, results, strict=True)]
 
 
 # --- An op as a primitive of autograd -------------------------------------------------------------
@@ -318,8 +318,8 @@ def output_under_autograd(
     closes over.
     """
     closed_over = closed_over_by(call)
-    given = [*inputs, *closed_over] if closed_over else inputs
-    boxes = [x for x in given if type(x) in box_types]
+    args = [*inputs, *closed_over] if closed_over else inputs
+    boxes = [x for x in args if type(x) in box_types]
     if call.takes_needs_input_grad:
         call = call.with_needs_input_grad([isbox(x) for x in inputs])
     if not boxes:
@@ -330,14 +330,14 @@ def output_under_autograd(
         len(levels) == 1 and RECORDED not in levels and box_types.isdisjoint(map(type, inner))
     )
     values = as_arrays(
-        inner if is_first_order and len(inner) == len(given) else [*map(getval, given)]
+        inner if is_first_order and len(inner) == len(args) else [*map(getval, args)]
     )
     run = Run(call, len(inputs), values)
     if closed_over or not (is_first_order or call.once_differentiable):
-        output = run.on_record(values, given, closed_over)
+        output = run.on_record(values, args, closed_over)
     else:
         output = run.on_values(values, plain if is_first_order else None)
-    ans = in_boxes(output, _outputs_of, given, {"run": run})
+    ans = in_boxes(output, _outputs_of, args, {"run": run})
     return ans if run.grad_fn is not None else run.rule.output.combine(run.per_output(ans))
 
 
@@ -356,9 +356,11 @@ def _vjp_of_outputs(
         if type(upstream) not in PLAIN or run.grad_fn is None:
             by_rule = functools.partial(run.gradients, argnums)
             return run.connected(by_rule, as_arrays(run.per_output(upstream)), values, ans)
-        found = _asked(run, upstream)
+        gradients = _asked(run, upstream)
         return (
-            found if type(found) is tuple else values_of(run.call, run.as_autograd(argnums, found))
+            gradients
+            if type(gradients) is tuple
+            else values_of(run.call, run.as_autograd(argnums, gradients))
         )
 
     return vjp
@@ -398,8 +400,8 @@ def _jvp_of_outputs(
     run: Run = kwargs["run"]
     if run.rule is not None and run.rule.jvp_fn is not None:
         push = functools.partial(run.pushed, argnums, run.per_output(ans))
-        found = run.connected(push, tangents, values, ans)
-        return found[0] if len(found) == 1 else tuple_of_boxes(tuple(found))
+        pushed = run.connected(push, tangents, values, ans)
+        return pushed[0] if len(pushed) == 1 else tuple_of_boxes(tuple(pushed))
     if not run.call.forward_mode:
         run.call.refuse_forward_mode("autograd's make_jvp")
 

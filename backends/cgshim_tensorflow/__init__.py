@@ -107,23 +107,23 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
                         "a ForwardAccumulator", "leave out vmap=, or use reverse mode")  # fmt: skip
         return call.f.mapped(call, inputs, converted_as_caller(call.f.held_function))
     call = call.with_f(converted_as_caller(call.f))
-    given = in_this_graph(inputs)
+    converted = in_this_graph(inputs)
     if call.takes_needs_input_grad:
-        call = call.with_needs_input_grad(needed_among([*map(values_of, given)]))
-    tensors, tangents = given, None
+        call = call.with_needs_input_grad(needed_among([*map(values_of, converted)]))
+    tensors, tangents = converted, None
     if call.once_differentiable:
-        tensors = [*map(detached, given)]
-    elif pack_tangents([*map(values_of, given)]).tangents:
-        tangents = Tangents(call.name, given)
+        tensors = [*map(detached, converted)]
+    elif pack_tangents([*map(values_of, converted)]).tangents:
+        tangents = Tangents(call.name, converted)
         tensors = tangents.stand_ins
     run = run_f(call, tensors, inputs, tangents)
-    sources = [*map(values_of, given), *map(tf.convert_to_tensor, run.variables), *run.unknown]
+    sources = [*map(values_of, converted), *map(tf.convert_to_tensor, run.variables), *run.unknown]
     return run.rule.output.combine(attach_rule(call, run, tensors, sources))
 
 
 def tracing_type(op: Any) -> Any:
-    """Return what tf.function knows an op by that is given to it: the op itself, or what a method
-    is bound to.
+    """Return what tf.function knows an op by that it takes as an argument: the op itself, or what
+    a method is bound to.
     """
     is_method = hash(op) != object.__hash__(op)
     return default_types.Literal(op) if is_method else default_types.Weakref(weakref.ref(op))

@@ -26,7 +26,7 @@ Name = Callable[[], str]
 
 
 class Fit:
-    """What the gradient of a tensor must look like, of a dense one unless told. It does not keep
+    """What the gradient of a tensor must look like, of a dense one by default. It does not keep
     the values alive.
     """
 
@@ -88,20 +88,20 @@ class Fit:
     def _at_its_places(
         self, values: Tensor, places: Sequence[Tensor], op: str, name: Name
     ) -> Tensor:
-        others = self._other_kind(op, name, "others")
+        mismatch = self._other_kind(op, name, "others")
         if len(places) != len(self._places):
-            raise others
+            raise mismatch
         for mine, expected in zip(places, self._places, strict=True):
             if not {x._id for x in stand_ins(mine)}.isdisjoint(x._id for x in stand_ins(expected)):
                 continue  # they are one, in the graphs around theirs too
             agree = equal(mine, expected)
             if is_eager(agree):
                 if not agree:
-                    raise others
+                    raise mismatch
             elif _is_compiled():
                 values = tf.where(agree, values, tf.constant(float("nan"), values.dtype))
             else:
-                with _asserting(agree, str(others)):
+                with _asserting(agree, str(mismatch)):
                     values = tf.identity(values)
         return values
 
@@ -123,7 +123,7 @@ def fit_of(x: Tensor) -> Fit:
     sizes: Callable[[], Tensor] = functools.partial(tf.shape, values)
     # XLA knows them, if asked where they are needed
     if not (_is_compiled() or values.shape.is_fully_defined()):
-        known = sizes()  # made now, so that x need not be kept until then
+        known = sizes()  # made now, so that x need not be retained until then
         sizes = lambda: known
     kind = kind_of(x)
     return Fit(values.shape, values.dtype, kind, kind.places(x), sizes)

@@ -242,8 +242,8 @@ class Linearity:
             self._linear.update(made)
         else:
             self.doubt = self.doubt or op_type
-            found = self._faults if op_type in _NOT_LINEAR or op_type in _LINEAR else self._doubts
-            found.update(dict.fromkeys(made, op_type))
+            reasons = self._faults if op_type in _NOT_LINEAR or op_type in _LINEAR else self._doubts
+            reasons.update(dict.fromkeys(made, op_type))
 
     def _is_linear_in(
         self, known: _Linear, inputs: Sequence[Tensor], places: Sequence[int]

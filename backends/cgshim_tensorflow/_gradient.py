@@ -97,28 +97,28 @@ class _Gradient:
             self._stand_in = stand_in_for(call, sources, self._refuse_second_order)
 
     def __call__(self, *upstreams: Tensor | None) -> Sequence[Tensor | None]:
-        given = [
+        dense = [
             like.upstream(upstream) for like, upstream in zip(self._like, upstreams, strict=True)
         ]
         # the first order: the very function that f returned, and nothing else
         if not may_be_recorded():
-            return self._fitting(self._run(given, Record(self._call, self._record, given)))
+            return self._fitting(self._run(dense, Record(self._call, self._record, dense)))
         once = self._call.once_differentiable
         observing = transposition.current
         if observing is not None and not (observing.is_of_function and once):
             if observing.is_of_function:
                 self.require_transpose()
-            given = in_this_graph(given)
+            dense = in_this_graph(dense)
             transposed = functools.partial(self._connected, accumulators=1)
-            return [*observing.observe(self._call, transposed, given), *self._of_unknown(*given)]
+            return [*observing.observe(self._call, transposed, dense), *self._of_unknown(*dense)]
         if once:
-            gradients = self._connected(*map(detached, given))
-            sources = [self._stand_in, *given]
+            gradients = self._connected(*map(detached, dense))
+            sources = [self._stand_in, *dense]
             gradients = without_derivative(
                 self._call, sources, gradients, self._refuse_second_order
             )
             return [*gradients, *self._of_unknown()]
-        return [*self._connected(*given), *self._of_unknown()]
+        return [*self._connected(*dense), *self._of_unknown()]
 
     def _refuse_second_order(self) -> NoReturn:
         self._call.refuse_second_order("a derivative of the gradient")
@@ -127,11 +127,11 @@ class _Gradient:
 
     def _run(self, upstreams: Sequence[Tensor], of_rule: Record) -> Sequence[Tensor | None]:
         """Run the rule."""
-        given = [
+        structured = [
             like.around(upstream) for like, upstream in zip(self._like, upstreams, strict=True)
         ]
         gradients, of_variables = running_rule.run(
-            of_rule, self.rule, self._inputs, given, self._variables, self._needed
+            of_rule, self.rule, self._inputs, structured, self._variables, self._needed
         )
         return [*gradients, *of_variables]
 
@@ -293,21 +293,21 @@ class _Gradient:
         *tangents: Tensor | None,
     ) -> list[Tensor | None]:
         """Run jvp_fn while somebody may record it, and connect what it reads of f."""
-        given = subvals([None] * len(sources), moving, tangents)
+        full = subvals([None] * len(sources), moving, tangents)
         self._outputs.connect()
         if self._tangents:
             self._tangents.connect(self._outputs.numbers)
-        of_rule = Record(self._call, self._record, [t for t in given if t is not None])
+        of_rule = Record(self._call, self._record, [t for t in full if t is not None])
         with self._outputs.read_by(of_rule):
-            found = running_rule.run(
-                of_rule, self.rule.tangents, given, outputs, lambda at: tf.zeros_like(sources[at])
+            output_tangents = running_rule.run(
+                of_rule, self.rule.tangents, full, outputs, lambda at: tf.zeros_like(sources[at])
             )
         if self._stand_in is not None and self._is_followed(self._stand_in, accumulators=0):
             # the tangents are followed, and nothing of f to what jvp_fn has read
             for tensor in of_rule.read.values():
                 if why := self._why_unconnected(tensor):
                     self._call.refuse_unconnected(tensor, why)
-        return [None if t is None else values_of(t) for t in found]
+        return [None if t is None else values_of(t) for t in output_tangents]
 
 
 def _alarm(dtype: tf.DType) -> float:

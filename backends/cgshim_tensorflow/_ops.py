@@ -192,10 +192,10 @@ np_mean = _reduction(tf.reduce_mean, tnp.mean)
 def _argument(
     of: Callable[..., Tensor], a: Tensor, axis: int | None = None, *, keepdims: bool = False
 ) -> Tensor:
-    found = of(a, axis)
+    index = of(a, axis)
     if not keepdims:
-        return found
-    return tf.reshape(found, [1] * len(a.shape)) if axis is None else tf.expand_dims(found, axis)
+        return index
+    return tf.reshape(index, [1] * len(a.shape)) if axis is None else tf.expand_dims(index, axis)
 
 
 np_argmax = functools.partial(_argument, tnp.argmax)
@@ -298,8 +298,8 @@ def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
     if a.shape[:-2] != right.shape[:-2]:  # tf.linalg.solve does not broadcast
         stack = tf.broadcast_dynamic_shape(tf.shape(a)[:-2], tf.shape(right)[:-2])
         a, right = (tf.broadcast_to(x, tf.concat([stack, tf.shape(x)[-2:]], 0)) for x in (a, right))
-    found = tf.linalg.solve(a, right)
-    return tf.squeeze(found, -1) if len(b.shape) == 1 else found
+    solution = tf.linalg.solve(a, right)
+    return tf.squeeze(solution, -1) if len(b.shape) == 1 else solution
 
 
 def np_linalg_solve_triangular(
@@ -310,8 +310,8 @@ def np_linalg_solve_triangular(
     if trans in (1, "T"):  # TensorFlow's adjoint conjugates
         a = tf.math.conj(a)
     adjoint, right = trans not in (0, "N"), b[:, None] if len(b.shape) == 1 else b
-    found = tf.linalg.triangular_solve(a, right, lower=lower, adjoint=adjoint)
-    return tf.squeeze(found, -1) if len(b.shape) == 1 else found
+    solution = tf.linalg.triangular_solve(a, right, lower=lower, adjoint=adjoint)
+    return tf.squeeze(solution, -1) if len(b.shape) == 1 else solution
 
 
 def np_linalg_svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True) -> Any:
@@ -353,9 +353,9 @@ def _made(of: Callable[..., Tensor], place: int, of_floats: bool = True) -> Call
     """
 
     def make(*args: Any, **options: Any) -> Any:
-        given, dtype = [*args, *options.values()], options.get("dtype")
-        is_told = dtype is not None or len(args) > place or any(map(_has_dtype, given))
-        if not is_told and (of_floats or float in map(type, given)):
+        values, dtype = [*args, *options.values()], options.get("dtype")
+        has_dtype = dtype is not None or len(args) > place or any(map(_has_dtype, values))
+        if not has_dtype and (of_floats or float in map(type, values)):
             dtype = tf.float32
         if dtype is None:
             return of(*args, **options)
@@ -433,8 +433,8 @@ def np_fft_irfft(
 ) -> Tensor:
     a = tnp.moveaxis(_complex(a), axis, -1)
     size: int = 2 * (a.shape[-1] - 1) if n is None else n
-    found = tf.signal.irfft(_resized(a, size // 2 + 1), [size])
-    return tnp.moveaxis(_scaled(found, size, norm, False), -1, axis)
+    result = tf.signal.irfft(_resized(a, size // 2 + 1), [size])
+    return tnp.moveaxis(_scaled(result, size, norm, False), -1, axis)
 
 
 def _over_axes(one: Callable[..., Tensor], default: Axis) -> Callable[..., Tensor]:

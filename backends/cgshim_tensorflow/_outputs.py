@@ -3,7 +3,7 @@ made it.
 
 A tape knows a tensor by its number, and the last operation recorded for it counts. So in eager mode
 the op returns the very tensor that f has made, recorded as made by the rule, and what the rule
-reads of it is right wherever f kept it. In a graph the op's output is another tensor, and what the
+reads of it is right wherever f saved it. In a graph the op's output is another tensor, and what the
 rule has made reads that one from then on: edges are moved.
 
 What f made of its own output by further operations keeps the derivative of those. One number cannot
@@ -228,7 +228,7 @@ class GraphOutputs:
 
     def _stand_ins_in(self, graph: Any) -> dict[int, int]:
         """Return what stands for f's outputs in a graph: their numbers by its own."""
-        found = {}
+        numbers = {}
         captured = {
             outer._id: inner
             for outer, inner in getattr(graph, "captures", ())
@@ -238,8 +238,8 @@ class GraphOutputs:
         for number, (value, _) in self._own.items():
             inner = value if value.graph is graph else captured.get(number)
             if inner is not None:
-                found[inner._id] = number
-        return found
+                numbers[inner._id] = number
+        return numbers
 
     def _move_edges_of(self, operation: Any, graph: Any, stand_ins: dict[int, int]) -> None:
         for at, x in enumerate(operation.inputs):
@@ -251,9 +251,7 @@ class GraphOutputs:
 
 
 def _forget_capture(graph: Any, tensor: Tensor) -> None:
-    """Let a graph capture a tensor no more that nothing in it reads: what it captures is kept for
-    it.
-    """
+    """Let a graph capture a tensor no more that nothing in it reads: it retains its captures."""
     for outer, inner in getattr(graph, "captures", ()):
         if outer is tensor and not inner.consumers():
             graph._function_captures.pop(id(outer))

@@ -22,7 +22,7 @@ def vjp(
     """Return fn's outputs at inputs, and the function from upstream gradients to gradients of
     inputs and variables.
     """
-    # a tensor that is given twice has two gradients
+    # a tensor that is two of the inputs has two gradients
     values = [tf.identity(values_of(x)) for x in inputs]
     rule = running_rule.current
     if rule:

@@ -3,7 +3,7 @@
 A tape knows how each tensor was made, but tells nobody; so TensorFlow's operations are listened to,
 and noted by the numbers of their tensors, so that none is kept alive. This tells of a captured
 tensor what it is made of, and of a tensor that a rule reads whether its derivative is known: tapes
-record f, so most are connected with the arguments, wherever f kept them. What is left are tensors
+record f, so most are connected with the arguments, wherever f saved them. What is left are tensors
 that f made of values that Python read, as `tf.constant(np.exp(x))`: no tape follows them, and
 nobody can tell them from constants but by their numbers. In a graph there are no values to read,
 and its operations tell what a tensor was made of, and what it stands for in the graphs around.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Tensor = Any
 Listener = Callable[[str, Sequence[Tensor], Any, Sequence[Tensor]], None]
-"""is told of an operation: its type, inputs, attributes and outputs"""
+"""takes an operation: its type, inputs, attributes and outputs"""
 
 
 def is_watched(tensors: Sequence[Tensor]) -> bool:
@@ -174,9 +174,9 @@ class Record:
         """Return True if a tensor was made of one of these."""
         return any(at in ends for at, _ in self._back_from(tensor, ()))
 
-    def leads_beyond(self, tensor: Tensor, given: Collection[int]) -> bool:
-        """Return True if a tensor that is watched depends on anything that is, but the given ones."""
-        leaves = [at for at, made_of in self._back_from(tensor, given) if made_of is None]
+    def leads_beyond(self, tensor: Tensor, known: Collection[int]) -> bool:
+        """Return True if a watched tensor depends on any that is, but the known ones."""
+        leaves = [at for at, made_of in self._back_from(tensor, known) if made_of is None]
         return tensor._id in leaves or any(
             at in each._watched or (at in each.read and is_watched([each.read[at]]))
             for at in leaves
@@ -184,15 +184,15 @@ class Record:
         )
 
     def _back_from(
-        self, tensor: Tensor, given: Collection[int]
+        self, tensor: Tensor, known: Collection[int]
     ) -> Iterator[tuple[int, Sequence[int] | None]]:
-        """Yield the numbers of a tensor, and of all that it was made of but the given ones; each
+        """Yield the numbers of a tensor, and of all that it was made of but the known ones; each
         with its inputs.
         """
         seen, todo = {tensor._id}, [tensor._id]
         while todo:
             at = todo.pop()
-            if at not in given:
+            if at not in known:
                 made_of = self._inputs_of(at)
                 yield at, made_of
                 fresh = [each for each in made_of or () if each not in seen]
@@ -290,7 +290,7 @@ class Listening:
         self.listener(
             op_type.decode() if isinstance(op_type, bytes) else op_type, inputs, attributes, outputs
         )
-        return outputs  # in a graph, the next listener is told of what this one returns
+        return outputs  # in a graph, the next listener gets what this one returns
 
     def __enter__(self) -> None:
         execute.execute = execute.execute_with_callbacks
@@ -345,8 +345,8 @@ def stand_ins(tensor: Tensor) -> Iterator[Tensor]:
         tensor = next((external for external, internal in captures if internal is tensor), None)
 
 
-def sources_beyond(tensor: Tensor, given: frozenset[int]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the ends of all paths back from a tensor but through the given ones, in a rule that is
+def sources_beyond(tensor: Tensor, known: frozenset[int]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the ends of all paths back from a tensor but through the known ones, in a rule that is
     running.
 
     The second list has those that may yet be differentiated: arguments of a graph, and variables.
@@ -357,8 +357,8 @@ def sources_beyond(tensor: Tensor, given: frozenset[int]) -> tuple[list[Tensor],
     ends, may_be, seen, todo = [], [], {tensor._id}, [(tensor, tensor)]
     while todo:
         at, nearest = todo.pop()
-        if at._id in given or (
-            _is_read(at) and any(x._id in given for x in stand_ins(at.op.inputs[0]))
+        if at._id in known or (
+            _is_read(at) and any(x._id in known for x in stand_ins(at.op.inputs[0]))
         ):
             continue
         is_end = rule is not None and rule.is_end(at._id)

@@ -41,7 +41,7 @@ Tensor = Any
 MakeGradient = Callable[[Sequence[Tensor]], Backward]
 """takes the outputs and returns their gradient"""
 Forward = Callable[[Callable[[], None], Sequence[Tensor]], None]
-"""is given what lets the accumulators transpose the gradient, and runs it; and the outputs"""
+"""takes what lets the accumulators transpose the gradient, and runs it; and the outputs"""
 
 
 def attach_gradient(
@@ -171,7 +171,7 @@ def stand_in_for(call: Call, sources: Sequence[Tensor], refuse: Callable[[], NoR
         number = tf.constant(0.0)
     if not tf.executing_eagerly():
         ((number,), _) = _identity_in_graph(call, sources, [number], lambda _: refused)
-    # An accumulator asks at once for every derivative: it is given one, and refused when it uses
+    # An accumulator asks at once for every derivative: it gets one, and is refused when it uses
     # that.
     record.record_operation(
         call.name, [number], sources, refused, lambda *_: [tf.zeros_like(number)]
@@ -229,19 +229,21 @@ def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
     """
     if tf.executing_eagerly():
         return list(function.run(None, (), *inputs)[0])
-    given = [*map(tf.convert_to_tensor, inputs)]
+    arguments = [*map(tf.convert_to_tensor, inputs)]
     one = tf.function(lambda *xs: list(function.run(None, (), *xs)[0]), autograph=False)
-    traced = one.get_concrete_function(*[tf.TensorSpec(x.shape, x.dtype) for x in given])
+    traced = one.get_concrete_function(*[tf.TensorSpec(x.shape, x.dtype) for x in arguments])
     # what is stateful runs in the loop's own body too
     is_stateful = any(op.op_def.is_stateful for op in traced.graph.get_operations())
     run = tf.raw_ops.StatefulPartitionedCall if is_stateful else tf.raw_ops.PartitionedCall
     with record.stop_recording():
         outputs = run(
-            args=[*given, *traced.captured_inputs], Tout=[y.dtype for y in traced.outputs], f=traced
+            args=[*arguments, *traced.captured_inputs],
+            Tout=[y.dtype for y in traced.outputs],
+            f=traced,
         )
     for output, like in zip(outputs, traced.outputs, strict=True):
         output.set_shape(like.shape)
-        output.op.pfor_converter = functools.partial(_over_iterations, function, len(given))
+        output.op.pfor_converter = functools.partial(_over_iterations, function, len(arguments))
     return list(outputs)
 
 
@@ -306,7 +308,7 @@ class _Traced:
             raise self._error
         if transposition.current is not None:
             self.judge()
-        given = [
+        dense = [
             tf.zeros_like(output) if upstream is None else tf.convert_to_tensor(upstream)
             for upstream, output in zip(upstreams, outputs, strict=True)
         ]
@@ -323,7 +325,7 @@ class _Traced:
                     )
                 )
 
-        gradients = iter(tf.vectorized_map(of_one, (given, stacked)) if any(self._present) else ())
+        gradients = iter(tf.vectorized_map(of_one, (dense, stacked)) if any(self._present) else ())
         return [next(gradients) if present else None for present in self._present]
 
 

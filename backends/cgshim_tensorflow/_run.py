@@ -1,4 +1,4 @@
-"""One run of f, and what it reads without being given it: trainable variables, and tensors that are
+"""One run of f, and what it reads that is no argument: trainable variables, and tensors that are
 differentiated.
 """
 
@@ -51,9 +51,12 @@ class Run(NamedTuple):
 
 
 def run_f(
-    call: Call, inputs: Sequence[Tensor], given: Sequence[Tensor], tangents: Tangents | None = None
+    call: Call,
+    inputs: Sequence[Tensor],
+    originals: Sequence[Tensor],
+    tangents: Tangents | None = None,
 ) -> Run:
-    """Run f on inputs, which hold the values of the given tensors, and find what else it read."""
+    """Run f on inputs, which hold the values of the originals, and find what else it read."""
     of_f = Record(call, running_rule.current)
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     before = len(graph.get_operations()) if graph else 0
@@ -69,7 +72,7 @@ def run_f(
         tensors = in_this_graph(outputs)
     variables = list(watcher.watched_variables())
     operations = graph.get_operations()[before:] if graph else ()
-    known = [*inputs, *given, *variables]
+    known = [*inputs, *originals, *variables]
     watched: list[Tensor] = []
     unknown: list[Tensor] = []
     if graph:
@@ -107,8 +110,8 @@ def _captured_eagerly(
     inputs: Sequence[Tensor],
     known: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Return the tensors that are differentiated and that f has read: older than its run, and not
-    given to it.
+    """Return the tensors that are differentiated and that f has read: older than its run, and no
+    inputs of it.
 
     TensorFlow tells of the variables that are read only if they are trainable. Of others, it tells
     of the handle, or of the value alone, which no operation has made.
@@ -120,8 +123,8 @@ def _captured_eagerly(
         if (at > of_f.first or x.dtype == tf.resource) and is_watched([x])
     ]
     # no debugger is one, too
-    is_told_all = all(isinstance(each, Listening) for each in context.context().op_callbacks)
-    if new and is_told_all:
+    only_ours_listen = all(isinstance(each, Listening) for each in context.context().op_callbacks)
+    if new and only_ours_listen:
         specs = [x for x in known if isinstance(x, tf.Variable)]
         handles = _identities(known)
         for x in new:
@@ -136,8 +139,8 @@ def _captured_eagerly(
             ]
             if x.dtype != tf.resource and not may_be:
                 call.refuse_captured(x)
-    given = {x._id for x in parts_of(inputs)}
-    old = [x for at, x in read.items() if at < of_f.first and at not in given]
+    input_ids = {x._id for x in parts_of(inputs)}
+    old = [x for at, x in read.items() if at < of_f.first and at not in input_ids]
     if not old:
         return []
     watched = [x for x in _floats(old, inputs) if is_watched([x])]
@@ -170,10 +173,10 @@ def _captured_in_graph(
     }
     watched: list[Tensor] = []
     unknown: dict[int, Tensor] = {}
-    given = _identities(known) if read else frozenset()
+    identities = _identities(known) if read else frozenset()
     for tensor in _floats([*read.values()], inputs) if read else ():
         if running_rule.current is not None:
-            sources, may_be = sources_beyond(tensor, given)
+            sources, may_be = sources_beyond(tensor, identities)
         else:
             sources = list(stand_ins(tensor))
             may_be = (
@@ -184,11 +187,11 @@ def _captured_in_graph(
         else:
             unknown.update({source._id: source for source in may_be if is_differentiable(source)})
     handles = [x for x in read.values() if x.dtype == tf.resource]
-    others = {x._id for x in handles if given.isdisjoint(each._id for each in stand_ins(x))}
+    captured = {x._id for x in handles if identities.isdisjoint(each._id for each in stand_ins(x))}
     values = [
         y
         for op in made
-        if any(x._id in others for x in op.inputs)
+        if any(x._id in captured for x in op.inputs)
         for y in op.outputs
         if is_differentiable(y)
     ]

@@ -21,7 +21,7 @@ def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
 
 _NAMESPACE = "cgshim.tensorflow"
 _learned: set[type] = set()
-"""the classes with `__tf_flatten__`, and those of attrs, that have been found in trees"""
+"""the classes with `__tf_flatten__`, and those of attrs, that have been seen in trees"""
 
 
 def _register(kind: Any, apart: Callable[[Any], Any], together: Callable[[Any, Any], Any]) -> None:

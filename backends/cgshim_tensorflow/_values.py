@@ -77,7 +77,7 @@ def detached(x: Tensor) -> Tensor:
     if not tf.executing_eagerly():
         return x
     values = values_of(x)
-    # a listener is told of an operation that makes the new tensor
+    # a listener sees the operation that makes the new tensor
     nobody_listens = not context.context().op_callbacks
     # a handle is more than its value
     if nobody_listens and is_eager(values) and values._handle_data is None:

@@ -71,7 +71,7 @@ _TAKE_A_NUMBER = {
     "greater_equal": torch.le, "equal": torch.eq, "not_equal": torch.ne,
     "subtract": None, "divide": None, "remainder": None, "floor_divide": None,
 }  # fmt: skip
-"""the functions that take one as the second argument, and what they are with the two in turned order"""
+"""the functions that take one as the second argument, and what they are with the two swapped"""
 
 
 _OF_LISTS = {"reshape": torch.reshape, "concatenate": torch.cat}
@@ -92,9 +92,9 @@ def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] 
         return of  # type: ignore[no-any-return]
     if issubclass(types[1], _NUMBERS):
         return lambda x1, x2: of(x1, _as_tensor(x2, x1))
-    turned = _TAKE_A_NUMBER.get(name)
-    if turned:
-        return lambda x1, x2: turned(x2, x1)
+    swapped = _TAKE_A_NUMBER.get(name)
+    if swapped:
+        return lambda x1, x2: swapped(x2, x1)
     return lambda x1, x2: of(_as_tensor(x1, x2), x2)
 
 
@@ -358,8 +358,8 @@ def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
     a, right = _in_one_dtype(as_float(a), as_float(b.unsqueeze(-1) if b.ndim == 1 else b))
     if right.ndim < a.ndim:  # torch might take a matrix for a stack of vectors
         right = right[(None,) * (a.ndim - right.ndim)]
-    found = torch.linalg.solve(a, right)
-    return found.squeeze(-1) if b.ndim == 1 else found
+    solution = torch.linalg.solve(a, right)
+    return solution.squeeze(-1) if b.ndim == 1 else solution
 
 
 def np_linalg_solve_triangular(
@@ -368,8 +368,8 @@ def np_linalg_solve_triangular(
     a, right = _in_one_dtype(as_float(a), as_float(b.unsqueeze(-1) if b.ndim == 1 else b))
     if trans not in (0, "N"):
         a, lower = a.mH if trans in (2, "C") else a.mT, not lower
-    found = torch.linalg.solve_triangular(a, right, upper=not lower, unitriangular=unit_diagonal)
-    return found.squeeze(-1) if b.ndim == 1 else found
+    solution = torch.linalg.solve_triangular(a, right, upper=not lower, unitriangular=unit_diagonal)
+    return solution.squeeze(-1) if b.ndim == 1 else solution
 
 
 def np_linalg_svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True) -> Any:
@@ -408,8 +408,8 @@ def np_softplus(x: Tensor) -> Tensor:
 
 def np_one_hot(x: Tensor, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Tensor:
     classes = torch.arange(num_classes, device=x.device)
-    found = torch.movedim(x.unsqueeze(-1) == classes, -1, axis)
-    return found.to(torch.get_default_dtype() if dtype is None else dtype_of(dtype))
+    encoded = torch.movedim(x.unsqueeze(-1) == classes, -1, axis)
+    return encoded.to(torch.get_default_dtype() if dtype is None else dtype_of(dtype))
 
 
 def np_top_k(operand: Tensor, k: int) -> tuple[Tensor, Tensor]:

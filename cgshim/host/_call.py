@@ -285,7 +285,7 @@ def _over_batches(
     return list(map(_stacked, zip(*rows, strict=True)))
 
 
-def _kept(result: Any) -> Any:
+def _copied(result: Any) -> Any:
     """Return a result that f does not change in its next call, for which it may use the same array
     again.
     """
@@ -324,15 +324,15 @@ def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Arr
     if structure is None and isinstance(result, np.generic):
         return [result]
     if structure is None and isinstance(result, np.ndarray):
-        return [_kept(result) if call.is_loop else result]
-    leaves, found = load("numpy").tree_flatten(result)
+        return [_copied(result) if call.is_loop else result]
+    leaves, returned = load("numpy").tree_flatten(result)
     declared = load("numpy").tree_flatten(_ARRAY)[1] if structure is None else structure
-    if found != declared:
+    if returned != declared:
         wanted = load("numpy").tree_unflatten(declared, [_ARRAY] * declared.num_leaves)
         raise refusal(CustomGradientTypeError, call.name,
                       must=f"f must return what outputs declares ({describe_tree(wanted)})", got=describe_tree(result),
                       do="declare what it returns")  # fmt: skip
-    return list(map(_kept, leaves)) if call.is_loop else leaves
+    return list(map(_copied, leaves)) if call.is_loop else leaves
 
 
 _NUMBERS = (np.generic, bool, int, float, complex)

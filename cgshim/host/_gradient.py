@@ -170,8 +170,8 @@ class HostPair:
 
         def grad_fn(*upstreams: Any, needs_input_grad: Any) -> list[Any]:
             number, _ = held
-            found = iter(self._backward(number, args, upstreams, needs_input_grad, **options))
-            gradients = [next(found) if has else None for has in have_gradients]
+            flat = iter(self._backward(number, args, upstreams, needs_input_grad, **options))
+            gradients = [next(flat) if has else None for has in have_gradients]
             return combine_each([spec.without_static() for spec in specs], gradients)
 
         if self._push is None:
@@ -183,8 +183,8 @@ class HostPair:
 
         def jvp_fn(*tangents: Any) -> Any:
             number, _ = held
-            found = iter(push(number, args, tangents, **options))
-            return structure.combine([next(found) if has else None for has in have_tangents])
+            flat = iter(push(number, args, tangents, **options))
+            return structure.combine([next(flat) if has else None for has in have_tangents])
 
         return output, grad_fn, jvp_fn
 
@@ -218,8 +218,8 @@ class HostPair:
         arrays = to_arrays(inputs)
         outputs, rule = on_numpy(self._run, combine_each(specs, arrays), options)
 
-        def to_tensors(found: Sequence[Any]) -> list[Any]:
-            return [None if x is None else backend.convert_to_tensor(x) for x in found]
+        def to_tensors(values: Sequence[Any]) -> list[Any]:
+            return [None if x is None else backend.convert_to_tensor(x) for x in values]
 
         def grad_fn(*upstreams: Any, needs_input_grad: Any) -> list[Any]:
             pairs = zip(specs, needs_input_grad, strict=True)
@@ -286,7 +286,7 @@ class HostPair:
             raise refusal(TransformationError, self._name,
                           must="forward mode on the host takes f's own jvp_fn",
                           got="a pair (output, grad_fn)", do="return (output, grad_fn, jvp_fn)")  # fmt: skip
-        given = [
+        tangents_in = [
             t for spec, tree in zip(specs, tangents, strict=True) for t in spec.align(tree) or ()
         ]
         of_one = with_leaves(load("numpy"), lambda x: Spec(x.shape[numbers.ndim :], x.dtype), args)
@@ -294,10 +294,10 @@ class HostPair:
             Spec((*numbers.shape, *y.shape), y.dtype)
             for y in map(spec_of, self._declared(*of_one, **options))
         ]
-        found = rule.tangents(
-            given, declared, lambda at: np.zeros(inputs[at].shape, inputs[at].dtype)
+        tangents_out = rule.tangents(
+            tangents_in, declared, lambda at: np.zeros(inputs[at].shape, inputs[at].dtype)
         )
-        pairs = zip(found, declared, strict=True)
+        pairs = zip(tangents_out, declared, strict=True)
         return [
             np.zeros(y.shape, y.dtype) if t is None else t
             for t, y in pairs

@@ -27,8 +27,8 @@ class OnHost(WithoutDerivative):
     """f of an op that runs on the host: it returns what the function of NumPy arrays returns, and a
     rule that refuses.
 
-    So a kept result is a constant at first order, and the error comes only if somebody takes its
-    derivative.
+    So as a residual the result is a constant at first order, and the error comes only if somebody
+    takes its derivative.
     """
 
     autograph_info__: ClassVar[dict[str, Any]] = {}  # TensorFlow's AutoGraph calls it as it is

@@ -14,7 +14,7 @@ from cgshim.ops import _definitions, _numpy
 from cgshim.ops._control import cond as cond
 from cgshim.ops._control import scan as scan
 from cgshim.ops._control import while_loop as while_loop
-from cgshim.ops._numpy import Namespace, found
+from cgshim.ops._numpy import Namespace, cached_function
 from cgshim.ops._tensors import cast as cast
 from cgshim.ops._tensors import convert_to_numpy as convert_to_numpy
 from cgshim.ops._tensors import convert_to_tensor as convert_to_tensor
@@ -34,4 +34,4 @@ special = Namespace("special.")
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    return found(name, globals())
+    return cached_function(name, globals())

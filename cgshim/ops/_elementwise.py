@@ -61,11 +61,11 @@ def select(condlist: Sequence[Tensor], choicelist: Sequence[Any], default: Any =
 
 def unwrap(p: Tensor, axis: int = -1, *, period: float = 2 * math.pi) -> Tensor:
     steps = ops.diff(p, axis=axis)
-    turned = ops.remainder(steps + period / 2, period) - period / 2
-    turned = ops.where(
-        (turned == -period / 2) & (steps > 0), ops.full_like(turned, period / 2), turned
+    wrapped = ops.remainder(steps + period / 2, period) - period / 2
+    wrapped = ops.where(
+        (wrapped == -period / 2) & (steps > 0), ops.full_like(wrapped, period / 2), wrapped
     )
-    correction = ops.where(ops.absolute(steps) < period / 2, ops.zeros_like(steps), turned - steps)
+    correction = ops.where(ops.absolute(steps) < period / 2, ops.zeros_like(steps), wrapped - steps)
     first = ops.take(p, [0], axis=axis)
     return p + ops.concatenate(
         [ops.zeros_like(first), ops.cumsum(correction, axis=axis)], axis=axis
@@ -92,12 +92,12 @@ def _numbers_beside(x: Tensor, numbers: Any) -> Tensor:
 
 def isin(element: Tensor, test_elements: Any) -> Tensor:
     among = np.ravel(test_elements).tolist() if isinstance(test_elements, (list, tuple)) else None
-    others = (
+    candidates = (
         ops.ravel(test_elements)
         if among is None
         else ops.stack([ops.full_like(element, x) for x in among], -1)
     )
-    return ops.any(element[..., None] == others, axis=-1)
+    return ops.any(element[..., None] == candidates, axis=-1)
 
 
 def array_equal(a1: Tensor, a2: Tensor) -> Tensor:

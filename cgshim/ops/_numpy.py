@@ -47,20 +47,20 @@ class Namespace:
         self._prefix = prefix
 
     def __getattr__(self, name: str) -> NumPyFunction:
-        return found(f"{self._prefix}{name}", vars(self))
+        return cached_function(f"{self._prefix}{name}", vars(self))
 
 
-def found(name: str, namespace: dict[str, Any]) -> NumPyFunction:
+def cached_function(name: str, namespace: dict[str, Any]) -> NumPyFunction:
     """Return the function of this NumPy name, for the tensors of any backend, and keep it in its
     namespace.
     """
-    function = _found(name)
+    function = _function_named(name)
     if not is_traced():  # torch.compile would have to undo it
         namespace[name.rpartition(".")[2]] = function
     return function
 
 
-def _found(name: str) -> NumPyFunction:
+def _function_named(name: str) -> NumPyFunction:
     name = _ALIASES.get(name, name)
     own = name.rpartition(".")[2]
     if not own.startswith("_") and (name.startswith("special.") or _is_function(name)):
@@ -132,7 +132,7 @@ def _numpy_named(name: str) -> NumPyFunction:
                 key += (*map(type, rest),)
             way = _ways.get(key, _UNKNOWN)
             if way is _UNKNOWN:
-                way = _learnt(key, _given(x, y, *rest), elementwise)
+                way = _learnt(key, _passed(x, y, *rest), elementwise)
             try:
                 if way is not None and not (rest or options):
                     if axis is _NOTHING:
@@ -147,7 +147,7 @@ def _numpy_named(name: str) -> NumPyFunction:
                 pass
         if axis is not _NOTHING:
             options["axis"] = axis
-        return _looked_at(name, elementwise, _given(x, y, *rest), options)
+        return _looked_at(name, elementwise, _passed(x, y, *rest), options)
 
     function.__name__ = function.__qualname__ = name.rpartition(".")[2]
     function.__doc__ = f"numpy.{name} on the tensors of any backend."
@@ -158,7 +158,7 @@ _NOTHING: Any = object()
 """stands for an argument that is not there"""
 
 
-def _given(*args: Any) -> list[Any]:
+def _passed(*args: Any) -> list[Any]:
     return [arg for arg in args if arg is not _NOTHING]
 
 
@@ -260,8 +260,8 @@ def _function_of(name: str, framework: str) -> NumPyFunction:
 
 def own_function(backend: Backend, name: str) -> NumPyFunction | None:
     """Return what the backend offers under this name; None if it offers no functions."""
-    given: Callable[[str], NumPyFunction | None] | None = getattr(backend, "numpy_function", None)
-    return given(name) if given else None
+    lookup: Callable[[str], NumPyFunction | None] | None = getattr(backend, "numpy_function", None)
+    return lookup(name) if lookup else None
 
 
 def _translated(name: str, framework: str) -> NumPyFunction | None:

@@ -15,8 +15,8 @@ from cgshim.ops._tensors import cast, dtype, stop_gradient
 def special_logsumexp(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     largest = stop_gradient(ops.max(a, axis=axis, keepdims=True))
     largest = ops.where(ops.isfinite(largest), largest, ops.zeros_like(largest))
-    found = ops.log(ops.sum(ops.exp(a - largest), axis=axis, keepdims=True)) + largest
-    return found if keepdims else ops.sum(found, axis=axis)
+    result = ops.log(ops.sum(ops.exp(a - largest), axis=axis, keepdims=True)) + largest
+    return result if keepdims else ops.sum(result, axis=axis)
 
 
 def special_softmax(x: Tensor, axis: Axis = None) -> Tensor:
@@ -59,8 +59,8 @@ def special_rel_entr(x: Tensor, y: Tensor) -> Tensor:
     both = (x > 0) & (y > 0)
     x1, y1 = ops.where(both, x, ops.ones_like(x)), ops.where(both, y, ops.ones_like(y))
     outside = ops.where((x == 0) & (y >= 0), ops.zeros_like(x * y), ops.full_like(x * y, math.inf))
-    found = ops.where(both, x1 * (ops.log(x1) - ops.log(y1)), outside)
-    return ops.where(ops.isnan(x) | ops.isnan(y), x * y, found)
+    result = ops.where(both, x1 * (ops.log(x1) - ops.log(y1)), outside)
+    return ops.where(ops.isnan(x) | ops.isnan(y), x * y, result)
 
 
 def special_kl_div(x: Tensor, y: Tensor) -> Tensor:
@@ -98,8 +98,8 @@ def softplus(x: Tensor) -> Tensor:
 def one_hot(x: Tensor, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Tensor:
     """Return ones where the class is x; where x is no class, there are zeros."""
     classes = ops.arange(num_classes)
-    found = ops.moveaxis(ops.expand_dims(x, -1) == classes, -1, axis)
-    return cast(found, ops.ones(()).dtype if dtype is None else dtype)
+    encoded = ops.moveaxis(ops.expand_dims(x, -1) == classes, -1, axis)
+    return cast(encoded, ops.ones(()).dtype if dtype is None else dtype)
 
 
 def top_k(operand: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -67,8 +67,8 @@ def count_nonzero(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Te
 
 def quantile(a: Tensor, q: Any, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return quantiles by linear interpolation, NumPy's default."""
-    found = [_quantile(a, float(each), axis, keepdims) for each in np.ravel(np.asarray(q))]
-    return ops.stack(found) if np.ndim(q) else found[0]
+    quantiles = [_quantile(a, float(each), axis, keepdims) for each in np.ravel(np.asarray(q))]
+    return ops.stack(quantiles) if np.ndim(q) else quantiles[0]
 
 
 def _quantile(a: Tensor, q: float, axis: Axis, keepdims: bool) -> Tensor:

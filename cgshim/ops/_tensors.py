@@ -176,18 +176,18 @@ def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
     """
     backend = backend_or_numpy([gradient, like])
     wanted = tuple(like) if isinstance(like, (tuple, list)) else shape(like)
-    given = shape(gradient)
+    actual = shape(gradient)
     # sizes of a graph's run
-    if None in (*wanted, *given) and (own := own_function(backend, "sum_to_shape")):
+    if None in (*wanted, *actual) and (own := own_function(backend, "sum_to_shape")):
         return own(gradient, like)
-    extra = len(given) - len(wanted)
-    if extra < 0 or any(size not in (1, given[extra + at]) for at, size in enumerate(wanted)):
+    extra = len(actual) - len(wanted)
+    if extra < 0 or any(size not in (1, actual[extra + at]) for at, size in enumerate(wanted)):
         raise refusal(CustomGradientValueError, "op_sum_to_shape",
-                      must=f"like must broadcast to the gradient's shape {list(given)}",
+                      must=f"like must broadcast to the gradient's shape {list(actual)}",
                       got=describe_spec(wanted, gradient.dtype), do="give what the rule broadcast")  # fmt: skip
     axes = [
         *range(extra),
-        *[extra + at for at, size in enumerate(wanted) if size == 1 != given[extra + at]],
+        *[extra + at for at, size in enumerate(wanted) if size == 1 != actual[extra + at]],
     ]
     summed = ops.sum(gradient, axis=tuple(axes)) if axes else gradient
     return ops.reshape(summed, wanted)
@@ -315,8 +315,10 @@ def as_last(x: Tensor, axis: Axis) -> Tensor:
         return ops.reshape(x, (-1,))
     if len(axes) == 1:
         return ops.moveaxis(x, axes[0], -1)
-    others = [at for at in range(len(x.shape)) if at not in axes]
-    return ops.reshape(ops.transpose(x, (*others, *axes)), (*[x.shape[at] for at in others], -1))
+    remaining = [at for at in range(len(x.shape)) if at not in axes]
+    return ops.reshape(
+        ops.transpose(x, (*remaining, *axes)), (*[x.shape[at] for at in remaining], -1)
+    )
 
 
 def with_axes(reduced: Tensor, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:

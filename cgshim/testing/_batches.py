@@ -43,30 +43,30 @@ def check_batches(
             [x * (1 + 0.1 * row) if has else x for x, has in zip(values, batched, strict=True)]
             for row in range(SIZE)
         ]
-        given = [
+        inputs = [
             np.stack([row[at] for row in rows]) if has else values[at]
             for at, has in enumerate(batched)
         ]
-        _Batch(op, function, vmap, batched, given, rows, rtol).check(random)
+        _Batch(op, function, vmap, batched, inputs, rows, rtol).check(random)
 
 
 class _Batch:
     """A batch, and its elements."""
 
     def __init__(
-        self, op: str, function: Function, vmap: Map, batched: Sequence[bool], given: Sequence[Array],
+        self, op: str, function: Function, vmap: Map, batched: Sequence[bool], inputs: Sequence[Array],
         rows: Sequence[Sequence[Array]], rtol: float | None,
     ) -> None:  # fmt: skip
         self.op, self.function, self.vmap, self.batched = op, function, vmap, batched
-        self.given, self.rows = given, rows
-        self.rtol = np.finfo(given[0].dtype).eps ** (1 / 3) if rtol is None else rtol
+        self.inputs, self.rows = inputs, rows
+        self.rtol = np.finfo(inputs[0].dtype).eps ** (1 / 3) if rtol is None else rtol
 
     def check(self, random: np.random.Generator) -> None:
         """Compare the outputs and both gradients with those of the elements."""
         of_rows = [self.function(row) for row in self.rows]
         outputs = [np.stack(each) for each in zip(*of_rows, strict=True)]
         self._compare(
-            self._mapped(self.function, self.batched)(self.given), outputs, self.function.outputs
+            self._mapped(self.function, self.batched)(self.inputs), outputs, self.function.outputs
         )
         upstreams = [np.asarray(random.normal(size=y.shape) + 2, y.dtype) for y in outputs]
         of_rows = [
@@ -74,11 +74,11 @@ class _Batch:
         ]
         gradients = [np.stack(each) for each in zip(*of_rows, strict=True)]
         names = [f"the gradient of {name}" for name in self.function.inputs]
-        found = self._mapped(self.function, self.batched).vjp(self.given, upstreams)
+        of_batch = self._mapped(self.function, self.batched).vjp(self.inputs, upstreams)
         summed = [g if has else g.sum(0) for g, has in zip(gradients, self.batched, strict=True)]
-        self._compare(found, summed, names)
+        self._compare(of_batch, summed, names)
         flags = [*self.batched, *[True for _ in upstreams]]
-        of_each = self._mapped(self.function.gradient(), flags)([*self.given, *upstreams])
+        of_each = self._mapped(self.function.gradient(), flags)([*self.inputs, *upstreams])
         self._compare(of_each, gradients, [f"{name} for one element" for name in names])
 
     def _mapped(self, function: Function, batched: Sequence[bool]) -> Function:
@@ -88,9 +88,9 @@ class _Batch:
         )
 
     def _compare(
-        self, found: Sequence[Array], expected: Sequence[Array], names: Sequence[str]
+        self, actual: Sequence[Array], expected: Sequence[Array], names: Sequence[str]
     ) -> None:
-        for got, wanted, name in zip(found, expected, names, strict=True):
+        for got, wanted, name in zip(actual, expected, names, strict=True):
             off = abs(got - wanted) > self.rtol * (abs(wanted) + abs(wanted).max(initial=0) + 1)
             if not off.any():
                 continue

@@ -298,11 +298,13 @@ class _Check:
         self, through: str, gradients: Sequence[Array], upstreams: Sequence[Array], input: int
     ) -> NoReturn:
         """Raise the error for the element of the input whose gradient is furthest off."""
-        found = [
+        comparisons = [
             (self._paired(gradients, upstreams, self._change(input, unit)), spelled)
             for spelled, unit in _units(self.values[input])
         ]
-        (got, expected, _), spelled = max(found, key=lambda each: _distance(each[0][0], each[0][1]))
+        (got, expected, _), spelled = max(
+            comparisons, key=lambda each: _distance(each[0][0], each[0][1])
+        )
         self._fail(
             f"the gradient of {self.derived.inputs[input]}{spelled} through {through}",
             "reverse",
@@ -317,8 +319,8 @@ class _Check:
         for change in [change for change in changes if change.input >= len(self.derived.variables)]:
             tangents = [np.zeros_like(value) for value in self.values]
             tangents[change.input] = change.step
-            found = zip(self.derived.jvp(self.values, tangents), outputs, strict=True)
-            for at, (tangent, output) in enumerate(found):
+            pairs = zip(self.derived.jvp(self.values, tangents), outputs, strict=True)
+            for at, (tangent, output) in enumerate(pairs):
                 self._check_tangent(at, tangent, abs(output), change)
 
     def _check_tangent(self, at: int, tangent: Array, sizes: Array, change: _Change) -> None:

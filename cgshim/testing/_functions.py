@@ -78,10 +78,10 @@ class Function:
 
     def gradient(self) -> Function:
         """Return the function from inputs and upstream gradients to gradients."""
-        given = len(self.inputs) - len(self.variables)
+        count = len(self.inputs) - len(self.variables)
         upstreams = [f"the upstream gradient of {name}" for name in self.outputs]
         return Function(
-            self.backend, lambda *tensors: self._pulled_back(tensors[:given], tensors[given:]),
+            self.backend, lambda *tensors: self._pulled_back(tensors[:count], tensors[count:]),
             [*self.inputs, *upstreams], [f"the gradient of {name}" for name in self.inputs], self.variables, self.run,
         )  # fmt: skip
 
@@ -165,9 +165,9 @@ class _Runner:
             except Exception:  # noqa: BLE001  # it reads values; any other is raised below
                 self._jit = None
         start = time.perf_counter()
-        found = fn(*args)
+        result = fn(*args)
         self._is_slow |= time.perf_counter() - start > SLOW
-        return found
+        return result
 
 
 def flatten(

@@ -49,12 +49,12 @@ IN_DYNAMO = pytest.mark.filterwarnings(
 def test_the_tutorial(backend, monkeypatch):
     with as_a_reader(backend, monkeypatch):
         names = blocks.run(LEARN, backend)
-        gradient, found = (
-            np.ravel(op_convert_to_numpy(names[name])) for name in ("gradient", "found")
+        gradient, learned = (
+            np.ravel(op_convert_to_numpy(names[name])) for name in ("gradient", "learned")
         )
     # as the page says before it compiles
     np.testing.assert_allclose(gradient, [22.0, 20.0, 14.0], rtol=1e-6)
-    np.testing.assert_array_equal(found, [3.0, -2.0])
+    np.testing.assert_array_equal(learned, [3.0, -2.0])
 
 
 NOT_TO_WRITE = {

@@ -28,12 +28,12 @@ US = np.array([[1.0, 10.0], [-2.0, 3.0], [0.5, -4.0]])
 
 def _op(**options: Any) -> tuple[Any, list[Any]]:
     """Return an op of a vector and a number that is wrong on purpose, and more so over a batch: the
-    factors say which rule ran; and a list of what the rule for batches is told.
+    factors say which rule ran; and a list of what the rule for batches gets.
     """
-    told: list[Any] = []
+    seen: list[Any] = []
 
     def over_batch(size: int, in_batched: tuple[bool, bool], x: Tensor, w: Tensor) -> Any:
-        told.append((size, in_batched))
+        seen.append((size, in_batched))
         x_is, w_is = in_batched
         column = ops.reshape(w, (-1, 1))
 
@@ -48,7 +48,7 @@ def _op(**options: Any) -> tuple[Any, list[Any]]:
     def scaled(x: Tensor, w: Tensor) -> Any:
         return x * w, lambda u: (7.0 * u * w, 11.0 * ops.sum(u * x))
 
-    return scaled, told
+    return scaled, seen
 
 
 def _is_refused(framework: Framework, fn: Any, *args: Any) -> bool:
@@ -65,7 +65,7 @@ def _is_refused(framework: Framework, fn: Any, *args: Any) -> bool:
 
 @case()
 def rule_for_batches_beside_one_element(framework: Framework) -> None:
-    scaled, told = _op()
+    scaled, seen = _op()
     x, w = framework.tensors((XS[0], WS[0]))
     if _is_refused(framework, scaled, x, w):
         return
@@ -73,7 +73,7 @@ def rule_for_batches_beside_one_element(framework: Framework) -> None:
     framework.check_at(
         scaled, XS[0], WS[0], upstream=US[0], output=XS[0] * WS[0], gradients=gradients
     )
-    assert told == []
+    assert seen == []
 
 
 def _expected(batched: Sequence[bool]) -> tuple[Any, Any, Any]:
@@ -94,36 +94,36 @@ BATCHED = {"both": (True, True), "x": (True, False), "w": (False, True)}
 @case(batched=BATCHED)
 def gradient_of_a_batch(framework: Framework, batched: tuple[bool, bool]) -> None:
     """The rule runs once, its gradients are for the batch, and sums where an argument has none."""
-    scaled, told = _op()
+    scaled, seen = _op()
     vmap = vmap_of(framework.backend)
     if vmap is None or not hasattr(framework.backend, "mapped"):
         return
-    given, output, gradients = _expected(batched)
-    found, pullback = op_vjp(
-        lambda *xs: vmap(lambda *xs: [scaled(*xs)], batched, xs)[0], *framework.tensors(given)
+    inputs, output, gradients = _expected(batched)
+    actual, pullback = op_vjp(
+        lambda *xs: vmap(lambda *xs: [scaled(*xs)], batched, xs)[0], *framework.tensors(inputs)
     )
-    framework.check_equal(found, output)
+    framework.check_equal(actual, output)
     framework.check_equal(pullback(framework.tensor(US)), gradients)
-    assert told == [(3, batched)]
+    assert seen == [(3, batched)]
 
 
 @case(batched=BATCHED)
 def gradients_of_the_elements_of_a_batch(framework: Framework, batched: tuple[bool, bool]) -> None:
     """Each element has its own gradient: where it is taken all that it is taken of has the batch."""
-    scaled, told = _op()
+    scaled, seen = _op()
     vmap = vmap_of(framework.backend)
     if vmap is None or not hasattr(framework.backend, "mapped"):
         return
-    given, _, _ = _expected(batched)
+    inputs, _, _ = _expected(batched)
     x, w = (
         np.broadcast_to(each, shape)
-        for each, shape in zip(given, (XS.shape, WS.shape), strict=True)
+        for each, shape in zip(inputs, (XS.shape, WS.shape), strict=True)
     )
     of_one = lambda x, w, u: list(op_vjp(scaled, x, w)[1](u))
-    found = vmap(of_one, (*batched, True), framework.tensors((*given, US)))
-    framework.check_equal(tuple(found), (70 * US * w[:, None], 110 * (US * x).sum(-1)))
-    assert all(size == 3 for size, _ in told)
-    assert told[-1][1] == (True, True)
+    gradients = vmap(of_one, (*batched, True), framework.tensors((*inputs, US)))
+    framework.check_equal(tuple(gradients), (70 * US * w[:, None], 110 * (US * x).sum(-1)))
+    assert all(size == 3 for size, _ in seen)
+    assert seen[-1][1] == (True, True)
 
 
 MISTAKES = {

@@ -143,9 +143,9 @@ def constants_among_what_is_differentiated(framework: Framework) -> None:
 def value_without_differentiation(framework: Framework) -> None:
     """A call that nobody differentiates is f's value, as the framework's tensor."""
     op = op_custom_gradient(lambda x, y: ({"s": x * y}, lambda u: (u["s"], u["s"])))
-    found = op(*framework.tensors((X, Y)))
-    assert framework.backend.is_tensor(found["s"])
-    framework.check_equal(found, {"s": X * Y})
+    output = op(*framework.tensors((X, Y)))
+    assert framework.backend.is_tensor(output["s"])
+    framework.check_equal(output, {"s": X * Y})
 
 
 @op_custom_gradient

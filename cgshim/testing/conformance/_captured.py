@@ -56,7 +56,7 @@ def _reads(w: Tensor, write: Callable[[Rule], Rule], rule: Rule) -> Callable[[Te
     return op_custom_gradient(lambda x: (x * w, write(rule)))
 
 
-def _reads_untold(w: Tensor) -> Callable[[Tensor], Tensor]:
+def _reads_without_variables(w: Tensor) -> Callable[[Tensor], Tensor]:
     """An op of x alone, whose f reads w, and whose rule takes no variables."""
     return op_custom_gradient(lambda x: (x * w, lambda upstream: upstream))
 
@@ -128,9 +128,9 @@ def variables_beside_arguments(framework: Framework) -> None:
 
 @case()
 def state_without_variables(framework: Framework) -> None:
-    """A rule that cannot be told of the state that f read is refused."""
+    """A rule without variables is refused where f read state."""
     x, w = framework.tensor(X), framework.tensor(Y)
-    refused(lambda w: _reads_untold(w)(x), w, by=framework.differentiate_state)
+    refused(lambda w: _reads_without_variables(w)(x), w, by=framework.differentiate_state)
 
 
 @case()
@@ -155,13 +155,13 @@ def state_read_by_an_op_inside(framework: Framework) -> None:
 def captured_tensor_that_is_differentiated(framework: Framework) -> None:
     """Never a silent zero: what is differentiated must come in as an argument."""
     x, w = framework.tensor(X), framework.tensor(Y)
-    refused(lambda w: _reads_untold(w)(x), w)
+    refused(lambda w: _reads_without_variables(w)(x), w)
 
 
 @case()
 def captured_tensor_beside_a_differentiated_argument(framework: Framework) -> None:
     x, w = framework.tensor(X), framework.tensor(Y)
-    refused(lambda w, x: _reads_untold(w)(x), w, x)
+    refused(lambda w, x: _reads_without_variables(w)(x), w, x)
 
 
 def _rule_that_raises(upstream: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ def captured_function_of_the_argument(
     x = framework.tensor(X)
 
     def squares(x: Tensor) -> Tensor:
-        return _reads_untold(x * x)(x)
+        return _reads_without_variables(x * x)(x)
 
     for _ in range(2):
         refused(squares, x)
@@ -275,13 +275,13 @@ def captured_tensor_made_a_constant(framework: Framework) -> None:
 )
 def tensor_in_an_object(framework: Framework, returns: Callable[[Tensor], Any]) -> None:
     """No tensor is seen among the arguments: autodiff's number is refused, and a constant is not."""
-    op = op_custom_gradient(lambda given: (returns(given.held * 2.0), lambda u: 7.0 * u))
+    op = op_custom_gradient(lambda record: (returns(record.held * 2.0), lambda u: 7.0 * u))
 
     def twice(x: Tensor) -> Tensor:
-        found: Any = op(Record(x))
-        while not framework.backend.is_tensor(found):
-            found = found[0] if isinstance(found, list) else found.held
-        return found
+        output: Any = op(Record(x))
+        while not framework.backend.is_tensor(output):
+            output = output[0] if isinstance(output, list) else output.held
+        return output
 
     refused(twice, framework.tensor(X))
     framework.check_equal(twice(framework.tensor(X)), 2.0 * X)

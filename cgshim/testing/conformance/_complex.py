@@ -143,16 +143,16 @@ FACTOR = 1.0 + 2.0j
 def real_to_complex(framework: Framework, dtype: str) -> None:
     """The gradient of a real number is real: the real part of what it would be."""
 
-    def turned(x: Tensor) -> Tensor:
+    def scaled(x: Tensor) -> Tensor:
         z = op_cast(x, dtype)
         return z * z * FACTOR
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
-        return turned(x), lambda u: 7.0 * ops.real(u * ops.conj(op_cast(2.0 * x, dtype) * FACTOR))
+        return scaled(x), lambda u: 7.0 * ops.real(u * ops.conj(op_cast(2.0 * x, dtype) * FACTOR))
 
     x, upstream = framework.tensor([1.0, -2.0], REAL[dtype]), framework.tensor(UPSTREAM, dtype)
-    check_against_own(framework, op, turned, x, upstream=upstream, factors=[7.0])
+    check_against_own(framework, op, scaled, x, upstream=upstream, factors=[7.0])
 
 
 @case()
@@ -178,8 +178,8 @@ def complex_and_real_arguments(framework: Framework) -> None:
 def complex_forward_mode(framework: Framework, dtype: str) -> None:
     """J v is 2 z v in every convention, and 7 times that here."""
     z, v = framework.tensor(Z, dtype), framework.tensor(ANOTHER, dtype)
-    found = tangent(framework, crooked_square, z, v)
-    framework.check_equal(found, 14.0 * np.array(Z) * np.array(ANOTHER))
+    output_tangent = tangent(framework, crooked_square, z, v)
+    framework.check_equal(output_tangent, 14.0 * np.array(Z) * np.array(ANOTHER))
 
 
 @op_custom_jvp
@@ -200,8 +200,8 @@ def complex_jvp(framework: Framework, jvp: tuple[Function, Function, list[comple
     z, v = framework.tensor(Z, "complex64"), framework.tensor(ANOTHER, "complex64")
     upstream = framework.tensor(numbers, "float32" if op is squared_size else "complex64")
     check_against_own(framework, op, fn, z, upstream=upstream, factors=[7.0])
-    found = tangent(framework, op, z, v)
-    framework.check_equal(found, 7.0 * framework.numpy(tangent(framework, fn, z, v)))
+    output_tangent = tangent(framework, op, z, v)
+    framework.check_equal(output_tangent, 7.0 * framework.numpy(tangent(framework, fn, z, v)))
 
 
 @case()

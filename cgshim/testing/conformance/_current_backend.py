@@ -70,22 +70,22 @@ def dtypes_of_tensors_made_within_f(framework: Framework) -> None:
 
 @case()
 def name_of_the_backend_within_f_and_grad_fn(framework: Framework) -> None:
-    found: list[str | None] = []
+    names: list[str | None] = []
 
     @op_custom_gradient
     def op(x: Any) -> Any:
-        found.append(cgshim.config_backend())
+        names.append(cgshim.config_backend())
 
         def grad_fn(upstream: Any) -> Any:
-            found.append(cgshim.config_backend())
+            names.append(cgshim.config_backend())
             return 7.0 * upstream
 
         return 2.0 * x, grad_fn
 
     before = cgshim.config_backend()
     framework.check_at(op, X, upstream=UPSTREAM, gradients=(7 * UPSTREAM,))
-    assert set(found) == {framework.name}
-    assert len(found) >= 2
+    assert set(names) == {framework.name}
+    assert len(names) >= 2
     assert cgshim.config_backend() == before
 
 

@@ -1,4 +1,4 @@
-"""A derivative given forward: op_custom_jvp, and an f that returns a rule for each mode."""
+"""JVP rules: op_custom_jvp, and an f that returns a rule for each mode."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def jvp_in_reverse(framework: Framework) -> None:
 @case()
 def jvp_in_forward_mode(framework: Framework) -> None:
     x, y, dx, dy = framework.tensors((X, Y, np.array([2.0, -1.0]), 3.0))
-    (found,) = jvp_of(framework.backend)(lambda *xs: [product(*xs)], [x, y], [dx, dy])
-    framework.check_equal(found, 7 * Y * np.array([2.0, -1.0]) + 3 * np.sin(X))
+    (output_tangent,) = jvp_of(framework.backend)(lambda *xs: [product(*xs)], [x, y], [dx, dy])
+    framework.check_equal(output_tangent, 7 * Y * np.array([2.0, -1.0]) + 3 * np.sin(X))
     of_one = tangent(framework, lambda y: product(x, y), y, dy)
     framework.check_equal(of_one, 3 * np.sin(X))
 
@@ -125,14 +125,14 @@ def jvp_of_trees(framework: Framework) -> None:
     at = framework.tensor([1, 2], "int32")
 
     def fn(a: Tensor, b: Tensor) -> list[Tensor]:
-        found = op({"a": a, "b": b}, 2, at)
-        return [found["sum"], found["many"][0]]
+        output = op({"a": a, "b": b}, 2, at)
+        return [output["sum"], output["many"][0]]
 
     outputs, pullback = op_vjp(fn, a, b)
     framework.check_equal(list(outputs), [5.0, 4.0])
     framework.check_equal(pullback([u, v]), (2 * 5.0 + 2 * 7.0, 3 * 5.0))
-    found = jvp_of(framework.backend)(fn, [a, b], [u, v])
-    framework.check_equal(list(found), [2 * 5.0 + 3 * 7.0, 2 * 5.0])
+    output_tangents = jvp_of(framework.backend)(fn, [a, b], [u, v])
+    framework.check_equal(list(output_tangents), [2 * 5.0 + 3 * 7.0, 2 * 5.0])
     assert set(seen) == {(None, None)}
 
 
@@ -163,8 +163,8 @@ def jvp_calls_ops(framework: Framework) -> None:
     outer = op_custom_jvp(lambda x: (x * x, lambda dx: inner(x) * dx))
     framework.check_derivative(outer, 1, np.exp(0.5), at=0.5)
     framework.check_derivative(outer, 2, 1.5, at=0.5)
-    found = tangent(framework, outer, *framework.tensors((0.5, 2.0)))
-    framework.check_equal(found, 2 * np.exp(0.5))
+    output_tangent = tangent(framework, outer, *framework.tensors((0.5, 2.0)))
+    framework.check_equal(output_tangent, 2 * np.exp(0.5))
 
 
 # --- A rule for each mode -------------------------------------------------------------------------
@@ -186,13 +186,13 @@ def both_rules(framework: Framework) -> None:
     gradients = (7 * Y * U, 2 * (np.cos(X) * U).sum())
     framework.check_at(rounded, X, Y, upstream=U, output=np.floor(X) * Y, gradients=gradients)
     x, y, dx, dy = framework.tensors((X, Y, U, 3.0))
-    (found,) = jvp_of(framework.backend)(lambda *xs: [rounded(*xs)], [x, y], [dx, dy])
-    framework.check_equal(found, 11 * Y * U + 3 * np.cos(X))
+    (output_tangent,) = jvp_of(framework.backend)(lambda *xs: [rounded(*xs)], [x, y], [dx, dy])
+    framework.check_equal(output_tangent, 11 * Y * U + 3 * np.cos(X))
 
 
 @case()
 def both_rules_keep_their_own(framework: Framework) -> None:
-    """What jvp_fn alone keeps is found, too: in each mode around each mode."""
+    """Residuals of jvp_fn alone are connected, too: in each mode around each mode."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -213,13 +213,13 @@ def both_rules_need_not_be_linear(framework: Framework) -> None:
     op = op_custom_gradient(lambda x: (x * x, lambda u: u * abs(u), lambda dx: ops.exp(dx)))
     framework.check_at(op, X, upstream=U, output=X**2, gradients=(U * abs(U),))
     try:
-        found = tangent(framework, op, *framework.tensors((X, U)))
+        output_tangent = tangent(framework, op, *framework.tensors((X, U)))
     except TransformationError as error:  # a framework may follow linear operations alone
         starts = "<lambda>: jvp_fn must be linear in the tangents, got "
         if not str(error).startswith(starts):
             raise
     else:
-        framework.check_equal(found, np.exp(U))
+        framework.check_equal(output_tangent, np.exp(U))
 
 
 @case()

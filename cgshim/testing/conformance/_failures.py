@@ -12,7 +12,7 @@ _HELPERS = frozenset(["_common.py", "_framework.py", "_registry.py"])
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the error in one line; an assertion without a message is told by its source."""
+    """Return the error in one line; an assertion without a message is shown by its source."""
     text = " ".join(str(error).split()) or _source_of(error)
     return textwrap.shorten(f"{type(error).__name__}: {text}".removesuffix(": "), 300)
 

@@ -2,7 +2,7 @@
 the first run.
 
 Another run of f may give derivatives. Where it cannot (f is random, opaque, has changed something),
-the second order is refused, or right for what the rule kept; it is never another number.
+the second order is refused, or right for the rule's residuals; it is never another number.
 """
 
 from __future__ import annotations
@@ -50,19 +50,21 @@ def first_order_and_second(
         return first, None
 
 
-def check_close(found: Any, expected: Any, dtype: str) -> None:
+def check_close(actual: Any, expected: Any, dtype: str) -> None:
     """Compare two numbers to a few units in the last place of their dtype."""
     tolerance = 2.0**-5 if dtype == "bfloat16" else 8 * float(np.finfo(dtype).eps)
     np.testing.assert_allclose(
-        np.asarray(found, "float64"), np.asarray(expected, "float64"), rtol=tolerance
+        np.asarray(actual, "float64"), np.asarray(expected, "float64"), rtol=tolerance
     )
 
 
-def check_both(found: tuple[Any, Any], first: Any, second: Any, dtype: str = "float32") -> None:
+def check_both(
+    derivatives: tuple[Any, Any], first: Any, second: Any, dtype: str = "float32"
+) -> None:
     """Compare a first order with what is right, and a second one unless it was refused."""
-    check_close(found[0], first, dtype)
-    if found[1] is not None:
-        check_close(found[1], second, dtype)
+    check_close(derivatives[0], first, dtype)
+    if derivatives[1] is not None:
+        check_close(derivatives[1], second, dtype)
 
 
 @case(exp=EXPONENTIALS)
@@ -76,8 +78,8 @@ def opaque_intermediate(framework: Framework, exp: Exponential) -> None:
         constant = exp(framework, x)
         return constant * x, lambda u: u * 5.0 * constant * x
 
-    found = first_order_and_second(framework, op, 0.5)
-    check_both(found, 2.5 * np.exp(0.5), 5 * np.exp(0.5))
+    derivatives = first_order_and_second(framework, op, 0.5)
+    check_both(derivatives, 2.5 * np.exp(0.5), 5 * np.exp(0.5))
 
 
 # --- f draws random numbers -----------------------------------------------------------------------
@@ -116,18 +118,18 @@ DTYPES = {"float32": "float32", "bfloat16": "bfloat16"}
 @seeded()
 def random_intermediate(framework: Framework, draw: Draw, size: float, dtype: str) -> None:
     """The sample is the first run's: 3 r, and 6 r / x for r = x^2 (1 + noise)."""
-    kept: list[Any] = []
+    residuals: list[Any] = []
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         noisy = x * x * framework.tensor(1.0 + size * draw(), dtype)
-        kept.append(framework.numpy(noisy).astype("float64"))
+        residuals.append(framework.numpy(noisy).astype("float64"))
         return noisy * x, lambda u: u * 3.0 * noisy
 
     for at in (np.array([1.25, 2.0]), np.array([3.0])):
-        kept.clear()
-        found = first_order_and_second(framework, op, at, dtype)
-        check_both(found, 3 * kept[0], 6 * kept[0] / at, dtype)
+        residuals.clear()
+        derivatives = first_order_and_second(framework, op, at, dtype)
+        check_both(derivatives, 3 * residuals[0], 6 * residuals[0] / at, dtype)
 
 
 @case(draw=DRAWS)
@@ -139,14 +141,14 @@ def random_branch(framework: Framework, draw: Draw) -> None:
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         done.append("square" if draw() > 0.0 else "cube")
-        kept = x * x if done[-1] == "square" else x * x * x
-        return kept * x, lambda u: u * 3.0 * kept
+        residual = x * x if done[-1] == "square" else x * x * x
+        return residual * x, lambda u: u * 3.0 * residual
 
     for _ in range(6):
         done.clear()
-        found = first_order_and_second(framework, op, 2.0)
+        derivatives = first_order_and_second(framework, op, 2.0)
         expected = (12.0, 12.0) if done[0] == "square" else (24.0, 36.0)
-        check_both(found, expected[0], expected[1])
+        check_both(derivatives, expected[0], expected[1])
 
 
 @case(draw=DRAWS)
@@ -155,18 +157,18 @@ def random_output(framework: Framework, draw: Draw) -> None:
     """A rule that keeps no more than its output needs no other run of f: the second order is there,
     and right.
     """
-    kept: list[Any] = []
+    outputs: list[Any] = []
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         y = op_stop_gradient(x * draw())
-        kept.append(framework.numpy(y))
+        outputs.append(framework.numpy(y))
         return y, lambda u: u * 5.0 * y
 
     first, second = first_order_and_second(framework, op, 2.0)
-    check_close(first, 5 * kept[0], "float32")
+    check_close(first, 5 * outputs[0], "float32")
     assert second is not None, "the second order of a rule that keeps its output was refused"
-    check_close(second, 25 * kept[0], "float32")
+    check_close(second, 25 * outputs[0], "float32")
 
 
 @case(draw=DRAWS, residual={"an argument": False, "an intermediate": True})
@@ -201,14 +203,14 @@ def changed_setting(framework: Framework) -> None:
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
-        kept = x * x * settings["scale"]
-        return kept * x, lambda u: u * 3.0 * kept
+        residual = x * x * settings["scale"]
+        return residual * x, lambda u: u * 3.0 * residual
 
     def change() -> None:
         settings["scale"] += 5.0
 
-    found = first_order_and_second(framework, op, 3.0, between=change)
-    check_both(found, 54.0, 36.0)
+    derivatives = first_order_and_second(framework, op, 3.0, between=change)
+    check_both(derivatives, 54.0, 36.0)
 
 
 @case()
@@ -224,8 +226,8 @@ def changed_setting_of_the_rule(framework: Framework) -> None:
     def change() -> None:
         settings["scale"] += 5.0
 
-    found = first_order_and_second(framework, op, 3.0, between=change)
-    check_both(found, 54.0, 36.0)
+    derivatives = first_order_and_second(framework, op, 3.0, between=change)
+    check_both(derivatives, 54.0, 36.0)
 
 
 @case()
@@ -236,11 +238,11 @@ def counting_f(framework: Framework) -> None:
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         state[0] += 1.0
-        kept = x * x * float(state[0])
-        return kept * x, lambda u: u * 3.0 * kept
+        residual = x * x * float(state[0])
+        return residual * x, lambda u: u * 3.0 * residual
 
-    found = first_order_and_second(framework, op, 3.0)
-    check_both(found, 27.0, 18.0)
+    derivatives = first_order_and_second(framework, op, 3.0)
+    check_both(derivatives, 27.0, 18.0)
 
 
 @case(is_tensor={"a tensor": True, "a NumPy array": False})
@@ -252,12 +254,12 @@ def argument_changed_in_place(framework: Framework, is_tensor: bool) -> None:
     @op_custom_gradient
     def op(x: Tensor, factor: Tensor) -> Any:
         factor *= 2.0
-        kept = x * x * factor
-        return kept * x, lambda u: (u * 3.0 * kept, None)
+        residual = x * x * factor
+        return residual * x, lambda u: (u * 3.0 * residual, None)
 
     factor = framework.tensor(2.0) if is_tensor else np.array(2.0, "float32")
-    found = first_order_and_second(framework, lambda x: op(x, factor), 3.0)
-    check_both(found, 3 * 9 * 4.0, 3 * 6 * 4.0)
+    derivatives = first_order_and_second(framework, lambda x: op(x, factor), 3.0)
+    check_both(derivatives, 3 * 9 * 4.0, 3 * 6 * 4.0)
 
 
 @case()
@@ -268,8 +270,8 @@ def fewer_residuals_the_second_time(framework: Framework) -> None:
     def op(x: Tensor) -> Any:
         runs.append(1)
         square = x * x
-        kept = [square, square * x] if len(runs) == 1 else [square]
-        return square * x, lambda u: u * 3.0 * sum(kept[1:], kept[0])
+        residuals = [square, square * x] if len(runs) == 1 else [square]
+        return square * x, lambda u: u * 3.0 * sum(residuals[1:], residuals[0])
 
-    found = first_order_and_second(framework, op, 2.0)
-    check_both(found, 3 * (4.0 + 8.0), 3 * (4.0 + 12.0))
+    derivatives = first_order_and_second(framework, op, 2.0)
+    check_both(derivatives, 3 * (4.0 + 8.0), 3 * (4.0 + 12.0))

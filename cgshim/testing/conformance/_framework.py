@@ -26,7 +26,7 @@ Gradients = Callable[..., tuple[Tensor, Pullback]]
 """`gradients(fn, *values) -> (fn(*state), pullback)`, where state are the framework's own objects for the values."""
 
 _BEFORE_IMPORT = {"jax": {"JAX_ENABLE_X64": "1"}}
-"""what a framework has to be told, before it is imported, to have float64"""
+"""the environment variables that a framework needs, before it is imported, to have float64"""
 
 
 class Framework:
@@ -101,17 +101,17 @@ class Framework:
         """Compare what fn gives for args, and its gradients, with what is expected: `...` stands
         for whatever it is.
         """
-        found, pullback = by(fn, *args)
+        actual, pullback = by(fn, *args)
         if output is not ...:
-            self.check_equal(found, output)
-        found = pullback(upstream)
-        self.check_equal(found, gradients)
-        self._check_dtypes(found, args)
+            self.check_equal(actual, output)
+        actual_gradients = pullback(upstream)
+        self.check_equal(actual_gradients, gradients)
+        self._check_dtypes(actual_gradients, args)
 
-    def check_equal(self, found: Any, expected: Any) -> None:
+    def check_equal(self, actual: Any, expected: Any) -> None:
         """Compare two trees, leaf by leaf: structure, shapes and numbers."""
         (leaves, structure), (wanted, wanted_structure) = map(
-            self.backend.tree_flatten, (found, expected)
+            self.backend.tree_flatten, (actual, expected)
         )
         assert structure == wanted_structure, f"{structure} is not {wanted_structure}"
         for leaf, want in zip(leaves, wanted, strict=True):
@@ -123,8 +123,8 @@ class Framework:
 
     def _check_dtypes(self, gradients: Any, args: Any) -> None:
         """Every gradient has the dtype of what it is the gradient of."""
-        (found, _), (leaves, _) = map(self.backend.tree_flatten, (gradients, args))
-        for gradient, leaf in zip(found, leaves, strict=True):
+        (flat, _), (leaves, _) = map(self.backend.tree_flatten, (gradients, args))
+        for gradient, leaf in zip(flat, leaves, strict=True):
             if gradient is not None and self.backend.is_tensor(leaf):
                 got, wanted = dtype_name(gradient.dtype), dtype_name(leaf.dtype)
                 assert got == wanted, f"a gradient in {got} for an argument in {wanted}"
@@ -138,17 +138,17 @@ class Framework:
         return (variable.shape, variable.dtype) == (state.shape, state.dtype)
 
 
-def _check_close(found: Any, expected: Any) -> None:
-    comparable = "complex128" if np.iscomplexobj(found) else "float64"
-    found, expected = found.astype(comparable), np.asarray(expected, comparable)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    assert found.shape == expected.shape, f"shape {found.shape} is not {expected.shape}"
+def _check_close(actual: Any, expected: Any) -> None:
+    comparable = "complex128" if np.iscomplexobj(actual) else "float64"
+    actual, expected = actual.astype(comparable), np.asarray(expected, comparable)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    assert actual.shape == expected.shape, f"shape {actual.shape} is not {expected.shape}"
 
 
 def tangent(framework: Framework, fn: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
     """J v of fn, by the framework's forward mode."""
-    (found,) = jvp_of(framework.backend)(lambda *inputs: [fn(*inputs)], [x], [v])
-    return found
+    (output_tangent,) = jvp_of(framework.backend)(lambda *inputs: [fn(*inputs)], [x], [v])
+    return output_tangent
 
 
 def nth_derivative(fn: Callable[[Tensor], Tensor], order: int) -> Callable[[Tensor], Tensor]:

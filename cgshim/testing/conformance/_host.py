@@ -161,8 +161,8 @@ def host_function_in_forward_mode(framework: Framework, forward: Any) -> None:
     """The op's rule has the tangent, so nobody needs one of what the host returned."""
     f, expected = forward
     op = op_custom_gradient(f, forward_mode=True)
-    found = tangent(framework, op, framework.tensor(X), framework.tensor(V))
-    framework.check_equal(found, expected(X, V))
+    output_tangent = tangent(framework, op, framework.tensor(X), framework.tensor(V))
+    framework.check_equal(output_tangent, expected(X, V))
 
 
 def _derivative_of_gradient(framework: Framework, f: Callable[[Any], Any]) -> Any:
@@ -174,9 +174,9 @@ def _derivative_of_gradient(framework: Framework, f: Callable[[Any], Any]) -> An
 
 @case()
 def host_function_in_forward_mode_over_a_gradient(framework: Framework) -> None:
-    """The derivative of a kept output is the rule's; any other result has none."""
-    found = _derivative_of_gradient(framework, _keeps_the_output)
-    framework.check_equal(found, 49.0 * np.exp(X) * V * UPSTREAM)
+    """The derivative of a residual that is an output is the rule's; any other result has none."""
+    derivative = _derivative_of_gradient(framework, _keeps_the_output)
+    framework.check_equal(derivative, 49.0 * np.exp(X) * V * UPSTREAM)
     for f in (_keeps_the_result, _calls_it_in_the_rule):
         raised(
             TransformationError, _derivative_of_gradient, framework, f, starts=REFUSED.format("exp")
@@ -194,8 +194,8 @@ def host_result_has_no_tangent(framework: Framework) -> None:
 
     for fn in (_exp, lambda x: x * _exp(x), op):
         raised(TransformationError, tangent, framework, fn, x, v, starts=REFUSED.format("exp"))
-    found = tangent(framework, lambda x: x * _exp(cgshim.op_stop_gradient(x)), x, v)
-    framework.check_equal(found, np.exp(X) * V)
+    output_tangent = tangent(framework, lambda x: x * _exp(cgshim.op_stop_gradient(x)), x, v)
+    framework.check_equal(output_tangent, np.exp(X) * V)
 
 
 @case()
@@ -220,11 +220,12 @@ def host_trees_options_and_static_arguments(framework: Framework) -> None:
         }
 
     pair = {"a": framework.tensor([1.0, 2.0]), "b": framework.tensor(5.0)}
-    found = table(pair, "sum", rows=3, scale=2.0)
+    output = table(pair, "sum", rows=3, scale=2.0)
     framework.check_equal(
-        found, {"table": np.array([[12.0, 14.0], [14.0, 18.0], [16.0, 22.0]]), "count": np.array(3)}
+        output,
+        {"table": np.array([[12.0, 14.0], [14.0, 18.0], [16.0, 22.0]]), "count": np.array(3)},
     )
-    assert dtype_name(found["count"].dtype) == "int32"
+    assert dtype_name(output["count"].dtype) == "int32"
 
 
 DTYPES = {dtype: dtype for dtype in ("float32", "float16", "int32", "bool", "complex64")}
@@ -236,14 +237,14 @@ def host_dtypes(framework: Framework, dtype: str) -> None:
     seen = []
 
     @cgshim.op_host(outputs=lambda x: x)
-    def kept(x: Any) -> Any:
+    def widened(x: Any) -> Any:
         seen.append(x.dtype.name)
         return x.astype("complex128" if dtype == "complex64" else "float64")
 
-    found = kept(framework.tensor(np.array([0, 1, 1], dtype), dtype))
+    output = widened(framework.tensor(np.array([0, 1, 1], dtype), dtype))
     assert seen == [dtype]
-    assert dtype_name(found.dtype) == dtype
-    np.testing.assert_array_equal(framework.numpy(found), np.array([0, 1, 1], dtype))
+    assert dtype_name(output.dtype) == dtype
+    np.testing.assert_array_equal(framework.numpy(output), np.array([0, 1, 1], dtype))
 
 
 @case(shape={"a scalar": (), "no elements": (0, 3), "a matrix": (2, 3)})

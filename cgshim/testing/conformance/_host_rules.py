@@ -220,8 +220,8 @@ def host_jvp(framework: Framework) -> None:
     d_matrix, dy = np.array([[0.1, 0.2], [0.3, 0.4]]), np.array([1.0, -1.0])
     x, of_y = np.linalg.solve(matrix, y), np.linalg.solve(matrix.T, np.ones(2))
     tensors = framework.tensors((matrix, y, d_matrix, dy))
-    (found,) = jvp_of(framework.backend)(lambda *xs: [op(*xs)], tensors[:2], tensors[2:])
-    framework.check_equal(found, 11.0 * np.linalg.solve(matrix, dy - d_matrix @ x))
+    (output_tangent,) = jvp_of(framework.backend)(lambda *xs: [op(*xs)], tensors[:2], tensors[2:])
+    framework.check_equal(output_tangent, 11.0 * np.linalg.solve(matrix, dy - d_matrix @ x))
     gradients = -7.0 * np.outer(of_y, x), 7.0 * of_y
     framework.check_at(op, matrix, y, upstream=np.ones(2), output=x, gradients=gradients)
     of_total = cgshim.op_grad(lambda y: ops.sum(op(tensors[0], y)))
@@ -250,22 +250,22 @@ def host_results_of_unknown_shapes(framework: Framework) -> None:
 
         def grad(upstream: Any) -> Any:
             of_x = np.zeros_like(x)
-            of_x[at] = 7.0 * upstream["found"]
+            of_x[at] = 7.0 * upstream["value"]
             return of_x, None
 
-        return {"found": x[at], "at": at}, grad
+        return {"value": x[at], "at": at}, grad
 
     x, table, u = framework.tensors(
         (np.array([1.0, -2.0, 3.0]), np.arange(3), np.array([2.0, -5.0]))
     )
-    output, pullback = cgshim.op_vjp(lambda x: positive(x, table)["found"], x)
+    output, pullback = cgshim.op_vjp(lambda x: positive(x, table)["value"], x)
     framework.check_equal(output, np.array([1.0, 3.0]))
     framework.check_equal(pullback(u), (np.array([14.0, 0.0, -35.0]),))
     framework.check_equal(positive(x, table)["at"], np.array([0, 2]))
     second = cgshim.op_grad(lambda x: ops.sum(pullback_of(x) * pullback_of(x)))
 
     def pullback_of(x: Any) -> Any:
-        return cgshim.op_vjp(lambda x: positive(x, table)["found"], x)[1](u)[0]
+        return cgshim.op_vjp(lambda x: positive(x, table)["value"], x)[1](u)[0]
 
     raised(TransformationError, second, x, starts="positive: ")
 
@@ -322,8 +322,8 @@ def host_rule_of_a_batch(framework: Framework, weighted: bool) -> None:
     assert runs == ["f"]
     runs.clear()
     of_one = lambda x, w, u: list(cgshim.op_vjp(square, x, w)[1](u))
-    found = vmap(of_one, (True, weighted, True), (x, w_tensor, u))
-    framework.check_equal(tuple(found), (of_x, of_w))
+    gradients = vmap(of_one, (True, weighted, True), (x, w_tensor, u))
+    framework.check_equal(tuple(gradients), (of_x, of_w))
     assert runs == ["f", "rule"]
 
 
@@ -335,10 +335,10 @@ def host_jvp_of_a_batch(framework: Framework) -> None:
     tangents = np.cos(ROWS), np.cos(WEIGHTS)
     column, of_column = WEIGHTS[:, None], tangents[1][:, None]
     expected = 13 * ROWS * tangents[0] * column + ROWS**2 * of_column
-    given = framework.tensors((ROWS, WEIGHTS, *tangents))
+    inputs = framework.tensors((ROWS, WEIGHTS, *tangents))
     if vmap is None:
-        framework.check_equal(of_one(*[x[0] for x in given])[0], expected[0])
+        framework.check_equal(of_one(*[x[0] for x in inputs])[0], expected[0])
         return
-    (found,) = vmap(of_one, (True,) * 4, given)
-    framework.check_equal(found, expected)
+    (output_tangent,) = vmap(of_one, (True,) * 4, inputs)
+    framework.check_equal(output_tangent, expected)
     assert runs == ["f"]

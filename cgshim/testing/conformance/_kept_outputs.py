@@ -138,11 +138,11 @@ def kept_output_forward_over_reverse(
     """
     op = op_custom_gradient(op.__wrapped__, forward_mode=promised)
     try:
-        found = tangent(framework, cgshim.op_grad(op), *framework.tensors((AT, 3.0)))
+        output_tangent = tangent(framework, cgshim.op_grad(op), *framework.tensors((AT, 3.0)))
     except TransformationError:
         assert not promised
         return
-    framework.check_equal(found, 75 * EXP)
+    framework.check_equal(output_tangent, 75 * EXP)
 
 
 @case(order=ORDERS)

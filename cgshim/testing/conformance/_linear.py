@@ -99,8 +99,8 @@ def linear_rule(framework: Framework, linear: Linear) -> None:
         lambda x: (linear.f(m, x), lambda u: linear.rule(m, x, u)), forward_mode=True
     )
     v = np.linspace(0.5, 2.0, linear.at.size).reshape(linear.at.shape)
-    found = tangent(framework, op, *framework.tensors((linear.at, v)))
-    framework.check_equal(found, linear.tangent(linear.at, v))
+    output_tangent = tangent(framework, op, *framework.tensors((linear.at, v)))
+    framework.check_equal(output_tangent, linear.tangent(linear.at, v))
 
 
 @case()
@@ -112,8 +112,8 @@ def linear_rule_of_two_arguments_and_outputs(framework: Framework) -> None:
         return (x * y, x + y), lambda d1, d2: (7.0 * d1 * y + 2.0 * d2, 11.0 * d1 * x + 3.0 * d2)
 
     x, y, s, t = framework.tensors((2.0, 3.0, 0.5, 0.25))
-    found = jvp_of(framework.backend)(lambda *xs: op(*xs), [x, y], [s, t])
-    framework.check_equal(list(found), [21 * 0.5 + 22 * 0.25, 2 * 0.5 + 3 * 0.25])
+    output_tangents = jvp_of(framework.backend)(lambda *xs: op(*xs), [x, y], [s, t])
+    framework.check_equal(list(output_tangents), [21 * 0.5 + 22 * 0.25, 2 * 0.5 + 3 * 0.25])
 
 
 @case()
@@ -123,8 +123,8 @@ def linear_rule_that_keeps_its_output(framework: Framework) -> None:
         y = op_stop_gradient(ops.exp(x))
         return y, lambda u: 5.0 * u * y
 
-    found = tangent(framework, op, *framework.tensors((0.5, 3.0)))
-    framework.check_equal(found, 15.0 * np.exp(0.5))
+    output_tangent = tangent(framework, op, *framework.tensors((0.5, 3.0)))
+    framework.check_equal(output_tangent, 15.0 * np.exp(0.5))
 
 
 NONLINEAR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -198,5 +198,7 @@ def nonlinear_rule_in_reverse(
 @case(name={"by its own name": None, "by another": "loss"})
 def embedded_gradient_in_forward_mode(framework: Framework, name: str | None) -> None:
     fn = lambda x: op_embed_gradient(ops.sum(x * x), 7.0 * x, x, name=name)
-    found = tangent(framework, fn, framework.tensor([2.0, 3.0]), framework.tensor([1.0, 10.0]))
-    framework.check_equal(found, 7.0 * (2.0 + 30.0))
+    output_tangent = tangent(
+        framework, fn, framework.tensor([2.0, 3.0]), framework.tensor([1.0, 10.0])
+    )
+    framework.check_equal(output_tangent, 7.0 * (2.0 + 30.0))

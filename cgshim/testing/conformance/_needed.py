@@ -1,4 +1,4 @@
-"""needs_input_grad: f and grad_fn are told for which arguments a gradient will be used.
+"""needs_input_grad: f and grad_fn learn which arguments need a gradient.
 
 A backend may say that it is needed where it cannot tell. It must never say that it is not where the
 gradient is used.
@@ -89,8 +89,8 @@ def _of_asked(framework: Framework, op: Callable[..., Tensor], asked: Asked) -> 
     """Check the gradients of those arguments, with constants for the others."""
     arguments = framework.tensors((X, Y))
 
-    def of_asked(*given: Tensor) -> Tensor:
-        rest = iter(given)
+    def of_asked(*differentiated: Tensor) -> Tensor:
+        rest = iter(differentiated)
         return op(
             *[next(rest) if is_asked else x for x, is_asked in zip(arguments, asked, strict=True)]
         )
@@ -117,9 +117,9 @@ def needed_by_grad_fn(framework: Framework, asked: Asked) -> None:
     def op(x: Tensor, y: Tensor) -> Any:
         def grad(upstream: Tensor, needs_input_grad: Any) -> Any:
             assert _covers(needs_input_grad, asked)
-            found = wrong_gradients(x, y, upstream)
+            gradients = wrong_gradients(x, y, upstream)
             return [
-                g if needed else None for g, needed in zip(found, needs_input_grad, strict=True)
+                g if needed else None for g, needed in zip(gradients, needs_input_grad, strict=True)
             ]
 
         return x * y, grad
@@ -150,7 +150,7 @@ def needed_by_f(framework: Framework, asked: Asked) -> None:
 
 @case(asked=ASKED)
 def needed_by_f_alone(framework: Framework, asked: Asked) -> None:
-    """A rule that is not told may find nothing where f has made nothing; nobody uses that gradient."""
+    """Without the flags, a rule may meet None where f has made nothing; that gradient is unused."""
 
     @op_custom_gradient
     def op(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
@@ -168,17 +168,17 @@ def needed_by_f_alone(framework: Framework, asked: Asked) -> None:
 
 @case()
 def needed_by_nobody(framework: Framework) -> None:
-    """A call that nobody differentiates, and a call without a tensor: f is told all the same."""
-    told: list[Any] = []
+    """A call that nobody differentiates, and a call without a tensor: f gets the flags too."""
+    seen: list[Any] = []
 
     @op_custom_gradient
     def op(x: Any, factor: Any, *, needs_input_grad: Any = None) -> Any:
-        told.append(needs_input_grad)
+        seen.append(needs_input_grad)
         return factor * x, lambda upstream: factor * upstream
 
     framework.check_equal(op(framework.tensor([1.0, 2.0]), 3.0), np.array([3.0, 6.0]))
     assert op(2.0, 3.0) == 6.0
-    ((of_x, of_factor), without_tensors) = told
+    ((of_x, of_factor), without_tensors) = seen
     assert type(of_x) is bool
     assert (of_factor, without_tensors) == (None, (None, None))
 
@@ -280,18 +280,18 @@ def integers_need_nothing(framework: Framework) -> None:
 # --- Further orders -------------------------------------------------------------------------------
 
 
-KEPT: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+RESIDUALS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "an argument": lambda x, y, output: y * y,
     "an output": lambda x, y, output: output / x,
 }
 
 
-def _square(of_x: Callable[..., Tensor], is_told: bool) -> Callable[..., Tensor]:
+def _square(of_x: Callable[..., Tensor], takes_needs_input_grad: bool) -> Callable[..., Tensor]:
     """x * y**2, with the right rule, which leaves out what is not needed; or the same op that asks
     for nothing.
     """
 
-    def told(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
+    def with_flags(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
         output = x * y * y
         made = 2.0 * y if needs_input_grad[1] else None  # which another run of f has to connect
 
@@ -303,18 +303,20 @@ def _square(of_x: Callable[..., Tensor], is_told: bool) -> Callable[..., Tensor]
 
         return output, grad
 
-    def untold(x: Tensor, y: Tensor) -> Any:
+    def plain(x: Tensor, y: Tensor) -> Any:
         output, made = x * y * y, 2.0 * y
         return output, lambda upstream: [upstream * of_x(x, y, output), upstream * made * x]
 
-    return op_custom_gradient(told if is_told else untold, name="op")
+    return op_custom_gradient(with_flags if takes_needs_input_grad else plain, name="op")
 
 
-@case(of_x=KEPT, is_told={"told": True, "not told": False})
-def needed_in_every_order(framework: Framework, of_x: Callable[..., Tensor], is_told: bool) -> None:
+@case(of_x=RESIDUALS, takes_needs_input_grad={"told": True, "not told": False})
+def needed_in_every_order(
+    framework: Framework, of_x: Callable[..., Tensor], takes_needs_input_grad: bool
+) -> None:
     """Each order asks for other arguments; the numbers are those of an op that leaves nothing out."""
     x, y, one = framework.tensors((2.0, 3.0, 1.0))
-    op = _square(of_x, is_told)
+    op = _square(of_x, takes_needs_input_grad)
 
     def gradient(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         return lambda at: op_vjp(fn, at)[1](one)[0]
@@ -341,8 +343,10 @@ def needed_in_forward_mode(framework: Framework) -> None:
         return x * y, grad
 
     op, y = op_custom_gradient(f, forward_mode=True), framework.tensor([3.0, 5.0])
-    found = tangent(framework, lambda x: op(x, y), framework.tensor(X), framework.tensor(U))
-    framework.check_equal(found, 7.0 * np.array([3.0, 5.0]) * U)
+    output_tangent = tangent(
+        framework, lambda x: op(x, y), framework.tensor(X), framework.tensor(U)
+    )
+    framework.check_equal(output_tangent, 7.0 * np.array([3.0, 5.0]) * U)
 
 
 @case()

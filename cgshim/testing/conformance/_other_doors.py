@@ -141,10 +141,10 @@ def tensor_that_the_rule_alone_reads_inside(
     _check_plain(gradients[0], 42.0)
 
 
-def _check_plain(found: Any, expected: Any) -> None:
+def _check_plain(actual: Any, expected: Any) -> None:
     """A tensor of the framework, with these numbers, and nothing that belongs to a derivative."""
-    assert type(found).__name__ != "ArrayBox"
-    np.testing.assert_allclose(op_convert_to_numpy(found), expected, rtol=1e-5)
+    assert type(actual).__name__ != "ArrayBox"
+    np.testing.assert_allclose(op_convert_to_numpy(actual), expected, rtol=1e-5)
 
 
 # --- Rules that say more, or less, than a gradient ------------------------------------------------

@@ -1,4 +1,4 @@
-"""What f may return as its output, and what the rule is told of the parts that nobody used."""
+"""What f may return as its output, and what the rule gets for the parts that nobody used."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def output_with_static_leaves(framework: Framework) -> None:
     op = op_custom_gradient(
         lambda x: ({"y": x * x, "about": (marker, None, 3)}, lambda u: 7.0 * u["y"] * x)
     )
-    found = op(framework.tensor(X))
-    assert found["about"][0] is marker
-    assert found["about"][1:] == (None, 3)
+    output = op(framework.tensor(X))
+    assert output["about"][0] is marker
+    assert output["about"][1:] == (None, 3)
     framework.check_at(op, X, upstream={"y": U, "about": None}, gradients=(7.0 * U * X,))
 
 
@@ -135,9 +135,9 @@ def unused_outputs(framework: Framework, used: tuple[int, Any, Any]) -> None:
         return (x * x, x[0] * x[1], x[None] * x[:, None]), grad
 
     framework.check_at(lambda x: op(x)[at], X, upstream=upstream, gradients=(expected,))
-    given = [np.zeros(shape) for shape in ((2,), (), (2, 2))]
-    given[at] = upstream
-    framework.check_equal(seen, given)
+    upstreams = [np.zeros(shape) for shape in ((2,), (), (2, 2))]
+    upstreams[at] = upstream
+    framework.check_equal(seen, upstreams)
     assert [dtype_name(d.dtype) for d in seen] == ["float32"] * 3
 
 

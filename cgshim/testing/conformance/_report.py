@@ -125,7 +125,7 @@ def _print_each(name: str, chosen: Sequence[Case]) -> int:
         for case in chosen:
             print(case.name.ljust(width), end="  ", flush=True)
             results.append(result_of(case))
-            print(_told(results[-1]), flush=True)
+            print(_as_text(results[-1]), flush=True)
     except KeyboardInterrupt:
         print("interrupted")
         _print_summary(name, results, len(chosen))
@@ -133,9 +133,9 @@ def _print_each(name: str, chosen: Sequence[Case]) -> int:
     return _print_summary(name, results, len(chosen))
 
 
-def _told(result: Result) -> str:
-    told = f"{result.outcome}: {result.reason}" if result.reason else result.outcome
-    return f"{told} ({result.place})" if result.place else told
+def _as_text(result: Result) -> str:
+    text = f"{result.outcome}: {result.reason}" if result.reason else result.outcome
+    return f"{text} ({result.place})" if result.place else text
 
 
 def _print_summary(name: str, results: Sequence[Result], total: int) -> int:

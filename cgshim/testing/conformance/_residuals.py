@@ -37,17 +37,17 @@ and that of all else is that of f's operations, even where these begin with an o
 
 
 def check(
-    framework: Framework, op: Callable[[Tensor], Tensor], order: int, kept: str = "an output"
+    framework: Framework, op: Callable[[Tensor], Tensor], order: int, kind: str = "an output"
 ) -> None:
     """The first derivative is 5 exp(x); the others are right, or refused, or an iterator of the
     rule has ended.
     """
-    expected = np.array(5 * FACTORS[kept] ** (order - 1) * EXP)
+    expected = np.array(5 * FACTORS[kind] ** (order - 1) * EXP)
     with contextlib.suppress(*([CustomGradientError, StopIteration] if order > 1 else [])):
         framework.check_derivative(op, order, expected, at=AT)
 
 
-# --- Kept in what f has made ----------------------------------------------------------------------
+# --- Residuals in what f has made -----------------------------------------------------------------
 
 Rule = Callable[[Tensor], Tensor]
 
@@ -63,22 +63,22 @@ class ListOfTheirOwn(list[Any]):
     """A container of the user's own."""
 
 
-def _kept_in(
+def _packed_in(
     pack: Callable[[Tensor], Any], read: Callable[[Any], Tensor]
 ) -> Callable[[Tensor], Rule]:
     """A rule that keeps its residual packed into something, and reads it from there."""
 
     def hold(y: Tensor) -> Rule:
-        kept = pack(y)
-        return lambda u: u * 5.0 * read(kept)
+        packed = pack(y)
+        return lambda u: u * 5.0 * read(packed)
 
     return hold
 
 
 def _in_a_list(y: Tensor) -> Rule:
     """By the rule itself, with no function between: a backend may know all that such a rule reads."""
-    kept = [y]
-    return lambda u: u * 5.0 * kept[0]
+    holder = [y]
+    return lambda u: u * 5.0 * holder[0]
 
 
 def _module(y: Tensor) -> types.ModuleType:
@@ -94,9 +94,9 @@ def _context_variable(y: Tensor) -> contextvars.ContextVar[Tensor]:
 
 
 def _array_of_objects(y: Tensor) -> Any:
-    kept = np.empty(1, object)
-    kept[0] = Holder(y)
-    return kept
+    array = np.empty(1, object)
+    array[0] = Holder(y)
+    return array
 
 
 def _in_an_attribute_of_a_function(y: Tensor) -> Rule:
@@ -188,54 +188,58 @@ def _in_a_helper_of_two_functions(y: Tensor) -> Rule:
 HOLDERS: dict[str, Callable[[Tensor], Rule]] = {
     "a variable": lambda y: lambda u: u * 5.0 * y,
     "a list": _in_a_list,
-    "a dict": _kept_in(lambda y: {"y": {"again": y}}, lambda kept: kept["y"]["again"]),
-    "a tuple": _kept_in(lambda y: (0.5, (y,)), lambda kept: 2.0 * kept[0] * kept[1][0]),
-    "a namedtuple": _kept_in(lambda y: Pair(y, 0.5), lambda kept: 2.0 * kept.first * kept.second),
-    "two places": _kept_in(
-        lambda y: [y, {"again": y}], lambda kept: 0.4 * kept[0] + 0.6 * kept[1]["again"]
+    "a dict": _packed_in(lambda y: {"y": {"again": y}}, lambda packed: packed["y"]["again"]),
+    "a tuple": _packed_in(lambda y: (0.5, (y,)), lambda packed: 2.0 * packed[0] * packed[1][0]),
+    "a namedtuple": _packed_in(
+        lambda y: Pair(y, 0.5), lambda packed: 2.0 * packed.first * packed.second
     ),
-    "a nested function": _kept_in(lambda y: lambda: y, lambda function: function()),
+    "two places": _packed_in(
+        lambda y: [y, {"again": y}], lambda packed: 0.4 * packed[0] + 0.6 * packed[1]["again"]
+    ),
+    "a nested function": _packed_in(lambda y: lambda: y, lambda function: function()),
     "a partial": lambda y: functools.partial(lambda y, u: u * 5.0 * y, y),
     "a partial by name": lambda y: functools.partial(lambda u, *, y: u * 5.0 * y, y=y),
     "a default value": lambda y: lambda u, y=y: u * 5.0 * y,  # type: ignore[misc]
     "a default value by name": lambda y: lambda u, *, y=y: u * 5.0 * y,  # type: ignore[misc]
     "a helper of two functions": _in_a_helper_of_two_functions,
-    "a dataclass": _kept_in(Record, lambda record: record.held),
+    "a dataclass": _packed_in(Record, lambda record: record.held),
     "an attribute of a function": _in_an_attribute_of_a_function,
-    "a module": _kept_in(_module, lambda module: module.held),
+    "a module": _packed_in(_module, lambda module: module.held),
     "the globals of exec": _in_the_globals_of_exec,
-    "a context variable": _kept_in(_context_variable, lambda variable: variable.get()),
+    "a context variable": _packed_in(_context_variable, lambda variable: variable.get()),
     "a stack": _on_a_stack,
     "an attribute that is freed": _in_an_attribute_that_is_freed,
-    "an object": _kept_in(Holder, lambda holder: holder.held),
+    "an object": _packed_in(Holder, lambda holder: holder.held),
     "a method of an object": lambda y: Slope(y).grad,
     "a method of the tensor": lambda y: (lambda times: lambda u: times(u + u + u + u + u))(
         y.__mul__
     ),
     "a local class": _in_a_local_class,
-    "an attribute of a class": _kept_in(
-        lambda y: type("Kept", (), {"held": y}), lambda kept: kept.held
+    "an attribute of a class": _packed_in(
+        lambda y: type("Kept", (), {"held": y}), lambda packed: packed.held
     ),
     "a static method": _in_a_static_method,
-    "an iterator": _kept_in(lambda y: iter([y]), next),
-    "a generator": _kept_in(lambda y: (each for each in [y]), next),
+    "an iterator": _packed_in(lambda y: iter([y]), next),
+    "a generator": _packed_in(lambda y: (each for each in [y]), next),
     "a cached function": _in_a_cached_function,
     "a method caller": _in_a_method_caller,
-    "an ordered dict": _kept_in(lambda y: collections.OrderedDict(y=y), lambda kept: kept["y"]),
-    "a default dict": _kept_in(
-        lambda y: collections.defaultdict(int, {"y": y}), lambda kept: kept["y"]
+    "an ordered dict": _packed_in(
+        lambda y: collections.OrderedDict(y=y), lambda packed: packed["y"]
     ),
-    "a deque": _kept_in(lambda y: collections.deque([y]), lambda kept: kept[0]),
-    "a container of their own": _kept_in(lambda y: ListOfTheirOwn([y]), lambda kept: kept[0]),
-    "a read-only dict": _kept_in(
-        lambda y: types.MappingProxyType({"y": y}), lambda kept: kept["y"]
+    "a default dict": _packed_in(
+        lambda y: collections.defaultdict(int, {"y": y}), lambda packed: packed["y"]
     ),
-    "an array of objects": _kept_in(_array_of_objects, lambda kept: kept[0].held),
+    "a deque": _packed_in(lambda y: collections.deque([y]), lambda packed: packed[0]),
+    "a container of their own": _packed_in(lambda y: ListOfTheirOwn([y]), lambda packed: packed[0]),
+    "a read-only dict": _packed_in(
+        lambda y: types.MappingProxyType({"y": y}), lambda packed: packed["y"]
+    ),
+    "an array of objects": _packed_in(_array_of_objects, lambda packed: packed[0].held),
 }
 
 
-@case(holder=HOLDERS, kept={name: name for name in FACTORS}, order=ORDERS)
-def residual(framework: Framework, holder: Callable[[Tensor], Rule], kept: str, order: int) -> None:
+@case(holder=HOLDERS, kind={name: name for name in FACTORS}, order=ORDERS)
+def residual(framework: Framework, holder: Callable[[Tensor], Rule], kind: str, order: int) -> None:
     """The residual is f's output exp(x), or is none, or is three times the output less twice the
     same.
     """
@@ -243,15 +247,15 @@ def residual(framework: Framework, holder: Callable[[Tensor], Rule], kept: str, 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
         y = ops.exp(x)
-        if kept == "an opaque output":
+        if kind == "an opaque output":
             y = op_stop_gradient(y)
-        if kept in ("an output", "an opaque output"):
+        if kind in ("an output", "an opaque output"):
             return y, holder(y)
-        if kept == "an intermediate":
+        if kind == "an intermediate":
             return y + y - y, holder(y)
         return y, holder(3.0 * y - 2.0 * y)
 
-    check(framework, op, order, kept)
+    check(framework, op, order, kind)
 
 
 @case(order=orders(5 * AT**2, 10 * AT, 10.0))

@@ -59,7 +59,7 @@ SEVERAL: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], str]] = {
 def return_for_several_arguments(
     framework: Framework, form: tuple[Callable[..., Any], str]
 ) -> None:
-    write, given = form
+    write, nonzero = form
 
     @op_custom_gradient
     def op(x: Tensor, p: Any, mode: str) -> Any:
@@ -71,7 +71,7 @@ def return_for_several_arguments(
     b = np.array([3.0, 4.0])
     expected = {"x": 7.0 * U * X, "a": np.array(11.0 * U[0] * Y), "b": 13.0 * U * b}
     of_x, of_a, of_b = (
-        expected[name] if name in given else np.zeros_like(expected[name]) for name in "xab"
+        expected[name] if name in nonzero else np.zeros_like(expected[name]) for name in "xab"
     )
     framework.check_at(
         lambda x, p: op(x, p, "static"), X, {"b": b, "a": Y}, upstream=U,
@@ -130,7 +130,7 @@ TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Any
     "a one-list in a list": (lambda x, y: [[x], y], lambda x, y: [[x], y]),
     "a one-list in a list, flat": (lambda x, y: [[x], y], lambda x, y: [x, y]),
 }
-"""A tree round two tensors, and what a rule returns for it."""
+"""A tree around two tensors, and what a rule returns for it."""
 
 
 @case(form=TREES)
@@ -246,7 +246,7 @@ def return_a_numpy_array(framework: Framework) -> None:
     framework.check_at(op, X, upstream=U, gradients=(np.array([7.0, -9.0]),))
 
 
-CASTS = {f"{given} for {wanted}": (given, wanted) for given, wanted in
+CASTS = {f"{returned} for {wanted}": (returned, wanted) for returned, wanted in
          [("float64", "float32"), ("float32", "float64"), ("float32", "float16"), ("float16", "float32"),
           ("float32", "complex64")]}  # fmt: skip
 
@@ -254,8 +254,8 @@ CASTS = {f"{given} for {wanted}": (given, wanted) for given, wanted in
 @case(dtypes=CASTS)
 def return_another_float(framework: Framework, dtypes: tuple[str, str]) -> None:
     """A gradient in another float is cast to the dtype of the argument."""
-    given, wanted = dtypes
+    returned, wanted = dtypes
     x, upstream = framework.tensor(X, wanted), framework.tensor(U, wanted)
-    gradient = framework.tensor([7.0, -9.0], given)
+    gradient = framework.tensor([7.0, -9.0], returned)
     op = op_custom_gradient(lambda x: (x * x, lambda u: gradient))
     framework.check(op, x, upstream=upstream, gradients=(np.array([7.0, -9.0]),))

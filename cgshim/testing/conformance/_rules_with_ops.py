@@ -198,7 +198,7 @@ def inner_op_that_captures_upstream(framework: Framework) -> None:
     refused(gradient, u)
 
 
-def _given_the_argument_and_upstream(x: Tensor, u: Tensor) -> Tensor:
+def _of_the_argument_and_upstream(x: Tensor, u: Tensor) -> Tensor:
     op = op_custom_gradient(
         lambda x, u: (3.0 * x * x * u, lambda v: (v * u * 5.0 * x, v * 3.0 * x * x))
     )
@@ -211,22 +211,22 @@ def _capturing_an_intermediate(x: Tensor, u: Tensor) -> Tensor:
     return u * op_custom_gradient(lambda x: (3.0 * square, lambda u: u * 5.0 * x))(x)
 
 
-GIVEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+INNER_OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "the argument": lambda x, u: (
         u * op_custom_gradient(lambda x: (3.0 * x * x, lambda u: u * 5.0 * x))(x)
     ),
     "the argument and a constant": lambda x, u: (
         u * op_custom_gradient(lambda c, x: (c * x * x, lambda u: (None, u * 5.0 * x)))(3.0, x)
     ),
-    "the argument and upstream": _given_the_argument_and_upstream,
+    "the argument and upstream": _of_the_argument_and_upstream,
     "the argument, capturing an intermediate": _capturing_an_intermediate,
     "the argument, capturing it too": lambda x, u: (
-        u * op_custom_gradient(lambda given: (3.0 * x * given, lambda u: u * 5.0 * x))(x)
+        u * op_custom_gradient(lambda arg: (3.0 * x * arg, lambda u: u * 5.0 * x))(x)
     ),
 }
 
 
-@case(inner=GIVEN, order=orders(12.0, 10.0))
+@case(inner=INNER_OPS, order=orders(12.0, 10.0))
 def inner_op_that_is_given(
     framework: Framework, inner: Callable[..., Tensor], order: tuple[int, float]
 ) -> None:
@@ -287,7 +287,7 @@ def inner_rule_that_keeps_what_the_inner_op_captured(
 
 @case(order=orders(5.0 * EXP, 35.0 * EXP, 175.0 * EXP))
 def inner_rule_that_keeps_the_outer_output(framework: Framework, order: tuple[int, float]) -> None:
-    """5 and 7 for 1: the derivative of the kept output is the outer rule's, in the inner rule too."""
+    """5 and 7 for 1: the saved output's derivative is the outer rule's, in the inner rule too."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -304,7 +304,7 @@ def inner_rule_that_keeps_the_outer_argument(
 ) -> None:
     """The inner op is given x, and its rule reads it under its outer name."""
     rule = lambda x, u: (
-        u * op_custom_gradient(lambda given: (3.0 * x * given, lambda u: u * 13.0 * x))(x)
+        u * op_custom_gradient(lambda arg: (3.0 * x * arg, lambda u: u * 13.0 * x))(x)
     )
     framework.check_derivative(_cube_with(rule), *order, at=2.0)
 

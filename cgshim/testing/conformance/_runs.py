@@ -80,10 +80,10 @@ QUOTIENT = (5 * AT**2, 20 * AT, 60.0)
 # The same of 2 y / x + 3 x^2: 2 y / x^2 + 12 x, and with that 10 - 4 + 12.
 BOTH = (5 * AT**2, 14 * AT, 18.0)
 
-Kept = tuple[Callable[[Framework, Tensor], Any], Sequence[float]]
+Residuals = tuple[Callable[[Framework, Tensor], Any], Sequence[float]]
 """f whose rule keeps something, and the first three derivatives that follow"""
 
-KEPT: dict[str, Kept] = {
+RESIDUALS: dict[str, Residuals] = {
     "an argument": (lambda framework, x: (x * x * x, lambda u: u * 5.0 * x * x), CUBE),
     "nothing, the rule is given arguments": (
         lambda framework, x: (
@@ -99,10 +99,10 @@ KEPT: dict[str, Kept] = {
 }
 
 
-@case(kept=KEPT, order=ORDERS)
-def f_is_not_run_again(framework: Framework, kept: Kept, order: int) -> None:
+@case(residuals=RESIDUALS, order=ORDERS)
+def f_is_not_run_again(framework: Framework, residuals: Residuals, order: int) -> None:
     """Where the rule keeps arguments, outputs and integers alone: in no order."""
-    f, expected = kept
+    f, expected = residuals
     op, runs = counted(lambda x: f(framework, x))
     framework.check_derivative(op, order, expected[order - 1], at=AT)
     assert len(runs) == runs_of_a_plain_function(framework, order), f"{len(runs)} runs of f"

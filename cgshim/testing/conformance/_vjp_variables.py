@@ -38,19 +38,19 @@ def vjp_by_variables(framework: Framework) -> None:
     is not read.
     """
     x, upstream = framework.tensors((X, U))
-    found: list[Any] = []
+    pulled_back: list[Any] = []
 
     def fn(w: Tensor, unread: Tensor) -> Tensor:
         scaled = lambda x, mode: {"y": x * x * w, "mode": mode}
         output, pullback = cgshim.op_vjp(scaled, x, "static", variables=[unread, w])
-        found[:] = [pullback({"y": upstream, "mode": None}) for _ in range(2)]
+        pulled_back[:] = [pullback({"y": upstream, "mode": None}) for _ in range(2)]
         return output["y"] + 0.0 * unread
 
     of_w = (U * X * X).sum()
     if _check_if_offered(
         framework, fn, Y, 7.0, upstream=U, output=X * X * Y, gradients=(of_w, 0.0)
     ):
-        framework.check_equal(found, [((2.0 * U * X * Y, None), [0.0, of_w])] * 2)
+        framework.check_equal(pulled_back, [((2.0 * U * X * Y, None), [0.0, of_w])] * 2)
 
 
 @case()
