@@ -446,8 +446,8 @@ def across(point: Tensor, place: int) -> Tensor:
     """Return upstreams that are no multiple of those of ramp, of other signs: what is linear has the
     same derivative there. A length has not, though it is a multiple where its vector is.
     """
-    turned = point if point.numel() == 1 else point.reshape(-1).flip(0).reshape(point.shape)
-    return -turned if place % 2 else turned
+    flipped = point if point.numel() == 1 else point.reshape(-1).flip(0).reshape(point.shape)
+    return -flipped if place % 2 else flipped
 
 
 def is_multiple(small: Tensor, large: Tensor) -> bool:
