@@ -130,7 +130,7 @@ def vjp_with_variables(
 
         result: Vjp = vjp_outside_of_the_graph(vjp_with_variables, fn, inputs, variables)
         return result
-    if is_transformed():  # torch.func.vjp knows only what a function is given
+    if is_transformed():  # torch.func.vjp knows only arguments
         raise refusal(TransformationError, "op_vjp",
                       must="variables have gradients only outside of torch.func and dual numbers",
                       got="a transformation", do="pass them as arguments")  # fmt: skip
