@@ -2,7 +2,7 @@
 
 `_eager` (eager mode), `_func` (the transformations of torch.func) and `_compile` (torch.compile, and
 graphs for export) make a gradient from a rule. They search `_graph`, autograd's graph. `_host` and
-`_ops` are the parts for functions on the host and for NumPy's functions, which the others do not
+`_ops` are the parts for functions on the host and for NumPy's functions, which the rest does not
 know. `_tensors` converts, `_versions` is what differs between versions of torch.
 """
 

@@ -324,7 +324,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
             if not run.call.forward_mode:
                 run.call.refuse_forward_mode("jvp, jacfwd or a dual number")
         run.refuse_constants(beside=1)  # the level whose tangents these are
-        # torch turned it off, also for the outer levels
+        # torch has disabled it, also for the outer levels
         with forward_ad._set_fwd_grad_enabled(True):
             tensors = run.among([_primal(tensor) for tensor in ctx.saved_tensors])
             return push(tensors, [zeros() for zeros in ctx.zeros], tangents)
@@ -427,8 +427,8 @@ def _push_forward(
 
 
 def ramp(like: Tensor, place: int = 0) -> Tensor:
-    """Return small, different upstreams, others at each place: they show a rule that sorts or
-    rounds them, or adds something.
+    """Return small, different upstreams, and different ones at each place: they show a rule that
+    sorts or rounds them, or adds something.
     """
     first = (1 + place / 4) / 128
     if like.numel() == 1:  # in one step
@@ -446,8 +446,8 @@ def across(point: Tensor, place: int) -> Tensor:
     """Return upstreams that are no multiple of those of ramp, of other signs: what is linear has the
     same derivative there. A length has not, though it is a multiple where its vector is.
     """
-    turned = point if point.numel() == 1 else point.reshape(-1).flip(0).reshape(point.shape)
-    return -turned if place % 2 else turned
+    flipped = point if point.numel() == 1 else point.reshape(-1).flip(0).reshape(point.shape)
+    return -flipped if place % 2 else flipped
 
 
 def is_multiple(small: Tensor, large: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """PyTorch: a call that Dynamo traces for torch.compile; the first one imports this, because Dynamo
 takes a second.
 
-Dynamo can trace a rule that is kept on ctx, and itself saves what the rule's closure holds. What it
+Dynamo can trace a rule that ctx holds, and itself saves what the rule's closure holds. What it
 cannot trace leaves the graph: it would drop a custom backward under the transformations of
 torch.func (PyTorch issues 186303, 192985 and 193279), it cannot name the variables that f reads,
 and it silently loses the error for a refused derivative if the backward pass reads none of the

@@ -1,7 +1,7 @@
 """PyTorch: what this backend asks of Dynamo, in the words of each version. Importing Dynamo takes a
 second.
 
-Versions that cannot trace an op are told to skip these packages: they look at none of their frames,
+Versions that cannot trace an op are made to skip these packages: they look at none of their frames,
 and leave the graph at each call of their functions.
 """
 

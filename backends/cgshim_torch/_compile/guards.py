@@ -2,7 +2,7 @@
 
 Dynamo guards whatever it reads while it traces. Most of what it reads in a call is cgshim's own:
 functions, classes and constants of its modules, which stay what they are. f, what an op holds, the
-arguments, and values in the modules of others may change: their guards stay, but for those that
+arguments, and values in any other module may change: their guards stay, but for those that
 `finders` find.
 """
 

@@ -14,10 +14,10 @@ from cgshim.backend import Tensor
 def aliases_of(
     outputs: Sequence[Tensor], detached: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Return an alias of each output; given are the inputs as f saw them.
+    """Return an alias of each output; detached are the inputs as f saw them.
 
     What shows an input, or what another output shows, is a view: autograd then forbids changes,
-    which others would share.
+    which other tensors would share.
     """
     shown = _by_identity(detached, inputs)
     wholes = [y._base if y._is_view() else y for y in outputs]

@@ -252,9 +252,9 @@ def _may_read_residuals(
 
 
 def _empty(run: Run) -> None:
-    """Let the hooks alone keep the tensors: the rule is given them again when it runs."""
+    """Let the hooks alone keep the tensors: the rule gets them back when it runs."""
     run.is_emptied = True
-    shared = Reach(run.call).seen  # f may have put what its rule holds where others see it
+    shared = Reach(run.call).seen  # f may have put what its rule holds where other code sees it
     for at, each in enumerate(run.held):
         place = run.held_at[at]
         if each.tensor.requires_grad:  # a variable, which stays anyway

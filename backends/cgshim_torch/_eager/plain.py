@@ -147,8 +147,8 @@ class PlainRun(Run):
 
 
 def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
-    """Return what runs an op with arguments of these types, in plain calls and others; None if none
-    is plain.
+    """Return what runs an op with arguments of these types, in plain calls or not; None if none is
+    plain.
     """
     if (
         call.once_differentiable
@@ -161,7 +161,7 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
 
 
 class Plan:
-    """Runs plain calls. What is the same in all of them is found once."""
+    """Runs plain calls. What is the same in all of them is computed once."""
 
     __slots__ = ("_apply", "_form", "_names_in_f", "_names_in_rule", "call", "is_jvp")
 
@@ -364,7 +364,7 @@ class Plan:
         self, f: Callable[..., Any], args: Sequence[Tensor], options: Mapping[str, Any], inputs: list[Tensor],
         existing: Existing, start: int, versions: list[int], results: list[Any],
     ) -> Any:  # fmt: skip
-        """Return the output of a call that turned out not to be plain, after its run of f."""
+        """Return the output of a call that proved not to be plain, after its run of f."""
         call = self.call.with_f(f, options)
         if torch.is_grad_enabled():
             outputs, spec = with_rule(call, args, inputs, existing, start, versions, results)

@@ -65,7 +65,7 @@ class Run:
         self.devices = devices
         self.held = held  # the tensors that the rule holds, in order
         self.held_at: list[int | None] = [None] * len(held)  # where each is saved
-        self.lock = threading.RLock()  # for the time in which the rule holds others
+        self.lock = threading.RLock()  # while the rule holds other tensors
         if is_any_autocast_enabled():
             self.autocast = autocast_state(device_types())
 
@@ -224,8 +224,8 @@ def _may_write(run: Run, rule: Callable[..., T], *args: Any) -> T:
     average.
 
     After the rule of a first call has, autograd would refuse the rule of a second call. So they are
-    not saved with the others, and any other change of them raises an error here, as for saved
-    tensors.
+    not saved with the other residuals, and any other change of them raises an error here, as for
+    saved tensors.
     """
     for t, version in run.constants:
         if without_rules(t) != version:

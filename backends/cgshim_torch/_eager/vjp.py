@@ -72,13 +72,13 @@ def transposed_on_values(
         for at, (x, need) in enumerate(zip(inputs, needed, strict=True))
     ]
     # detached: that of a number may be the very same tensor, whose gradient would be both
-    others = [across(point, at).detach() for at, point in enumerate(points)]
-    own = [x for each in (points, others) for x, need in zip(each, needed, strict=True) if need]
+    flipped = [across(point, at).detach() for at, point in enumerate(points)]
+    own = [x for each in (points, flipped) for x, need in zip(each, needed, strict=True) if need]
     for x in own:
         x.requires_grad_()
     torch.set_grad_enabled(True)
     try:
-        small, other = fn(*points), fn(*others)
+        small, other = fn(*points), fn(*flipped)
     finally:
         torch.set_grad_enabled(False)
     if not (_is_like(small, upstream) and small.requires_grad and other.requires_grad):
@@ -130,7 +130,7 @@ def vjp_with_variables(
 
         result: Vjp = vjp_outside_of_the_graph(vjp_with_variables, fn, inputs, variables)
         return result
-    if is_transformed():  # torch.func.vjp knows only what a function is given
+    if is_transformed():  # torch.func.vjp knows only arguments
         raise refusal(TransformationError, "op_vjp",
                       must="variables have gradients only outside of torch.func and dual numbers",
                       got="a transformation", do="pass them as arguments")  # fmt: skip

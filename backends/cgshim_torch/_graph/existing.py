@@ -332,7 +332,7 @@ class Existing:
 
 
 NOTHING = Existing(None)
-"""of an f that is given all that it reads"""
+"""of an f that reads its arguments alone"""
 
 
 def version_of(t: Tensor) -> int:

@@ -37,7 +37,7 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
     """
 
     gave_numbers = False
-    """True if what runs may make tensors of the numbers of others"""
+    """True if what runs may make tensors of the numbers of other tensors"""
 
     def __init__(self, call: Call, existing: Existing, place: Callable[[Tensor], Tensor]) -> None:
         super().__init__()

@@ -68,7 +68,7 @@ FakeTensor: Any = torch._subclasses.FakeTensor
 tags_of_host: list[Any] = [
     tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"
 ]
-"""says of an operation that CUDA graphs cannot hold it, in versions that can be told"""
+"""says of an operation that CUDA graphs cannot hold it, in versions that have such a tag"""
 
 
 class SingleLevelFunction(torch.autograd.function._SingleLevelFunction):  # type: ignore[misc]
