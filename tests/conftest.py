@@ -4,7 +4,8 @@ its runs.
 
 from __future__ import annotations
 
-import itertools
+import collections
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,8 @@ from gaps import gaps_of
 from cgshim._registry import entry_points
 
 HERE = Path(__file__).parent
-_TESTS = itertools.count(1)
+PROGRAM = "/jax/core/compile/backend_compile_duration"
+compiled = collections.Counter[str]()
 pytest_plugins = ["cgshim.testing.pytest_plugin"]
 
 
@@ -87,14 +89,23 @@ def no_trace_of_the_test_before() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def few_programs(pytestconfig: pytest.Config) -> Iterator[None]:
-    """JAX keeps each program that it has compiled, of which a test leaves two, a megabyte each.
+def few_programs() -> Iterator[None]:
+    """JAX keeps each program that it has compiled, a megabyte each: two for a test of JAX.
 
     In a process of 3 GB it lowers another in 12 ms, in a new one in 6 (JAX 0.10).
     """
     yield
-    if "jax" in pytestconfig.option.backends and next(_TESTS) % 250 == 0:
+    if compiled[PROGRAM] > 1000:
+        compiled.clear()
         sys.modules["jax"].clear_caches()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def programs_are_counted(pytestconfig: pytest.Config) -> None:
+    if "jax" in pytestconfig.option.backends:
+        importlib.import_module("jax").monitoring.register_event_duration_secs_listener(
+            lambda event, *_, **__: compiled.update([event])
+        )
 
 
 @pytest.fixture(autouse=True)
