@@ -52,7 +52,9 @@ def mapped(f, flags):
             return f(*[next(rest) if has else x for x, has in zip(args, flags, strict=True)])
 
         given = tuple(x for x, has in zip(args, flags, strict=True) if has)
-        return tf.vectorized_map(of_one, given, fallback_to_while_loop=False)
+        # as in tf_modes: what AutoGraph makes of an op under vectorized_map others see
+        traced = tf.autograph.experimental.do_not_convert(of_one)
+        return tf.vectorized_map(traced, given, fallback_to_while_loop=False)
 
     return over
 
