@@ -85,7 +85,10 @@ def _by_torch(torch, fn, whole, at):
 
 COMPILERS = {
     "jax": lambda jax, fn, _, at: jax.jit(op_value_and_grad(fn, at)),
-    "tensorflow": lambda tensorflow, fn, _, at: tensorflow.function(op_value_and_grad(fn, at)),
+    # AutoGraph, to which the long loops here are many calls, sees the cookbook's functions
+    "tensorflow": lambda tensorflow, fn, _, at: tensorflow.function(
+        op_value_and_grad(fn, at), autograph=False
+    ),
     "torch": _by_torch,
     "numpy": lambda _, fn, __, at: op_value_and_grad(fn, at),  # it compiles nothing
 }

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_modes import eager_and_function, every_mode, grad
+from tf_modes import eager_and_function, every_mode, function, grad
 
 import cgshim
 
@@ -137,7 +137,7 @@ def test_an_eager_tensor_that_a_function_captures_is_refused(size: int) -> None:
         return tape.gradient(y, x)
 
     with pytest.raises(cgshim.CustomGradientTypeError, match="pass it as an argument"):
-        tf.function(gradient)(tf.constant(2.0))
+        function(gradient)(tf.constant(2.0))
 
 
 @eager_and_function
@@ -145,7 +145,7 @@ def test_an_eager_tensor_that_a_function_captures_is_refused(size: int) -> None:
     "f",
     [
         lambda c: c,
-        lambda c: tf.function(lambda x: x * c),
+        lambda c: function(lambda x: x * c),
         lambda c: lambda x: tf.cond(x > 0, lambda: c, lambda: x),
     ],
 )
@@ -183,7 +183,7 @@ def test_a_vjp_takes_what_was_made_of_a_variable_for_a_constant() -> None:
 def test_captured_within_a_function_that_is_differentiated_from_outside_is_nan() -> None:
     # which arguments of a tf.function will be differentiated is unknown while it is traced: the
     # gradient says so
-    inner = tf.function(lambda x, c: _scale_by(c)(x))
+    inner = function(lambda x, c: _scale_by(c)(x))
     x, c = tf.constant(2.0), tf.constant(3.0)
     with tf.GradientTape() as tape:
         tape.watch([x, c])
@@ -207,7 +207,7 @@ def test_a_tape_within_f_may_watch_what_it_likes(mode: Any) -> None:
 
 
 def test_captured_within_a_function_around_which_an_accumulator_is_nan() -> None:
-    inner = tf.function(lambda x, c: _scale_by(c)(x))
+    inner = function(lambda x, c: _scale_by(c)(x))
     x, c = tf.constant(2.0), tf.constant(3.0)
     for tangents, expected in (((5.0, 0.0), 5 * 21), ((5.0, 7.0), np.nan), ((0.0, 7.0), np.nan)):
         pairs = [
@@ -231,7 +231,7 @@ def _check_numerics() -> Any:
 @pytest.mark.usefixtures("_check_numerics")
 def test_nobody_is_told_of_a_nan_where_each_is_an_error(mode: Any) -> None:
     c = tf.constant(3.0)
-    inner = tf.function(lambda x, c: _scale_by(2 * c)(x))
+    inner = function(lambda x, c: _scale_by(2 * c)(x))
     assert mode(grad(lambda x: inner(x, c)))(tf.constant(2.0)).numpy() == 42
     assert mode(grad(_scale_by(c)))(tf.constant(2.0)).numpy() == 21
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_modes import eager_and_function, every_mode, grad, jvp, square
+from tf_modes import eager_and_autograph, eager_and_function, every_mode, grad, jvp, square
 
 import cgshim
 
@@ -58,7 +58,7 @@ def quadratic(x: Any) -> Any:
     return x * x, lambda upstream: upstream * upstream
 
 
-@eager_and_function
+@eager_and_autograph  # which makes a branch of the graph of by_value's
 @pytest.mark.parametrize("f", [clip, by_value, quadratic])
 def test_a_rule_that_may_not_be_linear_is_refused(f: Any, mode: Any) -> None:
     with pytest.raises(cgshim.TransformationError) as error:

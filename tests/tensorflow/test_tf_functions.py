@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_modes import eager_and_function, every_mode, grad, jvp, seven, square
+from tf_modes import (
+    eager_and_autograph,
+    every_mode_with_autograph,
+    grad,
+    jvp,
+    seven,
+    square,
+)
 
 import cgshim
 
@@ -30,7 +37,7 @@ def affine(x: Any, scale: Any = None, activation: Any = None, *, shift: float = 
     )
 
 
-@every_mode
+@every_mode_with_autograph
 def test_keywords_none_and_callables(mode: Any) -> None:
     def gradients(x: Any, k: Any) -> Any:
         with tf.GradientTape(persistent=True) as tape:
@@ -124,7 +131,7 @@ class Steps:
         return upstream * 11
 
 
-@eager_and_function
+@eager_and_autograph
 @pytest.mark.parametrize(
     ("op", "at", "gradient"),
     [
@@ -143,7 +150,7 @@ def test_autograph_follows_the_caller() -> None:
         without(tf.constant(3.0))
 
 
-@eager_and_function
+@eager_and_autograph
 def test_errors_reach_the_user_as_they_are(mode: Any) -> None:
     forgotten = cgshim.op_custom_gradient(lambda x: x, name="forgotten")
     with pytest.raises(cgshim.CustomGradientTypeError) as error:
@@ -187,20 +194,20 @@ def scan(x: Any) -> Any:
 LOOPS = [while_loop, autograph_loop, scan]
 
 
-@every_mode
+@every_mode_with_autograph
 @pytest.mark.parametrize("loop", LOOPS)
 def test_loops(loop: Any, mode: Any) -> None:
     assert mode(grad(loop))(tf.constant(2.0)).numpy() == 7 * 4 * 7 * 2
 
 
-@eager_and_function
+@eager_and_autograph
 @pytest.mark.parametrize("loop", LOOPS)
 def test_second_order_of_loops(loop: Any, mode: Any) -> None:
     # g(x) = 7 y * 7 x with y = square(x): its derivative is 7 * 7x * 7x + 7y * 7
     assert mode(grad(grad(loop)))(tf.constant(2.0)).numpy() == 7 * 14 * 14 + 7 * 4 * 7
 
 
-@every_mode
+@every_mode_with_autograph
 def test_cond_and_recompute_grad(mode: Any) -> None:
     branches = lambda x: tf.cond(x > 0, lambda: tf.recompute_grad(square)(x), lambda: x)
     assert mode(grad(branches))(tf.constant(2.0)).numpy() == 14

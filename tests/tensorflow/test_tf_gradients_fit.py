@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_modes import eager_and_function, grad, vectorized
+from tf_modes import eager_and_function, function, grad, vectorized
 
 import cgshim
 from cgshim_tensorflow._fits import equal
@@ -105,8 +105,8 @@ def test_other_places_are_refused(make: Any, places: Any, mode: Any) -> None:
 
 
 def test_xla_says_nan_where_it_leaves_assertions_out() -> None:
-    others = tf.function(gradient(ragged, seven_times(ragged, (1, 1, 1))), jit_compile=True)
-    same = tf.function(gradient(ragged, seven_times(ragged)), jit_compile=True)
+    others = function(gradient(ragged, seven_times(ragged, (1, 1, 1))), jit_compile=True)
+    same = function(gradient(ragged, seven_times(ragged)), jit_compile=True)
     assert np.all(np.isnan(others(tf.constant(VALUES))))
     np.testing.assert_array_equal(same(tf.constant(VALUES)), 70 * np.array(VALUES))
 
@@ -208,7 +208,7 @@ PLACES: dict[str, Callable[[Any], Any]] = {
             lambda i, _: i < 2, lambda i, y: (i + 1, op(y)), (0, x), maximum_iterations=2
         )[1]
     ),
-    "tf.function": lambda op: grad(tf.function(lambda x: op(x * 1.0))),
+    "tf.function": lambda op: grad(function(lambda x: op(x * 1.0))),
 }
 X = tf.constant([[1.0, 2.0, 4.0], [3.0, 5.0, 7.0]])
 
@@ -225,7 +225,7 @@ def test_sizes_that_only_the_run_knows(
     def differentiate(define: Any) -> Any:
         op = define(lambda x: (x * x, lambda u: RULES[rule](x, u)))
         signature = [tf.TensorSpec(shape, tf.float32)]
-        return tf.function(
+        return function(
             PLACES[place](op), input_signature=signature, jit_compile=jit_compile, autograph=False
         )(X)
 
@@ -248,7 +248,7 @@ def test_an_add_that_grappler_rewrites_does_not_hide_a_gradient_of_another_size(
     def differentiate(define: Any) -> Any:
         op = define(lambda x: (x * x, lambda u: RULES["summed"](x, u)))
         second = grad(grad(lambda x: op(x) * x))
-        return tf.function(second, input_signature=[tf.TensorSpec([None, 3])], autograph=False)(X)
+        return function(second, input_signature=[tf.TensorSpec([None, 3])])(X)
 
     assert differentiate(tf.custom_gradient).shape[1] == 3
     with pytest.raises(
@@ -259,9 +259,7 @@ def test_an_add_that_grappler_rewrites_does_not_hide_a_gradient_of_another_size(
 
 def test_the_sentence_of_a_run() -> None:
     op = cgshim.op_custom_gradient(lambda pair: (pair[0] * 2, lambda u: [[u[:1], None]]), name="op")
-    differentiate = tf.function(
-        grad(lambda x: op([x, x])), input_signature=[tf.TensorSpec([None, 3])]
-    )
+    differentiate = function(grad(lambda x: op([x, x])), input_signature=[tf.TensorSpec([None, 3])])
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
         differentiate(X)
     assert (
@@ -274,7 +272,7 @@ def test_the_sentence_of_a_run() -> None:
 def test_sizes_that_a_vectorized_map_does_not_know() -> None:
     for rule, fits in ((lambda x, u: u * 7 * x, True), (lambda x, u: tf.concat([u, u], 0), False)):
         op = cgshim.op_custom_gradient(lambda x, rule=rule: (x * x, lambda u: rule(x, u)))
-        differentiate = tf.function(
+        differentiate = function(
             grad(vectorized(op)), input_signature=[tf.TensorSpec([None, None])]
         )
         if fits:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_modes import eager_and_function, grad, jacobian, jvp, vectorized
+from tf_modes import eager_and_function, function, grad, jacobian, jvp, vectorized
 
 import cgshim
 from cgshim import Spec
@@ -70,7 +70,7 @@ def host(function: Callable[..., Any], outputs: Any = lambda x: x, **options: An
         lambda fn: tf.function(fn, reduce_retracing=True),
         lambda fn: tf.function(fn, input_signature=[tf.TensorSpec([None])]),
         lambda fn: tf.function(fn, input_signature=[tf.TensorSpec(None)]),
-        lambda fn: tf.function(fn, autograph=False),
+        function,
     ],
     ids=["eager", "function", "reduce_retracing", "unknown size", "unknown rank", "no autograph"],
 )
@@ -108,7 +108,7 @@ def test_dtypes_and_shapes(dtype: str, shape: tuple[int, ...]) -> None:
     x = tf.cast(np.arange(np.prod(shape)).reshape(shape), dtype)
     seen: list[Any] = []
     same = host(lambda x: seen.append(x) or x, name="same")
-    for y in (same(x), tf.function(same)(x)):
+    for y in (same(x), function(same)(x)):
         assert (y.shape, y.dtype) == (x.shape, x.dtype)
         assert np.array_equal(tf.cast(y, "complex128"), tf.cast(x, "complex128"))
     assert {type(array) for array in seen} == {np.ndarray}
@@ -128,7 +128,7 @@ def test_trees_options_and_several_results() -> None:
     def run(x: Any) -> Any:
         return f((x, "static"), 2 * x, k=3), f((x, "static"), 2 * x, k=10)
 
-    for first, second in (run(tf.constant(X)), tf.function(run)(tf.constant(X))):
+    for first, second in (run(tf.constant(X)), function(run)(tf.constant(X))):
         assert np.allclose(first["sum"], 7 * X)
         assert np.allclose(second["sum"], 21 * X)
         assert np.allclose(first["rest"][0], 2 * X * X)
@@ -141,7 +141,7 @@ def test_no_tensor_among_the_arguments() -> None:
     )
     with cgshim.use_backend("tensorflow"):
         assert np.array_equal(count(n=3), [0, 1, 2])
-        assert np.array_equal(tf.function(lambda: count(n=4))(), [0, 1, 2, 3])
+        assert np.array_equal(function(lambda: count(n=4))(), [0, 1, 2, 3])
 
 
 @eager_and_function
@@ -162,7 +162,7 @@ def test_shapes_of_graphs() -> None:
     three = host(lambda x: np.ones(3, "f"), lambda x: Spec((3,), "float32"), name="three")
 
     def shape(fn: Any, given: Any) -> Any:
-        return tf.function(fn).get_concrete_function(tf.TensorSpec(given)).structured_outputs.shape
+        return function(fn).get_concrete_function(tf.TensorSpec(given)).structured_outputs.shape
 
     assert shape(rows, [None, 2]).as_list() == [2]
     assert shape(rows, [2, None]).as_list() == [None]
@@ -172,7 +172,7 @@ def test_shapes_of_graphs() -> None:
 
 def test_a_shape_that_was_wrong_when_it_was_traced() -> None:
     rows = host(lambda x: x[0] * 2, lambda x: Spec(x.shape[1:], x.dtype), name="rows")
-    compiled = tf.function(rows, input_signature=[tf.TensorSpec(None)])
+    compiled = function(rows, input_signature=[tf.TensorSpec(None)])
     assert compiled(tf.constant(X)) == 2 * X[0]  # of an unknown rank, x.shape[1:] is ()
     with pytest.raises(tf.errors.InvalidArgumentError) as error:
         compiled(tf.constant([X, X]))
@@ -210,10 +210,10 @@ def test_f_cannot_write_into_a_tensor(write: Any, dtype: str, vectorized: bool) 
     x = tf.cast([X, X], dtype)
     before = tf.identity(x + 0)
     f = host(write, name="write", vectorized=vectorized)
-    constant = tf.function(lambda: f(tf.constant(X)))
+    constant = function(lambda: f(tf.constant(X)))
     ways: Any = (
         lambda: f(x),
-        lambda: tf.function(f)(x),
+        lambda: function(f)(x),
         lambda: tf.vectorized_map(f, x),
         lambda: tf.map_fn(f, x),
         constant,
@@ -264,20 +264,20 @@ def _registered() -> int:
 
 def test_calls_and_retraces_keep_nothing() -> None:
     """tf.numpy_function keeps an entry for each trace, as long as the process lives."""
-    tf.function(wrong_sin)(tf.constant(X))
+    function(wrong_sin)(tf.constant(X))
     grad(wrong_sin)(tf.constant(X))
     tf.vectorized_map(wrong_sin, tf.constant(X))
     objects, before = len(gc.get_objects()), _registered()
     for _ in range(1000):
         sin(tf.constant(X))
-    for _ in range(100):
-        tf.function(wrong_sin)(tf.constant(X))
+    for _ in range(20):
+        function(wrong_sin)(tf.constant(X))
         tf.vectorized_map(wrong_sin, tf.constant(X))
     assert _registered() == before
     gc.collect()
-    assert len(gc.get_objects()) - objects < 1000
+    assert len(gc.get_objects()) - objects < 200
     for _ in range(5):
-        tf.function(lambda x: tf.numpy_function(np.sin, [x], tf.float32, stateful=False))(
+        function(lambda x: tf.numpy_function(np.sin, [x], tf.float32, stateful=False))(
             tf.constant(X)
         )
     assert _registered() == before + 5
@@ -300,9 +300,9 @@ def test_eager_calls_keep_neither_options_nor_functions() -> None:
 
 def test_a_function_of_a_deleted_graph_still_runs_in_others() -> None:
     def outer() -> Any:
-        inner = tf.function(lambda x: 2.0 * host(lambda x: np.cos(x), name="cos")(x))
+        inner = function(lambda x: 2.0 * host(lambda x: np.cos(x), name="cos")(x))
         inner(tf.constant(X))
-        traced = tf.function(lambda x: inner(x) + 1.0, input_signature=[tf.TensorSpec([3])])
+        traced = function(lambda x: inner(x) + 1.0, input_signature=[tf.TensorSpec([3])])
         traced.get_concrete_function()
         return traced
 
@@ -433,7 +433,7 @@ def test_stacked_and_unstacked_arguments(is_vectorized: bool) -> None:
 
 def test_in_what_vectorized_map_goes_through() -> None:
     x = tf.constant(X)
-    inner = tf.function(grad(wrong_sin))
+    inner = function(grad(wrong_sin))
     assert np.allclose(tf.vectorized_map(inner, x), 7 * np.cos(X))
     assert np.allclose(tf.vectorized_map(_loop(wrong_sin), x), np.sin(np.sin(X)))
     branched = tf.vectorized_map(lambda r: tf.cond(r > 0.15, lambda: wrong_sin(r), lambda: -r), x)
@@ -573,7 +573,7 @@ def test_forward_mode(of: str) -> None:
         given = tf.stop_gradient(x) if of == "stopped" else x
         return sin(given), lambda upstream: upstream * tf.cos(x) * 7.0
 
-    run = tf.function(linear) if of == "function" else linear
+    run = function(linear) if of == "function" else linear
     assert np.allclose(jvp(run, [2.0, 3.0, 5.0])(tf.constant(X)), 7 * np.cos(X) * [2, 3, 5])
 
 
@@ -596,7 +596,7 @@ def test_how_often_f_runs() -> None:
         "equal": lambda x: sin(x) + sin(x),
         "gradient": grad(wrong_sin),
     }
-    assert {name: _counted(tf.function(fn), x)[1] for name, fn in run.items()} == {
+    assert {name: _counted(function(fn), x)[1] for name, fn in run.items()} == {
         "unused": {},
         "equal": {"sin": 1},
         "gradient": {"rule": 1},  # nobody uses what f returns
@@ -609,10 +609,10 @@ def test_how_often_f_runs() -> None:
     def by_hand(x: Any) -> Any:
         return tf.numpy_function(count_sin, [x], tf.float32, stateful=False)
 
-    by_hand_twice = tf.function(lambda x: by_hand(x) + by_hand(x))
+    by_hand_twice = function(lambda x: by_hand(x) + by_hand(x))
     assert _counted(by_hand_twice, x)[1] == {"sin": 2}
-    assert _counted(tf.function(lambda x: (by_hand(x), x)[1]), x)[1] == {}
-    assert _counted(sin, x)[1] == _counted(tf.function(sin), x)[1] == {"sin": 1}
+    assert _counted(function(lambda x: (by_hand(x), x)[1]), x)[1] == {}
+    assert _counted(sin, x)[1] == _counted(function(sin), x)[1] == {"sin": 1}
 
 
 def test_calls_that_differ_in_their_options_are_two() -> None:
@@ -620,13 +620,11 @@ def test_calls_that_differ_in_their_options_are_two() -> None:
     sign = host(lambda x, *, k: np.copysign(x, k), name="sign")
     seven = host(lambda x, *, k: x * (7 if isinstance(k[0], float) else 1), name="seven")
     x = tf.constant(X)
-    assert np.allclose(tf.function(lambda x: sign(x, k=0.0) + 10.0 * sign(x, k=-0.0))(x), -9 * X)
-    assert np.allclose(
-        tf.function(lambda x: seven(x, k=(1,)) + 10.0 * seven(x, k=(1.0,)))(x), 71 * X
-    )
-    found = tf.function(lambda x: scale(x, k=2) + 10.0 * scale(x, k=3))(tf.constant(X))
+    assert np.allclose(function(lambda x: sign(x, k=0.0) + 10.0 * sign(x, k=-0.0))(x), -9 * X)
+    assert np.allclose(function(lambda x: seven(x, k=(1,)) + 10.0 * seven(x, k=(1.0,)))(x), 71 * X)
+    found = function(lambda x: scale(x, k=2) + 10.0 * scale(x, k=3))(tf.constant(X))
     assert np.allclose(found, 32 * X)
-    arrays = tf.function(
+    arrays = function(
         lambda x: scale(x, k=np.float32([1, 2, 3])) + scale(x, k=np.float32([1, 1, 1]))
     )
     assert np.allclose(arrays(tf.constant(X)), X * [2, 3, 4])
@@ -700,7 +698,7 @@ def test_parts_of_a_sparse_tensor_in_a_vectorized_map() -> None:
 
 def test_xla() -> None:
     with pytest.raises(cgshim.TransformationError) as error:
-        tf.function(grad(wrong_sin), jit_compile=True)(tf.constant(X))
+        function(grad(wrong_sin), jit_compile=True)(tf.constant(X))
     assert (
         str(error.value)
         == "sin: XLA cannot call the host, got jit_compile=True; compile without it"
@@ -709,13 +707,13 @@ def test_xla() -> None:
         cgshim.TransformationError,
         match="seven_cos: XLA cannot call the host, got jit_compile=True; ",
     ):
-        grad(tf.function(rule_on_host, jit_compile=True))(tf.constant(X))
-    traced = tf.function(sin)
+        grad(function(rule_on_host, jit_compile=True))(tf.constant(X))
+    traced = function(sin)
     traced(tf.constant(X))
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="host_function_sin_without_jit_compile"
     ):
-        tf.function(lambda x: traced(x), jit_compile=True)(tf.constant(X))
+        function(lambda x: traced(x), jit_compile=True)(tf.constant(X))
 
 
 @eager_and_function
@@ -728,7 +726,7 @@ def test_no_results(mode: Any) -> None:
 
 
 def test_it_is_one_operation_of_a_graph() -> None:
-    graph = tf.function(lambda x: sin(x)).get_concrete_function(tf.TensorSpec([3])).graph
+    graph = function(lambda x: sin(x)).get_concrete_function(tf.TensorSpec([3])).graph
     assert [op.type for op in graph.get_operations()] == [
         "Placeholder",
         "PyFuncStateless",
@@ -738,12 +736,12 @@ def test_it_is_one_operation_of_a_graph() -> None:
 
 def test_any_name_is_a_name_of_an_operation() -> None:
     for name in ("<lambda>", "Größe 1/2", "_", "é"):
-        assert np.allclose(tf.function(host(lambda x: 2 * x, name=name))(tf.constant(X)), 2 * X)
+        assert np.allclose(function(host(lambda x: 2 * x, name=name))(tf.constant(X)), 2 * X)
 
 
 def _module(op: Any) -> tf.Module:
     module = tf.Module()
-    module.f = tf.function(lambda x: op(x), input_signature=[tf.TensorSpec([None])])
+    module.f = function(lambda x: op(x), input_signature=[tf.TensorSpec([None])])
     module.f(tf.constant(X))
     return module
 
@@ -798,7 +796,7 @@ def test_saved_model_in_another_process(tmp_path: Any) -> None:
 
 
 def test_threads() -> None:
-    compiled = tf.function(grad(wrong_sin))
+    compiled = function(grad(wrong_sin))
     compiled(tf.constant(X))
     wrong: list[Any] = []
 
@@ -821,9 +819,7 @@ def test_traced_in_several_threads() -> None:
     found: list[Any] = []
     f = host(lambda x: 2 * x, name="traced")
     threads = [
-        threading.Thread(
-            target=lambda k=k: found.append(tf.function(f)(tf.constant([float(k)])) / 2)
-        )
+        threading.Thread(target=lambda k=k: found.append(function(f)(tf.constant([float(k)])) / 2))
         for k in range(8)
     ]
     for thread in threads:
@@ -835,12 +831,12 @@ def test_traced_in_several_threads() -> None:
 
 @pytest.mark.parametrize("given", ["eager", "function", "dataset"])
 def test_f_may_use_tensorflow(given: str) -> None:
-    double = tf.function(lambda x: 2.0 * x)
+    double = function(lambda x: 2.0 * x)
     f = host(lambda x: double(tf.constant(x)).numpy() + sin(x), name="f")
     if given == "dataset":
         found: Any = list(tf.data.Dataset.from_tensor_slices(X).map(f, num_parallel_calls=4))
     else:
-        found = (tf.function(f) if given == "function" else f)(tf.constant(X))
+        found = (function(f) if given == "function" else f)(tf.constant(X))
     assert np.allclose(found, 2 * X + np.sin(X))
 
 
@@ -849,35 +845,6 @@ def test_a_session() -> None:
         derivative = grad(wrong_sin)(tf.constant(X))
         with tf.compat.v1.Session() as session:
             assert np.allclose(session.run(derivative), 7 * np.cos(X))
-
-
-DEVICES = """
-import numpy as np, tensorflow as tf, cgshim
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-double = cgshim.op_host(lambda x: 2 * x, outputs=lambda x: x)
-for run in (double, tf.function(double)):
-    with tf.device("CPU:1"):
-        x = tf.constant([1.0, 3.0])
-        y = run(x)
-    assert np.array_equal(y, [2, 6]) and y.device == x.device, (y.device, x.device)
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-op = cgshim.op_custom_gradient(lambda x: (double(x), lambda u: double(u) * 7.0))
-with strategy.scope():
-    v = tf.Variable([1.0, 3.0])
-def step():
-    with tf.GradientTape() as tape:
-        y = op(v)
-    return tape.gradient(y, v)
-for run in (strategy.run, tf.function(strategy.run)):
-    for gradient in strategy.experimental_local_results(run(step)):
-        assert np.array_equal(gradient, [14, 14]), gradient
-"""
-
-
-def test_devices() -> None:
-    found = subprocess.run([sys.executable, "-c", DEVICES], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr[-2000:]
 
 
 def test_keras() -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from tf_modes import function
 
 import cgshim
 from cgshim import TransformationError, op_custom_gradient, op_host
@@ -33,7 +34,7 @@ def gradient_of(function, x):
 @pytest.mark.parametrize("keep", [8, 0])
 def test_a_gradient_in_a_function(keep):
     cube = Cube(keep)
-    gradient = tf.function(lambda x: gradient_of(lambda x: 5.0 * cube.op(x), x))
+    gradient = function(lambda x: gradient_of(lambda x: 5.0 * cube.op(x), x))
     for at in (1, 2):
         cube.runs = 0
         np.testing.assert_allclose(gradient(tf.constant(at * X)), 35 * (at * X) ** 2, rtol=1e-6)
@@ -82,7 +83,7 @@ def test_vectorized_loops():
 def test_the_second_order_is_refused():
     cube = Cube()
     second = lambda x: gradient_of(lambda x: gradient_of(cube.op, x), x)
-    for run in (second, tf.function(second)):
+    for run in (second, function(second)):
         with pytest.raises(
             TransformationError,
             match=r"^the gradient of cube: what runs on the host has no derivative",
@@ -98,10 +99,10 @@ def test_a_foreign_function_in_a_graph_at_two_orders():
     first = lambda x: gradient_of(lambda x: sine(x) * w, x)
     second = lambda x: gradient_of(lambda x: first(x) * v, x)
     np.testing.assert_allclose(
-        tf.function(first)(tf.constant(X)), w * (np.cos(X) * X + np.sin(X)), rtol=1e-5
+        function(first)(tf.constant(X)), w * (np.cos(X) * X + np.sin(X)), rtol=1e-5
     )
     np.testing.assert_allclose(
-        tf.function(second)(tf.constant(X)), w * v * (2 * np.cos(X) - np.sin(X) * X), rtol=1e-5
+        function(second)(tf.constant(X)), w * v * (2 * np.cos(X) - np.sin(X) * X), rtol=1e-5
     )  # fmt: skip
 
 
@@ -136,7 +137,7 @@ def test_unknown_outputs_in_a_graph_are_refused():
         lambda x: (x[x > 0], lambda u: None), host_outputs="unknown", name="positive"
     )
     with pytest.raises(TransformationError) as error:
-        tf.function(op, autograph=False)(X)
+        function(op)(X)
     assert str(error.value) == (
         "positive: what runs on the host with unknown outputs needs the values of its arguments, got "
         "AttributeError from tensorflow; call it eagerly, or declare the outputs"

@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework.ops import gradient_registry
-from tf_modes import eager_and_function, every_mode, grad, jacobian, jvp, vectorized
+from tf_modes import (
+    eager_and_autograph,
+    eager_and_function,
+    every_mode,
+    function,
+    grad,
+    jacobian,
+    jvp,
+    vectorized,
+    with_orders,
+)
 
 import cgshim
 
@@ -91,15 +101,19 @@ EXP = {
 }  # fmt: skip
 
 
-@eager_and_function
+def check_orders(op: Any, mode: Any) -> None:
+    """The first order alone, and those up to the third, of one run."""
+    for highest in (1, 3):
+        for order, found in enumerate(mode(with_orders(op, highest))(tf.constant(X))):
+            np.testing.assert_allclose(
+                found, 3**order * np.exp(X), rtol=1e-5, err_msg=f"order {order} of {highest}"
+            )
+
+
+@eager_and_autograph  # which turns the loop into one of the graph
 @pytest.mark.parametrize("op", EXP.values(), ids=EXP)
 def test_three_orders(op: Any, mode: Any) -> None:
-    derivative = op
-    for order in (1, 2, 3):
-        derivative = grad(derivative)
-        np.testing.assert_allclose(
-            mode(derivative)(tf.constant(X)), 3**order * np.exp(X), rtol=1e-5
-        )
+    check_orders(op, mode)
 
 
 SECOND = {
@@ -108,7 +122,7 @@ SECOND = {
     "vectorized_map of grad of grad": lambda fn: vectorized(grad(grad(fn))),
     "grad of grad of vectorized_map": lambda fn: grad(grad(vectorized(fn))),
     "jacobian of grad": lambda fn: jacobian(grad(fn)),
-    "grad of grad of tf.function": lambda fn: grad(grad(tf.function(fn))),
+    "grad of grad of tf.function": lambda fn: grad(grad(function(fn))),
     "grad of grad of map_fn": lambda fn: grad(grad(lambda x: tf.map_fn(fn, x))),
     "forward over reverse": lambda fn: jvp(grad(fn), [1.0, 1.0]),
     "reverse over forward": lambda fn: grad(jvp(fn, [1.0, 1.0])),
@@ -192,12 +206,7 @@ HIDING = {"an object": hiding, "the object of a method": lambda x: Exp().op(x)}
 @eager_and_function
 @pytest.mark.parametrize("op", HIDING.values(), ids=HIDING)
 def test_an_output_in_an_attribute(op: Any, mode: Any) -> None:
-    derivative = op
-    for order in (1, 2, 3):
-        derivative = grad(derivative)
-        np.testing.assert_allclose(
-            mode(derivative)(tf.constant(X)), 3**order * np.exp(X), rtol=1e-5
-        )
+    check_orders(op, mode)
 
 
 class Model(tf.Module):
@@ -219,9 +228,9 @@ def test_saved_model(tmp_path: Path) -> None:
 )
 def test_thrown_away_traces_are_gone(transform: Any) -> None:
     def trace() -> weakref.ref[Any]:
-        function = tf.function(transform(in_a_cell))
-        function(tf.constant(X))
-        return weakref.ref(function.get_concrete_function(tf.constant(X)).graph)
+        traced = function(transform(in_a_cell))
+        traced(tf.constant(X))
+        return weakref.ref(traced.get_concrete_function(tf.constant(X)).graph)
 
     trace()
     gc.collect()

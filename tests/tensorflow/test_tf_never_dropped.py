@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_modes import eager_and_function, every_mode, grad, jacobian, jvp, square, vectorized
+from tf_modes import (
+    eager_and_function,
+    every_mode_with_autograph,
+    grad,
+    jacobian,
+    jvp,
+    square,
+    vectorized,
+)
 
 import cgshim
 
@@ -56,7 +64,7 @@ every_transformation = pytest.mark.parametrize(
 )
 
 
-@every_mode
+@every_mode_with_autograph
 @every_transformation
 def test_the_rule_is_never_dropped(transform: Any, mode: Any) -> None:
     x = tf.constant([0.1, 0.2, 0.3])

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_modes import eager_and_function, every_mode, grad, jvp, vectorized
+from tf_modes import eager_and_function, every_mode, function, grad, jvp, vectorized
 
 import cgshim
 
@@ -56,7 +56,7 @@ FIRST = {
     "vectorized_map of tape": lambda fn: vectorized(grad(fn)),
     "tape of map_fn": lambda fn: grad(lambda x: tf.map_fn(fn, x)),
     "tape of recompute_grad": lambda fn: grad(tf.recompute_grad(fn)),
-    "tape of tf.function": lambda fn: grad(tf.function(fn)),
+    "tape of tf.function": lambda fn: grad(function(fn)),
     "ForwardAccumulator": lambda fn: jvp(fn, [1.0, 1.0]),
 }
 SECOND = {
@@ -65,8 +65,8 @@ SECOND = {
     "jacobian of tape": lambda fn: jacobian(grad(fn)),
     "tape of vectorized_map of tape": lambda fn: grad(vectorized(grad(fn))),
     "tape of tape of map_fn": lambda fn: grad(grad(lambda x: tf.map_fn(fn, x))),
-    "tape of tape of tf.function": lambda fn: grad(grad(tf.function(fn))),
-    "tape of tf.function of tape": lambda fn: grad(tf.function(grad(fn))),
+    "tape of tape of tf.function": lambda fn: grad(grad(function(fn))),
+    "tape of tf.function of tape": lambda fn: grad(function(grad(fn))),
     "forward over reverse": lambda fn: jvp(grad(fn), [1.0, 1.0]),
     "reverse over forward": lambda fn: grad(jvp(fn, [1.0, 1.0])),
     "forward over forward": lambda fn: jvp(jvp(fn, [1.0, 1.0]), [1.0, 1.0]),

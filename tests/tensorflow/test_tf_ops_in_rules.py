@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_modes import every_mode, grad, jvp, square
+from tf_modes import every_mode, function, grad, jvp, square
 
 import cgshim
 
@@ -35,9 +35,7 @@ def test_an_inner_op_that_captures_x_is_refused_where_x_is_differentiated(mode: 
             mode(outer(grad(captures_x)))(tf.constant(2.0))
 
 
-@pytest.mark.parametrize(
-    "around", [lambda fn: tf.function(grad(fn)), lambda fn: grad(tf.function(fn))]
-)
+@pytest.mark.parametrize("around", [lambda fn: function(grad(fn)), lambda fn: grad(function(fn))])
 def test_an_inner_op_that_captures_the_argument_of_a_branch(around: Any) -> None:
     branch = lambda x: tf.cond(x > 0, lambda: captures_x(x), lambda: x)
     assert around(branch)(tf.constant(2.0)).numpy() == 12
@@ -156,7 +154,7 @@ def test_an_inner_op_that_captures_what_a_function_is_given_has_nan_for_it() -> 
     x, c = tf.constant(2.0), tf.constant(3.0)
     with tf.GradientTape() as tape:
         tape.watch([x, c])
-        y = tf.function(first)(x, c)
+        y = function(first)(x, c)
     of_x, of_c = tape.gradient(y, [x, c])
     assert (y.numpy(), of_x.numpy()) == (6, 3)
     assert np.isnan(of_c)
@@ -208,7 +206,7 @@ def test_an_inner_op_that_captures_an_eager_tensor_in_a_function(size: int) -> N
         inner = cgshim.op_custom_gradient(lambda u: (u * c[0], lambda v: v * 7))
         return x * x, lambda upstream: inner(upstream) * x
 
-    assert tf.function(grad(op, of=lambda y: y * 5))(tf.constant(2.0)).numpy() == 5 * 3 * 2
+    assert function(grad(op, of=lambda y: y * 5))(tf.constant(2.0)).numpy() == 5 * 3 * 2
 
 
 @every_mode

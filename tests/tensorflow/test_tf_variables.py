@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_modes import eager_and_function, every_mode, grad
+from tf_modes import eager_and_function, every_mode, function, grad
 
 import cgshim
 
@@ -98,19 +98,19 @@ def test_one_that_is_watched_around_a_trace_that_did_not_know_is_nan() -> None:
     w = tf.Variable(3.0, trainable=False)
     op, table = scale_by(w), tf.Variable([2.0, 3.0], trainable=False)
     look_up = cgshim.op_custom_gradient(lambda x: (x * tf.gather(table, 1), lambda u: u * 7))
-    function = tf.function(lambda x: op(x) * look_up(x))
+    traced = function(lambda x: op(x) * look_up(x))
     x = tf.constant(5.0)
-    function(x)
+    traced(x)
     with tf.GradientTape() as tape:
         tape.watch([x, w, table])
-        y = function(x)
+        y = traced(x)
     dx, dw, dtable = tape.gradient(y, [x, w, table])
     assert dx.numpy() == 2 * 15 * 7
     assert np.isnan(dw)
     assert np.all(np.isnan(tf.convert_to_tensor(dtable)[1]))
     for variable, tangent, expected in ((w, 2.0, np.nan), (x, 2.0, 2 * 2 * 15 * 7)):
         with tf.autodiff.ForwardAccumulator([variable], [tf.constant(tangent)]) as accumulator:
-            y = function(x)
+            y = traced(x)
         np.testing.assert_equal(accumulator.jvp(y).numpy(), np.float32(expected))
 
 

@@ -14,15 +14,30 @@ import tensorflow as tf
 
 import cgshim
 
+# To convert a test and all that it calls takes longer than to trace it: AutoGraph is for the tests
+# of functions (test_tf_functions.py), of each transformation (test_tf_never_dropped.py) and of each
+# place (test_tf_written.py).
+function = functools.partial(tf.function, autograph=False)
 MODES: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
     "eager": lambda fn: fn,
+    "function": function,
+    "xla": functools.partial(function, jit_compile=True),
+}
+WITH_AUTOGRAPH = {
+    "eager": MODES["eager"],
     "function": tf.function,
     "xla": functools.partial(tf.function, jit_compile=True),
 }
-every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
-eager_and_function = pytest.mark.parametrize(
-    "mode", [MODES["eager"], MODES["function"]], ids=["eager", "function"]
-)
+
+
+def _in(modes: list[str], of: dict[str, Any]) -> Any:
+    return pytest.mark.parametrize("mode", [of[mode] for mode in modes], ids=modes)
+
+
+every_mode = _in(["eager", "function", "xla"], MODES)
+eager_and_function = _in(["eager", "function"], MODES)
+every_mode_with_autograph = _in(["eager", "function", "xla"], WITH_AUTOGRAPH)
+eager_and_autograph = _in(["eager", "function"], WITH_AUTOGRAPH)
 
 
 def seven(x: Any) -> Any:
@@ -43,6 +58,24 @@ def grad(fn: Callable[..., Any], of: Callable[..., Any] = lambda y: y) -> Callab
         return tape.gradient(y, x)
 
     return gradient
+
+
+def with_next_order(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that returns a list, with the gradient of the last one after it, by a tape."""
+
+    def derivatives(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            lower = fn(x)
+        return [*lower, tape.gradient(lower[-1], x)]
+
+    return derivatives
+
+
+def with_orders(fn: Callable[..., Any], highest: int) -> Callable[..., Any]:
+    """A function's value and its derivatives up to an order, of one run in nested tapes."""
+    value = lambda x: [fn(x)]
+    return functools.reduce(lambda fn, _: with_next_order(fn), range(highest), value)
 
 
 def jacobian(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The most memory that the gradient of twelve ops in a row takes; each op keeps one tensor of 16 MB
+"""The most memory that the gradient of twelve ops in a row takes; each op keeps one tensor of 4 MB
 for its rule.
 
 Prints the peak of each op under one tape and under nested ones, in MB.
@@ -59,7 +59,7 @@ def resident(name: str) -> int:
 
 def print_peak(name: str, run: Any) -> None:
     run(OPS[name], tf.ones([4]))
-    x = tf.ones([4 * 2**20])
+    x = tf.ones([2**20])
     Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here
     before = resident("VmRSS")
     run(OPS[name], x)
