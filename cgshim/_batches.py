@@ -25,6 +25,7 @@ from cgshim._errors import (
     refusal,
     shape_of,
 )
+from cgshim._foreign import not_converted
 from cgshim._gradients import Arguments
 from cgshim._held import FunctionHolder
 from cgshim._protocol import Backend, Tensor
@@ -158,12 +159,14 @@ class Mapped:
             [at for at, y in enumerate(outputs) if is_differentiable(y.dtype)],
         )
 
+        @not_converted
         def grad_fn(*upstreams: Tensor, needs_input_grad: Sequence[bool]) -> list[Tensor | None]:
             wanted = [at for at, is_needed in enumerate(needs_input_grad) if is_needed]
             gradient = self._derivative(len(inputs), wanted, ends, forward=False)
             gradients = gradient.output([*inputs, *[upstreams[at] for at in ends]])
             return subvals([None] * len(inputs), wanted, gradients)
 
+        @not_converted
         def jvp_fn(*tangents: Tensor | None) -> list[Tensor | None]:
             wanted = [at for at, t in enumerate(tangents) if t is not None]
             derivative = self._derivative(len(inputs), wanted, ends, forward=True)

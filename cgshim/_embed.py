@@ -26,6 +26,7 @@ from cgshim._trees import as_tensor, partition
 from cgshim._vjp import floats_to_tensors
 
 
+@not_converted
 def op_embed_gradient(
     fx: Any, gx: Any, x: Any, fx_gx_manually_stopped: bool = False, name: str | None = None
 ) -> Tensor:
@@ -145,6 +146,7 @@ def _embedded_at_once(fx: Any, gx: Any, x: Any) -> Tensor | None:
     return embed(fx, gx, x) if gx.shape == x.shape and fx.shape == () else None
 
 
+@not_converted
 def _with_gradients(
     fx: Tensor, *gx_and_x: Tensor, backend: Backend, axes: Sequence[int]
 ) -> tuple[Tensor, Callable[[Tensor], Any]]:
@@ -153,6 +155,7 @@ def _with_gradients(
     """
     gx = gx_and_x[: len(axes)]
 
+    @not_converted
     def grad_fn(upstream: Tensor) -> Any:
         of_x = [
             _times(backend, upstream, gradient, added)

@@ -19,6 +19,7 @@ from cgshim._errors import (
     function_name,
     refusal,
 )
+from cgshim._foreign import converted_as_caller, not_converted
 from cgshim._gradients import check_gradient, zeros_like
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
@@ -38,6 +39,7 @@ FlatVjp: TypeAlias = Callable[
 ]
 
 
+@not_converted
 def op_vjp(
     fn: Callable[..., Any], /, *args: Any, variables: Sequence[Tensor] | None = None
 ) -> tuple[Any, Pullback]:
@@ -88,6 +90,7 @@ def op_vjp(
     """
     require_callable("op_vjp", fn)
     op = f"op_vjp({function_name(fn)})"
+    fn = converted_as_caller(fn)
     if variables is None:
         return _vjp(op, backend_or_numpy(args), fn, args)
     backend = backend_or_numpy(
@@ -96,6 +99,7 @@ def op_vjp(
     return _vjp(op, backend, fn, args, checked_variables(op, backend, variables))
 
 
+@not_converted
 def op_value_and_grad(
     fn: Callable[..., Any], argnums: int | Sequence[int] = 0
 ) -> Callable[..., tuple[Any, Any]]:
@@ -135,13 +139,15 @@ def op_value_and_grad(
     op = f"op_grad({function_name(fn)})"
     several = isinstance(argnums, Sequence)
 
+    @not_converted
     def value_and_gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         numbers = _places(op, argnums, len(args))
         backend = backend_or_numpy(args)
 
         def of_chosen(*chosen: Any) -> Any:
-            return _real_scalar(op, backend, fn(*subvals(args, numbers, chosen), **kwargs))
+            return _real_scalar(op, backend, of_all(*subvals(args, numbers, chosen), **kwargs))
 
+        of_all = converted_as_caller(fn)
         chosen = [_differentiable(op, backend, args[at], at) for at in numbers]
         output, pullback = _vjp(op, backend, of_chosen, chosen)
         gradients = pullback(backend.convert_to_tensor(1.0, output.dtype))
@@ -150,6 +156,7 @@ def op_value_and_grad(
     return value_and_gradient
 
 
+@not_converted
 def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
     """Return a function that returns the gradient of fn's scalar output.
 
@@ -183,7 +190,7 @@ def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callabl
     The names and the semantics are those of ``jax.grad``.
     """
     value_and_gradient = op_value_and_grad(fn, argnums)
-    return lambda *args, **kwargs: value_and_gradient(*args, **kwargs)[1]
+    return not_converted(lambda *args, **kwargs: value_and_gradient(*args, **kwargs)[1])
 
 
 def _vjp(
@@ -208,6 +215,7 @@ def _vjp(
     outputs, flat_pullback = flat_vjp(flat_fn, [inputs[at] for at in places])
     specs_of_gradients = [spec.without_static() for spec in specs]
 
+    @not_converted
     def pullback(upstream: Any) -> tuple[Any, ...]:
         gradients = flat_pullback(_fitting(op, backend, spec_of_output, outputs, upstream))
         of_inputs = subvals([None] * len(inputs), places, gradients[: len(places)])

@@ -45,6 +45,7 @@ from cgshim._errors import sentence as sentence
 from cgshim._errors import shape_of as shape_of
 from cgshim._foreign import KERAS as KERAS
 from cgshim._foreign import constant_when_traced as constant_when_traced
+from cgshim._foreign import converted_as_caller as converted_as_caller
 from cgshim._foreign import is_traced as is_traced
 from cgshim._foreign import not_converted as not_converted
 from cgshim._forms import PlainForm as PlainForm

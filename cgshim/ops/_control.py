@@ -10,8 +10,10 @@ from cgshim.backend import (
     CustomGradientTypeError,
     CustomGradientValueError,
     backend_or_numpy,
+    converted_as_caller,
     describe,
     describe_tree,
+    not_converted,
     refusal,
 )
 from cgshim.ops._numpy import ops, own_function
@@ -22,6 +24,7 @@ Tree = Any
 T = TypeVar("T")
 
 
+@not_converted
 def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *operands: Any) -> T:
     """Return ``true_fun(*operands)`` if pred, else ``false_fun(*operands)``.
 
@@ -51,11 +54,13 @@ def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *op
     """
     backend = backend_or_numpy([pred, *operands])
     own = own_function(backend, "lax.cond")
+    true_fun, false_fun = converted_as_caller(true_fun), converted_as_caller(false_fun)
     if own is not None:
         return own(pred, true_fun, false_fun, *operands)  # type: ignore[no-any-return]
     return true_fun(*operands) if pred else false_fun(*operands)
 
 
+@not_converted
 def while_loop(
     cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Tree
 ) -> Tree:
@@ -93,6 +98,7 @@ def while_loop(
     backend = backend_or_numpy([init_val])
     value = tree_map(lambda x: x, _as_tensors(backend, init_val))
     own = own_function(backend, "lax.while_loop")
+    cond_fun, body_fun = converted_as_caller(cond_fun), converted_as_caller(body_fun)
     body = _keeping("op_while_loop", "the value of body_fun", backend, body_fun)
     if own is not None:
         return own(cond_fun, body, value)
@@ -101,6 +107,7 @@ def while_loop(
     return value
 
 
+@not_converted
 def scan(
     f: Callable[[Any, Any], tuple[Any, Any]],
     init: Tree,
@@ -161,7 +168,7 @@ def scan(
     carry = _as_tensors(backend, init)
     steps = _steps(backend, xs, length)
     own = own_function(backend, "lax.scan")
-    step = _keeping("op_scan", "the carry of f", backend, f)
+    step = _keeping("op_scan", "the carry of f", backend, converted_as_caller(f))
     if own is not None:
         return own(step, carry, xs, steps, reverse, unroll)  # type: ignore[no-any-return]
     outputs = []

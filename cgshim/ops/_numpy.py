@@ -34,6 +34,7 @@ from cgshim.backend import (
     is_traced,
     load,
     name_of,
+    not_converted,
     refusal,
 )
 
@@ -54,7 +55,7 @@ def cached_function(name: str, namespace: dict[str, Any]) -> NumPyFunction:
     """Return the function of this NumPy name, for the tensors of any backend, and keep it in its
     namespace.
     """
-    function = _function_named(name)
+    function = not_converted(_function_named(name))
     if not is_traced():  # torch.compile would have to undo it
         namespace[name.rpartition(".")[2]] = function
     return function

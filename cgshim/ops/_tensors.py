@@ -18,6 +18,7 @@ from cgshim.backend import (
     axes_of,
     backend_or_numpy,
     backend_to_convert_to,
+    converted_as_caller,
     describe,
     describe_spec,
     describe_tree,
@@ -34,6 +35,7 @@ from cgshim.ops._numpy import ops, own_function
 Tree = Any
 
 
+@not_converted
 def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
     """Return x as a tensor of the backend.
 
@@ -65,6 +67,7 @@ def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
     return backend.convert_to_tensor(x if tensor is None else tensor, dtype)
 
 
+@not_converted
 def cast(x: Any, dtype: Any) -> Tensor:
     """Return x, a tensor of any shape, in another dtype (a name such as "float32", or the
     framework's own).
@@ -77,6 +80,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
     return convert_to_tensor(x, dtype)
 
 
+@not_converted
 def convert_to_numpy(x: Any) -> np.ndarray[Any, Any]:
     """Return x, a tensor of any framework, shape and dtype, as a NumPy array: on the host, not
     differentiated.
@@ -91,6 +95,7 @@ def convert_to_numpy(x: Any) -> np.ndarray[Any, Any]:
     return np.asarray(x) if name is None else load(name).convert_to_numpy(x)
 
 
+@not_converted
 def stop_gradient(x: Any) -> Tensor:
     """Return x, a tensor of any shape, as a constant: the same value, and no gradient.
 
@@ -103,6 +108,7 @@ def stop_gradient(x: Any) -> Tensor:
     return backend.stop_gradient(x if backend.is_tensor(x) else convert_to_tensor(x))
 
 
+@not_converted
 def is_tensor(x: object) -> bool:
     """Return True if x is a tensor of a framework: an array, a tracer, a Variable, a Parameter.
 
@@ -114,6 +120,7 @@ def is_tensor(x: object) -> bool:
     return framework_of(x) is not None
 
 
+@not_converted
 def shape(x: Any) -> tuple[Any, ...]:
     """Return the shape of a tensor as a tuple; None stands for a size that a graph does not know
     yet.
@@ -126,6 +133,7 @@ def shape(x: Any) -> tuple[Any, ...]:
     return tuple(convert_to_tensor(x).shape)
 
 
+@not_converted
 def dtype(x: Any) -> str:
     """Return the name of a tensor's dtype, the same in every framework: "float32", "bfloat16",
     "int64".
@@ -193,6 +201,7 @@ def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
     return ops.reshape(summed, wanted)
 
 
+@not_converted
 def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor:
     """Add values to x at indices along an axis, twice at an index that comes twice: the transpose
     of a gather.
@@ -247,6 +256,7 @@ def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor
 # --- Trees of tensors -----------------------------------------------------------------------------
 
 
+@not_converted
 def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     """Return a tree of fn's results for each tensor of a tree, and for the tensors at its place in
     the rest.
@@ -285,6 +295,7 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
                           must=f"the trees must be structured alike ({describe_tree(tree)})",
                           got=describe_tree(other), do="give trees with tensors at the same places")  # fmt: skip
         columns.append(column)
+    fn = converted_as_caller(fn)
     return spec.combine([fn(*each) for each in zip(tensors, *columns, strict=True)])
 
 
