@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from cgshim._protocol import Backend
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 TRACER = "torch"
@@ -32,24 +34,15 @@ def not_converted(function: F) -> F:
     return function
 
 
-def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
+def converted_as_caller(backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of the user's as AutoGraph would call it here, with `if` and `while` on
     tensors.
 
     What calls it is not converted, for AutoGraph would convert all that it calls, which takes
     seconds (TensorFlow 2.21).
     """
-    if not _is_tensorflow_tracing():
-        return function
-    autograph = sys.modules["tensorflow"].__internal__.autograph
-    converted: Callable[..., Any] = autograph.tf_convert(function, autograph.control_status_ctx())
-    return converted
-
-
-@constant_when_traced
-def _is_tensorflow_tracing() -> bool:
-    tensorflow = sys.modules.get("tensorflow")
-    return tensorflow is not None and not tensorflow.executing_eagerly()
+    convert: Callable[..., Any] | None = getattr(backend, "converted_as_caller", None)
+    return convert(function) if convert else function
 
 
 @constant_when_traced

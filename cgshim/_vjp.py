@@ -90,13 +90,11 @@ def op_vjp(
     """
     require_callable("op_vjp", fn)
     op = f"op_vjp({function_name(fn)})"
-    fn = converted_as_caller(fn)
-    if variables is None:
-        return _vjp(op, backend_or_numpy(args), fn, args)
-    backend = backend_or_numpy(
-        [*args, *(variables if isinstance(variables, (list, tuple)) else ())]
-    )
-    return _vjp(op, backend, fn, args, checked_variables(op, backend, variables))
+    read = variables if isinstance(variables, (list, tuple)) else ()
+    backend = backend_or_numpy([*args, *read])
+    if variables is not None:
+        variables = checked_variables(op, backend, variables)
+    return _vjp(op, backend, converted_as_caller(backend, fn), args, variables)
 
 
 @not_converted
@@ -147,7 +145,7 @@ def op_value_and_grad(
         def of_chosen(*chosen: Any) -> Any:
             return _real_scalar(op, backend, of_all(*subvals(args, numbers, chosen), **kwargs))
 
-        of_all = converted_as_caller(fn)
+        of_all = converted_as_caller(backend, fn)
         chosen = [_differentiable(op, backend, args[at], at) for at in numbers]
         output, pullback = _vjp(op, backend, of_chosen, chosen)
         gradients = pullback(backend.convert_to_tensor(1.0, output.dtype))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from optree import tree_unflatten as tree_unflatten
 
-from cgshim.backend import WithBatches, converted_as_caller, has_no_derivative, output_without_rule
+from cgshim.backend import WithBatches, has_no_derivative, output_without_rule
 from cgshim_tensorflow._gradient import attach_rule
 from cgshim_tensorflow._outputs import Tangents
 from cgshim_tensorflow._private import (
@@ -27,6 +27,7 @@ from cgshim_tensorflow._private import (
 )
 from cgshim_tensorflow._pullback import transposed as transposed
 from cgshim_tensorflow._pullback import vjp as vjp
+from cgshim_tensorflow._record import converted_as_caller as converted_as_caller
 from cgshim_tensorflow._record import in_this_graph, needed_among
 from cgshim_tensorflow._rule import mapped as mapped
 from cgshim_tensorflow._run import run_f

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import converted_as_caller, place_of, refuse_captured_tangent, subvals
+from cgshim.backend import place_of, refuse_captured_tangent, subvals
 from cgshim_tensorflow._fits import equal, fit_of
 from cgshim_tensorflow._forward import Transposition, transposition
 from cgshim_tensorflow._outputs import EagerOutputs, GraphOutputs
@@ -21,6 +21,7 @@ from cgshim_tensorflow._private import (
 )
 from cgshim_tensorflow._record import (
     Record,
+    converted_as_caller,
     in_this_graph,
     needed_among,
     running_rule,

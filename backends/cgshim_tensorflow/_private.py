@@ -79,6 +79,8 @@ check_numerics_callback: Any = _python("debug.lib.check_numerics_callback")
 
 # --- Graphs ---------------------------------------------------------------------------------------
 
+autograph: Any = tf.__internal__.autograph
+"""converts a function as its caller was converted"""
 default_types: Any = import_module("tensorflow.core.function.trace_type.default_types")
 """what tf.function knows an argument by"""
 LegacyGraph: Any = _python("framework.function")._FuncGraph

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from cgshim.backend import RuleScope
 from cgshim_tensorflow._private import (
+    autograph,
     context,
     execute,
     pack_tangents,
@@ -325,6 +326,15 @@ def in_this_graph(tensors: Sequence[Tensor]) -> list[Tensor]:
         if capture
         else values
     )
+
+
+def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as AutoGraph has converted the caller: `if` and `while` on tensors work in
+    a graph, too.
+    """
+    if tf.executing_eagerly():
+        return function
+    return autograph.tf_convert(function, ctx=autograph.control_status_ctx())  # type: ignore[no-any-return]
 
 
 def stand_ins(tensor: Tensor) -> Iterator[Tensor]:

@@ -54,7 +54,7 @@ def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *op
     """
     backend = backend_or_numpy([pred, *operands])
     own = own_function(backend, "lax.cond")
-    true_fun, false_fun = converted_as_caller(true_fun), converted_as_caller(false_fun)
+    true_fun, false_fun = (converted_as_caller(backend, fun) for fun in (true_fun, false_fun))
     if own is not None:
         return own(pred, true_fun, false_fun, *operands)  # type: ignore[no-any-return]
     return true_fun(*operands) if pred else false_fun(*operands)
@@ -98,7 +98,7 @@ def while_loop(
     backend = backend_or_numpy([init_val])
     value = tree_map(lambda x: x, _as_tensors(backend, init_val))
     own = own_function(backend, "lax.while_loop")
-    cond_fun, body_fun = converted_as_caller(cond_fun), converted_as_caller(body_fun)
+    cond_fun, body_fun = (converted_as_caller(backend, fun) for fun in (cond_fun, body_fun))
     body = _keeping("op_while_loop", "the value of body_fun", backend, body_fun)
     if own is not None:
         return own(cond_fun, body, value)
@@ -168,7 +168,7 @@ def scan(
     carry = _as_tensors(backend, init)
     steps = _steps(backend, xs, length)
     own = own_function(backend, "lax.scan")
-    step = _keeping("op_scan", "the carry of f", backend, converted_as_caller(f))
+    step = _keeping("op_scan", "the carry of f", backend, converted_as_caller(backend, f))
     if own is not None:
         return own(step, carry, xs, steps, reverse, unroll)  # type: ignore[no-any-return]
     outputs = []

@@ -295,7 +295,7 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
                           must=f"the trees must be structured alike ({describe_tree(tree)})",
                           got=describe_tree(other), do="give trees with tensors at the same places")  # fmt: skip
         columns.append(column)
-    fn = converted_as_caller(fn)
+    fn = converted_as_caller(backend, fn)
     return spec.combine([fn(*each) for each in zip(tensors, *columns, strict=True)])
 
 
