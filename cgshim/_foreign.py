@@ -35,8 +35,8 @@ def not_converted(function: F) -> F:
 
 
 def converted_as_caller(backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of the user's as AutoGraph would call it here, with `if` and `while` on
-    tensors.
+    """Return a function of the user's as AutoGraph would call it here, with ``if`` and ``while``
+    on tensors.
 
     What calls it is not converted, for AutoGraph would convert all that it calls, which takes
     seconds (TensorFlow 2.21).

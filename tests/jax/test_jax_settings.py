@@ -39,9 +39,8 @@ def test_orders_and_modes(staging):
         np.testing.assert_allclose(
             jax.jit(jax.hessian(loss))(x), jnp.diag(by_rule(x, 2)), rtol=1e-6
         )
-        np.testing.assert_allclose(
-            jax.jacrev(jax.jacrev(loss))(x), jnp.diag(by_rule(x, 2)), rtol=1e-6
-        )
+        second = jax.grad(lambda x: (jax.grad(loss)(x) * x).sum())(x)  # noqa: B023
+        np.testing.assert_allclose(second, by_rule(x) + by_rule(x, 2) * x, rtol=1e-6)
     forward = STAGINGS[staging](cube_both_modes)
     np.testing.assert_allclose(jax.jvp(forward, (x,), (x,))[1], 15 * x**3, rtol=1e-6)
 
