@@ -96,7 +96,7 @@ def while_loop(
     The signature is that of ``jax.lax.while_loop``; JAX has no reverse mode through it.
     """
     backend = backend_or_numpy([init_val])
-    value = tree_map(lambda x: x, _as_tensors(backend, init_val))
+    value = _as_tensors(backend, init_val)
     own = own_function(backend, "lax.while_loop")
     cond_fun, body_fun = (converted_as_caller(backend, fun) for fun in (cond_fun, body_fun))
     body = _keeping("op_while_loop", "the value of body_fun", backend, body_fun)
