@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import os
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from jax.errors import UnexpectedTracerError
 from cgshim.backend import (
     CustomGradientError,
     TransformationError,
+    describe,
     refusal,
     refuse_captured_tangent,
     subvals,
@@ -39,6 +41,7 @@ from cgshim_jax._rules import (
 )
 from cgshim_jax._tracing import (
     Jaxpr,
+    current_trace,
     is_tracer,
     jaxpr_of,
     keeping_calls,
@@ -65,6 +68,18 @@ def is_raised_by_jax(error: Exception) -> bool:
 
 def _is_of_jax(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith(os.path.dirname(str(jax.__file__)))
+
+
+_finished: weakref.WeakSet[Any] = weakref.WeakSet()
+"""the traces of rules that have run: of what was made there, and something keeps, another run may read nothing"""
+
+
+def refuse_left_over(op: str, x: Array) -> NoReturn:
+    """Raise the error for a rule that reads what its run for another derivative has made and kept."""
+    raise refusal(TransformationError, op,
+                  must="grad_fn and jvp_fn must not share what one of them computes",
+                  got=f"{describe(x)} that another run of them has made, and kept",
+                  do="compute it in f")  # fmt: skip
 
 
 class TracedRule:
@@ -94,24 +109,32 @@ class TracedRule:
             return [gradients[i] for i in self.returned]
 
         asked = floats_among([*inputs, *variables])
-        self._trace(backward, types, known, rule.grad_fn, asked)
+        self._trace(rule.arguments.op, backward, types, known, rule.grad_fn, asked)
 
     def _trace(
-        self,
-        function: Callable[..., Any],
-        types: Sequence[Any],
-        known: Sequence[Array],
-        author: Any,
+        self, op: str, function: Callable[..., Any], types: Sequence[Any], known: Sequence[Array], author: Any,
         asked: list[int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Trace the author's function, or keep the error that it raises whatever is asked for."""
         self.captured: list[Array] = []
+        traces: list[Any] = []
+
+        def within(*tensors: Array) -> list[Array]:
+            traces.append(current_trace())
+            return function(*tensors)  # type: ignore[no-any-return]
+
         try:
-            self.jaxpr, self.captured = jaxpr_of(function, types, known, author)
+            self.jaxpr, captured = jaxpr_of(within, types, known, author)
+            for x in captured:
+                if getattr(x, "_trace", None) in _finished:
+                    refuse_left_over(op, x)
+            self.captured = captured
         except Exception as error:  # noqa: BLE001  # the author's own may be a way to forbid gradients
             self.needs_values = reads_a_value(error)
             self.error = _without_frames(error)
             self.returned = asked
+        finally:
+            _finished.update(traces)
 
     @property
     def constants(self) -> Sequence[Any]:
@@ -148,7 +171,9 @@ class TracedTangents(TracedRule):
             self.returned = [at for at, tangent in enumerate(tangents) if tangent is not None]
             return [tangents[at] for at in self.returned]
 
-        self._trace(forward, self.types, known, rule.jvp_fn, floats_among(outputs))
+        self._trace(
+            rule.arguments.op, forward, self.types, known, rule.jvp_fn, floats_among(outputs)
+        )
 
     def push(
         self, residuals: Sequence[Array], tangents: Mapping[int, Array], outputs: Sequence[Any]

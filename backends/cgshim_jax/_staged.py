@@ -125,12 +125,12 @@ class _Staging:
             )
             forwards: dict[Any, TracedTangents] = {}
             rules: dict[Any, TracedRule] = {}
-            if rule.jvp_fn:
-                push = functools.partial(TracedTangents, rule, full, outputs, known)
-                forwards = for_each(push, rule.jvp_takes_needs_input_grad)
             if not rule.is_transpose or words.once:
                 pull = functools.partial(TracedRule, rule, full, outputs, self.variables, known)
                 rules = for_each(pull, rule.takes_needs_input_grad)
+            if rule.jvp_fn:
+                push = functools.partial(TracedTangents, rule, full, outputs, known)
+                forwards = for_each(push, rule.jvp_takes_needs_input_grad)
             self.rule = (rules or forwards)[None]
             residuals, linear_of = traced(words, rules, tracers, outputs, forwards)
             makers.append(linear_of)

@@ -179,9 +179,9 @@ class Written(Op):
         for_each = functools.partial(
             trace_for_each, choices=self.asked, places=self.places, inputs=inputs
         )
-        forwards = for_each(push, rule.jvp_takes_needs_input_grad) if rule.jvp_fn else {}
         is_pushed = rule.is_transpose and not words.once
         rules = {} if is_pushed else for_each(pull, rule.takes_needs_input_grad)
+        forwards = for_each(push, rule.jvp_takes_needs_input_grad) if rule.jvp_fn else {}
         first = (rules or forwards)[None]
         refusal = self._refusal(rule, first, before, after)
         if is_pushed and (refusal or first.needs_values):

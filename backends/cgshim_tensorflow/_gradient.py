@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from cgshim.backend import Call
 
 Tensor = Any
+KEPT = "grad_fn or jvp_fn has made in forward mode, and kept"
 
 
 def attach_rule(
@@ -77,6 +78,9 @@ class _Gradient:
         self._variables, self._unknown = run.variables, run.unknown
         self._tangents = run.tangents
         self._inputs = inputs if run.rule.needs_inputs else ()
+        self._sources = [x._id for x in sources]
+        self._kept: set[int] = set()
+        """what the rule has made of the sources for an accumulator, which others do not follow"""
         self._needed = (
             needed_among(sources[: len(inputs)]) if run.rule.takes_needs_input_grad else None
         )
@@ -149,6 +153,8 @@ class _Gradient:
         is_derived = count_accumulators() > accumulators
         if is_derived:
             self._refuse_tangents_of(of_rule.read.values())
+        if accumulators:
+            self._kept |= of_rule.made_of(self._sources)
         conflict = outputs.conflict(of_rule, made, is_derived)
         why, source, tensor = None, self._stand_in, None
         both = "f computed from an output that grad_fn reads too"
@@ -177,6 +183,8 @@ class _Gradient:
                 raise self._tangents.refused[tensor._id]
             if tensor._id in self._outputs.with_tangents:
                 self._call.refuse_unconnected(tensor, "has the tangent of what f has captured")
+            if tensor._id in self._kept:
+                self._call.refuse_unconnected(tensor, KEPT)
 
     def _why_unconnected(self, tensor: Tensor) -> str | None:
         """Return why nobody knows the derivative of a tensor that the rule has read; None if it is
@@ -307,6 +315,9 @@ class _Gradient:
             for tensor in of_rule.read.values():
                 if why := self._why_unconnected(tensor):
                     self._call.refuse_unconnected(tensor, why)
+        if count_accumulators():
+            self._refuse_tangents_of(of_rule.read.values())
+        self._kept |= of_rule.made_of(self._sources)
         return [None if t is None else values_of(t) for t in output_tangents]
 
 

@@ -122,6 +122,7 @@ class Record:
         before = len(graph.get_operations())
         yield operations
         operations += graph.get_operations()[before:]
+        self.note_operations(operations)
         outer = {inner._id: outer for outer, inner in getattr(graph, "captures", ())}
         read = [outer.get(x._id, x) for operation in operations for x in operation.inputs]
         self.read = {x._id: x for x in read}
@@ -130,6 +131,20 @@ class Record:
         """Note that outputs are made of inputs, without an operation."""
         numbers = [x._id for x in inputs]
         self._made_of.update([(y._id, numbers) for y in outputs])
+
+    def note_operations(self, operations: Iterable[Any]) -> None:
+        """Note operations of a graph."""
+        for operation in operations:
+            self.add(operation.outputs, operation.inputs)
+
+    def made_of(self, ends: Iterable[int]) -> set[int]:
+        """Return the numbers of what was made here of these, or of what those around made of them."""
+        reached = set(ends)
+        for each in reversed((self, *self._around)):
+            for at, inputs in each._made_of.items():
+                if not reached.isdisjoint(inputs):
+                    reached.add(at)
+        return reached.intersection(self._made_of)
 
     def close(self, outputs: Sequence[Tensor]) -> dict[int, Tensor]:
         """Note that f has returned; give away the tensors that were read and not made, outputs

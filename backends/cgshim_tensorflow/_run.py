@@ -72,6 +72,7 @@ def run_f(
         tensors = in_this_graph(outputs)
     variables = list(watcher.watched_variables())
     operations = graph.get_operations()[before:] if graph else ()
+    of_f.note_operations(operations)
     known = [*inputs, *originals, *variables]
     watched: list[Tensor] = []
     unknown: list[Tensor] = []

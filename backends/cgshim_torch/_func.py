@@ -38,7 +38,7 @@ from cgshim_torch._graph.existing import (
     state_of,
     versions_of,
 )
-from cgshim_torch._graph.reads import FLOATS, Reads, without_derivative
+from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in, without_derivative
 from cgshim_torch._graph.walk import (
     captured,
     has_values,
@@ -60,6 +60,7 @@ from cgshim_torch._versions.private import (
     vmapify_autograd_function,
 )
 
+Tangents = tuple[Tensor | None, ...]
 Refusal = Callable[[], NoReturn]
 """raises the error for the derivative of an op that has none"""
 
@@ -103,6 +104,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         if t.requires_grad or functorch.is_functorch_wrapped_tensor(t)
     ]
     run = TransformedRun(call, rule, existing, [x.device for x in inputs], holdings.tensors)
+    run.level = _level()
     run.variables, _ = variables_of(call, rule, existing, inputs, inputs, during, made, holdings)
     run.state = state_of(call.f, run.variables)
     run.refusals = list(constants.values())
@@ -141,6 +143,12 @@ class TransformedRun(Run):
 
     refusals: Sequence[Refusal] = ()
     """one for each level of forward mode at which an op without a derivative returned constants"""
+    level = 0
+    """the innermost level of torch.func around f"""
+    made: dict[int, Tensor] | None = None
+    """what the rule makes of what it is passed, while it runs in forward mode before those of the levels within"""
+    remembered: Sequence[weakref.ref[Tensor]] = ()
+    """what it made then: if it still reads it at those levels, their derivatives miss these tangents"""
 
     def choose(
         self, holdings: Holdings, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
@@ -213,14 +221,40 @@ class TransformedRun(Run):
         """Let the rule read these tensors also where it may hold those that f saw, and nobody
         knows.
         """
-        if not self.may_hide:
+        is_within = bool(self.remembered) and forward_ad._current_level >= 0
+        if not (self.may_hide or is_within or self.made is not None):
             return contextlib.nullcontext()
-        reads = _ReadsOfFunc(self.call, NOTHING, lambda t: t)
+        reads = _ReadsOfFunc(self, [*upstreams, *[t for t in tensors if t is not None]])
         for ref, at in self.shown:
             if (raw := ref()) is not None:
                 reads.put(raw, tensors[at])
-        reads.knows(*upstreams, *[t for t in tensors if t is not None])
         return reads
+
+    def remembering(
+        self, push: Callable[..., Tangents], tensors: Sequence[Tensor | None], *args: Any
+    ) -> Tangents:
+        """Return the tangents that `push` gives, and note what the rule made for them and keeps, if
+        it runs at other levels after this.
+
+        torch takes the tangents of the outer level first, without the level within. A Jacobian that
+        is computed once and kept would be a constant in the Hessian.
+        """
+        is_last = self.level <= _level() and not any(
+            t is not None and t.requires_grad for t in tensors
+        )
+        if is_last and not self.may_hide:
+            return push(tensors, *args)
+        made: dict[int, Tensor] = {}
+        self.made = made
+        try:
+            pushed = push(tensors, *args)
+        finally:
+            self.made = None
+        if not is_last:
+            returned = set(map(id, pushed))
+            left = [weakref.ref(t) for key, t in made.items() if key not in returned]
+            self.remembered = [*self.remembered, *left]
+        return pushed
 
     def refuse_constants(self, beside: int) -> None:
         """Raise an error if a tangent is missing in what the rule holds, at more levels than those
@@ -235,9 +269,37 @@ class _ReadsOfFunc(Reads):
 
     asks = False
     """True while the operation only asks something of a tensor, as an op that the rule calls does of each level"""
+    depends = False
+    """True if the operation has read what the rule was passed, or what was made of it"""
+
+    def __init__(self, run: TransformedRun, passed: Sequence[Tensor]) -> None:
+        super().__init__(run.call, NOTHING, lambda t: t)
+        self._passed = set(map(id, passed))
+        self._hides = run.may_hide
+        self._made: dict[int, Tensor] = {} if run.made is None else run.made
+        self.knows(*passed, *self._made.values())
+        remembered = run.remembered if forward_ad._current_level >= 0 else ()
+        self._remembered = {id(ref()) for ref in remembered} - self._passed
 
     def before_operation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
-        self.asks = func in _ASKS
+        self.asks, self.depends = func in _ASKS, False
+
+    def read(self, t: Tensor) -> Tensor:
+        key = id(t)
+        if key in self._remembered and not self.asks:
+            self.call.refuse_unconnected(t, "grad_fn or jvp_fn has made in forward mode, and kept")
+        self.depends = (
+            self.depends or key in self._passed or key in self._made or key in self._substitutes
+        )
+        return super().read(t) if self._hides else t  # else it holds all that it reads
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:  # fmt: skip
+        result = super().__torch_function__(func, types, args, kwargs)
+        if self.depends:
+            self._made.update((id(t), t) for t in tensors_in(result))
+        return result
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
@@ -327,7 +389,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         # torch has disabled it, also for the outer levels
         with forward_ad._set_fwd_grad_enabled(True):
             tensors = run.among([_primal(tensor) for tensor in ctx.saved_tensors])
-            return push(tensors, [zeros() for zeros in ctx.zeros], tangents)
+            return run.remembering(push, tensors, [zeros() for zeros in ctx.zeros], tangents)
 
 
 def _primal(tensor: Tensor) -> Tensor:

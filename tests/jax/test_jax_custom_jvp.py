@@ -3,12 +3,14 @@
 Slopes are wrong on purpose: a number that autodiff found by itself does not pass.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cgshim import TransformationError, op_custom_jvp
+from cgshim import TransformationError, op_custom_gradient, op_custom_jvp
 
 X, Y, V = 0.7, 1.3, 0.4
 XS, YS = jnp.linspace(0.1, 0.9, 4), jnp.linspace(1.0, 2.0, 4)
@@ -172,3 +174,38 @@ def test_a_loop_that_carries_values_beside_tangents_is_transposed(transformed):
     np.testing.assert_allclose(second, slopes, rtol=1e-6)
     mapped = jax.vmap(jax.grad(powers), (0, None))(XS, y)
     np.testing.assert_allclose(mapped, tangent_by_hand(XS, Y, 1.0, 0.0), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "transformed", [lambda f: f, jax.jit, jax.vmap], ids=["eager", "jit", "vmap"]
+)
+def test_what_a_rule_computes_once_and_keeps_is_not_read_by_the_other(transformed):
+    def f(x):
+        slope = functools.cache(lambda: 3.0 * x * x)
+        return x**3, lambda u: slope() * u, lambda dx: slope() * dx
+
+    op = op_custom_gradient(f, name="shares")
+    x = XS if transformed is jax.vmap else jnp.asarray(X)
+    np.testing.assert_allclose(transformed(jax.grad(op))(x), 3 * x * x, rtol=1e-6)
+    np.testing.assert_allclose(transformed(jax.grad(jax.grad(op)))(x), 6 * x, rtol=1e-6)
+    with pytest.raises(TransformationError) as refusal:
+        transformed(jax.jacfwd(op))(x)
+    assert str(refusal.value) == (
+        f"shares: grad_fn and jvp_fn must not share what one of them computes, got "
+        f"f{8 * x.dtype.itemsize}[] that another run of them has made, and kept; compute it in f"
+    )
+
+
+def test_what_a_rule_computes_once_is_right_where_it_is_traced_for_each_choice_of_arguments():
+    def f(x, y):
+        product = functools.cache(lambda: x * y)
+
+        def grad(upstream, needs_input_grad):
+            return 3.0 * product() * upstream * y, 5.0 * product() * upstream * x
+
+        return x * y, grad
+
+    op = op_custom_gradient(f)
+    assert jax.jit(jax.grad(op))(2.0, 3.0) == 3 * 6 * 3
+    assert jax.jit(jax.grad(op, 1))(2.0, 3.0) == 5 * 6 * 2
+    assert jax.jit(jax.grad(jax.grad(op, 1)))(2.0, 3.0) == 2 * 5 * 2 * 3

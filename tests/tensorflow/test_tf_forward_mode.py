@@ -4,6 +4,7 @@ it may not be.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -195,3 +196,29 @@ def test_variables_have_tangents() -> None:
     with tf.autodiff.ForwardAccumulator(w, tf.constant(2.0)) as accumulator:
         y = scale(tf.constant(5.0))
     assert np.isclose(accumulator.jvp(y), 22)
+
+
+@eager_and_function
+def test_what_a_rule_computes_once_is_refused_where_it_would_be_a_constant(mode: Any) -> None:
+    def cubic(seven: Any, square: Any) -> Any:
+        def f(x: Any) -> Any:
+            factor, squared = seven(lambda: 7.0 * tf.ones([])), square(lambda: x * x)
+            return x**3, lambda u: factor() * squared() * u
+
+        return cgshim.op_custom_gradient(f, forward_mode=True, name="cubic")
+
+    each_time = lambda compute: compute
+    x = tf.constant([0.5, -1.25])
+    along = lambda f: jvp(f, [1.0, 1.0])
+    for second in (lambda f: along(along(f)), lambda f: along(grad(f))):
+        for seven in (each_time, functools.cache):
+            np.testing.assert_allclose(mode(second(cubic(seven, each_time)))(x), 14 * x)
+        with pytest.raises(cgshim.TransformationError) as refusal:
+            mode(second(cubic(each_time, functools.cache)))(x)
+        assert str(refusal.value) == (
+            "cubic: a second order needs every tensor that grad_fn reads as a function of the "
+            "arguments, got f32[2] that grad_fn or jvp_fn has made in forward mode, and kept; let "
+            "grad_fn compute it, or let f return it as an output"
+        )
+    for second in (lambda f: grad(along(f)), lambda f: grad(grad(f))):
+        np.testing.assert_allclose(mode(second(cubic(functools.cache, functools.cache)))(x), 14 * x)

@@ -374,3 +374,71 @@ def test_f_of_a_jvp_fn_may_not_write_into_its_argument():
     op = op_custom_jvp(lambda x: (x.mul_(2), lambda dx: dx), name="writes")
     with pytest.raises(CustomGradientTypeError, match="writes: f must not write into arguments"):
         jvp(op, (torch.tensor(3.0),), (torch.tensor(1.0),))
+
+
+def cubic(seven, square, product=torch.square):
+    """Return x**3 with 7 * x**2 for its slope, of which these make what the rule calls."""
+
+    def f(x):
+        factor, squared = seven(lambda: 7 * torch.ones(())), square(lambda: product(x))
+        return x**3, lambda u: factor() * squared() * u
+
+    return op_custom_gradient(f, forward_mode=True, name="cubic")
+
+
+def each_time(compute):
+    return compute
+
+
+def along_ones(f):
+    return lambda x: jvp(f, (x,), (torch.ones_like(x),))[1]
+
+
+def dual_over_grad(f):
+    def derivative(x):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x.clone().requires_grad_(), torch.ones_like(x))
+            (gradient,) = torch.autograd.grad(f(dual).sum(), dual, create_graph=True)
+            return forward_ad.unpack_dual(gradient).tangent
+
+    return derivative
+
+
+FORWARD_OVER = {
+    "hessian": lambda f: hessian(lambda x: f(x).sum()),
+    "jvp of jvp": lambda f: along_ones(along_ones(f)),
+    "vmap of jacfwd of jacfwd": lambda f: vmap(jacfwd(jacfwd(f))),
+    "jacfwd of vmap of grad": lambda f: jacfwd(vmap(grad(f))),
+    "a dual number over autograd.grad": dual_over_grad,
+}
+
+
+@pytest.mark.parametrize("derivative", FORWARD_OVER.values(), ids=FORWARD_OVER)
+def test_what_a_rule_computes_once_is_refused_where_it_would_be_a_constant(derivative):
+    expected = derivative(cubic(each_time, each_time))(X)
+    assert expected.any()
+    assert torch.equal(derivative(cubic(functools.cache, each_time))(X), expected)
+    op = op_custom_gradient(lambda x: (x * x, lambda u: 2 * x * u), forward_mode=True)
+    for product in (torch.square, op):
+        with pytest.raises(TransformationError) as refusal:
+            derivative(cubic(each_time, functools.cache, product))(X)
+        assert str(refusal.value).startswith(
+            "cubic: a second order needs every tensor that grad_fn reads as a function of the "
+            "arguments, got f64["
+        )
+        assert "that grad_fn or jvp_fn has made in forward mode, and kept" in str(refusal.value)
+
+
+REVERSE_OVER = {
+    "vmap of grad of grad": lambda f: vmap(grad(grad(f))),
+    "grad of jvp": lambda f: grad(lambda x: along_ones(f)(x).sum()),
+    "vmap of grad of jacfwd": lambda f: vmap(grad(jacfwd(f))),
+}
+
+
+@pytest.mark.parametrize("derivative", REVERSE_OVER.values(), ids=REVERSE_OVER)
+def test_what_a_rule_computes_once_is_connected_where_the_innermost_derivative_runs_it_first(
+    derivative,
+):
+    once = derivative(cubic(functools.cache, functools.cache))(X)
+    torch.testing.assert_close(once, 14 * X, rtol=0, atol=1e-12)

@@ -23,7 +23,15 @@ def vjp(fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /) -> Vjp
     if not (torch.compiler.is_dynamo_compiling() or is_transformed()):
         return _vjp_in_graph(fn, inputs, ())
     outputs, pullback = torch.func.vjp(lambda *tensors: tuple(fn(*tensors)), *inputs)
-    return outputs, lambda upstreams: pullback(tuple(upstreams))
+    return _shown(outputs), lambda upstreams: _shown(pullback(tuple(upstreams)))
+
+
+def _shown(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return tensors that torch has made for a rule, which what sees its operations has not seen."""
+    reads = None if torch.compiler.is_dynamo_compiling() else reads_now()
+    if reads is not None:
+        reads.knows(*tensors)
+    return tensors
 
 
 def transposed(
@@ -162,7 +170,7 @@ def _vjp_in_graph(
     )
     differentiated = [*own, *variables]
 
-    def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:
+    def pullback(upstreams: Sequence[Tensor]) -> Sequence[Tensor]:
         further = torch.is_grad_enabled() and (outside or any(u.requires_grad for u in upstreams))
         if not connected:
             return [torch.zeros_like(x) for x in differentiated]
@@ -182,10 +190,7 @@ def _vjp_in_graph(
                 materialize_grads=True,
             )
         gradients = [arrived.get(at, gradient) for at, gradient in enumerate(gradients)]
-        reads = reads_now()
-        if reads is not None:  # a rule that makes a graph: it has not seen what hooks return
-            reads.knows(*gradients)
-        return gradients
+        return _shown(gradients)  # with what hooks return
 
     return tuple(y if outside else y.detach() for y in outputs), pullback
 
