@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from cgshim.backend import RuleScope
+from cgshim.backend import Call, RuleScope, Tensor
 from cgshim_tensorflow._private import FunctionGradients, record
 from cgshim_tensorflow._record import Listening, is_of_accumulator
 from cgshim_tensorflow._values import is_differentiable, is_eager, values_of
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
 Backward = Callable[..., Sequence[Tensor | None]]
 """takes one upstream gradient for each output, None if it was not used; returns one gradient for each source"""
 

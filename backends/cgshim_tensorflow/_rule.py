@@ -10,11 +10,18 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import CustomGradientTypeError, Mapped, TransformationError, refusal
+from cgshim.backend import (
+    Call,
+    CustomGradientTypeError,
+    Mapped,
+    Tensor,
+    TransformationError,
+    refusal,
+)
 from cgshim_tensorflow._forward import (
     Backward,
     Linearity,
@@ -34,10 +41,6 @@ from cgshim_tensorflow._private import (
 from cgshim_tensorflow._record import note
 from cgshim_tensorflow._values import detached, is_eager, values_of, with_values
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
 MakeGradient = Callable[[Sequence[Tensor]], Backward]
 """takes the outputs and returns their gradient"""
 Forward = Callable[[Callable[[], None], Sequence[Tensor]], None]
