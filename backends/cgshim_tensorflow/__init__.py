@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from optree import tree_unflatten as tree_unflatten
 
-from cgshim.backend import WithBatches, has_no_derivative, output_without_rule
+from cgshim.backend import Call, Tensor, WithBatches, has_no_derivative, output_without_rule
 from cgshim_tensorflow._gradient import attach_rule
 from cgshim_tensorflow._outputs import Tangents
 from cgshim_tensorflow._private import (
@@ -35,10 +35,8 @@ from cgshim_tensorflow._trees import tree_flatten as tree_flatten
 from cgshim_tensorflow._values import detached, is_composite, values_of, with_values
 
 if TYPE_CHECKING:
-    from cgshim.backend import Call
     from cgshim.host.backend import HostCall, Spec
 
-Tensor = Any
 vjp_with_variables = vjp
 
 

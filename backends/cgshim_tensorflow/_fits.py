@@ -15,12 +15,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from cgshim.backend import CustomGradientValueError, describe, describe_spec, refusal
+from cgshim.backend import CustomGradientValueError, Tensor, describe, describe_spec, refusal
 from cgshim_tensorflow._private import is_compiled_by_xla
 from cgshim_tensorflow._record import stand_ins
 from cgshim_tensorflow._values import DENSE, SLICES, Kind, is_eager, kind_of, values_of
 
-Tensor = Any
 Name = Callable[[], str]
 """what messages call the tensor whose gradient is checked"""
 

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from cgshim.backend import RuleScope
+from cgshim.backend import Call, RuleScope, Tensor
 from cgshim_tensorflow._private import FunctionGradients, record
 from cgshim_tensorflow._record import Listening, is_of_accumulator
 from cgshim_tensorflow._values import is_differentiable, is_eager, values_of
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
 Backward = Callable[..., Sequence[Tensor | None]]
 """takes one upstream gradient for each output, None if it was not used; returns one gradient for each source"""
 
@@ -173,7 +169,6 @@ class Linearity:
         self._linear: set[int] = set()
         self._faults: dict[int, str] = {}
         self._doubts: dict[int, str] = {}
-        self._zeros: set[int] = set()
         self.fault: str | None = None
         """what shows that the rule is not linear, if anything does"""
         self.doubt: str | None = None
@@ -212,8 +207,6 @@ class Linearity:
         self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]
     ) -> None:
         """Look at one operation of the rule."""
-        if op_type == "ZerosLike":
-            self._zeros.update([output._id for output in outputs])
         if not op_type or op_type in _SHAPES or is_of_accumulator(op_type, attributes):
             return
         for known in (self._faults, self._doubts):
@@ -260,14 +253,13 @@ class Linearity:
 
     def conclude(self, gradients: Iterable[Tensor | None]) -> None:
         """Look at what the rule has returned."""
+        known = {*self._linear, *self._doubts}
         for gradient in map(values_of, gradients):
-            if gradient is None or not is_differentiable(gradient) or gradient._id in self._linear:
+            if gradient is None or not is_differentiable(gradient):
                 continue
-            if gradient._id in self._doubts:
-                self.doubt = self.doubt or self._doubts[gradient._id]
-            elif gradient._id in self._faults:
+            if gradient._id in self._faults:
                 self.fault = f"{self._faults[gradient._id]} in the rule"
-            elif not self._is_zero(gradient):
+            elif not (gradient._id in known or self._is_zero(gradient)):
                 self.fault = "a gradient that does not depend on upstream"
 
     def require_homogeneous(
@@ -287,7 +279,7 @@ class Linearity:
                 self.fault = "a gradient that is not proportional to upstream"
 
     def _is_zero(self, tensor: Tensor) -> bool:
-        if tensor._id in self._zeros:
+        if not is_eager(tensor) and tensor.op.type == "ZerosLike":
             return True
-        value = tensor.numpy() if is_eager(tensor) else tf.get_static_value(tensor)
+        value = tf.get_static_value(tensor)
         return value is not None and not np.any(value)

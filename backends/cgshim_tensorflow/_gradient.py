@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import place_of, refuse_captured_tangent, subvals
+from cgshim.backend import Call, Tensor, place_of, refuse_captured_tangent, subvals
 from cgshim_tensorflow._fits import equal, fit_of
 from cgshim_tensorflow._forward import Transposition, transposition
 from cgshim_tensorflow._outputs import EagerOutputs, GraphOutputs
@@ -30,10 +30,6 @@ from cgshim_tensorflow._rule import attach_gradient, stand_in_for, without_deriv
 from cgshim_tensorflow._run import Run
 from cgshim_tensorflow._values import detached, is_differentiable, is_eager, values_of, with_values
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
 KEPT = "grad_fn or jvp_fn has made in forward mode, and kept"
 
 

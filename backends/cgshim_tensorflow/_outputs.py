@@ -26,12 +26,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from cgshim.backend import TransformationError, sentence
+from cgshim.backend import Tensor, TransformationError, sentence
 from cgshim_tensorflow._private import delete_trace, pack_tangents, record, same_memory
 from cgshim_tensorflow._record import Listening, Record, identity
 from cgshim_tensorflow._values import detached, is_differentiable, is_eager, values_of, with_values
-
-Tensor = Any
 
 
 def _with_tangents(values: Sequence[Tensor]) -> frozenset[int]:

@@ -7,13 +7,12 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from cgshim.backend import Tensor
 from cgshim_tensorflow._fits import fit_of
 from cgshim_tensorflow._forward import Linearity
 from cgshim_tensorflow._private import pack_tangents
 from cgshim_tensorflow._record import running_rule
 from cgshim_tensorflow._values import is_differentiable, values_of, with_values
-
-Tensor = Any
 
 
 def vjp(

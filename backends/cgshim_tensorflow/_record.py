@@ -17,12 +17,12 @@ import itertools
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from cgshim.backend import RuleScope
+from cgshim.backend import Call, RuleScope, Tensor
 from cgshim_tensorflow._private import (
     autograph,
     context,
@@ -34,10 +34,6 @@ from cgshim_tensorflow._private import (
 )
 from cgshim_tensorflow._values import is_differentiable, is_eager
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
 Listener = Callable[[str, Sequence[Tensor], Any, Sequence[Tensor]], None]
 """takes an operation: its type, inputs, attributes and outputs"""
 

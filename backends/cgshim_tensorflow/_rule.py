@@ -10,11 +10,18 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import CustomGradientTypeError, Mapped, TransformationError, refusal
+from cgshim.backend import (
+    Call,
+    CustomGradientTypeError,
+    Mapped,
+    Tensor,
+    TransformationError,
+    refusal,
+)
 from cgshim_tensorflow._forward import (
     Backward,
     Linearity,
@@ -24,7 +31,6 @@ from cgshim_tensorflow._forward import (
 )
 from cgshim_tensorflow._private import (
     LegacyGraph,
-    count_accumulators,
     gradient_registry,
     pack_tangents,
     record,
@@ -34,10 +40,6 @@ from cgshim_tensorflow._private import (
 from cgshim_tensorflow._record import note
 from cgshim_tensorflow._values import detached, is_eager, values_of, with_values
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call
-
-Tensor = Any
 MakeGradient = Callable[[Sequence[Tensor]], Backward]
 """takes the outputs and returns their gradient"""
 Forward = Callable[[Callable[[], None], Sequence[Tensor]], None]
@@ -59,9 +61,6 @@ def attach_gradient(
     else:
         outputs, backward = _identity_in_graph(call, sources, values, make_gradient)
     note(outputs, sources)
-    if not count_accumulators():
-        record.record_operation(call.name, outputs, sources, backward)
-        return outputs
     # The tapes come first: they have to record what an accumulator computes from the outputs.
     record.record_operation_backprop_only(call.name, outputs, sources, backward)
     # An accumulator that transposes the rule in which this is called follows this without tangents,
@@ -199,16 +198,15 @@ def _converter(count: int, backward: Backward, call: Call) -> Callable[[Any], li
             return [wrap_for_pfor(x.t, x.is_stacked) for x in pfor_input.inputs]
         own = list(pfor_input.op.outputs[:count])
         rule = _Traced(backward, own, call)
-        residuals = [_converted(pfor_input.pfor, tensor, own) for tensor in rule.residuals]
         pfor_input.stack_inputs()
         inputs = [wrapped.t for wrapped in pfor_input.inputs]
         values, sources = inputs[:count], inputs[count:]
 
         def vectorized(outputs: Sequence[Tensor]) -> Backward:
-            read = [
-                (outputs[x] if isinstance(x, int) else x, is_stacked) for x, is_stacked in residuals
+            residuals = [
+                _converted(pfor_input.pfor, tensor, own, outputs) for tensor in rule.residuals
             ]
-            over_all: Any = lambda *upstreams: rule.over_all(outputs, read, upstreams)
+            over_all: Any = lambda *upstreams: rule.over_all(outputs, residuals, upstreams)
             over_all.require_transpose = require_transpose  # for a loop around this one
             return over_all  # type: ignore[no-any-return]
 
@@ -232,19 +230,11 @@ def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
     arguments = [*map(tf.convert_to_tensor, inputs)]
     one = tf.function(lambda *xs: list(function.run(None, (), *xs)[0]), autograph=False)
     traced = one.get_concrete_function(*[tf.TensorSpec(x.shape, x.dtype) for x in arguments])
-    # what is stateful runs in the loop's own body too
-    is_stateful = any(op.op_def.is_stateful for op in traced.graph.get_operations())
-    run = tf.raw_ops.StatefulPartitionedCall if is_stateful else tf.raw_ops.PartitionedCall
     with record.stop_recording():
-        outputs = run(
-            args=[*arguments, *traced.captured_inputs],
-            Tout=[y.dtype for y in traced.outputs],
-            f=traced,
-        )
-    for output, like in zip(outputs, traced.outputs, strict=True):
-        output.set_shape(like.shape)
+        outputs = traced(*arguments)
+    for output in outputs:
         output.op.pfor_converter = functools.partial(_over_iterations, function, len(arguments))
-    return list(outputs)
+    return outputs  # type: ignore[no-any-return]
 
 
 def _over_iterations(function: Mapped, count: int, pfor_input: Any) -> list[Any]:
@@ -313,7 +303,6 @@ class _Traced:
             for upstream, output in zip(upstreams, outputs, strict=True)
         ]
         stacked = [tensor for tensor, is_stacked in residuals if is_stacked]
-        types = [output.dtype for output in self._function.outputs]
 
         def of_one(elements: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
             rows = iter(elements[1])
@@ -321,7 +310,9 @@ class _Traced:
             with record.stop_recording():  # only what pfor makes of it is run and differentiated
                 return list(
                     tf.raw_ops.StatefulPartitionedCall(
-                        args=[*elements[0], *read], Tout=types, f=self._function
+                        args=[*elements[0], *read],
+                        Tout=[output.dtype for output in self._function.outputs],
+                        f=self._function,
                     )
                 )
 
@@ -329,13 +320,15 @@ class _Traced:
         return [next(gradients) if present else None for present in self._present]
 
 
-def _converted(pfor: Any, residual: Tensor, own: Sequence[Tensor]) -> tuple[Tensor | int, bool]:
-    """Return a residual, or the index of the output that it is, and whether it has a row for each
-    iteration.
+def _converted(
+    pfor: Any, residual: Tensor, own: Sequence[Tensor], outputs: Sequence[Tensor]
+) -> tuple[Tensor, bool]:
+    """Return a residual for all iterations, and whether it has a row for each: one of the
+    operation's own outputs is one of these.
     """
-    for at, output in enumerate(own):
+    for output, over_all in zip(own, outputs, strict=True):
         if output is residual:
-            return at, True
+            return over_all, True
     if is_eager(residual):
         return residual, False
     wrapped = pfor._convert_helper(residual)

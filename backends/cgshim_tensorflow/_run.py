@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from cgshim.backend import Call, Rule, Tensor
 from cgshim_tensorflow._outputs import Tangents
 from cgshim_tensorflow._private import context, pack_tangents, record
 from cgshim_tensorflow._record import (
@@ -23,11 +24,6 @@ from cgshim_tensorflow._record import (
     stand_ins,
 )
 from cgshim_tensorflow._values import is_differentiable, parts_of
-
-if TYPE_CHECKING:
-    from cgshim.backend import Call, Rule
-
-Tensor = Any
 
 
 class Run(NamedTuple):

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from cgshim.backend import Tensor
 from cgshim_tensorflow._private import EagerTensor, context, record, same_memory
-
-Tensor = Any
 
 
 class Kind(NamedTuple):
