@@ -24,7 +24,6 @@ from cgshim.backend import (
 from cgshim_jax._graph import depends_only_on
 from cgshim_jax._primitives import Linear, Op, Words, register_with_pallas_and_jet
 from cgshim_jax._rules import (
-    code_of,
     is_differentiable,
     is_running_rule,
     message_of,
@@ -37,6 +36,7 @@ from cgshim_jax._tracing import (
     NeedsValuesError,
     Surroundings,
     captured_so_far,
+    code_of,
     equations_for,
     eval_jaxpr,
     is_differentiated,
