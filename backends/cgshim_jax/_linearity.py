@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Literal
 from jax.interpreters import ad
 
 from cgshim.backend import CustomGradientError
 from cgshim_jax import _private
-from cgshim_jax._tracing import equations_for, is_tracer, jaxpr_of
-
-if TYPE_CHECKING:
-    from cgshim_jax._tracing import Jaxpr
-
+from cgshim_jax._tracing import equations_for, eval_jaxpr, is_tracer, jaxpr_of
 
 Array = Any
 
@@ -69,13 +65,12 @@ class NotLinearError(Exception):
     """A rule is not linear in its upstream gradients; the message says why."""
 
 
-def require_linear(jaxpr: Jaxpr) -> None:
+def require_linear(jaxpr: ClosedJaxpr, captured: int = 0) -> None:
     """Raise the error if a jaxpr has a constant term, or an operation of its arguments that JAX
-    cannot transpose.
-
-    A constant whose value is not known is None.
+    cannot transpose; so many of the arguments, the last ones, are what it captured.
     """
-    if CONSTANT in _forms_of_results(jaxpr.jaxpr, jaxpr.constants, [LINEAR] * len(jaxpr.invars)):
+    arguments = [LINEAR] * (len(jaxpr.in_avals) - captured) + [CONSTANT] * captured
+    if CONSTANT in _inside(jaxpr, arguments):
         raise NotLinearError("a constant one")
 
 
@@ -89,8 +84,8 @@ def transposed_if_linear(
     """
     jaxpr, captured = jaxpr_of(fn, types)
     try:
-        require_linear(jaxpr)
-        transpose = jax.linear_transpose(lambda *linear: jaxpr(captured, linear), *types)
+        require_linear(jaxpr, len(captured))
+        transpose = jax.linear_transpose(lambda *xs: eval_jaxpr(jaxpr, [*xs, *captured]), *types)
         return list(transpose(list(cotangents)))
     except CustomGradientError:  # an op in the function says more exactly what it refuses
         raise
@@ -207,7 +202,7 @@ def _sum(operands: Sequence[Form]) -> Form:
 def _jaxpr_in(eqn: Any) -> Any:
     """Return the jaxpr that an operation runs once, if it has one."""
     if eqn.primitive.name == "cgshim_op":
-        return eqn.params["op"].f.jaxpr
+        return eqn.params["op"].f
     return next(
         (eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None
     )

@@ -41,7 +41,7 @@ from cgshim_jax._rules import (
     refuse_captured,
     type_of_upstream,
 )
-from cgshim_jax._tracing import Jaxpr, is_known, is_tracer, jaxpr_of
+from cgshim_jax._tracing import eval_jaxpr, is_known, is_tracer, jaxpr_of
 
 Array = Any
 Rule = Callable[[list[Array], list[Array], Sequence[int]], Sequence[Array | None]]
@@ -198,14 +198,14 @@ class Linear:
         types = [t.aval for t in tangents]
         jaxpr, captured = jaxpr_of(lambda *own: push(residuals, list(own), picked), types)
         try:
-            require_linear(jaxpr)
+            require_linear(jaxpr, len(captured))
         except NotLinearError as error:
             refuse_nonlinear_jvp(self.words.op, str(error))
         if not has_loops(jaxpr.jaxpr):
-            return jaxpr(captured, tangents)
+            return eval_jaxpr(jaxpr, [*tangents, *captured])
         # JAX transposes no scan that carries values beside tangents: linearized, it is two
         zeros = [jnp.zeros(kind.shape, kind.dtype) for kind in types]
-        _, linear = jax.linearize(lambda *own: jaxpr(captured, own), *zeros)
+        _, linear = jax.linearize(lambda *own: eval_jaxpr(jaxpr, [*own, *captured]), *zeros)
         return linear(*tangents)  # type: ignore[no-any-return]
 
     def __call__(
@@ -265,7 +265,7 @@ class Op:
     """A call, as a parameter of the operation that JAX sees."""
 
     words: Words
-    f: Jaxpr | None = None
+    f: ClosedJaxpr | None = None
     """from arguments to outputs, once somebody has asked for their types"""
     of_batch: Callable[..., tuple[Sequence[Array], Sequence[bool]]] | None = None
     """runs a batch as cgshim.backend.Mapped does, if vmap is not to map the call itself"""
@@ -287,11 +287,9 @@ class Op:
     def __call__(self, arguments: Sequence[Array]) -> list[Array]:
         return list(_op.bind(*arguments, op=self))
 
-    def traced(self, types: Sequence[Any]) -> Jaxpr:
+    def traced(self, types: Sequence[Any]) -> ClosedJaxpr:
         """Return f as a jaxpr of arguments of these types."""
-        if self.f is None or any(
-            v.aval != kind for v, kind in zip(self.f.invars, types, strict=True)
-        ):
+        if self.f is None or list(self.f.in_avals) != list(types):
             f, captured = jaxpr_of(lambda *arguments: list(self.primal(arguments)), types)
             refuse_captured(self.words.op, captured)
             self.f = f
@@ -433,11 +431,11 @@ def _differentiable(
 
 
 def _evaluate_op(*operands: Array, op: Op) -> list[Array]:
-    return list(op.f([], operands) if op.f is not None else op.primal(operands))
+    return list(op.primal(operands) if op.f is None else eval_jaxpr(op.f, operands))
 
 
 def _types_of_op(*types: Any, op: Op) -> list[Any]:
-    return [v.aval for v in op.traced(types).jaxpr.outvars]
+    return list(op.traced(types).out_avals)
 
 
 def _differentiate_op(primals: Sequence[Array], moving: Sequence[bool], *, op: Op) -> Any:
@@ -458,8 +456,7 @@ def _batch_op(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *,
 
 def _lower_op(context: Any, *operands: Any, op: Op) -> Any:
     f = op.traced(context.avals_in)
-    closed = ClosedJaxpr(f.jaxpr, f.constants_with([]))
-    return _private.core_call_lowering(context, *operands, name="cgshim_op", call_jaxpr=closed)
+    return _private.core_call_lowering(context, *operands, name="cgshim_op", call_jaxpr=f)
 
 
 _op = _differentiable("cgshim_op", _evaluate_op, _types_of_op, _differentiate_op, _batch_op)
@@ -478,8 +475,7 @@ def _check(*arguments: Any, op: Op) -> tuple[Any, list[Array]]:
     jaxpr = op.traced([x.aval for x in operands])
     # errors have no derivative; XLA evaluates f once
     constants = [jax.lax.stop_gradient(x) for x in operands]
-    closed = ClosedJaxpr(jaxpr.jaxpr, jaxpr.constants)
-    error, _ = _private.checkify_jaxpr(*context, closed, enabled, error, *constants)
+    error, _ = _private.checkify_jaxpr(*context, jaxpr, enabled, error, *constants)
     return error, op(operands)
 
 

@@ -7,11 +7,9 @@ it was seen in.
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import jax
@@ -149,31 +147,3 @@ def type_made_of(operands: Sequence[Any], shape: tuple[int, ...], dtype: Any) ->
         devices = {"vma": frozenset().union(*(x.vma for x in operands))}
     sharding = like.sharding.update(spec=(None,) * len(shape))
     return like.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding, **devices)
-
-
-def debug_info_of(function: Callable[..., Any], arguments: int) -> Any:
-    """Return what JAX's messages say of a function that is traced, and of its arguments; None
-    before JAX 0.5.
-    """
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    name = getattr(function, "__name__", type(function).__name__)
-    code = getattr(function, "__code__", _op.__code__)
-    return debug_info and _debug_info(code, name, arguments)
-
-
-@functools.lru_cache(maxsize=256)
-def _debug_info(code: CodeType, name: str, arguments: int) -> Any:
-    """JAX reads name, line and parameters off a function: one without a closure, for JAX keeps what
-    it finds.
-    """
-    assert debug_info is not None
-    cells = tuple(CellType() for _ in code.co_freevars)
-    return debug_info(
-        "op_custom_gradient", FunctionType(code, {}, name, None, cells), (0,) * arguments, {}
-    )
-
-
-def _op(*arguments: Any) -> Any:
-    """Stands in JAX's messages for functions that have no code of their own."""

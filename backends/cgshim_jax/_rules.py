@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -92,14 +91,6 @@ def upstreams_of_rule() -> list[Array] | None:
         return None
     trace, upstreams, _ = _scope.current
     return upstreams if without_batches(current_trace()) is without_batches(trace) else None
-
-
-def code_of(f: Callable[..., Any]) -> Any:
-    """Return what two functions have in common that were made by one definition."""
-    while isinstance(f, functools.partial):
-        f = f.func
-    f = inspect.unwrap(f)
-    return getattr(f, "__code__", type(f))
 
 
 def is_tensor(x: object) -> bool:

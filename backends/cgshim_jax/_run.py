@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import jax
 import jax.numpy as jnp
 from jax.errors import UnexpectedTracerError
+from jax.extend.core import ClosedJaxpr
 
 from cgshim.backend import (
     CustomGradientError,
@@ -40,8 +41,8 @@ from cgshim_jax._rules import (
     type_of_upstream,
 )
 from cgshim_jax._tracing import (
-    Jaxpr,
     current_trace,
+    eval_jaxpr,
     is_tracer,
     jaxpr_of,
     keeping_calls,
@@ -87,7 +88,7 @@ class TracedRule:
     author raises.
     """
 
-    jaxpr: Jaxpr
+    jaxpr: ClosedJaxpr
     reads: Sequence[int] = ()
     """the places among the residuals of what it captured"""
     error: Exception | None = None
@@ -139,7 +140,7 @@ class TracedRule:
     @property
     def constants(self) -> Sequence[Any]:
         """What else it reads."""
-        return self.jaxpr.constants if self.error is None else []
+        return self.jaxpr.consts if self.error is None else []
 
     def __call__(self, residuals: Sequence[Array], upstreams: Sequence[Array]) -> dict[int, Array]:
         """Return the gradients that there are, by the places of the inputs, and of the variables
@@ -147,7 +148,7 @@ class TracedRule:
         """
         if self.error is not None:
             raise self.error
-        gradients = self.jaxpr([residuals[at] for at in self.reads], upstreams)
+        gradients = eval_jaxpr(self.jaxpr, [*upstreams, *(residuals[at] for at in self.reads)])
         return dict(zip(self.returned, gradients, strict=True))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, Literal
 
 from cgshim.backend import (
     CustomGradientTypeError,
@@ -24,7 +24,6 @@ from cgshim.backend import (
 from cgshim_jax._graph import depends_only_on
 from cgshim_jax._primitives import Linear, Op, Words, register_with_pallas_and_jet
 from cgshim_jax._rules import (
-    code_of,
     is_differentiable,
     is_running_rule,
     message_of,
@@ -34,11 +33,12 @@ from cgshim_jax._rules import (
 )
 from cgshim_jax._run import TracedRule, TracedTangents, trace_for_each, traced
 from cgshim_jax._tracing import (
-    Jaxpr,
     NeedsValuesError,
     Surroundings,
     captured_so_far,
+    code_of,
     equations_for,
+    eval_jaxpr,
     is_differentiated,
     is_reference,
     is_tracer,
@@ -141,7 +141,7 @@ class _Staging:
         )
         place = {id(x): len(self.inputs) + at for at, x in enumerate(self.variables)}
         linear = makers[-1]([*self.at, *(place.get(id(x)) for x in self.captured)])
-        _refuse_references(self.call, [*self.captured, *f.constants, *self.rule.constants])
+        _refuse_references(self.call, [*self.captured, *f.consts, *self.rule.constants])
         return _Staged(f, linear)
 
     def _choices(self) -> list[tuple[int, ...]]:
@@ -210,20 +210,16 @@ class _Staged(Op):
     to outputs.
     """
 
-    def __init__(self, whole: Jaxpr, linear: Linear) -> None:
-        self.linear, self.words = linear, linear.words
-        jaxpr, captured_at = whole.jaxpr, whole.captured_at
-        arguments = [*whole.invars, *(whole.constvars[at] for at in captured_at)]
-        fixed = [at for at in range(len(whole.constants)) if at not in captured_at]
-        constants = [whole.constants[at] for at in fixed]
-        part = functools.partial(part_of, jaxpr, [whole.constvars[at] for at in fixed], arguments)
-        self.whole = Jaxpr(part(jaxpr.outvars, jaxpr.eqns), constants, [])
+    def __init__(self, whole: ClosedJaxpr, linear: Linear) -> None:
+        self.whole, self.linear, self.words = whole, linear, linear.words
+        jaxpr = whole.jaxpr
         outputs = jaxpr.outvars[: len(linear.outputs)]
-        self.f = Jaxpr(part(outputs, equations_for(outputs, jaxpr.eqns)[0]), constants, [])
+        of_outputs, _ = equations_for(outputs, jaxpr.eqns)
+        self.f = part_of(whole, jaxpr.invars, outputs, of_outputs)
 
     def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
         assert self.f is not None
-        return self.f([], arguments)
+        return eval_jaxpr(self.f, arguments)
 
     def forward(
         self, arguments: Sequence[Array]
@@ -235,7 +231,7 @@ class _Staged(Op):
         return outputs, residuals, dataclasses.replace(self.linear, outputs=types)
 
 
-def _split(f: Jaxpr, outputs: int, arguments: Sequence[Array]) -> list[Array]:
+def _split(f: ClosedJaxpr, outputs: int, arguments: Sequence[Array]) -> list[Array]:
     """Return f's outputs, without derivatives, and its other residuals, with derivatives through
     f's own operations.
 
@@ -247,12 +243,11 @@ def _split(f: Jaxpr, outputs: int, arguments: Sequence[Array]) -> list[Array]:
     of_outputs = [v for eqn in second for v in eqn.invars] + jaxpr.outvars[:outputs]
     needed = {v for v in of_outputs if not isinstance(v, Literal)}
     between = [v for eqn in first for v in eqn.outvars if v in needed]
-    part = part_of(jaxpr, f.constvars, f.invars, [*jaxpr.outvars[outputs:], *between], first)
-    known = jax.core.eval_jaxpr(part, f.constants, *arguments)
+    part = part_of(f, jaxpr.invars, [*jaxpr.outvars[outputs:], *between], first)
+    known = eval_jaxpr(part, arguments)
     count = len(jaxpr.outvars) - outputs
-    rest = part_of(jaxpr, [*f.constvars, *f.invars, *between], [], jaxpr.outvars[:outputs], second)
+    rest = part_of(f, [*jaxpr.invars, *between], jaxpr.outvars[:outputs], second)
     operands = [
-        jax.lax.stop_gradient(x) if is_tracer(x) else x
-        for x in (*f.constants, *arguments, *known[count:])
+        jax.lax.stop_gradient(x) if is_tracer(x) else x for x in (*arguments, *known[count:])
     ]
-    return [*jax.core.eval_jaxpr(rest, operands), *known[:count]]
+    return [*eval_jaxpr(rest, operands), *known[:count]]

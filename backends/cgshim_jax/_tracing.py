@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import enum
+import functools
+import inspect
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from types import CellType, CodeType, FunctionType
+from typing import Any
 
 import jax
 from jax.core import Tracer
@@ -241,32 +244,9 @@ def lowered(x: Any) -> Any:
 # --- Functions as jaxprs --------------------------------------------------------------------------
 
 
-class Jaxpr(NamedTuple):
-    """A jaxpr that takes the tracers that it captured as arguments."""
-
-    jaxpr: Any
-    constants: list[Any]
-    captured_at: list[int]
-
-    def __call__(self, captured: Sequence[Array], arguments: Sequence[Array]) -> list[Array]:
-        return list(jax.core.eval_jaxpr(self.jaxpr, self.constants_with(captured), *arguments))
-
-    def constants_with(self, captured: Sequence[Array]) -> list[Array]:
-        """Return the constants, with these tracers in the places of those that were captured."""
-        constants = list(self.constants)
-        for at, tracer in zip(self.captured_at, captured, strict=True):
-            constants[at] = tracer
-        return constants
-
-    @property
-    def constvars(self) -> list[Any]:
-        """The variables of the constants, which JAX since 0.11 has among the arguments."""
-        return [*self.jaxpr.constvars, *self.jaxpr.invars][: len(self.constants)]
-
-    @property
-    def invars(self) -> list[Any]:
-        """The variables of the arguments."""
-        return [*self.jaxpr.constvars, *self.jaxpr.invars][len(self.constants) :]
+def eval_jaxpr(jaxpr: ClosedJaxpr, operands: Sequence[Array]) -> list[Array]:
+    """Return the results of a jaxpr."""
+    return list(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands))
 
 
 def equations_for(wanted: Sequence[Any], equations: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -284,32 +264,48 @@ def equations_for(wanted: Sequence[Any], equations: Sequence[Any]) -> tuple[list
 
 
 def part_of(
-    jaxpr: Any,
-    constants: Sequence[Any],
-    arguments: Sequence[Any],
-    results: Sequence[Any],
-    equations: Any,
-) -> Any:
-    """Return a part of a jaxpr, as one."""
+    whole: ClosedJaxpr, arguments: Sequence[Any], results: Sequence[Any], equations: Sequence[Any]
+) -> ClosedJaxpr:
+    """Return a part of a jaxpr, as one; a constant of the whole may be an argument of the part."""
     # which JAX counts
     names = {"arg_names": ("",) * len(arguments), "result_paths": ("",) * len(results)}
-    return jaxpr.replace(
+    jaxpr, given = whole.jaxpr, set(arguments)
+    constants = {v: c for v, c in zip(jaxpr.constvars, whole.consts, strict=True) if v not in given}
+    part = jaxpr.replace(
         constvars=list(constants), invars=list(arguments), outvars=list(results), eqns=list(equations),
         effects=set().union(*(eqn.effects for eqn in equations)),
         debug_info=jaxpr.debug_info and jaxpr.debug_info._replace(**names),
     )  # fmt: skip
+    return ClosedJaxpr(part, list(constants.values()))
+
+
+def code_of(f: Callable[..., Any]) -> Any:
+    """Return what two functions have in common that were made by one definition."""
+    while isinstance(f, functools.partial):
+        f = f.func
+    f = inspect.unwrap(f)
+    return getattr(f, "__code__", type(f))
+
+
+@functools.lru_cache(maxsize=256)
+def _debug_info(code: Any, arguments: int) -> Any:
+    """Return what JAX's messages say of a function with this code, and of its arguments: JAX reads
+    it off a function, here off one without a closure.
+    """
+    if isinstance(code, CodeType):
+        code = FunctionType(code, {}, closure=tuple(CellType() for _ in code.co_freevars))
+    return _private.debug_info("op_custom_gradient", code, (0,) * arguments, {})
 
 
 def _make_jaxpr(
     function: Callable[..., Sequence[Array]], types: Sequence[Any], author: Callable[..., Any]
-) -> tuple[Any, list[Any]]:
-    """Return function's jaxpr for arguments of these types, and its constants."""
+) -> ClosedJaxpr:
+    """Return function's jaxpr for arguments of these types."""
     if _private.trace_to_jaxpr_dynamic is None:
-        closed = jax.make_jaxpr(function)(*types)
-        return closed.jaxpr, list(closed.consts)
-    flat = _private.wrap_init(function, debug_info=_private.debug_info_of(author, len(types)))
+        return jax.make_jaxpr(function)(*types)
+    flat = _private.wrap_init(function, debug_info=_debug_info(code_of(author), len(types)))
     jaxpr, _, constants = _private.trace_to_jaxpr_dynamic(flat, types)
-    return jaxpr, constants
+    return ClosedJaxpr(jaxpr, constants)
 
 
 def _forgotten_if_it_fails(
@@ -333,21 +329,21 @@ def _forgotten_if_it_fails(
 def jaxpr_of(
     function: Callable[..., Sequence[Array]], types: Sequence[Any], known: Sequence[Array] = (),
     author: Callable[..., Any] | None = None,
-) -> tuple[Jaxpr, list[Array]]:  # fmt: skip
+) -> tuple[ClosedJaxpr, list[Array]]:  # fmt: skip
     """Return function's jaxpr for arguments of these types, and the tracers and known tensors that
-    it captured.
+    it captured, which are its last arguments.
 
     JAX's messages speak of the author's function.
     """
-    jaxpr, constants = _make_jaxpr(_forgotten_if_it_fails(function), types, author or function)
-    ids = {id(x) for x in known}
-    captured_at = [
-        at for at, constant in enumerate(constants) if is_tracer(constant) or id(constant) in ids
-    ]
-    captured = [constants[at] for at in captured_at]
-    for at in captured_at:
-        constants[at] = None
-    return Jaxpr(jaxpr, constants, captured_at), captured
+    whole = _make_jaxpr(_forgotten_if_it_fails(function), types, author or function)
+    jaxpr, ids = whole.jaxpr, {id(x) for x in known}
+    captured = {
+        v: constant
+        for v, constant in zip(jaxpr.constvars, whole.consts, strict=True)
+        if is_tracer(constant) or id(constant) in ids
+    }
+    part = part_of(whole, [*jaxpr.invars, *captured], jaxpr.outvars, jaxpr.eqns)
+    return part, list(captured.values())
 
 
 def holds_constants(jaxpr: Any, ids: Collection[int]) -> bool:

@@ -195,7 +195,7 @@ class Written(Op):
             )
         else:
             if first.error is None and holds_constants(
-                first.jaxpr.jaxpr, {id(x) for x in (*arguments, *outputs)}
+                first.jaxpr, {id(x) for x in (*arguments, *outputs)}
             ):
                 raise NotAsWrittenError
             gradient_of = [i if is_differentiable(inputs[i]) else None for i in self.places]
