@@ -215,7 +215,7 @@ class TransformedRun(Run):
         """
         if not self.may_hide:
             return contextlib.nullcontext()
-        reads = _ReadsOfFunc(self.call, NOTHING, lambda t: t)
+        reads = _ReadsOfFunc(self.call, NOTHING, lambda _, t: t)
         for ref, at in self.shown:
             if (raw := ref()) is not None:
                 reads.put(raw, tensors[at])
@@ -238,10 +238,6 @@ class _ReadsOfFunc(Reads):
 
     def before_operation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         self.asks = func in _ASKS
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self.close()
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
         """Return t, unless it is of a batch: vmap runs the rule when its batch is over."""

@@ -39,7 +39,7 @@ def differentiable_gradients(
             return run.gradients(inputs, upstreams, run.variables, needed)
     turns = itertools.count()
 
-    def placed_by_turn(t: Tensor) -> Tensor:
+    def placed_by_turn(reads: Reads, t: Tensor) -> Tensor:
         """Return a tensor that the rule reads, nobody knows from where, as a function of inputs and
         variables.
         """
@@ -58,12 +58,8 @@ def differentiable_gradients(
         if at not in run.own_at:
             reads.put(substitute if raw is None else raw, substitute)
     reads.knows(*upstreams, *run.variables, *[x for x in inputs if x is not None])
-    try:
-        with run.holding(substitutes), reads:
-            gradients = run.gradients(inputs, upstreams, run.variables, needed)
-        return reads.result(gradients)
-    finally:
-        reads.close()
+    with run.holding(substitutes), reads:
+        return reads.result(run.gradients(inputs, upstreams, run.variables, needed))
 
 
 def _connected(run: Run, saved: Sequence[Tensor], inputs: Sequence[Tensor | None]) -> list[Tensor]:
@@ -183,7 +179,7 @@ class AnotherRun:
     def __init__(self, run: Run, inputs: list[Tensor], variables: Sequence[Tensor]) -> None:
         self._run, self._call, self._inputs, self._variables = run, run.call, inputs, variables
         self._reads = _ReadsOfAnotherRun(
-            run.call, run.existing, lambda t: self._reads.refused(t, "f kept in an earlier call")
+            run.call, run.existing, lambda reads, t: reads.refused(t, "f kept in an earlier call")
         )
         self._reads.anchors = [t for t in (*inputs, *variables) if t.requires_grad]
         self._reads.knows(*inputs, *variables)
@@ -218,7 +214,6 @@ class AnotherRun:
                           ) from error  # fmt: skip
         finally:
             footprint.put_back()
-            self._reads.close()
 
     def _find(
         self, asked: Sequence[tuple[int, Tensor, Tensor]], upstreams: Sequence[Tensor] | None
@@ -257,19 +252,16 @@ class AnotherRun:
         """Return what the rule of this run reads, in order, of the tensors that nobody can place."""
         residuals: list[Tensor] = []
 
-        def note(t: Tensor) -> Tensor:
+        def note(_: Reads, t: Tensor) -> Tensor:
             residuals.append(t)
             return t
 
         reads = _ReadsOfAnotherRun(self._call, self._run.existing, note)
         reads.knows(*self._inputs, *held, *upstreams, *self._variables)
-        try:
-            with reads:
-                gradients = rule(self._inputs, upstreams, self._variables)
+        with reads:
+            gradients = rule(self._inputs, upstreams, self._variables)
             with torch._C.DisableTorchFunction():
                 reads.read_each(list(gradients))
-        finally:
-            reads.close()
         return residuals
 
     def _checked(self, t: Tensor | None, first: Tensor) -> Tensor:

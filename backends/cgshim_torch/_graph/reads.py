@@ -32,14 +32,17 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
     """Substitutes what a rule, or another run of f, reads.
 
     A tensor is known if it was made since: by an operation under this mode. It is constant if it
-    existed before f ran. Of any other float nobody knows how it depends on the arguments: `place`
-    returns what to read for it.
+    existed before f ran. Of any other float nobody knows how it depends on the arguments: `place`,
+    which is called with this mode, returns what to read for it. It does not hold the mode, nor does a
+    node of the graph: nothing waits for the garbage collector.
     """
 
     gave_numbers = False
     """True if what runs may make tensors of the numbers of other tensors"""
 
-    def __init__(self, call: Call, existing: Existing, place: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, call: Call, existing: Existing, place: Callable[[Reads, Tensor], Tensor]
+    ) -> None:
         super().__init__()
         self.call = call
         self.anchors: Sequence[Tensor] = ()
@@ -80,19 +83,6 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
     def _is_cut(self, t: Tensor) -> bool:
         return id(t) in self._cut and (self._cut[id(t)] or not t.requires_grad)
 
-    def close(self) -> None:
-        """Let go of all tensors, and of `place`, which may hold this mode: nothing waits for the
-        garbage collector.
-        """
-        self._substitutes, self._raw, self._known, self.anchors, self._wrapped = (
-            {},
-            {},
-            {},
-            (),
-            None,
-        )
-        del self._place
-
     def read(self, t: Tensor) -> Tensor:
         """Return what to read for a tensor."""
         if t.dtype not in FLOATS:
@@ -116,7 +106,7 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
                 t, self.refused(t, "was made by code that torch does not show") if hidden else t
             )
         with outside_of_func(), torch.enable_grad():
-            return self.put(t, self._place(t))
+            return self.put(t, self._place(self, t))
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
         """Return a tensor of torch.func, which the rule itself has called: that wraps without
@@ -139,11 +129,11 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
 
     def refused(self, t: Tensor, why: str) -> Tensor:
         """Return an alias of a tensor whose derivative is refused, if it is taken."""
-        place, shown = place_of(t), torch.empty_like(t, device="meta")
+        call, place, shown = self.call, place_of(t), torch.empty_like(t, device="meta")
         why = f"{why} (it is kept as {place})" if place else why
         with outside_of_func(), torch.enable_grad():
             (alias,) = without_derivative(
-                lambda _: self.call.refuse_unconnected(shown, why), [t], self.anchors
+                lambda _: call.refuse_unconnected(shown, why), [t], self.anchors
             )
         return alias
 
