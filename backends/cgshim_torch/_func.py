@@ -215,11 +215,11 @@ class TransformedRun(Run):
         """
         if not self.may_hide:
             return contextlib.nullcontext()
-        reads = _ReadsOfFunc(self.call, NOTHING, lambda _, t: t)
+        known = [*upstreams, *[t for t in tensors if t is not None]]
+        reads = _ReadsOfFunc(self.call, NOTHING, lambda _, t: t, known)
         for ref, at in self.shown:
             if (raw := ref()) is not None:
                 reads.put(raw, tensors[at])
-        reads.knows(*upstreams, *[t for t in tensors if t is not None])
         return reads
 
     def refuse_constants(self, beside: int) -> None:

@@ -195,9 +195,6 @@ def _saved(
         else:
             places.append(None)
     run.inputs_at = places[:count]
-    run.outputs_at = [
-        place for place in places[count:] if place is not None and place not in run.inputs_at
-    ]
     own = []
     for t in residuals:
         place = save(t, id(t), t if reads is None else reads.read(t))
@@ -209,7 +206,7 @@ def _saved(
         run.versions = [0 if t is None else version_of(t) for t in run.raw]
     elif run.held:
         _empty(run)
-    _anchor(run, holdings, inputs, saved)
+    _anchor(run, holdings, inputs)
     return saved
 
 
@@ -265,9 +262,7 @@ def _empty(run: Run) -> None:
             run.raw[place] = None
 
 
-def _anchor(
-    run: Run, holdings: Holdings, inputs: Sequence[Tensor], saved: Sequence[Tensor]
-) -> None:
+def _anchor(run: Run, holdings: Holdings, inputs: Sequence[Tensor]) -> None:
     """Connect the node with inputs that are not saved, if the rule may read what is to be refused."""
     reads_held_alone = not holdings.objects and library_names(run.rule.grad_fn) is not None
     run.may_hide = not reads_held_alone or any(each.holder is None for each in run.held)
@@ -276,7 +271,7 @@ def _anchor(
     missing = [
         x for x, at in zip(inputs, run.inputs_at, strict=True) if at is None and x.requires_grad
     ]
-    if missing and not any(saved[at].dtype in FLOATS for at in run.outputs_at):
+    if missing:
         connected = [*missing, *run.variables]
         (run.anchor,) = without_derivative(
             run.call.refuse_second_order, [torch.empty(0)], connected

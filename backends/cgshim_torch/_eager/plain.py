@@ -287,7 +287,6 @@ class Plan:
         if existing is not NOTHING or id(output) in held:  # else nobody holds it
             alias = output.detach()
         if id(output) in held:
-            run.outputs_at = [len(raw)]
             raw.append(output)
             saved.append(alias)
         raw += residuals

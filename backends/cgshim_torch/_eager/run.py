@@ -48,7 +48,6 @@ class Run:
     raw: list[Tensor | None]
     versions: Sequence[int] = ()  # how often each of these had been changed in place
     inputs_at: Sequence[int | None]  # where the inputs are saved
-    outputs_at: Sequence[int] = ()  # where outputs are saved
     own_at: Sequence[int] = ()  # where tensors of a graph are saved that f made for itself
 
     def __init__(

@@ -8,7 +8,7 @@ own output, a residual with its derivative.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -41,11 +41,16 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
     """True if what runs may make tensors of the numbers of other tensors"""
 
     def __init__(
-        self, call: Call, existing: Existing, place: Callable[[Reads, Tensor], Tensor]
+        self,
+        call: Call,
+        existing: Existing,
+        place: Callable[[Reads, Tensor], Tensor],
+        known: Iterable[Tensor],
+        anchors: Sequence[Tensor] = (),
     ) -> None:
         super().__init__()
         self.call = call
-        self.anchors: Sequence[Tensor] = ()
+        self._anchors = anchors
         """what the derivatives are taken by that `refused` refuses"""
         self.hides_nothing = False
         """True if callees that this mode does not see (Functions, vmap, TorchScript) can read only what is connected"""
@@ -55,7 +60,7 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         self._start = sequence_number()
         self._substitutes: dict[int, tuple[Tensor, Tensor]] = {}
         self._raw: dict[int, Tensor] = {}
-        self._known: dict[int, Tensor] = {}
+        self._known = {id(t): t for t in known}
         self._cut: dict[int, bool] = {}
         """made while gradients were off: True if of what was substituted. Else a Function may yet give a derivative"""
         self._substituted = self._differentiated = False  # what the operation in progress has read
@@ -133,7 +138,7 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         why = f"{why} (it is kept as {place})" if place else why
         with outside_of_func(), torch.enable_grad():
             (alias,) = without_derivative(
-                lambda _: call.refuse_unconnected(shown, why), [t], self.anchors
+                lambda _: call.refuse_unconnected(shown, why), [t], self._anchors
             )
         return alias
 
