@@ -12,9 +12,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import torch
@@ -22,6 +21,7 @@ import torch
 from cgshim.backend import (
     Call,
     Mapped,
+    RuleScope,
     Tensor,
     TreeSpec,
     WithBatches,
@@ -88,8 +88,10 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         )
     existing, start = Existing(call), sequence_number()
     before = [versions_of(levels(x)) for x in inputs]
-    with constants_in_f() as constants:
-        outputs, rule = call.read(run_once(call, inputs), inputs)
+    refusals: dict[int, Refusal] = {}
+    in_forward_mode = (_level(), refusals) if forward_ad._current_level >= 0 else None
+    result = _constants.run(in_forward_mode, run_once, call, inputs)
+    outputs, rule = call.read(result, inputs)
     during = since(start)
     if any(
         requires_grad_at_a_level(x) and versions_of(levels(x)) != was
@@ -105,7 +107,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     run = TransformedRun(call, rule, existing, [x.device for x in inputs], holdings.tensors)
     run.variables, _ = variables_of(call, rule, existing, inputs, inputs, during, made, holdings)
     run.state = state_of(call.f, run.variables)
-    run.refusals = list(constants.values())
+    run.refusals = list(refusals.values())
     passed = run.choose(holdings, inputs, outputs)
     if forward_ad._current_level >= 0 and not rules.current:
         refuse_captured_tangents(call, outputs, [*inputs, *run.variables])
@@ -151,11 +153,7 @@ class TransformedRun(Run):
         passed = [*inputs, *self.variables, *residuals, *outputs]
         at = {id(t): place for place, t in reversed(list(enumerate(passed)))}
         self.held_at = [at[id(t)] for t, _, _ in self.held]
-        self.count, self.leaves, self.outputs = (
-            len(passed),
-            len(inputs) + len(self.variables),
-            len(outputs),
-        )
+        self.leaves, self.outputs = len(inputs) + len(self.variables), len(outputs)
         self.holds_floats = bool(holdings.objects) or any(
             t.dtype in FLOATS and not self.existing.has(t) for t in residuals
         )
@@ -166,16 +164,8 @@ class TransformedRun(Run):
         )  # fmt: skip
         self.shown = [(weakref.ref(t), at[id(t)]) for t in passed] if self.may_hide else []
         needs_inputs = self.rule.needs_inputs or self.call.once_differentiable
-        saved = {*self.held_at, *range(0 if needs_inputs else len(inputs), self.leaves)}
-        self.saved_at = list(range(self.count)) if self.may_hide else sorted(saved)
-        return [*passed[: self.count - self.outputs], *[y.detach() for y in outputs]]
-
-    def among(self, saved: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the tensors, of those that were saved."""
-        tensors: list[Tensor | None] = [None] * self.count
-        for at, t in zip(self.saved_at, saved, strict=True):
-            tensors[at] = t
-        return tensors
+        self.saved_at = {*self.held_at, *range(0 if needs_inputs else len(inputs), self.leaves)}
+        return [*passed[: len(passed) - self.outputs], *[y.detach() for y in outputs]]
 
     def gradients_from(
         self, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor], needed: Sequence[bool] | None = None
@@ -285,7 +275,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         run, *passed = inputs
         tensors = [*passed[: len(passed) - run.outputs], *output]
-        saved = [tensors[at] for at in run.saved_at]
+        saved = [t if run.may_hide or at in run.saved_at else None for at, t in enumerate(tensors)]
         ctx.run = run
         ctx.save_for_backward(*saved)
         if forward_ad._current_level >= 0:
@@ -298,7 +288,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         run: TransformedRun = ctx.run
-        tensors = run.among(ctx.saved_tensors)
+        tensors = ctx.saved_tensors
         if forward_ad._current_level >= 0:
             run.refuse_constants(beside=0)
         gradients = run.gradients_from(
@@ -309,7 +299,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         ):
             connected = [*tensors[: run.leaves], *upstreams]
             gradients = without_derivative(run.call.refuse_second_order, gradients, connected)
-        return None, *gradients, *[None] * (run.count - run.leaves)
+        return None, *gradients, *[None] * (len(tensors) - run.leaves)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -322,7 +312,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         run.refuse_constants(beside=1)  # the level whose tangents these are
         # torch has disabled it, also for the outer levels
         with forward_ad._set_fwd_grad_enabled(True):
-            tensors = run.among([_primal(tensor) for tensor in ctx.saved_tensors])
+            tensors = [t if t is None else _primal(t) for t in ctx.saved_tensors]
             return push(tensors, [zeros() for zeros in ctx.zeros], tangents)
 
 
@@ -508,33 +498,17 @@ def _is_true(condition: Tensor) -> bool:
 
 # --- Ops without a derivative, in forward mode ----------------------------------------------------
 #
-# What such an op returns within f is a constant, because the rule has the tangent.
+# What such an op returns within f is a constant, because the rule has the tangent. torch computes all
+# tangents as f runs, and nobody may use them. So only those are refused that can be used: outside of
+# an op at once, and within one if the rule's own derivative needs what f made.
 
-_constants: ContextVar[tuple[int, dict[int, Refusal]] | None] = ContextVar(
-    "cgshim_torch_constants", default=None
-)
+_constants: RuleScope[tuple[int, dict[int, Refusal]] | None] = RuleScope("cgshim_torch_constants")
 """the innermost level of torch.func around f; and a refusal for each level with a tangent of the op's arguments"""
-
-
-@contextlib.contextmanager
-def constants_in_f() -> Iterator[dict[int, Refusal]]:
-    """Let results of such ops be constants in forward mode, while f runs; yield their refusals.
-
-    torch computes all tangents as f runs, and nobody may use them. So only those are refused that
-    can be used: outside of an op at once, and within one if the rule's own derivative needs what f
-    made.
-    """
-    refusals: dict[int, Refusal] = {}
-    token = _constants.set((_level(), refusals) if forward_ad._current_level >= 0 else None)
-    try:
-        yield refusals
-    finally:
-        _constants.reset(token)
 
 
 def take_as_constant(refuse: Refusal) -> None:
     """Note that what such an op returns is a constant at this level; refuse if it may not be one."""
-    constants = _constants.get()
+    constants = _constants.current
     if constants is None or _level() > constants[0]:
         refuse()
     constants[1][_level()] = refuse
