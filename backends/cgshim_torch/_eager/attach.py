@@ -50,24 +50,12 @@ Outputs = tuple[Sequence[Tensor], TreeSpec]
 
 def differentiable(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return f's outputs, with the rule for their gradient if they can be differentiated."""
-    if is_transformed():
-        outputs, spec = transformed(call, inputs)
-    else:
-        outputs, spec = (
-            attached(call, inputs) if torch.is_grad_enabled() else unattached(call, inputs)
-        )
+    with_its_rule = transformed if is_transformed() else attached
+    outputs, spec = with_its_rule(call, inputs)
     reads = reads_now()
     if reads is not None:
         reads.knows(*outputs)
     return outputs, spec
-
-
-def unattached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
-    """Return f's outputs while no gradients are recorded."""
-    if call.takes_needs_input_grad:
-        call = call.with_needs_input_grad([False] * len(inputs))
-    outputs, rule = call.read(run_once(call, inputs), inputs)
-    return constants(outputs, inputs), rule.output
 
 
 def constants(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -80,12 +68,14 @@ def constants(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tenso
 
 def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return f's outputs, with the rule for their gradient if anything is differentiated."""
+    recording = torch.is_grad_enabled()
     if call.takes_needs_input_grad:
         call = call.with_needs_input_grad(
-            [functorch.unwrap_if_dead(x).requires_grad for x in inputs]
+            [recording and functorch.unwrap_if_dead(x).requires_grad for x in inputs]
         )
-    detached = [x.detach() for x in inputs]
-    existing, start, versions = Existing(call), sequence_number(), versions_of(detached)
+    detached = [x.detach() for x in inputs] if recording else [*inputs]
+    existing = Existing(call) if recording else NOTHING
+    start, versions = sequence_number(), versions_of(detached)
     return with_rule(call, inputs, detached, existing, start, versions, [run_once(call, detached)])
 
 
@@ -101,6 +91,8 @@ def with_rule(
     the rule holds.
     """
     outputs, rule = call.read(results.pop(), detached)
+    if not torch.is_grad_enabled():
+        return constants(outputs, inputs), rule.output
     differentiated = any(map(requires_grad, inputs))
     holdings = Holdings(rule.grad_fn, existing=existing.holders)
     made = _made(outputs, holdings)

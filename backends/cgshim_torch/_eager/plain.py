@@ -29,7 +29,7 @@ from cgshim.backend import (
     has_no_derivative,
     runs_op,
 )
-from cgshim_torch._eager.attach import Attached, constants, with_rule
+from cgshim_torch._eager.attach import Attached, with_rule
 from cgshim_torch._eager.run import Run, move_to, named, rules
 from cgshim_torch._eager.vjp import transposed_on_values
 from cgshim_torch._graph.existing import (
@@ -365,11 +365,8 @@ class Plan:
     ) -> Any:  # fmt: skip
         """Return the output of a call that proved not to be plain, after its run of f."""
         call = self.call.with_f(f, options)
-        if torch.is_grad_enabled():
-            outputs, spec = with_rule(call, args, inputs, existing, start, versions, results)
-            return spec.combine(outputs)
-        outputs, rule = call.read(results.pop(), inputs)
-        return rule.output.combine(constants(outputs, args))
+        outputs, spec = with_rule(call, args, inputs, existing, start, versions, results)
+        return spec.combine(outputs)
 
 
 # --- A gradient that is known already -------------------------------------------------------------
