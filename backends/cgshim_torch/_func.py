@@ -370,46 +370,59 @@ def _push_forward(
 ) -> tuple[Tensor | None, ...]:
     """Apply the transpose of the rule to the inputs' tangents; return the outputs' tangents, which
     are like zeros.
-
-    The transpose of a linear rule is the same at each upstream: it is taken at small ones. It must
-    be the same at others, and the gradients there must fit it, and those at FACTOR times these
-    upstreams: so a rule shows that is not linear.
     """
     floats = [at for at, z in enumerate(zeros) if z.dtype in FLOATS]
     nonzero = [t for t in tangents[: run.leaves] if t is not None]
     if not (floats and nonzero):
         return tuple([z if z.dtype in FLOATS else None for z in zeros])
 
-    def gradients(
-        *upstreams: Tensor, tensors: Sequence[Tensor | None] = tensors
-    ) -> tuple[Tensor, ...]:
+    def gradients(*upstreams: Tensor) -> tuple[Tensor, ...]:
         pairs = zip(
             run.gradients_from(tensors, subvals(zeros, floats, upstreams)), tangents, strict=False
         )
         return tuple([torch.zeros_like(t) if g is None else g for g, t in pairs if t is not None])
 
-    upstreams = [ramp(zeros[at], place) for place, at in enumerate(floats)]
-    small, transpose = torch.func.vjp(gradients, *upstreams)
-    probes, pushed = nonzero, transpose(tuple(nonzero))
-    back = pushed
+    outputs = [zeros[at] for at in floats]
+    vjp = lambda fn, points: torch.func.vjp(fn, *points)
+    pushed = transposed_by(
+        vjp, gradients, outputs, nonzero, outputs[0], run.call.refuse_nonlinear,
+        "gradients at two upstreams",
+    )  # fmt: skip
+    return tuple(subvals([None] * len(zeros), floats, pushed))
+
+
+def transposed_by(
+    vjp: Callable[..., Any], fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor],
+    upstreams: Sequence[Tensor], output: Tensor, refuse: Callable[[str], NoReturn], what: str,
+) -> Sequence[Tensor]:  # fmt: skip
+    """Return the transpose of a linear function of tensors like the inputs, at upstreams; refuse
+    one that is not linear, as what it is shows. output has the dtype of an output of the op.
+
+    The transpose of a linear function is the same everywhere: it is taken at a small point. It must
+    be the same at another; the values at both, and at FACTOR times the first, must fit it (they do
+    not, where NumPy computes one). A graph of torch.compile has no values.
+    """
+    points = [ramp(x, at) for at, x in enumerate(inputs)]
+    small, pullback = vjp(fn, points)
+    transpose: Sequence[Tensor] = pullback(tuple(upstreams))
+    if torch.compiler.is_dynamo_compiling():
+        return transpose
+    checked = transpose
     # of torch.autograd.functional: they cannot be looked at
-    if any(map(functorch.is_legacy_batchedtensor, nonzero)):
-        probes = list(map(ramp, small))
-        back = transpose(tuple(probes))
-    constants = [t if t is None else t.detach() for t in tensors]
-    at_constants = functools.partial(gradients, tensors=constants)
-    large = at_constants(*[FACTOR * u for u in upstreams])
-    _, elsewhere = torch.func.vjp(
-        at_constants, *[across(u, place) for place, u in enumerate(upstreams)]
-    )
-    there = elsewhere(tuple([p.detach() for p in probes]))
+    if any(map(functorch.is_legacy_batchedtensor, upstreams)):
+        upstreams = list(map(ramp, small))
+        checked = pullback(tuple(upstreams))
+    _, elsewhere = vjp(fn, [across(x, at) for at, x in enumerate(points)])
+    there = elsewhere(tuple([u.detach() for u in upstreams]))
+    with torch.no_grad():
+        large = fn(*[FACTOR * x for x in points])
     if not (
         all(map(is_multiple, small, large))
-        and all(map(is_same, back, there))
-        and is_transpose(small, probes, back, upstreams)
+        and all(map(is_same, checked, there))
+        and is_transpose(checked, points, small, upstreams, output)
     ):
-        run.call.refuse_nonlinear("one that is not, as its gradients at two upstreams show")
-    return tuple(subvals([None] * len(zeros), floats, pushed))
+        refuse(f"one that is not, as its {what} show")
+    return transpose
 
 
 def ramp(like: Tensor, place: int = 0) -> Tensor:
@@ -456,14 +469,17 @@ def is_transpose(
     tangents: Sequence[Tensor],
     pushed: Sequence[Tensor],
     upstreams: Sequence[Tensor],
+    output: Tensor,
 ) -> bool:
-    """Return True if gradients times tangents equal pushed tangents times upstreams."""
+    """Return True if gradients times tangents equal pushed tangents times upstreams, as far as the
+    dtype of an output allows.
+    """
     products = [
         *[_product(g, t) for g, t in zip(gradients, tangents, strict=True)],
         *[-_product(p, u) for p, u in zip(pushed, upstreams, strict=True)],
     ]
     difference, size = abs(sum(p.sum() for p in products)), sum(p.abs().sum() for p in products)
-    return not _is_true(difference > _tolerance(pushed[0]) * size)
+    return not _is_true(difference > _tolerance(output) * size)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

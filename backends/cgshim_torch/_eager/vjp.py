@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refusal
-from cgshim_torch._func import FACTOR, across, is_multiple, is_same, is_transpose, ramp
+from cgshim_torch._func import FACTOR, across, is_transpose, ramp, transposed_by
 from cgshim_torch._graph.reads import FLOATS, reads_now
 from cgshim_torch._graph.walk import depends_on_more, is_transformed, read_by_rules, recordable
 from cgshim_torch._versions.private import run_backward
@@ -32,26 +32,8 @@ def transposed(
     upstreams: Sequence[Tensor],
     refuse: Callable[[str], NoReturn],
 ) -> Sequence[Tensor]:
-    """Return the transpose of a linear function of tensors like the inputs, at upstreams.
-
-    Its values at two points must be multiples of each other, and the transpose must fit them (it does
-    not, where NumPy computes one) and be the same at a third; a graph of torch.compile has no values.
-    """
-    points = [ramp(x, at) for at, x in enumerate(inputs)]
-    small, pullback = vjp(fn, points)
-    gradients = pullback(upstreams)
-    if not torch.compiler.is_dynamo_compiling():
-        _, elsewhere = vjp(fn, [across(x, at) for at, x in enumerate(points)])
-        there = elsewhere([u.detach() for u in upstreams])
-        with torch.no_grad():
-            large = fn(*[FACTOR * x for x in points])
-        if not (
-            all(map(is_multiple, small, large))
-            and all(map(is_same, gradients, there))
-            and is_transpose(gradients, points, small, upstreams)
-        ):
-            refuse("one that is not, as its tangents at two points show")
-    return gradients
+    what = "tangents at two points"
+    return transposed_by(vjp, fn, inputs, upstreams, upstreams[0], refuse, what)
 
 
 def transposed_on_values(
@@ -94,7 +76,11 @@ def transposed_on_values(
         connected
         and torch.equal(fn(*[FACTOR * x for x in points]), FACTOR * small)
         and is_transpose(
-            [gradients[at] for at in connected], [own[at] for at in connected], [small], [upstream]
+            [gradients[at] for at in connected],
+            [own[at] for at in connected],
+            [small],
+            [upstream],
+            small,
         )
     ):
         return None
