@@ -20,9 +20,17 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from cgshim.backend import Call, CustomGradientError, Rule, Tensor, TransformationError, refusal
+from cgshim.backend import (
+    Call,
+    CustomGradientError,
+    Rule,
+    Tensor,
+    TransformationError,
+    refusal,
+    subvals,
+)
 from cgshim_torch._eager.run import Run
-from cgshim_torch._graph.existing import Footprint, Holdings, Reach
+from cgshim_torch._graph.existing import Holdings, Reach, without_trace
 from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in
 from cgshim_torch._graph.walk import captured, has_values, leaf_of, since
 from cgshim_torch._versions.private import SingleLevelFunction, sequence_number
@@ -56,8 +64,7 @@ def differentiable_gradients(
         for t in (*saved, *run.variables, *upstreams, run.anchor)
         if t is not None and t.requires_grad
     ]
-    reads = Reads(run.call, run.existing, placed_by_turn, known, anchors)
-    reads.hides_nothing = not run.may_hide
+    reads = Reads(run.call, run.existing, placed_by_turn, known, anchors, run.may_hide)
     for at, (raw, substitute) in enumerate(zip(run.raw, substitutes, strict=True)):
         if at not in run.own_at:
             reads.put(substitute if raw is None else raw, substitute)
@@ -67,22 +74,20 @@ def differentiable_gradients(
 
 def _connected(run: Run, saved: Sequence[Tensor], inputs: Sequence[Tensor | None]) -> list[Tensor]:
     """Return what was saved, with the residuals that f made as functions of inputs and variables."""
-    connected = list(saved)
     places = [
         at
         for at, t in enumerate(saved)
         if at not in run.inputs_at and t.dtype in FLOATS and not t.requires_grad
     ]
-    if places and all(x is not None for x in inputs):
-        numbers, firsts = [run.held_at.index(at) for at in places], [saved[at] for at in places]
-        functions: Sequence[Tensor] = ()
-        if run.may_run_at_once and all(map(has_values, firsts)):
-            functions = _made_at_once(run, numbers, firsts, inputs)
-        if not functions:
-            functions = _LazyRun.apply(run, numbers, firsts, None, *inputs, *run.variables)
-        for at, function in zip(places, functions, strict=True):
-            connected[at] = function
-    return connected
+    if not places or any(x is None for x in inputs):
+        return list(saved)
+    numbers, firsts = [run.held_at.index(at) for at in places], [saved[at] for at in places]
+    functions: Sequence[Tensor] = ()
+    if run.may_run_at_once and all(map(has_values, firsts)):
+        functions = _made_at_once(run, numbers, firsts, inputs)
+    if not functions:
+        functions = _LazyRun.apply(run, numbers, firsts, None, *inputs, *run.variables)
+    return subvals(saved, places, functions)
 
 
 def _made_at_once(
@@ -183,20 +188,16 @@ def _made_again(
     """Run f again on connected inputs, and return what the rule reads there at these places; all
     else is then as it was before.
     """
-    find: Callable[..., list[Tensor]] = run.as_first
-    if run.state:
-        find = functools.partial(run.with_state, variables, find)
+    find = functools.partial(_in_another_run, run, inputs, variables, asked, upstreams)
     reach = Reach(run.call)
-    footprint = Footprint(reach)
+    generators: list[Generator] = []
+    if all(map(has_values, inputs)):
+        generators = [*_generators_of_torch(), *_OF_PYTHON_AND_NUMPY]
     try:
         if any(isinstance(x, _GENERATORS) for x in reach.seen.values()):
             _refuse_random_numbers(run.call)
-        generators: list[Generator] = []
-        if all(map(has_values, inputs)):
-            generators = [*_generators_of_torch(), *_OF_PYTHON_AND_NUMPY]
-        with _without_random_numbers(run.call, generators):
-            arguments = run, inputs, variables, asked, upstreams
-            return contextvars.copy_context().run(find, _in_another_run, *arguments)
+        with without_trace(reach), _without_random_numbers(run.call, generators):
+            return contextvars.copy_context().run(run.with_state, variables, run.as_first, find)
     except CustomGradientError:
         raise
     except Exception as error:
@@ -205,8 +206,6 @@ def _made_again(
                       got=f"a {type(error).__name__} in it",
                       do="compute in the framework what grad_fn keeps, or keep arguments and outputs alone"
                       ) from error  # fmt: skip
-    finally:
-        footprint.put_back()
 
 
 def _in_another_run(
@@ -291,18 +290,17 @@ def _without_random_numbers(call: Call, generators: Sequence[Generator]) -> Iter
     try:
         yield
     finally:
-        drawn = False
-        for (get, put), was in zip(generators, states, strict=True):
-            if not _is_same(get(), was):
-                put(was)
-                drawn = True
-        if drawn:
+        pairs = zip(generators, states, strict=True)
+        changed = [(put, was) for (get, put), was in pairs if not _is_same(get(), was)]
+        for put, was in changed:
+            put(was)
+        if changed:
             _refuse_random_numbers(call)
 
 
 def _refuse_random_numbers(call: Call) -> NoReturn:
-    do = "draw them outside, and pass them as an argument"
-    call.refuse(_ANOTHER_RUN, "one that draws random numbers", do)
+    call.refuse(_ANOTHER_RUN, "one that draws random numbers",
+                "draw them outside, and pass them as an argument")  # fmt: skip
 
 
 def _is_same(now: Any, was: Any) -> bool:
@@ -366,35 +364,32 @@ def agree(a: Tensor, b: Tensor) -> bool:
     not comparable.
     """
     a, b = a.detach(), b.detach()
+    if type(a) is not type(b) or (a.dtype, a.layout, a.device) != (b.dtype, b.layout, b.device):
+        return False
     try:
         if a.is_nested:
             parts = a.unbind(), b.unbind()
-            return (
-                a.layout == b.layout and len(parts[0]) == len(parts[1]) and all(map(agree, *parts))
-            )
-        if type(a) is not type(b) or (a.dtype, a.layout, a.device, a.shape) != (
-            b.dtype,
-            b.layout,
-            b.device,
-            b.shape,
-        ):
-            return False
+            return len(parts[0]) == len(parts[1]) and all(map(agree, *parts))
         if not has_values(a):
-            return True
+            return bool(a.shape == b.shape)
         if hasattr(a, "__tensor_flatten__"):
             (names, context), of_b = a.__tensor_flatten__(), b.__tensor_flatten__()
             return (names, context) == of_b and all(
                 agree(getattr(a, name), getattr(b, name)) for name in names
             )
-        if a.layout is not torch.strided:
-            a, b = a.to_dense(), b.to_dense()
-        if torch.equal(a, b):
-            return True
-        if a.dtype not in FLOATS:
-            return False
-        tolerance = min(_ULPS * torch.finfo(a.dtype).eps, 0.05)  # none if one ulp is more than that
-        if a.dtype.itemsize <= 2:
+        # none if one ulp is more than that
+        ulps = _ULPS * torch.finfo(a.dtype).eps if a.dtype in FLOATS else 0.0
+        a, b = a.to_dense(), b.to_dense()
+        if a.dtype in FLOATS and a.dtype.itemsize <= 2:
             a, b = a.float(), b.float()
-        return bool(torch.isclose(a, b, rtol=tolerance, atol=0.0, equal_nan=True).all())
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        torch.testing.assert_close(a, b, rtol=min(ulps, 0.05), atol=0.0, equal_nan=True)
+        return True
+    except (
+        AssertionError,
+        AttributeError,
+        NotImplementedError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):
         return False

@@ -47,13 +47,14 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         place: Callable[[Reads, Tensor], Tensor],
         known: Iterable[Tensor],
         anchors: Sequence[Tensor] = (),
+        may_hide: bool = True,
     ) -> None:
         super().__init__()
         self.call = call
         self._anchors = anchors
         """what the derivatives are taken by that `refused` refuses"""
-        self.hides_nothing = False
-        """True if callees that this mode does not see (Functions, vmap, TorchScript) can read only what is connected"""
+        self._may_hide = may_hide
+        """False if what this mode does not see (Functions, vmap, TorchScript) can read only what is connected"""
         self._wrapped: Tensor | None = None  # what such a callee has read that is not
         self._existing = existing
         self._place = place
@@ -106,10 +107,8 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
             return self._read_wrapped(t)
         self._substituted = True
         if t.grad_fn is not None and t.grad_fn._sequence_nr() >= self._start:
-            hidden = not self.hides_nothing
-            return self.put(
-                t, self.refused(t, "was made by code that torch does not show") if hidden else t
-            )
+            why = "was made by code that torch does not show"
+            return self.put(t, self.refused(t, why) if self._may_hide else t)
         with outside_of_func(), torch.enable_grad():
             return self.put(t, self._place(self, t))
 
@@ -186,9 +185,8 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         """Return True if torch.autograd.grad is asked of what was made since: f's own graph ends at
         numbers.
         """
-        outputs = args[0] if args else kwargs["outputs"]
-        inputs = args[1] if len(args) > 1 else kwargs["inputs"]
-        return all(id(t) in self._known for t in tensors_in([outputs, inputs]))
+        asked = [*args[:2], kwargs.get("outputs"), kwargs.get("inputs")]
+        return all(id(t) in self._known for t in tensors_in(asked))
 
     def before_operation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         """Do nothing: another run of f looks at what is written."""
@@ -264,11 +262,9 @@ class _WithoutDerivative(torch.autograd.Function):  # type: ignore[misc]
         ctx.refuse = inputs[0]
 
     @staticmethod
-    def backward(ctx: Any, *upstreams: Tensor) -> NoReturn:
-        refuse: Refuse = ctx.refuse
-        refuse("reverse mode over its gradient")
+    def backward(ctx: Any, *upstreams: Tensor) -> None:
+        ctx.refuse("reverse mode over its gradient")
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
-        refuse: Refuse = ctx.refuse
-        refuse("forward mode over its gradient")
+    def jvp(ctx: Any, *tangents: Tensor | None) -> None:
+        ctx.refuse("forward mode over its gradient")
