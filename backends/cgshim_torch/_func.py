@@ -34,8 +34,6 @@ from cgshim_torch._graph.existing import (
     NOTHING,
     Existing,
     Holdings,
-    library_names,
-    state_of,
     versions_of,
 )
 from cgshim_torch._graph.reads import FLOATS, Reads, without_derivative
@@ -71,9 +69,13 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     A detached output has no gradient but the rule's, so a transformation that loses the rule cannot
     return autodiff's.
     """
-    if isinstance(call.f, WithBatches) and any(_is_batch(y) for x in inputs for y in levels(x)):
+    if isinstance(call.f, WithBatches) and any(
+        functorch.is_batchedtensor(y) for x in inputs for y in levels(x)
+    ):
         return partition(call.name, call.backend, call.f.mapped(call, inputs))
-    if isinstance(call.f, Mapped) and _is_batch(max(inputs, key=functorch.maybe_get_level)):
+    if isinstance(call.f, Mapped) and functorch.is_batchedtensor(
+        max(inputs, key=functorch.maybe_get_level)
+    ):
         # the innermost transformation is a vmap
         outputs = list(custom_function_call(_Mapped, call.f, *inputs))
         return partition(call.name, call.backend, outputs)
@@ -90,8 +92,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     before = [versions_of(levels(x)) for x in inputs]
     refusals: dict[int, Refusal] = {}
     in_forward_mode = (_level(), refusals) if forward_ad._current_level >= 0 else None
-    result = _constants.run(in_forward_mode, run_once, call, inputs)
-    outputs, rule = call.read(result, inputs)
+    outputs, rule = call.read(_constants.run(in_forward_mode, run_once, call, inputs), inputs)
     during = since(start)
     if any(
         requires_grad_at_a_level(x) and versions_of(levels(x)) != was
@@ -104,9 +105,8 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         for t in (*outputs, *[h.tensor for h in holdings.tensors])
         if t.requires_grad or functorch.is_functorch_wrapped_tensor(t)
     ]
-    run = TransformedRun(call, rule, existing, [x.device for x in inputs], holdings.tensors)
-    run.variables, _ = variables_of(call, rule, existing, inputs, inputs, during, made, holdings)
-    run.state = state_of(call.f, run.variables)
+    variables, _ = variables_of(call, rule, existing, inputs, inputs, during, made, holdings)
+    run = TransformedRun(call, rule, existing, [x.device for x in inputs], holdings, variables)
     run.refusals = list(refusals.values())
     passed = run.choose(holdings, inputs, outputs)
     if forward_ad._current_level >= 0 and not rules.current:
@@ -128,8 +128,9 @@ def _pushed(
     zeros = lambda at: torch.zeros_like(primals[at])
     pushed = rules.run(True, rule.tangents, tangents, outputs, zeros)
     refuse_captured_tangents(call, [t for t in (*outputs, *pushed) if t is not None], primals)
-    made = [*filter(requires_grad_at_a_level, outputs)]
-    call.require_variables(rule, captured(call, made, primals, since(start)))
+    call.require_variables(
+        rule, captured(call, [*filter(requires_grad_at_a_level, outputs)], primals, since(start))
+    )
     return [
         y if t is None else forward_ad.make_dual(y.detach(), t)
         for y, t in zip(outputs, pushed, strict=True)
@@ -158,10 +159,6 @@ class TransformedRun(Run):
             t.dtype in FLOATS and not self.existing.has(t) for t in residuals
         )
         """whether the rule holds what f made, or what nobody knows"""
-        self.may_hide = (
-            bool(holdings.objects) or any(holder is None for _, holder, _ in self.held)
-            or library_names(self.rule.grad_fn) is None
-        )  # fmt: skip
         self.shown = [(weakref.ref(t), at[id(t)]) for t in passed] if self.may_hide else []
         needs_inputs = self.rule.needs_inputs or self.call.once_differentiable
         self.saved_at = {*self.held_at, *range(0 if needs_inputs else len(inputs), self.leaves)}
@@ -325,8 +322,6 @@ def _primal(tensor: Tensor) -> Tensor:
 
 
 # --- Rules for batches ----------------------------------------------------------------------------
-
-_is_batch = functorch.is_batchedtensor
 
 
 def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
