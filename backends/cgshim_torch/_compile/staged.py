@@ -69,8 +69,12 @@ def _recorded(call: Call, inputs: Sequence[Tensor]) -> Proxy:
         call.refuse("torch.fx records an op without the state that f reads", describe(tensor),
                     "pass it as an argument")  # fmt: skip
     tracer = next(x.tracer for x in inputs if isinstance(x, Proxy))
-    arguments = tuple(combine_each(call.arguments.specs, inputs))
-    return tracer.create_proxy("call_function", _op_of(call), arguments, call.options)
+    return tracer.create_proxy(
+        "call_function",
+        _op_of(call),
+        tuple(combine_each(call.arguments.specs, inputs)),
+        call.options,
+    )
 
 
 def _op_of(call: Call) -> CustomGradient[..., Any]:
