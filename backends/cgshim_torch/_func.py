@@ -12,9 +12,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import torch
@@ -22,6 +21,7 @@ import torch
 from cgshim.backend import (
     Call,
     Mapped,
+    RuleScope,
     Tensor,
     TreeSpec,
     WithBatches,
@@ -34,8 +34,6 @@ from cgshim_torch._graph.existing import (
     NOTHING,
     Existing,
     Holdings,
-    library_names,
-    state_of,
     versions_of,
 )
 from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in, without_derivative
@@ -72,9 +70,13 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     A detached output has no gradient but the rule's, so a transformation that loses the rule cannot
     return autodiff's.
     """
-    if isinstance(call.f, WithBatches) and any(_is_batch(y) for x in inputs for y in levels(x)):
+    if isinstance(call.f, WithBatches) and any(
+        functorch.is_batchedtensor(y) for x in inputs for y in levels(x)
+    ):
         return partition(call.name, call.backend, call.f.mapped(call, inputs))
-    if isinstance(call.f, Mapped) and _is_batch(max(inputs, key=functorch.maybe_get_level)):
+    if isinstance(call.f, Mapped) and functorch.is_batchedtensor(
+        max(inputs, key=functorch.maybe_get_level)
+    ):
         # the innermost transformation is a vmap
         outputs = list(custom_function_call(_Mapped, call.f, *inputs))
         return partition(call.name, call.backend, outputs)
@@ -89,8 +91,9 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         )
     existing, start = Existing(call), sequence_number()
     before = [versions_of(levels(x)) for x in inputs]
-    with constants_in_f() as constants:
-        outputs, rule = call.read(run_once(call, inputs), inputs)
+    refusals: dict[int, Refusal] = {}
+    in_forward_mode = (_level(), refusals) if forward_ad._current_level >= 0 else None
+    outputs, rule = call.read(_constants.run(in_forward_mode, run_once, call, inputs), inputs)
     during = since(start)
     if any(
         requires_grad_at_a_level(x) and versions_of(levels(x)) != was
@@ -103,11 +106,10 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         for t in (*outputs, *[h.tensor for h in holdings.tensors])
         if t.requires_grad or functorch.is_functorch_wrapped_tensor(t)
     ]
-    run = TransformedRun(call, rule, existing, [x.device for x in inputs], holdings.tensors)
+    variables, _ = variables_of(call, rule, existing, inputs, inputs, during, made, holdings)
+    run = TransformedRun(call, rule, existing, [x.device for x in inputs], holdings, variables)
     run.level = _level()
-    run.variables, _ = variables_of(call, rule, existing, inputs, inputs, during, made, holdings)
-    run.state = state_of(call.f, run.variables)
-    run.refusals = list(constants.values())
+    run.refusals = list(refusals.values())
     passed = run.choose(holdings, inputs, outputs)
     if forward_ad._current_level >= 0 and not rules.current:
         refuse_captured_tangents(call, outputs, [*inputs, *run.variables])
@@ -128,8 +130,9 @@ def _pushed(
     zeros = lambda at: torch.zeros_like(primals[at])
     pushed = rules.run(True, rule.tangents, tangents, outputs, zeros)
     refuse_captured_tangents(call, [t for t in (*outputs, *pushed) if t is not None], primals)
-    made = [*filter(requires_grad_at_a_level, outputs)]
-    call.require_variables(rule, captured(call, made, primals, since(start)))
+    call.require_variables(
+        rule, captured(call, [*filter(requires_grad_at_a_level, outputs)], primals, since(start))
+    )
     return [
         y if t is None else forward_ad.make_dual(y.detach(), t)
         for y, t in zip(outputs, pushed, strict=True)
@@ -159,31 +162,15 @@ class TransformedRun(Run):
         passed = [*inputs, *self.variables, *residuals, *outputs]
         at = {id(t): place for place, t in reversed(list(enumerate(passed)))}
         self.held_at = [at[id(t)] for t, _, _ in self.held]
-        self.count, self.leaves, self.outputs = (
-            len(passed),
-            len(inputs) + len(self.variables),
-            len(outputs),
-        )
+        self.leaves, self.outputs = len(inputs) + len(self.variables), len(outputs)
         self.holds_floats = bool(holdings.objects) or any(
             t.dtype in FLOATS and not self.existing.has(t) for t in residuals
         )
         """whether the rule holds what f made, or what nobody knows"""
-        self.may_hide = (
-            bool(holdings.objects) or any(holder is None for _, holder, _ in self.held)
-            or library_names(self.rule.grad_fn) is None
-        )  # fmt: skip
         self.shown = [(weakref.ref(t), at[id(t)]) for t in passed] if self.may_hide else []
         needs_inputs = self.rule.needs_inputs or self.call.once_differentiable
-        saved = {*self.held_at, *range(0 if needs_inputs else len(inputs), self.leaves)}
-        self.saved_at = list(range(self.count)) if self.may_hide else sorted(saved)
-        return [*passed[: self.count - self.outputs], *[y.detach() for y in outputs]]
-
-    def among(self, saved: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the tensors, of those that were saved."""
-        tensors: list[Tensor | None] = [None] * self.count
-        for at, t in zip(self.saved_at, saved, strict=True):
-            tensors[at] = t
-        return tensors
+        self.saved_at = {*self.held_at, *range(0 if needs_inputs else len(inputs), self.leaves)}
+        return [*passed[: len(passed) - self.outputs], *[y.detach() for y in outputs]]
 
     def gradients_from(
         self, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor], needed: Sequence[bool] | None = None
@@ -273,13 +260,16 @@ class _ReadsOfFunc(Reads):
     """True if the operation has read what the rule was passed, or what was made of it"""
 
     def __init__(self, run: TransformedRun, passed: Sequence[Tensor]) -> None:
-        super().__init__(run.call, NOTHING, lambda t: t)
-        self._passed = set(map(id, passed))
-        self._hides = run.may_hide
         self._made: dict[int, Tensor] = {} if run.made is None else run.made
-        self.knows(*passed, *self._made.values())
+        known = [*passed, *self._made.values()]
+        super().__init__(run.call, NOTHING, lambda _, t: t, known, may_hide=run.may_hide)
+        self._passed = set(map(id, passed))
         remembered = run.remembered if forward_ad._current_level >= 0 else ()
         self._remembered = {id(ref()) for ref in remembered} - self._passed
+
+    def knows(self, *tensors: Tensor) -> None:
+        super().knows(*tensors)
+        self._made.update((id(t), t) for t in tensors)
 
     def before_operation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         self.asks, self.depends = func in _ASKS, False
@@ -291,7 +281,7 @@ class _ReadsOfFunc(Reads):
         self.depends = (
             self.depends or key in self._passed or key in self._made or key in self._substitutes
         )
-        return super().read(t) if self._hides else t  # else it holds all that it reads
+        return super().read(t) if self._may_hide else t  # else it holds all that it reads
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -300,10 +290,6 @@ class _ReadsOfFunc(Reads):
         if self.depends:
             self._made.update((id(t), t) for t in tensors_in(result))
         return result
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self.close()
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
         """Return t, unless it is of a batch: vmap runs the rule when its batch is over."""
@@ -351,7 +337,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         run, *passed = inputs
         tensors = [*passed[: len(passed) - run.outputs], *output]
-        saved = [tensors[at] for at in run.saved_at]
+        saved = [t if run.may_hide or at in run.saved_at else None for at, t in enumerate(tensors)]
         ctx.run = run
         ctx.save_for_backward(*saved)
         if forward_ad._current_level >= 0:
@@ -364,7 +350,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         run: TransformedRun = ctx.run
-        tensors = run.among(ctx.saved_tensors)
+        tensors = ctx.saved_tensors
         if forward_ad._current_level >= 0:
             run.refuse_constants(beside=0)
         gradients = run.gradients_from(
@@ -375,7 +361,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         ):
             connected = [*tensors[: run.leaves], *upstreams]
             gradients = without_derivative(run.call.refuse_second_order, gradients, connected)
-        return None, *gradients, *[None] * (run.count - run.leaves)
+        return None, *gradients, *[None] * (len(tensors) - run.leaves)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -388,7 +374,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         run.refuse_constants(beside=1)  # the level whose tangents these are
         # torch has disabled it, also for the outer levels
         with forward_ad._set_fwd_grad_enabled(True):
-            tensors = run.among([_primal(tensor) for tensor in ctx.saved_tensors])
+            tensors = [t if t is None else _primal(t) for t in ctx.saved_tensors]
             return run.remembering(push, tensors, [zeros() for zeros in ctx.zeros], tangents)
 
 
@@ -401,8 +387,6 @@ def _primal(tensor: Tensor) -> Tensor:
 
 
 # --- Rules for batches ----------------------------------------------------------------------------
-
-_is_batch = functorch.is_batchedtensor
 
 
 def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
@@ -446,46 +430,59 @@ def _push_forward(
 ) -> tuple[Tensor | None, ...]:
     """Apply the transpose of the rule to the inputs' tangents; return the outputs' tangents, which
     are like zeros.
-
-    The transpose of a linear rule is the same at each upstream: it is taken at small ones. It must
-    be the same at others, and the gradients there must fit it, and those at FACTOR times these
-    upstreams: so a rule shows that is not linear.
     """
     floats = [at for at, z in enumerate(zeros) if z.dtype in FLOATS]
     nonzero = [t for t in tangents[: run.leaves] if t is not None]
     if not (floats and nonzero):
         return tuple([z if z.dtype in FLOATS else None for z in zeros])
 
-    def gradients(
-        *upstreams: Tensor, tensors: Sequence[Tensor | None] = tensors
-    ) -> tuple[Tensor, ...]:
+    def gradients(*upstreams: Tensor) -> tuple[Tensor, ...]:
         pairs = zip(
             run.gradients_from(tensors, subvals(zeros, floats, upstreams)), tangents, strict=False
         )
         return tuple([torch.zeros_like(t) if g is None else g for g, t in pairs if t is not None])
 
-    upstreams = [ramp(zeros[at], place) for place, at in enumerate(floats)]
-    small, transpose = torch.func.vjp(gradients, *upstreams)
-    probes, pushed = nonzero, transpose(tuple(nonzero))
-    back = pushed
+    outputs = [zeros[at] for at in floats]
+    vjp = lambda fn, points: torch.func.vjp(fn, *points)
+    pushed = transposed_by(
+        vjp, gradients, outputs, nonzero, outputs[0], run.call.refuse_nonlinear,
+        "gradients at two upstreams",
+    )  # fmt: skip
+    return tuple(subvals([None] * len(zeros), floats, pushed))
+
+
+def transposed_by(
+    vjp: Callable[..., Any], fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor],
+    upstreams: Sequence[Tensor], output: Tensor, refuse: Callable[[str], NoReturn], what: str,
+) -> Sequence[Tensor]:  # fmt: skip
+    """Return the transpose of a linear function of tensors like the inputs, at upstreams; refuse
+    one that is not linear, as what it is shows. output has the dtype of an output of the op.
+
+    The transpose of a linear function is the same everywhere: it is taken at a small point. It must
+    be the same at another; the values at both, and at FACTOR times the first, must fit it (they do
+    not, where NumPy computes one). A graph of torch.compile has no values.
+    """
+    points = [ramp(x, at) for at, x in enumerate(inputs)]
+    small, pullback = vjp(fn, points)
+    transpose: Sequence[Tensor] = pullback(tuple(upstreams))
+    if torch.compiler.is_dynamo_compiling():
+        return transpose
+    checked = transpose
     # of torch.autograd.functional: they cannot be looked at
-    if any(map(functorch.is_legacy_batchedtensor, nonzero)):
-        probes = list(map(ramp, small))
-        back = transpose(tuple(probes))
-    constants = [t if t is None else t.detach() for t in tensors]
-    at_constants = functools.partial(gradients, tensors=constants)
-    large = at_constants(*[FACTOR * u for u in upstreams])
-    _, elsewhere = torch.func.vjp(
-        at_constants, *[across(u, place) for place, u in enumerate(upstreams)]
-    )
-    there = elsewhere(tuple([p.detach() for p in probes]))
+    if any(map(functorch.is_legacy_batchedtensor, upstreams)):
+        upstreams = list(map(ramp, small))
+        checked = pullback(tuple(upstreams))
+    _, elsewhere = vjp(fn, [across(x, at) for at, x in enumerate(points)])
+    there = elsewhere(tuple([u.detach() for u in upstreams]))
+    with torch.no_grad():
+        large = fn(*[FACTOR * x for x in points])
     if not (
         all(map(is_multiple, small, large))
-        and all(map(is_same, back, there))
-        and is_transpose(small, probes, back, upstreams)
+        and all(map(is_same, checked, there))
+        and is_transpose(checked, points, small, upstreams, output)
     ):
-        run.call.refuse_nonlinear("one that is not, as its gradients at two upstreams show")
-    return tuple(subvals([None] * len(zeros), floats, pushed))
+        refuse(f"one that is not, as its {what} show")
+    return transpose
 
 
 def ramp(like: Tensor, place: int = 0) -> Tensor:
@@ -532,14 +529,17 @@ def is_transpose(
     tangents: Sequence[Tensor],
     pushed: Sequence[Tensor],
     upstreams: Sequence[Tensor],
+    output: Tensor,
 ) -> bool:
-    """Return True if gradients times tangents equal pushed tangents times upstreams."""
+    """Return True if gradients times tangents equal pushed tangents times upstreams, as far as the
+    dtype of an output allows.
+    """
     products = [
         *[_product(g, t) for g, t in zip(gradients, tangents, strict=True)],
         *[-_product(p, u) for p, u in zip(pushed, upstreams, strict=True)],
     ]
     difference, size = abs(sum(p.sum() for p in products)), sum(p.abs().sum() for p in products)
-    return not _is_true(difference > _tolerance(pushed[0]) * size)
+    return not _is_true(difference > _tolerance(output) * size)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -574,33 +574,17 @@ def _is_true(condition: Tensor) -> bool:
 
 # --- Ops without a derivative, in forward mode ----------------------------------------------------
 #
-# What such an op returns within f is a constant, because the rule has the tangent.
+# What such an op returns within f is a constant, because the rule has the tangent. torch computes all
+# tangents as f runs, and nobody may use them. So only those are refused that can be used: outside of
+# an op at once, and within one if the rule's own derivative needs what f made.
 
-_constants: ContextVar[tuple[int, dict[int, Refusal]] | None] = ContextVar(
-    "cgshim_torch_constants", default=None
-)
+_constants: RuleScope[tuple[int, dict[int, Refusal]] | None] = RuleScope("cgshim_torch_constants")
 """the innermost level of torch.func around f; and a refusal for each level with a tangent of the op's arguments"""
-
-
-@contextlib.contextmanager
-def constants_in_f() -> Iterator[dict[int, Refusal]]:
-    """Let results of such ops be constants in forward mode, while f runs; yield their refusals.
-
-    torch computes all tangents as f runs, and nobody may use them. So only those are refused that
-    can be used: outside of an op at once, and within one if the rule's own derivative needs what f
-    made.
-    """
-    refusals: dict[int, Refusal] = {}
-    token = _constants.set((_level(), refusals) if forward_ad._current_level >= 0 else None)
-    try:
-        yield refusals
-    finally:
-        _constants.reset(token)
 
 
 def take_as_constant(refuse: Refusal) -> None:
     """Note that what such an op returns is a constant at this level; refuse if it may not be one."""
-    constants = _constants.get()
+    constants = _constants.current
     if constants is None or _level() > constants[0]:
         refuse()
     constants[1][_level()] = refuse

@@ -20,11 +20,9 @@ def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
         return trees.flatten(tree)
     leaves, structure = optree.tree_flatten(tree, none_is_leaf=True, namespace=_NAMESPACE)
     nodes = [kind for kind in set(map(type, leaves)) if kind in pytree.SUPPORTED_NODES]
-    if not nodes:
-        return leaves, structure
     for kind in nodes:
         _register(kind)
-    return tree_flatten(tree)
+    return tree_flatten(tree) if nodes else (leaves, structure)
 
 
 def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
@@ -54,8 +52,7 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
         dtype = getattr(torch, dtype)
     if isinstance(x, (np.ndarray, np.generic)):
         # a copy: NumPy's memory may change, or be locked
-        tensor = known_constant(from_numpy(np.array(x)))
-        return tensor.to(device_of_call(), dtype)
+        return known_constant(from_numpy(np.array(x))).to(device_of_call(), dtype)
     return torch.as_tensor(
         x, dtype=dtype, device=None if isinstance(x, torch.Tensor) else device_of_call()
     )

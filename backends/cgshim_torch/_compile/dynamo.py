@@ -45,8 +45,7 @@ def disabled(function: F, why: str) -> F:
     says why.
     """
     reason = {"reason": f"cgshim: {why}"} if STAYS_IN_GRAPH else {}  # which 2.6 does not take
-    left: F = torch._dynamo.disable(function, **reason)
-    return left
+    return torch._dynamo.disable(function, **reason)  # type: ignore[no-any-return]
 
 
 def run_whole(code: CodeType) -> None:

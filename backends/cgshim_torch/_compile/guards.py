@@ -60,8 +60,7 @@ def _is_on_our_own(guard: Guard, guards: Any) -> bool:
 
 
 def kind_of(guard: Guard) -> str:
-    kind: str = guard.inner_create_fn().__name__
-    return kind
+    return str(guard.inner_create_fn().__name__)
 
 
 def _global_of(source: Source) -> tuple[ModuleType | None, str]:

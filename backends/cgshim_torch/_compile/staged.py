@@ -66,11 +66,15 @@ def _recorded(call: Call, inputs: Sequence[Tensor]) -> Proxy:
     it holds.
     """
     for tensor in filter(requires_grad, within_reach(call)):
-        rule = "torch.fx records an op without the state that f reads"
-        call.refuse(rule, describe(tensor), "pass it as an argument")
+        call.refuse("torch.fx records an op without the state that f reads", describe(tensor),
+                    "pass it as an argument")  # fmt: skip
     tracer = next(x.tracer for x in inputs if isinstance(x, Proxy))
-    arguments = tuple(combine_each(call.arguments.specs, inputs))
-    return tracer.create_proxy("call_function", _op_of(call), arguments, call.options)
+    return tracer.create_proxy(
+        "call_function",
+        _op_of(call),
+        tuple(combine_each(call.arguments.specs, inputs)),
+        call.options,
+    )
 
 
 def _op_of(call: Call) -> CustomGradient[..., Any]:
@@ -129,9 +133,10 @@ class _Marked(torch.autograd.Function):  # type: ignore[misc]
         return tuple([None if t is None else t.clone() for t in tangents[: ctx.outputs]])
 
     @staticmethod
-    def vmap(info: Any, in_dims: Sequence[int | None], op: str, *args: Any) -> Any:
-        _, outputs, *_ = args
-        return _Marked.apply(op, *args), tuple(in_dims[3 : 3 + outputs])
+    def vmap(
+        info: Any, in_dims: Sequence[int | None], op: str, is_refused: bool, outputs: int, *tensors: Tensor
+    ) -> Any:  # fmt: skip
+        return _Marked.apply(op, is_refused, outputs, *tensors), tuple(in_dims[3 : 3 + outputs])
 
 
 def _refuse(op: str) -> NoReturn:

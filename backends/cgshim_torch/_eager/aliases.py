@@ -28,9 +28,7 @@ def aliases_of(
         if id(whole) not in shown and are_apart:
             aliases.append(y.detach())
             continue
-        if id(whole) not in shown:
-            shown[id(whole)] = whole.detach()
-        view = _view(y, whole, shown[id(whole)])
+        view = _view(y, whole, shown.setdefault(id(whole), whole.detach()))
         aliases.append(view.view_as(view) if id(y) in seen else view)
         seen.add(id(y))
     return tuple(aliases)

@@ -26,9 +26,7 @@ from cgshim_torch._graph.existing import (
     Held,
     Holdings,
     Reach,
-    library_names,
     put,
-    state_of,
     version_of,
     versions_of,
 )
@@ -50,24 +48,12 @@ Outputs = tuple[Sequence[Tensor], TreeSpec]
 
 def differentiable(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return f's outputs, with the rule for their gradient if they can be differentiated."""
-    if is_transformed():
-        outputs, spec = transformed(call, inputs)
-    else:
-        outputs, spec = (
-            attached(call, inputs) if torch.is_grad_enabled() else unattached(call, inputs)
-        )
+    with_its_rule = transformed if is_transformed() else attached
+    outputs, spec = with_its_rule(call, inputs)
     reads = reads_now()
     if reads is not None:
         reads.knows(*outputs)
     return outputs, spec
-
-
-def unattached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
-    """Return f's outputs while no gradients are recorded."""
-    if call.takes_needs_input_grad:
-        call = call.with_needs_input_grad([False] * len(inputs))
-    outputs, rule = call.read(run_once(call, inputs), inputs)
-    return constants(outputs, inputs), rule.output
 
 
 def constants(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -80,12 +66,14 @@ def constants(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tenso
 
 def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return f's outputs, with the rule for their gradient if anything is differentiated."""
+    recording = torch.is_grad_enabled()
     if call.takes_needs_input_grad:
         call = call.with_needs_input_grad(
-            [functorch.unwrap_if_dead(x).requires_grad for x in inputs]
+            [recording and functorch.unwrap_if_dead(x).requires_grad for x in inputs]
         )
-    detached = [x.detach() for x in inputs]
-    existing, start, versions = Existing(call), sequence_number(), versions_of(detached)
+    detached = [x.detach() for x in inputs] if recording else [*inputs]
+    existing = Existing(call) if recording else NOTHING
+    start, versions = sequence_number(), versions_of(detached)
     return with_rule(call, inputs, detached, existing, start, versions, [run_once(call, detached)])
 
 
@@ -101,15 +89,18 @@ def with_rule(
     the rule holds.
     """
     outputs, rule = call.read(results.pop(), detached)
+    if not torch.is_grad_enabled():
+        return constants(outputs, inputs), rule.output
     differentiated = any(map(requires_grad, inputs))
     holdings = Holdings(rule.grad_fn, existing=existing.holders)
     made = _made(outputs, holdings)
     if not (differentiated or made):
         return constants(outputs, inputs), rule.output
-    has_changed = versions != versions_of(detached)
-    for x, seen, was in zip(inputs, detached, versions, strict=True) if has_changed else ():
-        if version_of(seen) != was and (x.requires_grad or x.shape != seen.shape):
-            call.refuse_writing()
+    if versions != versions_of(detached) and any(
+        version_of(seen) != was and (x.requires_grad or x.shape != seen.shape)
+        for x, seen, was in zip(inputs, detached, versions, strict=True)
+    ):
+        call.refuse_writing()
     existing.forget_changed()
     variables: list[Tensor] = []
     during = since(start)
@@ -125,8 +116,7 @@ def with_rule(
                 if _is_made_in(t, during) and not t._is_view():
                     t.detach_()
         made.clear()
-    run = Run(call, rule, existing, [x.device for x in inputs], holdings.tensors)
-    run.variables, run.state = variables, state_of(call.f, variables)
+    run = Run(call, rule, existing, [x.device for x in inputs], holdings, variables)
     alive = list(map(functorch.unwrap_if_dead, inputs))
     aliases = aliases_of(outputs, detached, alive)
     saved = _saved(run, holdings, detached, outputs, alive, aliases, during)
@@ -138,9 +128,8 @@ def _made(outputs: Sequence[Tensor], holdings: Holdings) -> list[Tensor]:
     graph of its own.
     """
     reads = reads_now()
-    held = [each.tensor for each in holdings.tensors]
-    if reads is not None:
-        held = [reads.read(t) for t in held]
+    tensors = [each.tensor for each in holdings.tensors]
+    held = tensors if reads is None else map(reads.read, tensors)
     return [t for t in (*outputs, *held) if t.requires_grad]
 
 
@@ -195,21 +184,17 @@ def _saved(
         else:
             places.append(None)
     run.inputs_at = places[:count]
-    run.outputs_at = [
-        place for place in places[count:] if place is not None and place not in run.inputs_at
-    ]
-    own = []
+    run.own_at = []
     for t in residuals:
         place = save(t, id(t), t if reads is None else reads.read(t))
         if t.requires_grad and id(t) not in is_variable and (t.is_leaf or _is_made_in(t, during)):
-            own.append(place)
-    run.own_at = own
+            run.own_at.append(place)
     run.held_at = [at.get(id(t)) for t in held]
     if pack_hooks(True) is None:
         run.versions = [0 if t is None else version_of(t) for t in run.raw]
     elif run.held:
         _empty(run)
-    _anchor(run, holdings, inputs, saved)
+    _anchor(run, inputs)
     return saved
 
 
@@ -238,9 +223,9 @@ def _may_read_residuals(
     if run.call.once_differentiable:
         return False
     existing, known = run.existing, set(map(id, run.variables))
-    if any(t.dtype in FLOATS and id(t) not in known for t in residuals):
-        return True
-    if any(id(x) not in existing.holders for x in holdings.objects):
+    if any(t.dtype in FLOATS and id(t) not in known for t in residuals) or any(
+        id(x) not in existing.holders for x in holdings.objects
+    ):
         return True
     if existing is NOTHING:
         return False
@@ -255,8 +240,7 @@ def _empty(run: Run) -> None:
     """Let the hooks alone keep the tensors: the rule gets them back when it runs."""
     run.is_emptied = True
     shared = Reach(run.call).seen  # f may have put what its rule holds where other code sees it
-    for at, each in enumerate(run.held):
-        place = run.held_at[at]
+    for at, (each, place) in enumerate(zip(run.held, run.held_at, strict=True)):
         if each.tensor.requires_grad:  # a variable, which stays anyway
             run.held_at[at] = None
         elif place is not None and each.holder is not None and id(each.holder) not in shared:
@@ -265,18 +249,14 @@ def _empty(run: Run) -> None:
             run.raw[place] = None
 
 
-def _anchor(
-    run: Run, holdings: Holdings, inputs: Sequence[Tensor], saved: Sequence[Tensor]
-) -> None:
+def _anchor(run: Run, inputs: Sequence[Tensor]) -> None:
     """Connect the node with inputs that are not saved, if the rule may read what is to be refused."""
-    reads_held_alone = not holdings.objects and library_names(run.rule.grad_fn) is not None
-    run.may_hide = not reads_held_alone or any(each.holder is None for each in run.held)
-    if reads_held_alone and not run.call.once_differentiable:
+    if run.names_libraries and not run.call.once_differentiable:
         return
     missing = [
         x for x, at in zip(inputs, run.inputs_at, strict=True) if at is None and x.requires_grad
     ]
-    if missing and not any(saved[at].dtype in FLOATS for at in run.outputs_at):
+    if missing:
         connected = [*missing, *run.variables]
         (run.anchor,) = without_derivative(
             run.call.refuse_second_order, [torch.empty(0)], connected

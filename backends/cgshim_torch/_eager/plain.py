@@ -29,7 +29,7 @@ from cgshim.backend import (
     has_no_derivative,
     runs_op,
 )
-from cgshim_torch._eager.attach import Attached, constants, with_rule
+from cgshim_torch._eager.attach import Attached, with_rule
 from cgshim_torch._eager.run import Run, move_to, named, rules
 from cgshim_torch._eager.vjp import transposed_on_values
 from cgshim_torch._graph.existing import (
@@ -94,14 +94,14 @@ class PlainRun(Run):
             return
         call, grad_fn, plan = self.call, self.grad_fn, self.plan
         rule = call.rule_of(grad_fn, ONE_TENSOR, self.specs)
-        held = Holdings(grad_fn, existing=self.existing.holders).tensors
-        Run.__init__(self, call, rule, self.existing, [spec.device for spec in self.specs], held)
+        holdings = Holdings(grad_fn, existing=self.existing.holders)
+        devices = [spec.device for spec in self.specs]
+        Run.__init__(self, call, rule, self.existing, devices, holdings)
         self.autocast = ()  # that of the backward pass is another
-        self.may_hide = any(each.holder is None for each in held)
         self.reads_held_alone = not self.may_hide and _makes_no_function(grad_fn.__code__)
         self.may_run_at_once = self.f is None and plan.names_torch_alone()
         places = {id(t): at for at, t in enumerate(self.raw)}
-        self.held_at = [places.get(id(each.tensor)) for each in held]
+        self.held_at = [places.get(id(each.tensor)) for each in self.held]
 
     @runs_op
     def first_gradients(
@@ -171,9 +171,9 @@ class Plan:
         self._form: PlainForm | None = None  # of the last rule: most ops have one
         f = call.f.held_function if isinstance(call.f, WithBatches) else call.f
         function = getattr(f, "__func__", f)
-        self._names_in_f = library_names(function, and_functions=True)
-        if not holds_nothing(function):
-            self._names_in_f = None  # it may read more than it names
+        # what holds anything may read more than it names
+        is_open = not holds_nothing(function)
+        self._names_in_f = None if is_open else library_names(function, and_functions=True)
         self._names_in_rule: Sequence[tuple[str, Any]] | None = None
 
     @runs_op
@@ -287,7 +287,6 @@ class Plan:
         if existing is not NOTHING or id(output) in held:  # else nobody holds it
             alias = output.detach()
         if id(output) in held:
-            run.outputs_at = [len(raw)]
             raw.append(output)
             saved.append(alias)
         raw += residuals
@@ -346,13 +345,13 @@ class Plan:
             type(output) is not torch.Tensor
             or type(grad_fn) is not FunctionType
             or output.requires_grad
+            or grad_fn.__defaults__
+            or grad_fn.__kwdefaults__
         ):
             return None
         for x in inputs:
             if x is output:
                 return None
-        if grad_fn.__defaults__ or grad_fn.__kwdefaults__:
-            return None
         form = self._form
         if form is None or form.code is not grad_fn.__code__:
             convention = self.call.convention(self.call.arguments, grad_fn, ONE_TENSOR)
@@ -365,12 +364,10 @@ class Plan:
         existing: Existing, start: int, versions: list[int], results: list[Any],
     ) -> Any:  # fmt: skip
         """Return the output of a call that proved not to be plain, after its run of f."""
-        call = self.call.with_f(f, options)
-        if torch.is_grad_enabled():
-            outputs, spec = with_rule(call, args, inputs, existing, start, versions, results)
-            return spec.combine(outputs)
-        outputs, rule = call.read(results.pop(), inputs)
-        return rule.output.combine(constants(outputs, args))
+        outputs, spec = with_rule(
+            self.call.with_f(f, options), args, inputs, existing, start, versions, results
+        )
+        return spec.combine(outputs)
 
 
 # --- A gradient that is known already -------------------------------------------------------------
@@ -386,8 +383,7 @@ class EmbedGradient(SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[None, None, Tensor]:
-        (gradient,) = ctx.saved_tensors
-        return None, None, upstream * gradient
+        return None, None, upstream * ctx.saved_tensors[0]
 
 
 def embed_gradient(value: Tensor, gradient: Tensor, x: Tensor, /) -> Tensor | None:

@@ -14,7 +14,15 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from cgshim.backend import Call, Rule, RuleScope, Tensor, describe, refusal
-from cgshim_torch._graph.existing import Existing, Held, Holdings, holding, version_of
+from cgshim_torch._graph.existing import (
+    Existing,
+    Held,
+    Holdings,
+    holding,
+    library_names,
+    state_of,
+    version_of,
+)
 from cgshim_torch._graph.walk import captured
 from cgshim_torch._versions.private import is_any_autocast_enabled
 
@@ -32,9 +40,6 @@ class Run:
 
     # True if the rule holds no tensor until it runs: hooks on saved tensors look after them
     is_emptied = False
-    # False if the rule can read nothing but what it holds, where other tensors can be put for a
-    # while
-    may_hide = True
     reads_held_alone = False  # True if, moreover, it makes no function
     may_run_at_once = False  # True if another run of f leaves no trace, whether it is needed or not
     # that existed before f ran and the rule holds, with their versions
@@ -48,7 +53,6 @@ class Run:
     raw: list[Tensor | None]
     versions: Sequence[int] = ()  # how often each of these had been changed in place
     inputs_at: Sequence[int | None]  # where the inputs are saved
-    outputs_at: Sequence[int] = ()  # where outputs are saved
     own_at: Sequence[int] = ()  # where tensors of a graph are saved that f made for itself
 
     def __init__(
@@ -57,14 +61,20 @@ class Run:
         rule: Rule,
         existing: Existing,
         devices: Sequence[torch.device],
-        held: list[Held],
+        holdings: Holdings,
+        variables: Sequence[Tensor] = (),
     ) -> None:
         self.call = call
         self.rule = rule
         self.existing = existing
         self.devices = devices
-        self.held = held  # the tensors that the rule holds, in order
-        self.held_at: list[int | None] = [None] * len(held)  # where each is saved
+        self.variables, self.state = variables, state_of(call.f, variables)
+        self.held = holdings.tensors  # the tensors that the rule holds, in order
+        self.held_at: list[int | None] = [None] * len(self.held)  # where each is saved
+        # True if the rule can read nothing but what it holds
+        self.names_libraries = not holdings.objects and library_names(rule.grad_fn) is not None
+        # False if, moreover, other tensors can be put there for a while
+        self.may_hide = not self.names_libraries or any(each.holder is None for each in self.held)
         self.lock = threading.RLock()  # while the rule holds other tensors
         if is_any_autocast_enabled():
             self.autocast = autocast_state(device_types())
@@ -120,9 +130,8 @@ class Run:
         of_inputs, of_variables = rules.run(
             True, self.as_first, run, inputs, upstreams, variables, needed
         )
-        if of_variables:
-            of_variables = move_to([v.device for v in variables], of_variables)
-        return [*move_to(self.devices, of_inputs), *of_variables]
+        of_devices = [v.device for v in variables]
+        return [*move_to(self.devices, of_inputs), *move_to(of_devices, of_variables)]
 
     def with_state(self, variables: Sequence[Tensor], function: Callable[..., T], *args: Any) -> T:
         """Return `function(*args)`, while modules hold these variables where f read its own."""
@@ -171,8 +180,7 @@ def _named(function: Any, op: str) -> Function:
     """Return a Function under the name of an op, which anomaly mode and a printed grad_fn then
     show.
     """
-    apply: Function = type(op, (function,), {}).apply  # type: ignore[attr-defined]
-    return apply
+    return type(op, (function,), {}).apply  # type: ignore[attr-defined,no-any-return]
 
 
 # pyright does not take a Function's class for hashable

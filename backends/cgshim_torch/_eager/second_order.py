@@ -20,9 +20,17 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from cgshim.backend import Call, CustomGradientError, Rule, Tensor, TransformationError, refusal
+from cgshim.backend import (
+    Call,
+    CustomGradientError,
+    Rule,
+    Tensor,
+    TransformationError,
+    refusal,
+    subvals,
+)
 from cgshim_torch._eager.run import Run
-from cgshim_torch._graph.existing import Footprint, Holdings, Reach
+from cgshim_torch._graph.existing import Holdings, Reach, without_trace
 from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in
 from cgshim_torch._graph.walk import captured, has_values, leaf_of, since
 from cgshim_torch._versions.private import SingleLevelFunction, sequence_number
@@ -39,7 +47,7 @@ def differentiable_gradients(
             return run.gradients(inputs, upstreams, run.variables, needed)
     turns = itertools.count()
 
-    def placed_by_turn(t: Tensor) -> Tensor:
+    def placed_by_turn(reads: Reads, t: Tensor) -> Tensor:
         """Return a tensor that the rule reads, nobody knows from where, as a function of inputs and
         variables.
         """
@@ -50,41 +58,36 @@ def differentiable_gradients(
             0
         ]
 
-    reads = Reads(run.call, run.existing, placed_by_turn)
-    connected = (*saved, *run.variables, *upstreams, run.anchor)
-    reads.anchors = [t for t in connected if t is not None and t.requires_grad]
-    reads.hides_nothing = not run.may_hide
+    known = [*upstreams, *run.variables, *[x for x in inputs if x is not None]]
+    anchors = [
+        t
+        for t in (*saved, *run.variables, *upstreams, run.anchor)
+        if t is not None and t.requires_grad
+    ]
+    reads = Reads(run.call, run.existing, placed_by_turn, known, anchors, run.may_hide)
     for at, (raw, substitute) in enumerate(zip(run.raw, substitutes, strict=True)):
         if at not in run.own_at:
             reads.put(substitute if raw is None else raw, substitute)
-    reads.knows(*upstreams, *run.variables, *[x for x in inputs if x is not None])
-    try:
-        with run.holding(substitutes), reads:
-            gradients = run.gradients(inputs, upstreams, run.variables, needed)
-        return reads.result(gradients)
-    finally:
-        reads.close()
+    with run.holding(substitutes), reads:
+        return reads.result(run.gradients(inputs, upstreams, run.variables, needed))
 
 
 def _connected(run: Run, saved: Sequence[Tensor], inputs: Sequence[Tensor | None]) -> list[Tensor]:
     """Return what was saved, with the residuals that f made as functions of inputs and variables."""
-    connected = list(saved)
-    known = {*run.inputs_at, *run.outputs_at}
     places = [
         at
         for at, t in enumerate(saved)
-        if at not in known and t.dtype in FLOATS and not t.requires_grad
+        if at not in run.inputs_at and t.dtype in FLOATS and not t.requires_grad
     ]
-    if places and all(x is not None for x in inputs):
-        numbers, firsts = [run.held_at.index(at) for at in places], [saved[at] for at in places]
-        functions: Sequence[Tensor] = ()
-        if run.may_run_at_once and all(map(has_values, firsts)):
-            functions = _made_at_once(run, numbers, firsts, inputs)
-        if not functions:
-            functions = _LazyRun.apply(run, numbers, firsts, None, *inputs, *run.variables)
-        for at, function in zip(places, functions, strict=True):
-            connected[at] = function
-    return connected
+    if not places or any(x is None for x in inputs):
+        return list(saved)
+    numbers, firsts = [run.held_at.index(at) for at in places], [saved[at] for at in places]
+    functions: Sequence[Tensor] = ()
+    if run.may_run_at_once and all(map(has_values, firsts)):
+        functions = _made_at_once(run, numbers, firsts, inputs)
+    if not functions:
+        functions = _LazyRun.apply(run, numbers, firsts, None, *inputs, *run.variables)
+    return subvals(saved, places, functions)
 
 
 def _made_at_once(
@@ -141,7 +144,7 @@ class _LazyRun(SingleLevelFunction):
         ]
         with torch.enable_grad():
             inputs = list(map(_own_node, inputs))
-            made = AnotherRun(run, inputs, variables).find(asked, upstreams)
+            made = _made_again(run, inputs, variables, asked, upstreams)
         wanted = [*inputs, *variables]
         pairs = [(t, u) for t, (_, _, u) in zip(made, asked, strict=True) if t.requires_grad]
         return None, None, None, None, *_gradients(run, pairs, wanted)
@@ -175,119 +178,90 @@ def _own_node(x: Tensor) -> Tensor:
 _ANOTHER_RUN = "a second order runs f again, which must give grad_fn the same tensors"
 
 
-class AnotherRun:
-    """Runs f again on connected inputs, and finds what its rule reads there; all else is then as it
-    was before.
+Asked = Sequence[tuple[int, Tensor, Tensor]]
+"""for each tensor its place, what the first run had there, and its upstream"""
+
+
+def _made_again(
+    run: Run, inputs: list[Tensor], variables: Sequence[Tensor], asked: Asked, upstreams: Sequence[Tensor] | None
+) -> list[Tensor]:  # fmt: skip
+    """Run f again on connected inputs, and return what the rule reads there at these places; all
+    else is then as it was before.
     """
+    find = functools.partial(_in_another_run, run, inputs, variables, asked, upstreams)
+    reach = Reach(run.call)
+    generators: list[Generator] = []
+    if all(map(has_values, inputs)):
+        generators = [*_generators_of_torch(), *_OF_PYTHON_AND_NUMPY]
+    try:
+        if any(isinstance(x, _GENERATORS) for x in reach.seen.values()):
+            _refuse_random_numbers(run.call)
+        with without_trace(reach), _without_random_numbers(run.call, generators):
+            return contextvars.copy_context().run(run.with_state, variables, run.as_first, find)
+    except CustomGradientError:
+        raise
+    except Exception as error:
+        # the first run did not raise it: f cannot run on differentiated inputs
+        raise refusal(TransformationError, run.call.name, must=_ANOTHER_RUN,
+                      got=f"a {type(error).__name__} in it",
+                      do="compute in the framework what grad_fn keeps, or keep arguments and outputs alone"
+                      ) from error  # fmt: skip
 
-    def __init__(self, run: Run, inputs: list[Tensor], variables: Sequence[Tensor]) -> None:
-        self._run, self._call, self._inputs, self._variables = run, run.call, inputs, variables
-        self._reads = _ReadsOfAnotherRun(
-            run.call, run.existing, lambda t: self._reads.refused(t, "f kept in an earlier call")
-        )
-        self._reads.anchors = [t for t in (*inputs, *variables) if t.requires_grad]
-        self._reads.knows(*inputs, *variables)
-        self._reads.input_ids = set(map(id, inputs))
 
-    def find(
-        self, asked: Sequence[tuple[int, Tensor, Tensor]], upstreams: Sequence[Tensor] | None
-    ) -> list[Tensor]:  # fmt: skip
-        """Return for each place and first tensor the one of this run; what f has written meanwhile
-        is put back.
-        """
-        find: Callable[..., list[Tensor]] = self._run.as_first
-        if self._run.state:
-            find = functools.partial(self._run.with_state, self._variables, find)
-        reach = Reach(self._call)
-        footprint = Footprint(reach)
-        try:
-            if any(isinstance(x, _GENERATORS) for x in reach.seen.values()):
-                _refuse_random_numbers(self._call)
-            generators: list[Generator] = []
-            if all(map(has_values, self._inputs)):
-                generators = [*_generators_of_torch(), *_OF_PYTHON_AND_NUMPY]
-            with _without_random_numbers(self._call, generators):
-                return contextvars.copy_context().run(find, self._find, asked, upstreams)
-        except CustomGradientError:
-            raise
-        except Exception as error:
-            # the first run did not raise it: f cannot run on differentiated inputs
-            raise refusal(TransformationError, self._call.name, must=_ANOTHER_RUN,
-                          got=f"a {type(error).__name__} in it",
-                          do="compute in the framework what grad_fn keeps, or keep arguments and outputs alone"
-                          ) from error  # fmt: skip
-        finally:
-            footprint.put_back()
-            self._reads.close()
-
-    def _find(
-        self, asked: Sequence[tuple[int, Tensor, Tensor]], upstreams: Sequence[Tensor] | None
-    ) -> list[Tensor]:  # fmt: skip
-        start = sequence_number()
-        with self._reads:
-            result = self._call.run(self._inputs)
-        self._outputs, rule = self._call.read(result, self._inputs)
-        made = [
-            each.tensor
-            for each in Holdings(rule.grad_fn, existing=self._run.existing.holders).tensors
-        ]
-        if upstreams is not None:
-            made = self._read_by_the_rule(rule, made, upstreams)
-        elif len(made) != len(self._run.held):
-            self._refuse_other_tensors()
-        residuals = [
-            self._checked(made[place] if place < len(made) else None, first)
-            for place, first, _ in asked
-        ]
-        if self._variables:
-            read = captured(
-                self._call, [t for t in residuals if t.requires_grad], self._inputs, since(start)
-            )
-            if not {id(v) for v in read} <= {
-                id(leaf_of(v) if v.is_leaf else v) for v in self._variables
-            }:
-                self._call.refuse(
-                    _ANOTHER_RUN, "those of other variables", "read the same ones in every run"
-                )
-        return residuals
-
-    def _read_by_the_rule(
-        self, rule: Rule, held: Sequence[Tensor], upstreams: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """Return what the rule of this run reads, in order, of the tensors that nobody can place."""
-        residuals: list[Tensor] = []
-
-        def note(t: Tensor) -> Tensor:
-            residuals.append(t)
-            return t
-
-        reads = _ReadsOfAnotherRun(self._call, self._run.existing, note)
-        reads.knows(*self._inputs, *held, *upstreams, *self._variables)
-        try:
-            with reads:
-                gradients = rule(self._inputs, upstreams, self._variables)
-            with torch._C.DisableTorchFunction():
-                reads.read_each(list(gradients))
-        finally:
-            reads.close()
-        return residuals
-
-    def _checked(self, t: Tensor | None, first: Tensor) -> Tensor:
-        """Return a tensor of this run if it agrees with that of the first, and f's operations have
-        made it.
-        """
+def _in_another_run(
+    run: Run, inputs: list[Tensor], variables: Sequence[Tensor], asked: Asked, upstreams: Sequence[Tensor] | None
+) -> list[Tensor]:  # fmt: skip
+    call, known = run.call, [*inputs, *variables]
+    kept_earlier = lambda reads, t: reads.refused(t, "f kept in an earlier call")
+    anchors = [t for t in known if t.requires_grad]
+    reads = _ReadsOfAnotherRun(call, run.existing, kept_earlier, known, anchors)
+    reads.input_ids = set(map(id, inputs))
+    start = sequence_number()
+    with reads:
+        result = call.run(inputs)
+    outputs, rule = call.read(result, inputs)
+    made = [held.tensor for held in Holdings(rule.grad_fn, existing=run.existing.holders).tensors]
+    if upstreams is not None:
+        known += [*made, *upstreams]
+        made = _read_by_the_rule(run, rule, inputs, variables, upstreams, known)
+    elif len(made) != len(run.held):
+        made = []
+    residuals = []
+    for place, first, _ in asked:
+        t = made[place] if place < len(made) else None
         # it was no output in the first
-        if t is None or any(t is y for y in self._outputs) or not agree(t, first):
-            self._refuse_other_tensors()
-        if not self._reads.made(t):
-            self._call.refuse_unconnected(
+        if t is None or any(t is y for y in outputs) or not agree(t, first):
+            call.refuse(_ANOTHER_RUN, "others",
+                        "compute them from the arguments alone, or pass them as an argument")  # fmt: skip
+        if not reads.made(t):
+            call.refuse_unconnected(
                 first, "f does not make by operations of torch when it runs again"
             )
+        residuals.append(t)
+    if variables:
+        connected = [t for t in residuals if t.requires_grad]
+        read = captured(call, connected, inputs, since(start))
+        if not {id(v) for v in read} <= {id(leaf_of(v) if v.is_leaf else v) for v in variables}:
+            call.refuse(_ANOTHER_RUN, "those of other variables", "read the same ones in every run")
+    return residuals
+
+
+def _read_by_the_rule(
+    run: Run, rule: Rule, inputs: Sequence[Tensor], variables: Sequence[Tensor], upstreams: Sequence[Tensor],
+    known: Sequence[Tensor],
+) -> list[Tensor]:  # fmt: skip
+    """Return what the rule of another run reads, in order, of the tensors that nobody can place."""
+    residuals: list[Tensor] = []
+
+    def note(_: Reads, t: Tensor) -> Tensor:
+        residuals.append(t)
         return t
 
-    def _refuse_other_tensors(self) -> NoReturn:
-        do = "compute them from the arguments alone, or pass them as an argument"
-        self._call.refuse(_ANOTHER_RUN, "others", do)
+    with _ReadsOfAnotherRun(run.call, run.existing, note, known) as reads:
+        gradients = rule(inputs, upstreams, variables)
+        with torch._C.DisableTorchFunction():
+            reads.read_each(list(gradients))
+    return residuals
 
 
 # --- Random numbers -------------------------------------------------------------------------------
@@ -316,18 +290,17 @@ def _without_random_numbers(call: Call, generators: Sequence[Generator]) -> Iter
     try:
         yield
     finally:
-        drawn = False
-        for (get, put), was in zip(generators, states, strict=True):
-            if not _is_same(get(), was):
-                put(was)
-                drawn = True
-        if drawn:
+        pairs = zip(generators, states, strict=True)
+        changed = [(put, was) for (get, put), was in pairs if not _is_same(get(), was)]
+        for put, was in changed:
+            put(was)
+        if changed:
             _refuse_random_numbers(call)
 
 
 def _refuse_random_numbers(call: Call) -> NoReturn:
-    do = "draw them outside, and pass them as an argument"
-    call.refuse(_ANOTHER_RUN, "one that draws random numbers", do)
+    call.refuse(_ANOTHER_RUN, "one that draws random numbers",
+                "draw them outside, and pass them as an argument")  # fmt: skip
 
 
 def _is_same(now: Any, was: Any) -> bool:
@@ -391,35 +364,32 @@ def agree(a: Tensor, b: Tensor) -> bool:
     not comparable.
     """
     a, b = a.detach(), b.detach()
+    if type(a) is not type(b) or (a.dtype, a.layout, a.device) != (b.dtype, b.layout, b.device):
+        return False
     try:
         if a.is_nested:
             parts = a.unbind(), b.unbind()
-            return (
-                a.layout == b.layout and len(parts[0]) == len(parts[1]) and all(map(agree, *parts))
-            )
-        if type(a) is not type(b) or (a.dtype, a.layout, a.device, a.shape) != (
-            b.dtype,
-            b.layout,
-            b.device,
-            b.shape,
-        ):
-            return False
+            return len(parts[0]) == len(parts[1]) and all(map(agree, *parts))
         if not has_values(a):
-            return True
+            return bool(a.shape == b.shape)
         if hasattr(a, "__tensor_flatten__"):
             (names, context), of_b = a.__tensor_flatten__(), b.__tensor_flatten__()
             return (names, context) == of_b and all(
                 agree(getattr(a, name), getattr(b, name)) for name in names
             )
-        if a.layout is not torch.strided:
-            a, b = a.to_dense(), b.to_dense()
-        if torch.equal(a, b):
-            return True
-        if a.dtype not in FLOATS:
-            return False
-        tolerance = min(_ULPS * torch.finfo(a.dtype).eps, 0.05)  # none if one ulp is more than that
-        if a.dtype.itemsize <= 2:
+        # none if one ulp is more than that
+        ulps = _ULPS * torch.finfo(a.dtype).eps if a.dtype in FLOATS else 0.0
+        a, b = a.to_dense(), b.to_dense()
+        if a.dtype in FLOATS and a.dtype.itemsize <= 2:
             a, b = a.float(), b.float()
-        return bool(torch.isclose(a, b, rtol=tolerance, atol=0.0, equal_nan=True).all())
-    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        torch.testing.assert_close(a, b, rtol=min(ulps, 0.05), atol=0.0, equal_nan=True)
+        return True
+    except (
+        AssertionError,
+        AttributeError,
+        NotImplementedError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ):
         return False

@@ -9,13 +9,12 @@ from typing import Any, NoReturn
 
 import torch
 
-from cgshim.backend import CustomGradientTypeError, TransformationError, describe, refusal
-from cgshim_torch._func import FACTOR, across, is_multiple, is_same, is_transpose, ramp
+from cgshim.backend import CustomGradientTypeError, Tensor, TransformationError, describe, refusal
+from cgshim_torch._func import FACTOR, across, is_transpose, ramp, transposed_by
 from cgshim_torch._graph.reads import FLOATS, reads_now
-from cgshim_torch._graph.walk import depends_on_more, is_transformed, read_by_rules, recordable
+from cgshim_torch._graph.walk import depends_on_more, is_transformed, recordable
 from cgshim_torch._versions.private import run_backward
 
-Tensor = Any
 Vjp = tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
 
 
@@ -40,26 +39,7 @@ def transposed(
     upstreams: Sequence[Tensor],
     refuse: Callable[[str], NoReturn],
 ) -> Sequence[Tensor]:
-    """Return the transpose of a linear function of tensors like the inputs, at upstreams.
-
-    Its values at two points must be multiples of each other, and the transpose must fit them (it does
-    not, where NumPy computes one) and be the same at a third; a graph of torch.compile has no values.
-    """
-    points = [ramp(x, at) for at, x in enumerate(inputs)]
-    small, pullback = vjp(fn, points)
-    gradients = pullback(upstreams)
-    if not torch.compiler.is_dynamo_compiling():
-        _, elsewhere = vjp(fn, [across(x, at) for at, x in enumerate(points)])
-        there = elsewhere([u.detach() for u in upstreams])
-        with torch.no_grad():
-            large = fn(*[FACTOR * x for x in points])
-        if not (
-            all(map(is_multiple, small, large))
-            and all(map(is_same, gradients, there))
-            and is_transpose(gradients, points, small, upstreams)
-        ):
-            refuse("one that is not, as its tangents at two points show")
-    return gradients
+    return transposed_by(vjp, fn, inputs, upstreams, upstreams[0], refuse, "tangents at two points")
 
 
 def transposed_on_values(
@@ -94,15 +74,19 @@ def transposed_on_values(
     both = run_backward((small, other), (upstream, upstream), False, False, tuple(own), True, False)
     count = len(own) // 2
     gradients, there = both[:count], both[count:]
-    for g, h in zip(gradients, there, strict=True):
-        if g is not h and (g is None or h is None or not torch.equal(g, h)):
-            return None
+    pairs = zip(gradients, there, strict=True)
+    if any(g is not h and (g is None or h is None or not torch.equal(g, h)) for g, h in pairs):
+        return None
     connected = [at for at, g in enumerate(gradients) if g is not None]
     if not (
         connected
         and torch.equal(fn(*[FACTOR * x for x in points]), FACTOR * small)
         and is_transpose(
-            [gradients[at] for at in connected], [own[at] for at in connected], [small], [upstream]
+            [gradients[at] for at in connected],
+            [own[at] for at in connected],
+            [small],
+            [upstream],
+            small,
         )
     ):
         return None
@@ -136,8 +120,9 @@ def vjp_with_variables(
     if torch.compiler.is_dynamo_compiling():
         from cgshim_torch._compile.dynamo import vjp_outside_of_the_graph
 
-        result: Vjp = vjp_outside_of_the_graph(vjp_with_variables, fn, inputs, variables)
-        return result
+        return vjp_outside_of_the_graph(  # type: ignore[no-any-return]
+            vjp_with_variables, fn, inputs, variables
+        )
     if is_transformed():  # torch.func.vjp knows only arguments
         raise refusal(TransformationError, "op_vjp",
                       must="variables have gradients only outside of torch.func and dual numbers",
@@ -163,11 +148,7 @@ def _vjp_in_graph(
         ]
         outputs = fn(*own)
     connected = [y for y in outputs if y.requires_grad]
-    outside = outside and (
-        any(x.requires_grad for x in inputs)
-        or depends_on_more(connected, own)
-        or read_by_rules(connected)
-    )
+    outside = outside and (any(x.requires_grad for x in inputs) or depends_on_more(connected, own))
     differentiated = [*own, *variables]
 
     def pullback(upstreams: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -58,11 +58,8 @@ def is_of_a_library(x: Any) -> bool:
     """Return True for a module, a function or a class of torch, NumPy and the like: they hold no
     residuals.
     """
-    if isinstance(x, _CODE):
-        return _is_a_library(
-            (x.__name__ if isinstance(x, ModuleType) else x.__module__) or "builtins"
-        )
-    return False
+    name = "__name__" if isinstance(x, ModuleType) else "__module__"
+    return isinstance(x, _CODE) and _is_a_library(getattr(x, name) or "builtins")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -80,7 +77,7 @@ def library_names(function: Any, and_functions: bool = False) -> list[tuple[str,
         return None
     named = [(name, function.__globals__.get(name)) for name in names_in(function.__code__)]
     for _, x in named:
-        if x is None or type(x) in SIMPLE or is_of_a_library(x):
+        if type(x) in SIMPLE or is_of_a_library(x):
             continue
         if not (and_functions and holds_nothing(x) and library_names(x) is not None):
             return None
@@ -111,17 +108,19 @@ def held_by(x: Any) -> list[Held] | None:
     """Return what functions and Python's containers hold; None for any other object."""
     kind = type(x)
     if kind is FunctionType:
-        cells = [Held(inner, cell) for cell in x.__closure__ or () for inner in contents(cell)]
+        cells = [
+            Held(inner, cell, "cell_contents")
+            for cell in x.__closure__ or ()
+            for inner in contents(cell)
+        ]
         defaults = *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()
         return [
             *cells,
             *map(Held, defaults),
             *(Held(inner, x.__dict__, key) for key, inner in x.__dict__.items()),
         ]
-    if kind is list:
-        return [Held(inner, x, at) for at, inner in enumerate(x)]
-    if kind is dict:
-        return [Held(inner, x, key) for key, inner in x.items()]
+    if kind is list or kind is dict:
+        return [Held(inner, x, key) for key, inner in (x.items() if kind is dict else enumerate(x))]
     if isinstance(x, tuple):
         return [*map(Held, x)]
     if kind is functools.partial:
@@ -245,9 +244,7 @@ def holding(pairs: Collection[tuple[Held, Tensor]], lock: Any) -> Iterator[None]
 
 def put(place: Held, x: Any) -> None:
     """Let a variable, an item of a container or a name of a class be something else."""
-    if isinstance(place.holder, CellType):
-        place.holder.cell_contents = x
-    elif isinstance(place.holder, type):
+    if isinstance(place.holder, (CellType, type)):
         setattr(place.holder, place.key, x)
     elif place.holder is not None:
         place.holder[place.key] = x
@@ -318,10 +315,11 @@ class Existing:
 
     def forget_changed(self) -> None:
         """Leave out what f has written to in place: that may be a function of the arguments now."""
-        for key, (ref, version) in list(self._tensors.items()):
-            t = ref()
-            if t is None or version_of(t) != version:
-                del self._tensors[key]
+        self._tensors = {
+            key: (ref, version)
+            for key, (ref, version) in self._tensors.items()
+            if (t := ref()) is not None and version_of(t) == version
+        }
 
     def has(self, t: Tensor) -> bool:
         """Return True if a tensor existed before f ran, and f has not changed it."""
@@ -348,37 +346,33 @@ def versions_of(tensors: Iterable[Tensor]) -> list[int]:
 # --- Another run of f leaves no trace -------------------------------------------------------------
 
 
-class Footprint:
-    """What f could write to: put back, it is as it was. Tensors are not copied: `reads` refuses to
-    write to them.
+@contextlib.contextmanager
+def without_trace(reach: Reach) -> Iterator[None]:
+    """Undo what is written meanwhile to what f can name. Tensors are not copied: `reads` refuses to
+    write to them. A name that is new, the first run would have made.
     """
-
-    def __init__(self, reach: Reach) -> None:
-        self._containers: list[tuple[Any, Any]] = []
-        self._named: list[Held] = []
-        for x in reach.seen.values():
-            if isinstance(x, CellType):
-                self._named += [Held(inner, x) for inner in contents(x)]
-                continue
-            if isinstance(x, (list, deque, set, dict)):
-                self._containers.append((x, x.copy()))
-            if isinstance(x, (type, ModuleType)):
-                self._note_names(reach, vars(x), x if isinstance(x, type) else vars(x))
-            elif type(attributes := getattr(x, "__dict__", None)) is dict:
-                self._containers.append((attributes, attributes.copy()))
-            if isinstance(x, FunctionType):
-                self._note_names(reach, x.__globals__, x.__globals__)
-
-    def _note_names(self, reach: Reach, scope: Mapping[str, Any], holder: Any) -> None:
-        """Note what the names are that f uses of a module or a class."""
-        self._named += [Held(scope[name], holder, name) for name in reach.names if name in scope]
-
-    def put_back(self) -> None:
-        """Undo what was written since; a name that is new, the first run would have made."""
-        for place in self._named:
+    containers: list[tuple[Any, Any]] = []
+    named: list[Held] = []
+    for x in reach.seen.values():
+        if isinstance(x, CellType):
+            named += [Held(inner, x, "cell_contents") for inner in contents(x)]
+            continue
+        if isinstance(x, (list, deque, set, dict)):
+            containers.append((x, x.copy()))
+        if isinstance(x, (type, ModuleType, FunctionType)):
+            scope: Mapping[str, Any] = x.__globals__ if isinstance(x, FunctionType) else vars(x)
+            holder: Any = x if isinstance(x, type) else scope
+            named += [Held(scope[name], holder, name) for name in reach.names if name in scope]
+        attributes = None if isinstance(x, ModuleType) else getattr(x, "__dict__", None)
+        if type(attributes) is dict:  # not that of a class
+            containers.append((attributes, attributes.copy()))
+    try:
+        yield
+    finally:
+        for place in named:
             if _now_in(place) is not place.tensor:
                 put(place, place.tensor)
-        for x, before in self._containers:
+        for x, before in containers:
             if _identities(x) != _identities(before):
                 x.clear()
                 (x.extend if isinstance(x, (list, deque)) else x.update)(before)

@@ -8,7 +8,7 @@ own output, a residual with its derivative.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -32,27 +32,36 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
     """Substitutes what a rule, or another run of f, reads.
 
     A tensor is known if it was made since: by an operation under this mode. It is constant if it
-    existed before f ran. Of any other float nobody knows how it depends on the arguments: `place`
-    returns what to read for it.
+    existed before f ran. Of any other float nobody knows how it depends on the arguments: `place`,
+    which is called with this mode, returns what to read for it. It does not hold the mode, nor does a
+    node of the graph: nothing waits for the garbage collector.
     """
 
     gave_numbers = False
     """True if what runs may make tensors of the numbers of other tensors"""
 
-    def __init__(self, call: Call, existing: Existing, place: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        existing: Existing,
+        place: Callable[[Reads, Tensor], Tensor],
+        known: Iterable[Tensor],
+        anchors: Sequence[Tensor] = (),
+        may_hide: bool = True,
+    ) -> None:
         super().__init__()
         self.call = call
-        self.anchors: Sequence[Tensor] = ()
+        self._anchors = anchors
         """what the derivatives are taken by that `refused` refuses"""
-        self.hides_nothing = False
-        """True if callees that this mode does not see (Functions, vmap, TorchScript) can read only what is connected"""
+        self._may_hide = may_hide
+        """False if what this mode does not see (Functions, vmap, TorchScript) can read only what is connected"""
         self._wrapped: Tensor | None = None  # what such a callee has read that is not
         self._existing = existing
         self._place = place
         self._start = sequence_number()
         self._substitutes: dict[int, tuple[Tensor, Tensor]] = {}
         self._raw: dict[int, Tensor] = {}
-        self._known: dict[int, Tensor] = {}
+        self._known = {id(t): t for t in known}
         self._cut: dict[int, bool] = {}
         """made while gradients were off: True if of what was substituted. Else a Function may yet give a derivative"""
         self._substituted = self._differentiated = False  # what the operation in progress has read
@@ -80,19 +89,6 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
     def _is_cut(self, t: Tensor) -> bool:
         return id(t) in self._cut and (self._cut[id(t)] or not t.requires_grad)
 
-    def close(self) -> None:
-        """Let go of all tensors, and of `place`, which may hold this mode: nothing waits for the
-        garbage collector.
-        """
-        self._substitutes, self._raw, self._known, self.anchors, self._wrapped = (
-            {},
-            {},
-            {},
-            (),
-            None,
-        )
-        del self._place
-
     def read(self, t: Tensor) -> Tensor:
         """Return what to read for a tensor."""
         if t.dtype not in FLOATS:
@@ -111,12 +107,10 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
             return self._read_wrapped(t)
         self._substituted = True
         if t.grad_fn is not None and t.grad_fn._sequence_nr() >= self._start:
-            hidden = not self.hides_nothing
-            return self.put(
-                t, self.refused(t, "was made by code that torch does not show") if hidden else t
-            )
+            why = "was made by code that torch does not show"
+            return self.put(t, self.refused(t, why) if self._may_hide else t)
         with outside_of_func(), torch.enable_grad():
-            return self.put(t, self._place(t))
+            return self.put(t, self._place(self, t))
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
         """Return a tensor of torch.func, which the rule itself has called: that wraps without
@@ -139,11 +133,11 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
 
     def refused(self, t: Tensor, why: str) -> Tensor:
         """Return an alias of a tensor whose derivative is refused, if it is taken."""
-        place, shown = place_of(t), torch.empty_like(t, device="meta")
+        call, place, shown = self.call, place_of(t), torch.empty_like(t, device="meta")
         why = f"{why} (it is kept as {place})" if place else why
         with outside_of_func(), torch.enable_grad():
             (alias,) = without_derivative(
-                lambda _: self.call.refuse_unconnected(shown, why), [t], self.anchors
+                lambda _: call.refuse_unconnected(shown, why), [t], self._anchors
             )
         return alias
 
@@ -191,9 +185,8 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         """Return True if torch.autograd.grad is asked of what was made since: f's own graph ends at
         numbers.
         """
-        outputs = args[0] if args else kwargs["outputs"]
-        inputs = args[1] if len(args) > 1 else kwargs["inputs"]
-        return all(id(t) in self._known for t in tensors_in([outputs, inputs]))
+        asked = [*args[:2], kwargs.get("outputs"), kwargs.get("inputs")]
+        return all(id(t) in self._known for t in tensors_in(asked))
 
     def before_operation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         """Do nothing: another run of f looks at what is written."""
@@ -269,11 +262,9 @@ class _WithoutDerivative(torch.autograd.Function):  # type: ignore[misc]
         ctx.refuse = inputs[0]
 
     @staticmethod
-    def backward(ctx: Any, *upstreams: Tensor) -> NoReturn:
-        refuse: Refuse = ctx.refuse
-        refuse("reverse mode over its gradient")
+    def backward(ctx: Any, *upstreams: Tensor) -> None:
+        ctx.refuse("reverse mode over its gradient")
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor | None) -> NoReturn:
-        refuse: Refuse = ctx.refuse
-        refuse("forward mode over its gradient")
+    def jvp(ctx: Any, *tangents: Tensor | None) -> None:
+        ctx.refuse("forward mode over its gradient")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
@@ -19,7 +19,6 @@ from cgshim_torch._versions.private import (
     temporarily_pop_interpreter_stack,
 )
 
-T = TypeVar("T")
 Edge = tuple[Any, int]
 
 requires_grad = operator.attrgetter("requires_grad")
@@ -37,11 +36,11 @@ def is_transformed() -> bool:
 
 def is_jvp_alone() -> bool:
     """Return True if forward mode is active, and no other transformation of torch.func."""
-    level = functorch.maybe_current_level()
-    if level is None:
-        return bool(forward_ad._current_level >= 0)
+    if functorch.maybe_current_level() not in (None, 1):
+        return False
     innermost = functorch.peek_interpreter_stack()
-    return bool(level == 1 and innermost.key() == functorch.TransformType.Jvp)
+    is_jvp = innermost is None or innermost.key() == functorch.TransformType.Jvp
+    return bool(is_jvp and forward_ad._current_level >= 0)
 
 
 def levels(tensor: Tensor) -> Iterable[Tensor]:
@@ -100,13 +99,13 @@ def captured(
     return variables
 
 
-Use = tuple[T, tuple[float, int]]
+Use = tuple[Any, tuple[float, int]]
 """what tensors depend on, and the number of the first node in the graph that uses it, with its place among several"""
 
 
 def _as_read(
-    call: Call, leaves: list[Use[Tensor]], strange: list[Use[Edge]], in_batch: bool
-) -> tuple[list[Use[Tensor]], list[Use[Edge]]]:
+    call: Call, leaves: list[Use], strange: list[Use], in_batch: bool
+) -> tuple[list[Use], list[Use]]:
     """Return the leaves as f read them, with tensors in the places of Parameters, and the other
     strange edges.
 
@@ -159,26 +158,14 @@ def _has_tangent(tensor: Tensor) -> bool:
 
 
 def depends_on_more(tensors: Sequence[Tensor], than: Sequence[Tensor]) -> bool:
-    """Return True if tensors are connected with anything else that requires grad."""
-    return bool(_Known(than).reached_beyond(tensors)[0])
-
-
-def read_by_rules(tensors: Sequence[Tensor]) -> bool:
-    """Return True if the rule of an op on which tensors depend may read an unsaved tensor that
-    requires grad.
+    """Return True if tensors are connected with anything else that requires grad, or the rule of an
+    op on which they depend may read an unsaved tensor that does.
     """
-    nodes: list[Any] = [t.grad_fn for t in tensors]
-    seen = {None}
-    while nodes:
-        node = nodes.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        run = getattr(node, "run", None)
-        if run is not None and any(map(requires_grad, within_reach(run.call))):
-            return True
-        nodes += [following for following, _ in node.next_functions]
-    return False
+    known = _Known(than)
+    leaves, _ = known.reached_beyond(tensors)
+    runs = [getattr(node, "run", None) for node, _ in known.walked]
+    read = [t for run in runs if run is not None for t in within_reach(run.call)]
+    return bool(leaves) or any(map(requires_grad, read))
 
 
 def within_reach(call: Call) -> list[Tensor]:
@@ -214,6 +201,8 @@ class _Known:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._leaves: list[Tensor] = []
         self._edges: set[Edge] = set()
+        self.walked: set[Edge] = set()
+        """the edges that the last walk has seen, and those at which it stopped"""
         self.add(tensors)
 
     def add(self, tensors: Iterable[Tensor]) -> None:
@@ -226,7 +215,7 @@ class _Known:
 
     def reached_beyond(
         self, tensors: Sequence[Tensor], during: range | None = None, edges: Iterable[Edge] = ()
-    ) -> tuple[list[Use[Tensor]], list[Use[Edge]]]:
+    ) -> tuple[list[Use], list[Use]]:
         """Return the other leaves on which tensors, or what edges lead to, depend; and what a run
         did not make.
 
@@ -239,8 +228,8 @@ class _Known:
         strange: dict[Edge, tuple[float, int]] = {}
         node_of: dict[int, Any] = {}
         edges = [*edges, *((t.grad_fn, t.output_nr) for t in tensors if not t.is_leaf)]
-        following: list[Use[Edge]] = [(edge, (unused, at)) for at, edge in enumerate(edges)]
-        seen = set(self._edges)
+        following: list[Use] = [(edge, (unused, at)) for at, edge in enumerate(edges)]
+        self.walked = seen = set(self._edges)
         while following:
             edge, used = following.pop()
             if edge in seen:
