@@ -174,10 +174,7 @@ def _function_of(call: HostCall, specs: Sequence[tf.TensorSpec]) -> _Function:
     known: dict[Any, _Function] = graph.cgshim_host_functions
     made = _Function(call, specs)
     python_functions[made.token] = made  # for as long as it lives
-    try:
-        return known.setdefault((call.key, *specs), made)
-    except (TypeError, ValueError):  # an option without a hash, or with a comparison of its own
-        return known.setdefault(made, made)
+    return known.setdefault((call, *specs), made)
 
 
 @functools.cache

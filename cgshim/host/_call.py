@@ -92,11 +92,13 @@ def _names_of_options(outputs: Any) -> frozenset[str] | None:
 class HostCall:
     """A function on the host with its static arguments and options, over any number of batches.
 
-    ``call.declared(backend, inputs)`` is known before it runs; ``call.run(arrays)`` runs it. Both
-    work in any thread.
+    ``call.declared(backend, inputs)`` is known before it runs; ``call.run(arrays)`` runs it, and so
+    does calling it. All work in any thread. Calls are equal if nobody can tell one from the other.
     """
 
-    __slots__ = ("_known", "are_tensors", "batches", "function", "is_loop", "options", "specs")
+    __slots__ = (
+        "__weakref__", "_known", "are_tensors", "batches", "function", "is_loop", "options", "specs",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -121,13 +123,20 @@ class HostCall:
         """The op's name in messages."""
         return self.function.name
 
+    def __repr__(self) -> str:
+        return self.name
+
     @property
     def key(self) -> Hashable:
-        """What tells this call from others of its function; it is hashable if the static arguments
-        and options are.
-        """
+        """What tells this call from others, as long as it lives."""
         options = [(name, told_apart(option)) for name, option in sorted(self.options.items())]
         return self.function, tuple(spec.key for spec in self.specs), tuple(options), self.batches
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, HostCall) and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash(repr(self.key))
 
     def copy(self) -> HostCall:
         """Return the same call, which has asked nothing yet."""
@@ -189,6 +198,8 @@ class HostCall:
         """Return the results for NumPy arrays: fresh arrays of the declared shapes and dtypes."""
         results, _ = self.run_for(arrays, arrays)
         return results
+
+    __call__ = run
 
     def run_for(
         self, inputs: Sequence[Tensor], arrays: Sequence[Array]
