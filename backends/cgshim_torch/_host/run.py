@@ -14,11 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cgshim.backend import (
-    CustomGradientTypeError,
-    CustomGradientValueError,
-    refusal,
-)
+from cgshim.backend import CustomGradientTypeError, refusal
 from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
 from cgshim_torch import _tensors
 from cgshim_torch._compile import trees
@@ -43,12 +39,7 @@ def run(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the results for tensors that have values, on the device of the first one."""
     device = inputs[0].device if inputs else _CPU
     arrays = [_tensors.convert_to_numpy(x) for x in inputs]
-    try:
-        results, declared = call.run_for(inputs, arrays)
-    except CustomGradientValueError:
-        if not call.declares_anew(_BACKEND, inputs):
-            raise
-        results, declared = call.run_for(inputs, arrays)
+    results, declared = call.run_for(inputs, arrays)
     return [_tensor(result, spec, device) for result, spec in zip(results, declared, strict=True)]
 
 
@@ -137,7 +128,7 @@ def _concrete(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
 def _fake(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
     device = inputs[0].device if inputs else None
     specs = [Spec(tuple(x.shape), str(x.dtype).rpartition(".")[2]) for x in inputs]
-    declared, _ = call_of(name, len(inputs)).copy().declared(_BACKEND, specs)  # which asks outputs
+    declared, _ = call_of(name, len(inputs)).declared(_BACKEND, specs)
     return [
         torch.empty(spec.shape, dtype=_dtype_of(spec.dtype), device=device) for spec in declared
     ]
