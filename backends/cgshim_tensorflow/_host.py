@@ -58,10 +58,9 @@ def host_function(
     if tf.executing_eagerly():
         results = [*map(tf.constant, _run(call, map(memory_of_eager, tensors)))]
     else:
-        shapes: list[Any] = [None if ... in y.shape else y.shape for y in declared]
         specs = [
-            tf.TensorSpec(shape, tf.as_dtype(y.dtype))
-            for shape, y in zip(shapes, declared, strict=True)
+            tf.TensorSpec(None if ... in y.shape else y.shape, tf.as_dtype(y.dtype))
+            for y in declared
         ]
         results = _in_graph(call, tensors, specs) if declared else []
     if record.could_possibly_record():
@@ -108,9 +107,8 @@ def _in_graph(
         record.stop_recording(),
         graph.gradient_override_map({"PyFuncStateless": _gradient_of(call.name)}),
     ):
-        types = [spec.dtype for spec in specs]
         results = tf.raw_ops.PyFuncStateless(
-            input=inputs, token=function.token, Tout=types, name=name
+            input=inputs, token=function.token, Tout=[spec.dtype for spec in specs], name=name
         )
     for result, spec in zip(results, specs, strict=True):
         result.set_shape(spec.shape)

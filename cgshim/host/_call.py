@@ -39,12 +39,12 @@ class HostFunction:
     """A function of NumPy arrays, with what it declares to return: its outputs."""
 
     __slots__ = (
-        "_options", "_takes_all", "declares", "function", "name", "takes_sizes", "vectorized",
+        "_options", "_takes_all", "also", "declares", "function", "name", "takes_sizes", "vectorized",
     )  # fmt: skip
 
     def __init__(
         self, function: Callable[..., Any], outputs: Any, *, vectorized: bool, name: str,
-        takes_sizes: bool = False,
+        also: tuple[Spec, ...] = (), takes_sizes: bool = False,
     ) -> None:  # fmt: skip
         self.function = function
         self.name = name
@@ -53,23 +53,26 @@ class HostFunction:
         """True if it is a partial of the sizes of the batches, which all arrays then have"""
         self.declares = outputs
         """the specs of the results, or the author's function of the arguments' specs that returns them"""
+        self.also = also
+        """the specs of what function returns beside these results, in a tuple"""
         parameters = inspect.signature(outputs).parameters.values() if callable(outputs) else ()
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self._options = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
     def outputs(self, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return the tree of the results' specs for arguments with specs for their tensors."""
-        if not callable(self.declares):
-            return self.declares
-        asked = {k: v for k, v in options.items() if self._takes_all or k in self._options}
-        try:
-            return self.declares(*args, **asked)
-        except Exception as error:
-            raise refusal(CustomGradientTypeError, self.name,
-                          must="outputs must return the specs of what f returns",
-                          got=f"{type(error).__name__}: {error}",
-                          do="write outputs=lambda *specs: ..., which is given a Spec for each tensor"
-                          ) from error  # fmt: skip
+        outputs = self.declares
+        if callable(outputs):
+            asked = {k: v for k, v in options.items() if self._takes_all or k in self._options}
+            try:
+                outputs = outputs(*args, **asked)
+            except Exception as error:
+                raise refusal(CustomGradientTypeError, self.name,
+                              must="outputs must return the specs of what f returns",
+                              got=f"{type(error).__name__}: {error}",
+                              do="write outputs=lambda *specs: ..., which is given a Spec for each tensor"
+                              ) from error  # fmt: skip
+        return (outputs, *self.also) if self.also else outputs
 
 
 def refuse_host_derivative(op: str) -> NoReturn:
@@ -146,12 +149,6 @@ class HostCall:
         self._known = declaration if are_known else None
         return declaration.flat(backend)
 
-    def _known_declaration(self, inputs: Sequence[Spec | Tensor | Array]) -> _Declaration:
-        known = self._known
-        if known is None or not known.is_for(inputs):
-            known = self._known = self._declaration(list(map(spec_of, inputs)))
-        return known
-
     def _declaration(self, inputs: Sequence[Spec]) -> _Declaration:
         sizes: list[Any] = []
         one = inputs
@@ -163,13 +160,8 @@ class HostCall:
                 Spec(x.shape[1:], x.dtype) if has else x
                 for x, has in zip(one, batched, strict=True)
             ]
-        return _Declaration(self.name, inputs, sizes, self._outputs(one))
-
-    def _outputs(self, inputs: Sequence[Spec]) -> Any:
-        """Return the tree of the specs of what f returns for inputs of these specs."""
-        return self.function.outputs(
-            inputs if self.are_tensors else combine_each(self.specs, inputs), self.options
-        )
+        args = one if self.are_tensors else combine_each(self.specs, one)
+        return _Declaration(self.name, inputs, sizes, self.function.outputs(args, self.options))
 
     @not_converted
     def run(self, arrays: Sequence[Array]) -> list[Array]:
@@ -186,13 +178,16 @@ class HostCall:
         tensors.
         """
         try:
-            known = self._known_declaration(inputs)
+            known = self._known
+            if known is None or not known.is_for(inputs):
+                known = self._known = self._declaration(list(map(spec_of, inputs)))
             declared, structure = known.one or known.flat(load("numpy"))
             if 0 in known.sizes:  # there is no element to call f for
                 results = [np.zeros(spec.shape) for spec in declared]
             else:
-                locked = [_locked(x) for x in arrays]
-                results = on_numpy(_over_batches, self, locked, known.sizes, structure)
+                results = on_numpy(
+                    _over_batches, self, list(map(locked, arrays)), known.sizes, structure
+                )
             return [_checked(self, results, at, spec) for at, spec in enumerate(declared)], declared
         except Exception as error:
             last_errors.append(error)
@@ -319,7 +314,7 @@ _ARRAY = type("array", (), {})()
 """in messages: any array"""
 
 
-def _locked(array: Array) -> Array:
+def locked(array: Array) -> Array:
     """Return an array in C order that cannot be written to."""
     array = np.asarray(array, order="C").view()
     array.setflags(write=False)
@@ -337,8 +332,11 @@ def _checked(call: HostCall, results: list[Any], at: int, spec: Spec) -> Array:
         array, is_fresh = np.asarray(array), isinstance(array, _NUMBERS)
     if is_fresh and array.shape == spec.shape and array.dtype == dtype:
         return array
-    if call.function.vectorized and call.batches and array.ndim == len(spec.shape):
-        array = _broadcast(array, spec.shape, len(call.batches))
+    if call.function.vectorized and array.ndim == len(spec.shape):
+        # a size of 1 is that of a batch that no argument has
+        wide = spec.shape[: len(call.batches)] + array.shape[len(call.batches) :]
+        if all(size in (1, wanted) for size, wanted in zip(array.shape, wide, strict=True)):
+            array = np.broadcast_to(array, wide)
     if array.shape != spec.shape:
         raise refusal(CustomGradientValueError, call.name,
                       must=f"f must return an array of the declared shape {spec}", got=describe(array),
@@ -348,15 +346,6 @@ def _checked(call: HostCall, results: list[Any], at: int, spec: Spec) -> Array:
                       must=f"f must return a real array as declared ({spec})", got=describe(array),
                       do="declare a complex dtype, or take the real part")  # fmt: skip
     return np.array(array, dtype, order="C")
-
-
-def _broadcast(array: Array, shape: tuple[int, ...], batches: int) -> Array:
-    """Return the array with sizes of 1 among its leading axes broadcast: those of batches that no
-    argument has.
-    """
-    wide = shape[:batches] + array.shape[batches:]
-    fits = all(size in (1, wanted) for size, wanted in zip(array.shape, wide, strict=True))
-    return np.broadcast_to(array, wide) if fits else array
 
 
 def _is_own(array: Array) -> bool:

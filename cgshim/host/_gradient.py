@@ -41,6 +41,7 @@ from cgshim.backend import (
     refusal,
     with_leaves,
 )
+from cgshim.host._call import locked
 from cgshim.host._op import host_op
 from cgshim.host._specs import Spec, spec_of
 
@@ -142,19 +143,21 @@ class HostPair:
         self._runs = Runs(keep)
         self._vectorized = vectorized
 
-        def on_host(run: Callable[..., Any], outputs: Any, name: str) -> Any:
-            of_one = functools.partial(run, ())
-            return host_op(of_one, outputs, vectorized=vectorized, name=name, takes_sizes=True)
+        def on_host(run: Callable[..., Any], outputs: Any, name: str, *also: Spec) -> Any:
+            return host_op(
+                functools.partial(run, ()), outputs, vectorized=vectorized, name=name,
+                also=also, takes_sizes=True,
+            )  # fmt: skip
 
-        self._forward = on_host(self._run_f, _with_number(outputs), name=name)
+        self._forward = on_host(self._run_f, outputs, name, _NUMBER)
         self._backward: Callable[..., Any] = on_host(
-            self._run_rule, declared_of_floats, name=f"the gradient of {name}"
+            self._run_rule, declared_of_floats, f"the gradient of {name}"
         )
         self._push: Callable[..., Any] | None = None
         """f's own jvp_fn, where it is promised that f returns one"""
         if forward_mode:
             self._push = on_host(
-                self._run_jvp_fn, self._declared_tangents, name=f"the tangent of {name}"
+                self._run_jvp_fn, self._declared_tangents, f"the tangent of {name}"
             )
 
     def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, ...]:
@@ -329,15 +332,14 @@ class HostPair:
         arguments = Arguments(
             self._name, numpy, names, specs, all(spec is ONE_TENSOR for spec in specs)
         )
-        return Call(arguments, self._f_of_arrays, options)([_copy(x) for x in inputs])
+        copies = [locked(np.array(x)) for x in inputs]
+        return Call(arguments, self._f_of_arrays, options)(copies)
 
     def _f_of_arrays(self, *args: Any, **options: Any) -> Any:
         """Return what f returns, with arrays for Python's numbers in its output: on the host these
         are results too.
         """
         output, grad_fn = checked_pair(self._name, self._f, self._f(*args, **options))
-        if isinstance(output, np.ndarray):
-            return output, grad_fn
         as_result = lambda x: np.asarray(x) if isinstance(x, (bool, int, float, complex)) else x
         return with_leaves(load("numpy"), as_result, output), grad_fn
 
@@ -347,7 +349,7 @@ def _arrays(op: str, backend: Backend, tensors: Sequence[Any]) -> list[Array]:
     try:
         if is_traced():
             raise NotImplementedError
-        return [_copy(backend.convert_to_numpy(x)) for x in tensors]
+        return [locked(np.array(backend.convert_to_numpy(x))) for x in tensors]
     except Exception as error:
         raise refusal(TransformationError, op,
                       must="what runs on the host with unknown outputs needs the values of its arguments",
@@ -357,31 +359,9 @@ def _arrays(op: str, backend: Backend, tensors: Sequence[Any]) -> list[Array]:
 
 def as_constants(backend: Backend, tree: Any) -> Any:
     """Return a tree with constants for its tensors: nobody differentiates what a rule speaks for."""
-
-    def as_constant(x: Any) -> Any:
-        return (
-            backend.stop_gradient(x) if backend.is_tensor(x) and is_differentiable(x.dtype) else x
-        )
-
-    return with_leaves(backend, as_constant, tree)
-
-
-def _copy(array: Array) -> Array:
-    copy = np.array(array, order="C")
-    copy.flags.writeable = False
-    return copy
-
-
-def _with_number(outputs: Any) -> Callable[..., Any]:
-    """Return what declares the results of f and the number of its run."""
-    if not callable(outputs):
-        return lambda *specs: (outputs, _NUMBER)
-
-    @functools.wraps(outputs)
-    def declared(*specs: Any, **options: Any) -> Any:
-        return outputs(*specs, **options), _NUMBER
-
-    return declared
+    return with_leaves(
+        backend, lambda x: backend.stop_gradient(x) if backend.is_tensor(x) else x, tree
+    )
 
 
 _NUMBER = Spec((), "int32")  # JAX has no int64 by default

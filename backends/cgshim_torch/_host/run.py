@@ -8,7 +8,7 @@ finds the call by its name.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -154,16 +154,25 @@ def _zeros(upstreams: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> li
 
 
 _library = torch.library.Library("cgshim", "FRAGMENT")
-_library.define("host(Tensor[] inputs, str call) -> Tensor[]", tags=tags_of_host)
-_library.impl("host", _concrete, "CompositeExplicitAutograd")
+
+
+def _define(schema: str, concrete: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Define an operation by its result for tensors with values, and for those without."""
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=tags_of_host)
+    _library.impl(name, concrete, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"cgshim::{name}", fake, lib=_library)
+
+
+_define("host(Tensor[] inputs, str call) -> Tensor[]", _concrete, _fake)
 _library.impl("host", _differentiable, "Autograd")
 # before any level, so that none is left out
 _library.impl("host", _transformed, "FuncTorchDynamicLayerFrontMode")
-torch.library.register_fake("cgshim::host", _fake, lib=_library)
-_library.define("zero_upstreams(Tensor[] upstreams, Tensor[] inputs, str op) -> Tensor[]")
-_library.impl("zero_upstreams", _zeros, "CompositeExplicitAutograd")
-torch.library.register_fake("cgshim::zero_upstreams", lambda _, inputs, __: list(map(torch.zeros_like, inputs)),
-                            lib=_library)  # fmt: skip
+_define(
+    "zero_upstreams(Tensor[] upstreams, Tensor[] inputs, str op) -> Tensor[]",
+    _zeros,
+    lambda _, inputs, __: list(map(torch.zeros_like, inputs)),
+)
 
 
 # --- The operations by which inductor's programs call the host ------------------------------------
@@ -180,13 +189,9 @@ def in_program(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
     return list(torch.ops.cgshim.host_to_many(inputs, name))
 
 
-_library.define("host_to_one(Tensor[] inputs, str call) -> Tensor", tags=tags_of_host)
-_library.impl(
-    "host_to_one", lambda inputs, name: _concrete(inputs, name)[0], "CompositeExplicitAutograd"
+_define(
+    "host_to_one(Tensor[] inputs, str call) -> Tensor",
+    lambda inputs, name: _concrete(inputs, name)[0],
+    lambda inputs, name: _fake(inputs, name)[0],
 )
-torch.library.register_fake(
-    "cgshim::host_to_one", lambda inputs, name: _fake(inputs, name)[0], lib=_library
-)
-_library.define("host_to_many(Tensor[] inputs, str call) -> Tensor[]", tags=tags_of_host)
-_library.impl("host_to_many", _concrete, "CompositeExplicitAutograd")
-torch.library.register_fake("cgshim::host_to_many", _fake, lib=_library)
+_define("host_to_many(Tensor[] inputs, str call) -> Tensor[]", _concrete, _fake)
