@@ -72,8 +72,9 @@ def _value_of(x: Any) -> Any:
 
 
 def _run(call: HostCall, types: Types, arrays: Sequence[Any]) -> tuple[Any, ...]:
-    results = zip(call.run(arrays), types, strict=True)
-    return tuple([y.astype(dtype, copy=False) for y, (_, dtype) in results])
+    return tuple(
+        [y.astype(dtype, copy=False) for y, (_, dtype) in zip(call.run(arrays), types, strict=True)]
+    )
 
 
 def _place_of(operands: Sequence[Array]) -> Any:

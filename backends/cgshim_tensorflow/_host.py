@@ -50,10 +50,10 @@ def host_function(
     """
     for x in (*inputs, *declared):
         if is_composite(x) or not _is_of_numbers(x.dtype):
-            tensor = type(x).__name__ if is_composite(x) else describe(x)
             raise refusal(CustomGradientTypeError, call.name,
                           must="what runs on the host takes and returns dense arrays of numbers",
-                          got=repr(x) if isinstance(x, Spec) else tensor, do="convert it before")  # fmt: skip
+                          got=type(x).__name__ if is_composite(x) else describe(x),
+                          do="convert it before")  # fmt: skip
     tensors = [*map(tf.convert_to_tensor, inputs)]
     if tf.executing_eagerly():
         results = [*map(tf.constant, _run(call, map(memory_of_eager, tensors)))]

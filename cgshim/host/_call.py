@@ -166,8 +166,7 @@ class HostCall:
     @not_converted
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """Return the results for NumPy arrays: fresh arrays of the declared shapes and dtypes."""
-        results, _ = self.run_for(arrays, arrays)
-        return results
+        return self.run_for(arrays, arrays)[0]
 
     __call__ = run
 
