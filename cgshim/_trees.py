@@ -18,10 +18,12 @@ from cgshim._registry import name_of
 
 
 def told_apart(static: Any) -> Hashable:
-    """Return what tells a static value from others; 1, 1.0 and True are equal, but f may tell them
-    apart.
+    """Return what tells a static value from others: 1, 1.0 and True are equal, but f may tell them
+    apart. Of a class that is not Python's own, only the same object is the same value.
     """
-    return type(static), static, repr(static)
+    if type(static) is tuple:
+        return tuple(map(told_apart, static))
+    return type(static), repr(static) if type(static) in SIMPLE else id(static)
 
 
 class TreeSpec:

@@ -46,58 +46,20 @@ def host_function(
     types = tuple(
         [(tuple(spec.shape), jax.dtypes.canonicalize_dtype(spec.dtype)) for spec in declared]
     )
-    return _bound(_Runner(call), types, inputs)
-
-
-class _Runner:
-    """What runs a call: a parameter of the operation. As it is callable, no cache of JAX keeps it
-    alive.
-
-    JAX lowers equal operations once, and then XLA runs them once.
-    """
-
-    def __init__(self, call: HostCall) -> None:
-        self.call = call
-
-    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        return self.call.run(arrays)
-
-    def __repr__(self) -> str:
-        return self.call.name
-
-    def __hash__(self) -> int:
-        return hash((self.call.function, self.call.batches))
-
-    def __eq__(self, other: object) -> bool:
-        return self is other or (
-            isinstance(other, _Runner) and _is_same(self.call.key, other.call.key)
-        )
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    """Return True if no function can tell a from b; 1 and True are equal, and so are 0.0 and -0.0."""
-    if type(a) is tuple and type(b) is tuple:
-        return len(a) == len(b) and all(map(_is_same, a, b))
-    return a is b or (type(a) is type(b) and type(a) in _COMPARED_BY_REPR and repr(a) == repr(b))
-
-
-_COMPARED_BY_REPR = frozenset([bool, int, float, complex, str, bytes])
+    # As the call is callable, no cache of JAX keeps it alive. JAX lowers equal operations once, and
+    # then XLA runs them once.
+    return _host.bind(*inputs, call=call, types=types)  # type: ignore[no-any-return]
 
 
 # --- The operation --------------------------------------------------------------------------------
 
 
-def _bound(runner: _Runner, types: Types, operands: Sequence[Array]) -> list[Array]:
-    results: list[Array] = _host.bind(*operands, runner=runner, types=types)
-    return results
-
-
-def _types(*operands: Any, runner: _Runner, types: Types) -> list[Any]:
+def _types(*operands: Any, call: HostCall, types: Types) -> list[Any]:
     return [type_made_of(operands, shape, dtype) for shape, dtype in types]
 
 
-def _run_now(*operands: Array, runner: _Runner, types: Types) -> list[Array]:
-    results = _run(runner, types, list(map(_value_of, operands)))
+def _run_now(*operands: Array, call: HostCall, types: Types) -> list[Array]:
+    results = _run(call, types, list(map(_value_of, operands)))
     place = _place_of(operands)
     return [jax.device_put(y, place) for y in results]
 
@@ -109,9 +71,9 @@ def _value_of(x: Any) -> Any:
     return np.asarray(x, x.dtype if hasattr(x, "dtype") else jnp.asarray(x).dtype)
 
 
-def _run(runner: _Runner, types: Types, arrays: Sequence[Any]) -> tuple[Any, ...]:
+def _run(call: HostCall, types: Types, arrays: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(
-        [y.astype(dtype, copy=False) for y, (_, dtype) in zip(runner(arrays), types, strict=True)]
+        [y.astype(dtype, copy=False) for y, (_, dtype) in zip(call.run(arrays), types, strict=True)]
     )
 
 
@@ -127,31 +89,31 @@ def _place_of(operands: Sequence[Array]) -> Any:
 
 
 def _batch(
-    axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, runner: _Runner, types: Types
+    axis: Any, operands: Sequence[Array], at: Sequence[int | None], *, call: HostCall, types: Types
 ) -> Any:
     batched = [i is not None for i in at]
     if not any(batched):  # JAX asks even where nothing is
-        return _bound(runner, types, operands), [None] * len(types)
+        return _host.bind(*operands, call=call, types=types), [None] * len(types)
     over = tuple([((axis.size, *shape), dtype) for shape, dtype in types])
     first = [x if i is None else jnp.moveaxis(x, i, 0) for x, i in zip(operands, at, strict=True)]
-    results = _bound(_Runner(runner.call.over(batched)), over, first)
+    results = _host.bind(*first, call=call.over(batched), types=over)
     if mesh_axis(axis) is not None:  # a part of their types, where shardings are one
         results = [jax.sharding.reshard(y, PartitionSpec(mesh_axis(axis))) for y in results]
     return results, [0] * len(types)
 
 
-def _refuse(*operands: Any, runner: _Runner, types: Types) -> NoReturn:
-    refuse_host_derivative(runner.call.name)
+def _refuse(*operands: Any, call: HostCall, types: Types) -> NoReturn:
+    refuse_host_derivative(call.name)
 
 
-def _lower(context: Any, *operands: Any, runner: _Runner, types: Types) -> Any:
+def _lower(context: Any, *operands: Any, call: HostCall, types: Types) -> Any:
     if is_exported(context):
-        raise refusal(TransformationError, runner.call.name,
+        raise refusal(TransformationError, call.name,
                       must="what runs on the host is a part of this process", got="jax.export",
                       do="export what comes before it and what comes after it")  # fmt: skip
 
     def run(*arrays: Any) -> tuple[Any, ...]:
-        return _run(runner, types, arrays)
+        return _run(call, types, arrays)
 
     results, _, _ = mlir.emit_python_callback(
         context, run, None, list(operands), context.avals_in, context.avals_out,

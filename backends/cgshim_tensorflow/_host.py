@@ -50,18 +50,17 @@ def host_function(
     """
     for x in (*inputs, *declared):
         if is_composite(x) or not _is_of_numbers(x.dtype):
-            tensor = type(x).__name__ if is_composite(x) else describe(x)
             raise refusal(CustomGradientTypeError, call.name,
                           must="what runs on the host takes and returns dense arrays of numbers",
-                          got=repr(x) if isinstance(x, Spec) else tensor, do="convert it before")  # fmt: skip
+                          got=type(x).__name__ if is_composite(x) else describe(x),
+                          do="convert it before")  # fmt: skip
     tensors = [*map(tf.convert_to_tensor, inputs)]
     if tf.executing_eagerly():
         results = [*map(tf.constant, _run(call, map(memory_of_eager, tensors)))]
     else:
-        shapes: list[Any] = [None if ... in y.shape else y.shape for y in declared]
         specs = [
-            tf.TensorSpec(shape, tf.as_dtype(y.dtype))
-            for shape, y in zip(shapes, declared, strict=True)
+            tf.TensorSpec(None if ... in y.shape else y.shape, tf.as_dtype(y.dtype))
+            for y in declared
         ]
         results = _in_graph(call, tensors, specs) if declared else []
     if record.could_possibly_record():
@@ -108,9 +107,8 @@ def _in_graph(
         record.stop_recording(),
         graph.gradient_override_map({"PyFuncStateless": _gradient_of(call.name)}),
     ):
-        types = [spec.dtype for spec in specs]
         results = tf.raw_ops.PyFuncStateless(
-            input=inputs, token=function.token, Tout=types, name=name
+            input=inputs, token=function.token, Tout=[spec.dtype for spec in specs], name=name
         )
     for result, spec in zip(results, specs, strict=True):
         result.set_shape(spec.shape)
@@ -174,10 +172,7 @@ def _function_of(call: HostCall, specs: Sequence[tf.TensorSpec]) -> _Function:
     known: dict[Any, _Function] = graph.cgshim_host_functions
     made = _Function(call, specs)
     python_functions[made.token] = made  # for as long as it lives
-    try:
-        return known.setdefault((call.key, *specs), made)
-    except (TypeError, ValueError):  # an option without a hash, or with a comparison of its own
-        return known.setdefault(made, made)
+    return known.setdefault((call, *specs), made)
 
 
 @functools.cache

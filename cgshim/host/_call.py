@@ -7,7 +7,7 @@ import functools
 import inspect
 import itertools
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -38,11 +38,13 @@ Array = Any
 class HostFunction:
     """A function of NumPy arrays, with what it declares to return: its outputs."""
 
-    __slots__ = ("_options", "declares", "function", "name", "takes_sizes", "vectorized")
+    __slots__ = (
+        "_options", "_takes_all", "also", "declares", "function", "name", "takes_sizes", "vectorized",
+    )  # fmt: skip
 
     def __init__(
         self, function: Callable[..., Any], outputs: Any, *, vectorized: bool, name: str,
-        takes_sizes: bool = False,
+        also: tuple[Spec, ...] = (), takes_sizes: bool = False,
     ) -> None:  # fmt: skip
         self.function = function
         self.name = name
@@ -51,25 +53,26 @@ class HostFunction:
         """True if it is a partial of the sizes of the batches, which all arrays then have"""
         self.declares = outputs
         """the specs of the results, or the author's function of the arguments' specs that returns them"""
-        self._options = _names_of_options(outputs)
+        self.also = also
+        """the specs of what function returns beside these results, in a tuple"""
+        parameters = inspect.signature(outputs).parameters.values() if callable(outputs) else ()
+        self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        self._options = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
     def outputs(self, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return the tree of the results' specs for arguments with specs for their tensors."""
-        if not callable(self.declares):
-            return self.declares
-        asked = (
-            options
-            if self._options is None
-            else {k: v for k, v in options.items() if k in self._options}
-        )
-        try:
-            return self.declares(*args, **asked)
-        except Exception as error:
-            raise refusal(CustomGradientTypeError, self.name,
-                          must="outputs must return the specs of what f returns",
-                          got=f"{type(error).__name__}: {error}",
-                          do="write outputs=lambda *specs: ..., which is given a Spec for each tensor"
-                          ) from error  # fmt: skip
+        outputs = self.declares
+        if callable(outputs):
+            asked = {k: v for k, v in options.items() if self._takes_all or k in self._options}
+            try:
+                outputs = outputs(*args, **asked)
+            except Exception as error:
+                raise refusal(CustomGradientTypeError, self.name,
+                              must="outputs must return the specs of what f returns",
+                              got=f"{type(error).__name__}: {error}",
+                              do="write outputs=lambda *specs: ..., which is given a Spec for each tensor"
+                              ) from error  # fmt: skip
+        return (outputs, *self.also) if self.also else outputs
 
 
 def refuse_host_derivative(op: str) -> NoReturn:
@@ -79,24 +82,16 @@ def refuse_host_derivative(op: str) -> NoReturn:
                   do="call it within op_custom_gradient, and write the rule with ops that have one")  # fmt: skip
 
 
-def _names_of_options(outputs: Any) -> frozenset[str] | None:
-    """Return the options of f that outputs takes; None if it takes all."""
-    if not callable(outputs):
-        return frozenset()
-    parameters = inspect.signature(outputs).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return None
-    return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-
-
 class HostCall:
     """A function on the host with its static arguments and options, over any number of batches.
 
-    ``call.declared(backend, inputs)`` is known before it runs; ``call.run(arrays)`` runs it. Both
-    work in any thread.
+    ``call.declared(backend, inputs)`` is known before it runs; ``call.run(arrays)`` runs it, and so
+    does calling it. All work in any thread. Calls are equal if nobody can tell one from the other.
     """
 
-    __slots__ = ("_known", "are_tensors", "batches", "function", "is_loop", "options", "specs")
+    __slots__ = (
+        "__weakref__", "_known", "are_tensors", "batches", "function", "is_loop", "options", "specs",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -121,17 +116,20 @@ class HostCall:
         """The op's name in messages."""
         return self.function.name
 
+    def __repr__(self) -> str:
+        return self.name
+
     @property
     def key(self) -> Hashable:
-        """What tells this call from others of its function; it is hashable if the static arguments
-        and options are.
-        """
+        """What tells this call from others, as long as it lives."""
         options = [(name, told_apart(option)) for name, option in sorted(self.options.items())]
         return self.function, tuple(spec.key for spec in self.specs), tuple(options), self.batches
 
-    def copy(self) -> HostCall:
-        """Return the same call, which has asked nothing yet."""
-        return HostCall(self.function, self.specs, self.options, self.batches)
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, HostCall) and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash(repr(self.key))
 
     def over(self, batched: Sequence[bool]) -> HostCall:
         """Return the call over one more batch: a new leading axis of these inputs, and of every
@@ -143,27 +141,13 @@ class HostCall:
 
     def declared(self, backend: Backend, inputs: Sequence[Spec]) -> tuple[list[Spec], Any]:
         """Return the specs of the results for inputs of these specs, and the structure of the
-        results, as flat does.
+        results, as flat does. It asks outputs each time, which may read what has changed.
         """
-        if not all(isinstance(size, int) for x in inputs for size in x.shape):
-            # to compare symbolic sizes would be to decide about them
-            return self._declaration(inputs).flat(backend)
-        return self._known_declaration(inputs).flat(backend)
-
-    def declares_anew(self, backend: Backend, inputs: Sequence[Spec | Tensor]) -> bool:
-        """Return True if outputs, asked again, declares something else: it may read what has
-        changed.
-        """
-        before, self._known = self._known, None
-        return before is None or before.flat(backend) != self._known_declaration(inputs).flat(
-            backend
-        )
-
-    def _known_declaration(self, inputs: Sequence[Spec | Tensor | Array]) -> _Declaration:
-        known = self._known
-        if known is None or not known.is_for(inputs):
-            known = self._known = self._declaration(list(map(spec_of, inputs)))
-        return known
+        declaration = self._declaration(inputs)
+        # to compare symbolic sizes would be to decide about them
+        are_known = all(isinstance(size, int) for x in inputs for size in x.shape)
+        self._known = declaration if are_known else None
+        return declaration.flat(backend)
 
     def _declaration(self, inputs: Sequence[Spec]) -> _Declaration:
         sizes: list[Any] = []
@@ -176,19 +160,15 @@ class HostCall:
                 Spec(x.shape[1:], x.dtype) if has else x
                 for x, has in zip(one, batched, strict=True)
             ]
-        return _Declaration(self.name, inputs, sizes, self._outputs(one))
-
-    def _outputs(self, inputs: Sequence[Spec]) -> Any:
-        """Return the tree of the specs of what f returns for inputs of these specs."""
-        return self.function.outputs(
-            inputs if self.are_tensors else combine_each(self.specs, inputs), self.options
-        )
+        args = one if self.are_tensors else combine_each(self.specs, one)
+        return _Declaration(self.name, inputs, sizes, self.function.outputs(args, self.options))
 
     @not_converted
     def run(self, arrays: Sequence[Array]) -> list[Array]:
         """Return the results for NumPy arrays: fresh arrays of the declared shapes and dtypes."""
-        results, _ = self.run_for(arrays, arrays)
-        return results
+        return self.run_for(arrays, arrays)[0]
+
+    __call__ = run
 
     def run_for(
         self, inputs: Sequence[Tensor], arrays: Sequence[Array]
@@ -197,10 +177,16 @@ class HostCall:
         tensors.
         """
         try:
-            known = self._known_declaration(inputs)
+            known = self._known
+            if known is None or not known.is_for(inputs):
+                known = self._known = self._declaration(list(map(spec_of, inputs)))
             declared, structure = known.one or known.flat(load("numpy"))
-            locked = [_locked(x) for x in arrays]
-            results = on_numpy(_over_batches, self, locked, len(self.batches), structure)
+            if 0 in known.sizes:  # there is no element to call f for
+                results = [np.zeros(spec.shape) for spec in declared]
+            else:
+                results = on_numpy(
+                    _over_batches, self, list(map(locked, arrays)), known.sizes, structure
+                )
             return [_checked(self, results, at, spec) for at, spec in enumerate(declared)], declared
         except Exception as error:
             last_errors.append(error)
@@ -210,16 +196,15 @@ class HostCall:
 class _Declaration:
     """What outputs returns for inputs of these specs, over batches of these sizes."""
 
-    __slots__ = ("_flat", "_inputs", "_name", "_sizes", "_tree", "one")
+    __slots__ = ("_inputs", "_name", "_tree", "one", "sizes")
 
     def __init__(self, name: str, inputs: Sequence[Spec], sizes: Sequence[Any], tree: Any) -> None:
         self._inputs = inputs
         self._name = name
-        self._sizes = sizes
         self._tree = tree
+        self.sizes = sizes
         self.one = ([self._result(tree)], None) if isinstance(tree, Spec) else None
         """what flat returns in every backend, if f returns one array"""
-        self._flat: dict[str, tuple[list[Spec], Any]] = {}
 
     def is_for(self, inputs: Sequence[Spec | Tensor | Array]) -> bool:
         """Return True if these have the shapes and dtypes of the inputs; to make specs of them
@@ -233,10 +218,8 @@ class _Declaration:
         """
         if self.one is not None:
             return self.one
-        if backend.__name__ not in self._flat:
-            leaves, structure = backend.tree_flatten(self._tree)
-            self._flat[backend.__name__] = [self._result(leaf) for leaf in leaves], structure
-        return self._flat[backend.__name__]
+        leaves, structure = backend.tree_flatten(self._tree)
+        return [self._result(leaf) for leaf in leaves], structure
 
     def _result(self, leaf: Any) -> Spec:
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
@@ -244,7 +227,7 @@ class _Declaration:
                           must="outputs must return a tree of specs", got=f"{describe(leaf)} in it",
                           do="return cgshim.Spec(shape, dtype), or anything else with a shape and a dtype")  # fmt: skip
         spec = spec_of(leaf)
-        return Spec((*self._sizes, *spec.shape), spec.dtype) if self._sizes else spec
+        return Spec((*self.sizes, *spec.shape), spec.dtype) if self.sizes else spec
 
 
 def _is_like(x: Spec | Tensor | Array, spec: Spec) -> bool:
@@ -259,30 +242,31 @@ last_errors: collections.deque[Exception] = collections.deque(maxlen=1)
 
 
 def _over_batches(
-    call: HostCall, arrays: Sequence[Array], depth: int, structure: Any
+    call: HostCall, arrays: Sequence[Array], sizes: Sequence[int], structure: Any
 ) -> list[Array]:
-    """Return the results over the innermost `depth` batches: as one call of f if it is vectorized,
-    else in a loop.
+    """Return the results over batches of these sizes: as one call of f if it is vectorized, else in
+    a loop.
     """
-    if not depth:
-        return _called(call, arrays, structure)
-    batched = call.batches[depth - 1]
-    if call.function.vectorized:
-        axis = len(call.batches) - depth  # those of the outer batches are there already
-        wide = [
-            x if has else np.expand_dims(x, axis) for x, has in zip(arrays, batched, strict=True)
-        ]
-        return _over_batches(call, wide, depth - 1, structure)
-    size = next(x.shape[0] for x, has in zip(arrays, batched, strict=True) if has)
-    if size == 0:
-        inner = HostCall(call.function, call.specs, call.options, call.batches[:depth])
-        declared, _ = inner.declared(load("numpy"), list(map(spec_of, arrays)))
-        return [np.zeros(spec.shape, _dtype_of(spec.dtype)) for spec in declared]
-    columns = [
-        _rows_of(x) if has else itertools.repeat(x) for x, has in zip(arrays, batched, strict=True)
+    if not sizes:
+        return _called(call, call.function.function, arrays, structure)
+    wide = [
+        np.expand_dims(x, [axis for axis, has in enumerate(batched) if not has])
+        for x, *batched in zip(arrays, *reversed(call.batches), strict=True)
     ]
-    rows = [_over_batches(call, row, depth - 1, structure) for row in zip(*columns, strict=False)]
-    return list(map(_stacked, zip(*rows, strict=True)))
+    if call.function.vectorized and not call.function.takes_sizes:
+        return _called(call, call.function.function, wide, structure)
+    wide = [np.broadcast_to(x, (*sizes, *x.shape[len(sizes) :])) for x in wide]
+    if call.function.vectorized:
+        of_batch = functools.partial(call.function.function.func, sizes)  # type: ignore[attr-defined]
+        return _called(call, of_batch, wide, structure)
+    # with an ellipsis, numbers too are arrays
+    places: list[Any] = list(itertools.product(*map(range, sizes), [...]))
+    columns = [map(x.__getitem__, places) for x in wide]
+    rows = [
+        _called(call, call.function.function, row, structure) for row in zip(*columns, strict=True)
+    ]
+    stacked = map(_stacked, zip(*rows, strict=True))
+    return [results.reshape(*sizes, *results.shape[1:]) for results in stacked]
 
 
 def _copied(result: Any) -> Any:
@@ -292,11 +276,6 @@ def _copied(result: Any) -> Any:
     return result if isinstance(result, _NUMBERS) else np.array(result)
 
 
-def _rows_of(array: Array) -> Iterator[Array]:
-    """Return the rows of an array: of numbers too these are arrays."""
-    return map(array.__getitem__, zip(range(len(array)), itertools.repeat(...)))
-
-
 def _stacked(rows: Sequence[Any]) -> Array:
     """Return arrays, or Python's numbers, as one array with a leading axis; numpy.stack is slow for
     many numbers.
@@ -304,14 +283,10 @@ def _stacked(rows: Sequence[Any]) -> Array:
     return np.stack(rows) if np.ndim(rows[0]) else np.array(rows)
 
 
-def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Array]:
+def _called(
+    call: HostCall, function: Callable[..., Any], arrays: Sequence[Array], structure: Any
+) -> list[Any]:
     """Return what f returns, flat."""
-    function = call.function.function
-    if call.function.takes_sizes:
-        axes = len(call.batches) if call.function.vectorized else 0
-        sizes = np.broadcast_shapes(*[x.shape[:axes] for x in arrays])
-        arrays = [np.broadcast_to(x, (*sizes, *x.shape[axes:])) for x in arrays]
-        function = functools.partial(function.func, sizes)  # type: ignore[attr-defined]
     try:
         args = arrays if call.are_tensors else combine_each(call.specs, arrays)
         result = function(*args, **call.options)
@@ -321,9 +296,7 @@ def _called(call: HostCall, arrays: Sequence[Array], structure: Any) -> list[Arr
                           must="f must not write into its arguments, which others read",
                           got="a change in place", do="let it change a copy") from error  # fmt: skip
         raise
-    if structure is None and isinstance(result, np.generic):
-        return [result]
-    if structure is None and isinstance(result, np.ndarray):
+    if structure is None and isinstance(result, (np.ndarray, np.generic)):
         return [_copied(result) if call.is_loop else result]
     leaves, returned = load("numpy").tree_flatten(result)
     declared = load("numpy").tree_flatten(_ARRAY)[1] if structure is None else structure
@@ -340,7 +313,7 @@ _ARRAY = type("array", (), {})()
 """in messages: any array"""
 
 
-def _locked(array: Array) -> Array:
+def locked(array: Array) -> Array:
     """Return an array in C order that cannot be written to."""
     array = np.asarray(array, order="C").view()
     array.setflags(write=False)
@@ -358,8 +331,11 @@ def _checked(call: HostCall, results: list[Any], at: int, spec: Spec) -> Array:
         array, is_fresh = np.asarray(array), isinstance(array, _NUMBERS)
     if is_fresh and array.shape == spec.shape and array.dtype == dtype:
         return array
-    if call.function.vectorized and call.batches and array.ndim == len(spec.shape):
-        array = _broadcast(array, spec.shape, len(call.batches))
+    if call.function.vectorized and array.ndim == len(spec.shape):
+        # a size of 1 is that of a batch that no argument has
+        wide = spec.shape[: len(call.batches)] + array.shape[len(call.batches) :]
+        if all(size in (1, wanted) for size, wanted in zip(array.shape, wide, strict=True)):
+            array = np.broadcast_to(array, wide)
     if array.shape != spec.shape:
         raise refusal(CustomGradientValueError, call.name,
                       must=f"f must return an array of the declared shape {spec}", got=describe(array),
@@ -369,15 +345,6 @@ def _checked(call: HostCall, results: list[Any], at: int, spec: Spec) -> Array:
                       must=f"f must return a real array as declared ({spec})", got=describe(array),
                       do="declare a complex dtype, or take the real part")  # fmt: skip
     return np.array(array, dtype, order="C")
-
-
-def _broadcast(array: Array, shape: tuple[int, ...], batches: int) -> Array:
-    """Return the array with sizes of 1 among its leading axes broadcast: those of batches that no
-    argument has.
-    """
-    wide = shape[:batches] + array.shape[batches:]
-    fits = all(size in (1, wanted) for size, wanted in zip(array.shape, wide, strict=True))
-    return np.broadcast_to(array, wide) if fits else array
 
 
 def _is_own(array: Array) -> bool:

@@ -99,9 +99,10 @@ def _gradient_in(
 
 def _to(framework: Backend, tree: Any) -> Any:
     """Return a tree of NumPy arrays with the framework's tensors for them."""
-    is_array = load("numpy").is_tensor
     return with_leaves(
-        framework, lambda x: framework.convert_to_tensor(x) if is_array(x) else x, tree
+        framework,
+        lambda x: framework.convert_to_tensor(x) if load("numpy").is_tensor(x) else x,
+        tree,
     )
 
 

@@ -41,6 +41,7 @@ from cgshim.backend import (
     refusal,
     with_leaves,
 )
+from cgshim.host._call import locked
 from cgshim.host._op import host_op
 from cgshim.host._specs import Spec, spec_of
 
@@ -79,10 +80,9 @@ class Runs:
     def add(self, rule: Rule, sizes: Sequence[int]) -> Any:
         """Return the number of a run with this rule; for a batch, as many as it has elements."""
         run = Run()
-        count = math.prod(sizes)
         with self._lock:
             number = self._next
-            self._next = (self._next + max(count, 1)) % _NUMBERS
+            self._next = (self._next + max(math.prod(sizes), 1)) % _NUMBERS
             self._rules[run], self._runs[number] = rule, run
             made: list[Run] | None = getattr(self._thread, "made", None)
             if made is not None:
@@ -142,19 +142,21 @@ class HostPair:
         self._runs = Runs(keep)
         self._vectorized = vectorized
 
-        def on_host(run: Callable[..., Any], outputs: Any, name: str) -> Any:
-            of_one = functools.partial(run, ())
-            return host_op(of_one, outputs, vectorized=vectorized, name=name, takes_sizes=True)
+        def on_host(run: Callable[..., Any], outputs: Any, name: str, *also: Spec) -> Any:
+            return host_op(
+                functools.partial(run, ()), outputs, vectorized=vectorized, name=name,
+                also=also, takes_sizes=True,
+            )  # fmt: skip
 
-        self._forward = on_host(self._run_f, _with_number(outputs), name=name)
+        self._forward = on_host(self._run_f, outputs, name, _NUMBER)
         self._backward: Callable[..., Any] = on_host(
-            self._run_rule, declared_of_floats, name=f"the gradient of {name}"
+            self._run_rule, declared_of_floats, f"the gradient of {name}"
         )
         self._push: Callable[..., Any] | None = None
         """f's own jvp_fn, where it is promised that f returns one"""
         if forward_mode:
             self._push = on_host(
-                self._run_jvp_fn, self._declared_tangents, name=f"the tangent of {name}"
+                self._run_jvp_fn, self._declared_tangents, f"the tangent of {name}"
             )
 
     def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, ...]:
@@ -222,8 +224,7 @@ class HostPair:
             return [None if x is None else backend.convert_to_tensor(x) for x in values]
 
         def grad_fn(*upstreams: Any, needs_input_grad: Any) -> list[Any]:
-            pairs = zip(specs, needs_input_grad, strict=True)
-            needed = [flag for spec, flags in pairs for flag in spec.align(flags) or ()]
+            needed = _flat(specs, needs_input_grad)
             gradients, _ = rule(arrays, to_arrays(upstreams), needed=needed)
             return combine_each([spec.without_static() for spec in specs], to_tensors(gradients))
 
@@ -254,16 +255,8 @@ class HostPair:
             return _one_by_one(run, axis, numbers, args, upstreams)
         if rule is None:
             _, rule = self._run(args, options)
-        flags = [
-            flag
-            for spec, flags in zip(specs, needed, strict=True)
-            for flag in spec.align(flags) or ()
-        ]
-        gradients, _ = rule(inputs, list(upstreams), needed=flags)
-        pairs = zip(gradients, inputs, strict=True)
-        return [
-            np.zeros_like(x) if g is None else g for g, x in pairs if is_differentiable(x.dtype)
-        ]
+        gradients, _ = rule(inputs, list(upstreams), needed=_flat(specs, needed))
+        return _of_floats(gradients, inputs)
 
     def _run_jvp_fn(
         self,
@@ -286,23 +279,15 @@ class HostPair:
             raise refusal(TransformationError, self._name,
                           must="forward mode on the host takes f's own jvp_fn",
                           got="a pair (output, grad_fn)", do="return (output, grad_fn, jvp_fn)")  # fmt: skip
-        tangents_in = [
-            t for spec, tree in zip(specs, tangents, strict=True) for t in spec.align(tree) or ()
-        ]
         of_one = with_leaves(load("numpy"), lambda x: Spec(x.shape[numbers.ndim :], x.dtype), args)
         declared = [
             Spec((*numbers.shape, *y.shape), y.dtype)
             for y in map(spec_of, self._declared(*of_one, **options))
         ]
         tangents_out = rule.tangents(
-            tangents_in, declared, lambda at: np.zeros(inputs[at].shape, inputs[at].dtype)
+            _flat(specs, tangents), declared, lambda at: np.zeros_like(inputs[at])
         )
-        pairs = zip(tangents_out, declared, strict=True)
-        return [
-            np.zeros(y.shape, y.dtype) if t is None else t
-            for t, y in pairs
-            if is_differentiable(y.dtype)
-        ]
+        return _of_floats(tangents_out, declared)
 
     def _declared(self, *args: Any, **options: Any) -> list[Spec]:
         """Return the specs of the outputs of f, of arguments or of their specs."""
@@ -329,15 +314,13 @@ class HostPair:
         arguments = Arguments(
             self._name, numpy, names, specs, all(spec is ONE_TENSOR for spec in specs)
         )
-        return Call(arguments, self._f_of_arrays, options)([_copy(x) for x in inputs])
+        return Call(arguments, self._f_of_arrays, options)([locked(np.array(x)) for x in inputs])
 
     def _f_of_arrays(self, *args: Any, **options: Any) -> Any:
         """Return what f returns, with arrays for Python's numbers in its output: on the host these
         are results too.
         """
         output, grad_fn = checked_pair(self._name, self._f, self._f(*args, **options))
-        if isinstance(output, np.ndarray):
-            return output, grad_fn
         as_result = lambda x: np.asarray(x) if isinstance(x, (bool, int, float, complex)) else x
         return with_leaves(load("numpy"), as_result, output), grad_fn
 
@@ -347,7 +330,7 @@ def _arrays(op: str, backend: Backend, tensors: Sequence[Any]) -> list[Array]:
     try:
         if is_traced():
             raise NotImplementedError
-        return [_copy(backend.convert_to_numpy(x)) for x in tensors]
+        return [locked(np.array(backend.convert_to_numpy(x))) for x in tensors]
     except Exception as error:
         raise refusal(TransformationError, op,
                       must="what runs on the host with unknown outputs needs the values of its arguments",
@@ -355,33 +338,27 @@ def _arrays(op: str, backend: Backend, tensors: Sequence[Any]) -> list[Array]:
                       do="call it eagerly, or declare the outputs") from error  # fmt: skip
 
 
+def _flat(specs: Sequence[TreeSpec], trees: Sequence[Any]) -> list[Any]:
+    """Return the leaves of trees that are structured as these are, one for each tensor."""
+    return [
+        leaf for spec, tree in zip(specs, trees, strict=True) for leaf in spec.align(tree) or ()
+    ]
+
+
+def _of_floats(derivatives: Sequence[Any], tensors: Sequence[Any]) -> list[Array]:
+    """Return the derivatives of or by the tensors that have one, with zeros for None."""
+    return [
+        np.zeros(x.shape, x.dtype) if derivative is None else derivative
+        for derivative, x in zip(derivatives, tensors, strict=True)
+        if is_differentiable(x.dtype)
+    ]
+
+
 def as_constants(backend: Backend, tree: Any) -> Any:
     """Return a tree with constants for its tensors: nobody differentiates what a rule speaks for."""
-
-    def as_constant(x: Any) -> Any:
-        return (
-            backend.stop_gradient(x) if backend.is_tensor(x) and is_differentiable(x.dtype) else x
-        )
-
-    return with_leaves(backend, as_constant, tree)
-
-
-def _copy(array: Array) -> Array:
-    copy = np.array(array, order="C")
-    copy.flags.writeable = False
-    return copy
-
-
-def _with_number(outputs: Any) -> Callable[..., Any]:
-    """Return what declares the results of f and the number of its run."""
-    if not callable(outputs):
-        return lambda *specs: (outputs, _NUMBER)
-
-    @functools.wraps(outputs)
-    def declared(*specs: Any, **options: Any) -> Any:
-        return outputs(*specs, **options), _NUMBER
-
-    return declared
+    return with_leaves(
+        backend, lambda x: backend.stop_gradient(x) if backend.is_tensor(x) else x, tree
+    )
 
 
 _NUMBER = Spec((), "int32")  # JAX has no int64 by default

@@ -72,10 +72,9 @@ def _on_host(
     backend: Backend, call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]
 ) -> Sequence[Tensor]:
     """Return the results as tensors, by the backend's own way to the host if it has one."""
-    offered: Any = getattr(backend, "host_function", None)
+    offered: Callable[..., Sequence[Tensor]] | None = getattr(backend, "host_function", None)
     if offered is not None:
-        results: Sequence[Tensor] = offered(call, inputs, declared)
-        return results
+        return offered(call, inputs, declared)
     try:
         arrays = list(map(backend.convert_to_numpy, inputs))
     except Exception as error:
@@ -131,13 +130,13 @@ def host_op(
     *,
     vectorized: bool = False,
     name: str,
+    also: tuple[Spec, ...] = (),
     takes_sizes: bool = False,
 ) -> CustomGradient[..., Any]:
     """Return the op of a function of NumPy arrays, which has no derivative: in forward mode too,
     its rule refuses.
     """
-    return CustomGradient(
-        OnHost(HostFunction(f, outputs, vectorized=vectorized, name=name, takes_sizes=takes_sizes)),
-        forward_mode=True,
-        name=name,
+    function = HostFunction(
+        f, outputs, vectorized=vectorized, name=name, also=also, takes_sizes=takes_sizes
     )
+    return CustomGradient(OnHost(function), forward_mode=True, name=name)

@@ -26,28 +26,26 @@ def host_function(
     call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]
 ) -> Sequence[Tensor]:
     """Return the results of a call, on the device of its first input."""
-    results: Sequence[Tensor]
     if torch.compiler.is_dynamo_compiling():
         from cgshim_torch._host.compiled import name_of_traced
 
-        results = torch.ops.cgshim.host(list(inputs), name_of_traced(call, declared))
-    elif (
+        return torch.ops.cgshim.host(list(inputs), name_of_traced(call, declared))  # type: ignore[no-any-return]
+    if (
         len_dispatch_stack()
         or jit_is_tracing()
         or fx_is_tracing()
         or any(type(x) not in _CONCRETE or x.is_meta for x in inputs)
     ):
         # a graph may be in the making: make_fx before dispatch shows itself as torch.fx alone
-        results = torch.ops.cgshim.host(list(inputs), name_of(call))
-    else:
-        is_differentiated = is_transformed() or (
-            torch.is_grad_enabled() and any(map(requires_grad, inputs))
+        return torch.ops.cgshim.host(list(inputs), name_of(call))  # type: ignore[no-any-return]
+    is_differentiated = is_transformed() or (
+        torch.is_grad_enabled() and any(map(requires_grad, inputs))
+    )
+    with torch._C.DisableTorchFunction():
+        results: Sequence[Tensor] = (
+            OnHost.apply(call, call.name, *inputs) if is_differentiated else run(call, inputs)
         )
-        with torch._C.DisableTorchFunction():
-            results = (
-                OnHost.apply(call, call.name, *inputs) if is_differentiated else run(call, inputs)
-            )
-        reads = reads_now()
-        if reads is not None:  # a rule that makes a graph cannot see that this is no unknown tensor
-            reads.knows(*results)
+    reads = reads_now()
+    if reads is not None:  # a rule that makes a graph cannot see that this is no unknown tensor
+        reads.knows(*results)
     return results

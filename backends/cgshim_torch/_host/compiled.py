@@ -12,15 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._dynamo.source import AttrSource, ChainedSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from cgshim.backend import SIMPLE, BackendError, partition_each, refusal
-from cgshim.host.backend import HostCall, HostPair, OnHost, Spec
+from cgshim.host.backend import HostCall, HostFunction, Spec
 from cgshim_torch import _tensors
 from cgshim_torch._compile import guards
 from cgshim_torch._compile.dynamo import assume_constant_result, has_symbols
-from cgshim_torch._compile.guards import Guard, Source, kind_of
+from cgshim_torch._compile.guards import Guard, kind_of
 from cgshim_torch._host.names import PROCESS, name_of
 from cgshim_torch._host.run import in_program
 
@@ -41,8 +40,7 @@ def name_of_traced(call: HostCall, declared: Sequence[Spec]) -> str:
         results = f"{PROCESS}.{','.join([f'{spec.dtype}.{len(spec.shape)}' for spec in declared])}"
     else:
         results = ",".join([f"{spec.dtype}.{spec.shape}" for spec in declared])
-    name: str = _name_of_constants(seen, results, call.function, *arguments, **options)
-    return name
+    return _name_of_constants(seen, results, call.function, *arguments, **options)  # type: ignore[no-any-return]
 
 
 class _OneTensor:
@@ -92,42 +90,35 @@ def _lower_in_inductor() -> None:
 
 # --- Guards ---------------------------------------------------------------------------------------
 
-_OF_HOST = re.compile(r"\._f(\._forward\._f)?\.function$")
+_OF_HOST = re.compile(r"(.+)\._f(\._forward\._f)?\.function")
 """where an op holds its function on the host"""
 
 
 def _within_ops_on_host(guards: Iterable[Guard]) -> list[Guard]:
     ops = set(filter(None, map(_op_on_host, guards)))
-    return [guard for guard in guards if _is_within(guard.originating_source, ops)]
+    return [
+        guard for guard in guards for op in ops if _is_within(guard.originating_source.name, op)
+    ]
 
 
 guards.finders.append(_within_ops_on_host)
 
 
-def _op_on_host(guard: Guard) -> Source | None:
+def _op_on_host(guard: Guard) -> str | None:
     """Return where Dynamo finds an op on the host, if the guard is on the identity of its function,
     or of its f.
     """
     source = guard.originating_source
-    match = _OF_HOST.search(source.name) if kind_of(guard) == "ID_MATCH" else None
+    match = _OF_HOST.fullmatch(source.name) if kind_of(guard) == "ID_MATCH" else None
     if match is None:
         return None
-    for _ in match[0].split(".")[1:]:
-        source = source.base
-    op = InstructionTranslator.current_tx().output.resolve_source_value(source)
-    return source if isinstance(getattr(op, "held_function", None), (OnHost, HostPair)) else None
+    function = InstructionTranslator.current_tx().output.resolve_source_value(source)
+    return match[1] if isinstance(function, HostFunction) else None
 
 
-def _is_within(source: Source, ops: set[Source]) -> bool:
-    """Return True for what belongs to one of these ops, but for functions on the host and what
+def _is_within(name: str, op: str) -> bool:
+    """Return True for the name of what belongs to an op, but for functions on the host and what
     their outputs read.
     """
-    if isinstance(source, AttrSource) and source.member == "function":
-        return False
-    while isinstance(source, ChainedSource) and not (
-        isinstance(source, AttrSource) and source.member == "declares"
-    ):
-        source = source.base
-        if source in ops:
-            return True
-    return False
+    member = name.removeprefix(f"{op}.")
+    return member != name and not member.endswith(".function") and ".declares" not in member

@@ -17,7 +17,7 @@ import secrets
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from cgshim.backend import ONE_TENSOR, BackendError, CustomGradient, refusal
@@ -30,8 +30,8 @@ PROCESS = secrets.token_hex(4)
 """is in what must not be known in another process, where it would lead to something else"""
 _numbers = itertools.count()
 _lock = threading.Lock()
-_calls: OrderedDict[str, tuple[Hashable, HostCall]] = OrderedDict()
-_names: dict[Hashable, str] = {}
+_calls: OrderedDict[str, tuple[HostCall, str]] = OrderedDict()
+_names: dict[tuple[HostCall, str], str] = {}
 
 
 def name_of(call: HostCall, results: str = "") -> str:
@@ -42,17 +42,13 @@ def name_of(call: HostCall, results: str = "") -> str:
     if place is not None and call.are_tensors and _is_json(call.options):
         options = f"?{json.dumps(call.options, sort_keys=True)}" if call.options else ""
         return f"{place}>{results}{options}" if results else f"{place}{options}"
-    try:
-        key: Hashable = (call.key, results)
-        hash(key)
-    except TypeError:
-        key = object()
+    key = call, results
     with _lock:
         name = _names.setdefault(key, f"{call.name}#{PROCESS}.{os.getpid()}.{next(_numbers)}")
-        _calls.setdefault(name, (key, call))
+        _calls.setdefault(name, key)
         _calls.move_to_end(name)
         while len(_calls) > MOST:
-            _, (oldest, _) = _calls.popitem(last=False)
+            _, oldest = _calls.popitem(last=False)
             del _names[oldest]
     return name
 
@@ -70,7 +66,7 @@ def call_of(name: str, inputs: int) -> HostCall:
     with _lock:
         if name in _calls:
             _calls.move_to_end(name)
-            return _calls[name][1]
+            return _calls[name][0]
     call = _imported(name, inputs)
     if _place_of(call) is None:  # its module was reloaded
         _imported.cache_clear()

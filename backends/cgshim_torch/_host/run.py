@@ -8,17 +8,13 @@ finds the call by its name.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from cgshim.backend import (
-    CustomGradientTypeError,
-    CustomGradientValueError,
-    refusal,
-)
+from cgshim.backend import CustomGradientTypeError, refusal
 from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
 from cgshim_torch import _tensors
 from cgshim_torch._compile import trees
@@ -43,12 +39,7 @@ def run(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the results for tensors that have values, on the device of the first one."""
     device = inputs[0].device if inputs else _CPU
     arrays = [_tensors.convert_to_numpy(x) for x in inputs]
-    try:
-        results, declared = call.run_for(inputs, arrays)
-    except CustomGradientValueError:
-        if not call.declares_anew(_BACKEND, inputs):
-            raise
-        results, declared = call.run_for(inputs, arrays)
+    results, declared = call.run_for(inputs, arrays)
     return [_tensor(result, spec, device) for result, spec in zip(results, declared, strict=True)]
 
 
@@ -137,7 +128,7 @@ def _concrete(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
 def _fake(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
     device = inputs[0].device if inputs else None
     specs = [Spec(tuple(x.shape), str(x.dtype).rpartition(".")[2]) for x in inputs]
-    declared, _ = call_of(name, len(inputs)).copy().declared(_BACKEND, specs)  # which asks outputs
+    declared, _ = call_of(name, len(inputs)).declared(_BACKEND, specs)
     return [
         torch.empty(spec.shape, dtype=_dtype_of(spec.dtype), device=device) for spec in declared
     ]
@@ -163,16 +154,25 @@ def _zeros(upstreams: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> li
 
 
 _library = torch.library.Library("cgshim", "FRAGMENT")
-_library.define("host(Tensor[] inputs, str call) -> Tensor[]", tags=tags_of_host)
-_library.impl("host", _concrete, "CompositeExplicitAutograd")
+
+
+def _define(schema: str, concrete: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Define an operation by its result for tensors with values, and for those without."""
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=tags_of_host)
+    _library.impl(name, concrete, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"cgshim::{name}", fake, lib=_library)
+
+
+_define("host(Tensor[] inputs, str call) -> Tensor[]", _concrete, _fake)
 _library.impl("host", _differentiable, "Autograd")
 # before any level, so that none is left out
 _library.impl("host", _transformed, "FuncTorchDynamicLayerFrontMode")
-torch.library.register_fake("cgshim::host", _fake, lib=_library)
-_library.define("zero_upstreams(Tensor[] upstreams, Tensor[] inputs, str op) -> Tensor[]")
-_library.impl("zero_upstreams", _zeros, "CompositeExplicitAutograd")
-torch.library.register_fake("cgshim::zero_upstreams", lambda _, inputs, __: list(map(torch.zeros_like, inputs)),
-                            lib=_library)  # fmt: skip
+_define(
+    "zero_upstreams(Tensor[] upstreams, Tensor[] inputs, str op) -> Tensor[]",
+    _zeros,
+    lambda _, inputs, __: list(map(torch.zeros_like, inputs)),
+)
 
 
 # --- The operations by which inductor's programs call the host ------------------------------------
@@ -189,13 +189,9 @@ def in_program(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
     return list(torch.ops.cgshim.host_to_many(inputs, name))
 
 
-_library.define("host_to_one(Tensor[] inputs, str call) -> Tensor", tags=tags_of_host)
-_library.impl(
-    "host_to_one", lambda inputs, name: _concrete(inputs, name)[0], "CompositeExplicitAutograd"
+_define(
+    "host_to_one(Tensor[] inputs, str call) -> Tensor",
+    lambda inputs, name: _concrete(inputs, name)[0],
+    lambda inputs, name: _fake(inputs, name)[0],
 )
-torch.library.register_fake(
-    "cgshim::host_to_one", lambda inputs, name: _fake(inputs, name)[0], lib=_library
-)
-_library.define("host_to_many(Tensor[] inputs, str call) -> Tensor[]", tags=tags_of_host)
-_library.impl("host_to_many", _concrete, "CompositeExplicitAutograd")
-torch.library.register_fake("cgshim::host_to_many", _fake, lib=_library)
+_define("host_to_many(Tensor[] inputs, str call) -> Tensor[]", _concrete, _fake)
