@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from cgshim.backend import Tensor
+from cgshim.backend import Axis, Tensor, checked_axis
 from cgshim.ops._numpy import ops
 from cgshim.ops._tensors import INEXACT, as_float, cast, convert_to_tensor, dtype, shape
 
@@ -91,13 +90,8 @@ def _numbers_beside(x: Tensor, numbers: Any) -> Tensor:
 
 
 def isin(element: Tensor, test_elements: Any) -> Tensor:
-    among = np.ravel(test_elements).tolist() if isinstance(test_elements, (list, tuple)) else None
-    candidates = (
-        ops.ravel(test_elements)
-        if among is None
-        else ops.stack([ops.full_like(element, x) for x in among], -1)
-    )
-    return ops.any(element[..., None] == candidates, axis=-1)
+    candidates = ops.ravel(_numbers_beside(element, test_elements))
+    return ops.any(ops.equal(element[..., None], candidates), axis=-1)
 
 
 def array_equal(a1: Tensor, a2: Tensor) -> Tensor:
@@ -114,6 +108,13 @@ def append(arr: Tensor, values: Tensor, axis: int | None = None) -> Tensor:
 def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     x = ops.moveaxis(x, axis, 0)
     return tuple(x[at] for at in range(x.shape[0]))
+
+
+def expand_dims(a: Tensor, axis: Axis) -> Tensor:
+    named = tuple(axis) if isinstance(axis, Iterable) else (axis,)
+    ndim = len(a.shape) + len(named)
+    new = [checked_axis(ndim, at) for at in named]
+    return a[tuple(None if at in new else slice(None) for at in range(ndim))]
 
 
 def hsplit(ary: Tensor, indices_or_sections: Any) -> Sequence[Tensor]:
@@ -149,11 +150,10 @@ def column_stack(tup: Sequence[Tensor]) -> Tensor:
 
 
 def array_split(ary: Tensor, indices_or_sections: Any, axis: int = 0) -> Sequence[Tensor]:
-    if not isinstance(indices_or_sections, int):
-        return list(ops.split(ary, indices_or_sections, axis=axis))
-    short, longer = builtins.divmod(ary.shape[axis], indices_or_sections)
-    sizes = [short + (at < longer) for at in range(indices_or_sections)]
-    return list(ops.split(ary, np.cumsum(sizes)[:-1].tolist(), axis=axis))
+    if isinstance(indices_or_sections, int):
+        parts = np.array_split(np.arange(ary.shape[axis]), indices_or_sections)
+        indices_or_sections = np.cumsum([part.size for part in parts])[:-1].tolist()
+    return list(ops.split(ary, indices_or_sections, axis=axis))
 
 
 def geomspace(start: float, stop: float, num: int = 50, endpoint: bool = True) -> Tensor:
@@ -181,6 +181,10 @@ def pad(
 
 
 _PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Tensor:  # noqa: N803
+    return ops.triu(ops.tril(ops.ones((N, N if M is None else M), dtype), k), k)
 
 
 def tri(N: int, M: int | None = None, k: int = 0) -> Tensor:  # noqa: N803
