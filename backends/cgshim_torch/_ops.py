@@ -66,10 +66,10 @@ _SAME = {name: name for name in (*_ALIKE.split(), *_PARAMETERS)} | _RENAMED
 # --- Of a tensor and a Python number --------------------------------------------------------------
 
 _NUMBERS = (bool, int, float, complex)
-_TAKE_A_NUMBER = frozenset(
-    "add subtract multiply divide remainder floor_divide less less_equal greater greater_equal equal "
-    "not_equal".split()
-)
+_TAKE_A_NUMBER = {
+    "add", "subtract", "multiply", "divide", "remainder", "floor_divide",
+    "less", "less_equal", "greater", "greater_equal", "equal", "not_equal",
+}  # fmt: skip
 """the functions that take one as the second argument"""
 
 _OF_LISTS = {"reshape": torch.reshape, "concatenate": torch.cat}

@@ -90,8 +90,13 @@ def _numbers_beside(x: Tensor, numbers: Any) -> Tensor:
 
 
 def isin(element: Tensor, test_elements: Any) -> Tensor:
-    candidates = ops.ravel(_numbers_beside(element, test_elements))
-    return ops.any(ops.equal(element[..., None], candidates), axis=-1)
+    among = np.ravel(test_elements).tolist() if isinstance(test_elements, (list, tuple)) else None
+    candidates = (
+        ops.ravel(test_elements)
+        if among is None
+        else ops.stack([ops.full_like(element, x) for x in among], -1)
+    )
+    return ops.any(element[..., None] == candidates, axis=-1)
 
 
 def array_equal(a1: Tensor, a2: Tensor) -> Tensor:
@@ -156,8 +161,11 @@ def array_split(ary: Tensor, indices_or_sections: Any, axis: int = 0) -> Sequenc
     return list(ops.split(ary, indices_or_sections, axis=axis))
 
 
-def geomspace(start: float, stop: float, num: int = 50, endpoint: bool = True) -> Tensor:
-    return ops.exp(ops.linspace(math.log(start), math.log(stop), num, endpoint=endpoint))
+def geomspace(
+    start: float, stop: float, num: int = 50, endpoint: bool = True, dtype: Any = None
+) -> Tensor:
+    powers = ops.linspace(math.log(start), math.log(stop), num, endpoint=endpoint)
+    return ops.asarray(ops.exp(powers), dtype)
 
 
 def pad(
@@ -184,22 +192,27 @@ _PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 
 def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Tensor:  # noqa: N803
-    return ops.triu(ops.tril(ops.ones((N, N if M is None else M), dtype), k), k)
+    return ops.triu(tri(N, M, k, dtype), k)
 
 
-def tri(N: int, M: int | None = None, k: int = 0) -> Tensor:  # noqa: N803
-    return ops.tril(ops.ones((N, N if M is None else M)), k)
+def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Tensor:  # noqa: N803
+    return ops.tril(ops.ones((N, N if M is None else M), dtype), k)
 
 
 def indices(dimensions: Sequence[int]) -> Tensor:
     return ops.stack(list(ops.meshgrid(*[ops.arange(size) for size in dimensions], indexing="ij")))
 
 
-def identity(n: int) -> Tensor:
-    return ops.eye(n)
+def identity(n: int, dtype: Any = None) -> Tensor:
+    return ops.eye(n, dtype=dtype)
 
 
 def logspace(
-    start: float, stop: float, num: int = 50, endpoint: bool = True, base: float = 10.0
+    start: float,
+    stop: float,
+    num: int = 50,
+    endpoint: bool = True,
+    base: float = 10.0,
+    dtype: Any = None,
 ) -> Tensor:
-    return ops.power(base, ops.linspace(start, stop, num, endpoint=endpoint))
+    return ops.asarray(ops.power(base, ops.linspace(start, stop, num, endpoint=endpoint)), dtype)
