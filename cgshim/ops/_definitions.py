@@ -15,4 +15,4 @@ def definition(name: str) -> NumPyFunction | None:
         function = vars(module).get(name.replace(".", "_"))
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:
             return function
-    return None
+    return _algebra.WITH_PARAMETERS.get(name)

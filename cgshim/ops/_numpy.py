@@ -75,11 +75,9 @@ def _function_named(name: str) -> NumPyFunction:
 
 def _place_in_namespace(name: str) -> str | None:
     """Return which of linalg, fft and special has a function of this name."""
-    for space in ("linalg", "fft"):
+    for space in ("linalg", "fft", "special"):
         if _is_function(f"{space}.{name}"):
             return space
-    if definition(f"special.{name}") is not None:
-        return "special"
     scipy = importlib.util.find_spec("scipy") and importlib.import_module("scipy.special")
     return "special" if hasattr(scipy, name) else None
 
