@@ -24,12 +24,12 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
         return None if tf.executing_eagerly() else _IN_GRAPHS[name]
     if name in _IN_ONE_DTYPE:
         return _of_two(_IN_ONE_DTYPE[name], getattr(tnp, name))
+    if name in _OF_FLOATS:
+        return _of_two_floats(_OF_FLOATS[name])
     own = globals().get(f"np_{name.replace('.', '_')}")
     if own is not None:
         return own  # type: ignore[no-any-return]
-    if name in _SAME:
-        return getattr(tnp, name)  # type: ignore[no-any-return]
-    return attrgetter(_ELSEWHERE[name])(tf) if name in _ELSEWHERE else None
+    return attrgetter(_PLACES[name])(tf) if name in _PLACES else None
 
 
 _ALIKE = """
@@ -43,8 +43,7 @@ append ravel split hsplit vsplit repeat tile roll fliplr flipud rot90 take take_
 trace tril triu vander dot vdot inner outer matmul tensordot einsum kron cross meshgrid polyval
 ones_like full_like copy squeeze nonzero select compress
 """
-_SAME = frozenset(_ALIKE.split())
-_ELSEWHERE = {
+_PLACES = {name: f"experimental.numpy.{name}" for name in _ALIKE.split()} | {
     "astype": "cast", "fft.fftshift": "signal.fftshift", "fft.ifftshift": "signal.ifftshift",
     "invert": "bitwise.invert", "left_shift": "bitwise.left_shift", "right_shift": "bitwise.right_shift",
     "linalg.det": "linalg.det", "linalg.inv": "linalg.inv", "linalg.cholesky": "linalg.cholesky",
@@ -73,14 +72,12 @@ _IN_ONE_DTYPE = {
 
 def _of_two(of: Callable[..., Tensor], otherwise: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def function(x1: Any, x2: Any) -> Tensor:
-        dtype1, dtype2 = getattr(x1, "dtype", None), getattr(x2, "dtype", None)
-        if dtype1 is not None and dtype1.is_floating:
-            if dtype1 == dtype2 or type(x2) in (int, float):
-                return of(x1, x2)
-        elif dtype2 is not None and dtype2.is_floating and type(x1) in (int, float):
-            return of(tf.convert_to_tensor(x1, dtype2), x2)
-        dtype = dtype2 if dtype1 is None else dtype1
-        return otherwise(_number_in(x1, dtype), _number_in(x2, dtype))
+        if not hasattr(x1, "dtype"):
+            x1 = _number_in(x1, x2.dtype)
+        dtype = x1.dtype
+        if dtype.is_floating and (type(x2) in (int, float) or dtype == getattr(x2, "dtype", None)):
+            return of(x1, x2)
+        return otherwise(x1, _number_in(x2, dtype))
 
     return function
 
@@ -98,7 +95,8 @@ def _number_in(number: Any, dtype: Any) -> Tensor:
     """Return a number as a tensor, in the dtype if that can hold it; a tensor as it is."""
     if _has_dtype(number):
         return number
-    fits = dtype.is_complex or (isinstance(number, int) and dtype != tf.bool)
+    is_float = dtype.is_floating and type(number) is not complex
+    fits = is_float or dtype.is_complex or (isinstance(number, int) and dtype != tf.bool)
     return tf.convert_to_tensor(number, dtype if fits else None)
 
 
@@ -129,11 +127,10 @@ def _of_two_floats(of: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tens
     return lambda x1, x2: of(tnp.true_divide(x1, 1), tnp.true_divide(x2, 1))
 
 
-np_arctan2 = _of_two_floats(tnp.arctan2)
-np_hypot = _of_two_floats(tnp.hypot)
-np_logaddexp = _of_two_floats(tnp.logaddexp)
-np_logaddexp2 = _of_two_floats(tnp.logaddexp2)
-np_float_power = _of_two_floats(tnp.power)
+_OF_FLOATS = {
+    "arctan2": tnp.arctan2, "hypot": tnp.hypot, "logaddexp": tnp.logaddexp, "logaddexp2": tnp.logaddexp2,
+    "float_power": tnp.power,
+}  # fmt: skip
 
 
 def np_sort(
@@ -149,20 +146,14 @@ def np_argsort(
     return tf.cast(tf.argsort(a, axis, stable=True), tf.int64)
 
 
-def _both(x1: Tensor, x2: Tensor) -> Sequence[Tensor]:
-    """Two tensors in one dtype, as NumPy promotes them."""
-    dtype = tnp.result_type(x1, x2)
-    return tf.cast(x1, dtype), tf.cast(x2, dtype)
-
-
 def np_fmod(x1: Tensor, x2: Tensor) -> Tensor:
-    return tf.truncatemod(*_both(x1, x2))
+    dtype = tnp.result_type(x1, x2)
+    return tf.truncatemod(tf.cast(x1, dtype), tf.cast(x2, dtype))
 
 
 def _but_nan(of: Callable[..., Tensor], x1: Tensor, x2: Tensor) -> Tensor:
     """One of two numbers; the other one where one is a nan."""
-    x1, x2 = _both(x1, x2)
-    return tf.where(np_isnan(x1), x2, tf.where(np_isnan(x2), x1, of(x1, x2)))
+    return tnp.where(np_isnan(x1), x2, tnp.where(np_isnan(x2), x1, of(x1, x2)))
 
 
 np_fmax = functools.partial(_but_nan, tnp.maximum)
@@ -315,13 +306,13 @@ def np_linalg_matrix_rank(A: Tensor) -> Tensor:  # noqa: N803
 # --- For networks, by the names of jax.nn ---------------------------------------------------------
 
 
-def _softmax(of: Callable[..., Tensor], default: int | None) -> Callable[..., Tensor]:
-    return lambda x, axis=default: (
+def _softmax(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, axis=-1: (
         of(x, axis) if axis is not None else tf.reshape(of(tnp.ravel(x), 0), tf.shape(x))
     )
 
 
-np_softmax, np_log_softmax = _softmax(tf.nn.softmax, -1), _softmax(tf.nn.log_softmax, -1)
+np_softmax, np_log_softmax = _softmax(tf.nn.softmax), _softmax(tf.nn.log_softmax)
 
 
 # --- New tensors: floats are TensorFlow's own, float32, unless a dtype or a tensor says otherwise --

@@ -74,7 +74,6 @@ _TAKE_A_NUMBER = {
 """the functions that take one as the second argument"""
 
 _OF_LISTS = {"reshape": torch.reshape, "concatenate": torch.cat}
-_OTHERS = {"expand_dims": torch.unsqueeze}
 """torch's own, which raise a TypeError for what only ours take"""
 
 
@@ -87,7 +86,7 @@ def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] 
     of: Any = getattr(torch, _SAME.get(name, ""), None)
     are_two = len(types) == 2 and isinstance(getattr(np, name, None), np.ufunc)
     if not are_two or of is None or not any(kind in _NUMBERS for kind in types):
-        return _OTHERS.get(name)
+        return torch.unsqueeze if name == "expand_dims" else None
     if name == "power" or (name in _TAKE_A_NUMBER and types[1] in _NUMBERS[1:]):
         return of  # type: ignore[no-any-return]
     if types[1] in _NUMBERS:
@@ -220,10 +219,8 @@ def np_transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
 
 
 def np_squeeze(a: Tensor, axis: Axis = None) -> Tensor:
-    if axis is None:
-        return a.squeeze()
     axes = axes_of(a, axis)
-    if any(a.shape[at] != 1 for at in axes):
+    if axis is not None and any(a.shape[at] != 1 for at in axes):
         raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
     return a.squeeze(axes)
 
@@ -355,15 +352,13 @@ np_linalg_vector_norm, np_linalg_matrix_norm = (
 # --- Functions by SciPy's names -------------------------------------------------------------------
 
 
-def _softmax(of: Callable[..., Tensor], default: int | None) -> Callable[..., Tensor]:
-    return lambda x, axis=default: (
+def _softmax(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, axis=-1: (
         of(x, axis) if axis is not None else of(x.reshape(-1), 0).reshape(x.shape)
     )
 
 
-np_softmax, np_log_softmax = _softmax(torch.softmax, -1), _softmax(torch.log_softmax, -1)
-np_special_softmax = _softmax(torch.softmax, None)
-np_special_log_softmax = _softmax(torch.log_softmax, None)
+np_softmax, np_log_softmax = _softmax(torch.softmax), _softmax(torch.log_softmax)
 
 
 def np_softplus(x: Tensor) -> Tensor:

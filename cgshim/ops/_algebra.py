@@ -97,10 +97,9 @@ def corrcoef(x: Tensor) -> Tensor:
 
 def linalg_norm(x: Tensor, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
     x = as_float(x)
-    if ord is None:
-        return linalg_vector_norm(x, axis=axis, keepdims=keepdims)
     axes = axes_of(x, axis)
-    if len(axes) == 1:
+    if ord is None or len(axes) == 1:
+        ord = 2 if ord is None else ord
         return linalg_vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)
     if len(axes) != 2:
         raise ValueError("improper number of dimensions to norm")

@@ -190,8 +190,7 @@ def _keeping(op: str, what: str, backend: Backend, body: Callable[..., Any]) -> 
         if rest and not (isinstance(result, tuple) and len(result) == 2):
             raise refusal(CustomGradientTypeError, op, must="f must return a pair (carry, y)",
                           got=describe(result), do="return y = None for none")  # fmt: skip
-        following = result[0] if rest else result
-        following = with_leaves(backend, backend.convert_to_tensor, following)
+        following = with_leaves(backend, backend.convert_to_tensor, result[0] if rest else result)
         if _kind(backend, following) != _kind(backend, value):
             raise refusal(CustomGradientTypeError, op,
                           must=f"{what} must keep its structure, shapes and dtypes ({describe_tree(value)})",
