@@ -19,6 +19,8 @@ from cgshim_torch._tensors import convert_to_tensor, device_of_call
 
 def function_of_torch(name: str) -> Callable[..., Any] | None:
     """Return what PyTorch has for a name of NumPy for which there is no np_<name> here."""
+    if name in _OF_FLOATS:
+        return _of_floats(_OF_FLOATS[name])
     function: Any = torch
     for part in _SAME.get(name, "").split("."):
         function = getattr(function, part, None)
@@ -121,6 +123,20 @@ def np_clip(
         if bound is not None:
             a = of(a, _as_tensor(bound, a) if isinstance(bound, _NUMBERS) else bound)
     return a
+
+
+_OF_FLOATS = {
+    "hypot": torch.hypot, "logaddexp": torch.logaddexp, "logaddexp2": torch.logaddexp2,
+    "linalg.norm": torch.linalg.norm, "linalg.vector_norm": torch.linalg.vector_norm,
+    "linalg.matrix_norm": torch.linalg.matrix_norm,
+}  # fmt: skip
+
+
+def _of_floats(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that PyTorch has of floats alone, for integers too."""
+    return lambda *args, **options: of(
+        *[as_float(arg) if isinstance(arg, torch.Tensor) else arg for arg in args], **options
+    )
 
 
 def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
@@ -281,14 +297,6 @@ def np_imag(val: Tensor) -> Tensor:
     return val.imag if val.is_complex() else torch.zeros_like(val)
 
 
-def _of_floats(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x1, x2: of(as_float(x1), as_float(x2))
-
-
-np_hypot = _of_floats(torch.hypot)
-np_logaddexp, np_logaddexp2 = _of_floats(torch.logaddexp), _of_floats(torch.logaddexp2)
-
-
 def np_astype(x: Tensor, dtype: Any, /) -> Tensor:
     return x.to(dtype_of(dtype))
 
@@ -336,17 +344,6 @@ def np_linalg_solve_triangular(
 
 def np_linalg_svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     return tuple(torch.linalg.svd(a, full_matrices)) if compute_uv else torch.linalg.svdvals(a)
-
-
-def _norm(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, *args, **options: of(as_float(x), *args, **options)
-
-
-np_linalg_norm = _norm(torch.linalg.norm)
-np_linalg_vector_norm, np_linalg_matrix_norm = (
-    _norm(torch.linalg.vector_norm),
-    _norm(torch.linalg.matrix_norm),
-)
 
 
 # --- Functions by SciPy's names -------------------------------------------------------------------

@@ -152,7 +152,6 @@ def linalg_multi_dot(arrays: Sequence[Tensor]) -> Tensor:
 
 
 WITH_PARAMETERS = {
-    "vsplit": functools.partial(ops.split, axis=0),
     "matrix_transpose": functools.partial(ops.swapaxes, axis1=-1, axis2=-2),
     "linalg.diagonal": functools.partial(ops.diagonal, axis1=-2, axis2=-1),
     "linalg.trace": functools.partial(ops.trace, axis1=-2, axis2=-1),
