@@ -4,7 +4,6 @@ jax.scipy.special.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,9 +33,9 @@ _ELSEWHERE: dict[str, Callable[..., Any] | None] = {
 """what stands elsewhere than in NumPy; None for what jax.numpy has with other parameters, or as floats,
 which the front end may define
 """
-_LISTS_AT = {
-    "take": 1, "repeat": 1, "quantile": 1, "percentile": 1, "nanquantile": 1, "nanpercentile": 1, "compress": 0,
-    "isin": 1, "searchsorted": 1, "digitize": 1, "delete": 1, "interp": 1,
+_OF_LISTS = {
+    "take", "repeat", "quantile", "percentile", "nanquantile", "nanpercentile", "compress", "isin", "searchsorted",
+    "digitize", "delete", "interp",
 }  # fmt: skip
 """where NumPy takes a list of numbers for an array, and jax.numpy does not"""
 
@@ -46,24 +45,15 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
         return _ELSEWHERE[name]
     space, _, own = name.rpartition(".")
     function = getattr(_MODULES[space], own, None)
-    return (
-        _with_list_at(_LISTS_AT[name], function)
-        if function is not None and name in _LISTS_AT
-        else function
-    )
+    return _with_arrays(function) if function is not None and name in _OF_LISTS else function
 
 
 def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
     return numpy_function(name)  # jax.numpy takes Python numbers beside arrays
 
 
-def _with_list_at(place: int, of: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(of)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        converted = [
-            np.asarray(arg) if at == place and isinstance(arg, list) else arg
-            for at, arg in enumerate(args)
-        ]
-        return of(*converted, **kwargs)
-
-    return function
+def _with_arrays(of: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with an array for each list."""
+    return lambda *args, **kwargs: of(
+        *[np.asarray(arg) if isinstance(arg, list) else arg for arg in args], **kwargs
+    )

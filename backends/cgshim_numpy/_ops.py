@@ -78,20 +78,19 @@ _OF_AUTOGRAD = frozenset(f"special.{name}" for name in _SPECIAL.split())
 # --- Without the parameters that autograd takes no notice of: where and initial -------------------
 
 
-def np_sum(a: Array, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Array:
-    return anp.sum(a if dtype is None else anp.array(a, dtype=dtype), axis, keepdims=keepdims)
+def _reduction(name: str) -> Callable[..., Array]:
+    return lambda a, axis=None, *, keepdims=False: getattr(anp, name)(a, axis, keepdims=keepdims)
 
 
-def np_mean(a: Array, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Array:
-    return anp.mean(a if dtype is None else anp.array(a, dtype=dtype), axis, keepdims=keepdims)
+def _reduction_in(name: str) -> Callable[..., Array]:
+    """Return a reduction that may have a dtype."""
+    return lambda a, axis=None, dtype=None, *, keepdims=False: getattr(anp, name)(
+        a if dtype is None else anp.array(a, dtype=dtype), axis, keepdims=keepdims
+    )
 
 
-def np_max(a: Array, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    return anp.max(a, axis, keepdims=keepdims)
-
-
-def np_min(a: Array, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    return anp.min(a, axis, keepdims=keepdims)
+np_max, np_min = _reduction("max"), _reduction("min")
+np_sum, np_mean = _reduction_in("sum"), _reduction_in("mean")
 
 
 # --- By indices, of which autograd has the derivative ---------------------------------------------
@@ -133,12 +132,11 @@ def np_positive(x: Array) -> Array:
     return 1 * x
 
 
-def np_copy(a: Array) -> Array:
-    return anp.array(a)
-
-
 def np_asarray(a: Any, dtype: Any = None) -> Array:
     return anp.array(a, dtype=dtype)
+
+
+np_copy = np_asarray
 
 
 def np_broadcast_to(array: Array, shape: Any) -> Array:
@@ -149,13 +147,9 @@ def np_broadcast_to(array: Array, shape: Any) -> Array:
 def np_meshgrid(*xi: Array, indexing: str = "xy") -> list[Array]:
     if indexing not in ("xy", "ij"):
         raise ValueError("Valid values for `indexing` are 'xy' and 'ij'.")
-    count = len(xi)
-    order = [1, 0, *range(2, count)] if indexing == "xy" and count > 1 else list(range(count))
-    along = [
-        anp.reshape(x, [-1 if at == order[own] else 1 for at in range(count)])
-        for own, x in enumerate(xi)
-    ]
-    return list(np_broadcast_arrays(*along))
+    along = [anp.reshape(x, [-1] + [1] * (len(xi) - 1 - at)) for at, x in enumerate(xi)]
+    grid = np_broadcast_arrays(*along)
+    return [anp.swapaxes(x, 0, 1) for x in grid] if indexing == "xy" and xi[1:] else list(grid)
 
 
 def np_concatenate(arrays: Sequence[Array], /, axis: int | None = 0) -> Array:

@@ -7,8 +7,8 @@ here. Whatever stands in neither is defined by the front end in terms of these, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Sequence
+from operator import attrgetter, index
 from typing import Any
 
 import tensorflow as tf
@@ -24,12 +24,12 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
         return None if tf.executing_eagerly() else _IN_GRAPHS[name]
     if name in _IN_ONE_DTYPE:
         return _of_two(_IN_ONE_DTYPE[name], getattr(tnp, name))
+    if name in _OF_FLOATS:
+        return _of_two_floats(_OF_FLOATS[name])
     own = globals().get(f"np_{name.replace('.', '_')}")
     if own is not None:
         return own  # type: ignore[no-any-return]
-    if name in _SAME:
-        return getattr(tnp, name)  # type: ignore[no-any-return]
-    return attrgetter(_ELSEWHERE[name])(tf) if name in _ELSEWHERE else None
+    return attrgetter(_PLACES[name])(tf) if name in _PLACES else None
 
 
 _ALIKE = """
@@ -39,12 +39,11 @@ logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xo
 power remainder floor_divide maximum minimum less less_equal greater greater_equal equal not_equal nextafter
 heaviside gcd lcm where isclose allclose array_equal any all ptp cumsum cumprod transpose
 swapaxes moveaxis atleast_1d atleast_2d atleast_3d broadcast_to broadcast_arrays stack vstack hstack dstack
-append split hsplit vsplit repeat tile roll fliplr flipud rot90 take take_along_axis diag diagflat diagonal
+append ravel split hsplit vsplit repeat tile roll fliplr flipud rot90 take take_along_axis diag diagflat diagonal
 trace tril triu vander dot vdot inner outer matmul tensordot einsum kron cross meshgrid polyval
 ones_like full_like copy squeeze nonzero select compress
 """
-_SAME = frozenset(_ALIKE.split())
-_ELSEWHERE = {
+_PLACES = {name: f"experimental.numpy.{name}" for name in _ALIKE.split()} | {
     "astype": "cast", "fft.fftshift": "signal.fftshift", "fft.ifftshift": "signal.ifftshift",
     "invert": "bitwise.invert", "left_shift": "bitwise.left_shift", "right_shift": "bitwise.right_shift",
     "linalg.det": "linalg.det", "linalg.inv": "linalg.inv", "linalg.cholesky": "linalg.cholesky",
@@ -73,20 +72,22 @@ _IN_ONE_DTYPE = {
 
 def _of_two(of: Callable[..., Tensor], otherwise: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def function(x1: Any, x2: Any) -> Tensor:
-        dtype1, dtype2 = getattr(x1, "dtype", None), getattr(x2, "dtype", None)
-        if dtype1 is not None and dtype1.is_floating:
-            if dtype1 == dtype2 or type(x2) in (int, float):
-                return of(x1, x2)
-        elif dtype2 is not None and dtype2.is_floating and type(x1) in (int, float):
-            return of(tf.convert_to_tensor(x1, dtype2), x2)
-        dtype = dtype2 if dtype1 is None else dtype1
-        return otherwise(_number_in(x1, dtype), _number_in(x2, dtype))
+        if not hasattr(x1, "dtype"):
+            x1 = _number_in(x1, x2.dtype)
+        dtype = x1.dtype
+        if dtype.is_floating and (type(x2) in (int, float) or dtype == getattr(x2, "dtype", None)):
+            return of(x1, x2)
+        return otherwise(x1, _number_in(x2, dtype))
 
     return function
 
 
 def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Tensor] | None:
-    """Return the functions of two arguments that take Python numbers."""
+    """Return the functions of two arguments that take Python numbers, and one that takes one axis
+    alone.
+    """
+    if name == "expand_dims":
+        return lambda a, axis: tf.expand_dims(a, index(axis))
     return numpy_function(name) if name in _IN_ONE_DTYPE else None
 
 
@@ -94,7 +95,8 @@ def _number_in(number: Any, dtype: Any) -> Tensor:
     """Return a number as a tensor, in the dtype if that can hold it; a tensor as it is."""
     if _has_dtype(number):
         return number
-    fits = dtype.is_complex or (isinstance(number, int) and dtype != tf.bool)
+    is_float = dtype.is_floating and type(number) is not complex
+    fits = is_float or dtype.is_complex or (isinstance(number, int) and dtype != tf.bool)
     return tf.convert_to_tensor(number, dtype if fits else None)
 
 
@@ -125,40 +127,33 @@ def _of_two_floats(of: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tens
     return lambda x1, x2: of(tnp.true_divide(x1, 1), tnp.true_divide(x2, 1))
 
 
-np_arctan2 = _of_two_floats(tnp.arctan2)
-np_hypot = _of_two_floats(tnp.hypot)
-np_logaddexp = _of_two_floats(tnp.logaddexp)
-np_logaddexp2 = _of_two_floats(tnp.logaddexp2)
-np_float_power = _of_two_floats(tnp.power)
+_OF_FLOATS = {
+    "arctan2": tnp.arctan2, "hypot": tnp.hypot, "logaddexp": tnp.logaddexp, "logaddexp2": tnp.logaddexp2,
+    "float_power": tnp.power,
+}  # fmt: skip
 
 
 def np_sort(
     a: Tensor, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None
 ) -> Tensor:
-    return tf.sort(np_ravel(a), -1) if axis is None else tf.sort(a, axis)
+    return tf.sort(tnp.ravel(a), -1) if axis is None else tf.sort(a, axis)
 
 
 def np_argsort(
     a: Tensor, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None
 ) -> Tensor:
-    a, axis = (np_ravel(a), -1) if axis is None else (a, axis)
+    a, axis = (tnp.ravel(a), -1) if axis is None else (a, axis)
     return tf.cast(tf.argsort(a, axis, stable=True), tf.int64)
 
 
-def _both(x1: Tensor, x2: Tensor) -> Sequence[Tensor]:
-    """Two tensors in one dtype, as NumPy promotes them."""
-    dtype = tnp.result_type(x1, x2)
-    return tf.cast(x1, dtype), tf.cast(x2, dtype)
-
-
 def np_fmod(x1: Tensor, x2: Tensor) -> Tensor:
-    return tf.truncatemod(*_both(x1, x2))
+    dtype = tnp.result_type(x1, x2)
+    return tf.truncatemod(tf.cast(x1, dtype), tf.cast(x2, dtype))
 
 
 def _but_nan(of: Callable[..., Tensor], x1: Tensor, x2: Tensor) -> Tensor:
     """One of two numbers; the other one where one is a nan."""
-    x1, x2 = _both(x1, x2)
-    return tf.where(np_isnan(x1), x2, tf.where(np_isnan(x2), x1, of(x1, x2)))
+    return tnp.where(np_isnan(x1), x2, tnp.where(np_isnan(x2), x1, of(x1, x2)))
 
 
 np_fmax = functools.partial(_but_nan, tnp.maximum)
@@ -209,21 +204,9 @@ def np_flip(m: Tensor, axis: Axis = None) -> Tensor:
     return tf.reverse(m, list(axes_of(m, axis)))
 
 
-def np_ravel(a: Tensor) -> Tensor:
-    return tf.reshape(a, [-1])
-
-
-def np_expand_dims(a: Tensor, axis: int | Sequence[int]) -> Tensor:
-    named = tuple(axis) if isinstance(axis, Iterable) else (axis,)
-    ndim = len(a.shape) + len(named)
-    for at in sorted(at % ndim for at in named):
-        a = tf.expand_dims(a, at)
-    return a
-
-
 def np_concatenate(arrays: Sequence[Tensor], /, axis: int | None = 0) -> Tensor:
     if axis is None:
-        arrays, axis = [np_ravel(array) for array in arrays], 0
+        arrays, axis = [tnp.ravel(array) for array in arrays], 0
     return tf.concat(arrays, axis) if _have_one_dtype(arrays) else tnp.concatenate(arrays, axis)
 
 
@@ -240,16 +223,6 @@ def np_where(condition: Tensor, x: Any = None, y: Any = None) -> Any:
     return tf.where(condition, x, y) if own else tnp.where(condition, x, y)
 
 
-def np_clip(
-    a: Tensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
-) -> Tensor:
-    low, high = (a_min if min is None else min), (a_max if max is None else max)
-    if {type(low), type(high)} <= {int, float} and a.dtype.is_floating:
-        return tf.clip_by_value(a, low, high)
-    a = a if low is None else numpy_function("maximum")(a, _number_in(low, a.dtype))  # type: ignore[misc]
-    return a if high is None else numpy_function("minimum")(a, _number_in(high, a.dtype))  # type: ignore[misc]
-
-
 def np_searchsorted(a: Tensor, v: Any, side: str = "left") -> Tensor:
     v = tf.convert_to_tensor(v, a.dtype)
     return tf.reshape(
@@ -258,10 +231,9 @@ def np_searchsorted(a: Tensor, v: Any, side: str = "left") -> Tensor:
 
 
 def np_bincount(x: Tensor, /, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    dtype = tf.int64 if weights is None else weights.dtype
-    ones = tf.ones_like(x, dtype) if weights is None else weights
+    weights = tf.ones_like(x, tf.int64) if weights is None else weights
     size = tf.maximum(tf.cast(tf.reduce_max(x) + 1, tf.int64), minlength)
-    return tf.math.unsorted_segment_sum(ones, x, size)
+    return tf.math.unsorted_segment_sum(weights, x, size)
 
 
 def np_index_add(x: Tensor, index: Tensor, values: Tensor, axis: int) -> Tensor:
@@ -324,8 +296,7 @@ def np_linalg_svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True
 def np_linalg_qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     if mode not in ("reduced", "complete"):
         raise NotImplementedError(f"mode={mode!r}")
-    q, r = tf.linalg.qr(a, full_matrices=mode == "complete")
-    return q, r
+    return tuple(tf.linalg.qr(a, full_matrices=mode == "complete"))
 
 
 def np_linalg_matrix_rank(A: Tensor) -> Tensor:  # noqa: N803
@@ -335,54 +306,52 @@ def np_linalg_matrix_rank(A: Tensor) -> Tensor:  # noqa: N803
 # --- For networks, by the names of jax.nn ---------------------------------------------------------
 
 
-def _softmax(of: Callable[..., Tensor], default: int | None) -> Callable[..., Tensor]:
-    return lambda x, axis=default: (
-        of(x, axis) if axis is not None else tf.reshape(of(np_ravel(x), 0), tf.shape(x))
+def _softmax(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, axis=-1: (
+        of(x, axis) if axis is not None else tf.reshape(of(tnp.ravel(x), 0), tf.shape(x))
     )
 
 
-np_softmax, np_log_softmax = _softmax(tf.nn.softmax, -1), _softmax(tf.nn.log_softmax, -1)
+np_softmax, np_log_softmax = _softmax(tf.nn.softmax), _softmax(tf.nn.log_softmax)
 
 
 # --- New tensors: floats are TensorFlow's own, float32, unless a dtype or a tensor says otherwise --
 
 
-def _made(of: Callable[..., Tensor], place: int, of_floats: bool = True) -> Callable[..., Tensor]:
-    """Return a function that makes tensors, with the place of its dtype among the arguments; it
-    makes floats always, or if one of the arguments is a float.
-    """
+def _of_shape(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda shape, dtype=None: of(shape, tf.float32 if dtype is None else dtype)
 
-    def make(*args: Any, **options: Any) -> Any:
-        values, dtype = [*args, *options.values()], options.get("dtype")
-        has_dtype = dtype is not None or len(args) > place or any(map(_has_dtype, values))
-        if not has_dtype and (of_floats or float in map(type, values)):
-            dtype = tf.float32
-        if dtype is None:
-            return of(*args, **options)
-        made = of(*args, **{**options, "dtype": dtype})
-        return tf.nest.map_structure(
-            lambda x: tf.cast(x, dtype), made
-        )  # linspace has its own dtype
 
-    return make
+np_zeros, np_ones = _of_shape(tf.zeros), _of_shape(tf.ones)
+
+
+def _of_values(made: Tensor, dtype: Any, *values: Any) -> Tensor:
+    """Return what tnp has made of values, which are float64 there if they are Python's floats."""
+    if dtype is None and made.dtype == tf.float64:
+        dtype = None if any(map(_has_dtype, tf.nest.flatten(values))) else tf.float32
+    return made if dtype is None else tf.cast(made, dtype)
 
 
 def _has_dtype(value: Any) -> bool:
     return hasattr(value, "dtype")
 
 
-np_zeros, np_ones, np_identity = (_made(of, 1) for of in (tnp.zeros, tnp.ones, tnp.identity))
-np_eye, np_tri = _made(tnp.eye, 3), _made(tnp.tri, 3)
-np_linspace, np_logspace = _made(tnp.linspace, 5), _made(tnp.logspace, 5)
-np_geomspace = _made(tnp.geomspace, 4)
-np_full, np_arange = _made(tnp.full, 2, False), _made(tnp.arange, 3, False)
-
-
 def np_asarray(a: Any, dtype: Any = None) -> Tensor:
-    made = tnp.asarray(a, dtype)
-    is_pythons = not any(map(_has_dtype, tf.nest.flatten(a)))
-    floats = dtype is None and made.dtype == tf.float64 and is_pythons
-    return tf.cast(made, tf.float32) if floats else made
+    return _of_values(tnp.asarray(a, dtype), dtype, a)
+
+
+def np_full(shape: Any, fill_value: Any, dtype: Any = None) -> Tensor:
+    return _of_values(tnp.full(shape, fill_value), dtype, fill_value)
+
+
+def np_arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Tensor:
+    return _of_values(tnp.arange(start, stop, step), dtype, start, stop, step)
+
+
+def np_linspace(
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, *, dtype: Any = None
+) -> Tensor:
+    return _of_values(tnp.linspace(start, stop, num, endpoint), dtype, start, stop)
 
 
 np_array = np_asarray  # nobody writes into a tensor

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from cgshim.backend import Axis, Tensor, axes_of, checked_axis
+from cgshim.backend import Axis, Tensor, axes_of, checked_axis, dtype_name
 from cgshim_torch._tensors import convert_to_tensor, device_of_call
 
 
 def function_of_torch(name: str) -> Callable[..., Any] | None:
     """Return what PyTorch has for a name of NumPy for which there is no np_<name> here."""
+    if name in _OF_FLOATS:
+        return _of_floats(_OF_FLOATS[name])
     function: Any = torch
     for part in _SAME.get(name, "").split("."):
         function = getattr(function, part, None)
@@ -37,7 +39,7 @@ deg2rad rad2deg signbit sinc i0 nan_to_num angle logical_not logical_and logical
 bitwise_and bitwise_or bitwise_xor add subtract multiply divide remainder fmod floor_divide maximum
 minimum fmax fmin arctan2 less less_equal greater greater_equal not_equal copysign nextafter
 heaviside gcd lcm float_power where atleast_1d atleast_2d atleast_3d broadcast_to vstack hstack
-dstack column_stack swapaxes moveaxis fliplr flipud kron allclose isclose frexp ldexp isneginf
+dstack column_stack moveaxis fliplr flipud kron allclose isclose frexp ldexp isneginf
 isposinf isreal real ravel stack bincount argmax argmin linalg.det linalg.inv linalg.slogdet
 linalg.cholesky linalg.eigvalsh linalg.eigh linalg.eigvals linalg.eig linalg.svdvals linalg.pinv
 linalg.matrix_rank linalg.matrix_power linalg.qr linalg.cond linalg.multi_dot special.erf
@@ -51,12 +53,13 @@ _RENAMED = {
     "power": "pow", "conj": "conj_physical", "copy": "clone", "broadcast_arrays": "broadcast_tensors",
     "invert": "bitwise_not", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
     "equal": "eq", "rint": "round", "fabs": "abs", "special.psi": "special.digamma",
-    "relu": "relu", "special.log_expit": "nn.functional.logsigmoid",
+    "relu": "relu", "special.log_expit": "nn.functional.logsigmoid", "reshape": "Tensor.reshape", "tile": "Tensor.tile",
 }  # fmt: skip
 _PARAMETERS = {
     "tril": "m=input k=diagonal", "triu": "m=input k=diagonal", "diag": "v=input k=diagonal",
     "diagflat": "v=input k=offset", "diagonal": "a=input axis1=dim1 axis2=dim2", "rot90": "m=input axes=dims",
-    "roll": "a=input shift=shifts axis=dims",
+    "roll": "a=input shift=shifts axis=dims", "swapaxes": "a=input axis1=axis0 axis2=axis1",
+    "tile": "reps=dims",
     "fft.fftshift": "x=input axes=dim", "fft.ifftshift": "x=input axes=dim",
     **{f"fft.{which}fft{n}": "a=input axes=dim" for which in ("", "i", "r", "ir") for n in ("2", "n")},
 }  # fmt: skip
@@ -65,59 +68,43 @@ _SAME = {name: name for name in (*_ALIKE.split(), *_PARAMETERS)} | _RENAMED
 
 # --- Of a tensor and a Python number --------------------------------------------------------------
 
-_NUMBERS = (int, float, complex)
+_NUMBERS = (bool, int, float, complex)
 _TAKE_A_NUMBER = {
-    "add": torch.add, "multiply": torch.multiply, "less": torch.gt, "less_equal": torch.ge, "greater": torch.lt,
-    "greater_equal": torch.le, "equal": torch.eq, "not_equal": torch.ne,
-    "subtract": None, "divide": None, "remainder": None, "floor_divide": None,
+    "add", "subtract", "multiply", "divide", "remainder", "floor_divide",
+    "less", "less_equal", "greater", "greater_equal", "equal", "not_equal",
 }  # fmt: skip
-"""the functions that take one as the second argument, and what they are with the two swapped"""
-
+"""the functions that take one as the second argument"""
 
 _OF_LISTS = {"reshape": torch.reshape, "concatenate": torch.cat}
 """torch's own, which raise a TypeError for what only ours take"""
 
 
 def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
-    """Return the function of two arguments, one of which is a tensor and one a Python number, or of
-    a list and nothing that torch does not take.
+    """Return the function of two arguments, one of which is a tensor and one a Python number, or
+    one that takes less than NumPy's.
     """
     if frozenset in map(type, types):
         return _OF_LISTS.get(name)
     of: Any = getattr(torch, _SAME.get(name, ""), None)
     are_two = len(types) == 2 and isinstance(getattr(np, name, None), np.ufunc)
-    if not are_two or of is None or not any(issubclass(kind, _NUMBERS) for kind in types):
-        return None
-    if name == "power" or (name in _TAKE_A_NUMBER and types[1] in _NUMBERS):
+    if not are_two or of is None or not any(kind in _NUMBERS for kind in types):
+        return torch.unsqueeze if name == "expand_dims" else None
+    if name == "power" or (name in _TAKE_A_NUMBER and types[1] in _NUMBERS[1:]):
         return of  # type: ignore[no-any-return]
-    if issubclass(types[1], _NUMBERS):
+    if types[1] in _NUMBERS:
         return lambda x1, x2: of(x1, _as_tensor(x2, x1))
-    swapped = _TAKE_A_NUMBER.get(name)
-    if swapped:
-        return lambda x1, x2: swapped(x2, x1)
     return lambda x1, x2: of(_as_tensor(x1, x2), x2)
 
 
 def _as_tensor(number: complex, x: Tensor) -> Tensor:
     """Return a number as a tensor, in x's dtype if that can hold it, and on its device."""
-    if type(number) is complex:
-        fits = x.is_complex()
-    elif type(number) is float:
-        fits = x.is_floating_point() or x.is_complex()
-    else:
-        fits = x.dtype is not torch.bool
-    if fits:
-        return torch.scalar_tensor(number, dtype=x.dtype, device=x.device)
-    return torch.as_tensor(number, device=x.device)
+    holds = x.is_floating_point() and type(number) is not complex  # result_type takes 2 us
+    dtype = x.dtype if holds else torch.result_type(x, number)
+    return torch.scalar_tensor(number, dtype=dtype, device=x.device)
 
 
 def dtype_of(dtype: Any) -> torch.dtype | None:
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
-    torch_dtype: torch.dtype = getattr(
-        torch, dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    )
-    return torch_dtype
+    return None if dtype is None else getattr(torch, dtype_name(dtype))
 
 
 def as_float(x: Tensor, dtype: Any = None) -> Tensor:
@@ -136,6 +123,20 @@ def np_clip(
         if bound is not None:
             a = of(a, _as_tensor(bound, a) if isinstance(bound, _NUMBERS) else bound)
     return a
+
+
+_OF_FLOATS = {
+    "hypot": torch.hypot, "logaddexp": torch.logaddexp, "logaddexp2": torch.logaddexp2,
+    "linalg.norm": torch.linalg.norm, "linalg.vector_norm": torch.linalg.vector_norm,
+    "linalg.matrix_norm": torch.linalg.matrix_norm,
+}  # fmt: skip
+
+
+def _of_floats(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that PyTorch has of floats alone, for integers too."""
+    return lambda *args, **options: of(
+        *[as_float(arg) if isinstance(arg, torch.Tensor) else arg for arg in args], **options
+    )
 
 
 def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
@@ -227,30 +228,15 @@ np_sort, np_argsort = _sorted(0), _sorted(1)
 # --- Shapes ---------------------------------------------------------------------------------------
 
 
-def np_reshape(a: Tensor, /, shape: int | Sequence[int]) -> Tensor:
-    return torch.reshape(a, shape if isinstance(shape, (tuple, list)) else (shape,))
-
-
 def np_transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     if axes is None and a.ndim <= 2:
         return a.t()
     return a.permute(tuple(reversed(range(a.ndim))) if axes is None else tuple(axes))
 
 
-def np_expand_dims(a: Tensor, axis: int | Sequence[int]) -> Tensor:
-    if type(axis) is int:
-        return a.unsqueeze(axis)
-    named = (axis,) if isinstance(axis, int) else tuple(axis)
-    for at in sorted(checked_axis(a.ndim + len(named), at) for at in named):
-        a = a.unsqueeze(at)
-    return a
-
-
 def np_squeeze(a: Tensor, axis: Axis = None) -> Tensor:
-    if axis is None:
-        return a.squeeze()
     axes = axes_of(a, axis)
-    if any(a.shape[at] != 1 for at in axes):
+    if axis is not None and any(a.shape[at] != 1 for at in axes):
         raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
     return a.squeeze(axes)
 
@@ -266,19 +252,12 @@ def np_concatenate(
 def np_split(ary: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     if isinstance(indices_or_sections, int) and ary.shape[axis] % indices_or_sections:
         raise ValueError("array split does not result in an equal division")
-    sections = (
-        indices_or_sections if isinstance(indices_or_sections, int) else tuple(indices_or_sections)
-    )
-    return list(torch.tensor_split(ary, sections, axis))
+    return list(torch.tensor_split(ary, indices_or_sections, axis))
 
 
 def np_repeat(a: Tensor, repeats: Any, axis: int | None = None) -> Tensor:
     counts = repeats if isinstance(repeats, int) else torch.as_tensor(repeats, device=a.device)
     return torch.repeat_interleave(a, counts, axis)
-
-
-def np_tile(A: Tensor, reps: int | Sequence[int]) -> Tensor:  # noqa: N803
-    return torch.tile(A, (reps,) if isinstance(reps, int) else tuple(reps))
 
 
 def np_flip(m: Tensor, axis: Axis = None) -> Tensor:
@@ -318,14 +297,6 @@ def np_imag(val: Tensor) -> Tensor:
     return val.imag if val.is_complex() else torch.zeros_like(val)
 
 
-def _of_floats(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x1, x2: of(as_float(x1), as_float(x2))
-
-
-np_hypot = _of_floats(torch.hypot)
-np_logaddexp, np_logaddexp2 = _of_floats(torch.logaddexp), _of_floats(torch.logaddexp2)
-
-
 def np_astype(x: Tensor, dtype: Any, /) -> Tensor:
     return x.to(dtype_of(dtype))
 
@@ -355,11 +326,10 @@ def np_tensordot(a: Tensor, b: Tensor, axes: Any = 2) -> Tensor:
 
 
 def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
-    a, right = _in_one_dtype(as_float(a), as_float(b.unsqueeze(-1) if b.ndim == 1 else b))
-    if right.ndim < a.ndim:  # torch might take a matrix for a stack of vectors
-        right = right[(None,) * (a.ndim - right.ndim)]
-    solution = torch.linalg.solve(a, right)
-    return solution.squeeze(-1) if b.ndim == 1 else solution
+    a, b = _in_one_dtype(as_float(a), as_float(b))
+    if 1 < b.ndim < a.ndim:  # torch might take a matrix for a stack of vectors
+        b = b[(None,) * (a.ndim - b.ndim)]
+    return torch.linalg.solve(a, b)
 
 
 def np_linalg_solve_triangular(
@@ -376,29 +346,16 @@ def np_linalg_svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True
     return tuple(torch.linalg.svd(a, full_matrices)) if compute_uv else torch.linalg.svdvals(a)
 
 
-def _norm(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, *args, **options: of(as_float(x), *args, **options)
-
-
-np_linalg_norm = _norm(torch.linalg.norm)
-np_linalg_vector_norm, np_linalg_matrix_norm = (
-    _norm(torch.linalg.vector_norm),
-    _norm(torch.linalg.matrix_norm),
-)
-
-
 # --- Functions by SciPy's names -------------------------------------------------------------------
 
 
-def _softmax(of: Callable[..., Tensor], default: int | None) -> Callable[..., Tensor]:
-    return lambda x, axis=default: (
+def _softmax(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, axis=-1: (
         of(x, axis) if axis is not None else of(x.reshape(-1), 0).reshape(x.shape)
     )
 
 
-np_softmax, np_log_softmax = _softmax(torch.softmax, -1), _softmax(torch.log_softmax, -1)
-np_special_softmax = _softmax(torch.softmax, None)
-np_special_log_softmax = _softmax(torch.log_softmax, None)
+np_softmax, np_log_softmax = _softmax(torch.softmax), _softmax(torch.log_softmax)
 
 
 def np_softplus(x: Tensor) -> Tensor:
@@ -449,10 +406,6 @@ np_zeros_like, np_ones_like = _filled_like(torch.zeros_like), _filled_like(torch
 def np_full(shape: Any, fill_value: Any, dtype: Any = None) -> Tensor:
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     return torch.full(sizes, fill_value, dtype=dtype_of(dtype), device=device_of_call())
-
-
-def np_eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Tensor:  # noqa: N803
-    return torch.triu(torch.tril(np_ones((N, N if M is None else M), dtype), k), k)
 
 
 def np_arange(start: Any, stop: Any = None, step: Any = 1, dtype: Any = None) -> Tensor:

@@ -8,9 +8,10 @@ differently. ``cgshim.op_<name>`` is ``cgshim.ops.<name>``.
 """
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
-from cgshim.ops import _definitions, _numpy
+from cgshim.ops import _algebra, _elementwise, _numpy, _special, _statistics
 from cgshim.ops._control import cond as cond
 from cgshim.ops._control import scan as scan
 from cgshim.ops._control import while_loop as while_loop
@@ -26,7 +27,17 @@ from cgshim.ops._tensors import stop_gradient as stop_gradient
 from cgshim.ops._tensors import sum_to_shape as sum_to_shape
 from cgshim.ops._tensors import tree_map as tree_map
 
-_numpy.definition = _definitions.definition
+
+def _definition(name: str) -> Callable[..., Any] | None:
+    """Return NumPy's function of this name in terms of others; None if it is not defined here."""
+    for module in (_statistics, _elementwise, _algebra, _special):
+        function = vars(module).get(name.replace(".", "_"))
+        if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+            return function
+    return _algebra.WITH_PARAMETERS.get(name)
+
+
+_numpy.definition = _definition
 
 linalg = Namespace("linalg.")
 fft = Namespace("fft.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -96,10 +97,9 @@ def corrcoef(x: Tensor) -> Tensor:
 
 def linalg_norm(x: Tensor, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
     x = as_float(x)
-    if ord is None:
-        return linalg_vector_norm(x, axis=axis, keepdims=keepdims)
     axes = axes_of(x, axis)
-    if len(axes) == 1:
+    if ord is None or len(axes) == 1:
+        ord = 2 if ord is None else ord
         return linalg_vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)
     if len(axes) != 2:
         raise ValueError("improper number of dimensions to norm")
@@ -136,10 +136,6 @@ def linalg_matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: Any = "fro"
     return norm[..., None, None] if keepdims else norm
 
 
-def linalg_svdvals(x: Tensor, /) -> Tensor:
-    return linalg.svd(x, compute_uv=False)
-
-
 def linalg_matrix_power(a: Tensor, n: int) -> Tensor:
     if n < 0:
         return linalg_matrix_power(linalg.inv(a), -n)
@@ -152,15 +148,13 @@ def linalg_matrix_power(a: Tensor, n: int) -> Tensor:
 
 
 def linalg_multi_dot(arrays: Sequence[Tensor]) -> Tensor:
-    product = arrays[0]
-    for array in arrays[1:]:
-        product = ops.matmul(product, array)
-    return product
+    return functools.reduce(ops.matmul, arrays)
 
 
-def linalg_diagonal(x: Tensor, /, *, offset: int = 0) -> Tensor:
-    return ops.diagonal(x, offset=offset, axis1=-2, axis2=-1)
-
-
-def linalg_trace(x: Tensor, /, *, offset: int = 0) -> Tensor:
-    return ops.sum(linalg_diagonal(x, offset=offset), axis=-1)
+WITH_PARAMETERS = {
+    "matrix_transpose": functools.partial(ops.swapaxes, axis1=-1, axis2=-2),
+    "linalg.diagonal": functools.partial(ops.diagonal, axis1=-2, axis2=-1),
+    "linalg.trace": functools.partial(ops.trace, axis1=-2, axis2=-1),
+    "linalg.svdvals": functools.partial(linalg.svd, compute_uv=False),
+}
+"""what is another function with fixed parameters"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cgshim.backend import (
@@ -15,11 +15,11 @@ from cgshim.backend import (
     describe_tree,
     not_converted,
     refusal,
+    with_leaves,
 )
 from cgshim.ops._numpy import ops, own_function
 from cgshim.ops._tensors import tree_map
 
-Tensor = Any
 Tree = Any
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ def while_loop(
     The signature is that of ``jax.lax.while_loop``; JAX has no reverse mode through it.
     """
     backend = backend_or_numpy([init_val])
-    value = _as_tensors(backend, init_val)
+    value = with_leaves(backend, backend.convert_to_tensor, init_val)
     own = own_function(backend, "lax.while_loop")
     cond_fun, body_fun = (converted_as_caller(backend, fun) for fun in (cond_fun, body_fun))
     body = _keeping("op_while_loop", "the value of body_fun", backend, body_fun)
@@ -165,7 +165,7 @@ def scan(
                       must="unroll must be a bool or a number of steps, at least 1",
                       got=repr(unroll), do="leave it out, it changes no number")  # fmt: skip
     backend = backend_or_numpy([init, xs])
-    carry = _as_tensors(backend, init)
+    carry = with_leaves(backend, backend.convert_to_tensor, init)
     steps = _steps(backend, xs, length)
     own = own_function(backend, "lax.scan")
     step = _keeping("op_scan", "the carry of f", backend, converted_as_caller(backend, f))
@@ -180,11 +180,6 @@ def scan(
     return carry, tree_map(lambda *ys: ops.stack(ys), *outputs)
 
 
-def _as_tensors(backend: Backend, tree: Tree) -> Tree:
-    leaves, structure = backend.tree_flatten(tree)
-    return backend.tree_unflatten(structure, [backend.convert_to_tensor(leaf) for leaf in leaves])
-
-
 def _keeping(op: str, what: str, backend: Backend, body: Callable[..., Any]) -> Callable[..., Any]:
     """Return body with a check: its value, or the first of its pair, must be of the same kind as
     its first argument.
@@ -195,8 +190,7 @@ def _keeping(op: str, what: str, backend: Backend, body: Callable[..., Any]) -> 
         if rest and not (isinstance(result, tuple) and len(result) == 2):
             raise refusal(CustomGradientTypeError, op, must="f must return a pair (carry, y)",
                           got=describe(result), do="return y = None for none")  # fmt: skip
-        following = result[0] if rest else result
-        following = _as_tensors(backend, following)
+        following = with_leaves(backend, backend.convert_to_tensor, result[0] if rest else result)
         if _kind(backend, following) != _kind(backend, value):
             raise refusal(CustomGradientTypeError, op,
                           must=f"{what} must keep its structure, shapes and dtypes ({describe_tree(value)})",
@@ -213,10 +207,8 @@ def _kind(backend: Backend, tree: Tree) -> Any:
 
 
 def _steps(backend: Backend, xs: Tree, length: int | None) -> Any:
-    leaves: Sequence[Any] = [
-        leaf for leaf in backend.tree_flatten(xs)[0] if backend.is_tensor(leaf)
-    ]
-    sizes = {leaf.shape[0] for leaf in leaves} | ({length} if length is not None else set())
+    sizes = {leaf.shape[0] for leaf in backend.tree_flatten(xs)[0] if backend.is_tensor(leaf)}
+    sizes |= {length} - {None}
     if len(sizes) != 1 or not all(size is None or size > 0 for size in sizes):
         raise refusal(CustomGradientValueError, "op_scan",
                       must="xs and length must tell one number of steps, at least 1",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from cgshim.backend import Tensor
+from cgshim.backend import Axis, Tensor, checked_axis
 from cgshim.ops._numpy import ops
 from cgshim.ops._tensors import INEXACT, as_float, cast, convert_to_tensor, dtype, shape
 
@@ -116,16 +115,19 @@ def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
     return tuple(x[at] for at in range(x.shape[0]))
 
 
+def expand_dims(a: Tensor, axis: Axis) -> Tensor:
+    named = tuple(axis) if isinstance(axis, Iterable) else (axis,)
+    ndim = len(a.shape) + len(named)
+    new = [checked_axis(ndim, at) for at in named]
+    return a[tuple(None if at in new else slice(None) for at in range(ndim))]
+
+
 def hsplit(ary: Tensor, indices_or_sections: Any) -> Sequence[Tensor]:
     return list(ops.split(ary, indices_or_sections, axis=min(1, len(ary.shape) - 1)))
 
 
 def vsplit(ary: Tensor, indices_or_sections: Any) -> Sequence[Tensor]:
     return list(ops.split(ary, indices_or_sections, axis=0))
-
-
-def matrix_transpose(x: Tensor, /) -> Tensor:
-    return ops.swapaxes(x, -1, -2)
 
 
 def ndim(a: Tensor) -> int:
@@ -149,15 +151,17 @@ def column_stack(tup: Sequence[Tensor]) -> Tensor:
 
 
 def array_split(ary: Tensor, indices_or_sections: Any, axis: int = 0) -> Sequence[Tensor]:
-    if not isinstance(indices_or_sections, int):
-        return list(ops.split(ary, indices_or_sections, axis=axis))
-    short, longer = builtins.divmod(ary.shape[axis], indices_or_sections)
-    sizes = [short + (at < longer) for at in range(indices_or_sections)]
-    return list(ops.split(ary, np.cumsum(sizes)[:-1].tolist(), axis=axis))
+    if isinstance(indices_or_sections, int):
+        parts = np.array_split(np.arange(ary.shape[axis]), indices_or_sections)
+        indices_or_sections = np.cumsum([part.size for part in parts])[:-1].tolist()
+    return list(ops.split(ary, indices_or_sections, axis=axis))
 
 
-def geomspace(start: float, stop: float, num: int = 50, endpoint: bool = True) -> Tensor:
-    return ops.exp(ops.linspace(math.log(start), math.log(stop), num, endpoint=endpoint))
+def geomspace(
+    start: float, stop: float, num: int = 50, endpoint: bool = True, dtype: Any = None
+) -> Tensor:
+    powers = ops.linspace(math.log(start), math.log(stop), num, endpoint=endpoint)
+    return ops.asarray(ops.exp(powers), dtype)
 
 
 def pad(
@@ -183,19 +187,28 @@ def pad(
 _PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 
-def tri(N: int, M: int | None = None, k: int = 0) -> Tensor:  # noqa: N803
-    return ops.tril(ops.ones((N, N if M is None else M)), k)
+def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Tensor:  # noqa: N803
+    return ops.triu(tri(N, M, k, dtype), k)
+
+
+def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Tensor:  # noqa: N803
+    return ops.tril(ops.ones((N, N if M is None else M), dtype), k)
 
 
 def indices(dimensions: Sequence[int]) -> Tensor:
     return ops.stack(list(ops.meshgrid(*[ops.arange(size) for size in dimensions], indexing="ij")))
 
 
-def identity(n: int) -> Tensor:
-    return ops.eye(n)
+def identity(n: int, dtype: Any = None) -> Tensor:
+    return ops.eye(n, dtype=dtype)
 
 
 def logspace(
-    start: float, stop: float, num: int = 50, endpoint: bool = True, base: float = 10.0
+    start: float,
+    stop: float,
+    num: int = 50,
+    endpoint: bool = True,
+    base: float = 10.0,
+    dtype: Any = None,
 ) -> Tensor:
-    return ops.power(base, ops.linspace(start, stop, num, endpoint=endpoint))
+    return ops.asarray(ops.power(base, ops.linspace(start, stop, num, endpoint=endpoint)), dtype)

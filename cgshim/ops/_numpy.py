@@ -75,11 +75,9 @@ def _function_named(name: str) -> NumPyFunction:
 
 def _place_in_namespace(name: str) -> str | None:
     """Return which of linalg, fft and special has a function of this name."""
-    for space in ("linalg", "fft"):
+    for space in ("linalg", "fft", "special"):
         if _is_function(f"{space}.{name}"):
             return space
-    if definition(f"special.{name}") is not None:
-        return "special"
     scipy = importlib.util.find_spec("scipy") and importlib.import_module("scipy.special")
     return "special" if hasattr(scipy, name) else None
 
@@ -168,11 +166,10 @@ def _looked_at(name: str, elementwise: bool, args: Sequence[Any], options: dict[
     backend = backend_or_numpy([*args, *options.values()])
     args = [_tensors_of(name, backend, arg) for arg in args]
     options = {key: _tensors_of(name, backend, value) for key, value in options.items()}
-    in_framework = getattr(_functions, _place_of(name, name_of(backend)))
+    in_framework = function_of(backend, name)
     try:
-        return in_framework(
-            *(_numbers_to_tensors(backend, args) if elementwise else args), **options
-        )
+        args = _numbers_to_tensors(backend, args) if elementwise else args
+        return in_framework(*args, **options)
     except (TypeError, NotImplementedError) as error:
         framework = name_of(backend)
         raise refusal(BackendError, f"op_{name}",
@@ -215,7 +212,7 @@ def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> Num
             offers = getattr(backend, "numpy_function_of", None)
             way = offers and offers(name, tuple(types[: len(args)]))
             if way is None:
-                way = getattr(_functions, _place_of(name, framework))
+                way = function_of(backend, name)
                 if elementwise and len(tensors) < len(args):
                     way = functools.partial(_with_numbers, way, backend)
     if len(_ways) < _MOST and all(is_lasting(type(leaf)) for leaf in leaves):
@@ -237,6 +234,11 @@ definition: Callable[[str], NumPyFunction | None] = lambda name: None
 _functions = types.SimpleNamespace()
 
 
+def function_of(backend: Backend, name: str) -> NumPyFunction:
+    """Return the framework's function of this NumPy name, or a definition in terms of others."""
+    return getattr(_functions, _place_of(name, name_of(backend)))  # type: ignore[no-any-return]
+
+
 @constant_when_traced
 def _place_of(name: str, framework: str) -> str:
     """Find the framework's function of this NumPy name, once; return the attribute of _functions
@@ -252,7 +254,10 @@ def _function_of(name: str, framework: str) -> NumPyFunction:
     backend = load(framework)
     function = own_function(backend, name) or definition(name)
     if function is None and not hasattr(backend, "numpy_function"):
-        function = _translated(name, framework)
+        import autoray
+
+        with contextlib.suppress(ImportError, AttributeError):
+            function = autoray.get_lib_fn(framework, name)
     if function is None:
         raise refusal(BackendError, f"op_{name}", must=f"NumPy's {name} must exist in {framework}",
                       got="nothing that gives its numbers", do=f"call {framework}'s own function")  # fmt: skip
@@ -263,14 +268,6 @@ def own_function(backend: Backend, name: str) -> NumPyFunction | None:
     """Return what the backend offers under this name; None if it offers no functions."""
     lookup: Callable[[str], NumPyFunction | None] | None = getattr(backend, "numpy_function", None)
     return lookup(name) if lookup else None
-
-
-def _translated(name: str, framework: str) -> NumPyFunction | None:
-    import autoray
-
-    with contextlib.suppress(ImportError, AttributeError):
-        return autoray.get_lib_fn(framework, name)  # type: ignore[no-any-return]
-    return None
 
 
 def _tensors_of(name: str, backend: Backend, value: Any) -> Any:

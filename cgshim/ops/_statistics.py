@@ -48,10 +48,7 @@ def average(
         return ops.mean(a, axis=axis, keepdims=keepdims)
     if tuple(weights.shape) != tuple(a.shape):
         (at,) = axes_of(a, axis)
-        weights = ops.reshape(
-            weights, tuple(-1 if other == at else 1 for other in range(len(a.shape)))
-        )
-        weights = weights * ops.ones_like(a)
+        weights = ops.moveaxis(weights * ops.ones_like(ops.moveaxis(a, at, -1)), -1, at)
     return ops.sum(a * weights, axis=axis, keepdims=keepdims) / ops.sum(
         weights, axis=axis, keepdims=keepdims
     )
@@ -113,20 +110,19 @@ nanmax, nanmin = _of_the_rest("max", -math.inf), _of_the_rest("min", math.inf)
 
 def nanmean(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     a = as_float(a)
-    return nansum(a, axis, keepdims=keepdims) / _present(a, axis, keepdims)
+    return average(_without_nan(a, 0.0), axis, _weights(a), keepdims=keepdims)
 
 
-def _present(a: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    """Return how many elements are numbers."""
-    ones = ops.ones_like(a)
-    return ops.sum(ops.where(ops.isnan(a), ops.zeros_like(a), ones), axis=axis, keepdims=keepdims)
+def _weights(a: Tensor) -> Tensor:
+    """Return ones for the elements that are numbers."""
+    return ops.where(ops.isnan(a), ops.zeros_like(a), ops.ones_like(a))
 
 
 def nanvar(a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
     a = as_float(a)
     deviation = ops.absolute(_without_nan(a - nanmean(a, axis, keepdims=True), 0.0))
     squares = ops.sum(deviation * deviation, axis=axis, keepdims=keepdims)
-    return squares / (_present(a, axis, keepdims) - ddof)
+    return squares / (ops.sum(_weights(a), axis=axis, keepdims=keepdims) - ddof)
 
 
 def nanstd(a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:

@@ -10,7 +10,6 @@ import numpy as np
 
 from cgshim.backend import (
     Axis,
-    BackendError,
     CustomGradientTypeError,
     CustomGradientValueError,
     Tensor,
@@ -30,7 +29,7 @@ from cgshim.backend import (
     refusal,
     value_of,
 )
-from cgshim.ops._numpy import ops, own_function
+from cgshim.ops._numpy import function_of, ops, own_function
 
 Tree = Any
 
@@ -246,11 +245,7 @@ def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor
         raise refusal(CustomGradientValueError, "op_index_add",
                       must=f"values must have the shape {list(wanted)}, for one axis of indices",
                       got=f"{describe(values)} and {describe(index)}", do="reshape or broadcast them")  # fmt: skip
-    own = own_function(backend, "index_add")
-    if own is None:
-        raise refusal(BackendError, "op_index_add", must="the backend must add at indices",
-                      got="none that does", do="call the framework's own function")  # fmt: skip
-    return own(x, index, values, axis)
+    return function_of(backend, "index_add")(x, index, values, axis)
 
 
 # --- Trees of tensors -----------------------------------------------------------------------------
@@ -333,6 +328,4 @@ def as_last(x: Tensor, axis: Axis) -> Tensor:
 
 
 def with_axes(reduced: Tensor, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
-    for at in sorted(axes_of(x, axis)) if keepdims else ():
-        reduced = ops.expand_dims(reduced, at)
-    return reduced
+    return ops.expand_dims(reduced, axes_of(x, axis)) if keepdims else reduced
