@@ -256,11 +256,6 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         op._parameters, op._parameters_of_methods = self._parameters_of_methods, None
         return op
 
-    @property
-    def held_function(self) -> Callable[..., Any]:
-        """f, which the op runs."""
-        return self._f
-
     def __eq__(self, other: object) -> bool:
         """Return True if other is this op, or if both are methods of the same op bound to the same
         object.

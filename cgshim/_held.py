@@ -25,11 +25,12 @@ class FunctionHolder:
     """An object that is called like the function that it holds, as an op is."""
 
     __slots__ = ()
+    _f: Callable[..., Any]
 
     @property
     def held_function(self) -> Callable[..., Any]:
         """The function."""
-        raise NotImplementedError
+        return self._f
 
 
 Put = Callable[[Any], object]
