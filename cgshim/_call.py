@@ -22,7 +22,7 @@ from cgshim._held import SIMPLE, path_to, tensors_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 from cgshim._rule import Rule, required_convention, spelled, with_jvp_fn
-from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition
+from cgshim._trees import TreeSpec, combine_each, partition
 
 T = TypeVar("T")
 
@@ -134,10 +134,7 @@ class Call:
         """Return the output's tensors and the rule of a run of f on inputs that has returned
         result.
         """
-        output, grad_fn = self.pair(self.name, self.f, result)
-        if self.backend.is_tensor(output):
-            return [output], self.rule_of(grad_fn, ONE_TENSOR, inputs)
-        outputs, spec = self._partitioned(output, inputs)
+        outputs, spec, grad_fn = self._partitioned(result, inputs)
         return outputs, self.rule_of(grad_fn, spec, inputs)
 
     def rule_of(
@@ -170,30 +167,24 @@ class Call:
         """Return the output of a run of f on inputs that has returned result; its rule is only
         checked.
         """
-        output, grad_fn = self.pair(self.name, self.f, result)
-        if self.backend.is_tensor(output):
-            self.convention(self.arguments, grad_fn, ONE_TENSOR)
-            return output
-        outputs, spec = self._partitioned(output, inputs)
+        outputs, spec, grad_fn = self._partitioned(result, inputs)
         self.convention(self.arguments, grad_fn, spec)
         return spec.combine(outputs)
 
-    def _partitioned(self, output: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], TreeSpec]:
-        """Return the output's tensors and its spec; raise an error if it has none that the rule can
-        cover.
+    def _partitioned(
+        self, result: Any, inputs: Sequence[Tensor]
+    ) -> tuple[list[Tensor], TreeSpec, Callable[..., Any]]:
+        """Return the output's tensors, its spec and grad_fn; raise an error if the output has no
+        tensors that the rule can cover.
         """
+        output, grad_fn = self.pair(self.name, self.f, result)
         try:
             outputs, spec = partition(self.name, self.backend, output)
         except BackendError as error:
             raise ForeignOutputError(output, error) from None
         if inputs and not outputs:
             refuse_without_tensor(self.name, self.backend, output)
-        self._refuse_tensors_in(spec.static_leaves())
-        return outputs, spec
-
-    def _refuse_tensors_in(self, leaves: Sequence[Any]) -> None:
-        """Raise an error if a static leaf of the output holds a tensor: the rule does not cover it."""
-        for leaf in leaves:
+        for leaf in spec.static_leaves():
             if type(leaf) in SIMPLE or any(
                 leaf is static for spec in self.arguments.specs for static in spec.static_leaves()
             ):
@@ -203,6 +194,7 @@ class Call:
                               must="the output of f must hold its tensors in containers that the backend knows",
                               got=f"{describe(tensor)} in {describe(leaf)}",
                               do="return the tensor itself")  # fmt: skip
+        return outputs, spec, grad_fn
 
     def require_variables(self, rule: Rule, variables: Sequence[Tensor]) -> None:
         """Raise an error if f read variables and the rule takes none."""
