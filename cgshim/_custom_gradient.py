@@ -7,7 +7,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from cgshim._batches import WithBatches, require_batches
@@ -37,8 +37,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     """
 
     __slots__ = (
-        "__dict__", "__weakref__", "_bound", "_f", "_forward_mode", "_name", "_once_differentiable",
-        "_parameters", "_parameters_of_methods", "_plans", "_plans_of_methods", "_signature",
+        "__dict__", "__weakref__", "_bound", "_f", "_forward_mode", "_name", "_of_methods",
+        "_once_differentiable", "_parameters", "_plans", "_signature",
     )  # fmt: skip
 
     __name__: str
@@ -56,33 +56,25 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         forward_mode: bool = False,
         once_differentiable: bool = False,
         name: str | None = None,
-        bound: tuple[CustomGradient[..., Any], Callable[..., Any]] | None = None,
     ) -> None:
         functools.update_wrapper(self, f, updated=())
         if getattr(f, "__isabstractmethod__", False):
             self.__isabstractmethod__ = True
         self._f = f
-        self._bound = bound
+        self._bound: tuple[CustomGradient[..., Any], Callable[..., Any]] | None = None
         self._name = name or function_name(f)
-        if bound and bound[0]._parameters is not None and isinstance(bound[0]._f, FunctionType):
-            self._parameters: Parameters | None = bound[0]._parameters.of_method()
-            self._plans: dict[Any, Plan] = bound[0]._plans_of_methods
-        else:
-            # a classmethod that is not bound cannot be called
-            self._parameters = Parameters(f) if callable(f) else None
-            self._plans = {}
-        if (
-            bound is None
-            and self._parameters is not None
-            and "needs_input_grad" in self._parameters.names
-        ):
+        # a classmethod that is not bound cannot be called
+        self._parameters = Parameters(f) if callable(f) else None
+        self._plans: dict[Any, Plan] = {}
+        self._of_methods: tuple[Parameters, dict[Any, Plan]] | None = None
+        if self._parameters is not None and isinstance(f, FunctionType):
+            self._of_methods = self._parameters.of_method(), {}
+        if self._parameters is not None and "needs_input_grad" in self._parameters.names:
             raise refusal(CustomGradientTypeError, self._name,
                           must="needs_input_grad must be keyword-only in f",
                           got="a positional parameter",
                           do="write f(..., *, needs_input_grad), or give the argument another name")  # fmt: skip
-        self._parameters_of_methods: Parameters | None = None
         self._signature: inspect.Signature | None = None
-        self._plans_of_methods: dict[Any, Plan] = {}
         self._forward_mode = forward_mode
         self._once_differentiable = once_differentiable
 
@@ -226,9 +218,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     ) -> CustomGradient[Q, T_co]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> CustomGradient[Any, T_co]:
         """Return the op as a method: the instance is not an argument, but is captured by f."""
-        if instance is not None and type(self._f) is FunctionType:
-            if not is_traced():
-                return self._method(MethodType(self._f, instance))
+        if instance is not None and type(self._f) is FunctionType and is_traced():
             # torch.compile mistakes a method for f, or for the op
             return self._bound_to(functools.partial(self._f, instance))
         bind = getattr(self._f, "__get__", None)
@@ -236,24 +226,16 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return self if bound is self._f else self._bound_to(bound)
 
     def _bound_to(self, bound: Callable[..., Any]) -> CustomGradient[Any, T_co]:
-        return type(self)(
-            bound, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable, name=self._name,
-            bound=(self, bound),
-        )  # fmt: skip
-
-    def _method(self, method: MethodType) -> CustomGradient[Any, T_co]:
-        """Return what `_bound_to` does, without __init__: each access to an attribute makes a
-        method.
+        """Return the op of what f is for an object; without __init__, for each access to an
+        attribute makes one.
         """
         op: CustomGradient[Any, T_co] = object.__new__(type(self))
         op.__dict__.update(self.__dict__)
-        op._f = op.__wrapped__ = method
-        op._bound, op._name, op._signature = (self, method), self._name, None
-        op._plans, op._plans_of_methods = self._plans_of_methods, {}
+        op._f = op.__wrapped__ = bound
+        op._bound, op._name, op._signature = (self, bound), self._name, None
         op._forward_mode, op._once_differentiable = self._forward_mode, self._once_differentiable
-        if self._parameters_of_methods is None and self._parameters is not None:
-            self._parameters_of_methods = self._parameters.of_method()
-        op._parameters, op._parameters_of_methods = self._parameters_of_methods, None
+        op._parameters, op._plans = self._of_methods or (Parameters(bound), {})
+        op._of_methods = None
         return op
 
     def __eq__(self, other: object) -> bool:
