@@ -17,7 +17,7 @@ from cgshim._errors import CustomGradientTypeError, add_note, function_name, ref
 from cgshim._foreign import KERAS, is_traced
 from cgshim._gradients import Arguments
 from cgshim._held import FunctionHolder
-from cgshim._parameters import Parameters
+from cgshim._parameters import Parameters, signature_of, signature_of_method
 from cgshim._registry import load
 from cgshim._trees import ONE_TENSOR, partition_each
 
@@ -63,12 +63,14 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self._f = f
         self._bound: tuple[CustomGradient[..., Any], Callable[..., Any]] | None = None
         self._name = name or function_name(f)
-        # a classmethod that is not bound cannot be called
-        self._parameters = Parameters(f) if callable(f) else None
         self._plans: dict[Any, Plan] = {}
+        self._parameters: Parameters | None = None  # a classmethod that is not bound has none
         self._of_methods: tuple[Parameters, dict[Any, Plan]] | None = None
-        if self._parameters is not None and isinstance(f, FunctionType):
-            self._of_methods = self._parameters.of_method(), {}
+        if callable(f):
+            signature = signature_of(f)
+            self._parameters = Parameters(signature)
+            if isinstance(f, FunctionType):
+                self._of_methods = Parameters(signature_of_method(signature)), {}
         if self._parameters is not None and "needs_input_grad" in self._parameters.names:
             raise refusal(CustomGradientTypeError, self._name,
                           must="needs_input_grad must be keyword-only in f",
