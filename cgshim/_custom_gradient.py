@@ -38,13 +38,15 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     __slots__ = (
         "__dict__", "__weakref__", "_bound", "_f", "_forward_mode", "_name", "_of_methods",
-        "_once_differentiable", "_parameters", "_plans", "_signature",
+        "_once_differentiable", "_parameters", "_plans",
     )  # fmt: skip
 
     __name__: str
     __qualname__: str
     __wrapped__: Callable[P, tuple[T_co, Any]]
-    __isabstractmethod__: bool
+    # f's parameters, for tools that do not follow __wrapped__, such as inspect.getfullargspec.
+    # Decorators that wrap an op set what to show; calls are still bound by f's own
+    __signature__: inspect.Signature
     # TensorFlow's AutoGraph skips what has this; the backend converts f
     autograph_info__: ClassVar[None] = None
     _kind_of_call: ClassVar[type[Call]] = Call
@@ -57,11 +59,9 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         once_differentiable: bool = False,
         name: str | None = None,
     ) -> None:
-        functools.update_wrapper(self, f, updated=())
-        if getattr(f, "__isabstractmethod__", False):
-            self.__isabstractmethod__ = True
+        functools.update_wrapper(self, f, _OF_FUNCTIONS, ())
         self._f = f
-        self._bound: tuple[CustomGradient[..., Any], Callable[..., Any]] | None = None
+        self._bound: CustomGradient[..., Any] | None = None
         self._name = name or function_name(f)
         self._plans: dict[Any, Plan] = {}
         self._parameters: Parameters | None = None  # a classmethod that is not bound has none
@@ -69,6 +69,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         if callable(f):
             signature = signature_of(f)
             self._parameters = Parameters(signature)
+            self.__signature__ = self._parameters.signature
             if isinstance(f, FunctionType):
                 self._of_methods = Parameters(signature_of_method(signature)), {}
         if self._parameters is not None and "needs_input_grad" in self._parameters.names:
@@ -76,7 +77,6 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                           must="needs_input_grad must be keyword-only in f",
                           got="a positional parameter",
                           do="write f(..., *, needs_input_grad), or give the argument another name")  # fmt: skip
-        self._signature: inspect.Signature | None = None
         self._forward_mode = forward_mode
         self._once_differentiable = once_differentiable
 
@@ -174,7 +174,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
             return _no_plan
         backend = load(chosen or name)
         arguments = Arguments(self._name, backend, names, [ONE_TENSOR] * len(types), True)
-        call = self._made_call(arguments, self._bound[0]._f if self._bound else self._f, {})
+        call = self._made_call(arguments, self._bound._f if self._bound else self._f, {})
         plan_of: Callable[..., Plan | None] = getattr(backend, "plan", lambda call, types: None)
         return plan_of(call, types) or functools.partial(_as_any_other, call)
 
@@ -234,44 +234,22 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         op: CustomGradient[Any, T_co] = object.__new__(type(self))
         op.__dict__.update(self.__dict__)
         op._f = op.__wrapped__ = bound
-        op._bound, op._name, op._signature = (self, bound), self._name, None
+        op._bound, op._name, op._of_methods = self, self._name, None
         op._forward_mode, op._once_differentiable = self._forward_mode, self._once_differentiable
         op._parameters, op._plans = self._of_methods or (Parameters(bound), {})
-        op._of_methods = None
+        op.__signature__ = op._parameters.signature
         return op
 
     def __eq__(self, other: object) -> bool:
         """Return True if other is this op, or if both are methods of the same op bound to the same
         object.
         """
-        if (
-            self is other
-            or not isinstance(other, CustomGradient)
-            or not (self._bound and other._bound)
-        ):
+        if self._bound is None or not isinstance(other, CustomGradient):
             return self is other
-        return self._bound[0] is other._bound[0] and self._bound[1] == other._bound[1]
+        return self._bound is other._bound and self._f == other._f
 
     def __hash__(self) -> int:
-        return (
-            object.__hash__(self)
-            if self._bound is None
-            else hash((id(self._bound[0]), self._bound[1]))
-        )
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """f's parameters, for tools that do not follow __wrapped__, such as inspect.getfullargspec."""
-        if self._signature is not None:
-            return self._signature
-        if self._parameters is None:
-            raise AttributeError("__signature__")
-        return self._parameters.signature
-
-    @__signature__.setter
-    def __signature__(self, signature: inspect.Signature) -> None:
-        """Set what to show, as decorators do that wrap an op; calls are still bound by f's own."""
-        self._signature = signature
+        return object.__hash__(self) if self._bound is None else hash((id(self._bound), self._f))
 
     def __tf_tracing_type__(self, context: Any) -> Any:
         """Return TensorFlow's type of an op as an argument of a tf.function; it would use
@@ -306,6 +284,9 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
 
 Call.kind_of_op = CustomGradient
+
+_OF_FUNCTIONS = (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__")
+"""the attributes of f that its op has, too"""
 
 
 Plan = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
