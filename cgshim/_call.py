@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn
 
 from cgshim._choice import backend_for, chosen_backend, framework_of, is_numpy_array, runs_op
 from cgshim._dtypes import is_differentiable
@@ -23,8 +23,6 @@ from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 from cgshim._rule import Rule, required_convention, spelled, with_jvp_fn
 from cgshim._trees import TreeSpec, combine_each, partition
-
-T = TypeVar("T")
 
 
 def refuse_without_tensor(op: str, backend: Backend, output: Any) -> NoReturn:
@@ -311,7 +309,7 @@ def output_without_rule(call: Call, inputs: Sequence[Tensor]) -> Any:
     return output
 
 
-def output_of_constants(op: str, output: T) -> T:
+def output_of_constants(op: str, output: Any) -> Any:
     """Return the output of an f that got no tensor; raise an error if it depends on a
     differentiated tensor.
     """
@@ -333,10 +331,9 @@ def output_of_constants(op: str, output: T) -> T:
     f = not_converted(lambda: ([*tensors, *hidden], without_gradients))
     call = Call(Arguments(op, backend, [], [], True), f, {})
     try:
-        constants: T = spec.combine(backend.custom_gradient(call, [])[: len(tensors)])
+        return spec.combine(backend.custom_gradient(call, [])[: len(tensors)])
     except CustomGradientTypeError:
         raise refusal(CustomGradientTypeError, op,
                       must="f must be given every tensor that is differentiated",
                       got="none among its arguments",
                       do="pass it as an argument, in a container that the backend knows") from None  # fmt: skip
-    return constants

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, overload
 
 from cgshim._call import Call
-from cgshim._custom_gradient import CustomGradient
+from cgshim._custom_gradient import CustomGradient, P, T_co
 from cgshim._dtypes import is_differentiable
 from cgshim._errors import (
     CustomGradientTypeError,
@@ -23,9 +23,6 @@ from cgshim._protocol import Tensor
 from cgshim._registry import name_of
 from cgshim._rule import Rule, refuse_nonlinear_jvp, spelled
 from cgshim._trees import TreeSpec, subvals
-
-P = ParamSpec("P")
-T_co = TypeVar("T_co", covariant=True)
 
 
 @overload

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, overload
 
 from cgshim._batches import WithBatches
-from cgshim._custom_gradient import CustomGradient, WithRules
+from cgshim._custom_gradient import CustomGradient, P, T_co, WithRules
 from cgshim._errors import CustomGradientTypeError, describe, function_name, refusal
-
-P = ParamSpec("P")
-T_co = TypeVar("T_co", covariant=True)
 
 _NO_FUNCTIONS = (property, functools.cached_property, functools.singledispatchmethod)
 """descriptors whose attribute is not a function, or has the signature of another one"""
