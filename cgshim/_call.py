@@ -63,8 +63,6 @@ class Call:
     pair: ClassVar[Any] = staticmethod(checked_pair)
     convention: ClassVar[Any] = staticmethod(required_convention)
     kind_of_rule: ClassVar[type[Rule]] = Rule
-    kind_of_op: ClassVar[Any]
-    """the class of the ops whose calls these are"""
 
     def __init__(
         self,

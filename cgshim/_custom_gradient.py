@@ -37,7 +37,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     """
 
     __slots__ = (
-        "__dict__", "__weakref__", "_bound", "_f", "_forward_mode", "_name", "_of_methods",
+        "__dict__", "__weakref__", "_bound", "_f", "_forward_mode", "_kind_of_call", "_name", "_of_methods",
         "_once_differentiable", "_parameters", "_plans",
     )  # fmt: skip
 
@@ -49,7 +49,6 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     __signature__: inspect.Signature
     # TensorFlow's AutoGraph skips what has this; the backend converts f
     autograph_info__: ClassVar[None] = None
-    _kind_of_call: ClassVar[type[Call]] = Call
 
     def __init__(
         self,
@@ -58,11 +57,13 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         forward_mode: bool = False,
         once_differentiable: bool = False,
         name: str | None = None,
+        kind_of_call: type[Call] = Call,
     ) -> None:
         functools.update_wrapper(self, f, _OF_FUNCTIONS, ())
         self._f = f
         self._bound: CustomGradient[..., Any] | None = None
         self._name = name or function_name(f)
+        self._kind_of_call = kind_of_call
         self._plans: dict[Any, Plan] = {}
         self._parameters: Parameters | None = None  # a classmethod that is not bound has none
         self._of_methods: tuple[Parameters, dict[Any, Plan]] | None = None
@@ -236,6 +237,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         op._f = op.__wrapped__ = bound
         op._bound, op._name, op._of_methods = self, self._name, None
         op._forward_mode, op._once_differentiable = self._forward_mode, self._once_differentiable
+        op._kind_of_call = self._kind_of_call
         op._parameters, op._plans = self._of_methods or (Parameters(bound), {})
         op.__signature__ = op._parameters.signature
         return op
@@ -275,15 +277,13 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
             return getattr, (instance, self.__name__)
         made = functools.partial(
             type(self), forward_mode=self._forward_mode, name=self._name,
-            once_differentiable=self._once_differentiable,
+            once_differentiable=self._once_differentiable, kind_of_call=self._kind_of_call,
         )  # fmt: skip
         return made, (self._f,)
 
     def __repr__(self) -> str:
         return f"<op {self._name} with a custom gradient>"
 
-
-Call.kind_of_op = CustomGradient
 
 _OF_FUNCTIONS = (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__")
 """the attributes of f that its op has, too"""

@@ -97,7 +97,13 @@ def op_custom_jvp(
     if not callable(f):
         raise refusal(CustomGradientTypeError, "op_custom_jvp", must="f must be callable",
                       got=describe(f), do="decorate a function")  # fmt: skip
-    return CustomJvp(f, forward_mode=True, once_differentiable=once_differentiable, name=name)
+    return CustomGradient(
+        f,
+        forward_mode=True,
+        once_differentiable=once_differentiable,
+        name=name,
+        kind_of_call=JvpCall,
+    )
 
 
 class JvpRule(Rule):
@@ -183,13 +189,3 @@ class JvpCall(Call):
     pair = staticmethod(_pair_with_jvp)
     convention = staticmethod(_convention_of_jvp)
     kind_of_rule = JvpRule
-
-
-class CustomJvp(CustomGradient[P, T_co]):
-    """An op with the derivative that f gives in forward mode. op_custom_jvp makes it."""
-
-    __slots__ = ()
-    _kind_of_call = JvpCall
-
-
-JvpCall.kind_of_op = CustomJvp
