@@ -4,7 +4,6 @@ author.
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import islice
@@ -217,8 +216,7 @@ def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
         return [(at, f".{fields[at]}" if fields else f"[{at}]") for at in range(len(tree))]
     if type(tree) in (dict, OrderedDict, defaultdict):
         keys = list(tree)
-        # Dynamo cannot trace a dict's copy
-        numbered = dict(tree) if type(tree) is dict else copy.copy(tree)
+        numbered = tree.copy()
         numbered.update(zip(keys, range(len(keys)), strict=True))
         order, _ = backend.tree_flatten(numbered)
         return [(keys[at], f"[{keys[at]!r}]") for at in order]
