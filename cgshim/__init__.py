@@ -4,27 +4,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cgshim import _installed
-from cgshim._choice import config_backend as config_backend
-from cgshim._choice import set_backend as set_backend
-from cgshim._choice import use_backend as use_backend
+from cgshim._choice import (
+    config_backend as config_backend,
+    set_backend as set_backend,
+    use_backend as use_backend,
+)
 from cgshim._custom_jvp import op_custom_jvp as op_custom_jvp
 from cgshim._decorator import op_custom_gradient as op_custom_gradient
 from cgshim._embed import op_embed_gradient as op_embed_gradient
-from cgshim._errors import BackendError as BackendError
-from cgshim._errors import CustomGradientError as CustomGradientError
-from cgshim._errors import CustomGradientTypeError as CustomGradientTypeError
-from cgshim._errors import CustomGradientValueError as CustomGradientValueError
-from cgshim._errors import TransformationError as TransformationError
+from cgshim._errors import (
+    BackendError as BackendError,
+    CustomGradientError as CustomGradientError,
+    CustomGradientTypeError as CustomGradientTypeError,
+    CustomGradientValueError as CustomGradientValueError,
+    TransformationError as TransformationError,
+)
 from cgshim._protocol import Tensor as Tensor
 from cgshim._registry import available_backends as available_backends
-from cgshim._vjp import op_grad as op_grad
-from cgshim._vjp import op_value_and_grad as op_value_and_grad
-from cgshim._vjp import op_vjp as op_vjp
+from cgshim._vjp import op_grad as op_grad, op_value_and_grad as op_value_and_grad, op_vjp as op_vjp
 
 if TYPE_CHECKING:
-    from cgshim.host import Spec as Spec
-    from cgshim.host import host_errors as host_errors
-    from cgshim.host import op_host as op_host
+    from cgshim.host import Spec as Spec, host_errors as host_errors, op_host as op_host
 
     __version__: str
 

@@ -151,16 +151,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from cgshim.testing.conformance._report import command  # it imports NumPy and every case
 
         return command(arguments[1:])
-    parser = argparse.ArgumentParser(prog="python -m cgshim", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m cgshim", description=__doc__,
+        epilog="conformance BACKEND runs the conformance cases of one backend: conformance --help",
+    )  # fmt: skip
     parser.add_argument(
         "--load", action="store_true", help="import every framework, and say what works"
     )
     parser.add_argument(
         "--require", default="", metavar="NAMES", help="fail unless these backends work: jax,torch"
-    )
-    commands = parser.add_subparsers(dest="command", metavar="conformance")
-    commands.add_parser(
-        "conformance", help="run the conformance cases of one backend: conformance --help"
     )
     options = parser.parse_args(arguments)
     required = [name for name in options.require.split(",") if name]

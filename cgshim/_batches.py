@@ -43,11 +43,6 @@ class WithBatches(FunctionHolder):
         self._f = f
         self._rule = rule
 
-    @property
-    def held_function(self) -> Callable[..., Any]:
-        """f."""
-        return self._f
-
     def __call__(self, /, *args: Any, **options: Any) -> Any:
         return self._f(*args, **options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn
 
 from cgshim._choice import backend_for, chosen_backend, framework_of, is_numpy_array, runs_op
 from cgshim._dtypes import is_differentiable
@@ -22,9 +22,7 @@ from cgshim._held import SIMPLE, path_to, tensors_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 from cgshim._rule import Rule, required_convention, spelled, with_jvp_fn
-from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition
-
-T = TypeVar("T")
+from cgshim._trees import TreeSpec, combine_each, partition
 
 
 def refuse_without_tensor(op: str, backend: Backend, output: Any) -> NoReturn:
@@ -65,8 +63,6 @@ class Call:
     pair: ClassVar[Any] = staticmethod(checked_pair)
     convention: ClassVar[Any] = staticmethod(required_convention)
     kind_of_rule: ClassVar[type[Rule]] = Rule
-    kind_of_op: ClassVar[Any]
-    """the class of the ops whose calls these are"""
 
     def __init__(
         self,
@@ -134,10 +130,7 @@ class Call:
         """Return the output's tensors and the rule of a run of f on inputs that has returned
         result.
         """
-        output, grad_fn = self.pair(self.name, self.f, result)
-        if self.backend.is_tensor(output):
-            return [output], self.rule_of(grad_fn, ONE_TENSOR, inputs)
-        outputs, spec = self._partitioned(output, inputs)
+        outputs, spec, grad_fn = self._partitioned(result, inputs)
         return outputs, self.rule_of(grad_fn, spec, inputs)
 
     def rule_of(
@@ -170,30 +163,24 @@ class Call:
         """Return the output of a run of f on inputs that has returned result; its rule is only
         checked.
         """
-        output, grad_fn = self.pair(self.name, self.f, result)
-        if self.backend.is_tensor(output):
-            self.convention(self.arguments, grad_fn, ONE_TENSOR)
-            return output
-        outputs, spec = self._partitioned(output, inputs)
+        outputs, spec, grad_fn = self._partitioned(result, inputs)
         self.convention(self.arguments, grad_fn, spec)
         return spec.combine(outputs)
 
-    def _partitioned(self, output: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], TreeSpec]:
-        """Return the output's tensors and its spec; raise an error if it has none that the rule can
-        cover.
+    def _partitioned(
+        self, result: Any, inputs: Sequence[Tensor]
+    ) -> tuple[list[Tensor], TreeSpec, Callable[..., Any]]:
+        """Return the output's tensors, its spec and grad_fn; raise an error if the output has no
+        tensors that the rule can cover.
         """
+        output, grad_fn = self.pair(self.name, self.f, result)
         try:
             outputs, spec = partition(self.name, self.backend, output)
         except BackendError as error:
             raise ForeignOutputError(output, error) from None
         if inputs and not outputs:
             refuse_without_tensor(self.name, self.backend, output)
-        self._refuse_tensors_in(spec.static_leaves())
-        return outputs, spec
-
-    def _refuse_tensors_in(self, leaves: Sequence[Any]) -> None:
-        """Raise an error if a static leaf of the output holds a tensor: the rule does not cover it."""
-        for leaf in leaves:
+        for leaf in spec.static_leaves():
             if type(leaf) in SIMPLE or any(
                 leaf is static for spec in self.arguments.specs for static in spec.static_leaves()
             ):
@@ -203,6 +190,7 @@ class Call:
                               must="the output of f must hold its tensors in containers that the backend knows",
                               got=f"{describe(tensor)} in {describe(leaf)}",
                               do="return the tensor itself")  # fmt: skip
+        return outputs, spec, grad_fn
 
     def require_variables(self, rule: Rule, variables: Sequence[Tensor]) -> None:
         """Raise an error if f read variables and the rule takes none."""
@@ -319,7 +307,7 @@ def output_without_rule(call: Call, inputs: Sequence[Tensor]) -> Any:
     return output
 
 
-def output_of_constants(op: str, output: T) -> T:
+def output_of_constants(op: str, output: Any) -> Any:
     """Return the output of an f that got no tensor; raise an error if it depends on a
     differentiated tensor.
     """
@@ -341,10 +329,9 @@ def output_of_constants(op: str, output: T) -> T:
     f = not_converted(lambda: ([*tensors, *hidden], without_gradients))
     call = Call(Arguments(op, backend, [], [], True), f, {})
     try:
-        constants: T = spec.combine(backend.custom_gradient(call, [])[: len(tensors)])
+        return spec.combine(backend.custom_gradient(call, [])[: len(tensors)])
     except CustomGradientTypeError:
         raise refusal(CustomGradientTypeError, op,
                       must="f must be given every tensor that is differentiated",
                       got="none among its arguments",
                       do="pass it as an argument, in a container that the backend knows") from None  # fmt: skip
-    return constants

@@ -16,6 +16,7 @@ from cgshim._errors import BackendError, describe, refusal
 from cgshim._foreign import (
     KERAS,
     TRACER,
+    F,
     constant_when_traced,
     is_keras_symbol,
     is_keras_variable,
@@ -161,7 +162,6 @@ def on_numpy(function: Callable[..., T], /, *args: Any) -> T:
 
 # --- The one whose op is running ------------------------------------------------------------------
 
-F = TypeVar("F", bound=Callable[..., Any])
 _runners: set[int] = set()
 """the identities of code: torch 2.6 makes code that has no hash"""
 

@@ -7,7 +7,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, overload
 
 from cgshim._batches import WithBatches, require_batches
@@ -17,7 +17,7 @@ from cgshim._errors import CustomGradientTypeError, add_note, function_name, ref
 from cgshim._foreign import KERAS, is_traced
 from cgshim._gradients import Arguments
 from cgshim._held import FunctionHolder
-from cgshim._parameters import Parameters
+from cgshim._parameters import Parameters, signature_of, signature_of_method
 from cgshim._registry import load
 from cgshim._trees import ONE_TENSOR, partition_each
 
@@ -37,17 +37,18 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     """
 
     __slots__ = (
-        "__dict__", "__weakref__", "_bound", "_f", "_forward_mode", "_name", "_once_differentiable",
-        "_parameters", "_parameters_of_methods", "_plans", "_plans_of_methods", "_signature",
+        "__dict__", "__weakref__", "_bound", "_f", "_forward_mode", "_kind_of_call", "_name", "_of_methods",
+        "_once_differentiable", "_parameters", "_plans",
     )  # fmt: skip
 
     __name__: str
     __qualname__: str
     __wrapped__: Callable[P, tuple[T_co, Any]]
-    __isabstractmethod__: bool
+    # f's parameters, for tools that do not follow __wrapped__, such as inspect.getfullargspec.
+    # Decorators that wrap an op set what to show; calls are still bound by f's own
+    __signature__: inspect.Signature
     # TensorFlow's AutoGraph skips what has this; the backend converts f
     autograph_info__: ClassVar[None] = None
-    _kind_of_call: ClassVar[type[Call]] = Call
 
     def __init__(
         self,
@@ -56,33 +57,27 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         forward_mode: bool = False,
         once_differentiable: bool = False,
         name: str | None = None,
-        bound: tuple[CustomGradient[..., Any], Callable[..., Any]] | None = None,
+        kind_of_call: type[Call] = Call,
     ) -> None:
-        functools.update_wrapper(self, f, updated=())
-        if getattr(f, "__isabstractmethod__", False):
-            self.__isabstractmethod__ = True
+        functools.update_wrapper(self, f, _OF_FUNCTIONS, ())
         self._f = f
-        self._bound = bound
+        self._bound: CustomGradient[..., Any] | None = None
         self._name = name or function_name(f)
-        if bound and bound[0]._parameters is not None and isinstance(bound[0]._f, FunctionType):
-            self._parameters: Parameters | None = bound[0]._parameters.of_method()
-            self._plans: dict[Any, Plan] = bound[0]._plans_of_methods
-        else:
-            # a classmethod that is not bound cannot be called
-            self._parameters = Parameters(f) if callable(f) else None
-            self._plans = {}
-        if (
-            bound is None
-            and self._parameters is not None
-            and "needs_input_grad" in self._parameters.names
-        ):
+        self._kind_of_call = kind_of_call
+        self._plans: dict[Any, Plan] = {}
+        self._parameters: Parameters | None = None  # a classmethod that is not bound has none
+        self._of_methods: tuple[Parameters, dict[Any, Plan]] | None = None
+        if callable(f):
+            signature = signature_of(f)
+            self._parameters = Parameters(signature)
+            self.__signature__ = self._parameters.signature
+            if isinstance(f, FunctionType):
+                self._of_methods = Parameters(signature_of_method(signature)), {}
+        if self._parameters is not None and "needs_input_grad" in self._parameters.names:
             raise refusal(CustomGradientTypeError, self._name,
                           must="needs_input_grad must be keyword-only in f",
                           got="a positional parameter",
                           do="write f(..., *, needs_input_grad), or give the argument another name")  # fmt: skip
-        self._parameters_of_methods: Parameters | None = None
-        self._signature: inspect.Signature | None = None
-        self._plans_of_methods: dict[Any, Plan] = {}
         self._forward_mode = forward_mode
         self._once_differentiable = once_differentiable
 
@@ -180,7 +175,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
             return _no_plan
         backend = load(chosen or name)
         arguments = Arguments(self._name, backend, names, [ONE_TENSOR] * len(types), True)
-        call = self._made_call(arguments, self._bound[0]._f if self._bound else self._f, {})
+        call = self._made_call(arguments, self._bound._f if self._bound else self._f, {})
         plan_of: Callable[..., Plan | None] = getattr(backend, "plan", lambda call, types: None)
         return plan_of(call, types) or functools.partial(_as_any_other, call)
 
@@ -226,9 +221,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     ) -> CustomGradient[Q, T_co]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> CustomGradient[Any, T_co]:
         """Return the op as a method: the instance is not an argument, but is captured by f."""
-        if instance is not None and type(self._f) is FunctionType:
-            if not is_traced():
-                return self._method(MethodType(self._f, instance))
+        if instance is not None and type(self._f) is FunctionType and is_traced():
             # torch.compile mistakes a method for f, or for the op
             return self._bound_to(functools.partial(self._f, instance))
         bind = getattr(self._f, "__get__", None)
@@ -236,63 +229,29 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return self if bound is self._f else self._bound_to(bound)
 
     def _bound_to(self, bound: Callable[..., Any]) -> CustomGradient[Any, T_co]:
-        return type(self)(
-            bound, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable, name=self._name,
-            bound=(self, bound),
-        )  # fmt: skip
-
-    def _method(self, method: MethodType) -> CustomGradient[Any, T_co]:
-        """Return what `_bound_to` does, without __init__: each access to an attribute makes a
-        method.
+        """Return the op of what f is for an object; without __init__, for each access to an
+        attribute makes one.
         """
         op: CustomGradient[Any, T_co] = object.__new__(type(self))
         op.__dict__.update(self.__dict__)
-        op._f = op.__wrapped__ = method
-        op._bound, op._name, op._signature = (self, method), self._name, None
-        op._plans, op._plans_of_methods = self._plans_of_methods, {}
+        op._f = op.__wrapped__ = bound
+        op._bound, op._name, op._of_methods = self, self._name, None
         op._forward_mode, op._once_differentiable = self._forward_mode, self._once_differentiable
-        if self._parameters_of_methods is None and self._parameters is not None:
-            self._parameters_of_methods = self._parameters.of_method()
-        op._parameters, op._parameters_of_methods = self._parameters_of_methods, None
+        op._kind_of_call = self._kind_of_call
+        op._parameters, op._plans = self._of_methods or (Parameters(bound), {})
+        op.__signature__ = op._parameters.signature
         return op
-
-    @property
-    def held_function(self) -> Callable[..., Any]:
-        """f, which the op runs."""
-        return self._f
 
     def __eq__(self, other: object) -> bool:
         """Return True if other is this op, or if both are methods of the same op bound to the same
         object.
         """
-        if (
-            self is other
-            or not isinstance(other, CustomGradient)
-            or not (self._bound and other._bound)
-        ):
+        if self._bound is None or not isinstance(other, CustomGradient):
             return self is other
-        return self._bound[0] is other._bound[0] and self._bound[1] == other._bound[1]
+        return self._bound is other._bound and self._f == other._f
 
     def __hash__(self) -> int:
-        return (
-            object.__hash__(self)
-            if self._bound is None
-            else hash((id(self._bound[0]), self._bound[1]))
-        )
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        """f's parameters, for tools that do not follow __wrapped__, such as inspect.getfullargspec."""
-        if self._signature is not None:
-            return self._signature
-        if self._parameters is None:
-            raise AttributeError("__signature__")
-        return self._parameters.signature
-
-    @__signature__.setter
-    def __signature__(self, signature: inspect.Signature) -> None:
-        """Set what to show, as decorators do that wrap an op; calls are still bound by f's own."""
-        self._signature = signature
+        return object.__hash__(self) if self._bound is None else hash((id(self._bound), self._f))
 
     def __tf_tracing_type__(self, context: Any) -> Any:
         """Return TensorFlow's type of an op as an argument of a tf.function; it would use
@@ -318,7 +277,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
             return getattr, (instance, self.__name__)
         made = functools.partial(
             type(self), forward_mode=self._forward_mode, name=self._name,
-            once_differentiable=self._once_differentiable,
+            once_differentiable=self._once_differentiable, kind_of_call=self._kind_of_call,
         )  # fmt: skip
         return made, (self._f,)
 
@@ -326,7 +285,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return f"<op {self._name} with a custom gradient>"
 
 
-Call.kind_of_op = CustomGradient
+_OF_FUNCTIONS = (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__")
+"""the attributes of f that its op has, too"""
 
 
 Plan = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]

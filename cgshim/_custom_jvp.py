@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, overload
 
 from cgshim._call import Call
-from cgshim._custom_gradient import CustomGradient
+from cgshim._custom_gradient import CustomGradient, P, T_co
 from cgshim._dtypes import is_differentiable
 from cgshim._errors import (
     CustomGradientTypeError,
@@ -23,9 +23,6 @@ from cgshim._protocol import Tensor
 from cgshim._registry import name_of
 from cgshim._rule import Rule, refuse_nonlinear_jvp, spelled
 from cgshim._trees import TreeSpec, subvals
-
-P = ParamSpec("P")
-T_co = TypeVar("T_co", covariant=True)
 
 
 @overload
@@ -100,7 +97,13 @@ def op_custom_jvp(
     if not callable(f):
         raise refusal(CustomGradientTypeError, "op_custom_jvp", must="f must be callable",
                       got=describe(f), do="decorate a function")  # fmt: skip
-    return CustomJvp(f, forward_mode=True, once_differentiable=once_differentiable, name=name)
+    return CustomGradient(
+        f,
+        forward_mode=True,
+        once_differentiable=once_differentiable,
+        name=name,
+        kind_of_call=JvpCall,
+    )
 
 
 class JvpRule(Rule):
@@ -186,13 +189,3 @@ class JvpCall(Call):
     pair = staticmethod(_pair_with_jvp)
     convention = staticmethod(_convention_of_jvp)
     kind_of_rule = JvpRule
-
-
-class CustomJvp(CustomGradient[P, T_co]):
-    """An op with the derivative that f gives in forward mode. op_custom_jvp makes it."""
-
-    __slots__ = ()
-    _kind_of_call = JvpCall
-
-
-JvpCall.kind_of_op = CustomJvp

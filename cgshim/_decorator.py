@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, overload
 
 from cgshim._batches import WithBatches
-from cgshim._custom_gradient import CustomGradient, WithRules
+from cgshim._custom_gradient import CustomGradient, P, T_co, WithRules
 from cgshim._errors import CustomGradientTypeError, describe, function_name, refusal
-
-P = ParamSpec("P")
-T_co = TypeVar("T_co", covariant=True)
 
 _NO_FUNCTIONS = (property, functools.cached_property, functools.singledispatchmethod)
 """descriptors whose attribute is not a function, or has the signature of another one"""
@@ -160,12 +157,13 @@ def op_custom_gradient(
     if not (callable(f) or hasattr(f, "__get__")) or isinstance(f, _NO_FUNCTIONS):
         raise refusal(CustomGradientTypeError, "op_custom_gradient", must="f must be callable",
                       got=describe(f), do="decorate a function")  # fmt: skip
+    name = name or function_name(f)
     if vectorized and host_outputs is None:
-        raise refusal(CustomGradientTypeError, name or function_name(f),
+        raise refusal(CustomGradientTypeError, name,
                       must="vectorized says that NumPy code takes a batch", got="no host_outputs",
                       do="write vmap=, a rule for batches")  # fmt: skip
     if vmap is not None and not (callable(vmap) and host_outputs is None):
-        raise refusal(CustomGradientTypeError, name or function_name(f),
+        raise refusal(CustomGradientTypeError, name,
                       must="vmap must be a rule for batches of tensors",
                       got=describe(vmap) if host_outputs is None else "host_outputs besides",
                       do="write a function, or host_outputs with vectorized=True")  # fmt: skip
@@ -175,12 +173,10 @@ def op_custom_gradient(
         # with it NumPy, which `import cgshim` does without
         from cgshim.host.backend import HostPair
 
-        name = name or function_name(f)
         f = HostPair(
             f, host_outputs, keep=keep, forward_mode=forward_mode, vectorized=vectorized, name=name
         )
     if vmap is not None:
-        name = name or function_name(f)
         f = WithBatches(f, vmap)
     return CustomGradient(
         f, forward_mode=forward_mode, once_differentiable=once_differentiable, name=name

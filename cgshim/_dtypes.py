@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -27,10 +28,7 @@ def dtype_name(dtype: Any) -> str:
     BackendError
         If the name is not one of those that NumPy gives, or an extension of these such as bfloat16.
     """
-    try:
-        return _names[dtype]
-    except KeyError:
-        return _names.setdefault(dtype, _checked_name(dtype))
+    return _checked_name(dtype)
 
 
 @constant_when_traced
@@ -51,13 +49,15 @@ def is_complex(dtype: object) -> bool:
 @constant_when_traced
 def is_differentiable(dtype: Any) -> bool:
     """Return True if tensors of this dtype have gradients: the floats and the complex numbers."""
-    try:
-        return _is_differentiable[dtype]
-    except KeyError:
-        is_one = _DIFFERENTIABLE.fullmatch(dtype_name(dtype)) is not None
-        return _is_differentiable.setdefault(dtype, is_one)
+    return _is_differentiable(dtype)
 
 
+@functools.cache
+def _is_differentiable(dtype: Any) -> bool:
+    return _DIFFERENTIABLE.fullmatch(dtype_name(dtype)) is not None
+
+
+@functools.cache
 def _checked_name(dtype: Any) -> str:
     name = unchecked_name(dtype)
     if _is_known(name):
@@ -85,7 +85,3 @@ def _name_in_numpy(dtype: Any) -> str:
     except TypeError:
         return ""
     return "" if numpy_dtype.kind == "O" else str(numpy_dtype.name)  # NumPy's dtype for any class
-
-
-_names: dict[Any, str] = {}
-_is_differentiable: dict[Any, bool] = {}

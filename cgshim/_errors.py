@@ -79,7 +79,7 @@ def refusal(kind: type[E], op: str, *, must: str, got: str, do: str) -> E:
     return kind(sentence(op, must=must, got=got, do=do))
 
 
-_SHORT = (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "i"))
+_LONG_NAMES = re.compile("^(?:(bf|f)loat|(c)omplex|(u)int|(i)nt)")
 
 
 def describe_spec(shape: Any, dtype: object) -> str:
@@ -90,11 +90,7 @@ def describe_spec(shape: Any, dtype: object) -> str:
     >>> describe_spec((2, None), "bfloat16")
     'bf16[2,?]'
     """
-    name = unchecked_name(dtype)
-    for long, short in _SHORT:
-        if name.startswith(long):
-            name = short + name.removeprefix(long)
-            break
+    name = _LONG_NAMES.sub(r"\1\2\3\4", unchecked_name(dtype))
     sizes = ["?" if n is None else "..." if n is ... else str(n) for n in shape_of(shape)]
     return f"{name}[{','.join(sizes)}]"
 

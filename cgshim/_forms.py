@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from types import CellType, CodeType, FunctionType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from cgshim._foreign import constant_when_traced
 
@@ -14,64 +15,6 @@ FORMS = (
     "grad(upstream), grad(*args, upstream) or grad(d1, d2, ...), "
     "each with or without variables and needs_input_grad last"
 )
-
-_MANY = float("inf")
-
-
-class Signature(NamedTuple):
-    """The facts about a grad_fn's parameters: how many it takes by position, and which by name."""
-
-    required: int
-    """positional parameters without a default"""
-    accepted: float
-    """positional parameters in all; infinite with *args"""
-    upstream_at: float | None
-    """the position of a parameter called upstream: infinite if it is keyword-only, None if there is none"""
-    variables: bool | None
-    """None if no parameter takes the variables, True if one requires them, else False"""
-    takes_needs_input_grad: bool
-    """True if a parameter takes needs_input_grad"""
-    named_at: float
-    """how many values may come by position before one fills a parameter that is passed by name"""
-    foreign: bool
-    """True if it requires a keyword that no form has"""
-
-
-def _read_signature(grad_fn: Callable[..., Any]) -> Signature:
-    try:
-        parameters = inspect.signature(grad_fn).parameters.values()
-    except ValueError:
-        # a function written in C without one: it gets one upstream, as most rules do
-        return Signature(1, 1, None, None, False, _MANY, False)
-    required, accepted, upstream_at, variables, takes_needs_input_grad = 0, 0.0, None, None, False
-    named_at, foreign = _MANY, False
-    for p in parameters:
-        is_required = p.default is p.empty
-        if p.kind is p.VAR_POSITIONAL:
-            accepted = _MANY
-        elif p.kind is p.VAR_KEYWORD:
-            variables = variables or False
-        elif p.name in _PASSED_BY_NAME:
-            if p.name == "variables":
-                variables = is_required
-            else:
-                takes_needs_input_grad = True
-            if p.kind is not p.KEYWORD_ONLY:
-                named_at = min(named_at, -1 if p.kind is p.POSITIONAL_ONLY else accepted)
-        elif p.kind is p.KEYWORD_ONLY:
-            if p.name == "upstream":
-                upstream_at = _MANY
-            else:
-                foreign |= is_required
-        else:
-            if p.name == "upstream" and p.kind is not p.POSITIONAL_ONLY:
-                upstream_at = accepted
-            required += is_required
-            accepted += 1
-    return Signature(
-        required, accepted, upstream_at, variables, takes_needs_input_grad, named_at, foreign
-    )
-
 
 _PASSED_BY_NAME = ("variables", "needs_input_grad")
 
@@ -81,29 +24,9 @@ Form = Literal["structured", "arguments", "flat"]
 upstream=...), also structured so; and grad(d1, d2, ...), one per tensor output."""
 
 
-def form_of(signature: Signature, arguments: int, outputs: int) -> Form | None:
-    """Return the form of a rule with this signature; None if it fits none."""
-    form = _form_by_count(signature, arguments, outputs)
-    by_position = {"structured": 1, "arguments": arguments, "flat": outputs, None: 0}[form]
-    return None if signature.foreign or by_position > signature.named_at else form
-
-
-def _form_by_count(signature: Signature, arguments: int, outputs: int) -> Form | None:
-    required, accepted, upstream_at, *_ = signature
-    if upstream_at is None or upstream_at == 0:
-        if (required == 1 and (accepted < _MANY or upstream_at == 0)) or (required, accepted) == (
-            0,
-            1,
-        ):
-            return "structured"
-        return "flat" if upstream_at is None and required <= outputs <= accepted else None
-    if upstream_at == _MANY:
-        return "arguments" if required <= arguments <= accepted else None
-    return "arguments" if arguments == upstream_at and required <= arguments + 1 else None
-
-
 Convention = tuple[Form | None, bool | None, bool]
-"""The form of a grad_fn (None if it fits none), and `variables` and `takes_needs_input_grad` of its Signature."""
+"""The form of a grad_fn, None if it fits none; None if no parameter of it takes the variables, True if one requires
+them, else False; and True if a parameter takes needs_input_grad."""
 
 
 def convention_of(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
@@ -157,9 +80,53 @@ class PlainForm:
 
 
 def _read_convention(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
-    signature = _read_signature(grad_fn)
-    return (
-        form_of(signature, arguments, outputs),
-        signature.variables,
-        signature.takes_needs_input_grad,
-    )
+    try:
+        signature = inspect.signature(grad_fn)
+    except ValueError:
+        # a function written in C without one: it gets one upstream, as most rules do
+        return "structured", None, False
+    parameters = signature.parameters.values()
+    named = [p for p in parameters if p.name in _PASSED_BY_NAME and p.kind not in _REST]
+    variables = False if any(p.kind is p.VAR_KEYWORD for p in parameters) else None
+    for p in named:
+        if p.name == "variables":
+            variables = p.default is p.empty
+    keywords = dict.fromkeys([p.name for p in named])
+    form = _form_of(signature, keywords, arguments, outputs)
+    return form, variables, "needs_input_grad" in keywords
+
+
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def _form_of(
+    signature: inspect.Signature, keywords: dict[str, None], arguments: int, outputs: int
+) -> Form | None:
+    """Return the form of a rule with this signature, which gets these keywords too; None if it
+    fits none.
+    """
+    own = [p for p in signature.parameters.values() if p.name not in keywords]
+    positional = [p for p in own if p.kind in _BY_POSITION]
+    required = sum(p.default is p.empty for p in positional)
+    most = math.inf if any(p.kind is p.VAR_POSITIONAL for p in own) else len(positional)
+    upstream = next((p for p in own if p.name == "upstream" and p.kind in _BY_NAME), None)
+    form: Form = "flat"
+    if upstream is None:
+        if (required == 1 and most < math.inf) or (required == 0 and most == 1):
+            form = "structured"
+    elif upstream in positional[:1]:
+        if not (required == 1 or most == 1):
+            return None
+        form = "structured"
+    elif upstream.kind is upstream.KEYWORD_ONLY or positional.index(upstream) == arguments:
+        form, keywords = "arguments", {**keywords, "upstream": None}
+    else:
+        return None
+    count = {"structured": 1, "arguments": arguments, "flat": outputs}[form]
+    try:
+        signature.bind(*[None] * count, **keywords)
+    except TypeError:
+        return None
+    return form

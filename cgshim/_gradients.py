@@ -5,6 +5,7 @@ backends.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from cgshim._protocol import Backend, Tensor
 from cgshim._trees import TreeSpec, as_tensor, combine_each, fields_of
 
 
+@dataclass(slots=True, eq=False)
 class Arguments:
     """What is the same in all runs of one call: the op, and what the arguments hold besides
     tensors.
@@ -31,24 +33,12 @@ class Arguments:
     read.
     """
 
-    __slots__ = ("are_tensors", "backend", "names", "op", "specs")
-
+    op: str
+    backend: Backend
+    names: Sequence[str]
+    specs: Sequence[TreeSpec]
     are_tensors: bool
     """True if each argument is a tensor"""
-
-    def __init__(
-        self,
-        op: str,
-        backend: Backend,
-        names: Sequence[str],
-        specs: Sequence[TreeSpec],
-        are_tensors: bool,
-    ) -> None:
-        self.op = op
-        self.backend = backend
-        self.names = names
-        self.specs = specs
-        self.are_tensors = are_tensors
 
     def path(self, at: int) -> str:
         """Return the name of a tensor input for messages: its argument's name and the path inside

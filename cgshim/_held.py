@@ -25,11 +25,12 @@ class FunctionHolder:
     """An object that is called like the function that it holds, as an op is."""
 
     __slots__ = ()
+    _f: Callable[..., Any]
 
     @property
     def held_function(self) -> Callable[..., Any]:
         """The function."""
-        raise NotImplementedError
+        return self._f
 
 
 Put = Callable[[Any], object]
@@ -59,8 +60,6 @@ def places(x: Any) -> Iterator[tuple[Any, Put | None]]:
         yield x.get(None), x.set
     elif is_array_of_objects(x):
         yield from _items(x.reshape(-1), range(x.size))
-    elif isinstance(x, (staticmethod, classmethod)):
-        yield x.__func__, None
     elif _is_of_python(type(x)):
         names = [name for name in _slots_of(type(x)) if hasattr(x, name)]
         yield from ((getattr(x, name), functools.partial(setattr, x, name)) for name in names)
@@ -89,7 +88,13 @@ def _is_of_python(kind: type) -> bool:
     return not issubclass(kind, _HOLD_MORE) and bool(names & {"__dict__", "__slots__"})
 
 
-_HOLD_MORE = (tuple, functools.partial, functools._lru_cache_wrapper)
+_HOLD_MORE = (
+    tuple,
+    functools.partial,
+    functools._lru_cache_wrapper,
+    staticmethod,
+    classmethod,
+)
 
 
 def _slots_of(kind: type) -> list[str]:

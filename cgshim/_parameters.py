@@ -16,60 +16,20 @@ class Parameters:
     A keyword-only parameter needs_input_grad is neither: f gets it from the backend.
     """
 
-    __slots__ = (
-        "_defaults",
-        "_instance",
-        "_options",
-        "_rest",
-        "_signature",
-        "names",
-        "takes_needs_input_grad",
-    )
+    __slots__ = ("_defaults", "_options", "_rest", "names", "signature", "takes_needs_input_grad")
 
-    def __init__(self, f: Callable[..., Any]) -> None:
-        try:
-            self._signature = inspect.signature(f)
-        except ValueError:
-            # written in C, without a signature: all that comes by position is an argument
-            self._signature = inspect.signature(lambda *args, **options: None)
-        needed = [p for p in self._signature.parameters.values() if (p.name, p.kind) == _NEEDED]
-        self.takes_needs_input_grad = bool(needed)
-        if needed:
-            rest = [p for p in self._signature.parameters.values() if p is not needed[0]]
-            self._signature = self._signature.replace(parameters=rest)
-        parameters = self._signature.parameters.values()
-        self.names = [
-            p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
+    def __init__(self, f: Callable[..., Any] | inspect.Signature) -> None:
+        """Read the parameters of a function, or those of a signature."""
+        signature = f if isinstance(f, inspect.Signature) else signature_of(f)
+        parameters = [p for p in signature.parameters.values() if (p.name, p.kind) != _NEEDED]
+        self.takes_needs_input_grad = len(parameters) < len(signature.parameters)
+        self.signature = signature.replace(parameters=parameters)
+        """these parameters as inspect shows them"""
+        self.names = [p.name for p in parameters if p.kind in _POSITIONAL]
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         self._options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         # torch.compile reads these in each call, not a signature
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-        self._instance: tuple[None, ...] = ()
-
-    def of_method(self) -> Parameters:
-        """Return the parameters of a method of this function: all but the first, which takes the
-        instance.
-
-        torch.compile traces this; it would find the first one too in the signature of a method.
-        """
-        method = object.__new__(Parameters)
-        method._signature, method._rest, method._options = (
-            self._signature,
-            self._rest,
-            self._options,
-        )
-        method.names, method._defaults, method._instance = self.names[1:], self._defaults, (None,)
-        method.takes_needs_input_grad = self.takes_needs_input_grad
-        return method
-
-    @property
-    def signature(self) -> inspect.Signature:
-        """These parameters as inspect shows them."""
-        parameters = list(self._signature.parameters.values())
-        if not self._instance or parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
-            return self._signature
-        return self._signature.replace(parameters=parameters[1:])
 
     def names_of(self, count: int) -> list[str] | None:
         """Return the names of this many positional arguments; None if default values belong to
@@ -100,17 +60,36 @@ class Parameters:
             raise refusal(CustomGradientTypeError, op, must="needs_input_grad must be left to cgshim",
                           got="one in the call", do="leave it out")  # fmt: skip
         try:
-            bound = self._signature.bind(*self._instance, *args, **kwargs)
+            bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
             raise CustomGradientTypeError(f"{op}: {error}") from None
         bound.arguments.update(
             {name: self._defaults[name] for name in self._defaults if name not in bound.arguments}
         )
-        arguments = bound.args[len(self._instance) :]
-        names = self.names + [
-            f"{self._rest}[{at}]" for at in range(len(arguments) - len(self.names))
-        ]
-        return names, arguments, bound.kwargs
+        beyond = len(bound.args) - len(self.names)
+        names = self.names + [f"{self._rest}[{at}]" for at in range(beyond)]
+        return names, bound.args, bound.kwargs
 
 
 _NEEDED = ("needs_input_grad", inspect.Parameter.KEYWORD_ONLY)
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def signature_of(f: Callable[..., Any]) -> inspect.Signature:
+    """Return f's signature; of a function in C that has none, one that takes anything."""
+    try:
+        return inspect.signature(f)
+    except ValueError:
+        return inspect.signature(lambda *args, **options: None)
+
+
+def signature_of_method(signature: inspect.Signature) -> inspect.Signature:
+    """Return the signature of a method of a function with this one, whose first parameter takes the
+    instance.
+
+    torch.compile would find the first one too in the signature of a method.
+    """
+    parameters = enumerate(signature.parameters.values())
+    return signature.replace(
+        parameters=[p for at, p in parameters if at or p.kind not in _POSITIONAL]
+    )

@@ -4,7 +4,6 @@ author.
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import islice
@@ -65,7 +64,9 @@ class TreeSpec:
         """
         if len(self._static) == self.count:
             return self
-        return TreeSpec(self._backend, [None] * len(self._static), self._tensor_at, self._structure)
+        return type(self)(
+            self._backend, [None] * len(self._static), self._tensor_at, self._structure
+        )
 
     def static_leaves(self) -> Sequence[Any]:
         """Return the leaves that are not tensors."""
@@ -93,43 +94,24 @@ class TreeSpec:
         return self.combine([SLOT] * self.count)
 
 
-class _OneTensor(TreeSpec):
-    """A tree that is a tensor."""
+class _Leaf(TreeSpec):
+    """A tree that is one leaf: a tensor, or static."""
 
     __slots__ = ()
 
     def combine(self, tensors: Sequence[Any]) -> Any:
-        return tensors[0]
+        return tensors[0] if self.count else self._static[0]
 
     def align(self, gradient: Any) -> list[Any] | None:
+        if not self.count:
+            return []
         return None if isinstance(gradient, (list, tuple, dict)) else [gradient]
 
     def paths(self, name: str) -> list[str]:
-        return [name]
+        return [name] * self.count
 
 
-ONE_TENSOR = _OneTensor(None, [None], [0], None)
-
-
-class _Static(TreeSpec):
-    """A tree that is one leaf and not a tensor."""
-
-    __slots__ = ()
-
-    def __init__(self, leaf: Any) -> None:
-        super().__init__(None, [leaf], [], None)
-
-    def combine(self, tensors: Sequence[Any]) -> Any:
-        return self._static[0]
-
-    def without_static(self) -> TreeSpec:
-        return _Static(None)
-
-    def align(self, gradient: Any) -> list[Any] | None:
-        return []
-
-    def paths(self, name: str) -> list[str]:
-        return []
+ONE_TENSOR = _Leaf(None, [None], [0], None)
 
 
 SLOT = object()
@@ -143,7 +125,7 @@ def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeS
     if backend.is_tensor(tree):
         return [tree], ONE_TENSOR
     if type(tree) in SIMPLE:
-        return [], _Static(tree)
+        return [], _Leaf(None, [tree], [], None)
     leaves, structure = backend.tree_flatten(tree)
     if all(map(backend.is_tensor, leaves)):
         return leaves, TreeSpec(backend, [None] * len(leaves), list(range(len(leaves))), structure)
@@ -163,8 +145,6 @@ def partition_each(
     op: str, backend: Backend, trees: Sequence[Any]
 ) -> tuple[list[Tensor], list[TreeSpec]]:
     """Return the tensors of several trees in one list, and the spec of each tree."""
-    if all(map(backend.is_tensor, trees)):
-        return list(trees), [ONE_TENSOR] * len(trees)
     tensors: list[Tensor] = []
     each: list[TreeSpec] = []
     for tree in trees:
@@ -238,8 +218,7 @@ def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
         return [(at, f".{fields[at]}" if fields else f"[{at}]") for at in range(len(tree))]
     if type(tree) in (dict, OrderedDict, defaultdict):
         keys = list(tree)
-        # Dynamo cannot trace a dict's copy
-        numbered = dict(tree) if type(tree) is dict else copy.copy(tree)
+        numbered = tree.copy()
         numbered.update(zip(keys, range(len(keys)), strict=True))
         order, _ = backend.tree_flatten(numbered)
         return [(keys[at], f"[{keys[at]!r}]") for at in order]

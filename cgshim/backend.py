@@ -3,77 +3,93 @@
 cgshim.host and cgshim.ops import nothing else of it either, as anybody could have written them.
 """
 
-from cgshim._axes import Axis as Axis
-from cgshim._axes import axes_of as axes_of
-from cgshim._axes import checked_axis as checked_axis
-from cgshim._batches import Mapped as Mapped
-from cgshim._batches import WithBatches as WithBatches
-from cgshim._call import Call as Call
-from cgshim._call import WithoutDerivative as WithoutDerivative
-from cgshim._call import checked_pair as checked_pair
-from cgshim._call import has_no_derivative as has_no_derivative
-from cgshim._call import output_without_rule as output_without_rule
-from cgshim._call import refuse_without_tensor as refuse_without_tensor
-from cgshim._choice import backend_or_numpy as backend_or_numpy
-from cgshim._choice import backend_to_convert_to as backend_to_convert_to
-from cgshim._choice import choice_for_plans as choice_for_plans
-from cgshim._choice import framework_of as framework_of
-from cgshim._choice import framework_of_type as framework_of_type
-from cgshim._choice import is_lasting as is_lasting
-from cgshim._choice import on_numpy as on_numpy
-from cgshim._choice import runs_op as runs_op
-from cgshim._choice import tensor_of_call as tensor_of_call
-from cgshim._choice import use_backend as use_backend
-from cgshim._choice import value_of as value_of
+from cgshim._axes import Axis as Axis, axes_of as axes_of, checked_axis as checked_axis
+from cgshim._batches import Mapped as Mapped, WithBatches as WithBatches
+from cgshim._call import (
+    Call as Call,
+    WithoutDerivative as WithoutDerivative,
+    checked_pair as checked_pair,
+    has_no_derivative as has_no_derivative,
+    output_without_rule as output_without_rule,
+    refuse_without_tensor as refuse_without_tensor,
+)
+from cgshim._choice import (
+    backend_or_numpy as backend_or_numpy,
+    backend_to_convert_to as backend_to_convert_to,
+    choice_for_plans as choice_for_plans,
+    framework_of as framework_of,
+    framework_of_type as framework_of_type,
+    is_lasting as is_lasting,
+    on_numpy as on_numpy,
+    runs_op as runs_op,
+    tensor_of_call as tensor_of_call,
+    use_backend as use_backend,
+    value_of as value_of,
+)
 from cgshim._custom_gradient import CustomGradient as CustomGradient
-from cgshim._dtypes import dtype_name as dtype_name
-from cgshim._dtypes import is_complex as is_complex
-from cgshim._dtypes import is_differentiable as is_differentiable
-from cgshim._dtypes import is_dtype as is_dtype
-from cgshim._errors import BackendError as BackendError
-from cgshim._errors import CustomGradientError as CustomGradientError
-from cgshim._errors import CustomGradientTypeError as CustomGradientTypeError
-from cgshim._errors import CustomGradientValueError as CustomGradientValueError
-from cgshim._errors import TransformationError as TransformationError
-from cgshim._errors import describe as describe
-from cgshim._errors import describe_spec as describe_spec
-from cgshim._errors import describe_tree as describe_tree
-from cgshim._errors import function_name as function_name
-from cgshim._errors import place_of as place_of
-from cgshim._errors import refusal as refusal
-from cgshim._errors import sentence as sentence
-from cgshim._errors import shape_of as shape_of
-from cgshim._foreign import KERAS as KERAS
-from cgshim._foreign import constant_when_traced as constant_when_traced
-from cgshim._foreign import converted_as_caller as converted_as_caller
-from cgshim._foreign import is_traced as is_traced
-from cgshim._foreign import not_converted as not_converted
+from cgshim._dtypes import (
+    dtype_name as dtype_name,
+    is_complex as is_complex,
+    is_differentiable as is_differentiable,
+    is_dtype as is_dtype,
+)
+from cgshim._errors import (
+    BackendError as BackendError,
+    CustomGradientError as CustomGradientError,
+    CustomGradientTypeError as CustomGradientTypeError,
+    CustomGradientValueError as CustomGradientValueError,
+    TransformationError as TransformationError,
+    describe as describe,
+    describe_spec as describe_spec,
+    describe_tree as describe_tree,
+    function_name as function_name,
+    place_of as place_of,
+    refusal as refusal,
+    sentence as sentence,
+    shape_of as shape_of,
+)
+from cgshim._foreign import (
+    KERAS as KERAS,
+    constant_when_traced as constant_when_traced,
+    converted_as_caller as converted_as_caller,
+    is_traced as is_traced,
+    not_converted as not_converted,
+)
 from cgshim._forms import PlainForm as PlainForm
-from cgshim._gradients import Arguments as Arguments
-from cgshim._gradients import gradients_of_arguments as gradients_of_arguments
-from cgshim._held import SIMPLE as SIMPLE
-from cgshim._held import FunctionHolder as FunctionHolder
-from cgshim._held import replace_held as replace_held
-from cgshim._held import tensors_held as tensors_held
-from cgshim._held import tensors_inside as tensors_inside
+from cgshim._gradients import (
+    Arguments as Arguments,
+    gradients_of_arguments as gradients_of_arguments,
+)
+from cgshim._held import (
+    SIMPLE as SIMPLE,
+    FunctionHolder as FunctionHolder,
+    replace_held as replace_held,
+    tensors_held as tensors_held,
+    tensors_inside as tensors_inside,
+)
 from cgshim._parameters import Parameters as Parameters
-from cgshim._protocol import Backend as Backend
-from cgshim._protocol import Tensor as Tensor
-from cgshim._registry import available_backends as available_backends
-from cgshim._registry import load as load
-from cgshim._registry import name_of as name_of
-from cgshim._rule import Rule as Rule
-from cgshim._rule import refuse_captured_tangent as refuse_captured_tangent
-from cgshim._rule import refuse_nonlinear_jvp as refuse_nonlinear_jvp
+from cgshim._protocol import Backend as Backend, Tensor as Tensor
+from cgshim._registry import (
+    available_backends as available_backends,
+    load as load,
+    name_of as name_of,
+)
+from cgshim._rule import (
+    Rule as Rule,
+    refuse_captured_tangent as refuse_captured_tangent,
+    refuse_nonlinear_jvp as refuse_nonlinear_jvp,
+)
 from cgshim._scope import RuleScope as RuleScope
-from cgshim._trees import ONE_TENSOR as ONE_TENSOR
-from cgshim._trees import SLOT as SLOT
-from cgshim._trees import TreeSpec as TreeSpec
-from cgshim._trees import as_tensor as as_tensor
-from cgshim._trees import combine_each as combine_each
-from cgshim._trees import partition as partition
-from cgshim._trees import partition_each as partition_each
-from cgshim._trees import subvals as subvals
-from cgshim._trees import told_apart as told_apart
-from cgshim._trees import with_leaves as with_leaves
+from cgshim._trees import (
+    ONE_TENSOR as ONE_TENSOR,
+    SLOT as SLOT,
+    TreeSpec as TreeSpec,
+    as_tensor as as_tensor,
+    combine_each as combine_each,
+    partition as partition,
+    partition_each as partition_each,
+    subvals as subvals,
+    told_apart as told_apart,
+    with_leaves as with_leaves,
+)
 from cgshim._vjp import op_vjp as op_vjp

@@ -22,8 +22,13 @@ import numpy as np
 
 from cgshim.backend import WithBatches
 from cgshim_jax._linearity import transposed_if_linear
-from cgshim_jax._rules import as_tensor, conjugate, is_differentiable, type_of_upstream
-from cgshim_jax._rules import is_tensor as is_tensor
+from cgshim_jax._rules import (
+    as_tensor,
+    conjugate,
+    is_differentiable,
+    is_tensor as is_tensor,
+    type_of_upstream,
+)
 from cgshim_jax._staged import run_staged
 from cgshim_jax._tracing import (
     Surroundings,

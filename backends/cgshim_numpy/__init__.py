@@ -16,12 +16,19 @@ import numpy as np
 import optree
 
 from cgshim_numpy import _autograd
-from cgshim_numpy._arrays import BOXES, Array
-from cgshim_numpy._arrays import is_tensor as is_tensor
-from cgshim_numpy._arrays import tree_flatten as tree_flatten
-from cgshim_numpy._arrays import tree_unflatten as tree_unflatten
-from cgshim_numpy._autograd import derivatives, is_differentiating, isbox
-from cgshim_numpy._autograd import version_limits as version_limits
+from cgshim_numpy._arrays import (
+    BOXES,
+    Array,
+    is_tensor as is_tensor,
+    tree_flatten as tree_flatten,
+    tree_unflatten as tree_unflatten,
+)
+from cgshim_numpy._autograd import (
+    derivatives,
+    is_differentiating,
+    isbox,
+    version_limits as version_limits,
+)
 from cgshim_numpy._plain import plan as plan
 
 if TYPE_CHECKING:

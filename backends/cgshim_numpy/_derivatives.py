@@ -13,8 +13,7 @@ from autograd.builtins import tuple as tuple_of_boxes
 from autograd.extend import JVPNode, VJPNode, defjvp, register_notrace, vspace
 
 from cgshim_numpy._arrays import BOXES, NAMESPACE, Array
-from cgshim_numpy._linear import NonlinearError, depends_on_upstream
-from cgshim_numpy._linear import transposed as transposed_rule
+from cgshim_numpy._linear import NonlinearError, depends_on_upstream, transposed as transposed_rule
 from cgshim_numpy._private import (
     ArrayBox,
     DictBox,
@@ -26,8 +25,7 @@ from cgshim_numpy._private import (
     primitive_jvps,
 )
 from cgshim_numpy._record import Leaf, records_of
-from cgshim_numpy._run import conjugated
-from cgshim_numpy._run import output_under_autograd as output_under_autograd
+from cgshim_numpy._run import conjugated, output_under_autograd as output_under_autograd
 
 
 def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:

@@ -25,10 +25,12 @@ from cgshim_tensorflow._private import (
     default_types,
     pack_tangents,
 )
-from cgshim_tensorflow._pullback import transposed as transposed
-from cgshim_tensorflow._pullback import vjp as vjp
-from cgshim_tensorflow._record import converted_as_caller as converted_as_caller
-from cgshim_tensorflow._record import in_this_graph, needed_among
+from cgshim_tensorflow._pullback import transposed as transposed, vjp as vjp
+from cgshim_tensorflow._record import (
+    converted_as_caller as converted_as_caller,
+    in_this_graph,
+    needed_among,
+)
 from cgshim_tensorflow._rule import mapped as mapped
 from cgshim_tensorflow._run import run_f
 from cgshim_tensorflow._trees import tree_flatten as tree_flatten

@@ -18,19 +18,21 @@ import torch
 from cgshim.backend import Call, Tensor, has_no_derivative, output_without_rule
 from cgshim_torch._compile.staged import staged
 from cgshim_torch._eager.attach import differentiable
-from cgshim_torch._eager.plain import embed_gradient as embed_gradient
-from cgshim_torch._eager.plain import plan as plan
-from cgshim_torch._eager.vjp import transposed as transposed
-from cgshim_torch._eager.vjp import vjp as vjp
-from cgshim_torch._eager.vjp import vjp_with_variables as vjp_with_variables
+from cgshim_torch._eager.plain import embed_gradient as embed_gradient, plan as plan
+from cgshim_torch._eager.vjp import (
+    transposed as transposed,
+    vjp as vjp,
+    vjp_with_variables as vjp_with_variables,
+)
 from cgshim_torch._func import mapped as mapped
 from cgshim_torch._graph.reads import reads_now
-from cgshim_torch._tensors import convert_to_numpy as convert_to_numpy
-from cgshim_torch._tensors import convert_to_tensor as convert_to_tensor
-from cgshim_torch._tensors import tree_flatten as tree_flatten
-from cgshim_torch._tensors import tree_unflatten as tree_unflatten
-from cgshim_torch._versions.limits import STAYS_IN_GRAPH
-from cgshim_torch._versions.limits import version_limits as version_limits
+from cgshim_torch._tensors import (
+    convert_to_numpy as convert_to_numpy,
+    convert_to_tensor as convert_to_tensor,
+    tree_flatten as tree_flatten,
+    tree_unflatten as tree_unflatten,
+)
+from cgshim_torch._versions.limits import STAYS_IN_GRAPH, version_limits as version_limits
 from cgshim_torch._versions.private import (
     frame_callback,
     fx_is_tracing,

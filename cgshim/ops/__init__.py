@@ -12,20 +12,20 @@ from types import FunctionType
 from typing import Any
 
 from cgshim.ops import _algebra, _elementwise, _numpy, _special, _statistics
-from cgshim.ops._control import cond as cond
-from cgshim.ops._control import scan as scan
-from cgshim.ops._control import while_loop as while_loop
+from cgshim.ops._control import cond as cond, scan as scan, while_loop as while_loop
 from cgshim.ops._numpy import Namespace, cached_function
-from cgshim.ops._tensors import cast as cast
-from cgshim.ops._tensors import convert_to_numpy as convert_to_numpy
-from cgshim.ops._tensors import convert_to_tensor as convert_to_tensor
-from cgshim.ops._tensors import dtype as dtype
-from cgshim.ops._tensors import index_add as index_add
-from cgshim.ops._tensors import is_tensor as is_tensor
-from cgshim.ops._tensors import shape as shape
-from cgshim.ops._tensors import stop_gradient as stop_gradient
-from cgshim.ops._tensors import sum_to_shape as sum_to_shape
-from cgshim.ops._tensors import tree_map as tree_map
+from cgshim.ops._tensors import (
+    cast as cast,
+    convert_to_numpy as convert_to_numpy,
+    convert_to_tensor as convert_to_tensor,
+    dtype as dtype,
+    index_add as index_add,
+    is_tensor as is_tensor,
+    shape as shape,
+    stop_gradient as stop_gradient,
+    sum_to_shape as sum_to_shape,
+    tree_map as tree_map,
+)
 
 
 def _definition(name: str) -> Callable[..., Any] | None:

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 import cgshim
-from cgshim import _installed as installed
-from cgshim import _registry as registry
+from cgshim import _installed as installed, _registry as registry
 from cgshim._registry import load
 
 SITE = Path(np.__file__).parents[1]

@@ -7,8 +7,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jax_ops import CUBES, PRODUCTS, by_rule, cube_both_modes, product_both_modes
 
 from cgshim import op_custom_gradient

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 from jax_ops import enable_x64, printed_on_devices
 
 import cgshim
@@ -19,8 +18,8 @@ from cgshim import (
     Spec,
     TransformationError,
     op_custom_gradient,
+    op_host as make_host,
 )
-from cgshim import op_host as make_host
 from cgshim_jax import host_function
 from cgshim_jax._host import _value_of
 

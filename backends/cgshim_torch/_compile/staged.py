@@ -83,11 +83,12 @@ def _op_of(call: Call) -> CustomGradient[..., Any]:
     op = getattr(module, getattr(call.f, "__qualname__", ""), None)
     if isinstance(op, CustomGradient) and op.held_function is call.f:
         return op
-    return call.kind_of_op(  # type: ignore[no-any-return]
+    return CustomGradient(
         call.f,
         forward_mode=call.forward_mode,
         once_differentiable=call.once_differentiable,
         name=call.name,
+        kind_of_call=type(call),
     )
 
 

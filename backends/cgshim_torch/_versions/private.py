@@ -3,7 +3,7 @@
 `_compile.dynamo` and `_compile.guards` import what only Dynamo needs, because Dynamo takes a second.
 """
 
-# ruff: noqa: I001  # one import a module, with a comment for each name
+# one import a module, with a comment for each name
 
 from __future__ import annotations
 

@@ -38,10 +38,14 @@ from cgshim.testing.conformance import (  # noqa: F401  # imported for the cases
     _runs,
     _vjp_variables,
 )
-from cgshim.testing.conformance._framework import Framework as Framework
-from cgshim.testing.conformance._framework import differentiate_traced as differentiate_traced
-from cgshim.testing.conformance._registry import Case as Case
-from cgshim.testing.conformance._registry import KnownGap as KnownGap
-from cgshim.testing.conformance._registry import Result as Result
-from cgshim.testing.conformance._registry import cases as cases
-from cgshim.testing.conformance._registry import run as run
+from cgshim.testing.conformance._framework import (
+    Framework as Framework,
+    differentiate_traced as differentiate_traced,
+)
+from cgshim.testing.conformance._registry import (
+    Case as Case,
+    KnownGap as KnownGap,
+    Result as Result,
+    cases as cases,
+    run as run,
+)

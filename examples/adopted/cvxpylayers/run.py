@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from cvxpylayers.interfaces import diffcp_if
-from cvxpylayers.jax import CvxpyLayer as JaxLayer
-from cvxpylayers.jax import cvxpylayer as in_jax
+from cvxpylayers.jax import CvxpyLayer as JaxLayer, cvxpylayer as in_jax
 from cvxpylayers.torch import CvxpyLayer as TorchLayer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

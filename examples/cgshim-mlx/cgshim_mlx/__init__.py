@@ -14,11 +14,9 @@ import mlx.core as mx
 import numpy as np
 import optree
 
-from cgshim_mlx._arrays import Array
-from cgshim_mlx._arrays import is_tensor as is_tensor
+from cgshim_mlx._arrays import Array, is_tensor as is_tensor
 from cgshim_mlx._run import Run
-from cgshim_mlx._vjp import jvp as jvp
-from cgshim_mlx._vjp import vjp as vjp
+from cgshim_mlx._vjp import jvp as jvp, vjp as vjp
 
 if TYPE_CHECKING:
     from cgshim.backend import Call

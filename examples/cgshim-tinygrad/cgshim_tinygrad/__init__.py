@@ -16,9 +16,12 @@ from tinygrad import Tensor, dtypes
 
 from cgshim_tinygrad._ops import numpy_function as numpy_function
 from cgshim_tinygrad._run import Run
-from cgshim_tinygrad._tensors import dtype_name as dtype_name
-from cgshim_tinygrad._tensors import dtype_named, on_device
-from cgshim_tinygrad._tensors import is_tensor as is_tensor
+from cgshim_tinygrad._tensors import (
+    dtype_name as dtype_name,
+    dtype_named,
+    is_tensor as is_tensor,
+    on_device,
+)
 from cgshim_tinygrad._vjp import vjp as vjp
 
 if TYPE_CHECKING:
