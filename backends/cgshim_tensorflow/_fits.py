@@ -11,7 +11,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -24,21 +24,15 @@ Name = Callable[[], str]
 """what messages call the tensor whose gradient is checked"""
 
 
-class Fit:
-    """What the gradient of a tensor must look like, of a dense one by default. It does not keep
-    the values alive.
-    """
+class Fit(NamedTuple):
+    """What the gradient of a tensor must look like. It does not keep the values alive."""
 
-    def __init__(
-        self, shape: Any, dtype: Any, kind: Kind = DENSE, places: Sequence[Tensor] = (),
-        sizes: Callable[[], Tensor] | None = None,
-    ) -> None:  # fmt: skip
-        self._kind = kind
-        self._shape, self._dtype = shape, dtype
-        self._places = places
-        self._sizes = sizes
-        self.is_known = sizes is None
-        """whether the shape was known when f ran: that of an eager tensor"""
+    shape: Any
+    dtype: Any
+    kind: Kind
+    places: Sequence[Tensor]
+    sizes: Callable[[], Any]
+    """returns the shape as numbers, or as a tensor"""
 
     def values(self, gradient: Tensor | None, op: str, name: Name) -> Tensor | None:
         """Return the gradient of the tensor's values, or slices of it, checked to fit."""
@@ -46,29 +40,27 @@ class Fit:
             return None
         kind, values = kind_of(gradient), values_of(gradient)
         # each must have the size of a slice of the tensor
-        if kind is SLICES and self._kind is DENSE:
-            if self._shape.rank is not None and not values.shape[1:].is_compatible_with(
-                self._shape[1:]
+        if kind is SLICES and self.kind is DENSE:
+            if self.shape.rank is not None and not values.shape[1:].is_compatible_with(
+                self.shape[1:]
             ):
                 raise self._other_shape(
                     op, name, f"IndexedSlices with the values {describe(values)}"
                 )
             return gradient
-        if kind is not self._kind:
+        if kind is not self.kind:
             raise self._other_kind(op, name, f"{kind.name} {describe(gradient)}")
-        if not values.shape.is_compatible_with(self._shape):
-            if self._places:
+        if not values.shape.is_compatible_with(self.shape):
+            if self.places:
                 raise self._other_kind(op, name, f"one with the values {describe(values)}")
             raise self._other_shape(op, name, describe(values))
-        if self._sizes is not None and not (
-            values.shape.is_fully_defined() and self._shape.is_fully_defined()
-        ):
-            values = self._checked_in_the_run(values, self._sizes(), op, name)
+        if not (values.shape.is_fully_defined() and self.shape.is_fully_defined()):
+            values = self._checked_in_the_run(values, self.sizes(), op, name)
         return (
-            self._at_its_places(values, kind.places(gradient), op, name) if self._places else values
+            self._at_its_places(values, kind.places(gradient), op, name) if self.places else values
         )
 
-    def _checked_in_the_run(self, values: Tensor, expected: Tensor, op: str, name: Name) -> Tensor:
+    def _checked_in_the_run(self, values: Tensor, expected: Any, op: str, name: Name) -> Tensor:
         message = str(self._other_shape(op, name, "another one when it runs"))
         with tf.name_scope(
             re.sub(r"\W", "_", f"the gradient of {name()} must have its shape", flags=re.ASCII)
@@ -88,9 +80,9 @@ class Fit:
         self, values: Tensor, places: Sequence[Tensor], op: str, name: Name
     ) -> Tensor:
         mismatch = self._other_kind(op, name, "others")
-        if len(places) != len(self._places):
+        if len(places) != len(self.places):
             raise mismatch
-        for mine, expected in zip(places, self._places, strict=True):
+        for mine, expected in zip(places, self.places, strict=True):
             if not {x._id for x in stand_ins(mine)}.isdisjoint(x._id for x in stand_ins(expected)):
                 continue  # they are one, in the graphs around theirs too
             agree = equal(mine, expected)
@@ -105,27 +97,27 @@ class Fit:
         return values
 
     def _other_shape(self, op: str, name: Name, got: str) -> CustomGradientValueError:
-        must = f"the gradient of {name()} must have its shape {describe_spec(self._shape, self._dtype)}"
+        must = (
+            f"the gradient of {name()} must have its shape {describe_spec(self.shape, self.dtype)}"
+        )
         instead = "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule"
         return refusal(CustomGradientValueError, op, must=must, got=got, do=instead)
 
     def _other_kind(self, op: str, name: Name, got: str) -> CustomGradientValueError:
-        must = f"the gradient of {name()} must be {self._kind.expected}"
-        return refusal(CustomGradientValueError, op, must=must, got=got, do=self._kind.instead)
+        must = f"the gradient of {name()} must be {self.kind.expected}"
+        return refusal(CustomGradientValueError, op, must=must, got=got, do=self.kind.instead)
 
 
 def fit_of(x: Tensor) -> Fit:
     """Return what the gradient of x must look like."""
-    values = values_of(x)
-    if is_eager(x):
-        return Fit(x.shape, x.dtype)
-    sizes: Callable[[], Tensor] = functools.partial(tf.shape, values)
-    # XLA knows them, if asked where they are needed
-    if not (_is_compiled() or values.shape.is_fully_defined()):
-        known = sizes()  # made now, so that x need not be retained until then
-        sizes = lambda: known
-    kind = kind_of(x)
-    return Fit(values.shape, values.dtype, kind, kind.places(x), sizes)
+    kind, values = kind_of(x), values_of(x)
+    shape = values.shape
+    sizes: Callable[[], Any] = lambda: shape
+    if not shape.is_fully_defined():
+        known = tf.shape(values)  # made now, so that x need not be retained until then
+        # XLA knows them, if asked where they are needed
+        sizes = functools.partial(tf.shape, values) if _is_compiled() else lambda: known
+    return Fit(shape, values.dtype, kind, kind.places(x), sizes)
 
 
 def _is_compiled() -> bool:

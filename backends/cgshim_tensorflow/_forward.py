@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from cgshim.backend import Call, RuleScope, Tensor
+from cgshim.backend import Call, RuleScope, Tensor, is_differentiable
 from cgshim_tensorflow._private import FunctionGradients, record
 from cgshim_tensorflow._record import Listening, is_of_accumulator
-from cgshim_tensorflow._values import is_differentiable, is_eager, values_of
+from cgshim_tensorflow._values import is_eager, values_of
 
 Backward = Callable[..., Sequence[Tensor | None]]
 """takes one upstream gradient for each output, None if it was not used; returns one gradient for each source"""
@@ -178,13 +178,13 @@ class Linearity:
         self, rule: Callable[..., Sequence[Tensor | None]], upstreams: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
         """Run a rule, look at its operations, and return its gradients."""
-        self._linear.update([u._id for u in upstreams if is_differentiable(u)])
+        self._linear.update([u._id for u in upstreams if is_differentiable(u.dtype)])
         with Listening(self.notice):
             gradients = rule(*upstreams)
         self.conclude(gradients)
         if tf.executing_eagerly() and not self.fault:
             with record.stop_recording():
-                scaled = rule(*[-2 * u if is_differentiable(u) else u for u in upstreams])
+                scaled = rule(*[-2 * u if is_differentiable(u.dtype) else u for u in upstreams])
                 self.require_homogeneous(gradients, scaled)
         return gradients
 
@@ -194,7 +194,7 @@ class Linearity:
     ) -> Linearity:
         """Return what the operations of a traced rule show."""
         linearity = cls()
-        linearity._linear.update([u._id for u in upstreams if is_differentiable(u)])
+        linearity._linear.update([u._id for u in upstreams if is_differentiable(u.dtype)])
         for operation in graph.get_operations():
             attributes = ("f", operation.get_attr("f")) if "f" in operation.node_def.attr else ()
             linearity.notice(
@@ -225,18 +225,19 @@ class Linearity:
         places: Sequence[int],
         outputs: Sequence[Tensor],
     ) -> None:
-        made = [output._id for output in outputs]
-        if op_type in _OF_EACH:
-            self._linear.update([output._id for output in outputs if is_differentiable(output)])
-            self._faults.update(
-                {output._id: op_type for output in outputs if not is_differentiable(output)}
+        if op_type in _OF_EACH or (
+            op_type in _LINEAR and self._is_linear_in(_LINEAR[op_type], inputs, places)
+        ):
+            self._linear.update(
+                [output._id for output in outputs if is_differentiable(output.dtype)]
             )
-        elif op_type in _LINEAR and self._is_linear_in(_LINEAR[op_type], inputs, places):
-            self._linear.update(made)
+            self._faults.update(
+                {output._id: op_type for output in outputs if not is_differentiable(output.dtype)}
+            )
         else:
             self.doubt = self.doubt or op_type
             reasons = self._faults if op_type in _NOT_LINEAR or op_type in _LINEAR else self._doubts
-            reasons.update(dict.fromkeys(made, op_type))
+            reasons.update({output._id: op_type for output in outputs})
 
     def _is_linear_in(
         self, known: _Linear, inputs: Sequence[Tensor], places: Sequence[int]
@@ -255,7 +256,7 @@ class Linearity:
         """Look at what the rule has returned."""
         known = {*self._linear, *self._doubts}
         for gradient in map(values_of, gradients):
-            if gradient is None or not is_differentiable(gradient):
+            if gradient is None or not is_differentiable(gradient.dtype):
                 continue
             if gradient._id in self._faults:
                 self.fault = f"{self._faults[gradient._id]} in the rule"
@@ -269,7 +270,7 @@ class Linearity:
         times as much.
         """
         for one, other in zip(gradients, at_minus_twice, strict=True):
-            if one is None or other is None or not is_differentiable(one):
+            if one is None or other is None or not is_differentiable(one.dtype):
                 continue
             once, twice = [tf.cast(values_of(x), tf.complex128).numpy() for x in (one, other)]
             size = np.max(np.abs(twice), initial=0.0, where=np.isfinite(twice))

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import Call, Tensor, place_of, refuse_captured_tangent, subvals
+from cgshim.backend import (
+    Call,
+    Tensor,
+    is_differentiable,
+    place_of,
+    refuse_captured_tangent,
+    subvals,
+)
 from cgshim_tensorflow._fits import equal, fit_of
 from cgshim_tensorflow._forward import Transposition, transposition
 from cgshim_tensorflow._outputs import EagerOutputs, GraphOutputs
 from cgshim_tensorflow._private import (
     check_numerics_callback,
-    count_accumulators,
     pack_tangents,
     record,
     shape_of_eager,
@@ -23,12 +29,14 @@ from cgshim_tensorflow._record import (
     Record,
     converted_as_caller,
     in_this_graph,
+    may_be_recorded,
     needed_among,
     running_rule,
+    stand_ins,
 )
 from cgshim_tensorflow._rule import attach_gradient, stand_in_for, without_derivative
 from cgshim_tensorflow._run import Run
-from cgshim_tensorflow._values import detached, is_differentiable, is_eager, values_of, with_values
+from cgshim_tensorflow._values import detached, is_eager, values_of, with_values
 
 KEPT = "grad_fn or jvp_fn has made in forward mode, and kept"
 
@@ -41,7 +49,7 @@ def attach_rule(
         return [*map(detached, run.tensors)]
     values = [*map(values_of, run.tensors)]
     eager = tf.executing_eagerly()
-    outputs = EagerOutputs(values, run.record) if eager else GraphOutputs(values, run.operations)
+    outputs = (EagerOutputs if eager else GraphOutputs)(values, run.record)
     gradient = _Gradient(call, run, inputs, sources, outputs)
 
     def make_gradient(attached: Sequence[Tensor]) -> _Gradient:
@@ -49,16 +57,11 @@ def attach_rule(
         run.record.add(attached, sources)
         return gradient
 
-    forward = functools.partial(gradient.transpose, sources)
     attached = attach_gradient(
-        call, sources, outputs.values, make_gradient, forward, are_detached=eager
-    )
+        call, sources, outputs.values, make_gradient,
+        functools.partial(gradient.transpose, sources), are_detached=eager,
+    )  # fmt: skip
     return [*map(with_values, run.tensors, attached)]
-
-
-def may_be_recorded() -> bool:
-    """Return True if somebody may ask for a derivative of what is computed here."""
-    return record.could_possibly_record() or not tf.executing_eagerly()
 
 
 class _Gradient:
@@ -83,7 +86,8 @@ class _Gradient:
         self._fits = [
             fit_of(x) for x in (*inputs, *sources[len(inputs) : len(inputs) + len(run.variables)])
         ]
-        self._like = [*map(_Like, run.tensors)]
+        # the shape and dtype of an eager output, which need not be alive
+        self._like = [(shape_of_eager(y), y.dtype) if is_eager(y) else y for y in run.tensors]
         converted = converted_as_caller(run.rule.grad_fn)
         self.rule = run.rule if converted is run.rule.grad_fn else run.rule.with_grad_fn(converted)
 
@@ -97,12 +101,11 @@ class _Gradient:
             self._stand_in = stand_in_for(call, sources, self._refuse_second_order)
 
     def __call__(self, *upstreams: Tensor | None) -> Sequence[Tensor | None]:
-        dense = [
-            like.upstream(upstream) for like, upstream in zip(self._like, upstreams, strict=True)
-        ]
+        dense = [*map(_dense, upstreams, self._like)]
         # the first order: the very function that f returned, and nothing else
         if not may_be_recorded():
-            return self._fitting(self._run(dense, Record(self._call, self._record, dense)))
+            of_rule = Record(self._call, self._record, dense)
+            return self._fitting(running_rule.run(of_rule, self._run, dense))
         once = self._call.once_differentiable
         observing = transposition.current
         if observing is not None and not (observing.is_of_function and once):
@@ -111,52 +114,64 @@ class _Gradient:
             dense = in_this_graph(dense)
             transposed = functools.partial(self._connected, accumulators=1)
             return [*observing.observe(self._call, transposed, dense), *self._of_unknown(*dense)]
+        gradients = self._connected(*(map(detached, dense) if once else dense))
         if once:
-            gradients = self._connected(*map(detached, dense))
             sources = [self._stand_in, *dense]
             gradients = without_derivative(
                 self._call, sources, gradients, self._refuse_second_order
             )
-            return [*gradients, *self._of_unknown()]
-        return [*self._connected(*dense), *self._of_unknown()]
+        return [*gradients, *self._of_unknown()]
 
     def _refuse_second_order(self) -> NoReturn:
         self._call.refuse_second_order("a derivative of the gradient")
 
     # --- The rule, and what it reads --------------------------------------------------------------
 
-    def _run(self, upstreams: Sequence[Tensor], of_rule: Record) -> Sequence[Tensor | None]:
-        """Run the rule."""
+    def _run(self, upstreams: Sequence[Tensor]) -> list[Tensor | None]:
+        """Run grad_fn."""
         structured = [
-            like.around(upstream) for like, upstream in zip(self._like, upstreams, strict=True)
+            upstream if isinstance(like, tuple) else with_values(like, upstream)
+            for like, upstream in zip(self._like, upstreams, strict=True)
         ]
-        gradients, of_variables = running_rule.run(
-            of_rule, self.rule, self._inputs, structured, self._variables, self._needed
-        )
+        gradients, of_variables = self.rule(self._inputs, structured, self._variables, self._needed)
         return [*gradients, *of_variables]
+
+    def _run_connected(
+        self, tensors: Sequence[Tensor], run: Callable[..., list[Tensor | None]], *args: Any
+    ) -> tuple[Record, list[Tensor | None]]:
+        """Run grad_fn or jvp_fn, which is given the tensors, while somebody may record it: connect
+        what it may read of f, and return what it has read, too.
+        """
+        of_rule = Record(self._call, self._record, tensors)
+        self._outputs.connect()
+        if self._tangents:
+            self._tangents.connect(self._outputs.numbers)
+        with self._outputs.read_by(of_rule):
+            returned = running_rule.run(of_rule, run, *args)
+        if not tf.executing_eagerly():
+            # what is captured is known as it is where it was made
+            read = [[*stand_ins(x)][-1] for x in of_rule.read.values()]
+            of_rule.read = {x._id: x for x in read}
+        return of_rule, returned
 
     def _connected(self, *upstreams: Tensor, accumulators: int = 0) -> list[Tensor | None]:
         """Run the rule while somebody may record it, and connect what it reads of f.
 
         That many accumulators run it to transpose it, and do not follow it.
         """
-        of_rule, outputs = Record(self._call, self._record, upstreams), self._outputs
-        outputs.connect()
-        if self._tangents:
-            self._tangents.connect(outputs.numbers)
-        with outputs.read_by(of_rule) as made:
-            gradients = self._run(upstreams, of_rule)
-        is_derived = count_accumulators() > accumulators
+        of_rule, gradients = self._run_connected(upstreams, self._run, upstreams)
+        is_derived = len(pack_tangents(()).indices) > accumulators
         if is_derived:
             self._refuse_tangents_of(of_rule.read.values())
         if accumulators:
             self._kept |= of_rule.made_of(self._sources)
-        conflict = outputs.conflict(of_rule, made, is_derived)
+        conflict = self._outputs.conflict(of_rule, is_derived)
         why, source, tensor = None, self._stand_in, None
         both = "f computed from an output that grad_fn reads too"
-        if conflict and is_derived and self._tangents and not made:
+        eager = tf.executing_eagerly()
+        if conflict and is_derived and self._tangents and eager:
             self._call.refuse_unconnected(conflict[1], both)
-        if conflict and (made or self._is_followed(conflict[0], accumulators)):
+        if conflict and (not eager or self._is_followed(conflict[0], accumulators)):
             source, tensor, why = *conflict, both
         elif (
             source is not None
@@ -204,16 +219,9 @@ class _Gradient:
         return record.should_record_backprop([source]) or tangents > accumulators
 
     def _fitting(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of the inputs and of the variables, checked to fit.
-
-        The front end has checked those of eager inputs. The shape of a variable may change with its
-        value.
-        """
-        inputs = len(self.rule.shapes)
+        """Return the gradients of the inputs and of the variables, checked to fit."""
         return [
-            gradient
-            if at < inputs and is_eager(gradient) and fit.is_known
-            else fit.values(gradient, self._call.name, functools.partial(self._name_of, at))
+            fit.values(gradient, self._call.name, functools.partial(self._name_of, at))
             for at, (fit, gradient) in enumerate(zip(self._fits, gradients, strict=True))
         ]
 
@@ -233,7 +241,9 @@ class _Gradient:
         alarms = [
             tf.fill(tf.shape(x), tf.constant(_alarm(x.dtype), x.dtype)) for x in self._unknown
         ]
-        totals = [tf.reduce_sum(upstream) for upstream in upstreams if is_differentiable(upstream)]
+        totals = [
+            tf.reduce_sum(upstream) for upstream in upstreams if is_differentiable(upstream.dtype)
+        ]
         return (
             [tf.math.multiply_no_nan(x, tf.cast(totals[0], x.dtype)) for x in alarms]
             if totals
@@ -297,21 +307,19 @@ class _Gradient:
         *tangents: Tensor | None,
     ) -> list[Tensor | None]:
         """Run jvp_fn while somebody may record it, and connect what it reads of f."""
-        full = subvals([None] * len(sources), moving, tangents)
-        self._outputs.connect()
-        if self._tangents:
-            self._tangents.connect(self._outputs.numbers)
-        of_rule = Record(self._call, self._record, [t for t in full if t is not None])
-        with self._outputs.read_by(of_rule):
-            output_tangents = running_rule.run(
-                of_rule, self.rule.tangents, full, outputs, lambda at: tf.zeros_like(sources[at])
-            )
+        of_rule, output_tangents = self._run_connected(
+            [t for t in tangents if t is not None],
+            self.rule.tangents,
+            subvals([None] * len(sources), moving, tangents),
+            outputs,
+            lambda at: tf.zeros_like(sources[at]),
+        )
         if self._stand_in is not None and self._is_followed(self._stand_in, accumulators=0):
             # the tangents are followed, and nothing of f to what jvp_fn has read
             for tensor in of_rule.read.values():
                 if why := self._why_unconnected(tensor):
                     self._call.refuse_unconnected(tensor, why)
-        if count_accumulators():
+        if pack_tangents(()).indices:
             self._refuse_tangents_of(of_rule.read.values())
         self._kept |= of_rule.made_of(self._sources)
         return [None if t is None else values_of(t) for t in output_tangents]
@@ -325,33 +333,11 @@ def _alarm(dtype: tf.DType) -> float:
     return float(dtype.real_dtype.max**0.75)
 
 
-class _Like:
-    """What is needed to make an output's upstream gradient. It does not keep a plain eager tensor
-    alive.
+def _dense(upstream: Tensor | None, like: Any) -> Tensor:
+    """Return an upstream gradient of an output's values: zeros if it was not used, and never
+    sparse.
     """
-
-    def __init__(self, output: Tensor) -> None:
-        values = values_of(output)
-        self._dtype = values.dtype
-        self._whole = None if is_eager(output) else output
-        self._shape = shape_of_eager(output) if is_eager(output) else values.shape
-
-    def upstream(self, upstream: Tensor | None) -> Tensor:
-        """Return an upstream gradient of the output's values: zeros if it was not used, and never
-        sparse.
-        """
-        if upstream is None:
-            return (
-                tf.zeros(self._shape, self._dtype)
-                if self._whole is None
-                else tf.zeros_like(values_of(self._whole))
-            )
-        return (
-            upstream
-            if is_eager(upstream) and tf.executing_eagerly()
-            else tf.convert_to_tensor(upstream)
-        )
-
-    def around(self, values: Tensor) -> Tensor:
-        """Return the upstream gradient as the rule expects it: structured as the output."""
-        return values if self._whole is None else with_values(self._whole, values)
+    if upstream is not None:
+        in_eager_mode = is_eager(upstream) and tf.executing_eagerly()
+        return upstream if in_eager_mode else tf.convert_to_tensor(upstream)
+    return tf.zeros(*like) if isinstance(like, tuple) else tf.zeros_like(values_of(like))

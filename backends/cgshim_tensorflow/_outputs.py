@@ -21,20 +21,36 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from cgshim.backend import Tensor, TransformationError, sentence
+from cgshim.backend import Tensor, TransformationError, is_differentiable, sentence
 from cgshim_tensorflow._private import delete_trace, pack_tangents, record, same_memory
 from cgshim_tensorflow._record import Listening, Record, identity
-from cgshim_tensorflow._values import detached, is_differentiable, is_eager, values_of, with_values
+from cgshim_tensorflow._values import detached, is_eager, values_of, with_values
 
 
 def _with_tangents(values: Sequence[Tensor]) -> frozenset[int]:
     """Return the numbers of those that have a tangent: f has captured what an accumulator follows."""
     return frozenset([y._id for y in values if pack_tangents([y]).tangents])
+
+
+def _conflict(
+    of_f: Record, of_rule: Record, read: Mapping[int, Tensor], followed: Mapping[int, Tensor]
+) -> tuple[Tensor, Tensor] | None:
+    """Return an output of the op, and a tensor that f made of one of those that are read, or of one
+    of the others where a tape follows it, and that the rule has read.
+    """
+    for tensor in of_rule.read.values() if followed else ():
+        if tensor._id in followed or not is_differentiable(tensor.dtype):
+            continue
+        if of_f.leads_to(tensor, read) or (
+            record.should_record_backprop([tensor]) and of_f.leads_to(tensor, followed)
+        ):
+            return next(iter(followed.values())), tensor
+    return None
 
 
 class EagerOutputs:
@@ -68,10 +84,6 @@ class EagerOutputs:
         """Keep no output that the op returns."""
         self.values = []
 
-    def read_by(self, of_rule: Record) -> contextlib.AbstractContextManager[list[Any]]:
-        """While the rule runs: note what it reads."""
-        return of_rule.noting()
-
     def connect(self) -> None:
         """Give f's own outputs the tangents of the op's, before the rule runs.
 
@@ -85,9 +97,11 @@ class EagerOutputs:
             if not record.should_record_backprop([value]):
                 _become(value, self._of_f.reads.get(value._id, 0))
 
-    def conflict(
-        self, of_rule: Record, made: Sequence[Any], with_tangents: bool
-    ) -> tuple[Tensor, Tensor] | None:
+    def read_by(self, of_rule: Record) -> contextlib.AbstractContextManager[Any]:
+        """While the rule runs: note what it reads."""
+        return of_rule.noting()
+
+    def conflict(self, of_rule: Record, with_tangents: bool) -> tuple[Tensor, Tensor] | None:
         """Let f's own outputs be the op's for tapes, if the rule has read them.
 
         Return an output of the op, and a tensor that f made of it and the rule has read too, if
@@ -96,15 +110,9 @@ class EagerOutputs:
         """
         outputs = {value._id: value.cgshim_output for value in self._alive()}
         read = {number: output for number, output in outputs.items() if number in of_rule.read}
-        for tensor in of_rule.read.values() if read or (outputs and with_tangents) else ():
-            if tensor._id in outputs or not is_eager(tensor) or not is_differentiable(tensor):
-                continue
-            if self._of_f.leads_to(tensor, read) or (
-                with_tangents
-                and record.should_record_backprop([tensor])
-                and self._of_f.leads_to(tensor, outputs)
-            ):
-                return next(iter(outputs.values())), tensor
+        conflict = _conflict(self._of_f, of_rule, read, outputs if with_tangents else read)
+        if conflict:
+            return conflict
         for value in self._alive():
             if value._id in read:
                 _become(value, self._of_f.reads.get(value._id, 0) + of_rule.reads.get(value._id, 0))
@@ -138,43 +146,43 @@ _MORE = 16
 class GraphOutputs:
     """The outputs of f in a graph: as f made them, and as the op returns them."""
 
-    def __init__(self, values: Sequence[Tensor], made: Sequence[Any]) -> None:
+    def __init__(self, values: Sequence[Tensor], of_f: Record) -> None:
+        self._of_f = of_f
         self.values = values
         """as f made them"""
         self.numbers = {value._id for value in values}
         self.with_tangents = _with_tangents(values)
-        self._made = frozenset(made)
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attach(self, attached: Sequence[Tensor]) -> None:
         """Know the outputs that the op returns."""
         for value, output in zip(self.values, attached, strict=True):
-            if not is_eager(value) and value.op in self._made:
+            if not is_eager(value) and self._of_f.has_made(value):
                 self._own.setdefault(value._id, (value, output))
 
     def connect(self) -> None:
         """Let tapes and accumulators know f's own outputs as the op's, before the rule runs."""
         for value, output in self._own.values() if record.could_possibly_record() else ():
-            if not self._is_read_in_f(value):
+            if not self._of_f.reads.get(value._id):
                 delete_trace(value._id)
                 record.record_operation_backprop_only("Identity", [value], [output], identity)
             record.record_operation_forwardprop_only("Identity", [value], [output], identity, None)
 
     @contextlib.contextmanager
-    def read_by(self, of_rule: Record) -> Iterator[list[Any]]:
+    def read_by(self, of_rule: Record) -> Iterator[None]:
         """While the rule runs: note what it reads; what it has made reads the op's outputs at the
         end, and not f's.
 
         Edges are moved as they are made, before a tape sees them, if f itself has read its output.
         """
         at_once = record.could_possibly_record() and any(
-            self._is_read_in_f(value) for value, _ in self._own.values()
+            self._of_f.reads.get(number) for number in self._own
         )
         with (
             Listening(self._notice) if at_once else contextlib.nullcontext(),
             of_rule.noting() as made,
         ):
-            yield made
+            yield
         graph = tf.compat.v1.get_default_graph()
         stand_ins = self._stand_ins_in(graph)
         for operation in made if stand_ins else ():
@@ -183,39 +191,16 @@ class GraphOutputs:
             if number in stand_ins.values():
                 _forget_capture(graph, value)
 
-    def conflict(
-        self, of_rule: Record, made: Sequence[Any], with_tangents: bool
-    ) -> tuple[Tensor, Tensor] | None:
+    def conflict(self, of_rule: Record, with_tangents: bool) -> tuple[Tensor, Tensor] | None:
         """Return an output of the op, and a tensor that f made of it, a tape follows and the rule
         has read.
         """
-        ends = {}
-        if with_tangents:
-            ends = {
-                number: output
-                for number, (value, output) in self._own.items()
-                if self._is_read_in_f(value)
-            }
-        for tensor in [x for operation in made for x in operation.inputs] if ends else ():
-            if (
-                tensor.op in self._made
-                and tensor._id not in ends
-                and record.should_record_backprop([tensor])
-            ):
-                for number in self._made_of(tensor) & set(ends):
-                    return ends[number], tensor
-        return None
-
-    def _made_of(self, tensor: Tensor) -> set[int]:
-        seen, todo = set[int](), [tensor]
-        while todo:
-            inputs = [x for x in todo.pop().op.inputs if x._id not in seen and x.op in self._made]
-            seen.update([x._id for x in inputs])
-            todo += inputs
-        return seen
-
-    def _is_read_in_f(self, value: Tensor) -> bool:
-        return any(consumer in self._made for consumer in value.consumers())
+        outputs = {
+            number: output
+            for number, (_, output) in self._own.items()
+            if with_tangents and self._of_f.reads.get(number)
+        }
+        return _conflict(self._of_f, of_rule, {}, outputs)
 
     def _notice(
         self, op_type: str, inputs: Any, attributes: Any, outputs: Sequence[Tensor]
@@ -265,19 +250,20 @@ class Tangents:
 
     def __init__(self, op: str, inputs: Sequence[Tensor]) -> None:
         self._name = op
-        self._sources = [*map(values_of, inputs)]
         with record.stop_recording():
-            self._values = [
+            values = [
                 values_of(detached(x)) if tf.executing_eagerly() else tf.identity(values_of(x))
                 for x in inputs
             ]
-        self.stand_ins = [*map(with_values, inputs, self._values)]
+        self.stand_ins = [*map(with_values, inputs, values)]
         """the inputs, without tangents"""
-        for value, source in zip(self._values, self._sources, strict=True):
+        self.sources = [values_of(x) for x in inputs if is_differentiable(x.dtype)]
+        self.values = [value for value in values if is_differentiable(value.dtype)]
+        """of these, without tangents"""
+        for value, source in zip(self.values, self.sources, strict=True):
             record.record_operation_backprop_only("Identity", [value], [source], identity)
         self.tape = tf.GradientTape(persistent=True, watch_accessed_variables=False)
         """records f"""
-        self.connected = self._values, self._sources
         self._made: list[weakref.ref[Tensor]] = []
         self._connected: set[int] = set()
         self.refused: dict[int, Exception] = {}
@@ -287,29 +273,29 @@ class Tangents:
     def following(self) -> Iterator[None]:
         """While f runs."""
         with self.tape, Listening(self._remember):
-            self.tape.watch([value for value in self._values if is_differentiable(value)])
+            self.tape.watch(self.values)
             yield
 
     def _remember(
         self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]
     ) -> None:
-        graph = None if is_eager(self._values[0]) else self._values[0].graph
+        graph = None if is_eager(self.values[0]) else self.values[0].graph
         self._made += [
             weakref.ref(y) for y in outputs if (None if is_eager(y) else y.graph) is graph
         ]
 
     def connect(self, outputs: Collection[int]) -> None:
         """Give the inputs, and what f has made of them but its outputs, their tangents."""
-        if not pack_tangents(self._sources).tangents:
+        if not pack_tangents(self.sources).tangents:
             return
-        for value, source in zip(self._values, self._sources, strict=True):
+        for value, source in zip(self.values, self.sources, strict=True):
             record.record_operation_forwardprop_only("Identity", [value], [source], identity, None)
         for tensor in [reference() for reference in self._made]:
             if (
                 tensor is None
                 or tensor._id in outputs
                 or tensor._id in self.refused
-                or not is_differentiable(tensor)
+                or not is_differentiable(tensor.dtype)
             ):
                 continue
             # of something captured, too
@@ -328,11 +314,9 @@ class Tangents:
                 self.refused[tensor._id] = error.with_traceback(None)
 
     def _connect(self, tensor: Tensor) -> None:
-        inputs = [value for value in self._values if is_differentiable(value)]
-        sources = [source for source in self._sources if is_differentiable(source)]
         zero = tf.UnconnectedGradients.ZERO
 
         def backward(upstream: Tensor) -> list[Tensor]:
-            return self.tape.gradient(tensor, inputs, upstream, zero)  # type: ignore[no-any-return]
+            return self.tape.gradient(tensor, self.values, upstream, zero)  # type: ignore[no-any-return]
 
-        record.record_operation_forwardprop_only("f", [tensor], sources, backward, None)
+        record.record_operation_forwardprop_only("f", [tensor], self.sources, backward, None)

@@ -53,14 +53,7 @@ def same_memory(x: Any) -> Any:
 record: Any = _python("eager.record")
 """whether a tape records; how a gradient is recorded; VariableWatcher"""
 pack_tangents: Any = _python("eager.forwardprop_util").pack_tangents
-"""tells what has tangents"""
-
-
-def count_accumulators() -> int:
-    """Return how many accumulators follow what is computed now."""
-    return len(pack_tangents(()).indices)
-
-
+"""tells what has tangents; of no tensors, how many accumulators follow what is computed now"""
 delete_trace: Any = _python("pywrap_tfe").TFE_Py_TapeSetDeleteTrace
 """lets all tapes that record forget how a tensor was made, as they do when it dies"""
 FunctionGradients: Any = _python(

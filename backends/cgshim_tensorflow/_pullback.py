@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import Tensor
+from cgshim.backend import Tensor, is_differentiable
 from cgshim_tensorflow._fits import fit_of
 from cgshim_tensorflow._forward import Linearity
 from cgshim_tensorflow._private import pack_tangents
 from cgshim_tensorflow._record import running_rule
-from cgshim_tensorflow._values import is_differentiable, values_of, with_values
+from cgshim_tensorflow._values import values_of, with_values
 
 
 def vjp(
@@ -40,7 +40,7 @@ def vjp(
             for fit, u in zip(fits, upstreams, strict=True)
         ]
         pairs = zip(map(values_of, outputs), map(tf.convert_to_tensor, fitting), strict=True)
-        used = [(value, upstream) for value, upstream in pairs if is_differentiable(value)]
+        used = [(value, upstream) for value, upstream in pairs if is_differentiable(value.dtype)]
         gradients = tape.gradient(
             [value for value, _ in used], [*values, *variables], output_gradients=[upstream for _, upstream in used],
             unconnected_gradients=tf.UnconnectedGradients.ZERO,

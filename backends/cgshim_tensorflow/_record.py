@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cgshim.backend import Call, RuleScope, Tensor
+from cgshim.backend import Call, RuleScope, Tensor, is_differentiable
 from cgshim_tensorflow._private import (
     autograph,
     context,
@@ -32,10 +32,16 @@ from cgshim_tensorflow._private import (
     shape_of_eager,
     uid,
 )
-from cgshim_tensorflow._values import is_differentiable, is_eager
+from cgshim_tensorflow._values import is_eager
 
 Listener = Callable[[str, Sequence[Tensor], Any, Sequence[Tensor]], None]
 """takes an operation: its type, inputs, attributes and outputs"""
+OPEN = ("Placeholder", "PlaceholderWithDefault")
+
+
+def may_be_recorded() -> bool:
+    """Return True if somebody may ask for a derivative of what is computed here."""
+    return record.could_possibly_record() or not tf.executing_eagerly()
 
 
 def is_watched(tensors: Sequence[Tensor]) -> bool:
@@ -106,8 +112,8 @@ class Record:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[list[Any]]:
-        """While a rule runs: note what it reads. In a graph, the list gets the operations that it
-        has made.
+        """While f or a rule runs: note what it computes. In a graph, the list gets the operations
+        that it has made.
         """
         operations: list[Any] = []
         if tf.executing_eagerly():
@@ -118,20 +124,14 @@ class Record:
         before = len(graph.get_operations())
         yield operations
         operations += graph.get_operations()[before:]
-        self.note_operations(operations)
-        outer = {inner._id: outer for outer, inner in getattr(graph, "captures", ())}
-        read = [outer.get(x._id, x) for operation in operations for x in operation.inputs]
-        self.read = {x._id: x for x in read}
+        for operation in operations:
+            if operation.type not in ("Const", *OPEN):  # these may stand for what it has captured
+                self.notice(operation.type, operation.inputs, (), operation.outputs)
 
     def add(self, outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> None:
         """Note that outputs are made of inputs, without an operation."""
         numbers = [x._id for x in inputs]
         self._made_of.update([(y._id, numbers) for y in outputs])
-
-    def note_operations(self, operations: Iterable[Any]) -> None:
-        """Note operations of a graph."""
-        for operation in operations:
-            self.add(operation.outputs, operation.inputs)
 
     def made_of(self, ends: Iterable[int]) -> set[int]:
         """Return the numbers of what was made here of these, or of what those around made of them."""
@@ -152,7 +152,7 @@ class Record:
         for at, x in read.items():
             if is_watched([x]):
                 self._watched.add(at)
-            if at > self.first and is_differentiable(x):
+            if at > self.first and is_eager(x) and is_differentiable(x.dtype):
                 if _numbers_of(x) <= _numbers_in(_code_of(self.call.f), x.dtype):
                     explained += 1
                 elif shape_of_eager(x) != ():
@@ -170,7 +170,7 @@ class Record:
         """Return True if f may have made a tensor of values that Python read, and not of numbers
         that f knows.
         """
-        if not self.has_made(tensor) or not is_differentiable(tensor) or is_watched([tensor]):
+        if not self.has_made(tensor) or not is_differentiable(tensor.dtype) or is_watched([tensor]):
             return False
         if tensor._id in self._made_of:
             return self.leads_to(tensor, self._of_values)
@@ -183,32 +183,29 @@ class Record:
 
     def leads_to(self, tensor: Tensor, ends: Collection[int]) -> bool:
         """Return True if a tensor was made of one of these."""
-        return any(at in ends for at, _ in self._back_from(tensor, ()))
+        return any(at in ends for at in self._back_from(tensor, ()))
 
     def leads_beyond(self, tensor: Tensor, known: Collection[int]) -> bool:
         """Return True if a watched tensor depends on any that is, but the known ones."""
-        leaves = [at for at, made_of in self._back_from(tensor, known) if made_of is None]
+        leaves = [at for at, made_of in self._back_from(tensor, known).items() if made_of is None]
         return tensor._id in leaves or any(
             at in each._watched or (at in each.read and is_watched([each.read[at]]))
             for at in leaves
             for each in (self, *self._around)
         )
 
-    def _back_from(
-        self, tensor: Tensor, known: Collection[int]
-    ) -> Iterator[tuple[int, Sequence[int] | None]]:
-        """Yield the numbers of a tensor, and of all that it was made of but the known ones; each
+    def _back_from(self, tensor: Tensor, known: Collection[int]) -> dict[int, Sequence[int] | None]:
+        """Return the numbers of a tensor, and of all that it was made of but the known ones; each
         with its inputs.
         """
-        seen, todo = {tensor._id}, [tensor._id]
+        made_of: dict[int, Sequence[int] | None] = {}
+        todo = [tensor._id]
         while todo:
             at = todo.pop()
-            if at not in known:
-                made_of = self._inputs_of(at)
-                yield at, made_of
-                fresh = [each for each in made_of or () if each not in seen]
-                seen.update(fresh)
-                todo += fresh
+            if at not in known and at not in made_of:
+                made_of[at] = self._inputs_of(at)
+                todo += made_of[at] or ()
+        return made_of
 
     def _inputs_of(self, at: int) -> Sequence[int] | None:
         if self.is_end(at):
@@ -244,10 +241,12 @@ def _numbers_held_by(f: Any) -> list[Any]:
         for cell in getattr(getattr(f, "__func__", f), "__closure__", None) or ()
         if cell != _EMPTY
     ]
-    attributes = getattr(getattr(f, "__self__", None), "__dict__", {}).values()
     return [
         x
-        for x in (*[cell.cell_contents for cell in cells], *attributes)
+        for x in (
+            *[cell.cell_contents for cell in cells],
+            *getattr(getattr(f, "__self__", None), "__dict__", {}).values(),
+        )
         if isinstance(x, (int, float))
     ]
 
@@ -289,8 +288,6 @@ class Listening:
     `execute_with_callbacks` away from all. Here it stays, and tells nobody when nobody listens.
     """
 
-    __slots__ = ("listener",)
-
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
 
@@ -321,9 +318,6 @@ def note(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
 
 
 # --- Tensors of graphs ----------------------------------------------------------------------------
-
-
-OPEN = ("Placeholder", "PlaceholderWithDefault")
 
 
 def in_this_graph(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -365,23 +359,21 @@ def sources_beyond(tensor: Tensor, known: frozenset[int]) -> tuple[list[Tensor],
     gradient of a tf.cond cannot do it again.
     """
     rule = running_rule.current
-    ends, may_be, seen, todo = [], [], {tensor._id}, [(tensor, tensor)]
+    ends, may_be, seen, todo = [], [], {*known}, [(tensor, tensor)]
     while todo:
         at, nearest = todo.pop()
-        if at._id in known or (
+        if at._id in seen or (
             _is_read(at) and any(x._id in known for x in stand_ins(at.op.inputs[0]))
         ):
             continue
+        seen.add(at._id)
         is_end = rule is not None and rule.is_end(at._id)
         back = [] if is_eager(at) or is_end else _one_step_back(at)
         if not back:
             ends.append(at)
             if not is_eager(at) and (is_end or _is_read(at) or at.op.type in OPEN):
                 may_be.append(nearest)
-        for each in back:
-            if each._id not in seen:
-                seen.add(each._id)
-                todo.append((each, each if at.op.inputs else nearest))
+        todo += [(each, each if at.op.inputs else nearest) for each in back]
     return ends, may_be
 
 

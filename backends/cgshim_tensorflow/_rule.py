@@ -228,8 +228,9 @@ def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
     if tf.executing_eagerly():
         return list(function.run(None, (), *inputs)[0])
     arguments = [*map(tf.convert_to_tensor, inputs)]
-    one = tf.function(lambda *xs: list(function.run(None, (), *xs)[0]), autograph=False)
-    traced = one.get_concrete_function(*[tf.TensorSpec(x.shape, x.dtype) for x in arguments])
+    traced = tf.function(
+        lambda *xs: list(function.run(None, (), *xs)[0]), autograph=False
+    ).get_concrete_function(*[tf.TensorSpec(x.shape, x.dtype) for x in arguments])
     with record.stop_recording():
         outputs = traced(*arguments)
     for output in outputs:
@@ -269,9 +270,8 @@ class _Traced:
 
         try:
             with values[0].graph.as_default():
-                specs = [tf.TensorSpec(value.shape, value.dtype) for value in values]
                 self._function = tf.function(of_sources, autograph=False).get_concrete_function(
-                    *specs
+                    *[tf.TensorSpec(value.shape, value.dtype) for value in values]
                 )
         except Exception as error:  # noqa: BLE001  # the author's: raised again for whoever asks for a gradient
             self._error = error.with_traceback(None)

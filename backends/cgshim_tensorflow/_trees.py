@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import optree
@@ -24,15 +24,12 @@ _learned: set[type] = set()
 """the classes with `__tf_flatten__`, and those of attrs, that have been seen in trees"""
 
 
-def _register(kind: Any, apart: Callable[[Any], Any], together: Callable[[Any, Any], Any]) -> None:
-    optree.register_pytree_node(kind, apart, together, namespace=_NAMESPACE)
-
-
 for _wrapper, _plain in WRAPPERS:  # taken for a plain list, dict or tuple
-    _register(
+    optree.register_pytree_node(
         _wrapper,
         lambda x, plain=_plain: ([plain(x)], None),  # type: ignore[misc]
         lambda _, leaves: next(iter(leaves)),
+        namespace=_NAMESPACE,
     )
 
 
@@ -44,16 +41,18 @@ def _learn(kind: Any) -> bool:
         return False  # an object that holds no tensor
     names = [field.name for field in getattr(kind, "__attrs_attrs__", ())]
     if hasattr(kind, "__tf_flatten__"):
-        _register(
+        optree.register_pytree_node(
             kind,
-            lambda x: x.__tf_flatten__()[::-1],
+            lambda x: x.__tf_flatten__()[::-1],  # type: ignore[attr-defined]
             lambda static, parts: kind.__tf_unflatten__(static, tuple(parts)),
+            namespace=_NAMESPACE,
         )
     elif names:
-        _register(
+        optree.register_pytree_node(
             kind,
             lambda x: ([getattr(x, name) for name in names], None),
             lambda _, parts: _with_attributes(kind, zip(names, parts, strict=True)),
+            namespace=_NAMESPACE,
         )
     else:
         return False

@@ -76,10 +76,8 @@ def detached(x: Tensor) -> Tensor:
     if not tf.executing_eagerly():
         return x
     values = values_of(x)
-    # a listener sees the operation that makes the new tensor
-    nobody_listens = not context.context().op_callbacks
-    # a handle is more than its value
-    if nobody_listens and is_eager(values) and values._handle_data is None:
+    # a listener sees the operation that makes the new tensor; a handle is more than its value
+    if not context.context().op_callbacks and is_eager(values) and values._handle_data is None:
         with contextlib.suppress(Exception):  # of a custom device, which may not copy to itself
             return with_values(x, same_memory(values))
     with record.stop_recording():
@@ -90,15 +88,9 @@ def parts_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the plain tensors of which tensors are made."""
     if all(isinstance(tensor, tf.Tensor) for tensor in tensors):
         return list(tensors)
-    return [part for tensor in tensors for part in tf.nest.flatten(tensor, expand_composites=True)]
+    return tf.nest.flatten(list(tensors), expand_composites=True)  # type: ignore[no-any-return]
 
 
 def is_eager(tensor: Tensor) -> bool:
     """Return True if the tensor belongs to no graph."""
     return isinstance(tensor, EagerTensor)
-
-
-def is_differentiable(tensor: Tensor) -> bool:
-    """Return True if the tensor has a gradient: the floats and the complex numbers."""
-    dtype = tensor.dtype
-    return bool(dtype.is_floating or dtype.is_complex)
