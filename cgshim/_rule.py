@@ -97,8 +97,9 @@ class Rule:
         keywords = _NONE
         if self.jvp_takes_needs_input_grad:
             keywords = {"needs_input_grad": arguments.structured(needed)}
-        args = combine_each([spec.without_static() for spec in specs], full)
-        result = jvp_fn(*args, **keywords)
+        if not arguments.are_tensors:
+            full = combine_each([spec.without_static() for spec in specs], full)
+        result = jvp_fn(*full, **keywords)
         leaves = [None] * len(outputs) if result is None else output.align(result)
         if leaves is None:
             raise refusal(CustomGradientValueError, op,
