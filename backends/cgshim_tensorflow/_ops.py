@@ -25,7 +25,9 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     if name in _IN_ONE_DTYPE:
         return _of_two(_IN_ONE_DTYPE[name], getattr(tnp, name))
     if name in _OF_FLOATS:
-        return _of_two_floats(_OF_FLOATS[name])
+        return _of_floats(*_OF_FLOATS[name])
+    if name in _OF_TWO_FLOATS:
+        return _of_two_floats(_OF_TWO_FLOATS[name])
     own = globals().get(f"np_{name.replace('.', '_')}")
     if own is not None:
         return own  # type: ignore[no-any-return]
@@ -107,15 +109,12 @@ def _of_floats(
     return lambda x: of(x) if x.dtype.is_floating else otherwise(x)
 
 
-np_floor = _of_floats(tf.floor, tf.identity)
-np_ceil = _of_floats(tf.math.ceil, tf.identity)
-np_rint = _of_floats(tf.math.rint, lambda x: tnp.true_divide(x, 1))
-np_isnan = _of_floats(tf.math.is_nan, lambda x: tf.zeros_like(x, tf.bool))
-np_isfinite = _of_floats(tf.math.is_finite, lambda x: tf.ones_like(x, tf.bool))
-
-
-def np_trunc(x: Tensor) -> Tensor:
-    return tf.where(x < 0, tf.math.ceil(x), tf.floor(x)) if x.dtype.is_floating else x
+_OF_FLOATS = {
+    "floor": (tf.floor, tf.identity), "ceil": (tf.math.ceil, tf.identity), "trunc": (tnp.fix, tf.identity),
+    "rint": (tf.math.rint, lambda x: tnp.true_divide(x, 1)),
+    "isnan": (tf.math.is_nan, lambda x: tf.zeros_like(x, tf.bool)),
+    "isfinite": (tf.math.is_finite, lambda x: tf.ones_like(x, tf.bool)),
+}  # fmt: skip
 
 
 def np_angle(z: Tensor) -> Tensor:
@@ -127,7 +126,7 @@ def _of_two_floats(of: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tens
     return lambda x1, x2: of(tnp.true_divide(x1, 1), tnp.true_divide(x2, 1))
 
 
-_OF_FLOATS = {
+_OF_TWO_FLOATS = {
     "arctan2": tnp.arctan2, "hypot": tnp.hypot, "logaddexp": tnp.logaddexp, "logaddexp2": tnp.logaddexp2,
     "float_power": tnp.power,
 }  # fmt: skip
@@ -153,7 +152,8 @@ def np_fmod(x1: Tensor, x2: Tensor) -> Tensor:
 
 def _but_nan(of: Callable[..., Tensor], x1: Tensor, x2: Tensor) -> Tensor:
     """One of two numbers; the other one where one is a nan."""
-    return tnp.where(np_isnan(x1), x2, tnp.where(np_isnan(x2), x1, of(x1, x2)))
+    isnan = _of_floats(*_OF_FLOATS["isnan"])
+    return tnp.where(isnan(x1), x2, tnp.where(isnan(x2), x1, of(x1, x2)))
 
 
 np_fmax = functools.partial(_but_nan, tnp.maximum)

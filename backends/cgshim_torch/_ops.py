@@ -53,13 +53,13 @@ _RENAMED = {
     "power": "pow", "conj": "conj_physical", "copy": "clone", "broadcast_arrays": "broadcast_tensors",
     "invert": "bitwise_not", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
     "equal": "eq", "rint": "round", "fabs": "abs", "special.psi": "special.digamma",
-    "relu": "relu", "special.log_expit": "nn.functional.logsigmoid", "reshape": "Tensor.reshape", "tile": "Tensor.tile",
+    "relu": "relu", "special.log_expit": "nn.functional.logsigmoid",
 }  # fmt: skip
 _PARAMETERS = {
     "tril": "m=input k=diagonal", "triu": "m=input k=diagonal", "diag": "v=input k=diagonal",
     "diagflat": "v=input k=offset", "diagonal": "a=input axis1=dim1 axis2=dim2", "rot90": "m=input axes=dims",
     "roll": "a=input shift=shifts axis=dims", "swapaxes": "a=input axis1=axis0 axis2=axis1",
-    "tile": "reps=dims",
+
     "fft.fftshift": "x=input axes=dim", "fft.ifftshift": "x=input axes=dim",
     **{f"fft.{which}fft{n}": "a=input axes=dim" for which in ("", "i", "r", "ir") for n in ("2", "n")},
 }  # fmt: skip
@@ -226,6 +226,14 @@ np_sort, np_argsort = _sorted(0), _sorted(1)
 
 
 # --- Shapes ---------------------------------------------------------------------------------------
+
+
+def np_reshape(a: Tensor, /, shape: int | Sequence[int]) -> Tensor:
+    return a.reshape(shape)
+
+
+def np_tile(A: Tensor, reps: int | Sequence[int]) -> Tensor:  # noqa: N803
+    return A.tile(reps)
 
 
 def np_transpose(a: Tensor, axes: Sequence[int] | None = None) -> Tensor:
