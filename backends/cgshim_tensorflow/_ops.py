@@ -36,7 +36,7 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
 
 _ALIKE = """
 sin cos tan arcsin arccos arctan sinh cosh tanh arcsinh arccosh arctanh exp expm1 exp2 log log1p log2 log10 sqrt
-square sign negative positive reciprocal abs fabs isinf deg2rad rad2deg signbit sinc conj real imag cbrt
+square sign negative positive reciprocal abs fabs deg2rad rad2deg signbit sinc conj real imag cbrt
 logical_not logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor add subtract multiply divide
 power remainder floor_divide maximum minimum less less_equal greater greater_equal equal not_equal nextafter
 heaviside gcd lcm where isclose allclose array_equal any all ptp cumsum cumprod transpose
@@ -109,11 +109,23 @@ def _of_floats(
     return lambda x: of(x) if x.dtype.is_floating else otherwise(x)
 
 
+def _of_parts(
+    of: Callable[..., Tensor], together: Callable[..., Tensor], of_integers: Callable[..., Tensor]
+) -> Callable[[Tensor], Tensor]:
+    """What such a function says of the parts of complex numbers, and of integers."""
+    return lambda x: (
+        together(of(tf.math.real(x)), of(tf.math.imag(x)))
+        if x.dtype.is_complex
+        else of_integers(x, tf.bool)
+    )
+
+
 _OF_FLOATS = {
     "floor": (tf.floor, tf.identity), "ceil": (tf.math.ceil, tf.identity), "trunc": (tnp.fix, tf.identity),
     "rint": (tf.math.rint, lambda x: tnp.true_divide(x, 1)),
-    "isnan": (tf.math.is_nan, lambda x: tf.zeros_like(x, tf.bool)),
-    "isfinite": (tf.math.is_finite, lambda x: tf.ones_like(x, tf.bool)),
+    "isnan": (tf.math.is_nan, _of_parts(tf.math.is_nan, tf.logical_or, tf.zeros_like)),
+    "isinf": (tf.math.is_inf, _of_parts(tf.math.is_inf, tf.logical_or, tf.zeros_like)),
+    "isfinite": (tf.math.is_finite, _of_parts(tf.math.is_finite, tf.logical_and, tf.ones_like)),
 }  # fmt: skip
 
 

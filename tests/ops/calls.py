@@ -35,8 +35,9 @@ ARRAYS: dict[str, Any] = {
     "nan": np.array(
         [[1.0, np.nan, -2.0, 3.0], [np.inf, 0.5, np.nan, -np.inf], [4.0, -5.0, 6.0, 7.5]]
     ),
+    "complex_nan": np.array([complex(np.nan, 1), complex(2, np.nan), complex(-np.inf, 0), 3 - 4j]),
 }
-"""float64 but for f (float32), c (complex), i, j, k (integers) and h (booleans); z is 0-d, e is empty"""
+"""float64 but f (float32), c and complex_nan, i, j, k (integers) and h (booleans); z is 0-d, e is empty"""
 
 
 def _each(names: str, *arguments: str) -> list[str]:
@@ -53,9 +54,10 @@ CALLS = [
     ),
     *_each("arcsin arccos arctanh log log1p log2 log10 sqrt asin acos atanh", "a", "a[0]", "z", "e"),
     *_each("arccosh acosh", "a + 1.0"),
-    *_each("abs sign square negative positive floor ceil trunc round isnan isfinite real conj nan_to_num", "i"),
+    *_each("abs sign square negative positive floor ceil trunc round real conj nan_to_num", "i"),
     *_each("sin cos exp abs square negative conj conjugate real imag angle sqrt log isnan", "c"),
     *_each("isnan isinf isfinite nan_to_num isposinf isneginf", "nan"),
+    *_each("isnan isinf isfinite", "complex_nan", "i"),
     *_each("angle i0", "n", "z"),
     *_each("isreal iscomplexobj", "n", "c"),
     *_each("round around", "n", "n, 1", "10.0 * n, decimals=1", "100.0 * n, -1", "f"),
