@@ -17,10 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.errors import UnexpectedTracerError
+from jax.lax import stop_gradient as stop_gradient
+from jax.numpy import asarray as convert_to_tensor  # noqa: F401  # a member of the backend
+from jax.tree_util import tree_unflatten as tree_unflatten
 
-from cgshim.backend import WithBatches
+from cgshim.backend import Call, Mapped, WithBatches
 from cgshim_jax._linearity import transposed_if_linear
 from cgshim_jax._rules import (
     as_tensor,
@@ -31,6 +34,7 @@ from cgshim_jax._rules import (
 )
 from cgshim_jax._staged import run_staged
 from cgshim_jax._tracing import (
+    Array,
     Surroundings,
     as_read,
     is_differentiated,
@@ -42,38 +46,22 @@ from cgshim_jax._tracing import (
 from cgshim_jax._written import NotAsWrittenError, Written, closes_over_differentiated, note_read
 
 if TYPE_CHECKING:
-    from cgshim.backend import Call, Mapped
     from cgshim.host.backend import HostCall, Spec
-
-Array = Any
 
 
 # --- Tensors and trees ----------------------------------------------------------------------------
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
-    leaves, structure = jax.tree_util.tree_flatten(
+    return jax.tree_util.tree_flatten(  # type: ignore[no-any-return]
         tree,
         is_leaf=lambda x: x is None or hasattr(x, "__next__"),  # JAX warns of iterators
     )
-    return leaves, structure
-
-
-def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
-    return jax.tree_util.tree_unflatten(structure, leaves)
-
-
-def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
-    return jnp.asarray(x, dtype=dtype)
 
 
 def convert_to_numpy(x: Array, /) -> Any:
     note_read(x)
-    return np.asarray(jax.lax.stop_gradient(x))
-
-
-def stop_gradient(x: Array, /) -> Array:
-    return jax.lax.stop_gradient(x)
+    return np.asarray(stop_gradient(x))
 
 
 # --- The gradient of a rule -----------------------------------------------------------------------
@@ -117,7 +105,7 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
         except Exception as error:  # an object may hold what f does not read
             if not reads_a_value(error):
                 raise
-    with contextlib.suppress(NotAsWrittenError):
+    with contextlib.suppress(NotAsWrittenError, UnexpectedTracerError):
         return Written(call, inputs, around).output()
     return run_staged(call, inputs)
 

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from cgshim_jax._tracing import is_tracer
-
-Array = Any
+from cgshim_jax._tracing import Array, is_tracer
 
 
-def depends_only_on(tensor: Array, sources: Iterable[Array], never: Iterable[Array] = ()) -> bool:
+def depends_only_on(tensor: Array, sources: Sequence[Array], never: Iterable[Array] = ()) -> bool:
     """Return True if a tensor was computed from the sources and from constants alone.
 
     Return False if it was computed from one of `never` that is no source, or if JAX has no record
     of it.
     """
-    sources = [x for x in sources if is_tracer(x)]
     known = {
         _identity(part)
         for x in sources
-        for part in _parts_of(x, x._trace is getattr(tensor, "_trace", None))
+        for part in _parts_of(x, getattr(x, "_trace", x) is getattr(tensor, "_trace", None))
     }
-    upstreams = [x for x in never if is_tracer(x) and not any(x is y for y in sources)]
-    ending = {_identity(part) for x in upstreams for part in _parts_of(x, True)}
+    ending = {
+        _identity(part)
+        for x in never
+        if not any(x is y for y in sources)
+        for part in _parts_of(x, True)
+    }
     todo, seen = [tensor], set[int]()
     while todo:
         x = todo.pop()

@@ -20,9 +20,7 @@ from jax.interpreters import ad
 
 from cgshim.backend import CustomGradientError
 from cgshim_jax import _private
-from cgshim_jax._tracing import equations_for, eval_jaxpr, is_tracer, jaxpr_of
-
-Array = Any
+from cgshim_jax._tracing import Array, equations_for, eval_jaxpr, is_tracer, jaxpr_of
 
 
 class Form(enum.IntEnum):
@@ -129,7 +127,7 @@ def _forms_of_results(
     def read(v: Any) -> Form:
         return _form_of(v.val) if isinstance(v, Literal) else forms[v]
 
-    for eqn in equations_for(jaxpr.outvars, jaxpr.eqns)[0]:
+    for eqn in equations_for(jaxpr.outvars, jaxpr.eqns):
         for v, form in zip(eqn.outvars, _forms_after(eqn, [*map(read, eqn.invars)]), strict=True):
             if form is LINEAR and not jnp.issubdtype(v.aval.dtype, jnp.inexact):
                 name = eqn.primitive.name
@@ -221,6 +219,6 @@ def _of_scan(parameters: Any, operands: Sequence[Form]) -> list[Form]:
         results = _inside(parameters["jaxpr"], [*constants, *carry, *scanned])
         # a scan has more results
         after = [_sum(pair) for pair in zip(carry, results, strict=False)]
-        if after == carry:
+        if after == list(carry):
             return results
         carry = after

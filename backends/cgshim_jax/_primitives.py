@@ -22,14 +22,21 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cgshim.backend import Call, TransformationError, refusal, refuse_nonlinear_jvp, subvals
+from cgshim.backend import (
+    Arguments,
+    Call,
+    TransformationError,
+    refusal,
+    refuse_nonlinear_jvp,
+    subvals,
+)
 from cgshim_jax import _private
 from cgshim_jax._linearity import NotLinearError, has_loops, require_linear, transposed_if_linear
 from cgshim_jax._rules import (
@@ -41,41 +48,19 @@ from cgshim_jax._rules import (
     refuse_captured,
     type_of_upstream,
 )
-from cgshim_jax._tracing import eval_jaxpr, is_known, is_tracer, jaxpr_of
+from cgshim_jax._tracing import Array, eval_jaxpr, is_known, is_tracer, jaxpr_of
 
-Array = Any
 Rule = Callable[[list[Array], list[Array], Sequence[int]], Sequence[Array | None]]
 """from residuals, upstreams and places of arguments to the gradients of these arguments"""
+_FORWARD = "jvp, jacfwd or linearize"
 
 
-class Words(NamedTuple):
-    """What is said of an op where its rule may not be used. The call itself would keep tracers
-    alive.
-    """
-
-    op: str
-    unpromised: str | None
-    """why forward mode is refused unless the rule is seen to be linear, or None"""
-    once: str | None
-    """why the gradients may not be differentiated, or None"""
-
-    @staticmethod
-    def of(call: Call) -> Words:
-        key = call.name, call.forward_mode, call.once_differentiable
-        if key not in _WORDS:
-            _WORDS[key] = Words(
-                call.name,
-                None
-                if call.forward_mode
-                else message_of(call.refuse_forward_mode, "jvp, jacfwd or linearize"),
-                message_of(call.refuse_second_order, "its derivative")
-                if call.once_differentiable
-                else None,
-            )
-        return _WORDS[key]
-
-
-_WORDS: dict[Any, Words] = {}
+def without_f(call: Call) -> Call:
+    """Return a call for what is refused of this one, whose f would keep tracers alive."""
+    return Call(
+        Arguments(call.name, call.backend, [], [], True), None, {},  # type: ignore[arg-type]
+        forward_mode=call.forward_mode, once_differentiable=call.once_differentiable,
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,7 +70,8 @@ class Linear:
     As it is callable, no cache of JAX keeps it alive, and what the rule holds.
     """
 
-    words: Words
+    call: Call
+    """the op's call, without f"""
     rule: Rule
     outputs: Sequence[Any]
     """the types of the outputs"""
@@ -200,7 +186,7 @@ class Linear:
         try:
             require_linear(jaxpr, len(captured))
         except NotLinearError as error:
-            refuse_nonlinear_jvp(self.words.op, str(error))
+            refuse_nonlinear_jvp(self.call.name, str(error))
         if not has_loops(jaxpr.jaxpr):
             return eval_jaxpr(jaxpr, [*tangents, *captured])
         # JAX transposes no scan that carries values beside tangents: linearized, it is two
@@ -212,15 +198,12 @@ class Linear:
         self, residuals: list[Array], upstreams: Sequence[Any], picked: Sequence[int]
     ) -> list[Array | None]:
         """Return gradients: run the rule."""
-        upstreams = [ad.instantiate_zeros(u) for u in upstreams]
         whole = [
             u if is_tensor(u) else jnp.asarray(u, kind.dtype)
-            for u, kind in zip(upstreams, self.types, strict=True)
+            for u, kind in zip(map(ad.instantiate_zeros, upstreams), self.types, strict=True)
         ]  # a pullback may be called with Python's numbers
         gradients = list(self.rule(residuals, whole, picked))
-        if self.words.once is None:
-            return gradients
-        return without_derivative(self.words.op, gradients, [*residuals, *whole], self.words.once)
+        return self._once(gradients, [*residuals, *whole])
 
     def execute(
         self, residuals: list[Array], tangents: list[Array], picked: Sequence[int], first: bool
@@ -228,22 +211,23 @@ class Linear:
         """Return the outputs' tangents in forward mode, which may be refused: at first, or over
         another derivative.
         """
-        words = self.words
         if self.push is not None:
             outputs: Any = self.push(residuals, [as_tensor(t) for t in tangents], picked)
-        elif first and words.unpromised is not None:
-            raise TransformationError(words.unpromised)
+        elif first and not self.call.forward_mode:
+            self.call.refuse_forward_mode(_FORWARD)
         else:
             outputs = self._transposed(residuals, tangents, picked)
-        if words.once is not None:
-            outputs = without_derivative(words.op, outputs, [*residuals, *tangents], words.once)
-        return list(outputs)
+        return self._once(list(outputs), [*residuals, *tangents])
+
+    def _once(self, values: list[Any], of: Sequence[Array]) -> list[Any]:
+        if not self.call.once_differentiable:
+            return values
+        refusal = message_of(self.call.refuse_second_order, "its derivative")
+        return without_derivative(self.call, values, of, refusal)
 
     def _transposed(
         self, residuals: list[Array], tangents: list[Array], picked: Sequence[int]
     ) -> list[Array]:
-        words = self.words
-
         def fitting(*upstreams: Array) -> list[Array]:
             gradients = self.rule(residuals, list(upstreams), picked)
             return [
@@ -252,11 +236,9 @@ class Linear:
             ]
 
         def refuse(what: str, is_seen: bool) -> NoReturn:
-            if is_seen and words.unpromised is not None:
-                raise TransformationError(words.unpromised) from None
-            raise refusal(TransformationError, words.op,
-                          must="forward mode needs a rule that is linear in upstream", got=what,
-                          do="write it in linear operations, or use reverse mode")  # fmt: skip
+            if is_seen and not self.call.forward_mode:
+                self.call.refuse_forward_mode(_FORWARD)
+            self.call.refuse_nonlinear(what)
 
         return transposed_if_linear(fitting, self.types, tangents, refuse)
 
@@ -264,7 +246,7 @@ class Linear:
 class Op:
     """A call, as a parameter of the operation that JAX sees."""
 
-    words: Words
+    call: Call
     f: ClosedJaxpr | None = None
     """from arguments to outputs, once somebody has asked for their types"""
     of_batch: Callable[..., tuple[Sequence[Array], Sequence[bool]]] | None = None
@@ -273,8 +255,9 @@ class Op:
     """which arguments are to have the batch in any case"""
 
     def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
-        """Return the outputs."""
-        return self.forward(arguments)[0]
+        """Return the outputs, those of f where that is a jaxpr from the beginning."""
+        assert self.f is not None
+        return eval_jaxpr(self.f, arguments)
 
     def forward(
         self, arguments: Sequence[Array]
@@ -291,7 +274,7 @@ class Op:
         """Return f as a jaxpr of arguments of these types."""
         if self.f is None or list(self.f.in_avals) != list(types):
             f, captured = jaxpr_of(lambda *arguments: list(self.primal(arguments)), types)
-            refuse_captured(self.words.op, captured)
+            refuse_captured(self.call.name, captured)
             self.f = f
         return self.f
 
@@ -300,7 +283,7 @@ class _Over(Op):
     """A call over a batch."""
 
     def __init__(self, op: Op, axis: Any, at: Sequence[int | None]) -> None:
-        self.op, self.axis, self.at, self.words = op, axis, at, op.words
+        self.op, self.axis, self.at, self.call = op, axis, at, op.call
 
     def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
         primal = vmap_over(
@@ -328,11 +311,10 @@ def vmap_over(
     axis: Any, function: Callable[..., Any], in_axes: Any, out_axes: Any
 ) -> Callable[..., Any]:
     """Return the function over the batch that JAX is making now."""
-    vmapped: Callable[..., Any] = jax.vmap(
+    return jax.vmap(  # type: ignore[no-any-return]
         function, in_axes=in_axes, out_axes=out_axes,
         axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name or mesh_axis(axis),
     )  # fmt: skip
-    return vmapped
 
 
 def _batched(kind: Any, axis: Any) -> Any:
@@ -367,7 +349,7 @@ def _varies_over(kind: Any) -> frozenset[Any]:
 
 
 def without_derivative(
-    op: str, values: Sequence[Array | None], of: Sequence[Array], refusal: str
+    call: Call, values: Sequence[Array | None], of: Sequence[Array], refusal: str
 ) -> list[Array | None]:
     """Return values whose derivative by `of`, the tensors that they are made of, raises the error
     `refusal`.
@@ -382,7 +364,9 @@ def without_derivative(
     at = [i for i, value in enumerate(values) if value is not None]
     made = [jax.lax.stop_gradient(values[i]) for i in at]
     types, gives = [x.aval for x in made], range(len(arguments))
-    linear = Linear(Words(op, None, None), refuse, types, [], gives, push=refuse)
+    # a call that is not once_differentiable: there is no derivative to be refused in its turn
+    plain = Call(call.arguments, call.f, {})
+    linear = Linear(plain, refuse, types, [], gives, push=refuse)
     return subvals([None] * len(values), at, linear.attach([*arguments, *made], first=True))
 
 
@@ -563,7 +547,7 @@ def register_with_pallas_and_jet() -> None:
 
 
 def _refuse_jet(primals: Any, series: Any, **parameters: Any) -> NoReturn:
-    (name,) = [x.words.op for x in parameters.values() if hasattr(x, "words")]
+    (name,) = [x.call.name for x in parameters.values() if hasattr(x, "call")]
     raise refusal(TransformationError, name, must="a rule gives one derivative at a time",
                   got="jax.experimental.jet",
                   do="nest jax.grad, or jax.jvp with op_custom_gradient(forward_mode=True)")  # fmt: skip

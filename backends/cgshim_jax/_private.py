@@ -96,20 +96,15 @@ def lower_in_kernels(primitive: Any, evaluate: Callable[..., Any]) -> None:
 
 def parts_of_scan(
     parameters: Any, operands: Sequence[Any]
-) -> tuple[list[Any], list[Any], list[Any]]:
+) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
     """Return the constants, what is carried and what is scanned, among the operands of a scan: 0.4
     to 0.12.
     """
     if "ft_in" in parameters:  # since 0.11
-        constants, carry, scanned = parameters["ft_in"].update(operands).unpack()
-        return list(constants), list(carry), list(scanned)
+        return parameters["ft_in"].update(operands).unpack()  # type: ignore[no-any-return]
     constants_end = parameters["num_consts"]
     carry_end = constants_end + parameters["num_carry"]
-    return (
-        list(operands[:constants_end]),
-        list(operands[constants_end:carry_end]),
-        list(operands[carry_end:]),
-    )
+    return operands[:constants_end], operands[constants_end:carry_end], operands[carry_end:]
 
 
 def callback_sharding(context: Any) -> Any:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cgshim.backend import (
+    Call,
     CustomGradientError,
     CustomGradientTypeError,
+    Rule,
     RuleScope,
     describe,
     refusal,
 )
-from cgshim_jax._tracing import current_trace, is_differentiated, without_batches
-
-if TYPE_CHECKING:
-    from cgshim.backend import Call, Rule
-
-Array = Any
+from cgshim_jax._tracing import Array, current_trace, is_differentiated, without_batches
 
 _scope: RuleScope[Any] = RuleScope("cgshim_jax_rule")
 """the running rule: the trace that it runs in, its upstreams, and f's outputs, with those of the rules around it"""
@@ -87,9 +84,7 @@ def upstreams_of_rule() -> list[Array] | None:
     """Return the upstreams of the running grad_fn if grad_fn itself, or a vmap in it, makes this
     call; else None.
     """
-    if _scope.current is None:
-        return None
-    trace, upstreams, _ = _scope.current
+    trace, upstreams, _ = _scope.current or (None, None, [])
     return upstreams if without_batches(current_trace()) is without_batches(trace) else None
 
 
@@ -119,9 +114,7 @@ def floats_among(tensors: Sequence[Any]) -> list[int]:
 
 @functools.lru_cache(maxsize=64)
 def _has_gradient(dtype: Any) -> bool:
-    if isinstance(dtype, np.dtype):
-        return bool(jnp.issubdtype(dtype, jnp.inexact))
-    return bool(type_of_upstream(jax.core.ShapedArray((), dtype)).dtype != jax.dtypes.float0)
+    return bool(jax.core.ShapedArray((), dtype).to_tangent_aval().dtype != jax.dtypes.float0)
 
 
 def type_of_upstream(kind: Any) -> Any:

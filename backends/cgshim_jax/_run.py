@@ -13,11 +13,12 @@ three ways.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,14 +26,16 @@ from jax.errors import UnexpectedTracerError
 from jax.extend.core import ClosedJaxpr
 
 from cgshim.backend import (
+    Call,
     CustomGradientError,
+    Rule,
     TransformationError,
     describe,
     refusal,
     refuse_captured_tangent,
     subvals,
 )
-from cgshim_jax._primitives import Linear, Words, without_derivative
+from cgshim_jax._primitives import Linear, without_derivative, without_f
 from cgshim_jax._rules import (
     apply_jvp_fn,
     apply_rule,
@@ -41,6 +44,7 @@ from cgshim_jax._rules import (
     type_of_upstream,
 )
 from cgshim_jax._tracing import (
+    Array,
     current_trace,
     eval_jaxpr,
     is_tracer,
@@ -51,10 +55,6 @@ from cgshim_jax._tracing import (
     watching,
 )
 
-if TYPE_CHECKING:
-    from cgshim.backend import Call, Rule
-
-Array = Any
 T = TypeVar("T", bound="TracedRule")
 
 
@@ -209,25 +209,41 @@ def _without_frames(error: Exception) -> Exception:
     return error.with_traceback(None)
 
 
-def trace_for_each(
-    trace: Callable[..., T], takes_needs_input_grad: bool, choices: Iterable[Sequence[int]],
-    places: Sequence[int], inputs: Sequence[Array],
-) -> dict[Any, T]:  # fmt: skip
-    """Return what is traced for all arguments, and as it is for each choice of those that are
-    differentiated, if it asks.
+def trace_rule(
+    rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], known: Sequence[Array],
+    variables: Sequence[Array] = (), *, places: Sequence[int], choices: Iterable[Sequence[int]],
+    is_pushed: bool, runs_eagerly: bool = False,
+) -> tuple[dict[Any, TracedRule], dict[Any, TracedTangents]]:  # fmt: skip
+    """Return the traces of a rule, none if all modes use its jvp_fn, and those of its jvp_fn, if it
+    has one.
 
-    What cannot run again runs for all.
+    Each is traced for all arguments, and as it is for each choice of those that are differentiated,
+    if it asks. What cannot run again runs for all.
     """
-    each: dict[Any, T] = {None: trace(needed=None)}
-    for picked in choices if takes_needs_input_grad else ():
-        of_choice = trace(needed=_needed(places, picked, len(inputs)))
-        if of_choice.error is None:
-            each[picked] = of_choice
-    return each
+
+    def for_each(trace: Callable[..., T], takes_needs_input_grad: bool) -> dict[Any, T]:
+        each: dict[Any, T] = {None: trace(needed=None)}
+        for picked in choices if takes_needs_input_grad else ():
+            of_choice = trace(needed=_needed(places, picked, len(inputs)))
+            if of_choice.error is None:
+                each[picked] = of_choice
+        return each
+
+    rules: dict[Any, TracedRule] = {}
+    forwards: dict[Any, TracedTangents] = {}
+    if not is_pushed:
+        pull = functools.partial(
+            TracedRule, rule, inputs, outputs, variables, known, runs_eagerly=runs_eagerly
+        )
+        rules = for_each(pull, rule.takes_needs_input_grad)
+    if rule.jvp_fn:
+        push = functools.partial(TracedTangents, rule, inputs, outputs, known)
+        forwards = for_each(push, rule.jvp_takes_needs_input_grad)
+    return rules, forwards
 
 
 def traced(
-    words: Words,
+    call: Call,
     rules: Mapping[Any, TracedRule],
     arguments: Sequence[Array],
     outputs: Sequence[Array],
@@ -244,14 +260,15 @@ def traced(
     each: list[TracedRule] = [*rules.values(), *forwards.values()]
     captured = {id(x): x for rule in each for x in rule.captured}
     extra_residuals = [x for identity, x in captured.items() if identity not in known]
-    place = {
-        id(x): at for at, x in reversed([*enumerate([*arguments, *extra_residuals, *outputs])])
-    }
+    # places of arguments count from the first, the others' from the last: more may come in between
+    rest = [*extra_residuals, *outputs]
+    place = {id(x): at - len(rest) for at, x in reversed([*enumerate(rest)])}
+    place |= {id(x): at for at, x in reversed([*enumerate(arguments)])}
     reads = [place[identity] for identity in captured]
     for rule in each:
         rule.reads = [reads.index(place[id(x)]) for x in rule.captured]
         rule.captured = []  # no tracer of f leaves it
-    count, types = len(arguments), [y.aval for y in outputs]
+    types = [y.aval for y in outputs]
 
     def linear(gradient_of: Sequence[int | None]) -> Linear:
         def gradients(
@@ -267,16 +284,14 @@ def traced(
             forward = forwards.get(picked, forwards[None])
             own = {gradient_of[at]: t for at, t in zip(picked, tangents, strict=True)}
             if not own.keys() <= set(forward.float_at):
-                refuse_captured_tangent(words.op)
+                refuse_captured_tangent(call.name)
             return forward.push(residuals, own, types)  # type: ignore[arg-type]
 
         returned = {at for rule in rules.values() for at in rule.returned}
         gives = {at for at, gradient in enumerate(gradient_of) if gradient in returned}
-        further = len(gradient_of) - count
-        places = [at if at < count else at + further for at in reads]
         if forwards:
             gives = {at for at, gradient in enumerate(gradient_of) if gradient is not None}
-        return Linear(words, gradients, types, places, gives, push if forwards else None, not rules)
+        return Linear(call, gradients, types, reads, gives, push if forwards else None, not rules)
 
     return extra_residuals, linear
 
@@ -306,7 +321,7 @@ def written(
             raise
 
     push = rule.jvp_fn and _pushing(rule, types, places)
-    return Linear(Words.of(call), gradients, types, [], range(len(places)), push)
+    return Linear(without_f(call), gradients, types, [], range(len(places)), push)
 
 
 def pushed(
@@ -316,7 +331,7 @@ def pushed(
     types = [y.aval for y in outputs]
     push = _pushing(rule, types, places)
     gives = [at for at, i in enumerate(places) if is_differentiable(inputs[i])]
-    return Linear(Words.of(call), push, types, [], gives, push, is_pushed=True)
+    return Linear(without_f(call), push, types, [], gives, push, is_pushed=True)
 
 
 def _pushing(rule: Rule, outputs: Sequence[Any], places: Sequence[int]) -> Any:
@@ -335,7 +350,7 @@ def _needed(places: Sequence[int], picked: Iterable[int], count: int) -> list[bo
 
 
 def watched(
-    words: Words, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], places: Sequence[int],
+    call: Call, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], places: Sequence[int],
     unconnected: Callable[[Any], str],
 ) -> Linear:  # fmt: skip
     """Return a linear map by the rule as it was written, on the arguments and outputs of each
@@ -351,7 +366,7 @@ def watched(
             value = own.get(id(x), x)
             if value is x and is_tracer(x) and (value := lowered(x)) is not x:
                 arguments = residuals[: len(places)]
-                (value,) = without_derivative(words.op, [value], arguments, unconnected(x))
+                (value,) = without_derivative(call, [value], arguments, unconnected(x))
             return value
 
         return read
@@ -361,7 +376,7 @@ def watched(
     ) -> list[Array | None]:
         read, current = reading(residuals), subvals(inputs, places, residuals[: len(places)])
         needed = _needed(places, picked, len(inputs))
-        with _watching(words.op, read):
+        with _watching(call.name, read):
             by_input = apply_rule(rule, current, residuals[len(places) :], upstreams, needed=needed)
         return [None if g is None else read(g) for g in (by_input[places[at]] for at in picked)]
 
@@ -369,11 +384,11 @@ def watched(
 
     def push(residuals: list[Array], tangents: list[Array], picked: Sequence[int]) -> list[Array]:
         read = reading(residuals)
-        with _watching(words.op, read):
+        with _watching(call.name, read):
             return [*map(read, pushing(residuals, tangents, picked))]
 
     return Linear(
-        words, gradients, types, range(len(held)), range(len(places)), push if rule.jvp_fn else None
+        call, gradients, types, range(len(held)), range(len(places)), push if rule.jvp_fn else None
     )
 
 

@@ -5,24 +5,26 @@ arguments.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import jax
 from jax.extend.core import ClosedJaxpr, Literal
 
 from cgshim.backend import (
+    Call,
     CustomGradientTypeError,
     Mapped,
+    Rule,
     RuleScope,
     TransformationError,
+    TreeSpec,
     refusal,
     subvals,
 )
 from cgshim_jax._graph import depends_only_on
-from cgshim_jax._primitives import Linear, Op, Words, register_with_pallas_and_jet
+from cgshim_jax._primitives import Linear, Op, register_with_pallas_and_jet, without_f
 from cgshim_jax._rules import (
     is_differentiable,
     is_running_rule,
@@ -31,8 +33,9 @@ from cgshim_jax._rules import (
     outputs_of_rules,
     upstreams_of_rule,
 )
-from cgshim_jax._run import TracedRule, TracedTangents, trace_for_each, traced
+from cgshim_jax._run import TracedRule, trace_rule, traced
 from cgshim_jax._tracing import (
+    Array,
     NeedsValuesError,
     Surroundings,
     captured_so_far,
@@ -46,11 +49,6 @@ from cgshim_jax._tracing import (
     part_of,
 )
 from cgshim_jax._written import Written
-
-if TYPE_CHECKING:
-    from cgshim.backend import Call, Rule, TreeSpec
-
-Array = Any
 
 _staging: RuleScope[tuple[Any, ...]] = RuleScope("cgshim_jax_staging")
 """the codes of the ops that are being staged, one in the rule of the other"""
@@ -110,8 +108,7 @@ class _Staging:
         self.variables: list[Array] = []
 
     def op(self) -> _Staged:
-        words = Words.of(self.call)
-        makers: list[Callable[..., Linear]] = []
+        call = without_f(self.call)
 
         def run_f(*tracers: Array) -> list[Array]:
             full = subvals(self.inputs, self.at, tracers)
@@ -120,27 +117,19 @@ class _Staging:
             rule = of_tangents(self.call, rule)
             self._choose_variables(rule)
             known = [*outputs_of_rules(), *outputs]
-            for_each = functools.partial(
-                trace_for_each, choices=self._choices(), places=self.at, inputs=full
-            )
-            forwards: dict[Any, TracedTangents] = {}
-            rules: dict[Any, TracedRule] = {}
-            if not rule.is_transpose or words.once:
-                pull = functools.partial(TracedRule, rule, full, outputs, self.variables, known)
-                rules = for_each(pull, rule.takes_needs_input_grad)
-            if rule.jvp_fn:
-                push = functools.partial(TracedTangents, rule, full, outputs, known)
-                forwards = for_each(push, rule.jvp_takes_needs_input_grad)
+            rules, forwards = trace_rule(
+                rule, full, outputs, known, self.variables, places=self.at, choices=self._choices(),
+                is_pushed=rule.is_transpose and not call.once_differentiable,
+            )  # fmt: skip
             self.rule = (rules or forwards)[None]
-            residuals, linear_of = traced(words, rules, tracers, outputs, forwards)
-            makers.append(linear_of)
+            residuals, self.linear_of = traced(call, rules, tracers, outputs, forwards)
             return [*outputs, *residuals]
 
         f, self.captured = jaxpr_of(
             run_f, [self.inputs[i].aval for i in self.at], outputs_of_rules(), self.call.f
         )
         place = {id(x): len(self.inputs) + at for at, x in enumerate(self.variables)}
-        linear = makers[-1]([*self.at, *(place.get(id(x)) for x in self.captured)])
+        linear = self.linear_of([*self.at, *(place.get(id(x)) for x in self.captured)])
         _refuse_references(self.call, [*self.captured, *f.consts, *self.rule.constants])
         return _Staged(f, linear)
 
@@ -211,43 +200,35 @@ class _Staged(Op):
     """
 
     def __init__(self, whole: ClosedJaxpr, linear: Linear) -> None:
-        self.whole, self.linear, self.words = whole, linear, linear.words
+        self.whole, self.linear, self.call = whole, linear, linear.call
         jaxpr = whole.jaxpr
         outputs = jaxpr.outvars[: len(linear.outputs)]
-        of_outputs, _ = equations_for(outputs, jaxpr.eqns)
-        self.f = part_of(whole, jaxpr.invars, outputs, of_outputs)
-
-    def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
-        assert self.f is not None
-        return eval_jaxpr(self.f, arguments)
+        self.f = part_of(whole, jaxpr.invars, outputs, equations_for(outputs, jaxpr.eqns))
 
     def forward(
         self, arguments: Sequence[Array]
     ) -> tuple[Sequence[Array], Sequence[Array], Linear]:
-        count = len(self.linear.outputs)
-        values = _split(self.whole, count, arguments)
-        outputs, residuals = values[:count], values[count:]
+        """Return the outputs without derivatives, and the residuals with derivatives through f's
+        own operations.
+
+        The derivative of the outputs is the rule's. So what only they need may be opaque: a
+        callback, a while loop.
+        """
+        jaxpr, count = self.whole.jaxpr, len(self.linear.outputs)
+        ends, residual_ends = jaxpr.outvars[:count], jaxpr.outvars[count:]
+        first = equations_for(residual_ends, jaxpr.eqns)
+        of_residuals = {id(eqn) for eqn in first}
+        second = [eqn for eqn in jaxpr.eqns if id(eqn) not in of_residuals]
+        of_outputs = [v for eqn in second for v in eqn.invars] + ends
+        needed = {v for v in of_outputs if not isinstance(v, Literal)}
+        between = [v for eqn in first for v in eqn.outvars if v in needed]
+        part = part_of(self.whole, jaxpr.invars, [*between, *residual_ends], first)
+        known = eval_jaxpr(part, arguments)
+        rest = part_of(self.whole, [*jaxpr.invars, *between], ends, second)
+        operands = [
+            jax.lax.stop_gradient(x) if is_tracer(x) else x
+            for x in (*arguments, *known[: len(between)])
+        ]
+        outputs = eval_jaxpr(rest, operands)
         types = [y.aval for y in outputs]
-        return outputs, residuals, dataclasses.replace(self.linear, outputs=types)
-
-
-def _split(f: ClosedJaxpr, outputs: int, arguments: Sequence[Array]) -> list[Array]:
-    """Return f's outputs, without derivatives, and its other residuals, with derivatives through
-    f's own operations.
-
-    The derivative of the outputs is the rule's. So what only they need may be opaque: a callback, a
-    while loop.
-    """
-    jaxpr = f.jaxpr
-    first, second = equations_for(jaxpr.outvars[outputs:], jaxpr.eqns)
-    of_outputs = [v for eqn in second for v in eqn.invars] + jaxpr.outvars[:outputs]
-    needed = {v for v in of_outputs if not isinstance(v, Literal)}
-    between = [v for eqn in first for v in eqn.outvars if v in needed]
-    part = part_of(f, jaxpr.invars, [*jaxpr.outvars[outputs:], *between], first)
-    known = eval_jaxpr(part, arguments)
-    count = len(jaxpr.outvars) - outputs
-    rest = part_of(f, [*jaxpr.invars, *between], jaxpr.outvars[:outputs], second)
-    operands = [
-        jax.lax.stop_gradient(x) if is_tracer(x) else x for x in (*arguments, *known[count:])
-    ]
-    return [*eval_jaxpr(rest, operands), *known[:count]]
+        return outputs, known[len(between) :], dataclasses.replace(self.linear, outputs=types)

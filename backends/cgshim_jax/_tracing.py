@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-from collections.abc import Callable, Collection, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -49,12 +50,20 @@ class Surroundings(enum.Enum):
     """jit, scan, ..., or a JAX that does not tell"""
 
 
-_LEVELS = (_private.BatchTrace, _private.LinearizeTrace, _private.JVPTrace, _private.JaxprTrace)
+_LEVELS = (_private.BatchTrace, _private.LinearizeTrace, _private.JVPTrace)
 
 
 def current_trace() -> Any:
     """Return what JAX does with the operations that run now."""
     return _private.trace_ctx.trace
+
+
+def _traces() -> Iterator[Any]:
+    """Yield what JAX does with the operations that run now, from the innermost transformation out."""
+    trace = current_trace()
+    while trace is not None:
+        yield trace
+        trace = getattr(trace, "parent_trace", None)
 
 
 def without_batches(trace: Any) -> Any:
@@ -66,12 +75,9 @@ def without_batches(trace: Any) -> Any:
 
 def surroundings() -> Surroundings:
     """Return what surrounds the code that runs now."""
-    trace, levels = current_trace(), []
-    while isinstance(trace, (*_LEVELS, _Watch)):
-        if not isinstance(trace, (_private.JaxprTrace, _Watch)):  # what is known passes through it
-            levels.append(trace)
-        trace = trace.parent_trace
-    if not isinstance(trace, _private.EvalTrace):
+    passing = (_private.JaxprTrace, _Watch)  # through which what is known passes
+    *levels, last = [trace for trace in _traces() if not isinstance(trace, passing)]
+    if not (isinstance(last, _private.EvalTrace) and all(isinstance(x, _LEVELS) for x in levels)):
         return Surroundings.STAGING
     is_batch = [isinstance(level, _private.BatchTrace) for level in levels]
     if all(is_batch):
@@ -121,23 +127,14 @@ def is_differentiated(x: Any) -> bool | None:
 
 
 def perturbed_by_each_derivative(inputs: Sequence[Array]) -> list[tuple[int, ...]]:
-    """Return for each derivative that surrounds the call, the innermost first, the places of the
-    inputs that it is taken of.
-    """
-    trace, inputs = _private.trace_ctx.trace, list(inputs)
-    places = []
-    while trace is not None:
-        own = [
-            is_tracer(x) and getattr(x._trace, "tag", None) is getattr(trace, "tag", x)
-            for x in inputs
-        ]
-        if isinstance(trace, _private.BatchTrace):
-            inputs = [x.val if is_own else x for x, is_own in zip(inputs, own, strict=True)]
-        elif not isinstance(trace, (_private.JaxprTrace, _private.EvalTrace, _Watch)):
-            places.append(tuple(at for at, is_own in enumerate(own) if is_own))
-            inputs = [x.primal if is_own else x for x, is_own in zip(inputs, own, strict=True)]
-        trace = getattr(trace, "parent_trace", None)
-    return places
+    """Return for each derivative the places of the inputs that it is taken of."""
+    places: dict[int, list[int]] = {}
+    for at, x in enumerate(inputs):
+        while is_tracer(x):
+            if hasattr(x, "primal"):
+                places.setdefault(id(x._trace.tag), []).append(at)  # all tags are equal
+            x = x.primal if hasattr(x, "primal") else getattr(x, "val", None)
+    return [tuple(each) for each in places.values()]
 
 
 def value_below_derivatives(x: Any) -> Any:
@@ -192,8 +189,9 @@ class _Watch(_private.Trace):  # type: ignore[misc]
         operands: Sequence[Any],
         **how: Any,
     ) -> Any:
-        process = self.parent_trace.process_custom_vjp_call
-        return process(primitive, fun, forward, backward, self.read_each(operands), **how)
+        return self.parent_trace.process_custom_vjp_call(
+            primitive, fun, forward, backward, self.read_each(operands), **how
+        )
 
 
 class _Calls(_Watch):
@@ -224,18 +222,14 @@ def watching(read: Callable[[Any], Any]) -> Any:
 
 def as_read(tensors: Sequence[Array]) -> Sequence[Array]:
     """Return what an operation of these tensors would read."""
-    trace = current_trace()
-    while isinstance(trace, _Watch):
-        tensors, trace = trace.read_each(tensors), trace.parent_trace
+    for watch in itertools.takewhile(lambda trace: isinstance(trace, _Watch), _traces()):
+        tensors = watch.read_each(tensors)
     return tensors
 
 
 def lowered(x: Any) -> Any:
     """Return what a tracer stands for at the derivatives that are still being taken."""
-    tags, trace = set(), _private.trace_ctx.trace
-    while trace is not None:
-        tags.add(id(getattr(trace, "tag", None)))
-        trace = getattr(trace, "parent_trace", None)
+    tags = {id(getattr(trace, "tag", None)) for trace in _traces()}
     while hasattr(x, "primal") and id(getattr(x._trace, "tag", None)) not in tags:
         x = x.primal
     return x
@@ -249,18 +243,15 @@ def eval_jaxpr(jaxpr: ClosedJaxpr, operands: Sequence[Array]) -> list[Array]:
     return list(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, *operands))
 
 
-def equations_for(wanted: Sequence[Any], equations: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the equations that compute wanted, and the rest."""
+def equations_for(wanted: Sequence[Any], equations: Sequence[Any]) -> list[Any]:
+    """Return the equations that compute wanted."""
     needed = {v for v in wanted if not isinstance(v, Literal)}
-    first: list[Any] = []
-    second: list[Any] = []
+    computing = []
     for eqn in reversed(equations):
-        part = second
         if not needed.isdisjoint(eqn.outvars):
-            part = first
+            computing.append(eqn)
             needed.update(v for v in eqn.invars if not isinstance(v, Literal))
-        part.append(eqn)
-    return first[::-1], second[::-1]
+    return computing[::-1]
 
 
 def part_of(

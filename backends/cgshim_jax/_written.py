@@ -12,37 +12,36 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
-from jax.errors import UnexpectedTracerError
 
 from cgshim.backend import (
-    SIMPLE,
+    Call,
     Mapped,
+    Rule,
     RuleScope,
     TransformationError,
-    partition,
     place_of,
     subvals,
     tensors_inside,
 )
 from cgshim_jax._graph import depends_only_on
-from cgshim_jax._primitives import Linear, Op, Words, without_derivative
+from cgshim_jax._primitives import Linear, Op, without_derivative, without_f
 from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_of, of_tangents
 from cgshim_jax._run import (
     TracedRule,
-    TracedTangents,
     is_raised_by_jax,
     pushed,
-    trace_for_each,
+    trace_rule,
     traced,
     watched,
     written,
 )
 from cgshim_jax._tracing import (
+    Array,
     Surroundings,
     holds_constants,
     is_differentiated,
@@ -51,11 +50,6 @@ from cgshim_jax._tracing import (
     reads_a_value,
     value_below_derivatives,
 )
-
-if TYPE_CHECKING:
-    from cgshim.backend import Call, Rule
-
-Array = Any
 
 _OPAQUE = (NotImplementedError, TransformationError, ValueError)
 """what JAX raises for an operation that has no derivative"""
@@ -75,46 +69,35 @@ def closes_over_differentiated(call: Call, inputs: Sequence[Array]) -> bool:
     parameters: f has no need to read it there.
     """
     known = {id(x) for x in inputs}
-    static = [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
-    holders = [call.f, *static, *call.options.values()]
-    return any(
-        is_differentiated(x) and id(x) not in known
-        for each in holders if type(each) not in SIMPLE
-        for x in (each, *tensors_inside(each, is_tensor, _DEPTH))
-    )  # fmt: skip
+    return any(is_differentiated(x) and id(x) not in known for x in _held_by(call, is_tensor))
+
+
+def _held_by(call: Call, is_wanted: Callable[[Any], bool]) -> Iterator[Any]:
+    """Yield f, its static arguments and its options, and all that these hold of what is wanted."""
+    static = (leaf for spec in call.arguments.specs for leaf in spec.static_leaves())
+    for each in (call.f, *static, *call.options.values()):
+        yield each
+        yield from tensors_inside(each, is_wanted, _DEPTH)
 
 
 class Written(Op):
     """A call whose f is a function of Python."""
 
     def __init__(self, call: Call, inputs: Sequence[Array], around: Surroundings) -> None:
-        self.call, self.words = call, Words.of(call)
+        self.call = call
         self.inputs = inputs
         self.mapped = call.f if isinstance(call.f, Mapped) else None
         self.places = [i for i, x in enumerate(inputs) if self.mapped or is_tracer(x)]
         self.around = around
-        arguments = [inputs[i] for i in self.places]
-        is_traced = around is not Surroundings.ONE_GRADIENT
-        self.asked = perturbed_by_each_derivative(arguments) if is_traced else []
+        self.asked = perturbed_by_each_derivative([inputs[i] for i in self.places])
         """for which of the tracers the derivatives ask, where a traced rule wants to know"""
         if self.mapped is not None:
-            self.of_batch, self.in_batch = self._of_batch, self.mapped.in_batch
+            self.of_batch, self.in_batch = self.mapped.run, self.mapped.in_batch
 
     def output(self) -> Any:
         """Return the output, with the rule for its derivative."""
-        try:
-            outputs = self([self.inputs[i] for i in self.places])
-        except UnexpectedTracerError:
-            raise NotAsWrittenError from None
-        return self.spec.combine(outputs)
-
-    def _of_batch(
-        self, size: int | None, batched: Sequence[bool], *arguments: Array
-    ) -> tuple[Sequence[Array], Sequence[bool]]:
-        assert self.mapped is not None
-        outputs, have = self.mapped.run(size, batched, *arguments)
-        _, self.spec = partition(self.call.name, self.call.backend, outputs)
-        return outputs, have
+        outputs = self([self.inputs[i] for i in self.places])
+        return outputs if self.mapped else self.spec.combine(outputs)
 
     def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
         if self.of_batch is not None:
@@ -131,7 +114,7 @@ class Written(Op):
             outputs, rule = self._of_run(inputs)
             if rule.jvp_fn is None and self.call.forward_mode:  # jax.linearize transposes it
                 return self._traced(rule, inputs, outputs, None)
-            if rule.is_transpose and not self.words.once:
+            if rule.is_transpose and not self.call.once_differentiable:
                 return outputs, [], pushed(self.call, rule, inputs, outputs, self.places)
             return outputs, [], written(self.call, rule, inputs, outputs, self.places)
         reads: list[_Arrays] = []
@@ -156,7 +139,7 @@ class Written(Op):
             else:
                 raise
         is_first_order = self.around is Surroundings.ONE_DERIVATIVE
-        if is_first_order and rule.is_transpose and not self.words.once:
+        if is_first_order and rule.is_transpose and not self.call.once_differentiable:
             return outputs, [], pushed(self.call, rule, inputs, outputs, self.places)
         return self._traced(rule, inputs, outputs, before)
 
@@ -171,27 +154,25 @@ class Written(Op):
         """Return what the run leaves; if f ran on values, `before` are the arrays that were alive
         before that.
         """
-        words, after = self.words, None if before is None else _Arrays()
+        call, after = without_f(self.call), None if before is None else _Arrays()
         arguments = [inputs[i] for i in self.places]
         known = [*arguments, *outputs]
-        pull = functools.partial(TracedRule, rule, inputs, outputs, (), known, runs_eagerly=True)
-        push = functools.partial(TracedTangents, rule, inputs, outputs, known)
-        for_each = functools.partial(
-            trace_for_each, choices=self.asked, places=self.places, inputs=inputs
-        )
-        is_pushed = rule.is_transpose and not words.once
-        rules = {} if is_pushed else for_each(pull, rule.takes_needs_input_grad)
-        forwards = for_each(push, rule.jvp_takes_needs_input_grad) if rule.jvp_fn else {}
+        trace = functools.partial(
+            trace_rule, rule, inputs, outputs, known, places=self.places, choices=self.asked,
+            runs_eagerly=True,
+        )  # fmt: skip
+        is_pushed = rule.is_transpose and not call.once_differentiable
+        rules, forwards = trace(is_pushed=is_pushed)
         first = (rules or forwards)[None]
         refusal = self._refusal(rule, first, before, after)
         if is_pushed and (refusal or first.needs_values):
-            rules = for_each(pull, rule.takes_needs_input_grad)
+            rules, forwards = trace(is_pushed=False)
             first = rules[None]
         if first.needs_values:
             residuals: list[Array] = []
             refusal = "" if before is None else _unconnected(self.call, arguments[0])
             linear = watched(
-                words, rule, inputs, outputs, self.places, lambda x: _unconnected(self.call, x)
+                call, rule, inputs, outputs, self.places, lambda x: _unconnected(self.call, x)
             )
         else:
             if first.error is None and holds_constants(
@@ -199,7 +180,7 @@ class Written(Op):
             ):
                 raise NotAsWrittenError
             gradient_of = [i if is_differentiable(inputs[i]) else None for i in self.places]
-            residuals, linear_of = traced(words, rules, arguments, outputs, forwards)
+            residuals, linear_of = traced(call, rules, arguments, outputs, forwards)
             linear = dataclasses.replace(linear_of(gradient_of), owner=rule.grad_fn)
         for x in (*outputs, *residuals):
             if is_differentiated(x) and not depends_only_on(x, arguments):
@@ -218,11 +199,7 @@ class Written(Op):
             c for c in traced.constants
             if is_tensor(c) and is_differentiable(c) and c in after and c not in before
         ]  # fmt: skip
-        static = [leaf for spec in self.call.arguments.specs for leaf in spec.static_leaves()]
-        holders = [self.call.f, *static, *self.call.options.values()]
-        before_f = {
-            _key(x) for each in holders for x in (each, *tensors_inside(each, _is_number, _DEPTH))
-        }
+        before_f = {_key(x) for x in _held_by(self.call, _is_number)}
         unknown += [
             x for x in tensors_inside(rule.grad_fn, _is_number, _DEPTH) if _key(x) not in before_f
         ]
@@ -238,7 +215,7 @@ def _refusing(linear: Linear, refusal: str, arguments: int) -> Linear:
             residuals: list[Array], moving: list[Array], picked: Sequence[int]
         ) -> Sequence[Array | None]:
             made = function(residuals[:read], moving, picked)
-            return without_derivative(linear.words.op, made, residuals[read:], refusal)
+            return without_derivative(linear.call, made, residuals[read:], refusal)
 
         return values
 
