@@ -68,7 +68,8 @@ class Run:
         self.rule = rule
         self.existing = existing
         self.devices = devices
-        self.variables, self.state = variables, state_of(call.f, variables)
+        if variables:
+            self.variables, self.state = variables, state_of(call.f, variables)
         self.held = holdings.tensors  # the tensors that the rule holds, in order
         self.held_at: list[int | None] = [None] * len(self.held)  # where each is saved
         # True if the rule can read nothing but what it holds
@@ -130,8 +131,9 @@ class Run:
         of_inputs, of_variables = rules.run(
             True, self.as_first, run, inputs, upstreams, variables, needed
         )
-        of_devices = [v.device for v in variables]
-        return [*move_to(self.devices, of_inputs), *move_to(of_devices, of_variables)]
+        if of_variables:
+            of_variables = move_to([v.device for v in variables], of_variables)
+        return [*move_to(self.devices, of_inputs), *of_variables]
 
     def with_state(self, variables: Sequence[Tensor], function: Callable[..., T], *args: Any) -> T:
         """Return `function(*args)`, while modules hold these variables where f read its own."""

@@ -12,61 +12,61 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch._C import (
-    _AutoDispatchBelowAutograd as below_autograd,  # calls an operation's kernel, without derivative
-    _functorch as functorch,  # the levels of torch.func: which are active, how tensors are wrapped
-    _is_any_autocast_enabled as is_any_autocast_enabled,  # for any kind of device
-    _is_tracing as jit_is_tracing,  # torch.jit.is_tracing without its look at scripts
-    _len_torch_dispatch_stack as len_dispatch_stack,  # how many modes see operations: make_fx, fakes
-    _len_torch_function_stack as len_function_stack,  # how many modes see functions of torch
-)
-from torch._C._autograd import (
-    _get_sequence_nr as sequence_number,  # of the next node that this thread adds to the graph
-)
-from torch._C._functorch import (
-    is_dead_tensor_wrapper as is_dead_wrapper,  # of a tensor that has outlived its transformation
-    maybe_current_level as current_level,  # of torch.func, the innermost; None if there is none
-)
-from torch._functorch.autograd_function import (
-    custom_function_call as custom_function_call,  # applies a Function at the levels of torch.func
-    vmapify_autograd_function as vmapify_autograd_function,  # makes a Function over a batch,
-    # which also returns where its outputs have it
-)
-from torch._functorch.pyfunctorch import (
-    temporarily_pop_interpreter_stack as temporarily_pop_interpreter_stack,  # to the outer levels
-)
-from torch._subclasses import (
-    FakeTensor as FakeTensor,  # has a shape and no values: torch.export and torch.compile use it
-)
-from torch.autograd import (
-    forward_ad as forward_ad,  # documented, except _current_level, which shows dual numbers, and
-    # _set_fwd_grad_enabled
-)
+import torch._functorch.autograd_function
+import torch._functorch.pyfunctorch
+import torch._subclasses
+import torch.fx.experimental.proxy_tensor
+from torch.autograd import forward_ad as _forward_ad
 from torch.fx import _symbolic_trace
-from torch.fx.experimental.proxy_tensor import (
-    disable_proxy_modes_tracing as disable_proxy_modes_tracing,  # operations stay out of the graph
-    get_proxy_mode as get_proxy_mode,  # the mode of make_fx, None if it is not tracing
-)
 
 from cgshim_torch._versions.limits import GIVES_AWAY_CALLBACK
 
-# for type checkers, which take only what keeps its name for exported
-__all__ = [
-    "below_autograd", "current_level", "functorch", "is_any_autocast_enabled", "is_dead_wrapper", "jit_is_tracing",
-    "len_dispatch_stack", "len_function_stack", "sequence_number",
-]  # fmt: skip
+functorch: Any = torch._C._functorch
+"""the levels of torch.func: which are active, and how tensors are wrapped"""
+current_level: Callable[[], int | None] = functorch.maybe_current_level
+"""returns the innermost level of torch.func; None if no transformation is active"""
+is_dead_wrapper: Callable[[Any], bool] = functorch.is_dead_tensor_wrapper
+"""returns True for a tensor that has outlived its transformation"""
+custom_function_call: Any = torch._functorch.autograd_function.custom_function_call
+"""applies a Function at the levels of torch.func"""
+vmapify_autograd_function: Any = torch._functorch.autograd_function.vmapify_autograd_function
+"""returns a Function over a batch, which also returns where its outputs have it"""
+temporarily_pop_interpreter_stack: Any = (
+    torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
+)
+"""lets a tensor be read from the outer levels"""
+forward_ad: Any = _forward_ad
+"""documented, except _current_level, which shows dual numbers, and _set_fwd_grad_enabled"""
+below_autograd: Any = torch._C._AutoDispatchBelowAutograd
+"""calls the kernel of an operation, without its derivative"""
 
+sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
+"""returns the number of the next node that this thread adds to the graph"""
 pack_hooks: Callable[[bool], object] = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: None
 )  # fmt: skip
 """returns the hooks on saved tensors that are active, None if there are none, and in 2.6, which does not tell"""
 run_backward: Callable[..., Any] = torch.autograd.Variable._execution_engine.run_backward
 """does what torch.autograd.grad does, which looks at its arguments for half of the time of a small graph"""
+is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""returns True if autocast is on for any kind of device"""
+
+len_function_stack: Callable[[], int] = torch._C._len_torch_function_stack
+"""returns how many modes see functions of torch"""
+len_dispatch_stack: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""returns how many modes see operations: make_fx, fake tensors"""
+jit_is_tracing: Callable[[], bool] = torch._C._is_tracing
+"""returns True while torch.jit traces: torch.jit.is_tracing without its look at scripts"""
 fx_is_tracing: Callable[[], bool] = getattr(
     _symbolic_trace, "_get_is_fx_tracing", lambda: bool(_symbolic_trace._is_fx_tracing_flag)
 )  # fmt: skip
 """returns True while torch.fx traces"""
+get_proxy_mode: Any = torch.fx.experimental.proxy_tensor.get_proxy_mode
+"""returns the mode of make_fx, None if it is not tracing"""
+disable_proxy_modes_tracing: Any = torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing
+"""keeps operations out of the graph that make_fx is making"""
+FakeTensor: Any = torch._subclasses.FakeTensor
+"""has a shape and no values: torch.export and torch.compile trace with such tensors"""
 tags_of_host: list[Any] = [
     tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"
 ]
