@@ -3,8 +3,6 @@
 `_compile.dynamo` and `_compile.guards` import what only Dynamo needs, because Dynamo takes a second.
 """
 
-# one import a module, with a comment for each name
-
 from __future__ import annotations
 
 import contextlib
