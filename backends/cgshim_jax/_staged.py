@@ -97,6 +97,7 @@ class _Staging:
 
     spec: TreeSpec
     rule: TracedRule
+    linear_of: Callable[[Sequence[int | None]], Linear]
     refusal: str | None = None
     """why no tracer that f closes over may be differentiated"""
 

@@ -129,6 +129,7 @@ def is_differentiated(x: Any) -> bool | None:
 def perturbed_by_each_derivative(inputs: Sequence[Array]) -> list[tuple[int, ...]]:
     """Return for each derivative the places of the inputs that it is taken of."""
     places: dict[int, list[int]] = {}
+    x: Any
     for at, x in enumerate(inputs):
         while is_tracer(x):
             if hasattr(x, "primal"):

@@ -59,7 +59,7 @@ def host_function(
         results = [*map(tf.constant, _run(call, map(memory_of_eager, tensors)))]
     else:
         specs = [
-            tf.TensorSpec(None if ... in y.shape else y.shape, tf.as_dtype(y.dtype))
+            tf.TensorSpec(tf.TensorShape(None if ... in y.shape else y.shape), tf.as_dtype(y.dtype))
             for y in declared
         ]
         results = _in_graph(call, tensors, specs) if declared else []

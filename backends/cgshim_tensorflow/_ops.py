@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from operator import attrgetter, index
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 from tensorflow.experimental import numpy as tnp
@@ -99,7 +99,7 @@ def _number_in(number: Any, dtype: Any) -> Tensor:
         return number
     is_float = dtype.is_floating and type(number) is not complex
     fits = is_float or dtype.is_complex or (isinstance(number, int) and dtype != tf.bool)
-    return tf.convert_to_tensor(number, dtype if fits else None)
+    return tf.convert_to_tensor(cast(Any, number), dtype if fits else None)
 
 
 def _of_floats(

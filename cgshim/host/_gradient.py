@@ -279,28 +279,26 @@ class HostPair:
             raise refusal(TransformationError, self._name,
                           must="forward mode on the host takes f's own jvp_fn",
                           got="a pair (output, grad_fn)", do="return (output, grad_fn, jvp_fn)")  # fmt: skip
-        of_one = with_leaves(load("numpy"), lambda x: Spec(x.shape[numbers.ndim :], x.dtype), args)
+        of_one = combine_each(specs, [Spec(x.shape[numbers.ndim :], x.dtype) for x in inputs])
         declared = [
             Spec((*numbers.shape, *y.shape), y.dtype)
-            for y in map(spec_of, self._declared(*of_one, **options))
+            for y in map(spec_of, self._declared(of_one, options))
         ]
         tangents_out = rule.tangents(
             _flat(specs, tangents), declared, lambda at: np.zeros_like(inputs[at])
         )
         return _of_floats(tangents_out, declared)
 
-    def _declared(self, *args: Any, **options: Any) -> list[Spec]:
+    def _declared(self, args: Sequence[Any], options: Mapping[str, Any]) -> list[Spec]:
         """Return the specs of the outputs of f, of arguments or of their specs."""
-        outputs = self._outputs
-        if callable(outputs):
-            outputs = outputs(*args, **options)
+        outputs, _ = self._forward.held_function.function.outputs(args, options)
         leaves = [outputs] if isinstance(outputs, Spec) else load("numpy").tree_flatten(outputs)[0]
         return [leaf for leaf in leaves if hasattr(leaf, "dtype")]
 
     def _declared_tangents(
         self, number: Any, args: Any, tangents: Any, **options: Any
     ) -> list[Spec]:
-        return [y for y in self._declared(*args, **options) if is_differentiable(y.dtype)]
+        return [y for y in self._declared(args, options) if is_differentiable(y.dtype)]
 
     def _run(self, args: Sequence[Any], options: Mapping[str, Any]) -> tuple[list[Array], Rule]:
         """Run f on copies of the arguments: its rule keeps them, and a framework may use their

@@ -230,6 +230,21 @@ def host_jvp(framework: Framework) -> None:
 
 
 @case()
+def host_jvp_with_options(framework: Framework) -> None:
+    """What outputs does not ask for it is not given, and a static argument has no spec."""
+
+    @op_custom_gradient(host_outputs=lambda x, power: x, forward_mode=True)
+    def op(x: Any, power: int, *, scale: float = 1.0) -> Any:
+        slope = 7.0 * scale * x ** (power - 1)
+        return x**power, lambda u: slope * u, lambda dx, _: slope * dx
+
+    x, dx = framework.tensors((np.array([1.0, 3.0]), np.array([2.0, -5.0])))
+    fn: Any = lambda x: [op(x, 3, scale=2.0)]
+    (output_tangent,) = jvp_of(framework.backend)(fn, [x], [dx])
+    framework.check_equal(output_tangent, 14.0 * np.array([2.0, -5.0 * 9.0]))
+
+
+@case()
 def host_jvp_that_is_not_there(framework: Framework) -> None:
     """The promise is that f returns a jvp_fn."""
     pair = lambda x: (2.0 * x, lambda upstream: 2.0 * upstream)
