@@ -328,6 +328,8 @@ def adopted(session: nox.Session, library: str) -> None:
     """
     name = library.partition("==")[0].removesuffix("-ng")
     folder = Path(session.create_tmp())
+    if "torch" in ADOPTED[library]:  # as it is tested, and not the newest with its CUDA packages
+        install(session, "torch")
     session.install("-e", ".", "pytest", "pytest-xdist", library, *ADOPTED[library])
     if name == "pot":  # whose tests are in its sdist alone
         session.run(

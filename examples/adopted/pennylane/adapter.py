@@ -60,7 +60,11 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
         ]
 
     def circuits(*parameters):
-        if on_values:
+        if (
+            on_host
+        ):  # where cgshim's arrays are read-only: lightning's kernels in C++ take none that is
+            parameters = op_tree_map(np.array, parameters)
+        elif on_values:
             parameters = qp.math.unwrap(parameters)
         bound = tuple(
             tape.bind_new_parameters(values, tape.trainable_params)
@@ -79,9 +83,14 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
         def grad(upstream, needs_input_grad):
             upstream = op_tree_map(op_conj, upstream)  # PennyLane's gradients are dL/dz
             vjps = jpc.compute_vjp(trainable(needs_input_grad), upstream)
-            return tuple(map(spread, vjps, needs_input_grad))
+            return op_tree_map(op_conj, tuple(map(spread, vjps, needs_input_grad)))
 
         def jvp(*tangents):
+            # PennyLane wants one of each parameter, of a number in a gate too
+            tangents = tuple(
+                tuple(0.0 * x if t is None else t for t, x in zip(each, values, strict=True))
+                for each, values in zip(tangents, parameters, strict=True)
+            )
             if on_host:
                 return _compute_jvps(jpc.compute_jacobian(bound), tangents, bound)
             return tensors(jpc.execute_and_compute_jvp(bound, tangents)[1])
