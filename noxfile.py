@@ -333,7 +333,7 @@ def adopted(session: nox.Session, library: str) -> None:
     session.install("-e", ".", "pytest", "pytest-xdist", library, *ADOPTED[library])
     if name == "pot":  # whose tests are in its sdist alone
         session.run(
-            "pip", "download", "-q", "--no-deps", "--no-binary=:all:", "-d", str(folder), library
+            "pip", "download", "-q", "--no-deps", f"--no-binary={name}", "-d", str(folder), library
         )
         (sdist,) = folder.glob("*.tar.gz")
         shutil.unpack_archive(sdist, folder, filter="data")

@@ -117,9 +117,10 @@ def main():
     failed = 0
     for backend in BACKENDS:
         environment = {**os.environ, "GEOMSTATS_BACKEND": backend}
-        failed += subprocess.run([sys.executable, __file__, backend], env=environment).returncode
+        failed += subprocess.run([sys.executable, __file__], env=environment).returncode
     return failed
 
 
 if __name__ == "__main__":
-    sys.exit(compared(sys.argv[1]) if len(sys.argv) > 1 else main())
+    of_one = os.environ.get("GEOMSTATS_BACKEND")
+    sys.exit(compared(of_one) if of_one else main())
