@@ -22,7 +22,7 @@ from cgshim._held import SIMPLE, path_to, tensors_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 from cgshim._rule import Rule, required_convention, spelled, with_jvp_fn
-from cgshim._trees import TreeSpec, combine_each, partition
+from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition
 
 
 def refuse_without_tensor(op: str, backend: Backend, output: Any) -> NoReturn:
@@ -174,6 +174,8 @@ class Call:
         tensors that the rule can cover.
         """
         output, grad_fn = self.pair(self.name, self.f, result)
+        if self.backend.is_tensor(output):
+            return [output], ONE_TENSOR, grad_fn
         try:
             outputs, spec = partition(self.name, self.backend, output)
         except BackendError as error:

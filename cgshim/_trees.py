@@ -145,6 +145,8 @@ def partition_each(
     op: str, backend: Backend, trees: Sequence[Any]
 ) -> tuple[list[Tensor], list[TreeSpec]]:
     """Return the tensors of several trees in one list, and the spec of each tree."""
+    if all(map(backend.is_tensor, trees)):
+        return list(trees), [ONE_TENSOR] * len(trees)
     tensors: list[Tensor] = []
     each: list[TreeSpec] = []
     for tree in trees:

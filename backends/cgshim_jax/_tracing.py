@@ -5,8 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -50,20 +49,12 @@ class Surroundings(enum.Enum):
     """jit, scan, ..., or a JAX that does not tell"""
 
 
-_LEVELS = (_private.BatchTrace, _private.LinearizeTrace, _private.JVPTrace)
+_LEVELS = (_private.BatchTrace, _private.LinearizeTrace, _private.JVPTrace, _private.JaxprTrace)
 
 
 def current_trace() -> Any:
     """Return what JAX does with the operations that run now."""
     return _private.trace_ctx.trace
-
-
-def _traces() -> Iterator[Any]:
-    """Yield what JAX does with the operations that run now, from the innermost transformation out."""
-    trace = current_trace()
-    while trace is not None:
-        yield trace
-        trace = getattr(trace, "parent_trace", None)
 
 
 def without_batches(trace: Any) -> Any:
@@ -75,9 +66,12 @@ def without_batches(trace: Any) -> Any:
 
 def surroundings() -> Surroundings:
     """Return what surrounds the code that runs now."""
-    passing = (_private.JaxprTrace, _Watch)  # through which what is known passes
-    *levels, last = [trace for trace in _traces() if not isinstance(trace, passing)]
-    if not (isinstance(last, _private.EvalTrace) and all(isinstance(x, _LEVELS) for x in levels)):
+    trace, levels = current_trace(), []
+    while isinstance(trace, (*_LEVELS, _Watch)):
+        if not isinstance(trace, (_private.JaxprTrace, _Watch)):  # what is known passes through it
+            levels.append(trace)
+        trace = trace.parent_trace
+    if not isinstance(trace, _private.EvalTrace):
         return Surroundings.STAGING
     is_batch = [isinstance(level, _private.BatchTrace) for level in levels]
     if all(is_batch):
@@ -223,14 +217,18 @@ def watching(read: Callable[[Any], Any]) -> Any:
 
 def as_read(tensors: Sequence[Array]) -> Sequence[Array]:
     """Return what an operation of these tensors would read."""
-    for watch in itertools.takewhile(lambda trace: isinstance(trace, _Watch), _traces()):
-        tensors = watch.read_each(tensors)
+    trace = current_trace()
+    while isinstance(trace, _Watch):
+        tensors, trace = trace.read_each(tensors), trace.parent_trace
     return tensors
 
 
 def lowered(x: Any) -> Any:
     """Return what a tracer stands for at the derivatives that are still being taken."""
-    tags = {id(getattr(trace, "tag", None)) for trace in _traces()}
+    tags, trace = set(), current_trace()
+    while trace is not None:
+        tags.add(id(getattr(trace, "tag", None)))
+        trace = getattr(trace, "parent_trace", None)
     while hasattr(x, "primal") and id(getattr(x._trace, "tag", None)) not in tags:
         x = x.primal
     return x

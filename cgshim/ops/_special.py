@@ -20,11 +20,12 @@ def special_logsumexp(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -
 
 
 def special_softmax(x: Tensor, axis: Axis = None) -> Tensor:
-    return ops.softmax(x, axis=axis)
+    powers = ops.exp(x - stop_gradient(ops.max(x, axis=axis, keepdims=True)))
+    return powers / ops.sum(powers, axis=axis, keepdims=True)
 
 
 def special_log_softmax(x: Tensor, axis: Axis = None) -> Tensor:
-    return ops.log_softmax(x, axis=axis)
+    return x - special_logsumexp(x, axis, keepdims=True)
 
 
 def special_expit(x: Tensor) -> Tensor:
@@ -78,12 +79,11 @@ def special_ndtr(x: Tensor) -> Tensor:
 
 
 def softmax(x: Tensor, axis: Axis = -1) -> Tensor:
-    powers = ops.exp(x - stop_gradient(ops.max(x, axis=axis, keepdims=True)))
-    return powers / ops.sum(powers, axis=axis, keepdims=True)
+    return special.softmax(x, axis=axis)
 
 
 def log_softmax(x: Tensor, axis: Axis = -1) -> Tensor:
-    return x - special_logsumexp(x, axis, keepdims=True)
+    return special.log_softmax(x, axis=axis)
 
 
 def relu(x: Tensor) -> Tensor:
