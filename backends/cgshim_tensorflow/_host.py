@@ -58,9 +58,10 @@ def host_function(
     if tf.executing_eagerly():
         results = [*map(tf.constant, _run(call, map(memory_of_eager, tensors)))]
     else:
+        shapes: list[Any] = [None if ... in y.shape else y.shape for y in declared]
         specs = [
-            tf.TensorSpec(tf.TensorShape(None if ... in y.shape else y.shape), tf.as_dtype(y.dtype))
-            for y in declared
+            tf.TensorSpec(shape, tf.as_dtype(y.dtype))
+            for shape, y in zip(shapes, declared, strict=True)
         ]
         results = _in_graph(call, tensors, specs) if declared else []
     if record.could_possibly_record():
