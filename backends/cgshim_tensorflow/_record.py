@@ -170,6 +170,8 @@ class Record:
         """Return True if f may have made a tensor of values that Python read, and not of numbers
         that f knows.
         """
+        if not is_eager(tensor):  # in a graph Python reads no values
+            return False
         if not self.has_made(tensor) or not is_differentiable(tensor.dtype) or is_watched([tensor]):
             return False
         if tensor._id in self._made_of:

@@ -166,6 +166,20 @@ def test_a_variable_among_the_outputs_that_the_rule_keeps(mode: Any) -> None:
 
 
 @eager_and_function
+def test_a_constant_that_the_rule_keeps_beside_a_variable_among_the_outputs(mode: Any) -> None:
+    w = tf.Variable(1.0, trainable=False)
+
+    @cgshim.op_custom_gradient
+    def op(x: Any) -> Any:
+        factor = tf.constant(3.0)
+        y = w.assign(tf.stop_gradient(tf.exp(x)))
+        return [y, 2 * x], lambda upstreams: 3 * factor * upstreams[0] + upstreams[1]
+
+    first = grad(lambda x: 5 * op(x)[0])
+    assert mode(grad(lambda x: first(x) * x))(tf.constant(0.5)) == 45.0
+
+
+@eager_and_function
 def test_a_variable_as_the_output_where_nothing_is_recorded(mode: Any) -> None:
     w = tf.Variable(1.0)
     op = cgshim.op_custom_gradient(lambda x: (w.assign(x), lambda u, variables: (u, [None])))
