@@ -35,6 +35,7 @@ FORWARD_MODE = {
         "embedded_gradient_in_forward_mode",
         "host_function_in_forward_mode",
         "host_result_has_no_tangent",
+        "rule_computes_once",
     ),
     *(
         "host_function_in_forward_mode_over_a_gradient",
