@@ -107,7 +107,10 @@ def _form_of(
     """Return the form of a rule with this signature, which gets these keywords too; None if it
     fits none.
     """
-    own = [p for p in signature.parameters.values() if p.name not in keywords]
+    parameters = signature.parameters.values()
+    if any(p.name in keywords and p.kind is p.POSITIONAL_ONLY for p in parameters):
+        return None  # what is passed by name would go to **kwargs
+    own = [p for p in parameters if p.name not in keywords]
     positional = [p for p in own if p.kind in _BY_POSITION]
     required = sum(p.default is p.empty for p in positional)
     most = math.inf if any(p.kind is p.VAR_POSITIONAL for p in own) else len(positional)

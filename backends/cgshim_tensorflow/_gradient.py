@@ -38,8 +38,6 @@ from cgshim_tensorflow._rule import attach_gradient, stand_in_for, without_deriv
 from cgshim_tensorflow._run import Run
 from cgshim_tensorflow._values import detached, is_eager, values_of, with_values
 
-KEPT = "grad_fn or jvp_fn has made in forward mode, and kept"
-
 
 def attach_rule(
     call: Call, run: Run, inputs: Sequence[Tensor], sources: Sequence[Tensor]
@@ -195,7 +193,7 @@ class _Gradient:
             if tensor._id in self._outputs.with_tangents:
                 self._call.refuse_unconnected(tensor, "has the tangent of what f has captured")
             if tensor._id in self._kept:
-                self._call.refuse_unconnected(tensor, KEPT)
+                self._call.refuse_kept(tensor)
 
     def _why_unconnected(self, tensor: Tensor) -> str | None:
         """Return why nobody knows the derivative of a tensor that the rule has read; None if it is

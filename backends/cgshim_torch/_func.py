@@ -277,7 +277,7 @@ class _ReadsOfFunc(Reads):
     def read(self, t: Tensor) -> Tensor:
         key = id(t)
         if key in self._remembered and not self.asks:
-            self.call.refuse_unconnected(t, "grad_fn or jvp_fn has made in forward mode, and kept")
+            self.call.refuse_kept(t)
         self.depends = (
             self.depends or key in self._passed or key in self._made or key in self._substitutes
         )

@@ -1,8 +1,9 @@
 """How a rule is called: as the signature of grad_fn says."""
 
 import numpy as np
+import pytest
 
-from cgshim import op_custom_gradient, op_grad
+from cgshim import CustomGradientTypeError, op_custom_gradient, op_grad
 
 
 def test_a_rule_may_take_more_than_it_is_given():
@@ -19,3 +20,13 @@ def test_a_rule_may_take_more_than_it_is_given():
 
     np.testing.assert_allclose(op_grad(lambda x: op(x)["y"])(np.array(3.0)), 21.0)
     assert seen == [()]
+
+
+@pytest.mark.parametrize("name", ["variables", "needs_input_grad"])
+def test_a_rule_may_not_take_by_position_alone_what_it_is_given_by_name(name):
+    """It would be lost among ``**rest``."""
+    scope = {}
+    exec(f"def grad(upstream, {name}=None, /, **rest): return upstream", scope)
+    op = op_custom_gradient(lambda x: (x * x, scope["grad"]), name="square")
+    with pytest.raises(CustomGradientTypeError, match="square: grad_fn must take its upstream"):
+        op(np.array(3.0))
