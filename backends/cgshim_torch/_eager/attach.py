@@ -120,7 +120,7 @@ def with_rule(
     alive = list(map(functorch.unwrap_if_dead, inputs))
     aliases = aliases_of(outputs, detached, alive)
     saved = _saved(run, holdings, detached, outputs, alive, aliases, during)
-    return named(Attached, call.name)(run, saved, aliases, *alive, *variables), rule.output
+    return named(Attached, call.name)((run, saved, aliases), *alive, *variables), rule.output
 
 
 def _made(outputs: Sequence[Tensor], holdings: Holdings) -> list[Tensor]:
@@ -270,10 +270,8 @@ class Attached(SingleLevelFunction):
     """Returns aliases of a run's outputs, whose gradients come from the rule of the run."""
 
     @staticmethod
-    def forward(
-        ctx: Any, run: Run, saved: list[Tensor], aliases: Any, *differentiated: Tensor
-    ) -> Any:
-        ctx.run = run
+    def forward(ctx: Any, made: tuple[Run, list[Tensor], Any], *differentiated: Tensor) -> Any:
+        ctx.run, saved, aliases = made  # one argument, for torch looks into each, there and back
         ctx.save_for_backward(*saved)
         return aliases
 
@@ -292,7 +290,7 @@ class Attached(SingleLevelFunction):
             gradients = run.first_gradients(saved, upstreams, ctx.needs_input_grad)
         if not keeps_graph():
             ctx.run = None  # the rule and what it holds are freed with the saved tensors
-        return None, None, None, *gradients
+        return None, *gradients
 
 
 def _in_any_mode(

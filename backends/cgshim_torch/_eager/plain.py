@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType
@@ -58,6 +59,8 @@ from cgshim_torch._versions.private import (
 
 _NONE: Mapping[str, Any] = {}
 _new = object.__new__
+_detach = torch.Tensor.detach
+_version = operator.attrgetter("_version")
 _TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 
 
@@ -116,7 +119,7 @@ class PlainRun(Run):
             if self.form.takes_arguments:
                 inputs = self.raw[: len(self.specs)]
                 if self.plan.is_jvp:
-                    result = transposed_on_values(self.grad_fn, inputs, upstreams[0], needed[3:])
+                    result = transposed_on_values(self.grad_fn, inputs, upstreams[0], needed[1:])
                     if result is None:
                         self.complete()
                         return Run.first_gradients(self, saved, upstreams, needed)
@@ -183,27 +186,31 @@ class Plan:
         """Return the output of f, with the rule for its gradient if an argument is differentiated."""
         arguments = self.call.arguments  # noqa: F841  # by this name and inputs an op in f finds its backend
         recording, differentiated = torch.is_grad_enabled(), False
+        versions: list[int] = []
         is_plain = not (
             frame_callback() is not None or len_function_stack() or len_dispatch_stack() or jit_is_tracing()
             or fx_is_tracing() or current_level() is not None or forward_ad._current_level >= 0
             or (recording and (is_any_autocast_enabled() or pack_hooks(True) is not None))
         )  # fmt: skip
         for x in args:
-            is_plain = is_plain and not (x.is_inference() or is_dead_wrapper(x))
+            is_plain = is_plain and not is_dead_wrapper(x)
             differentiated = differentiated or x.requires_grad
+        try:
+            if recording:
+                versions = [*map(_version, args)]
+        except RuntimeError:  # of inference mode
+            is_plain = False
         if not is_plain:
             return self.call.backend.custom_gradient(self.call.with_f(f, options), args)
         if type(f) is WithBatches:
             f = cast(Any, f).held_function  # nothing maps the call
         inputs: Any = args
-        start, existing, versions = 0, NOTHING, []
+        start, existing = 0, NOTHING
         if recording:
-            start, inputs = sequence_number(), [*args]
-            for at, x in enumerate(args):
-                versions.append(x._version)
-                if differentiated:  # detached, so that the graph records only what f captured
-                    inputs[at] = x.detach()
-            if (self._names_in_f != [] or options) and not self._reads_libraries_alone(
+            start = sequence_number()
+            # detached, so that the graph records only what f captured
+            inputs = [*map(_detach, args)] if differentiated else [*args]
+            if (self._names_in_f != () or options) and not self._reads_libraries_alone(
                 f, self._names_in_f, options
             ):
                 existing = Existing(self.call.with_f(f, options))
@@ -220,14 +227,32 @@ class Plan:
         finally:
             if torch.is_grad_enabled() is not recording:
                 torch.set_grad_enabled(recording)
-        form = self._form_of(results[0], inputs)
-        if form is not None and not recording:
-            return results[0][0]
+        result: Any = results[0]
+        output: Any = None
+        grad_fn: Any = None
+        form = None
+        if type(result) is tuple and len(result) == 2:
+            output, grad_fn = result
+            if (
+                type(output) is torch.Tensor
+                and type(grad_fn) is FunctionType
+                and not (output.requires_grad or grad_fn.__defaults__ or grad_fn.__kwdefaults__)
+            ):
+                form = self._form
+                if form is None or form.code is not grad_fn.__code__:
+                    form = self._new_form(grad_fn)
+                is_own = form.is_plain
+                for x in inputs:
+                    is_own = is_own and x is not output
+                if not is_own:
+                    form = None
         if form is None:
+            x = result = output = grad_fn = None  # what is alive then, the rule holds
             return self._in_general(f, args, options, inputs, existing, start, versions, results)
+        if not recording:
+            return output
 
         # What the rule holds: it is saved, as the tensor that autograd knows.
-        output, grad_fn = results[0]
         items: list[Any] = []
         for cell in grad_fn.__closure__ or ():
             try:
@@ -236,21 +261,27 @@ class Plan:
                 continue
             if type(x) is list or type(x) is tuple:
                 items += x
-            elif type(x) not in SIMPLE:
+            else:
                 items.append(x)
         held, residuals, needs_inputs = set(), [], form.takes_arguments
         for x in items:
-            if type(x) in SIMPLE or id(x) in held:
-                continue
-            if type(x) not in _TENSORS or x.requires_grad or x.is_inference():
+            if type(x) not in _TENSORS:
+                if type(x) in SIMPLE:
+                    continue
                 is_plain = False
                 break
+            if id(x) in held:
+                continue
             held.add(id(x))
-            if x is not output:
-                for seen in inputs:
-                    if x is seen:
-                        break
-                else:  # neither the output nor an input
+            if x.requires_grad:
+                is_plain = False
+                break
+            for seen in inputs:
+                if x is seen:
+                    break
+            else:
+                if x is not output:  # neither the output nor an input
+                    is_plain = is_plain and not x.is_inference()
                     residuals.append(x)
                     needs_inputs = needs_inputs or x.dtype in FLOATS  # its derivative is by them
         if is_plain and not differentiated:
@@ -258,22 +289,23 @@ class Plan:
         raw: list[Tensor | None] = []
         saved: list[Tensor] = []
         inputs_at: list[int | None] = []
-        for at, x in enumerate(inputs):
-            is_plain = is_plain and args[at]._version == versions[at]
-            if needs_inputs or id(x) in held:
+        for x, arg, version in zip(inputs, args, versions):  # noqa: B905  # strict takes time
+            is_plain = is_plain and arg._version == version
+            is_held = id(x) in held or form.takes_arguments
+            if is_held or needs_inputs:
                 inputs_at.append(len(raw))
-                raw.append(x if form.takes_arguments or id(x) in held else None)
-                saved.append(args[at])
+                raw.append(x if is_held else None)
+                saved.append(arg)
             else:
                 inputs_at.append(None)
         if existing is not NOTHING and residuals:
             existing.forget_changed()
             for x in residuals:
                 is_plain = is_plain and not existing.has(x)  # else rules may write to it
-        if is_plain and self._names_in_rule != []:
+        if is_plain and self._names_in_rule != ():
             is_plain = self._reads_libraries_alone(grad_fn, self._names_in_rule)
         if not is_plain or output._is_view():
-            x = seen = output = grad_fn = None  # what is alive without them, the rule holds
+            x = seen = result = output = grad_fn = None
             for tensors in (raw, residuals, items):
                 tensors.clear()
             return self._in_general(f, args, options, inputs, existing, start, versions, results)
@@ -302,7 +334,7 @@ class Plan:
             run.f, run.options, run.existing = f, options, existing
         if needs_inputs:
             run.versions = [0 if t is None else t._version for t in raw]
-        return self._apply(run, saved, (alias,), *args)[0]
+        return self._apply((run, saved, (alias,)), *args)[0]
 
     def _reads_libraries_alone(
         self, function: Any, names: Sequence[tuple[str, Any]] | None, options: Mapping[str, Any] = _NONE
@@ -334,30 +366,12 @@ class Plan:
             x in _TORCH or (name not in scope and _is_pure(name)) for name, x in self._names_in_f
         )
 
-    def _form_of(self, result: Any, inputs: Sequence[Tensor]) -> PlainForm | None:
-        """Return the form of the rule if f has returned a tensor that is its own and a plain
-        function; else None.
-        """
-        if type(result) is not tuple or len(result) != 2:
-            return None
-        output, grad_fn = result
-        if (
-            type(output) is not torch.Tensor
-            or type(grad_fn) is not FunctionType
-            or output.requires_grad
-            or grad_fn.__defaults__
-            or grad_fn.__kwdefaults__
-        ):
-            return None
-        for x in inputs:
-            if x is output:
-                return None
-        form = self._form
-        if form is None or form.code is not grad_fn.__code__:
-            convention = self.call.convention(self.call.arguments, grad_fn, ONE_TENSOR)
-            form = self._form = PlainForm(grad_fn.__code__, convention)
-            self._names_in_rule = library_names(grad_fn)
-        return form if form.is_plain else None
+    def _new_form(self, grad_fn: FunctionType) -> PlainForm:
+        """Return the form of a rule that is not the one before."""
+        convention = self.call.convention(self.call.arguments, grad_fn, ONE_TENSOR)
+        form = self._form = PlainForm(grad_fn.__code__, convention)
+        self._names_in_rule = library_names(grad_fn)
+        return form
 
     def _in_general(
         self, f: Callable[..., Any], args: Sequence[Tensor], options: Mapping[str, Any], inputs: list[Tensor],

@@ -104,7 +104,7 @@ class Run:
         """Return the gradients of inputs and variables, by the rule as it is, on the very tensors
         that it holds.
         """
-        needed = needed[3 : 3 + len(self.devices)]
+        needed = needed[1 : 1 + len(self.devices)]
         if not self.is_emptied:
             return self.gradients(self.inputs_among(self.raw), upstreams, self.variables, needed)
         own = [t.detach() if t.requires_grad else t for t in saved]

@@ -67,7 +67,7 @@ def _is_a_library(name: str) -> bool:
     return name.partition(".")[0] in _LIBRARIES and not name.startswith("cgshim.testing")
 
 
-def library_names(function: Any, and_functions: bool = False) -> list[tuple[str, Any]] | None:
+def library_names(function: Any, and_functions: bool = False) -> tuple[tuple[str, Any], ...] | None:
     """Return the globals that a function names; None if one is neither a constant nor of a library.
 
     Other functions are none, either, unless they are wanted: one that holds nothing and names
@@ -81,7 +81,7 @@ def library_names(function: Any, and_functions: bool = False) -> list[tuple[str,
             continue
         if not (and_functions and holds_nothing(x) and library_names(x) is not None):
             return None
-    return named
+    return tuple(named)
 
 
 def holds_nothing(function: Any) -> bool:
@@ -113,6 +113,8 @@ def held_by(x: Any) -> list[Held] | None:
             for cell in x.__closure__ or ()
             for inner in contents(cell)
         ]
+        if not (x.__defaults__ or x.__kwdefaults__ or x.__dict__):
+            return cells
         defaults = *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()
         return [
             *cells,
@@ -166,11 +168,12 @@ class Holdings:
 
     def _look_into(self, held: Held) -> Sequence[Held]:
         x, holder, key = held
-        if isinstance(x, torch.Tensor):
-            self.tensors.append(Held(x, None if id(holder) in self._existing else holder, key))
         if holder is not None:
             self.seen[id(holder)] = holder
-        if type(x) in SIMPLE or isinstance(x, torch.Tensor) or id(x) in self.seen:
+        if isinstance(x, torch.Tensor):
+            self.tensors.append(Held(x, None, key) if id(holder) in self._existing else held)
+            return ()
+        if type(x) in SIMPLE or id(x) in self.seen:
             return ()
         self.seen[id(x)] = x
         return self._inside(x)
