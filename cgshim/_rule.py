@@ -211,8 +211,10 @@ def required_convention(
     arguments: Arguments, grad_fn: Callable[..., Any], output: TreeSpec
 ) -> tuple[Form, bool | None, bool]:
     """Return the convention of grad_fn; raise an error if it has none of the forms."""
+    # what `with_jvp_fn` has made is called as grad_fn is, whose code has been read before
+    function = getattr(grad_fn, "__wrapped__") if hasattr(grad_fn, _JVP_FN) else grad_fn  # noqa: B009
     form, variables, takes_needs_input_grad = convention_of(
-        grad_fn, len(arguments.specs), output.count
+        function, len(arguments.specs), output.count
     )
     if form is None:
         of = f"{count(len(arguments.specs), 'argument')} and {count(output.count, 'tensor output')}"

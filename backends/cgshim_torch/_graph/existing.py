@@ -222,7 +222,8 @@ class Reach(Holdings):
         if isinstance(x, (MethodType, functools.partial, FunctionHolder)):
             return [each for held in inner for each in self._look_into(held)]
         if isinstance(x, (type, ModuleType)):
-            return [Held(vars(x)[name]) for name in self.names if name in vars(x)]
+            scope = vars(x)
+            return [Held(scope[name]) for name in self.names if name in scope]
         method = getattr(type(x), "__call__", None)  # noqa: B004  # it is looked into
         return [
             *map(Held, inside(x)),

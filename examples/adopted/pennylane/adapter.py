@@ -126,9 +126,8 @@ def with_trainable(tape, indices):
 
 def spread(vjp, needed):
     """Return a gradient for each parameter, of those that were needed."""
-    return tuple(
-        vjp[sum(map(bool, needed[:at]))] if need else None for at, need in enumerate(needed)
-    )
+    gradients = iter(() if vjp is None else vjp)
+    return tuple(next(gradients) if need else None for need in needed)
 
 
 def sequences(results):
