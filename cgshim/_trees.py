@@ -64,9 +64,7 @@ class TreeSpec:
         """
         if len(self._static) == self.count:
             return self
-        return type(self)(
-            self._backend, [None] * len(self._static), self._tensor_at, self._structure
-        )
+        return TreeSpec(self._backend, [None] * len(self._static), self._tensor_at, self._structure)
 
     def static_leaves(self) -> Sequence[Any]:
         """Return the leaves that are not tensors."""
@@ -94,10 +92,31 @@ class TreeSpec:
         return self.combine([SLOT] * self.count)
 
 
+class _WithoutTensor(TreeSpec):
+    """What holds no tensor: it is handed over itself, so that a log in which f or its rule writes is
+    the caller's.
+    """
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, backend: Any, leaves: list[Any], structure: Any, whole: Any) -> None:
+        super().__init__(backend, leaves, [], structure)
+        self._whole = whole
+
+    def combine(self, tensors: Sequence[Any]) -> Any:
+        return self._whole
+
+    def static_leaves(self) -> Sequence[Any]:
+        return [*super().static_leaves(), self._whole]
+
+
 class _Leaf(TreeSpec):
     """A tree that is one leaf: a tensor, or static."""
 
     __slots__ = ()
+
+    def without_static(self) -> TreeSpec:
+        return self if self.count else _NO_TENSOR
 
     def combine(self, tensors: Sequence[Any]) -> Any:
         return tensors[0] if self.count else self._static[0]
@@ -112,6 +131,7 @@ class _Leaf(TreeSpec):
 
 
 ONE_TENSOR = _Leaf(None, [None], [0], None)
+_NO_TENSOR = _Leaf(None, [None], [], None)
 
 
 SLOT = object()
@@ -127,7 +147,7 @@ def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeS
     if type(tree) in SIMPLE:
         return [], _Leaf(None, [tree], [], None)
     leaves, structure = backend.tree_flatten(tree)
-    if all(map(backend.is_tensor, leaves)):
+    if leaves and all(map(backend.is_tensor, leaves)):
         return leaves, TreeSpec(backend, [None] * len(leaves), list(range(len(leaves))), structure)
     tensors, tensor_at, converted = [], [], []
     for at, leaf in enumerate(leaves):
@@ -138,6 +158,8 @@ def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeS
             leaves[at] = None
             if tensor is not leaf:
                 converted.append(id(leaf))
+    if not tensors:
+        return [], _WithoutTensor(backend, leaves, structure, tree)
     return tensors, TreeSpec(backend, leaves, tensor_at, structure, converted)
 
 

@@ -2,6 +2,8 @@
 behind.
 """
 
+import sys
+
 import pytest
 import torch
 
@@ -305,3 +307,38 @@ def test_a_leaf_that_others_hold_is_trainable_state(where, kept_by_the_rule):
         CustomGradientTypeError, match="grad_fn must take variables when f reads trainable state"
     ):
         op(leaf(2.0))
+
+
+# --- torch.set_default_device ---------------------------------------------------------------------
+
+
+def functions_called(call):
+    """Return the names of cgshim's functions that a call runs."""
+    names = []
+
+    def note(frame, event, _):
+        if event == "call" and "cgshim" in frame.f_globals.get("__name__", ""):
+            names.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names
+
+
+def test_a_default_device_leaves_a_plain_call_plain():
+    """Its mode sees each function of torch, but only says where tensors are made."""
+    x, upstream = leaf(2.0, 3.0), torch.tensor([5.0, 7.0])
+    call = lambda: torch.autograd.grad(square(x), x, upstream)
+    call()
+    plain = functions_called(call)
+    torch.set_default_device("cpu")
+    try:
+        (gradient,) = call()
+        within = functions_called(call)
+    finally:
+        torch.set_default_device(None)
+    torch.testing.assert_close(gradient, torch.tensor([70.0, 147.0]))
+    assert sorted(within) == sorted([*plain, "functions_are_seen"])

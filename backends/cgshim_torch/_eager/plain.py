@@ -47,6 +47,7 @@ from cgshim_torch._versions.private import (
     current_level,
     forward_ad,
     frame_callback,
+    functions_are_seen,
     fx_is_tracing,
     is_any_autocast_enabled,
     is_dead_wrapper,
@@ -188,8 +189,8 @@ class Plan:
         recording, differentiated = torch.is_grad_enabled(), False
         versions: list[int] = []
         is_plain = not (
-            frame_callback() is not None or len_function_stack() or len_dispatch_stack() or jit_is_tracing()
-            or fx_is_tracing() or current_level() is not None or forward_ad._current_level >= 0
+            frame_callback() is not None or (len_function_stack() and functions_are_seen())
+            or len_dispatch_stack() or jit_is_tracing() or fx_is_tracing() or current_level() is not None or forward_ad._current_level >= 0
             or (recording and (is_any_autocast_enabled() or pack_hooks(True) is not None))
         )  # fmt: skip
         for x in args:
@@ -406,8 +407,8 @@ def embed_gradient(value: Tensor, gradient: Tensor, x: Tensor, /) -> Tensor | No
     As they are constants, a derivative of the gradient is zero.
     """
     is_plain = _TENSORS.issuperset((type(value), type(gradient), type(x))) and not (
-        frame_callback() is not None or len_function_stack() or len_dispatch_stack() or jit_is_tracing()
-        or fx_is_tracing() or current_level() is not None or forward_ad._current_level >= 0
+        frame_callback() is not None or (len_function_stack() and functions_are_seen())
+        or len_dispatch_stack() or jit_is_tracing() or fx_is_tracing() or current_level() is not None or forward_ad._current_level >= 0
         or gradient.is_inference() or is_dead_wrapper(x)
     )  # fmt: skip
     return EmbedGradient.apply(value.detach(), gradient.detach(), x) if is_plain else None

@@ -16,6 +16,7 @@ import torch._subclasses
 import torch.fx.experimental.proxy_tensor
 from torch.autograd import forward_ad as _forward_ad
 from torch.fx import _symbolic_trace
+from torch.utils._device import DeviceContext
 
 from cgshim_torch._versions.limits import GIVES_AWAY_CALLBACK
 
@@ -51,6 +52,8 @@ is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 len_function_stack: Callable[[], int] = torch._C._len_torch_function_stack
 """returns how many modes see functions of torch"""
+function_mode_at: Callable[[int], object] = torch._C._get_function_stack_at
+"""returns one of these modes, the outermost first"""
 len_dispatch_stack: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """returns how many modes see operations: make_fx, fake tensors"""
 jit_is_tracing: Callable[[], bool] = torch._C._is_tracing
@@ -80,6 +83,14 @@ class SingleLevelFunction(torch.autograd.function._SingleLevelFunction):  # type
     def _compiled_autograd_key(ctx: Any) -> tuple[int]:
         """Return the key of such a node for compiled autograd, as for any Function."""
         return (ctx._autograd_function_id,)
+
+
+def functions_are_seen() -> bool:
+    """Return True if a mode sees functions of torch; that of torch.set_default_device only says where
+    tensors are made.
+    """
+    count = len_function_stack()
+    return count > 1 or (count == 1 and type(function_mode_at(0)) is not DeviceContext)
 
 
 def outside_of_func() -> Any:

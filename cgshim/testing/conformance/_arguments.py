@@ -211,6 +211,29 @@ def static_argument(framework: Framework, static: Any) -> None:
     )  # fmt: skip
 
 
+@case()
+def log_among_the_arguments(framework: Framework) -> None:
+    """A container without tensors is the caller's own: f and grad_fn write to it."""
+
+    @op_custom_gradient
+    def op(x: Tensor, log: list[str], options: dict[str, float]) -> Any:
+        def grad(x: Tensor, log: list[str], options: dict[str, float], upstream: Tensor) -> Any:
+            log.append("grad_fn")
+            options["slope"] = 7.0 * options["scale"]
+            return 7.0 * options["scale"] * upstream * x, None, None
+
+        log.append("f")
+        return x * options["scale"], grad
+
+    log: list[str] = []
+    options = {"scale": 2.0}
+    framework.check_at(
+        lambda x: op(x, log, options), X, upstream=U, output=2.0 * X, gradients=(14.0 * U * X,)
+    )
+    assert log == ["f", "grad_fn"]
+    assert options == {"scale": 2.0, "slope": 14.0}
+
+
 # --- Dtypes and shapes ----------------------------------------------------------------------------
 
 FLOATS = {
