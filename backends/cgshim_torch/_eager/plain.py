@@ -190,7 +190,8 @@ class Plan:
         versions: list[int] = []
         is_plain = not (
             frame_callback() is not None or (len_function_stack() and functions_are_seen())
-            or len_dispatch_stack() or jit_is_tracing() or fx_is_tracing() or current_level() is not None or forward_ad._current_level >= 0
+            or len_dispatch_stack() or jit_is_tracing() or fx_is_tracing() or current_level() is not None
+            or forward_ad._current_level >= 0
             or (recording and (is_any_autocast_enabled() or pack_hooks(True) is not None))
         )  # fmt: skip
         for x in args:
@@ -408,7 +409,8 @@ def embed_gradient(value: Tensor, gradient: Tensor, x: Tensor, /) -> Tensor | No
     """
     is_plain = _TENSORS.issuperset((type(value), type(gradient), type(x))) and not (
         frame_callback() is not None or (len_function_stack() and functions_are_seen())
-        or len_dispatch_stack() or jit_is_tracing() or fx_is_tracing() or current_level() is not None or forward_ad._current_level >= 0
+        or len_dispatch_stack() or jit_is_tracing() or fx_is_tracing() or current_level() is not None
+        or forward_ad._current_level >= 0
         or gradient.is_inference() or is_dead_wrapper(x)
     )  # fmt: skip
     return EmbedGradient.apply(value.detach(), gradient.detach(), x) if is_plain else None
