@@ -109,6 +109,10 @@ class _WithoutTensor(TreeSpec):
     def static_leaves(self) -> Sequence[Any]:
         return [*super().static_leaves(), self._whole]
 
+    @property
+    def key(self) -> Hashable:
+        return super().key, told_apart(self._whole)
+
 
 class _Leaf(TreeSpec):
     """A tree that is one leaf: a tensor, or static."""

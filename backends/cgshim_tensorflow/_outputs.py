@@ -20,6 +20,7 @@ before: the transpose of what the tape tells.
 from __future__ import annotations
 
 import contextlib
+import types
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -178,18 +179,37 @@ class GraphOutputs:
         at_once = record.could_possibly_record() and any(
             self._of_f.reads.get(number) for number in self._own
         )
+        graph = tf.compat.v1.get_default_graph()
         with (
+            self._captured_by(graph),
             Listening(self._notice) if at_once else contextlib.nullcontext(),
             of_rule.noting() as made,
         ):
             yield
-        graph = tf.compat.v1.get_default_graph()
         stand_ins = self._stand_ins_in(graph)
         for operation in made if stand_ins else ():
             self._move_edges_of(operation, graph, stand_ins)
-        for number, (value, _) in self._own.items():
-            if number in stand_ins.values():
-                _forget_capture(graph, value)
+
+    @contextlib.contextmanager
+    def _captured_by(self, graph: Any) -> Iterator[None]:
+        """Let a graph capture the op's outputs where the rule reads f's own: it would retain both."""
+        if not (self._own and hasattr(graph, "capture")):
+            yield
+            return
+        capture = graph.capture
+
+        def capture_output(tensor: Any, *args: Any, **options: Any) -> Any:
+            _, output = self._own.get(getattr(tensor, "_id", -1), (None, tensor))
+            return capture(output, *args, **options)
+
+        graph.capture = capture_output
+        try:
+            yield
+        finally:
+            if isinstance(capture, types.MethodType):
+                del graph.capture
+            else:  # that of a rule in which this one runs
+                graph.capture = capture
 
     def conflict(self, of_rule: Record, with_tangents: bool) -> tuple[Tensor, Tensor] | None:
         """Return an output of the op, and a tensor that f made of it, a tape follows and the rule
@@ -231,15 +251,6 @@ class GraphOutputs:
                 operation._update_input(
                     at, graph.capture(output) if hasattr(graph, "capture") else output
                 )
-
-
-def _forget_capture(graph: Any, tensor: Tensor) -> None:
-    """Let a graph capture a tensor no more that nothing in it reads: it retains its captures."""
-    for outer, inner in getattr(graph, "captures", ()):
-        if outer is tensor and not inner.consumers():
-            graph._function_captures.pop(id(outer))
-            graph.inputs[:] = [x for x in graph.inputs if x is not inner]
-            return
 
 
 # --- Forward mode ---------------------------------------------------------------------------------

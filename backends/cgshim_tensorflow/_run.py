@@ -24,7 +24,7 @@ from cgshim_tensorflow._record import (
     sources_beyond,
     stand_ins,
 )
-from cgshim_tensorflow._values import parts_of
+from cgshim_tensorflow._values import is_eager, parts_of
 
 
 class Run(NamedTuple):
@@ -105,7 +105,11 @@ def _captured_eagerly(
     TensorFlow tells of the variables that are read only if they are trainable. Of others, it tells
     of the handle, or of the value alone, which no operation has made.
     """
-    new = [x for x in read if (x._id > of_f.first or x.dtype == tf.resource) and is_watched([x])]
+    new = [  # what tf.vectorized_map makes in a graph of its own, it tells nobody
+        x
+        for x in read
+        if (x._id > of_f.first or x.dtype == tf.resource) and is_eager(x) and is_watched([x])
+    ]
     # no debugger is listening, too
     if new and all(isinstance(each, Listening) for each in context.context().op_callbacks):
         handles = _identities(known)

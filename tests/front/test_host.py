@@ -204,6 +204,39 @@ def test_keys_tell_trees_apart() -> None:
     assert len(set(keys)) == len(keys) - 1
 
 
+def test_keys_tell_apart_what_f_may_write_to() -> None:
+    function = HostFunction(scaled, lambda x: x, vectorized=False, name="op")
+    log: list[str] = []
+    trees = [log, log, [], {}, (1, 2.0), (1, 2.0), ([],), ([],)]
+    keys = [HostCall(function, [partition("op", load("numpy"), tree)[1]], {}).key for tree in trees]
+    assert keys[0] == keys[1]
+    assert keys[4] == keys[5]
+    assert len(set(keys)) == len(keys) - 2
+
+
+def test_a_log_is_that_of_the_caller(framework: Framework) -> None:
+    @op_host(outputs=lambda x, log: x)
+    def doubled(x: Any, log: list[str]) -> Any:
+        log.append("doubled")
+        return 2 * x
+
+    @op_custom_gradient(host_outputs=lambda x, log: x)
+    def squared(x: Any, log: list[str]) -> Any:
+        def grad(upstream: Any) -> Any:
+            log.append("grad_fn")
+            return 7 * upstream * x, None
+
+        log.append("squared")
+        return x * x, grad
+
+    log: list[str] = []
+    x = framework.tensor([1.0, 3.0])
+    framework.check_equal(doubled(x, log), np.array([2.0, 6.0]))
+    _, pullback = op_vjp(lambda x: squared(x, log), x)
+    framework.check_equal(pullback(framework.tensor([1.0, 10.0])), (np.array([7.0, 210.0]),))
+    assert log == ["doubled", "squared", "grad_fn"]
+
+
 def test_only_the_axes_of_batches_are_broadcast() -> None:
     call = call_of(lambda x, y: x.sum(-1, keepdims=True), lambda x, y: x, vectorized=True).over(
         [True, True]

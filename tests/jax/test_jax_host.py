@@ -262,6 +262,18 @@ def test_only_equal_calls_are_one():
     assert list(map(float, found)) == [float(f(jnp.zeros(()), s=s)) for s in options]
 
 
+def test_calls_of_equal_lists_are_not_one():
+    f = host(lambda x, factors: x * factors[0])
+
+    def both(x):
+        factors = [2.0]
+        first = f(x, factors)
+        factors[0] = 3.0  # before it runs
+        return first, f(x, [2.0])
+
+    assert list(map(float, jax.jit(both)(jnp.ones(())))) == [3.0, 2.0]
+
+
 def test_nothing_is_compiled_for_an_eager_call(total, caplog):
     op = host(total)
     x, w = jnp.array(X), jnp.array(W)

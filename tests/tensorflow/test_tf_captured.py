@@ -147,6 +147,7 @@ def test_an_eager_tensor_that_a_function_captures_is_refused(size: int) -> None:
         lambda c: c,
         lambda c: function(lambda x: x * c),
         lambda c: lambda x: tf.cond(x > 0, lambda: c, lambda: x),
+        lambda c: lambda x: tf.vectorized_map(lambda y: y * c, x[None])[0],
     ],
 )
 def test_captured_however_f_reads_it(f: Any, mode: Any) -> None:
@@ -162,6 +163,18 @@ def test_captured_however_f_reads_it(f: Any, mode: Any) -> None:
 
     with pytest.raises(cgshim.CustomGradientTypeError, match="pass it as an argument"):
         mode(gradient)(tf.constant(2.0), tf.constant(3.0))
+
+
+@every_mode
+def test_what_f_makes_in_a_loop_that_is_vectorized_is_not_captured(mode: Any) -> None:
+    @cgshim.op_custom_gradient
+    def halves(x: Any) -> Any:
+        y = tf.vectorized_map(lambda row: row / 2, x)
+        return y * y, lambda upstream: upstream * 7 * y
+
+    second = mode(grad(grad(halves)))(tf.constant(X))
+    np.testing.assert_allclose(mode(grad(halves))(tf.constant(X)), 3.5 * np.array(X))
+    np.testing.assert_allclose(second, [3.5, 3.5])
 
 
 @every_mode

@@ -298,6 +298,19 @@ def test_eager_calls_keep_neither_options_nor_functions() -> None:
     assert [each() for each in alive] == [None, None]
 
 
+def test_calls_of_equal_lists_are_not_one() -> None:
+    f = host(lambda x, factors: x * factors[0], lambda x, factors: x)
+
+    @function
+    def both(x: Any) -> Any:
+        factors = [2.0]
+        first = f(x, factors)
+        factors[0] = 3.0  # before it runs
+        return first, f(x, [2.0])
+
+    assert [*map(float, both(tf.constant(1.0)))] == [3.0, 2.0]
+
+
 def test_a_function_of_a_deleted_graph_still_runs_in_others() -> None:
     def outer() -> Any:
         inner = function(lambda x: 2.0 * host(lambda x: np.cos(x), name="cos")(x))

@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework.ops import gradient_registry
 from tf_modes import (
+    MODES,
     eager_and_autograph,
     eager_and_function,
     every_mode,
@@ -123,6 +124,7 @@ SECOND = {
     "grad of grad of vectorized_map": lambda fn: grad(grad(vectorized(fn))),
     "jacobian of grad": lambda fn: jacobian(grad(fn)),
     "grad of grad of tf.function": lambda fn: grad(grad(function(fn))),
+    "grad of grad of XLA's program": lambda fn: grad(grad(MODES["xla"](fn))),
     "grad of grad of map_fn": lambda fn: grad(grad(lambda x: tf.map_fn(fn, x))),
     "forward over reverse": lambda fn: jvp(grad(fn), [1.0, 1.0]),
     "reverse over forward": lambda fn: grad(jvp(fn, [1.0, 1.0])),
