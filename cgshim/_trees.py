@@ -106,6 +106,9 @@ class _WithoutTensor(TreeSpec):
     def combine(self, tensors: Sequence[Any]) -> Any:
         return self._whole
 
+    def without_static(self) -> TreeSpec:
+        return TreeSpec(self._backend, [None] * len(self._static), [], self._structure)
+
     def static_leaves(self) -> Sequence[Any]:
         return [*super().static_leaves(), self._whole]
 

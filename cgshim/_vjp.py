@@ -287,6 +287,9 @@ def by_variables_too(op: str, backend: Backend, variables: Sequence[Tensor]) -> 
 def floats_to_tensors(backend: Backend, tree: Any) -> Any:
     if backend.is_tensor(tree):
         return tree
+    leaves, _ = backend.tree_flatten(tree)
+    if not any(isinstance(x, (float, complex)) for x in leaves):
+        return tree  # itself: fn may write to it
     return with_leaves(
         backend,
         lambda x: backend.convert_to_tensor(x) if isinstance(x, (float, complex)) else x,
