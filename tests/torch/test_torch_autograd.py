@@ -324,6 +324,25 @@ def test_saved_tensor_hooks_see_inputs_residuals_and_variables_once():
     torch.testing.assert_close(weight.grad, 7 * weight.detach())
 
 
+@op_custom_gradient
+def product_by_arguments(x, y):
+    return x * y, lambda x, y, upstream: (3 * upstream * y, 5 * upstream * x)
+
+
+@pytest.mark.parametrize("op", [product, product_by_arguments], ids=["kept", "passed"])
+def test_a_rule_reads_what_saved_tensor_hooks_give_back(op):
+    """So does a Function: what was changed since is what it was, and nothing else is kept."""
+    x, y = leaf(2.0), leaf(7.0)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: 10 * t, lambda t: t):
+        z = op(x, y)
+    assert [g.item() for g in torch.autograd.grad(z, (x, y))] == [210, 100]
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        changed = x.clone()
+        z = op(changed, y)
+        changed.mul_(1000)
+        assert [g.item() for g in torch.autograd.grad(z, (x, y))] == [21, 10]
+
+
 def test_save_on_cpu():
     x = leaf(2.0)
     with torch.autograd.graph.save_on_cpu():

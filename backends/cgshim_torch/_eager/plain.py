@@ -173,8 +173,7 @@ class Plan:
         self.call, self.is_jvp = call, call.kind_of_rule.is_transpose
         self._apply = named(Attached, call.name)
         self._form: PlainForm | None = None  # of the last rule: most ops have one
-        f = call.f.held_function if isinstance(call.f, WithBatches) else call.f
-        function = getattr(f, "__func__", f)
+        function = _function_of(call.f)
         # what holds anything may read more than it names
         is_open = not holds_nothing(function)
         self._names_in_f = None if is_open else library_names(function, and_functions=True)
@@ -363,7 +362,7 @@ class Plan:
         if self._names_in_f is None:
             return False
         # with what f has assigned there
-        scope = getattr(self.call.f, "__func__", self.call.f).__globals__
+        scope = _function_of(self.call.f).__globals__
         return all(
             x in _TORCH or (name not in scope and _is_pure(name)) for name, x in self._names_in_f
         )
@@ -435,6 +434,12 @@ _PURE = frozenset(
         "zip",
     ]
 )
+
+
+def _function_of(f: Any) -> Any:
+    """Return what runs where nothing maps the call, without the object of a method."""
+    f = f.held_function if isinstance(f, WithBatches) else f
+    return getattr(f, "__func__", f)
 
 
 def _is_pure(name: str) -> bool:
