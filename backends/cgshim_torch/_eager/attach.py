@@ -34,6 +34,7 @@ from cgshim_torch._graph.reads import FLOATS, reads_now, without_derivative
 from cgshim_torch._graph.walk import is_transformed, recordable, requires_grad, since
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
+    default_device,
     forward_ad,
     functorch,
     is_any_autocast_enabled,
@@ -117,6 +118,7 @@ def with_rule(
                     t.detach_()
         made.clear()
     run = Run(call, rule, existing, [x.device for x in inputs], holdings, variables)
+    run.default_device = default_device()
     alive = list(map(functorch.unwrap_if_dead, inputs))
     aliases = aliases_of(outputs, detached, alive)
     saved = _saved(run, holdings, detached, outputs, alive, aliases, during)

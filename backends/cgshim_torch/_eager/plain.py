@@ -45,6 +45,7 @@ from cgshim_torch._graph.reads import FLOATS
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
     current_level,
+    default_device,
     forward_ad,
     frame_callback,
     functions_are_seen,
@@ -335,6 +336,8 @@ class Plan:
             run.f, run.options, run.existing = f, options, existing
         if needs_inputs:
             run.versions = [0 if t is None else t._version for t in raw]
+            if len_function_stack():
+                run.default_device = default_device()
         return self._apply((run, saved, (alias,)), *args)[0]
 
     def _reads_libraries_alone(
