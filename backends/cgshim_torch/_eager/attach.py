@@ -248,7 +248,7 @@ def _empty(run: Run) -> None:
     for at, (each, place) in enumerate(zip(run.held, run.held_at, strict=True)):
         if each.tensor.requires_grad:  # a variable, which stays anyway
             run.held_at[at] = None
-        elif place is not None and each.holder is not None and id(each.holder) not in shared:
+        elif place is not None and each.holder is not None and id(each.outermost) not in shared:
             put(each, None)
             run.held[at] = Held(None, each.holder, each.key)
             run.raw[place] = None
