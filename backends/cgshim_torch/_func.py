@@ -81,9 +81,13 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         outputs = list(custom_function_call(_Mapped, call.f, *inputs))
         return partition(call.name, call.backend, outputs)
     if call.kind_of_rule.is_transpose and is_jvp_alone() and not rules.current:
-        duals = [forward_ad.unpack_dual(x) for x in inputs]
-        if not any(requires_grad_at_a_level(primal) for primal, _ in duals):
-            return _pushed(call, *zip(*duals, strict=True))
+        primals, tangents = zip(*[forward_ad.unpack_dual(x) for x in inputs], strict=True)
+        # a batch of tangents does not tell if it has tangents of its own
+        if not (
+            any(map(requires_grad_at_a_level, primals))
+            or any(t is not None and functorch.is_legacy_batchedtensor(t) for t in tangents)
+        ):
+            return _pushed(call, primals, tangents)
     # forward mode asks the rule for all gradients
     if call.takes_needs_input_grad and forward_ad._current_level < 0:
         call = call.with_needs_input_grad(
@@ -292,9 +296,15 @@ class _ReadsOfFunc(Reads):
         return result
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
-        """Return t, unless it is of a batch: vmap runs the rule when its batch is over."""
-        if not self.asks and any(map(functorch.is_batchedtensor, levels(t))):
-            self.call.refuse_unconnected(t, "is of a batch, and kept where vmap does not see it")
+        """Return t, unless it is of a batch: vmap runs the rule when its batch is over. What torch.func
+        has wrapped in the rule is of a batch that is known.
+        """
+        why = "is of a batch, and kept where vmap does not see it"
+        for level in () if self.asks else levels(t):
+            if id(level) in self._known:
+                break
+            if functorch.is_batchedtensor(level):
+                self.call.refuse_unconnected(t, why)
         return t
 
 

@@ -1,6 +1,7 @@
 """Eager mode: what torch.autograd, its hooks and its modes do with an op."""
 
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
 
 from cgshim import (
     CustomGradientError,
@@ -322,6 +324,84 @@ def test_saved_tensor_hooks_see_inputs_residuals_and_variables_once():
     output.sum().backward()
     torch.testing.assert_close(x.grad, (x.exp() * y.sin() * x).detach())
     torch.testing.assert_close(weight.grad, 7 * weight.detach())
+
+
+@op_custom_gradient
+def product_by_arguments(x, y):
+    return x * y, lambda x, y, upstream: (3 * upstream * y, 5 * upstream * x)
+
+
+@op_custom_gradient
+def product_of_several(*xs):
+    return xs[0] * xs[1], lambda upstream: (3 * upstream * xs[1], 5 * upstream * xs[0])
+
+
+class Factors(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@op_custom_gradient
+def product_with_tuples(x, y):
+    """A tuple at two places, within another and by itself."""
+    pair = Factors(x, y)
+    nested = ["static", (pair, 3.0)]
+
+    def of_x(upstream):
+        (_, y), factor = nested[1]
+        return factor * upstream * y
+
+    return x * y, lambda upstream: (of_x(upstream), 5 * upstream * pair.x)
+
+
+KEPT = {
+    "in the closure": product,
+    "nowhere": product_by_arguments,
+    "in one tuple": product_of_several,
+    "in tuples": product_with_tuples,
+}
+
+
+@pytest.mark.parametrize("op", KEPT.values(), ids=KEPT)
+def test_a_rule_reads_what_saved_tensor_hooks_give_back(op):
+    """So does a Function: what was changed since is what it was, and nothing else is kept."""
+    x, y = leaf(2.0), leaf(7.0)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: 10 * t, lambda t: t):
+        z = op(x, y)
+    assert [g.item() for g in torch.autograd.grad(z, (x, y))] == [210, 100]
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        changed = x.clone()
+        z = op(changed, y)
+        changed.mul_(1000)
+        assert [g.item() for g in torch.autograd.grad(z, (x, y))] == [21, 10]
+
+
+@pytest.mark.parametrize("op", KEPT.values(), ids=KEPT)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_frees_what_a_rule_reads(op, reentrant):
+    made = []
+
+    def block(x, y):
+        doubled = 2 * x
+        made.append(weakref.ref(doubled.untyped_storage()))
+        return op(doubled, y).sin()
+
+    x, y = leaf(2.0), leaf(7.0)
+    z = checkpoint(block, x, y, use_reentrant=reentrant)
+    assert made[0]() is None
+    z.backward()
+    cosine = torch.cos(torch.tensor(28.0, dtype=torch.float64))
+    torch.testing.assert_close(x.grad, 42 * cosine.reshape(1))
+    torch.testing.assert_close(y.grad, 20 * cosine.reshape(1))
+
+
+@pytest.mark.parametrize("op", KEPT.values(), ids=KEPT)
+def test_mixed_derivatives_of_what_a_rule_keeps_in_tuples(op):
+    x, y = leaf(2.0), leaf(7.0)
+    of_x, of_y = torch.autograd.grad(op(x, y), (x, y), create_graph=True)
+    assert [g.item() for g in torch.autograd.grad(of_x + 10 * of_y, (x, y))] == [50, 3]
+    mixed = torch.func.grad(lambda x, y: torch.func.grad(lambda x: op(x, y).sum())(x).sum(), 1)
+    assert mixed(x.detach(), y.detach()).item() == 3
 
 
 def test_save_on_cpu():

@@ -15,6 +15,7 @@ from cgshim import (
     TransformationError,
     op_custom_gradient,
     op_custom_jvp,
+    op_vjp,
 )
 
 X = torch.tensor([0.5, -1.25, 2.0], dtype=torch.float64)
@@ -442,3 +443,25 @@ def test_what_a_rule_computes_once_is_connected_where_the_innermost_derivative_r
 ):
     once = derivative(cubic(functools.cache, functools.cache))(X)
     torch.testing.assert_close(once, 14 * X, rtol=0, atol=1e-12)
+
+
+def _cubed(x):
+    return x**3
+
+
+def _by_arguments(pull):
+    return lambda x: (_cubed(x), lambda x, upstream: 7 * pull(_cubed, x)[1](upstream)[0])
+
+
+def _kept(pull):
+    return lambda x: (_cubed(x), lambda upstream: 7 * pull(_cubed, x)[1](upstream)[0])
+
+
+@pytest.mark.parametrize("pull", [vjp, op_vjp])
+@pytest.mark.parametrize("rule", [_by_arguments, _kept])
+def test_a_rule_differentiates_a_helper_below_a_vmap(rule, pull):
+    """What torch.func wraps in the rule is of a batch that the rule is given."""
+    op = op_custom_gradient(rule(pull))
+    assert torch.equal(vmap(grad(op))(X), 21 * X**2)
+    assert torch.equal(grad(lambda x: vmap(op)(x).sum())(X), 21 * X**2)
+    torch.testing.assert_close(vmap(grad(grad(op)))(X), 42 * X)

@@ -191,3 +191,20 @@ def test_forward_mode_of_a_sparse_gradient():
     op = op_custom_gradient(lambda x: (2 * x, lambda u: (7 * u).to_sparse()), forward_mode=True)
     x, v = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 10.0])
     torch.testing.assert_close(torch.func.jvp(op, (x,), (v,)), (2 * x, 7 * v))
+
+
+OF_AUTOGRAD = {
+    "reverse": lambda f, x, y: jacobian(f, (x, y), vectorize=True),
+    "forward": lambda f, x, y: jacobian(f, (x, y), vectorize=True, strategy="forward-mode"),
+    "reverse, of one": lambda f, x, y: jacobian(lambda x: f(x, y), x, vectorize=True),
+}
+
+
+@pytest.mark.parametrize("way", OF_AUTOGRAD)
+def test_a_batch_of_upstreams_or_tangents_of_torch_autograd(way):
+    op = op_custom_jvp(lambda x, y: (x * y, lambda dx, dy: 7 * dx * y + 11 * x * dy))
+    x, y = torch.tensor([2.0, -3.0]), torch.tensor([5.0, 13.0])
+    expected = [7 * y.diag(), 11 * x.diag()]
+    got = OF_AUTOGRAD[way](op, x, y)
+    got = [got] if isinstance(got, torch.Tensor) else got
+    assert all(map(torch.equal, got, expected))

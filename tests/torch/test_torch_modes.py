@@ -342,3 +342,28 @@ def test_a_default_device_leaves_a_plain_call_plain():
         torch.set_default_device(None)
     torch.testing.assert_close(gradient, torch.tensor([70.0, 147.0]))
     assert sorted(within) == sorted([*plain, "functions_are_seen"])
+
+
+def _with_zeros(x):
+    kept = x.sin() + torch.zeros(2)
+    return x * x, lambda upstream: upstream * 7 * kept
+
+
+@pytest.mark.parametrize("where", ["the whole program", "the forward pass"])
+@pytest.mark.parametrize("holds", ["nothing", "something"])
+def test_another_run_of_f_has_the_default_device_of_the_first(where, holds):
+    """In a backward pass there is none: torch calls it beside its modes."""
+    op = op_custom_gradient(
+        _with_zeros if holds == "nothing" else lambda x: (holds, _with_zeros(x))[1]
+    )
+    if where == "the whole program":
+        torch.set_default_device("meta")
+    try:
+        with torch.device("meta"):
+            x = torch.ones(2, requires_grad=True)
+            y = op(x).sum()
+        (of_x,) = torch.autograd.grad(y, x, create_graph=True)
+        (second,) = torch.autograd.grad(of_x.sum(), x)
+    finally:
+        torch.set_default_device(None)
+    assert (second.device.type, second.shape) == ("meta", (2,))

@@ -415,3 +415,22 @@ def test_unknown_outputs_need_values():
             "positive: what runs on the host with unknown outputs needs the values of its arguments, got "
             "RuntimeError from torch; call it eagerly, or declare the outputs"
         )
+
+
+@pytest.mark.parametrize("kept", ["the argument", "what f has made"])
+def test_a_second_order_of_a_function_that_holds_nothing(kept):
+    def one(x):
+        return x * x, lambda u: 7.0 * u * 2 * x
+
+    def one_with_a_residual(x):
+        slope = 2 * x
+        return x * x, lambda u: 7.0 * u * slope
+
+    op = op_custom_gradient(
+        one if kept == "the argument" else one_with_a_residual,
+        vmap=lambda size, in_batched, x: (*one(x), True),
+    )
+    x = X.clone().requires_grad_()
+    (of_x,) = torch.autograd.grad(op(x), x, torch.ones_like(X), create_graph=True)
+    (second,) = torch.autograd.grad(of_x, x, 3 * torch.ones_like(X))
+    assert torch.equal(second, torch.full_like(X, 42.0))

@@ -34,6 +34,7 @@ from cgshim_torch._graph.reads import FLOATS, reads_now, without_derivative
 from cgshim_torch._graph.walk import is_transformed, recordable, requires_grad, since
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
+    default_device,
     forward_ad,
     functorch,
     is_any_autocast_enabled,
@@ -117,6 +118,7 @@ def with_rule(
                     t.detach_()
         made.clear()
     run = Run(call, rule, existing, [x.device for x in inputs], holdings, variables)
+    run.default_device = default_device()
     alive = list(map(functorch.unwrap_if_dead, inputs))
     aliases = aliases_of(outputs, detached, alive)
     saved = _saved(run, holdings, detached, outputs, alive, aliases, during)
@@ -156,7 +158,10 @@ def _saved(
     needs_inputs = run.rule.needs_inputs or _may_read_residuals(
         run, holdings, residuals, detached, outputs
     )
-    read = [*held, *(detached if run.rule.needs_inputs else ())]  # in a first order
+    has_hooks = pack_hooks(True) is not None
+    read = [*held]  # in a first order
+    if run.rule.needs_inputs and not has_hooks:
+        read += detached
     is_read = set(map(id, read))
     refs = list(map(weakref.ref, detached + outputs))
     detached.clear()
@@ -190,10 +195,10 @@ def _saved(
         if t.requires_grad and id(t) not in is_variable and (t.is_leaf or _is_made_in(t, during)):
             run.own_at.append(place)
     run.held_at = [at.get(id(t)) for t in held]
-    if pack_hooks(True) is None:
-        run.versions = [0 if t is None else version_of(t) for t in run.raw]
-    elif run.held:
+    if has_hooks:
         _empty(run)
+    else:
+        run.versions = [0 if t is None else version_of(t) for t in run.raw]
     _anchor(run, inputs)
     return saved
 
@@ -237,13 +242,13 @@ def _may_read_residuals(
 
 
 def _empty(run: Run) -> None:
-    """Let the hooks alone keep the tensors: the rule gets them back when it runs."""
+    """Let the hooks alone keep the tensors: the rule gets them back, also as arguments, when it runs."""
     run.is_emptied = True
     shared = Reach(run.call).seen  # f may have put what its rule holds where other code sees it
     for at, (each, place) in enumerate(zip(run.held, run.held_at, strict=True)):
         if each.tensor.requires_grad:  # a variable, which stays anyway
             run.held_at[at] = None
-        elif place is not None and each.holder is not None and id(each.holder) not in shared:
+        elif place is not None and each.holder is not None and id(each.outermost) not in shared:
             put(each, None)
             run.held[at] = Held(None, each.holder, each.key)
             run.raw[place] = None

@@ -45,6 +45,7 @@ from cgshim_torch._graph.reads import FLOATS
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
     current_level,
+    default_device,
     forward_ad,
     frame_callback,
     functions_are_seen,
@@ -173,8 +174,7 @@ class Plan:
         self.call, self.is_jvp = call, call.kind_of_rule.is_transpose
         self._apply = named(Attached, call.name)
         self._form: PlainForm | None = None  # of the last rule: most ops have one
-        f = call.f.held_function if isinstance(call.f, WithBatches) else call.f
-        function = getattr(f, "__func__", f)
+        function = _function_of(call.f)
         # what holds anything may read more than it names
         is_open = not holds_nothing(function)
         self._names_in_f = None if is_open else library_names(function, and_functions=True)
@@ -336,6 +336,8 @@ class Plan:
             run.f, run.options, run.existing = f, options, existing
         if needs_inputs:
             run.versions = [0 if t is None else t._version for t in raw]
+            if len_function_stack():
+                run.default_device = default_device()
         return self._apply((run, saved, (alias,)), *args)[0]
 
     def _reads_libraries_alone(
@@ -363,7 +365,7 @@ class Plan:
         if self._names_in_f is None:
             return False
         # with what f has assigned there
-        scope = getattr(self.call.f, "__func__", self.call.f).__globals__
+        scope = _function_of(self.call.f).__globals__
         return all(
             x in _TORCH or (name not in scope and _is_pure(name)) for name, x in self._names_in_f
         )
@@ -435,6 +437,12 @@ _PURE = frozenset(
         "zip",
     ]
 )
+
+
+def _function_of(f: Any) -> Any:
+    """Return what runs where nothing maps the call, without the object of a method."""
+    f = f.held_function if isinstance(f, WithBatches) else f
+    return getattr(f, "__func__", f)
 
 
 def _is_pure(name: str) -> bool:

@@ -4,6 +4,7 @@ tensors.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import threading
@@ -49,6 +50,7 @@ class Run:
     state: Sequence[tuple[Held, int]] = ()
     anchor: Tensor | None = None  # an empty function of the inputs that are not saved
     autocast: Autocast = ()
+    default_device: torch.device | None = None  # of torch while f ran, if one was set
     # the saved tensors as the rule holds them; None if it does not, as far as is known
     raw: list[Tensor | None]
     versions: Sequence[int] = ()  # how often each of these had been changed in place
@@ -139,6 +141,11 @@ class Run:
         """Return `function(*args)`, while modules hold these variables where f read its own."""
         with holding([(place, variables[number]) for place, number in self.state], self.lock):
             return function(*args)
+
+    def run_again(self, inputs: Sequence[Tensor]) -> Any:
+        """Run f on the default device of the first run: a backward pass has none, as torch calls it."""
+        with self.default_device or contextlib.nullcontext():
+            return self.call.run(inputs)
 
     def as_first(self, function: Callable[..., T], *args: Any) -> T:
         """Return `function(*args)` under autocast as in the first run; restore the grad mode after

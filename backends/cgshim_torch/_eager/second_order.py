@@ -103,7 +103,7 @@ def _made_at_once(
     """
     with contextlib.suppress(Exception):
         with _without_random_numbers(run.call, _generators_of_torch()):
-            _, grad_fn = run.as_first(run.call.run, list(map(_own_node, inputs)))
+            _, grad_fn = run.as_first(run.run_again, list(map(_own_node, inputs)))
         held = Holdings(grad_fn).tensors
         residuals = [held[place].tensor for place in places]
         pairs = zip(residuals, firsts, strict=True)
@@ -218,7 +218,7 @@ def _in_another_run(
     reads.input_ids = set(map(id, inputs))
     start = sequence_number()
     with reads:
-        result = call.run(inputs)
+        result = run.run_again(inputs)
     outputs, rule = call.read(result, inputs)
     made = [held.tensor for held in Holdings(rule.grad_fn, existing=run.existing.holders).tensors]
     if upstreams is not None:

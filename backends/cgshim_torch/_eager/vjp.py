@@ -13,7 +13,7 @@ from cgshim.backend import CustomGradientTypeError, Tensor, TransformationError,
 from cgshim_torch._func import FACTOR, across, is_transpose, ramp, transposed_by
 from cgshim_torch._graph.reads import FLOATS, reads_now
 from cgshim_torch._graph.walk import depends_on_more, is_transformed, recordable
-from cgshim_torch._versions.private import run_backward
+from cgshim_torch._versions.private import functorch, run_backward
 
 Vjp = tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
 
@@ -49,9 +49,10 @@ def transposed_on_values(
     needed: Sequence[bool],
 ) -> Sequence[Tensor | None] | None:
     """Do what `transposed` does where nothing is recorded, in few steps; return None for a function
-    whose result is not like upstream, or not seen to be exactly linear.
+    whose result is not like upstream, or not seen to be exactly linear, and for a batch of upstreams.
     """
-    if not FLOATS.issuperset([x.dtype for x in inputs]):
+    is_batch = functorch.is_legacy_batchedtensor(upstream)
+    if is_batch or not FLOATS.issuperset([x.dtype for x in inputs]):
         return None
     if len(inputs) == 1 and inputs[0].numel() == 1 and not inputs[0].is_complex():
         return _transposed_number(fn, inputs[0], upstream)

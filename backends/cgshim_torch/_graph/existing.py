@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cgshim.backend import SIMPLE, Call, FunctionHolder, Tensor, tensors_inside
+from cgshim.backend import SIMPLE, Call, FunctionHolder, Tensor, subvals, tensors_inside
 from cgshim_torch._versions.private import functorch
 
 _METHODS_IN_C = (BuiltinFunctionType, MethodWrapperType)
@@ -99,9 +99,24 @@ class Held(NamedTuple):
     """Something that a function, a container or an object holds."""
 
     tensor: Any
-    holder: CellType | list[Any] | dict[Any, Any] | type | None = None
-    """what may hold something else for a while; None for a tuple, and for what existed before f ran"""
+    holder: CellType | list[Any] | dict[Any, Any] | type | Held | None = None
+    """what may hold something else for a while, or the place of a tuple, which is made again for that; None
+    for what existed before f ran
+    """
     key: Any = None
+
+    @property
+    def outermost(self) -> Any:
+        """What holds the tuple, if a tuple is the holder; else the holder."""
+        return self.holder.outermost if isinstance(self.holder, Held) else self.holder
+
+    def items(self) -> list[Held]:
+        """Return the items of the tuple that is held; their places do not hold the tuple."""
+        can_be_made = type(self.tensor) is tuple or hasattr(self.tensor, "_make")
+        place = (
+            Held(None, self.holder, self.key) if can_be_made and self.holder is not None else None
+        )
+        return [Held(item, place, at) for at, item in enumerate(self.tensor)]
 
 
 def held_by(x: Any) -> list[Held] | None:
@@ -167,18 +182,22 @@ class Holdings:
             level = [inner for held in level for inner in self._look_into(held)]
 
     def _look_into(self, held: Held) -> Sequence[Held]:
-        x, holder, key = held
+        x, holder = held.tensor, held.outermost
         if holder is not None:
             self.seen[id(holder)] = holder
         if isinstance(x, torch.Tensor):
-            self.tensors.append(Held(x, None, key) if id(holder) in self._existing else held)
+            self.tensors.append(Held(x, None, held.key) if id(holder) in self._existing else held)
             return ()
-        if type(x) in SIMPLE or id(x) in self.seen:
+        # a tuple is looked into at each of its places, for it is made again at each
+        if type(x) in SIMPLE or (id(x) in self.seen and not isinstance(x, tuple)):
             return ()
         self.seen[id(x)] = x
-        return self._inside(x)
+        return self._inside(held)
 
-    def _inside(self, x: Any) -> Sequence[Held]:
+    def _inside(self, held: Held) -> Sequence[Held]:
+        x = held.tensor
+        if isinstance(x, tuple):
+            return held.items()
         if type(x) is FunctionType and id(x) in self._existing:
             return ()  # a helper: what it holds was there before, too
         inner = held_by(x)
@@ -211,8 +230,9 @@ class Reach(Holdings):
     def _look_into(self, held: Held) -> Sequence[Held]:
         return () if is_of_a_library(held.tensor) else super()._look_into(held)
 
-    def _inside(self, x: Any) -> Sequence[Held]:
+    def _inside(self, held: Held) -> Sequence[Held]:
         """Return what something holds; of a module or a class what f names in it."""
+        x = held.tensor
         inner = held_by(x) or []
         if type(x) is FunctionType:
             names = names_in(x.__code__)
@@ -248,7 +268,11 @@ def holding(pairs: Collection[tuple[Held, Tensor]], lock: Any) -> Iterator[None]
 
 def put(place: Held, x: Any) -> None:
     """Let a variable, an item of a container or a name of a class be something else."""
-    if isinstance(place.holder, (CellType, type)):
+    if isinstance(place.holder, Held):
+        now = _now_in(place.holder)
+        if isinstance(now, tuple):
+            put(place.holder, getattr(type(now), "_make", tuple)(subvals(now, [place.key], [x])))
+    elif isinstance(place.holder, (CellType, type)):
         setattr(place.holder, place.key, x)
     elif place.holder is not None:
         place.holder[place.key] = x
@@ -256,6 +280,8 @@ def put(place: Held, x: Any) -> None:
 
 def _now_in(place: Held) -> Any:
     try:
+        if isinstance(place.holder, Held):
+            return _now_in(place.holder)[place.key]
         if isinstance(place.holder, CellType):
             return place.holder.cell_contents
         holder: Any = vars(place.holder) if isinstance(place.holder, type) else place.holder

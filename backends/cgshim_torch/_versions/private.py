@@ -93,6 +93,14 @@ def functions_are_seen() -> bool:
     return count > 1 or (count == 1 and type(function_mode_at(0)) is not DeviceContext)
 
 
+def default_device() -> torch.device | None:
+    """Return where torch makes tensors in this thread, by the innermost mode that says so; None if none
+    does.
+    """
+    modes = map(function_mode_at, reversed(range(len_function_stack())))
+    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
+
+
 def outside_of_func() -> Any:
     """Let what follows run outside of all levels of torch.func."""
     is_outside = functorch.peek_interpreter_stack() is None
