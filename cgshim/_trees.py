@@ -109,6 +109,10 @@ class _WithoutTensor(TreeSpec):
     def static_leaves(self) -> Sequence[Any]:
         return [*super().static_leaves(), self._whole]
 
+    @property
+    def key(self) -> Hashable:
+        return told_apart(self._whole)  # two lists that are equal now may differ when f reads them
+
 
 class _Leaf(TreeSpec):
     """A tree that is one leaf: a tensor, or static."""

@@ -694,3 +694,13 @@ if __name__ == "__main__":
 def test_a_number_that_stands_in_a_jaxpr_has_its_own_dtype_or_the_default(x, dtype):
     found = _value_of(x)
     assert (found, found.dtype, type(found)) == (x, dtype, np.ndarray)
+
+
+def test_lists_that_are_equal_are_not_the_same() -> None:
+    """One may be changed before the compiled program reads it, or be another caller's log."""
+    scaled = make_host(lambda x, scales: scales[0] * x, outputs=lambda x, scales: x)
+    first, second = [1.0], [1.0]
+    both = jax.jit(lambda x: scaled(x, first) + 100 * scaled(x, second))
+    assert float(both(jnp.float32(1.0))) == 101.0
+    first[0] = 3.0
+    assert float(both(jnp.float32(1.0))) == 103.0

@@ -878,3 +878,15 @@ def test_keras() -> None:
         cgshim.TransformationError, match="sin: XLA cannot call the host, got jit_compile=True"
     ):
         model.fit(x, x, verbose=0)
+
+
+def test_lists_that_are_equal_are_not_the_same() -> None:
+    """One may be changed before another graph reads it, or be another caller's log."""
+    scaled = cgshim.op_host(lambda x, scales: scales[0] * x, outputs=lambda x, scales: x)
+    first, second = [1.0], [1.0]
+    both = tf.function(lambda x: scaled(x, first) + 100 * scaled(x, second))
+    assert float(both(tf.constant(1.0))) == 101.0
+    first[0] = 3.0
+    assert float(both(tf.constant(1.0))) == 103.0
+    later = tf.function(lambda x: scaled(x, [1.0]))
+    assert float(later(tf.constant(1.0))) == 1.0
