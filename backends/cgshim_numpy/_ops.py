@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from cgshim.backend import SIMPLE, Axis, axes_of
-from cgshim_numpy._autograd import when_derivatives_exist
+from cgshim_numpy._autograd import isbox, when_derivatives_exist
 
 Array = Any
 anp: Any = np  # autograd's as soon as somebody differentiates
@@ -25,7 +26,7 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     """Return the function of arrays and of autograd's boxes."""
     if name in _DEFINED:
         return None
-    own = globals().get(f"np_{name}")
+    own = globals().get(f"np_{name}".replace(".", "_"))
     if own is not None:
         return own  # type: ignore[no-any-return]
     numpys = _named("", name)
@@ -98,7 +99,9 @@ np_sum, np_mean = _reduction_in("sum"), _reduction_in("mean")
 
 def np_take(a: Array, indices: Any, axis: int | None = None) -> Array:
     a, before = (anp.ravel(a), 0) if axis is None else (a, axis % a.ndim)
-    return a[(slice(None),) * before + (anp.asarray(indices),)]
+    at = anp.asarray(indices)
+    at = at.astype(int) if at.dtype == bool else at  # as an index these would be a mask
+    return a[(slice(None),) * before + (at,)]
 
 
 def np_index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
@@ -173,6 +176,110 @@ def np_take_along_axis(arr: Array, indices: Any, axis: int | None = -1) -> Array
         for at in sizes
     ]
     return arr[(*places[:at_axis], indices, *places[at_axis + 1 :])]
+
+
+# --- For arguments of which autograd has another function's derivative, or none -------------------
+
+
+def np_transpose(a: Array, axes: Axis = None) -> Array:
+    return anp.transpose(a, None if axes is None else axes_of(a, axes))
+
+
+def np_repeat(a: Array, repeats: Any, axis: int | None = None) -> Array:
+    size = anp.size(a) if axis is None else anp.shape(a)[axis]
+    return np_take(a, np.repeat(np.arange(size), repeats), axis)
+
+
+def np_tile(A: Array, reps: Any) -> Array:  # noqa: N803
+    counts = tuple(reps) if isinstance(reps, Iterable) else (reps,)
+    shape = (1,) * (len(counts) - anp.ndim(A)) + anp.shape(A)
+    counts = (1,) * (len(shape) - len(counts)) + counts
+    pairs = [*zip(counts, shape, strict=True)]
+    apart = anp.reshape(A, [n for _, size in pairs for n in (1, size)])
+    tiled = np_broadcast_to(apart, [n for pair in pairs for n in pair])
+    return anp.reshape(tiled, [count * size for count, size in pairs])
+
+
+def np_kron(a: Array, b: Array) -> Array:
+    ndim = max(anp.ndim(a), anp.ndim(b))
+    of_a, of_b = ((1,) * (ndim - anp.ndim(x)) + anp.shape(x) for x in (a, b))
+    a = anp.reshape(a, [n for size in of_a for n in (size, 1)])
+    b = anp.reshape(b, [n for size in of_b for n in (1, size)])
+    return anp.reshape(a * b, [m * n for m, n in zip(of_a, of_b, strict=True)])
+
+
+def np_roll(a: Array, shift: Any, axis: Any = None) -> Array:
+    if axis is None:
+        return anp.reshape(np_roll(anp.ravel(a), shift, 0), anp.shape(a))
+    for by, at in np.broadcast(shift, axis):
+        a = anp.roll(a, int(by), int(at))
+    return a
+
+
+def np_diag(v: Array, k: int = 0) -> Array:
+    return np_diagonal(v, k) if anp.ndim(v) == 2 else anp.diag(v, k)
+
+
+def np_where(condition: Array, *cases: Any) -> Array:
+    shape = anp.broadcast_shapes(*map(anp.shape, (condition, *cases)))
+    wide = [np_broadcast_to(x, shape) if isbox(x) and x.shape != shape else x for x in cases]
+    return anp.where(condition, *wide)
+
+
+def np_full_like(a: Array, fill_value: Any, dtype: Any = None) -> Array:
+    dtype = np.dtype(dtype or a.dtype)
+    if not isbox(fill_value) or dtype.kind not in "fc":
+        return anp.full_like(a, fill_value, dtype)
+    filled = fill_value + np.zeros(anp.shape(a), dtype)
+    return filled if filled.dtype == dtype else filled.astype(dtype)
+
+
+def np_linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, **options: Any) -> Any:
+    if not (isbox(start) or isbox(stop)):
+        return anp.linspace(start, stop, num, endpoint, **options)
+    if options:
+        raise TypeError(f"autograd does not know {', '.join(options)}")
+    steps = np.linspace(0.0, 1.0, num, endpoint)
+    steps = steps.reshape(-1, *[1] * max(anp.ndim(start), anp.ndim(stop)))
+    return start * (1.0 - steps) + stop * steps
+
+
+def np_fft_rfft(a: Array, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+    return _half(anp.fft.fft(a, n, axis, norm), axis)
+
+
+def np_fft_rfftn(a: Array, s: Any = None, axes: Any = None, norm: str | None = None) -> Array:
+    return _half(anp.fft.fftn(a, s, axes, norm), -1 if axes is None else axes[-1])
+
+
+def np_fft_rfft2(a: Array, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Array:
+    return np_fft_rfftn(a, s, axes, norm)
+
+
+def _half(transformed: Array, axis: int) -> Array:
+    """Return what a transform of real numbers has beside its conjugates."""
+    return np_take(transformed, np.arange(transformed.shape[axis] // 2 + 1), axis)
+
+
+def np_fft_irfft(a: Array, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
+    return _normed(anp.fft.irfft, a, n, axis, [axis], norm)
+
+
+def np_fft_irfftn(a: Array, s: Any = None, axes: Any = None, norm: str | None = None) -> Array:
+    axes = range(-(a.ndim if s is None else len(s)), 0) if axes is None else axes
+    return _normed(anp.fft.irfftn, a, s, axes, axes, norm)
+
+
+def np_fft_irfft2(a: Array, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Array:
+    return np_fft_irfftn(a, s, axes, norm)
+
+
+def _normed(
+    inverse: Callable[..., Array], a: Array, sizes: Any, axis: Any, axes: Axis, norm: str | None
+) -> Array:
+    """Return an inverse transform; autograd has the derivatives of norm=None and "ortho" alone."""
+    x = inverse(a, sizes, axis, None if norm in ("backward", "forward") else norm)
+    return x * math.prod([x.shape[at] for at in axes]) if norm == "forward" else x
 
 
 # --- As autograd wraps them -----------------------------------------------------------------------

@@ -114,6 +114,11 @@ def as_float(x: Tensor, dtype: Any = None) -> Tensor:
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
 
 
+def np_sign(x: Tensor) -> Tensor:
+    sign = torch.sign(x)
+    return torch.where(torch.isnan(x), x.detach(), sign) if x.is_floating_point() else sign
+
+
 def np_clip(
     a: Tensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
 ) -> Tensor:
@@ -274,9 +279,9 @@ def np_flip(m: Tensor, axis: Axis = None) -> Tensor:
 
 def np_take(a: Tensor, indices: Any, axis: int | None = None) -> Tensor:
     a, axis = _flat(a, axis)
-    return a[
-        (slice(None),) * checked_axis(a.ndim, axis) + (torch.as_tensor(indices, device=a.device),)
-    ]
+    at = torch.as_tensor(indices, device=a.device)
+    at = at.long() if at.dtype in (torch.bool, torch.uint8) else at  # torch's masks
+    return a[(slice(None),) * checked_axis(a.ndim, axis) + (at,)]
 
 
 def np_take_along_axis(arr: Tensor, indices: Tensor, axis: int | None = -1) -> Tensor:
@@ -328,9 +333,11 @@ def np_einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
 
 
 def np_tensordot(a: Tensor, b: Tensor, axes: Any = 2) -> Tensor:
-    if not isinstance(axes, int):
-        axes = [list(axis) if isinstance(axis, Iterable) else [axis] for axis in axes]
-    return torch.tensordot(*_in_one_dtype(a, b), axes)
+    axes = (range(-axes, 0), range(axes)) if isinstance(axes, int) else axes
+    of_a, of_b = (list(axis) if isinstance(axis, Iterable) else [axis] for axis in axes)
+    if [a.shape[at] for at in of_a] != [b.shape[at] for at in of_b]:  # torch broadcasts ones
+        raise ValueError("shape-mismatch for sum")
+    return torch.tensordot(*_in_one_dtype(a, b), [of_a, of_b])
 
 
 def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
@@ -413,6 +420,8 @@ np_zeros_like, np_ones_like = _filled_like(torch.zeros_like), _filled_like(torch
 
 def np_full(shape: Any, fill_value: Any, dtype: Any = None) -> Tensor:
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if isinstance(fill_value, torch.Tensor):  # torch.full would read it, as a constant
+        return torch.broadcast_to(fill_value, sizes).to(dtype_of(dtype) or fill_value.dtype)
     return torch.full(sizes, fill_value, dtype=dtype_of(dtype), device=device_of_call())
 
 
@@ -425,10 +434,25 @@ def np_linspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, *, dtype: Any = None
 ) -> Tensor:
     stop = stop if endpoint else stop - (stop - start) / num
-    return torch.linspace(start, stop, num, dtype=dtype_of(dtype), device=device_of_call())
+    ends = [end for end in (start, stop) if isinstance(end, torch.Tensor)]
+    if not ends:
+        return torch.linspace(start, stop, num, dtype=dtype_of(dtype), device=device_of_call())
+    # torch.linspace would read them, as constants
+    steps = torch.linspace(0, 1, num, dtype=as_float(ends[0]).dtype, device=ends[0].device)
+    steps = steps.reshape(-1, *[1] * max(end.ndim for end in ends))
+    between = start * (1 - steps) + stop * steps
+    return between if dtype is None else between.to(dtype_of(dtype))
+
+
+def _holds_tensor(a: Any) -> bool:
+    return (
+        any(map(_holds_tensor, a)) if isinstance(a, (list, tuple)) else isinstance(a, torch.Tensor)
+    )
 
 
 def np_asarray(a: Any, dtype: Any = None) -> Tensor:
+    if isinstance(a, (list, tuple)) and _holds_tensor(a):  # torch would read it, as a constant
+        return torch.stack([np_asarray(x, dtype) for x in a])
     return convert_to_tensor(a, dtype_of(dtype))
 
 

@@ -165,9 +165,9 @@ class HostPair:
         if self._outputs == UNKNOWN:
             return self._at_once(backend, inputs, specs, options)
         have_gradients = [is_differentiable(x.dtype) for x in inputs]
+        # nobody differentiates what a rule speaks for
+        constants = combine_each(specs, list(map(backend.stop_gradient, inputs)))
         with self._runs.made_here() as runs:
-            # nobody differentiates what a rule speaks for
-            constants = combine_each(specs, list(map(backend.stop_gradient, inputs)))
             output, number = self._forward(*constants, **options)
         # a list, in which a framework puts the number of each level of derivatives
         held: list[Any] = [number, runs]

@@ -12,6 +12,7 @@ import numpy as np
 from cgshim.backend import Axis, Tensor, axes_of
 from cgshim.ops._elementwise import pad, unstack
 from cgshim.ops._numpy import linalg, ops
+from cgshim.ops._statistics import free_of
 from cgshim.ops._tensors import as_float, cast, dtype, with_axes
 
 
@@ -82,7 +83,7 @@ def correlate(a: Tensor, v: Tensor, mode: str = "valid") -> Tensor:
 def cov(m: Tensor, *, rowvar: bool = True, bias: bool = False, ddof: int | None = None) -> Tensor:
     x = m if rowvar else ops.transpose(m)
     x = x - ops.mean(x, axis=-1, keepdims=True)
-    free = x.shape[-1] - ((0 if bias else 1) if ddof is None else ddof)
+    free = free_of(x.shape[-1], (0 if bias else 1) if ddof is None else ddof)
     return ops.matmul(x, ops.conj(ops.transpose(x))) / free
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from cgshim.backend import Axis, Tensor, checked_axis
 from cgshim.ops._numpy import ops
-from cgshim.ops._tensors import INEXACT, as_float, cast, convert_to_tensor, dtype, shape
+from cgshim.ops._tensors import INEXACT, cast, convert_to_tensor, dtype, shape
 
 
 def clip(
@@ -23,7 +24,7 @@ def clip(
 
 def round(a: Tensor, decimals: int = 0) -> Tensor:
     if not dtype(a).startswith(INEXACT):
-        return a if decimals >= 0 else cast(round(as_float(a), decimals), dtype(a))
+        return a if decimals >= 0 else cast(round(cast(a, "float64"), decimals), dtype(a))
     return ops.rint(a * 10.0**decimals) / 10.0**decimals
 
 
@@ -48,7 +49,7 @@ def divmod(x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
 
 def modf(x: Tensor) -> tuple[Tensor, Tensor]:
     whole = ops.trunc(x)
-    return x - whole, whole
+    return ops.where(ops.isinf(x), ops.zeros_like(x), x - whole), whole
 
 
 def select(condlist: Sequence[Tensor], choicelist: Sequence[Any], default: Any = 0) -> Tensor:
@@ -72,8 +73,13 @@ def unwrap(p: Tensor, axis: int = -1, *, period: float = 2 * math.pi) -> Tensor:
 
 
 def digitize(x: Tensor, bins: Any, right: bool = False) -> Tensor:
-    """Return the bin of each number; bins must increase."""
-    return ops.searchsorted(_numbers_beside(x, bins), x, side="left" if right else "right")
+    """Return the bin of each number; bins must increase or decrease."""
+    bins, side = _numbers_beside(x, bins), "left" if right else "right"
+    places = ops.searchsorted(bins, x, side=side)
+    if bins.shape[0] < 2:
+        return places
+    backwards = bins.shape[0] - ops.searchsorted(ops.flip(bins), x, side=side)
+    return ops.where(bins[0] <= bins[-1], places, backwards)
 
 
 def interp(x: Tensor, xp: Any, fp: Any) -> Tensor:
@@ -160,24 +166,33 @@ def array_split(ary: Tensor, indices_or_sections: Any, axis: int = 0) -> Sequenc
 def geomspace(
     start: float, stop: float, num: int = 50, endpoint: bool = True, dtype: Any = None
 ) -> Tensor:
-    powers = ops.linspace(math.log(start), math.log(stop), num, endpoint=endpoint)
+    of_start, of_stop = (
+        math.log(x) if isinstance(x, (int, float)) else ops.log(x) for x in (start, stop)
+    )
+    powers = ops.linspace(of_start, of_stop, num, endpoint=endpoint)
     return ops.asarray(ops.exp(powers), dtype)
 
 
 def pad(
-    array: Tensor, pad_width: Any, mode: Any = "constant", *, constant_values: float = 0
+    array: Tensor, pad_width: Any, mode: Any = "constant", *, constant_values: Any = 0
 ) -> Tensor:
-    """Pad in NumPy's modes that repeat elements, and with one constant."""
+    """Pad in NumPy's modes that repeat elements, and with constants."""
     if mode not in _PAD_MODES:
         raise NotImplementedError(f"mode={mode!r}, which is none of {', '.join(_PAD_MODES)}")
-    widths = np.broadcast_to(np.asarray(pad_width), (len(array.shape), 2)).tolist()
+    ndim = len(array.shape)
+    widths = np.broadcast_to(np.asarray(pad_width), (ndim, 2)).tolist()
+    if min([0, *itertools.chain(*widths)]) < 0:
+        raise ValueError("index can't contain negative values")
+    values = [[constant_values] * 2] * ndim
+    if isinstance(constant_values, (list, tuple)):
+        values = np.broadcast_to(np.asarray(constant_values), (ndim, 2)).tolist()
     for axis, (before, after) in enumerate(widths):
         if not (before or after):
             continue
         if mode == "constant":
-            one = ops.full_like(ops.sum(array, axis=axis, keepdims=True), constant_values)
-            one = cast(one, dtype(array))
-            array = ops.concatenate([*[one] * before, array, *[one] * after], axis=axis)
+            slab = ops.sum(array, axis=axis, keepdims=True)
+            first, last = [cast(ops.full_like(slab, x), dtype(array)) for x in values[axis]]
+            array = ops.concatenate([*[first] * before, array, *[last] * after], axis=axis)
         else:
             places = np.pad(np.arange(array.shape[axis]), (before, after), mode)
             array = ops.take(array, places, axis=axis)

@@ -9,7 +9,7 @@ from typing import Any
 
 from cgshim.backend import Axis, Tensor
 from cgshim.ops._numpy import linalg, ops, special
-from cgshim.ops._tensors import cast, dtype, stop_gradient
+from cgshim.ops._tensors import as_float, cast, dtype, stop_gradient
 
 
 def special_logsumexp(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
@@ -56,6 +56,7 @@ def special_entr(x: Tensor) -> Tensor:
 
 def special_rel_entr(x: Tensor, y: Tensor) -> Tensor:
     """Return x log(x / y), 0 where x is 0 and y is not negative, and else inf."""
+    x, y = as_float(x), as_float(y)
     both = (x > 0) & (y > 0)
     x1, y1 = ops.where(both, x, ops.ones_like(x)), ops.where(both, y, ops.ones_like(y))
     outside = ops.where((x == 0) & (y >= 0), ops.zeros_like(x * y), ops.full_like(x * y, math.inf))
@@ -64,6 +65,7 @@ def special_rel_entr(x: Tensor, y: Tensor) -> Tensor:
 
 
 def special_kl_div(x: Tensor, y: Tensor) -> Tensor:
+    x, y = as_float(x), as_float(y)
     return special_rel_entr(x, y) - x + y
 
 

@@ -25,8 +25,14 @@ def var(
 ) -> Tensor:
     a = as_float(a)
     deviation = ops.absolute(a - ops.mean(a, axis=axis, keepdims=True))
-    free = count_of(a, axis) - (ddof if correction is None else correction)
+    free = free_of(count_of(a, axis), ddof if correction is None else correction)
     return ops.sum(deviation * deviation, axis=axis, keepdims=keepdims) / free
+
+
+def free_of(count: Any, ddof: float) -> Any:
+    """Return the degrees of freedom, of which there are not less than none."""
+    free = count - ddof
+    return max(free, 0) if isinstance(free, (int, float)) else ops.maximum(free, 0.0)
 
 
 def std(
@@ -64,8 +70,14 @@ def count_nonzero(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Te
 
 def quantile(a: Tensor, q: Any, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Return quantiles by linear interpolation, NumPy's default."""
-    quantiles = [_quantile(a, float(each), axis, keepdims) for each in np.ravel(np.asarray(q))]
-    return ops.stack(quantiles) if np.ndim(q) else quantiles[0]
+    q = np.asarray(q)
+    if not ((q >= 0) & (q <= 1)).all():
+        raise ValueError("quantiles must be in the range [0, 1]")
+    quantiles = [_quantile(a, float(each), axis, keepdims) for each in q.flat]
+    if not q.ndim:
+        return quantiles[0]
+    each = ops.stack(quantiles)
+    return each if q.ndim == 1 else ops.reshape(each, (*q.shape, *quantiles[0].shape))
 
 
 def _quantile(a: Tensor, q: float, axis: Axis, keepdims: bool) -> Tensor:
@@ -73,7 +85,8 @@ def _quantile(a: Tensor, q: float, axis: Axis, keepdims: bool) -> Tensor:
     place = q * (ordered.shape[-1] - 1)
     below, above = math.floor(place), math.ceil(place)
     low, high = ordered[..., below], ordered[..., above]
-    between = low + (high - low) * (place - below)
+    part = place - below  # of infinities there is no difference
+    between = low * (1 - part) + high * part if part else low
     missing = ops.any(ops.isnan(ordered), axis=-1)  # with a nan, the order means nothing
     return with_axes(
         ops.where(missing, ops.full_like(between, math.nan), between), a, axis, keepdims
@@ -120,9 +133,11 @@ def _weights(a: Tensor) -> Tensor:
 
 def nanvar(a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
     a = as_float(a)
-    deviation = ops.absolute(_without_nan(a - nanmean(a, axis, keepdims=True), 0.0))
+    deviation = a - nanmean(a, axis, keepdims=True)
+    deviation = ops.absolute(ops.where(ops.isnan(a), ops.zeros_like(a), deviation))
     squares = ops.sum(deviation * deviation, axis=axis, keepdims=keepdims)
-    return squares / (ops.sum(_weights(a), axis=axis, keepdims=keepdims) - ddof)
+    free = ops.sum(_weights(a), axis=axis, keepdims=keepdims) - ddof
+    return squares / ops.where(free > 0, free, ops.full_like(free, math.nan))
 
 
 def nanstd(a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:

@@ -318,7 +318,7 @@ def as_last(x: Tensor, axis: Axis) -> Tensor:
     """Return x with these axes moved to the end and joined into one."""
     axes = axes_of(x, axis)
     if not axes:
-        return ops.reshape(x, (-1,))
+        return ops.expand_dims(x, -1)
     if len(axes) == 1:
         return ops.moveaxis(x, axes[0], -1)
     remaining = [at for at in range(len(x.shape)) if at not in axes]

@@ -75,14 +75,16 @@ CALLS = [
     *_each("add subtract multiply divide equal not_equal", "c, c", "c, 2.0", "c, n"),
     *_each("copysign nextafter heaviside", "n, a", "n, a[0]", "n, 0.5"),
     *_each("bitwise_and bitwise_or bitwise_xor gcd lcm left_shift right_shift bitwise_left_shift", "i, j", "i, 2"),
-    *_each("bitwise_right_shift", "i, j"), "ldexp(n, i)", "frexp(n)", "modf(n)",
+    *_each("bitwise_right_shift", "i, j"), "ldexp(n, i)", "frexp(n)", "modf(n)", "modf(nan)", "sign(nan)",
+    *_each("round", "123456780 + i, -1"),
     *_each("clip", "n, -1.0, 1.0", "n, -1, 1", "n, None, 1.0", "n, 0.5, None", "n, a_min=-1.0, a_max=1.0",
            "n, min=-1.0, max=1.0", "n, a, a + 1.0", "i, 2, 5"),
     *_each("where", "h, n, a", "h, n, 0.0", "h, 1.0, n", "h, n, v", "n > 0.0, 1, 0", "h"),
     "select([h, n > 0.0], [n, a], 0.5)", "piecewise(v, [v > 0.0], [1.0, 2.0])", "choose(i % 2, [n, a])",
     "unwrap(3.0 * v)", "unwrap(3.0 * n, axis=0)", "unwrap(2.0 * o, period=6.0)",
     *_each("interp", "v, o, p", "n, o, p", "v, [-1.5, 0.0, 1.5], p"),
-    *_each("digitize", "v, o", "v, o, right=True", "v, [-1.5, 0.0, 1.5]", "f, [-1.5, 0.0, 1.5]"),
+    *_each("digitize", "v, o", "v, o, right=True", "v, -o", "v, -o, right=True", "v, [-1.5, 0.0, 1.5]",
+           "f, [-1.5, 0.0, 1.5]"),
     *_each("isclose allclose", "n, n + 1e-9", "n, n + 1e-3", "n, n + 1e-3, atol=1e-2"),
     *_each("array_equal", "n, n", "n, a", "n, v"), *_each("array_equiv", "n, n"),
     *_each("isin", "i, k", "i, [1, 2]"),
@@ -109,9 +111,13 @@ CALLS = [
     *_each("nansum nanprod nanmean nanmax nanmin nanstd nanvar nanmedian nanargmax nanargmin nancumsum",
            "nan[2]", "nan[::2, :2]", "nan[::2, :2], axis=0"),
     *_each("max min argmax argmin median sort", "nan[2]"), "median(nan[::2], axis=1)",
+    *_each("std var", "n, axis=1, ddof=4", "n, axis=1, ddof=5", "e, axis=0", "e, axis=0, ddof=1"),
+    *_each("nanvar nanstd", "nan", "nan, axis=1", "n, axis=1, ddof=5"), "median(nan[::2, ::3], axis=0)",
+    *_each("median", "array([[inf, inf, 1.0]])", "array([[-inf, inf]])", "n, axis=()"),
     *_each("average", "n, weights=a", "n, axis=1, weights=w", "n, axis=1, weights=w, keepdims=True"),
     *_each("quantile", "n, 0.3", "n, 0.3, axis=1", "n, [0.1, 0.5], axis=0", "t, 0.8, axis=(0, 1)",
-           "n, 0.3, keepdims=True", "n, 0.3, method='lower'"),
+           "n, 0.3, keepdims=True", "n, 0.3, method='lower'",
+           "n, [[0.1, 0.9]], axis=0"),
     *_each("percentile", "n, 30", "n, [10, 50], axis=0"),
     *_each("cumsum cumprod", "n", "t", "v", "i", "n, axis=1", "n, 0", "n, axis=0, dtype='float32'"),
     *_each("cumulative_sum cumulative_prod", "v", "n, axis=0", "v, include_initial=True"),
@@ -144,6 +150,7 @@ CALLS = [
     *_each("flip", "n", "n, axis=0", "n, 0", "t, axis=(0, 1)"), *_each("fliplr flipud", "n"),
     *_each("rot90", "n", "n, 2", "n, k=-1"),
     *_each("pad", "n, 1", "n, ((1, 0), (0, 2))", "n, 1, mode='edge'", "v, (1, 2), constant_values=3.0",
+           "v, 1, constant_values=(1.0, 2.0)", "n, 1, constant_values=((1.0, 2.0), (3.0, 4.0))",
            "n, 1, mode='reflect'", "n, ((1, 1), (0, 2)), mode='symmetric'", "n, 1, mode='wrap'", "v, 1, mode='mean'"),
     *_each("take", "n, [0, 2], axis=0", "n, k, axis=1", "n, [0, 5]", "v, 1", "n, array([[0, 1], [2, 0]]), axis=0"),
     *_each("take_along_axis", "n, argsort(n, 1), axis=1", "n, argsort(n, 0), axis=0", "n, argsort(n)"),
@@ -164,7 +171,7 @@ CALLS = [
     *_each("einsum", "'ij,ij->i', n, a", "'ij,jk', n, transpose(n)", "'ii', m", "'ij->ji', n"),
     *_each("cross", "p, q", "stack([p, q]), stack([q, p + 1.0])"), "polyval(p, v)", "polyfit(v, w, 1)",
     *_each("convolve correlate", "v, w", "v, p, 'same'", "v, p, mode='valid'", "v, p, mode='full'", "p, v, 'full'"),
-    *_each("cov", "n", "n, ddof=0", "n, rowvar=False"), "corrcoef(n)",
+    *_each("cov", "n", "n, ddof=0", "n, rowvar=False", "n, ddof=4", "n, ddof=5"), "corrcoef(n)",
     *_each("meshgrid", "v, p", "v, p, indexing='ij'"), "indices((2, 3))",
     # linear algebra
     *_each("linalg.norm", "v", "n", "t", "v, 1", "n, 1", "n, axis=0", "n, ord=1, axis=1", "n, axis=1, keepdims=True",
@@ -212,7 +219,7 @@ CALLS = [
     *_each("special.gamma", "a", "o - 0.25", "o * o * o"),
     *_each("special.softmax special.log_softmax", "n", "n, axis=0", "n, axis=-1", "n, 0", "1000.0 * n, axis=1"),
     *_each("special.entr", "a", "n", "f", "z", "o", "e"),
-    *_each("special.rel_entr special.kl_div", "a, b", "n, a", "a, n", "0.0 * a, b", "a, b[0]"),
+    *_each("special.rel_entr special.kl_div", "a, b", "n, a", "a, n", "0.0 * a, b", "a, b[0]", "h, n > 0"),
     *_each("special.log_expit", "n", "f", "1000.0 * n", "z"), *_each("special.ndtr", "n", "f", "10.0 * v", "z"),
     # what networks are made of
     *_each("softmax log_softmax", "n", "f", "v", "n, axis=0", "n, 0", "t, axis=1", "1000.0 * n",
@@ -227,6 +234,24 @@ CALLS = [
            "m, p, unit_diagonal=True", "m, p, trans=1, lower=True, unit_diagonal=True",
            "c[:, :3], c[:, 3], trans=2", "c[:, :3], c, 'T'"),
 ]  # fmt: skip
+
+
+DERIVATIVES = [
+    "transpose(m, (-1, 0))", "transpose(t, (-1, 0, 1))", "repeat(n, 2, axis=-1)", "repeat(v, [1, 2, 0, 1])",
+    *_each("tile", "n, 2", "t, (2, 1)", "v, (2, 3)", "n, (2, 1, 3)"), "kron(t, t)", "kron(v, n)",
+    "roll(n, (1, 2), axis=(0, 1))", "diag(n)", "diag(m, -1)", "take(n, [True, False, True], axis=1)",
+    *_each("where", "h, n, v", "h, z, n", "h, v, 0.0"), "special.xlogy(a, v * v)", "special.rel_entr(a, b[0])",
+    *_each("linspace", "z, 2.0, 4", "m, m * m, 3", "v, 1.0, 3, endpoint=False"), "logspace(0.0, z, 3)",
+    *_each("full", "(2, 3), z", "3, z"), "full_like(b, z)", "pad(b, 1, constant_values=z)", "array([z, 2.0 * z])",
+    *_each("geomspace", "z, 2.0, 4"), "asarray([[z, 1.0], [z * z, z]])",
+    "real((1 + 1j) * fft.rfft(n, n=4, axis=0))", "real((1 + 1j) * fft.rfft(v, norm='forward'))",
+    "real((1 + 1j) * fft.rfft(n[:, :3]))", "real((1 + 1j) * fft.rfft2(n, norm='forward'))",
+    *_each("fft.irfft", "v, norm='forward'", "v, norm='backward'", "n, n=4, axis=0, norm='forward'"),
+    *_each("fft.irfftn", "n, norm='forward'", "n, norm='backward'"),
+    *_each("std var nanstd nanvar", "n, axis=1", "n, axis=1, ddof=1"), "median(n, axis=())", "cov(n, ddof=2)",
+    "quantile(n, [[0.1, 0.9]], axis=0)", "pad(n, 1, constant_values=((1.0, 2.0), (3.0, 4.0)))", "sign(n)",
+]  # fmt: skip
+"""more calls by whose first array of float64 is differentiated"""
 
 
 def name_of(call: str) -> str:

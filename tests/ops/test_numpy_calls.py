@@ -11,7 +11,7 @@ from typing import Any
 import compare
 import numpy as np
 import pytest
-from calls import ARRAYS, CALLS, name_of
+from calls import ARRAYS, CALLS, DERIVATIVES, name_of
 
 import cgshim
 from cgshim import ops
@@ -56,11 +56,11 @@ DIFFERENTIATED = {
 """for each function its first call with an array of float64"""
 
 
-@pytest.mark.parametrize("call", DIFFERENTIATED.values())
+@pytest.mark.parametrize("call", [*DIFFERENTIATED.values(), *DERIVATIVES])
 def test_a_derivative_is_numpys_or_raises(backend: str, call: str) -> None:
     if _is_jaxs_own(backend, call):
         return  # and so is its derivative
-    at = next(re.finditer(rf"\b[{FLOATS}]\b", call))[0]
+    at = next(re.finditer(rf"\b[{FLOATS}z]\b", call))[0]
     wanted = _by_differences(call, at)
     if wanted is None:
         return  # not a function with a derivative

@@ -69,6 +69,31 @@ def host_rule_keeps_an_object(framework: Framework) -> None:
 
 
 @case()
+def log_among_the_arguments_of_a_host_rule(framework: Framework) -> None:
+    """A container without tensors is the caller's own on the host, too."""
+
+    @op_custom_gradient(host_outputs=lambda x, log, scale: x)
+    def op(x: Any, log: list[str], scale: list[float]) -> Any:
+        log.append("f")
+
+        def grad_fn(upstream: Any) -> Any:
+            log.append("grad_fn")
+            return 7.0 * scale[0] * upstream, None, None
+
+        return scale[0] * x, grad_fn
+
+    log: list[str] = []
+    framework.check_at(
+        lambda x: op(x, log, [2.0]),
+        Y,
+        upstream=UPSTREAM,
+        output=2.0 * Y,
+        gradients=(14.0 * UPSTREAM,),
+    )
+    assert log == ["f", "grad_fn"]
+
+
+@case()
 def host_rules_of_many_calls(framework: Framework) -> None:
     """Each call keeps its own, however many come before the first gradient is taken."""
     solve, runs = _solver(keep=2)
