@@ -8,13 +8,12 @@ gone, f runs again for it.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import math
 import random
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +25,7 @@ from cgshim.backend import (
     Call,
     Parameters,
     Rule,
+    RuleScope,
     TransformationError,
     TreeSpec,
     backend_or_numpy,
@@ -75,7 +75,8 @@ class Runs:
         # not from 0: a number of another process, from a file or a pipe, must not be found here
         self._next = random.SystemRandom().randrange(_NUMBERS)
         self._lock = threading.Lock()
-        self._thread = threading.local()
+        self.made_here: RuleScope[list[Run]] = RuleScope("cgshim_host_runs")
+        """for a list of the runs that are made meanwhile; there are none if f is only traced"""
 
     def add(self, rule: Rule, sizes: Sequence[int]) -> Any:
         """Return the number of a run with this rule; for a batch, as many as it has elements."""
@@ -84,9 +85,8 @@ class Runs:
             number = self._next
             self._next = (self._next + max(math.prod(sizes), 1)) % _NUMBERS
             self._rules[run], self._runs[number] = rule, run
-            made: list[Run] | None = getattr(self._thread, "made", None)
-            if made is not None:
-                made.append(run)
+            if self.made_here.current is not None:
+                self.made_here.current.append(run)
             elif self.keep:
                 self._last[number] = run
                 if len(self._last) > self.keep:
@@ -104,19 +104,6 @@ class Runs:
         is_for_all = np.array_equal(numbers, _numbers_from(number, numbers.shape))
         same = rule is not None and list(rule.shapes) == [x.shape for x in inputs]
         return rule if is_for_all and same else None
-
-    @contextlib.contextmanager
-    def made_here(self) -> Iterator[list[Run]]:
-        """Yield a list of the runs that this thread makes meanwhile; there are none if f is only
-        traced.
-        """
-        before = getattr(self._thread, "made", None)
-        made: list[Run] = []
-        self._thread.made = made
-        try:
-            yield made
-        finally:
-            self._thread.made = before
 
 
 class HostPair:
@@ -165,8 +152,9 @@ class HostPair:
         if self._outputs == UNKNOWN:
             return self._at_once(backend, inputs, specs, options)
         have_gradients = [is_differentiable(x.dtype) for x in inputs]
-        with self._runs.made_here() as runs:
-            output, number = self._forward(*as_constants(backend, args), **options)
+        runs: list[Run] = []
+        constants = as_constants(backend, args)
+        output, number = self._runs.made_here.run(runs, self._forward, *constants, **options)
         # a list, in which a framework puts the number of each level of derivatives
         held: list[Any] = [number, runs]
 
