@@ -23,8 +23,9 @@ from cgshim._foreign import (
     is_traced,
 )
 from cgshim._held import SIMPLE
+from cgshim._installed import registered
 from cgshim._protocol import Backend, Tensor
-from cgshim._registry import aliases, entry_points, load, name_of, require_metadata
+from cgshim._registry import entry_points, load, name_of, require_metadata
 
 T = TypeVar("T")
 ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
@@ -247,7 +248,7 @@ def _find_framework(kind: type) -> str | None:
                           got="a symbolic KerasTensor",
                           do="call the op in the call method of a keras.Layer")  # fmt: skip
         root = base.__module__.partition(".")[0]
-        name = aliases().get(root, root)
+        name = registered().aliases.get(root, root)
         if name in entry_points() and root in sys.modules:
             return name
     return None
