@@ -166,9 +166,7 @@ def _with_gradients(
     return fx, grad_fn
 
 
-def _times(
-    backend: Backend, upstream: Tensor, gradient: Tensor, index: tuple[Any, ...]
-) -> Tensor:
+def _times(backend: Backend, upstream: Tensor, gradient: Tensor, index: tuple[Any, ...]) -> Tensor:
     spread = upstream[index] if index else upstream
     return backend.convert_to_tensor(spread, gradient.dtype) * gradient
 
