@@ -265,7 +265,7 @@ def _over_batches(
     rows = [
         _called(call, call.function.function, row, structure) for row in zip(*columns, strict=True)
     ]
-    stacked = map(_stacked, zip(*rows, strict=True))
+    stacked = map(np.array, zip(*rows, strict=True))
     return [results.reshape(*sizes, *results.shape[1:]) for results in stacked]
 
 
@@ -274,13 +274,6 @@ def _copied(result: Any) -> Any:
     again.
     """
     return result if isinstance(result, _NUMBERS) else np.array(result)
-
-
-def _stacked(rows: Sequence[Any]) -> Array:
-    """Return arrays, or Python's numbers, as one array with a leading axis; numpy.stack is slow for
-    many numbers.
-    """
-    return np.stack(rows) if np.ndim(rows[0]) else np.array(rows)
 
 
 def _called(

@@ -41,7 +41,7 @@ from cgshim.backend import (
     refusal,
     with_leaves,
 )
-from cgshim.host._call import locked
+from cgshim.host._call import HostFunction, locked
 from cgshim.host._op import host_op
 from cgshim.host._specs import Spec, spec_of
 
@@ -130,10 +130,10 @@ class HostPair:
         self._vectorized = vectorized
 
         def on_host(run: Callable[..., Any], outputs: Any, name: str, *also: Spec) -> Any:
-            return host_op(
+            return host_op(HostFunction(
                 functools.partial(run, ()), outputs, vectorized=vectorized, name=name,
                 also=also, takes_sizes=True,
-            )  # fmt: skip
+            ))  # fmt: skip
 
         self._forward = on_host(self._run_f, outputs, name, _NUMBER)
         self._backward: Callable[..., Any] = on_host(
