@@ -223,8 +223,9 @@ def _with_numbers(function: NumPyFunction, backend: Backend, *args: Any, **kwarg
     return function(*_numbers_to_tensors(backend, args), **kwargs)
 
 
-ops, linalg, special = Namespace(), Namespace("linalg."), Namespace("special.")
+ops = Namespace()
 """for the definitions of functions in terms of other functions"""
+linalg, fft, special = Namespace("linalg."), Namespace("fft."), Namespace("special.")
 
 definition: Callable[[str], NumPyFunction | None] = lambda name: None
 """returns such a definition, or None; cgshim.ops puts its own here: definitions import this file"""
