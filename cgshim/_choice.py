@@ -8,7 +8,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Literal
 
@@ -151,7 +151,7 @@ def use_backend(name: str, /) -> Iterator[None]:
         _of_context.reset(token)
 
 
-on_numpy = functools.partial(_scope.run, "numpy")
+on_numpy: Callable[..., Any] = functools.partial(_scope.run, "numpy")
 """Returns what a function returns that runs with NumPy as the current backend."""
 
 

@@ -24,7 +24,7 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
         return None if tf.executing_eagerly() else _IN_GRAPHS[name]
     own = globals().get(f"np_{name.replace('.', '_')}") or _MADE.get(name)
     if own is not None:
-        return own  # type: ignore[no-any-return]
+        return own
     return attrgetter(_PLACES[name])(tf) if name in _PLACES else None
 
 
