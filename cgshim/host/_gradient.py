@@ -153,7 +153,8 @@ class HostPair:
             return self._at_once(backend, inputs, specs, options)
         have_gradients = [is_differentiable(x.dtype) for x in inputs]
         runs: list[Run] = []
-        constants = as_constants(backend, args)
+        # constants: nobody differentiates what a rule speaks for
+        constants = with_tensors(backend, backend.stop_gradient, args)
         output, number = self._runs.made_here.run(runs, self._forward, *constants, **options)
         # a list, in which a framework puts the number of each level of derivatives
         held: list[Any] = [number, runs]
@@ -340,11 +341,9 @@ def _of_floats(derivatives: Sequence[Any], tensors: Sequence[Any]) -> list[Array
     ]
 
 
-def as_constants(backend: Backend, tree: Any) -> Any:
-    """Return a tree with constants for its tensors: nobody differentiates what a rule speaks for."""
-    return with_leaves(
-        backend, lambda x: backend.stop_gradient(x) if backend.is_tensor(x) else x, tree
-    )
+def with_tensors(backend: Backend, fn: Callable[[Any], Any], tree: Any) -> Any:
+    """Return a tree with fn's results for its tensors."""
+    return with_leaves(backend, lambda x: fn(x) if backend.is_tensor(x) else x, tree)
 
 
 _NUMBER = Spec((), "int32")  # JAX has no int64 by default
