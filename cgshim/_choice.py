@@ -347,19 +347,17 @@ def _first_registered(arguments: Sequence[Any]) -> str | None:
     """
     if all(type(leaf) in SIMPLE or framework_of(leaf) is not None for leaf in _leaves(arguments)):
         return None
-    imported = [name for name in entry_points() if name in sys.modules and _loads(name)]
-    imported.sort(key="numpy".__eq__)
+    imported = [name for name in sorted(entry_points(), key="numpy".__eq__) if _is_loaded(name)]
     return next(
         (name for name in imported if _first(load(name).tree_flatten(arguments)[0]) == name), None
     )
 
 
-def _loads(name: str) -> bool:
-    try:
-        load(name)
-    except BackendError:  # an error only if somebody asks for it
-        return False
-    return True
+def _is_loaded(name: str) -> bool:
+    """Return True for a backend that works, of a framework that is imported."""
+    with contextlib.suppress(BackendError):  # an error only if somebody asks for it
+        return name in sys.modules and load(name) is not None
+    return False
 
 
 def of_another_framework(op: str, backend: Backend, leaf: object) -> BackendError:
