@@ -133,13 +133,11 @@ def _print_limits(name: str) -> None:
     """Print what only other versions of a loaded framework can, if its backend tells."""
     backend: Any = load(name)
     try:
-        limits = (
-            list(map(str, backend.version_limits())) if hasattr(backend, "version_limits") else []
-        )
+        for limit in getattr(backend, "version_limits", list)():
+            print(f"{name}: {limit}")
     except Exception as error:  # noqa: BLE001  # a plug-in is others' code
-        limits = [f"version_limits of {registered().backends[name].owner} failed, {said(error)}"]
-    for limit in limits:
-        print(f"{name}: {limit}")
+        owner = registered().backends[name].owner
+        print(f"{name}: version_limits of {owner} failed, {said(error)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,28 +5,29 @@ call gets.
 from __future__ import annotations
 
 import contextlib
-import contextvars
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from cgshim._errors import BackendError, describe, refusal
 from cgshim._foreign import (
     KERAS,
+    KERAS_SYMBOL,
+    KERAS_VARIABLES,
     TRACER,
     F,
     constant_when_traced,
-    is_keras_symbol,
-    is_keras_variable,
     is_traced,
 )
 from cgshim._held import SIMPLE
+from cgshim._installed import registered
 from cgshim._protocol import Backend, Tensor
-from cgshim._registry import aliases, entry_points, load, name_of, require_metadata
+from cgshim._registry import entry_points, load, name_of, require_metadata
+from cgshim._scope import RuleScope
 
-T = TypeVar("T")
 ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
 # os.environ encodes the name at each look-up, which would take a tenth of a call without gradients
 _environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
@@ -36,9 +37,8 @@ _KEY = os.environ.encodekey(ENVIRONMENT_VARIABLE)
 # --- Choosing one by name -------------------------------------------------------------------------
 
 _of_process: str | None = None
-_of_context: contextvars.ContextVar[str | None] = contextvars.ContextVar(
-    "cgshim_backend", default=None
-)
+_scope: RuleScope[str] = RuleScope("cgshim_backend")
+_of_context = _scope.variable
 
 
 def config_backend() -> str | None:
@@ -151,13 +151,8 @@ def use_backend(name: str, /) -> Iterator[None]:
         _of_context.reset(token)
 
 
-def on_numpy(function: Callable[..., T], /, *args: Any) -> T:
-    """Return what a function returns that runs with NumPy as the current backend."""
-    token = _of_context.set("numpy")
-    try:
-        return function(*args)
-    finally:
-        _of_context.reset(token)
+on_numpy: Callable[..., Any] = functools.partial(_scope.run, "numpy")
+"""Returns what a function returns that runs with NumPy as the current backend."""
 
 
 # --- The one whose op is running ------------------------------------------------------------------
@@ -240,14 +235,14 @@ def is_lasting(kind: type) -> bool:
 def _find_framework(kind: type) -> str | None:
     require_metadata()
     for base in kind.__mro__:
-        if is_keras_variable(base):
+        root = base.__module__.partition(".")[0]
+        if root == KERAS and base.__name__ in KERAS_VARIABLES:
             return KERAS
-        if is_keras_symbol(base):
+        if root == KERAS and base.__name__ == KERAS_SYMBOL:
             raise refusal(BackendError, "cgshim", must="an op is called with tensors of a framework",
                           got="a symbolic KerasTensor",
                           do="call the op in the call method of a keras.Layer")  # fmt: skip
-        root = base.__module__.partition(".")[0]
-        name = aliases().get(root, root)
+        name = registered().aliases.get(root, root)
         if name in entry_points() and root in sys.modules:
             return name
     return None
@@ -321,12 +316,10 @@ def _first(leaves: Iterable[Any]) -> str | None:
     all frameworks.
     """
     fallback = None
-    for leaf in leaves:
-        name = framework_of(leaf)
-        if name == "numpy":
-            fallback = name
-        elif name is not None:
+    for name in map(framework_of, leaves):
+        if name not in (None, "numpy"):
             return name
+        fallback = fallback or name
     return fallback
 
 
@@ -354,19 +347,17 @@ def _first_registered(arguments: Sequence[Any]) -> str | None:
     """
     if all(type(leaf) in SIMPLE or framework_of(leaf) is not None for leaf in _leaves(arguments)):
         return None
-    imported = [name for name in entry_points() if name in sys.modules and _loads(name)]
-    imported.sort(key="numpy".__eq__)
+    imported = [name for name in sorted(entry_points(), key="numpy".__eq__) if _is_loaded(name)]
     return next(
         (name for name in imported if _first(load(name).tree_flatten(arguments)[0]) == name), None
     )
 
 
-def _loads(name: str) -> bool:
-    try:
-        load(name)
-    except BackendError:  # an error only if somebody asks for it
-        return False
-    return True
+def _is_loaded(name: str) -> bool:
+    """Return True for a backend that works, of a framework that is imported."""
+    with contextlib.suppress(BackendError):  # an error only if somebody asks for it
+        return name in sys.modules and load(name) is not None
+    return False
 
 
 def of_another_framework(op: str, backend: Backend, leaf: object) -> BackendError:

@@ -94,7 +94,7 @@ def op_embed_gradient(
         raise refusal(CustomGradientTypeError, op, must="gx must be structured as x",
                       got=f"{describe_tree(gx)} for x {describe_tree(x)}",
                       do="give one gradient for each tensor of x")  # fmt: skip
-    sources, gradients, axes = [], [], []
+    sources, gradients, indices = [], [], []
     for source, gradient, path in zip(tensors, aligned, spec.paths("x"), strict=True):
         if not is_differentiable(source.dtype):
             raise refusal(CustomGradientTypeError, op,
@@ -103,10 +103,10 @@ def op_embed_gradient(
         if gradient is not None:
             sources.append(source)
             gradients.append(_gradient(op, backend, gradient, source, path))
-            axes.append(_added_axes(op, value, source, path))
+            indices.append(_index(op, value, source, path))
     if not fx_gx_manually_stopped:
         value, *gradients = map(backend.stop_gradient, [value, *gradients])
-    return _op_of(op)(value, *gradients, *sources, backend=backend, axes=axes)
+    return _op_of(op)(value, *gradients, *sources, backend=backend, indices=indices)
 
 
 _ops: dict[str, CustomGradient[..., Any]] = {}
@@ -148,32 +148,26 @@ def _embedded_at_once(fx: Any, gx: Any, x: Any) -> Tensor | None:
 
 @not_converted
 def _with_gradients(
-    fx: Tensor, *gx_and_x: Tensor, backend: Backend, axes: Sequence[int]
+    fx: Tensor, *gx_and_x: Tensor, backend: Backend, indices: Sequence[tuple[Any, ...]]
 ) -> tuple[Tensor, Callable[[Tensor], Any]]:
     """Return fx and its rule. gx is an argument, not captured, so that its own gradient exists for
     the second order.
     """
-    gx = gx_and_x[: len(axes)]
+    gx = gx_and_x[: len(indices)]
 
     @not_converted
     def grad_fn(upstream: Tensor) -> Any:
         of_x = [
-            _times(backend, upstream, gradient, added)
-            for gradient, added in zip(gx, axes, strict=True)
+            _times(backend, upstream, gradient, index)
+            for gradient, index in zip(gx, indices, strict=True)
         ]
         return upstream, *[None] * len(gx), *of_x
 
     return fx, grad_fn
 
 
-_ONE_VALUE = -1
-"""instead of a number of added axes: fx holds one value, which is broadcast like a scalar"""
-
-
-def _times(backend: Backend, upstream: Tensor, gradient: Tensor, added_axes: int) -> Tensor:
-    if added_axes == _ONE_VALUE:
-        upstream = upstream[(0,) * len(shape_of(upstream.shape))]
-    spread = upstream[(..., *[None] * added_axes)] if added_axes > 0 else upstream
+def _times(backend: Backend, upstream: Tensor, gradient: Tensor, index: tuple[Any, ...]) -> Tensor:
+    spread = upstream[index] if index else upstream
     return backend.convert_to_tensor(spread, gradient.dtype) * gradient
 
 
@@ -189,23 +183,21 @@ def _value(op: str, backend: Backend, fx: Any, dtype: Any) -> Tensor:
     return value
 
 
-def _added_axes(op: str, fx: Tensor, x: Tensor, path: str) -> int:
-    """Return how many axes x has after those of fx."""
+def _index(op: str, fx: Tensor, x: Tensor, path: str) -> tuple[Any, ...]:
+    """Return by which index a tensor like fx can be multiplied with one like x."""
     if is_complex(fx.dtype) and not is_complex(x.dtype):
         raise refusal(CustomGradientValueError, op, must=f"{path} must be complex when fx is",
                       got=f"{describe(x)} for fx {describe(fx)}",
                       do="embed the real and the imaginary part of fx by themselves")  # fmt: skip
     batch, shape = shape_of(fx.shape), shape_of(x.shape)
-    if not batch:  # a scalar is broadcast by itself
-        return 0
-    if all(size == 1 for size in batch):
-        return _ONE_VALUE
+    if all(size == 1 for size in batch):  # one value is broadcast as a scalar
+        return (0,) * len(batch)
     if ... in batch or ... in shape or not fits(shape[: len(batch)], batch):
         raise refusal(CustomGradientValueError, op,
                       must=f"the shape of {path} must begin with the shape of fx",
                       got=f"{describe(x)} for fx {describe(fx)}",
                       do="reduce fx to a scalar, or to one value for each leading index of x")  # fmt: skip
-    return len(shape) - len(batch)
+    return (..., *[None] * (len(shape) - len(batch)))
 
 
 def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: str) -> Tensor:

@@ -86,12 +86,10 @@ def _read_convention(grad_fn: Callable[..., Any], arguments: int, outputs: int) 
         # a function written in C without one: it gets one upstream, as most rules do
         return "structured", None, False
     parameters = signature.parameters.values()
-    named = [p for p in parameters if p.name in _PASSED_BY_NAME and p.kind not in _REST]
+    keywords = {p.name: p for p in parameters if p.name in _PASSED_BY_NAME and p.kind not in _REST}
     variables = False if any(p.kind is p.VAR_KEYWORD for p in parameters) else None
-    for p in named:
-        if p.name == "variables":
-            variables = p.default is p.empty
-    keywords = dict.fromkeys([p.name for p in named])
+    if "variables" in keywords:
+        variables = keywords["variables"].default is inspect.Parameter.empty
     form = _form_of(signature, keywords, arguments, outputs)
     return form, variables, "needs_input_grad" in keywords
 
@@ -102,7 +100,7 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 
 
 def _form_of(
-    signature: inspect.Signature, keywords: dict[str, None], arguments: int, outputs: int
+    signature: inspect.Signature, keywords: dict[str, Any], arguments: int, outputs: int
 ) -> Form | None:
     """Return the form of a rule with this signature, which gets these keywords too; None if it
     fits none.

@@ -73,11 +73,10 @@ def gradients_of_arguments(
     op, backend = arguments.op, arguments.backend
     if needed is None:
         flat = list(result) if type(result) in (list, tuple) else [result]
-        is_right = partial(_is_as, backend)
         if (
             arguments.are_tensors
             and len(flat) == len(shapes)
-            and all(map(is_right, flat, shapes, dtypes))
+            and all(map(partial(_is_as, backend), flat, shapes, dtypes))
         ):
             return flat  # as nearly all do
     aligned = _aligned(arguments, result)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import operator
 import re
 import sys
 from collections.abc import Iterator
@@ -205,19 +206,15 @@ def requirement_of(entry: Entry) -> tuple[str, bool]:
     It is an extra that is named as the backend, or else a requirement that is named as the
     framework's import root; "" if the metadata have neither.
     """
+    found: list[tuple[str, bool]] = []
     with contextlib.suppress(Exception):
-        parts = [line.partition(";") for line in entry.dist.requires or ()]
-        for requirement, _, marker in parts:
+        for requirement, _, marker in [line.partition(";") for line in entry.dist.requires or ()]:
             extra = re.search(r"""\bextra\s*==\s*["']([\w.-]+)["']""", marker)
-            if extra and normalized(extra[1]) == normalized(entry.name):
-                return requirement.strip(), True
-        for requirement, _, marker in parts:
-            if (
-                normalized(project_of(requirement)) == normalized(entry.name)
-                and "extra" not in marker
-            ):
-                return requirement.strip(), False
-    return "", False
+            named = extra[1] if extra else project_of(requirement)
+            is_extra = "extra" in marker
+            if normalized(named) == normalized(entry.name) and is_extra == (extra is not None):
+                found.append((requirement.strip(), is_extra))
+    return max(found, key=operator.itemgetter(1), default=("", False))
 
 
 def project_of(requirement: str) -> str:
@@ -253,11 +250,9 @@ def own_version() -> str:
     """
     from importlib.metadata import version
 
-    installed = None
     with contextlib.suppress(Exception):
-        installed = version("cgshim")
-    if not installed:
-        raise refusal(AttributeError, "cgshim.__version__",
-                      must="the version is read from the metadata of the installed distribution",
-                      got="none", do="run pip install -e . (or pip install cgshim) in this environment")  # fmt: skip
-    return installed
+        if installed := version("cgshim"):
+            return installed
+    raise refusal(AttributeError, "cgshim.__version__",
+                  must="the version is read from the metadata of the installed distribution",
+                  got="none", do="run pip install -e . (or pip install cgshim) in this environment")  # fmt: skip

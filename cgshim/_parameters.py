@@ -66,9 +66,7 @@ class Parameters:
         bound.arguments.update(
             {name: self._defaults[name] for name in self._defaults if name not in bound.arguments}
         )
-        beyond = len(bound.args) - len(self.names)
-        names = self.names + [f"{self._rest}[{at}]" for at in range(beyond)]
-        return names, bound.args, bound.kwargs
+        return self.names_of(len(bound.args)) or [], bound.args, bound.kwargs
 
 
 _NEEDED = ("needs_input_grad", inspect.Parameter.KEYWORD_ONLY)

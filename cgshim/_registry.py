@@ -24,11 +24,6 @@ def entry_points() -> dict[str, Entry]:
     return registered().backends
 
 
-def aliases() -> dict[str, str]:
-    """Return the backend's name for each import root whose types belong to another framework."""
-    return registered().aliases
-
-
 def available_backends() -> list[str]:
     """Return the names of the registered backends whose framework can be imported here.
 
@@ -92,7 +87,7 @@ def _import(name: str) -> bool:
         )
         raise BackendError(_failures[name])
     if hasattr(module, "dtype_name"):
-        for root in [name, *(root for root, of in aliases().items() if of == name)]:
+        for root in [name, *(root for root, of in registered().aliases.items() if of == name)]:
             let_name_dtypes(root, module.dtype_name)
     _backends[name] = module
     return True

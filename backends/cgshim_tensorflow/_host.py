@@ -9,7 +9,6 @@ vectorized loop calls the host once.
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 import threading
 import uuid
@@ -137,14 +136,11 @@ class _Function:
     such function.
     """
 
-    _count = itertools.count()
-    _process = uuid.uuid4().hex
-
     def __init__(self, call: HostCall, specs: Sequence[tf.TensorSpec]) -> None:
         self.call = call
         self._shapes = [spec.shape for spec in specs]
         elsewhere = _stays_in_its_process(call.name, "a graph of another process")
-        self.token = f"{elsewhere} ({self._process}-{next(self._count)})"
+        self.token = f"{elsewhere} ({uuid.uuid4().hex})"
 
     def __call__(self, *arrays: Array) -> list[Array]:
         results = _run(self.call, arrays)

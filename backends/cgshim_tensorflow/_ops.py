@@ -22,15 +22,9 @@ Tree = Any
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
     if name.startswith("lax."):
         return None if tf.executing_eagerly() else _IN_GRAPHS[name]
-    if name in _IN_ONE_DTYPE:
-        return _of_two(_IN_ONE_DTYPE[name], getattr(tnp, name))
-    if name in _OF_FLOATS:
-        return _of_floats(*_OF_FLOATS[name])
-    if name in _OF_TWO_FLOATS:
-        return _of_two_floats(_OF_TWO_FLOATS[name])
-    own = globals().get(f"np_{name.replace('.', '_')}")
+    own = globals().get(f"np_{name.replace('.', '_')}") or _MADE.get(name)
     if own is not None:
-        return own  # type: ignore[no-any-return]
+        return own
     return attrgetter(_PLACES[name])(tf) if name in _PLACES else None
 
 
@@ -90,7 +84,7 @@ def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Tenso
     """
     if name == "expand_dims":
         return lambda a, axis: tf.expand_dims(a, index(axis))
-    return numpy_function(name) if name in _IN_ONE_DTYPE else None
+    return _MADE[name] if name in _IN_ONE_DTYPE else None
 
 
 def _number_in(number: Any, dtype: Any) -> Tensor:
@@ -142,6 +136,11 @@ _OF_TWO_FLOATS = {
     "arctan2": tnp.arctan2, "hypot": tnp.hypot, "logaddexp": tnp.logaddexp, "logaddexp2": tnp.logaddexp2,
     "float_power": tnp.power,
 }  # fmt: skip
+_MADE: dict[str, Callable[..., Tensor]] = {
+    **{name: _of_two(of, getattr(tnp, name)) for name, of in _IN_ONE_DTYPE.items()},
+    **{name: _of_floats(*both) for name, both in _OF_FLOATS.items()},
+    **{name: _of_two_floats(of) for name, of in _OF_TWO_FLOATS.items()},
+}
 
 
 def np_sort(
@@ -164,7 +163,7 @@ def np_fmod(x1: Tensor, x2: Tensor) -> Tensor:
 
 def _but_nan(of: Callable[..., Tensor], x1: Tensor, x2: Tensor) -> Tensor:
     """One of two numbers; the other one where one is a nan."""
-    isnan = _of_floats(*_OF_FLOATS["isnan"])
+    isnan = _MADE["isnan"]
     return tnp.where(isnan(x1), x2, tnp.where(isnan(x2), x1, of(x1, x2)))
 
 

@@ -373,21 +373,10 @@ def _softmax(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
 np_softmax, np_log_softmax = _softmax(torch.softmax), _softmax(torch.log_softmax)
 
 
-def np_softplus(x: Tensor) -> Tensor:
-    # from its default of 20 on torch leaves out what a float64 still shows
-    return torch.nn.functional.softplus(x, threshold=40.0)
-
-
 def np_one_hot(x: Tensor, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Tensor:
     classes = torch.arange(num_classes, device=x.device)
     encoded = torch.movedim(x.unsqueeze(-1) == classes, -1, axis)
     return encoded.to(torch.get_default_dtype() if dtype is None else dtype_of(dtype))
-
-
-def np_top_k(operand: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    # torch.topk takes any of equal ones, and the gradient would go there
-    values, indices = torch.sort(operand, dim=-1, descending=True, stable=True)
-    return values[..., :k], indices[..., :k]
 
 
 def np_special_gamma(z: Tensor) -> Tensor:

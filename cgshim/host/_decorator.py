@@ -16,6 +16,7 @@ from cgshim.backend import (
     load,
     refusal,
 )
+from cgshim.host._call import HostFunction
 from cgshim.host._framework import ForeignPair
 from cgshim.host._gradient import UNKNOWN, HostPair
 from cgshim.host._op import host_op, refusing
@@ -130,7 +131,7 @@ def op_host(
         refused = functools.wraps(f)(lambda *args, **options: (f(*args, **options), refusing(name)))
         return CustomGradient(HostPair(refused, UNKNOWN, name=name), name=name)
     if backend is None:
-        return host_op(f, outputs, vectorized=vectorized, name=name)
+        return host_op(HostFunction(f, outputs, vectorized=vectorized, name=name))
     if backend not in available_backends():
         load(backend)  # which says what is missing
     return CustomGradient(ForeignPair(f, outputs, backend=backend, name=name), name=name)

@@ -18,7 +18,7 @@ from cgshim.backend import (
     use_backend,
     with_leaves,
 )
-from cgshim.host._gradient import HostPair, as_constants, declared_of_floats
+from cgshim.host._gradient import HostPair, declared_of_floats, with_tensors
 
 
 class ForeignPair(HostPair):
@@ -52,8 +52,9 @@ class ForeignPair(HostPair):
             _, *of_floats, _ = needs_input_grad
             return [None, *next_grad_fn(*of_gradients, needs_input_grad=of_floats), None]
 
-        args_and_upstreams = as_constants(backend_or_numpy([args, upstreams]), [args, upstreams])
-        return self._gradient(number, *args_and_upstreams, needed, **options), grad_fn
+        backend = backend_or_numpy([args, upstreams])
+        constants = with_tensors(backend, backend.stop_gradient, [args, upstreams])
+        return self._gradient(number, *constants, needed, **options), grad_fn
 
     @functools.cached_property
     def _next(self) -> ForeignPair:
@@ -69,17 +70,18 @@ def _pair(
     f: Callable[..., Any], backend: str, /, *args: Any, **options: Any
 ) -> tuple[Any, Callable[..., Any]]:
     """Return f's output and its pullback, in NumPy arrays."""
+    framework = load(backend)
+    to_arrays = functools.partial(with_tensors, framework, framework.convert_to_numpy)
     with use_backend(backend):
-        framework = load(backend)
         output, pullback = op_vjp(
             functools.partial(f, **options), *[_to(framework, arg) for arg in args]
         )
 
     def grad_fn(upstream: Any) -> list[Any]:
         with use_backend(backend):
-            return [_from(framework, gradient) for gradient in pullback(_to(framework, upstream))]
+            return [*map(to_arrays, pullback(_to(framework, upstream)))]
 
-    return _from(framework, output), grad_fn
+    return to_arrays(output), grad_fn
 
 
 def _gradient_in(
@@ -103,11 +105,4 @@ def _to(framework: Backend, tree: Any) -> Any:
         framework,
         lambda x: framework.convert_to_tensor(x) if load("numpy").is_tensor(x) else x,
         tree,
-    )
-
-
-def _from(framework: Backend, tree: Any) -> Any:
-    """Return a tree of the framework's tensors with NumPy arrays for them."""
-    return with_leaves(
-        framework, lambda x: framework.convert_to_numpy(x) if framework.is_tensor(x) else x, tree
     )

@@ -8,13 +8,12 @@ gone, f runs again for it.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import math
 import random
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +25,7 @@ from cgshim.backend import (
     Call,
     Parameters,
     Rule,
+    RuleScope,
     TransformationError,
     TreeSpec,
     backend_or_numpy,
@@ -41,7 +41,7 @@ from cgshim.backend import (
     refusal,
     with_leaves,
 )
-from cgshim.host._call import locked
+from cgshim.host._call import HostFunction, locked
 from cgshim.host._op import host_op
 from cgshim.host._specs import Spec, spec_of
 
@@ -75,7 +75,8 @@ class Runs:
         # not from 0: a number of another process, from a file or a pipe, must not be found here
         self._next = random.SystemRandom().randrange(_NUMBERS)
         self._lock = threading.Lock()
-        self._thread = threading.local()
+        self.made_here: RuleScope[list[Run]] = RuleScope("cgshim_host_runs")
+        """for a list of the runs that are made meanwhile; there are none if f is only traced"""
 
     def add(self, rule: Rule, sizes: Sequence[int]) -> Any:
         """Return the number of a run with this rule; for a batch, as many as it has elements."""
@@ -84,9 +85,8 @@ class Runs:
             number = self._next
             self._next = (self._next + max(math.prod(sizes), 1)) % _NUMBERS
             self._rules[run], self._runs[number] = rule, run
-            made: list[Run] | None = getattr(self._thread, "made", None)
-            if made is not None:
-                made.append(run)
+            if self.made_here.current is not None:
+                self.made_here.current.append(run)
             elif self.keep:
                 self._last[number] = run
                 if len(self._last) > self.keep:
@@ -104,19 +104,6 @@ class Runs:
         is_for_all = np.array_equal(numbers, _numbers_from(number, numbers.shape))
         same = rule is not None and list(rule.shapes) == [x.shape for x in inputs]
         return rule if is_for_all and same else None
-
-    @contextlib.contextmanager
-    def made_here(self) -> Iterator[list[Run]]:
-        """Yield a list of the runs that this thread makes meanwhile; there are none if f is only
-        traced.
-        """
-        before = getattr(self._thread, "made", None)
-        made: list[Run] = []
-        self._thread.made = made
-        try:
-            yield made
-        finally:
-            self._thread.made = before
 
 
 class HostPair:
@@ -143,10 +130,10 @@ class HostPair:
         self._vectorized = vectorized
 
         def on_host(run: Callable[..., Any], outputs: Any, name: str, *also: Spec) -> Any:
-            return host_op(
+            return host_op(HostFunction(
                 functools.partial(run, ()), outputs, vectorized=vectorized, name=name,
                 also=also, takes_sizes=True,
-            )  # fmt: skip
+            ))  # fmt: skip
 
         self._forward = on_host(self._run_f, outputs, name, _NUMBER)
         self._backward: Callable[..., Any] = on_host(
@@ -165,10 +152,10 @@ class HostPair:
         if self._outputs == UNKNOWN:
             return self._at_once(backend, inputs, specs, options)
         have_gradients = [is_differentiable(x.dtype) for x in inputs]
-        # nobody differentiates what a rule speaks for
+        runs: list[Run] = []
+        # constants: nobody differentiates what a rule speaks for
         constants = combine_each(specs, list(map(backend.stop_gradient, inputs)))
-        with self._runs.made_here() as runs:
-            output, number = self._forward(*constants, **options)
+        output, number = self._runs.made_here.run(runs, self._forward, *constants, **options)
         # a list, in which a framework puts the number of each level of derivatives
         held: list[Any] = [number, runs]
 
@@ -354,11 +341,9 @@ def _of_floats(derivatives: Sequence[Any], tensors: Sequence[Any]) -> list[Array
     ]
 
 
-def as_constants(backend: Backend, tree: Any) -> Any:
-    """Return a tree with constants for its tensors: nobody differentiates what a rule speaks for."""
-    return with_leaves(
-        backend, lambda x: backend.stop_gradient(x) if backend.is_tensor(x) else x, tree
-    )
+def with_tensors(backend: Backend, fn: Callable[[Any], Any], tree: Any) -> Any:
+    """Return a tree with fn's results for its tensors."""
+    return with_leaves(backend, lambda x: fn(x) if backend.is_tensor(x) else x, tree)
 
 
 _NUMBER = Spec((), "int32")  # JAX has no int64 by default

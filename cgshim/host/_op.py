@@ -124,19 +124,8 @@ class host_errors:  # noqa: N801  # a context manager that is called like a func
             raise last_errors.pop() from error
 
 
-def host_op(
-    f: Callable[..., Any],
-    outputs: Any,
-    *,
-    vectorized: bool = False,
-    name: str,
-    also: tuple[Spec, ...] = (),
-    takes_sizes: bool = False,
-) -> CustomGradient[..., Any]:
+def host_op(function: HostFunction) -> CustomGradient[..., Any]:
     """Return the op of a function of NumPy arrays, which has no derivative: in forward mode too,
     its rule refuses.
     """
-    function = HostFunction(
-        f, outputs, vectorized=vectorized, name=name, also=also, takes_sizes=takes_sizes
-    )
-    return CustomGradient(OnHost(function), forward_mode=True, name=name)
+    return CustomGradient(OnHost(function), forward_mode=True, name=function.name)

@@ -13,7 +13,12 @@ from typing import Any
 
 from cgshim.ops import _algebra, _elementwise, _numpy, _special, _statistics
 from cgshim.ops._control import cond as cond, scan as scan, while_loop as while_loop
-from cgshim.ops._numpy import Namespace, cached_function
+from cgshim.ops._numpy import (
+    cached_function,
+    fft as fft,
+    linalg as linalg,
+    special as special,
+)
 from cgshim.ops._tensors import (
     cast as cast,
     convert_to_numpy as convert_to_numpy,
@@ -38,10 +43,6 @@ def _definition(name: str) -> Callable[..., Any] | None:
 
 
 _numpy.definition = _definition
-
-linalg = Namespace("linalg.")
-fft = Namespace("fft.")
-special = Namespace("special.")
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

@@ -12,8 +12,7 @@ import numpy as np
 from cgshim.backend import Axis, Tensor, axes_of
 from cgshim.ops._elementwise import pad, unstack
 from cgshim.ops._numpy import linalg, ops
-from cgshim.ops._statistics import free_of
-from cgshim.ops._tensors import as_float, cast, dtype, with_axes
+from cgshim.ops._tensors import as_float, cast, dtype, free_of, with_axes
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -116,8 +115,6 @@ def linalg_vector_norm(
         return (ops.max if ord > 0 else ops.min)(size, axis=axis, keepdims=keepdims)
     if ord == 0:
         return ops.sum(cast(size != 0, dtype(size)), axis=axis, keepdims=keepdims)
-    if ord == 1:
-        return ops.sum(size, axis=axis, keepdims=keepdims)
     if ord == 2:
         return ops.sqrt(ops.sum(size * size, axis=axis, keepdims=keepdims))
     return ops.power(ops.sum(ops.power(size, float(ord)), axis=axis, keepdims=keepdims), 1.0 / ord)

@@ -140,7 +140,7 @@ def _numpy_named(name: str) -> NumPyFunction:
                         return way(x, axis=axis)
                 if axis is not _NOTHING:
                     options["axis"] = axis
-                if way is not None and _are_numbers(options):
+                if way is not None and (not options or _are_numbers(options)):
                     return way(x, **options) if y is _NOTHING else way(x, y, *rest, **options)
             except (TypeError, NotImplementedError):  # below in our words
                 pass
@@ -186,11 +186,10 @@ _UNKNOWN: Any = object()
 
 def _are_numbers(options: dict[str, Any]) -> bool:
     """Return True if options hold numbers, names, and tuples of these, which need no look."""
-    for value in options.values():
-        is_simple = type(value) in SIMPLE
-        if not is_simple and not (type(value) is tuple and SIMPLE.issuperset(map(type, value))):
-            return False
-    return True
+    return all(
+        type(value) in SIMPLE or (type(value) is tuple and SIMPLE.issuperset(map(type, value)))
+        for value in options.values()
+    )
 
 
 def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> NumPyFunction | None:
@@ -224,8 +223,9 @@ def _with_numbers(function: NumPyFunction, backend: Backend, *args: Any, **kwarg
     return function(*_numbers_to_tensors(backend, args), **kwargs)
 
 
-ops, linalg, special = Namespace(), Namespace("linalg."), Namespace("special.")
+ops = Namespace()
 """for the definitions of functions in terms of other functions"""
+linalg, fft, special = Namespace("linalg."), Namespace("fft."), Namespace("special.")
 
 definition: Callable[[str], NumPyFunction | None] = lambda name: None
 """returns such a definition, or None; cgshim.ops puts its own here: definitions import this file"""

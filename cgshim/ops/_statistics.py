@@ -12,7 +12,16 @@ import numpy as np
 
 from cgshim.backend import Axis, Tensor, axes_of
 from cgshim.ops._numpy import ops
-from cgshim.ops._tensors import INEXACT, as_float, as_last, cast, count_of, dtype, with_axes
+from cgshim.ops._tensors import (
+    INEXACT,
+    as_float,
+    as_last,
+    cast,
+    count_of,
+    dtype,
+    free_of,
+    with_axes,
+)
 
 
 def var(
@@ -27,12 +36,6 @@ def var(
     deviation = ops.absolute(a - ops.mean(a, axis=axis, keepdims=True))
     free = free_of(count_of(a, axis), ddof if correction is None else correction)
     return ops.sum(deviation * deviation, axis=axis, keepdims=keepdims) / free
-
-
-def free_of(count: Any, ddof: float) -> Any:
-    """Return the degrees of freedom, of which there are not less than none."""
-    free = count - ddof
-    return max(free, 0) if isinstance(free, (int, float)) else ops.maximum(free, 0.0)
 
 
 def std(

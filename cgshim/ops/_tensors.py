@@ -309,6 +309,12 @@ def count_of(x: Tensor, axis: Axis) -> Any:
     return math.prod(sizes)
 
 
+def free_of(count: Any, ddof: float) -> Any:
+    """Return the degrees of freedom, of which there are not less than none."""
+    free = count - ddof
+    return max(free, 0) if isinstance(free, (int, float)) else ops.maximum(free, 0.0)
+
+
 def as_float(x: Tensor) -> Tensor:
     """Return x; if it holds integers or booleans, in the dtype of the framework's division."""
     return x if dtype(x).startswith(INEXACT) else ops.true_divide(cast(x, "int64"), 1)
