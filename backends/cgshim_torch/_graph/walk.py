@@ -87,7 +87,7 @@ def captured(
         known.add([leaf for leaf, _ in leaves])
         if strange or (in_batch and leaves):
             leaves, strange = _as_read(call, leaves, strange, in_batch)
-        variables += [leaf for leaf, _ in sorted(leaves, key=operator.itemgetter(1))]
+        variables += [leaf for leaf, _ in sorted(leaves, key=_first_use)]
         known.add(variables)
         for edge, _ in strange:
             if not in_a_rule or known.reached_beyond((), edges=[edge])[0]:
@@ -101,6 +101,7 @@ def captured(
 
 Use = tuple[Any, tuple[float, int]]
 """what tensors depend on, and the number of the first node in the graph that uses it, with its place among several"""
+_first_use = operator.itemgetter(1)
 
 
 def _as_read(
@@ -142,18 +143,17 @@ def _has_tangent(tensor: Tensor) -> bool:
     """Return True if a tensor has a tangent at any level: outer ones see what an inner
     transformation hides.
     """
-    duals = [level for level in levels(tensor) if not functorch.is_batchedtensor(level)]
+    current = functorch.maybe_current_level() or 0
+    duals = [
+        level
+        for level in levels(tensor)
+        if functorch.maybe_get_level(level) <= current and not functorch.is_batchedtensor(level)
+    ]
     if any(forward_ad.unpack_dual(dual).tangent is not None for dual in duals):
         return True
-    if functorch.maybe_current_level() is None:
+    if not current:
         return False
     with temporarily_pop_interpreter_stack():
-        outer = functorch.maybe_current_level() or 0
-        while (
-            functorch.is_functorch_wrapped_tensor(tensor)
-            and functorch.maybe_get_level(tensor) > outer
-        ):
-            tensor = functorch.get_unwrapped(tensor)
         return _has_tangent(tensor)
 
 
@@ -223,35 +223,32 @@ class _Known:
         thread.
         """
         unused = float("inf")
-        leaves = [leaf_of(t) for t in tensors if t.is_leaf]
-        used_at = {id(leaf): (leaf, (unused, at)) for at, leaf in enumerate(leaves)}
+        roots = [leaf_of(t) if t.is_leaf else (t.grad_fn, t.output_nr) for t in tensors]
+        following: list[Use] = [(x, (unused, at)) for at, x in enumerate([*edges, *roots])]
+        leaves: dict[int, Use] = {}
         strange: dict[Edge, tuple[float, int]] = {}
         node_of: dict[int, Any] = {}
-        edges = [*edges, *((t.grad_fn, t.output_nr) for t in tensors if not t.is_leaf)]
-        following: list[Use] = [(edge, (unused, at)) for at, edge in enumerate(edges)]
         self.walked = seen = set(self._edges)
-        while following:
-            edge, used = following.pop()
-            if edge in seen:
-                if edge in strange:
-                    strange[edge] = min(strange[edge], used)
-                continue
-            seen.add(edge)
-            node = edge[0]
-            number = node._sequence_nr()
-            if during is not None and (
-                number not in during or node_of.setdefault(number, node) is not node
-            ):
-                strange[edge] = used
-                continue
-            for at, edge in enumerate(node.next_functions):
-                leaf = getattr(edge[0], "variable", None)
-                if edge[0] is not None and leaf is None:
-                    following.append((edge, (number, at)))
-                elif leaf is not None and (
-                    id(leaf) not in used_at or (number, at) < used_at[id(leaf)][1]
+        for x, used in following:  # which grows
+            if isinstance(x, torch.Tensor):
+                leaves[id(x)] = min(leaves.get(id(x), (x, used)), (x, used), key=_first_use)
+            elif x in seen:
+                if x in strange:
+                    strange[x] = min(strange[x], used)
+            else:
+                seen.add(x)
+                node = x[0]
+                number = node._sequence_nr()
+                if during is not None and (
+                    number not in during or node_of.setdefault(number, node) is not node
                 ):
-                    used_at[id(leaf)] = leaf, (number, at)
+                    strange[x] = used
+                    continue
+                following += [
+                    (getattr(edge[0], "variable", edge), (number, at))
+                    for at, edge in enumerate(node.next_functions)
+                    if edge[0] is not None
+                ]
         for leaf in self._leaves:
-            used_at.pop(id(leaf), None)
-        return list(used_at.values()), list(strange.items())
+            leaves.pop(id(leaf), None)
+        return list(leaves.values()), list(strange.items())
