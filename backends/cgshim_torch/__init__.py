@@ -17,7 +17,6 @@ import torch
 
 from cgshim.backend import Call, Tensor, has_no_derivative, output_without_rule
 from cgshim_torch._compile.staged import staged
-from cgshim_torch._eager.attach import differentiable
 from cgshim_torch._eager.plain import embed_gradient as embed_gradient, plan as plan
 from cgshim_torch._eager.vjp import (
     transposed as transposed,
@@ -33,13 +32,7 @@ from cgshim_torch._tensors import (
     tree_unflatten as tree_unflatten,
 )
 from cgshim_torch._versions.limits import STAYS_IN_GRAPH, version_limits as version_limits
-from cgshim_torch._versions.private import (
-    frame_callback,
-    fx_is_tracing,
-    jit_is_tracing,
-    len_dispatch_stack,
-    len_function_stack,
-)
+from cgshim_torch._versions.private import frame_callback, len_function_stack
 
 if find_spec("cgshim_torch._host"):  # a gradient needs no functions on the host
     from cgshim_torch._host import host_function as host_function
@@ -99,6 +92,5 @@ def _output_of(call: Call, inputs: Sequence[Tensor], without_rule: bool) -> Any:
     """Return the output of a call that Dynamo does not look at, with its rule if it has one."""
     if without_rule:
         return output_without_rule(call, inputs)
-    is_staged = len_function_stack() or len_dispatch_stack() or jit_is_tracing() or fx_is_tracing()
-    outputs, spec = staged(call, inputs) if is_staged else differentiable(call, inputs)
+    outputs, spec = staged(call, inputs)
     return spec.combine(outputs)
