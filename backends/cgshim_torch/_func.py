@@ -46,7 +46,6 @@ from cgshim_torch._graph.walk import (
     refuse_captured_tangents,
     requires_grad,
     requires_grad_at_a_level,
-    since,
 )
 from cgshim_torch._versions.private import (
     custom_function_call,
@@ -98,7 +97,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     refusals: dict[int, Refusal] = {}
     in_forward_mode = (_level(), refusals) if forward_ad._current_level >= 0 else None
     outputs, rule = call.read(_constants.run(in_forward_mode, run_once, call, inputs), inputs)
-    during = since(start)
+    during = range(start, sequence_number())
     if any(
         requires_grad_at_a_level(x) and versions_of(levels(x)) != was
         for x, was in zip(inputs, before, strict=True)
@@ -112,9 +111,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     ]
     variables, _ = variables_of(call, rule, existing, inputs, inputs, during, made, holdings)
     run = TransformedRun(call, rule, existing, [x.device for x in inputs], holdings, variables)
-    run.level = _level()
-    run.refusals = list(refusals.values())
-    passed = run.choose(holdings, inputs, outputs)
+    passed = run.choose(holdings, inputs, outputs, [*refusals.values()])
     if forward_ad._current_level >= 0 and not rules.current:
         refuse_captured_tangents(call, outputs, [*inputs, *run.variables])
     run.variables = ()  # they come through torch, too
@@ -135,7 +132,13 @@ def _pushed(
     pushed = rules.run(True, rule.tangents, tangents, outputs, zeros)
     refuse_captured_tangents(call, [t for t in (*outputs, *pushed) if t is not None], primals)
     call.require_variables(
-        rule, captured(call, [*filter(requires_grad_at_a_level, outputs)], primals, since(start))
+        rule,
+        captured(
+            call,
+            [*filter(requires_grad_at_a_level, outputs)],
+            primals,
+            range(start, sequence_number()),
+        ),
     )
     return [
         y if t is None else forward_ad.make_dual(y.detach(), t)
@@ -148,19 +151,20 @@ class TransformedRun(Run):
     and outputs.
     """
 
-    refusals: Sequence[Refusal] = ()
-    """one for each level of forward mode at which an op without a derivative returned constants"""
-    level = 0
-    """the innermost level of torch.func around f"""
     made: dict[int, Tensor] | None = None
     """what the rule makes of what it is passed, while it runs in forward mode before those of the levels within"""
     remembered: Sequence[weakref.ref[Tensor]] = ()
     """what it made then: if it still reads it at those levels, their derivatives miss these tangents"""
 
     def choose(
-        self, holdings: Holdings, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """Return what is passed through torch, and choose what of it is saved."""
+        self, holdings: Holdings, inputs: Sequence[Tensor], outputs: Sequence[Tensor], refusals: Sequence[Refusal]
+    ) -> list[Tensor]:  # fmt: skip
+        """Return what is passed through torch, and choose what of it is saved.
+
+        There is a refusal for each level of forward mode at which an op without a derivative
+        returned constants.
+        """
+        self.level, self.refusals = _level(), refusals
         known = set(map(id, (*inputs, *self.variables, *outputs)))
         residuals = list({id(t): t for t, _, _ in self.held if id(t) not in known}.values())
         passed = [*inputs, *self.variables, *residuals, *outputs]
@@ -570,9 +574,11 @@ def _tolerance(tensor: Tensor) -> float:
 def _is_true(condition: Tensor) -> bool:
     """Return True if a condition holds for any element of a batch; False if it has no values."""
     *_, condition = levels(condition)
-    if not has_values(condition) or torch.compiler.is_compiling():
-        return False
-    if condition.is_cuda and torch.cuda.is_current_stream_capturing():
+    if (
+        not has_values(condition)
+        or torch.compiler.is_compiling()
+        or (condition.is_cuda and torch.cuda.is_current_stream_capturing())
+    ):
         return False
     # torch.func.linearize
     with disable_proxy_modes_tracing() if get_proxy_mode() else contextlib.nullcontext():

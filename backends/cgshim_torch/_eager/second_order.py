@@ -32,7 +32,7 @@ from cgshim.backend import (
 from cgshim_torch._eager.run import Run
 from cgshim_torch._graph.existing import Holdings, Reach, without_trace
 from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in
-from cgshim_torch._graph.walk import captured, has_values, leaf_of, since
+from cgshim_torch._graph.walk import captured, has_values, leaf_of, own_node
 from cgshim_torch._versions.private import SingleLevelFunction, sequence_number
 
 
@@ -103,7 +103,7 @@ def _made_at_once(
     """
     with contextlib.suppress(Exception):
         with _without_random_numbers(run.call, _generators_of_torch()):
-            _, grad_fn = run.as_first(run.run_again, list(map(_own_node, inputs)))
+            _, grad_fn = run.as_first(run.run_again, list(map(own_node, inputs)))
         held = Holdings(grad_fn).tensors
         residuals = [held[place].tensor for place in places]
         pairs = zip(residuals, firsts, strict=True)
@@ -143,7 +143,7 @@ class _LazyRun(SingleLevelFunction):
             if u is not None
         ]
         with torch.enable_grad():
-            inputs = list(map(_own_node, inputs))
+            inputs = list(map(own_node, inputs))
             made = _made_again(run, inputs, variables, asked, upstreams)
         wanted = [*inputs, *variables]
         pairs = [(t, u) for t, (_, _, u) in zip(made, asked, strict=True) if t.requires_grad]
@@ -164,13 +164,6 @@ def _gradients(
     if all(g is None for g in gradients):
         run.call.refuse_unconnected(pairs[0][0], "belongs to a graph that f began itself")
     return gradients
-
-
-def _own_node(x: Tensor) -> Tensor:
-    """Return an input as a node of its own in the graph; a view takes no memory."""
-    if not x.requires_grad:
-        return x.detach()
-    return x.view_as(x) if x.layout is torch.strided and not x.is_nested else x.clone()
 
 
 # --- Another run ----------------------------------------------------------------------------------
@@ -240,7 +233,7 @@ def _in_another_run(
         residuals.append(t)
     if variables:
         connected = [t for t in residuals if t.requires_grad]
-        read = captured(call, connected, inputs, since(start))
+        read = captured(call, connected, inputs, range(start, sequence_number()))
         if not {id(v) for v in read} <= {id(leaf_of(v) if v.is_leaf else v) for v in variables}:
             call.refuse(_ANOTHER_RUN, "those of other variables", "read the same ones in every run")
     return residuals

@@ -123,16 +123,10 @@ def held_by(x: Any) -> list[Held] | None:
     """Return what functions and Python's containers hold; None for any other object."""
     kind = type(x)
     if kind is FunctionType:
-        cells = [
-            Held(inner, cell, "cell_contents")
-            for cell in x.__closure__ or ()
-            for inner in contents(cell)
-        ]
-        if not (x.__defaults__ or x.__kwdefaults__ or x.__dict__):
-            return cells
+        cells = x.__closure__ or ()
         defaults = *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()
         return [
-            *cells,
+            *(Held(inner, cell, "cell_contents") for cell in cells for inner in contents(cell)),
             *map(Held, defaults),
             *(Held(inner, x.__dict__, key) for key, inner in x.__dict__.items()),
         ]
@@ -353,10 +347,9 @@ class Existing:
 
     def has(self, t: Tensor) -> bool:
         """Return True if a tensor existed before f ran, and f has not changed it."""
-        if type(t) is torch.nn.Parameter:
-            return True
         known = self._tensors.get(id(t))
-        return known is not None and known[0]() is t
+        is_noted = known is not None and known[0]() is t
+        return is_noted or type(t) is torch.nn.Parameter
 
 
 NOTHING = Existing(None)

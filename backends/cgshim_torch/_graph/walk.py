@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
 
 from cgshim.backend import Call, Tensor
 from cgshim_torch._graph.existing import Reach, put_in_modules
@@ -15,18 +14,12 @@ from cgshim_torch._versions.private import (
     FakeTensor,
     forward_ad,
     functorch,
-    sequence_number,
     temporarily_pop_interpreter_stack,
 )
 
 Edge = tuple[Any, int]
 
 requires_grad = operator.attrgetter("requires_grad")
-
-
-def since(start: int) -> range:
-    """Return the numbers of the nodes that this thread has made since this one was the next."""
-    return range(start, sequence_number())
 
 
 def is_transformed() -> bool:
@@ -64,6 +57,13 @@ def has_values(tensor: Tensor) -> bool:
 def recordable(tensor: Tensor) -> Tensor:
     """Return tensor so that autograd can record it: a copy if it was made in inference mode."""
     return tensor.clone() if tensor.is_inference() else tensor
+
+
+def own_node(x: Tensor) -> Tensor:
+    """Return a tensor as a node of its own in the graph; a view takes no memory."""
+    if not x.requires_grad:
+        return x.detach()
+    return x.view_as(x) if x.layout is torch.strided and not x.is_nested else x.clone()
 
 
 def captured(
@@ -184,13 +184,10 @@ def leaf_of(tensor: Tensor) -> Tensor:
     )
     if transformed:
         return tensor
-    try:
-        # an object of a subclass would be made of the result, a view
-        with torch._C.DisableTorchFunctionSubclass():
-            return get_gradient_edge(tensor).node.variable
-    except NotImplementedError:  # torch shows nothing of a sparse tensor
-        with torch.enable_grad():
-            return tensor.clone().grad_fn.next_functions[0][0].variable
+    # an object of a subclass would be made of the result, a view
+    with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
+        node: Any = own_node(tensor).grad_fn
+    return node.next_functions[0][0].variable
 
 
 class _Known:
