@@ -30,12 +30,7 @@ from cgshim.backend import (
     subvals,
 )
 from cgshim_torch._eager.run import Run, named, rules, run_once, variables_of
-from cgshim_torch._graph.existing import (
-    NOTHING,
-    Existing,
-    Holdings,
-    versions_of,
-)
+from cgshim_torch._graph.existing import NOTHING, Existing, Holdings, versions_of
 from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in, without_derivative
 from cgshim_torch._graph.walk import (
     captured,
@@ -300,9 +295,7 @@ class _ReadsOfFunc(Reads):
         return result
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
-        """Return t, unless it is of a batch: vmap runs the rule when its batch is over. What torch.func
-        has wrapped in the rule is of a batch that is known.
-        """
+        """Return t, unless it is of a batch that torch.func has not wrapped in the rule: it is over."""
         why = "is of a batch, and kept where vmap does not see it"
         for level in () if self.asks else levels(t):
             if id(level) in self._known:
