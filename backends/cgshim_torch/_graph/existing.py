@@ -123,10 +123,16 @@ def held_by(x: Any) -> list[Held] | None:
     """Return what functions and Python's containers hold; None for any other object."""
     kind = type(x)
     if kind is FunctionType:
-        cells = x.__closure__ or ()
+        cells = [
+            Held(inner, cell, "cell_contents")
+            for cell in x.__closure__ or ()
+            for inner in contents(cell)
+        ]
+        if not (x.__defaults__ or x.__kwdefaults__ or x.__dict__):
+            return cells
         defaults = *(x.__defaults__ or ()), *(x.__kwdefaults__ or {}).values()
         return [
-            *(Held(inner, cell, "cell_contents") for cell in cells for inner in contents(cell)),
+            *cells,
             *map(Held, defaults),
             *(Held(inner, x.__dict__, key) for key, inner in x.__dict__.items()),
         ]
@@ -176,11 +182,13 @@ class Holdings:
             level = [inner for held in level for inner in self._look_into(held)]
 
     def _look_into(self, held: Held) -> Sequence[Held]:
-        x, holder = held.tensor, held.outermost
+        x, holder, key = held
+        if type(holder) is Held:
+            holder = holder.outermost
         if holder is not None:
             self.seen[id(holder)] = holder
         if isinstance(x, torch.Tensor):
-            self.tensors.append(Held(x, None, held.key) if id(holder) in self._existing else held)
+            self.tensors.append(Held(x, None, key) if id(holder) in self._existing else held)
             return ()
         # a tuple is looked into at each of its places, for it is made again at each
         if type(x) in SIMPLE or (id(x) in self.seen and not isinstance(x, tuple)):

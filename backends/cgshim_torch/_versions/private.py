@@ -52,7 +52,7 @@ is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 len_function_stack: Callable[[], int] = torch._C._len_torch_function_stack
 """returns how many modes see functions of torch"""
-function_mode_at: Callable[[int], object] = torch._C._get_function_stack_at
+function_mode_at: Callable[[int], Any] = torch._C._get_function_stack_at
 """returns one of these modes, the outermost first"""
 len_dispatch_stack: Callable[[], int] = torch._C._len_torch_dispatch_stack
 """returns how many modes see operations: make_fx, fake tensors"""
