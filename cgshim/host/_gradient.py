@@ -8,12 +8,13 @@ gone, f runs again for it.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import math
 import random
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +26,6 @@ from cgshim.backend import (
     Call,
     Parameters,
     Rule,
-    RuleScope,
     TransformationError,
     TreeSpec,
     backend_or_numpy,
@@ -75,8 +75,7 @@ class Runs:
         # not from 0: a number of another process, from a file or a pipe, must not be found here
         self._next = random.SystemRandom().randrange(_NUMBERS)
         self._lock = threading.Lock()
-        self.made_here: RuleScope[list[Run]] = RuleScope("cgshim_host_runs")
-        """for a list of the runs that are made meanwhile; there are none if f is only traced"""
+        self._thread = threading.local()
 
     def add(self, rule: Rule, sizes: Sequence[int]) -> Any:
         """Return the number of a run with this rule; for a batch, as many as it has elements."""
@@ -85,8 +84,9 @@ class Runs:
             number = self._next
             self._next = (self._next + max(math.prod(sizes), 1)) % _NUMBERS
             self._rules[run], self._runs[number] = rule, run
-            if self.made_here.current is not None:
-                self.made_here.current.append(run)
+            made: list[Run] | None = getattr(self._thread, "made", None)
+            if made is not None:
+                made.append(run)
             elif self.keep:
                 self._last[number] = run
                 if len(self._last) > self.keep:
@@ -104,6 +104,19 @@ class Runs:
         is_for_all = np.array_equal(numbers, _numbers_from(number, numbers.shape))
         same = rule is not None and list(rule.shapes) == [x.shape for x in inputs]
         return rule if is_for_all and same else None
+
+    @contextlib.contextmanager
+    def made_here(self) -> Iterator[list[Run]]:
+        """Yield a list of the runs that this thread makes meanwhile; there are none if f is only
+        traced.
+        """
+        before = getattr(self._thread, "made", None)
+        made: list[Run] = []
+        self._thread.made = made
+        try:
+            yield made
+        finally:
+            self._thread.made = before
 
 
 class HostPair:
@@ -152,10 +165,10 @@ class HostPair:
         if self._outputs == UNKNOWN:
             return self._at_once(backend, inputs, specs, options)
         have_gradients = [is_differentiable(x.dtype) for x in inputs]
-        runs: list[Run] = []
-        # constants: nobody differentiates what a rule speaks for
+        # nobody differentiates what a rule speaks for
         constants = combine_each(specs, list(map(backend.stop_gradient, inputs)))
-        output, number = self._runs.made_here.run(runs, self._forward, *constants, **options)
+        with self._runs.made_here() as runs:
+            output, number = self._forward(*constants, **options)
         # a list, in which a framework puts the number of each level of derivatives
         held: list[Any] = [number, runs]
 

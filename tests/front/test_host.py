@@ -29,7 +29,7 @@ from cgshim._dtypes import dtype_name
 from cgshim._registry import load
 from cgshim._trees import ONE_TENSOR, partition
 from cgshim.host._call import HostCall, HostFunction
-from cgshim.host._gradient import Run, Runs
+from cgshim.host._gradient import Runs
 from cgshim.testing.conformance import Framework
 
 
@@ -363,16 +363,12 @@ def test_a_run_for_a_batch_has_a_number_for_each_element() -> None:
 
 def test_runs_that_somebody_holds_are_remembered_as_long() -> None:
     runs = Runs(keep=0)
-    held: list[Run] = []
-    elsewhere: list[Any] = []
-
-    def run() -> Any:
+    with runs.made_here() as held:
+        number = runs.add(_Rule(), ())  # type: ignore[arg-type]
+        elsewhere: list[Any] = []
         thread = threading.Thread(target=lambda: elsewhere.append(runs.add(_Rule(), ())))  # type: ignore[arg-type]
         thread.start()
         thread.join()
-        return runs.add(_Rule(), ())  # type: ignore[arg-type]
-
-    number = runs.made_here.run(held, run)
     assert runs.find(number, INPUTS) is not None
     assert runs.find(elsewhere[0], INPUTS) is None
     held.clear()
