@@ -106,7 +106,8 @@ def has_loops(jaxpr: Any) -> bool:
 
 def _form_of(constant: Any) -> Form:
     """Return ZERO for a constant that is known to be zero everywhere, else CONSTANT."""
-    is_known = isinstance(constant, (bool, int, float, complex, np.ndarray, np.generic, jax.Array))
+    # JAX 0.7.2 has arrays of its own in a trace, which are neither NumPy's nor jax.Array
+    is_known = isinstance(constant, (int, float, complex)) or hasattr(constant, "__array__")
     if (
         not is_known
         or is_tracer(constant)
