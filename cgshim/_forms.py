@@ -69,7 +69,9 @@ class PlainForm:
     upstream, and with the arguments or without them.
     """
 
-    __slots__ = ("code", "is_plain", "takes_arguments")
+    __slots__ = ("code", "is_plain", "names", "takes_arguments")
+    names: Any
+    """what a backend knows of the names that the rule uses"""
 
     def __init__(self, code: CodeType, convention: Convention) -> None:
         form, variables, takes_needs_input_grad = convention

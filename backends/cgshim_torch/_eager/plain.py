@@ -168,7 +168,7 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
 class Plan:
     """Runs plain calls. What is the same in all of them is computed once."""
 
-    __slots__ = ("_apply", "_form", "_names_in_f", "_names_in_rule", "call", "is_jvp")
+    __slots__ = ("_apply", "_form", "_names_in_f", "call", "is_jvp")
 
     def __init__(self, call: Call) -> None:
         self.call, self.is_jvp = call, call.kind_of_rule.is_transpose
@@ -178,7 +178,6 @@ class Plan:
         # what holds anything may read more than it names
         is_open = not holds_nothing(function)
         self._names_in_f = None if is_open else library_names(function, and_functions=True)
-        self._names_in_rule: Sequence[tuple[str, Any]] | None = None
 
     @runs_op
     def output_of(
@@ -304,8 +303,8 @@ class Plan:
             existing.forget_changed()
             for x in residuals:
                 is_plain = is_plain and not existing.has(x)  # else rules may write to it
-        if is_plain and self._names_in_rule != ():
-            is_plain = self._reads_libraries_alone(grad_fn, self._names_in_rule)
+        if is_plain and form.names != ():
+            is_plain = self._reads_libraries_alone(grad_fn, form.names)
         if not is_plain or output._is_view():
             x = seen = result = output = grad_fn = None
             for tensors in (raw, residuals, items):
@@ -373,8 +372,9 @@ class Plan:
     def _new_form(self, grad_fn: FunctionType) -> PlainForm:
         """Return the form of a rule that is not the one before."""
         convention = self.call.convention(self.call.arguments, grad_fn, ONE_TENSOR)
-        form = self._form = PlainForm(grad_fn.__code__, convention)
-        self._names_in_rule = library_names(grad_fn)
+        form = PlainForm(grad_fn.__code__, convention)
+        form.names = library_names(grad_fn)
+        self._form = form  # whole: another thread may take it
         return form
 
     def _in_general(
