@@ -5,12 +5,11 @@ call gets.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from cgshim._errors import BackendError, describe, refusal
 from cgshim._foreign import (
@@ -28,6 +27,7 @@ from cgshim._protocol import Backend, Tensor
 from cgshim._registry import entry_points, load, name_of, require_metadata
 from cgshim._scope import RuleScope
 
+T = TypeVar("T")
 ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
 # os.environ encodes the name at each look-up, which would take a tenth of a call without gradients
 _environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
@@ -151,8 +151,9 @@ def use_backend(name: str, /) -> Iterator[None]:
         _of_context.reset(token)
 
 
-on_numpy: Callable[..., Any] = functools.partial(_scope.run, "numpy")
-"""Returns what a function returns that runs with NumPy as the current backend."""
+def on_numpy(function: Callable[..., T], /, *args: Any) -> T:
+    """Return what a function returns that runs with NumPy as the current backend."""
+    return _scope.run("numpy", function, *args)
 
 
 # --- The one whose op is running ------------------------------------------------------------------

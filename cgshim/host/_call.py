@@ -90,7 +90,7 @@ class HostCall:
     """
 
     __slots__ = (
-        "__weakref__", "_known", "are_tensors", "batches", "function", "options", "specs",
+        "__weakref__", "_known", "are_tensors", "batches", "function", "is_loop", "options", "specs",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +106,8 @@ class HostCall:
         self.options = options
         self.batches = batches
         """for each batch, the innermost first, which inputs have a leading axis for it"""
+        self.is_loop = bool(batches) and not function.vectorized
+        """True if f runs once for each row"""
         self._known: _Declaration | None = None
         """that of the last inputs: f often runs next, and a compiled program runs it again"""
 
@@ -261,10 +263,9 @@ def _over_batches(
     places: list[Any] = list(itertools.product(*map(range, sizes), [...]))
     columns = [map(x.__getitem__, places) for x in wide]
     rows = [
-        list(map(_copied, _called(call, call.function.function, row, structure)))
-        for row in zip(*columns, strict=True)
+        _called(call, call.function.function, row, structure) for row in zip(*columns, strict=True)
     ]
-    stacked = map(np.array, zip(*rows, strict=True))
+    stacked = map(_stacked, zip(*rows, strict=True))
     return [results.reshape(*sizes, *results.shape[1:]) for results in stacked]
 
 
@@ -273,6 +274,13 @@ def _copied(result: Any) -> Any:
     again.
     """
     return result if isinstance(result, _NUMBERS) else np.array(result)
+
+
+def _stacked(rows: Sequence[Any]) -> Array:
+    """Return arrays, or Python's numbers, as one array with a leading axis; numpy.stack is slow for
+    many numbers.
+    """
+    return np.stack(rows) if np.ndim(rows[0]) else np.array(rows)
 
 
 def _called(
@@ -289,7 +297,7 @@ def _called(
                           got="a change in place", do="let it change a copy") from error  # fmt: skip
         raise
     if structure is None and isinstance(result, (np.ndarray, np.generic)):
-        return [result]
+        return [_copied(result) if call.is_loop else result]
     leaves, returned = load("numpy").tree_flatten(result)
     declared = load("numpy").tree_flatten(_ARRAY)[1] if structure is None else structure
     if returned != declared:
@@ -297,7 +305,7 @@ def _called(
         raise refusal(CustomGradientTypeError, call.name,
                       must=f"f must return what outputs declares ({describe_tree(wanted)})", got=describe_tree(result),
                       do="declare what it returns")  # fmt: skip
-    return leaves
+    return list(map(_copied, leaves)) if call.is_loop else leaves
 
 
 _NUMBERS = (np.generic, bool, int, float, complex)
