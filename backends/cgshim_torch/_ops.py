@@ -373,6 +373,11 @@ def _softmax(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
 np_softmax, np_log_softmax = _softmax(torch.softmax), _softmax(torch.log_softmax)
 
 
+def np_softplus(x: Tensor) -> Tensor:
+    # from its default of 20 on torch leaves out what a float64 still shows
+    return torch.nn.functional.softplus(x, threshold=40.0)
+
+
 def np_one_hot(x: Tensor, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Tensor:
     classes = torch.arange(num_classes, device=x.device)
     encoded = torch.movedim(x.unsqueeze(-1) == classes, -1, axis)
