@@ -135,6 +135,8 @@ def data_parallel(op):
         model(X).sum().backward()
         return model.module.weight.grad, 15 * X**2
     finally:
+        # its thread has let go of all by then: the group's end waits for it, and holds the GIL
+        torch.distributed.barrier()
         torch.distributed.destroy_process_group()
 
 
