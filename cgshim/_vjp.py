@@ -30,7 +30,6 @@ from cgshim._trees import (
     partition,
     partition_each,
     subvals,
-    with_leaves,
 )
 
 Pullback: TypeAlias = Callable[[Any], tuple[Any, ...]]
@@ -287,14 +286,15 @@ def by_variables_too(op: str, backend: Backend, variables: Sequence[Tensor]) -> 
 def floats_to_tensors(backend: Backend, tree: Any) -> Any:
     if backend.is_tensor(tree):
         return tree
-    leaves, _ = backend.tree_flatten(tree)
-    if not any(isinstance(x, (float, complex)) for x in leaves):
+    leaves, structure = backend.tree_flatten(tree)
+    numbers = [isinstance(x, (float, complex)) for x in leaves]
+    if not any(numbers):
         return tree  # itself: fn may write to it
-    return with_leaves(
-        backend,
-        lambda x: backend.convert_to_tensor(x) if isinstance(x, (float, complex)) else x,
-        tree,
-    )
+    converted = [
+        backend.convert_to_tensor(x) if is_number else x
+        for x, is_number in zip(leaves, numbers, strict=True)
+    ]
+    return backend.tree_unflatten(structure, converted)
 
 
 def _fitting(

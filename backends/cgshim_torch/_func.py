@@ -41,6 +41,7 @@ from cgshim_torch._graph.walk import (
     refuse_captured_tangents,
     requires_grad,
     requires_grad_at_a_level,
+    since,
 )
 from cgshim_torch._versions.private import (
     custom_function_call,
@@ -92,7 +93,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     refusals: dict[int, Refusal] = {}
     in_forward_mode = (_level(), refusals) if forward_ad._current_level >= 0 else None
     outputs, rule = call.read(_constants.run(in_forward_mode, run_once, call, inputs), inputs)
-    during = range(start, sequence_number())
+    during = since(start)
     if any(
         requires_grad_at_a_level(x) and versions_of(levels(x)) != was
         for x, was in zip(inputs, before, strict=True)
@@ -127,13 +128,7 @@ def _pushed(
     pushed = rules.run(True, rule.tangents, tangents, outputs, zeros)
     refuse_captured_tangents(call, [t for t in (*outputs, *pushed) if t is not None], primals)
     call.require_variables(
-        rule,
-        captured(
-            call,
-            [*filter(requires_grad_at_a_level, outputs)],
-            primals,
-            range(start, sequence_number()),
-        ),
+        rule, captured(call, [*filter(requires_grad_at_a_level, outputs)], primals, since(start))
     )
     return [
         y if t is None else forward_ad.make_dual(y.detach(), t)

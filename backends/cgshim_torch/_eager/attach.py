@@ -31,7 +31,7 @@ from cgshim_torch._graph.existing import (
     versions_of,
 )
 from cgshim_torch._graph.reads import FLOATS, reads_now, without_derivative
-from cgshim_torch._graph.walk import is_transformed, recordable, requires_grad
+from cgshim_torch._graph.walk import is_transformed, recordable, requires_grad, since
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
     default_device,
@@ -95,6 +95,8 @@ def with_rule(
     differentiated = any(map(requires_grad, inputs))
     holdings = Holdings(rule.grad_fn, existing=existing.holders)
     made = _made(outputs, holdings)
+    if not (differentiated or made):
+        return constants(outputs, inputs), rule.output
     if versions != versions_of(detached) and any(
         version_of(seen) != was and (x.requires_grad or x.shape != seen.shape)
         for x, seen, was in zip(inputs, detached, versions, strict=True)
@@ -102,7 +104,7 @@ def with_rule(
         call.refuse_writing()
     existing.forget_changed()
     variables: list[Tensor] = []
-    during = range(start, sequence_number())
+    during = since(start)
     if made:
         variables, has_own_graph = variables_of(
             call, rule, existing, detached, inputs, during, made, holdings

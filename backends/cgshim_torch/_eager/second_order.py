@@ -32,7 +32,7 @@ from cgshim.backend import (
 from cgshim_torch._eager.run import Run
 from cgshim_torch._graph.existing import Holdings, Reach, without_trace
 from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in
-from cgshim_torch._graph.walk import captured, has_values, leaf_of, own_node
+from cgshim_torch._graph.walk import captured, has_values, leaf_of, own_node, since
 from cgshim_torch._versions.private import SingleLevelFunction, sequence_number
 
 
@@ -233,7 +233,7 @@ def _in_another_run(
         residuals.append(t)
     if variables:
         connected = [t for t in residuals if t.requires_grad]
-        read = captured(call, connected, inputs, range(start, sequence_number()))
+        read = captured(call, connected, inputs, since(start))
         if not {id(v) for v in read} <= {id(leaf_of(v) if v.is_leaf else v) for v in variables}:
             call.refuse(_ANOTHER_RUN, "those of other variables", "read the same ones in every run")
     return residuals

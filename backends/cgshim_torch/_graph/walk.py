@@ -14,12 +14,18 @@ from cgshim_torch._versions.private import (
     FakeTensor,
     forward_ad,
     functorch,
+    sequence_number,
     temporarily_pop_interpreter_stack,
 )
 
 Edge = tuple[Any, int]
 
 requires_grad = operator.attrgetter("requires_grad")
+
+
+def since(start: int) -> range:
+    """Return the numbers of the nodes that this thread has made since this one was the next."""
+    return range(start, sequence_number())
 
 
 def is_transformed() -> bool:
