@@ -237,7 +237,7 @@ def _may_read_residuals(
     known.update(map(id, (*detached, *outputs)))
     return any(
         t.dtype in FLOATS and id(t) not in known and not existing.has(t)
-        for t, _, _ in Reach(run.call).tensors
+        for t in Reach(run.call).tensors
     )
 
 

@@ -208,49 +208,56 @@ class Holdings:
         return inner or ()
 
 
-class Reach(Holdings):
+class Reach:
     """What f can name: what it holds, its options, its globals, and what is in them, some levels
     deep.
     """
 
     def __init__(self, call: Call, levels: int = _LEVELS) -> None:
-        self._levels = levels
+        self.tensors: list[Tensor] = []
+        self.seen: dict[int, Any] = {}
+        """all that holds anything, by identity"""
         self.names: dict[str, None] = {}
         """the names that f and its helpers use"""
-        roots = [call.f, *call.options.values()]
+        level = [call.f, *call.options.values()]
         if not call.arguments.are_tensors:
-            roots += [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
-        super().__init__(*roots)
-
-    def _visit(self, level: Sequence[Held]) -> None:
-        for _ in range(self._levels):
+            level += [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
+        for _ in range(levels):
             # functions first, which tell what else is named
-            level = sorted(level, key=lambda held: type(held.tensor) is not FunctionType)
-            level = [inner for held in level for inner in self._look_into(held)]
-        self.tensors += [held for held in level if isinstance(held.tensor, torch.Tensor)]
+            level.sort(key=_is_no_function)
+            level = [inner for x in level for inner in self._look_into(x)]
+        self.tensors += [x for x in level if isinstance(x, torch.Tensor)]
 
-    def _look_into(self, held: Held) -> Sequence[Held]:
-        return () if is_of_a_library(held.tensor) else super()._look_into(held)
-
-    def _inside(self, held: Held) -> Sequence[Held]:
+    def _look_into(self, x: Any) -> Iterable[Any]:
         """Return what something holds; of a module or a class what f names in it."""
-        x = held.tensor
-        inner = held_by(x) or []
+        if isinstance(x, torch.Tensor):
+            self.tensors.append(x)
+            return ()
+        if type(x) in SIMPLE or id(x) in self.seen or is_of_a_library(x):
+            return ()
+        self.seen[id(x)] = x
         if type(x) is FunctionType:
-            names = names_in(x.__code__)
+            names, scope = names_in(x.__code__), x.__globals__
             self.names.update(dict.fromkeys(names))
-            return [*inner, *(Held(x.__globals__[name]) for name in names if name in x.__globals__)]
+            return [*self._held_by(x), *(scope[name] for name in names if name in scope)]
         # as near as what they hold
         if isinstance(x, (MethodType, functools.partial, FunctionHolder)):
-            return [each for held in inner for each in self._look_into(held)]
+            return [each for inner in self._held_by(x) for each in self._look_into(inner)]
         if isinstance(x, (type, ModuleType)):
             scope = vars(x)
-            return [Held(scope[name]) for name in self.names if name in scope]
+            return [scope[name] for name in self.names if name in scope]
         method = getattr(type(x), "__call__", None)  # noqa: B004  # it is looked into
-        return [
-            *map(Held, inside(x)),
-            *([Held(method)] if isinstance(method, FunctionType) else ()),
-        ]
+        return [*inside(x), method] if isinstance(method, FunctionType) else inside(x)
+
+    def _held_by(self, x: Any) -> list[Any]:
+        """Return what a function holds, and note its variables, which may hold something else."""
+        held = held_by(x) or []
+        self.seen.update((id(each.holder), each.holder) for each in held if each.holder is not None)
+        return [each.tensor for each in held]
+
+
+def _is_no_function(x: Any) -> bool:
+    return type(x) is not FunctionType
 
 
 @contextlib.contextmanager
@@ -341,7 +348,7 @@ class Existing:
             self.holders = set(reach.seen)
             self._tensors = {
                 id(t): (weakref.ref(t), version_of(t))
-                for t, _, _ in reach.tensors
+                for t in reach.tensors
                 if type(t) is not torch.nn.Parameter
             }
 

@@ -178,7 +178,7 @@ def within_reach(call: Call) -> list[Tensor]:
     """Return the tensors that f can read as far as one can tell, Parameters of modules in modules
     too.
     """
-    return [held.tensor for held in Reach(call, levels=8).tensors]
+    return Reach(call, levels=8).tensors
 
 
 def leaf_of(tensor: Tensor) -> Tensor:

@@ -54,10 +54,8 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
     In compiled programs they run on the host.
     """
     if backend != "jax":  # there `run` has done it
-        tapes = [
-            with_trainable(tape, qp.math.get_trainable_indices(tape.get_parameters(False)))
-            for tape in tapes
-        ]
+        for tape in tapes:
+            tape.trainable_params = qp.math.get_trainable_indices(tape.get_parameters(False))
 
     def circuits(*parameters):
         if (
@@ -83,7 +81,7 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
         def grad(upstream, needs_input_grad):
             upstream = op_tree_map(op_conj, upstream)  # PennyLane's gradients are dL/dz
             vjps = jpc.compute_vjp(trainable(needs_input_grad), upstream)
-            return op_tree_map(op_conj, tuple(map(spread, vjps, needs_input_grad)))
+            return tuple(map(spread, vjps, needs_input_grad))
 
         def jvp(*tangents):
             # PennyLane wants one of each parameter, of a number in a gate too
@@ -125,9 +123,9 @@ def with_trainable(tape, indices):
 
 
 def spread(vjp, needed):
-    """Return a gradient for each parameter, of those that were needed."""
+    """Return a gradient dL/dx + i dL/dy for each parameter, of those that were needed."""
     gradients = iter(() if vjp is None else vjp)
-    return tuple(next(gradients) if need else None for need in needed)
+    return tuple(op_conj(next(gradients)) if need else None for need in needed)
 
 
 def sequences(results):
