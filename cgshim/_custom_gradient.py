@@ -272,9 +272,10 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         except AttributeError:
             pass  # a local function, or an op that has another name than f
         instance = getattr(self._f, "__self__", None)
-        # a method, which Python pickles by name
-        if isinstance(getattr(instance, self.__name__, None), CustomGradient):
-            return getattr, (instance, self.__name__)
+        # a method, which Python pickles by name; a partial and a callable object have none
+        name = getattr(self, "__name__", "")
+        if isinstance(getattr(instance, name, None), CustomGradient):
+            return getattr, (instance, name)
         made = functools.partial(
             type(self), forward_mode=self._forward_mode, name=self._name,
             once_differentiable=self._once_differentiable, kind_of_call=self._kind_of_call,

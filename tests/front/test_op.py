@@ -35,6 +35,20 @@ def _double(x: Any) -> Any:
 another_name = cgshim.op_custom_gradient(_double, name="another")
 
 
+def _multiple(x: Any, factor: float) -> Any:
+    return factor * x, lambda upstream: 5.0 * upstream
+
+
+class Multiple:
+    """A function that has no name."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, x: Any) -> Any:
+        return _multiple(x, self.factor)
+
+
 class Layer:
     """Something with a weight."""
 
@@ -332,6 +346,8 @@ OPS = {
     "with options": named,
     "by another name": another_name,
     "a bound method": Layer().method,
+    "a partial": cgshim.op_custom_gradient(functools.partial(_multiple, factor=2.0)),
+    "an object": cgshim.op_custom_gradient(Multiple(2.0), forward_mode=True),
 }
 
 
