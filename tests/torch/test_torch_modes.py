@@ -7,7 +7,14 @@ import sys
 import pytest
 import torch
 
-from cgshim import CustomGradientTypeError, op_custom_gradient, op_grad, op_value_and_grad, op_vjp
+from cgshim import (
+    CustomGradientTypeError,
+    op_custom_gradient,
+    op_custom_jvp,
+    op_grad,
+    op_value_and_grad,
+    op_vjp,
+)
 
 
 def leaf(*values):
@@ -130,6 +137,24 @@ def test_derivatives_that_are_taken_in_inference_mode(made_within):
         assert op_vjp(lambda x: torch.ones(1), x)[1](three)[0].tolist() == [0]
     assert pullback(three)[0].tolist() == [42]
     assert torch.is_grad_enabled()
+
+
+FORWARD = {
+    "its transpose": op_custom_gradient(
+        lambda x, w: (x * w, lambda upstream: (3 * upstream * w, 5 * upstream * x)),
+        forward_mode=True,
+    ),
+    "jvp_fn": op_custom_jvp(lambda x, w: (x * w, lambda dx, dw: 3 * dx * w + 5 * x * dw)),
+}
+
+
+@pytest.mark.parametrize("op", FORWARD.values(), ids=FORWARD.keys())
+def test_tangents_in_inference_mode(op):
+    with torch.inference_mode():
+        x, w, t = torch.tensor([2.0]), torch.tensor([3.0]), torch.tensor([7.0])
+        assert torch.func.jvp(op, (x, w), (t, t))[1].tolist() == [3 * 7 * 3 + 5 * 2 * 7]
+        assert torch.func.jvp(lambda x: op(x, w), (x,), (t,))[1].tolist() == [3 * 7 * 3]
+        assert torch.func.jvp(lambda w: op(x, w), (w,), (t,))[1].tolist() == [5 * 2 * 7]
 
 
 def test_a_pullback_from_outside_in_inference_mode():

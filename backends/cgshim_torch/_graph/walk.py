@@ -159,7 +159,8 @@ def _has_tangent(tensor: Tensor) -> bool:
         return True
     if not current:
         return False
-    with temporarily_pop_interpreter_stack():
+    # where inference mode is around all, torch 2.13 cannot look at a tensor that was made in it
+    with temporarily_pop_interpreter_stack(), torch.inference_mode(False):
         return _has_tangent(tensor)
 
 
