@@ -63,6 +63,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self._f = f
         self._bound: CustomGradient[..., Any] | None = None
         self._name = name or function_name(f)
+        if "__name__" not in self.__dict__:  # of a partial, or of a callable object
+            self.__name__ = self.__qualname__ = self._name
         self._kind_of_call = kind_of_call
         self._plans: dict[Any, Plan] = {}
         self._parameters: Parameters | None = None  # a classmethod that is not bound has none
@@ -265,17 +267,15 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         and the options.
         """
         module = sys.modules.get(self.__module__)
-        qualified_name: str = getattr(self, "__qualname__", self._name)
         try:
-            if operator.attrgetter(qualified_name)(module) is self:
-                return qualified_name
+            if operator.attrgetter(self.__qualname__)(module) is self:
+                return self.__qualname__
         except AttributeError:
             pass  # a local function, or an op that has another name than f
         instance = getattr(self._f, "__self__", None)
-        # a method, which Python pickles by name; a partial and a callable object have none
-        name = getattr(self, "__name__", "")
-        if isinstance(getattr(instance, name, None), CustomGradient):
-            return getattr, (instance, name)
+        # a method, which Python pickles by name
+        if isinstance(getattr(instance, self.__name__, None), CustomGradient):
+            return getattr, (instance, self.__name__)
         made = functools.partial(
             type(self), forward_mode=self._forward_mode, name=self._name,
             once_differentiable=self._once_differentiable, kind_of_call=self._kind_of_call,

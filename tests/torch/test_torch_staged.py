@@ -5,6 +5,7 @@ refused.
 """
 
 import copy
+import functools
 import io
 import pickle
 
@@ -259,8 +260,13 @@ def test_symbolic_trace_records_the_op_itself(again):
     torch.testing.assert_close(gradients(again(graph)), gradients(Products()))
 
 
-def test_symbolic_trace_of_an_op_that_nobody_finds_by_name():
-    double = op_custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream))
+def times(x, factor):
+    return x * factor, lambda upstream: 7 * upstream
+
+
+@pytest.mark.parametrize("f", [lambda x: times(x, 2), functools.partial(times, factor=2)])
+def test_symbolic_trace_of_an_op_that_nobody_finds_by_name(f):
+    double = op_custom_gradient(f)
     graph, x = torch.fx.symbolic_trace(lambda x: double(x) + x), leaf()
     graph(x).backward(torch.tensor([2.0, -3.0]))
     assert x.grad.tolist() == [16, -24]
