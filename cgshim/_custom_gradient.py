@@ -267,9 +267,10 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         and the options.
         """
         module = sys.modules.get(self.__module__)
+        qualified_name: str = self.__qualname__
         try:
-            if operator.attrgetter(self.__qualname__)(module) is self:
-                return self.__qualname__
+            if operator.attrgetter(qualified_name)(module) is self:
+                return qualified_name
         except AttributeError:
             pass  # a local function, or an op that has another name than f
         instance = getattr(self._f, "__self__", None)
