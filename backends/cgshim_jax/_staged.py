@@ -26,11 +26,13 @@ from cgshim.backend import (
 from cgshim_jax._graph import depends_only_on
 from cgshim_jax._primitives import Linear, Op, register_with_pallas_and_jet, without_f
 from cgshim_jax._rules import (
+    as_tensor,
     is_differentiable,
     is_running_rule,
     message_of,
     of_tangents,
     outputs_of_rules,
+    refuse_captured,
     upstreams_of_rule,
 )
 from cgshim_jax._run import TracedRule, trace_rule, traced
@@ -63,10 +65,10 @@ def run_staged(call: Call, inputs: Sequence[Array], *, values_elsewhere: bool = 
     register_with_pallas_and_jet()
     _refuse_references(call, inputs)
     upstreams, code = upstreams_of_rule(), code_of(call.f)
-    if isinstance(call.f, Mapped) or (is_running_rule() and code in (_staging.current or ())):
-        # As when two rules call each other: there would be no end to it. Its own rule is traced
-        # only if somebody differentiates the call; then f runs again, and may close over no tracer.
+    if isinstance(call.f, Mapped):
         return Written(call, inputs, Surroundings.STAGING).output()
+    if is_running_rule() and code in (_staging.current or ()):
+        return _Later(call, inputs, Surroundings.STAGING).output()
 
     def is_constant(tracer: Array) -> bool:
         """Return True if the op's own rule covers what f closes over: in a rule, it was computed
@@ -78,7 +80,7 @@ def run_staged(call: Call, inputs: Sequence[Array], *, values_elsewhere: bool = 
         return upstreams is not None and depends_only_on(tracer, inputs, upstreams)
 
     staging = _Staging(call, inputs, is_constant)
-    op = _staging.run((*(_staging.current or ()), code), staging.op)
+    op = staging.run()
     if values_elsewhere and staging.rule.needs_values:
         raise NeedsValuesError
     arguments = [inputs[i] for i in staging.at] + staging.closed_over()
@@ -102,13 +104,18 @@ class _Staging:
     """why no tracer that f closes over may be differentiated"""
 
     def __init__(
-        self, call: Call, inputs: Sequence[Array], is_constant: Callable[[Array], bool]
-    ) -> None:
+        self, call: Call, inputs: Sequence[Array], is_constant: Callable[[Array], bool],
+        at: Sequence[int] | None = None,
+    ) -> None:  # fmt: skip
         self.call, self.inputs, self.is_constant = call, inputs, is_constant
-        self.at = [i for i, x in enumerate(inputs) if is_tracer(x)]
+        self.at = [i for i, x in enumerate(inputs) if is_tracer(x)] if at is None else at
         self.variables: list[Array] = []
 
-    def op(self) -> _Staged:
+    def run(self) -> _Staged:
+        """Return the call as one operation, of those of the inputs, and of what it closes over."""
+        return _staging.run((*(_staging.current or ()), code_of(self.call.f)), self._op)
+
+    def _op(self) -> _Staged:
         call = without_f(self.call)
 
         def run_f(*tracers: Array) -> list[Array]:
@@ -233,3 +240,21 @@ class _Staged(Op):
         outputs = eval_jaxpr(rest, operands)
         types = [y.aval for y in outputs]
         return outputs, known[len(between) :], dataclasses.replace(self.linear, outputs=types)
+
+
+class _Later(Written):
+    """A call in its own rule, as where two rules call each other: there would be no end to it.
+
+    It is staged only if somebody differentiates it; then f runs again, and may close over no
+    tracer.
+    """
+
+    def forward(
+        self, arguments: Sequence[Array]
+    ) -> tuple[Sequence[Array], Sequence[Array], Linear]:
+        """Return what the staged call returns."""
+        inputs = subvals(self.inputs, self.places, [*map(as_tensor, arguments)])
+        staging = _Staging(self.call, inputs, lambda tracer: False, self.places)
+        op = staging.run()
+        refuse_captured(self.call.name, staging.captured)
+        return op.forward(arguments)

@@ -83,6 +83,16 @@ def test_f_may_be_opaque_at_every_order(body, order, staging):
     np.testing.assert_allclose([of_staged(X), staged(X)], BODIES[body] * 5**order, rtol=1e-6)
 
 
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("body", BODIES)
+def test_f_may_be_opaque_where_its_rule_is_made_of_the_op(body, order, staging):
+    op = op_custom_gradient(lambda x: (body(x), lambda upstream: upstream * 5 * op(x)))
+    of_staged, staged = staging(op), op
+    for _ in range(order):
+        of_staged, staged = jax.grad(of_staged), staging(jax.grad(staged))
+    np.testing.assert_allclose([of_staged(X), staged(X)], BODIES[body] * 5**order, rtol=1e-6)
+
+
 @pytest.mark.parametrize("keeper", KEEPERS)
 def test_wherever_the_rule_keeps_it(keeper, staging):
     def f(x):
