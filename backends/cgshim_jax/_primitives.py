@@ -135,8 +135,9 @@ class Linear:
         return outputs, moves, [tensors[i] for i in self.reads], tangents_of
 
     def over(
-        self, axis: Any, residuals_at: Sequence[int | None], arguments_at: Mapping[int, int | None]
-    ) -> Linear:
+        self, axis: Any, operands: Sequence[Array], residuals_at: Sequence[int | None],
+        arguments_at: Mapping[int, int | None],
+    ) -> Linear:  # fmt: skip
         """Return the map over a batch: the operands have it at these axes, and the outputs at their
         first axis.
         """
@@ -167,7 +168,7 @@ class Linear:
 
         return dataclasses.replace(
             self, rule=rule, push=None if self.push is None else push,
-            outputs=[_batched(y, axis) for y in self.outputs],
+            outputs=[_batched(y, axis, operands) for y in self.outputs],
         )  # fmt: skip
 
     def pushed(
@@ -304,7 +305,8 @@ class _Over(Op):
         outputs, residuals = vmap_over(self.axis, of_one, tuple(self.at), 0)(*arguments)
         at = [*self.at, *[0] * (len(residuals) + len(outputs))]
         reads = [at[i] for i in linears[-1].reads]
-        return outputs, residuals, linears[-1].over(self.axis, reads, dict(enumerate(self.at)))
+        linear = linears[-1].over(self.axis, arguments, reads, dict(enumerate(self.at)))
+        return outputs, residuals, linear
 
 
 def vmap_over(
@@ -317,10 +319,14 @@ def vmap_over(
     )  # fmt: skip
 
 
-def _batched(kind: Any, axis: Any) -> Any:
-    if mesh_axis(axis) is None:
+def _batched(kind: Any, axis: Any, operands: Sequence[Array]) -> Any:
+    """Return the type of a batch of what has this type, which is made of these operands."""
+    if not hasattr(axis, "explicit_mesh_axis"):
         return kind.update(shape=(axis.size, *kind.shape))
-    return _private.unmapped_aval(axis.size, 0, kind, mesh_axis(axis))
+    batch = _private.unmapped_aval(axis.size, 0, kind, mesh_axis(axis))
+    varying: set[Any] = set().union(*(_private.varies_over(x.aval) for x in operands))
+    own = varying.intersection(axis.spmd_name or ())  # the devices of a shard_map that share it
+    return _private.varying_over(batch, _private.varies_over(batch) | own) if own else batch
 
 
 def mesh_axis(axis: Any) -> Any:
@@ -334,18 +340,13 @@ def fit(gradient: Array, kind: Any) -> Array:
 
     Where shardings are a part of types, it gets the argument's: what NumPy has made is not sharded.
     """
-    same_on = _varies_over(gradient.aval) - _varies_over(kind)
+    same_on = _private.varies_over(gradient.aval) - _private.varies_over(kind)
     if same_on:
         gradient = jax.lax.psum(gradient, tuple(sorted(same_on)))
     sharding = getattr(kind, "sharding", None)
     if sharding is not None and any(sharding.spec) and gradient.aval.sharding.spec != sharding.spec:
         return jax.sharding.reshard(gradient, sharding)
     return gradient
-
-
-def _varies_over(kind: Any) -> frozenset[Any]:
-    """Return the mesh axes of a shard_map over which values of this type differ."""
-    return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())
 
 
 def without_derivative(
@@ -481,7 +482,7 @@ def _batch_of_attached(
         ]
         operands = [*operands[:count], *values]
         at = [*at[:count], *(0 for _ in values)]
-        linear = linear.over(axis, [at[i] for i in linear.reads], dict(enumerate(at)))
+        linear = linear.over(axis, operands, [at[i] for i in linear.reads], dict(enumerate(at)))
     return _attached.bind(*operands, linear=linear, first=first), at[count:]
 
 
@@ -523,7 +524,7 @@ def _batch_of_transposed(
     batched = any(i is not None for i in at)
     if batched:
         count = len(linear.reads)
-        linear = linear.over(axis, at[:count], dict(zip(picked, at[count:], strict=True)))
+        linear = linear.over(axis, operands, at[:count], dict(zip(picked, at[count:], strict=True)))
     outputs = _transposed.bind(*operands, linear=linear, picked=picked, first=first)
     return outputs, [0 if batched else None] * len(outputs)
 

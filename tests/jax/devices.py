@@ -15,6 +15,7 @@ from cgshim import op_custom_gradient
 N = jax.device_count()
 MESH = jax.make_mesh((N,), ("d",), axis_types=(AxisType.Auto,))
 EXPLICIT = jax.make_mesh((N,), ("d",), axis_types=(AxisType.Explicit,))
+GRID = jax.make_mesh((2, N // 2), ("rows", "d"), axis_types=(AxisType.Auto,) * 2)
 X = jnp.linspace(-2.0, 3.0, 2 * N)
 Y = jnp.array(10.0)
 
@@ -93,6 +94,26 @@ def explicit_shardings(one, product):
         yield jax.grad(lambda x: jax.grad(lambda x: (x * one(x)).sum())(x).sum())(x), by_rule(X, 2)
 
 
+def batches_of_what_is_sharded(one, product):
+    of_row = lambda x: jax.grad(lambda x: (x * one(x)).sum())(x)
+    x = jnp.stack([X, 2 * X])
+    of_slice = jax.shard_map(lambda x: x * one(x), mesh=GRID, in_specs=P("d"), out_specs=P("d"))
+    loss = lambda x: jax.vmap(of_slice, spmd_axis_name="rows")(x).sum()
+    for compiler in (lambda f: f), jax.jit:
+        yield compiler(jax.grad(loss))(x), by_rule(x)
+        yield compiler(jax.grad(lambda x: jax.grad(loss)(x).sum()))(x), by_rule(x, 2)
+    with jax.set_mesh(EXPLICIT):
+        x = jnp.stack([X, 2 * X, 3 * X])  # a batch that no devices share
+        x = jax.device_put(x, NamedSharding(EXPLICIT, P(None, "d")))
+        for gradient in (
+            jax.grad(lambda x: jax.vmap(lambda x: x * one(x))(x).sum()),
+            jax.vmap(of_row),
+        ):
+            for found in gradient(x), jax.jit(gradient)(x):
+                assert jax.typeof(found).sharding.spec == P(None, "d")
+                yield found, by_rule(x)
+
+
 def host_of_explicit_shardings(one, product):
     def f(x):
         return np.asarray(x) ** 3, lambda upstream: 7 * upstream * np.asarray(x) ** 2
@@ -136,8 +157,8 @@ def op_times(x, y):
 
 
 CHECKS = (
-    pmap, shard_map, forward_shard_map, hessian_of_shared, sharded_jit, explicit_shardings, host_of_explicit_shardings,
-    kept_outputs,
+    pmap, shard_map, forward_shard_map, hessian_of_shared, sharded_jit, explicit_shardings, batches_of_what_is_sharded,
+    host_of_explicit_shardings, kept_outputs,
 )  # fmt: skip
 
 if __name__ == "__main__":
