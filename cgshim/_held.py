@@ -16,6 +16,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 SIMPLE = frozenset([bool, int, float, complex, str, bytes, type(None)])
@@ -36,44 +37,61 @@ class FunctionHolder:
 Put = Callable[[Any], object]
 
 
-def places(x: Any) -> Iterator[tuple[Any, Put | None]]:
-    """Yield what a thing holds, each with what puts something else there; None where that is not
-    possible.
+Place = tuple[Any, tuple[str, Any] | None, Put | None]
+"""What is held; how Python writes where, behind its holder's name (.history, [0]) or as a variable, in a format and
+what goes into it; and what puts something else there. None stands for what Python cannot do."""
+
+
+def places(x: Any) -> Iterator[Place]:
+    """Yield what a thing holds, with the place of each.
 
     An object shows what its attributes are. Of an object of C, the garbage collector knows what it
     holds.
     """
+    if not isinstance(x, (FunctionHolder, types.MethodType)):  # which show what they hold
+        yield from _items(getattr(x, "__dict__", {}), ".{}")
     if isinstance(x, types.FunctionType):
-        for cell in x.__closure__ or ():
+        for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
             if cell != _EMPTY:
-                yield cell.cell_contents, functools.partial(setattr, cell, "cell_contents")
-        yield x.__defaults__, functools.partial(setattr, x, "__defaults__")
-        yield from _items(x.__kwdefaults__ or {})
-        yield from _items(x.__dict__)
-    elif isinstance(x, (list, deque)):
-        yield from _items(x, range(len(x)))
+                put = partial(setattr, cell, "cell_contents")
+                yield cell.cell_contents, ("{}", name), put
+        yield x.__defaults__, None, partial(setattr, x, "__defaults__")
+        yield from _items(x.__kwdefaults__ or {}, "{}")
+    elif isinstance(x, (list, tuple, deque)):
+        yield from _items(x, "[{}]", range(len(x)))
     elif isinstance(x, dict):
-        yield from _items(x)
+        yield from _items(x, "[{!r}]")
     elif isinstance(x, FunctionHolder):
-        yield x.held_function, None
+        yield x.held_function, _ITSELF, None
+    elif isinstance(x, types.MethodType):
+        yield x.__self__, ("self", None), None
+        yield x.__func__, _ITSELF, None
     elif isinstance(x, ContextVar):
-        yield x.get(None), x.set
+        yield x.get(None), (".get()", None), x.set
     elif is_array_of_objects(x):
-        yield from _items(x.reshape(-1), range(x.size))
+        yield from _items(x.reshape(-1), ".flat[{}]", range(x.size))
     elif _is_of_python(type(x)):
-        names = [name for name in _slots_of(type(x)) if hasattr(x, name)]
-        yield from ((getattr(x, name), functools.partial(setattr, x, name)) for name in names)
-        yield from _items(getattr(x, "__dict__", {}))
+        for name in _slots_of(type(x)):
+            if hasattr(x, name):
+                yield getattr(x, name), (".{}", name), partial(setattr, x, name)
     else:
-        yield from ((held, None) for held in gc.get_referents(x))
+        yield from [(held, None, None) for held in gc.get_referents(x)]
 
 
 _EMPTY = types.CellType()
+_ITSELF = "", None
 
 
-def _items(holder: Any, keys: Iterable[Any] | None = None) -> Iterator[tuple[Any, Put]]:
+def named_globals(x: Any) -> Iterator[Place]:
+    """Yield the globals that a function names."""
+    if isinstance(x, types.FunctionType):
+        names = [name for name in x.__code__.co_names if name in x.__globals__]
+        yield from _items(x.__globals__, "{}", names)
+
+
+def _items(holder: Any, written: str, keys: Iterable[Any] | None = None) -> Iterator[Place]:
     for key in list(holder) if keys is None else keys:
-        yield holder[key], functools.partial(operator.setitem, holder, key)
+        yield holder[key], (written, key), partial(operator.setitem, holder, key)
 
 
 def is_array_of_objects(x: Any) -> bool:
@@ -88,13 +106,7 @@ def _is_of_python(kind: type) -> bool:
     return not issubclass(kind, _HOLD_MORE) and bool(names & {"__dict__", "__slots__"})
 
 
-_HOLD_MORE = (
-    tuple,
-    functools.partial,
-    functools._lru_cache_wrapper,
-    staticmethod,
-    classmethod,
-)
+_HOLD_MORE = (partial, functools._lru_cache_wrapper, staticmethod, classmethod)
 
 
 def _slots_of(kind: type) -> list[str]:
@@ -103,16 +115,12 @@ def _slots_of(kind: type) -> list[str]:
     return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
-def _named_globals(function: types.FunctionType) -> list[str]:
-    return [name for name in function.__code__.co_names if name in function.__globals__]
-
-
 # --- List what is held ----------------------------------------------------------------------------
 
 
 def tensors_inside(x: Any, is_tensor: Callable[[Any], bool], depth: int = 5) -> list[Any]:
     """Return the tensors that an object holds, down to a depth where configuration ends; each once."""
-    return _search(x, is_tensor, depth, with_globals=False)
+    return [tensor for tensor, _ in _walk(x, is_tensor, depth, with_globals=False)]
 
 
 def tensors_held(function: Any, is_tensor: Callable[[Any], bool]) -> list[Any]:
@@ -122,74 +130,55 @@ def tensors_held(function: Any, is_tensor: Callable[[Any], bool]) -> list[Any]:
     They may be too many, for it need not read them, and too few: those of other modules, for
     example, are not there.
     """
-    return _search(function, is_tensor, 6, with_globals=True)
+    return [tensor for tensor, _ in _walk(function, is_tensor, 6, with_globals=True)]
 
 
-def _search(
-    x: Any, is_tensor: Callable[[Any], bool], depth: int, *, with_globals: bool
-) -> list[Any]:
-    seen: dict[int, Any] = {}  # kept alive, so that no other object gets its identity
-    tensors: list[Any] = []
-    todo = [(x, 0)]
-    while todo:
-        x, level = todo.pop()
-        if id(x) in seen or level > depth or isinstance(x, _NO_HOLDERS):
-            continue
-        seen[id(x)] = x
-        if is_tensor(x):
-            tensors.append(x)
-        elif type(x) not in SIMPLE:
-            inner = [held for held, _ in places(x)]
-            if with_globals and isinstance(x, types.FunctionType):
-                inner += [x.__globals__[name] for name in _named_globals(x)]
-            # however deep functions are in functions, they are code
-            level += not isinstance(x, _FUNCTIONS)
-            todo += [(held, level) for held in inner]
-    return tensors
-
-
-_FUNCTIONS: tuple[type, ...] = (
-    types.FunctionType,
-    functools.partial,
-    types.MethodType,
-    FunctionHolder,
-)
-_NO_HOLDERS: tuple[type, ...] = (type, types.ModuleType, types.CodeType)
-
-
-def path_to(x: Any, function: Any, depth: int = 5) -> str | None:
+def path_to(x: Any, function: Any) -> str | None:
     """Return where a function holds a thing, as Python writes it (solver.history[0]); None if that
     is not seen.
     """
-    seen: dict[int, Any] = {}  # kept alive, so that no other object gets its identity
-    todo = [("", function)]
-    for _ in range(depth):
-        parts = [part for path, holder in todo for part in _named_parts(path, holder)]
-        todo = [(path, held) for path, held in parts if id(held) not in seen]
-        for path, held in todo:
-            if held is x:
-                return path
-            seen[id(held)] = held
-    return None
+    found = _walk(function, lambda held: held is x, 5, with_globals=True)
+    return next((_written(way) for _, way in found), None)
 
 
-def _named_parts(path: str, x: Any) -> list[tuple[str, Any]]:
-    if isinstance(x, (list, tuple, deque)):
-        return [(f"{path}[{at}]", held) for at, held in enumerate(x)]
-    if isinstance(x, dict):
-        return [(f"{path}[{key!r}]", held) for key, held in x.items()]
-    if isinstance(x, FunctionHolder):
-        return [(path, x.held_function)]
-    if isinstance(x, types.MethodType):
-        return [("self", x.__self__), (path, x.__func__)]
-    if isinstance(x, types.FunctionType):
-        cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
-        own = [(name, cell.cell_contents) for name, cell in cells if cell != _EMPTY]
-        return own + [(name, x.__globals__[name]) for name in _named_globals(x)]
-    if type(x) in SIMPLE or isinstance(x, _NO_HOLDERS) or not _is_of_python(type(x)):
-        return []
-    names = [*getattr(x, "__dict__", ()), *_slots_of(type(x))]
-    return [(f"{path}.{name}", getattr(x, name)) for name in names if hasattr(x, name)]
+Way = tuple[Any, Any] | None
+"""how a walk came to a thing: the way to its holder, and where that holds it; None where it began"""
+
+
+def _walk(
+    x: Any, is_wanted: Callable[[Any], bool], depth: int, *, with_globals: bool
+) -> Iterator[tuple[Any, Way]]:
+    """Yield what is wanted of what x holds, the nearest first, each once, and the way to it."""
+    seen: set[int] = set()
+    todo: list[tuple[Any, Way, int]] = [(x, None, 0)]
+    for x, way, level in todo:  # which grows, and keeps all alive: no other gets an identity
+        if id(x) in seen or level > depth or isinstance(x, _NO_HOLDERS):
+            continue
+        seen.add(id(x))
+        if is_wanted(x):
+            yield x, way
+        elif type(x) not in SIMPLE:
+            # however deep functions are in functions, they are code
+            inner = level + (not isinstance(x, _FUNCTIONS))
+            todo += [(held, (way, where), inner) for held, where, _ in places(x)]
+            if with_globals:
+                todo += [(held, (way, where), inner) for held, where, _ in named_globals(x)]
+
+
+def _written(way: Way) -> str | None:
+    """Return a way as Python writes it; None if it cannot."""
+    if way is None:
+        return "f"
+    holder, where = way
+    name = where and where[0].format(where[1])
+    if name is None or name.isidentifier():
+        return name
+    path = _written(holder)
+    return path and path + name
+
+
+_FUNCTIONS: tuple[type, ...] = (types.FunctionType, partial, types.MethodType, FunctionHolder)
+_NO_HOLDERS: tuple[type, ...] = (type, types.ModuleType, types.CodeType)
 
 
 # --- Put others in their places -------------------------------------------------------------------
@@ -227,18 +216,13 @@ class _Replacing:
         self._seen[id(x)] = x
         if isinstance(x, tuple):
             return self._made_again(x, x, getattr(type(x), "_make", type(x)))
-        if isinstance(x, functools.partial):
-            parts = (x.func, x.args, tuple(x.keywords.values()))
-            return self._made_again(
-                x,
-                parts,
-                lambda new: functools.partial(
-                    new[0], *new[1], **dict(zip(x.keywords, new[2], strict=True))
-                ),
-            )
+        if isinstance(x, partial):
+            self(x.keywords)
+            make = lambda new: partial(new[0], *new[1], **x.keywords)
+            return self._made_again(x, (x.func, x.args), make)
         if isinstance(x, types.MethodType):
             return self._made_again(x, (x.__func__, x.__self__), lambda new: types.MethodType(*new))
-        for held, put in self._places(x):
+        for held, _, put in self._places(x):
             new = self(held)
             if new is not held and put is not None:
                 put(new)
@@ -255,29 +239,26 @@ class _Replacing:
             make(new) if any(one is not other for one, other in zip(new, parts, strict=True)) else x
         )
 
-    def _places(self, x: Any) -> Iterator[tuple[Any, Put | None]]:
+    def _places(self, x: Any) -> Iterator[Place]:
         """Yield the places that this walk goes through; of modules and classes those that may hold
         what is replaced.
         """
         if isinstance(x, types.ModuleType):
-            yield from _items(
-                vars(x), [name for name, held in vars(x).items() if id(held) in self._replacements]
-            )
+            names = [name for name, held in vars(x).items() if id(held) in self._replacements]
+            yield from _items(vars(x), "{}", names)
         elif isinstance(x, type):
-            own = vars(x).items() if x.__flags__ & _HEAP_TYPE else ()
-            yield from (
-                (held, functools.partial(setattr, x, name)) for name, held in [*own] if _shows(held)
-            )
+            for name, held in list(vars(x).items()) if x.__flags__ & _HEAP_TYPE else ():
+                if _shows(held):
+                    yield held, None, partial(setattr, x, name)
         else:
             yield from places(x)
             if isinstance(x, types.FunctionType):
                 # the rule's own module: what others keep is theirs
                 self._scope = self._scope or x.__globals__
-                yield from _items(
-                    x.__globals__, _named_globals(x) if x.__globals__ is self._scope else ()
-                )
+                if x.__globals__ is self._scope:
+                    yield from named_globals(x)
             elif _is_of_python(type(x)):
-                yield type(x), None
+                yield type(x), None, None
 
 
 _HEAP_TYPE = 1 << 9
