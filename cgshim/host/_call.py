@@ -108,8 +108,8 @@ class HostCall:
         """for each batch, the innermost first, which inputs have a leading axis for it"""
         self.is_loop = bool(batches) and not function.vectorized
         """True if f runs once for each row"""
-        self._known: _Declaration | None = None
-        """that of the last inputs: f often runs next, and a compiled program runs it again"""
+        self._known: tuple[Sequence[Spec], Sequence[Any], Any] | None = None
+        """the last inputs and their declaration: f often runs next, and a compiled program runs it again"""
 
     @property
     def name(self) -> str:
@@ -143,13 +143,14 @@ class HostCall:
         """Return the specs of the results for inputs of these specs, and the structure of the
         results, as flat does. It asks outputs each time, which may read what has changed.
         """
-        declaration = self._declaration(inputs)
+        sizes, tree = self._declaration(inputs)
         # to compare symbolic sizes would be to decide about them
         are_known = all(isinstance(size, int) for x in inputs for size in x.shape)
-        self._known = declaration if are_known else None
-        return declaration.flat(backend)
+        self._known = (inputs, sizes, tree) if are_known else None
+        return self._flat(backend, sizes, tree)
 
-    def _declaration(self, inputs: Sequence[Spec]) -> _Declaration:
+    def _declaration(self, inputs: Sequence[Spec]) -> tuple[Sequence[Any], Any]:
+        """Return the sizes of the batches of these inputs, and what outputs returns for one element."""
         sizes: list[Any] = []
         one = inputs
         for batched in reversed(self.batches):
@@ -161,7 +162,24 @@ class HostCall:
                 for x, has in zip(one, batched, strict=True)
             ]
         args = one if self.are_tensors else combine_each(self.specs, one)
-        return _Declaration(self.name, inputs, sizes, self.function.outputs(args, self.options))
+        return sizes, self.function.outputs(args, self.options)
+
+    def _flat(self, backend: Backend, sizes: Sequence[Any], tree: Any) -> tuple[list[Spec], Any]:
+        """Return the specs of the results over batches, and their structure in a backend: None for
+        one that is in no container.
+        """
+        if isinstance(tree, Spec):
+            return [self._over_sizes(sizes, tree)], None
+        leaves, structure = backend.tree_flatten(tree)
+        return [self._over_sizes(sizes, leaf) for leaf in leaves], structure
+
+    def _over_sizes(self, sizes: Sequence[Any], leaf: Any) -> Spec:
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise refusal(CustomGradientTypeError, self.name,
+                          must="outputs must return a tree of specs", got=f"{describe(leaf)} in it",
+                          do="return cgshim.Spec(shape, dtype), or anything else with a shape and a dtype")  # fmt: skip
+        spec = spec_of(leaf)
+        return Spec((*sizes, *spec.shape), spec.dtype) if sizes else spec
 
     @not_converted
     def run(self, arrays: Sequence[Array]) -> list[Array]:
@@ -178,56 +196,20 @@ class HostCall:
         """
         try:
             known = self._known
-            if known is None or not known.is_for(inputs):
-                known = self._known = self._declaration(list(map(spec_of, inputs)))
-            declared, structure = known.one or known.flat(load("numpy"))
-            if 0 in known.sizes:  # there is no element to call f for
+            # to make specs of the inputs would take longer than to compare them
+            if known is None or not all(map(_is_like, inputs, known[0])):
+                specs = list(map(spec_of, inputs))
+                known = self._known = specs, *self._declaration(specs)
+            _, sizes, tree = known
+            declared, structure = self._flat(load("numpy"), sizes, tree)
+            if 0 in sizes:  # there is no element to call f for
                 results = [np.zeros(spec.shape) for spec in declared]
             else:
-                results = on_numpy(
-                    _over_batches, self, list(map(locked, arrays)), known.sizes, structure
-                )
+                results = on_numpy(_over_batches, self, list(map(locked, arrays)), sizes, structure)
             return [_checked(self, results, at, spec) for at, spec in enumerate(declared)], declared
         except Exception as error:
             last_errors.append(error)
             raise
-
-
-class _Declaration:
-    """What outputs returns for inputs of these specs, over batches of these sizes."""
-
-    __slots__ = ("_inputs", "_name", "_tree", "one", "sizes")
-
-    def __init__(self, name: str, inputs: Sequence[Spec], sizes: Sequence[Any], tree: Any) -> None:
-        self._inputs = inputs
-        self._name = name
-        self._tree = tree
-        self.sizes = sizes
-        self.one = ([self._result(tree)], None) if isinstance(tree, Spec) else None
-        """what flat returns in every backend, if f returns one array"""
-
-    def is_for(self, inputs: Sequence[Spec | Tensor | Array]) -> bool:
-        """Return True if these have the shapes and dtypes of the inputs; to make specs of them
-        would take longer.
-        """
-        return all(map(_is_like, inputs, self._inputs))
-
-    def flat(self, backend: Backend) -> tuple[list[Spec], Any]:
-        """Return the specs of the results, and their structure in a backend: None for one that is
-        in no container.
-        """
-        if self.one is not None:
-            return self.one
-        leaves, structure = backend.tree_flatten(self._tree)
-        return [self._result(leaf) for leaf in leaves], structure
-
-    def _result(self, leaf: Any) -> Spec:
-        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
-            raise refusal(CustomGradientTypeError, self._name,
-                          must="outputs must return a tree of specs", got=f"{describe(leaf)} in it",
-                          do="return cgshim.Spec(shape, dtype), or anything else with a shape and a dtype")  # fmt: skip
-        spec = spec_of(leaf)
-        return Spec((*self.sizes, *spec.shape), spec.dtype) if self.sizes else spec
 
 
 def _is_like(x: Spec | Tensor | Array, spec: Spec) -> bool:
