@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Collection, Sequence
-from importlib.metadata import distributions, version
+from importlib.metadata import packages_distributions, version
 from typing import Any, NamedTuple
 
 from cgshim._choice import chosen_by, config_backend
@@ -83,10 +83,8 @@ def _version(name: str) -> str:
 
 def _distribution_with(root: str) -> str:
     """Return the name of the distribution that has installed an import root; "" if none tells."""
-    for dist in distributions():
-        with contextlib.suppress(Exception):
-            if f"\n{root}/__init__.py," in "\n" + (dist.read_text("RECORD") or ""):
-                return dist.name
+    with contextlib.suppress(Exception):
+        return packages_distributions()[root][0]
     return ""
 
 

@@ -268,12 +268,9 @@ def framework_of(leaf: Any) -> str | None:
     """Return the name of the backend whose tensor leaf is, or holds as a Keras Variable; None if it
     is no tensor.
     """
+    leaf = value_of(leaf)
     name = framework_of_type(type(leaf))
-    if name is None:
-        return None
-    if name == KERAS:
-        return framework_of(leaf.value)
-    return name if load(name).is_tensor(leaf) else None
+    return name if name is not None and load(name).is_tensor(leaf) else None
 
 
 def backend_for(arguments: Sequence[Any]) -> Backend | None:
@@ -288,10 +285,8 @@ def _name_of_framework(arguments: Sequence[Any]) -> str | None:
     """Return the name of the framework whose tensors the arguments hold; NumPy's if they hold only
     its arrays.
     """
-    name = _first(arguments)
+    name = _first(_leaves(arguments))
     if name in (None, "numpy"):  # arrays are constants beside a tree of tensors
-        name = _first(_leaves(arguments))
-    if name in (None, "numpy"):
         name = _first_registered(arguments) or name
     return name
 

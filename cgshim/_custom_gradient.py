@@ -110,7 +110,9 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                 types: Any = type(args[0]) if len(args) == 1 else tuple(map(type, args))
                 if kwargs:
                     types = types, *kwargs
-                plan = self._plans.get(types) if chosen is None else None
+                if chosen is not None:
+                    types = chosen, types
+                plan = self._plans.get(types)
                 if plan is None:
                     plan = self._plan(chosen, types, args, kwargs)
                 output = plan(self._f, args, kwargs)
@@ -143,7 +145,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return output_of_constants(self._name, output)
 
     def _plan(
-        self, chosen: str | None, types: Any, args: tuple[Any, ...], options: Mapping[str, Any]
+        self, chosen: str | None, key: Any, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> Plan:
         """Return what runs the calls whose positional arguments have these types, and whose options
         these names.
@@ -152,13 +154,10 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         methods of an op share theirs, which get the method in each call: to hold it would keep its
         object alive.
         """
-        key = types if chosen is None else (chosen, types)
-        plan = self._plans.get(key)
-        if plan is None:
-            kinds = [*map(type, args)]
-            plan = self._new_plan(chosen, kinds, options)
-            if len(self._plans) < _MOST and all(map(is_lasting, kinds)):
-                self._plans[key] = plan
+        types = [*map(type, args)]
+        plan = self._new_plan(chosen, types, options)
+        if len(self._plans) < _MOST and all(map(is_lasting, types)):
+            self._plans[key] = plan
         return plan
 
     def _new_plan(

@@ -21,7 +21,7 @@ from cgshim._errors import (
     shape_of,
 )
 from cgshim._protocol import Backend, Tensor
-from cgshim._trees import TreeSpec, as_tensor, combine_each, fields_of
+from cgshim._trees import TreeSpec, as_tensor, combine_each, fields_of, joined
 
 
 @dataclass(slots=True, eq=False)
@@ -188,13 +188,7 @@ def _feeds_what_is_static(arguments: Arguments, result: Sequence[Any]) -> bool:
 
 
 def _align_each(specs: Sequence[TreeSpec], gradients: Sequence[Any]) -> list[Any] | None:
-    aligned: list[Any] = []
-    for spec, gradient in zip(specs, gradients, strict=True):
-        leaves = spec.align(gradient)
-        if leaves is None:
-            return None
-        aligned += leaves
-    return aligned
+    return joined(spec.align(gradient) for spec, gradient in zip(specs, gradients, strict=True))
 
 
 # --- What fits ------------------------------------------------------------------------------------

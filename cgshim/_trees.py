@@ -5,7 +5,7 @@ author.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -62,7 +62,7 @@ class TreeSpec:
         """Return the same tree with None for all that is not a tensor: the structure of the tree's
         gradients.
         """
-        if len(self._static) == self.count:
+        if len(self._static) == self.count > 0:
             return self
         return TreeSpec(self._backend, [None] * len(self._static), self._tensor_at, self._structure)
 
@@ -105,9 +105,6 @@ class _WithoutTensor(TreeSpec):
 
     def combine(self, tensors: Sequence[Any]) -> Any:
         return self._whole
-
-    def without_static(self) -> TreeSpec:
-        return TreeSpec(self._backend, [None] * len(self._static), [], self._structure)
 
     def static_leaves(self) -> Sequence[Any]:
         return [*super().static_leaves(), self._whole]
@@ -156,18 +153,14 @@ def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeS
     leaves, structure = backend.tree_flatten(tree)
     if leaves and all(map(backend.is_tensor, leaves)):
         return leaves, TreeSpec(backend, [None] * len(leaves), list(range(len(leaves))), structure)
-    tensors, tensor_at, converted = [], [], []
-    for at, leaf in enumerate(leaves):
-        tensor = as_tensor(op, backend, leaf)
-        if tensor is not None:
-            tensors.append(tensor)
-            tensor_at.append(at)
-            leaves[at] = None
-            if tensor is not leaf:
-                converted.append(id(leaf))
-    if not tensors:
+    as_tensors = [as_tensor(op, backend, leaf) for leaf in leaves]
+    tensor_at = [at for at, tensor in enumerate(as_tensors) if tensor is not None]
+    if not tensor_at:
         return [], _WithoutTensor(backend, leaves, structure, tree)
-    return tensors, TreeSpec(backend, leaves, tensor_at, structure, converted)
+    tensors = [as_tensors[at] for at in tensor_at]
+    converted = [id(leaves[at]) for at in tensor_at if as_tensors[at] is not leaves[at]]
+    static = subvals(leaves, tensor_at, [None] * len(tensor_at))
+    return tensors, TreeSpec(backend, static, tensor_at, structure, converted)
 
 
 def partition_each(
@@ -279,21 +272,29 @@ def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
             if gradient_structure == structure
             else None
         )
-    if not isinstance(gradient, Mapping if isinstance(tree, dict) else (list, tuple)) or len(
-        gradient
-    ) != len(tree):
+    if not _has_children_of(tree, gradient):
         return None
-    if fields_of(gradient) not in (None, fields_of(tree)):  # by position they would not match
-        return None
-    aligned: list[Any] = []
-    for key, _ in children:
-        if isinstance(gradient, Mapping) and key not in gradient:
-            return None
-        part = _align(backend, tree[key], gradient[key])
+    return joined([_align(backend, tree[key], gradient[key]) for key, _ in children])
+
+
+def _has_children_of(tree: Any, gradient: Any) -> bool:
+    """Return True if a gradient has the keys of one of Python's containers."""
+    if isinstance(tree, dict):
+        is_like = isinstance(gradient, Mapping) and len(gradient) == len(tree)
+        return is_like and all(key in gradient for key in tree)
+    is_like = isinstance(gradient, (list, tuple)) and len(gradient) == len(tree)
+    # the fields of another namedtuple would not match by their places
+    return is_like and fields_of(gradient) in (None, fields_of(tree))
+
+
+def joined(parts: Iterable[list[Any] | None]) -> list[Any] | None:
+    """Return the leaves of several aligned trees in one list; None if one is structured otherwise."""
+    leaves: list[Any] = []
+    for part in parts:
         if part is None:
             return None
-        aligned += part
-    return aligned
+        leaves += part
+    return leaves
 
 
 def _paths(backend: Backend, tree: Any, name: str) -> list[str]:
