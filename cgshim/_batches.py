@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from cgshim._call import Call
 from cgshim._dtypes import is_differentiable
@@ -33,10 +33,9 @@ from cgshim._registry import name_of
 from cgshim._trees import ONE_TENSOR, TreeSpec, partition, subvals
 
 
+@not_converted  # AutoGraph converts f alone
 class WithBatches(FunctionHolder):
     """f of an op that has a rule for batches: f itself, wherever nothing maps the op."""
-
-    autograph_info__: ClassVar[dict[str, Any]] = {}  # TensorFlow's AutoGraph converts f alone
 
     def __init__(self, f: Callable[..., Any], rule: Callable[..., Any]) -> None:
         functools.update_wrapper(self, f, updated=())
@@ -116,10 +115,9 @@ def _which_have_batch(
     return have
 
 
+@not_converted
 class Mapped:
     """A function of tensors that runs for one element, or for a batch: f of an op, or its derivative."""
-
-    autograph_info__: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self, call: Call, run: Callable[..., Any], count: int, in_batch: Sequence[int] = ()

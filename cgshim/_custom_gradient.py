@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -44,9 +43,6 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     __name__: str
     __qualname__: str
     __wrapped__: Callable[P, tuple[T_co, Any]]
-    # f's parameters, for tools that do not follow __wrapped__, such as inspect.getfullargspec.
-    # Decorators that wrap an op set what to show; calls are still bound by f's own
-    __signature__: inspect.Signature
     # TensorFlow's AutoGraph skips what has this; the backend converts f
     autograph_info__: ClassVar[None] = None
 
@@ -72,6 +68,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         if callable(f):
             signature = signature_of(f)
             self._parameters = Parameters(signature)
+            # for tools that do not follow __wrapped__, such as inspect.getfullargspec. Decorators
+            # that wrap an op set what to show; calls are still bound by f's own
             self.__signature__ = self._parameters.signature
             if isinstance(f, FunctionType):
                 self._of_methods = Parameters(signature_of_method(signature)), {}

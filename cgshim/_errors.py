@@ -27,32 +27,27 @@ class CustomGradientError(Exception):
     CustomGradientTypeError
     """
 
-    __module__ = "cgshim"  # where users find it, as a traceback shows
     ag_pass_through = True  # TensorFlow's AutoGraph does not change an error that has this
 
 
 class CustomGradientTypeError(CustomGradientError, TypeError):
     """Raised if a function or a rule has no form that cgshim knows."""
 
-    __module__ = "cgshim"
-
 
 class CustomGradientValueError(CustomGradientError, ValueError):
     """Raised if a gradient, or an upstream gradient, does not fit its tensor."""
-
-    __module__ = "cgshim"
 
 
 class BackendError(CustomGradientError, RuntimeError):
     """Raised if a backend is unknown, cannot be imported, or gets another framework's tensor."""
 
-    __module__ = "cgshim"
-
 
 class TransformationError(CustomGradientError, NotImplementedError):
     """Raised if a transformation cannot apply the rule as it is."""
 
-    __module__ = "cgshim"
+
+for _kind in (CustomGradientError, *CustomGradientError.__subclasses__()):
+    _kind.__module__ = "cgshim"  # where users find it, as a traceback shows
 
 
 def sentence(op: str, *, must: str, got: str, do: str) -> str:

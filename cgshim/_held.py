@@ -141,7 +141,7 @@ def path_to(x: Any, function: Any) -> str | None:
     return next((_written(way) for _, way in found), None)
 
 
-Way = tuple[Any, Any] | None
+Way = tuple[Any, tuple[str, Any] | None] | None
 """how a walk came to a thing: the way to its holder, and where that holds it; None where it began"""
 
 

@@ -192,12 +192,10 @@ def np_repeat(a: Array, repeats: Any, axis: int | None = None) -> Array:
 
 def np_tile(A: Array, reps: Any) -> Array:  # noqa: N803
     counts = tuple(reps) if isinstance(reps, Iterable) else (reps,)
-    shape = (1,) * (len(counts) - anp.ndim(A)) + anp.shape(A)
-    counts = (1,) * (len(shape) - len(counts)) + counts
-    pairs = [*zip(counts, shape, strict=True)]
-    apart = anp.reshape(A, [n for _, size in pairs for n in (1, size)])
-    tiled = np_broadcast_to(apart, [n for pair in pairs for n in pair])
-    return anp.reshape(tiled, [count * size for count, size in pairs])
+    A = anp.reshape(A, (1,) * (len(counts) - anp.ndim(A)) + anp.shape(A))  # noqa: N806
+    for axis, count in enumerate(counts, A.ndim - len(counts)):
+        A = np_take(A, np.tile(np.arange(A.shape[axis]), count), axis)  # noqa: N806
+    return A
 
 
 def np_kron(a: Array, b: Array) -> Array:

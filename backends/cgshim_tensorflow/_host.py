@@ -21,6 +21,7 @@ import tensorflow as tf
 from cgshim.backend import (
     CustomGradientTypeError,
     CustomGradientValueError,
+    Tensor,
     TransformationError,
     describe,
     refusal,
@@ -38,7 +39,6 @@ from cgshim_tensorflow._record import note
 from cgshim_tensorflow._values import is_composite
 
 Array = Any
-Tensor = Any
 
 
 def host_function(

@@ -90,7 +90,7 @@ class HostCall:
     """
 
     __slots__ = (
-        "__weakref__", "_known", "are_tensors", "batches", "function", "is_loop", "options", "specs",
+        "__weakref__", "_known", "are_tensors", "batches", "function", "name", "options", "specs",
     )  # fmt: skip
 
     def __init__(
@@ -101,20 +101,15 @@ class HostCall:
         batches: tuple[tuple[bool, ...], ...] = (),
     ) -> None:
         self.function = function
+        self.name = function.name
+        """the op's name in messages"""
         self.specs = specs
         self.are_tensors = all(spec is ONE_TENSOR for spec in specs)
         self.options = options
         self.batches = batches
         """for each batch, the innermost first, which inputs have a leading axis for it"""
-        self.is_loop = bool(batches) and not function.vectorized
-        """True if f runs once for each row"""
         self._known: tuple[Sequence[Spec], Sequence[Any], Any] | None = None
         """the last inputs and their declaration: f often runs next, and a compiled program runs it again"""
-
-    @property
-    def name(self) -> str:
-        """The op's name in messages."""
-        return self.function.name
 
     def __repr__(self) -> str:
         return self.name
@@ -244,9 +239,8 @@ def _over_batches(
     # with an ellipsis, numbers too are arrays
     places: list[Any] = list(itertools.product(*map(range, sizes), [...]))
     columns = [map(x.__getitem__, places) for x in wide]
-    rows = [
-        _called(call, call.function.function, row, structure) for row in zip(*columns, strict=True)
-    ]
+    run = functools.partial(_called, call, call.function.function, structure=structure)
+    rows = [[*map(_copied, run(row))] for row in zip(*columns, strict=True)]
     stacked = map(_stacked, zip(*rows, strict=True))
     return [results.reshape(*sizes, *results.shape[1:]) for results in stacked]
 
@@ -279,7 +273,7 @@ def _called(
                           got="a change in place", do="let it change a copy") from error  # fmt: skip
         raise
     if structure is None and isinstance(result, (np.ndarray, np.generic)):
-        return [_copied(result) if call.is_loop else result]
+        return [result]
     leaves, returned = load("numpy").tree_flatten(result)
     declared = load("numpy").tree_flatten(_ARRAY)[1] if structure is None else structure
     if returned != declared:
@@ -287,7 +281,7 @@ def _called(
         raise refusal(CustomGradientTypeError, call.name,
                       must=f"f must return what outputs declares ({describe_tree(wanted)})", got=describe_tree(result),
                       do="declare what it returns")  # fmt: skip
-    return list(map(_copied, leaves)) if call.is_loop else leaves
+    return leaves
 
 
 _NUMBERS = (np.generic, bool, int, float, complex)

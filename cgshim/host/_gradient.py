@@ -15,7 +15,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -35,17 +35,17 @@ from cgshim.backend import (
     is_traced,
     load,
     name_of,
+    not_converted,
     on_numpy,
     partition,
     partition_each,
     refusal,
     with_leaves,
 )
-from cgshim.host._call import HostFunction, locked
+from cgshim.host._call import Array, HostFunction, locked
 from cgshim.host._op import host_op
 from cgshim.host._specs import Spec, spec_of
 
-Array = Any
 KEEP = 8
 """for how many runs compiled programs keep what grad_fn holds"""
 
@@ -119,10 +119,9 @@ class Runs:
             self._thread.made = before
 
 
+@not_converted
 class HostPair:
     """f of an op whose f and grad_fn are NumPy code."""
-
-    autograph_info__: ClassVar[dict[str, Any]] = {}  # TensorFlow's AutoGraph calls it as it is
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from cgshim.backend import (
     Backend,
@@ -23,6 +23,7 @@ from cgshim.host._call import HostCall, HostFunction, last_errors, refuse_host_d
 from cgshim.host._specs import Spec, spec_of
 
 
+@not_converted
 class OnHost(WithoutDerivative):
     """f of an op that runs on the host: it returns what the function of NumPy arrays returns, and a
     rule that refuses.
@@ -30,8 +31,6 @@ class OnHost(WithoutDerivative):
     So as a residual the result is a constant at first order, and the error comes only if somebody
     takes its derivative.
     """
-
-    autograph_info__: ClassVar[dict[str, Any]] = {}  # TensorFlow's AutoGraph calls it as it is
 
     def __init__(self, function: HostFunction) -> None:
         functools.update_wrapper(self, function.function, updated=())

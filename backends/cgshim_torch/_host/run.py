@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cgshim.backend import CustomGradientTypeError, refusal
+from cgshim.backend import CustomGradientTypeError, Tensor, refusal
 from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
 from cgshim_torch import _tensors
 from cgshim_torch._compile import trees
@@ -29,7 +29,6 @@ from cgshim_torch._versions.private import (
     tags_of_host,
 )
 
-Tensor = Any
 _CPU = torch.device("cpu")
 trees.leaf_types |= {Spec}
 _BACKEND: Any = _tensors  # all that a declaration asks of a backend is how it takes trees apart
