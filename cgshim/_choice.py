@@ -268,8 +268,9 @@ def framework_of(leaf: Any) -> str | None:
     """Return the name of the backend whose tensor leaf is, or holds as a Keras Variable; None if it
     is no tensor.
     """
-    leaf = value_of(leaf)
     name = framework_of_type(type(leaf))
+    if name == KERAS:
+        return framework_of(leaf.value)
     return name if name is not None and load(name).is_tensor(leaf) else None
 
 
