@@ -172,8 +172,7 @@ class HostPair:
         held: list[Any] = [number, runs]
 
         def grad_fn(*upstreams: Any, needs_input_grad: Any) -> list[Any]:
-            number, _ = held
-            flat = iter(self._backward(number, args, upstreams, needs_input_grad, **options))
+            flat = iter(self._backward(held[0], args, upstreams, needs_input_grad, **options))
             gradients = [next(flat) if has else None for has in have_gradients]
             return combine_each([spec.without_static() for spec in specs], gradients)
 
@@ -182,11 +181,9 @@ class HostPair:
         push, (outputs, structure) = self._push, partition(self._name, backend, output)
         structure = structure.without_static()
         have_tangents = [is_differentiable(y.dtype) for y in outputs]
-        del outputs  # jvp_fn would keep them
 
         def jvp_fn(*tangents: Any) -> Any:
-            number, _ = held
-            flat = iter(push(number, args, tangents, **options))
+            flat = iter(push(held[0], args, tangents, **options))
             return structure.combine([next(flat) if has else None for has in have_tangents])
 
         return output, grad_fn, jvp_fn

@@ -132,10 +132,6 @@ def hsplit(ary: Tensor, indices_or_sections: Any) -> Sequence[Tensor]:
     return list(ops.split(ary, indices_or_sections, axis=min(1, len(ary.shape) - 1)))
 
 
-def vsplit(ary: Tensor, indices_or_sections: Any) -> Sequence[Tensor]:
-    return list(ops.split(ary, indices_or_sections, axis=0))
-
-
 def ndim(a: Tensor) -> int:
     return len(shape(a))
 
