@@ -32,18 +32,24 @@ def refuse_without_tensor(op: str, backend: Backend, output: Any) -> NoReturn:
                   do=f"return a tensor of {name_of(backend)}")  # fmt: skip
 
 
-def checked_pair(op: str, f: Callable[..., Any], result: Any) -> tuple[Any, Callable[..., Any]]:
+def checked_pair(
+    op: str,
+    f: Callable[..., Any],
+    result: Any,
+    lengths: Sequence[int] = (2, 3),
+    rule: str = "grad_fn",
+    turns: str = "upstream gradients into gradients of the arguments",
+) -> tuple[Any, Callable[..., Any]]:
     """Return what f returned if it is a pair (output, grad_fn); a jvp_fn after them is grad_fn's."""
-    if isinstance(result, tuple) and len(result) in (2, 3) and all(map(callable, result[1:])):
+    if isinstance(result, tuple) and len(result) in lengths and all(map(callable, result[1:])):
         output, grad_fn, *jvp_fns = result
         return output, (with_jvp_fn(grad_fn, *jvp_fns) if jvp_fns else grad_fn)
     got = describe(result)
     if isinstance(result, tuple) and len(result) == 2:
         got = f"({describe(result[0])}, {describe(result[1])})"
     raise refusal(CustomGradientTypeError, op,
-                  must=f"{function_name(f)} must return a pair (output, grad_fn)", got=got,
-                  do="return the output and a function that turns upstream gradients into gradients "
-                  "of the arguments")  # fmt: skip
+                  must=f"{function_name(f)} must return a pair (output, {rule})", got=got,
+                  do=f"return the output and a function that turns {turns}")  # fmt: skip
 
 
 class Call:

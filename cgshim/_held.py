@@ -8,6 +8,7 @@ which is known by its identity alone.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import gc
 import operator
@@ -71,7 +72,7 @@ def places(x: Any) -> Iterator[Place]:
     elif is_array_of_objects(x):
         yield from _items(x.reshape(-1), ".flat[{}]", range(x.size))
     elif _is_of_python(type(x)):
-        for name in _slots_of(type(x)):
+        for name in copyreg._slotnames(type(x)):  # type: ignore[attr-defined]
             if hasattr(x, name):
                 yield getattr(x, name), (".{}", name), partial(setattr, x, name)
     else:
@@ -107,12 +108,6 @@ def _is_of_python(kind: type) -> bool:
 
 
 _HOLD_MORE = (partial, functools._lru_cache_wrapper, staticmethod, classmethod)
-
-
-def _slots_of(kind: type) -> list[str]:
-    declared = [base.__dict__.get("__slots__", ()) for base in kind.__mro__]
-    names = [name for slots in declared for name in ([slots] if isinstance(slots, str) else slots)]
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 # --- List what is held ----------------------------------------------------------------------------
@@ -247,7 +242,7 @@ class _Replacing:
             names = [name for name, held in vars(x).items() if id(held) in self._replacements]
             yield from _items(vars(x), "{}", names)
         elif isinstance(x, type):
-            for name, held in list(vars(x).items()) if x.__flags__ & _HEAP_TYPE else ():
+            for name, held in list(vars(x).items()):
                 if _shows(held):
                     yield held, None, partial(setattr, x, name)
         else:
@@ -259,10 +254,6 @@ class _Replacing:
                     yield from named_globals(x)
             elif _is_of_python(type(x)):
                 yield type(x), None, None
-
-
-_HEAP_TYPE = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: a class of Python, whose objects show what they hold"""
 
 
 def _shows(x: Any) -> bool:

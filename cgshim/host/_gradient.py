@@ -151,12 +151,12 @@ class HostPair:
         self._backward: Callable[..., Any] = on_host(
             self._run_rule, declared_of_floats, f"the gradient of {name}"
         )
-        self._push: Callable[..., Any] | None = None
+        self._push: Callable[..., Any] | None = (
+            on_host(self._run_jvp_fn, self._declared_tangents, f"the tangent of {name}")
+            if forward_mode
+            else None
+        )
         """f's own jvp_fn, where it is promised that f returns one"""
-        if forward_mode:
-            self._push = on_host(
-                self._run_jvp_fn, self._declared_tangents, f"the tangent of {name}"
-            )
 
     def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, ...]:
         backend = backend_or_numpy(args)

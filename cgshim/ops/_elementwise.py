@@ -96,13 +96,8 @@ def _numbers_beside(x: Tensor, numbers: Any) -> Tensor:
 
 
 def isin(element: Tensor, test_elements: Any) -> Tensor:
-    among = np.ravel(test_elements).tolist() if isinstance(test_elements, (list, tuple)) else None
-    candidates = (
-        ops.ravel(test_elements)
-        if among is None
-        else ops.stack([ops.full_like(element, x) for x in among], -1)
-    )
-    return ops.any(element[..., None] == candidates, axis=-1)
+    candidates = ops.ravel(_numbers_beside(element, test_elements))
+    return ops.any(ops.equal(element[..., None], candidates), axis=-1)
 
 
 def array_equal(a1: Tensor, a2: Tensor) -> Tensor:
