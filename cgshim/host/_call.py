@@ -136,7 +136,7 @@ class HostCall:
 
     def declared(self, backend: Backend, inputs: Sequence[Spec]) -> tuple[list[Spec], Any]:
         """Return the specs of the results for inputs of these specs, and the structure of the
-        results, as flat does. It asks outputs each time, which may read what has changed.
+        results. It asks outputs each time, which may read what has changed.
         """
         sizes, tree = self._declaration(inputs)
         # to compare symbolic sizes would be to decide about them
