@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
@@ -152,6 +153,9 @@ class _Function:
         return results
 
 
+_lock = threading.Lock()
+
+
 def _function_of(call: HostCall, specs: Sequence[tf.TensorSpec]) -> _Function:
     """Return one function for all equal calls. The outermost graph keeps it: any graph may run what
     this one traces.
@@ -159,7 +163,10 @@ def _function_of(call: HostCall, specs: Sequence[tf.TensorSpec]) -> _Function:
     graph = tf.compat.v1.get_default_graph()
     while getattr(graph, "outer_graph", None) is not None:
         graph = graph.outer_graph
-    known: dict[Any, _Function] = vars(graph).setdefault("cgshim_host_functions", {})
+    with _lock:
+        if not hasattr(graph, "cgshim_host_functions"):
+            graph.cgshim_host_functions = {}
+    known: dict[Any, _Function] = graph.cgshim_host_functions
     made = _Function(call, specs)
     python_functions[made.token] = made  # for as long as it lives
     return known.setdefault((call, *specs), made)
