@@ -286,8 +286,10 @@ def _name_of_framework(arguments: Sequence[Any]) -> str | None:
     """Return the name of the framework whose tensors the arguments hold; NumPy's if they hold only
     its arrays.
     """
-    name = _first(_leaves(arguments))
+    name = _first(arguments)  # a long log among them is not read for it
     if name in (None, "numpy"):  # arrays are constants beside a tree of tensors
+        name = _first(_leaves(arguments))
+    if name in (None, "numpy"):
         name = _first_registered(arguments) or name
     return name
 

@@ -87,7 +87,7 @@ CALLS = [
            "f, [-1.5, 0.0, 1.5]"),
     *_each("isclose allclose", "n, n + 1e-9", "n, n + 1e-3", "n, n + 1e-3, atol=1e-2"),
     *_each("array_equal", "n, n", "n, a", "n, v"), *_each("array_equiv", "n, n"),
-    *_each("isin", "i, k", "i, [1, 2]"),
+    *_each("isin", "i, k", "i, [1, 2]", "i, [1.5, 2]", "i, []"),
     # reductions
     *_each(
         "sum prod max min mean std var any all amax amin ptp count_nonzero median average nansum nanprod nanmean "
