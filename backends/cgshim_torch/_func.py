@@ -25,6 +25,7 @@ from cgshim.backend import (
     Tensor,
     TreeSpec,
     WithBatches,
+    describe,
     partition,
     refuse_captured_tangent,
     subvals,
@@ -291,12 +292,15 @@ class _ReadsOfFunc(Reads):
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
         """Return t, unless it is of a batch that torch.func has not wrapped in the rule: it is over."""
-        why = "is of a batch, and kept where vmap does not see it"
         for level in () if self.asks else levels(t):
             if id(level) in self._known:
                 break
             if functorch.is_batchedtensor(level):
-                self.call.refuse_unconnected(t, why)
+                self.call.refuse(
+                    "what grad_fn keeps of f under vmap must be in variables, lists, dicts or namespaces",
+                    f"{describe(t)} elsewhere",
+                    "keep it there, or let f return it as an output",
+                )
         return t
 
 

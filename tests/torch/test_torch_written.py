@@ -99,6 +99,11 @@ def in_a_tuple(x):
     return 2 * x, lambda u: 5 * u * kept[0] * x
 
 
+def in_a_namespace(x):
+    ctx = types.SimpleNamespace(kept=x.sin())
+    return 2 * x, lambda u: 5 * u * ctx.kept * x
+
+
 def in_a_nested_function(x):
     kept = x.sin()
 
@@ -306,9 +311,10 @@ def written_into(x):
 PLACES = {
     f.__name__: f
     for f in (
-        in_a_variable, in_a_list, in_a_dict, in_a_tuple, in_a_nested_function, in_a_default_value, in_a_partial,
-        in_a_partial_of_c, in_an_object_that_is_called, in_a_dataclass, in_an_object, in_a_class, in_a_module,
-        in_an_attribute_of_f, in_an_attribute_of_the_rule, in_a_global, in_a_context_variable, in_the_globals_of_exec,
+        in_a_variable, in_a_list, in_a_dict, in_a_tuple, in_a_namespace, in_a_nested_function, in_a_default_value,
+        in_a_partial, in_a_partial_of_c, in_an_object_that_is_called, in_a_dataclass, in_an_object, in_a_class,
+        in_a_module, in_an_attribute_of_f, in_an_attribute_of_the_rule, in_a_global, in_a_context_variable,
+        in_the_globals_of_exec,
         in_a_generator, on_a_stack, in_a_deque, in_an_iterator, in_a_set, in_a_method_of_c, in_an_inner_vjp,
         in_an_inner_tape, for_a_function, for_a_function_from_a_class, for_an_op_in_f, for_an_op_in_the_rule,
         without_gradients, through_numpy, written_into,
@@ -365,7 +371,14 @@ TRANSFORMATIONS = {
     "torch.func.grad": _by_func,
     "vmap": _by_vmap,
 }
-MAY_REFUSE_THE_FIRST = {("vmap", place) for place in OPS} | {("save_on_cpu", "in_an_inner_tape")}
+SEEN_BY_VMAP = {
+    *("in_a_variable", "in_a_list", "in_a_dict", "in_a_tuple", "in_a_namespace"),
+    *("in_a_nested_function", "in_a_default_value", "in_a_partial"),
+}
+MAY_REFUSE_THE_FIRST = {
+    *(("vmap", place) for place in OPS if place not in SEEN_BY_VMAP),
+    ("save_on_cpu", "in_an_inner_tape"),
+}
 """where torch runs a rule when a batch is over; and a leaf that hooks hold may be any leaf"""
 REFUSED_BY_TORCH = {
     *((t, "in_an_inner_vjp") for t in ("save_on_cpu", "checkpoint")),
@@ -393,6 +406,14 @@ def test_each_order_is_right_or_refused(place, transformation, order):
     with contextlib.suppress(*refusals):
         found = TRANSFORMATIONS[transformation](OPS[place], order)
         torch.testing.assert_close(found, expected(order))
+
+
+def test_vmap_says_where_a_rule_may_keep_what_f_makes():
+    with pytest.raises(
+        TransformationError,
+        match=r"must be in variables, lists, dicts or namespaces, got f64\[\] elsewhere; keep it there",
+    ):
+        _by_vmap(OPS["in_a_dataclass"], 1)
 
 
 RIGHT = sorted(set(OPS) - {"without_gradients", "through_numpy", "in_an_inner_vjp", "in_an_inner_tape", "written_into",

@@ -215,7 +215,7 @@ def _in_another_run(
     outputs, rule = call.read(result, inputs)
     made = [held.tensor for held in Holdings(rule.grad_fn, existing=run.existing.holders).tensors]
     if upstreams is not None:
-        known += [*made, *upstreams]
+        known += [*made, *outputs, *upstreams]
         made = _read_by_the_rule(run, rule, inputs, variables, upstreams, known)
     elif len(made) != len(run.held):
         made = []

@@ -26,6 +26,7 @@ from types import (
     MethodType,
     MethodWrapperType,
     ModuleType,
+    SimpleNamespace,
 )
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ _METHODS_IN_C = (BuiltinFunctionType, MethodWrapperType)
 _LIBRARIES = {"torch", "numpy", "scipy", "cgshim", "cgshim_torch", *sys.stdlib_module_names}
 _CODE = (ModuleType, FunctionType, BuiltinFunctionType, type, type(torch.add))
 _UNASSIGNED = CellType()
+_WITH_NAMES = (type, SimpleNamespace)
 _LEVELS = 3
 """how deep what f can name is looked into: an object of its closure, a dict in that, a tensor in that"""
 
@@ -99,7 +101,7 @@ class Held(NamedTuple):
     """Something that a function, a container or an object holds."""
 
     tensor: Any
-    holder: CellType | list[Any] | dict[Any, Any] | type | Held | None = None
+    holder: CellType | list[Any] | dict[Any, Any] | SimpleNamespace | type | Held | None = None
     """what may hold something else for a while, or the place of a tuple, which is made again for that; None
     for what existed before f ran
     """
@@ -138,6 +140,8 @@ def held_by(x: Any) -> list[Held] | None:
         ]
     if kind is list or kind is dict:
         return [Held(inner, x, key) for key, inner in (x.items() if kind is dict else enumerate(x))]
+    if kind is SimpleNamespace:
+        return [Held(inner, x, name) for name, inner in vars(x).items()]
     if isinstance(x, tuple):
         return [*map(Held, x)]
     if kind is functools.partial:
@@ -281,7 +285,7 @@ def put(place: Held, x: Any) -> None:
         now = _now_in(place.holder)
         if isinstance(now, tuple):
             put(place.holder, getattr(type(now), "_make", tuple)(subvals(now, [place.key], [x])))
-    elif isinstance(place.holder, (CellType, type)):
+    elif isinstance(place.holder, (CellType, *_WITH_NAMES)):
         setattr(place.holder, place.key, x)
     elif place.holder is not None:
         place.holder[place.key] = x
@@ -293,7 +297,7 @@ def _now_in(place: Held) -> Any:
             return _now_in(place.holder)[place.key]
         if isinstance(place.holder, CellType):
             return place.holder.cell_contents
-        holder: Any = vars(place.holder) if isinstance(place.holder, type) else place.holder
+        holder: Any = vars(place.holder) if isinstance(place.holder, _WITH_NAMES) else place.holder
         return holder[place.key]
     except (ValueError, LookupError, TypeError):
         return None

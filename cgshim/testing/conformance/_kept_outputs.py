@@ -5,6 +5,7 @@ rule's, in every order.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import cgshim
 from cgshim import TransformationError, op_custom_gradient, op_stop_gradient, ops
 from cgshim._custom_gradient import CustomGradient
 from cgshim._protocol import Tensor
+from cgshim.testing.conformance._common import Holder
 from cgshim.testing.conformance._framework import Framework, tangent
 from cgshim.testing.conformance._registry import ORDERS, case, orders
 from cgshim.testing.conformance._residuals import HOLDERS, Rule
@@ -43,6 +45,7 @@ PLACES = {
             "a partial by name",
         ),
         *(
+            "a namespace",
             "a nested function",
             "a default value",
             "a default value by name",
@@ -245,16 +248,40 @@ def kept_outputs_that_depend_on_each_other(framework: Framework, order: int) -> 
     framework.check_derivative(both_of(op), order, expected[order], at=AT)
 
 
-@case(order=ORDERS)
-def kept_output_beside_an_intermediate(framework: Framework, order: int) -> None:
+def _in_variables(y: Tensor, square: Tensor) -> Rule:
+    return lambda u: u * (5.0 * y + 3.0 * square)
+
+
+def _in_a_namespace(y: Tensor, square: Tensor) -> Rule:
+    ctx = types.SimpleNamespace(y=y, square=square)
+    return lambda u: u * (5.0 * ctx.y + 3.0 * ctx.square)
+
+
+def _in_an_object(y: Tensor, square: Tensor) -> Rule:
+    holder = Holder((y, square))
+    return lambda u: u * (5.0 * holder.held[0] + 3.0 * holder.held[1])
+
+
+BOTH = {
+    "variables": _in_variables,
+    "a namespace": _in_a_namespace,
+    "an object": _in_an_object,
+}
+"""where a rule keeps an output and an intermediate"""
+
+
+@case(order=ORDERS, holder=BOTH)
+def kept_output_beside_an_intermediate(
+    framework: Framework, order: int, holder: Callable[[Tensor, Tensor], Rule]
+) -> None:
     """The output's derivative is the rule's, the intermediate's (x * x) is that of f's own
     operations.
     """
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
-        y, square = opaque_exp(x), x * x
-        return y, lambda u: u * (5.0 * y + 3.0 * square)
+        y = opaque_exp(x)
+        return y, holder(y, x * x)
 
     first = 5 * EXP + 3 * AT * AT
     second = 5 * first + 6 * AT

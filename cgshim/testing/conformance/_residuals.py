@@ -193,6 +193,7 @@ HOLDERS: dict[str, Callable[[Tensor], Rule]] = {
     "a namedtuple": _packed_in(
         lambda y: Pair(y, 0.5), lambda packed: 2.0 * packed.first * packed.second
     ),
+    "a namespace": _packed_in(lambda y: types.SimpleNamespace(y=y), lambda packed: packed.y),
     "two places": _packed_in(
         lambda y: [y, {"again": y}], lambda packed: 0.4 * packed[0] + 0.6 * packed[1]["again"]
     ),
