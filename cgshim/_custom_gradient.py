@@ -201,6 +201,12 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
             Arguments(self._name, backend, names, specs, are_tensors), self._f, options
         ), inputs
 
+    def returns_jvp_fn(self, *args: Any) -> bool:
+        """Return True if f returns (output, grad_fn, jvp_fn) for these arguments; it runs for that."""
+        call, inputs = self._call_of(args, {})
+        result = None if call is None else call.run(inputs)
+        return isinstance(result, tuple) and len(result) == 3
+
     def _made_call(
         self, arguments: Arguments, f: Callable[..., Any], options: Mapping[str, Any]
     ) -> Call:

@@ -13,6 +13,7 @@ from cgshim._batches import WithBatches
 from cgshim._choice import backend_or_numpy
 from cgshim._custom_gradient import CustomGradient
 from cgshim._errors import (
+    CustomGradientTypeError,
     CustomGradientValueError,
     TransformationError,
     describe,
@@ -67,8 +68,8 @@ def check_gradients(
         order n - 1. By default 2, and 1 of an op that is ``once_differentiable``.
     modes : iterable of str, optional
         "reverse", "forward" or both. By default forward mode is checked if an op promises it with
-        ``forward_mode=True``, and in any other function if nothing refuses it; if named here,
-        refusing it is an error.
+        ``forward_mode=True`` or by a jvp_fn, and in any other function if nothing refuses it; if
+        named here, refusing it is an error.
     argnums : int or sequence of int, optional
         The positional arguments whose gradients to check, as in ``op_grad``; by default all of
         them.
@@ -114,10 +115,13 @@ def check_gradients(
     """
     require_callable("check_gradients", fn)
     op = fn.name if isinstance(fn, CustomGradient) else function_name(fn)
+    if not isinstance(args, (list, tuple)):
+        raise refusal(CustomGradientTypeError, op, must="args must be a list of the arguments",
+                      got=describe(args), do="write [x]")  # fmt: skip
     if order is None:
         order = 1 if isinstance(fn, CustomGradient) and fn.once_differentiable else 2
     demanded = modes is not None or isinstance(fn, CustomGradient)
-    modes = _known(op, _default_modes(fn) if modes is None else modes, order)
+    modes = _known(op, _default_modes(fn, args) if modes is None else modes, order)
     backend = backend_or_numpy(args)
     surrogate = "" if against is None else f" of {function_name(against)}"
     random = np.random.default_rng(0)
@@ -146,14 +150,14 @@ def check_gradients(
             )
 
 
-def _default_modes(fn: Callable[..., Any]) -> list[str]:
-    promised = not isinstance(fn, CustomGradient) or fn.forward_mode
+def _default_modes(fn: Callable[..., Any], args: Sequence[Any]) -> list[str]:
+    promised = not isinstance(fn, CustomGradient) or fn.forward_mode or fn.returns_jvp_fn(*args)
     return ["reverse", "forward"] if promised else ["reverse"]
 
 
 def _known(op: str, modes: Iterable[str], order: int) -> list[str]:
-    modes = list(modes)
-    if order < 1:
+    modes = [modes] if isinstance(modes, str) else list(modes)
+    if not isinstance(order, int) or order < 1:
         raise refusal(
             CustomGradientValueError,
             op,

@@ -224,9 +224,9 @@ def _positions(op: str, arguments: int, argnums: int | Sequence[int] | None) -> 
         return list(range(arguments))
     numbers = [argnums] if isinstance(argnums, int) else list(argnums)
     for number in numbers:
-        if not -arguments <= number < arguments:
+        if not (isinstance(number, int) and -arguments <= number < arguments):
             raise refusal(CustomGradientValueError, op,
-                          must=f"argnums must name some of the {arguments} arguments", got=str(number),
+                          must=f"argnums must name some of the {arguments} arguments", got=repr(number),
                           do="count from 0")  # fmt: skip
     return [number % arguments for number in numbers]
 

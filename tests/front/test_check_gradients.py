@@ -273,7 +273,16 @@ REFUSED = {
         {"args": [np.array([1, 2])]},
         "square: args must hold a float or complex tensor, got [i64[2]]; convert one",
     ),
+    "a tensor for args": (
+        {"args": np.array([1.0, 2.0])},
+        "square: args must be a list of the arguments, got f64[2]; write [x]",
+    ),
     "no order": ({"order": 0}, "square: order must be 1 or more, got 0; write order=1"),
+    "half an order": ({"order": 1.5}, "square: order must be 1 or more, got 1.5; write order=1"),
+    "the name of an argument": (
+        {"argnums": "x"},
+        "square: argnums must name some of the 2 arguments, got 'x'; count from 0",
+    ),
     "no float output": (
         {"args": [np.array([1.0, 2.0]), np.argmax]},
         "square: the output must hold a float or complex tensor, got none; there is nothing to check",
@@ -444,6 +453,14 @@ def test_forward_mode_is_checked_where_it_is_promised(backend, forward_modes):
     assert forward_modes == []
     check_gradients(lambda x: ops.sin(x), tensors(backend, VECTOR))
     assert len(forward_modes) >= 2
+
+
+def test_forward_mode_is_checked_where_there_is_a_jvp_fn(backend):
+    """That one is wrong: grad_fn alone would pass."""
+    op = op_custom_gradient(lambda x: (x * x, lambda u: 2 * u * x, lambda dx: 3 * dx * x))
+    message = raised(AssertionError, op, tensors(backend, VECTOR), order=1)
+    assert "the tangent of output[" in message
+    check_gradients(op, tensors(backend, VECTOR), modes="reverse")
 
 
 def test_forward_mode_is_not_demanded_of_others(backend):
