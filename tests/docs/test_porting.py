@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cgshim import (
+    CustomGradientError,
     CustomGradientTypeError,
     TransformationError,
     op_convert_to_numpy,
@@ -235,3 +236,83 @@ def test_autograds_boxes_are_plain_where_f_runs(backends, kind):
     found = autograd.grad(op)(kind([X, 2 * X]))
     assert isinstance(found, kind)
     np.testing.assert_allclose(found, [2 * X, 10 * X])
+
+
+def torch_of():
+    import torch
+
+    return torch
+
+
+def _module_by_functional_call(module):
+    call = torch_of().func.functional_call
+
+    def both(x, parameters):
+        return call(module, parameters, call(module, parameters, x))
+
+    @op_custom_gradient
+    def op(x, parameters):
+        return both(x, parameters), lambda upstream: op_vjp(both, x, parameters)[1](5.0 * upstream)
+
+    return lambda x: op(x, dict(module.named_parameters()))
+
+
+def _module_by_variables(module):
+    @op_custom_gradient
+    def op(x):
+        def grad(upstream, variables):
+            both = lambda x: module(module(x))
+            _, pullback = op_vjp(both, x, variables=variables)
+            return pullback(5.0 * upstream)
+
+        return module(module(x)), grad
+
+    return op
+
+
+@pytest.mark.parametrize("op_of", [_module_by_functional_call, _module_by_variables])
+def test_parameters_of_a_module_in_torch(backends, op_of):
+    """That are arguments by hand, and read in the module; 5 is wrong on purpose."""
+    if "torch" not in backends:
+        return
+    torch = torch_of()
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()).double()
+    x = torch.tensor(X, requires_grad=True)
+    wanted = [x, *module.parameters()]
+    upstream = torch.linspace(0.7, 2.3, 4, dtype=torch.float64)
+    expected = torch.autograd.grad(module(module(x)), wanted, 5 * upstream)
+    found = torch.autograd.grad(op_of(module)(x), wanted, upstream)
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_f_gets_in_torch_requires_no_gradient(backends):
+    if "torch" not in backends:
+        return
+    seen = []
+
+    @op_custom_gradient
+    def op(x, w, *, needs_input_grad):
+        seen.append(((x.requires_grad, w.requires_grad), needs_input_grad))
+        return x * w, lambda upstream: (upstream * w, upstream * x)
+
+    torch = torch_of()
+    op(torch.tensor(2.0, requires_grad=True), torch.tensor(3.0))
+    assert seen == [((False, False), (True, False))]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (lambda upstream: (upstream, upstream), "the gradient of w must have its shape f64"),
+        (lambda upstream: (upstream, upstream.sum(), None), "one gradient for each argument"),
+    ],
+)
+def test_what_torch_sums_or_ignores_in_gradients_is_an_error(backends, rule, message):
+    if "torch" not in backends:
+        return
+    torch = torch_of()
+    op = op_custom_gradient(lambda x, w: (x * w, rule))
+    x, w = torch.tensor(X, requires_grad=True), torch.tensor(2.0, dtype=torch.float64)
+    with pytest.raises(CustomGradientError, match=message):
+        op(x, w.requires_grad_()).sum().backward()
