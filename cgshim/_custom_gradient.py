@@ -272,8 +272,12 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         module = sys.modules.get(self.__module__)
         qualified_name: str = self.__qualname__
         try:
-            if operator.attrgetter(qualified_name)(module) is self:
+            named = operator.attrgetter(qualified_name)(module)
+            if named is self:
                 return qualified_name
+            if named == self:  # a static method, which each access makes again
+                of_class, _, name = qualified_name.rpartition(".")
+                return getattr, (operator.attrgetter(of_class)(module), name)
         except AttributeError:
             pass  # a local function, or an op that has another name than f
         instance = getattr(self._f, "__self__", None)

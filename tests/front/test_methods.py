@@ -37,6 +37,12 @@ class Layer:
         """x times the scale of the class."""
         return x * cls.scale, lambda upstream: 7.0 * upstream
 
+    @cgshim.op_custom_gradient
+    @staticmethod
+    def static(x: Any) -> Any:
+        """x times 3."""
+        return x * 3.0, lambda upstream: 7.0 * upstream
+
     @functools.cached_property
     def cached(self) -> Any:
         """An op of its own."""
@@ -157,6 +163,7 @@ METHODS: dict[str, Callable[[], Callable[..., Any]]] = {
     "of a dataclass with slots": lambda: Slots(3.0).method,
     "of a frozen dataclass": lambda: Frozen(3.0).method,
     "a cached property": lambda: Layer().cached,
+    "static": lambda: Layer().static,
     "a property": lambda: Layer().computed,
     "a partialmethod within": lambda: Layer().partial_within,
     "a partialmethod around": lambda: Layer().partial_around,
@@ -166,6 +173,7 @@ METHODS: dict[str, Callable[[], Callable[..., Any]]] = {
     "copied deeply": lambda: copy.deepcopy(Layer().method),
     "pickled": lambda: pickle.loads(pickle.dumps(Overridden().method)),
     "pickled of a class": lambda: pickle.loads(pickle.dumps(Overridden.of_class)),
+    "pickled static": lambda: pickle.loads(pickle.dumps(Layer.static)),
     "a staticmethod alone": lambda: cgshim.op_custom_gradient(staticmethod(dispatching)),
 }
 
