@@ -5,6 +5,7 @@ One line in the conftest.py of your tests, where pytest is started, turns it on:
 
     pytest_plugins = ["cgshim.testing.pytest_plugin"]
 
+A test that says itself what ``backend`` is, by ``parametrize`` or by a fixture of that name, gets that.
 ``pytest --backend jax --backend torch``, or ``CGSHIM_BACKEND=jax pytest``, asks for backends by
 name. What was asked for and cannot be imported fails the run; nothing is skipped silently.
 """
@@ -18,6 +19,8 @@ import pytest
 import cgshim
 from cgshim._registry import entry_points, load
 
+_MARK = "cgshim_backend"
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -30,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """From here on `config.option.backends` are the backends of the run; one that does not import
     fails the run.
     """
+    config.addinivalue_line("markers", f"{_MARK}(name): the backend that is chosen for a test")
     chosen = cgshim.config_backend()
     by_default = [chosen] if chosen else cgshim.available_backends()
     config.option.backends = list(dict.fromkeys(config.option.backends or by_default))
@@ -49,18 +53,29 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes a backend runs once for each backend of the run."""
-    if "backend" in metafunc.fixturenames:
-        metafunc.parametrize("backend", metafunc.config.option.backends)
+    """A test that takes a backend runs once for each backend of the run, if it does not say itself
+    what that is.
+    """
+    if "backend" in metafunc.fixturenames and not _has_its_own(metafunc):
+        mark = getattr(pytest.mark, _MARK)
+        backends = metafunc.config.option.backends
+        metafunc.parametrize("backend", [pytest.param(name, marks=mark(name)) for name in backends])
+
+
+def _has_its_own(metafunc: pytest.Metafunc) -> bool:
+    names = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    names = [name.split(",") if isinstance(name, str) else name for name in names]
+    fixtures = metafunc._arg2fixturedefs  # pytest has no public name for them
+    return "backend" in fixtures or any("backend" in map(str.strip, each) for each in names)
 
 
 # a fixture that a test names is not for Hypothesis, which runs it many times
 @pytest.fixture(autouse=True)
 def backend_in_use(request: pytest.FixtureRequest) -> Iterator[None]:
     """Choose the backend that a test takes by `cgshim.use_backend`, for the length of the test."""
-    parameters = getattr(request.node, "callspec", None)
-    if parameters is None or "backend" not in parameters.params:
+    mark = request.node.get_closest_marker(_MARK)
+    if mark is None:
         yield
         return
-    with cgshim.use_backend(parameters.params["backend"]):
+    with cgshim.use_backend(*mark.args):
         yield

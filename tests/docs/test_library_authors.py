@@ -79,3 +79,35 @@ def test_the_noxfile_of_the_page_names_backends() -> None:
     names = next(line for line in code.splitlines() if line.startswith("FRAMEWORKS"))
     compile(code, "noxfile.py", "exec")
     assert set(eval(names.partition("= ")[2])) <= set(entry_points())
+
+
+OWN = """
+import pytest
+
+import cgshim
+
+
+@pytest.mark.parametrize(("n", "backend"), [(1, "qiskit")])
+def test_by_parametrize(n, backend):
+    assert backend == "qiskit" and cgshim.config_backend() is None
+
+
+class TestByFixture:
+    @pytest.fixture(params=["qiskit", "cirq"])
+    def backend(self, request):
+        return request.param
+
+    def test_it(self, backend):
+        assert backend in ("qiskit", "cirq") and cgshim.config_backend() is None
+
+
+def test_by_the_plug_in(backend):
+    assert backend == cgshim.config_backend() == "numpy"
+"""
+
+
+def test_a_backend_that_tests_have_themselves_is_theirs(library: Path) -> None:
+    """By the names of other libraries' backends, which cgshim does not know."""
+    (library / "test_own.py").write_text(OWN)
+    result = run(library, "--backend", "numpy", "--strict-markers", "test_own.py")
+    assert "4 passed" in result.stdout, result.stdout
