@@ -316,3 +316,32 @@ def test_what_torch_sums_or_ignores_in_gradients_is_an_error(backends, rule, mes
     x, w = torch.tensor(X, requires_grad=True), torch.tensor(2.0, dtype=torch.float64)
     with pytest.raises(CustomGradientError, match=message):
         op(x, w.requires_grad_()).sum().backward()
+
+
+class Context:
+    """What a forward function keeps for its backward function."""
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+@pytest.mark.parametrize("kind", [SimpleNamespace, Context])
+def test_what_keeps_residuals_under_vmap_and_torch_compile(backends, kind):
+    if "torch" not in backends:
+        return
+    torch = torch_of()
+
+    @op_custom_gradient
+    def op(x):
+        ctx = kind()
+        ctx.square = x * x
+        return ctx.square * x, lambda upstream: 5 * upstream * ctx.square
+
+    x = torch.tensor(X)
+    derivatives = {
+        SimpleNamespace: torch.func.vmap(torch.func.grad(op)),
+        Context: torch.func.grad(lambda x: op(x).sum()),
+    }
+    torch.testing.assert_close(derivatives[kind](x), 5 * x * x)
+    if kind is Context:
+        compiled = torch.compile(op, fullgraph=True, backend="aot_eager")
+        (gradient,) = torch.autograd.grad(compiled(x.requires_grad_()).sum(), x)
+        torch.testing.assert_close(gradient, 5 * x * x)
