@@ -68,9 +68,12 @@ def in_boxes(value: Any, fun: Any, args: Sequence[Any], kwargs: Any) -> Any:
     boxes, level, node_type = cast(Any, find_top_boxed_args)(args)[:3]  # autograd 1.9 has a fourth
     if not boxes:
         return value
-    argvals = [*args]
+    values = [*args]
     for at, box in boxes:
-        argvals[at] = box._value
+        values[at] = box._value
+    argvals = tuple(
+        values
+    )  # as autograd's primitives have them: the vjp of einsum adds one to them
     result = in_boxes(value, fun, argvals, kwargs)  # which outer derivatives see
     places, nodes = tuple([at for at, _ in boxes]), tuple([box._node for _, box in boxes])
     return new_box(result, level, node_type(result, fun, argvals, kwargs, places, nodes))

@@ -326,6 +326,27 @@ def test_a_residual_where_nobody_can_put_another(make):
 
 TAPE = []
 
+MATRIX = np.array([[2.0, 0.3], [0.1, 1.5]])
+
+
+def _squared(x):
+    return anp.einsum("ij,ij->ij", x, x)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda x: (lambda kept: lambda u: u * 5 * kept)(_squared(x)),
+        lambda x: lambda u: anp.einsum("ij,ij->ij", u * 5, _squared(x)),
+    ],
+    ids=["in f", "in the rule"],
+)
+def test_einsum_whose_derivative_wants_its_arguments_in_a_tuple(rule):
+    """As autograd's own primitives have them."""
+    op = op_custom_gradient(lambda x: (x * x, rule(x)))
+    second, _ = make_vjp(lambda x: make_vjp(op)(x)[0](MATRIX))(MATRIX)
+    np.testing.assert_allclose(second(MATRIX), MATRIX * MATRIX * 10 * MATRIX)
+
 
 def test_once_differentiable_in_forward_mode():
     """The first order is there, promised or not; of it nothing has a derivative."""
