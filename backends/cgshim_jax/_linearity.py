@@ -48,7 +48,9 @@ _TOGETHER = {
 _ONE_BY_ONE = frozenset({"optimization_barrier", "psum", "psum2", "psum_invariant", "device_put"})
 """whose operands become results one by one"""
 
-_NEVER = frozenset({"while", "pure_callback", "io_callback", "ffi_call"})
+_NEVER = frozenset({
+    "while", "pure_callback", "io_callback", "ffi_call", "cgshim_op", "cgshim_attached",
+})  # fmt: skip
 """for which JAX's transposition is an error"""
 
 _MANY = 1_000_000

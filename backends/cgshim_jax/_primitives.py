@@ -536,6 +536,16 @@ _transposed = primitive(
 ad.primitive_transposes[_transposed] = _transpose
 
 
+def _refuse_transpose(_: Any, *operands: Any, **parameters: Any) -> NoReturn:
+    """Raise the error for an op on a tangent: the rule of f's derivative is not that of f."""
+    (name,) = [x.call.name for x in parameters.values() if hasattr(x, "call")]
+    raise refusal(TransformationError, name, must="what JAX transposes may not call an op on a tangent",
+                  got="such a call", do="call there the functions that it is made of")  # fmt: skip
+
+
+ad.primitive_transposes.update({_op: _refuse_transpose, _attached: _refuse_transpose})
+
+
 # --- What JAX has outside of its core, once it is imported ----------------------------------------
 
 
