@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from cgshim.backend import Tensor, TransformationError, is_differentiable, sentence
 from cgshim_tensorflow._private import delete_trace, pack_tangents, record, same_memory
-from cgshim_tensorflow._record import Listening, Record, identity
+from cgshim_tensorflow._record import OPEN, Listening, Record, identity, stand_ins
 from cgshim_tensorflow._values import detached, is_eager, values_of, with_values
 
 
@@ -179,16 +179,14 @@ class GraphOutputs:
         at_once = record.could_possibly_record() and any(
             self._of_f.reads.get(number) for number in self._own
         )
-        graph = tf.compat.v1.get_default_graph()
         with (
-            self._captured_by(graph),
+            self._captured_by(tf.compat.v1.get_default_graph()),
             Listening(self._notice) if at_once else contextlib.nullcontext(),
             of_rule.noting() as made,
         ):
             yield
-        stand_ins = self._stand_ins_in(graph)
-        for operation in made if stand_ins else ():
-            self._move_edges_of(operation, graph, stand_ins)
+        for operation in made:
+            self._move_edges_of(operation)
 
     @contextlib.contextmanager
     def _captured_by(self, graph: Any) -> Iterator[None]:
@@ -226,31 +224,17 @@ class GraphOutputs:
         self, op_type: str, inputs: Any, attributes: Any, outputs: Sequence[Tensor]
     ) -> None:
         if outputs and not is_eager(outputs[0]):
-            operation = outputs[0].op
-            self._move_edges_of(operation, operation.graph, self._stand_ins_in(operation.graph))
+            self._move_edges_of(outputs[0].op)
 
-    def _stand_ins_in(self, graph: Any) -> dict[int, int]:
-        """Return what stands for f's outputs in a graph: their numbers by its own."""
-        numbers = {}
-        captured = {
-            outer._id: inner
-            for outer, inner in getattr(graph, "captures", ())
-            if hasattr(outer, "_id")
-        }
-        captured.update(getattr(graph, "_indirect_captures", {}))  # of the gradient of a while loop
-        for number, (value, _) in self._own.items():
-            inner = value if value.graph is graph else captured.get(number)
-            if inner is not None:
-                numbers[inner._id] = number
-        return numbers
-
-    def _move_edges_of(self, operation: Any, graph: Any, stand_ins: dict[int, int]) -> None:
+    def _move_edges_of(self, operation: Any) -> None:
+        """Let an operation read the op's outputs where it reads f's own, or what stands for one."""
+        graph = operation.graph
         for at, x in enumerate(operation.inputs):
-            if x._id in stand_ins:
-                _, output = self._own[stand_ins[x._id]]
-                operation._update_input(
-                    at, graph.capture(output) if hasattr(graph, "capture") else output
-                )
+            for y in stand_ins(x) if x.op.type in OPEN else (x,):
+                if y._id in self._own:
+                    _, output = self._own[y._id]
+                    here = graph.capture(output) if hasattr(graph, "capture") else output
+                    operation._update_input(at, here)
 
 
 # --- Forward mode ---------------------------------------------------------------------------------
