@@ -7,6 +7,8 @@ framework before somebody asks for it. A plug-in that fails is not imported agai
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -156,3 +158,14 @@ def _broken(entry: Entry, must: str, got: str) -> str:
 def name_of(backend: Backend) -> str:
     """Return the name under which a loaded backend is registered."""
     return next(name for name, loaded in _backends.items() if loaded is backend)
+
+
+def imported_when_called(module: str, name: str) -> Callable[..., Any]:
+    """Return a function of a module that is imported when it is first called, as a backend's part
+    of another room is.
+    """
+
+    def call(*args: Any) -> Any:
+        return getattr(import_module(module), name)(*args)
+
+    return call

@@ -71,6 +71,7 @@ from cgshim._parameters import Parameters as Parameters
 from cgshim._protocol import Backend as Backend, Tensor as Tensor
 from cgshim._registry import (
     available_backends as available_backends,
+    imported_when_called as imported_when_called,
     load as load,
     name_of as name_of,
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from jax.lax import stop_gradient as stop_gradient
 from jax.numpy import asarray as convert_to_tensor  # noqa: F401  # a member of the backend
 from jax.tree_util import tree_unflatten as tree_unflatten
 
-from cgshim.backend import Call, Mapped, WithBatches
+from cgshim.backend import Call, Mapped, WithBatches, imported_when_called
 from cgshim_jax._linearity import transposed_if_linear
 from cgshim_jax._rules import (
     as_tensor,
@@ -45,10 +45,6 @@ from cgshim_jax._tracing import (
 )
 from cgshim_jax._written import NotAsWrittenError, Written, closes_over_differentiated, note_read
 
-if TYPE_CHECKING:
-    from cgshim.host.backend import HostCall, Spec
-
-
 # --- Tensors and trees ----------------------------------------------------------------------------
 
 
@@ -66,25 +62,9 @@ def convert_to_numpy(x: Array, /) -> Any:
 
 # --- The gradient of a rule -----------------------------------------------------------------------
 
-
-def numpy_function(name: str, /) -> Callable[..., Any] | None:
-    from cgshim_jax._ops import numpy_function
-
-    return numpy_function(name)
-
-
-def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
-    from cgshim_jax._ops import numpy_function_of
-
-    return numpy_function_of(name, types)
-
-
-def host_function(
-    call: HostCall, inputs: Sequence[Array], declared: Sequence[Spec], /
-) -> Sequence[Array]:
-    from cgshim_jax._host import host_function
-
-    return host_function(call, inputs, declared)
+numpy_function = imported_when_called("cgshim_jax._ops", "numpy_function")
+numpy_function_of = imported_when_called("cgshim_jax._ops", "numpy_function_of")
+host_function = imported_when_called("cgshim_jax._host", "host_function")
 
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optree
 
+from cgshim.backend import imported_when_called
 from cgshim_numpy import _autograd
 from cgshim_numpy._arrays import (
     BOXES,
@@ -59,16 +60,8 @@ def stop_gradient(x: Array, /) -> Array:
     return derivatives().stop_gradient(x) if isbox(x) else np.asarray(x)
 
 
-def numpy_function(name: str, /) -> Callable[..., Any] | None:
-    from cgshim_numpy._ops import numpy_function
-
-    return numpy_function(name)
-
-
-def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
-    from cgshim_numpy._ops import numpy_function_of
-
-    return numpy_function_of(name, types)
+numpy_function = imported_when_called("cgshim_numpy._ops", "numpy_function")
+numpy_function_of = imported_when_called("cgshim_numpy._ops", "numpy_function_of")
 
 
 def host_function(

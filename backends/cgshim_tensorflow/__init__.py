@@ -9,14 +9,21 @@ f. `_fits` checks what the rule returns, and `_forward` whether it is linear.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 from optree import tree_unflatten as tree_unflatten
 
-from cgshim.backend import Call, Tensor, WithBatches, has_no_derivative, output_without_rule
+from cgshim.backend import (
+    Call,
+    Tensor,
+    WithBatches,
+    has_no_derivative,
+    imported_when_called,
+    output_without_rule,
+)
 from cgshim_tensorflow._gradient import attach_rule
 from cgshim_tensorflow._outputs import Tangents
 from cgshim_tensorflow._private import (
@@ -35,9 +42,6 @@ from cgshim_tensorflow._rule import mapped as mapped
 from cgshim_tensorflow._run import run_f
 from cgshim_tensorflow._trees import tree_flatten as tree_flatten
 from cgshim_tensorflow._values import detached, is_composite, values_of, with_values
-
-if TYPE_CHECKING:
-    from cgshim.host.backend import HostCall, Spec
 
 vjp_with_variables = vjp
 
@@ -75,24 +79,9 @@ def stop_gradient(x: Tensor, /) -> Tensor:
     return with_values(x, tf.stop_gradient(values_of(x)))
 
 
-def numpy_function(name: str, /) -> Callable[..., Any] | None:
-    from cgshim_tensorflow._ops import numpy_function
-
-    return numpy_function(name)
-
-
-def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
-    from cgshim_tensorflow._ops import numpy_function_of
-
-    return numpy_function_of(name, types)
-
-
-def host_function(
-    call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec], /
-) -> Sequence[Tensor]:
-    from cgshim_tensorflow._host import host_function
-
-    return host_function(call, inputs, declared)
+numpy_function = imported_when_called("cgshim_tensorflow._ops", "numpy_function")
+numpy_function_of = imported_when_called("cgshim_tensorflow._ops", "numpy_function_of")
+host_function = imported_when_called("cgshim_tensorflow._host", "host_function")
 
 
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
