@@ -15,10 +15,12 @@ import operator
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 SIMPLE = frozenset([bool, int, float, complex, str, bytes, type(None)])
 
@@ -264,3 +266,21 @@ def _shows(x: Any) -> bool:
 
 
 _SHOWING = (list, dict, tuple, set, types.FunctionType, staticmethod, classmethod)
+
+
+# --- What a thing was made of ---------------------------------------------------------------------
+
+
+def reached(
+    starts: Iterable[T], origins: Callable[[T], Iterable[T]], known: Collection[T] = ()
+) -> list[T]:
+    """Return the starts, and all that they were made of, each once; but none of the known ones, and
+    nothing that only these were made of.
+    """
+    seen, todo = dict[T, None](), [*starts]
+    while todo:
+        x = todo.pop()
+        if x not in known and x not in seen:
+            seen[x] = None
+            todo += origins(x)
+    return [*seen]

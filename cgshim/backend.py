@@ -63,6 +63,7 @@ from cgshim._gradients import (
 from cgshim._held import (
     SIMPLE as SIMPLE,
     FunctionHolder as FunctionHolder,
+    reached as reached,
     replace_held as replace_held,
     tensors_held as tensors_held,
     tensors_inside as tensors_inside,

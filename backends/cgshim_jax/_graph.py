@@ -66,13 +66,10 @@ def _parts_of(x: Any, with_pairs: bool) -> list[Any]:
     """Return a tracer, what it stands for, and the tracers in it: a value and its tangent, or a
     batch of values.
     """
-    tracers, todo = [], [x]
-    while todo:
-        x = todo.pop()
-        if is_tracer(x):
-            tracers.append(x)
-            todo += (with_pairs and _pair_of(x)) or _constant_of(x)
-    return tracers
+    if not is_tracer(x):
+        return []
+    inner = (with_pairs and _pair_of(x)) or _constant_of(x)
+    return [x, *(part for each in inner for part in _parts_of(each, with_pairs))]
 
 
 def _pair_of(tracer: Any) -> list[Any]:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from autograd.extend import VJPNode, defjvp_argnums, defvjp_argnums, primitive
 
-from cgshim.backend import SIMPLE, Call, FunctionHolder, RuleScope, replace_held
+from cgshim.backend import SIMPLE, Call, FunctionHolder, RuleScope, reached, replace_held
 from cgshim_numpy._arrays import Array, is_float, is_tensor
 from cgshim_numpy._private import (
     ArrayBox,
@@ -185,13 +185,7 @@ def steps_to(last: Iterable[Any], known: Any = ()) -> list[Step]:
     """Return the steps that lead to these, from what is known, in the order in which they were
     made.
     """
-    steps, todo = set[Step](), [*last]
-    while todo:
-        step = todo.pop()
-        if step not in steps and step not in known:
-            steps.add(step)
-            todo += step.parents
-    return sorted(steps, key=attrgetter("time"))
+    return sorted(reached(last, attrgetter("parents"), known), key=attrgetter("time"))
 
 
 def records_of(x: Any) -> list[Record]:
@@ -273,26 +267,18 @@ def variables_among(boxes: Sequence[Any], inputs: Sequence[Any]) -> list[int]:
     """
     if not rule_scope.current:
         return [*range(len(boxes))]
-    known = [node for x in inputs for node in nodes_of(x)]
-    # to which more is added: what a running rule has of its inputs stands for what its op got
-    for node in known:
-        known += getattr(node, "made_of", ())
-    return [at for at, box in enumerate(boxes) if not _is_made_of(set(known), nodes_of(box))]
+    # what a running rule has of its inputs stands for what its op got
+    made_of: Callable[[Any], Sequence[Any]] = lambda node: getattr(node, "made_of", ())
+    known = {*reached([node for x in inputs for node in nodes_of(x)], made_of)}
+    # a node of forward mode has neither
+    before: Callable[[Any], Sequence[Any]] = lambda node: (
+        made_of(node) or getattr(node, "parents", ())
+    )
+    ways = [reached(nodes_of(box), before, known) for box in boxes]
+    return [at for at, nodes in enumerate(ways) if not all(map(before, nodes))]
 
 
 rule_scope: RuleScope[bool] = RuleScope("cgshim_numpy_rule")
-
-
-def _is_made_of(known: set[Any], todo: list[Any]) -> bool:
-    for node in todo:  # to which more is added
-        if node not in known:
-            known.add(node)
-            # a node of forward mode has neither
-            before = getattr(node, "made_of", ()) or getattr(node, "parents", ())
-            if not before:
-                return False
-            todo += before
-    return True
 
 
 def nodes_of(x: Any) -> list[Any]:

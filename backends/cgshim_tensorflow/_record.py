@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cgshim.backend import Call, RuleScope, Tensor, is_differentiable
+from cgshim.backend import Call, RuleScope, Tensor, is_differentiable, reached
 from cgshim_tensorflow._private import (
     autograph,
     context,
@@ -189,25 +189,16 @@ class Record:
 
     def leads_beyond(self, tensor: Tensor, known: Collection[int]) -> bool:
         """Return True if a watched tensor depends on any that is, but the known ones."""
-        leaves = [at for at, made_of in self._back_from(tensor, known).items() if made_of is None]
+        leaves = [at for at in self._back_from(tensor, known) if self._inputs_of(at) is None]
         return tensor._id in leaves or any(
             at in each._watched or (at in each.read and is_watched([each.read[at]]))
             for at in leaves
             for each in (self, *self._around)
         )
 
-    def _back_from(self, tensor: Tensor, known: Collection[int]) -> dict[int, Sequence[int] | None]:
-        """Return the numbers of a tensor, and of all that it was made of but the known ones; each
-        with its inputs.
-        """
-        made_of: dict[int, Sequence[int] | None] = {}
-        todo = [tensor._id]
-        while todo:
-            at = todo.pop()
-            if at not in known and at not in made_of:
-                made_of[at] = self._inputs_of(at)
-                todo += made_of[at] or ()
-        return made_of
+    def _back_from(self, tensor: Tensor, known: Collection[int]) -> list[int]:
+        """Return the numbers of a tensor, and of all that it was made of but the known ones."""
+        return reached([tensor._id], lambda at: self._inputs_of(at) or (), known)
 
     def _inputs_of(self, at: int) -> Sequence[int] | None:
         if self.is_end(at):
