@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from types import NoneType
 from typing import Any, cast
@@ -56,15 +55,12 @@ _BOXABLE = frozenset(Box.type_mappings) - box_types
 _READ = "f made of values that Python read"
 
 
-_kind_of = operator.attrgetter("dtype.kind")
+_conj = cast(Any, anp).conj  # autograd makes its functions where no type checker looks
 
 
 def conjugated(xs: Sequence[Array]) -> Sequence[Array]:
     """Return the conjugates of the complex arrays among xs, and the rest as they are."""
-    if "c" not in map(_kind_of, xs):
-        return xs
-    conj = cast(Any, anp).conj  # autograd makes its functions where no type checker looks
-    return [conj(x) if _kind_of(x) == "c" else x for x in xs]
+    return [_conj(x) if x.dtype.kind == "c" else x for x in xs]
 
 
 class Run:
@@ -73,8 +69,6 @@ class Run:
     # what f returned, if all about it is plain, and if not:
     grad_fn: Callable[..., Any] | None = None
     rule: Any = None  # a Rule, on the tensors that it holds
-    # of f, if the rule is called with them; it keeps all else that it needs
-    inputs: Sequence[Any] = ()
     has_gradient: Sequence[bool] = (True,)  # by output
     record: Any = None  # a Record, if f runs on recorded values, and then:
     # the inputs and what f closes over, recorded if anybody differentiates it
@@ -82,8 +76,6 @@ class Run:
     closed_over: Sequence[Any] = ()
     # their places among the leaves, in the order in which f reads them
     variables: Sequence[int] = ()
-    # of outputs and leaves, as the rule reads them; None for constants
-    steps: Sequence[Step | None] = ()
     was_asked = False
 
     def __init__(self, call: Call, count: int, values: Sequence[Array]) -> None:
@@ -132,6 +124,7 @@ class Run:
                 own = [x._value[...] if isbox(x) else x for x in inputs]
                 unseen = {id(x): leaf for x, leaf in zip(own, inputs, strict=True) if isbox(leaf)}
                 outputs, rule = call(own)
+            # of outputs and leaves, as the rule reads them; None for constants
             self.steps = [self._end(y, unseen) for y in outputs]
             outputs = values_of(call, outputs, record)
         self.steps += [leaf._node if isbox(leaf) else None for leaf in self.leaves]
@@ -178,6 +171,7 @@ class Run:
         return y._node  # type: ignore[no-any-return]
 
     def _keep(self, outputs: Sequence[Array], rule: Rule, inputs: Sequence[Any]) -> Any:
+        # the inputs if the rule is called with them; it keeps all else that it needs
         self.rule, self.inputs = rule, inputs if rule.needs_inputs else ()
         self.has_gradient = [*map(is_float, outputs)]
         boxable = [y if type(y) in _BOXABLE else self._boxable(y) for y in outputs]
