@@ -22,15 +22,8 @@ from cgshim.backend import CustomGradientError
 from cgshim_jax import _private
 from cgshim_jax._tracing import Array, equations_for, eval_jaxpr, is_tracer, jaxpr_of
 
-
-class Form(enum.IntEnum):
-    """How a value depends on the upstream gradients."""
-
-    ZERO = 0
-    CONSTANT = 1
-    LINEAR = 2
-
-
+Form = enum.IntEnum("Form", ["ZERO", "CONSTANT", "LINEAR"], start=0)
+"""how a value depends on the upstream gradients"""
 ZERO, CONSTANT, LINEAR = Form
 
 _PRODUCTS = frozenset({"mul", "dot_general", "conv_general_dilated"})

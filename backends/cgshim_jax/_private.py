@@ -28,15 +28,19 @@ from jax._src.core import (
     trace_ctx as trace_ctx,  # the current trace: 0.4.36 to 0.12
     unmapped_aval as unmapped_aval,  # the type of a batch, with its sharding: 0.4 to 0.12
 )
+from jax._src.interpreters import ad
 from jax._src.interpreters.ad import (
     JVPTrace as JVPTrace,  # forward mode: 0.4 to 0.12
     LinearizeTrace as LinearizeTrace,  # reverse mode: 0.4.36 to 0.12
+    primitive_linearizations as primitive_linearizations,  # an operation's derivative in it: 0.4.38 to 0.12
 )
 from jax._src.interpreters.batching import BatchTrace as BatchTrace  # vmap: 0.4 to 0.12
 
 # reverse mode before 0.7: 0.4 to 0.12
 from jax._src.interpreters.partial_eval import JaxprTrace as JaxprTrace
-from jax.interpreters.mlir import register_lowering
+from jax import api_util
+from jax.extend.linear_util import wrap_init as wrap_init  # with debug_info: 0.5 to 0.12
+from jax.interpreters import mlir, partial_eval
 
 # Whether types tell over which devices of a shard_map values vary (0.6 to 0.12). Before, a
 # shard_map refuses operations that it does not know.
@@ -49,38 +53,24 @@ has_structured_residuals = jax.__version_info__ >= (0, 11, 1)
 # How many arguments come before the error in checkify's functions: a context, since 0.11.
 checkify_contexts = int("ctx" in inspect.signature(checkify_jaxpr).parameters)
 
-try:
-    # How reverse mode takes an operation's derivative: 0.5 to 0.12. Without it JAX takes it by way
-    # of forward mode.
-    from jax._src.interpreters.ad import primitive_linearizations as primitive_linearizations
-except ImportError:
-    primitive_linearizations = {}
-
 # What has JAX lower an operation wherever it is, rather than look for an equal one: 0.8 to 0.12.
 lowered_each_time = (
-    {"cacheable": False} if "cacheable" in inspect.signature(register_lowering).parameters else {}
+    {"cacheable": False}
+    if "cacheable" in inspect.signature(mlir.register_lowering).parameters
+    else {}
 )
 
-try:
-    # How a compiled program calls a jaxpr, which need not be traced again: 0.4 to 0.10. Without it,
-    # it is traced.
-    from jax.interpreters.mlir import core_call_lowering as core_call_lowering
-except ImportError:
-    core_call_lowering = None
+# How a compiled program calls a jaxpr, which need not be traced again: 0.4 to 0.10. Without it, it
+# is traced.
+core_call_lowering: Any = getattr(mlir, "core_call_lowering", None)
 
-try:  # What JAX can transpose, beside ad.primitive_transposes: seen in 0.10.
-    from jax._src.interpreters.ad import fancy_transposes as fancy_transposes
-except ImportError:
-    fancy_transposes = {}
+# What JAX can transpose, beside ad.primitive_transposes: seen in 0.10.
+fancy_transposes: Any = getattr(ad, "fancy_transposes", {})
 
-try:
-    # What is within jax.make_jaxpr, at half its time: 0.5 to 0.12. Without these names
-    # jax.make_jaxpr serves.
-    from jax.api_util import debug_info as debug_info
-    from jax.extend.linear_util import wrap_init as wrap_init
-    from jax.interpreters.partial_eval import trace_to_jaxpr_dynamic as trace_to_jaxpr_dynamic
-except ImportError:
-    debug_info = trace_to_jaxpr_dynamic = None
+# What is within jax.make_jaxpr, with wrap_init, at half its time: 0.5 to 0.12. Without these names
+# jax.make_jaxpr serves.
+debug_info: Any = getattr(api_util, "debug_info", None)
+trace_to_jaxpr_dynamic: Any = getattr(partial_eval, "trace_to_jaxpr_dynamic", None)
 
 
 def lower_in_kernels(primitive: Any, evaluate: Callable[..., Any]) -> None:

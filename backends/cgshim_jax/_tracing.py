@@ -291,7 +291,7 @@ def _make_jaxpr(
     function: Callable[..., Sequence[Array]], types: Sequence[Any], author: Callable[..., Any]
 ) -> ClosedJaxpr:
     """Return function's jaxpr for arguments of these types."""
-    if _private.trace_to_jaxpr_dynamic is None:
+    if _private.debug_info is None or _private.trace_to_jaxpr_dynamic is None:
         return jax.make_jaxpr(function)(*types)
     flat = _private.wrap_init(function, debug_info=_debug_info(code_of(author), len(types)))
     jaxpr, _, constants = _private.trace_to_jaxpr_dynamic(flat, types)
