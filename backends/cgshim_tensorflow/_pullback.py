@@ -10,7 +10,7 @@ import tensorflow as tf
 from cgshim.backend import Tensor, is_differentiable
 from cgshim_tensorflow._fits import fit_of
 from cgshim_tensorflow._forward import Linearity
-from cgshim_tensorflow._private import pack_tangents, record
+from cgshim_tensorflow._private import pack_tangents
 from cgshim_tensorflow._record import running_rule
 from cgshim_tensorflow._values import values_of, with_values
 
@@ -26,12 +26,11 @@ def vjp(
     rule = running_rule.current
     if rule:
         rule.ends.update([x._id for x in values])
-    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
-        tape.watch([*values, *variables])
-        # while an accumulator transposes a rule, tapes record nothing (TensorFlow 2.21)
-        if rule and pack_tangents(()).indices and not record.should_record_backprop(values):
+        if pack_tangents(()).indices and not _tapes_record():
             rule.call.refuse("forward mode needs a rule that takes no derivative itself",
                              "op_vjp or a GradientTape in grad_fn", "use reverse mode")  # fmt: skip
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch([*values, *variables])
         outputs = list(fn(*map(with_values, inputs, values)))
     fits = [*map(fit_of, outputs)]
 
@@ -70,3 +69,14 @@ def transposed(
     if linearity.fault:
         refuse(linearity.fault)
     return pullback(upstreams)
+
+
+def _tapes_record() -> bool:
+    """Return False in a rule that an accumulator transposes: TensorFlow 2.21 lets tapes record
+    nothing there.
+    """
+    with tf.GradientTape() as tape:
+        x = tf.constant(0.0)
+        tape.watch(x)
+        y = tf.identity(x)
+    return tape.gradient(y, x) is not None
