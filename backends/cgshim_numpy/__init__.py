@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optree
 
-from cgshim.backend import imported_when_called
+from cgshim.backend import Call, imported_when_called
 from cgshim_numpy import _autograd
 from cgshim_numpy._arrays import (
     BOXES,
@@ -33,7 +33,6 @@ from cgshim_numpy._autograd import (
 from cgshim_numpy._plain import plan as plan
 
 if TYPE_CHECKING:
-    from cgshim.backend import Call
     from cgshim.host.backend import HostCall, Spec
 
 

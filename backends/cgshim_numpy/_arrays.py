@@ -41,8 +41,6 @@ _OF_PYTHON: dict[type, Callable[[Any], Any]] = {float: np.float64, complex: np.c
 
 def as_arrays(xs: Sequence[Any]) -> Sequence[Array]:
     """Return the same values, with NumPy's numbers for Python's, which autograd boxes as they are."""
-    if _OF_PYTHON.keys().isdisjoint(map(type, xs)):
-        return xs
     return [_OF_PYTHON[type(x)](x) if type(x) in _OF_PYTHON else x for x in xs]
 
 

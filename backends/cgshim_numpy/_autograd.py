@@ -66,7 +66,6 @@ def derivatives() -> Any:
 def version_limits() -> list[str]:
     """Return what only other versions of autograd can."""
     try:
-        limits: list[str] = derivatives().LIMITS
+        return [*derivatives().LIMITS]
     except BackendError as error:
         return [str(error)]
-    return limits

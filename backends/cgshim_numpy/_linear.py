@@ -22,7 +22,6 @@ from cgshim_numpy._private import (
     container_untake,
     func,
     getval,
-    isbox,
     make_sequence,
     numpy_vjps,
     numpy_wrapper,
@@ -32,6 +31,7 @@ from cgshim_numpy._private import (
     trace,
     trace_primitives_map,
 )  # fmt: skip
+from cgshim_numpy._record import nodes_of
 
 anp: Any = numpy_wrapper  # autograd makes its functions in there, where no type checker looks
 
@@ -60,11 +60,7 @@ class UpstreamNode(VJPNode):  # type: ignore[misc]  # autograd has no types
 
 def depends_on_upstream(x: Any) -> bool:
     """Return True if x is a function of the upstream gradient of a rule that is being transposed."""
-    while isbox(x):
-        if type(x._node) is UpstreamNode:
-            return True
-        x = x._value
-    return False
+    return any(type(node) is UpstreamNode for node in nodes_of(x))
 
 
 def transposed(

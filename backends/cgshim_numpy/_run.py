@@ -179,8 +179,8 @@ class Run:
 
     def _boxable(self, y: Array) -> Array:
         if isinstance(y, np.ndarray) and not isinstance(y, np.memmap):
-            must = "autograd differentiates plain arrays alone"
-            self.call.refuse(must, f"a {type(y).__name__}", "make it one with np.asarray")
+            self.call.refuse("autograd differentiates plain arrays alone", f"a {type(y).__name__}",
+                             "make it one with np.asarray")  # fmt: skip
         return np.asarray(y)
 
     def per_output(self, of_outputs: Any) -> list[Array]:
@@ -213,9 +213,9 @@ class Run:
         except Exception as error:
             if isinstance(error, CustomGradientError) or not self.was_asked:
                 raise
-            must = "a second order calls grad_fn once for each derivative of the output"
-            got = f"a {type(error).__name__} in the second call"
-            self.call.refuse(must, got, "let grad_fn keep what it reads")
+            self.call.refuse("a second order calls grad_fn once for each derivative of the output",
+                             f"a {type(error).__name__} in the second call",
+                             "let grad_fn keep what it reads")  # fmt: skip
         self.was_asked = self.record is not None
         return self.as_autograd(argnums, gradients, of_variables)
 
@@ -291,9 +291,7 @@ class Run:
             known |= dict(zip(self.steps, [*self.per_output(ans), *values], strict=True))
         for step in steps_to(filter(None, steps), known):
             if step.record is None and not record.is_lost(step):
-                args = [*step.args]
-                for place, parent in zip(step.places, step.parents, strict=True):
-                    args[place] = known[parent]
+                args = subvals(step.args, step.places, [known[parent] for parent in step.parents])
                 known[step] = in_boxes(step.value, step.fun, args, step.kwargs)
             else:
                 why = _READ if step.record is None else "f kept in an earlier call"
