@@ -23,11 +23,13 @@ _ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # of kind V, like rec
 def is_tensor(x: Any, /) -> bool:
     if type(x) in BOXES:
         return True
-    if type(x) is np.ndarray or isinstance(x, np.generic):
+    if (
+        type(x) is np.ndarray
+        or isinstance(x, np.generic)
+        # of which nobody knows a masked gradient
+        or (isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray))
+    ):
         return x.dtype.kind in "biufc" or x.dtype.name in _ML_DTYPES
-    # of which nobody knows a masked gradient
-    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
-        return is_tensor(x.view(np.ndarray))
     return not BOXES and isbox(x) and type(x) in derivatives().BOXES
 
 

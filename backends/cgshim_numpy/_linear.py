@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+import optree
 from autograd.builtins import tuple as tuple_of_boxes
 from autograd.extend import VJPNode, VSpace, register_notrace, vspace
 from autograd.numpy import fft, linalg
@@ -174,7 +175,9 @@ def _require_linear(fun: Any, args: Sequence[Any], kwargs: Any, places: Sequence
         linear = len(places) == 1
     elif fun in _IN_ALL:
         joined = range(_IN_ALL[fun], len(args))
-        _require_zeros([args[at] for at in joined if at not in places])
+        constants: Any = [args[at] for at in joined if at not in places]
+        if any(np.any(getval(x)) for x in optree.tree_leaves(constants)):
+            raise NonlinearError("a constant beside upstream")
         linear = set(places) <= {*joined}
     elif fun in _IN_ONE:
         linear = tuple(places) == (_IN_ONE[fun],)
@@ -188,14 +191,6 @@ def _require_linear(fun: Any, args: Sequence[Any], kwargs: Any, places: Sequence
         linear = not _is_of_a_library(fun)
     if not linear:
         raise NonlinearError(f"{getattr(fun, '__name__', fun)} of upstream")
-
-
-def _require_zeros(constants: Sequence[Any]) -> None:
-    for constant in constants:
-        if isinstance(constant, (tuple, list)):
-            _require_zeros(constant)
-        elif np.any(getval(constant)):
-            raise NonlinearError("a constant beside upstream")
 
 
 def _is_of_a_library(fun: Any) -> bool:
