@@ -18,7 +18,7 @@ import os
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -75,14 +75,6 @@ _finished: weakref.WeakSet[Any] = weakref.WeakSet()
 """the traces of rules that have run: of what was made there, and something keeps, another run may read nothing"""
 
 
-def refuse_left_over(op: str, x: Array) -> NoReturn:
-    """Raise the error for a rule that reads what its run for another derivative has made and kept."""
-    raise refusal(TransformationError, op,
-                  must="grad_fn and jvp_fn must not share what one of them computes",
-                  got=f"{describe(x)} that another run of them has made, and kept",
-                  do="compute it in f")  # fmt: skip
-
-
 class TracedRule:
     """A rule as a jaxpr, from what it reads and upstreams to gradients; or the error that its
     author raises.
@@ -128,7 +120,10 @@ class TracedRule:
             self.jaxpr, captured = jaxpr_of(within, types, known, author)
             for x in captured:
                 if getattr(x, "_trace", None) in _finished:
-                    refuse_left_over(op, x)
+                    raise refusal(TransformationError, op,
+                                  must="grad_fn and jvp_fn must not share what one of them computes",
+                                  got=f"{describe(x)} that another run of them has made, and kept",
+                                  do="compute it in f")  # fmt: skip
             self.captured = captured
         except Exception as error:  # noqa: BLE001  # the author's own may be a way to forbid gradients
             self.needs_values = reads_a_value(error)
@@ -299,9 +294,10 @@ def traced(
 def written(
     call: Call, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], places: Sequence[int]
 ) -> Linear:
-    """Return a linear map by the rule as it was written, which keeps nothing but what the rule
-    holds.
+    """Return a linear map by the rule as it was written, or by its jvp_fn alone if it is the
+    transpose of that. It keeps nothing but what the rule holds.
     """
+    gives = [at for at, i in enumerate(places) if is_differentiable(inputs[i])]
     inputs, types = list(inputs) if rule.needs_inputs else [], [y.aval for y in outputs]
 
     def call_rule(upstreams: Sequence[Array], picked: Sequence[int]) -> list[Array | None]:
@@ -320,18 +316,11 @@ def written(
                 call.refuse_captured(x)
             raise
 
-    push = rule.jvp_fn and _pushing(rule, types, places)
-    return Linear(without_f(call), gradients, types, [], range(len(places)), push)
-
-
-def pushed(
-    call: Call, rule: Rule, inputs: Sequence[Array], outputs: Sequence[Array], places: Sequence[int]
-) -> Linear:
-    """Return a linear map by jvp_fn as it was written, where its tangents are not differentiated."""
-    types = [y.aval for y in outputs]
-    push = _pushing(rule, types, places)
-    gives = [at for at, i in enumerate(places) if is_differentiable(inputs[i])]
-    return Linear(without_f(call), push, types, [], gives, push, is_pushed=True)
+    push: Any = rule.jvp_fn and _pushing(rule, types, places)
+    is_pushed = rule.is_transpose and not call.once_differentiable
+    return Linear(
+        without_f(call), push if is_pushed else gradients, types, [], gives, push, is_pushed
+    )
 
 
 def _pushing(rule: Rule, outputs: Sequence[Any], places: Sequence[int]) -> Any:

@@ -34,7 +34,6 @@ from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_o
 from cgshim_jax._run import (
     TracedRule,
     is_raised_by_jax,
-    pushed,
     trace_rule,
     traced,
     watched,
@@ -114,8 +113,6 @@ class Written(Op):
             outputs, rule = self._of_run(inputs)
             if rule.jvp_fn is None and self.call.forward_mode:  # jax.linearize transposes it
                 return self._traced(rule, inputs, outputs, None)
-            if rule.is_transpose and not self.call.once_differentiable:
-                return outputs, [], pushed(self.call, rule, inputs, outputs, self.places)
             return outputs, [], written(self.call, rule, inputs, outputs, self.places)
         reads: list[_Arrays] = []
         try:
@@ -140,7 +137,7 @@ class Written(Op):
                 raise
         is_first_order = self.around is Surroundings.ONE_DERIVATIVE
         if is_first_order and rule.is_transpose and not self.call.once_differentiable:
-            return outputs, [], pushed(self.call, rule, inputs, outputs, self.places)
+            return outputs, [], written(self.call, rule, inputs, outputs, self.places)
         return self._traced(rule, inputs, outputs, before)
 
     def _of_run(self, inputs: Sequence[Array]) -> tuple[list[Array], Rule]:
