@@ -154,6 +154,8 @@ class GraphOutputs:
         self.numbers = {value._id for value in values}
         self.with_tangents = _with_tangents(values)
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
+        self._called_with: set[int] = set()
+        """those that f has read, and with which the rule has called what tapes record by its arguments"""
 
     def attach(self, attached: Sequence[Tensor]) -> None:
         """Know the outputs that the op returns."""
@@ -165,9 +167,14 @@ class GraphOutputs:
         """Let tapes and accumulators know f's own outputs as the op's, before the rule runs."""
         for value, output in self._own.values() if record.could_possibly_record() else ():
             if not self._of_f.reads.get(value._id):
-                delete_trace(value._id)
-                record.record_operation_backprop_only("Identity", [value], [output], identity)
+                self._become(value._id)
             record.record_operation_forwardprop_only("Identity", [value], [output], identity, None)
+
+    def _become(self, number: int) -> None:
+        """Let tapes know f's own output as the op's."""
+        value, output = self._own[number]
+        delete_trace(number)
+        record.record_operation_backprop_only("Identity", [value], [output], identity)
 
     @contextlib.contextmanager
     def read_by(self, of_rule: Record) -> Iterator[None]:
@@ -210,15 +217,22 @@ class GraphOutputs:
                 graph.capture = capture
 
     def conflict(self, of_rule: Record, with_tangents: bool) -> tuple[Tensor, Tensor] | None:
-        """Return an output of the op, and a tensor that f made of it, a tape follows and the rule
-        has read.
+        """Let f's own outputs be the op's for tapes, if the rule has called a function with them.
+
+        Return an output of the op, and a tensor that f made of it, a tape follows and the rule has
+        read.
         """
-        outputs = {
+        called = {number: self._own[number][1] for number in self._called_with}
+        followed = {
             number: output
             for number, (_, output) in self._own.items()
             if with_tangents and self._of_f.reads.get(number)
         }
-        return _conflict(self._of_f, of_rule, {}, outputs)
+        conflict = _conflict(self._of_f, of_rule, called, called | followed)
+        if conflict is None:
+            for number in called:
+                self._become(number)
+        return conflict
 
     def _notice(
         self, op_type: str, inputs: Any, attributes: Any, outputs: Sequence[Tensor]
@@ -235,6 +249,17 @@ class GraphOutputs:
                     _, output = self._own[y._id]
                     here = graph.capture(output) if hasattr(graph, "capture") else output
                     operation._update_input(at, here)
+        if operation.type in _CALLS:
+            read = {x._id for x in operation.inputs}
+            self._called_with |= {
+                number
+                for number, (_, output) in self._own.items()
+                if output._id in read and self._of_f.reads.get(number)
+            }
+
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall", "IdentityN")
+"""calls of a tf.function or a tf.custom_gradient: tapes record them with their arguments, wherever edges are moved"""
 
 
 # --- Forward mode ---------------------------------------------------------------------------------

@@ -195,6 +195,47 @@ class Exp:
         return upstream * 3 * self.y
 
 
+@tf.custom_gradient
+def _square_by_hand(y: Any) -> Any:
+    return y * y, lambda upstream: upstream * 2.0 * y
+
+
+CALLED = {
+    "a tf.function": tf.function(lambda y: y * y),
+    "one for XLA": tf.function(lambda y: y * y, jit_compile=True),
+    "one within another": tf.function(lambda y: tf.function(lambda z: z * z)(y)),
+    "a tf.custom_gradient": _square_by_hand,
+    "tf.recompute_grad": tf.recompute_grad(lambda y: y * y),
+    "a condition": lambda y: tf.cond(tf.constant(True), lambda: y * y, lambda: y),
+}
+"""what tapes record with the tensor that it was called with, wherever the edge of the graph is moved; and what not"""
+
+
+@eager_and_function
+@pytest.mark.parametrize("square_of", CALLED.values(), ids=CALLED)
+@pytest.mark.parametrize("reads_both", [False, True])
+def test_f_reads_its_output_and_the_rule_calls_a_function_with_it(
+    square_of: Any, reads_both: bool, mode: Any
+) -> None:
+    @cgshim.op_custom_gradient
+    def op(x: Any) -> Any:
+        y = x * x * x
+        doubled = 2.0 * y
+        rest = (lambda: doubled) if reads_both else (lambda: 0.0)
+        return y, lambda upstream: upstream * (2.0 * square_of(y) + rest())
+
+    x, y = 2.0, 8.0
+    first, of_doubled = (2 * y * y + 2 * y, 6 * x * x) if reads_both else (2 * y * y, 0.0)
+    second = 4 * y * first + of_doubled
+    try:
+        found = mode(grad(grad(op)))(tf.constant(x))
+    except cgshim.TransformationError as error:
+        assert reads_both, error
+        assert "f computed from an output that grad_fn reads too" in str(error)
+    else:
+        np.testing.assert_allclose(found, second, rtol=1e-6)
+
+
 @cgshim.op_custom_gradient
 def hiding(x: Any) -> Any:
     exp = Exp()
