@@ -464,7 +464,7 @@ def test_what_an_object_hides_is_found_where_the_rule_reads_it():
     assert torch.autograd.grad(first.sum(), x)[0].item() == 20
     assert torch.func.grad(torch.func.grad(lambda x: op(x)))(torch.tensor(2.0)) == 20
     assert torch.vmap(op)(torch.ones(3)).tolist() == [1, 1, 1]
-    with pytest.raises(TransformationError, match="is of a batch"):
+    with pytest.raises(TransformationError, match="keeps of f under vmap must be in variables"):
         torch.func.grad(lambda x: torch.vmap(op)(x).sum())(torch.ones(3))
 
 
