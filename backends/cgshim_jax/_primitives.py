@@ -324,7 +324,8 @@ def _batched(kind: Any, axis: Any, operands: Sequence[Array]) -> Any:
     if not hasattr(axis, "explicit_mesh_axis"):
         return kind.update(shape=(axis.size, *kind.shape))
     batch = _private.unmapped_aval(axis.size, 0, kind, mesh_axis(axis))
-    varying: set[Any] = set().union(*(_private.varies_over(x.aval) for x in operands))
+    arrays = [x for x in operands if isinstance(x, jax.Array)]  # NumPy's differ nowhere
+    varying: set[Any] = set().union(*(_private.varies_over(x.aval) for x in arrays))
     own = varying.intersection(axis.spmd_name or ())  # the devices of a shard_map that share it
     return _private.varying_over(batch, _private.varies_over(batch) | own) if own else batch
 
