@@ -4,6 +4,7 @@ however f computes it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import weakref
@@ -227,13 +228,13 @@ def test_f_reads_its_output_and_the_rule_calls_a_function_with_it(
     x, y = 2.0, 8.0
     first, of_doubled = (2 * y * y + 2 * y, 6 * x * x) if reads_both else (2 * y * y, 0.0)
     second = 4 * y * first + of_doubled
-    try:
-        found = mode(grad(grad(op)))(tf.constant(x))
-    except cgshim.TransformationError as error:
-        assert reads_both, error
-        assert "f computed from an output that grad_fn reads too" in str(error)
-    else:
-        np.testing.assert_allclose(found, second, rtol=1e-6)
+    found = []
+    both = "f computed from an output that grad_fn reads too"
+    refused = pytest.raises(cgshim.TransformationError, match=both)
+    is_call = square_of is not CALLED["a condition"] or mode is MODES["eager"]
+    with refused if reads_both and is_call else contextlib.nullcontext():
+        found = [mode(grad(grad(op)))(tf.constant(x))]
+    np.testing.assert_allclose(found, [second] * len(found), rtol=1e-6)
 
 
 @cgshim.op_custom_gradient
