@@ -184,11 +184,9 @@ def with_jvp_fn(grad_fn: Callable[..., Any], jvp_fn: Callable[..., Any]) -> Call
     if is_traced():  # torch.compile traces reverse mode alone
         return grad_fn
 
-    rules = grad_fn, jvp_fn  # in its closure, where a search for what a rule keeps finds both
-
     @functools.wraps(grad_fn)
     def both(*args: Any, **keywords: Any) -> Any:
-        return rules[0](*args, **keywords)
+        return grad_fn(*args, **keywords)
 
     setattr(both, _JVP_FN, jvp_fn)
     return both

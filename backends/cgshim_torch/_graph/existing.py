@@ -161,7 +161,7 @@ def contents(cell: CellType) -> list[Any]:
 def inside(x: Any) -> list[Any]:
     """Return what an object holds, in its attributes and as a container."""
     slots = copyreg._slotnames(type(x))  # type: ignore[attr-defined]  # which the class remembers
-    held = [*getattr(x, "__dict__", {}).values(), *(getattr(x, name, None) for name in slots)]
+    held = [*getattr(x, "__dict__", {}).values(), *[getattr(x, name, None) for name in slots]]
     if isinstance(x, (list, tuple, set, frozenset, deque, dict)):
         held += x.values() if isinstance(x, dict) else x
     elif isinstance(x, torch.nn.Module):
@@ -234,23 +234,24 @@ class Reach:
 
     def _look_into(self, x: Any) -> Iterable[Any]:
         """Return what something holds; of a module or a class what f names in it."""
+        kind = type(x)
+        if kind in SIMPLE or id(x) in self.seen or is_of_a_library(x):
+            return ()
         if isinstance(x, torch.Tensor):
             self.tensors.append(x)
             return ()
-        if type(x) in SIMPLE or id(x) in self.seen or is_of_a_library(x):
-            return ()
         self.seen[id(x)] = x
-        if type(x) is FunctionType:
+        if kind is FunctionType:
             names, scope = names_in(x.__code__), x.__globals__
             self.names.update(dict.fromkeys(names))
-            return [*self._held_by(x), *(scope[name] for name in names if name in scope)]
+            return [*self._held_by(x), *[scope[name] for name in names if name in scope]]
         # as near as what they hold
         if isinstance(x, (MethodType, functools.partial, FunctionHolder)):
             return [each for inner in self._held_by(x) for each in self._look_into(inner)]
         if isinstance(x, (type, ModuleType)):
             scope = vars(x)
             return [scope[name] for name in self.names if name in scope]
-        method = getattr(type(x), "__call__", None)  # noqa: B004  # it is looked into
+        method = getattr(kind, "__call__", None)  # noqa: B004  # it is looked into
         return [*inside(x), method] if isinstance(method, FunctionType) else inside(x)
 
     def _held_by(self, x: Any) -> list[Any]:
