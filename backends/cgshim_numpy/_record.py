@@ -23,7 +23,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from autograd.extend import VJPNode, defjvp_argnums, defvjp_argnums, primitive
 
-from cgshim.backend import SIMPLE, Call, FunctionHolder, RuleScope, reached, replace_held, subvals
+from cgshim.backend import SIMPLE, Call, FunctionHolder, RuleScope, reached, replace_held
 from cgshim_numpy._arrays import Array, is_float, is_tensor
 from cgshim_numpy._private import (
     ArrayBox,
@@ -68,10 +68,12 @@ def in_boxes(value: Any, fun: Any, args: Sequence[Any], kwargs: Any) -> Any:
     boxes, level, node_type = cast(Any, find_top_boxed_args)(args)[:3]  # autograd 1.9 has a fourth
     if not boxes:
         return value
-    places, nodes = tuple([at for at, _ in boxes]), tuple([box._node for _, box in boxes])
-    # a tuple, as primitives of autograd's have them: its derivative of einsum adds one to it
-    argvals = tuple(subvals(args, places, [box._value for _, box in boxes]))
+    values = [*args]
+    for at, box in boxes:
+        values[at] = box._value
+    argvals = tuple(values)  # as of autograd's own primitives: its derivative of einsum adds one
     result = in_boxes(value, fun, argvals, kwargs)  # which outer derivatives see
+    places, nodes = tuple([at for at, _ in boxes]), tuple([box._node for _, box in boxes])
     return new_box(result, level, node_type(result, fun, argvals, kwargs, places, nodes))
 
 

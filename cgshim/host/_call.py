@@ -239,8 +239,11 @@ def _over_batches(
     # with an ellipsis, numbers too are arrays
     places: list[Any] = list(itertools.product(*map(range, sizes), [...]))
     columns = [map(x.__getitem__, places) for x in wide]
-    run = functools.partial(_called, call, call.function.function, structure=structure)
-    rows = [[*map(_copied, run(row))] for row in zip(*columns, strict=True)]
+    function = call.function.function
+    rows = [
+        list(map(_copied, _called(call, function, row, structure)))
+        for row in zip(*columns, strict=True)
+    ]
     stacked = map(_stacked, zip(*rows, strict=True))
     return [results.reshape(*sizes, *results.shape[1:]) for results in stacked]
 
