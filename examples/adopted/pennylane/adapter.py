@@ -54,8 +54,11 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
     In compiled programs they run on the host.
     """
     if backend != "jax":  # there `run` has done it
-        for tape in tapes:
-            tape.trainable_params = qp.math.get_trainable_indices(tape.get_parameters(False))
+        # of copies: for a second order, those who made the circuits need their own
+        tapes = [
+            with_trainable(tape, qp.math.get_trainable_indices(tape.get_parameters(False)))
+            for tape in tapes
+        ]
 
     def circuits(*parameters):
         if (
