@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-SIMPLE = frozenset([bool, int, float, complex, str, bytes, type(None)])
+_DISCRETE = frozenset([bool, int, str, bytes, type(None)])
+SIMPLE = _DISCRETE | {float, complex}
 
 
 class FunctionHolder:
@@ -93,8 +94,13 @@ def named_globals(x: Any) -> Iterator[Place]:
 
 
 def _items(holder: Any, written: str, keys: Iterable[Any] | None = None) -> Iterator[Place]:
+    """Yield the items of a container with their places, but not those that have no derivative:
+    most are names and flags.
+    """
     for key in list(holder) if keys is None else keys:
-        yield holder[key], (written, key), partial(operator.setitem, holder, key)
+        held = holder[key]
+        if type(held) not in _DISCRETE:
+            yield held, (written, key), partial(operator.setitem, holder, key)
 
 
 def is_array_of_objects(x: Any) -> bool:
@@ -105,8 +111,9 @@ def is_array_of_objects(x: Any) -> bool:
 
 def _is_of_python(kind: type) -> bool:
     """Return True for a class whose objects hold what their attributes show."""
-    names = {name for base in kind.__mro__ for name in vars(base)}
-    return not issubclass(kind, _HOLD_MORE) and bool(names & {"__dict__", "__slots__"})
+    return not issubclass(kind, _HOLD_MORE) and any(
+        "__dict__" in vars(base) or "__slots__" in vars(base) for base in kind.__mro__
+    )
 
 
 _HOLD_MORE = (partial, functools._lru_cache_wrapper, staticmethod, classmethod)

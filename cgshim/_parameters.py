@@ -23,7 +23,9 @@ class Parameters:
         signature = f if isinstance(f, inspect.Signature) else signature_of(f)
         parameters = [p for p in signature.parameters.values() if (p.name, p.kind) != _NEEDED]
         self.takes_needs_input_grad = len(parameters) < len(signature.parameters)
-        self.signature = signature.replace(parameters=parameters)
+        self.signature = (
+            signature.replace(parameters=parameters) if self.takes_needs_input_grad else signature
+        )
         """these parameters as inspect shows them"""
         self.names = [p.name for p in parameters if p.kind in _POSITIONAL]
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
