@@ -129,7 +129,10 @@ def without_gradients_of_variables(arguments: Arguments, result: Any) -> tuple[A
 def _aligned(arguments: Arguments, result: Any) -> Sequence[Any]:
     """Return the leaves of the result of grad_fn, one per tensor input, however it is structured."""
     # a list of one is looked at as such first: Dynamo would guard what it asks of the tensor in it
-    if len(arguments.specs) == 1 and (leaves := arguments.specs[0].align(result)) is not None:
+    if (
+        len(arguments.specs) == 1
+        and (leaves := arguments.specs[0].align_exactly(result)) is not None
+    ):
         return leaves
     for aligned in _readings(arguments, result):
         if aligned is not None:

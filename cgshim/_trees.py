@@ -74,10 +74,15 @@ class TreeSpec:
         """Return the leaves of a gradient of this tree, one per tensor; None if it is structured
         otherwise.
         """
+        leaves = self.align_exactly(gradient)
+        return _align(self._backend, self._skeleton(), gradient) if leaves is None else leaves
+
+    def align_exactly(self, gradient: Any) -> list[Any] | None:
+        """Return the leaves of a gradient structured as this very tree; None if it is not."""
         leaves, structure = self._backend.tree_flatten(gradient)
         if structure == self._structure:
             return [leaves[at] for at in self._tensor_at]
-        return _align(self._backend, self._skeleton(), gradient)
+        return None
 
     def paths(self, name: str) -> list[str]:
         """Return each tensor's name for messages, in a tree called name: x, params['w'], pair[1]."""
@@ -129,6 +134,8 @@ class _Leaf(TreeSpec):
         if not self.count:
             return []
         return None if isinstance(gradient, (list, tuple, dict)) else [gradient]
+
+    align_exactly = align
 
     def paths(self, name: str) -> list[str]:
         return [name] * self.count

@@ -27,6 +27,7 @@ from cgshim_torch._graph.existing import (
     Holdings,
     Reach,
     put,
+    reads_arguments_alone,
     version_of,
     versions_of,
 )
@@ -73,7 +74,7 @@ def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
             [recording and functorch.unwrap_if_dead(x).requires_grad for x in inputs]
         )
     detached = [x.detach() for x in inputs] if recording else [*inputs]
-    existing = Existing(call) if recording else NOTHING
+    existing = NOTHING if not recording or reads_arguments_alone(call) else Existing(call)
     start, versions = sequence_number(), versions_of(detached)
     return with_rule(call, inputs, detached, existing, start, versions, [run_once(call, detached)])
 

@@ -94,6 +94,16 @@ def holds_nothing(function: Any) -> bool:
     return not is_open and all(type(held.tensor) in SIMPLE for held in held_by(function) or ())
 
 
+def reads_arguments_alone(call: Call) -> bool:
+    """Return True if f can read nothing but its arguments and libraries."""
+    held = [*call.options.values()]
+    if not call.arguments.are_tensors:
+        held += [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
+    if any(type(x) not in SIMPLE for x in held) or not holds_nothing(call.f):
+        return False
+    return library_names(call.f, and_functions=True) is not None
+
+
 # --- What things hold -----------------------------------------------------------------------------
 
 
