@@ -190,7 +190,9 @@ class HostPair:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., Any]:
         """Return the function of an object: a static first argument, which has no gradient."""
-        return self if instance is None else functools.partial(self._of_object, instance)
+        if instance is None or isinstance(self._f, staticmethod):
+            return self
+        return functools.partial(self._of_object, instance)
 
     def _of_object(self, instance: Any, /, *args: Any, **options: Any) -> tuple[Any, ...]:
         output, grad_fn, *_ = self(instance, *args, **options)

@@ -64,7 +64,9 @@ class OnHost(WithoutDerivative):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., Any]:
         """Return the function of an object: a static first argument of f and of outputs."""
-        return self if instance is None else functools.partial(self, instance)
+        if instance is None or isinstance(self.function.function, staticmethod):
+            return self
+        return functools.partial(self, instance)
 
 
 def _on_host(
@@ -82,6 +84,12 @@ def _on_host(
                       got=f"{type(error).__name__} from {backend.__name__}",
                       do="call it eagerly") from error  # fmt: skip
     return list(map(backend.convert_to_tensor, call.run(arrays)))
+
+
+def in_place_of(f: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with f's name and signature, which is static in a class if f is."""
+    named = functools.wraps(f)(function)
+    return staticmethod(named) if isinstance(f, staticmethod) else named
 
 
 def refusing(name: str) -> Callable[..., NoReturn]:

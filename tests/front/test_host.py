@@ -91,6 +91,29 @@ def test_a_method(framework: Framework) -> None:
         framework.check_equal(Model(factor).repeated(framework.tensor(5.0)), np.full(factor, 5.0))
 
 
+class Static:
+    declared = op_host(staticmethod(scaled), outputs=_same)
+    unknown = op_host(staticmethod(scaled), outputs="unknown")
+    foreign = op_host(staticmethod(scaled), outputs=_same, backend="numpy")
+    ruled = op_custom_gradient(
+        staticmethod(lambda x: (2.0 * x, lambda u: 7.0 * u)), host_outputs="unknown"
+    )
+
+
+@pytest.mark.parametrize("name", ["declared", "unknown", "foreign", "ruled"])
+@pytest.mark.parametrize("owner", [Static, Static()], ids=["class", "instance"])
+def test_a_static_method(framework: Framework, owner: Any, name: str) -> None:
+    """Python calls one of an object as that of its class."""
+    x = framework.tensor([1.0, 2.0])
+    framework.check_equal(getattr(owner, name)(x), np.array([2.0, 4.0]))
+
+
+def test_a_classmethod_is_made_outside() -> None:
+    sentence = "^op_custom_gradient: f must be callable, got classmethod; decorate a function$"
+    with pytest.raises(CustomGradientTypeError, match=sentence):
+        op_custom_gradient(classmethod(scaled), host_outputs=_same)  # type: ignore[arg-type]
+
+
 def test_specs_without_a_function(framework: Framework) -> None:
     pair = op_host(lambda x: (x.sum(), x), outputs=(Spec((), "float32"), Spec((2,), "float32")))
     framework.check_equal(pair(framework.tensor([1.0, 2.0])), (np.array(3.0), np.array([1.0, 2.0])))
