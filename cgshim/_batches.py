@@ -53,6 +53,13 @@ class WithBatches(FunctionHolder):
         ]
         return self if f is self._f else WithBatches(f, rule)
 
+    def __eq__(self, other: object) -> bool:
+        """Return True if other is this, or if both are those of one method of an object."""
+        return isinstance(other, WithBatches) and (self._f, self._rule) == (other._f, other._rule)
+
+    def __hash__(self) -> int:
+        return hash((self._f, self._rule))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return WithBatches, (self._f, self._rule)
 

@@ -71,7 +71,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
             # for tools that do not follow __wrapped__, such as inspect.getfullargspec. Decorators
             # that wrap an op set what to show; calls are still bound by f's own
             self.__signature__ = self._parameters.signature
-            if isinstance(f, FunctionType):
+            if isinstance(f, FunctionType) or hasattr(f, "binds_as_function"):
                 self._of_methods = Parameters(signature_of_method(signature)), {}
         if self._parameters is not None and "needs_input_grad" in self._parameters.names:
             raise refusal(CustomGradientTypeError, self._name,
@@ -280,7 +280,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                 return getattr, (operator.attrgetter(of_class)(module), name)
         except AttributeError:
             pass  # a local function, or an op that has another name than f
-        instance = getattr(self._f, "__self__", None)
+        f = self._f.held_function if isinstance(self._f, WithBatches) else self._f
+        instance = getattr(f, "__self__", None)
         # a method, which Python pickles by name
         if isinstance(getattr(instance, self.__name__, None), CustomGradient):
             return getattr, (instance, self.__name__)

@@ -154,7 +154,8 @@ def op_custom_gradient(
             vmap=vmap, host_outputs=host_outputs, vectorized=vectorized,
             keep=keep, name=name,
         )  # fmt: skip
-    if not (callable(f) or hasattr(f, "__get__")) or isinstance(f, _NO_FUNCTIONS):
+    is_bound_first = host_outputs is None and hasattr(f, "__get__")  # as a classmethod
+    if not (callable(f) or is_bound_first) or isinstance(f, _NO_FUNCTIONS):
         raise refusal(CustomGradientTypeError, "op_custom_gradient", must="f must be callable",
                       got=describe(f), do="decorate a function")  # fmt: skip
     name = name or function_name(f)

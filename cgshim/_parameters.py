@@ -33,6 +33,11 @@ class Parameters:
         # torch.compile reads these in each call, not a signature
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
 
+    @property
+    def default_options(self) -> dict[str, Any]:
+        """The options that a call may leave out, with their values then."""
+        return {name: self._defaults[name] for name in self._options if name in self._defaults}
+
     def names_of(self, count: int) -> list[str] | None:
         """Return the names of this many positional arguments; None if default values belong to
         them.

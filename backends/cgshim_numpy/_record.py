@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Any, NoReturn, cast
 
 import numpy as np
-from autograd.extend import VJPNode, defjvp_argnums, defvjp_argnums, primitive
+from autograd.extend import VJPNode, defjvp_argnums, defvjp_argnums
 
 from cgshim.backend import SIMPLE, Call, FunctionHolder, RuleScope, reached, replace_held
 from cgshim_numpy._arrays import Array, is_float, is_tensor
@@ -209,16 +209,26 @@ def values_of(call: Call, arrays: Sequence[Array], own: Record | None = None) ->
     return [x._value if isbox(x) else x for x in arrays]
 
 
-@primitive  # type: ignore[untyped-decorator]  # autograd has no types
-def without_derivative(*boxes: Any, value: Any, refuse: Callable[[], NoReturn]) -> Any:
+def without_derivative(
+    call: Call, boxes: Sequence[Any], value: Any, refuse: Callable[[], NoReturn]
+) -> Any:
     """Return value, connected with boxes: whoever differentiates it is refused."""
-    return value
+    return in_boxes(value, _unconnected, boxes, {"call": call, "refuse": refuse})
 
 
-defvjp_argnums(
-    without_derivative, lambda argnums, ans, args, kwargs: lambda upstream: kwargs["refuse"]()
-)
-defjvp_argnums(without_derivative, lambda argnums, tangents, ans, args, kwargs: kwargs["refuse"]())
+def _unconnected(*boxes: Any, call: Call, refuse: Callable[[], NoReturn]) -> NoReturn:
+    """Name the primitive that has no derivative."""
+    refuse_replay(call)
+
+
+defvjp_argnums(_unconnected, lambda argnums, ans, args, kwargs: lambda upstream: kwargs["refuse"]())
+defjvp_argnums(_unconnected, lambda argnums, tangents, ans, args, kwargs: kwargs["refuse"]())
+
+
+def refuse_replay(call: Call) -> NoReturn:
+    """Raise the error for a call of what stands for an op in autograd's graph, on other values."""
+    call.refuse("autograd's graph of an op is there for derivatives",
+                "const_graph, which runs it on other values", "call the function itself")  # fmt: skip
 
 
 # --- Boxes that f closes over ---------------------------------------------------------------------

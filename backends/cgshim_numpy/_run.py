@@ -13,7 +13,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from types import NoneType
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 from autograd import numpy as anp
@@ -42,6 +42,7 @@ from cgshim_numpy._record import (
     in_boxes,
     is_recorded,
     nodes_of,
+    refuse_replay,
     rule_scope,
     steps_to,
     values_of,
@@ -285,7 +286,7 @@ class Run:
                 refuse = functools.partial(
                     call.refuse_second_order, "autograd's derivative of a gradient"
                 )
-            return [without_derivative(*boxes, value=x, refuse=refuse) for x in raw]
+            return [without_derivative(call, boxes, x, refuse) for x in raw]
         known = {leaf._node: x for leaf, x in zip(seen, arguments, strict=True) if isbox(leaf)}
         if self.record is not None:
             known |= dict(zip(self.steps, [*self.per_output(ans), *values], strict=True))
@@ -296,7 +297,7 @@ class Run:
             else:
                 why = _READ if step.record is None else "f kept in an earlier call"
                 refuse = functools.partial(call.refuse_unconnected, step.value, why)
-                known[step] = without_derivative(*boxes, value=step.value, refuse=refuse)
+                known[step] = without_derivative(call, boxes, step.value, refuse)
         return [known[step] if step else x for step, x in zip(steps, results, strict=True)]
 
 
@@ -333,8 +334,9 @@ def output_under_autograd(
     return ans if run.grad_fn is not None else run.rule.output.combine(run.per_output(ans))
 
 
-def _outputs_of() -> None:
-    """Name the primitive that an op is to autograd; nobody calls it, for f has run."""
+def _outputs_of(*args: Any, run: Run) -> NoReturn:
+    """Name the primitive that an op is to autograd, which calls its derivatives alone: f has run."""
+    refuse_replay(run.call)
 
 
 def _vjp_of_outputs(

@@ -19,7 +19,7 @@ from cgshim.backend import (
 from cgshim.host._call import HostFunction
 from cgshim.host._framework import ForeignPair
 from cgshim.host._gradient import UNKNOWN, HostPair
-from cgshim.host._op import host_op, refusing
+from cgshim.host._op import host_op, in_place_of, refusing
 
 P = ParamSpec("P")
 
@@ -128,7 +128,7 @@ def op_host(
                       do="write op_host(outputs=lambda *specs: ...), which returns the specs of the results"
                       )  # fmt: skip
     if isinstance(outputs, str) and outputs == UNKNOWN and backend is None:
-        refused = functools.wraps(f)(lambda *args, **options: (f(*args, **options), refusing(name)))
+        refused = in_place_of(f, lambda *args, **options: (f(*args, **options), refusing(name)))
         return CustomGradient(HostPair(refused, UNKNOWN, name=name), name=name)
     if backend is None:
         return host_op(HostFunction(f, outputs, vectorized=vectorized, name=name))

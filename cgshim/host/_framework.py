@@ -19,6 +19,7 @@ from cgshim.backend import (
     with_leaves,
 )
 from cgshim.host._gradient import HostPair, declared_of_floats, with_tensors
+from cgshim.host._op import in_place_of
 
 
 class ForeignPair(HostPair):
@@ -30,9 +31,8 @@ class ForeignPair(HostPair):
     """
 
     def __init__(self, f: Callable[..., Any], outputs: Any, *, backend: str, name: str) -> None:
-        super().__init__(
-            functools.wraps(f)(functools.partial(_pair, f, backend)), outputs, name=name
-        )
+        pair = functools.partial(_pair, f, backend)
+        super().__init__(in_place_of(f, pair), outputs, name=name)
         self._foreign = f
         self._in = backend
         self._gradient = self._backward

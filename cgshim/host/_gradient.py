@@ -43,7 +43,7 @@ from cgshim.backend import (
     with_leaves,
 )
 from cgshim.host._call import Array, HostFunction, locked
-from cgshim.host._op import host_op
+from cgshim.host._op import host_op, of_object
 from cgshim.host._specs import Spec, spec_of
 
 KEEP = 8
@@ -123,6 +123,8 @@ class Runs:
 class HostPair:
     """f of an op whose f and grad_fn are NumPy code."""
 
+    binds_as_function = True
+
     def __init__(
         self,
         f: Callable[..., Any],
@@ -161,6 +163,7 @@ class HostPair:
     def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, ...]:
         backend = backend_or_numpy(args)
         inputs, specs = partition_each(self._name, backend, args)
+        options = self._parameters.default_options | options  # which outputs may ask for
         if self._outputs == UNKNOWN:
             return self._at_once(backend, inputs, specs, options)
         have_gradients = [is_differentiable(x.dtype) for x in inputs]
@@ -190,7 +193,9 @@ class HostPair:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., Any]:
         """Return the function of an object: a static first argument, which has no gradient."""
-        return self if instance is None else functools.partial(self._of_object, instance)
+        if instance is None or isinstance(self._f, staticmethod):
+            return self
+        return of_object(self._of_object, instance)
 
     def _of_object(self, instance: Any, /, *args: Any, **options: Any) -> tuple[Any, ...]:
         output, grad_fn, *_ = self(instance, *args, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -10,10 +11,12 @@ from cgshim.backend import (
     Backend,
     BackendError,
     CustomGradient,
+    Parameters,
     Tensor,
     TreeSpec,
     WithoutDerivative,
     backend_or_numpy,
+    is_traced,
     not_converted,
     partition_each,
     refusal,
@@ -32,14 +35,18 @@ class OnHost(WithoutDerivative):
     takes its derivative.
     """
 
+    binds_as_function = True
+
     def __init__(self, function: HostFunction) -> None:
         functools.update_wrapper(self, function.function, updated=())
         self.function = function
+        self._default_options = Parameters(function.function).default_options
         self._rule = refusing(function.name)
 
     def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, Callable[..., NoReturn]]:
         backend = backend_or_numpy(args)
         inputs, specs = partition_each(self.function.name, backend, args)
+        options = self._default_options | options  # which outputs may ask for
         return self.output(backend, inputs, specs, options), self._rule
 
     def output(
@@ -64,7 +71,9 @@ class OnHost(WithoutDerivative):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., Any]:
         """Return the function of an object: a static first argument of f and of outputs."""
-        return self if instance is None else functools.partial(self, instance)
+        if instance is None or isinstance(self.function.function, staticmethod):
+            return self
+        return of_object(self, instance)
 
 
 def _on_host(
@@ -82,6 +91,20 @@ def _on_host(
                       got=f"{type(error).__name__} from {backend.__name__}",
                       do="call it eagerly") from error  # fmt: skip
     return list(map(backend.convert_to_tensor, call.run(arrays)))
+
+
+def of_object(function: Callable[..., Any], instance: Any) -> Callable[..., Any]:
+    """Return a function as a method of an object: the same, and pickled, wherever Python asks for it.
+
+    torch.compile takes none for a method whose function is an object.
+    """
+    return (functools.partial if is_traced() else types.MethodType)(function, instance)
+
+
+def in_place_of(f: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function with f's name and signature, which is static in a class if f is."""
+    named = functools.wraps(f)(function)
+    return staticmethod(named) if isinstance(f, staticmethod) else named
 
 
 def refusing(name: str) -> Callable[..., NoReturn]:

@@ -63,7 +63,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _has_its_own(metafunc: pytest.Metafunc) -> bool:
-    names = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    marks = metafunc.definition.iter_markers("parametrize")
+    names = [mark.args[0] if mark.args else mark.kwargs["argnames"] for mark in marks]
     names = [name.split(",") if isinstance(name, str) else name for name in names]
     fixtures = metafunc._arg2fixturedefs  # pytest has no public name for them
     return "backend" in fixtures or any("backend" in map(str.strip, each) for each in names)

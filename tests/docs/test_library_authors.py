@@ -92,6 +92,12 @@ def test_by_parametrize(n, backend):
     assert backend == "qiskit" and cgshim.config_backend() is None
 
 
+@pytest.mark.parametrize(argnames="backend", argvalues=["qiskit"])
+@pytest.mark.parametrize(argnames="n", argvalues=[1])
+def test_by_keywords(n, backend):
+    assert backend == "qiskit" and cgshim.config_backend() is None
+
+
 class TestByFixture:
     @pytest.fixture(params=["qiskit", "cirq"])
     def backend(self, request):
@@ -110,4 +116,4 @@ def test_a_backend_that_tests_have_themselves_is_theirs(library: Path) -> None:
     """By the names of other libraries' backends, which cgshim does not know."""
     (library / "test_own.py").write_text(OWN)
     result = run(library, "--backend", "numpy", "--strict-markers", "test_own.py")
-    assert "4 passed" in result.stdout, result.stdout
+    assert "5 passed" in result.stdout, result.stdout

@@ -404,6 +404,21 @@ def test_a_small_tangent_is_not_lost_beside_a_large_one(backend):
     assert "the tangent of output[1] along x" in message
 
 
+@pytest.mark.parametrize("mistake", [1.0, 1.5])
+def test_a_small_gradient_is_not_lost_beside_a_large_one(backend, mistake):
+    """Wrong by a half in the second element, which is a thousand-millionth of the first."""
+    factors, of_rule = np.array([1e9, 1.0]), np.array([1e9, mistake])
+    op = op_custom_gradient(
+        lambda x: (ops.multiply(factors, x), lambda u: ops.multiply(of_rule, u))
+    )
+    args = tensors(backend, [2.0, -3.0])
+    if mistake == 1.0:
+        check_gradients(op, args)
+    else:
+        message = raised(AssertionError, op, args)
+        assert "order 1: the gradient of x[1] through output" in message
+
+
 def test_the_tolerances_are_as_large_as_the_step_by_default(backend):
     """6e-6 of the number, and 4e-8 of the function."""
     for error, is_right in ((3e-6, True), (3e-5, False)):

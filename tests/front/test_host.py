@@ -91,6 +91,71 @@ def test_a_method(framework: Framework) -> None:
         framework.check_equal(Model(factor).repeated(framework.tensor(5.0)), np.full(factor, 5.0))
 
 
+class Method:
+    """Methods of every kind, each 2 x with the rule 7 u."""
+
+    factor = 2.0
+
+    @op_custom_gradient(host_outputs=lambda self, x, *, times: x)
+    def ruled(self, x: Any, *, times: float = 1.0) -> Any:
+        return self.factor * times * x, lambda u: 7.0 * u
+
+    @op_host(outputs=lambda self, x, *, times: x)
+    def declared(self, x: Any, *, times: float = 1.0) -> Any:
+        return self.factor * times * x
+
+    @op_host(outputs="unknown")
+    def unknown(self, x: Any, *, times: float = 1.0) -> Any:
+        return self.factor * times * x
+
+    @op_custom_gradient(vmap=lambda self, size, in_batched, x, times: self.mapped(x, times=times))
+    def mapped(self, x: Any, *, times: float = 1.0) -> Any:
+        return x * (self.factor * times), lambda u: 7.0 * u
+
+
+@pytest.mark.parametrize("name", ["ruled", "declared", "unknown", "mapped"])
+def test_a_method_is_one_as_any_function_is(framework: Framework, name: str) -> None:
+    """It has f's parameters, is equal to itself and pickled by name."""
+    holder, x = Method(), framework.tensor([1.0, 2.0])
+    holder.factor = 4.0
+    method = getattr(holder, name)
+    assert list(inspect.signature(method).parameters) == ["x", "times"]
+    assert method == getattr(holder, name) != getattr(Method(), name)
+    assert len({method, getattr(holder, name)}) == 1
+    framework.check_equal(method(x=x, times=3.0), np.array([12.0, 24.0]))
+    framework.check_equal(pickle.loads(pickle.dumps(method))(x), np.array([4.0, 8.0]))
+
+
+def test_the_gradient_of_a_method_that_is_called_by_keyword(framework: Framework) -> None:
+    x = framework.tensor([1.0, 2.0])
+    output, pullback = op_vjp(lambda x: Method().ruled(x=x), x)
+    framework.check_equal(output, np.array([2.0, 4.0]))
+    framework.check_equal(pullback(framework.tensor([1.0, -2.0])), (np.array([7.0, -14.0]),))
+
+
+class Static:
+    declared = op_host(staticmethod(scaled), outputs=_same)
+    unknown = op_host(staticmethod(scaled), outputs="unknown")
+    foreign = op_host(staticmethod(scaled), outputs=_same, backend="numpy")
+    ruled = op_custom_gradient(
+        staticmethod(lambda x: (2.0 * x, lambda u: 7.0 * u)), host_outputs="unknown"
+    )
+
+
+@pytest.mark.parametrize("name", ["declared", "unknown", "foreign", "ruled"])
+@pytest.mark.parametrize("owner", [Static, Static()], ids=["class", "instance"])
+def test_a_static_method(framework: Framework, owner: Any, name: str) -> None:
+    """Python calls one of an object as that of its class."""
+    x = framework.tensor([1.0, 2.0])
+    framework.check_equal(getattr(owner, name)(x), np.array([2.0, 4.0]))
+
+
+def test_a_classmethod_is_made_outside() -> None:
+    sentence = "^op_custom_gradient: f must be callable, got classmethod; decorate a function$"
+    with pytest.raises(CustomGradientTypeError, match=sentence):
+        op_custom_gradient(classmethod(scaled), host_outputs=_same)  # type: ignore[arg-type]
+
+
 def test_specs_without_a_function(framework: Framework) -> None:
     pair = op_host(lambda x: (x.sum(), x), outputs=(Spec((), "float32"), Spec((2,), "float32")))
     framework.check_equal(pair(framework.tensor([1.0, 2.0])), (np.array(3.0), np.array([1.0, 2.0])))

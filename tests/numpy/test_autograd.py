@@ -5,6 +5,7 @@ import autograd.numpy as anp
 import numpy as np
 import pytest
 from autograd.differential_operators import make_jvp
+from autograd.misc.tracers import const_graph
 
 from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient, ops
 from cgshim.testing import check_gradients
@@ -86,6 +87,16 @@ def test_jvp_without_the_flag_is_refused():
         "square: forward mode needs a rule that is linear in upstream, got autograd's make_jvp; "
         "if it is, say so with op_custom_gradient(forward_mode=True)"
     )
+
+
+def test_const_graph_runs_an_op_on_no_other_values():
+    """It replays what autograd has recorded: an f that has run, and gradients that are numbers."""
+    once = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x), once_differentiable=True)
+    for op in (once, autograd.grad(lambda x: anp.sum(once(x))), lambda x: anp.sin(square(x))):
+        replayed = const_graph(op)
+        np.testing.assert_array_equal(replayed(X), op(X))
+        with pytest.raises(TransformationError, match="got const_graph, which runs it on other"):
+            replayed(2 * X)
 
 
 def test_a_box_that_reaches_f_unseen_is_refused():

@@ -219,6 +219,18 @@ def host_rule_of_a_method(framework: Framework) -> None:
 
 
 @case()
+def host_rule_of_a_static_method(framework: Framework) -> None:
+    class Scaled:
+        @op_custom_gradient(host_outputs=lambda x: x)
+        @staticmethod
+        def scaled(x: Any) -> Any:
+            return 5.0 * x, lambda upstream: 7.0 * upstream
+
+    for op in (Scaled.scaled, Scaled().scaled):
+        framework.check_at(op, Y, upstream=UPSTREAM, output=5.0 * Y, gradients=(7.0 * UPSTREAM,))
+
+
+@case()
 def host_rule_with_a_wrong_shape(framework: Framework) -> None:
     op = op_custom_gradient(lambda x: (x, lambda u: u[:1]), host_outputs=lambda x: x, name="wrong")
     _, pullback = cgshim.op_vjp(op, framework.tensor(Y))
