@@ -74,19 +74,24 @@ class TreeSpec:
         """Return the leaves of a gradient of this tree, one per tensor; None if it is structured
         otherwise.
         """
-        leaves = self.align_exactly(gradient)
-        return _align(self._backend, self._skeleton(), gradient) if leaves is None else leaves
+        if gradient is None:
+            return [None] * self.count
+        if (leaves := self.align_exactly(gradient)) is not None:
+            return leaves
+        skeleton = self._skeleton()
+        return None if skeleton is None else _align(self._backend, skeleton, gradient)
 
     def align_exactly(self, gradient: Any) -> list[Any] | None:
         """Return the leaves of a gradient structured as this very tree; None if it is not."""
         leaves, structure = self._backend.tree_flatten(gradient)
-        if structure == self._structure:
-            return [leaves[at] for at in self._tensor_at]
-        return None
+        return [leaves[at] for at in self._tensor_at] if structure == self._structure else None
 
     def paths(self, name: str) -> list[str]:
         """Return each tensor's name for messages, in a tree called name: x, params['w'], pair[1]."""
-        return _paths(self._backend, self._skeleton(), name)
+        skeleton = self._skeleton()
+        if skeleton is None:
+            return [f"{name} (leaf {at})" for at in self._tensor_at]
+        return _paths(self._backend, skeleton, name)
 
     @property
     def key(self) -> Hashable:
@@ -94,7 +99,11 @@ class TreeSpec:
         return self._structure, tuple(self._tensor_at), tuple(map(told_apart, self._static))
 
     def _skeleton(self) -> Any:
-        return self.combine([SLOT] * self.count)
+        """Return the tree with a slot for each tensor; None if a class in it takes tensors alone."""
+        try:
+            return self.combine([SLOT] * self.count)
+        except Exception:  # noqa: BLE001  # of a class that looks at what it is made of
+            return None
 
 
 class _WithoutTensor(TreeSpec):

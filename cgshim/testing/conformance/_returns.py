@@ -37,6 +37,15 @@ class Swapped(NamedTuple):
     x: Any
 
 
+class Checked(Point):
+    """A container that looks at what it is made of."""
+
+    def __new__(cls, x: Any, y: Any) -> Checked:
+        assert x.shape is not None
+        assert y.shape is not None
+        return super().__new__(cls, x, y)
+
+
 SEVERAL: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], str]] = {
     "a tuple": (lambda x, a, b: (x, {"a": a, "b": b}, None), "xab"),
     "a list": (lambda x, a, b: [x, {"a": a, "b": b}, None], "xab"),
@@ -90,6 +99,26 @@ ONE: dict[str, Callable[[Tensor], Any]] = {
 def return_for_one_argument(framework: Framework, write: Callable[[Tensor], Any]) -> None:
     op = op_custom_gradient(lambda x: (x * x, lambda u: write(7.0 * u * x)))
     framework.check_at(op, X, upstream=U, gradients=(7.0 * U * X,))
+
+
+@case()
+def return_for_a_container_that_checks_its_fields(framework: Framework) -> None:
+    @op_custom_gradient
+    def alone(point: Any) -> Any:
+        return point.x * point.y, lambda u: [Checked(7.0 * u * point.x, 11.0 * u * point.y)]
+
+    @op_custom_gradient
+    def beside(point: Any, z: Tensor) -> Any:
+        return point.x * z + point.y, lambda u: (None, 13.0 * u * point.x)
+
+    framework.check_at(
+        lambda x, y: alone(Checked(x, y)), X, X, upstream=U, gradients=(7.0 * U * X, 11.0 * U * X)
+    )
+    none = np.zeros_like(X)
+    framework.check_at(
+        lambda x, y, z: beside(Checked(x, y), z), X, X, X,
+        upstream=U, gradients=(none, none, 13.0 * U * X),
+    )  # fmt: skip
 
 
 TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Any]]] = {
