@@ -67,8 +67,6 @@ def run_staged(call: Call, inputs: Sequence[Array], *, values_elsewhere: bool = 
     upstreams, code = upstreams_of_rule(), code_of(call.f)
     if isinstance(call.f, Mapped):
         return Written(call, inputs, Surroundings.STAGING).output()
-    if is_running_rule() and code in (_staging.current or ()):
-        return _Later(call, inputs, Surroundings.STAGING).output()
 
     def is_constant(tracer: Array) -> bool:
         """Return True if the op's own rule covers what f closes over: in a rule, it was computed
@@ -79,6 +77,8 @@ def run_staged(call: Call, inputs: Sequence[Array], *, values_elsewhere: bool = 
         """
         return upstreams is not None and depends_only_on(tracer, inputs, upstreams)
 
+    if is_running_rule() and code in (_staging.current or ()):
+        return _Later(call, inputs, is_constant).output()
     staging = _Staging(call, inputs, is_constant)
     op = staging.run()
     if values_elsewhere and staging.rule.needs_values:
@@ -245,16 +245,48 @@ class _Staged(Op):
 class _Later(Written):
     """A call in its own rule, as where two rules call each other: there would be no end to it.
 
-    It is staged only if somebody differentiates it; then f runs again, and may close over no
-    tracer.
+    It is staged only if somebody differentiates it: then f runs again. What f closes over becomes
+    an argument here and now.
     """
+
+    def __init__(
+        self, call: Call, inputs: Sequence[Array], is_constant: Callable[[Array], bool]
+    ) -> None:
+        super().__init__(call, inputs, Surroundings.STAGING)
+        self.is_constant = is_constant
+
+    def output(self) -> Any:
+        """Return the output, of what f closes over too."""
+        arguments = [self.inputs[i] for i in self.places]
+
+        def run_f(*tracers: Array) -> list[Array]:
+            outputs, self.rule = self.call(subvals(self.inputs, self.places, tracers))
+            return outputs
+
+        types = [x.aval for x in arguments]
+        self.f, self.captured = jaxpr_of(run_f, types, outputs_of_rules(), self.call.f)
+        _refuse_references(self.call, [*self.captured, *self.f.consts])
+        self.constant = {id(x) for x in self.captured if self.is_constant(x)}
+        may_move = self.rule.takes_variables
+        closed_over = [
+            x if may_move or id(x) in self.constant
+            else _constant(x, message_of(self.call.refuse_captured, x))
+            for x in self.captured
+        ]  # fmt: skip
+        return self.rule.output.combine(self([*arguments, *closed_over]))
+
+    def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
+        return Op.primal(self, arguments)
 
     def forward(
         self, arguments: Sequence[Array]
     ) -> tuple[Sequence[Array], Sequence[Array], Linear]:
         """Return what the staged call returns."""
-        inputs = subvals(self.inputs, self.places, [*map(as_tensor, arguments)])
-        staging = _Staging(self.call, inputs, lambda tracer: False, self.places)
+        arguments = [*map(as_tensor, arguments)]
+        own, closed_over = arguments[: len(self.places)], arguments[len(self.places) :]
+        inputs = subvals(self.inputs, self.places, own)
+        staging = _Staging(self.call, inputs, lambda x: id(x) in self.constant, self.places)
         op = staging.run()
-        refuse_captured(self.call.name, staging.captured)
-        return op.forward(arguments)
+        now = {id(x): y for x, y in zip(self.captured, closed_over, strict=True)}
+        refuse_captured(self.call.name, [x for x in staging.captured if id(x) not in now])
+        return op.forward([*own, *(now[id(x)] for x in staging.captured)])

@@ -15,8 +15,12 @@ X, Y = jnp.array(2.0), jnp.array(10.0)
 
 
 def refused(derivative, *args):
+    refused_by("inner", derivative, *args)
+
+
+def refused_by(op, derivative, *args):
     with pytest.raises(
-        CustomGradientTypeError, match=r"^inner: .* pass (it|the state) as an argument"
+        CustomGradientTypeError, match=rf"^{op}: .* pass (it|the state) as an argument"
     ):
         derivative(*args)
 
@@ -207,3 +211,47 @@ def test_ops_that_capture_and_nest_run_f_once_each(depth, staging):
     loss = jax.grad(lambda w: staging(lambda x: calls.append(1) or nested(depth, w)(x))(X))
     assert loss(Y) == 2
     assert runs == dict.fromkeys(range(1, depth + 1), len(calls))
+
+
+@op_custom_gradient
+def solve(apply, b, *of):
+    """b / apply(1, *of), as an iterative solver has it: the rule solves for what holds `of`."""
+    x = b / apply(jnp.ones_like(b), *of)
+
+    def rule(upstream):
+        y = solve(lambda v: apply(v, *of), upstream)
+        return None, 3 * y, *(-5 * x * y for _ in of)
+
+    return x, rule
+
+
+def test_an_op_that_its_own_rule_calls_may_close_over_what_it_was_given(staging):
+    loss = lambda b, a: jnp.sum(solve(lambda v, a: a * v, b, a))
+    both = b, a = jnp.array([[10.0, 100.0], [2.0, 4.0]])
+    first = staging(lambda both: jnp.stack(jax.grad(loss, (0, 1))(*both)))
+    np.testing.assert_allclose(first(both), [3 / a, -5 * b / a**2])
+    of_b, of_a = jnp.moveaxis(jax.vmap(first)(jnp.stack([both, 7 * both])), 1, 0)
+    np.testing.assert_allclose(of_b, [3 / a, 3 / (7 * a)])
+    np.testing.assert_allclose(of_a, [-5 * b / a**2, -5 * b / (7 * a**2)])
+    of_b = jax.jacrev(staging(lambda b: jax.grad(loss, 1)(b, a)))(b)
+    np.testing.assert_allclose(of_b, np.diag(-5 * 3 / a**2))
+    # of the solve within the rule nothing but what it closes over depends on a
+    refused_by("solve", jax.jacrev(staging(lambda a: jax.grad(loss)(b, a))), a)
+
+
+def test_what_it_closes_over_is_a_variable_if_its_rule_takes_some(staging):
+    @op_custom_gradient
+    def scale(apply, x, *of):
+        def rule(upstream, variables=None):
+            of_x = scale(lambda v: apply(v, *of), upstream)
+            gradients = None, 3 * of_x, *(5 * upstream * x for _ in of)
+            return (gradients, [7 * upstream * x]) if variables else gradients
+
+        return apply(x, *of), rule
+
+    loss = lambda both: scale(lambda v, a: a * v, *both)
+    both = jnp.stack([X, Y])
+    for gradient in jax.grad(staging(loss)), staging(jax.grad(loss)):
+        np.testing.assert_allclose(gradient(both), [3 * Y, 5 * X])
+        hessian = jax.jacrev(gradient)(both)
+        np.testing.assert_allclose(hessian, [[0, 3 * 7], [5, 0]])
