@@ -266,3 +266,83 @@ def test_a_checkpoint_and_dlpack_in_a_rule(f, error):
     else:
         with pytest.raises(error):
             second()
+
+
+# --- A rule that saves nothing --------------------------------------------------------------------
+
+
+class Rounded(torch.autograd.Function):
+    """By hand: a straight-through estimator with the gradient 5."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, u):
+        return 5 * u
+
+
+@op_custom_gradient
+def rounded(x):
+    return x.round(), lambda u: 5 * u
+
+
+@op_custom_gradient
+def rounded_in_general(x):
+    def grad(u, needs_input_grad):
+        return 5 * u
+
+    return x.round(), grad
+
+
+@pytest.mark.parametrize("f", [Rounded.apply, rounded, rounded_in_general])
+def test_two_losses_share_what_saves_nothing(f):
+    w = leaf(1.3)
+    shared = f(w)
+    (2 * shared).sum().backward()
+    (7 * shared).sum().backward()
+    assert w.grad.item() == 45
+
+
+# --- Attributes of outputs ------------------------------------------------------------------------
+
+
+class Quantized(torch.autograd.Function):
+    """By hand, as in Pyro: the hard value knows the soft one."""
+
+    @staticmethod
+    def forward(ctx, soft):
+        hard = soft.round()
+        hard.soft, hard.parts, hard.note = soft, {"one": [soft, hard, 2 * soft]}, "a note"
+        return hard
+
+    @staticmethod
+    def backward(ctx, u):
+        return 5 * u
+
+
+def quantize(soft):
+    hard = soft.round()
+    hard.soft, hard.parts, hard.note = soft, {"one": [soft, hard, 2 * soft]}, "a note"
+    return hard
+
+
+@op_custom_gradient
+def quantized(soft):
+    return quantize(soft), lambda u: 5 * u
+
+
+@op_custom_gradient
+def quantized_with_another(soft):
+    return (quantize(soft), 3 * soft), lambda u, _: 5 * u
+
+
+@pytest.mark.parametrize("f", [Quantized.apply, quantized, lambda x: quantized_with_another(x)[0]])
+def test_what_f_sets_on_an_output(f):
+    x = leaf(0.7)
+    hard = f(2 * x)
+    soft, itself, made = hard.parts["one"]
+    assert (hard.note, itself is hard, made.requires_grad) == ("a note", True, False)
+    loss = (7 * hard + 3 * hard.soft + soft + made).sum()
+    assert torch.autograd.grad(loss, x)[0].item() == 2 * (35 + 3 + 1)
