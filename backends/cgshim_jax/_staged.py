@@ -249,6 +249,8 @@ class _Later(Written):
     an argument here and now.
     """
 
+    rule: Rule
+
     def __init__(
         self, call: Call, inputs: Sequence[Array], is_constant: Callable[[Array], bool]
     ) -> None:
@@ -264,8 +266,9 @@ class _Later(Written):
             return outputs
 
         types = [x.aval for x in arguments]
-        self.f, self.captured = jaxpr_of(run_f, types, outputs_of_rules(), self.call.f)
-        _refuse_references(self.call, [*self.captured, *self.f.consts])
+        f, self.captured = jaxpr_of(run_f, types, outputs_of_rules(), self.call.f)
+        self.f = f
+        _refuse_references(self.call, [*self.captured, *f.consts])
         self.constant = {id(x) for x in self.captured if self.is_constant(x)}
         may_move = self.rule.takes_variables
         closed_over = [
