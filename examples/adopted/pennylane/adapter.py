@@ -60,17 +60,15 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
             for tape in tapes
         ]
 
+    batch = Batch(tapes, execute_fn, jpc)
+
     def circuits(*parameters):
-        if (
-            on_host
-        ):  # where cgshim's arrays are read-only: lightning's kernels in C++ take none that is
+        if on_host:
+            # where cgshim's arrays are read-only: lightning's kernels in C++ take none that is
             parameters = op_tree_map(np.array, parameters)
         elif on_values:
             parameters = qp.math.unwrap(parameters)
-        bound = tuple(
-            tape.bind_new_parameters(values, tape.trainable_params)
-            for tape, values in zip(tapes, parameters, strict=True)
-        )
+        jpc, bound = batch.jpc, batch.bound(parameters)
 
         @cache  # as jpc remembers the derivatives of a circuit by its identity
         def trainable(needed):
@@ -82,8 +80,7 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
             )
 
         def grad(upstream, needs_input_grad):
-            upstream = op_tree_map(op_conj, upstream)  # PennyLane's gradients are dL/dz
-            vjps = jpc.compute_vjp(trainable(needs_input_grad), upstream)
+            vjps = jpc.compute_vjp(trainable(needs_input_grad), conjugates(upstream))
             return tuple(map(spread, vjps, needs_input_grad))
 
         def jvp(*tangents):
@@ -97,7 +94,7 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
             return tensors(jpc.execute_and_compute_jvp(bound, tangents)[1])
 
         convert = np.asarray if on_host else op_convert_to_tensor
-        return tensors(execute_fn(bound), convert), grad, jvp
+        return tensors(batch.execute_fn(bound), convert), grad, jvp
 
     specs = None
     if on_host:
@@ -109,6 +106,20 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
     with use_backend(backend):
         results = run(*(tuple(tape.get_parameters()) for tape in tapes))
     return sequences(results) if backend == "numpy" else results
+
+
+class Batch:
+    """Circuits, and what runs and differentiates them."""
+
+    def __init__(self, tapes, execute_fn, jpc):
+        self.tapes, self.execute_fn, self.jpc = tapes, execute_fn, jpc
+
+    def bound(self, parameters):
+        """Return the circuits with other parameters."""
+        return tuple(
+            tape.bind_new_parameters(values, tape.trainable_params)
+            for tape, values in zip(self.tapes, parameters, strict=True)
+        )
 
 
 def refuse_counts(tapes):
@@ -123,6 +134,13 @@ def with_trainable(tape, indices):
     copy = tape.copy()
     copy.trainable_params = list(indices)
     return copy
+
+
+def conjugates(upstream):
+    """Return upstream gradients as PennyLane's, dL/dz."""
+    if isinstance(upstream, (tuple, list)):
+        return tuple(map(conjugates, upstream))
+    return op_conj(upstream)
 
 
 def spread(vjp, needed):
