@@ -266,3 +266,40 @@ def test_a_checkpoint_and_dlpack_in_a_rule(f, error):
     else:
         with pytest.raises(error):
             second()
+
+
+# --- A rule that saves nothing --------------------------------------------------------------------
+
+
+class Rounded(torch.autograd.Function):
+    """By hand: a straight-through estimator with the gradient 5."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, u):
+        return 5 * u
+
+
+@op_custom_gradient
+def rounded(x):
+    return x.round(), lambda u: 5 * u
+
+
+@op_custom_gradient
+def rounded_in_general(x):
+    def grad(u, needs_input_grad):
+        return 5 * u
+
+    return x.round(), grad
+
+
+@pytest.mark.parametrize("f", [Rounded.apply, rounded, rounded_in_general])
+def test_two_losses_share_what_saves_nothing(f):
+    w = leaf(1.3)
+    shared = f(w)
+    (2 * shared).sum().backward()
+    (7 * shared).sum().backward()
+    assert w.grad.item() == 45

@@ -283,8 +283,10 @@ class Attached(SingleLevelFunction):
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         run: Run = ctx.run
+        # then it may run again, as by hand
+        holds_nothing = run is not None and not (run.raw or run.constants)
         try:
-            saved = ctx.saved_tensors
+            saved = () if holds_nothing else ctx.saved_tensors
         except RuntimeError:  # of a second backward pass, or of a change in place
             if run is None or torch.is_grad_enabled() or not run.reads_no_change():
                 raise
@@ -293,7 +295,7 @@ class Attached(SingleLevelFunction):
             gradients = _in_any_mode(run, saved, upstreams, ctx.needs_input_grad)
         else:
             gradients = run.first_gradients(saved, upstreams, ctx.needs_input_grad)
-        if not keeps_graph():
+        if not (holds_nothing or keeps_graph()):
             ctx.run = None  # the rule and what it holds are freed with the saved tensors
         return None, *gradients
 
