@@ -4,11 +4,12 @@ autograd guards them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from cgshim.backend import Tensor
+from cgshim_torch._tensors import tree_flatten, tree_unflatten
 
 
 def aliases_of(
@@ -19,7 +20,8 @@ def aliases_of(
     What shows an input, or what another output shows, is a view: autograd then forbids changes,
     which other tensors would share.
     """
-    shown = _by_identity(detached, inputs)
+    by_id = _by_identity(detached, inputs)
+    shown = {**by_id}
     wholes = [y._base if y._is_view() else y for y in outputs]
     are_apart = len(set(map(id, wholes))) == len(outputs)
     seen: set[int] = set()
@@ -31,7 +33,23 @@ def aliases_of(
         view = _view(y, whole, shown.setdefault(id(whole), whole.detach()))
         aliases.append(view.view_as(view) if id(y) in seen else view)
         seen.add(id(y))
+    _hand_on_attributes(outputs, aliases, by_id | dict(zip(map(id, outputs), aliases, strict=True)))
     return tuple(aliases)
+
+
+def _hand_on_attributes(
+    outputs: Sequence[Tensor], aliases: Sequence[Tensor], seen_outside: Mapping[int, Tensor]
+) -> None:
+    """Give the aliases what f has set on its outputs, as code by hand returns these themselves.
+
+    An input or an output among that is the tensor which the caller has, with its derivative.
+    """
+    for y, alias in zip(outputs, aliases, strict=True):
+        own = vars(alias)  # a subclass has attributes
+        added = {name: x for name, x in vars(y).items() if name not in own}
+        if added:
+            leaves, spec = tree_flatten(added)
+            own.update(tree_unflatten(spec, [seen_outside.get(id(x), x) for x in leaves]))
 
 
 def _by_identity(detached: Sequence[Tensor], inputs: Sequence[Tensor]) -> dict[int, Tensor]:

@@ -237,7 +237,8 @@ class Plan:
             if (
                 type(output) is torch.Tensor
                 and type(grad_fn) is FunctionType
-                and not (output.requires_grad or grad_fn.__defaults__ or grad_fn.__kwdefaults__)
+                and not (output.requires_grad or output.__dict__)
+                and not (grad_fn.__defaults__ or grad_fn.__kwdefaults__)
             ):
                 form = self._form
                 if form is None or form.code is not grad_fn.__code__:
