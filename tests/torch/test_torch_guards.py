@@ -197,3 +197,10 @@ def test_another_function_of_cgshim_in_the_place_of_one(monkeypatch):
     assert function(x).tolist() == [1, 1]
     monkeypatch.setattr(_here, "outer", cgshim.op_sin)
     assert function(x).tolist() == [0, 0]
+
+
+def test_outside_of_a_trace_no_guard_is_taken_back():
+    """So it is in a frame of cgshim's that Dynamo has broken, and that goes on as it is."""
+    from cgshim_torch._compile.guards import forget_our_own
+
+    assert forget_our_own() is True

@@ -34,7 +34,10 @@ _OUR_MODULE = re.compile("__import_(cgshim(_torch)?(_dot_(?!testing).*)?)")
 
 def _forget_our_own() -> bool:
     """Take from the function that is being traced its guards on what is cgshim's own."""
-    context = TracingContext.get().guards_context
+    tracing = TracingContext.try_get()
+    if tracing is None:  # a frame that Dynamo has broken is resumed here, as it is
+        return True
+    context = tracing.guards_context
     state = context.copy_graphstate()
     guards = context.dynamo_guards
     ours = [guard for guard in guards if _is_on_our_own(guard, guards)]
