@@ -20,8 +20,7 @@ def aliases_of(
     What shows an input, or what another output shows, is a view: autograd then forbids changes,
     which other tensors would share.
     """
-    by_id = _by_identity(detached, inputs)
-    shown = {**by_id}
+    shown = _by_identity(detached, inputs)
     wholes = [y._base if y._is_view() else y for y in outputs]
     are_apart = len(set(map(id, wholes))) == len(outputs)
     seen: set[int] = set()
@@ -33,7 +32,10 @@ def aliases_of(
         view = _view(y, whole, shown.setdefault(id(whole), whole.detach()))
         aliases.append(view.view_as(view) if id(y) in seen else view)
         seen.add(id(y))
-    _hand_on_attributes(outputs, aliases, by_id | dict(zip(map(id, outputs), aliases, strict=True)))
+    if any(y.__dict__ for y in outputs):
+        seen_outside = _by_identity(detached, inputs)
+        seen_outside.update(zip(map(id, outputs), aliases, strict=True))
+        _hand_on_attributes(outputs, aliases, seen_outside)
     return tuple(aliases)
 
 
