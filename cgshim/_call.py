@@ -117,6 +117,12 @@ class Call:
             takes_needs_input_grad=self.takes_needs_input_grad, needed=needed,
         )  # fmt: skip
 
+    @property
+    def static(self) -> list[Any]:
+        """What f gets besides tensors: its options, and what is static in its arguments."""
+        specs = () if self.arguments.are_tensors else self.arguments.specs
+        return [*self.options.values(), *(leaf for spec in specs for leaf in spec.static_leaves())]
+
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
         """Run f once on inputs, and return the tensors of its output and the rule of this run."""
         return self.read(self.run(inputs), inputs)

@@ -242,7 +242,7 @@ class _Staged(Op):
         return outputs, known[len(between) :], dataclasses.replace(self.linear, outputs=types)
 
 
-class _Later(Written):
+class _Later(Op):
     """A call in its own rule, as where two rules call each other: there would be no end to it.
 
     It is staged only if somebody differentiates it: then f runs again. What f closes over becomes
@@ -254,8 +254,8 @@ class _Later(Written):
     def __init__(
         self, call: Call, inputs: Sequence[Array], is_constant: Callable[[Array], bool]
     ) -> None:
-        super().__init__(call, inputs, Surroundings.STAGING)
-        self.is_constant = is_constant
+        self.call, self.inputs, self.is_constant = call, inputs, is_constant
+        self.places = [i for i, x in enumerate(inputs) if is_tracer(x)]
 
     def output(self) -> Any:
         """Return the output, of what f closes over too."""
@@ -277,9 +277,6 @@ class _Later(Written):
             for x in self.captured
         ]  # fmt: skip
         return self.rule.output.combine(self([*arguments, *closed_over]))
-
-    def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
-        return Op.primal(self, arguments)
 
     def forward(
         self, arguments: Sequence[Array]

@@ -73,8 +73,7 @@ def closes_over_differentiated(call: Call, inputs: Sequence[Array]) -> bool:
 
 def _held_by(call: Call, is_wanted: Callable[[Any], bool]) -> Iterator[Any]:
     """Yield f, its static arguments and its options, and all that these hold of what is wanted."""
-    static = (leaf for spec in call.arguments.specs for leaf in spec.static_leaves())
-    for each in (call.f, *static, *call.options.values()):
+    for each in (call.f, *call.static):
         yield each
         yield from tensors_inside(each, is_wanted, _DEPTH)
 

@@ -178,8 +178,7 @@ class Record:
             return self.leads_to(tensor, self._of_values)
         known = [
             *(0, 1, *self._held, *_constants_in(_code_of(self.call.f))),
-            *self.call.options.values(),
-            *[leaf for spec in self.call.arguments.specs for leaf in spec.static_leaves()],
+            *self.call.static,
         ]
         return not _numbers_of(tensor) <= _rounded(known, tensor.dtype)
 

@@ -285,9 +285,9 @@ class Attached(SingleLevelFunction):
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         run: Run = ctx.run
         # then it may run again, as by hand
-        holds_nothing = run is not None and not (run.raw or run.constants)
+        saves_nothing = run is not None and not (run.raw or run.constants)
         try:
-            saved = () if holds_nothing else ctx.saved_tensors
+            saved = () if saves_nothing else ctx.saved_tensors
         except RuntimeError:  # of a second backward pass, or of a change in place
             if run is None or torch.is_grad_enabled() or not run.reads_no_change():
                 raise
@@ -296,7 +296,7 @@ class Attached(SingleLevelFunction):
             gradients = _in_any_mode(run, saved, upstreams, ctx.needs_input_grad)
         else:
             gradients = run.first_gradients(saved, upstreams, ctx.needs_input_grad)
-        if not (holds_nothing or keeps_graph()):
+        if not (saves_nothing or keeps_graph()):
             ctx.run = None  # the rule and what it holds are freed with the saved tensors
         return None, *gradients
 

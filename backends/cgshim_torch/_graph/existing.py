@@ -96,10 +96,7 @@ def holds_nothing(function: Any) -> bool:
 
 def reads_arguments_alone(call: Call) -> bool:
     """Return True if f can read nothing but its arguments and libraries."""
-    held = [*call.options.values()]
-    if not call.arguments.are_tensors:
-        held += [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
-    if any(type(x) not in SIMPLE for x in held) or not holds_nothing(call.f):
+    if any(type(x) not in SIMPLE for x in call.static) or not holds_nothing(call.f):
         return False
     return library_names(call.f, and_functions=True) is not None
 
@@ -233,9 +230,7 @@ class Reach:
         """all that holds anything, by identity"""
         self.names: dict[str, None] = {}
         """the names that f and its helpers use"""
-        level = [call.f, *call.options.values()]
-        if not call.arguments.are_tensors:
-            level += [leaf for spec in call.arguments.specs for leaf in spec.static_leaves()]
+        level = [call.f, *call.static]
         for _ in range(levels):
             # functions first, which tell what else is named
             level.sort(key=_is_no_function)
