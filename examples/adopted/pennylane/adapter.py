@@ -39,9 +39,9 @@ def get_ml_boundary_execute(config, differentiable=False):
     compiled = config.interface is Interface.TF_AUTOGRAPH or (
         config.interface is Interface.JAX_JIT and config.convert_to_numpy
     )
-    numpy_vjp = backend == "jax" and config.use_device_jacobian_product
-    on_values = config.convert_to_numpy and not differentiable
-    run = partial(execute, backend=backend, on_host=compiled or numpy_vjp, on_values=on_values)
+    on_host = compiled or (backend == "jax" and config.use_device_jacobian_product)
+    on_values = config.convert_to_numpy and not (differentiable or on_host)
+    run = partial(execute, backend=backend, on_host=on_host, on_values=on_values)
     if config.interface is not Interface.TF_AUTOGRAPH:
         return run
     # `run` names the arguments of this one otherwise
@@ -60,15 +60,18 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
             for tape in tapes
         ]
 
-    batch = Batch(tapes, execute_fn, jpc)
-
     def circuits(*parameters):
         if on_host:
             # where cgshim's arrays are read-only: lightning's kernels in C++ take none that is
             parameters = op_tree_map(np.array, parameters)
-        elif on_values:
+        elif on_values and backend == "jax":
             parameters = qp.math.unwrap(parameters)
-        jpc, bound = batch.jpc, batch.bound(parameters)
+        bound = tuple(tapes)
+        if backend == "jax" or not on_values:  # where PennyLane does not unwrap them itself
+            bound = tuple(
+                tape.bind_new_parameters(values, tape.trainable_params)
+                for tape, values in zip(tapes, parameters, strict=True)
+            )
 
         @cache  # as jpc remembers the derivatives of a circuit by its identity
         def trainable(needed):
@@ -80,7 +83,7 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
             )
 
         def grad(upstream, needs_input_grad):
-            vjps = jpc.compute_vjp(trainable(needs_input_grad), conjugates(upstream))
+            vjps = jpc.compute_vjp(trainable(needs_input_grad), op_tree_map(op_conj, upstream))
             return tuple(map(spread, vjps, needs_input_grad))
 
         def jvp(*tangents):
@@ -94,7 +97,7 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
             return tensors(jpc.execute_and_compute_jvp(bound, tangents)[1])
 
         convert = np.asarray if on_host else op_convert_to_tensor
-        return tensors(batch.execute_fn(bound), convert), grad, jvp
+        return tensors(execute_fn(bound), convert), grad, jvp
 
     specs = None
     if on_host:
@@ -102,24 +105,12 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
             jpc._cache_full_jacobian = True
         refuse_counts(tapes)
         specs = tuple(result_specs(tape, device) for tape in tapes)
-    run = op_custom_gradient(circuits, host_outputs=specs, forward_mode=True)
+    run = op_custom_gradient(
+        circuits, host_outputs=specs, forward_mode=True, once_differentiable=on_values
+    )
     with use_backend(backend):
         results = run(*(tuple(tape.get_parameters()) for tape in tapes))
     return sequences(results) if backend == "numpy" else results
-
-
-class Batch:
-    """Circuits, and what runs and differentiates them."""
-
-    def __init__(self, tapes, execute_fn, jpc):
-        self.tapes, self.execute_fn, self.jpc = tapes, execute_fn, jpc
-
-    def bound(self, parameters):
-        """Return the circuits with other parameters."""
-        return tuple(
-            tape.bind_new_parameters(values, tape.trainable_params)
-            for tape, values in zip(self.tapes, parameters, strict=True)
-        )
 
 
 def refuse_counts(tapes):
@@ -134,13 +125,6 @@ def with_trainable(tape, indices):
     copy = tape.copy()
     copy.trainable_params = list(indices)
     return copy
-
-
-def conjugates(upstream):
-    """Return upstream gradients as PennyLane's, dL/dz."""
-    if isinstance(upstream, (tuple, list)):
-        return tuple(map(conjugates, upstream))
-    return op_conj(upstream)
 
 
 def spread(vjp, needed):
