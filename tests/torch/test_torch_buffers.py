@@ -144,15 +144,17 @@ def _of_a_module(write):
     return f, module.average
 
 
+@pytest.mark.parametrize("once", [False, True], ids=["", "once_differentiable"])
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("held", [_in_a_cell, _of_a_module])
-def test_a_buffer_that_the_rule_writes_to(held, write, create_graph):
+def test_a_buffer_that_the_rule_writes_to(held, write, create_graph, once):
     """By hand it would not be saved with save_for_backward; two calls come before the first
     backward pass.
     """
     f, average = held(write)
-    op, x, expected = op_custom_gradient(f), leaf(2.0), torch.ones(1)
+    op = op_custom_gradient(f, once_differentiable=once)
+    x, expected = leaf(2.0), torch.ones(1)
     y = 3 * op(x) + 5 * op(x)
     (gradient,) = torch.autograd.grad(y, x, create_graph=create_graph)
     for u in (5.0, 3.0):
