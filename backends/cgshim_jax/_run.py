@@ -41,6 +41,7 @@ from cgshim_jax._rules import (
     apply_rule,
     floats_among,
     is_differentiable,
+    message_of,
     type_of_upstream,
 )
 from cgshim_jax._tracing import (
@@ -254,6 +255,10 @@ def traced(
     known = {id(x) for x in (*arguments, *outputs)}
     each: list[TracedRule] = [*rules.values(), *forwards.values()]
     captured = {id(x): x for rule in each for x in rule.captured}
+    if call.once_differentiable:  # a rule that reads no argument has no derivative, either
+        refusal = message_of(call.refuse_second_order, "its derivative")
+        (anchor,) = without_derivative(call, [jnp.zeros(0)], arguments, refusal)
+        captured[id(anchor)] = anchor
     extra_residuals = [x for identity, x in captured.items() if identity not in known]
     # places of arguments count from the first, the others' from the last: more may come in between
     rest = [*extra_residuals, *outputs]

@@ -88,6 +88,17 @@ def once_higher_orders(framework: Framework, order: int) -> None:
     raised(TransformationError, derivative, framework.tensor(2.0), starts="only_once: ")
 
 
+@case(mode={"reverse over reverse": cgshim.op_grad, "forward over reverse": None})
+def once_whose_rule_reads_no_argument(framework: Framework, mode: Any) -> None:
+    """Its gradient is no constant: the rule may have read by a way that no framework sees."""
+    op = op_custom_gradient(lambda x: (x * x, lambda u: 7.0 * u), once_differentiable=True)
+    x, v = framework.tensors((2.0, 3.0))
+    gradient = cgshim.op_grad(op)
+    framework.check_equal(gradient(x), 7.0)
+    derivative, tensors = (mode(gradient), (x,)) if mode else (tangent, (framework, gradient, x, v))
+    raised(TransformationError, derivative, *tensors)
+
+
 @case(promised={"promised": True, "not promised": False})
 def once_forward_over_reverse(framework: Framework, promised: bool) -> None:
     """The tangent of a gradient is a derivative of it too, whether or not the rule is linear in

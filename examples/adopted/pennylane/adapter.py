@@ -99,14 +99,18 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
         convert = np.asarray if on_host else op_convert_to_tensor
         return tensors(execute_fn(bound), convert), grad, jvp
 
-    specs = None
+    specs, is_transformed = None, isinstance(jpc, TransformJacobianProducts)
     if on_host:
-        if isinstance(jpc, TransformJacobianProducts):
+        if is_transformed:
             jpc._cache_full_jacobian = True
         refuse_counts(tapes)
         specs = tuple(result_specs(tape, device) for tape in tapes)
     run = op_custom_gradient(
-        circuits, host_outputs=specs, forward_mode=True, once_differentiable=on_values
+        circuits,
+        host_outputs=specs,
+        forward_mode=True,
+        # beyond max_diff, a transform's derivatives are zeros
+        once_differentiable=on_values and not is_transformed,
     )
     with use_backend(backend):
         results = run(*(tuple(tape.get_parameters()) for tape in tapes))
