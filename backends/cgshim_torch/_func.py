@@ -32,7 +32,7 @@ from cgshim.backend import (
 )
 from cgshim_torch._eager.run import Run, named, rules, run_once, variables_of
 from cgshim_torch._graph.existing import NOTHING, Existing, Holdings, versions_of
-from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in, without_derivative
+from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in, without_second_order
 from cgshim_torch._graph.walk import (
     captured,
     has_values,
@@ -362,11 +362,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         gradients = run.gradients_from(
             tensors, upstreams, ctx.needs_input_grad[1 : 1 + len(run.devices)]
         )
-        if run.call.once_differentiable and (
-            torch.is_grad_enabled() or forward_ad._current_level >= 0
-        ):
-            connected = [*tensors[: run.leaves], *upstreams]
-            gradients = without_derivative(run.call.refuse_second_order, gradients, connected)
+        gradients = without_second_order(run.call, gradients, [*tensors[: run.leaves], *upstreams])
         return None, *gradients, *[None] * (len(tensors) - run.leaves)
 
     @staticmethod
@@ -381,7 +377,11 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         # torch has disabled it, also for the outer levels
         with forward_ad._set_fwd_grad_enabled(True):
             tensors = [t if t is None else _primal(t) for t in ctx.saved_tensors]
-            return run.remembering(push, tensors, [zeros() for zeros in ctx.zeros], tangents)
+            pushed = run.remembering(push, tensors, [zeros() for zeros in ctx.zeros], tangents)
+            if any(t is not None and functorch.is_legacy_batchedtensor(t) for t in pushed):
+                return pushed  # a batch of torch.autograd.functional would not record a Function
+            of = [*tensors[: run.leaves], *tangents]
+            return tuple(without_second_order(run.call, pushed, of))
 
 
 def _primal(tensor: Tensor) -> Tensor:

@@ -89,9 +89,11 @@ def test_a_gradient_without_derivatives_saves_what_the_rule_keeps():
 
 def test_a_batch_of_gradients_without_derivatives():
     """torch records no Function under the batch of is_grads_batched: there it is refused at once."""
-    op, x = op_custom_gradient(_square_of_one, once_differentiable=True), leaf(2.0, 3.0)
-    jacobian = torch.autograd.functional.jacobian
+    op = op_custom_gradient(_square_of_one, once_differentiable=True, forward_mode=True)
+    x, jacobian = leaf(2.0, 3.0), torch.autograd.functional.jacobian
     assert jacobian(op, x, vectorize=True).tolist() == [[28, 0], [0, 63]]
+    pushed = jacobian(op, x, vectorize=True, strategy="forward-mode")
+    assert pushed.tolist() == [[28, 0], [0, 63]]
     with pytest.raises(TransformationError, match="got create_graph with is_grads_batched"):
         jacobian(op, x, vectorize=True, create_graph=True)
     with pytest.raises(TransformationError, match="got reverse mode over its gradient"):

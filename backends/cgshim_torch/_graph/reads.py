@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from cgshim.backend import Call, Tensor, place_of
 from cgshim_torch._graph.existing import Existing
 from cgshim_torch._graph.walk import levels
-from cgshim_torch._versions.private import functorch, outside_of_func, sequence_number
+from cgshim_torch._versions.private import forward_ad, functorch, outside_of_func, sequence_number
 
 Refuse = Callable[[str], NoReturn]
 FLOATS = frozenset(
@@ -248,6 +248,18 @@ def without_derivative(
         _WithoutDerivative.apply(refuse, len(present), *present, *connected) if present else ()
     )
     return [None if t is None else next(aliases) for t in tensors]
+
+
+def without_second_order(
+    call: Call, made: Sequence[Tensor | None], of: Sequence[Tensor | None]
+) -> Sequence[Tensor | None]:
+    """Return gradients or tangents; if the op is once_differentiable, without a derivative by what
+    they are made of.
+    """
+    is_watched = torch.is_grad_enabled() or forward_ad._current_level >= 0
+    if not (call.once_differentiable and is_watched):
+        return made
+    return without_derivative(call.refuse_second_order, made, [t for t in of if t is not None])
 
 
 class _WithoutDerivative(torch.autograd.Function):  # type: ignore[misc]

@@ -118,6 +118,16 @@ def once_in_forward_mode(framework: Framework) -> None:
     framework.check_equal(tangent(framework, op, *framework.tensors((2.0, 3.0))), 42.0)
 
 
+@case(by={"reverse mode": cgshim.op_grad, "forward mode": None})
+def once_tangent_has_no_derivative(framework: Framework, by: Any) -> None:
+    """A tangent is a derivative of the first order, too."""
+    op = op_custom_gradient(crooked_square, once_differentiable=True, forward_mode=True)
+    x, v = framework.tensors((2.0, 3.0))
+    first = lambda x: tangent(framework, op, x, v)
+    second, tensors = (by(first), (x,)) if by else (tangent, (framework, first, x, v))
+    raised(TransformationError, second, *tensors)
+
+
 @case()
 def once_in_a_rule_of_another_op(framework: Framework) -> None:
     """A rule that calls it has the first order for its second, and nothing for its third."""
