@@ -244,6 +244,7 @@ def traced(
     arguments: Sequence[Array],
     outputs: Sequence[Array],
     forwards: Mapping[Any, TracedTangents],
+    variables: Sequence[Array] = (),
 ) -> tuple[list[Array], Callable[[Sequence[int | None]], Linear]]:
     """Return the residuals that are neither arguments nor outputs, and what makes the linear map by
     traced rules.
@@ -255,9 +256,9 @@ def traced(
     known = {id(x) for x in (*arguments, *outputs)}
     each: list[TracedRule] = [*rules.values(), *forwards.values()]
     captured = {id(x): x for rule in each for x in rule.captured}
-    if call.once_differentiable:  # a rule that reads no argument has no derivative, either
+    if call.once_differentiable:  # a rule that reads none of these has no derivative, either
         refusal = message_of(call.refuse_second_order, "its derivative")
-        (anchor,) = without_derivative(call, [jnp.zeros(0)], arguments, refusal)
+        (anchor,) = without_derivative(call, [jnp.zeros(0)], [*arguments, *variables], refusal)
         captured[id(anchor)] = anchor
     extra_residuals = [x for identity, x in captured.items() if identity not in known]
     # places of arguments count from the first, the others' from the last: more may come in between

@@ -130,7 +130,9 @@ class _Staging:
                 is_pushed=rule.is_transpose and not call.once_differentiable,
             )  # fmt: skip
             self.rule = (rules or forwards)[None]
-            residuals, self.linear_of = traced(call, rules, tracers, outputs, forwards)
+            residuals, self.linear_of = traced(
+                call, rules, tracers, outputs, forwards, self.variables
+            )
             return [*outputs, *residuals]
 
         f, self.captured = jaxpr_of(

@@ -48,6 +48,20 @@ def test_a_second_order_of_once_differentiable_is_refused(name, staging, forward
         SECOND[name](staging(f))(X)
 
 
+@pytest.mark.parametrize("by", [0, 1], ids=["the argument", "a variable"])
+@pytest.mark.parametrize("of", [0, 1], ids=["of the argument", "of a variable"])
+def test_a_second_order_of_a_rule_that_reads_nothing_is_refused(of, by):
+    def f_of(x, w):
+        rule = lambda upstream, variables: (7 * upstream, [11 * upstream for _ in variables])
+        return op_custom_gradient(lambda x: (x * w, rule), once_differentiable=True, name="f")(x)
+
+    gradient = jax.grad(f_of, argnums=of)
+    assert gradient(X, 3 * X) == (7, 11)[of]
+    for derivative in jax.grad, jax.jacfwd:
+        with pytest.raises(TransformationError, match=r"^f: a rule that is once_differentiable"):
+            jax.jit(derivative(gradient, argnums=by))(X, 3 * X)
+
+
 def test_once_differentiable_is_refused_only_if_somebody_asks(staging):
     f = staging(once())
     aside = jax.grad(
