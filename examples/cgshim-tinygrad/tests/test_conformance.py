@@ -48,7 +48,7 @@ FORWARD_MODE = {
         "linear_rule_that_keeps_its_output",
     ),
     *("nonlinear_rule", "nonlinear_rule_of_two_outputs"),
-    *("once_forward_over_reverse", "once_in_forward_mode"),
+    *("once_forward_over_reverse", "once_in_forward_mode", "once_tangent_has_no_derivative"),
 }
 
 
