@@ -12,6 +12,7 @@ from autograd import numpy as anp
 from autograd.builtins import tuple as tuple_of_boxes
 from autograd.extend import JVPNode, VJPNode, defjvp, register_notrace, vspace
 
+from cgshim.backend import is_differentiable
 from cgshim_numpy._arrays import BOXES, NAMESPACE, Array
 from cgshim_numpy._linear import NonlinearError, depends_on_upstream, transposed as transposed_rule
 from cgshim_numpy._private import (
@@ -33,6 +34,10 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
         return anp.array(x, dtype=dtype)
     if dtype is None or x.dtype == dtype:
         return x
+    if not is_differentiable(
+        np.dtype(dtype)
+    ):  # autograd would take the derivative of what was cut off
+        return stop_gradient(x).astype(dtype)
     if np.dtype(dtype).kind == "c" and x.dtype.kind != "c":
         # whose derivative takes the real part, where that of astype would warn
         return x + np.zeros((), dtype)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cgshim.backend import SIMPLE, Axis, axes_of
-from cgshim_numpy._autograd import isbox, when_derivatives_exist
+from cgshim_numpy._autograd import derivatives, isbox, when_derivatives_exist
 
 Array = Any
 anp: Any = np  # autograd's as soon as somebody differentiates
@@ -86,7 +86,7 @@ def _reduction(name: str) -> Callable[..., Array]:
 def _reduction_in(name: str) -> Callable[..., Array]:
     """Return a reduction that may have a dtype."""
     return lambda a, axis=None, dtype=None, *, keepdims=False: getattr(anp, name)(
-        a if dtype is None else anp.array(a, dtype=dtype), axis, keepdims=keepdims
+        a if dtype is None else np_asarray(a, dtype), axis, keepdims=keepdims
     )
 
 
@@ -136,10 +136,17 @@ def np_positive(x: Array) -> Array:
 
 
 def np_asarray(a: Any, dtype: Any = None) -> Array:
-    return anp.array(a, dtype=dtype)
+    array = anp.array(a)
+    if isbox(array):
+        return derivatives().convert_to_tensor(array, dtype)
+    return array if dtype is None else np.array(a, dtype)
 
 
-np_copy = np_asarray
+np_array = np_copy = np_asarray
+
+
+def np_astype(x: Array, dtype: Any) -> Array:
+    return np_asarray(x, dtype)
 
 
 def np_broadcast_to(array: Array, shape: Any) -> Array:

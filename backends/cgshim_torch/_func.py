@@ -33,9 +33,9 @@ from cgshim.backend import (
 from cgshim_torch._eager.run import Run, named, rules, run_once, variables_of
 from cgshim_torch._graph.existing import NOTHING, Existing, Holdings, versions_of
 from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in, without_second_order
+from cgshim_torch._graph.transpose import transposed_by
 from cgshim_torch._graph.walk import (
     captured,
-    has_values,
     is_jvp_alone,
     is_transformed,
     levels,
@@ -46,10 +46,8 @@ from cgshim_torch._graph.walk import (
 )
 from cgshim_torch._versions.private import (
     custom_function_call,
-    disable_proxy_modes_tracing,
     forward_ad,
     functorch,
-    get_proxy_mode,
     sequence_number,
     vmapify_autograd_function,
 )
@@ -161,6 +159,8 @@ class TransformedRun(Run):
         passed = [*inputs, *self.variables, *residuals, *outputs]
         at = {id(t): place for place, t in reversed(list(enumerate(passed)))}
         self.held_at = [at[id(t)] for t, _, _ in self.held]
+        with_graph = Holdings(*holdings.pullbacks).tensors
+        self.with_graph_at = [at[id(t)] for t, _, _ in with_graph if t.requires_grad]
         self.leaves, self.outputs = len(inputs) + len(self.variables), len(outputs)
         self.holds_floats = bool(holdings.objects) or any(
             t.dtype in FLOATS and not self.existing.has(t) for t in residuals
@@ -207,6 +207,15 @@ class TransformedRun(Run):
         """Let the rule read these tensors also where it may hold those that f saw, and nobody
         knows.
         """
+        if any(
+            t is not None and not t.requires_grad
+            for t in map(tensors.__getitem__, self.with_graph_at)
+        ):
+            self.call.refuse(
+                "a pullback that grad_fn keeps must have its graph where it is called",
+                "forward mode, or a vmap within the derivative",
+                "let grad_fn call op_vjp itself",
+            )
         is_within = bool(self.remembered) and forward_ad._current_level >= 0
         if not (self.may_hide or is_within or self.made is not None):
             return contextlib.nullcontext()
@@ -261,7 +270,7 @@ class _ReadsOfFunc(Reads):
     def __init__(self, run: TransformedRun, passed: Sequence[Tensor]) -> None:
         self._made: dict[int, Tensor] = {} if run.made is None else run.made
         known = [*passed, *self._made.values()]
-        super().__init__(run.call, NOTHING, lambda _, t: t, known, may_hide=run.may_hide)
+        super().__init__(run.call, NOTHING, _ReadsOfFunc._read_dual, known, may_hide=run.may_hide)
         self._passed = set(map(id, passed))
         remembered = run.remembered if forward_ad._current_level >= 0 else ()
         self._remembered = {id(ref()) for ref in remembered} - self._passed
@@ -291,17 +300,29 @@ class _ReadsOfFunc(Reads):
         return result
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
-        """Return t, unless it is of a batch that torch.func has not wrapped in the rule: it is over."""
+        """Return t, unless it is of a batch that torch.func has not wrapped in the rule: it is over;
+        or a dual number, of which the rule of a tangent needs the primal.
+        """
         for level in () if self.asks else levels(t):
             if id(level) in self._known:
                 break
             if functorch.is_batchedtensor(level):
-                self.call.refuse(
-                    "what grad_fn keeps of f under vmap must be in variables, lists, dicts or namespaces",
-                    f"{describe(t)} elsewhere",
-                    "keep it there, or let f return it as an output",
-                )
+                self._refuse_kept(t, "under vmap")
+            if forward_ad._current_level >= 0:
+                self._refuse_kept(t, "in forward mode")
         return t
+
+    def _read_dual(self: Any, t: Tensor) -> Tensor:
+        if not self.asks and forward_ad.unpack_dual(t).tangent is not None:
+            self._refuse_kept(t, "in forward mode")
+        return t
+
+    def _refuse_kept(self, t: Tensor, where: str) -> NoReturn:
+        self.call.refuse(
+            f"what grad_fn keeps of f {where} must be in variables, lists, dicts or namespaces",
+            f"{describe(t)} elsewhere",
+            "keep it there, or let f return it as an output",
+        )
 
 
 _ATTRIBUTES = ("requires_grad", "is_leaf", "grad_fn", "output_nr", "_version")
@@ -424,9 +445,6 @@ class _Mapped(torch.autograd.Function):  # type: ignore[misc]
 
 # --- Forward mode ---------------------------------------------------------------------------------
 
-FACTOR = -256.0
-"""a power of two, by which what is linear is larger to the last bit, as far as it multiplies and adds"""
-
 
 def _push_forward(
     run: TransformedRun,
@@ -455,126 +473,6 @@ def _push_forward(
         "gradients at two upstreams",
     )  # fmt: skip
     return tuple(subvals([None] * len(zeros), floats, pushed))
-
-
-def transposed_by(
-    vjp: Callable[..., Any], fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor],
-    upstreams: Sequence[Tensor], output: Tensor, refuse: Callable[[str], NoReturn], what: str,
-) -> Sequence[Tensor]:  # fmt: skip
-    """Return the transpose of a linear function of tensors like the inputs, at upstreams; refuse
-    one that is not linear, as what it is shows. output has the dtype of an output of the op.
-
-    The transpose of a linear function is the same everywhere: it is taken at a small point. It must
-    be the same at another; the values at both, and at FACTOR times the first, must fit it (they do
-    not, where NumPy computes one). A graph of torch.compile has no values.
-    """
-    points = [ramp(x, at) for at, x in enumerate(inputs)]
-    small, pullback = vjp(fn, points)
-    transpose: Sequence[Tensor] = pullback(tuple(upstreams))
-    if torch.compiler.is_dynamo_compiling():
-        return transpose
-    checked = transpose
-    # of torch.autograd.functional: they cannot be looked at
-    if any(map(functorch.is_legacy_batchedtensor, upstreams)):
-        upstreams = list(map(ramp, small))
-        checked = pullback(tuple(upstreams))
-    _, elsewhere = vjp(fn, [across(x, at) for at, x in enumerate(points)])
-    there = elsewhere(tuple([u.detach() for u in upstreams]))
-    with torch.no_grad():
-        large = fn(*[FACTOR * x for x in points])
-    if not (
-        all(map(is_multiple, small, large))
-        and all(map(is_same, checked, there))
-        and is_transpose(checked, points, small, upstreams, output)
-    ):
-        refuse(f"one that is not, as its {what} show")
-    return transpose
-
-
-def ramp(like: Tensor, place: int = 0) -> Tensor:
-    """Return small, different upstreams, and different ones at each place: they show a rule that
-    sorts or rounds them, or adds something.
-    """
-    first = (1 + place / 4) / 128
-    dtype = like.real.dtype if like.is_complex() else like.dtype
-    ramp = torch.arange(like.numel(), dtype=dtype, device=like.device).mul_(
-        first / max(like.numel(), 1)
-    )
-    ramp = ramp.add_(first).reshape(like.shape)
-    return torch.complex(ramp, ramp / 2) if like.is_complex() else ramp
-
-
-def across(point: Tensor, place: int) -> Tensor:
-    """Return upstreams that are no multiple of those of ramp, of other signs: what is linear has the
-    same derivative there. A length has not, though it is a multiple where its vector is.
-    """
-    flipped = point if point.numel() == 1 else point.reshape(-1).flip(0).reshape(point.shape)
-    return -flipped if place % 2 else flipped
-
-
-def is_multiple(small: Tensor, large: Tensor) -> bool:
-    """Return True if the gradients at the larger upstreams are larger by the same factor."""
-    return is_same(FACTOR * small.detach(), large)
-
-
-def is_same(here: Tensor, there: Tensor) -> bool:
-    """Return True if derivatives at two points are the same, or are no numbers in both."""
-    here, there = _dense(here), _dense(there)
-    if not here.numel():
-        return True
-    difference, size = (here - there).abs(), here.abs().amax() + there.abs().amax()
-    is_missing = here.isnan() != there.isnan()
-    return not _is_true(is_missing | (difference > _tolerance(here) * size))
-
-
-def is_transpose(
-    gradients: Sequence[Tensor],
-    tangents: Sequence[Tensor],
-    pushed: Sequence[Tensor],
-    upstreams: Sequence[Tensor],
-    output: Tensor,
-) -> bool:
-    """Return True if gradients times tangents equal pushed tangents times upstreams, as far as the
-    dtype of an output allows.
-    """
-    products = [
-        *[_product(g, t) for g, t in zip(gradients, tangents, strict=True)],
-        *[-_product(p, u) for p, u in zip(pushed, upstreams, strict=True)],
-    ]
-    difference, size = abs(sum(p.sum() for p in products)), sum(p.abs().sum() for p in products)
-    return not _is_true(difference > _tolerance(output) * size)
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of real and imaginary parts, whose sum is the real inner product."""
-    product = _dense(a) * _dense(b).conj()
-    return product.real if product.is_complex() else product
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    """Return the numbers of a tensor, without derivatives."""
-    return tensor.detach() if tensor.layout is torch.strided else tensor.detach().to_dense()
-
-
-def _tolerance(tensor: Tensor) -> float:
-    """Return what may be wrong relative to what is compared: a linear rule may be a solver that
-    stops early.
-    """
-    return 0.01 if tensor.dtype.itemsize > 2 else 0.1
-
-
-def _is_true(condition: Tensor) -> bool:
-    """Return True if a condition holds for any element of a batch; False if it has no values."""
-    *_, condition = levels(condition)
-    if (
-        not has_values(condition)
-        or torch.compiler.is_compiling()
-        or (condition.is_cuda and torch.cuda.is_current_stream_capturing())
-    ):
-        return False
-    # torch.func.linearize
-    with disable_proxy_modes_tracing() if get_proxy_mode() else contextlib.nullcontext():
-        return bool(condition.any())
 
 
 # --- Ops without a derivative, in forward mode ----------------------------------------------------

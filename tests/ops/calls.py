@@ -210,7 +210,8 @@ CALLS = [
     *_each("linspace", "0.0, 1.0, 5", "1, 3, 5, endpoint=False", "1.0, 3.0, num=4"),
     "logspace(0.0, 1.0, 4)", "geomspace(1.0, 8.0, 4)",
     *_each("zeros_like ones_like", "n", "i", "n, dtype='float32'"), *_each("full_like", "n, 2.5", "i, 2"),
-    *_each("array asarray", "[1.0, 2.0]", "n", "[1, 2], dtype='float64'"), "copy(n)", "astype(n, 'float32')",
+    *_each("array asarray", "[1.0, 2.0]", "n", "[1, 2], dtype='float64'"), "copy(n)",
+    *("astype(n, 'float32')", "astype(n, 'int32')", "asarray(n, dtype='int32')"),
     *_each("triu_indices tril_indices diag_indices", "3"), "resize(n, (2, 2))", "apply_along_axis(sum, 0, n)",
     # SciPy's special functions
     *_each("special.erf special.erfc special.expit special.gammaln special.digamma", "a", "f * f + 0.5", "z"),

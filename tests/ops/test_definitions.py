@@ -55,6 +55,14 @@ def test_an_axis_is_the_first_one_by_default(backend: str) -> None:
     framework.check_equal(found, np.array([[1.0, 2.0], [13.0, 24.0]]))
 
 
+@pytest.mark.parametrize("name", ["astype", "asarray", "array"])
+def test_what_is_cut_off_has_no_derivative(backend: str, name: str) -> None:
+    framework, to = Framework(backend), getattr(cgshim.ops, name)
+    cut = lambda x: cgshim.op_cast(to(x, "int32"), "float32") * x
+    gradient = cgshim.op_vjp(cut, framework.tensor([1.5, 2.5]))[1](framework.tensor([3.0, 5.0]))[0]
+    framework.check_equal(gradient, np.array([3.0, 10.0]))
+
+
 def test_what_is_a_tensor(backend: str) -> None:
     assert _tensors.is_tensor(Framework(backend).tensor([1.0]))
     assert not _tensors.is_tensor([1.0])

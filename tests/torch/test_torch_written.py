@@ -18,6 +18,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -245,6 +246,11 @@ def in_an_inner_vjp(x):
     return 2 * x, lambda u: pullback(5 * u * x)[0]
 
 
+def in_an_inner_vjp_of_the_output(x):
+    y, pullback = torch.func.vjp(lambda x: 2 * x, x)
+    return y, lambda u: pullback(2.5 * u * x.sin() * x)[0]
+
+
 def in_an_inner_tape(x):
     with torch.enable_grad():
         at = x.detach().requires_grad_()
@@ -316,6 +322,7 @@ PLACES = {
         in_a_module, in_an_attribute_of_f, in_an_attribute_of_the_rule, in_a_global, in_a_context_variable,
         in_the_globals_of_exec,
         in_a_generator, on_a_stack, in_a_deque, in_an_iterator, in_a_set, in_a_method_of_c, in_an_inner_vjp,
+        in_an_inner_vjp_of_the_output,
         in_an_inner_tape, for_a_function, for_a_function_from_a_class, for_an_op_in_f, for_an_op_in_the_rule,
         without_gradients, through_numpy, written_into,
     )
@@ -381,7 +388,11 @@ MAY_REFUSE_THE_FIRST = {
 }
 """where torch runs a rule when a batch is over; and a leaf that hooks hold may be any leaf"""
 REFUSED_BY_TORCH = {
-    *((t, "in_an_inner_vjp") for t in ("save_on_cpu", "checkpoint")),
+    *(
+        (t, place)
+        for t in ("save_on_cpu", "checkpoint")
+        for place in ("in_an_inner_vjp", "in_an_inner_vjp_of_the_output")
+    ),
     *(
         (t, place)
         for t in ("torch.func.grad", "vmap")
@@ -416,8 +427,54 @@ def test_vmap_says_where_a_rule_may_keep_what_f_makes():
         _by_vmap(OPS["in_a_dataclass"], 1)
 
 
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("place", ["in_an_inner_vjp", "in_an_inner_vjp_of_the_output"])
+def test_a_pullback_that_a_rule_keeps_is_right_in_reverse_mode(place, order):
+    """Under torch.func it is what torch.func has made, and has the graph."""
+    torch.testing.assert_close(_by_func(OPS[place], order), expected(order))
+
+
+@pytest.mark.parametrize(
+    "transformation",
+    [
+        lambda op: torch.func.jvp(op, (X,), (WEIGHTS,)),
+        lambda op: torch.func.jacfwd(torch.func.grad(lambda x: op(x).sum()))(X),
+        lambda op: torch.func.grad(lambda x: torch.vmap(op)(x).sum())(X),
+        lambda op: by_autograd(torch.vmap(op), 1),
+    ],
+    ids=["forward mode", "forward over reverse", "vmap in func.grad", "vmap in autograd"],
+)
+@pytest.mark.parametrize("place", ["in_an_inner_vjp", "in_an_inner_vjp_of_the_output"])
+def test_a_pullback_that_a_rule_keeps_is_refused_where_it_has_no_graph(place, transformation):
+    """torch.func takes its gradient for zero there."""
+    op = op_custom_gradient(OPS[place]._f, forward_mode=True, name="op")
+    with pytest.raises(TransformationError) as error:
+        transformation(op)
+    assert str(error.value) == (
+        "op: a pullback that grad_fn keeps must have its graph where it is called, got forward mode, or a vmap within "
+        "the derivative; let grad_fn call op_vjp itself"
+    )
+
+
+def _by_a_dual_number(fn):
+    with forward_ad.dual_level():
+        return fn(forward_ad.make_dual(X, WEIGHTS))
+
+
+@pytest.mark.parametrize("by", [lambda fn: torch.func.jvp(fn, (X,), (WEIGHTS,)), _by_a_dual_number])
+@pytest.mark.parametrize("nested", [False, True], ids=["", "over reverse mode"])
+def test_forward_mode_says_where_a_rule_may_keep_what_f_makes(by, nested):
+    op = op_custom_gradient(OPS["in_a_dataclass"]._f, forward_mode=True, name="op")
+    fn = torch.func.grad(lambda x: (op(x) * WEIGHTS).sum()) if nested else op
+    says = (
+        r"^op: what grad_fn keeps of f in forward mode must be in variables, lists, dicts or name"
+    )
+    with pytest.raises(TransformationError, match=says):
+        by(fn)
+
+
 RIGHT = sorted(set(OPS) - {"without_gradients", "through_numpy", "in_an_inner_vjp", "in_an_inner_tape", "written_into",
-                           "for_a_function_from_a_class"})  # fmt: skip
+                           "in_an_inner_vjp_of_the_output", "for_a_function_from_a_class"})  # fmt: skip
 
 
 @pytest.mark.parametrize("order", [2, 3])

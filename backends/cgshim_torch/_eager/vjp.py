@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import torch
 
 from cgshim.backend import CustomGradientTypeError, Tensor, TransformationError, describe, refusal
-from cgshim_torch._func import FACTOR, across, is_transpose, ramp, transposed_by
 from cgshim_torch._graph.reads import FLOATS, reads_now
+from cgshim_torch._graph.transpose import FACTOR, across, is_transpose, ramp, transposed_by
 from cgshim_torch._graph.walk import depends_on_more, is_transformed, recordable
 from cgshim_torch._versions.private import functorch, run_backward
 

@@ -1,3 +1,4 @@
 """PyTorch: what f and its rule read: in autograd's graph (`walk`), what existed before f ran and the
-state of modules (`existing`), and while a rule makes a graph (`reads`).
+state of modules (`existing`), and while a rule makes a graph (`reads`); and linear functions, which
+have a transpose (`transpose`).
 """

@@ -38,6 +38,7 @@ from cgshim_torch._versions.private import functorch
 _METHODS_IN_C = (BuiltinFunctionType, MethodWrapperType)
 _LIBRARIES = {"torch", "numpy", "scipy", "cgshim", "cgshim_torch", *sys.stdlib_module_names}
 _CODE = (ModuleType, FunctionType, BuiltinFunctionType, type, type(torch.add))
+_OF_PULLBACKS = "torch._functorch.eager_transforms"
 _UNASSIGNED = CellType()
 _WITH_NAMES = (type, SimpleNamespace)
 _LEVELS = 3
@@ -185,6 +186,8 @@ class Holdings:
         """other objects, which may hold more"""
         self.seen: dict[int, Any] = {}
         """all that holds anything, by identity"""
+        self.pullbacks: list[FunctionType] = []
+        """those of torch.func.vjp, which hold tensors with the graph that made them"""
         self._existing = existing
         self._visit([*map(Held, roots)])
 
@@ -213,6 +216,8 @@ class Holdings:
             return held.items()
         if type(x) is FunctionType and id(x) in self._existing:
             return ()  # a helper: what it holds was there before, too
+        if type(x) is FunctionType and x.__module__ == _OF_PULLBACKS:
+            self.pullbacks.append(x)
         inner = held_by(x)
         if inner is None and not is_of_a_library(x):
             self.objects.append(x)

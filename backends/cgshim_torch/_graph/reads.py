@@ -164,10 +164,16 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         self._substituted = self._differentiated = False
         with torch._C.DisableTorchFunction():
             self.before_operation(func, args, kwargs)
-            is_known = func is not torch.autograd.grad or self._knows_graph(args, kwargs)
+            asks_a_graph = func is torch.autograd.grad
+            is_known = not asks_a_graph or self._knows_graph(args, kwargs)
             if is_known:
-                args = self.read_each(args)
-                kwargs = {name: self.read_each(x) for name, x in kwargs.items()}
+                # of its roots and leaves the graph is wanted, which no substitute has
+                whole = 2 if asks_a_graph else 0
+                args = *args[:whole], *self.read_each(args[whole:])
+                kwargs = {
+                    name: x if asks_a_graph and name in _ASKED else self.read_each(x)
+                    for name, x in kwargs.items()
+                }
         result = func(*args, **kwargs)
         if func is _GETS_GRADIENT:  # which it has not made
             return result
@@ -185,13 +191,14 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         """Return True if torch.autograd.grad is asked of what was made since: f's own graph ends at
         numbers.
         """
-        asked = [*args[:2], kwargs.get("outputs"), kwargs.get("inputs")]
+        asked = [*args[:2], *[kwargs.get(name) for name in _ASKED]]
         return all(id(t) in self._known for t in tensors_in(asked))
 
     def before_operation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         """Do nothing: another run of f looks at what is written."""
 
 
+_ASKED = ("outputs", "inputs")
 _GETS_GRADIENT = torch.Tensor.grad.__get__
 
 

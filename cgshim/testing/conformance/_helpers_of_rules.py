@@ -133,6 +133,21 @@ def convert_to_tensor_keeps_the_gradient(framework: Framework, dtype: str | None
     framework.check_at(gradient, x, upstream=v, output=7.0 * u * x, gradients=(7.0 * u * v,))
 
 
+@case()
+def cast_to_integers_has_no_derivative(framework: Framework) -> None:
+    """Of what is cut off there is none, in a function or in a rule."""
+    cut = lambda x: op_cast(op_cast(x, "int32"), "float32")
+    op = op_custom_gradient(lambda x: (x * x, lambda upstream: 7.0 * upstream * cut(x) * x))
+    x, u, v = np.array([1.5, -2.5]), np.array([2.0, -3.0]), np.array([1.0, 10.0])
+    whole = np.trunc(x)
+    framework.check_at(
+        lambda x: cut(x) * x, x, upstream=u, output=whole * x, gradients=(u * whole,)
+    )
+    gradient = lambda x: op_vjp(op, x)[1](framework.tensor(u))[0]
+    expected = 7.0 * u * whole
+    framework.check_at(gradient, x, upstream=v, output=expected * x, gradients=(expected * v,))
+
+
 SOURCES: dict[str, Any] = {
     "a number": 2.0,
     "a list": [1.0, 2.0],
