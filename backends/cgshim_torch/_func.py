@@ -383,8 +383,8 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         gradients = run.gradients_from(
             tensors, upstreams, ctx.needs_input_grad[1 : 1 + len(run.devices)]
         )
-        gradients = without_second_order(run.call, gradients, [*tensors[: run.leaves], *upstreams])
-        return None, *gradients, *[None] * (len(tensors) - run.leaves)
+        given = without_second_order(run.call, gradients, [*tensors[: run.leaves], *upstreams])
+        return None, *given, *[None] * (len(tensors) - run.leaves)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -136,7 +136,10 @@ def convert_to_tensor_keeps_the_gradient(framework: Framework, dtype: str | None
 @case()
 def cast_to_integers_has_no_derivative(framework: Framework) -> None:
     """Of what is cut off there is none, in a function or in a rule."""
-    cut = lambda x: op_cast(op_cast(x, "int32"), "float32")
+
+    def cut(x: Tensor) -> Tensor:
+        return op_cast(op_cast(x, "int32"), "float32")
+
     op = op_custom_gradient(lambda x: (x * x, lambda upstream: 7.0 * upstream * cut(x) * x))
     x, u, v = np.array([1.5, -2.5]), np.array([2.0, -3.0]), np.array([1.0, 10.0])
     whole = np.trunc(x)
