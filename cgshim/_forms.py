@@ -47,7 +47,7 @@ def convention_of(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> 
         beyond = positional[positional.index(taken) + 1 :] if taken else positional
         if taken == "upstream" or len(own) <= 1 or outputs == 1 or len(own) < outputs:
             defaults = len(beyond)  # the rule takes one upstream gradient, or one tree of them
-        elif len(own) > outputs:
+        elif len(own) > outputs or "variables" in positional:
             return _read_convention(grad_fn, arguments, outputs)  # where torch.compile can
         else:
             defaults = len(grad_fn.__defaults__ or ())

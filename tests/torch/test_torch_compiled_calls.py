@@ -631,13 +631,20 @@ def _several(x):
     return (x * 2, x * 3), lambda one, other, factor=2: one * factor + other
 
 
-RULES = [_and_a_size, _and_two, _and_needed, _with_arguments, _a_tree, _several]
+def _several_and_variables(x):
+    def rule(one, other, variables=None):
+        return one * 2 + other
+
+    return (x * 2, x * 3), rule
 
 
-@pytest.mark.parametrize("f", RULES)
+IN_GRAPH = [_and_a_size, _and_two, _and_needed, _with_arguments, _a_tree]
+
+
+@pytest.mark.parametrize("f", [*IN_GRAPH, _several, _several_and_variables])
 def test_a_rule_with_default_values(f):
     """Dynamo does not tell how many there are: it hides them, or fails."""
     op = op_custom_gradient(f)
     first = lambda x: torch.utils._pytree.tree_leaves(op(x))[0]
-    (found,) = gradients_of(compiled(first, fullgraph=f is not _several), leaf(1.0, 2.0))
+    (found,) = gradients_of(compiled(first, fullgraph=f in IN_GRAPH), leaf(1.0, 2.0))
     assert found.tolist() == [4, -6]
