@@ -270,6 +270,10 @@ class _ReadsOfFunc(Reads):
         super().knows(*tensors)
         self._made.update((id(t), t) for t in tensors)
 
+    def _is_cut(self, t: Tensor) -> bool:
+        """Return False: what the rule makes while gradients are off is a constant, as by hand."""
+        return False
+
     def before_operation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         self.asks, self.depends = func in _ASKS, False
 
