@@ -346,7 +346,7 @@ def state_of(f: Callable[..., Any], variables: Sequence[Tensor]) -> list[tuple[H
 
 class Existing:
     """The tensors that f could read before it ran, by identity. Parameters always did; the rest is
-    noted.
+    noted, but for those of lazy modules, which f initializes.
     """
 
     def __init__(self, call: Call | None, holders: Collection[int] = ()) -> None:
@@ -359,7 +359,7 @@ class Existing:
             self._tensors = {
                 id(t): (weakref.ref(t), version_of(t))
                 for t in reach.tensors
-                if type(t) is not torch.nn.Parameter
+                if type(t) is not torch.nn.Parameter and not torch.nn.parameter.is_lazy(t)
             }
 
     def forget_changed(self) -> None:
