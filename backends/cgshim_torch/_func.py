@@ -253,6 +253,7 @@ class TransformedRun(Run):
 class _ReadsOfFunc(Reads):
     """Substitutes what was passed through torch; all else is connected at each level by itself."""
 
+    refuses_cut = False
     asks = False
     """True while the operation only asks something of a tensor, as an op that the rule calls does of each level"""
     depends = False
@@ -269,10 +270,6 @@ class _ReadsOfFunc(Reads):
     def knows(self, *tensors: Tensor) -> None:
         super().knows(*tensors)
         self._made.update((id(t), t) for t in tensors)
-
-    def _is_cut(self, t: Tensor) -> bool:
-        """Return False: what the rule makes while gradients are off is a constant, as by hand."""
-        return False
 
     def before_operation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         self.asks, self.depends = func in _ASKS, False
