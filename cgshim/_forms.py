@@ -43,9 +43,14 @@ def convention_of(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> 
         keyword_defaults = code.co_varnames
         positional = code.co_varnames[: code.co_argcount]
         own = [name for name in positional if name not in _PASSED_BY_NAME]
-        obvious = "upstream" in own or len(own) <= 1
-        named_last = len(positional) - len(own) if list(positional[: len(own)]) == own else 0
-        defaults = named_last if obvious else len(grad_fn.__defaults__ or ())
+        taken = "upstream" if "upstream" in own else own[0] if own else None
+        beyond = positional[positional.index(taken) + 1 :] if taken else positional
+        if taken == "upstream" or len(own) <= 1 or outputs == 1 or len(own) < outputs:
+            defaults = len(beyond)  # the rule takes one upstream gradient, or one tree of them
+        elif len(own) > outputs or "variables" in positional:
+            return _read_convention(grad_fn, arguments, outputs)  # where torch.compile can
+        else:
+            defaults = len(grad_fn.__defaults__ or ())
     return _convention_of_code(code, defaults, keyword_defaults, arguments, outputs)
 
 

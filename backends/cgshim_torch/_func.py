@@ -262,6 +262,7 @@ class TransformedRun(Run):
 class _ReadsOfFunc(Reads):
     """Substitutes what was passed through torch; all else is connected at each level by itself."""
 
+    refuses_cut = False
     asks = False
     """True while the operation only asks something of a tensor, as an op that the rule calls does of each level"""
     depends = False

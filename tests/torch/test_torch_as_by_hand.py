@@ -5,7 +5,9 @@ rules.
 import functools
 import gc
 import weakref
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.checkpoint import CheckpointError, checkpoint
@@ -346,3 +348,29 @@ def test_what_f_sets_on_an_output(f):
     assert (hard.note, itself is hard, made.requires_grad) == ("a note", True, False)
     loss = (7 * hard + 3 * hard.soft + soft + made).sum()
     assert torch.autograd.grad(loss, x)[0].item() == 2 * (35 + 3 + 1)
+
+
+class _Context:
+    """An object of a class of the author's own, for what forward keeps."""
+
+
+@pytest.mark.parametrize("kept", [torch.float32, _Context(), np.ones(1), SimpleNamespace()])
+def test_two_losses_share_what_keeps_an_object(kept):
+    """By hand each is an attribute of ctx. What autograd saves besides is for a second order."""
+
+    @op_custom_gradient
+    def op(x):
+        def grad(u):
+            assert kept is not None
+            return 5 * u
+
+        return x.round(), grad
+
+    w = leaf(1.3)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        hooked = op(w)
+    for shared in (op(w), hooked):
+        w.grad = None
+        (2 * shared).sum().backward()
+        (7 * shared).sum().backward()
+        assert w.grad.item() == 45

@@ -13,7 +13,7 @@ from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 
-from cgshim import TransformationError, op_custom_gradient
+from cgshim import TransformationError, op_custom_gradient, op_vjp
 
 pytestmark = pytest.mark.usefixtures("compiling")
 COMPILERS = ["eager", "inductor"]  # of which the second has what aot_eager has, too
@@ -568,3 +568,83 @@ def test_a_compiled_rule_runs_under_autocast_as_f_did():
     found = gradient(torch.compile(op, backend="eager"))
     torch.testing.assert_close(found, gradient(op), rtol=0.0, atol=0.0)
     assert not torch.equal(found, torch.ones(2, 2) @ w)
+
+
+# --- What f has made, and the rule differentiates -------------------------------------------------
+
+
+def _pulled_back(vjp):
+    def f(x):
+        y, pullback = vjp(lambda x: x * torch.tanh(x), x)
+        return y, lambda u: 7 * pullback(u)[0]
+
+    return op_custom_gradient(f)
+
+
+@pytest.mark.parametrize("vjp", [op_vjp, torch.func.vjp])
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_a_pullback_that_f_has_made(vjp, compiler, refuses_whole_graph):
+    """Dynamo hands its tensors to the backward pass without their graph: the gradient would be
+    zero.
+    """
+    op = _pulled_back(vjp)
+    found = gradients_of(compiled(lambda x: op(x), compiler), leaf(1.0, 2.0))
+    torch.testing.assert_close(found, gradients_of(op, leaf(1.0, 2.0)))
+    with refuses_whole_graph("torch.compile would lose a pullback that f has made"):
+        compiled(lambda x: op(x), compiler, fullgraph=True)(leaf(1.0, 2.0))
+
+
+def test_a_pullback_of_the_rule_stays_in_the_graph():
+    def f(x):
+        fn = lambda x: x * torch.tanh(x)
+        return fn(x), lambda u: 7 * op_vjp(fn, x)[1](u)[0]
+
+    op = op_custom_gradient(f)
+    found = gradients_of(compiled(op, fullgraph=True), leaf(1.0, 2.0))
+    torch.testing.assert_close(found, gradients_of(op, leaf(1.0, 2.0)))
+
+
+# --- Default values of a rule ---------------------------------------------------------------------
+
+
+def _and_a_size(x):
+    return x * 2, lambda u, size=x.shape[0]: u * size
+
+
+def _and_two(x):
+    return x * 2, lambda upstream, factor=2, shift=0: upstream * factor + shift
+
+
+def _and_needed(x):
+    return x * 2, lambda u, factor=2, needs_input_grad=None: u * factor * needs_input_grad[0]
+
+
+def _with_arguments(x):
+    return x * 2, lambda x, upstream=None, factor=2: upstream * factor
+
+
+def _a_tree(x):
+    return (x * 2, x * 3, x), lambda u, factor=1: u[0] * 2 * factor
+
+
+def _several(x):
+    return (x * 2, x * 3), lambda one, other, factor=2: one * factor + other
+
+
+def _several_and_variables(x):
+    def rule(one, other, variables=None):
+        return one * 2 + other
+
+    return (x * 2, x * 3), rule
+
+
+IN_GRAPH = [_and_a_size, _and_two, _and_needed, _with_arguments, _a_tree]
+
+
+@pytest.mark.parametrize("f", [*IN_GRAPH, _several, _several_and_variables])
+def test_a_rule_with_default_values(f):
+    """Dynamo does not tell how many there are: it hides them, or fails."""
+    op = op_custom_gradient(f)
+    first = lambda x: torch.utils._pytree.tree_leaves(op(x))[0]
+    (found,) = gradients_of(compiled(first, fullgraph=f in IN_GRAPH), leaf(1.0, 2.0))
+    assert found.tolist() == [4, -6]

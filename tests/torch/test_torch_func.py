@@ -465,3 +465,53 @@ def test_a_rule_differentiates_a_helper_below_a_vmap(rule, pull):
     assert torch.equal(vmap(grad(op))(X), 21 * X**2)
     assert torch.equal(grad(lambda x: vmap(op)(x).sum())(X), 21 * X**2)
     torch.testing.assert_close(vmap(grad(grad(op)))(X), 42 * X)
+
+
+# --- Rules without gradients ----------------------------------------------------------------------
+
+
+class Stopped(torch.autograd.Function):
+    """By hand: x * w, whose rule makes constants."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, w):
+        return x * w
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @torch.no_grad()
+    def backward(ctx, u):
+        x, w = ctx.saved_tensors
+        return 3 * u * w, 5 * u * x
+
+
+@op_custom_gradient
+def stopped(x, w):
+    @torch.no_grad()
+    def grad(u):
+        return 3 * u * w, 5 * u * x
+
+    return x * w, grad
+
+
+def _square_of_gradients(f):
+    return grad(lambda x, w: (grad(f, argnums=(0, 1))(x, w)[1] ** 2).sum(), argnums=(0, 1))
+
+
+STOPPED = {
+    "vmap of grad": lambda f: vmap(grad(lambda x, w: f(x, w) * x, argnums=(0, 1))),
+    "vmap of vmap of grad": lambda f: lambda x, w: vmap(vmap(grad(f, argnums=(0, 1))))(x[None], w[None]),
+    "grad of grad": lambda f: _square_of_gradients(lambda x, w: f(x, w).sum()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", STOPPED)
+def test_a_rule_is_decorated_to_make_constants(way):
+    x, w = X, X + 3
+    found, expected = (STOPPED[way](f)(x, w) for f in (stopped, Stopped.apply))
+    torch.testing.assert_close(found, expected)

@@ -307,3 +307,23 @@ def test_forward_over_reverse_of_the_state():
     call = call_of(Forward)
     assert hessian(lambda w: call(w, B, X) ** 2)(W).item() == 200
     assert jvp(lambda x: call(W, B, x), (X,), (X,))[1].item() == 18
+
+
+# --- Lazy modules ---------------------------------------------------------------------------------
+
+
+def test_f_initializes_a_lazy_module():
+    layer = torch.nn.LazyLinear(2)
+
+    @op_custom_gradient
+    def op(x):
+        y = layer(x)
+        return y, lambda u, variables: (
+            5 * u @ layer.weight,
+            [7 * torch.ones_like(v) for v in variables],
+        )
+
+    x = torch.ones(4, 3, requires_grad=True)
+    op(x).sum().backward()
+    torch.testing.assert_close(x.grad, 5 * layer.weight.sum(0).expand(4, 3))
+    assert {*layer.weight.grad.flatten().tolist(), *layer.bias.grad.tolist()} == {7}

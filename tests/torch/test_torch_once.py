@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from cgshim import TransformationError, op_custom_gradient
+from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient
 
 
 def leaf(*values, dtype=torch.float64):
@@ -103,3 +103,48 @@ def test_a_batch_of_gradients_without_derivatives():
 def _square_of_one(x):
     square = x * x
     return square * x, lambda u: u * 7 * square
+
+
+# --- What existed before f ran is noted before it does --------------------------------------------
+
+
+def test_a_leaf_that_f_takes_out_of_a_container_is_a_variable():
+    """Afterwards nothing that f can name holds it: its gradient would be lost silently."""
+    weights = [leaf(5.0)]
+
+    @op_custom_gradient(once_differentiable=True, name="popped")
+    def op(x):
+        weight = weights.pop()
+        return x * weight, lambda u: u * weight
+
+    with pytest.raises(CustomGradientTypeError, match="popped: grad_fn must take variables"):
+        op(leaf(2.0))
+
+
+def test_a_leaf_that_f_makes_is_none_where_others_can_name_it():
+    """An implicit layer keeps the solution, for the rule to differentiate."""
+    kept = {}
+
+    @op_custom_gradient(once_differentiable=True)
+    def op(x):
+        kept["z"] = (2 * x).detach().requires_grad_()
+        kept["of z"] = 7 * kept["z"]
+        return 2 * x, lambda u: torch.autograd.grad(kept["of z"], kept["z"], u)[0]
+
+    x = leaf(2.0)
+    (3 * op(x)).backward()
+    assert x.grad.item() == 21
+
+
+def test_what_a_helper_holds_may_be_changed_in_place():
+    """However deep: it is the helper's, and not saved."""
+    counts = [{"calls": [torch.zeros(1)]}]
+
+    def scaled(u):
+        counts[0]["calls"][0].add_(1)
+        return 7 * u
+
+    op = op_custom_gradient(once_differentiable=True)(lambda x: (scaled(x), lambda u: scaled(u)))
+    x = leaf(2.0)
+    (3 * op(x) + 5 * op(x)).backward()
+    assert (x.grad.item(), counts[0]["calls"][0].item()) == (56, 4)

@@ -22,7 +22,13 @@ from cgshim.backend import (
     Tensor,
     output_without_rule,
 )
-from cgshim_torch._compile.dynamo import assume_constant_result, disabled, has_symbols, run_whole
+from cgshim_torch._compile.dynamo import (
+    assume_constant_result,
+    differentiates_other_graph,
+    disabled,
+    has_symbols,
+    run_whole,
+)
 from cgshim_torch._compile.guards import forget_our_own
 from cgshim_torch._compile.staged import without_gradient
 from cgshim_torch._eager.attach import Outputs, differentiable
@@ -43,6 +49,9 @@ _with_variables = disabled(
 _once = disabled(differentiable, "torch.compile would lose that a gradient is once_differentiable")
 _in_forward_mode = disabled(
     output_without_rule, "torch.compile would drop the tangents of what runs on the host"
+)
+_with_pullback: Callable[[], None] = disabled(
+    lambda: None, "torch.compile would lose a pullback that f has made; call op_vjp in the rule"
 )
 _is_transformed = assume_constant_result(is_transformed)
 
@@ -129,6 +138,8 @@ class _Compiled(torch.autograd.Function):  # type: ignore[misc]
         gradients, _ = under_autocast(
             ctx.autocast, ctx.rule, inputs, upstreams, (), ctx.needs_input_grad[3 : 3 + len(inputs)]
         )
+        if differentiates_other_graph():
+            _with_pullback()
         return None, None, None, *gradients, *[None for _ in upstreams]
 
 

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import torch._dynamo
 from torch._dynamo import eval_frame, trace_rules
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._functorch.eager_transforms import _autograd_grad
 from torch._guards import TracingContext
 
 from cgshim_torch._versions.limits import STAYS_IN_GRAPH
@@ -34,6 +36,17 @@ def _has_symbols() -> bool:
 
 has_symbols = assume_constant_result(_has_symbols)
 """returns True if sizes are symbolic in the function that is being traced"""
+
+
+def _differentiates_other_graph() -> bool:
+    graph = InstructionTranslator.current_tx().output.current_tracer.graph
+    calls = [node for node in graph.nodes if node.target is _autograd_grad]
+    return any(x.op == "placeholder" for call in calls for x in (*call.args[0], *call.args[1]))
+
+
+differentiates_other_graph = assume_constant_result(_differentiates_other_graph)
+"""returns True if the graph that is being traced, of a backward pass, calls a pullback of torch.func.vjp that
+another graph has made: Dynamo hands over the tensors alone, and the gradients would be zero"""
 
 if not STAYS_IN_GRAPH:
     for _package in ("cgshim", "cgshim_torch", "optree"):

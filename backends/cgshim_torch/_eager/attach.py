@@ -200,6 +200,8 @@ def _saved(
         _empty(run)
     else:
         run.versions = [0 if t is None else version_of(t) for t in run.raw]
+    holds_saved = run.is_emptied or any(t is not None for t in run.raw)
+    run.holds_no_tensor = not (holds_saved or run.constants)
     _anchor(run, inputs)
     return saved
 
@@ -244,7 +246,7 @@ def _may_read_residuals(
 
 def _empty(run: Run) -> None:
     """Let the hooks alone keep the tensors: the rule gets them back, also as arguments, when it runs."""
-    run.is_emptied = True
+    run.is_emptied = run.rule.needs_inputs or any(at is not None for at in run.held_at)
     shared = Reach(run.call).seen  # f may have put what its rule holds where other code sees it
     for at, (each, place) in enumerate(zip(run.held, run.held_at, strict=True)):
         if each.tensor.requires_grad:  # a variable, which stays anyway
@@ -285,9 +287,10 @@ class Attached(SingleLevelFunction):
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         run: Run = ctx.run
         # then it may run again, as by hand
-        saves_nothing = run is not None and not (run.raw or run.constants)
+        saves_nothing = run is not None and run.holds_no_tensor
         try:
-            saved = () if saves_nothing else ctx.saved_tensors
+            is_read = not saves_nothing or (torch.is_grad_enabled() and run.raw)
+            saved = ctx.saved_tensors if is_read else ()
         except RuntimeError:  # of a second backward pass, or of a change in place
             if run is None or torch.is_grad_enabled() or not run.reads_no_change():
                 raise

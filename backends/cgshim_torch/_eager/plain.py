@@ -332,6 +332,7 @@ class Plan:
             raw,
             inputs_at,
         )
+        run.holds_no_tensor = not raw
         if existing is not NOTHING or options:
             run.f, run.options, run.existing = f, options, existing
         if needs_inputs:

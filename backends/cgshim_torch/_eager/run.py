@@ -41,6 +41,7 @@ class Run:
 
     # True if the rule holds no tensor until it runs: hooks on saved tensors look after them
     is_emptied = False
+    holds_no_tensor = False  # True if the rule does not, as far as is known
     reads_held_alone = False  # True if, moreover, it makes no function
     may_run_at_once = False  # True if another run of f leaves no trace, whether it is needed or not
     # that existed before f ran and the rule holds, with their versions

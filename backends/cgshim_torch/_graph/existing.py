@@ -351,28 +351,21 @@ def state_of(f: Callable[..., Any], variables: Sequence[Tensor]) -> list[tuple[H
 
 class Existing:
     """The tensors that f could read before it ran, by identity. Parameters always did; the rest is
-    noted.
-
-    Of a gradient without derivatives it is noted when somebody asks, after f ran: no second order
-    will, and a first one asks only to which of the tensors that a rule holds it may write.
+    noted, but for those of lazy modules, which f initializes.
     """
 
     def __init__(self, call: Call | None, holders: Collection[int] = ()) -> None:
         self._tensors: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self.holders = holders
         """the identities of functions, variables and containers that f can name: they are not to be touched"""
-        self._not_noted = call
-        if call is not None and not call.once_differentiable:
-            self._note(call)
-
-    def _note(self, call: Call) -> None:
-        reach = Reach(call)
-        self.holders, self._not_noted = set(reach.seen), None
-        self._tensors = {
-            id(t): (weakref.ref(t), version_of(t))
-            for t in reach.tensors
-            if type(t) is not torch.nn.Parameter
-        }
+        if call is not None:
+            reach = Reach(call)
+            self.holders = set(reach.seen)
+            self._tensors = {
+                id(t): (weakref.ref(t), version_of(t))
+                for t in reach.tensors
+                if type(t) is not torch.nn.Parameter and not torch.nn.parameter.is_lazy(t)
+            }
 
     def forget_changed(self) -> None:
         """Leave out what f has written to in place: that may be a function of the arguments now."""
@@ -384,8 +377,6 @@ class Existing:
 
     def has(self, t: Tensor) -> bool:
         """Return True if a tensor existed before f ran, and f has not changed it."""
-        if self._not_noted is not None:
-            self._note(self._not_noted)
         known = self._tensors.get(id(t))
         is_noted = known is not None and known[0]() is t
         return is_noted or type(t) is torch.nn.Parameter

@@ -37,6 +37,8 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
     node of the graph: nothing waits for the garbage collector.
     """
 
+    refuses_cut = True
+    """False if what is made while gradients are off is a constant, as by hand"""
     gave_numbers = False
     """True if what runs may make tensors of the numbers of other tensors"""
 
@@ -87,7 +89,8 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         return id(tensor) in self._known and not self._is_cut(tensor)
 
     def _is_cut(self, t: Tensor) -> bool:
-        return id(t) in self._cut and (self._cut[id(t)] or not t.requires_grad)
+        is_cut = self.refuses_cut and id(t) in self._cut
+        return is_cut and (self._cut[id(t)] or not t.requires_grad)
 
     def read(self, t: Tensor) -> Tensor:
         """Return what to read for a tensor."""
