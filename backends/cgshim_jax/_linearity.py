@@ -41,10 +41,8 @@ _TOGETHER = {
 _ONE_BY_ONE = frozenset({"optimization_barrier", "psum", "psum2", "psum_invariant", "device_put"})
 """whose operands become results one by one"""
 
-_NEVER = frozenset({
-    "while", "pure_callback", "io_callback", "ffi_call", "cgshim_op", "cgshim_attached",
-})  # fmt: skip
-"""for which JAX's transposition is an error"""
+_OPAQUE = frozenset({"while", "pure_callback", "io_callback", "ffi_call"})
+"""for which JAX's transposition is an error, though they may be linear"""
 
 _MANY = 1_000_000
 """how large a constant may be that is searched for what is not zero"""
@@ -58,6 +56,10 @@ class NotLinearError(Exception):
     """A rule is not linear in its upstream gradients; the message says why."""
 
 
+class NotSeenError(NotLinearError):
+    """Nobody sees if a rule is linear."""
+
+
 def require_linear(jaxpr: ClosedJaxpr, captured: int = 0) -> None:
     """Raise the error if a jaxpr has a constant term, or an operation of its arguments that JAX
     cannot transpose; so many of the arguments, the last ones, are what it captured.
@@ -65,6 +67,11 @@ def require_linear(jaxpr: ClosedJaxpr, captured: int = 0) -> None:
     arguments = [LINEAR] * (len(jaxpr.in_avals) - captured) + [CONSTANT] * captured
     if CONSTANT in _inside(jaxpr, arguments):
         raise NotLinearError("a constant one")
+
+
+def require_linear_op(op: Any, picked: Sequence[int]) -> None:
+    """Raise the error if an op is not linear in these arguments."""
+    _of_op(op, [LINEAR if at in picked else CONSTANT for at in range(len(op.f.in_avals))])
 
 
 def transposed_if_linear(
@@ -123,9 +130,12 @@ def _forms_of_results(
     def read(v: Any) -> Form:
         return _form_of(v.val) if isinstance(v, Literal) else forms[v]
 
-    for eqn in equations_for(jaxpr.outvars, jaxpr.eqns):
+    equations = equations_for(jaxpr.outvars, jaxpr.eqns)
+    used = {v for eqn in equations for v in eqn.invars if not isinstance(v, Literal)}
+    used |= {v for v in jaxpr.outvars if not isinstance(v, Literal)}
+    for eqn in equations:
         for v, form in zip(eqn.outvars, _forms_after(eqn, [*map(read, eqn.invars)]), strict=True):
-            if form is LINEAR and not jnp.issubdtype(v.aval.dtype, jnp.inexact):
+            if form is LINEAR and v in used and not jnp.issubdtype(v.aval.dtype, jnp.inexact):
                 name = eqn.primitive.name
                 raise NotLinearError(
                     "a cast to integers"
@@ -144,6 +154,8 @@ def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
     if name == "cond":
         branches = [_inside(branch, operands[1:]) for branch in eqn.params["branches"]]
         return [_sum(each) for each in zip(*branches, strict=True)]
+    if name == "cgshim_op":
+        return _of_op(eqn.params["op"], operands)
     inner = _jaxpr_in(eqn)
     if inner is not None and len(getattr(inner, "jaxpr", inner).invars) == len(operands):
         return _inside(inner, operands)
@@ -153,7 +165,7 @@ def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
         if any(form is LINEAR and at not in summed for at, form in enumerate(operands)):
             raise NotLinearError(f"{name} of upstream")
         return [_sum([operands[at] for at in summed])] * count
-    is_transposable = name not in _NEVER and (
+    is_transposable = name not in (*_OPAQUE, "cgshim_attached") and (
         eqn.primitive in ad.primitive_transposes or eqn.primitive in _private.fancy_transposes
     )
     if name in _PRODUCTS and ZERO in operands:
@@ -161,7 +173,8 @@ def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
     if LINEAR not in operands:  # what else JAX transposes is linear in its first operand
         return [ZERO if is_transposable and operands[:1] == [ZERO] else CONSTANT] * count
     if not is_transposable or (name in _PRODUCTS and operands.count(LINEAR) > 1):
-        raise NotLinearError(f"{name} of upstream")
+        error = NotSeenError if name in _OPAQUE else NotLinearError
+        raise error(f"{name} of upstream")
     return [LINEAR] * count
 
 
@@ -195,8 +208,6 @@ def _sum(operands: Sequence[Form]) -> Form:
 
 def _jaxpr_in(eqn: Any) -> Any:
     """Return the jaxpr that an operation runs once, if it has one."""
-    if eqn.primitive.name == "cgshim_op":
-        return eqn.params["op"].f
     return next(
         (eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None
     )
@@ -206,6 +217,15 @@ def _inside(inner: Any, operands: Sequence[Form]) -> list[Form]:
     jaxpr = getattr(inner, "jaxpr", inner)
     constants = getattr(inner, "consts", None) or [None] * len(jaxpr.constvars)
     return _forms_of_results(jaxpr, constants, operands)
+
+
+def _of_op(op: Any, operands: list[Form]) -> list[Form]:
+    """Return the forms of an op's results: what JAX cannot look into is as linear as its rule says."""
+    try:
+        return _inside(op.f, operands)
+    except NotSeenError:
+        op.transposed(op.f.in_avals, [at for at, form in enumerate(operands) if form is LINEAR])
+        return [LINEAR for _ in op.f.out_avals]
 
 
 def _of_scan(parameters: Any, operands: Sequence[Form]) -> list[Form]:

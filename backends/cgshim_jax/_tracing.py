@@ -110,12 +110,14 @@ def is_reference(x: Any) -> bool:
 
 def is_differentiated(x: Any) -> bool | None:
     """Return True if a derivative is being taken of x; None if x is staged, for a later
-    transformation decides.
+    transformation decides, or an argument of a linear function that is transposed.
     """
     if not is_tracer(x):
         return False
     if hasattr(x, "tangent"):
         return True
+    if hasattr(x, "pval"):
+        return is_differentiated(x.pval.get_known()) if x.pval.is_known() else None
     contents = [is_differentiated(inner) for _, inner in x._contents()]
     return None if not contents or None in contents else any(contents)
 
