@@ -123,27 +123,32 @@ def _forms_of_results(
     jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Form]
 ) -> list[Form]:
     variables = [*jaxpr.constvars, *jaxpr.invars]
-    forms: dict[Any, Form] = dict(
+    forms: dict[Any, Any] = dict(
         zip(variables, [*map(_form_of, constants), *arguments], strict=True)
     )
 
     def read(v: Any) -> Form:
         return _form_of(v.val) if isinstance(v, Literal) else forms[v]
 
-    equations = equations_for(jaxpr.outvars, jaxpr.eqns)
-    used = {v for eqn in equations for v in eqn.invars if not isinstance(v, Literal)}
-    used |= {v for v in jaxpr.outvars if not isinstance(v, Literal)}
-    for eqn in equations:
-        for v, form in zip(eqn.outvars, _forms_after(eqn, [*map(read, eqn.invars)]), strict=True):
-            if form is LINEAR and v in used and not jnp.issubdtype(v.aval.dtype, jnp.inexact):
-                name = eqn.primitive.name
-                raise NotLinearError(
-                    "a cast to integers"
-                    if name == "convert_element_type"
-                    else f"{name} of upstream"
-                )
-            forms[v] = form
+    for eqn in equations_for(jaxpr.outvars, jaxpr.eqns):
+        is_float = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars]
+        try:
+            after: Sequence[Any] = _forms_after(eqn, [*map(read, eqn.invars)])
+        except NotLinearError as error:
+            if isinstance(error, NotSeenError) or any(is_float):
+                raise
+            after = [error] * len(is_float)
+        for v, form, floats in zip(eqn.outvars, after, is_float, strict=True):
+            forms[v] = form if floats or form is not LINEAR else _as_integer(eqn)
     return [*map(read, jaxpr.outvars)]
+
+
+def _as_integer(eqn: Any) -> NotLinearError:
+    """Return the error for who makes a float of an integer or a bool that was made of upstream."""
+    name = eqn.primitive.name
+    return NotLinearError(
+        "a cast to integers" if name == "convert_element_type" else f"{name} of upstream"
+    )
 
 
 def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
@@ -153,12 +158,15 @@ def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
         return _of_scan(eqn.params, operands)
     if name == "cond":
         branches = [_inside(branch, operands[1:]) for branch in eqn.params["branches"]]
+        _refuse_integers(operands[:1])
         return [_sum(each) for each in zip(*branches, strict=True)]
     if name == "cgshim_op":
         return _of_op(eqn.params["op"], operands)
     inner = _jaxpr_in(eqn)
     if inner is not None and len(getattr(inner, "jaxpr", inner).invars) == len(operands):
         return _inside(inner, operands)
+    if name not in _OPAQUE:
+        _refuse_integers(operands)
     if name in _ONE_BY_ONE and len(operands) == count:
         return operands
     if summed := _summed_at(eqn, len(operands)):
@@ -170,7 +178,7 @@ def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
     )
     if name in _PRODUCTS and ZERO in operands:
         return [ZERO] * count
-    if LINEAR not in operands:  # what else JAX transposes is linear in its first operand
+    if {*operands} <= {ZERO, CONSTANT}:  # what else JAX transposes is linear in its first operand
         return [ZERO if is_transposable and operands[:1] == [ZERO] else CONSTANT] * count
     if not is_transposable or (name in _PRODUCTS and operands.count(LINEAR) > 1):
         error = NotSeenError if name in _OPAQUE else NotLinearError
@@ -198,9 +206,16 @@ def _sum(operands: Sequence[Form]) -> Form:
     """Return the form of a sum, or of a value that is one of these. A constant plus something
     linear is not linear.
     """
+    _refuse_integers(operands)
     if CONSTANT in operands and LINEAR in operands:
         raise NotLinearError("one with a constant part")
     return max(operands)
+
+
+def _refuse_integers(operands: Sequence[Any]) -> None:
+    for form in operands:
+        if isinstance(form, NotLinearError):
+            raise form
 
 
 # --- Operations with jaxprs inside ----------------------------------------------------------------
