@@ -58,6 +58,7 @@ from cgshim_jax._tracing import (
     Array,
     equations_for,
     eval_jaxpr,
+    in_linear_function,
     is_known,
     is_tracer,
     jaxpr_of,
@@ -462,9 +463,14 @@ def _differentiable(
         # since 0.9 another flag comes first
         moving, *primals = operands[isinstance(operands[0], bool) :]
         *derivative, tangents_of = differentiate(primals, moving, **parameters)
+
+        def linear(residuals: Sequence[Array], *own: Any) -> list[Any]:
+            with in_linear_function():
+                return tangents_of(residuals, own)  # type: ignore[no-any-return]
+
         if _private.has_structured_residuals:
-            return *derivative, None, lambda residuals, _, *own: tangents_of(residuals, own)
-        return *derivative, lambda residuals, *own: tangents_of(residuals, own)
+            return *derivative, None, lambda residuals, _, *own: linear(residuals, *own)
+        return *derivative, linear
 
     made = primitive(name, evaluate, types, jvp, batch)
     _private.primitive_linearizations[made] = linearize

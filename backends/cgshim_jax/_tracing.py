@@ -212,6 +212,41 @@ def keeping_calls() -> Any:
     return _private.set_current_trace(_Calls(current_trace(), lambda x: x))
 
 
+class _Linear(_Watch):
+    """Runs in a linear function the function of a jax.custom_jvp in the place of its rule, as JAX
+    does where it linearizes by itself.
+
+    JAX transposes that function (0.10 cannot transpose one with its rule), also one in a call of a
+    compiled function.
+    """
+
+    def process_primitive(self, primitive: Any, operands: Sequence[Any], parameters: Any) -> Any:
+        if "inline" in parameters and _has_rules(parameters["jaxpr"].jaxpr):
+            with _private.set_current_trace(self):
+                return eval_jaxpr(parameters["jaxpr"], operands)
+        return super().process_primitive(primitive, operands, parameters)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, operands: Sequence[Any], **how: Any
+    ) -> Any:
+        with _private.set_current_trace(self):
+            return fun.call_wrapped(*operands)
+
+
+def _has_rules(jaxpr: Any) -> bool:
+    """Return True if a jaxpr calls a jax.custom_jvp, or a compiled function that does."""
+    return any(
+        eqn.primitive.name == "custom_jvp_call"
+        or ("inline" in eqn.params and _has_rules(eqn.params["jaxpr"].jaxpr))
+        for eqn in jaxpr.eqns
+    )
+
+
+def in_linear_function() -> Any:
+    """Return a context in which JAX makes a linear function, which it transposes."""
+    return _private.set_current_trace(_Linear(current_trace(), lambda x: x))
+
+
 def watching(read: Callable[[Any], Any]) -> Any:
     """Return a context in which each operation reads `read(x)` where it would read x."""
     return _private.set_current_trace(_Watch(current_trace(), read))

@@ -351,3 +351,25 @@ def test_an_op_on_a_tangent_that_is_not_linear_in_it_is_refused(kind):
         f"crooked: an op that is called on a tangent must be linear in it, got {what}; call there "
         "the functions that it is made of, or return (output, grad_fn, jvp_fn)"
     )
+
+
+@jax.custom_jvp
+def triple(x):
+    return 3.0 * x
+
+
+triple.defjvp(lambda primals, tangents: (triple(*primals), 5.0 * tangents[0]))
+
+
+@pytest.mark.parametrize("inner", [triple, jax.jit(triple)], ids=["itself", "jit"])
+def test_a_custom_jvp_on_a_tangent_is_transposed_as_by_hand(inner):
+    op = op_custom_jvp(lambda x: (x * x, lambda dx: x * inner(dx)))
+    by_hand = jax.custom_jvp(lambda x: x * x)
+    by_hand.defjvp(lambda primals, tangents: (primals[0] ** 2, primals[0] * inner(tangents[0])))
+    x = jnp.asarray(X)
+    second = lambda f: jax.grad(jax.grad(f))
+    along = lambda f: lambda x: jax.jvp(lambda v: jax.jvp(f, (x,), (v,))[1], (x,), (x,))
+    for derivative in jax.grad, jax.hessian, second, along, jax.jacfwd:
+        for compiled in lambda f: f, jax.jit:
+            found, wanted = (compiled(derivative(f))(x) for f in (op, by_hand))
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
