@@ -165,10 +165,10 @@ def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
     inner = _jaxpr_in(eqn)
     if inner is not None and len(getattr(inner, "jaxpr", inner).invars) == len(operands):
         return _inside(inner, operands)
-    if name not in _OPAQUE:
-        _refuse_integers(operands)
     if name in _ONE_BY_ONE and len(operands) == count:
         return operands
+    if name not in _OPAQUE:
+        _refuse_integers(operands)
     if summed := _summed_at(eqn, len(operands)):
         if any(form is LINEAR and at not in summed for at, form in enumerate(operands)):
             raise NotLinearError(f"{name} of upstream")

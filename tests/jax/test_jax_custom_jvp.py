@@ -250,6 +250,15 @@ def that_asks(a, b):
     return a * b, grad
 
 
+@op_custom_gradient
+def checked(a, b):
+    """As a solver does that raises an error if what it has found is not finite."""
+    y = a * b
+    status = jnp.where(jnp.isfinite(y).all(), 0, 1)
+    y = jax.lax.cond(status == 0, lambda y: y, lambda y: host_product(status, y), y)
+    return (y, status), lambda u: (u[0] * b, 7.0 * u[0] * a)
+
+
 @op_custom_jvp
 def by_jvp_fn(a, b):
     """As jax.custom_jvp, it has the transpose of f there, so that both modes agree."""
@@ -260,6 +269,7 @@ ON_A_TANGENT = {
     "a product": (scaled, 1, 7.0),
     "a while loop": (lambda a, b: opaque(a, b)[0], 3, 7.0),
     "a callback": (on_the_host, 1, 7.0),
+    "a check": (lambda a, b: checked(a, b)[0], 1, 7.0),
     "a rule that asks": (that_asks, 1, 7.0),
     "jvp_fn alone": (by_jvp_fn, 1, 1.0),
     "twice": (lambda a, b: scaled(a, scaled(a, b)), 2, 49.0),
