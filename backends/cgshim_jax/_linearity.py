@@ -41,10 +41,8 @@ _TOGETHER = {
 _ONE_BY_ONE = frozenset({"optimization_barrier", "psum", "psum2", "psum_invariant", "device_put"})
 """whose operands become results one by one"""
 
-_NEVER = frozenset({
-    "while", "pure_callback", "io_callback", "ffi_call", "cgshim_op", "cgshim_attached",
-})  # fmt: skip
-"""for which JAX's transposition is an error"""
+_OPAQUE = frozenset({"while", "pure_callback", "io_callback", "ffi_call"})
+"""for which JAX's transposition is an error, though they may be linear"""
 
 _MANY = 1_000_000
 """how large a constant may be that is searched for what is not zero"""
@@ -58,6 +56,10 @@ class NotLinearError(Exception):
     """A rule is not linear in its upstream gradients; the message says why."""
 
 
+class NotSeenError(NotLinearError):
+    """Nobody sees if a rule is linear."""
+
+
 def require_linear(jaxpr: ClosedJaxpr, captured: int = 0) -> None:
     """Raise the error if a jaxpr has a constant term, or an operation of its arguments that JAX
     cannot transpose; so many of the arguments, the last ones, are what it captured.
@@ -65,6 +67,11 @@ def require_linear(jaxpr: ClosedJaxpr, captured: int = 0) -> None:
     arguments = [LINEAR] * (len(jaxpr.in_avals) - captured) + [CONSTANT] * captured
     if CONSTANT in _inside(jaxpr, arguments):
         raise NotLinearError("a constant one")
+
+
+def require_linear_op(op: Any, picked: Sequence[int]) -> None:
+    """Raise the error if an op is not linear in these arguments."""
+    _of_op(op, [LINEAR if at in picked else CONSTANT for at in range(len(op.f.in_avals))])
 
 
 def transposed_if_linear(
@@ -116,7 +123,7 @@ def _forms_of_results(
     jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Form]
 ) -> list[Form]:
     variables = [*jaxpr.constvars, *jaxpr.invars]
-    forms: dict[Any, Form] = dict(
+    forms: dict[Any, Any] = dict(
         zip(variables, [*map(_form_of, constants), *arguments], strict=True)
     )
 
@@ -124,16 +131,24 @@ def _forms_of_results(
         return _form_of(v.val) if isinstance(v, Literal) else forms[v]
 
     for eqn in equations_for(jaxpr.outvars, jaxpr.eqns):
-        for v, form in zip(eqn.outvars, _forms_after(eqn, [*map(read, eqn.invars)]), strict=True):
-            if form is LINEAR and not jnp.issubdtype(v.aval.dtype, jnp.inexact):
-                name = eqn.primitive.name
-                raise NotLinearError(
-                    "a cast to integers"
-                    if name == "convert_element_type"
-                    else f"{name} of upstream"
-                )
-            forms[v] = form
+        is_float = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars]
+        try:
+            after: Sequence[Any] = _forms_after(eqn, [*map(read, eqn.invars)])
+        except NotLinearError as error:
+            if isinstance(error, NotSeenError) or any(is_float):
+                raise
+            after = [error] * len(is_float)
+        for v, form, floats in zip(eqn.outvars, after, is_float, strict=True):
+            forms[v] = form if floats or form is not LINEAR else _as_integer(eqn)
     return [*map(read, jaxpr.outvars)]
+
+
+def _as_integer(eqn: Any) -> NotLinearError:
+    """Return the error for who makes a float of an integer or a bool that was made of upstream."""
+    name = eqn.primitive.name
+    return NotLinearError(
+        "a cast to integers" if name == "convert_element_type" else f"{name} of upstream"
+    )
 
 
 def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
@@ -143,25 +158,31 @@ def _forms_after(eqn: Any, operands: list[Form]) -> list[Form]:
         return _of_scan(eqn.params, operands)
     if name == "cond":
         branches = [_inside(branch, operands[1:]) for branch in eqn.params["branches"]]
+        _refuse_integers(operands[:1])
         return [_sum(each) for each in zip(*branches, strict=True)]
+    if name == "cgshim_op":
+        return _of_op(eqn.params["op"], operands)
     inner = _jaxpr_in(eqn)
     if inner is not None and len(getattr(inner, "jaxpr", inner).invars) == len(operands):
         return _inside(inner, operands)
     if name in _ONE_BY_ONE and len(operands) == count:
         return operands
+    if name not in _OPAQUE:
+        _refuse_integers(operands)
     if summed := _summed_at(eqn, len(operands)):
         if any(form is LINEAR and at not in summed for at, form in enumerate(operands)):
             raise NotLinearError(f"{name} of upstream")
         return [_sum([operands[at] for at in summed])] * count
-    is_transposable = name not in _NEVER and (
+    is_transposable = name not in (*_OPAQUE, "cgshim_attached") and (
         eqn.primitive in ad.primitive_transposes or eqn.primitive in _private.fancy_transposes
     )
     if name in _PRODUCTS and ZERO in operands:
         return [ZERO] * count
-    if LINEAR not in operands:  # what else JAX transposes is linear in its first operand
+    if {*operands} <= {ZERO, CONSTANT}:  # what else JAX transposes is linear in its first operand
         return [ZERO if is_transposable and operands[:1] == [ZERO] else CONSTANT] * count
     if not is_transposable or (name in _PRODUCTS and operands.count(LINEAR) > 1):
-        raise NotLinearError(f"{name} of upstream")
+        error = NotSeenError if name in _OPAQUE else NotLinearError
+        raise error(f"{name} of upstream")
     return [LINEAR] * count
 
 
@@ -185,9 +206,16 @@ def _sum(operands: Sequence[Form]) -> Form:
     """Return the form of a sum, or of a value that is one of these. A constant plus something
     linear is not linear.
     """
+    _refuse_integers(operands)
     if CONSTANT in operands and LINEAR in operands:
         raise NotLinearError("one with a constant part")
     return max(operands)
+
+
+def _refuse_integers(operands: Sequence[Any]) -> None:
+    for form in operands:
+        if isinstance(form, NotLinearError):
+            raise form
 
 
 # --- Operations with jaxprs inside ----------------------------------------------------------------
@@ -195,8 +223,6 @@ def _sum(operands: Sequence[Form]) -> Form:
 
 def _jaxpr_in(eqn: Any) -> Any:
     """Return the jaxpr that an operation runs once, if it has one."""
-    if eqn.primitive.name == "cgshim_op":
-        return eqn.params["op"].f
     return next(
         (eqn.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in eqn.params), None
     )
@@ -206,6 +232,15 @@ def _inside(inner: Any, operands: Sequence[Form]) -> list[Form]:
     jaxpr = getattr(inner, "jaxpr", inner)
     constants = getattr(inner, "consts", None) or [None] * len(jaxpr.constvars)
     return _forms_of_results(jaxpr, constants, operands)
+
+
+def _of_op(op: Any, operands: list[Form]) -> list[Form]:
+    """Return the forms of an op's results: what JAX cannot look into is as linear as its rule says."""
+    try:
+        return _inside(op.f, operands)
+    except NotSeenError:
+        op.transposed(op.f.in_avals, [at for at, form in enumerate(operands) if form is LINEAR])
+        return [LINEAR for _ in op.f.out_avals]
 
 
 def _of_scan(parameters: Any, operands: Sequence[Form]) -> list[Form]:

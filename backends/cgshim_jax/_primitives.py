@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.core import ClosedJaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from cgshim.backend import (
@@ -38,7 +38,13 @@ from cgshim.backend import (
     subvals,
 )
 from cgshim_jax import _private
-from cgshim_jax._linearity import NotLinearError, has_loops, require_linear, transposed_if_linear
+from cgshim_jax._linearity import (
+    NotLinearError,
+    has_loops,
+    require_linear,
+    require_linear_op,
+    transposed_if_linear,
+)
 from cgshim_jax._rules import (
     as_tensor,
     floats_among,
@@ -48,7 +54,16 @@ from cgshim_jax._rules import (
     refuse_captured,
     type_of_upstream,
 )
-from cgshim_jax._tracing import Array, eval_jaxpr, is_known, is_tracer, jaxpr_of
+from cgshim_jax._tracing import (
+    Array,
+    equations_for,
+    eval_jaxpr,
+    in_linear_function,
+    is_known,
+    is_tracer,
+    jaxpr_of,
+    part_of,
+)
 
 Rule = Callable[[list[Array], list[Array], Sequence[int]], Sequence[Array | None]]
 """from residuals, upstreams and places of arguments to the gradients of these arguments"""
@@ -279,6 +294,47 @@ class Op:
             self.f = f
         return self.f
 
+    def transposed(self, types: Sequence[Any], picked: Sequence[int]) -> ClosedJaxpr:
+        """Return the gradients of these arguments, in which f is linear, as a jaxpr of the other
+        arguments and of upstreams; types are those of all arguments.
+
+        They are the rule's, which may not read these arguments, nor what f made of them: that is an
+        error. Where a jvp_fn is the only rule they are those of f, as with jax.custom_jvp.
+        """
+        f = self.traced(types)
+        float_at = floats_among(f.out_avals)
+
+        def gradients(*tensors: Array) -> list[Array]:
+            arguments, upstreams = tensors[: len(types)], list(tensors[len(types) :])
+            outputs, residuals, linear = self.forward(arguments)
+            if linear.is_pushed:
+                of_own, own = functools.partial(of, arguments), [types[at] for at in picked]
+                return transposed_if_linear(of_own, own, upstreams, refuse)
+            before = [*arguments, *residuals]
+            read = [*before, *linear.attach([*before, *outputs])]
+            made = linear([read[at] for at in linear.reads], upstreams, tuple(picked))
+            return [
+                jnp.zeros_like(arguments[at]) if g is None else fit(g, types[at])
+                for at, g in zip(picked, made, strict=True)
+            ]
+
+        def of(arguments: Sequence[Array], *own: Array) -> list[Array]:
+            outputs = eval_jaxpr(f, subvals(arguments, picked, own))
+            return [outputs[at] for at in float_at]
+
+        def refuse(what: str, is_seen: bool) -> NoReturn:
+            raise NotLinearError(what)
+
+        of_outputs = [type_of_upstream(f.out_avals[at]) for at in float_at]
+        whole, captured = jaxpr_of(gradients, [*types, *of_outputs])
+        refuse_captured(self.call.name, captured)
+        given, ends = whole.jaxpr.invars, whole.jaxpr.outvars
+        computing = equations_for(ends, whole.jaxpr.eqns)
+        own = {given[at] for at in picked}
+        if any(v in own for eqn in computing for v in eqn.invars if not isinstance(v, Literal)):
+            raise NotLinearError(f"{self.call.name}, whose gradient depends on the tangent")
+        return part_of(whole, [v for v in given if v not in own], ends, computing)
+
 
 class _Over(Op):
     """A call over a batch."""
@@ -407,9 +463,14 @@ def _differentiable(
         # since 0.9 another flag comes first
         moving, *primals = operands[isinstance(operands[0], bool) :]
         *derivative, tangents_of = differentiate(primals, moving, **parameters)
+
+        def linear(residuals: Sequence[Array], *own: Any) -> list[Any]:
+            with in_linear_function():
+                return tangents_of(residuals, own)  # type: ignore[no-any-return]
+
         if _private.has_structured_residuals:
-            return *derivative, None, lambda residuals, _, *own: tangents_of(residuals, own)
-        return *derivative, lambda residuals, *own: tangents_of(residuals, own)
+            return *derivative, None, lambda residuals, _, *own: linear(residuals, *own)
+        return *derivative, linear
 
     made = primitive(name, evaluate, types, jvp, batch)
     _private.primitive_linearizations[made] = linearize
@@ -537,14 +598,34 @@ _transposed = primitive(
 ad.primitive_transposes[_transposed] = _transpose
 
 
-def _refuse_transpose(_: Any, *operands: Any, **parameters: Any) -> NoReturn:
-    """Raise the error for an op on a tangent: the rule of f's derivative is not that of f."""
-    (name,) = [x.call.name for x in parameters.values() if hasattr(x, "call")]
-    raise refusal(TransformationError, name, must="what JAX transposes may not call an op on a tangent",
-                  got="such a call", do="call there the functions that it is made of")  # fmt: skip
+def _transpose_op(upstreams: Sequence[Any], *operands: Any, op: Op) -> list[Array | None]:
+    """Return gradients by the rule of an op on a tangent, in which it is linear."""
+    picked = [at for at, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    if all(isinstance(u, ad.Zero) for u in upstreams):
+        return [None] * len(operands)
+    known = [as_tensor(x) for x in operands if not ad.is_undefined_primal(x)]
+    types = [x.aval if at in picked else as_tensor(x).aval for at, x in enumerate(operands)]
+    f = op.traced(types)
+    try:
+        require_linear_op(op, picked)
+        transposed = op.transposed(types, picked)
+    except NotLinearError as error:
+        _refuse_on_a_tangent(op.call, str(error))
+    whole = [as_tensor(ad.instantiate_zeros(upstreams[at])) for at in floats_among(f.out_avals)]
+    return subvals([None] * len(operands), picked, eval_jaxpr(transposed, [*known, *whole]))
 
 
-ad.primitive_transposes.update({_op: _refuse_transpose, _attached: _refuse_transpose})
+def _refuse_on_a_tangent(call: Call, what: str) -> NoReturn:
+    raise refusal(TransformationError, call.name,
+                  must="an op that is called on a tangent must be linear in it", got=what,
+                  do="call there the functions that it is made of, or return (output, grad_fn, jvp_fn)")  # fmt: skip
+
+
+def _transpose_attached(_: Any, *operands: Any, linear: Linear, first: bool) -> NoReturn:
+    _refuse_on_a_tangent(linear.call, "one that does something besides")
+
+
+ad.primitive_transposes.update({_op: _transpose_op, _attached: _transpose_attached})
 
 
 # --- What JAX has outside of its core, once it is imported ----------------------------------------

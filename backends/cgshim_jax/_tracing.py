@@ -110,12 +110,14 @@ def is_reference(x: Any) -> bool:
 
 def is_differentiated(x: Any) -> bool | None:
     """Return True if a derivative is being taken of x; None if x is staged, for a later
-    transformation decides.
+    transformation decides, or an argument of a linear function that is transposed.
     """
     if not is_tracer(x):
         return False
     if hasattr(x, "tangent"):
         return True
+    if hasattr(x, "pval"):
+        return is_differentiated(x.pval.get_known()) if x.pval.is_known() else None
     contents = [is_differentiated(inner) for _, inner in x._contents()]
     return None if not contents or None in contents else any(contents)
 
@@ -208,6 +210,41 @@ def keeping_calls() -> Any:
     each time.
     """
     return _private.set_current_trace(_Calls(current_trace(), lambda x: x))
+
+
+class _Linear(_Watch):
+    """Runs in a linear function the function of a jax.custom_jvp in the place of its rule, as JAX
+    does where it linearizes by itself.
+
+    JAX transposes that function (0.10 cannot transpose one with its rule), also one in a call of a
+    compiled function.
+    """
+
+    def process_primitive(self, primitive: Any, operands: Sequence[Any], parameters: Any) -> Any:
+        if "inline" in parameters and _has_rules(parameters["jaxpr"].jaxpr):
+            with _private.set_current_trace(self):
+                return eval_jaxpr(parameters["jaxpr"], operands)
+        return super().process_primitive(primitive, operands, parameters)
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, operands: Sequence[Any], **how: Any
+    ) -> Any:
+        with _private.set_current_trace(self):
+            return fun.call_wrapped(*operands)
+
+
+def _has_rules(jaxpr: Any) -> bool:
+    """Return True if a jaxpr calls a jax.custom_jvp, or a compiled function that does."""
+    return any(
+        eqn.primitive.name == "custom_jvp_call"
+        or ("inline" in eqn.params and _has_rules(eqn.params["jaxpr"].jaxpr))
+        for eqn in jaxpr.eqns
+    )
+
+
+def in_linear_function() -> Any:
+    """Return a context in which JAX makes a linear function, which it transposes."""
+    return _private.set_current_trace(_Linear(current_trace(), lambda x: x))
 
 
 def watching(read: Callable[[Any], Any]) -> Any:
