@@ -354,4 +354,5 @@ def output_of_constants(op: str, output: Any) -> Any:
         raise refusal(CustomGradientTypeError, op,
                       must="f must be given every tensor that is differentiated",
                       got="none among its arguments",
-                      do="pass it as an argument, in a container that the backend knows") from None  # fmt: skip
+                      do="pass it as an argument, in a container that the backend knows, "
+                      "or choose the backend by name") from None  # fmt: skip

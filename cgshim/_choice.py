@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from cgshim._errors import BackendError, describe, refusal
 from cgshim._foreign import (
     KERAS,
+    KERAS_EDITIONS,
     KERAS_SYMBOL,
     KERAS_VARIABLES,
     TRACER,
@@ -235,14 +236,14 @@ def is_lasting(kind: type) -> bool:
 
 def _find_framework(kind: type) -> str | None:
     require_metadata()
-    for base in kind.__mro__:
-        root = base.__module__.partition(".")[0]
+    roots = [(base, base.__module__.partition(".")[0]) for base in kind.__mro__]
+    if any(base.__name__ == KERAS_SYMBOL and root in KERAS_EDITIONS for base, root in roots):
+        raise refusal(BackendError, "cgshim", must="an op is called with tensors of a framework",
+                      got="a symbolic KerasTensor",
+                      do="call the op in the call method of a keras.Layer")  # fmt: skip
+    for base, root in roots:
         if root == KERAS and base.__name__ in KERAS_VARIABLES:
             return KERAS
-        if root == KERAS and base.__name__ == KERAS_SYMBOL:
-            raise refusal(BackendError, "cgshim", must="an op is called with tensors of a framework",
-                          got="a symbolic KerasTensor",
-                          do="call the op in the call method of a keras.Layer")  # fmt: skip
         name = registered().aliases.get(root, root)
         if name in entry_points() and root in sys.modules:
             return name

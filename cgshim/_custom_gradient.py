@@ -11,12 +11,19 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, Ty
 
 from cgshim._batches import WithBatches, require_batches
 from cgshim._call import Call, ForeignOutputError, output_of_constants
-from cgshim._choice import backend_for, choice_for_plans, framework_of_type, is_lasting
+from cgshim._choice import (
+    backend_for,
+    choice_for_plans,
+    chosen_backend,
+    framework_of_type,
+    is_lasting,
+)
 from cgshim._errors import CustomGradientTypeError, add_note, function_name, refusal
 from cgshim._foreign import KERAS, is_traced
 from cgshim._gradients import Arguments
-from cgshim._held import FunctionHolder
+from cgshim._held import FunctionHolder, tensors_inside
 from cgshim._parameters import Parameters, signature_of, signature_of_method
+from cgshim._protocol import Backend
 from cgshim._registry import load
 from cgshim._trees import ONE_TENSOR, partition_each
 
@@ -131,11 +138,10 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     def _output_of_constants(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the output of an f that gets no tensor; a list of numbers was meant to be one."""
-        for arg in args:
-            if isinstance(arg, list) and arg and all(isinstance(number, float) for number in arg):
-                raise refusal(CustomGradientTypeError, self._name,
-                              must="a tensor must be among the arguments", got="a list of numbers",
-                              do="convert it to a tensor (op_convert_to_tensor)")  # fmt: skip
+        if any(map(_is_list_of_numbers, args)):
+            raise refusal(CustomGradientTypeError, self._name,
+                          must="a tensor must be among the arguments", got="a list of numbers",
+                          do="convert it to a tensor (op_convert_to_tensor)")  # fmt: skip
         if self._parameters is not None and self._parameters.takes_needs_input_grad:
             _, arguments, _ = self._parameters.bind(self._name, args, kwargs)
             kwargs = {**kwargs, "needs_input_grad": (None,) * len(arguments)}
@@ -182,7 +188,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Call | None, list[Any]]:
         """Return the call with these arguments and the tensors in them; the call is None if there
-        are none.
+        are none, unless a backend was chosen and none is hidden.
         """
         if self._parameters is None:
             raise refusal(CustomGradientTypeError, self._name,
@@ -194,7 +200,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         if backend is None:
             return None, []
         inputs, specs = partition_each(self._name, backend, arguments)
-        if not inputs:
+        if not inputs and (chosen_backend() is None or _hide_tensors(arguments, backend)):
             return None, []
         are_tensors = all(spec is ONE_TENSOR for spec in specs)
         return self._made_call(
@@ -293,6 +299,19 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     def __repr__(self) -> str:
         return f"<op {self._name} with a custom gradient>"
+
+
+def _is_list_of_numbers(arg: Any) -> bool:
+    return isinstance(arg, list) and bool(arg) and all(isinstance(x, float) for x in arg)
+
+
+def _hide_tensors(arguments: Sequence[Any], backend: Backend) -> bool:
+    """Return True if tensors are where no backend sees them: in an object, or a list of numbers
+    that was meant to be one.
+    """
+    return any(map(_is_list_of_numbers, arguments)) or bool(
+        tensors_inside(arguments, backend.is_tensor)
+    )
 
 
 _OF_FUNCTIONS = (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__")

@@ -156,7 +156,7 @@ def _readings(arguments: Arguments, result: Any) -> Iterator[Sequence[Any] | Non
     if (
         several
         and len(result) == len(arguments.specs)
-        and not _feeds_what_is_static(arguments, result)
+        and not _feeds_what_is_static(arguments.specs, result)
     ):
         yield _align_each(arguments.specs, result)
     if several and len(result) == len(holding):
@@ -172,6 +172,11 @@ def _readings(arguments: Arguments, result: Any) -> Iterator[Sequence[Any] | Non
         yield result
     if several and len(result) == len(arguments.specs):
         yield _align_each(arguments.specs, result)
+    if several and len(result) < len(arguments.specs):
+        # the last ones left out, which hold no tensor: a call may leave them to their defaults
+        first, last = arguments.specs[: len(result)], arguments.specs[len(result) :]
+        if not (any(spec.count for spec in last) or _feeds_what_is_static(first, result)):
+            yield _align_each(first, result)
     if result is None:
         yield [None] * total
 
@@ -184,11 +189,9 @@ def _is_in_order(arguments: Arguments, fields: Sequence[str]) -> bool:
     return places == sorted(places)
 
 
-def _feeds_what_is_static(arguments: Arguments, result: Sequence[Any]) -> bool:
+def _feeds_what_is_static(specs: Sequence[TreeSpec], result: Sequence[Any]) -> bool:
     """Return True if an argument without a tensor would get a gradient, as when the result is flat."""
-    return any(
-        not spec.count and g is not None for spec, g in zip(arguments.specs, result, strict=True)
-    )
+    return any(not spec.count and g is not None for spec, g in zip(specs, result, strict=True))
 
 
 def _align_each(specs: Sequence[TreeSpec], gradients: Sequence[Any]) -> list[Any] | None:

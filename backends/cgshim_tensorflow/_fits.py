@@ -60,6 +60,12 @@ class Fit(NamedTuple):
             self._at_its_places(values, kind.places(gradient), op, name) if self.places else values
         )
 
+    def dense(self, gradient: Tensor | None) -> Tensor | None:
+        """Return a checked gradient of the values; what was slices of them, as a tensor."""
+        if gradient is None or kind_of(gradient) is not SLICES:
+            return gradient
+        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, self.sizes()[0])
+
     def _checked_in_the_run(self, values: Tensor, expected: Any, op: str, name: Name) -> Tensor:
         message = str(self._other_shape(op, name, "another one when it runs"))
         with tf.name_scope(

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from cgshim.backend import Call, RuleScope, Tensor, is_differentiable
-from cgshim_tensorflow._private import FunctionGradients, record
-from cgshim_tensorflow._record import Listening, is_of_accumulator
+from cgshim_tensorflow._private import FunctionGradients, pack_tangents, tapes
+from cgshim_tensorflow._record import Listening, is_of_accumulator, running_rule
 from cgshim_tensorflow._values import is_eager, values_of
 
 Backward = Callable[..., Sequence[Tensor | None]]
@@ -76,6 +76,32 @@ def observe_functions() -> None:
         return transposed.run(build, function, outputs, inference_args, input_tangents)
 
     FunctionGradients._build_functions_for_outputs = observed
+
+
+@functools.cache
+def observe_tapes() -> None:
+    """Refuse from now on the tape that a rule opens while an accumulator transposes it: TensorFlow
+    2.21 lets it record nothing, and its gradients would be None.
+    """
+    push = tapes.push_new_tape
+
+    @functools.wraps(push)
+    def observed(*args: Any, **options: Any) -> Any:
+        rule = running_rule.current
+        if rule and pack_tangents(()).indices and not running_rule.run(None, _tapes_record):
+            rule.call.refuse("forward mode needs a rule that takes no derivative itself",
+                             "op_vjp or a GradientTape in it", "use reverse mode")  # fmt: skip
+        return push(*args, **options)
+
+    tapes.push_new_tape = observed
+
+
+def _tapes_record() -> bool:
+    with tf.GradientTape() as tape:
+        x = tf.constant(0.0)
+        tape.watch(x)
+        y = tf.identity(x)
+    return tape.gradient(y, x) is not None
 
 
 # --- Which operations are linear, and in what -----------------------------------------------------
@@ -183,9 +209,8 @@ class Linearity:
             gradients = rule(*upstreams)
         self.conclude(gradients)
         if tf.executing_eagerly() and not self.fault:
-            with record.stop_recording():
-                scaled = rule(*[-2 * u if is_differentiable(u.dtype) else u for u in upstreams])
-                self.require_homogeneous(gradients, scaled)
+            scaled = rule(*[-2 * u if is_differentiable(u.dtype) else u for u in upstreams])
+            self.require_homogeneous(gradients, scaled)
         return gradients
 
     @classmethod

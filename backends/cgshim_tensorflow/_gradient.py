@@ -110,8 +110,10 @@ class _Gradient:
             if observing.is_of_function:
                 self.require_transpose()
             dense = in_this_graph(dense)
-            transposed = functools.partial(self._connected, accumulators=1)
-            return [*observing.observe(self._call, transposed, dense), *self._of_unknown(*dense)]
+            return [
+                *observing.observe(self._call, self._transposed, dense),
+                *self._of_unknown(*dense),
+            ]
         gradients = self._connected(*(map(detached, dense) if once else dense))
         if once:
             sources = [self._stand_in, *dense]
@@ -182,6 +184,11 @@ class _Gradient:
             refuse = functools.partial(self._call.refuse_unconnected, tensor, why)
             gradients = without_derivative(self._call, [source], gradients, refuse)
         return self._fitting(gradients)
+
+    def _transposed(self, *upstreams: Tensor) -> list[Tensor | None]:
+        """Run the rule while an accumulator transposes it, which takes no slices."""
+        gradients = self._connected(*upstreams, accumulators=1)
+        return [fit.dense(gradient) for fit, gradient in zip(self._fits, gradients, strict=True)]
 
     def _refuse_tangents_of(self, read: Iterable[Tensor]) -> None:
         """Raise an error for a tensor whose tangent is not known, or f's where it is to be the

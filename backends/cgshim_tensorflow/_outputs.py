@@ -29,7 +29,14 @@ import tensorflow as tf
 
 from cgshim.backend import Tensor, TransformationError, is_differentiable, sentence
 from cgshim_tensorflow._private import delete_trace, pack_tangents, record, same_memory
-from cgshim_tensorflow._record import OPEN, Listening, Record, identity, stand_ins
+from cgshim_tensorflow._record import (
+    OPEN,
+    Listening,
+    Record,
+    identity,
+    running_rule,
+    stand_ins,
+)
 from cgshim_tensorflow._values import detached, is_eager, values_of, with_values
 
 
@@ -292,7 +299,10 @@ class Tangents:
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """While f runs."""
-        with self.tape, Listening(self._remember):
+        with contextlib.ExitStack() as stack:
+            # none of a rule's own, which may call an op while an accumulator transposes it
+            running_rule.run(None, stack.enter_context, self.tape)
+            stack.enter_context(Listening(self._remember))
             self.tape.watch(self.values)
             yield
 

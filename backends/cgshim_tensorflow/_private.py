@@ -52,6 +52,9 @@ def same_memory(x: Any) -> Any:
 
 record: Any = _python("eager.record")
 """whether a tape records; how a gradient is recorded; VariableWatcher"""
+tapes: Any = _python("eager.tape")
+"""opens the tapes of all. The first op in a graph or in forward mode replaces its `push_new_tape` for
+good: nobody else tells of the tapes that a rule opens."""
 pack_tangents: Any = _python("eager.forwardprop_util").pack_tangents
 """tells what has tangents; of no tensors, how many accumulators follow what is computed now"""
 delete_trace: Any = _python("pywrap_tfe").TFE_Py_TapeSetDeleteTrace

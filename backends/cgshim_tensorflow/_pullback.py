@@ -10,7 +10,6 @@ import tensorflow as tf
 from cgshim.backend import Tensor, is_differentiable
 from cgshim_tensorflow._fits import fit_of
 from cgshim_tensorflow._forward import Linearity
-from cgshim_tensorflow._private import pack_tangents
 from cgshim_tensorflow._record import running_rule
 from cgshim_tensorflow._values import values_of, with_values
 
@@ -26,9 +25,6 @@ def vjp(
     rule = running_rule.current
     if rule:
         rule.ends.update([x._id for x in values])
-        if pack_tangents(()).indices and not _tapes_record():
-            rule.call.refuse("forward mode needs a rule that takes no derivative itself",
-                             "op_vjp or a GradientTape in grad_fn", "use reverse mode")  # fmt: skip
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch([*values, *variables])
         outputs = list(fn(*map(with_values, inputs, values)))
@@ -69,14 +65,3 @@ def transposed(
     if linearity.fault:
         refuse(linearity.fault)
     return pullback(upstreams)
-
-
-def _tapes_record() -> bool:
-    """Return False in a rule that an accumulator transposes: TensorFlow 2.21 lets tapes record
-    nothing there.
-    """
-    with tf.GradientTape() as tape:
-        x = tf.constant(0.0)
-        tape.watch(x)
-        y = tf.identity(x)
-    return tape.gradient(y, x) is not None

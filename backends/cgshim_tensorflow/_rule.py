@@ -27,6 +27,7 @@ from cgshim_tensorflow._forward import (
     Linearity,
     judge,
     observe_functions,
+    observe_tapes,
     transposition,
 )
 from cgshim_tensorflow._private import (
@@ -69,6 +70,7 @@ def attach_gradient(
         record.record_operation_forwardprop_only, call.name, outputs, sources, backward, None
     )
     if forward and pack_tangents(sources).tangents:
+        observe_tapes()
         forward(transpose, outputs)
     else:
         transpose()
@@ -82,6 +84,7 @@ def _identity_in_graph(
     sources.
     """
     observe_functions()
+    observe_tapes()
     count = len(values)
     graph = tf.compat.v1.get_default_graph()
     if isinstance(graph, LegacyGraph):

@@ -174,6 +174,16 @@ def test_a_framework_that_is_not_imported_is_not_asked(monkeypatch: pytest.Monke
     assert framework_of_type(stranger) is None
 
 
+@pytest.mark.parametrize("root", ["keras", "tf_keras", "tensorflow.python.keras"])
+def test_a_symbolic_tensor_of_any_keras_is_refused(root: str) -> None:
+    """Keras 2 would record what f does with it, and not its rule."""
+    symbol = type("KerasTensor", (), {"__module__": f"{root}.engine.keras_tensor"})
+    op = cgshim.op_custom_gradient(lambda x: (x, lambda upstream: upstream))
+    for kind in (symbol, type("RaggedKerasTensor", (symbol,), {"__module__": root})):
+        with pytest.raises(cgshim.CustomGradientError, match="got a symbolic KerasTensor; call"):
+            op(kind())
+
+
 def test_a_class_of_the_name_of_keras_s_is_none_of_keras() -> None:
     static = type("KerasTensor", (), {})()
     op = cgshim.op_custom_gradient(lambda x, _: (2 * x, lambda upstream: (3 * upstream, None)))

@@ -259,6 +259,20 @@ def test_nobody_is_told_of_a_nan_where_each_is_an_error(mode: Any) -> None:
     assert dc.numpy() > 1e28  # no gradient that anybody would take for one
 
 
+@eager_and_function
+@pytest.mark.usefixtures("_check_numerics")
+def test_a_debugger_leaves_the_outputs_of_some_operations_as_they_are(mode: Any) -> None:
+    """Of these it tells the next listener nothing."""
+
+    @cgshim.op_custom_gradient
+    def square(x: Any) -> Any:
+        kept = tf.function(lambda x: tf.identity(x))(x)
+        return x * x, lambda u: 7.0 * tf.reshape(u, []) * kept
+
+    assert mode(grad(square))(tf.constant(2.0)).numpy() == 14
+    assert mode(grad(grad(square)))(tf.constant(2.0)).numpy() == 7
+
+
 @pytest.mark.parametrize(
     "multiply", [lambda x, w: x * w, lambda x, w: w * x], ids=["behind", "before"]
 )

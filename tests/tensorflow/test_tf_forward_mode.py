@@ -108,6 +108,17 @@ def test_ops_within_an_op(mode: Any) -> None:
     assert mode(jvp(outer, 3.0))(tf.constant(2.0)).numpy() == 4 * 3
 
 
+@eager_and_function
+def test_forward_over_forward_of_an_op_in_a_rule(mode: Any) -> None:
+    """The backend's own tape, which follows the inner f, is none of the rule's."""
+
+    @cgshim.op_custom_gradient(forward_mode=True)
+    def outer(x: Any) -> Any:
+        return x, lambda upstream: upstream * square(x)
+
+    assert mode(jvp(jvp(outer, 3.0), 5.0))(tf.constant(2.0)).numpy() == 7 * 2 * 3 * 5
+
+
 def test_a_branch_on_upstream_is_refused_though_linearity_was_promised() -> None:
     promised = cgshim.op_custom_gradient(by_value, forward_mode=True)
     with pytest.raises(
@@ -117,7 +128,7 @@ def test_a_branch_on_upstream_is_refused_though_linearity_was_promised() -> None
 
 
 TAKES_A_DERIVATIVE = (
-    "by_vjp: forward mode needs a rule that takes no derivative itself, got op_vjp or a GradientTape in grad_fn; "
+    "by_vjp: forward mode needs a rule that takes no derivative itself, got op_vjp or a GradientTape in it; "
     "use reverse mode"
 )
 
@@ -133,6 +144,75 @@ def test_a_derivative_within_a_rule(mode: Any, promised: bool) -> None:
         mode(jvp(op, 3.0))(x)
     assert str(caught.value) == TAKES_A_DERIVATIVE
     assert mode(grad(op))(x).numpy() == 28
+
+
+@pytest.mark.parametrize("promised", [True, False])
+@eager_and_function
+def test_a_tape_within_a_rule(mode: Any, promised: bool) -> None:
+    """An accumulator lets it record nothing: its gradient would be None, and taken for zero."""
+
+    def by_vjp(x: Any) -> Any:
+        def rule(u: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = x * x
+            return tape.gradient(y, x, output_gradients=7.0 * u)
+
+        return x * x, rule
+
+    op, x = cgshim.op_custom_gradient(by_vjp, forward_mode=promised), tf.constant(2.0)
+    with pytest.raises(cgshim.TransformationError) as caught:
+        mode(jvp(op, 3.0))(x)
+    assert str(caught.value) == TAKES_A_DERIVATIVE
+    assert mode(grad(op))(x).numpy() == 28
+    assert jvp(tf.function(op), 3.0)(x).numpy() == 3 * 28
+
+
+@eager_and_function
+def test_a_tape_within_f(mode: Any) -> None:
+    @cgshim.op_custom_gradient(forward_mode=True)
+    def op(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x * x
+        slope = tape.gradient(y, x)
+        return y, lambda u: 7.0 * u * slope
+
+    assert mode(jvp(op, 3.0))(tf.constant(2.0)).numpy() == 3 * 28
+
+
+@eager_and_function
+def test_a_tape_within_jvp_fn(mode: Any) -> None:
+    """Reverse mode transposes it, which compares two runs of it."""
+
+    @cgshim.op_custom_jvp
+    def by_vjp(x: Any) -> Any:
+        def rule(dx: Any) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = x * x
+            return 7.0 * dx * tape.gradient(y, x)
+
+        return x * x, rule
+
+    x = tf.constant(2.0)
+    assert mode(grad(by_vjp))(x).numpy() == 28
+    assert mode(grad(grad(by_vjp)))(x).numpy() == 14
+    with pytest.raises(cgshim.TransformationError) as caught:
+        mode(jvp(by_vjp, 3.0))(x)
+    assert str(caught.value) == TAKES_A_DERIVATIVE
+
+
+@eager_and_function
+def test_slices_in_forward_mode(mode: Any) -> None:
+    at = tf.constant([2, 0, 2])
+
+    @cgshim.op_custom_gradient(forward_mode=True)
+    def rows(x: Any) -> Any:
+        return tf.gather(x, at), lambda u: tf.IndexedSlices(7.0 * u, at)
+
+    tangents = mode(jvp(rows, [1.0, 10.0, 100.0]))(tf.constant([2.0, 3.0, 5.0]))
+    np.testing.assert_array_equal(tangents, [700.0, 7.0, 700.0])
 
 
 def test_a_derivative_within_the_rule_of_a_function() -> None:

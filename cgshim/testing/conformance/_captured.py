@@ -195,8 +195,8 @@ def refused_in_both_ways(framework: Framework, fn: Callable[[Tensor], Any]) -> l
 
 @case()
 def captured_tensor_without_an_argument(framework: Framework) -> None:
-    """Where f is given no tensor, nobody knows its framework in time: not even a rule that takes
-    variables may run.
+    """Where f is given no tensor and no backend is chosen, nobody knows its framework in time: not
+    even a rule that takes variables may run.
     """
 
     def twice(w: Tensor) -> Tensor:
@@ -206,6 +206,21 @@ def captured_tensor_without_an_argument(framework: Framework) -> None:
         return op(2.0)
 
     refused_in_both_ways(framework, twice)
+    framework.check_equal(twice(framework.tensor(Y)), 2.0 * Y)
+
+
+@case()
+def state_read_without_an_argument(framework: Framework) -> None:
+    """If a backend is chosen, that is the framework of a call without tensors."""
+
+    def twice(w: Tensor) -> Tensor:
+        op = op_custom_gradient(
+            lambda factor: (w * factor, lambda upstream, variables: (None, [7.0 * upstream]))
+        )
+        with cgshim.use_backend(framework.name):
+            return op(2.0)
+
+    framework.check_state(twice, Y, upstream=U[0], output=2.0 * Y, gradients=(7.0 * U[0],))
     framework.check_equal(twice(framework.tensor(Y)), 2.0 * Y)
 
 

@@ -88,6 +88,32 @@ def return_for_several_arguments(
     )  # fmt: skip
 
 
+@case()
+def return_without_what_a_call_leaves_out(framework: Framework) -> None:
+    """A call need not give the last arguments, and neither need the rule; but not one in between."""
+
+    @op_custom_gradient
+    def clip(x: Tensor, low: float, high: float = 9.0, name: str | None = None) -> Any:
+        assert (low, high, name) == (-9.0, 9.0, None)
+        return x * 1.0, lambda u: (7.0 * u, None)
+
+    framework.check_at(lambda x: clip(x, -9.0), X, upstream=U, output=X, gradients=(7.0 * U,))
+    framework.check_at(lambda x: clip(x, -9.0, 9.0), X, upstream=U, gradients=(7.0 * U,))
+
+    @op_custom_gradient
+    def two(x: Tensor, low: float, y: Tensor, high: float = 9.0) -> Any:
+        return x * y, lambda u: (7.0 * u, 5.0 * u)[: int(high)]
+
+    @op_custom_gradient
+    def misplaced(x: Tensor, low: float, high: float = 9.0) -> Any:
+        return x * 1.0, lambda u: (None, 7.0 * u)
+
+    x = framework.tensor(X)
+    for fn in (lambda x: two(x, 1.0, framework.tensor(X), 1.0), lambda x: misplaced(x, 1.0)):
+        error = raised(CustomGradientValueError, lambda fn=fn: cgshim.op_vjp(fn, x)[1](x))
+        assert "must return one gradient for each argument" in str(error), str(error)
+
+
 ONE: dict[str, Callable[[Tensor], Any]] = {
     "bare": lambda g: g,
     "a one-tuple": lambda g: (g,),
