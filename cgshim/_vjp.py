@@ -196,6 +196,7 @@ def _vjp(
     fn: Callable[..., Any],
     args: Sequence[Any],
     variables: Sequence[Tensor] | None = None,
+    flat_vjp: FlatVjp | None = None,
 ) -> tuple[Any, Pullback]:
     inputs, specs = partition_each(op, backend, [floats_to_tensors(backend, arg) for arg in args])
     places = [at for at, x in enumerate(inputs) if is_differentiable(x.dtype)]
@@ -208,8 +209,9 @@ def _vjp(
         )
         return outputs
 
-    flat_vjp = by_variables_too(op, backend, variables) if variables else backend.vjp
-    outputs, flat_pullback = flat_vjp(flat_fn, [inputs[at] for at in places])
+    if variables:
+        flat_vjp = by_variables_too(op, backend, variables)
+    outputs, flat_pullback = (flat_vjp or backend.vjp)(flat_fn, [inputs[at] for at in places])
     specs_of_gradients = [spec.without_static() for spec in specs]
 
     @not_converted
@@ -220,6 +222,16 @@ def _vjp(
         return of_args if variables is None else (of_args, list(gradients[len(places) :]))
 
     return spec_of_output.combine(outputs), pullback
+
+
+def vjp_of_rules(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Pullback]:
+    """Return what op_vjp does, but with gradients of complex numbers as rules have them: those of a
+    framework may be the conjugates.
+    """
+    op = function_name(fn)
+    backend: Any = backend_or_numpy(args)
+    flat_vjp = getattr(backend, "vjp_of_rules", backend.vjp)
+    return _vjp(op, backend, converted_as_caller(backend, fn), args, flat_vjp=flat_vjp)
 
 
 def require_callable(op: str, fn: Any) -> None:
