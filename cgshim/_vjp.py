@@ -40,7 +40,11 @@ FlatVjp: TypeAlias = Callable[
 
 @not_converted
 def op_vjp(
-    fn: Callable[..., Any], /, *args: Any, variables: Sequence[Tensor] | None = None
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    variables: Sequence[Tensor] | None = None,
+    as_in_rules: bool = False,
 ) -> tuple[Any, Pullback]:
     """Return a function's output and its pullback, which takes upstream gradients to gradients of
     the arguments.
@@ -56,6 +60,10 @@ def op_vjp(
         What fn reads without being given it, as a rule gets its ``variables``: on PyTorch tensors
         that require grad, on TensorFlow Variables and tensors. JAX and NumPy differentiate by
         arguments alone.
+    as_in_rules : bool
+        Take and return the gradients of complex numbers as rules do, dL/dx + i dL/dy; a rule that
+        calls op_vjp wants that. By default they are the framework's own: JAX's and autograd's are
+        the conjugates.
 
     Returns
     -------
@@ -93,7 +101,8 @@ def op_vjp(
     backend = backend_or_numpy([*args, *read])
     if variables is not None:
         variables = checked_variables(op, backend, variables)
-    return _vjp(op, backend, converted_as_caller(backend, fn), args, variables)
+    offered = getattr(backend, "vjp_of_rules", None) if as_in_rules else None
+    return _vjp(op, backend, converted_as_caller(backend, fn), args, variables, offered)
 
 
 @not_converted
@@ -222,16 +231,6 @@ def _vjp(
         return of_args if variables is None else (of_args, list(gradients[len(places) :]))
 
     return spec_of_output.combine(outputs), pullback
-
-
-def vjp_of_rules(fn: Callable[..., Any], /, *args: Any) -> tuple[Any, Pullback]:
-    """Return what op_vjp does, but with gradients of complex numbers as rules have them: those of a
-    framework may be the conjugates.
-    """
-    op = function_name(fn)
-    backend: Any = backend_or_numpy(args)
-    flat_vjp = getattr(backend, "vjp_of_rules", backend.vjp)
-    return _vjp(op, backend, converted_as_caller(backend, fn), args, flat_vjp=flat_vjp)
 
 
 def require_callable(op: str, fn: Any) -> None:

@@ -94,4 +94,4 @@ from cgshim._trees import (
     told_apart as told_apart,
     with_leaves as with_leaves,
 )
-from cgshim._vjp import vjp_of_rules as vjp_of_rules
+from cgshim._vjp import op_vjp as op_vjp

@@ -13,9 +13,9 @@ from cgshim.backend import (
     CustomGradient,
     backend_or_numpy,
     load,
+    op_vjp,
     partition,
     use_backend,
-    vjp_of_rules,
     with_leaves,
 )
 from cgshim.host._gradient import HostPair, declared_of_floats, with_tensors
@@ -24,7 +24,7 @@ from cgshim.host._op import in_place_of
 
 class ForeignPair(HostPair):
     """f of an op whose f and grad_fn run in another framework: f there, and the pullback that
-    vjp_of_rules makes of it.
+    op_vjp makes of it.
 
     The gradient is an op too, whose rule is the pullback of the gradient as a function in that
     framework, and so on.
@@ -73,9 +73,8 @@ def _pair(
     framework = load(backend)
     to_arrays = functools.partial(with_tensors, framework, framework.convert_to_numpy)
     with use_backend(backend):
-        output, pullback = vjp_of_rules(
-            functools.partial(f, **options), *[_to(framework, arg) for arg in args]
-        )
+        arguments = [_to(framework, arg) for arg in args]
+        output, pullback = op_vjp(functools.partial(f, **options), *arguments, as_in_rules=True)
 
     def grad_fn(upstream: Any) -> list[Any]:
         with use_backend(backend):
@@ -93,7 +92,7 @@ def _gradient_in(
 ) -> list[Any]:
     """Return the gradients of the floats among the arguments, in tensors of f's framework."""
     framework = load(backend)
-    output, pullback = vjp_of_rules(functools.partial(f, **options), *args)
+    output, pullback = op_vjp(functools.partial(f, **options), *args, as_in_rules=True)
     _, spec = partition("op_host", framework, output)
     gradients, _ = framework.tree_flatten(pullback(spec.without_static().combine(upstreams)))
     return [g for g in gradients if framework.is_tensor(g)]

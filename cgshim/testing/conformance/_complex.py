@@ -94,6 +94,27 @@ def complex_foreign_function(framework: Framework, order: int) -> None:
             check_against_own(framework, of_op, of_cubic, z, u, upstream=v, factors=[1.0, 1.0])
 
 
+@case(dtype=COMPLEX)
+def complex_vjp_in_a_rule(framework: Framework, dtype: str) -> None:
+    """With 7 for 1, of what is not holomorphic."""
+    z, u, v = (framework.tensor(values, dtype) for values in (Z, UPSTREAM, ANOTHER))
+
+    def cubic(z: Tensor) -> Tensor:
+        return z * z * ops.conj(z)
+
+    @op_custom_gradient
+    def op(z: Tensor) -> Any:
+        def grad(upstream: Tensor) -> Tensor:
+            _, pullback = cgshim.op_vjp(cubic, z, as_in_rules=True)
+            return 7.0 * pullback(upstream)[0]
+
+        return cubic(z), grad
+
+    check_against_own(framework, op, cubic, z, upstream=u, factors=[7.0])
+    of_op, of_cubic = (functools.partial(own_gradient, fn) for fn in (op, cubic))
+    check_against_own(framework, of_op, of_cubic, z, u, upstream=v, factors=[7.0, 7.0])
+
+
 @case(order={"1": 1, "2": 2})
 def complex_kept_output(framework: Framework, order: int) -> None:
     """The output that a rule keeps, with the rule's derivative: 5 exp(z), as of exp(5 z - 4 w) at w
