@@ -150,12 +150,6 @@ def test_what_stands_elsewhere_is_told(name: str, place: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["pi", "inf", "newaxis", "float32", "errstate"])
-def test_what_numpy_has_besides_functions_is_numpys(name: str) -> None:
-    with pytest.raises(AttributeError, match=f"; write numpy.{name}$"):
-        getattr(ops, name)
-
-
 def test_scipys_functions_are_refused_where_they_have_no_derivative() -> None:
     assert ops.special.erfcx(np.array([0.0, 1.0])) == pytest.approx([1.0, 0.427583576])
     with pytest.raises(
