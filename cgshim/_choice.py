@@ -261,7 +261,8 @@ def is_numpy_array(leaf: object) -> bool:
     return (
         numpy is not None
         and isinstance(leaf, (numpy.ndarray, numpy.generic))
-        and load("numpy").is_tensor(leaf)
+        # torch.compile shows no dtype of an array, and takes those of numbers alone
+        and (is_traced() or load("numpy").is_tensor(leaf))
     )
 
 
@@ -272,6 +273,8 @@ def framework_of(leaf: Any) -> str | None:
     name = framework_of_type(type(leaf))
     if name == KERAS:
         return framework_of(leaf.value)
+    if name == "numpy" and is_traced():
+        return name if is_numpy_array(leaf) else None
     return name if name is not None and load(name).is_tensor(leaf) else None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cgshim._dtypes import is_complex, is_differentiable
+from cgshim._dtypes import dtype_name, is_complex, is_differentiable
 from cgshim._errors import (
     CustomGradientTypeError,
     CustomGradientValueError,
@@ -228,6 +228,11 @@ def check_gradient(
                       do="sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule")  # fmt: skip
     if tensor.dtype == dtype:
         return tensor
+    if dtype_name(tensor.dtype) == "bool":
+        raise refusal(CustomGradientValueError, op,
+                      must=f"the {kind} of {of()} must hold numbers ({describe_spec(shape, dtype)})",
+                      got=describe(tensor),
+                      do="write ops.where(mask, upstream, 0.0): upstream * mask is one in TensorFlow")  # fmt: skip
     if is_complex(tensor.dtype) and not is_complex(dtype):
         raise refusal(CustomGradientValueError, op,
                       must=f"the {kind} of {of()} must be real as it is ({describe_spec(shape, dtype)})",

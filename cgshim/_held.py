@@ -53,7 +53,7 @@ def places(x: Any) -> Iterator[Place]:
     holds.
     """
     if not isinstance(x, (FunctionHolder, types.MethodType)):  # which show what they hold
-        yield from _items(getattr(x, "__dict__", {}), ".{}")
+        yield from _items(_attributes(x), ".{}")
     if isinstance(x, types.FunctionType):
         for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
             if cell != _EMPTY:
@@ -91,6 +91,17 @@ def named_globals(x: Any) -> Iterator[Place]:
     if isinstance(x, types.FunctionType):
         names = [name for name in x.__code__.co_names if name in x.__globals__]
         yield from _items(x.__globals__, "{}", names)
+
+
+def _attributes(x: Any) -> dict[str, Any]:
+    """Return the attributes of an object; none if its class makes up even this one, or raises an
+    error of its own, as proxies do.
+    """
+    try:
+        attributes = getattr(x, "__dict__", None)
+    except Exception:  # noqa: BLE001  # whatever the author of the class has written
+        return {}
+    return attributes if isinstance(attributes, dict) else {}
 
 
 def _items(holder: Any, written: str, keys: Iterable[Any] | None = None) -> Iterator[Place]:

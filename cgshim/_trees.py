@@ -11,6 +11,7 @@ from typing import Any
 
 from cgshim._choice import framework_of, is_numpy_array, of_another_framework, value_of
 from cgshim._errors import CustomGradientTypeError, describe, refusal
+from cgshim._foreign import is_traced
 from cgshim._held import SIMPLE
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
@@ -235,7 +236,8 @@ def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
     if backend.is_tensor(leaf):
         return leaf
     if is_numpy_array(leaf):
-        return backend.convert_to_tensor(_portable(op, backend, leaf))
+        portable = leaf if is_traced() else _portable(op, backend, leaf)
+        return backend.convert_to_tensor(portable)
     raise of_another_framework(op, backend, leaf)
 
 

@@ -40,7 +40,11 @@ FlatVjp: TypeAlias = Callable[
 
 @not_converted
 def op_vjp(
-    fn: Callable[..., Any], /, *args: Any, variables: Sequence[Tensor] | None = None
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    variables: Sequence[Tensor] | None = None,
+    as_in_rules: bool = False,
 ) -> tuple[Any, Pullback]:
     """Return a function's output and its pullback, which takes upstream gradients to gradients of
     the arguments.
@@ -56,6 +60,10 @@ def op_vjp(
         What fn reads without being given it, as a rule gets its ``variables``: on PyTorch tensors
         that require grad, on TensorFlow Variables and tensors. JAX and NumPy differentiate by
         arguments alone.
+    as_in_rules : bool
+        Take and return the gradients of complex numbers as rules do, dL/dx + i dL/dy; a rule that
+        calls op_vjp wants that. By default they are the framework's own: JAX's and autograd's are
+        the conjugates.
 
     Returns
     -------
@@ -93,7 +101,8 @@ def op_vjp(
     backend = backend_or_numpy([*args, *read])
     if variables is not None:
         variables = checked_variables(op, backend, variables)
-    return _vjp(op, backend, converted_as_caller(backend, fn), args, variables)
+    offered = getattr(backend, "vjp_of_rules", None) if as_in_rules else None
+    return _vjp(op, backend, converted_as_caller(backend, fn), args, variables, offered)
 
 
 @not_converted
@@ -196,6 +205,7 @@ def _vjp(
     fn: Callable[..., Any],
     args: Sequence[Any],
     variables: Sequence[Tensor] | None = None,
+    flat_vjp: FlatVjp | None = None,
 ) -> tuple[Any, Pullback]:
     inputs, specs = partition_each(op, backend, [floats_to_tensors(backend, arg) for arg in args])
     places = [at for at, x in enumerate(inputs) if is_differentiable(x.dtype)]
@@ -208,8 +218,9 @@ def _vjp(
         )
         return outputs
 
-    flat_vjp = by_variables_too(op, backend, variables) if variables else backend.vjp
-    outputs, flat_pullback = flat_vjp(flat_fn, [inputs[at] for at in places])
+    if variables:
+        flat_vjp = by_variables_too(op, backend, variables)
+    outputs, flat_pullback = (flat_vjp or backend.vjp)(flat_fn, [inputs[at] for at in places])
     specs_of_gradients = [spec.without_static() for spec in specs]
 
     @not_converted

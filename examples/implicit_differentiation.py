@@ -38,7 +38,8 @@ def fixed_point(step, parameters, start):
     x = iterate(lambda x: step(parameters, x), start)
 
     def grad(upstream):
-        _, pullback = op_vjp(step, parameters, fixed_point(step, parameters, start))
+        x = fixed_point(step, parameters, start)
+        _, pullback = op_vjp(step, parameters, x, as_in_rules=True)
         adjoint = iterate(lambda v: upstream + pullback(v)[1], upstream)
         return None, pullback(adjoint)[0], None
 

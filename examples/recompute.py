@@ -34,7 +34,8 @@ def recompute(fn):
         run = partial(fn, **options)
 
         def grad(upstream, variables=None):  # the trainable state that fn reads, if it reads any
-            return op_vjp(run, *args, variables=variables)[1](upstream)
+            _, pullback = op_vjp(run, *args, variables=variables, as_in_rules=True)
+            return pullback(upstream)
 
         constants = map(op_stop_gradient, args)  # of which no framework records anything
         return run(*constants), grad

@@ -311,6 +311,15 @@ def test_complex_gradient_of_a_real_argument(framework: Framework) -> None:
     raises(CustomGradientValueError, text, _run_backward, framework, lambda u: (gradient, None))
 
 
+def test_mask_for_a_gradient(framework: Framework) -> None:
+    gradient = framework.tensor([1.0, 0.0]) > 0
+    text = (
+        "op: the gradient of x must hold numbers (f32[2]), got bool[2]; write ops.where(mask, upstream, 0.0): "
+        "upstream * mask is one in TensorFlow"
+    )
+    raises(CustomGradientValueError, text, _run_backward, framework, lambda u: (gradient, None))
+
+
 # --- Tensors of two frameworks --------------------------------------------------------------------
 
 

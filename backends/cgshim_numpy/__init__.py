@@ -84,5 +84,11 @@ def vjp(
     return derivatives().vjp(fn, inputs)  # type: ignore[no-any-return]
 
 
+def vjp_of_rules(
+    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
+) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
+    return derivatives().vjp_of_rules(fn, inputs)  # type: ignore[no-any-return]
+
+
 def transposed(*linear: Any) -> Sequence[Array]:
     return derivatives().transposed(*linear)  # type: ignore[no-any-return]

@@ -75,6 +75,14 @@ def vjp(
     )
 
 
+def vjp_of_rules(
+    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
+) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
+    """Do as vjp does, with conjugates as rules have them."""
+    outputs, pullback = vjp(fn, inputs)
+    return outputs, lambda upstreams: conjugated(pullback(conjugated(upstreams)))
+
+
 def transposed(
     fn: Callable[..., Sequence[Array]],
     inputs: Sequence[Array],

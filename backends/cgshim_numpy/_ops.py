@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cgshim.backend import SIMPLE, Axis, axes_of
+from cgshim.backend import SIMPLE, Axis, BackendError, axes_of, refusal
 from cgshim_numpy._autograd import derivatives, isbox, when_derivatives_exist
 
 Array = Any
@@ -30,9 +30,19 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     if own is not None:
         return own  # type: ignore[no-any-return]
     numpys = _named("", name)
-    if name.startswith("special.") and name not in _OF_AUTOGRAD:  # raises a TypeError for boxes
-        return numpys if isinstance(numpys, np.ufunc) else None
+    if name.startswith("special.") and name not in _OF_AUTOGRAD:
+        return functools.partial(_of_arrays, numpys) if isinstance(numpys, np.ufunc) else None
     return numpys and (lambda *args, **kwargs: _named(_root, name)(*args, **kwargs))  # type: ignore[misc]
+
+
+def _of_arrays(function: np.ufunc, *args: Any, **kwargs: Any) -> Any:
+    """Return what a function of SciPy returns, of which autograd has no derivative."""
+    if any(map(isbox, args)):
+        raise refusal(BackendError, f"op_special.{function.__name__}",
+                      must="what is differentiated on NumPy must have a derivative in autograd",
+                      got=f"scipy.special.{function.__name__}",
+                      do="call it in an f of op_custom_gradient, and write its rule")  # fmt: skip
+    return function(*args, **kwargs)
 
 
 def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:

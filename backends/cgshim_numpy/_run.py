@@ -117,7 +117,7 @@ class Run:
         with self._recording(record):
             try:
                 outputs, rule = call(inputs)
-            except (TypeError, ValueError, AttributeError, NotImplementedError, AssertionError):
+            except Exception:  # noqa: BLE001  # Numba and ctypes have their own
                 # f may take values alone, as compiled code does. If they are not what is wrong, it
                 # raises that again.
                 record.note_read(None)

@@ -50,7 +50,7 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
         if not hasattr(torch, dtype):
             raise TypeError(f"PyTorch has no dtype {dtype}")
         dtype = getattr(torch, dtype)
-    if isinstance(x, (np.ndarray, np.generic)):
+    if isinstance(x, (np.ndarray, np.generic)) and not torch.compiler.is_compiling():
         # a copy: NumPy's memory may change, or be locked
         return known_constant(from_numpy(np.array(x))).to(device_of_call(), dtype)
     return torch.as_tensor(

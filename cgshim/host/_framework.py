@@ -73,9 +73,8 @@ def _pair(
     framework = load(backend)
     to_arrays = functools.partial(with_tensors, framework, framework.convert_to_numpy)
     with use_backend(backend):
-        output, pullback = op_vjp(
-            functools.partial(f, **options), *[_to(framework, arg) for arg in args]
-        )
+        arguments = [_to(framework, arg) for arg in args]
+        output, pullback = op_vjp(functools.partial(f, **options), *arguments, as_in_rules=True)
 
     def grad_fn(upstream: Any) -> list[Any]:
         with use_backend(backend):
@@ -93,7 +92,7 @@ def _gradient_in(
 ) -> list[Any]:
     """Return the gradients of the floats among the arguments, in tensors of f's framework."""
     framework = load(backend)
-    output, pullback = op_vjp(functools.partial(f, **options), *args)
+    output, pullback = op_vjp(functools.partial(f, **options), *args, as_in_rules=True)
     _, spec = partition("op_host", framework, output)
     gradients, _ = framework.tree_flatten(pullback(spec.without_static().combine(upstreams)))
     return [g for g in gradients if framework.is_tensor(g)]

@@ -66,8 +66,13 @@ def _function_named(name: str) -> NumPyFunction:
     own = name.rpartition(".")[2]
     if not own.startswith("_") and (name.startswith("special.") or _is_function(name)):
         return _numpy_named(name)
-    place = None if "." in name or own.startswith("_") else _place_in_namespace(name)
-    hint = f"; call ops.{place}.{name}" if place else ""
+    hint = ""
+    if not ("." in name or own.startswith("_")):
+        place = _place_in_namespace(name)
+        if hasattr(np, name):  # a number, a dtype, a module
+            hint = f"; write numpy.{name}"
+        elif place:
+            hint = f"; call ops.{place}.{name}"
     raise AttributeError(
         f"numpy has no function {name} of arrays, and so cgshim.ops has none{hint}"
     )

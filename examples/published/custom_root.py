@@ -20,7 +20,7 @@ def custom_root(f, parameters, guess, solve, transpose_solve):
     root = solve(f, *ops.tree_map(ops.stop_gradient, (parameters, guess)))
 
     def grad(upstream):
-        _, pullback = op_vjp(f, parameters, root)
+        _, pullback = op_vjp(f, parameters, root, as_in_rules=True)
         adjoint = transpose_solve(lambda v: pullback(v)[1], upstream)
         return None, pullback(-adjoint)[0], None, None, None
 

@@ -26,10 +26,10 @@ def reversible(f, g, x1, x2, weights):
     def grad(upstream):
         (at1, at2), (of1, of2), of_weights = (y1, y2), upstream, []
         for a, b in reversed(weights):
-            change, pullback = op_vjp(g, at1, b)
+            change, pullback = op_vjp(g, at1, b, as_in_rules=True)
             through, of_b = pullback(of2)
             at2, of1 = at2 - change, of1 + through
-            change, pullback = op_vjp(f, at2, a)
+            change, pullback = op_vjp(f, at2, a, as_in_rules=True)
             through, of_a = pullback(of1)
             at1, of2 = at1 - change, of2 + through
             of_weights = [(of_a, of_b), *of_weights]

@@ -394,6 +394,25 @@ def test_tolerances(backend, mode):
         )
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", ["near a pole", "an oscillation"])
+def test_a_function_that_bends_within_one_step(backend, case, mode):
+    """By one central difference 1 / x is wrong by a hundred-thousandth at a thousandth."""
+    f, derivative, values = {
+        "near a pole": (lambda x: 1 / x, lambda x: -1 / (x * x), [1e-3, -2e-3]),
+        "an oscillation": (lambda x: ops.sin(50 * x), lambda x: 50 * ops.cos(50 * x), [1e2, 130.0]),
+    }[case]
+    for factor, is_right in ((1.0, True), (1.0001, False)):
+        op = op_custom_gradient(
+            lambda x, factor=factor: (f(x), lambda u: u * factor * derivative(x)), forward_mode=True
+        )
+        args = tensors(backend, values)
+        if is_right:
+            check_gradients(op, args, modes=[mode])
+        else:
+            assert "order 1" in raised(AssertionError, op, args, modes=[mode])
+
+
 def test_a_small_tangent_is_not_lost_beside_a_large_one(backend):
     """Wrong by a thousandth in the second element, which is a millionth of the first."""
     factors = np.array([2.0, 2.002])

@@ -24,6 +24,30 @@ def test_globals_that_a_function_names_are_held_by_it_but_not_inside_it():
     assert tensors_inside(function, is_array) == []
 
 
+class Anything:
+    """An object that has no attributes, and makes up all that it is asked for, as llvmlite's."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name):
+        return object()
+
+
+class Nothing:
+    """A proxy of what is not there yet."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name):
+        raise RuntimeError("working outside of a context")
+
+
+def test_an_object_that_makes_up_its_attributes_or_has_none_yet_is_passed_over():
+    proxies = [Anything(), Nothing()]
+    is_array = lambda x: isinstance(x, np.ndarray)
+    assert tensors_held(lambda: (proxies, TABLE), is_array) == [TABLE]
+
+
 # --- Where something is held ----------------------------------------------------------------------
 
 

@@ -261,14 +261,25 @@ def test_a_tensor_of_another_framework_is_refused_after_one_of_its_own(incomplet
 
 
 @pytest.mark.parametrize(
-    "name", ["no_such_function", "linalg.no_such_function", "pi", "random", "float32", "ndarray"]
+    "name",
+    [
+        "no_such_function",
+        "linalg.no_such_function",
+        "pi",
+        "errstate",
+        "random",
+        "float32",
+        "ndarray",
+    ],
 )
 def test_what_numpy_has_not_is_no_function(name):
     with pytest.raises(AttributeError) as error:
         getattr(ops.linalg, name.removeprefix("linalg.")) if name.startswith(
             "linalg."
         ) else getattr(ops, name)
-    assert str(error.value) == f"numpy has no function {name} of arrays, and so cgshim.ops has none"
+    hint = f"; write numpy.{name}" if hasattr(np, name) else ""
+    message = f"numpy has no function {name} of arrays, and so cgshim.ops has none{hint}"
+    assert str(error.value) == message
 
 
 def pytest_generate_tests(metafunc):

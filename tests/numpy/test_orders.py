@@ -8,11 +8,12 @@ import types
 import autograd.numpy as anp
 import numpy as np
 import pytest
+import scipy.special
 from autograd import elementwise_grad, grad, value_and_grad
 from autograd.differential_operators import make_jvp, make_vjp
 from autograd.tracer import getval
 
-from cgshim import TransformationError, op_convert_to_numpy, op_custom_gradient, op_grad
+from cgshim import TransformationError, op_convert_to_numpy, op_custom_gradient, op_grad, ops
 
 X = np.array(0.5)
 
@@ -52,6 +53,28 @@ def test_a_kept_output_of_an_opaque_f(keep, order):
 
     np.testing.assert_allclose(nth(exp, order)(X), 5**order * math.exp(0.5))
     assert len(runs) == 1
+
+
+class WrongTypeError(Exception):
+    """What Numba, ctypes and other libraries raise for a box is no TypeError."""
+
+
+def opaque(x):
+    if not isinstance(x, (np.ndarray, np.generic)):
+        raise WrongTypeError(type(x).__name__)
+    return np.exp(x)
+
+
+@pytest.mark.parametrize(
+    ("f", "value"),
+    [(opaque, math.exp(0.5)), (ops.special.log_ndtr, scipy.special.log_ndtr(0.5))],
+    ids=["an error of its own", "one of cgshim.ops"],
+)
+def test_an_f_that_raises_what_it_likes_for_a_box(f, value):
+    """With 5 for 1 in the rule, which calls the op itself."""
+    op = op_custom_gradient(lambda x: (f(x), lambda u: u * 5 * op(x)))
+    for order in (1, 2, 3):
+        np.testing.assert_allclose(nth(op, order)(X), 5**order * value)
 
 
 def test_one_of_several_outputs():

@@ -262,6 +262,25 @@ def test_a_numpy_argument_is_a_constant():
     )
 
 
+@op_custom_gradient
+def product_with_tree(tree, x):
+    return x * tree["w"][0], lambda upstream: (None, 3 * upstream * tree["w"][0])
+
+
+@pytest.mark.stays_in_graph
+@pytest.mark.parametrize("w", [np.array([2.0, 4.0], np.float32), np.array([1, 0]) > 0])
+@pytest.mark.parametrize("op", [
+    lambda x, w: product(x, w), lambda x, w: product_with_tree({"w": [w]}, x),
+], ids=["an argument", "in a tree"])  # fmt: skip
+def test_a_numpy_array_is_a_constant_within_a_whole_graph(op, w):
+    x = leaf(1.0, -2.0)
+    for function in (op, lambda x, _: op(x, w)):
+        y = compiled(function, fullgraph=True)(x, w)
+        (gradient,) = torch.autograd.grad(y, x, torch.tensor([2.0, -3.0]))
+        assert y.tolist() == [1.0 * w[0], -2.0 * w[1]]
+        assert gradient.tolist() == [6.0 * w[0], -9.0 * w[1]]
+
+
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_an_output_is_changed_in_place(compiler):
     x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)

@@ -7,14 +7,16 @@ own numbers all the same.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import cgshim
-from cgshim import op_cast, op_custom_gradient, op_custom_jvp, op_stop_gradient, ops
+from cgshim import op_cast, op_custom_gradient, op_custom_jvp, op_host, op_stop_gradient, ops
 from cgshim._protocol import Tensor
+from cgshim.testing.conformance._foreign_functions import other_frameworks
 from cgshim.testing.conformance._framework import Framework, tangent
 from cgshim.testing.conformance._registry import case
 
@@ -73,6 +75,44 @@ def complex_second_order(framework: Framework, dtype: str) -> None:
     of_op = lambda z, u: own_gradient(crooked_square, z, u)
     of_square = lambda z, u: own_gradient(square, z, u)
     check_against_own(framework, of_op, of_square, z, u, upstream=v, factors=[7.0, 7.0])
+
+
+@case(order={"1": 1, "2": 2})
+def complex_foreign_function(framework: Framework, order: int) -> None:
+    """Of other frameworks, whose own gradients may be the conjugates of this one's."""
+    z, u, v = (framework.tensor(values, "complex64") for values in (Z, UPSTREAM, ANOTHER))
+
+    def cubic(z: Tensor) -> Tensor:
+        return z * z * ops.conj(z) + 1j * z
+
+    for backend in other_frameworks(framework):
+        op = op_host(cubic, outputs=lambda z: z, backend=backend)
+        if order == 1:
+            check_against_own(framework, op, cubic, z, upstream=u, factors=[1.0])
+        else:
+            of_op, of_cubic = (functools.partial(own_gradient, fn) for fn in (op, cubic))
+            check_against_own(framework, of_op, of_cubic, z, u, upstream=v, factors=[1.0, 1.0])
+
+
+@case(dtype=COMPLEX)
+def complex_vjp_in_a_rule(framework: Framework, dtype: str) -> None:
+    """With 7 for 1, of what is not holomorphic."""
+    z, u, v = (framework.tensor(values, dtype) for values in (Z, UPSTREAM, ANOTHER))
+
+    def cubic(z: Tensor) -> Tensor:
+        return z * z * ops.conj(z)
+
+    @op_custom_gradient
+    def op(z: Tensor) -> Any:
+        def grad(upstream: Tensor) -> Tensor:
+            _, pullback = cgshim.op_vjp(cubic, z, as_in_rules=True)
+            return 7.0 * pullback(upstream)[0]
+
+        return cubic(z), grad
+
+    check_against_own(framework, op, cubic, z, upstream=u, factors=[7.0])
+    of_op, of_cubic = (functools.partial(own_gradient, fn) for fn in (op, cubic))
+    check_against_own(framework, of_op, of_cubic, z, u, upstream=v, factors=[7.0, 7.0])
 
 
 @case(order={"1": 1, "2": 2})

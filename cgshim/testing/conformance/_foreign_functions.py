@@ -18,7 +18,7 @@ from cgshim.testing.conformance._registry import case
 X, W, UPSTREAM = np.array([1.0, 2.0, 4.0]), 3.0, np.array([1.0, -2.0, 5.0])
 
 
-def _other_frameworks(framework: Framework) -> list[str]:
+def other_frameworks(framework: Framework) -> list[str]:
     """The other frameworks of this run; NumPy is always one."""
     return [
         name
@@ -40,7 +40,7 @@ def _op(backend: str) -> Any:
 
 @case()
 def foreign_function(framework: Framework) -> None:
-    for backend in _other_frameworks(framework):
+    for backend in other_frameworks(framework):
         of_x, of_w = UPSTREAM * np.cos(X) * W * W, (UPSTREAM * np.sin(X) * 2 * W).sum()
         framework.check_at(
             _op(backend), X, W, upstream=UPSTREAM, output=np.sin(X) * W * W, gradients=(of_x, of_w)
@@ -51,7 +51,7 @@ def foreign_function(framework: Framework) -> None:
 def foreign_function_at_the_third_order(framework: Framework) -> None:
     upstream = framework.tensor(UPSTREAM)
     u_cos, uu_sin, uuu_cos = UPSTREAM * np.cos(X), UPSTREAM**2 * np.sin(X), UPSTREAM**3 * np.cos(X)
-    for backend in _other_frameworks(framework):
+    for backend in other_frameworks(framework):
         op = _op(backend)
         first = lambda x, w, op=op: cgshim.op_vjp(op, x, w)[1](upstream)[0]
         second = lambda x, w, first=first: cgshim.op_vjp(first, x, w)[1](upstream)[0]
@@ -74,7 +74,7 @@ def foreign_function_of_trees(framework: Framework) -> None:
         assert kind == "row"
         return {"y": scale * params["w"] * params["b"][index], "z": params["b"] * 2.0}
 
-    for backend in _other_frameworks(framework):
+    for backend in other_frameworks(framework):
         op = op_host(
             f, outputs=lambda params, *rest: {"y": params["w"], "z": params["b"]}, backend=backend
         )

@@ -301,6 +301,17 @@ def return_a_numpy_array(framework: Framework) -> None:
     framework.check_at(op, X, upstream=U, gradients=(np.array([7.0, -9.0]),))
 
 
+@case()
+def return_a_mask(framework: Framework) -> None:
+    """What upstream times a mask is in TensorFlow: 1.0 for each number."""
+    mask = framework.tensor([1.0, 0.0]) > 0
+    _, pullback = cgshim.op_vjp(
+        op_custom_gradient(lambda x: (x * x, lambda u: mask)), framework.tensor(X)
+    )
+    error = raised(CustomGradientValueError, pullback, framework.tensor(U))
+    assert "the gradient of x must hold numbers (f32[2]), got bool[2]" in str(error)
+
+
 CASTS = {f"{returned} for {wanted}": (returned, wanted) for returned, wanted in
          [("float64", "float32"), ("float32", "float64"), ("float32", "float16"), ("float16", "float32"),
           ("float32", "complex64")]}  # fmt: skip

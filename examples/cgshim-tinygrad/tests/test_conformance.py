@@ -15,8 +15,10 @@ COMPLEX = {
     *(
         "complex_numbers",
         "complex_second_order",
+        "complex_foreign_function",
         "complex_kept_output",
         "complex_product_of_two",
+        "complex_vjp_in_a_rule",
         "complex_to_real",
     ),
     *("real_to_complex", "complex_and_real_arguments", "complex_forward_mode", "complex_variable"),
