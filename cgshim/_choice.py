@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeVar
 from cgshim._errors import BackendError, describe, refusal
 from cgshim._foreign import (
     KERAS,
-    KERAS_EDITIONS,
     KERAS_SYMBOL,
     KERAS_VARIABLES,
     TRACER,
@@ -236,12 +235,13 @@ def is_lasting(kind: type) -> bool:
 
 def _find_framework(kind: type) -> str | None:
     require_metadata()
-    roots = [(base, base.__module__.partition(".")[0]) for base in kind.__mro__]
-    if any(base.__name__ == KERAS_SYMBOL and root in KERAS_EDITIONS for base, root in roots):
+    # of Keras 3, of Keras 2, and of that within TensorFlow
+    if any(base.__name__ == KERAS_SYMBOL and KERAS in base.__module__ for base in kind.__mro__):
         raise refusal(BackendError, "cgshim", must="an op is called with tensors of a framework",
                       got="a symbolic KerasTensor",
                       do="call the op in the call method of a keras.Layer")  # fmt: skip
-    for base, root in roots:
+    for base in kind.__mro__:
+        root = base.__module__.partition(".")[0]
         if root == KERAS and base.__name__ in KERAS_VARIABLES:
             return KERAS
         name = registered().aliases.get(root, root)

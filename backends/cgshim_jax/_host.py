@@ -24,8 +24,9 @@ from cgshim.backend import (
     refusal,
 )
 from cgshim.host.backend import refuse_host_derivative
-from cgshim_jax._primitives import mesh_axis, primitive
+from cgshim_jax._axes import mesh_axis
 from cgshim_jax._private import callback_sharding, is_exported, lowered_each_time, type_made_of
+from cgshim_jax._tracing import primitive
 
 if TYPE_CHECKING:
     from cgshim.host.backend import HostCall, Spec

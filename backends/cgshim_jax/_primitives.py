@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Literal
 from jax.interpreters import ad, batching, mlir
 
 from cgshim.backend import (
@@ -38,6 +38,7 @@ from cgshim.backend import (
     subvals,
 )
 from cgshim_jax import _private
+from cgshim_jax._axes import batched_type, fit, vmap_over
 from cgshim_jax._linearity import (
     NotLinearError,
     has_loops,
@@ -63,6 +64,7 @@ from cgshim_jax._tracing import (
     is_tracer,
     jaxpr_of,
     part_of,
+    primitive,
 )
 
 Rule = Callable[[list[Array], list[Array], Sequence[int]], Sequence[Array | None]]
@@ -183,7 +185,7 @@ class Linear:
 
         return dataclasses.replace(
             self, rule=rule, push=None if self.push is None else push,
-            outputs=[_batched(y, axis, operands) for y in self.outputs],
+            outputs=[batched_type(y, axis, operands) for y in self.outputs],
         )  # fmt: skip
 
     def pushed(
@@ -365,47 +367,6 @@ class _Over(Op):
         return outputs, residuals, linear
 
 
-def vmap_over(
-    axis: Any, function: Callable[..., Any], in_axes: Any, out_axes: Any
-) -> Callable[..., Any]:
-    """Return the function over the batch that JAX is making now."""
-    return jax.vmap(  # type: ignore[no-any-return]
-        function, in_axes=in_axes, out_axes=out_axes,
-        axis_name=axis.name, axis_size=axis.size, spmd_axis_name=axis.spmd_name or mesh_axis(axis),
-    )  # fmt: skip
-
-
-def _batched(kind: Any, axis: Any, operands: Sequence[Array]) -> Any:
-    """Return the type of a batch of what has this type, which is made of these operands."""
-    if not hasattr(axis, "explicit_mesh_axis"):
-        return kind.update(shape=(axis.size, *kind.shape))
-    batch = _private.unmapped_aval(axis.size, 0, kind, mesh_axis(axis))
-    arrays = [x for x in operands if isinstance(x, jax.Array)]  # NumPy's differ nowhere
-    varying: set[Any] = set().union(*(_private.varies_over(x.aval) for x in arrays))
-    own = varying.intersection(axis.spmd_name or ())  # the devices of a shard_map that share it
-    return _private.varying_over(batch, _private.varies_over(batch) | own) if own else batch
-
-
-def mesh_axis(axis: Any) -> Any:
-    """Return the mesh axes over which a batch is sharded, if shardings are a part of types."""
-    return getattr(axis, "explicit_mesh_axis", None)
-
-
-def fit(gradient: Array, kind: Any) -> Array:
-    """Return the gradient of an argument of this type, summed over the devices of a shard_map that
-    share it.
-
-    Where shardings are a part of types, it gets the argument's: what NumPy has made is not sharded.
-    """
-    same_on = _private.varies_over(gradient.aval) - _private.varies_over(kind)
-    if same_on:
-        gradient = jax.lax.psum(gradient, tuple(sorted(same_on)))
-    sharding = getattr(kind, "sharding", None)
-    if sharding is not None and any(sharding.spec) and gradient.aval.sharding.spec != sharding.spec:
-        return jax.sharding.reshard(gradient, sharding)
-    return gradient
-
-
 def without_derivative(
     call: Call, values: Sequence[Array | None], of: Sequence[Array], refusal: str
 ) -> list[Array | None]:
@@ -429,21 +390,6 @@ def without_derivative(
 
 
 # --- The operations -------------------------------------------------------------------------------
-
-
-def primitive(
-    name: str, evaluate: Callable[..., Any], types: Callable[..., Any], jvp: Callable[..., Any],
-    batch: Callable[..., Any], lower: Callable[..., Any] | None = None,
-) -> Any:  # fmt: skip
-    """Return a new primitive with any number of results."""
-    made = Primitive(name)
-    made.multiple_results = True
-    made.def_abstract_eval(types)
-    made.def_impl(evaluate)
-    ad.primitive_jvps[made] = jvp
-    batching.fancy_primitive_batchers[made] = batch
-    mlir.register_lowering(made, lower or mlir.lower_fun(evaluate, multiple_results=True))
-    return made
 
 
 def _differentiable(

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from jax.core import Tracer
 from jax.errors import ConcretizationTypeError, TracerArrayConversionError
-from jax.extend.core import ClosedJaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Literal, Primitive
+from jax.interpreters import ad, batching, mlir
 
 from cgshim_jax import _private
 
@@ -391,3 +392,18 @@ def captured_so_far() -> list[Array]:
         getattr(c, "canonical", c) for c in list(current_trace().frame.constvar_to_val.values())
     ]
     return [c for c in values if is_tracer(c)]  # a pair in JAX 0.7.2 to 0.9.0
+
+
+def primitive(
+    name: str, evaluate: Callable[..., Any], types: Callable[..., Any], jvp: Callable[..., Any],
+    batch: Callable[..., Any], lower: Callable[..., Any] | None = None,
+) -> Any:  # fmt: skip
+    """Return a new primitive with any number of results."""
+    made = Primitive(name)
+    made.multiple_results = True
+    made.def_abstract_eval(types)
+    made.def_impl(evaluate)
+    ad.primitive_jvps[made] = jvp
+    batching.fancy_primitive_batchers[made] = batch
+    mlir.register_lowering(made, lower or mlir.lower_fun(evaluate, multiple_results=True))
+    return made

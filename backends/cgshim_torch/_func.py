@@ -301,19 +301,16 @@ class _ReadsOfFunc(Reads):
         return result
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
-        """Return t, unless it is of a batch that torch.func has not wrapped in the rule: it is over;
-        or a dual number, of which the rule of a tangent needs the primal.
-        """
+        """Return t, unless it is of a batch that torch.func has not wrapped in the rule: it is over."""
         for level in () if self.asks else levels(t):
             if id(level) in self._known:
                 break
             if functorch.is_batchedtensor(level):
                 self._refuse_kept(t, "under vmap")
-            if forward_ad._current_level >= 0:
-                self._refuse_kept(t, "in forward mode")
-        return t
+        return self._read_dual(t)
 
     def _read_dual(self: Any, t: Tensor) -> Tensor:
+        """Return t, unless it is a dual number, of which the rule of a tangent needs the primal."""
         if not self.asks and forward_ad.unpack_dual(t).tangent is not None:
             self._refuse_kept(t, "in forward mode")
         return t

@@ -239,36 +239,47 @@ class Reach:
         for _ in range(levels):
             # functions first, which tell what else is named
             level.sort(key=_is_no_function)
-            level = [inner for x in level for inner in self._look_into(x)]
+            held: list[Any] = []
+            for x in level:
+                if type(x) not in SIMPLE and id(x) not in self.seen:
+                    self._look_into(x, held)
+            level = held
         self.tensors += [x for x in level if isinstance(x, torch.Tensor)]
 
-    def _look_into(self, x: Any) -> Iterable[Any]:
-        """Return what something holds; of a module or a class what f names in it."""
-        kind = type(x)
-        if kind in SIMPLE or id(x) in self.seen or is_of_a_library(x):
-            return ()
+    def _look_into(self, x: Any, held: list[Any]) -> None:
+        """Add what something holds; of a module or a class what f names in it."""
+        if is_of_a_library(x):
+            return
         if isinstance(x, torch.Tensor):
             self.tensors.append(x)
-            return ()
+            return
         self.seen[id(x)] = x
-        if kind is FunctionType:
+        if type(x) is FunctionType:
+            self._add_held(x, held)
             names, scope = names_in(x.__code__), x.__globals__
             self.names.update(dict.fromkeys(names))
-            return [*self._held_by(x), *[scope[name] for name in names if name in scope]]
-        # as near as what they hold
-        if isinstance(x, (MethodType, functools.partial, FunctionHolder)):
-            return [each for inner in self._held_by(x) for each in self._look_into(inner)]
-        if isinstance(x, (type, ModuleType)):
+            held += [scope[name] for name in names if name in scope]
+        elif isinstance(x, (MethodType, functools.partial, FunctionHolder)):
+            inner: list[Any] = []
+            self._add_held(x, inner)
+            for each in inner:  # as near as what they hold
+                if type(each) not in SIMPLE and id(each) not in self.seen:
+                    self._look_into(each, held)
+        elif isinstance(x, (type, ModuleType)):
             scope = vars(x)
-            return [scope[name] for name in self.names if name in scope]
-        method = getattr(kind, "__call__", None)  # noqa: B004  # it is looked into
-        return [*inside(x), method] if isinstance(method, FunctionType) else inside(x)
+            held += [scope[name] for name in self.names if name in scope]
+        else:
+            held += inside(x)
+            method = getattr(type(x), "__call__", None)  # noqa: B004  # it is looked into
+            if type(method) is FunctionType:
+                held.append(method)
 
-    def _held_by(self, x: Any) -> list[Any]:
-        """Return what a function holds, and note its variables, which may hold something else."""
-        held = held_by(x) or []
-        self.seen.update((id(each.holder), each.holder) for each in held if each.holder is not None)
-        return [each.tensor for each in held]
+    def _add_held(self, function: Any, held: list[Any]) -> None:
+        """Add what a function holds, and note its variables, which may hold something else."""
+        for inner in held_by(function) or ():
+            held.append(inner.tensor)
+            if inner.holder is not None:
+                self.seen[id(inner.holder)] = inner.holder
 
 
 def _is_no_function(x: Any) -> bool:
