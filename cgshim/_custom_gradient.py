@@ -22,7 +22,7 @@ from cgshim._errors import CustomGradientTypeError, add_note, function_name, ref
 from cgshim._foreign import KERAS, is_traced
 from cgshim._gradients import Arguments
 from cgshim._held import FunctionHolder, tensors_inside
-from cgshim._parameters import Parameters, signature_of, signature_of_method
+from cgshim._parameters import Parameters, parameters_of
 from cgshim._protocol import Backend
 from cgshim._registry import load
 from cgshim._trees import ONE_TENSOR, partition_each
@@ -73,13 +73,12 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self._parameters: Parameters | None = None  # a classmethod that is not bound has none
         self._of_methods: tuple[Parameters, dict[Any, Plan]] | None = None
         if callable(f):
-            signature = signature_of(f)
-            self._parameters = Parameters(signature)
+            self._parameters, of_methods = parameters_of(f)
             # for tools that do not follow __wrapped__, such as inspect.getfullargspec. Decorators
             # that wrap an op set what to show; calls are still bound by f's own
             self.__signature__ = self._parameters.signature
             if isinstance(f, FunctionType) or hasattr(f, "binds_as_function"):
-                self._of_methods = Parameters(signature_of_method(signature)), {}
+                self._of_methods = of_methods, {}
         if self._parameters is not None and "needs_input_grad" in self._parameters.names:
             raise refusal(CustomGradientTypeError, self._name,
                           must="needs_input_grad must be keyword-only in f",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from cgshim._errors import CustomGradientTypeError, refusal
+from cgshim._foreign import is_traced
 
 
 class Parameters:
@@ -78,6 +81,28 @@ class Parameters:
 
 _NEEDED = ("needs_input_grad", inspect.Parameter.KEYWORD_ONLY)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def parameters_of(f: Callable[..., Any]) -> tuple[Parameters, Parameters]:
+    """Return the parameters of f, and of a method of f; those of code alone are read once, for ops
+    that are made in each call of a function.
+    """
+    # torch.compile cannot read all of these
+    if (
+        not is_traced()
+        and type(f) is FunctionType
+        and not (f.__defaults__ or f.__kwdefaults__ or f.__annotations__ or f.__dict__)
+    ):
+        return _parameters_of_code(f.__code__)
+    signature = signature_of(f)
+    return Parameters(signature), Parameters(signature_of_method(signature))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters_of_code(code: CodeType) -> tuple[Parameters, Parameters]:
+    closure = tuple(CellType() for _ in code.co_freevars)
+    signature = signature_of(FunctionType(code, {}, closure=closure))
+    return Parameters(signature), Parameters(signature_of_method(signature))
 
 
 def signature_of(f: Callable[..., Any]) -> inspect.Signature:

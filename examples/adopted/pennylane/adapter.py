@@ -60,18 +60,17 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
             for tape in tapes
         ]
 
+    batch = Batch(tapes, execute_fn, jpc)
+
     def circuits(*parameters):
         if on_host:
             # where cgshim's arrays are read-only: lightning's kernels in C++ take none that is
             parameters = op_tree_map(np.array, parameters)
         elif on_values and backend == "jax":
             parameters = qp.math.unwrap(parameters)
-        bound = tuple(tapes)
-        if backend == "jax" or not on_values:  # where PennyLane does not unwrap them itself
-            bound = tuple(
-                tape.bind_new_parameters(values, tape.trainable_params)
-                for tape, values in zip(tapes, parameters, strict=True)
-            )
+        # PennyLane unwraps the parameters of others itself
+        is_bound = on_values and backend != "jax"
+        jpc, bound = batch.jpc, tuple(batch.tapes) if is_bound else batch.bound(parameters)
 
         @cache  # as jpc remembers the derivatives of a circuit by its identity
         def trainable(needed):
@@ -97,7 +96,7 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
             return tensors(jpc.execute_and_compute_jvp(bound, tangents)[1])
 
         convert = np.asarray if on_host else op_convert_to_tensor
-        return tensors(execute_fn(bound), convert), grad, jvp
+        return tensors(batch.execute_fn(bound), convert), grad, jvp
 
     specs, is_transformed = None, isinstance(jpc, TransformJacobianProducts)
     if on_host:
@@ -105,16 +104,28 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
             jpc._cache_full_jacobian = True
         refuse_counts(tapes)
         specs = tuple(result_specs(tape, device) for tape in tapes)
+    # beyond max_diff, a transform's derivatives are zeros
+    once = on_values and not is_transformed
     run = op_custom_gradient(
-        circuits,
-        host_outputs=specs,
-        forward_mode=True,
-        # beyond max_diff, a transform's derivatives are zeros
-        once_differentiable=on_values and not is_transformed,
+        circuits, host_outputs=specs, forward_mode=True, once_differentiable=once
     )
     with use_backend(backend):
         results = run(*(tuple(tape.get_parameters()) for tape in tapes))
     return sequences(results) if backend == "numpy" else results
+
+
+class Batch:
+    """Circuits, and what runs and differentiates them."""
+
+    def __init__(self, tapes, execute_fn, jpc):
+        self.tapes, self.execute_fn, self.jpc = tapes, execute_fn, jpc
+
+    def bound(self, parameters):
+        """Return the circuits with other parameters."""
+        return tuple(
+            tape.bind_new_parameters(values, tape.trainable_params)
+            for tape, values in zip(self.tapes, parameters, strict=True)
+        )
 
 
 def refuse_counts(tapes):
