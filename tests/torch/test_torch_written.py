@@ -251,6 +251,12 @@ def in_an_inner_vjp_of_the_output(x):
     return y, lambda u: pullback(2.5 * u * x.sin() * x)[0]
 
 
+def in_an_inner_vjp_of_an_op(x):
+    twice = op_custom_gradient(lambda x: (2 * x, lambda u: 2 * u), forward_mode=True)
+    y, pullback = torch.func.vjp(twice, x)
+    return y, lambda u: pullback(2.5 * u * x.sin() * x)[0]
+
+
 def in_an_inner_tape(x):
     with torch.enable_grad():
         at = x.detach().requires_grad_()
@@ -322,7 +328,7 @@ PLACES = {
         in_a_module, in_an_attribute_of_f, in_an_attribute_of_the_rule, in_a_global, in_a_context_variable,
         in_the_globals_of_exec,
         in_a_generator, on_a_stack, in_a_deque, in_an_iterator, in_a_set, in_a_method_of_c, in_an_inner_vjp,
-        in_an_inner_vjp_of_the_output,
+        in_an_inner_vjp_of_the_output, in_an_inner_vjp_of_an_op,
         in_an_inner_tape, for_a_function, for_a_function_from_a_class, for_an_op_in_f, for_an_op_in_the_rule,
         without_gradients, through_numpy, written_into,
     )
@@ -378,6 +384,7 @@ TRANSFORMATIONS = {
     "torch.func.grad": _by_func,
     "vmap": _by_vmap,
 }
+PULLBACKS = ("in_an_inner_vjp", "in_an_inner_vjp_of_the_output", "in_an_inner_vjp_of_an_op")
 SEEN_BY_VMAP = {
     *("in_a_variable", "in_a_list", "in_a_dict", "in_a_tuple", "in_a_namespace"),
     *("in_a_nested_function", "in_a_default_value", "in_a_partial"),
@@ -388,11 +395,7 @@ MAY_REFUSE_THE_FIRST = {
 }
 """where torch runs a rule when a batch is over; and a leaf that hooks hold may be any leaf"""
 REFUSED_BY_TORCH = {
-    *(
-        (t, place)
-        for t in ("save_on_cpu", "checkpoint")
-        for place in ("in_an_inner_vjp", "in_an_inner_vjp_of_the_output")
-    ),
+    *((t, place) for t in ("save_on_cpu", "checkpoint") for place in PULLBACKS),
     *(
         (t, place)
         for t in ("torch.func.grad", "vmap")
@@ -428,7 +431,7 @@ def test_vmap_says_where_a_rule_may_keep_what_f_makes():
 
 
 @pytest.mark.parametrize("order", [1, 2])
-@pytest.mark.parametrize("place", ["in_an_inner_vjp", "in_an_inner_vjp_of_the_output"])
+@pytest.mark.parametrize("place", PULLBACKS)
 def test_a_pullback_that_a_rule_keeps_is_right_in_reverse_mode(place, order):
     """Under torch.func it is what torch.func has made, and has the graph."""
     torch.testing.assert_close(_by_func(OPS[place], order), expected(order))
@@ -444,7 +447,7 @@ def test_a_pullback_that_a_rule_keeps_is_right_in_reverse_mode(place, order):
     ],
     ids=["forward mode", "forward over reverse", "vmap in func.grad", "vmap in autograd"],
 )
-@pytest.mark.parametrize("place", ["in_an_inner_vjp", "in_an_inner_vjp_of_the_output"])
+@pytest.mark.parametrize("place", PULLBACKS)
 def test_a_pullback_that_a_rule_keeps_is_refused_where_it_has_no_graph(place, transformation):
     """torch.func takes its gradient for zero there."""
     op = op_custom_gradient(OPS[place]._f, forward_mode=True, name="op")
@@ -471,8 +474,8 @@ def test_forward_mode_says_where_a_rule_may_keep_what_f_makes(by):
         by(op)
 
 
-RIGHT = sorted(set(OPS) - {"without_gradients", "through_numpy", "in_an_inner_vjp", "in_an_inner_tape", "written_into",
-                           "in_an_inner_vjp_of_the_output", "for_a_function_from_a_class"})  # fmt: skip
+RIGHT = sorted(set(OPS) - {"without_gradients", "through_numpy", *PULLBACKS, "in_an_inner_tape", "written_into",
+                           "for_a_function_from_a_class"})  # fmt: skip
 
 
 @pytest.mark.parametrize("order", [2, 3])

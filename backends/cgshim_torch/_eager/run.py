@@ -25,7 +25,7 @@ from cgshim_torch._graph.existing import (
     version_of,
 )
 from cgshim_torch._graph.walk import captured
-from cgshim_torch._versions.private import is_any_autocast_enabled
+from cgshim_torch._versions.private import is_any_autocast_enabled, is_dead_wrapper
 
 Function = Callable[..., tuple[Tensor, ...]]
 Autocast = tuple[tuple[str, torch.dtype, bool], ...]
@@ -220,6 +220,8 @@ def _is_made_by_f(leaf: Tensor, existing: Existing, holdings: Holdings, *ours: A
     """Return True for a leaf that f has made to differentiate something itself: nothing but its
     rule holds it.
     """
+    if is_dead_wrapper(leaf):  # of a torch.func.vjp in f, which is over
+        return True
     if isinstance(leaf, torch.nn.Parameter) or existing.has(leaf):
         return False
     known = {*holdings.seen, *map(id, holdings.tensors), *map(id, ours)}
