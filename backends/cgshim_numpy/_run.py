@@ -289,7 +289,10 @@ class Run:
             return [without_derivative(call, boxes, x, refuse) for x in raw]
         known = {leaf._node: x for leaf, x in zip(seen, arguments, strict=True) if isbox(leaf)}
         if self.record is not None:
-            known |= dict(zip(self.steps, [*self.per_output(ans), *values], strict=True))
+            outputs = self.per_output(ans)
+            pairs = [*zip(self.steps, [*outputs, *values], strict=True)]
+            # what f returns twice is read as the first of these
+            known |= dict(reversed(pairs[: len(outputs)])) | dict(pairs[len(outputs) :])
         for step in steps_to(filter(None, steps), known):
             if step.record is None and not record.is_lost(step):
                 args = subvals(step.args, step.places, [known[parent] for parent in step.parents])

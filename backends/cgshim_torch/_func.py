@@ -354,6 +354,15 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         is_recorded = torch.is_grad_enabled() and any(map(requires_grad, tensors))
         if not (is_recorded or is_transformed()):
             return _Transformed.forward(run, *tensors), in_dims[len(in_dims) - run.outputs :]
+        # an output without the batch gets it: torch would take its upstream gradient, the sum over
+        # the batch, for that of each member
+        first = len(tensors) - run.outputs
+        wide = [dim is None and at >= first for at, dim in enumerate(in_dims[1:])]
+        tensors = tuple([
+            t.expand(info.batch_size, *t.shape).clone() if is_wide else t
+            for t, is_wide in zip(tensors, wide, strict=True)
+        ])  # fmt: skip
+        in_dims = (None, *[0 if w else dim for dim, w in zip(in_dims[1:], wide, strict=True)])
         batched = vmapify_autograd_function(_Transformed, in_dims, info.batch_size, info.randomness)
         *outputs, out_dims = custom_function_call(batched, run, *tensors)
         return tuple(outputs), out_dims

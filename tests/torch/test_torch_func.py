@@ -8,6 +8,7 @@ import functools
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.autograd.functional import jacobian
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
 from cgshim import (
@@ -179,6 +180,29 @@ def test_vmap_over_some_arguments(in_dims, shapes, size):
     of_x, of_y = vmap(grad(lambda x, y: (2 * product(x, y)).sum(), argnums=(0, 1)), in_dims)(x, y)
     torch.testing.assert_close(of_x, (6 * y).expand(size, 2))
     torch.testing.assert_close(of_y, (10 * x).expand(size, 2))
+
+
+@pytest.mark.parametrize("by", [grad, lambda f: lambda y: jacobian(f, y)])
+def test_an_output_without_the_batch_has_its_upstream_once(by):
+    """generate_vmap_rule of a Function by hand gives each member the whole of it: 168 becomes 504."""
+
+    @op_custom_gradient
+    def both(x, y):
+        return (x * y, y * y), lambda d1, d2: (7 * d1 * y, 5 * (d1 * x).sum() + 3 * d2 * y)
+
+    x, y, weights = (
+        torch.tensor([[3.0], [5.0], [11.0]]),
+        torch.tensor(7.0),
+        torch.tensor([1.0, 2.0, 5.0]),
+    )
+
+    def loss(y):
+        products, squares = vmap(both, (0, None))(x, y)
+        assert squares.tolist() == [49, 49, 49]
+        return (weights * (products.sum(-1) + squares)).sum()
+
+    of_products = 5 * (weights * x.sum(-1)).sum()
+    torch.testing.assert_close(by(loss)(y), of_products + 3 * weights.sum() * y)
 
 
 def test_gradients_per_sample_of_a_module():

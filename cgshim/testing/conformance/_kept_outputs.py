@@ -215,6 +215,22 @@ def kept_output_that_is_returned_twice(framework: Framework, order: int) -> None
     framework.check_derivative(both, order, 3 * 5**order * EXP, at=AT)
 
 
+@case(order=ORDERS)
+def kept_output_that_is_returned_twice_is_the_first(framework: Framework, order: int) -> None:
+    """Where the places have other derivatives."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        y = opaque_exp(x)
+        return (y, y), lambda u: (5.0 * u[0] + 11.0 * u[1]) * y
+
+    def both(x: Tensor) -> Tensor:
+        first, second = op(x)
+        return first + 2.0 * second
+
+    framework.check_derivative(both, order, 27 * 5 ** (order - 1) * EXP, at=AT)
+
+
 # --- Beside other outputs and other residuals -----------------------------------------------------
 
 
