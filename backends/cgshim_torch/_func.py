@@ -169,7 +169,8 @@ class TransformedRun(Run):
         self.shown = [(weakref.ref(t), at[id(t)]) for t in passed] if self.may_hide else []
         needs_inputs = self.rule.needs_inputs or self.call.once_differentiable
         self.saved_at = {*self.held_at, *range(0 if needs_inputs else len(inputs), self.leaves)}
-        return [*passed[: len(passed) - self.outputs], *[y.detach() for y in outputs]]
+        wide = _with_batches(outputs, passed[: self.leaves])
+        return [*passed[: len(passed) - self.outputs], *[y.detach() for y in wide]]
 
     def gradients_from(
         self, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor], needed: Sequence[bool] | None = None
@@ -257,6 +258,28 @@ class TransformedRun(Run):
         """
         if len(self.refusals) > beside and self.holds_floats:
             self.refusals[0]()
+
+
+def _with_batches(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Return the outputs with each batch that a leaf has, where gradients may be taken.
+
+    torch takes the upstream gradient of an output without the batch, which is a sum over it, for
+    that of each member.
+    """
+    wide = list(outputs)
+    if not any(map(requires_grad_at_a_level, leaves)):
+        return wide
+    for at, y in enumerate(outputs):
+        for x in leaves:
+            if y.dtype in FLOATS and _batches(x) - _batches(wide[at]):
+                zero = torch.zeros_like(x.detach().flatten()[:0], dtype=y.dtype).sum()
+                wide[at] = wide[at] + zero
+    return wide
+
+
+def _batches(t: Tensor) -> set[int]:
+    """Return the levels of torch.vmap that a tensor is a batch of."""
+    return {functorch.maybe_get_level(x) for x in levels(t) if functorch.is_batchedtensor(x)}
 
 
 class _ReadsOfFunc(Reads):
@@ -354,15 +377,6 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         is_recorded = torch.is_grad_enabled() and any(map(requires_grad, tensors))
         if not (is_recorded or is_transformed()):
             return _Transformed.forward(run, *tensors), in_dims[len(in_dims) - run.outputs :]
-        # an output without the batch gets it: torch would take its upstream gradient, the sum over
-        # the batch, for that of each member
-        first = len(tensors) - run.outputs
-        wide = [dim is None and at >= first for at, dim in enumerate(in_dims[1:])]
-        tensors = tuple([
-            t.expand(info.batch_size, *t.shape).clone() if is_wide else t
-            for t, is_wide in zip(tensors, wide, strict=True)
-        ])  # fmt: skip
-        in_dims = (None, *[0 if w else dim for dim, w in zip(in_dims[1:], wide, strict=True)])
         batched = vmapify_autograd_function(_Transformed, in_dims, info.batch_size, info.randomness)
         *outputs, out_dims = custom_function_call(batched, run, *tensors)
         return tuple(outputs), out_dims

@@ -205,6 +205,23 @@ def test_an_output_without_the_batch_has_its_upstream_once(by):
     torch.testing.assert_close(by(loss)(y), of_products + 3 * weights.sum() * y)
 
 
+def test_an_output_without_an_outer_batch_has_its_upstream_once():
+    op = op_custom_gradient(
+        lambda x, y: ((x * y, x * x), lambda d1, d2: (7 * d1 * y + 3 * d2 * x, 5 * d1 * x))
+    )
+    x, y, weights = (
+        torch.tensor([3.0, 5.0]),
+        torch.tensor([7.0, 11.0, 13.0]),
+        torch.tensor([1.0, 2.0, 5.0]),
+    )
+
+    def loss(x):
+        products, squares = vmap(vmap(op, (0, None)), (None, 0))(x, y)
+        return (weights[:, None] * (products + squares)).sum()
+
+    torch.testing.assert_close(grad(loss)(x), 7 * (weights * y).sum() + 3 * weights.sum() * x)
+
+
 def test_gradients_per_sample_of_a_module():
     class Scale(torch.nn.Module):
         def __init__(self):
