@@ -39,9 +39,9 @@ def get_ml_boundary_execute(config, differentiable=False):
     compiled = config.interface is Interface.TF_AUTOGRAPH or (
         config.interface is Interface.JAX_JIT and config.convert_to_numpy
     )
-    on_host = compiled or (backend == "jax" and config.use_device_jacobian_product)
-    on_values = config.convert_to_numpy and not (differentiable or on_host)
-    run = partial(execute, backend=backend, on_host=on_host, on_values=on_values)
+    numpy_vjp = backend == "jax" and config.use_device_jacobian_product
+    on_values = config.convert_to_numpy and not differentiable
+    run = partial(execute, backend=backend, on_host=compiled or numpy_vjp, on_values=on_values)
     if config.interface is not Interface.TF_AUTOGRAPH:
         return run
     # `run` names the arguments of this one otherwise
@@ -66,11 +66,9 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
         if on_host:
             # where cgshim's arrays are read-only: lightning's kernels in C++ take none that is
             parameters = op_tree_map(np.array, parameters)
-        elif on_values and backend == "jax":
+        elif on_values:
             parameters = qp.math.unwrap(parameters)
-        # PennyLane unwraps the parameters of others itself
-        is_bound = on_values and backend != "jax"
-        jpc, bound = batch.jpc, tuple(batch.tapes) if is_bound else batch.bound(parameters)
+        jpc, bound = batch.jpc, batch.bound(parameters)
 
         @cache  # as jpc remembers the derivatives of a circuit by its identity
         def trainable(needed):
@@ -82,7 +80,7 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
             )
 
         def grad(upstream, needs_input_grad):
-            vjps = jpc.compute_vjp(trainable(needs_input_grad), op_tree_map(op_conj, upstream))
+            vjps = jpc.compute_vjp(trainable(needs_input_grad), conjugates(upstream))
             return tuple(map(spread, vjps, needs_input_grad))
 
         def jvp(*tangents):
@@ -98,17 +96,13 @@ def execute(tapes, execute_fn, jpc, device, *, backend, on_host, on_values):
         convert = np.asarray if on_host else op_convert_to_tensor
         return tensors(batch.execute_fn(bound), convert), grad, jvp
 
-    specs, is_transformed = None, isinstance(jpc, TransformJacobianProducts)
+    specs = None
     if on_host:
-        if is_transformed:
+        if isinstance(jpc, TransformJacobianProducts):
             jpc._cache_full_jacobian = True
         refuse_counts(tapes)
         specs = tuple(result_specs(tape, device) for tape in tapes)
-    # beyond max_diff, a transform's derivatives are zeros
-    once = on_values and not is_transformed
-    run = op_custom_gradient(
-        circuits, host_outputs=specs, forward_mode=True, once_differentiable=once
-    )
+    run = op_custom_gradient(circuits, host_outputs=specs, forward_mode=True)
     with use_backend(backend):
         results = run(*(tuple(tape.get_parameters()) for tape in tapes))
     return sequences(results) if backend == "numpy" else results
@@ -140,6 +134,13 @@ def with_trainable(tape, indices):
     copy = tape.copy()
     copy.trainable_params = list(indices)
     return copy
+
+
+def conjugates(upstream):
+    """Return upstream gradients as PennyLane's, dL/dz."""
+    if isinstance(upstream, (tuple, list)):
+        return tuple(map(conjugates, upstream))
+    return op_conj(upstream)
 
 
 def spread(vjp, needed):
