@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 import optree
 
+from cgshim.backend import is_differentiable
 from cgshim_mlx._arrays import Array, is_tensor as is_tensor
 from cgshim_mlx._run import Run
 from cgshim_mlx._vjp import jvp as jvp, vjp as vjp
@@ -37,6 +38,8 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
     if isinstance(dtype, str):
         dtype = _dtype_named(dtype)
     if isinstance(x, mx.array):
+        if dtype is not None and not is_differentiable(dtype):
+            x = mx.stop_gradient(x)  # what is cut off has no derivative
         return x if dtype is None else x.astype(dtype)
     return mx.array(x, dtype)
 

@@ -167,8 +167,10 @@ class Run:
         """The rule is called as it is; f's outputs are the op's own meanwhile, and in batches all
         else is batched.
         """
-        objects = [*(self.held if held else ()), *compress(self.results, self.is_own)]
-        with rebound(objects, [*held, *compress(outputs, self.is_own)]):
+        # what f returns twice is read as the first of these
+        own = [*compress(zip(self.results, outputs, strict=True), self.is_own)][::-1]
+        objects = [*(self.held if held else ()), *(y for y, _ in own)]
+        with rebound(objects, [*held, *(y for _, y in own)]):
             running = _Running(self.given, [*self.held, *self.results], _rule.current)
             of_inputs, of_variables = _rule.run(
                 running, self.rule, self.given, upstreams, self.variables

@@ -14,6 +14,7 @@ import numpy as np
 import optree
 from tinygrad import Tensor, dtypes
 
+from cgshim.backend import is_differentiable
 from cgshim_tinygrad._ops import numpy_function as numpy_function
 from cgshim_tinygrad._run import Run
 from cgshim_tinygrad._tensors import (
@@ -41,6 +42,8 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
     if isinstance(dtype, str):
         dtype = dtype_named(dtype)
     if isinstance(x, Tensor):
+        if dtype is not None and not is_differentiable(dtype):
+            x = x.detach()  # what is cut off has no derivative
         return x if dtype is None else x.cast(dtype)
     if not isinstance(x, (np.ndarray, np.generic)):
         x = np.asarray(x, None if dtype is not None else _default_of(x))

@@ -42,7 +42,8 @@ class Run:
         )
         values = graph.without_assignments(self.made, self.before)
         self.outputs = self._attached(values)
-        for y, own in zip(self.made, self.outputs, strict=True):
+        # what f returns twice is read as the first of these
+        for y, own in reversed([*zip(self.made, self.outputs, strict=True)]):
             if is_float(y) and graph.is_newer(y, marker):
                 y.uop = graph.replaced(
                     own, self.sources, self.before
