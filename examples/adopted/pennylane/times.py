@@ -22,7 +22,7 @@ RUN = sys.modules["pennylane.workflow.run"]
 PARTS = "_get_ml_boundary_execute", "_construct_tf_autograph_pipeline"
 THEIRS = {name: getattr(RUN, name) for name in PARTS}
 DEVICE = qp.device("default.qubit")
-PAIRS = 15
+PAIRS = 60
 
 
 def circuit(method):
