@@ -34,9 +34,8 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
         return anp.array(x, dtype=dtype)
     if dtype is None or x.dtype == dtype:
         return x
-    if not is_differentiable(
-        np.dtype(dtype)
-    ):  # autograd would take the derivative of what was cut off
+    # autograd would take the derivative of what was cut off
+    if not is_differentiable(np.dtype(dtype)):
         return stop_gradient(x).astype(dtype)
     if np.dtype(dtype).kind == "c" and x.dtype.kind != "c":
         # whose derivative takes the real part, where that of astype would warn

@@ -240,11 +240,14 @@ class Reach:
             # functions first, which tell what else is named
             level.sort(key=_is_no_function)
             held: list[Any] = []
-            for x in level:
-                if type(x) not in SIMPLE and id(x) not in self.seen:
-                    self._look_into(x, held)
+            self._look_into_each(level, held)
             level = held
         self.tensors += [x for x in level if isinstance(x, torch.Tensor)]
+
+    def _look_into_each(self, level: Iterable[Any], held: list[Any]) -> None:
+        for x in level:
+            if type(x) not in SIMPLE and id(x) not in self.seen:
+                self._look_into(x, held)
 
     def _look_into(self, x: Any, held: list[Any]) -> None:
         """Add what something holds; of a module or a class what f names in it."""
@@ -262,9 +265,7 @@ class Reach:
         elif isinstance(x, (MethodType, functools.partial, FunctionHolder)):
             inner: list[Any] = []
             self._add_held(x, inner)
-            for each in inner:  # as near as what they hold
-                if type(each) not in SIMPLE and id(each) not in self.seen:
-                    self._look_into(each, held)
+            self._look_into_each(inner, held)  # as near as what they hold
         elif isinstance(x, (type, ModuleType)):
             scope = vars(x)
             held += [scope[name] for name in self.names if name in scope]
