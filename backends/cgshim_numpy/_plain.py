@@ -88,7 +88,7 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
         numbers.
         """
         if holds_boxes or (
-            "autograd.tracer" in modules and traces.top >= 0 and _takes_derivative()
+            traces.top >= 0 and "autograd.tracer" in modules and _takes_derivative()
         ):
             for x in inputs:
                 if type(x) is ndarray and x.dtype.kind not in _KINDS:

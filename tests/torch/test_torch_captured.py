@@ -1,5 +1,8 @@
 """Tensors that reach f by another way than its arguments, and the backend's vjp."""
 
+import contextvars
+import gc
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -128,6 +131,103 @@ def test_what_a_rule_does_to_a_callers_list_is_seen():
     for _ in range(3):
         op(x).backward()
     assert len(seen) == 3
+
+
+# --- Leaves that f makes --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """How often all that Python holds was looked through, which takes 20 ms in a small program."""
+    made, scan = [], gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *objects: made.append(1) or scan(*objects))
+    return made
+
+
+def by_op_vjp(x):
+    y, pullback = op_vjp(lambda x: x * x, x)
+    return y, lambda upstream: 5 * pullback(upstream)[0]
+
+
+def by_autograd(x):
+    with torch.enable_grad():
+        z = x.detach().requires_grad_()
+        y = z * z
+    return y.detach(), lambda u: 5 * torch.autograd.grad(y, z, u, retain_graph=True)[0]
+
+
+def by_attribute(x):
+    with torch.enable_grad():
+        z = x.detach()
+        z.requires_grad = True
+        y = z * z
+    return y.detach(), lambda u: 5 * torch.autograd.grad(y, z, u, retain_graph=True)[0]
+
+
+def by_factory(x):
+    with torch.enable_grad():
+        one = torch.ones(2, requires_grad=True)
+        y = one * x * x
+    return y.detach(), lambda u: 10 * torch.autograd.grad(y, one, u, retain_graph=True)[0] / x
+
+
+@pytest.mark.parametrize(
+    ("f", "first"), [(by_op_vjp, 0), (by_autograd, 1), (by_attribute, 1), (by_factory, 1)]
+)
+def test_leaves_of_f_are_searched_for_once(scans, f, first):
+    op, x = op_custom_gradient(f), torch.tensor([3.0, 4.0], requires_grad=True)
+    for _ in range(3):
+        (of_x,) = torch.autograd.grad(op(x), x, torch.tensor([1.0, 10.0]))
+        assert of_x.tolist() == [30, 400]
+        assert len(scans) == first
+
+
+def test_leaves_of_a_method_are_searched_for_once(scans):
+    class Layer:
+        @op_custom_gradient
+        def op(self, x):
+            return by_autograd(x)
+
+    for _ in range(3):
+        x = torch.tensor([3.0, 4.0], requires_grad=True)
+        Layer().op(x).backward(torch.tensor([1.0, 10.0]))
+        assert x.grad.tolist() == [30, 400]
+    assert len(scans) == 1
+
+
+def test_a_variable_that_f_reads_from_afar_is_searched_for_once(scans):
+    weight = torch.tensor(3.0, requires_grad=True)
+    context = contextvars.ContextVar("context", default=weight)
+
+    @op_custom_gradient
+    def op(x):
+        own = by_autograd(x)[0]
+        return own * context.get(), lambda u, variables: (5 * u, [7 * (u * x).sum()])
+
+    x = torch.tensor([3.0, 4.0], requires_grad=True)
+    for _ in range(3):
+        found = torch.autograd.grad(op(x), [x, weight], torch.tensor([1.0, 10.0]))
+        assert [g.tolist() for g in found] == [[5, 50], 7 * 43]
+    assert len(scans) == 1
+
+
+def test_a_leaf_of_an_earlier_run_is_no_leaf_of_this_one():
+    """f is watched by then, and reads what its first run has made and kept where nobody sees it."""
+    kept = contextvars.ContextVar("kept", default=None)
+
+    @op_custom_gradient
+    def op(x):
+        if kept.get() is not None:
+            return kept.get() * x, lambda u: 5 * u
+        y, rule = by_autograd(x)
+        return y, rule
+
+    x = torch.tensor([3.0, 4.0], requires_grad=True)
+    for _ in range(2):
+        op(x)
+    kept.set(x.detach().requires_grad_())
+    with pytest.raises(CustomGradientTypeError, match="must take variables when f reads"):
+        op(x)
 
 
 # --- vjp, which op_vjp and op_grad stand on -------------------------------------------------------

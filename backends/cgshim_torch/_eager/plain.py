@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, MethodType
@@ -42,6 +41,7 @@ from cgshim_torch._graph.existing import (
     library_names,
 )
 from cgshim_torch._graph.reads import FLOATS
+from cgshim_torch._graph.walk import makes_leaves
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
     current_level,
@@ -61,8 +61,6 @@ from cgshim_torch._versions.private import (
 
 _NONE: Mapping[str, Any] = {}
 _new = object.__new__
-_detach = torch.Tensor.detach
-_version = operator.attrgetter("_version")
 _TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
 
 
@@ -88,22 +86,19 @@ class PlainRun(Run):
     specs: Sequence[Spec | Tensor]
     """of the inputs; what is saved tells it itself"""
 
-    @functools.cached_property
-    def call(self) -> Call:  # type: ignore[override]
-        """The call, of the f that ran."""
-        return self.plan.call if self.f is None else self.plan.call.with_f(self.f, self.options)
-
     def complete(self) -> None:
         """Be what any run is."""
         if hasattr(self, "rule"):
             return
-        call, grad_fn, plan = self.call, self.grad_fn, self.plan
+        grad_fn, plan = self.grad_fn, self.plan
+        call = plan.call if self.f is None else plan.call.with_f(self.f, self.options)
         rule = call.rule_of(grad_fn, ONE_TENSOR, self.specs)
         holdings = Holdings(grad_fn, existing=self.existing.holders)
         devices = [spec.device for spec in self.specs]
         Run.__init__(self, call, rule, self.existing, devices, holdings)
         self.autocast = ()  # that of the backward pass is another
         self.reads_held_alone = not self.may_hide and _makes_no_function(grad_fn.__code__)
+        self.names_in_f = plan.names_in_f
         self.may_run_at_once = self.f is None and plan.names_torch_alone()
         places = {id(t): at for at, t in enumerate(self.raw)}
         self.held_at = [places.get(id(each.tensor)) for each in self.held]
@@ -168,16 +163,17 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
 class Plan:
     """Runs plain calls. What is the same in all of them is computed once."""
 
-    __slots__ = ("_apply", "_form", "_names_in_f", "call", "is_jvp")
+    __slots__ = ("_apply", "_form", "call", "is_jvp", "makes_leaves", "names_in_f")
 
     def __init__(self, call: Call) -> None:
+        self.makes_leaves = makes_leaves(call.f)
         self.call, self.is_jvp = call, call.kind_of_rule.is_transpose
         self._apply = named(Attached, call.name)
         self._form: PlainForm | None = None  # of the last rule: most ops have one
         function = _function_of(call.f)
         # what holds anything may read more than it names
         is_open = not holds_nothing(function)
-        self._names_in_f = None if is_open else library_names(function, and_functions=True)
+        self.names_in_f = None if is_open else library_names(function, and_functions=True)
 
     @runs_op
     def output_of(
@@ -186,33 +182,41 @@ class Plan:
         """Return the output of f, with the rule for its gradient if an argument is differentiated."""
         arguments = self.call.arguments  # noqa: F841  # by this name and inputs an op in f finds its backend
         recording, differentiated = torch.is_grad_enabled(), False
-        versions: list[int] = []
         is_plain = not (
             frame_callback() is not None or (len_function_stack() and functions_are_seen())
             or len_dispatch_stack() or jit_is_tracing() or fx_is_tracing() or current_level() is not None
             or forward_ad._current_level >= 0
-            or (recording and (is_any_autocast_enabled() or pack_hooks(True) is not None))
+            or (recording and (
+                is_any_autocast_enabled() or pack_hooks(True) is not None or self.makes_leaves
+            ))
         )  # fmt: skip
-        for x in args:
-            is_plain = is_plain and not is_dead_wrapper(x)
-            differentiated = differentiated or x.requires_grad
+        start, existing = sequence_number(), NOTHING
+        inputs: list[Tensor] = []
+        versions: list[int] = []
         try:
-            if recording:
-                versions = [*map(_version, args)]
+            for x in args:
+                if not is_plain or is_dead_wrapper(x):
+                    is_plain = False
+                    break
+                if recording:
+                    versions.append(x._version)
+                    if x.requires_grad:
+                        # so that the graph records only what f captured
+                        differentiated, x = True, x.detach()
+                inputs.append(x)
         except RuntimeError:  # of inference mode
             is_plain = False
         if not is_plain:
             return self.call.backend.custom_gradient(self.call.with_f(f, options), args)
         if type(f) is WithBatches:
             f = cast(Any, f).held_function  # nothing maps the call
-        inputs: Any = args
-        start, existing = 0, NOTHING
+        if differentiated and len(args) > 1:
+            for at, x in enumerate(args):  # constants, too: f may turn them in place
+                if inputs[at] is x:
+                    inputs[at] = x.detach()
         if recording:
-            start = sequence_number()
-            # detached, so that the graph records only what f captured
-            inputs = [*map(_detach, args)] if differentiated else [*args]
-            if (self._names_in_f != () or options) and not self._reads_libraries_alone(
-                f, self._names_in_f, options
+            if (self.names_in_f != () or options) and not self._reads_libraries_alone(
+                f, self.names_in_f, options
             ):
                 existing = Existing(self.call.with_f(f, options))
             elif type(f) is MethodType:
@@ -243,10 +247,8 @@ class Plan:
                 form = self._form
                 if form is None or form.code is not grad_fn.__code__:
                     form = self._new_form(grad_fn)
-                is_own = form.is_plain
-                for x in inputs:
-                    is_own = is_own and x is not output
-                if not is_own:
+                # where a gradient is taken, the loop below asks for this, too
+                if not form.is_plain or (not differentiated and _is_among(inputs, output)):
                     form = None
         if form is None:
             x = result = output = grad_fn = None  # what is alive then, the rule holds
@@ -292,7 +294,7 @@ class Plan:
         saved: list[Tensor] = []
         inputs_at: list[int | None] = []
         for x, arg, version in zip(inputs, args, versions):  # noqa: B905  # strict takes time
-            is_plain = is_plain and arg._version == version
+            is_plain = is_plain and arg._version == version and x is not output
             is_held = id(x) in held or form.takes_arguments
             if is_held or needs_inputs:
                 inputs_at.append(len(raw))
@@ -325,13 +327,8 @@ class Plan:
             saved.append(alias)
         raw += residuals
         saved += residuals
-        run.plan, run.grad_fn, run.form, run.raw, run.inputs_at = (
-            self,
-            grad_fn,
-            form,
-            raw,
-            inputs_at,
-        )
+        run.plan, run.grad_fn, run.form = self, grad_fn, form
+        run.raw, run.inputs_at = raw, inputs_at
         run.holds_no_tensor = not raw
         if existing is not NOTHING or options:
             run.f, run.options, run.existing = f, options, existing
@@ -339,7 +336,7 @@ class Plan:
             run.versions = [0 if t is None else t._version for t in raw]
             if len_function_stack():
                 run.default_device = default_device()
-        return self._apply((run, saved, (alias,)), *args)[0]
+        return self._apply((run, saved, alias), *args)
 
     def _reads_libraries_alone(
         self, function: Any, names: Sequence[tuple[str, Any]] | None, options: Mapping[str, Any] = _NONE
@@ -363,12 +360,12 @@ class Plan:
         """Return True if f can do nothing but operations on its arguments: another run of it leaves
         no trace.
         """
-        if self._names_in_f is None:
+        if self.names_in_f is None:
             return False
         # with what f has assigned there
         scope = _function_of(self.call.f).__globals__
         return all(
-            x in _TORCH or (name not in scope and _is_pure(name)) for name, x in self._names_in_f
+            x in _TORCH or (name not in scope and _is_pure(name)) for name, x in self.names_in_f
         )
 
     def _new_form(self, grad_fn: FunctionType) -> PlainForm:
@@ -387,6 +384,7 @@ class Plan:
         outputs, spec = with_rule(
             self.call.with_f(f, options), args, inputs, existing, start, versions, results
         )
+        self.makes_leaves = makes_leaves(f)
         return spec.combine(outputs)
 
 
@@ -439,6 +437,11 @@ _PURE = frozenset(
         "zip",
     ]
 )
+
+
+def _is_among(tensors: Sequence[Tensor], t: Tensor) -> bool:
+    """Return True for a tensor that is one of these."""
+    return any(each is t for each in tensors)
 
 
 def _function_of(f: Any) -> Any:

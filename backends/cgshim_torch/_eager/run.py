@@ -24,7 +24,7 @@ from cgshim_torch._graph.existing import (
     state_of,
     version_of,
 )
-from cgshim_torch._graph.walk import captured
+from cgshim_torch._graph.walk import NoteLeaves, captured, is_new_leaf, makes_leaves, note_leaf
 from cgshim_torch._versions.private import is_any_autocast_enabled, is_dead_wrapper
 
 Function = Callable[..., tuple[Tensor, ...]]
@@ -44,6 +44,7 @@ class Run:
     holds_no_tensor = False  # True if the rule does not, as far as is known
     reads_held_alone = False  # True if, moreover, it makes no function
     may_run_at_once = False  # True if another run of f leaves no trace, whether it is needed or not
+    names_in_f: Sequence[tuple[str, Any]] | None = None  # with what they are; None if not known
     # that existed before f ran and the rule holds, with their versions
     constants: Sequence[tuple[Tensor, int]] = ()
     variables: Sequence[Tensor] = ()
@@ -170,6 +171,9 @@ def run_once(call: Call, inputs: Sequence[Tensor]) -> Any:
     # a weight that was cast before f ran would be no variable
     torch.set_autocast_cache_enabled(False)
     try:
+        if before and makes_leaves(call.f):
+            with NoteLeaves():
+                return call.run(inputs)
         return call.run(inputs)
     finally:
         torch.set_autocast_cache_enabled(has_cache)
@@ -210,13 +214,17 @@ def variables_of(
     in_a_rule = bool(rules.current)
     leaves = captured(call, made, live if in_a_rule else inputs, during, in_a_rule)
     variables = [
-        leaf for leaf in leaves if not _is_made_by_f(leaf, existing, holdings, leaves, made)
+        leaf
+        for leaf in leaves
+        if not _is_made_by_f(call, leaf, during, existing, holdings, leaves, made)
     ]
     call.require_variables(rule, variables)
     return variables, len(variables) < len(leaves)
 
 
-def _is_made_by_f(leaf: Tensor, existing: Existing, holdings: Holdings, *ours: Any) -> bool:
+def _is_made_by_f(
+    call: Call, leaf: Tensor, during: range, existing: Existing, holdings: Holdings, *ours: Any
+) -> bool:
     """Return True for a leaf that f has made to differentiate something itself: nothing but its
     rule holds it.
     """
@@ -224,8 +232,13 @@ def _is_made_by_f(leaf: Tensor, existing: Existing, holdings: Holdings, *ours: A
         return True
     if isinstance(leaf, torch.nn.Parameter) or existing.has(leaf):
         return False
+    if (is_new := is_new_leaf(leaf, during)) is not None:
+        return is_new
     known = {*holdings.seen, *map(id, holdings.tensors), *map(id, ours)}
-    return all(id(x) in known for x in gc.get_referrers(leaf) if type(x).__name__ != "frame")
+    holders = [x for x in gc.get_referrers(leaf) if type(x).__name__ != "frame"]
+    is_made = all(id(x) in known for x in holders)
+    note_leaf(leaf, call.f if is_made else None)
+    return is_made
 
 
 # --- What existed before f ran --------------------------------------------------------------------

@@ -101,8 +101,10 @@ def _made_at_once(
     both. Nothing if the run makes other numbers, draws random ones, or has an error: `_LazyRun` tells
     who takes the derivative.
     """
+    # what names nothing, no function and no method, draws no random numbers
+    generators = _generators_of_torch() if run.names_in_f else ()
     with contextlib.suppress(Exception):
-        with _without_random_numbers(run.call, _generators_of_torch()):
+        with _without_random_numbers(run.call, generators):
             _, grad_fn = run.as_first(run.run_again, list(map(own_node, inputs)))
         held = Holdings(grad_fn).tensors
         residuals = [held[place].tensor for place in places]

@@ -12,7 +12,7 @@ import torch
 from cgshim.backend import CustomGradientTypeError, Tensor, TransformationError, describe, refusal
 from cgshim_torch._graph.reads import FLOATS, reads_now
 from cgshim_torch._graph.transpose import FACTOR, across, is_transpose, ramp, transposed_by
-from cgshim_torch._graph.walk import depends_on_more, is_transformed, recordable
+from cgshim_torch._graph.walk import depends_on_more, is_transformed, new_leaf, recordable
 from cgshim_torch._versions.private import functorch, run_backward
 
 Vjp = tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
@@ -144,7 +144,7 @@ def _vjp_in_graph(
     with torch.inference_mode(False), torch.enable_grad():
         # each its own node of the graph: an input that comes twice has two gradients
         own = [
-            x.view_as(x) if x.requires_grad and outside else x.detach().requires_grad_()
+            x.view_as(x) if x.requires_grad and outside else new_leaf(x)
             for x in map(recordable, inputs)
         ]
         outputs = fn(*own)

@@ -192,23 +192,22 @@ class Holdings:
         self._visit([*map(Held, roots)])
 
     def _visit(self, level: Sequence[Held]) -> None:
+        seen, existing = self.seen, self._existing
         while level:
-            level = [inner for held in level for inner in self._look_into(held)]
-
-    def _look_into(self, held: Held) -> Sequence[Held]:
-        x, holder, key = held
-        if type(holder) is Held:
-            holder = holder.outermost
-        if holder is not None:
-            self.seen[id(holder)] = holder
-        if isinstance(x, torch.Tensor):
-            self.tensors.append(Held(x, None, key) if id(holder) in self._existing else held)
-            return ()
-        # a tuple is looked into at each of its places, for it is made again at each
-        if type(x) in SIMPLE or (id(x) in self.seen and not isinstance(x, tuple)):
-            return ()
-        self.seen[id(x)] = x
-        return self._inside(held)
+            inner: list[Held] = []
+            for held in level:
+                x, holder, key = held
+                if type(holder) is Held:
+                    holder = holder.outermost
+                if holder is not None:
+                    seen[id(holder)] = holder
+                if isinstance(x, torch.Tensor):
+                    self.tensors.append(Held(x, None, key) if id(holder) in existing else held)
+                # a tuple is looked into at each of its places, for it is made again at each
+                elif type(x) not in SIMPLE and (id(x) not in seen or isinstance(x, tuple)):
+                    seen[id(x)] = x
+                    inner += self._inside(held)
+            level = inner
 
     def _inside(self, held: Held) -> Sequence[Held]:
         x = held.tensor

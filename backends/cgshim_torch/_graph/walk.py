@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from cgshim.backend import Call, Tensor
 from cgshim_torch._graph.existing import Reach, put_in_modules
@@ -70,6 +73,81 @@ def own_node(x: Tensor) -> Tensor:
     if not x.requires_grad:
         return x.detach()
     return x.view_as(x) if x.layout is torch.strided and not x.is_nested else x.clone()
+
+
+# --- Leaves that f makes --------------------------------------------------------------------------
+#
+# By a leaf of its own f differentiates something itself; any other on which its output depends is a
+# variable. Which is which, only the objects tell that hold it, and to look through all of them takes
+# 20 ms. So what is known of a leaf is noted; and once a function was found to make leaves,
+# `NoteLeaves` watches it in later calls.
+
+_leaves: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""for what f makes the number of the next node when it did, for a variable `_VARIABLE`"""
+_VARIABLE = -1
+_makers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""the code of functions that make leaves, by identity"""
+
+
+def new_leaf(x: Tensor) -> Tensor:
+    """Return a tensor as a leaf, to differentiate by it what is made of it from now on."""
+    leaf = x.detach().requires_grad_()
+    _leaves[leaf] = sequence_number()
+    return leaf
+
+
+def is_new_leaf(leaf: Tensor, during: range) -> bool | None:
+    """Return True for a leaf that was made when nodes of these numbers were; None if that is not
+    known.
+    """
+    number = _leaves.get(leaf)
+    return number in during or (False if number == _VARIABLE else None)
+
+
+def note_leaf(leaf: Tensor, maker: Callable[..., Any] | None) -> None:
+    """Note that a function was found to make a leaf; or that none has."""
+    if maker is None:
+        _leaves[leaf] = _VARIABLE
+    else:
+        code = _code_of(maker)
+        _makers[id(code)] = code
+
+
+def makes_leaves(f: Callable[..., Any]) -> bool:
+    """Return True for a function that was found to make leaves."""
+    return bool(_makers) and id(_code_of(f)) in _makers
+
+
+class NoteLeaves(TorchFunctionMode):  # type: ignore[misc]
+    """Notes what becomes a leaf."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        is_made_one = func in _MAKE_A_LEAF and not args[0].requires_grad
+        result = func(*args, **kwargs)
+        leaf = args[0] if is_made_one else result
+        if is_made_one or (kwargs.get("requires_grad") and isinstance(leaf, torch.Tensor)):
+            _leaves[leaf] = sequence_number()
+        return result
+
+
+_MAKE_A_LEAF = (torch.Tensor.requires_grad_, torch.Tensor.requires_grad.__set__)
+
+
+def _code_of(f: Any) -> Any:
+    """Return what all calls of a function share, whatever it is bound to; the class of an object."""
+    for name in ("held_function", "func", "__func__"):
+        f = getattr(f, name, f)
+    return getattr(f, "__code__", type(f))
+
+
+# --- What f has captured --------------------------------------------------------------------------
 
 
 def captured(
@@ -170,8 +248,10 @@ def depends_on_more(tensors: Sequence[Tensor], than: Sequence[Tensor]) -> bool:
     """
     known = _Known(than)
     leaves, _ = known.reached_beyond(tensors)
-    runs = [getattr(node, "run", None) for node, _ in known.walked]
-    read = [t for run in runs if run is not None for t in within_reach(run.call)]
+    runs = [run for node, _ in known.walked if (run := getattr(node, "run", None)) is not None]
+    for run in runs:
+        run.complete()
+    read = [t for run in runs for t in within_reach(run.call)]
     return bool(leaves) or any(map(requires_grad, read))
 
 
