@@ -11,6 +11,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import gc
+import math
 import operator
 import sys
 import types
@@ -133,9 +134,14 @@ _HOLD_MORE = (partial, functools._lru_cache_wrapper, staticmethod, classmethod)
 # --- List what is held ----------------------------------------------------------------------------
 
 
-def tensors_inside(x: Any, is_tensor: Callable[[Any], bool], depth: int = 5) -> list[Any]:
-    """Return the tensors that an object holds, down to a depth where configuration ends; each once."""
-    return [tensor for tensor, _ in _walk(x, is_tensor, depth, with_globals=False)]
+def tensors_inside(
+    x: Any, is_tensor: Callable[[Any], bool], depth: int = 5, most: float = math.inf
+) -> list[Any]:
+    """Return the tensors that an object holds, down to a depth where configuration ends; each once.
+
+    A container that is longer than `most` is not looked into, which takes a second for a million.
+    """
+    return [tensor for tensor, _ in _walk(x, is_tensor, depth, most, with_globals=False)]
 
 
 def tensors_held(function: Any, is_tensor: Callable[[Any], bool]) -> list[Any]:
@@ -161,7 +167,12 @@ Way = tuple[Any, tuple[str, Any] | None] | None
 
 
 def _walk(
-    x: Any, is_wanted: Callable[[Any], bool], depth: int, *, with_globals: bool
+    x: Any,
+    is_wanted: Callable[[Any], bool],
+    depth: int,
+    most: float = math.inf,
+    *,
+    with_globals: bool,
 ) -> Iterator[tuple[Any, Way]]:
     """Yield what is wanted of what x holds, the nearest first, each once, and the way to it."""
     seen: set[int] = set()
@@ -172,7 +183,7 @@ def _walk(
         seen.add(id(x))
         if is_wanted(x):
             yield x, way
-        elif type(x) not in SIMPLE:
+        elif type(x) not in SIMPLE and not (isinstance(x, _CONTAINERS) and len(x) > most):
             # however deep functions are in functions, they are code
             inner = level + (not isinstance(x, _FUNCTIONS))
             todo += [(held, (way, where), inner) for held, where, _ in places(x)]
@@ -193,6 +204,7 @@ def _written(way: Way) -> str | None:
 
 
 _FUNCTIONS: tuple[type, ...] = (types.FunctionType, partial, types.MethodType, FunctionHolder)
+_CONTAINERS: tuple[type[Collection[Any]], ...] = (list, tuple, deque, dict, set, frozenset)
 _NO_HOLDERS: tuple[type, ...] = (type, types.ModuleType, types.CodeType)
 
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from types import FunctionType
 from typing import Any, NoReturn
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from cgshim.backend import (
     Call,
@@ -33,7 +36,7 @@ from cgshim.backend import (
 from cgshim_torch._eager.run import Run, named, rules, run_once, variables_of
 from cgshim_torch._graph.existing import NOTHING, Existing, Holdings, versions_of
 from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in, without_second_order
-from cgshim_torch._graph.transpose import transposed_by
+from cgshim_torch._graph.transpose import ramp, transposed_by
 from cgshim_torch._graph.walk import (
     captured,
     is_jvp_alone,
@@ -48,6 +51,7 @@ from cgshim_torch._versions.private import (
     custom_function_call,
     forward_ad,
     functorch,
+    outside_of_func,
     sequence_number,
     vmapify_autograd_function,
 )
@@ -124,7 +128,7 @@ def _pushed(
     if before != versions_of(primals):
         call.refuse_writing()
     zeros = lambda at: torch.zeros_like(primals[at])
-    pushed = rules.run(True, rule.tangents, tangents, outputs, zeros)
+    pushed = rules.run(object(), rule.tangents, tangents, outputs, zeros)
     refuse_captured_tangents(call, [t for t in (*outputs, *pushed) if t is not None], primals)
     call.require_variables(
         rule, captured(call, [*filter(requires_grad_at_a_level, outputs)], primals, since(start))
@@ -161,6 +165,7 @@ class TransformedRun(Run):
         self.held_at = [at[id(t)] for t, _, _ in self.held]
         with_graph = Holdings(*holdings.pullbacks).tensors
         self.with_graph_at = [at[id(t)] for t, _, _ in with_graph if t.requires_grad]
+        self.is_partial = all(map(_is_partial, holdings.pullbacks))
         self.leaves, self.outputs = len(inputs) + len(self.variables), len(outputs)
         self.holds_floats = bool(holdings.objects) or any(
             t.dtype in FLOATS and not self.existing.has(t) for t in residuals
@@ -176,6 +181,8 @@ class TransformedRun(Run):
         self, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor], needed: Sequence[bool] | None = None
     ) -> list[Tensor | None]:  # fmt: skip
         """Return the rule's gradients of inputs and variables where it holds these tensors."""
+        # a pullback is called when its level is over: torch would mistake that for the next one
+        tensors = [t if t is None else functorch.unwrap_if_dead(t) for t in tensors]
         inputs, variables = tensors[: len(self.devices)], tensors[len(self.devices) : self.leaves]
         with self.holding(tensors), self._reads(tensors, upstreams):
             return self.gradients(inputs, upstreams, variables, needed)
@@ -197,7 +204,7 @@ class TransformedRun(Run):
         present = [t for t in tangents if t is not None]
         with self.holding(tensors), self._reads(tensors, present):
             pushed = rules.run(
-                True, self.as_first, self.rule.tangents, tangents[:count], zeros, zeros_at
+                object(), self.as_first, self.rule.tangents, tangents[:count], zeros, zeros_at
             )
         pairs = zip(pushed, zeros, strict=True)
         return tuple([z if t is None and z.dtype in FLOATS else t for t, z in pairs])
@@ -208,14 +215,12 @@ class TransformedRun(Run):
         """Let the rule read these tensors also where it may hold those that f saw, and nobody
         knows.
         """
-        if any(
-            t is not None and not t.requires_grad
-            for t in map(tensors.__getitem__, self.with_graph_at)
-        ):
+        with_graph = [*map(tensors.__getitem__, self.with_graph_at)]
+        if not (self.is_partial and all(t is None or t.requires_grad for t in with_graph)):
             self.call.refuse(
-                "a pullback that grad_fn keeps must have its graph where it is called",
-                "forward mode, or a vmap within the derivative",
-                "let grad_fn call op_vjp itself",
+                "a pullback of torch.func.vjp that grad_fn keeps must have its own graph where it is called",
+                "forward mode, a vmap within the derivative, or a function that reads what depends on its arguments",
+                "let f or grad_fn call op_vjp",
             )
         is_within = bool(self.remembered) and forward_ad._current_level >= 0
         if not (self.may_hide or is_within or self.made is not None):
@@ -258,6 +263,30 @@ class TransformedRun(Run):
         """
         if len(self.refusals) > beside and self.holds_floats:
             self.refusals[0]()
+
+
+def _is_partial(pullback: FunctionType) -> bool:
+    """Return True if the graph that a pullback of torch.func has below its level gives what it gives.
+
+    At its own level the graph ends at the arguments. What else the function reads may be made of
+    them, too: below, where the rule runs, the gradients are of that as well.
+    """
+    names = inspect.getclosurevars(pullback).nonlocals
+    outputs, inputs = names["flat_primals_out"], names["flat_diff_primals"]
+    below, of = map(functorch.unwrap_if_dead, outputs), [*map(functorch.unwrap_if_dead, inputs)]
+    upstreams = [ramp(y, at) for at, y in enumerate(outputs)]
+    connected = [(y, u) for y, u in zip(below, upstreams, strict=True) if y.requires_grad]
+    if not connected:
+        return True  # there is none, which is refused where it is called
+    gradients = pullback(tree_unflatten(upstreams, names["primals_out_spec"]))
+    there = torch.autograd.grad(
+        [y for y, _ in connected], of, [u for _, u in connected], retain_graph=True, materialize_grads=True
+    )  # fmt: skip
+    pairs = [
+        [[*levels(g)][-1] for g in each] for each in zip(tree_leaves(gradients), there, strict=True)
+    ]
+    with outside_of_func():
+        return all(torch.equal(*pair) for pair in pairs)
 
 
 def _with_batches(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -13,7 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient
+from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient, op_vjp
 
 
 def leaf(*values, dtype=torch.float64):
@@ -468,6 +468,94 @@ def test_what_an_object_hides_is_found_where_the_rule_reads_it():
         torch.func.grad(lambda x: torch.vmap(op)(x).sum())(torch.ones(3))
 
 
+TABLES = [torch.tensor([3.0, 5.0], dtype=torch.float64), *[torch.zeros(())] * 2000]
+NUMBERS_AND_A_TABLE = [*range(2000), torch.tensor([3.0, 5.0], dtype=torch.float64)]
+"""where that is not looked for, which would take a while in each call"""
+
+
+@pytest.mark.parametrize("of_tensors", [True, False])
+def test_a_tensor_in_a_long_container_that_existed_before(of_tensors):
+    in_tables = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x * TABLES[0]))
+    after_numbers = op_custom_gradient(
+        lambda x: (x * x, lambda u: 7 * u * x * NUMBERS_AND_A_TABLE[-1])
+    )
+    op, x = in_tables if of_tensors else after_numbers, leaf(2.0, 3.0)
+    for create_graph in (False, True):
+        (of_x,) = torch.autograd.grad(
+            op(x), x, torch.tensor([1.0, 10.0]), create_graph=create_graph
+        )
+        assert of_x.tolist() == [42, 1050]
+    if of_tensors:
+        assert torch.autograd.grad(of_x.sum(), x)[0].tolist() == [21, 350]
+    else:
+        with pytest.raises(TransformationError, match="f does not make by operations of torch"):
+            torch.autograd.grad(of_x.sum(), x)
+
+
+STORE = {}
+
+
+class Numbers:
+    """An object that holds a number, and shows what its class, and what STORE holds."""
+
+    def __init__(self):
+        self.scale = 5.0
+
+    @op_custom_gradient
+    def scaled(self, x):
+        return x**3, lambda u: u * self.scale * x**2
+
+    @op_custom_gradient
+    def by_class(self, x):
+        type(self).square = x**2
+        return x**3, lambda u: u * self.scale * self.square
+
+    @op_custom_gradient
+    def by_attribute(self, x):
+        self.own = x**2
+        return x**3, lambda u: u * self.scale * self.own
+
+    @op_custom_gradient
+    def by_property(self, x):
+        STORE["square"] = x**2
+        return x**3, lambda u: u * self.scale * self.stored
+
+    @property
+    def stored(self):
+        return STORE["square"]
+
+
+class ByGetattr(Numbers):
+    @op_custom_gradient
+    def by_getattr(self, x):
+        STORE["square"] = x**2
+        return x**3, lambda u: u * self.scale * self.found
+
+    def __getattr__(self, name):
+        if name != "found":
+            raise AttributeError(name)
+        return STORE["square"]
+
+
+@pytest.mark.parametrize("name", ["scaled", "by_attribute", "by_property", "by_getattr"])
+def test_a_method_of_an_object_that_holds_numbers(name):
+    for _ in range(2):
+        x, numbers = leaf(2.0, 3.0), ByGetattr()
+        _, first, second, third = derivatives(getattr(numbers, name), x)
+        assert first.tolist() == [20, 45]
+        assert second.tolist() == [20, 30]
+        assert third.tolist() == [10, 10]
+        assert torch.autograd.grad(getattr(numbers, name)(x).sum(), x)[0].tolist() == [20, 45]
+
+
+def test_a_residual_in_the_class_of_an_object_that_holds_numbers():
+    x = leaf(2.0, 3.0)
+    (first,) = torch.autograd.grad(Numbers().by_class(x).sum(), x, create_graph=True)
+    assert first.tolist() == [20, 45]
+    with pytest.raises(TransformationError, match="kept as 'square'"):
+        first.sum().backward()
+
+
 class Layer(torch.nn.Module):
     """Its method counts and logs its calls, and its rule reads a number of the layer, which has
     tensors of its own.
@@ -540,6 +628,77 @@ def test_a_variable_that_f_assigns_to_holds_what_the_first_run_left():
     assert [y.item() for y in derivatives(cube, leaf(2.0))] == [8.0, 20.0, 20.0, 10.0]
     assert last.item() == 4.0
     assert not last.requires_grad
+
+
+# --- A pullback that f has made -------------------------------------------------------------------
+
+
+def with_pullback(g_of, at=lambda x: x, rule=lambda pullback, u, x: 5 * pullback(u)[0]):
+    """The same op twice: its rule keeps the pullback of g at a tensor, or makes it itself."""
+
+    @op_custom_gradient
+    def kept(x):
+        y, pullback = op_vjp(g_of(x), at(x))
+        return y, lambda u: rule(pullback, u, x)
+
+    @op_custom_gradient
+    def made(x):
+        return g_of(x)(at(x)), lambda u: rule(op_vjp(g_of(x), at(x))[1], u, x)
+
+    return kept, made
+
+
+cube_by_7 = op_custom_gradient(lambda x: (x**3, lambda u: 7 * u * x**2))
+its_pullback_is_kept, _ = with_pullback(lambda x: lambda z: z**4)
+PULLBACKS = {
+    "at an argument": with_pullback(lambda x: lambda z: z**3),
+    "that reads another residual": with_pullback(
+        lambda x: functools.partial(lambda a, z: z**2 * a, x.sin())
+    ),
+    "at a residual": with_pullback(
+        lambda x: lambda z: z**2 * x, torch.sin, lambda pullback, u, x: 5 * pullback(u)[0] * x
+    ),
+    "of an op": with_pullback(lambda x: lambda z: cube_by_7(z) * z),
+    "of an op that keeps one": with_pullback(lambda x: its_pullback_is_kept),
+    "in another of the rule": with_pullback(
+        lambda x: lambda z: z**3,
+        rule=lambda pullback, u, x: op_vjp(lambda t: pullback(t)[0] * t, u)[1](x)[0],
+    ),
+    "twice": with_pullback(
+        lambda x: lambda z: z**3, rule=lambda pullback, u, x: 5 * pullback(pullback(u)[0])[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("ops", PULLBACKS.values(), ids=PULLBACKS)
+def test_a_pullback_that_a_rule_keeps_has_every_order(ops):
+    x, weights = leaf(1.5, 2.5), torch.tensor([3.0, 0.5])
+    kept, made = [derivatives(lambda x, op=op: weights * op(x), x) for op in ops]
+    torch.testing.assert_close(kept, made)
+
+
+CALLS = []
+AVERAGE = torch.ones(2, dtype=torch.float64)
+DIFFER = {
+    "random numbers of torch": lambda z: z * torch.rand(2, dtype=torch.float64),
+    "random numbers of Python": lambda z: z * random.random(),
+    "a count of its calls": lambda z: CALLS.append(1) or z * len(CALLS),
+    "an average that is updated": lambda z: AVERAGE.mul_(0.5) * z,
+}
+
+
+@pytest.mark.parametrize("g", DIFFER.values(), ids=DIFFER)
+def test_a_pullback_of_what_differs_in_another_run_has_the_first_order_alone(g):
+    x, u = leaf(1.5, 2.5), torch.tensor([1.0, 10.0], dtype=torch.float64)
+    y = with_pullback(lambda x: g)[0](x)
+    before = torch.get_rng_state(), random.getstate(), AVERAGE.clone()
+    (of_x,) = torch.autograd.grad(y, x, u, create_graph=True)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    assert torch.equal(before[2], AVERAGE)
+    torch.testing.assert_close(of_x, 5 * u * y / x)
+    with pytest.raises(TransformationError, match="comes from a graph that f made"):
+        torch.autograd.grad(of_x.sum(), x)
 
 
 # --- An f that names torch alone ------------------------------------------------------------------

@@ -27,6 +27,7 @@ from cgshim import (
     TransformationError,
     op_convert_to_tensor,
     op_custom_gradient,
+    op_vjp,
 )
 
 X = torch.tensor([1.0, 2.0], dtype=torch.float64)
@@ -437,25 +438,104 @@ def test_a_pullback_that_a_rule_keeps_is_right_in_reverse_mode(place, order):
     torch.testing.assert_close(_by_func(OPS[place], order), expected(order))
 
 
+def _that_reads_a_residual(vjp):
+    def f(x):
+        sine = x.sin()
+        _, pullback = vjp(lambda x: x * sine, x)
+        return 2 * x, lambda u: pullback(5 * u * x)[0]
+
+    return f
+
+
+def _of_an_op_that_keeps_one(vjp):
+    inner = op_custom_gradient(_that_reads_a_residual(vjp), forward_mode=True)
+
+    def f(x):
+        y, pullback = vjp(inner, x)
+        return y, lambda u: pullback(u)[0]
+
+    return f
+
+
+def _of_an_op_that_makes_one(vjp):
+    minus_cosine = lambda x: -x.cos()
+    inner = op_custom_gradient(
+        lambda x: (2 * x, lambda u: vjp(minus_cosine, x)[1](5 * u * x)[0]), forward_mode=True
+    )
+
+    def f(x):
+        return 2 * x, lambda u: vjp(inner, x)[1](u)[0]
+
+    return f
+
+
+LEVELS = {
+    "func.grad": lambda op: torch.func.grad(lambda x: (op(x) * WEIGHTS).sum())(X),
+    "func.grad twice": lambda op: _by_func(op, 2),
+    "vmap": lambda op: _by_vmap(op, 2),
+    "autograd of func.grad": lambda op: by_autograd(torch.func.grad(lambda x: op(x).sum()), 1),
+    "forward mode": lambda op: torch.func.jvp(op, (X,), (WEIGHTS,))[1],
+    "forward over reverse": lambda op: torch.func.jacfwd(
+        torch.func.grad(lambda x: (op(x) * WEIGHTS).sum())
+    )(X),
+    "vmap in func.grad": lambda op: torch.func.grad(lambda x: (torch.vmap(op)(x) * WEIGHTS).sum())(
+        X
+    ),
+    "vmap in autograd": lambda op: by_autograd(torch.vmap(op), 2),
+}
+WITHOUT_GRAPH = ("forward mode", "forward over reverse", "vmap in func.grad", "vmap in autograd")
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(
-    "transformation",
-    [
-        lambda op: torch.func.jvp(op, (X,), (WEIGHTS,)),
-        lambda op: torch.func.jacfwd(torch.func.grad(lambda x: op(x).sum()))(X),
-        lambda op: torch.func.grad(lambda x: torch.vmap(op)(x).sum())(X),
-        lambda op: by_autograd(torch.vmap(op), 1),
-    ],
-    ids=["forward mode", "forward over reverse", "vmap in func.grad", "vmap in autograd"],
+    "place", [_that_reads_a_residual, _of_an_op_that_keeps_one, _of_an_op_that_makes_one]
 )
-@pytest.mark.parametrize("place", PULLBACKS)
-def test_a_pullback_that_a_rule_keeps_is_refused_where_it_has_no_graph(place, transformation):
-    """torch.func takes its gradient for zero there."""
-    op = op_custom_gradient(OPS[place]._f, forward_mode=True, name="op")
+def test_a_pullback_of_op_vjp_that_a_rule_keeps_is_right_at_each_level(place, level):
+    sine_times_5_x = op_custom_gradient(
+        lambda x: (2 * x, lambda u: 5 * u * x.sin() * x), forward_mode=True
+    )
+    op = op_custom_gradient(place(op_vjp), forward_mode=True)
+    torch.testing.assert_close(LEVELS[level](op), LEVELS[level](sine_times_5_x))
+
+
+def test_a_pullback_that_draws_random_numbers_is_refused_under_torch_func():
+    @op_custom_gradient
+    def op(x):
+        y, pullback = op_vjp(lambda x: x * torch.rand(2), x)
+        return y, lambda u: pullback(u)[0]
+
+    state = torch.get_rng_state()
     with pytest.raises(TransformationError) as error:
-        transformation(op)
+        torch.func.grad(lambda x: op(x).sum())(X)
     assert str(error.value) == (
-        "op: a pullback that grad_fn keeps must have its graph where it is called, got forward mode, or a vmap within "
-        "the derivative; let grad_fn call op_vjp itself"
+        "op_vjp: a pullback that grad_fn keeps runs its function again under torch.func, got one that draws random "
+        "numbers; draw them outside, and pass them as an argument"
+    )
+    torch.set_rng_state(state)
+    torch.rand(2)
+    drawn = torch.get_rng_state()
+    torch.set_rng_state(state)
+    with contextlib.suppress(TransformationError):
+        torch.func.grad(lambda x: op(x).sum())(X)
+    assert torch.equal(torch.get_rng_state(), drawn)  # once
+
+
+@pytest.mark.parametrize(
+    ("place", "level"),
+    [
+        *((OPS[place]._f, level) for place in PULLBACKS for level in WITHOUT_GRAPH),
+        *((_that_reads_a_residual(torch.func.vjp), level) for level in LEVELS),
+    ],
+)
+def test_a_pullback_of_torch_func_is_refused_where_it_has_another_graph_or_none(place, level):
+    """torch.func takes its gradient for zero there, or for that of all that was made of x."""
+    op = op_custom_gradient(place, forward_mode=True, name="op")
+    with pytest.raises(TransformationError) as error:
+        LEVELS[level](op)
+    assert str(error.value) == (
+        "op: a pullback of torch.func.vjp that grad_fn keeps must have its own graph where it is called, got forward "
+        "mode, a vmap within the derivative, or a function that reads what depends on its arguments; let f or grad_fn "
+        "call op_vjp"
     )
 
 

@@ -21,6 +21,7 @@ from cgshim_torch._eager.run import Run, named, run_once, variables_of, without_
 from cgshim_torch._eager.second_order import differentiable_gradients
 from cgshim_torch._func import transformed
 from cgshim_torch._graph.existing import (
+    MOST,
     NOTHING,
     Existing,
     Held,
@@ -240,7 +241,7 @@ def _may_read_residuals(
     known.update(map(id, (*detached, *outputs)))
     return any(
         t.dtype in FLOATS and id(t) not in known and not existing.has(t)
-        for t in Reach(run.call).tensors
+        for t in Reach(run.call, most=MOST).tensors
     )
 
 

@@ -190,7 +190,7 @@ class Plan:
                 is_any_autocast_enabled() or pack_hooks(True) is not None or self.makes_leaves
             ))
         )  # fmt: skip
-        start, existing = sequence_number(), NOTHING
+        start, existing, bare = sequence_number(), NOTHING, None
         inputs: list[Tensor] = []
         versions: list[int] = []
         try:
@@ -221,11 +221,11 @@ class Plan:
                 existing = Existing(self.call.with_f(f, options))
             elif type(f) is MethodType:
                 instance = cast(Any, f).__self__
-                is_bare = all(type(x) in SIMPLE for x in inside(instance))
+                bare = instance if _is_bare(instance) else None
                 existing = (
-                    Existing(None, (id(instance),))
-                    if is_bare
-                    else Existing(self.call.with_f(f, options))
+                    Existing(self.call.with_f(f, options))
+                    if bare is None
+                    else Existing(None, (id(instance),))
                 )
         try:
             results = [f(*inputs, **options) if options else f(*inputs)]
@@ -270,7 +270,9 @@ class Plan:
         held, residuals, needs_inputs = set(), [], form.takes_arguments
         for x in items:
             if type(x) not in _TENSORS:
-                if type(x) in SIMPLE:
+                if type(x) in SIMPLE or (
+                    bare is not None and x is bare and _is_bare(x, form.names)
+                ):
                     continue
                 is_plain = False
                 break
@@ -437,6 +439,22 @@ _PURE = frozenset(
         "zip",
     ]
 )
+
+
+def _is_bare(x: Any, names: Sequence[tuple[str, Any]] | None = ()) -> bool:
+    """Return True for an object that holds numbers and names alone, and shows under these names
+    nothing but that.
+    """
+    kind: Any = type(x)
+    shows_more = (
+        hasattr(kind, "__getattr__") or kind.__getattribute__ is not object.__getattribute__
+    )
+    return (
+        not shows_more
+        and names is not None
+        and not any(hasattr(kind, name) for name, _ in names)
+        and all(type(held) in SIMPLE for held in inside(x))
+    )
 
 
 def _is_among(tensors: Sequence[Tensor], t: Tensor) -> bool:

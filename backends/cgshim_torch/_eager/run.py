@@ -31,7 +31,7 @@ Function = Callable[..., tuple[Tensor, ...]]
 Autocast = tuple[tuple[str, torch.dtype, bool], ...]
 T = TypeVar("T")
 
-rules: RuleScope[bool] = RuleScope("cgshim_torch_rule")
+rules: RuleScope[object] = RuleScope("cgshim_torch_rule")
 
 
 class Run:
@@ -133,7 +133,7 @@ class Run:
         if self.state:
             run = functools.partial(self.with_state, variables, run)
         of_inputs, of_variables = rules.run(
-            True, self.as_first, run, inputs, upstreams, variables, needed
+            object(), self.as_first, run, inputs, upstreams, variables, needed
         )
         if of_variables:
             of_variables = move_to([v.device for v in variables], of_variables)

@@ -33,7 +33,7 @@ from cgshim_torch._eager.run import Run
 from cgshim_torch._graph.existing import Holdings, Reach, without_trace
 from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in
 from cgshim_torch._graph.walk import captured, has_values, leaf_of, own_node, since
-from cgshim_torch._versions.private import SingleLevelFunction, sequence_number
+from cgshim_torch._versions.private import SingleLevelFunction, outside_of_func, sequence_number
 
 
 def differentiable_gradients(
@@ -104,7 +104,7 @@ def _made_at_once(
     # what names nothing, no function and no method, draws no random numbers
     generators = _generators_of_torch() if run.names_in_f else ()
     with contextlib.suppress(Exception):
-        with _without_random_numbers(run.call, generators):
+        with without_random_numbers(_refusing(run.call), generators):
             _, grad_fn = run.as_first(run.run_again, list(map(own_node, inputs)))
         held = Holdings(grad_fn).tensors
         residuals = [held[place].tensor for place in places]
@@ -185,13 +185,11 @@ def _made_again(
     """
     find = functools.partial(_in_another_run, run, inputs, variables, asked, upstreams)
     reach = Reach(run.call)
-    generators: list[Generator] = []
-    if all(map(has_values, inputs)):
-        generators = [*_generators_of_torch(), *_OF_PYTHON_AND_NUMPY]
+    generators = None if all(map(has_values, inputs)) else ()
     try:
         if any(isinstance(x, _GENERATORS) for x in reach.seen.values()):
             _refuse_random_numbers(run.call)
-        with without_trace(reach), _without_random_numbers(run.call, generators):
+        with without_trace(reach), without_random_numbers(_refusing(run.call), generators):
             return contextvars.copy_context().run(run.with_state, variables, run.as_first, find)
     except CustomGradientError:
         raise
@@ -259,6 +257,25 @@ def _read_by_the_rule(
     return residuals
 
 
+def pulled_back_again(
+    reads: Reads, vjp: Callable[..., Any], inputs: Sequence[Tensor], outputs: Sequence[Tensor],
+    upstreams: Sequence[Tensor],
+) -> Sequence[Tensor] | None:  # fmt: skip
+    """Return what a pullback that f has made gives to a rule that makes a graph.
+
+    Its own graph ends at what f saw. So its function runs again, on what the rule reads in the place
+    of that. None if another run is none, or has an error: who takes the derivative is told.
+    """
+    connected = [*map(reads.read, inputs)]
+    another = _ReadsOfAnotherRun(reads.call, reads.existing, lambda _, t: reads.read(t), connected)
+    another.input_ids = set(map(id, connected))
+    with contextlib.suppress(Exception), without_random_numbers(_refusing(reads.call)), another:
+        again, pullback = vjp(connected)
+        if all(map(agree, again, outputs)):
+            return pullback(upstreams)  # type: ignore[no-any-return]
+    return None
+
+
 # --- Random numbers -------------------------------------------------------------------------------
 
 _GENERATORS = torch.Generator, random.Random, np.random.Generator, np.random.RandomState
@@ -279,18 +296,30 @@ def _generators_of_torch() -> list[Generator]:
 
 
 @contextlib.contextmanager
-def _without_random_numbers(call: Call, generators: Sequence[Generator]) -> Iterator[None]:
-    """Refuse a run that draws random numbers, and let the generators be as they were."""
-    states = [get() for get, _ in generators]
+def without_random_numbers(
+    refuse: Callable[[], NoReturn], generators: Sequence[Generator] | None = None
+) -> Iterator[None]:
+    """Refuse a run that draws random numbers, and let the generators be as they were: all of them,
+    or these.
+    """
+    if generators is None:
+        generators = [*_generators_of_torch(), *_OF_PYTHON_AND_NUMPY]
+    with outside_of_func():  # which cannot read them
+        states = [get() for get, _ in generators]
     try:
         yield
     finally:
-        pairs = zip(generators, states, strict=True)
-        changed = [(put, was) for (get, put), was in pairs if not _is_same(get(), was)]
-        for put, was in changed:
-            put(was)
+        with outside_of_func():
+            pairs = zip(generators, states, strict=True)
+            changed = [(put, was) for (get, put), was in pairs if not _is_same(get(), was)]
+            for put, was in changed:
+                put(was)
         if changed:
-            _refuse_random_numbers(call)
+            refuse()
+
+
+def _refusing(call: Call) -> Callable[[], NoReturn]:
+    return functools.partial(_refuse_random_numbers, call)
 
 
 def _refuse_random_numbers(call: Call) -> NoReturn:

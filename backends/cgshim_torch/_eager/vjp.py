@@ -9,7 +9,16 @@ from typing import Any, NoReturn
 
 import torch
 
-from cgshim.backend import CustomGradientTypeError, Tensor, TransformationError, describe, refusal
+from cgshim.backend import (
+    CustomGradientTypeError,
+    FunctionHolder,
+    Tensor,
+    TransformationError,
+    describe,
+    refusal,
+)
+from cgshim_torch._eager.run import rules
+from cgshim_torch._eager.second_order import pulled_back_again, without_random_numbers
 from cgshim_torch._graph.reads import FLOATS, reads_now
 from cgshim_torch._graph.transpose import FACTOR, across, is_transpose, ramp, transposed_by
 from cgshim_torch._graph.walk import depends_on_more, is_transformed, new_leaf, recordable
@@ -21,8 +30,39 @@ Vjp = tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
 def vjp(fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /) -> Vjp:
     if not (torch.compiler.is_dynamo_compiling() or is_transformed()):
         return _vjp_in_graph(fn, inputs, ())
-    outputs, pullback = torch.func.vjp(lambda *tensors: tuple(fn(*tensors)), *inputs)
-    return _shown(outputs), lambda upstreams: _shown(pullback(tuple(upstreams)))
+    in_tuple = lambda *tensors: tuple(fn(*tensors))
+    outputs, pullback = torch.func.vjp(in_tuple, *inputs)
+    if torch.compiler.is_dynamo_compiling():
+        return outputs, lambda upstreams: pullback(tuple(upstreams))
+    return _shown(outputs), _Pullback(in_tuple, inputs, pullback)
+
+
+class _Pullback(FunctionHolder):
+    """A pullback of torch.func.
+
+    A rule to which f has given it runs the function again, on what it holds then: the graph that
+    torch keeps is that of f's level.
+    """
+
+    def __init__(
+        self, fn: Callable[..., Any], inputs: Sequence[Tensor], pullback: Callable[..., Any]
+    ) -> None:
+        self._made_in = rules.current
+        self._pullback = pullback
+        self._f = lambda upstreams: torch.func.vjp(fn, *inputs)[1](upstreams)
+
+    def __call__(self, upstreams: Sequence[Tensor]) -> Sequence[Tensor]:
+        if rules.current is self._made_in:
+            return _shown(self._pullback(tuple(upstreams)))
+        with without_random_numbers(_refuse_random_numbers):
+            return _shown(self._f(tuple(upstreams)))
+
+
+def _refuse_random_numbers() -> NoReturn:
+    raise refusal(TransformationError, "op_vjp",
+                  must="a pullback that grad_fn keeps runs its function again under torch.func",
+                  got="one that draws random numbers",
+                  do="draw them outside, and pass them as an argument")  # fmt: skip
 
 
 def _shown(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -148,11 +188,18 @@ def _vjp_in_graph(
             for x in map(recordable, inputs)
         ]
         outputs = fn(*own)
+    made_in = reads_now()
     connected = [y for y in outputs if y.requires_grad]
     outside = outside and (any(x.requires_grad for x in inputs) or depends_on_more(connected, own))
     differentiated = [*own, *variables]
 
     def pullback(upstreams: Sequence[Tensor]) -> Sequence[Tensor]:
+        reads = reads_now()
+        if reads is not None and reads is not made_in and torch.is_grad_enabled():
+            again = functools.partial(_vjp_in_graph, fn, variables=variables)
+            gradients = pulled_back_again(reads, again, inputs, outputs, upstreams)
+            if gradients is not None:
+                return gradients
         further = torch.is_grad_enabled() and (outside or any(u.requires_grad for u in upstreams))
         if not connected:
             return [torch.zeros_like(x) for x in differentiated]

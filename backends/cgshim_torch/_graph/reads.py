@@ -58,7 +58,7 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         self._may_hide = may_hide
         """False if what this mode does not see (Functions, vmap, TorchScript) can read only what is connected"""
         self._wrapped: Tensor | None = None  # what such a callee has read that is not
-        self._existing = existing
+        self.existing = existing
         self._place = place
         self._start = sequence_number()
         self._substitutes: dict[int, tuple[Tensor, Tensor]] = {}
@@ -104,7 +104,7 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         if key in self._substitutes:
             self._substituted = True
             return self._substitutes[key][1]
-        if key in self._known or self._existing.has(t) or isinstance(t, torch.nn.Parameter):
+        if key in self._known or self.existing.has(t) or isinstance(t, torch.nn.Parameter):
             return t
         if functorch.is_functorch_wrapped_tensor(t):
             return self._read_wrapped(t)
@@ -121,7 +121,7 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         """
         *_, inner = levels(t)
         is_known = id(inner) in self._known and id(inner) not in self._substitutes
-        if not (is_known or self._existing.has(inner)):
+        if not (is_known or self.existing.has(inner)):
             self._wrapped = inner
         return t
 

@@ -30,6 +30,9 @@ custom_function_call: Any = torch._functorch.autograd_function.custom_function_c
 """applies a Function at the levels of torch.func"""
 vmapify_autograd_function: Any = torch._functorch.autograd_function.vmapify_autograd_function
 """returns a Function over a batch, which also returns where its outputs have it"""
+temporarily_clear_interpreter_stack: Any = (
+    torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack
+)
 temporarily_pop_interpreter_stack: Any = (
     torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
 )
@@ -104,7 +107,7 @@ def default_device() -> torch.device | None:
 def outside_of_func() -> Any:
     """Let what follows run outside of all levels of torch.func."""
     is_outside = functorch.peek_interpreter_stack() is None
-    return contextlib.nullcontext() if is_outside else temporarily_pop_interpreter_stack()
+    return contextlib.nullcontext() if is_outside else temporarily_clear_interpreter_stack()
 
 
 def keeps_graph() -> bool:
