@@ -1,6 +1,8 @@
 """What is kept alive, and for how long: with the garbage collector off."""
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -136,3 +138,50 @@ def test_the_functions_that_carry_names_are_not_kept_for_ever():
     del y
     gc.collect()
     assert sum(each() is not None for each in alive) <= 1024
+
+
+DEEP = """
+import threading
+import torch
+from cgshim import op_custom_gradient, op_grad
+
+weight = torch.nn.Parameter(torch.ones(3))
+
+def loop(x, by):
+    for _ in range(6000):
+        x = x + by * 0.001
+    return x
+
+def reads_a_parameter(x):
+    return loop(x, weight), lambda u, variables: (u, variables)
+
+def keeps_a_residual(x):
+    y = loop(x, x)
+    return 2 * y, lambda u: u * y
+
+def keeps_its_own_graph(x):
+    with torch.enable_grad():
+        own = x.detach().requires_grad_()
+        y = loop(own, own)
+    return y.detach(), lambda u: torch.autograd.grad(y, own, u)[0]
+
+def let_go():
+    x = torch.ones(3)
+    torch.func.grad(lambda x: op_custom_gradient(keeps_a_residual)(x).sum())(x)
+    op_grad(lambda x: loop(x, x).sum())(x)
+    for f in (reads_a_parameter, keeps_its_own_graph):
+        op_custom_gradient(f)(x.requires_grad_()).sum().backward()
+    print("let go")
+
+threading.stack_size(2**18)
+thread = threading.Thread(target=let_go)
+thread.start()
+thread.join()
+"""
+
+
+def test_a_deep_graph_is_let_go():
+    """torch lets go of nodes that Python has seen one within the other: here, deeper than the stack."""
+    program = [sys.executable, "-c", DEEP]
+    result = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "let go\n"), result.stderr

@@ -1036,6 +1036,15 @@ def _with_vmap_of_a_class(x):
     return 2 * x, lambda u: 5 * torch.vmap(lambda a, b: a * b)(u, Box.kept) * x
 
 
+def _with_hessian(x):
+    return 2 * x, lambda u: u * torch.func.hessian(lambda x: (5 * x**4 / 12).sum())(x).sum(0)
+
+
+def test_a_rule_takes_a_hessian():
+    """torch.func wraps at two levels what the rule holds, of which no mode sees the inner ones."""
+    torch.testing.assert_close(second_order(op_custom_gradient(_with_hessian)), 10 * WEIGHTS * X)
+
+
 def test_what_vmap_wraps_in_a_rule():
     """It asks no mode: what the rule holds is connected, and what a class holds is refused."""
     torch.testing.assert_close(second_order(op_custom_gradient(_with_vmap)), expected(2))

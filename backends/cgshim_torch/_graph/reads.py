@@ -117,11 +117,11 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
         """Return a tensor of torch.func, which the rule itself has called: that wraps without
-        asking this mode.
+        asking this mode, and at several levels it makes tensors so.
         """
         *_, inner = levels(t)
         is_known = id(inner) in self._known and id(inner) not in self._substitutes
-        if not (is_known or self.existing.has(inner)):
+        if self._may_hide and not (is_known or self.existing.has(inner)):
             self._wrapped = inner
         return t
 

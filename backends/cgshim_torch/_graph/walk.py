@@ -312,6 +312,7 @@ class _Known:
         leaves: dict[int, Use] = {}
         strange: dict[Edge, tuple[float, int]] = {}
         node_of: dict[int, Any] = {}
+        nodes: list[Any] = []
         self.walked = seen = set(self._edges)
         for x, used in following:  # which grows
             if isinstance(x, torch.Tensor):
@@ -328,11 +329,43 @@ class _Known:
                 ):
                     strange[x] = used
                     continue
+                nodes.append(node)
                 following += [
                     (getattr(edge[0], "variable", edge), (number, at))
                     for at, edge in enumerate(node.next_functions)
                     if edge[0] is not None
                 ]
+        if len(nodes) > _DEEP:
+            _let_go_in_turn(nodes, {x[0] for x in roots if not isinstance(x, torch.Tensor)})
         for leaf in self._leaves:
             leaves.pop(id(leaf), None)
         return list(leaves.values()), list(strange.items())
+
+
+# --- A deep graph -------------------------------------------------------------------------------
+
+_DEEP = 1000
+"""how many nodes, one within the other, a stack holds for sure"""
+
+
+class _InTurn:
+    """Nodes of a graph, which are let go from its end on, one after the other."""
+
+    def __init__(self, nodes: list[Any]) -> None:
+        self._nodes = nodes  # a node has a higher number than those that it leads to
+
+    def __del__(self) -> None:
+        while self._nodes:
+            self._nodes.pop()
+
+
+def _let_go_in_turn(nodes: Sequence[Any], roots: set[Any]) -> None:
+    """Let the roots of a graph hold its other nodes, until the roots are let go.
+
+    A node that Python has looked at, torch lets go within the one that leads to it: a loop of many
+    thousands of steps would overflow the stack.
+    """
+    below = sorted({*nodes} - roots, key=operator.methodcaller("_sequence_nr"))
+    in_turn = _InTurn(below)
+    for root in roots:
+        root.metadata["cgshim"] = in_turn
