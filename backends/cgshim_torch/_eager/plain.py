@@ -221,7 +221,7 @@ class Plan:
                 existing = Existing(self.call.with_f(f, options))
             elif type(f) is MethodType:
                 instance = cast(Any, f).__self__
-                bare = instance if _is_bare(instance) else None
+                bare = instance if _holds_numbers(instance) else None
                 existing = (
                     Existing(self.call.with_f(f, options))
                     if bare is None
@@ -271,7 +271,7 @@ class Plan:
         for x in items:
             if type(x) not in _TENSORS:
                 if type(x) in SIMPLE or (
-                    bare is not None and x is bare and _is_bare(x, form.names)
+                    bare is not None and x is bare and _shows_numbers(x, form.names)
                 ):
                     continue
                 is_plain = False
@@ -441,19 +441,22 @@ _PURE = frozenset(
 )
 
 
-def _is_bare(x: Any, names: Sequence[tuple[str, Any]] | None = ()) -> bool:
-    """Return True for an object that holds numbers and names alone, and shows under these names
-    nothing but that.
+def _holds_numbers(x: Any) -> bool:
+    """Return True for an object that holds numbers and names alone."""
+    return SIMPLE.issuperset(map(type, inside(x)))
+
+
+def _shows_numbers(x: Any, names: Sequence[tuple[str, Any]] | None) -> bool:
+    """Return True for an object that shows nothing but numbers under these names: none is of its
+    class, which may hold anything.
     """
     kind: Any = type(x)
-    shows_more = (
-        hasattr(kind, "__getattr__") or kind.__getattribute__ is not object.__getattribute__
-    )
     return (
-        not shows_more
-        and names is not None
+        names is not None
+        and not hasattr(kind, "__getattr__")
+        and kind.__getattribute__ is object.__getattribute__
         and not any(hasattr(kind, name) for name, _ in names)
-        and all(type(held) in SIMPLE for held in inside(x))
+        and _holds_numbers(x)
     )
 
 
