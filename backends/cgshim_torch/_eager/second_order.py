@@ -271,7 +271,9 @@ def pulled_back_again(
     another.input_ids = set(map(id, connected))
     with contextlib.suppress(Exception), without_random_numbers(_refusing(reads.call)), another:
         again, pullback = vjp(connected)
-        if all(map(agree, again, outputs)):
+        with torch._C.DisableTorchFunction():
+            is_same = all(map(agree, again, outputs))
+        if is_same:
             return pullback(upstreams)  # type: ignore[no-any-return]
     return None
 
