@@ -16,6 +16,7 @@ from cgshim import (
     TransformationError,
     op_custom_gradient,
     op_custom_jvp,
+    op_grad,
     op_vjp,
 )
 
@@ -143,6 +144,15 @@ def test_forward_mode_that_was_not_promised_is_refused(nesting):
         "_sine: forward mode needs a rule that is linear in upstream, got jvp, jacfwd or a dual number; "
         "if it is, say so with op_custom_gradient(forward_mode=True)"
     )
+
+
+@pytest.mark.parametrize("factor", [7, 7j])
+def test_a_complex_tangent_that_is_zero_but_for_rounding(factor):
+    """The parts of a complex product cancel: what is left of them is no measure of its size."""
+    z = torch.tensor([0.3 + 0.2j, -0.5 + 0.7j, -0.7 + 0.1j], dtype=torch.complex128)
+    op = op_custom_gradient(lambda z: (z.imag, lambda u: factor * u * z), forward_mode=True)
+    _, tangent = jvp(op, (z,), (2j * z * factor,))
+    torch.testing.assert_close(tangent, torch.zeros(3, dtype=torch.float64))
 
 
 def test_forward_mode_past_an_op_needs_no_promise():
@@ -506,6 +516,37 @@ def test_a_rule_differentiates_a_helper_below_a_vmap(rule, pull):
     assert torch.equal(vmap(grad(op))(X), 21 * X**2)
     assert torch.equal(grad(lambda x: vmap(op)(x).sum())(X), 21 * X**2)
     torch.testing.assert_close(vmap(grad(grad(op)))(X), 42 * X)
+
+
+def _by_op_grad(x):
+    return _cubed(x), lambda u: 7 * u * op_grad(lambda x: _cubed(x).sum())(x)
+
+
+@pytest.mark.parametrize("f", [_by_arguments(op_vjp), _kept(op_vjp), _by_op_grad])
+def test_a_rule_differentiates_a_helper_when_the_transformation_is_over(f):
+    """The pullback of torch.func.vjp comes later: what it has wrapped says that it requires grad."""
+    op = op_custom_gradient(f, forward_mode=True)
+    first = lambda x: vjp(op, x)[1](2 * X)[0]
+    torch.testing.assert_close(first(X), 42 * X**3)
+    torch.testing.assert_close(vjp(first, X)[1](X)[0], 84 * X**3)
+    torch.testing.assert_close(grad(lambda x: (first(x) * X).sum())(X), 84 * X**3)
+    torch.testing.assert_close(jvp(first, (X,), (X,))[1], 84 * X**3)
+    torch.testing.assert_close(vmap(lambda x: vjp(op, x)[1](x)[0])(X), 21 * X**3)
+    kept = []
+    vjp(lambda x: kept.append(vjp(op, x)[1]) or x, X)
+    torch.testing.assert_close(kept[0](X)[0], 21 * X**3)
+
+
+def test_a_helper_by_variables_is_refused_when_the_transformation_is_over():
+    def scaled(w):
+        def f(x):
+            return x * w, lambda u, variables: op_vjp(lambda x: x * w, x, variables=variables)[1](u)
+
+        return op_custom_gradient(f)(X)
+
+    _, pullback = vjp(scaled, 2 * X)
+    with pytest.raises(TransformationError, match="got a transformation; pass them as arguments"):
+        pullback(X)
 
 
 # --- Rules without gradients ----------------------------------------------------------------------

@@ -12,17 +12,30 @@ import torch
 from cgshim.backend import CustomGradientTypeError, Tensor, TransformationError, describe, refusal
 from cgshim_torch._graph.reads import FLOATS, reads_now
 from cgshim_torch._graph.transpose import FACTOR, across, is_transpose, ramp, transposed_by
-from cgshim_torch._graph.walk import depends_on_more, is_transformed, recordable
-from cgshim_torch._versions.private import functorch, run_backward
+from cgshim_torch._graph.walk import alive, depends_on_more, is_transformed, recordable
+from cgshim_torch._versions.private import functorch, is_dead_wrapper, run_backward
 
 Vjp = tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
 
 
 def vjp(fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /) -> Vjp:
-    if not (torch.compiler.is_dynamo_compiling() or is_transformed()):
-        return _vjp_in_graph(fn, inputs, ())
+    if not torch.compiler.is_dynamo_compiling():
+        inputs = _without_what_is_over(inputs)
+        if not is_transformed():
+            return _vjp_in_graph(fn, inputs, ())
     outputs, pullback = torch.func.vjp(lambda *tensors: tuple(fn(*tensors)), *inputs)
     return _shown(outputs), lambda upstreams: _shown(pullback(tuple(upstreams)))
+
+
+def _without_what_is_over(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return what tensors stand for, where a transformation of torch.func is over, as when the
+    pullback of torch.func.vjp runs a rule: its wrapper says that it requires grad, and nothing made
+    of it does.
+    """
+    if not any(map(is_dead_wrapper, tensors)):
+        return tensors
+    reads = reads_now()
+    return _shown(list(map(alive, tensors if reads is None else reads.read_each(list(tensors)))))
 
 
 def _shown(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -124,7 +137,8 @@ def vjp_with_variables(
         return vjp_outside_of_the_graph(  # type: ignore[no-any-return]
             vjp_with_variables, fn, inputs, variables
         )
-    if is_transformed():  # torch.func.vjp knows only arguments
+    # torch.func.vjp knows only arguments
+    if is_transformed() or any(map(is_dead_wrapper, variables)):
         raise refusal(TransformationError, "op_vjp",
                       must="variables have gradients only outside of torch.func and dual numbers",
                       got="a transformation", do="pass them as arguments")  # fmt: skip

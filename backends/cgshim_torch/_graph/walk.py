@@ -14,6 +14,7 @@ from cgshim_torch._versions.private import (
     FakeTensor,
     forward_ad,
     functorch,
+    is_dead_wrapper,
     sequence_number,
     temporarily_pop_interpreter_stack,
 )
@@ -58,6 +59,13 @@ def requires_grad_at_a_level(tensor: Tensor) -> bool:
 def has_values(tensor: Tensor) -> bool:
     """Return True if a tensor holds numbers, and not only a shape and a dtype."""
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def alive(tensor: Tensor) -> Tensor:
+    """Return a tensor without the wrappers of transformations of torch.func that are over."""
+    while is_dead_wrapper(tensor):
+        tensor = functorch.unwrap_if_dead(tensor)
+    return tensor
 
 
 def recordable(tensor: Tensor) -> Tensor:
