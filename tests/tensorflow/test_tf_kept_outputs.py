@@ -140,6 +140,13 @@ def test_second_order_under_every_transformation(transform: Any, mode: Any) -> N
     np.testing.assert_allclose(found, 9 * np.exp(X), rtol=1e-5)
 
 
+@eager_and_function
+def test_forward_mode_around_a_vectorized_map(mode: Any) -> None:
+    """The tangent of the output is made of the output: what maps the rule needs both."""
+    found = mode(jvp(vectorized(in_a_cell), [2.0, 5.0]))(tf.constant(X))
+    np.testing.assert_allclose(found, 3 * np.exp(X) * [2.0, 5.0], rtol=1e-5)
+
+
 @every_mode
 def test_recompute_grad(mode: Any) -> None:
     found = mode(grad(tf.recompute_grad(in_a_cell)))(tf.constant(X))
