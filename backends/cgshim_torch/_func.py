@@ -261,13 +261,13 @@ class TransformedRun(Run):
 
 
 def _with_batches(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return the outputs with each batch that a leaf has, where gradients may be taken.
+    """Return the outputs with each batch that a leaf has, where they may be differentiated.
 
     torch takes the upstream gradient of an output without the batch, which is a sum over it, for
-    that of each member.
+    that of each member; and its tangent is the sum of theirs.
     """
     wide = list(outputs)
-    if not any(map(requires_grad_at_a_level, leaves)):
+    if not (forward_ad._current_level >= 0 or any(map(requires_grad_at_a_level, leaves))):
         return wide
     for at, y in enumerate(outputs):
         for x in leaves:

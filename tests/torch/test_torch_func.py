@@ -232,6 +232,22 @@ def test_an_output_without_an_outer_batch_has_its_upstream_once():
     torch.testing.assert_close(grad(loss)(x), 7 * (weights * y).sum() + 3 * weights.sum() * x)
 
 
+@pytest.mark.parametrize("derivative", [jacfwd, jacrev])
+@pytest.mark.parametrize("op", [
+    op_custom_gradient(lambda x, y: (y * y, lambda u: (7 * u * x, 5 * u * y)), forward_mode=True),
+    op_custom_jvp(lambda x, y: (y * y, lambda dx, dy: 7 * dx * x + 5 * dy * y)),
+])  # fmt: skip
+def test_an_output_without_the_batch_has_a_tangent_for_each_member(op, derivative):
+    """generate_vmap_rule of a Function by hand gives each the sum of all."""
+    x, y = torch.tensor([3.0, 5.0, 11.0]), torch.tensor(7.0)
+    by_x = derivative(lambda x: vmap(op, (0, None))(x, y))(x)
+    torch.testing.assert_close(by_x, 7 * torch.diag(x))
+    by_y = derivative(lambda y: vmap(op, (0, None))(x, y))(y)
+    torch.testing.assert_close(by_y, torch.full((3,), 35.0))
+    _, tangents = jvp(lambda x: vmap(vmap(op, (0, None)), (None, 0))(x, y[None]), (x,), (x,))
+    torch.testing.assert_close(tangents, 7 * (x * x)[None])
+
+
 def test_gradients_per_sample_of_a_module():
     class Scale(torch.nn.Module):
         def __init__(self):

@@ -318,9 +318,7 @@ def kept_output_that_is_an_argument(framework: Framework, order: tuple[int, floa
 
 RETURNED: dict[str, Callable[[Tensor, Tensor], Rule]] = {
     "a rule": lambda x, b: lambda u: (7.0 * u * x, 5.0 * u * x * b),
-    "one that branches": lambda x, b: (
-        lambda u: (7.0 * u * x, 5.0 * u * x * b) if x > 0 else (u, u)
-    ),
+    "one that branches": lambda x, b: lambda u: (7.0 * u * x, 5.0 * u * x * b) if x > 0 else (u, u),
 }
 
 
