@@ -37,7 +37,7 @@ from cgshim_tensorflow._record import (
 )
 from cgshim_tensorflow._rule import attach_gradient, stand_in_for, without_derivative
 from cgshim_tensorflow._run import Run
-from cgshim_tensorflow._values import detached, is_eager, values_of, with_values
+from cgshim_tensorflow._values import detached, is_eager, parts_of, values_of, with_values
 
 
 def attach_rule(
@@ -91,12 +91,18 @@ class _Gradient:
         self.rule = run.rule if converted is run.rule.grad_fn else run.rule.with_grad_fn(converted)
 
         eager = tf.executing_eagerly()
+        self._older: set[int] = set()
+        """the outputs that were there before f ran, and are no inputs: others may read them, too"""
+        if eager:
+            self._older = {number for number in outputs.numbers if number < run.record.first}
+            self._older.difference_update([x._id for x in parts_of(inputs)])
         self._handles = {y.handle._id for y in run.outputs if isinstance(y, tf.Variable)}
         returns_values = self._handles or (eager and run.rule.output.converted)
         self._converted = [*map(values_of, run.tensors)] if eager and returns_values else ()
         self._stand_in: Tensor = None
         """a number that depends on the sources, if a derivative of the gradient may have to be refused"""
-        if call.once_differentiable or returns_values or (eager and run.record.may_hold_values):
+        may_hide = returns_values or self._older or (eager and run.record.may_hold_values)
+        if call.once_differentiable or may_hide:
             self._stand_in = stand_in_for(call, sources, self._refuse_second_order)
 
     def __call__(self, *upstreams: Tensor | None) -> Sequence[Tensor | None]:
@@ -211,6 +217,8 @@ class _Gradient:
             return "f made of values that Python read" + (
                 f" (it is kept as {place})" if place else ""
             )
+        if tensor._id in self._older and is_differentiable(tensor.dtype):
+            return "f returned and has not made"
         if tensor._id in self._handles:
             return "f returned in a variable"
         if tensor._id not in self._outputs.numbers and any(
