@@ -162,6 +162,8 @@ def _vjp_in_graph(
             for x in map(recordable, inputs)
         ]
         outputs = fn(*own)
+        for x in own:
+            x.cgshim_vjp_is_over = True
     connected = [y for y in outputs if y.requires_grad]
     outside = outside and (any(x.requires_grad for x in inputs) or depends_on_more(connected, own))
     differentiated = [*own, *variables]

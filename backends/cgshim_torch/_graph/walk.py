@@ -175,9 +175,13 @@ def _has_tangent(tensor: Tensor) -> bool:
 def depends_on_more(tensors: Sequence[Tensor], than: Sequence[Tensor]) -> bool:
     """Return True if tensors are connected with anything else that requires grad, or the rule of an
     op on which they depend may read an unsaved tensor that does.
+
+    What a vjp within has made to differentiate by it is nothing else, as soon as its function has
+    returned.
     """
     known = _Known(than)
-    leaves, _ = known.reached_beyond(tensors)
+    ends, _ = known.reached_beyond(tensors)
+    leaves = [leaf for leaf, _ in ends if not hasattr(leaf, "cgshim_vjp_is_over")]
     runs = [getattr(node, "run", None) for node, _ in known.walked]
     read = [t for run in runs if run is not None for t in within_reach(run.call)]
     return bool(leaves) or any(map(requires_grad, read))
