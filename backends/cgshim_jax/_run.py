@@ -355,7 +355,8 @@ def watched(
     types = [y.aval for y in outputs]
 
     def reading(residuals: list[Array]) -> Callable[[Array], Array]:
-        own = {id(x): y for x, y in zip(held, residuals, strict=True)}
+        # an argument that f returns is the argument
+        own = {id(x): y for x, y in reversed([*zip(held, residuals, strict=True)])}
 
         def read(x: Array) -> Array:
             value = own.get(id(x), x)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cgshim.backend import (
@@ -158,6 +159,9 @@ class Written(Op):
         """
         call, after = without_f(self.call), None if before is None else _Arrays()
         arguments = [inputs[i] for i in self.places]
+        constants = {id(x) for x in inputs}.difference(map(id, arguments))
+        # an argument that f returns stays that argument to the rule
+        outputs = [jnp.copy(y) if id(y) in constants else y for y in outputs]
         known = [*arguments, *outputs]
         trace = functools.partial(
             trace_rule, rule, inputs, outputs, known, places=self.places, choices=self.asked,

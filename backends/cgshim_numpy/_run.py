@@ -126,7 +126,8 @@ class Run:
                 unseen = {id(x): leaf for x, leaf in zip(own, inputs, strict=True) if isbox(leaf)}
                 outputs, rule = call(own)
             # of outputs and leaves, as the rule reads them; None for constants
-            self.steps = [self._end(y, unseen) for y in outputs]
+            constants = {id(x) for x in inputs if not isbox(x)}
+            self.steps = [None if id(y) in constants else self._end(y, unseen) for y in outputs]
             outputs = values_of(call, outputs, record)
         self.steps += [leaf._node if isbox(leaf) else None for leaf in self.leaves]
         self.variables = sorted(variables, key=lambda at: self.leaves[at]._node.first_read)

@@ -29,6 +29,7 @@ from cgshim_tensorflow._record import (
     Record,
     converted_as_caller,
     in_this_graph,
+    is_watched,
     may_be_recorded,
     needed_among,
     running_rule,
@@ -36,7 +37,7 @@ from cgshim_tensorflow._record import (
 )
 from cgshim_tensorflow._rule import attach_gradient, stand_in_for, without_derivative
 from cgshim_tensorflow._run import Run
-from cgshim_tensorflow._values import detached, is_eager, values_of, with_values
+from cgshim_tensorflow._values import detached, is_eager, parts_of, values_of, with_values
 
 
 def attach_rule(
@@ -90,12 +91,18 @@ class _Gradient:
         self.rule = run.rule if converted is run.rule.grad_fn else run.rule.with_grad_fn(converted)
 
         eager = tf.executing_eagerly()
+        self._older: set[int] = set()
+        """the outputs that were there before f ran, and are no inputs: others may read them, too"""
+        if eager:
+            self._older = {number for number in outputs.numbers if number < run.record.first}
+            self._older.difference_update([x._id for x in parts_of(inputs)])
         self._handles = {y.handle._id for y in run.outputs if isinstance(y, tf.Variable)}
         returns_values = self._handles or (eager and run.rule.output.converted)
         self._converted = [*map(values_of, run.tensors)] if eager and returns_values else ()
         self._stand_in: Tensor = None
         """a number that depends on the sources, if a derivative of the gradient may have to be refused"""
-        if call.once_differentiable or returns_values or (eager and run.record.may_hold_values):
+        may_hide = returns_values or self._older or (eager and run.record.may_hold_values)
+        if call.once_differentiable or may_hide:
             self._stand_in = stand_in_for(call, sources, self._refuse_second_order)
 
     def __call__(self, *upstreams: Tensor | None) -> Sequence[Tensor | None]:
@@ -157,7 +164,8 @@ class _Gradient:
     def _connected(self, *upstreams: Tensor, accumulators: int = 0) -> list[Tensor | None]:
         """Run the rule while somebody may record it, and connect what it reads of f.
 
-        That many accumulators run it to transpose it, and do not follow it.
+        That many accumulators run it to transpose it, and do not follow it: one that is busy has no
+        tangents for others.
         """
         of_rule, gradients = self._run_connected(upstreams, self._run, upstreams)
         is_derived = len(pack_tangents(()).indices) > accumulators
@@ -171,17 +179,15 @@ class _Gradient:
         eager = tf.executing_eagerly()
         if conflict and is_derived and self._tangents and eager:
             self._call.refuse_unconnected(conflict[1], both)
-        if conflict and (not eager or self._is_followed(conflict[0], accumulators)):
+        if conflict and (not eager or is_watched([conflict[0]])):
             source, tensor, why = *conflict, both
-        elif (
-            source is not None
-            and not self._call.once_differentiable
-            and self._is_followed(source, accumulators)
-        ):
+        elif source is not None and not self._call.once_differentiable and is_watched([source]):
             reasons = ((x, self._why_unconnected(x)) for x in of_rule.read.values())
             tensor, why = next(((x, reason) for x, reason in reasons if reason), (None, None))
         if why:
             refuse = functools.partial(self._call.refuse_unconnected, tensor, why)
+            if accumulators:  # what has no derivative by the sources would have none by upstream
+                refuse()
             gradients = without_derivative(self._call, [source], gradients, refuse)
         return self._fitting(gradients)
 
@@ -211,6 +217,8 @@ class _Gradient:
             return "f made of values that Python read" + (
                 f" (it is kept as {place})" if place else ""
             )
+        if tensor._id in self._older and is_differentiable(tensor.dtype):
+            return "f returned and has not made"
         if tensor._id in self._handles:
             return "f returned in a variable"
         if tensor._id not in self._outputs.numbers and any(
@@ -218,10 +226,6 @@ class _Gradient:
         ):
             return "f returned as a NumPy array, or in a variable"
         return None
-
-    def _is_followed(self, source: Tensor, accumulators: int) -> bool:
-        tangents = sum(map(bool, pack_tangents([source]).indices))
-        return record.should_record_backprop([source]) or tangents > accumulators
 
     def _fitting(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients of the inputs and of the variables, checked to fit."""
@@ -319,7 +323,7 @@ class _Gradient:
             outputs,
             lambda at: tf.zeros_like(sources[at]),
         )
-        if self._stand_in is not None and self._is_followed(self._stand_in, accumulators=0):
+        if self._stand_in is not None and is_watched([self._stand_in]):
             # the tangents are followed, and nothing of f to what jvp_fn has read
             for tensor in of_rule.read.values():
                 if why := self._why_unconnected(tensor):

@@ -161,6 +161,8 @@ class GraphOutputs:
         self.numbers = {value._id for value in values}
         self.with_tangents = _with_tangents(values)
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
+        self._read_elsewhere: set[int] = set()
+        """those that f has read, or captured: not all that reads them reads the op's"""
         self._called_with: set[int] = set()
         """those that f has read, and with which the rule has called what tapes record by its arguments"""
 
@@ -169,11 +171,13 @@ class GraphOutputs:
         for value, output in zip(self.values, attached, strict=True):
             if not is_eager(value) and self._of_f.has_made(value):
                 self._own.setdefault(value._id, (value, output))
+                if self._of_f.reads.get(value._id) or len([*stand_ins(value)]) > 1:
+                    self._read_elsewhere.add(value._id)
 
     def connect(self) -> None:
         """Let tapes and accumulators know f's own outputs as the op's, before the rule runs."""
         for value, output in self._own.values() if record.could_possibly_record() else ():
-            if not self._of_f.reads.get(value._id):
+            if value._id not in self._read_elsewhere:
                 self._become(value._id)
             record.record_operation_forwardprop_only("Identity", [value], [output], identity, None)
 
@@ -190,9 +194,7 @@ class GraphOutputs:
 
         Edges are moved as they are made, before a tape sees them, if f itself has read its output.
         """
-        at_once = record.could_possibly_record() and any(
-            self._of_f.reads.get(number) for number in self._own
-        )
+        at_once = record.could_possibly_record() and bool(self._read_elsewhere)
         with (
             self._captured_by(tf.compat.v1.get_default_graph()),
             Listening(self._notice) if at_once else contextlib.nullcontext(),
@@ -233,7 +235,7 @@ class GraphOutputs:
         followed = {
             number: output
             for number, (_, output) in self._own.items()
-            if with_tangents and self._of_f.reads.get(number)
+            if with_tangents and number in self._read_elsewhere
         }
         conflict = _conflict(self._of_f, of_rule, called, called | followed)
         if conflict is None:
@@ -261,7 +263,7 @@ class GraphOutputs:
             self._called_with |= {
                 number
                 for number, (_, output) in self._own.items()
-                if output._id in read and self._of_f.reads.get(number)
+                if output._id in read and number in self._read_elsewhere
             }
 
 

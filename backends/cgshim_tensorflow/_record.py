@@ -239,7 +239,7 @@ def _numbers_held_by(f: Any) -> list[Any]:
             *[cell.cell_contents for cell in cells],
             *getattr(getattr(f, "__self__", None), "__dict__", {}).values(),
         )
-        if isinstance(x, (int, float))
+        if isinstance(x, (int, float, complex))
     ]
 
 
@@ -264,9 +264,8 @@ def _constants_in(code: types.CodeType | None) -> list[Any]:
 
 def _rounded(numbers: Iterable[Any], dtype: tf.DType) -> frozenset[Any]:
     kind: Any = dtype.as_numpy_dtype
-    known = [
-        number for number in numbers if isinstance(number, (int, float)) and abs(number) < _LARGE
-    ]
+    kinds = (int, float, complex) if dtype.is_complex else (int, float)
+    known = [number for number in numbers if isinstance(number, kinds) and abs(number) < _LARGE]
     return frozenset([kind(sign * number).item() for number in known for sign in (1, -1)])
 
 

@@ -206,9 +206,10 @@ def _converter(count: int, backward: Backward, call: Call) -> Callable[[Any], li
         values, sources = inputs[:count], inputs[count:]
 
         def vectorized(outputs: Sequence[Tensor]) -> Backward:
-            residuals = [
-                _converted(pfor_input.pfor, tensor, own, outputs) for tensor in rule.residuals
-            ]
+            # first: a residual may be made of an output, as its tangent is
+            for one, every in zip(own, outputs, strict=True):
+                pfor_input.pfor._add_conversion(one, wrap_for_pfor(every))
+            residuals = [_converted(pfor_input.pfor, tensor) for tensor in rule.residuals]
             over_all: Any = lambda *upstreams: rule.over_all(outputs, residuals, upstreams)
             over_all.require_transpose = require_transpose  # for a loop around this one
             return over_all  # type: ignore[no-any-return]
@@ -323,15 +324,8 @@ class _Traced:
         return [next(gradients) if present else None for present in self._present]
 
 
-def _converted(
-    pfor: Any, residual: Tensor, own: Sequence[Tensor], outputs: Sequence[Tensor]
-) -> tuple[Tensor, bool]:
-    """Return a residual for all iterations, and whether it has a row for each: one of the
-    operation's own outputs is one of these.
-    """
-    for output, over_all in zip(own, outputs, strict=True):
-        if output is residual:
-            return over_all, True
+def _converted(pfor: Any, residual: Tensor) -> tuple[Tensor, bool]:
+    """Return a residual for all iterations, and whether it has a row for each."""
     if is_eager(residual):
         return residual, False
     wrapped = pfor._convert_helper(residual)

@@ -38,6 +38,7 @@ from cgshim_torch._graph.existing import NOTHING, Existing, Holdings, versions_o
 from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in, without_second_order
 from cgshim_torch._graph.transpose import ramp, transposed_by
 from cgshim_torch._graph.walk import (
+    alive,
     captured,
     is_jvp_alone,
     is_transformed,
@@ -182,7 +183,7 @@ class TransformedRun(Run):
     ) -> list[Tensor | None]:  # fmt: skip
         """Return the rule's gradients of inputs and variables where it holds these tensors."""
         # a pullback is called when its level is over: torch would mistake that for the next one
-        tensors = [t if t is None else functorch.unwrap_if_dead(t) for t in tensors]
+        tensors = [t if t is None else alive(t) for t in tensors]
         inputs, variables = tensors[: len(self.devices)], tensors[len(self.devices) : self.leaves]
         with self.holding(tensors), self._reads(tensors, upstreams):
             return self.gradients(inputs, upstreams, variables, needed)
@@ -290,13 +291,13 @@ def _is_partial(pullback: FunctionType) -> bool:
 
 
 def _with_batches(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return the outputs with each batch that a leaf has, where gradients may be taken.
+    """Return the outputs with each batch that a leaf has, where they may be differentiated.
 
     torch takes the upstream gradient of an output without the batch, which is a sum over it, for
-    that of each member.
+    that of each member; and its tangent is the sum of theirs.
     """
     wide = list(outputs)
-    if not any(map(requires_grad_at_a_level, leaves)):
+    if not (forward_ad._current_level >= 0 or any(map(requires_grad_at_a_level, leaves))):
         return wide
     for at, y in enumerate(outputs):
         for x in leaves:

@@ -140,6 +140,26 @@ def test_second_order_under_every_transformation(transform: Any, mode: Any) -> N
     np.testing.assert_allclose(found, 9 * np.exp(X), rtol=1e-5)
 
 
+def test_an_output_that_was_there_before() -> None:
+    """In a graph the rule's own reads of it are the op's output, and all others are not. Eager
+    tensors have no such reads: by hand it is a constant.
+    """
+    kept, x = tf.constant([2.0, 3.0]), tf.constant(X)
+    op = cgshim.op_custom_gradient(lambda x: (kept, lambda upstream: upstream * 3 * kept))
+    both = lambda x: op(x) + x * x * kept
+    np.testing.assert_allclose(grad(both)(x), 3 * kept + 2 * x * kept)
+    np.testing.assert_allclose(function(grad(grad(both)))(x), 9 * kept + 2 * kept)
+    with pytest.raises(cgshim.TransformationError, match="f returned and has not made"):
+        grad(grad(both))(x)
+
+
+@eager_and_function
+def test_forward_mode_around_a_vectorized_map(mode: Any) -> None:
+    """The tangent of the output is made of the output: what maps the rule needs both."""
+    found = mode(jvp(vectorized(in_a_cell), [2.0, 5.0]))(tf.constant(X))
+    np.testing.assert_allclose(found, 3 * np.exp(X) * [2.0, 5.0], rtol=1e-5)
+
+
 @every_mode
 def test_recompute_grad(mode: Any) -> None:
     found = mode(grad(tf.recompute_grad(in_a_cell)))(tf.constant(X))

@@ -430,6 +430,32 @@ def test_a_tensor_of_values_has_a_first_order_and_is_refused_in_the_second(
     )
 
 
+@pytest.mark.parametrize("f", [of_values, of_values_hidden, of_values_in_a_row])
+@pytest.mark.parametrize("second", [grad, lambda fn: jvp(fn, 1.0)], ids=["reverse", "forward"])
+def test_a_tensor_of_values_has_a_tangent_and_is_refused_over_forward_mode(
+    f: Any, second: Any
+) -> None:
+    op, x = cgshim.op_custom_gradient(f, forward_mode=True), tf.constant(X)
+    np.testing.assert_allclose(jvp(op, 3.0)(x), 15 * np.exp(X), rtol=1e-5)
+    with pytest.raises(cgshim.TransformationError) as caught:
+        second(jvp(op, 3.0))(x)
+    assert str(caught.value).startswith(
+        UNCONNECTED.format(f.__name__) + "f made of values that Python read"
+    )
+
+
+def test_complex_numbers_in_the_code_of_f_are_constants() -> None:
+    turn = 2.0j
+
+    @cgshim.op_custom_gradient(forward_mode=True)
+    def op(x: Any) -> Any:
+        k, n = tf.constant([3.0 - 1.0j, 0.5j], tf.complex64), tf.constant([turn], tf.complex64)
+        return 2.0 * x, lambda u: 7.0 * u * x * tf.math.real(tf.reduce_sum(k) + n * n)[0]
+
+    for second in (grad(grad(op)), jvp(grad(op), 1.0), grad(jvp(op, 1.0))):
+        assert second(tf.constant(X)).numpy() == -7
+
+
 def test_the_refusal_names_the_place() -> None:
     with pytest.raises(cgshim.TransformationError, match="it is kept as 'held'"):
         grad(grad(cgshim.op_custom_gradient(of_values_hidden)))(tf.constant(X))

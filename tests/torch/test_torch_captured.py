@@ -259,6 +259,18 @@ def test_results_require_grad_only_when_something_outside_does(outside):
     assert output.requires_grad == (outside in ("the input", "a captured tensor"))
 
 
+def test_a_derivative_of_a_derivative_is_connected_with_nothing_of_its_own():
+    """What the inner one has made to differentiate by it is over."""
+    x, w = torch.tensor(2.0), torch.tensor(3.0)
+    mixed = op_grad(op_grad(lambda x, w: x * x * w * w), argnums=1)
+    assert mixed(x, w).item() == 24
+    assert not mixed(x, w).requires_grad
+    w.requires_grad_()
+    assert torch.autograd.grad(mixed(x, w), w)[0].item() == 8
+    _, pullback = op_vjp(lambda x: x**3, x)
+    assert not op_vjp(pullback, x)[1]((x,))[0].requires_grad
+
+
 def test_a_derivative_of_a_vjp_with_respect_to_what_it_captures():
     by = torch.tensor(5.0, requires_grad=True)
     gradient = op_grad(lambda x: cube(x) * by**2)(torch.tensor(2.0))

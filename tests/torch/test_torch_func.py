@@ -16,6 +16,7 @@ from cgshim import (
     TransformationError,
     op_custom_gradient,
     op_custom_jvp,
+    op_grad,
     op_vjp,
 )
 
@@ -145,6 +146,15 @@ def test_forward_mode_that_was_not_promised_is_refused(nesting):
     )
 
 
+@pytest.mark.parametrize("factor", [7, 7j])
+def test_a_complex_tangent_that_is_zero_but_for_rounding(factor):
+    """The parts of a complex product cancel: what is left of them is no measure of its size."""
+    z = torch.tensor([0.3 + 0.2j, -0.5 + 0.7j, -0.7 + 0.1j], dtype=torch.complex128)
+    op = op_custom_gradient(lambda z: (z.imag, lambda u: factor * u * z), forward_mode=True)
+    _, tangent = jvp(op, (z,), (2j * z * factor,))
+    torch.testing.assert_close(tangent, torch.zeros(3, dtype=torch.float64))
+
+
 def test_forward_mode_past_an_op_needs_no_promise():
     value, tangent = jvp(lambda t: sine(X) * t, (torch.tensor(2.0),), (torch.tensor(3.0),))
     torch.testing.assert_close((value, tangent), (2 * X.sin(), 3 * X.sin()))
@@ -220,6 +230,22 @@ def test_an_output_without_an_outer_batch_has_its_upstream_once():
         return (weights[:, None] * (products + squares)).sum()
 
     torch.testing.assert_close(grad(loss)(x), 7 * (weights * y).sum() + 3 * weights.sum() * x)
+
+
+@pytest.mark.parametrize("derivative", [jacfwd, jacrev])
+@pytest.mark.parametrize("op", [
+    op_custom_gradient(lambda x, y: (y * y, lambda u: (7 * u * x, 5 * u * y)), forward_mode=True),
+    op_custom_jvp(lambda x, y: (y * y, lambda dx, dy: 7 * dx * x + 5 * dy * y)),
+])  # fmt: skip
+def test_an_output_without_the_batch_has_a_tangent_for_each_member(op, derivative):
+    """generate_vmap_rule of a Function by hand gives each the sum of all."""
+    x, y = torch.tensor([3.0, 5.0, 11.0]), torch.tensor(7.0)
+    by_x = derivative(lambda x: vmap(op, (0, None))(x, y))(x)
+    torch.testing.assert_close(by_x, 7 * torch.diag(x))
+    by_y = derivative(lambda y: vmap(op, (0, None))(x, y))(y)
+    torch.testing.assert_close(by_y, torch.full((3,), 35.0))
+    _, tangents = jvp(lambda x: vmap(vmap(op, (0, None)), (None, 0))(x, y[None]), (x,), (x,))
+    torch.testing.assert_close(tangents, 7 * (x * x)[None])
 
 
 def test_gradients_per_sample_of_a_module():
@@ -506,6 +532,37 @@ def test_a_rule_differentiates_a_helper_below_a_vmap(rule, pull):
     assert torch.equal(vmap(grad(op))(X), 21 * X**2)
     assert torch.equal(grad(lambda x: vmap(op)(x).sum())(X), 21 * X**2)
     torch.testing.assert_close(vmap(grad(grad(op)))(X), 42 * X)
+
+
+def _by_op_grad(x):
+    return _cubed(x), lambda u: 7 * u * op_grad(lambda x: _cubed(x).sum())(x)
+
+
+@pytest.mark.parametrize("f", [_by_arguments(op_vjp), _kept(op_vjp), _by_op_grad])
+def test_a_rule_differentiates_a_helper_when_the_transformation_is_over(f):
+    """The pullback of torch.func.vjp comes later: what it has wrapped says that it requires grad."""
+    op = op_custom_gradient(f, forward_mode=True)
+    first = lambda x: vjp(op, x)[1](2 * X)[0]
+    torch.testing.assert_close(first(X), 42 * X**3)
+    torch.testing.assert_close(vjp(first, X)[1](X)[0], 84 * X**3)
+    torch.testing.assert_close(grad(lambda x: (first(x) * X).sum())(X), 84 * X**3)
+    torch.testing.assert_close(jvp(first, (X,), (X,))[1], 84 * X**3)
+    torch.testing.assert_close(vmap(lambda x: vjp(op, x)[1](x)[0])(X), 21 * X**3)
+    kept = []
+    vjp(lambda x: kept.append(vjp(op, x)[1]) or x, X)
+    torch.testing.assert_close(kept[0](X)[0], 21 * X**3)
+
+
+def test_a_helper_by_variables_is_refused_when_the_transformation_is_over():
+    def scaled(w):
+        def f(x):
+            return x * w, lambda u, variables: op_vjp(lambda x: x * w, x, variables=variables)[1](u)
+
+        return op_custom_gradient(f)(X)
+
+    _, pullback = vjp(scaled, 2 * X)
+    with pytest.raises(CustomGradientTypeError, match="variables must require grad"):
+        pullback(X)
 
 
 # --- Rules without gradients ----------------------------------------------------------------------

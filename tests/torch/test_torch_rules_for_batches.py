@@ -434,3 +434,13 @@ def test_a_second_order_of_a_function_that_holds_nothing(kept):
     (of_x,) = torch.autograd.grad(op(x), x, torch.ones_like(X), create_graph=True)
     (second,) = torch.autograd.grad(of_x, x, 3 * torch.ones_like(X))
     assert torch.equal(second, torch.full_like(X, 42.0))
+
+
+@pytest.mark.parametrize("in_dims", [(0, 0), (0, None), (None, 0)])
+def test_mixed_partial_derivatives_of_each_element(in_dims):
+    """One derivative is within the other: it may not seem to depend on what is its own."""
+    op = Kernel().op
+    mixed = grad(lambda x, w: grad(lambda x, w: op(x, w) @ U)(x, w) @ U, argnums=1)
+    x, w = (t if dim == 0 else t[0] for t, dim in zip((X, W), in_dims, strict=True))
+    expected = (14.0 * U * U * x).sum(-1).expand(2)
+    torch.testing.assert_close(vmap(mixed, in_dims)(x, w), expected)

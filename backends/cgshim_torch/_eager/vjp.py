@@ -21,7 +21,13 @@ from cgshim_torch._eager.run import rules
 from cgshim_torch._eager.second_order import pulled_back_again, without_random_numbers
 from cgshim_torch._graph.reads import FLOATS, reads_now
 from cgshim_torch._graph.transpose import FACTOR, across, is_transpose, ramp, transposed_by
-from cgshim_torch._graph.walk import depends_on_more, is_transformed, new_leaf, recordable
+from cgshim_torch._graph.walk import (
+    depends_on_more,
+    is_transformed,
+    new_leaf,
+    note_over,
+    recordable,
+)
 from cgshim_torch._versions.private import functorch, run_backward
 
 Vjp = tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
@@ -188,6 +194,7 @@ def _vjp_in_graph(
             for x in map(recordable, inputs)
         ]
         outputs = fn(*own)
+    note_over(own)
     made_in = reads_now()
     connected = [y for y in outputs if y.requires_grad]
     outside = outside and (any(x.requires_grad for x in inputs) or depends_on_more(connected, own))

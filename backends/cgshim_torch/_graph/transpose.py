@@ -102,14 +102,14 @@ def is_transpose(
         *[_product(g, t) for g, t in zip(gradients, tangents, strict=True)],
         *[-_product(p, u) for p, u in zip(pushed, upstreams, strict=True)],
     ]
-    difference, size = abs(sum(p.sum() for p in products)), sum(p.abs().sum() for p in products)
+    total, size = sum(p.sum() for p in products), sum(p.abs().sum() for p in products)
+    difference = abs(total.real)
     return not _is_true(difference > _tolerance(output) * size)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products of real and imaginary parts, whose sum is the real inner product."""
-    product = _dense(a) * _dense(b).conj()
-    return product.real if product.is_complex() else product
+    """Return products of whose sum the real part is the real inner product."""
+    return _dense(a) * _dense(b).conj()
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from cgshim_torch._versions.private import (
     FakeTensor,
     forward_ad,
     functorch,
+    is_dead_wrapper,
     sequence_number,
     temporarily_pop_interpreter_stack,
 )
@@ -63,6 +64,13 @@ def has_values(tensor: Tensor) -> bool:
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
+def alive(tensor: Tensor) -> Tensor:
+    """Return a tensor without the wrappers of transformations of torch.func that are over."""
+    while is_dead_wrapper(tensor):
+        tensor = functorch.unwrap_if_dead(tensor)
+    return tensor
+
+
 def recordable(tensor: Tensor) -> Tensor:
     """Return tensor so that autograd can record it: a copy if it was made in inference mode."""
     return tensor.clone() if tensor.is_inference() else tensor
@@ -85,6 +93,7 @@ def own_node(x: Tensor) -> Tensor:
 _leaves: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """for what f makes the number of the next node when it did, for a variable `_VARIABLE`"""
 _VARIABLE = -1
+_over: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _makers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """the code of functions that make leaves, by identity"""
 
@@ -94,6 +103,12 @@ def new_leaf(x: Tensor) -> Tensor:
     leaf = x.detach().requires_grad_()
     _leaves[leaf] = sequence_number()
     return leaf
+
+
+def note_over(leaves: Iterable[Tensor]) -> None:
+    """Note that the function has returned which is differentiated by these leaves."""
+    for leaf in leaves:
+        _over[leaf] = True
 
 
 def is_new_leaf(leaf: Tensor, during: range) -> bool | None:
@@ -245,9 +260,13 @@ def _has_tangent(tensor: Tensor) -> bool:
 def depends_on_more(tensors: Sequence[Tensor], than: Sequence[Tensor]) -> bool:
     """Return True if tensors are connected with anything else that requires grad, or the rule of an
     op on which they depend may read an unsaved tensor that does.
+
+    What a vjp within has made to differentiate by it is nothing else, as soon as its function has
+    returned.
     """
     known = _Known(than)
-    leaves, _ = known.reached_beyond(tensors)
+    ends, _ = known.reached_beyond(tensors)
+    leaves = [leaf for leaf, _ in ends if leaf not in _over]
     runs = [run for node, _ in known.walked if (run := getattr(node, "run", None)) is not None]
     for run in runs:
         run.complete()

@@ -316,6 +316,38 @@ def kept_output_that_is_an_argument(framework: Framework, order: tuple[int, floa
     framework.check_derivative(both_of(op), *order, at=AT)
 
 
+RETURNED: dict[str, Callable[[Tensor, Tensor], Rule]] = {
+    "a rule": lambda x, b: lambda u: (7.0 * u * x, 5.0 * u * x * b),
+    "one that branches": lambda x, b: lambda u: (7.0 * u * x, 5.0 * u * x * b) if x > 0 else (u, u),
+}
+
+
+@case(order=orders(7 * AT, 7.0, 0.0), rule=RETURNED)
+def returned_argument(
+    framework: Framework, order: tuple[int, float], rule: Callable[[Tensor, Tensor], Rule]
+) -> None:
+    @op_custom_gradient
+    def op(x: Tensor, b: Tensor) -> Any:
+        return x, rule(x, b)
+
+    b = framework.tensor(3.0)
+    framework.check_derivative(lambda x: op(x, b), *order, at=AT)
+
+
+@case(order=orders(15 * AT, 5 * AT, 0.0), rule=RETURNED)
+def returned_argument_of_a_constant(
+    framework: Framework, order: tuple[int, float], rule: Callable[[Tensor, Tensor], Rule]
+) -> None:
+    """Where it is not differentiated, the rule still reads it, and not the output."""
+
+    @op_custom_gradient
+    def op(x: Tensor, b: Tensor) -> Any:
+        return x, rule(x, b)
+
+    x = framework.tensor(AT)
+    framework.check_derivative(lambda b: op(x, b), *order, at=3.0)
+
+
 # --- Several arguments ----------------------------------------------------------------------------
 
 
