@@ -78,7 +78,7 @@ def choice_for_plans() -> str | Literal[False] | None:
 
     Each call asks it, so it is one function.
     """
-    if "torch.compiler" in sys.modules and sys.modules["torch.compiler"]._is_compiling_flag:
+    if (compiler := sys.modules.get("torch.compiler")) is not None and compiler._is_compiling_flag:
         return False
     return (
         _of_context.get()
