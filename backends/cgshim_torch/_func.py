@@ -49,12 +49,13 @@ from cgshim_torch._graph.walk import (
     since,
 )
 from cgshim_torch._versions.private import (
+    alive_in,
+    apply_over_batch,
     custom_function_call,
     forward_ad,
     functorch,
     outside_of_func,
     sequence_number,
-    vmapify_autograd_function,
 )
 
 Tangents = tuple[Tensor | None, ...]
@@ -228,7 +229,7 @@ class TransformedRun(Run):
             return contextlib.nullcontext()
         reads = _ReadsOfFunc(self, [*upstreams, *[t for t in tensors if t is not None]])
         for ref, at in self.shown:
-            if (raw := ref()) is not None:
+            if (raw := alive_in(ref)) is not None:
                 reads.put(raw, tensors[at])
         return reads
 
@@ -327,7 +328,7 @@ class _ReadsOfFunc(Reads):
         super().__init__(run.call, NOTHING, _ReadsOfFunc._read_dual, known, may_hide=run.may_hide)
         self._passed = set(map(id, passed))
         remembered = run.remembered if forward_ad._current_level >= 0 else ()
-        self._remembered = {id(ref()) for ref in remembered} - self._passed
+        self._remembered = {id(alive_in(ref)) for ref in remembered} - self._passed
 
     def knows(self, *tensors: Tensor) -> None:
         super().knows(*tensors)
@@ -407,9 +408,7 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         is_recorded = torch.is_grad_enabled() and any(map(requires_grad, tensors))
         if not (is_recorded or is_transformed()):
             return _Transformed.forward(run, *tensors), in_dims[len(in_dims) - run.outputs :]
-        batched = vmapify_autograd_function(_Transformed, in_dims, info.batch_size, info.randomness)
-        *outputs, out_dims = custom_function_call(batched, run, *tensors)
-        return tuple(outputs), out_dims
+        return apply_over_batch(_Transformed, info, in_dims, run, *tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

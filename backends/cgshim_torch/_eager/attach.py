@@ -36,6 +36,7 @@ from cgshim_torch._graph.reads import FLOATS, reads_now, without_derivative
 from cgshim_torch._graph.walk import is_transformed, recordable, requires_grad, since
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
+    alive_in,
     default_device,
     forward_ad,
     functorch,
@@ -183,7 +184,7 @@ def _saved(
 
     places: list[int | None] = []
     for number, (ref, tensor) in enumerate(zip(refs, (*inputs, *aliases), strict=True)):
-        t = ref()
+        t = alive_in(ref)
         if t is not None and (id(t) in is_read or t.dtype in FLOATS):
             places.append(save(t, id(t), tensor))
         elif number < count and needs_inputs:

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgshim.backend import SIMPLE, Call, FunctionHolder, Tensor, subvals, tensors_inside
-from cgshim_torch._versions.private import functorch
+from cgshim_torch._versions.private import alive_in, functorch
 
 _METHODS_IN_C = (BuiltinFunctionType, MethodWrapperType)
 _LIBRARIES = {"torch", "numpy", "scipy", "cgshim", "cgshim_torch", *sys.stdlib_module_names}
@@ -394,13 +394,13 @@ class Existing:
         self._tensors = {
             key: (ref, version)
             for key, (ref, version) in self._tensors.items()
-            if (t := ref()) is not None and version_of(t) == version
+            if (t := alive_in(ref)) is not None and version_of(t) == version
         }
 
     def has(self, t: Tensor) -> bool:
         """Return True if a tensor existed before f ran, and f has not changed it."""
         known = self._tensors.get(id(t))
-        is_noted = known is not None and known[0]() is t
+        is_noted = known is not None and alive_in(known[0]) is t
         return is_noted or type(t) is torch.nn.Parameter
 
 

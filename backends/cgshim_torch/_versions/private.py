@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,9 @@ is_dead_wrapper: Callable[[Any], bool] = functorch.is_dead_tensor_wrapper
 custom_function_call: Any = torch._functorch.autograd_function.custom_function_call
 """applies a Function at the levels of torch.func"""
 vmapify_autograd_function: Any = torch._functorch.autograd_function.vmapify_autograd_function
-"""returns a Function over a batch, which also returns where its outputs have it"""
+"""returns a Function over a batch, which also returns where its outputs have it; before torch 2.7 a
+function tells that
+"""
 temporarily_clear_interpreter_stack: Any = (
     torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack
 )
@@ -108,6 +111,30 @@ def outside_of_func() -> Any:
     """Let what follows run outside of all levels of torch.func."""
     is_outside = functorch.peek_interpreter_stack() is None
     return contextlib.nullcontext() if is_outside else temporarily_clear_interpreter_stack()
+
+
+def apply_over_batch(
+    function: Any, info: Any, in_dims: tuple[Any, ...], *args: Any
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Apply a Function over a batch; return its outputs, and where they have the batch."""
+    batched = vmapify_autograd_function(function, in_dims, info.batch_size, info.randomness)
+    if isinstance(batched, tuple):
+        batched, get_out_dims = batched
+        return custom_function_call(batched, *args), get_out_dims()
+    *outputs, out_dims = custom_function_call(batched, *args)
+    return tuple(outputs), out_dims
+
+
+def alive_in(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
+    """Return the tensor that a weak reference leads to.
+
+    Before torch 2.10 a tensor that Python has let go of may be torch's: it has to be told that
+    Python holds it again, or it warns that it lets go of an object with references.
+    """
+    tensor = reference()
+    if tensor is not None:
+        tensor._fix_weakref()
+    return tensor
 
 
 def keeps_graph() -> bool:
