@@ -17,7 +17,6 @@ from cgshim_torch._versions.private import (
     FakeTensor,
     forward_ad,
     functorch,
-    is_dead_wrapper,
     sequence_number,
     temporarily_pop_interpreter_stack,
 )
@@ -66,8 +65,9 @@ def has_values(tensor: Tensor) -> bool:
 
 def alive(tensor: Tensor) -> Tensor:
     """Return a tensor without the wrappers of transformations of torch.func that are over."""
-    while is_dead_wrapper(tensor):
-        tensor = functorch.unwrap_if_dead(tensor)
+    # Dynamo, which meets this where it leaves the graph, does not know is_dead_tensor_wrapper
+    while (inner := functorch.unwrap_if_dead(tensor)) is not tensor:
+        tensor = inner
     return tensor
 
 
@@ -94,6 +94,7 @@ _leaves: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """for what f makes the number of the next node when it did, for a variable `_VARIABLE`"""
 _VARIABLE = -1
 _over: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""those whose function has returned"""
 _makers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 """the code of functions that make leaves, by identity"""
 
