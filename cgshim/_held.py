@@ -139,7 +139,7 @@ def tensors_inside(
 ) -> list[Any]:
     """Return the tensors that an object holds, down to a depth where configuration ends; each once.
 
-    A container that is longer than `most` is not looked into, which takes a second for a million.
+    A container that is longer than ``most`` is not looked into: that takes a second for a million.
     """
     return [tensor for tensor, _ in _walk(x, is_tensor, depth, most, with_globals=False)]
 
