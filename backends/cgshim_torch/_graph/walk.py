@@ -362,7 +362,7 @@ class _Known:
         return list(leaves.values()), list(strange.items())
 
 
-# --- A deep graph -------------------------------------------------------------------------------
+# --- A deep graph ---------------------------------------------------------------------------------
 
 _DEEP = 1000
 """how many nodes, one within the other, a stack holds for sure"""

@@ -36,6 +36,7 @@ function tells that
 temporarily_clear_interpreter_stack: Any = (
     torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack
 )
+"""leaves all levels of torch.func for a while"""
 temporarily_pop_interpreter_stack: Any = (
     torch._functorch.pyfunctorch.temporarily_pop_interpreter_stack
 )
@@ -129,7 +130,8 @@ def alive_in(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
     """Return the tensor that a weak reference leads to.
 
     Before torch 2.10 a tensor that Python has let go of may be torch's: it has to be told that
-    Python holds it again, or it warns that it lets go of an object with references.
+    Python holds it again, or it warns that it lets go of an object with references. TensorWeakRef of
+    torch.utils.weak does so, too, and takes twice as long: a call notes each buffer of a module.
     """
     tensor = reference()
     if tensor is not None:

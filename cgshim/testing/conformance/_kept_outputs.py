@@ -322,15 +322,15 @@ RETURNED: dict[str, Callable[[Tensor, Tensor], Rule]] = {
 }
 
 
+def _returning(rule: Callable[[Tensor, Tensor], Rule]) -> Callable[[Tensor, Tensor], Tensor]:
+    return op_custom_gradient(lambda x, b: (x, rule(x, b)))
+
+
 @case(order=orders(7 * AT, 7.0, 0.0), rule=RETURNED)
 def returned_argument(
     framework: Framework, order: tuple[int, float], rule: Callable[[Tensor, Tensor], Rule]
 ) -> None:
-    @op_custom_gradient
-    def op(x: Tensor, b: Tensor) -> Any:
-        return x, rule(x, b)
-
-    b = framework.tensor(3.0)
+    op, b = _returning(rule), framework.tensor(3.0)
     framework.check_derivative(lambda x: op(x, b), *order, at=AT)
 
 
@@ -339,12 +339,7 @@ def returned_argument_of_a_constant(
     framework: Framework, order: tuple[int, float], rule: Callable[[Tensor, Tensor], Rule]
 ) -> None:
     """Where it is not differentiated, the rule still reads it, and not the output."""
-
-    @op_custom_gradient
-    def op(x: Tensor, b: Tensor) -> Any:
-        return x, rule(x, b)
-
-    x = framework.tensor(AT)
+    op, x = _returning(rule), framework.tensor(AT)
     framework.check_derivative(lambda b: op(x, b), *order, at=3.0)
 
 
