@@ -11,18 +11,13 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, Ty
 
 from cgshim._batches import WithBatches, require_batches
 from cgshim._call import Call, ForeignOutputError, output_of_constants
-from cgshim._choice import (
-    backend_for,
-    choice_for_plans,
-    chosen_backend,
-    framework_of_type,
-    is_lasting,
-)
+from cgshim._choice import backend_for, choice_for_plans, chosen_backend, is_lasting
 from cgshim._errors import CustomGradientTypeError, add_note, function_name, refusal
-from cgshim._foreign import KERAS, is_traced
+from cgshim._foreign import is_traced
 from cgshim._gradients import Arguments
 from cgshim._held import FunctionHolder, tensors_inside
 from cgshim._parameters import Parameters, parameters_of
+from cgshim._plans import MOST, Plan, new_plan, no_plan
 from cgshim._protocol import Backend
 from cgshim._registry import load
 from cgshim._trees import ONE_TENSOR, partition_each
@@ -157,31 +152,13 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         methods of an op share theirs, which get the method in each call: to hold it would keep its
         object alive.
         """
-        types = [*map(type, args)]
-        plan = self._new_plan(chosen, types, options)
-        if len(self._plans) < _MOST and all(map(is_lasting, types)):
+        if self._parameters is None:
+            return no_plan
+        call_of = self._calls_of(self._bound._f if self._bound else self._f, {})
+        plan = new_plan(call_of, self._name, self._parameters, chosen, args, options)
+        if len(self._plans) < MOST and all(is_lasting(type(arg)) for arg in args):
             self._plans[key] = plan
         return plan
-
-    def _new_plan(
-        self, chosen: str | None, types: Sequence[type], options: Mapping[str, Any]
-    ) -> Plan:
-        frameworks = set(map(framework_of_type, types))
-        (name,) = frameworks if len(frameworks) == 1 else (None,)
-        if (
-            self._parameters is None
-            or name in (None, KERAS)
-            or not self._parameters.are_options(options)
-        ):
-            return _no_plan
-        names = self._parameters.names_of(len(types))
-        if names is None:
-            return _no_plan
-        backend = load(chosen or name)
-        arguments = Arguments(self._name, backend, names, [ONE_TENSOR] * len(types), True)
-        call = self._made_call(arguments, self._bound._f if self._bound else self._f, {})
-        plan_of: Callable[..., Plan | None] = getattr(backend, "plan", lambda call, types: None)
-        return plan_of(call, types) or functools.partial(_as_any_other, call)
 
     def _call_of(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -202,9 +179,8 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         if not inputs and (chosen_backend() is None or _hide_tensors(arguments, backend)):
             return None, []
         are_tensors = all(spec is ONE_TENSOR for spec in specs)
-        return self._made_call(
-            Arguments(self._name, backend, names, specs, are_tensors), self._f, options
-        ), inputs
+        call_of = self._calls_of(self._f, options)
+        return call_of(Arguments(self._name, backend, names, specs, are_tensors)), inputs
 
     def returns_jvp_fn(self, *args: Any) -> bool:
         """Return True if f returns (output, grad_fn, jvp_fn) for these arguments; it runs for that."""
@@ -212,15 +188,14 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         result = None if call is None else call.run(inputs)
         return isinstance(result, tuple) and len(result) == 3
 
-    def _made_call(
-        self, arguments: Arguments, f: Callable[..., Any], options: Mapping[str, Any]
-    ) -> Call:
+    def _calls_of(
+        self, f: Callable[..., Any], options: Mapping[str, Any]
+    ) -> Callable[[Arguments], Call]:
+        """Return what makes the calls of f with these options: it holds f, and not the op."""
         assert self._parameters is not None
-        if isinstance(f, WithBatches):
-            require_batches(self._name, arguments.backend)
-        return self._kind_of_call(
-            arguments, f, options, forward_mode=self._forward_mode, once_differentiable=self._once_differentiable,
-            takes_needs_input_grad=self._parameters.takes_needs_input_grad,
+        return functools.partial(
+            _made_call, self._kind_of_call, f, options, self._forward_mode, self._once_differentiable,
+            self._parameters.takes_needs_input_grad,
         )  # fmt: skip
 
     @overload
@@ -300,6 +275,19 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return f"<op {self._name} with a custom gradient>"
 
 
+def _made_call(
+    kind_of_call: type[Call], f: Callable[..., Any], options: Mapping[str, Any], forward_mode: bool,
+    once_differentiable: bool, takes_needs_input_grad: bool, arguments: Arguments,
+) -> Call:  # fmt: skip
+    """Return the call of an f that its backend can run."""
+    if isinstance(f, WithBatches):
+        require_batches(arguments.op, arguments.backend)
+    return kind_of_call(
+        arguments, f, options, forward_mode=forward_mode, once_differentiable=once_differentiable,
+        takes_needs_input_grad=takes_needs_input_grad,
+    )  # fmt: skip
+
+
 def _is_list_of_numbers(arg: Any) -> bool:
     return isinstance(arg, list) and bool(arg) and all(isinstance(x, float) for x in arg)
 
@@ -315,25 +303,3 @@ def _hide_tensors(arguments: Sequence[Any], backend: Backend) -> bool:
 
 _OF_FUNCTIONS = (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__")
 """the attributes of f that its op has, too"""
-
-
-Plan = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
-"""runs f on arguments of known types, with options; returns the output, or NotImplemented if one is no tensor"""
-
-
-def _no_plan(f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Leave to others the calls whose arguments are no tensors, or of several frameworks."""
-    return NotImplemented
-
-
-def _as_any_other(
-    call: Call, f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
-) -> Any:
-    """Run a call as the backend runs any."""
-    if not all(map(call.backend.is_tensor, args)):
-        return NotImplemented
-    return call.backend.custom_gradient(call.with_f(f, options), args)
-
-
-_MOST = 64
-"""how many plans an op keeps at most: usually one for the types of its arguments in each backend"""

@@ -73,11 +73,13 @@ def gradients_of_arguments(
     op, backend = arguments.op, arguments.backend
     if needed is None:
         flat = list(result) if type(result) in (list, tuple) else [result]
-        if (
-            arguments.are_tensors
-            and len(flat) == len(shapes)
-            and all(map(partial(_is_as, backend), flat, shapes, dtypes))
-        ):
+        if len(shapes) < len(flat) == len(arguments.specs):
+            flat = [
+                g
+                for g, spec in zip(flat, arguments.specs, strict=True)
+                if spec.count or g is not None
+            ]
+        if len(flat) == len(shapes) and all(map(partial(_is_as, backend), flat, shapes, dtypes)):
             return flat  # as nearly all do
     aligned = _aligned(arguments, result)
     if needed is not None:

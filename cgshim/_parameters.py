@@ -19,7 +19,9 @@ class Parameters:
     A keyword-only parameter needs_input_grad is neither: f gets it from the backend.
     """
 
-    __slots__ = ("_defaults", "_options", "_rest", "names", "signature", "takes_needs_input_grad")
+    __slots__ = (
+        "_defaults", "_have_no_name", "_options", "_rest", "names", "signature", "takes_needs_input_grad",
+    )  # fmt: skip
 
     def __init__(self, f: Callable[..., Any] | inspect.Signature) -> None:
         """Read the parameters of a function, or those of a signature."""
@@ -32,6 +34,7 @@ class Parameters:
         """these parameters as inspect shows them"""
         self.names = [p.name for p in parameters if p.kind in _POSITIONAL]
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
+        self._have_no_name = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
         self._options = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         # torch.compile reads these in each call, not a signature
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
@@ -52,11 +55,18 @@ class Parameters:
             self.names + [f"{self._rest}[{at}]" for at in range(beyond)] if beyond else self.names
         )
 
-    def are_options(self, names: Collection[str]) -> bool:
-        """Return True if these are options of f, and all others have default values."""
-        return all(name in self._options for name in names) and all(
-            name in names or name in self._defaults for name in self._options
-        )
+    def by_name(self, count: int, names: Collection[str]) -> dict[str, Any] | None:
+        """Return the arguments that a call with this many positional ones leaves to these names and
+        to default values, with the latter; None if something lacks both, or a name is no parameter.
+        """
+        rest = self.names[count:]
+        for name in names:
+            if name not in self._options and (name not in rest or name in self._have_no_name):
+                return None
+        for name in (*rest, *self._options):
+            if name not in names and name not in self._defaults:
+                return None
+        return {name: self._defaults.get(name) for name in rest}
 
     def bind(
         self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]

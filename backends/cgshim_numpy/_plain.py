@@ -77,7 +77,7 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
     }:
         return None
     holds_boxes, arguments, is_jvp = bool(rest), call.arguments, call.kind_of_rule.is_transpose
-    rules = PlainRules(call, len(types) if is_jvp else 1)
+    rules = PlainRules(call, len(arguments.specs) if is_jvp else 1)
     differentiated = None if is_jvp else rules
 
     @runs_op
@@ -96,7 +96,10 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
             return derivatives().output_under_autograd(
                 call.with_f(f, options), inputs, differentiated
             )
-        result = f(*inputs, **options) if options else f(*inputs)
+        if arguments.are_tensors:
+            result = f(*inputs, **options) if options else f(*inputs)
+        else:
+            result = call.with_f(f, options).run(inputs)
         if type(result) is tuple and len(result) == 2:
             output, grad_fn = result
             if (type(output) is ndarray and output.dtype.kind in _KINDS) or type(

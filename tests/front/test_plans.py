@@ -47,7 +47,7 @@ def test_the_arguments_of_a_second_call_are_not_looked_at_again(
 ) -> None:
     double = op_custom_gradient(lambda x: (2 * x, lambda upstream: 3 * upstream))
     double(np.array(X))
-    monkeypatch.setattr("cgshim._custom_gradient.framework_of_type", None)
+    monkeypatch.setattr("cgshim._plans.framework_of_type", None)
     np.testing.assert_array_equal(double(np.array([5.0])), [10.0])
 
 
@@ -260,3 +260,80 @@ def test_what_an_op_is_made_with_stays(option: str) -> None:
     op = op_custom_gradient(lambda x: (x, lambda upstream: upstream))
     with pytest.raises(AttributeError):
         setattr(op, option, True)
+
+
+STATIC = [1, 1.0, True, 2.0, 0.0, -0.0, "double", None, (2, 3), (2.0, 3)]
+
+
+def test_static_arguments_are_told_apart(framework: Framework) -> None:
+    """Equal ones too, where f may tell them apart; each call gets the gradient of its own."""
+
+    @op_custom_gradient
+    def told(x, static, y, factor=3.0, *, scale=1):
+        by = 1.0 + STATIC.index(static) + 10 * len(repr((static, factor, scale)))
+
+        def grad(upstream):
+            return 3 * by * upstream, None, 5 * by * upstream, None
+
+        return by * (x + y), grad
+
+    x, y = framework.tensor(X), framework.tensor([7.0, 11.0])
+    for factor, scale in [(3.0, 1), (3, 1), (3.0, True)] * 2:
+        for static in STATIC:
+            by = 1.0 + STATIC.index(static) + 10 * len(repr((static, factor, scale)))
+            calls = [
+                lambda x, y: told(x, static, y, factor, scale=scale),  # noqa: B023
+                lambda x, y: told(y=y, x=x, scale=scale, factor=factor, static=static),  # noqa: B023
+            ]
+            if (repr(factor), repr(scale)) == ("3.0", "1"):
+                calls.append(lambda x, y: told(x, static, y))  # noqa: B023
+            for call in calls:
+                value, pullback = op_vjp(call, x, y)
+                of_x, of_y = pullback(framework.tensor(UPSTREAM))
+                np.testing.assert_allclose(framework.numpy(value), by * np.array([9.0, 14.0]))
+                np.testing.assert_allclose(framework.numpy(of_x), 3 * by * np.array(UPSTREAM))
+                np.testing.assert_allclose(framework.numpy(of_y), 5 * by * np.array(UPSTREAM))
+
+
+def test_static_arguments_that_are_always_others(framework: Framework) -> None:
+    @op_custom_gradient
+    def scaled(x, factor):
+        return factor * x, lambda upstream: (3 * factor * upstream, None)
+
+    x = framework.tensor(X)
+    for at in range(100):
+        _, pullback = op_vjp(lambda x: scaled(x, 1.0 + at), x)  # noqa: B023
+        expected = 3 * (1.0 + at) * np.array(UPSTREAM)
+        np.testing.assert_allclose(
+            framework.numpy(pullback(framework.tensor(UPSTREAM))[0]), expected, rtol=1e-5
+        )
+
+
+def test_an_op_with_static_arguments_is_freed_at_once(framework: Framework) -> None:
+    scaled = op_custom_gradient(
+        lambda x, factor=2.0: (factor * x, lambda upstream: (upstream, None))
+    )
+    x = framework.tensor(X)
+    scaled(x, 3.0), scaled(x)
+    alive = weakref.ref(scaled)
+    gc.collect()
+    gc.disable()
+    try:
+        del scaled
+        assert alive() is None
+    finally:
+        gc.enable()
+
+
+def test_positional_parameters_have_no_name(framework: Framework) -> None:
+    @op_custom_gradient
+    def scaled(x, factor=2.0, /, *, shift=0.0):
+        return factor * x + shift, lambda upstream: (3 * factor * upstream, None)
+
+    x = framework.tensor(X)
+    for _ in range(2):
+        np.testing.assert_allclose(framework.numpy(scaled(x, shift=1.0)), [5.0, 7.0])
+        with pytest.raises(cgshim.CustomGradientTypeError, match="factor"):
+            scaled(x, factor=3.0)
+        with pytest.raises(cgshim.CustomGradientTypeError, match="too many positional"):
+            scaled(x, 3.0, 4.0)

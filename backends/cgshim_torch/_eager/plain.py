@@ -25,6 +25,7 @@ from cgshim.backend import (
     PlainForm,
     Tensor,
     WithBatches,
+    combine_each,
     gradients_of_arguments,
     has_no_derivative,
     runs_op,
@@ -121,6 +122,8 @@ class PlainRun(Run):
                         self.complete()
                         return Run.first_gradients(self, saved, upstreams, needed)
                     return result
+                if not arguments.are_tensors:
+                    inputs = combine_each(arguments.specs, inputs)
                 result = self.grad_fn(*inputs, upstream=upstreams[0])
             else:
                 result = self.grad_fn(*upstreams)
@@ -155,6 +158,7 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
         or call.takes_needs_input_grad
         or has_no_derivative(call.f)
         or not _TENSORS.issuperset(types)
+        or (call.kind_of_rule.is_transpose and not call.arguments.are_tensors)
     ):
         return None
     return Plan(call).output_of
@@ -180,7 +184,7 @@ class Plan:
         self, f: Callable[..., Any], args: tuple[Tensor, ...], options: Mapping[str, Any]
     ) -> Any:
         """Return the output of f, with the rule for its gradient if an argument is differentiated."""
-        arguments = self.call.arguments  # noqa: F841  # by this name and inputs an op in f finds its backend
+        arguments = self.call.arguments  # by this name and inputs an op in f finds its backend
         recording, differentiated = torch.is_grad_enabled(), False
         is_plain = not (
             frame_callback() is not None or (len_function_stack() and functions_are_seen())
@@ -228,7 +232,10 @@ class Plan:
                     else Existing(None, (id(instance),))
                 )
         try:
-            results = [f(*inputs, **options) if options else f(*inputs)]
+            if arguments.are_tensors:
+                results = [f(*inputs, **options) if options else f(*inputs)]
+            else:
+                results = [self.call.with_f(f, options).run(inputs)]
         finally:
             if torch.is_grad_enabled() is not recording:
                 torch.set_grad_enabled(recording)

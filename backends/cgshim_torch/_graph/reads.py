@@ -17,7 +17,13 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from cgshim.backend import Call, Tensor, place_of
 from cgshim_torch._graph.existing import Existing
 from cgshim_torch._graph.walk import levels
-from cgshim_torch._versions.private import forward_ad, functorch, outside_of_func, sequence_number
+from cgshim_torch._versions.private import (
+    forward_ad,
+    functorch,
+    len_function_stack,
+    outside_of_func,
+    sequence_number,
+)
 
 Refuse = Callable[[str], NoReturn]
 FLOATS = frozenset(
@@ -218,6 +224,8 @@ def reads_now() -> Reads | None:
     """Return what substitutes the reads of the innermost rule that makes a graph; None if no such
     rule runs.
     """
+    if not len_function_stack():  # torch makes a list of them
+        return None
     return next(
         (mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, Reads)),
         None,

@@ -1,0 +1,110 @@
+"""Find what runs a call by the types of its arguments, and by the values of those that are static.
+
+Most calls of an op are alike: the backend is looked up, and the arguments are partitioned, at the
+first one. An option of f that is a number or a name may be passed at any place or by name, or left
+to its default value.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+from cgshim._call import Call
+from cgshim._choice import framework_of_type, is_lasting
+from cgshim._foreign import KERAS
+from cgshim._gradients import Arguments
+from cgshim._held import SIMPLE
+from cgshim._parameters import Parameters
+from cgshim._registry import load
+from cgshim._trees import ONE_TENSOR, partition, told_apart
+
+Plan = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
+"""runs f on arguments of known types, with options; returns the output, or NotImplemented if one is no tensor"""
+MOST = 64
+"""how many plans an op keeps at most: usually one for the types of its arguments in each backend"""
+
+
+def new_plan(
+    call_of: Callable[[Arguments], Call], op: str, parameters: Parameters, chosen: str | None,
+    args: tuple[Any, ...], options: Mapping[str, Any],
+) -> Plan:  # fmt: skip
+    """Return what runs calls with positional arguments of the types of these, and with options of
+    these names.
+    """
+    by_name = parameters.by_name(len(args), options)
+    names = None if by_name is None else parameters.names_of(len(args) + len(by_name))
+    if by_name is None or names is None:
+        return no_plan
+    if by_name or any(map(_is_static, args)):
+        return _PlanByValues(functools.partial(_plan_of, call_of, op, chosen, names), by_name)
+    return _plan_of(call_of, op, chosen, names, args, range(len(args)))
+
+
+def no_plan(f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    """Leave to others the calls whose arguments are no tensors, or of several frameworks."""
+    return NotImplemented
+
+
+class _PlanByValues:
+    """Runs calls with static arguments, each by a plan for their values."""
+
+    def __init__(
+        self,
+        plan_of: Callable[[tuple[Any, ...], Sequence[int]], Plan],
+        by_name: Mapping[str, Any],
+    ) -> None:
+        self._plan_of, self._by_name = plan_of, by_name
+        self._plans: dict[Hashable, tuple[Plan, Sequence[int]]] = {}
+
+    def __call__(
+        self, f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> Any:
+        if self._by_name:
+            given = {**self._by_name, **options}
+            args += tuple([given.pop(name) for name in self._by_name])
+            options = {name: given[name] for name in options if name in given}
+        key = tuple([told_apart(arg) if _is_static(arg) else type(arg) for arg in args])
+        found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) >= MOST or not all(is_lasting(type(arg)) for arg in args):
+                return NotImplemented
+            at_tensors = [at for at, arg in enumerate(args) if not _is_static(arg)]
+            found = self._plans[key] = self._plan_of(args, at_tensors), at_tensors
+        plan, tensor_at = found
+        return plan(f, tuple([args[at] for at in tensor_at]), options)
+
+
+def _plan_of(
+    call_of: Callable[[Arguments], Call], op: str, chosen: str | None, names: Sequence[str],
+    args: tuple[Any, ...], tensor_at: Sequence[int],
+) -> Plan:  # fmt: skip
+    """Return what runs the calls with tensors like these, and the same static arguments."""
+    types = [type(args[at]) for at in tensor_at]
+    frameworks = set(map(framework_of_type, types))
+    (name,) = frameworks if len(frameworks) == 1 else (None,)
+    if name in (None, KERAS):
+        return no_plan
+    backend = load(chosen or name)
+    specs = [
+        ONE_TENSOR if at in tensor_at else partition(op, backend, arg)[1]
+        for at, arg in enumerate(args)
+    ]
+    call = call_of(Arguments(op, backend, names, specs, len(tensor_at) == len(args)))
+    plan_of: Callable[..., Plan | None] = getattr(backend, "plan", lambda call, types: None)
+    return plan_of(call, types) or functools.partial(_as_any_other, call)
+
+
+def _is_static(arg: Any) -> bool:
+    """Return True for a number, a name, or a tuple of such, as of axes: equal ones are the same to f."""
+    return type(arg) in SIMPLE or (type(arg) is tuple and all(type(x) in SIMPLE for x in arg))
+
+
+def _as_any_other(
+    call: Call, f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
+) -> Any:
+    """Run a call as the backend runs any."""
+    if not all(map(call.backend.is_tensor, args)):
+        return NotImplemented
+    return call.backend.custom_gradient(call.with_f(f, options), args)
