@@ -13,7 +13,7 @@ import contextlib
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import FunctionType
 from typing import Any, NoReturn
@@ -35,19 +35,23 @@ from cgshim.backend import (
 )
 from cgshim_torch._eager.run import Run, named, rules, run_once, variables_of
 from cgshim_torch._graph.existing import NOTHING, Existing, Holdings, versions_of
-from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in, without_second_order
-from cgshim_torch._graph.transpose import ramp, transposed_by
-from cgshim_torch._graph.walk import (
+from cgshim_torch._graph.levels import (
     alive,
-    captured,
+    batches_of,
+    has_tangent,
     is_jvp_alone,
     is_transformed,
+    level_now,
     levels,
-    refuse_captured_tangents,
+    primal_of,
+    recording_level,
     requires_grad,
     requires_grad_at_a_level,
-    since,
+    without_graph,
 )
+from cgshim_torch._graph.reads import FLOATS, Reads, reads_now, tensors_in, without_second_order
+from cgshim_torch._graph.transpose import ramp, transposed_by
+from cgshim_torch._graph.walk import captured, refuse_captured_tangents, since
 from cgshim_torch._versions.private import (
     alive_in,
     apply_over_batch,
@@ -96,7 +100,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     existing, start = Existing(call), sequence_number()
     before = [versions_of(levels(x)) for x in inputs]
     refusals: dict[int, Refusal] = {}
-    in_forward_mode = (_level(), refusals) if forward_ad._current_level >= 0 else None
+    in_forward_mode = (level_now(), refusals) if forward_ad._current_level >= 0 else None
     outputs, rule = call.read(_constants.run(in_forward_mode, run_once, call, inputs), inputs)
     during = since(start)
     if any(
@@ -116,7 +120,9 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
     if forward_ad._current_level >= 0 and not rules.current:
         refuse_captured_tangents(call, outputs, [*inputs, *run.variables])
     run.variables = ()  # they come through torch, too
-    return named(_Transformed, call.name)(run, *passed), rule.output
+    attached = named(_Transformed, call.name)(run, *passed)
+    run.residuals = {}
+    return attached, rule.output
 
 
 def _pushed(
@@ -148,8 +154,12 @@ class TransformedRun(Run):
 
     made: dict[int, Tensor] | None = None
     """what the rule makes of what it is passed, while it runs in forward mode before those of the levels within"""
+    made_at: int | None = None
+    """the level of torch.func at which it does"""
     remembered: Sequence[weakref.ref[Tensor]] = ()
     """what it made then: if it still reads it at those levels, their derivatives miss these tangents"""
+    residuals: Mapping[int, Tensor] = {}
+    """with their graph, by their places among what is passed: the innermost level saves these"""
 
     def choose(
         self, holdings: Holdings, inputs: Sequence[Tensor], outputs: Sequence[Tensor], refusals: Sequence[Refusal]
@@ -159,7 +169,7 @@ class TransformedRun(Run):
         There is a refusal for each level of forward mode at which an op without a derivative
         returned constants.
         """
-        self.level, self.refusals = _level(), refusals
+        self.level, self.refusals = level_now(), refusals
         known = set(map(id, (*inputs, *self.variables, *outputs)))
         residuals = list({id(t): t for t, _, _ in self.held if id(t) not in known}.values())
         passed = [*inputs, *self.variables, *residuals, *outputs]
@@ -177,7 +187,16 @@ class TransformedRun(Run):
         needs_inputs = self.rule.needs_inputs or self.call.once_differentiable
         self.saved_at = {*self.held_at, *range(0 if needs_inputs else len(inputs), self.leaves)}
         wide = _with_batches(outputs, passed[: self.leaves])
-        return [*passed[: len(passed) - self.outputs], *[y.detach() for y in wide]]
+        passed = passed[: len(passed) - self.outputs]
+        # Else torch would visit the graph of all that f did for each first order, and find in it what
+        # f has changed in place, or an inner rule that raises an error.
+        if residuals and not holdings.pullbacks and (level := recording_level()) is not None:
+            self.residuals = dict(enumerate(residuals, self.leaves))
+            passed[self.leaves :] = cut = [without_graph(t, level) for t in residuals]
+            if (reads := reads_now()) is not None:  # of a rule that calls this op
+                pairs = zip(residuals, cut, strict=True)
+                reads.knows(*[without for t, without in pairs if reads.made(t)])
+        return [*passed, *[y.detach() for y in wide]]
 
     def gradients_from(
         self, tensors: Sequence[Tensor | None], upstreams: Sequence[Tensor], needed: Sequence[bool] | None = None
@@ -242,17 +261,17 @@ class TransformedRun(Run):
         torch takes the tangents of the outer level first, without the level within. A Jacobian that
         is computed once and kept would be a constant in the Hessian.
         """
-        is_last = self.level <= _level() and not any(
+        is_last = self.level <= level_now() and not any(
             t is not None and t.requires_grad for t in tensors
         )
         if is_last and not self.may_hide:
             return push(tensors, *args)
         made: dict[int, Tensor] = {}
-        self.made = made
+        self.made, self.made_at = made, level_now()
         try:
             pushed = push(tensors, *args)
         finally:
-            self.made = None
+            self.made = self.made_at = None
         if not is_last:
             returned = set(map(id, pushed))
             left = [weakref.ref(t) for key, t in made.items() if key not in returned]
@@ -302,15 +321,10 @@ def _with_batches(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[T
         return wide
     for at, y in enumerate(outputs):
         for x in leaves:
-            if y.dtype in FLOATS and _batches(x) - _batches(wide[at]):
+            if y.dtype in FLOATS and batches_of(x) - batches_of(wide[at]):
                 zero = torch.zeros_like(x.detach().flatten()[:0], dtype=y.dtype).sum()
                 wide[at] = wide[at] + zero
     return wide
-
-
-def _batches(t: Tensor) -> set[int]:
-    """Return the levels of torch.vmap that a tensor is a batch of."""
-    return {functorch.maybe_get_level(x) for x in levels(t) if functorch.is_batchedtensor(x)}
 
 
 class _ReadsOfFunc(Reads):
@@ -327,6 +341,7 @@ class _ReadsOfFunc(Reads):
         known = [*passed, *self._made.values()]
         super().__init__(run.call, NOTHING, _ReadsOfFunc._read_dual, known, may_hide=run.may_hide)
         self._passed = set(map(id, passed))
+        self._level = level_now() if run.made_at is None else run.made_at
         remembered = run.remembered if forward_ad._current_level >= 0 else ()
         self._remembered = {id(alive_in(ref)) for ref in remembered} - self._passed
 
@@ -355,17 +370,23 @@ class _ReadsOfFunc(Reads):
         return result
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
-        """Return t, unless it is of a batch that torch.func has not wrapped in the rule: it is over."""
-        for level in () if self.asks else levels(t):
-            if id(level) in self._known:
-                break
-            if functorch.is_batchedtensor(level):
-                self._refuse_kept(t, "under vmap")
+        """Return t, unless it is of a batch that is over, or has the graph of a level that is to come."""
+        if not (self.asks or any(map(self._is_of_rule, levels(t)))):
+            for level in levels(t):
+                if functorch.is_batchedtensor(level):
+                    self._refuse_kept(t, "under vmap")
+                if level.grad_fn is not None and functorch.maybe_get_level(level) > self._level:
+                    self._refuse_kept(t, "in forward mode")
         return self._read_dual(t)
+
+    def _is_of_rule(self, level: Tensor) -> bool:
+        """Return True for what the rule was passed or has made, also where this mode does not see it."""
+        node = level.grad_fn
+        return id(level) in self._known or (node is not None and node._sequence_nr() >= self._start)
 
     def _read_dual(self: Any, t: Tensor) -> Tensor:
         """Return t, unless it is a dual number, of which the rule of a tangent needs the primal."""
-        if not self.asks and forward_ad.unpack_dual(t).tangent is not None:
+        if not self.asks and has_tangent(t):
             self._refuse_kept(t, "in forward mode")
         return t
 
@@ -414,6 +435,10 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         run, *passed = inputs
         tensors = [*passed[: len(passed) - run.outputs], *output]
+        if (
+            level_now() == run.level
+        ):  # the innermost: for the others, a vmap within is not here again
+            tensors = subvals(tensors, [*run.residuals], [*run.residuals.values()])
         saved = [t if run.may_hide or at in run.saved_at else None for at, t in enumerate(tensors)]
         ctx.run = run
         ctx.save_for_backward(*saved)
@@ -447,20 +472,12 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
         run.refuse_constants(beside=1)  # the level whose tangents these are
         # torch has disabled it, also for the outer levels
         with forward_ad._set_fwd_grad_enabled(True):
-            tensors = [t if t is None else _primal(t) for t in ctx.saved_tensors]
+            tensors = [t if t is None else primal_of(t) for t in ctx.saved_tensors]
             pushed = run.remembering(push, tensors, [zeros() for zeros in ctx.zeros], tangents)
             if any(t is not None and functorch.is_legacy_batchedtensor(t) for t in pushed):
                 return pushed  # a batch of torch.autograd.functional would not record a Function
             of = [*tensors[: run.leaves], *tangents]
             return tuple(without_second_order(run.call, pushed, of))
-
-
-def _primal(tensor: Tensor) -> Tensor:
-    """Return tensor without its tangent at this level; torch 2.13 has no batching rule for that."""
-    if functorch.is_batchedtensor(tensor):
-        batched_at, level = functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor)
-        return functorch._add_batch_dim(_primal(functorch.get_unwrapped(tensor)), batched_at, level)
-    return forward_ad.unpack_dual(tensor).primal
 
 
 # --- Rules for batches ----------------------------------------------------------------------------
@@ -538,10 +555,6 @@ _constants: RuleScope[tuple[int, dict[int, Refusal]] | None] = RuleScope("cgshim
 def take_as_constant(refuse: Refusal) -> None:
     """Note that what such an op returns is a constant at this level; refuse if it may not be one."""
     constants = _constants.current
-    if constants is None or _level() > constants[0]:
+    if constants is None or level_now() > constants[0]:
         refuse()
-    constants[1][_level()] = refuse
-
-
-def _level() -> int:
-    return functorch.maybe_current_level() or 0
+    constants[1][level_now()] = refuse

@@ -613,3 +613,111 @@ def test_a_rule_is_decorated_to_make_constants(way):
     x, w = X, X + 3
     found, expected = (STOPPED[way](f)(x, w) for f in (stopped, Stopped.apply))
     torch.testing.assert_close(found, expected)
+
+
+# --- What f has done itself -----------------------------------------------------------------------
+#
+# A first order by hand does not look at it: a Function's forward records nothing.
+
+
+def _raising(x):
+    def rule(u):
+        raise ValueError("nobody takes this derivative")
+
+    return 2 * x, rule
+
+
+raising = op_custom_gradient(_raising)
+
+
+@op_custom_gradient
+def of_changed_values(x):
+    y = x.exp()
+    residual = y.clone() + raising(x)
+    y.mul_(2)  # exp has saved it
+    return y, lambda u: 7 * u * residual
+
+
+@op_custom_gradient
+def of_computed_values(x):
+    return 2 * x.exp(), lambda u: 7 * u * (x.exp() + 2 * x)
+
+
+FIRST_ORDERS = {
+    "grad": lambda f: grad(lambda x: (f(x) * X).sum())(X),
+    "vmap of grad": lambda f: vmap(grad(f))(X),
+    "grad of vmap": lambda f: grad(lambda x: (vmap(f)(x) * X).sum())(X),
+    "grad of vmap of vmap": lambda f: grad(lambda x: (vmap(vmap(f))(x[None]) * X).sum())(X),
+    "vmap of vmap of grad": lambda f: vmap(vmap(grad(f)))(X[None]),
+    "jacrev": lambda f: jacrev(f)(X),
+    "a pullback, later": lambda f: vjp(f, X)[1](X)[0],
+    "autograd of vmap": lambda f: torch.autograd.grad((vmap(f)(X_OF_GRAPH) * X).sum(), X_OF_GRAPH),
+}
+X_OF_GRAPH = X.clone().requires_grad_()
+
+
+@pytest.mark.parametrize("way", FIRST_ORDERS)
+def test_a_first_order_does_not_look_at_what_f_has_done(way):
+    found, expected = map(FIRST_ORDERS[way], (of_changed_values, of_computed_values))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        lambda f: grad(lambda x: (grad(lambda x: (f(x) * X).sum())(x) ** 2).sum())(X),
+        lambda f: grad(
+            lambda x: (torch.autograd.grad((f(x) * X).sum(), x, create_graph=True)[0] ** 2).sum()
+        )(X),
+        lambda f: vmap(grad(grad(f)))(X),
+    ],
+)
+def test_a_second_order_goes_through_what_f_has_done(second):
+    with pytest.raises((RuntimeError, ValueError)):  # torch's own, or the inner rule's
+        second(of_changed_values)
+
+    @op_custom_gradient
+    def of_values(x):
+        residual = x.exp() + 2 * x
+        return 2 * x.exp(), lambda u: 7 * u * residual
+
+    torch.testing.assert_close(second(of_values), second(of_computed_values))
+
+
+class Numbers:
+    factor = 3.0
+
+
+RULES_WITH_FUNC = {
+    "vmap": lambda u, s, n: vmap(lambda u, s: u * s * n.factor)(u, s),
+    "grad": lambda u, s, n: u * grad(lambda z: (z.sin() * s).sum())(s) * n.factor,
+    "vmap of grad": lambda u, s, n: u * vmap(grad(lambda z: z.sin() * z))(s) * n.factor,
+    "jacrev": lambda u, s, n: jacrev(lambda z: z.sin() * s)(s) @ u * n.factor,
+    "jvp": lambda u, s, n: jvp(lambda z: z.sin() * s, (s,), (u,))[1] * n.factor,
+}
+
+
+@pytest.mark.parametrize("rule", RULES_WITH_FUNC)
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda f: grad(lambda x: (f(x) * X).sum())(X),
+        lambda f: vmap(grad(lambda x: (f(x) * X).sum()))(torch.stack([X, 2 * X])),
+        lambda f: jacrev(grad(lambda x: (f(x) * X).sum()))(X),
+        lambda f: jvp(f, (X,), (2 * X,))[1],
+        lambda f: jacfwd(grad(lambda x: (f(x) * X).sum()))(X),
+    ],
+)
+def test_a_rule_that_reads_an_object_calls_torch_func(rule, way):
+    turn, numbers = RULES_WITH_FUNC[rule], Numbers()
+
+    @op_custom_gradient(forward_mode=True)
+    def op(x):
+        s = x.sin()
+        return 2 * x, lambda u: turn(u, s, numbers)
+
+    @op_custom_gradient(forward_mode=True)
+    def in_the_rule(x):
+        return 2 * x, lambda u: turn(u, x.sin(), Numbers)
+
+    torch.testing.assert_close(way(op), way(in_the_rule))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.func import grad, jvp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -841,3 +842,61 @@ def test_a_kept_output_is_a_constant_where_no_second_order_is_recorded():
     (found,) = torch.autograd.grad(op(x).sum(), x)
     torch.testing.assert_close(found, 7 * (x * x).detach())
     assert seen == [False]
+
+
+class Residuals:
+    """What f keeps where no other tensor can be put while the rule runs."""
+
+
+RULES_WITH_FUNC = {
+    "a vmap that closes over it": lambda u, r: vmap(lambda u: (u * r.s).sum())(u[:, None]),
+    "a vmap of other tensors": lambda u, r: vmap(lambda u, v: u * v * r.k)(u, u + 1) * r.s,
+    "a vmap of a Function": lambda u, r: vmap(lambda u: Product.apply(u, r.s))(u).sum(0),
+    "a gradient": lambda u, r: u * grad(lambda z: (z.sin() * r.k).sum())(u + r.s),
+    "a gradient at it": lambda u, r: u * grad(lambda z: (z.sin() * r.k).sum())(r.s * 1),
+    "a tangent": lambda u, r: jvp(lambda z: z**2 * r.s, (r.s,), (u,))[1],
+    "a vmap of gradients": lambda u, r: vmap(grad(lambda z: z**3))(u) * r.s,
+}
+
+
+class Product(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, y):
+        return x * y
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, u):
+        x, y = ctx.saved_tensors
+        return 3 * u * y, 5 * u * x
+
+
+@pytest.mark.parametrize("rule", RULES_WITH_FUNC)
+def test_torch_func_in_a_rule_reads_what_the_rule_reads(rule):
+    """A function mode sees each operation in there, and not how it is wrapped for them."""
+
+    def op(is_kept):
+        @op_custom_gradient
+        def f(x):
+            def residuals():
+                kept = Residuals()
+                kept.k, kept.s = 3.0, x.sin()
+                return kept
+
+            kept = residuals() if is_kept else None
+            return 2 * x, lambda u: RULES_WITH_FUNC[rule](u, kept or residuals())
+
+        return f
+
+    def second(f):
+        x = torch.tensor([0.7, 1.9], dtype=torch.float64, requires_grad=True)
+        weights = torch.tensor([1.0, 3.0])
+        (gradient,) = torch.autograd.grad((f(x) * weights).sum(), x, create_graph=True)
+        return torch.autograd.grad((gradient * (weights + 1)).sum(), x)
+
+    torch.testing.assert_close(second(op(True)), second(op(False)))

@@ -544,7 +544,14 @@ def _by_a_dual_number(fn):
         return fn(forward_ad.make_dual(X, WEIGHTS))
 
 
-@pytest.mark.parametrize("by", [lambda fn: torch.func.jvp(fn, (X,), (WEIGHTS,)), _by_a_dual_number])
+@pytest.mark.parametrize(
+    "by",
+    [
+        lambda fn: torch.func.jvp(fn, (X,), (WEIGHTS,)),
+        _by_a_dual_number,
+        lambda fn: torch.func.jacfwd(torch.func.grad(lambda x: fn(x).sum()))(X),
+    ],
+)
 def test_forward_mode_says_where_a_rule_may_keep_what_f_makes(by):
     op = op_custom_gradient(OPS["in_a_dataclass"]._f, forward_mode=True, name="op")
     says = (

@@ -33,7 +33,7 @@ from cgshim_torch._compile.guards import forget_our_own
 from cgshim_torch._compile.staged import without_gradient
 from cgshim_torch._eager.attach import Outputs, differentiable
 from cgshim_torch._eager.run import Autocast, Run, autocast_state, device_types, under_autocast
-from cgshim_torch._graph.walk import is_transformed
+from cgshim_torch._graph.levels import is_transformed
 
 untraced: Callable[..., Any] = disabled(
     lambda function, *args: function(*args), "Dynamo has left the graph already"

@@ -28,7 +28,8 @@ from cgshim.backend import (
     refusal,
 )
 from cgshim_torch._eager.attach import Outputs, differentiable
-from cgshim_torch._graph.walk import is_transformed, requires_grad, within_reach
+from cgshim_torch._graph.levels import is_transformed, requires_grad
+from cgshim_torch._graph.walk import within_reach
 from cgshim_torch._versions.private import below_autograd, get_proxy_mode, jit_is_tracing
 
 

@@ -32,8 +32,9 @@ from cgshim_torch._graph.existing import (
     version_of,
     versions_of,
 )
+from cgshim_torch._graph.levels import is_transformed, requires_grad
 from cgshim_torch._graph.reads import FLOATS, reads_now, without_derivative
-from cgshim_torch._graph.walk import is_transformed, recordable, requires_grad, since
+from cgshim_torch._graph.walk import recordable, since
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
     alive_in,

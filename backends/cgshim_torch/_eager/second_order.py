@@ -33,7 +33,12 @@ from cgshim_torch._eager.run import Run
 from cgshim_torch._graph.existing import Holdings, Reach, without_trace
 from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in
 from cgshim_torch._graph.walk import captured, has_values, leaf_of, own_node, since
-from cgshim_torch._versions.private import SingleLevelFunction, outside_of_func, sequence_number
+from cgshim_torch._versions.private import (
+    SingleLevelFunction,
+    functorch,
+    outside_of_func,
+    sequence_number,
+)
 
 
 def differentiable_gradients(
@@ -364,6 +369,8 @@ class _ReadsOfAnotherRun(Reads):
 
     def before_operation(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> None:
         name = getattr(func, "__name__", "")
+        if name == "requires_grad_" and functorch.is_functorch_wrapped_tensor(args[0]):
+            return  # torch.func has just wrapped it
         written: list[Any] = [kwargs.get("out")]
         if name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
             written += args[:1]

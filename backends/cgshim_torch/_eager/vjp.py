@@ -19,15 +19,10 @@ from cgshim.backend import (
 )
 from cgshim_torch._eager.run import rules
 from cgshim_torch._eager.second_order import pulled_back_again, without_random_numbers
+from cgshim_torch._graph.levels import is_transformed
 from cgshim_torch._graph.reads import FLOATS, reads_now
 from cgshim_torch._graph.transpose import FACTOR, across, is_transpose, ramp, transposed_by
-from cgshim_torch._graph.walk import (
-    depends_on_more,
-    is_transformed,
-    new_leaf,
-    note_over,
-    recordable,
-)
+from cgshim_torch._graph.walk import depends_on_more, new_leaf, note_over, recordable
 from cgshim_torch._versions.private import functorch, run_backward
 
 Vjp = tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]

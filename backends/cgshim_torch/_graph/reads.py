@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from cgshim.backend import Call, Tensor, place_of
 from cgshim_torch._graph.existing import Existing
-from cgshim_torch._graph.walk import levels
+from cgshim_torch._graph.levels import levels
 from cgshim_torch._versions.private import (
     forward_ad,
     functorch,
@@ -191,7 +191,8 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
                 if not is_known:
                     self.put(t, self.refused(t, "comes from a graph that f made"))
                 elif id(t) not in self._substitutes:
-                    self._known[id(t)] = t
+                    # torch.func unwraps it without asking this mode
+                    self._known.update((id(level), level) for level in levels(t))
                     if not with_graph and (self._substituted or self._differentiated):
                         self._cut[id(t)] = self._substituted
         return result

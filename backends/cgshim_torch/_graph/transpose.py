@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 import torch
 
 from cgshim.backend import Tensor
-from cgshim_torch._graph.walk import has_values, levels
+from cgshim_torch._graph.levels import levels
+from cgshim_torch._graph.walk import has_values
 from cgshim_torch._versions.private import disable_proxy_modes_tracing, functorch, get_proxy_mode
 
 FACTOR = -256.0

@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from cgshim.backend import Call, Tensor
 from cgshim_torch._graph.existing import Reach, put_in_modules
+from cgshim_torch._graph.levels import levels, requires_grad
 from cgshim_torch._versions.private import (
     FakeTensor,
     forward_ad,
@@ -23,52 +24,15 @@ from cgshim_torch._versions.private import (
 
 Edge = tuple[Any, int]
 
-requires_grad = operator.attrgetter("requires_grad")
-
 
 def since(start: int) -> range:
     """Return the numbers of the nodes that this thread has made since this one was the next."""
     return range(start, sequence_number())
 
 
-def is_transformed() -> bool:
-    """Return True if a transformation of torch.func, or a level of dual numbers, is active."""
-    return functorch.maybe_current_level() is not None or bool(forward_ad._current_level >= 0)
-
-
-def is_jvp_alone() -> bool:
-    """Return True if forward mode is active, and no other transformation of torch.func."""
-    if functorch.maybe_current_level() not in (None, 1):
-        return False
-    innermost = functorch.peek_interpreter_stack()
-    is_jvp = innermost is None or innermost.key() == functorch.TransformType.Jvp
-    return bool(is_jvp and forward_ad._current_level >= 0)
-
-
-def levels(tensor: Tensor) -> Iterable[Tensor]:
-    """Yield a tensor, and what each transformation of torch.func has wrapped."""
-    yield tensor
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-        yield tensor
-
-
-def requires_grad_at_a_level(tensor: Tensor) -> bool:
-    """Return True if tensor requires grad at some level of torch.func, or outside of all."""
-    return any(map(requires_grad, levels(tensor)))
-
-
 def has_values(tensor: Tensor) -> bool:
     """Return True if a tensor holds numbers, and not only a shape and a dtype."""
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))
-
-
-def alive(tensor: Tensor) -> Tensor:
-    """Return a tensor without the wrappers of transformations of torch.func that are over."""
-    # Dynamo, which meets this where it leaves the graph, does not know is_dead_tensor_wrapper
-    while (inner := functorch.unwrap_if_dead(tensor)) is not tensor:
-        tensor = inner
-    return tensor
 
 
 def recordable(tensor: Tensor) -> Tensor:

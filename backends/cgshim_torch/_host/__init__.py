@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cgshim_torch._graph.levels import is_transformed, requires_grad
 from cgshim_torch._graph.reads import reads_now
-from cgshim_torch._graph.walk import is_transformed, requires_grad
 from cgshim_torch._host.names import name_of
 from cgshim_torch._host.run import OnHost, run
 from cgshim_torch._versions.private import fx_is_tracing, jit_is_tracing, len_dispatch_stack

@@ -19,8 +19,8 @@ from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
 from cgshim_torch import _tensors
 from cgshim_torch._compile import trees
 from cgshim_torch._func import take_as_constant
+from cgshim_torch._graph.levels import is_transformed, requires_grad
 from cgshim_torch._graph.reads import FLOATS
-from cgshim_torch._graph.walk import is_transformed, requires_grad
 from cgshim_torch._host.names import call_of, over
 from cgshim_torch._versions.private import (
     below_autograd,
