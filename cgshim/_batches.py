@@ -11,8 +11,9 @@ rule and its derivatives; and each is the derivative of the one before it.
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from cgshim._call import Call
 from cgshim._dtypes import is_differentiable
@@ -30,6 +31,7 @@ from cgshim._gradients import Arguments
 from cgshim._held import FunctionHolder
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
+from cgshim._rule import Rule
 from cgshim._trees import ONE_TENSOR, TreeSpec, partition, subvals
 
 
@@ -122,6 +124,15 @@ def _which_have_batch(
     return have
 
 
+class _CallOfMapped(Call):
+    __slots__ = ()
+
+    def require_variables(self, rule: Rule, variables: Sequence[Tensor]) -> None:
+        """Raise an error if f reads variables: what maps it maps what it is given alone."""
+        for variable in variables:
+            self.refuse_captured(variable)
+
+
 @not_converted
 class Mapped:
     """A function of tensors that runs for one element, or for a batch: f of an op, or its derivative."""
@@ -142,8 +153,8 @@ class Mapped:
     @property
     def call(self) -> Call:
         """The call whose f this is."""
-        return Call(self._arguments, self, {}, forward_mode=self._of.forward_mode,
-                    once_differentiable=self._of.once_differentiable)  # fmt: skip
+        return _CallOfMapped(self._arguments, self, {}, forward_mode=self._of.forward_mode,
+                             once_differentiable=self._of.once_differentiable)  # fmt: skip
 
     def output(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Return the outputs, whose derivative is mapped as they are."""
@@ -189,7 +200,8 @@ class Mapped:
 
             def outputs_of(*moving: Tensor) -> list[Tensor]:
                 inputs = subvals(tensors[:count], wanted, moving)
-                outputs, have[:] = self.run(size, batched[:count], *inputs)
+                run = functools.partial(self.run, size, batched[:count], *inputs)
+                outputs, have[:] = self._again(run)
                 # what has no batch depends on nothing that moves
                 return [outputs[at] for at in ends if forward or have[at]]
 
@@ -206,3 +218,27 @@ class Mapped:
 
         total = count + len(wanted if forward else ends)
         return Mapped(self._of, run, total, [*self.in_batch, *wanted, *range(count, total)])
+
+    def _again(self, run: Callable[[], Any]) -> Any:
+        """Run for a derivative what has run for the value; refuse what does not do the same again."""
+        before = _states_of_generators()
+        run_again = getattr(self._of.backend, "run_again", lambda run, refuse: run())
+        result = run_again(run, self._refuse_another_run)
+        if _states_of_generators() != before:
+            self._refuse_another_run()
+        return result
+
+    def _refuse_another_run(
+        self,
+        got: str = "one that draws random numbers",
+        instead: str = "draw them outside, and pass them as an argument",
+    ) -> NoReturn:
+        self._of.refuse("the gradient of an op with a rule for batches runs f again, which must do the same",
+                        got, instead)  # fmt: skip
+
+
+def _states_of_generators() -> list[Any]:
+    """Return the states of the generators of random numbers that Python and NumPy share."""
+    import numpy as np  # above, it would take half of the time of importing cgshim
+
+    return [random.getstate(), *[np.asarray(x).tobytes() for x in np.random.get_state()]]

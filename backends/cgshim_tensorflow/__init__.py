@@ -38,7 +38,7 @@ from cgshim_tensorflow._record import (
     in_this_graph,
     needed_among,
 )
-from cgshim_tensorflow._rule import mapped as mapped
+from cgshim_tensorflow._rule import mapped as mapped, run_again as run_again
 from cgshim_tensorflow._run import run_f
 from cgshim_tensorflow._trees import tree_flatten as tree_flatten
 from cgshim_tensorflow._values import detached, is_composite, values_of, with_values

@@ -85,6 +85,8 @@ gradient_registry: Any = _python("framework.ops").gradient_registry
 """where a gradient is taken out again that nobody can ask for"""
 is_compiled_by_xla: Any = _python("ops.control_flow_util").GraphOrParentsInXlaContext
 """tells whether XLA compiles a graph"""
+random_operations: Any = _python("framework.auto_control_deps").LEGACY_RANDOM_OPS
+"""the types of operations that draw random numbers, but those of a tf.random.Generator"""
 wrap_for_pfor: Any = _python("ops.parallel_for.pfor").wrap
 """makes what a converter of tf.vectorized_map returns"""
 python_functions: Any = _python("ops.script_ops")._py_funcs._funcs

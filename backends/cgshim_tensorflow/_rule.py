@@ -8,6 +8,7 @@ alone for their gradient, so that no transformation can use autodiff's number in
 from __future__ import annotations
 
 import functools
+import re
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -34,6 +35,7 @@ from cgshim_tensorflow._private import (
     LegacyGraph,
     gradient_registry,
     pack_tangents,
+    random_operations,
     record,
     uid,
     wrap_for_pfor,
@@ -254,6 +256,36 @@ def _over_iterations(function: Mapped, count: int, pfor_input: Any) -> list[Any]
     size = tf.shape(stacked)[0] if stacked.shape[0] is None else stacked.shape[0]
     outputs, have = function.run(size, [x.is_stacked for x in inputs], *[x.t for x in inputs])
     return [wrap_for_pfor(y, has) for y, has in zip(outputs, have, strict=True)]
+
+
+def run_again(run: Callable[[], Any], refuse: Callable[..., NoReturn], /) -> Any:
+    """Run for a derivative what has run for the value; refuse what does not do the same again."""
+    if tf.executing_eagerly():
+        return run()
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    result = run()
+    types = _types_of(graph, graph.get_operations()[before:])
+    if any(map(_DRAWS.match, types)) or not random_operations.isdisjoint(types):
+        refuse()
+    if any(map(_WRITES.match, types)):
+        refuse("one that writes to a variable", "let it return the new value")
+    return result
+
+
+_DRAWS, _WRITES = re.compile("Rng"), re.compile("Assign|Resource(?!Gather)")
+"""operations of a tf.random.Generator, and those that write to variables"""
+
+
+def _types_of(graph: Any, operations: Sequence[Any]) -> set[str]:
+    """Return the types of operations, and of those in the functions that they call."""
+    functions = {f.signature.name: f.node_def for f in graph.as_graph_def().library.function}
+    nodes = [operation.node_def for operation in operations]
+    for node in nodes:  # to which more is added
+        for value in node.attr.values():
+            for called in (value.func, *value.list.func):
+                nodes += functions.pop(called.name, ())
+    return {node.op for node in nodes}
 
 
 class _Traced:

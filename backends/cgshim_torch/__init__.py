@@ -23,7 +23,7 @@ from cgshim_torch._eager.vjp import (
     vjp as vjp,
     vjp_with_variables as vjp_with_variables,
 )
-from cgshim_torch._func import mapped as mapped
+from cgshim_torch._func import mapped as mapped, run_again as run_again
 from cgshim_torch._graph.reads import reads_now
 from cgshim_torch._tensors import (
     convert_to_numpy as convert_to_numpy,

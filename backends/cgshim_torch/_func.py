@@ -34,6 +34,7 @@ from cgshim.backend import (
     subvals,
 )
 from cgshim_torch._eager.run import Run, named, rules, run_once, variables_of
+from cgshim_torch._eager.second_order import without_random_numbers
 from cgshim_torch._graph.existing import NOTHING, Existing, Holdings, versions_of
 from cgshim_torch._graph.levels import (
     alive,
@@ -485,6 +486,12 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
 
 def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
     return list(custom_function_call(_Mapped, function, *[x.detach() for x in inputs]))
+
+
+def run_again(run: Callable[[], Any], refuse: Callable[..., NoReturn], /) -> Any:
+    """Run for a derivative what has run for the value; refuse what draws random numbers again."""
+    with without_random_numbers(refuse):
+        return run()
 
 
 class _Mapped(torch.autograd.Function):  # type: ignore[misc]

@@ -244,6 +244,89 @@ def test_a_tensor_of_the_loop_that_f_reads_besides_is_refused():
     )
 
 
+STATE = tf.Variable(tf.constant(0.0, tf.float64), trainable=False)
+GENERATOR = tf.random.Generator.from_seed(3)
+normal = function(lambda: tf.random.normal([3], dtype=tf.float64))
+
+
+def counted(x):
+    STATE.assign_add(1.0)
+    return tf.ones_like(x)
+
+
+ONCE = {
+    "an operation": ("draws random numbers", lambda x: tf.random.normal([3], dtype=x.dtype)),
+    "a function": ("draws random numbers", lambda x: normal()),
+    "a branch": (
+        "draws random numbers",
+        lambda x: tf.cond(tf.reduce_sum(x) > -100, normal, lambda: tf.zeros_like(x)),
+    ),
+    "a generator": ("draws random numbers", lambda x: GENERATOR.normal([3], dtype=x.dtype)),
+    "a variable": ("writes to a variable", counted),
+}
+
+
+@pytest.mark.parametrize("what", ONCE)
+def test_what_is_done_once(what):
+    """In a graph the gradient runs f again: it would be that of other numbers than the value."""
+    refused, factor_of = ONCE[what]
+
+    def one(x):
+        factor = factor_of(x)
+        return x * factor, lambda u: 7.0 * u * factor
+
+    op = op_custom_gradient(one, vmap=lambda size, in_batched, x: (*one(x), True), name="dropout")
+
+    def value_and_gradient(f):
+        def both(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = f(x)
+            return y, tape.gradient(y, x)
+
+        return both
+
+    for once in (value_and_gradient(op), value_and_gradient(mapped(op, (True,)))):
+        y, gradient = once(X)
+        np.testing.assert_allclose(gradient, 7.0 * y / X)
+    assert function(op)(X[0]).shape == (3,)
+    of_one = value_and_gradient(op)
+    for again in (function(of_one), mapped(of_one, (True,))):
+        with pytest.raises(TransformationError) as error:
+            again(X)
+        assert (
+            "dropout: the gradient of an op with a rule for batches runs f again, which must do the same, got one that "
+            f"{refused}; "
+        ) in str(error.value)
+
+
+def test_what_only_reads_or_is_the_rules_own_may_run_again():
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [3.0]), 0.0)
+
+    def one(x):
+        factor = tf.cast(table.lookup(tf.constant(1)), x.dtype) + STATE * 0.0
+        tf.debugging.assert_greater(factor, tf.constant(1.0, x.dtype))
+        return x * factor, lambda u: 7.0 * u * factor + 0.0 * tf.random.normal([3], dtype=u.dtype)
+
+    op = op_custom_gradient(one, vmap=lambda size, in_batched, x: (*one(x), True))
+    np.testing.assert_allclose(mapped(grad(op), (True,))(X)[0], tf.fill((2, 3), 21.0))
+
+
+def test_a_variable_in_compiled_code_is_refused():
+    weight = tf.Variable(tf.constant(3.0, tf.float64))
+
+    def one(x):
+        return x * weight, lambda u, variables=None: (u * weight, [tf.reduce_sum(u * x)])
+
+    op = op_custom_gradient(one, vmap=lambda size, in_batched, x: (*one(x), True), name="scale")
+    for program in (function(op), mapped(op, (True,))):
+        with pytest.raises(CustomGradientTypeError) as error:
+            program(X)
+        assert (
+            "scale: f must be given every tensor that is differentiated, got a captured f64[]; pass it as an argument"
+        ) in str(error.value)
+
+
 def test_check_gradients_maps_it():
     op = op_custom_gradient(lambda x: (x * x, lambda u: 2 * u * x),
                             vmap=lambda size, in_batched, x: (x * x, lambda u: 2 * u * x, True))  # fmt: skip
