@@ -88,16 +88,16 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
     """Run f, and return its output with its rule as the gradient."""
     if type(call.f) is not FunctionType and has_no_derivative(call.f):
         return output_without_rule(call, inputs)
+    converted = in_this_graph(inputs)
     if isinstance(call.f, WithBatches) and not (
         tf.executing_eagerly() or any(map(is_composite, inputs))
     ):
         # a vectorized_map may be around the graph
-        if pack_tangents([*map(values_of, inputs)]).tangents:
+        if pack_tangents([*map(values_of, converted)]).tangents:
             call.refuse("in a graph, an op with a rule for batches has derivatives in reverse mode",
                         "a ForwardAccumulator", "leave out vmap=, or use reverse mode")  # fmt: skip
-        return call.f.mapped(call, inputs, converted_as_caller(call.f.held_function))
+        return call.f.mapped(call, converted, converted_as_caller(call.f.held_function))
     call = call.with_f(converted_as_caller(call.f))
-    converted = in_this_graph(inputs)
     if call.takes_needs_input_grad:
         call = call.with_needs_input_grad(needed_among([*map(values_of, converted)]))
     tensors, tangents = converted, None

@@ -312,6 +312,29 @@ def test_what_only_reads_or_is_the_rules_own_may_run_again():
     np.testing.assert_allclose(mapped(grad(op), (True,))(X)[0], tf.fill((2, 3), 21.0))
 
 
+@pytest.mark.parametrize("program", ["function", "vmap", "vmap of grad", "function of vmap"])
+def test_a_variable_as_an_argument(program):
+    variable = tf.Variable(tf.constant(3.0, tf.float64))
+
+    def gradient(f):
+        with tf.GradientTape() as tape:
+            y = squared(f())
+        return tape.gradient(y, variable)
+
+    programs = {
+        "function": lambda op, vmap: function(lambda: gradient(lambda: op(X[0], variable)))(),
+        "vmap": lambda op, vmap: gradient(lambda: vmap(lambda x: op(x, variable), (True,))(X)),
+        "vmap of grad": lambda op, vmap: vmap(lambda x: gradient(lambda: op(x, variable)), (True,))(
+            X
+        ),
+        "function of vmap": lambda op, vmap: function(
+            lambda: gradient(lambda: vmap(lambda x: op(x, variable), (True,))(X))
+        )(),
+    }
+    found = programs[program](Kernel().op, mapped)
+    np.testing.assert_allclose(found, programs[program](op_custom_gradient(Kernel().one), looped))
+
+
 def test_a_variable_in_compiled_code_is_refused():
     weight = tf.Variable(tf.constant(3.0, tf.float64))
 
