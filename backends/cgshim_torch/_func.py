@@ -333,7 +333,8 @@ class _ReadsOfFunc(Reads):
 
     refuses_cut = False
     asks = False
-    """True while the operation only asks something of a tensor, as an op that the rule calls does of each level"""
+    """True while the operation only asks something of a tensor, as an op that the rule calls does of each level: of
+    that very one, which may lie within what is read in the place of another"""
     depends = False
     """True if the operation has read what the rule was passed, or what was made of it"""
 
@@ -354,8 +355,10 @@ class _ReadsOfFunc(Reads):
         self.asks, self.depends = func in _ASKS, False
 
     def read(self, t: Tensor) -> Tensor:
+        if self.asks:
+            return t
         key = id(t)
-        if key in self._remembered and not self.asks:
+        if key in self._remembered:
             self.call.refuse_kept(t)
         self.depends = (
             self.depends or key in self._passed or key in self._made or key in self._substitutes
@@ -366,13 +369,14 @@ class _ReadsOfFunc(Reads):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:  # fmt: skip
         result = super().__torch_function__(func, types, args, kwargs)
+        self.asks = False
         if self.depends:
             self._made.update((id(t), t) for t in tensors_in(result))
         return result
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
         """Return t, unless it is of a batch that is over, or has the graph of a level that is to come."""
-        if not (self.asks or any(map(self._is_of_rule, levels(t)))):
+        if not any(map(self._is_of_rule, levels(t))):
             for level in levels(t):
                 if functorch.is_batchedtensor(level):
                     self._refuse_kept(t, "under vmap")
@@ -387,7 +391,7 @@ class _ReadsOfFunc(Reads):
 
     def _read_dual(self: Any, t: Tensor) -> Tensor:
         """Return t, unless it is a dual number, of which the rule of a tangent needs the primal."""
-        if not self.asks and has_tangent(t):
+        if has_tangent(t):
             self._refuse_kept(t, "in forward mode")
         return t
 

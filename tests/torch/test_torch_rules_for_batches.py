@@ -460,3 +460,25 @@ def test_random_numbers_are_drawn_once(randomness):
     torch.testing.assert_close(pullback(x)[0], 7.0 * y)
     with pytest.raises(TransformationError, match="got one that draws random numbers"):
         vmap(grad(lambda x: op(x).sum()), randomness=randomness)(x)
+
+
+@pytest.mark.parametrize("outer", [(0, 0), (0, None), (None, 0)])
+def test_a_penalty_of_the_gradients_of_a_batch_of_batches(outer):
+    """The rule for batches keeps a view of w, and runs again in a backward pass without gradients."""
+
+    def penalty(op, vmap_of):
+        x = torch.arange(1.0, 25.0, dtype=torch.float64).reshape(2, 4, 3) / 8
+        w = torch.arange(1.0, 9.0, dtype=torch.float64).reshape(2, 4) / 4
+        x, w = (t if dim == 0 else t[0] for t, dim in zip((x, w), outer, strict=True))
+        x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
+
+        def of_w(x, w):
+            y, pullback = torch.func.vjp(op, x, w)
+            return pullback(y * U)[1]
+
+        of_each = vmap_of(vmap_of(of_w, (0, 0)), outer)(x, w)
+        return torch.autograd.grad(of_each.square().sum(), (x, w))
+
+    found = penalty(Kernel().op, vmap)
+    expected = penalty(op_custom_gradient(Kernel().one), vmap)
+    torch.testing.assert_close(found, expected)

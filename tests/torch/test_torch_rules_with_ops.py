@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.func import grad, vmap
 from torch.utils.checkpoint import checkpoint
 
 from cgshim import CustomGradientTypeError, op_custom_gradient
@@ -135,3 +136,73 @@ def test_arguments_and_variables_that_come_back_as_copies(copied, fused):
         (gradient,) = torch.autograd.grad(copied(function)(x), x, create_graph=True)
         found = torch.autograd.grad(gradient, (x, weight)[: len(second)])
         assert (gradient.item(), [g.item() for g in found]) == (first, second)
+
+
+# --- Under torch.func, where more is differentiated outside ---------------------------------------
+
+
+@op_custom_gradient
+def product(x, w):
+    across = w.t()  # of a Parameter that is read while gradients are off, this view seems a leaf
+    return x @ across, lambda u: (3 * (u @ across.t()), 5 * torch.outer(u, x))
+
+
+@op_custom_gradient
+def outer_product(x, w):
+    """Its rule calls an op with what it was given, and with what it makes."""
+
+    def rule(u):
+        return 2 * product(u, w) + product(u * x, w.t()), torch.outer(product(u, w), x)
+
+    return x @ w.t(), rule
+
+
+def by_hand(x, w, u):
+    """The gradients of x and w of outer_product."""
+    return 2 * (u @ w.t()) + (u * x) @ w, torch.outer(u @ w.t(), x)
+
+
+WEIGHT = torch.tensor([[0.5, -1.0, 2.0], [1.5, 0.25, -0.75], [-2.0, 1.0, 3.0]], dtype=torch.float64)
+BATCH = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.5, -1.0]], dtype=torch.float64)
+ONES = torch.ones(3, dtype=torch.float64)
+WEIGHTS = {
+    "a Parameter": lambda: torch.nn.Parameter(WEIGHT.clone()),
+    "made of one": lambda: 1.0 * torch.nn.Parameter(WEIGHT.clone()),
+}
+
+
+@pytest.mark.parametrize("gradients", [torch.enable_grad, torch.no_grad])
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_an_op_in_a_rule_under_func_with_a_parameter(weight, gradients):
+    w = WEIGHTS[weight]()
+    of_x = torch.stack([by_hand(x, WEIGHT, ONES)[0] for x in BATCH])
+    of_w = torch.stack([by_hand(x, WEIGHT, ONES)[1] for x in BATCH])
+    with gradients():
+        total = lambda x, w: outer_product(x, w).sum()
+        torch.testing.assert_close(grad(total)(BATCH[0], w), of_x[0])
+        torch.testing.assert_close(vmap(grad(total), (0, None))(BATCH, w), of_x)
+        by_w = lambda x: grad(lambda w: total(x, w))(w)
+        torch.testing.assert_close(vmap(by_w)(BATCH), of_w)
+
+
+def test_the_derivative_of_that_by_the_parameter():
+    w = WEIGHTS["a Parameter"]()
+    of_x = vmap(grad(lambda x, w: outer_product(x, w).sum()), (0, None))(BATCH, w)
+    (actual,) = torch.autograd.grad(of_x.square().sum(), w)
+    # product's rule has the derivative of both calls by w: 5 times what autodiff finds
+    u = 2 * of_x.detach()
+    expected = sum(
+        5 * (2 * torch.outer(v, ONES) + torch.outer(v, x).t())
+        for x, v in zip(BATCH, u, strict=True)
+    )
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_per_sample_gradients_of_a_parameter_while_gradients_are_off(weight):
+    w = WEIGHTS[weight]()
+    with torch.no_grad():
+        of_w = vmap(lambda x: grad(lambda w: product(x, w).sum())(w))(BATCH)
+        of_rows = vmap(lambda x, row: product(x, row.expand(3, 3)))(BATCH, w[:2])
+    torch.testing.assert_close(of_w, torch.stack([5 * torch.outer(ONES, x) for x in BATCH]))
+    torch.testing.assert_close(of_rows, (BATCH * WEIGHT[:2]).sum(-1, keepdim=True).expand(2, 3))

@@ -268,6 +268,7 @@ class _Known:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._leaves: list[Tensor] = []
+        self._tensors: list[Tensor] = []
         self._edges: set[Edge] = set()
         self.walked: set[Edge] = set()
         """the edges that the last walk has seen, and those at which it stopped"""
@@ -276,6 +277,7 @@ class _Known:
     def add(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             for level in levels(tensor):
+                self._tensors.append(level)
                 if not level.is_leaf:
                     self._edges.add((level.grad_fn, level.output_nr))
                 elif level.requires_grad:
@@ -323,7 +325,21 @@ class _Known:
             _let_go_in_turn(nodes, {x[0] for x in roots if not isinstance(x, torch.Tensor)})
         for leaf in self._leaves:
             leaves.pop(id(leaf), None)
-        return list(leaves.values()), list(strange.items())
+        others = [use for use in leaves.values() if not self._is_view(use[0])]
+        return others, list(strange.items())
+
+    def _is_view(self, leaf: Tensor) -> bool:
+        """Return True for another view of one of these tensors, made while gradients were off: it
+        requires grad as that does, and is a constant.
+        """
+        base = _base_of(leaf)
+        return base is not leaf and any(base is _base_of(t) for t in self._tensors)
+
+
+def _base_of(t: Tensor) -> Tensor:
+    """Return the tensor that another is a view of, or the tensor itself."""
+    with torch._C.DisableTorchFunction():
+        return t if t._base is None else t._base
 
 
 # --- A deep graph ---------------------------------------------------------------------------------
