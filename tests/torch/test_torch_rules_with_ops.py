@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch.func import grad, vmap
+from torch.autograd import forward_ad
+from torch.func import grad, jacfwd, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
 from cgshim import CustomGradientTypeError, op_custom_gradient
@@ -196,6 +197,35 @@ def test_the_derivative_of_that_by_the_parameter():
         for x, v in zip(BATCH, u, strict=True)
     )
     torch.testing.assert_close(actual, expected)
+
+
+@op_custom_gradient(forward_mode=True)
+def linear(x, w):
+    across = w.t()
+    return x @ across, lambda u: (u @ across.t(), torch.outer(u, x))
+
+
+@op_custom_gradient(forward_mode=True)
+def pushed(x, w):
+    return x @ w.t(), lambda u: (3 * linear(u, w), None)
+
+
+def dual(f, x, tangent):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(f(forward_ad.make_dual(x, tangent))).tangent
+
+
+@pytest.mark.parametrize("gradients", [torch.enable_grad, torch.no_grad])
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_an_op_in_a_rule_in_forward_mode_with_a_parameter(weight, gradients):
+    w = WEIGHTS[weight]()
+    x, tangent = BATCH
+    f = lambda x: pushed(x, w)
+    with gradients():
+        torch.testing.assert_close(jvp(f, (x,), (tangent,))[1], 3 * tangent @ WEIGHT)
+        torch.testing.assert_close(dual(f, x, tangent), 3 * tangent @ WEIGHT)
+        torch.testing.assert_close(jacfwd(f)(x), 3 * WEIGHT.t())
+        torch.testing.assert_close(jacfwd(jacrev(lambda x: f(x * x)))(x)[:, 0, 0], 6 * WEIGHT[0])
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)

@@ -258,7 +258,9 @@ def leaf_of(tensor: Tensor) -> Tensor:
     # an object of a subclass would be made of the result, a view
     with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
         node: Any = own_node(tensor).grad_fn
-    return node.next_functions[0][0].variable
+    gets_gradient = node.next_functions[0][0]
+    # none for a view that was made while gradients were off
+    return tensor if gets_gradient is None else gets_gradient.variable
 
 
 class _Known:
