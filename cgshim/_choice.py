@@ -350,7 +350,11 @@ def _first_registered(arguments: Sequence[Any]) -> str | None:
     """
     if all(type(leaf) in SIMPLE or framework_of(leaf) is not None for leaf in _leaves(arguments)):
         return None
-    imported = [name for name in sorted(entry_points(), key="numpy".__eq__) if _is_loaded(name)]
+    imported = (
+        [TRACER]
+        if is_traced()
+        else [name for name in sorted(entry_points(), key="numpy".__eq__) if _is_loaded(name)]
+    )
     return next(
         (name for name in imported if _first(load(name).tree_flatten(arguments)[0]) == name), None
     )

@@ -16,9 +16,10 @@ import operator
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -152,6 +153,13 @@ def tensors_held(function: Any, is_tensor: Callable[[Any], bool]) -> list[Any]:
     example, are not there.
     """
     return [tensor for tensor, _ in _walk(function, is_tensor, 6, with_globals=True)]
+
+
+def order_inside(x: Any, things: Sequence[Any]) -> tuple[int, ...]:
+    """Return the numbers of the things in the order in which an object holds them, the nearest first."""
+    number = {id(thing): at for at, thing in enumerate(things)}
+    found = _walk(x, lambda held: id(held) in number, 20, with_globals=False)
+    return tuple([number[id(thing)] for thing, _ in islice(found, len(things))])
 
 
 def path_to(x: Any, function: Any) -> str | None:

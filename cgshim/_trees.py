@@ -12,7 +12,7 @@ from typing import Any
 from cgshim._choice import framework_of, is_numpy_array, of_another_framework, value_of
 from cgshim._errors import CustomGradientTypeError, describe, refusal
 from cgshim._foreign import is_traced
-from cgshim._held import SIMPLE
+from cgshim._held import SIMPLE, order_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 
@@ -97,7 +97,19 @@ class TreeSpec:
     @property
     def key(self) -> Hashable:
         """What tells this spec from others; it is hashable if the static leaves are."""
-        return self._structure, tuple(self._tensor_at), tuple(map(told_apart, self._static))
+        static = tuple(map(told_apart, self._static))
+        return self._structure, tuple(self._tensor_at), static, self._order()
+
+    def _order(self) -> Hashable:
+        """Return the order in which the tree holds its leaves: dicts of another order have the same
+        structure, but f may tell them apart.
+        """
+        slots = [object() for _ in self._static]
+        try:
+            tree = self._backend.tree_unflatten(self._structure, slots)
+        except Exception:  # noqa: BLE001  # of a class that looks at what it is made of
+            return None
+        return order_inside(tree, slots)
 
     def _skeleton(self) -> Any:
         """Return the tree with a slot for each tensor; None if a class in it takes tensors alone."""
@@ -136,6 +148,10 @@ class _Leaf(TreeSpec):
 
     def without_static(self) -> TreeSpec:
         return self if self.count else _NO_TENSOR
+
+    @property
+    def key(self) -> Hashable:
+        return self.count, tuple(map(told_apart, self._static))
 
     def combine(self, tensors: Sequence[Any]) -> Any:
         return tensors[0] if self.count else self._static[0]

@@ -891,3 +891,23 @@ def test_keras() -> None:
         cgshim.TransformationError, match="sin: XLA cannot call the host, got jit_compile=True"
     ):
         model.fit(x, x, verbose=0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_dicts_whose_keys_have_another_order_are_other_arguments(compiled: bool) -> None:
+    @cgshim.op_custom_gradient(host_outputs=lambda tree: tree["a"])
+    def minus(tree: Any) -> Any:
+        first, second = tree.values()
+        return first - second, lambda u: {key: (7 * u, -5 * u)[at] for at, key in enumerate(tree)}
+
+    for keys, value, gradients in (("za", -2, (7, -5)), ("az", 2, (-5, 7)), ("za", -2, (7, -5))):
+
+        def difference(x: Any, y: Any, keys: str = keys) -> Any:
+            return minus({key: {"z": x, "a": y}[key] for key in keys})
+
+        x, y = tf.constant(3.0), tf.constant(5.0)
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            output = (tf.function(difference) if compiled else difference)(x, y)
+        found = tape.gradient(output, [x, y])
+        assert (float(output), tuple(map(float, found))) == (value, gradients)

@@ -252,6 +252,41 @@ def test_a_tree_is_the_same_as_when_it_is_called(tree):
     assert shown[0] == shown[1]
 
 
+@pytest.mark.stays_in_graph
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_tree_that_holds_all_tensors_of_a_call(tree):
+    """A registered class is none that tells the framework of the call."""
+
+    def f(pair):
+        a, b = torch.utils._pytree.tree_leaves(pair)  # in a dict's own order
+        return a * b, lambda u: tree(3 * u * b, 5 * u * a)
+
+    op = op_custom_gradient(f)
+    for function in (op, compiled(op, fullgraph=True)):
+        x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
+        found = gradients_of(lambda x, w, function=function: function(tree(x, w)), x, w)
+        torch.testing.assert_close(found, gradients_of(Product.apply, x, w))
+
+
+@pytest.mark.stays_in_graph
+@pytest.mark.parametrize("keys", ["za", "az"])
+def test_a_dict_has_its_keys_in_the_order_in_which_it_is_called(keys):
+    """As in eager mode, in an argument and in an output, but flat by sorted key."""
+
+    @op_custom_gradient
+    def op(tree):
+        a, b = tree.values()
+        return {"z": a * b, "y": a}, lambda of_y, of_z: {
+            key: (3 * of_z * b, 5 * of_z * a)[at] for at, key in enumerate(tree)
+        }
+
+    function = compiled(lambda x, w: op(dict(zip(keys, (x, w), strict=True))), fullgraph=True)
+    x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
+    assert list(function(x, w)) == ["z", "y"]
+    found = gradients_of(lambda x, w: function(x, w)["z"], x, w)
+    torch.testing.assert_close(found, gradients_of(Product.apply, x, w))
+
+
 def test_a_numpy_argument_is_a_constant():
     x, w = leaf(1.0, -2.0), np.array([2.0, 4.0], np.float32)
     y = compiled(lambda x, w: product(x, w) * 2)(x, w)
@@ -398,6 +433,40 @@ def test_compiled_autograd(of_forward, of_backward):
             function(x, w).backward(torch.tensor([2.0, -3.0]))
         assert x.grad.tolist() == [4 * factor, 24 * factor]
         assert w.grad.tolist() == [10, 30]
+
+
+class Exp(torch.autograd.Function):
+    """exp(x * w) by hand, whose rule keeps an argument and the output."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        y = torch.exp(x * w)
+        ctx.save_for_backward(w, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, upstream):
+        w, y = ctx.saved_tensors
+        return 3 * upstream * w * y, 5 * upstream * y
+
+
+def _exp(x, w):
+    y = torch.exp(x * w)
+    return y, lambda upstream: (3 * upstream * w * y, 5 * upstream * y)
+
+
+@pytest.mark.stays_in_graph
+@pytest.mark.parametrize("function", [Exp.apply, op_custom_gradient(_exp)], ids=["by hand", "op"])
+def test_compiled_autograd_of_a_rule_that_keeps_arguments_and_outputs(function):
+    """It finds what is saved as autograd saves it, and fails on anything else that ctx holds."""
+    compiled_autograd.reset()
+    expected = gradients_of(Exp.apply, leaf(1.0, -2.0), leaf(2.0, 4.0))
+    x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        compiled(lambda x, w: function(x, w), fullgraph=True)(x, w).backward(
+            torch.tensor([2.0, -3.0])
+        )
+    torch.testing.assert_close((x.grad, w.grad), expected)
 
 
 def test_compiled_autograd_of_variables():

@@ -47,6 +47,12 @@ def calls():
     return number
 
 
+@op_custom_gradient(host_outputs=lambda tree: tree["a"])
+def minus(tree):
+    first, second = tree.values()
+    return first - second, lambda u: {key: (7 * u, -5 * u)[at] for at, key in enumerate(tree)}
+
+
 @pytest.fixture(autouse=True)
 def _counted_from_zero():
     calls()
@@ -965,3 +971,15 @@ def test_workers_of_a_loader_call_the_host(module, start):
         module.Items(), batch_size=3, num_workers=2, multiprocessing_context=start
     )
     close(torch.cat(list(loader)), torch.tensor([[10.0 * at, 10.0 * at + 10.0] for at in range(6)]))
+
+
+@pytest.mark.parametrize("compiler", [None, "aot_eager"])
+def test_dicts_whose_keys_have_another_order_are_other_arguments(compiling, compiler):
+    for keys, value, gradients in (("za", -2, (7, -5)), ("az", 2, (-5, 7)), ("za", -2, (7, -5))):
+        function = lambda x, y, keys=keys: minus({key: {"z": x, "a": y}[key] for key in keys})
+        x, y = torch.tensor(3.0, requires_grad=True), torch.tensor(5.0, requires_grad=True)
+        if compiler:
+            function = torch.compile(function, backend=compiler)
+        output = function(x, y)
+        found = torch.autograd.grad(output, (x, y))
+        assert (output.item(), tuple(g.item() for g in found)) == (value, gradients)

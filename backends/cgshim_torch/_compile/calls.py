@@ -112,7 +112,7 @@ def _in_graph_if_possible(call: Call, inputs: Sequence[Tensor]) -> Outputs:
             y.clone() if any(y is x or y._base is x for x in detached) else y for y in outputs
         ]
         autocast = tuple([state for state in autocast_state(_DEVICE_TYPES) if state[2]])
-        outputs = _Compiled.apply(rule, autocast, len(inputs), *inputs, *outputs)
+        outputs = _Compiled.apply(rule, autocast, len(inputs), *inputs, *detached, *outputs)
     return outputs, rule.output
 
 
@@ -125,12 +125,13 @@ class _Compiled(torch.autograd.Function):  # type: ignore[misc]
     ) -> tuple[Tensor, ...]:
         ctx.rule = rule
         ctx.autocast = autocast
-        ctx.save_for_backward(*tensors[:inputs])
-        return tuple([y.detach() for y in tensors[inputs:]])
+        ctx.inputs = inputs
+        ctx.save_for_backward(*tensors)
+        return tuple([y.detach() for y in tensors[2 * inputs :]])
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        inputs = ctx.saved_tensors
+        inputs = ctx.saved_tensors[: ctx.inputs]
         if has_symbols():
             # Dynamo knows a size in the graph of a backward pass if a tensor in it has the size
             for x in inputs:
@@ -140,7 +141,7 @@ class _Compiled(torch.autograd.Function):  # type: ignore[misc]
         )
         if differentiates_other_graph():
             _with_pullback()
-        return None, None, None, *gradients, *[None for _ in upstreams]
+        return None, None, None, *gradients, *[None for _ in (*inputs, *upstreams)]
 
 
 _DEVICE_TYPES = device_types()

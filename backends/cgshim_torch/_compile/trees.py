@@ -22,15 +22,16 @@ leaf_types: frozenset[Any] = SIMPLE
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:
     """Return the leaves of a tree, and its structure: for each node what it is, and the structures
-    of its children.
+    of its children; for a dict these alone, by their keys, in the dict's own order.
     """
     kind = type(tree)
+    if kind is dict:
+        by_key = {key: flatten(tree[key]) for key in total_order_sorted(tree)}
+        leaves = [leaf for leaves, _ in by_key.values() for leaf in leaves]
+        return leaves, {key: by_key[key][1] for key in tree}
     node: Any = kind.__name__
     if kind is list or kind is tuple:
         children = tree
-    elif kind is dict:
-        keys = total_order_sorted(tree)
-        node, children = tuple(keys), [tree[key] for key in keys]
     elif kind in leaf_types or isinstance(tree, torch.Tensor) or pytree.tree_is_leaf(tree):
         return [tree], _LEAF
     else:
@@ -43,12 +44,13 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
 def unflatten(structure: Any, leaves: Iterable[Any]) -> Any:
     """Return the tree of a structure from flatten."""
     rest = iter(leaves)  # of an iterator itself: the children take what follows
+    if isinstance(structure, dict):
+        by_key = {key: unflatten(structure[key], rest) for key in total_order_sorted(structure)}
+        return {key: by_key[key] for key in structure}
     if structure == _LEAF:
         return next(rest)
     node, children = structure
     made = [unflatten(child, rest) for child in children]
     if isinstance(node, pytree.TreeSpec):
         return pytree.tree_unflatten(made, node)
-    if isinstance(node, tuple):
-        return {key: made[at] for at, key in enumerate(node)}
     return tuple(made) if node == "tuple" else made
