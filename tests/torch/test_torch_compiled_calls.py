@@ -5,6 +5,7 @@ Each case runs compiled and not, beside a hand-written Function where one can do
 """
 
 import dataclasses
+from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -230,6 +231,7 @@ TREES = {
     "tuple in list": lambda a, b: [(a,), b],
     "list in tuple": lambda a, b: (a, [b]),
     "dict": lambda a, b: {"b": a, "a": [b]},
+    "defaultdict": lambda a, b: defaultdict(list, {"b": a, "a": [b]}),
     "registered": lambda a, b: Pair(a, (b,)),
     "dict in registered": lambda a, b: Pair({"b": a, "a": b}, []),
     "registered in registered": lambda a, b: Pair(Pair((), {"b": a, "a": b}), ()),
