@@ -23,7 +23,9 @@ def told_apart(static: Any) -> Hashable:
     """
     if type(static) is tuple:
         return tuple(map(told_apart, static))
-    return type(static), repr(static) if type(static) in SIMPLE else id(static)
+    if type(static) in (float, complex):
+        return type(static), repr(static)  # NaN is no other than itself, and -0.0 is not 0.0
+    return type(static), static if type(static) in SIMPLE else id(static)
 
 
 class TreeSpec:

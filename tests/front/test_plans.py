@@ -295,6 +295,22 @@ def test_static_arguments_are_told_apart(framework: Framework) -> None:
                 np.testing.assert_allclose(framework.numpy(of_y), 5 * by * np.array(UPSTREAM))
 
 
+def test_static_arguments_that_cannot_be_written_out(framework: Framework) -> None:
+    """Python writes out no number of more than 4300 digits, and NaN equals nothing."""
+
+    @op_custom_gradient
+    def scaled(x, number, *, text="a"):
+        by = 1.0 + number % 7 if isinstance(number, int) else 1.0
+        return by * x, lambda upstream: (3 * by * upstream, None)
+
+    x, nan = framework.tensor(X), float("nan")
+    for number, text in [(10**5000, "a"), (10**5000 + 1, "\ud800"), (nan, "a")] * 2:
+        by = 1.0 + number % 7 if isinstance(number, int) else 1.0
+        _, pullback = op_vjp(lambda x: scaled(x, number, text=text), x)  # noqa: B023
+        of_x = framework.numpy(pullback(framework.tensor(UPSTREAM))[0])
+        np.testing.assert_allclose(of_x, 3 * by * np.array(UPSTREAM), rtol=1e-6)
+
+
 def test_static_arguments_that_are_always_others(framework: Framework) -> None:
     @op_custom_gradient
     def scaled(x, factor):
