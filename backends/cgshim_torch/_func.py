@@ -375,14 +375,18 @@ class _ReadsOfFunc(Reads):
         return result
 
     def _read_wrapped(self, t: Tensor) -> Tensor:
-        """Return t, unless it is of a batch that is over, or has the graph of a level that is to come."""
+        """Return t, unless it is of a batch that is over, or has the graph of a level that is to come.
+
+        Of several levels that are over, torch would unwrap one alone.
+        """
         if not any(map(self._is_of_rule, levels(t))):
             for level in levels(t):
                 if functorch.is_batchedtensor(level):
                     self._refuse_kept(t, "under vmap")
-                if level.grad_fn is not None and functorch.maybe_get_level(level) > self._level:
+                highest = level_now() if level.grad_fn is None else self._level
+                if functorch.maybe_get_level(level) > highest:
                     self._refuse_kept(t, "in forward mode")
-        return self._read_dual(t)
+        return self._read_dual(alive(t))
 
     def _is_of_rule(self, level: Tensor) -> bool:
         """Return True for what the rule was passed or has made, also where this mode does not see it."""

@@ -721,3 +721,56 @@ def test_a_rule_that_reads_an_object_calls_torch_func(rule, way):
         return 2 * x, lambda u: turn(u, x.sin(), Numbers)
 
     torch.testing.assert_close(way(op), way(in_the_rule))
+
+
+class Kept:
+    """A rule that holds what f made where no other tensor can be put while it runs."""
+
+    def __init__(self, s):
+        self.s = s
+
+    def rule(self, u):
+        return 7 * u * self.s
+
+
+kept_in_an_object = op_custom_gradient(lambda x: (x.exp(), Kept(x.sin()).rule), forward_mode=True)
+kept_in_a_variable = op_custom_gradient(lambda x: (x.exp(), lambda u: 7 * u * x.sin()))
+
+
+def _pulled_back(f):
+    """A pullback that is called when its level of torch.func is over."""
+
+    def pulled(x):
+        y, pullback = vjp(f, x)
+        return pullback(y * X)[0]
+
+    return pulled
+
+
+def _along(f):
+    return lambda x: jvp(f, (x,), (X + 1,))[1]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda f: _pulled_back(_pulled_back(_pulled_back(f)))(X),
+        lambda f: grad(lambda x: (jacrev(_pulled_back(f))(x) @ X).sum())(X),
+        lambda f: jacrev(jacrev(jacrev(f)))(X),
+    ],
+)
+def test_what_an_object_holds_is_read_when_several_levels_are_over(way):
+    torch.testing.assert_close(way(kept_in_an_object), way(kept_in_a_variable))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda f: _along(jacfwd(f))(X),
+        lambda f: _along(_along(_along(f)))(X),
+        lambda f: jacfwd(jacfwd(f))(X),
+    ],
+)
+def test_what_an_object_holds_of_a_level_that_is_to_come_is_refused(way):
+    with pytest.raises(TransformationError, match="must be in variables, lists, dicts"):
+        way(kept_in_an_object)
