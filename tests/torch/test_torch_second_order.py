@@ -900,3 +900,78 @@ def test_torch_func_in_a_rule_reads_what_the_rule_reads(rule):
         return torch.autograd.grad((gradient * (weights + 1)).sum(), x)
 
     torch.testing.assert_close(second(op(True)), second(op(False)))
+
+
+# --- Variables on which an argument depends, too --------------------------------------------------
+
+
+class CellByHand(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return torch.exp(0.3 * x * w) + x
+
+    @staticmethod
+    def backward(ctx, u):
+        x, w = ctx.saved_tensors
+        residual = torch.exp(0.3 * x * w)
+        return 3 * u * residual, 5 * u * residual * x
+
+
+def _cell(w, keep):
+    @op_custom_gradient
+    def cell(x):
+        residual = torch.exp(0.3 * x * w)
+        kept = keep(residual)
+        return residual + x, lambda u, variables: (3 * u * kept[0], [5 * u * kept[0] * x])
+
+    return cell
+
+
+class KeptInAnObject:
+    def __init__(self, residual):
+        self._residual = residual
+
+    def __getitem__(self, _):
+        return self._residual
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("keep", [lambda residual: [residual], KeptInAnObject])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda cell, w: cell(w),
+        lambda cell, w: cell(w + 1),
+        lambda cell, w: cell(w * w),
+        lambda cell, w: cell(0.1 * cell(0.1 * cell(torch.ones_like(w)))),
+    ],
+)
+def test_an_argument_depends_on_a_variable_that_f_reads(use, keep, order):
+    """As in a recurrent cell: what comes to the variable through the argument comes once."""
+    w = torch.tensor([1.2, 0.7, -0.4], dtype=torch.float64, requires_grad=True)
+    weights = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
+
+    def derivative(cell):
+        result = use(cell, w)
+        for at in range(order):
+            is_last = at == order - 1
+            (result,) = torch.autograd.grad(
+                (weights * result).sum() + result.square().sum(), w, create_graph=not is_last
+            )
+        return result
+
+    found, expected = map(derivative, (_cell(w, keep), lambda x: CellByHand.apply(x, w)))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_second_order_by_a_variable_does_not_visit_what_made_the_argument():
+    w = torch.tensor([1.2, 0.7], dtype=torch.float64, requires_grad=True)
+    visits = []
+    x = w.exp()
+    x.register_hook(lambda gradient: visits.append(gradient))
+    y = _cell(w, lambda residual: [residual])(x)
+    (gradient,) = torch.autograd.grad(y.sum(), w, create_graph=True)
+    visits.clear()
+    torch.autograd.grad(gradient.sum(), w)
+    assert all(visit.any() for visit in visits)

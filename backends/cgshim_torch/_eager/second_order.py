@@ -35,6 +35,7 @@ from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in
 from cgshim_torch._graph.walk import captured, has_values, leaf_of, own_node, since
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
+    forward_ad,
     functorch,
     outside_of_func,
     sequence_number,
@@ -149,6 +150,9 @@ class _LazyRun(SingleLevelFunction):
             for place, t, u in zip(ctx.places, firsts, of_tensors, strict=True)
             if u is not None
         ]
+        if not (torch.is_grad_enabled() or forward_ad._current_level >= 0):
+            # without their graph, which the gradients do not go through: it may be long
+            inputs = [x.detach().requires_grad_(x.requires_grad) for x in inputs]
         with torch.enable_grad():
             inputs = list(map(own_node, inputs))
             made = _made_again(run, inputs, variables, asked, upstreams)
@@ -164,13 +168,44 @@ def _gradients(
     asked = [x for x in wanted if x.requires_grad]
     if not pairs:
         return [None] * len(wanted)
-    computed = iter(torch.autograd.grad(
-        [t for t, _ in pairs], asked, [u for _, u in pairs], create_graph=torch.is_grad_enabled(), allow_unused=True
-    ))  # fmt: skip
-    gradients = [next(computed) if x.requires_grad else None for x in wanted]
+    with ending_at(asked if run.variables else ()) as arrived:
+        computed = torch.autograd.grad(
+            [t for t, _ in pairs],
+            asked,
+            [u for _, u in pairs],
+            retain_graph=bool(run.variables) or torch.is_grad_enabled(),
+            create_graph=torch.is_grad_enabled(),
+            allow_unused=True,
+        )
+    of_asked = iter([arrived.get(at, gradient) for at, gradient in enumerate(computed)])
+    gradients = [next(of_asked) if x.requires_grad else None for x in wanted]
     if all(g is None for g in gradients):
         run.call.refuse_unconnected(pairs[0][0], "belongs to a graph that f began itself")
     return gradients
+
+
+@contextlib.contextmanager
+def ending_at(tensors: Sequence[Tensor]) -> Iterator[dict[int, Tensor]]:
+    """Let gradients end at these tensors, and yield those that arrive, by place: one may be made
+    from another.
+
+    autograd itself would go on, and add to the gradient of a variable what an argument was made
+    from it.
+    """
+    arrived: dict[int, Tensor] = {}
+
+    def end(at: int, gradient: Tensor) -> Tensor:
+        arrived[at] = gradient
+        return torch.zeros_like(gradient)
+
+    hooks = [
+        x.register_hook(functools.partial(end, at)) for at, x in enumerate(tensors) if not x.is_leaf
+    ]
+    try:
+        yield arrived
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 # --- Another run ----------------------------------------------------------------------------------

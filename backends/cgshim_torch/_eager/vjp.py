@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -18,7 +17,11 @@ from cgshim.backend import (
     refusal,
 )
 from cgshim_torch._eager.run import rules
-from cgshim_torch._eager.second_order import pulled_back_again, without_random_numbers
+from cgshim_torch._eager.second_order import (
+    ending_at,
+    pulled_back_again,
+    without_random_numbers,
+)
 from cgshim_torch._graph.levels import is_transformed
 from cgshim_torch._graph.reads import FLOATS, reads_now
 from cgshim_torch._graph.transpose import FACTOR, across, is_transpose, ramp, transposed_by
@@ -207,7 +210,7 @@ def _vjp_in_graph(
             return [torch.zeros_like(x) for x in differentiated]
         with (
             torch.inference_mode(False),
-            _ending_at(differentiated if variables else ()) as arrived,
+            ending_at(differentiated if variables else ()) as arrived,
         ):
             of_connected = [
                 recordable(u) for u, y in zip(upstreams, outputs, strict=True) if y.requires_grad
@@ -224,27 +227,3 @@ def _vjp_in_graph(
         return _shown(gradients)  # with what hooks return
 
     return tuple(y if outside else y.detach() for y in outputs), pullback
-
-
-@contextlib.contextmanager
-def _ending_at(tensors: Sequence[Tensor]) -> Iterator[dict[int, Tensor]]:
-    """Let gradients end at these tensors, and yield those that arrive, by place: one may be made
-    from another.
-
-    autograd itself would go on, and add to the gradient of a variable what an argument was made
-    from it.
-    """
-    arrived: dict[int, Tensor] = {}
-
-    def end(at: int, gradient: Tensor) -> Tensor:
-        arrived[at] = gradient
-        return torch.zeros_like(gradient)
-
-    hooks = [
-        x.register_hook(functools.partial(end, at)) for at, x in enumerate(tensors) if not x.is_leaf
-    ]
-    try:
-        yield arrived
-    finally:
-        for hook in hooks:
-            hook.remove()
