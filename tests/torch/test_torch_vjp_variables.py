@@ -256,3 +256,12 @@ def test_a_variable_that_was_made_from_another(recompute, order):
         lambda x: functional_call(wave, {"length": 5.0 * wave.height}, (x,)), tensors, order
     )
     torch.testing.assert_close(found, plain)
+
+
+def test_a_variable_that_made_the_argument_with_an_infinite_slope():
+    """What ends at the argument is nothing, and not zero times infinity."""
+    w = torch.tensor([0.0, 4.0], dtype=torch.float64, requires_grad=True)
+    _, pullback = op_vjp(lambda x: 3 * x * w, w.sqrt(), variables=[w])
+    (of_x,), (of_w,) = pullback(torch.ones_like(w))
+    torch.testing.assert_close(of_x, 3 * w)
+    torch.testing.assert_close(of_w, 3 * w.sqrt())

@@ -190,22 +190,26 @@ def ending_at(tensors: Sequence[Tensor]) -> Iterator[dict[int, Tensor]]:
     from another.
 
     autograd itself would go on, and add to the gradient of a variable what an argument was made
-    from it.
+    from it. Beyond them there is none, and not one of zeros, which an infinite slope would make NaN.
     """
     arrived: dict[int, Tensor] = {}
-
-    def end(at: int, gradient: Tensor) -> Tensor:
-        arrived[at] = gradient
-        return torch.zeros_like(gradient)
-
-    hooks = [
-        x.register_hook(functools.partial(end, at)) for at, x in enumerate(tensors) if not x.is_leaf
-    ]
+    hooks = []
+    for at, x in enumerate(tensors):
+        if not x.is_leaf:
+            node: Any = x.grad_fn
+            hooks += [
+                x.register_hook(functools.partial(arrived.__setitem__, at)),
+                node.register_prehook(functools.partial(_without, x.output_nr)),
+            ]
     try:
         yield arrived
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _without(number: int, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    return tuple(subvals(gradients, [number], [None]))
 
 
 # --- Another run ----------------------------------------------------------------------------------
