@@ -975,3 +975,36 @@ def test_a_second_order_by_a_variable_does_not_visit_what_made_the_argument():
     visits.clear()
     torch.autograd.grad(gradient.sum(), w)
     assert all(visit.any() for visit in visits)
+
+
+@pytest.mark.parametrize("kind", ["kept", "in an object", "a pullback"])
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_derivative_within_a_checkpoint(kind, order):
+    """A checkpoint ends what it recomputes by an exception, also within another run of f."""
+
+    @op_custom_gradient
+    def op(x):
+        residual = x.exp() * x
+        kept = KeptInAnObject(residual) if kind == "in an object" else [residual]
+        y, pullback = op_vjp(lambda x: x * x.exp(), x)
+        if kind == "a pullback":
+            return y, lambda u: 7 * pullback(u)[0]
+        return y, lambda u: 7 * u * kept[0]
+
+    @op_custom_gradient
+    def computed(x):
+        slope = (lambda x: x.exp() * (1 + x)) if kind == "a pullback" else (lambda x: x.exp() * x)
+        return x.exp() * x, lambda u: 7 * u * slope(x)
+
+    def derivative(f):
+        def within(x):
+            y = f(x).sin()
+            for _ in range(order):
+                (y,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+            return y
+
+        x = torch.tensor([0.7, -0.4], dtype=torch.float64, requires_grad=True)
+        y = checkpoint(within, x, use_reentrant=False)
+        return y.detach(), torch.autograd.grad(y.square().sum(), x)[0]
+
+    torch.testing.assert_close(derivative(op), derivative(computed))

@@ -35,6 +35,7 @@ from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in
 from cgshim_torch._graph.walk import captured, has_values, leaf_of, own_node, since
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
+    StopRecomputation,
     forward_ad,
     functorch,
     outside_of_func,
@@ -109,7 +110,7 @@ def _made_at_once(
     """
     # what names nothing, no function and no method, draws no random numbers
     generators = _generators_of_torch() if run.names_in_f else ()
-    with contextlib.suppress(Exception):
+    with _if_it_runs():
         with without_random_numbers(_refusing(run.call), generators):
             _, grad_fn = run.as_first(run.run_again, list(map(own_node, inputs)))
         held = Holdings(grad_fn).tensors
@@ -118,6 +119,16 @@ def _made_at_once(
         if all(t.requires_grad and torch.equal(t, first) for t, first in pairs):
             return residuals
     return []
+
+
+@contextlib.contextmanager
+def _if_it_runs() -> Iterator[None]:
+    """Suppress an error of another run, but that by which a checkpoint ends what it recomputes."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, StopRecomputation):
+            raise
 
 
 class _LazyRun(SingleLevelFunction):
@@ -235,7 +246,7 @@ def _made_again(
             _refuse_random_numbers(run.call)
         with without_trace(reach), without_random_numbers(_refusing(run.call), generators):
             return contextvars.copy_context().run(run.with_state, variables, run.as_first, find)
-    except CustomGradientError:
+    except (CustomGradientError, StopRecomputation):
         raise
     except Exception as error:
         # the first run did not raise it: f cannot run on differentiated inputs
@@ -313,7 +324,7 @@ def pulled_back_again(
     connected = [*map(reads.read, inputs)]
     another = _ReadsOfAnotherRun(reads.call, reads.existing, lambda _, t: reads.read(t), connected)
     another.input_ids = set(map(id, connected))
-    with contextlib.suppress(Exception), without_random_numbers(_refusing(reads.call)), another:
+    with _if_it_runs(), without_random_numbers(_refusing(reads.call)), another:
         again, pullback = vjp(connected)
         with torch._C.DisableTorchFunction():
             is_same = all(map(agree, again, outputs))

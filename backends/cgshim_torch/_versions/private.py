@@ -15,6 +15,7 @@ import torch._functorch.autograd_function
 import torch._functorch.pyfunctorch
 import torch._subclasses
 import torch.fx.experimental.proxy_tensor
+import torch.utils.checkpoint
 from torch.autograd import forward_ad as _forward_ad
 from torch.fx import _symbolic_trace
 from torch.utils._device import DeviceContext
@@ -52,6 +53,8 @@ pack_hooks: Callable[[bool], object] = getattr(
     torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignore_tracing: None
 )  # fmt: skip
 """returns the hooks on saved tensors that are active, None if there are none, and in 2.6, which does not tell"""
+StopRecomputation: type[Exception] = torch.utils.checkpoint._StopRecomputationError
+"""what a checkpoint raises from within an operation, to end what it recomputes"""
 run_backward: Callable[..., Any] = torch.autograd.Variable._execution_engine.run_backward
 """does what torch.autograd.grad does, which looks at its arguments for half of the time of a small graph"""
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
