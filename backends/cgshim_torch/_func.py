@@ -444,9 +444,8 @@ class _Transformed(torch.autograd.Function):  # type: ignore[misc]
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         run, *passed = inputs
         tensors = [*passed[: len(passed) - run.outputs], *output]
-        if (
-            level_now() == run.level
-        ):  # the innermost: for the others, a vmap within is not here again
+        # at the innermost level: at each other there are fewer
+        if run.residuals and level_now() == run.level:
             tensors = subvals(tensors, [*run.residuals], [*run.residuals.values()])
         saved = [t if run.may_hide or at in run.saved_at else None for at, t in enumerate(tensors)]
         ctx.run = run

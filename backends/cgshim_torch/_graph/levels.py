@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from cgshim.backend import Tensor
 from cgshim_torch._versions.private import forward_ad, functorch, outside_of_func
@@ -68,10 +68,7 @@ def batches_of(t: Tensor) -> set[int]:
 def primal_of(tensor: Tensor) -> Tensor:
     """Return tensor without its tangent at this level; torch 2.13 has no batching rule for that."""
     if functorch.is_batchedtensor(tensor):
-        batched_at, level = functorch.maybe_get_bdim(tensor), functorch.maybe_get_level(tensor)
-        return functorch._add_batch_dim(
-            primal_of(functorch.get_unwrapped(tensor)), batched_at, level
-        )
+        return _within_batch(primal_of, tensor)
     return forward_ad.unpack_dual(tensor).primal
 
 
@@ -84,13 +81,20 @@ def has_tangent(tensor: Tensor) -> bool:
 
 def without_graph(t: Tensor, at: int) -> Tensor:
     """Return t without the graph that this level has of it; those of outer levels stay."""
-    level = functorch.maybe_get_level(t)
     if functorch.is_batchedtensor(t):
-        inner = without_graph(functorch.get_unwrapped(t), at)
-        return functorch._add_batch_dim(inner, functorch.maybe_get_bdim(t), level)
+        return _within_batch(lambda inner: without_graph(inner, at), t)
+    level = functorch.maybe_get_level(t)
     if level != at:
         return t
     if level >= 0:
         return functorch._wrap_for_grad(functorch._unwrap_for_grad(t, level), level)
     with outside_of_func():
         return t.detach()
+
+
+def _within_batch(change: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """Return the batch of what a function makes of the tensor that is one."""
+    inner = change(functorch.get_unwrapped(t))
+    return functorch._add_batch_dim(
+        inner, functorch.maybe_get_bdim(t), functorch.maybe_get_level(t)
+    )
