@@ -38,6 +38,8 @@ class Fit(NamedTuple):
         """Return the gradient of the tensor's values, or slices of it, checked to fit."""
         if gradient is None:
             return None
+        if is_eager(gradient) and self.kind is DENSE and gradient.shape == self.shape:
+            return gradient  # as nearly all
         kind, values = kind_of(gradient), values_of(gradient)
         # each must have the size of a slice of the tensor
         if kind is SLICES and self.kind is DENSE:
@@ -119,7 +121,7 @@ def fit_of(x: Tensor) -> Fit:
     kind, values = kind_of(x), values_of(x)
     shape = values.shape
     sizes: Callable[[], Any] = lambda: shape
-    if not shape.is_fully_defined():
+    if not is_eager(values) and not shape.is_fully_defined():
         known = tf.shape(values)  # made now, so that x need not be retained until then
         # XLA knows them, if asked where they are needed
         sizes = functools.partial(tf.shape, values) if _is_compiled() else lambda: known

@@ -49,7 +49,7 @@ def attach_rule(
     values = [*map(values_of, run.tensors)]
     eager = tf.executing_eagerly()
     outputs = (EagerOutputs if eager else GraphOutputs)(values, run.record)
-    gradient = _Gradient(call, run, inputs, sources, outputs)
+    gradient = _Gradient(call, run, inputs, sources, outputs, eager)
 
     def make_gradient(attached: Sequence[Tensor]) -> _Gradient:
         outputs.attach(attached)
@@ -70,7 +70,7 @@ class _Gradient:
 
     def __init__(
         self, call: Call, run: Run, inputs: Sequence[Tensor], sources: Sequence[Tensor],
-        outputs: EagerOutputs | GraphOutputs,
+        outputs: EagerOutputs | GraphOutputs, eager: bool,
     ) -> None:  # fmt: skip
         self._call, self._record, self._outputs = call, run.record, outputs
         self._variables, self._unknown = run.variables, run.unknown
@@ -83,18 +83,18 @@ class _Gradient:
             needed_among(sources[: len(inputs)]) if run.rule.takes_needs_input_grad else None
         )
         self._fits = [
-            fit_of(x) for x in (*inputs, *sources[len(inputs) : len(inputs) + len(run.variables)])
+            *map(fit_of, inputs),
+            *map(fit_of, sources[len(inputs) : len(inputs) + len(run.variables)]),
         ]
         # the shape and dtype of an eager output, which need not be alive
         self._like = [(shape_of_eager(y), y.dtype) if is_eager(y) else y for y in run.tensors]
-        converted = converted_as_caller(run.rule.grad_fn)
-        self.rule = run.rule if converted is run.rule.grad_fn else run.rule.with_grad_fn(converted)
+        self.rule = run.rule
+        if not eager:
+            self.rule = run.rule.with_grad_fn(converted_as_caller(run.rule.grad_fn))
 
-        eager = tf.executing_eagerly()
-        self._older: set[int] = set()
+        self._older = {at for at in outputs.numbers if eager and at < run.record.first}
         """the outputs that were there before f ran, and are no inputs: others may read them, too"""
-        if eager:
-            self._older = {number for number in outputs.numbers if number < run.record.first}
+        if self._older:
             self._older.difference_update([x._id for x in parts_of(inputs)])
         self._handles = {y.handle._id for y in run.outputs if isinstance(y, tf.Variable)}
         returns_values = self._handles or (eager and run.rule.output.converted)

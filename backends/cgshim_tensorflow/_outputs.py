@@ -42,6 +42,8 @@ from cgshim_tensorflow._values import detached, is_eager, values_of, with_values
 
 def _with_tangents(values: Sequence[Tensor]) -> frozenset[int]:
     """Return the numbers of those that have a tangent: f has captured what an accumulator follows."""
+    if not pack_tangents(values).tangents:
+        return frozenset()
     return frozenset([y._id for y in values if pack_tangents([y]).tangents])
 
 

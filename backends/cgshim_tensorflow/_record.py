@@ -110,16 +110,15 @@ class Record:
         for y in outputs:
             made_of[y._id] = numbers
 
-    @contextlib.contextmanager
-    def noting(self) -> Iterator[list[Any]]:
-        """While f or a rule runs: note what it computes. In a graph, the list gets the operations
-        that it has made.
+    def noting(self) -> contextlib.AbstractContextManager[Any]:
+        """While f or a rule runs: note what it computes. In a graph, this gives a list that gets the
+        operations that it has made.
         """
+        return Listening(self.notice) if tf.executing_eagerly() else self._noting_in_graph()
+
+    @contextlib.contextmanager
+    def _noting_in_graph(self) -> Iterator[list[Any]]:
         operations: list[Any] = []
-        if tf.executing_eagerly():
-            with Listening(self.notice):
-                yield operations
-            return
         graph = tf.compat.v1.get_default_graph()
         before = len(graph.get_operations())
         yield operations

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -52,20 +52,20 @@ def run_f(
     tangents: Tangents | None = None,
 ) -> Run:
     """Run f on inputs, which hold the values of the originals, and find what else it read."""
-    of_f = Record(call, running_rule.current)
+    of_f, recorded = Record(call, running_rule.current), may_be_recorded()
     if tangents:
         of_f.add(tangents.values, tangents.sources)
     with (
         record.VariableWatcher() as watcher,
-        tangents.following() if tangents else contextlib.nullcontext(),
-        of_f.noting() if may_be_recorded() else contextlib.nullcontext(),
+        tangents.following() if tangents else _NOTHING,
+        of_f.noting() if recorded else _NOTHING,
     ):
         outputs, rule = call(inputs)
         tensors = in_this_graph(outputs)
     variables = list(watcher.watched_variables())
     watched: list[Tensor] = []
     unknown: list[Tensor] = []
-    if may_be_recorded():
+    if recorded:
         own = {x._id for x in parts_of(inputs)}
         read = [x for at, x in of_f.close(parts_of(tensors)).items() if at not in own]
         captured = _captured_eagerly if tf.executing_eagerly() else _captured_in_graph
@@ -74,6 +74,9 @@ def run_f(
         call.refuse_captured(watched[0])
     call.require_variables(rule, variables)
     return Run(outputs, tensors, rule, [*variables, *watched], unknown, of_f, tangents)
+
+
+_NOTHING: Any = contextlib.nullcontext()
 
 
 def _identities(tensors: Sequence[Tensor]) -> frozenset[int]:
