@@ -324,7 +324,7 @@ def _with_batches(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[T
         for x in leaves:
             if y.dtype in FLOATS and batches_of(x) - batches_of(wide[at]):
                 zero = torch.zeros_like(x.detach().flatten()[:0], dtype=y.dtype).sum()
-                wide[at] = wide[at] + zero
+                wide[at] = wide[at] + zero.expand(y.shape)  # a batch of none adds no number
     return wide
 
 

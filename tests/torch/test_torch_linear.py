@@ -187,6 +187,35 @@ def test_forward_mode_where_there_are_no_numbers():
     assert tangent.shape == (0, 3)
 
 
+OVER_NONE = {
+    "vmap of grad": lambda f, x: torch.vmap(torch.func.grad(lambda x: f(x).sum()))(x),
+    "grad of vmap": lambda f, x: torch.func.grad(lambda x: torch.vmap(f)(x).sum())(x),
+    "vmap of jvp": lambda f, x: torch.vmap(lambda x: torch.func.jvp(f, (x,), (x,))[1])(x),
+    "jvp of vmap": lambda f, x: torch.func.jvp(torch.vmap(f), (x,), (x,))[1],
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "vmap of hessian": lambda f, x: torch.vmap(torch.func.hessian(lambda x: f(x).sum()))(x),
+}
+
+
+@pytest.mark.parametrize("transform", OVER_NONE)
+@pytest.mark.parametrize(
+    "op",
+    [
+        op_custom_jvp(lambda x: (x * x, lambda dx: 7 * x * dx)),
+        op_custom_gradient(lambda x: (x * x, lambda u: 7 * x * u), forward_mode=True),
+        op_custom_gradient(
+            lambda x: (torch.ones(x.shape), lambda u: 7 * u * x, lambda d: 7 * d * x)
+        ),
+    ],
+    ids=["jvp_fn", "promised", "output without the batch"],
+)
+def test_transposes_in_a_batch_of_none(op, transform):
+    x = torch.zeros(0, 3)
+    expected = OVER_NONE[transform](lambda x: 3.5 * x * x, x)
+    assert OVER_NONE[transform](op, x).shape == expected.shape
+
+
 def test_forward_mode_of_a_sparse_gradient():
     op = op_custom_gradient(lambda x: (2 * x, lambda u: (7 * u).to_sparse()), forward_mode=True)
     x, v = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 10.0])

@@ -65,6 +65,12 @@ def batches_of(t: Tensor) -> set[int]:
     return {functorch.maybe_get_level(x) for x in levels(t) if functorch.is_batchedtensor(x)}
 
 
+def is_batch_of_none(tensor: Tensor) -> bool:
+    """Return True for a tensor that some torch.vmap over no elements has wrapped."""
+    batches = filter(functorch.is_batchedtensor, levels(tensor))
+    return any(functorch.get_unwrapped(x).shape[functorch.maybe_get_bdim(x)] == 0 for x in batches)
+
+
 def primal_of(tensor: Tensor) -> Tensor:
     """Return tensor without its tangent at this level; torch 2.13 has no batching rule for that."""
     if functorch.is_batchedtensor(tensor):

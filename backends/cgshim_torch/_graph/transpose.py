@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from cgshim.backend import Tensor
-from cgshim_torch._graph.levels import levels
+from cgshim_torch._graph.levels import is_batch_of_none, levels
 from cgshim_torch._graph.walk import has_values
 from cgshim_torch._versions.private import disable_proxy_modes_tracing, functorch, get_proxy_mode
 
@@ -28,12 +28,13 @@ def transposed_by(
 
     The transpose of a linear function is the same everywhere: it is taken at a small point. It must
     be the same at another; the values at both, and at FACTOR times the first, must fit it (they do
-    not, where NumPy computes one). A graph of torch.compile has no values.
+    not, where NumPy computes one). A graph of torch.compile has no values, nor has a batch of none,
+    whose tensors torch does not compare with numbers.
     """
     points = [ramp(x, at) for at, x in enumerate(inputs)]
     small, pullback = vjp(fn, points)
     transpose: Sequence[Tensor] = pullback(tuple(upstreams))
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() or any(map(is_batch_of_none, (*transpose, *small))):
         return transpose
     checked = transpose
     # of torch.autograd.functional: they cannot be looked at
