@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from cgshim_jax import _private
+from cgshim_jax._rules import as_tensor
 from cgshim_jax._tracing import Array
 
 
@@ -43,6 +44,7 @@ def fit(gradient: Array, kind: Any) -> Array:
 
     Where shardings are a part of types, it gets the argument's: what NumPy has made is not sharded.
     """
+    gradient = spread(gradient, kind)
     same_on = _private.varies_over(gradient.aval) - _private.varies_over(kind)
     if same_on:
         gradient = jax.lax.psum(gradient, tuple(sorted(same_on)))
@@ -50,3 +52,15 @@ def fit(gradient: Array, kind: Any) -> Array:
     if sharding is not None and any(sharding.spec) and gradient.aval.sharding.spec != sharding.spec:
         return jax.sharding.reshard(gradient, sharding)
     return gradient
+
+
+def spread(x: Array, kind: Any) -> Array:
+    """Return a tangent or a gradient as one that differs over the devices of a shard_map over which
+    this type does: a constant is the same on all.
+    """
+    varying = _private.varies_over(kind)
+    if not varying:  # x may be a Python number
+        return x
+    x = as_tensor(x)
+    same_on = varying - _private.varies_over(x.aval)
+    return _private.varied(x, tuple(sorted(same_on))) if same_on else x

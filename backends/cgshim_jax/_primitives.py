@@ -38,7 +38,7 @@ from cgshim.backend import (
     subvals,
 )
 from cgshim_jax import _private
-from cgshim_jax._axes import batched_type, fit, vmap_over
+from cgshim_jax._axes import batched_type, fit, spread, vmap_over
 from cgshim_jax._linearity import (
     NotLinearError,
     has_loops,
@@ -54,6 +54,7 @@ from cgshim_jax._rules import (
     message_of,
     refuse_captured,
     type_of_upstream,
+    zeros_of,
 )
 from cgshim_jax._tracing import (
     Array,
@@ -132,12 +133,13 @@ class Linear:
         # an output that the rule keeps is the op's own
         tensors = [*tensors[: len(tensors) - len(outputs)], *outputs]
         picked = tuple(i for i, moves in enumerate(moving) if moves and i in self.gives)
+        own_types = [as_tensor(tensors[i]).aval for i in picked]
         types = [y.aval.to_tangent_aval() for y in outputs]
 
         def tangents_of(residuals: Sequence[Array], tangents: Sequence[Any]) -> list[Any]:
             output_tangents: list[Any] = [*map(ad.Zero, types)]
             if picked:
-                own = [tangents[i] for i in picked]
+                own = [spread(tangents[i], kind) for i, kind in zip(picked, own_types, strict=True)]
                 if self.is_pushed:
                     moved = self.pushed(list(residuals), own, picked)
                 else:
@@ -208,7 +210,7 @@ class Linear:
         if not has_loops(jaxpr.jaxpr):
             return eval_jaxpr(jaxpr, [*tangents, *captured])
         # JAX transposes no scan that carries values beside tangents: linearized, it is two
-        zeros = [jnp.zeros(kind.shape, kind.dtype) for kind in types]
+        zeros = [*map(zeros_of, types)]
         _, linear = jax.linearize(lambda *own: eval_jaxpr(jaxpr, [*own, *captured]), *zeros)
         return linear(*tangents)  # type: ignore[no-any-return]
 

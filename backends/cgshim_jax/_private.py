@@ -141,3 +141,12 @@ def varying_over(kind: Any, axes: frozenset[Any]) -> Any:
     if hasattr(kind, "mat"):
         return kind.update(manual_axis_type=type(kind.mat)(varying=axes))
     return kind.update(vma=axes)
+
+
+def varied(x: Any, axes: tuple[Any, ...]) -> Any:
+    """Return a value that is the same over these mesh axes of a shard_map as one that may differ:
+    by pvary before 0.10, by pcast in 0.10 to 0.12.
+    """
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(x, axes, to="varying")
+    return jax.lax.pvary(x, axes)

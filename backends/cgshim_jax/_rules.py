@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters import ad
 
 from cgshim.backend import (
     Call,
@@ -38,7 +39,7 @@ def apply_rule(
     """
     of_floats = iter(upstreams)
     whole = [
-        conjugate(next(of_floats)) if is_differentiable(y) else jnp.zeros(y.shape, y.dtype)
+        conjugate(next(of_floats)) if is_differentiable(y) else zeros_of(getattr(y, "aval", y))
         for y in outputs
     ]
     # A copy, for no upstream may be the same tracer as an argument: an op in the rule may take one
@@ -52,10 +53,12 @@ def apply_rule(
 
 
 def apply_jvp_fn(
-    rule: Rule, tangents: Sequence[Array | None], outputs: Sequence[Any]
+    rule: Rule, tangents: Sequence[Array | None], types: Sequence[Any], outputs: Sequence[Any]
 ) -> list[Array | None]:
-    """Return the tangents of the outputs, from those of the inputs: JAX's are the author's."""
-    zeros = lambda at: jnp.zeros(rule.shapes[at], rule.dtypes[at])
+    """Return the tangents of the outputs, from those of inputs of these types: JAX's are the
+    author's.
+    """
+    zeros = lambda at: zeros_of(type_of_upstream(types[at]))
     known = [*outputs_of_rules(), *filter(is_tensor, outputs)]
     upstreams = [t for t in tangents if t is not None]
     return _scope.run((current_trace(), upstreams, known), rule.tangents, tangents, outputs, zeros)
@@ -122,6 +125,13 @@ def type_of_upstream(kind: Any) -> Any:
     another one.
     """
     return kind if isinstance(kind.dtype, np.dtype) else kind.to_tangent_aval()
+
+
+def zeros_of(kind: Any) -> Array:
+    """Return zeros of this type, with the devices that it tells: over which they are sharded, and
+    differ in a shard_map.
+    """
+    return ad.instantiate_zeros(ad.Zero(kind))
 
 
 def of_tangents(call: Call, rule: Rule) -> Rule:

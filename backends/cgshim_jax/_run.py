@@ -35,6 +35,7 @@ from cgshim.backend import (
     refuse_captured_tangent,
     subvals,
 )
+from cgshim_jax._axes import spread
 from cgshim_jax._primitives import Linear, without_derivative, without_f
 from cgshim_jax._rules import (
     apply_jvp_fn,
@@ -43,6 +44,7 @@ from cgshim_jax._rules import (
     is_differentiable,
     message_of,
     type_of_upstream,
+    zeros_of,
 )
 from cgshim_jax._tracing import (
     Array,
@@ -160,11 +162,12 @@ class TracedTangents(TracedRule):
         needed: Sequence[bool] | None = None,
     ) -> None:
         self.float_at = [at for at in floats_among(inputs) if needed is None or needed[at]]
-        self.types = [type_of_upstream(inputs[at].aval) for at in self.float_at]
+        of_inputs = [x.aval for x in inputs]
+        self.types = [type_of_upstream(of_inputs[at]) for at in self.float_at]
 
         def forward(*of_floats: Array) -> list[Array]:
             full = subvals([None] * len(inputs), self.float_at, of_floats)
-            tangents = apply_jvp_fn(rule, full, outputs)
+            tangents = apply_jvp_fn(rule, full, of_inputs, outputs)
             self.returned = [at for at, tangent in enumerate(tangents) if tangent is not None]
             return [tangents[at] for at in self.returned]
 
@@ -177,7 +180,7 @@ class TracedTangents(TracedRule):
     ) -> list[Array]:
         """Return the tangents of outputs of these types from those of some inputs."""
         full = [
-            tangents.get(at, jnp.zeros(kind.shape, kind.dtype))
+            tangents.get(at, zeros_of(kind))
             for at, kind in zip(self.float_at, self.types, strict=True)
         ]
         output_tangents = self(residuals, full)
@@ -188,8 +191,7 @@ def _with_zeros(tangents: Sequence[Array | None], outputs: Sequence[Any]) -> lis
     """Return the tangents of outputs of these types, those of floats alone, with zeros for None."""
     types = [(at, type_of_upstream(outputs[at])) for at in floats_among(outputs)]
     return [
-        jnp.zeros(kind.shape, kind.dtype) if tangents[at] is None else tangents[at]
-        for at, kind in types
+        zeros_of(kind) if tangents[at] is None else spread(tangents[at], kind) for at, kind in types
     ]
 
 
@@ -304,7 +306,8 @@ def written(
     transpose of that. It keeps nothing but what the rule holds.
     """
     gives = [at for at, i in enumerate(places) if is_differentiable(inputs[i])]
-    inputs, types = list(inputs) if rule.needs_inputs else [], [y.aval for y in outputs]
+    of_inputs, types = [x.aval for x in inputs], [y.aval for y in outputs]
+    inputs = list(inputs) if rule.needs_inputs else []
 
     def call_rule(upstreams: Sequence[Array], picked: Sequence[int]) -> list[Array | None]:
         needed = _needed(places, picked, len(rule.shapes))
@@ -322,19 +325,21 @@ def written(
                 call.refuse_captured(x)
             raise
 
-    push: Any = rule.jvp_fn and _pushing(rule, types, places)
+    push: Any = rule.jvp_fn and _pushing(rule, of_inputs, types, places)
     is_pushed = rule.is_transpose and not call.once_differentiable
     return Linear(
         without_f(call), push if is_pushed else gradients, types, [], gives, push, is_pushed
     )
 
 
-def _pushing(rule: Rule, outputs: Sequence[Any], places: Sequence[int]) -> Any:
-    """Return the map by the jvp_fn as it was written, to outputs of these types."""
+def _pushing(
+    rule: Rule, inputs: Sequence[Any], outputs: Sequence[Any], places: Sequence[int]
+) -> Any:
+    """Return the map by the jvp_fn as it was written, from inputs to outputs of these types."""
 
     def push(_: list[Array], tangents: Sequence[Array], picked: Sequence[int]) -> list[Array]:
-        full = subvals([None] * len(rule.shapes), [places[at] for at in picked], tangents)
-        return _with_zeros(apply_jvp_fn(rule, full, outputs), outputs)
+        full = subvals([None] * len(inputs), [places[at] for at in picked], tangents)
+        return _with_zeros(apply_jvp_fn(rule, full, inputs, outputs), outputs)
 
     return push
 
@@ -376,7 +381,7 @@ def watched(
             by_input = apply_rule(rule, current, residuals[len(places) :], upstreams, needed=needed)
         return [None if g is None else read(g) for g in (by_input[places[at]] for at in picked)]
 
-    pushing = _pushing(rule, types, places)
+    pushing = _pushing(rule, [x.aval for x in inputs], types, places)
 
     def push(residuals: list[Array], tangents: list[Array], picked: Sequence[int]) -> list[Array]:
         read = reading(residuals)

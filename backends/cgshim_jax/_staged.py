@@ -78,7 +78,7 @@ def run_staged(call: Call, inputs: Sequence[Array], *, values_elsewhere: bool = 
         return upstreams is not None and depends_only_on(tracer, inputs, upstreams)
 
     if is_running_rule() and code in (_staging.current or ()):
-        return _Later(call, inputs, is_constant).output()
+        return _Later(call, inputs).output(inputs, is_constant)
     staging = _Staging(call, inputs, is_constant)
     op = staging.run()
     if values_elsewhere and staging.rule.needs_values:
@@ -248,37 +248,37 @@ class _Later(Op):
     """A call in its own rule, as where two rules call each other: there would be no end to it.
 
     It is staged only if somebody differentiates it: then f runs again. What f closes over becomes
-    an argument here and now.
+    an argument here and now. It outlives the arguments and the rule of this run, and keeps neither.
     """
 
-    rule: Rule
+    spec: TreeSpec
+    takes_variables: bool
 
-    def __init__(
-        self, call: Call, inputs: Sequence[Array], is_constant: Callable[[Array], bool]
-    ) -> None:
-        self.call, self.inputs, self.is_constant = call, inputs, is_constant
+    def __init__(self, call: Call, inputs: Sequence[Array]) -> None:
+        self.call = call
         self.places = [i for i, x in enumerate(inputs) if is_tracer(x)]
+        self.inputs = subvals(inputs, self.places, [None] * len(self.places))
 
-    def output(self) -> Any:
+    def output(self, inputs: Sequence[Array], is_constant: Callable[[Array], bool]) -> Any:
         """Return the output, of what f closes over too."""
-        arguments = [self.inputs[i] for i in self.places]
+        arguments = [inputs[i] for i in self.places]
 
         def run_f(*tracers: Array) -> list[Array]:
-            outputs, self.rule = self.call(subvals(self.inputs, self.places, tracers))
+            outputs, rule = self.call(subvals(inputs, self.places, tracers))
+            self.spec, self.takes_variables = rule.output, rule.takes_variables
             return outputs
 
         types = [x.aval for x in arguments]
         f, self.captured = jaxpr_of(run_f, types, outputs_of_rules(), self.call.f)
         self.f = f
         _refuse_references(self.call, [*self.captured, *f.consts])
-        self.constant = {id(x) for x in self.captured if self.is_constant(x)}
-        may_move = self.rule.takes_variables
+        self.constant = {id(x) for x in self.captured if is_constant(x)}
         closed_over = [
-            x if may_move or id(x) in self.constant
+            x if self.takes_variables or id(x) in self.constant
             else _constant(x, message_of(self.call.refuse_captured, x))
             for x in self.captured
         ]  # fmt: skip
-        return self.rule.output.combine(self([*arguments, *closed_over]))
+        return self.spec.combine(self([*arguments, *closed_over]))
 
     def forward(
         self, arguments: Sequence[Array]

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from jax_ops import CUBES, PRODUCTS, by_rule, cube_both_modes, product_both_modes
 
-from cgshim import op_custom_gradient
+from cgshim import op_custom_gradient, op_custom_jvp
 
 N = jax.device_count()
 MESH = jax.make_mesh((N,), ("d",), axis_types=(AxisType.Auto,))
@@ -156,9 +156,24 @@ def op_times(x, y):
     return op_custom_gradient(f)(x)
 
 
+def constants_in_a_shard_map(one, product):
+    """Tangents, gradients and zeros that are the same on all devices, where the argument differs."""
+
+    def steps(x, dx, dy):
+        return jax.lax.scan(lambda c, _: ((c[0] + c[1], c[1] * x), None), (dx, dy), length=2)[0][0]
+
+    op = op_custom_jvp(lambda x, y: (x * y, lambda dx, dy: steps(x, dx, dy)))
+    flat = op_custom_gradient(lambda x: (x * x, lambda upstream: jnp.full(x.shape, 3.0)))
+    of_one = lambda x, y: op(x, jax.lax.stop_gradient(x))
+    yield shard(lambda x, y: jax.grad(lambda x: of_one(x, y).sum())(x))(X, Y), 1 + 0 * X
+    yield shard(lambda x, y: jax.grad(lambda x: op(x, x).sum())(x))(X, Y), 2 + X
+    yield shard(lambda x, y: jax.jvp(lambda x: op(x, x), (x,), (jnp.ones(2),))[1])(X, Y), 2 + X
+    yield shard(lambda x, y: jax.grad(lambda x: (flat(x) * x).sum())(x))(X, Y), 3 + X * X
+
+
 CHECKS = (
     pmap, shard_map, forward_shard_map, hessian_of_shared, sharded_jit, explicit_shardings, batches_of_what_is_sharded,
-    host_of_explicit_shardings, kept_outputs,
+    host_of_explicit_shardings, kept_outputs, constants_in_a_shard_map,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -250,6 +250,14 @@ def test_a_recorded_call_leaks_no_tracer():
         jax.vmap(f)(X)
 
 
+def test_rules_that_call_each_other_leak_no_tracer():
+    sine = op_custom_gradient(lambda x: (jnp.sin(x), lambda upstream: 5 * upstream * cosine(x)))
+    cosine = op_custom_gradient(lambda x: (jnp.cos(x), lambda upstream: -upstream * sine(x)))
+    with jax.checking_leaks():
+        second = jax.jit(jax.grad(jax.grad(sine)))(TWO)
+    np.testing.assert_allclose(second, -5 * jnp.sin(TWO), rtol=1e-6)
+
+
 def test_a_derivative_of_a_gradient_that_is_once_differentiable():
     op = op_custom_gradient(
         lambda x: (x**3, lambda upstream: upstream * 15 * x**2), once_differentiable=True, name="op"
