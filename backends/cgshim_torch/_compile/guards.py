@@ -2,16 +2,13 @@
 
 Dynamo guards whatever it reads while it traces. Most of what it reads in a call is cgshim's own:
 functions, classes and constants of its modules, which stay what they are. f, what an op holds, the
-arguments, and values in any other module may change: their guards stay, but for those that
-`finders` find.
+arguments, and values in any other module may change: their guards stay.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
 import sys
-from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -22,9 +19,6 @@ from cgshim_torch._compile.dynamo import assume_constant_result
 
 Guard = Any
 Source = Any
-
-finders: list[Callable[[Iterable[Guard]], Iterable[Guard]]] = []
-"""each finds further guards on what stays as it is; `_host` has one"""
 
 _OF_CODE = frozenset(["BUILTIN_MATCH", "CLASS_MATCH", "CLOSURE_MATCH", "MODULE_MATCH"])
 """what Dynamo calls its guards on functions, classes and modules; those on values have other names"""
@@ -41,7 +35,7 @@ def _forget_our_own() -> bool:
     state = context.copy_graphstate()
     guards = context.dynamo_guards
     ours = [guard for guard in guards if _is_on_our_own(guard, guards)]
-    for guard in itertools.chain(ours, *[find(guards) for find in finders]):
+    for guard in ours:
         state.dynamo_guards.discard(guard)
     context.restore_graphstate(state)
     return True

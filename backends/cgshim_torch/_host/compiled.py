@@ -1,25 +1,22 @@
-"""PyTorch: a call on the host that Dynamo traces: its name in the graph, and what is guarded of it.
+"""PyTorch: a call on the host that Dynamo traces: its name in the graph.
 
-An op on the host stays what it is. Its function is guarded by its identity, and nothing else of it.
+To leave the graph here would be less code. Then a call would take three times as long, and a
+function that calls the host could not be compiled with fullgraph=True.
 """
 
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from cgshim.backend import SIMPLE, BackendError, partition_each, refusal
-from cgshim.host.backend import HostCall, HostFunction, Spec
+from cgshim.host.backend import HostCall, Spec
 from cgshim_torch import _tensors
-from cgshim_torch._compile import guards
 from cgshim_torch._compile.dynamo import assume_constant_result, has_symbols
-from cgshim_torch._compile.guards import Guard, kind_of
 from cgshim_torch._host.names import PROCESS, name_of
 from cgshim_torch._host.run import in_program
 
@@ -86,39 +83,3 @@ def _lower_in_inductor() -> None:
     # the second may be a copy, which is made once
     for table in (decompositions, select_decomp_table()):
         table[torch.ops.cgshim.host.default] = in_program
-
-
-# --- Guards ---------------------------------------------------------------------------------------
-
-_OF_HOST = re.compile(r"(.+)\._f(\._forward\._f)?\.function")
-"""where an op holds its function on the host"""
-
-
-def _within_ops_on_host(guards: Iterable[Guard]) -> list[Guard]:
-    ops = set(filter(None, map(_op_on_host, guards)))
-    return [
-        guard for guard in guards for op in ops if _is_within(guard.originating_source.name, op)
-    ]
-
-
-guards.finders.append(_within_ops_on_host)
-
-
-def _op_on_host(guard: Guard) -> str | None:
-    """Return where Dynamo finds an op on the host, if the guard is on the identity of its function,
-    or of its f.
-    """
-    source = guard.originating_source
-    match = _OF_HOST.fullmatch(source.name) if kind_of(guard) == "ID_MATCH" else None
-    if match is None:
-        return None
-    function = InstructionTranslator.current_tx().output.resolve_source_value(source)
-    return match[1] if isinstance(function, HostFunction) else None
-
-
-def _is_within(name: str, op: str) -> bool:
-    """Return True for the name of what belongs to an op, but for functions on the host and what
-    their outputs read.
-    """
-    member = name.removeprefix(f"{op}.")
-    return member != name and not member.endswith(".function") and ".declares" not in member
