@@ -34,9 +34,9 @@ def _forget_our_own() -> bool:
     context = tracing.guards_context
     state = context.copy_graphstate()
     guards = context.dynamo_guards
-    ours = [guard for guard in guards if _is_on_our_own(guard, guards)]
-    for guard in ours:
-        state.dynamo_guards.discard(guard)
+    for guard in guards:  # the state has a copy of them
+        if _is_on_our_own(guard, guards):
+            state.dynamo_guards.discard(guard)
     context.restore_graphstate(state)
     return True
 
@@ -49,14 +49,14 @@ def _is_on_our_own(guard: Guard, guards: Any) -> bool:
     module, name = _global_of(guard.originating_source)
     if module is None:
         return False
-    if kind_of(guard) == "DUPLICATE_INPUT":  # it says that two names lead to one object
+    if _kind_of(guard) == "DUPLICATE_INPUT":  # it says that two names lead to one object
         other = guard.create_fn.keywords["source_b"]
-        is_code = any(kind_of(each) in _OF_CODE for each in guards.get_guards_for_source(other))
+        is_code = any(_kind_of(each) in _OF_CODE for each in guards.get_guards_for_source(other))
         return is_code or _global_of(other)[0] is not None
-    return kind_of(guard) in _OF_CODE or not isinstance(getattr(module, name, None), ModuleType)
+    return _kind_of(guard) in _OF_CODE or not isinstance(getattr(module, name, None), ModuleType)
 
 
-def kind_of(guard: Guard) -> str:
+def _kind_of(guard: Guard) -> str:
     return str(guard.inner_create_fn().__name__)
 
 

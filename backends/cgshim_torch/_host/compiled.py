@@ -1,6 +1,6 @@
 """PyTorch: a call on the host that Dynamo traces: its name in the graph.
 
-To leave the graph here would be less code. Then a call would take three times as long, and a
+To leave the graph here would be less code. Then a call would take two to three times as long, and a
 function that calls the host could not be compiled with fullgraph=True.
 """
 
