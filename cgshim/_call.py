@@ -120,8 +120,11 @@ class Call:
     @property
     def static(self) -> list[Any]:
         """What f gets besides tensors: its options, and what is static in its arguments."""
-        specs = () if self.arguments.are_tensors else self.arguments.specs
-        return [*self.options.values(), *(leaf for spec in specs for leaf in spec.static_leaves())]
+        leaves = [*self.options.values()]
+        if not self.arguments.are_tensors:
+            for spec in self.arguments.specs:
+                leaves += spec.static_leaves()
+        return leaves
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
         """Run f once on inputs, and return the tensors of its output and the rule of this run."""

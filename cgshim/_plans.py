@@ -1,4 +1,5 @@
-"""Find what runs a call by the types of its arguments, and by the values of those that are static.
+"""Find what runs a call by the types of its arguments, and by the values of those that are static; a
+list of tensors counts as these.
 
 Most calls of an op are alike: the backend is looked up, and the arguments are partitioned, at the
 first one. An option of f that is a number or a name may be passed at any place or by name, or left
@@ -37,9 +38,9 @@ def new_plan(
     names = None if by_name is None else parameters.names_of(len(args) + len(by_name))
     if by_name is None or names is None:
         return no_plan
-    if by_name or any(map(_is_static, args)):
+    if by_name or any(_is_static(arg) or type(arg) in _LISTS for arg in args):
         return _PlanByValues(functools.partial(_plan_of, call_of, op, chosen, names), by_name)
-    return _plan_of(call_of, op, chosen, names, args, range(len(args)))
+    return _plan_of(call_of, op, chosen, names, args)
 
 
 def no_plan(f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
@@ -48,15 +49,17 @@ def no_plan(f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, 
 
 
 class _PlanByValues:
-    """Runs calls with static arguments, each by a plan for their values."""
+    """Runs calls with static arguments, each by a plan for their values; or with lists of tensors,
+    each by one for what they hold.
+    """
 
     def __init__(
         self,
-        plan_of: Callable[[tuple[Any, ...], Sequence[int]], Plan],
+        plan_of: Callable[[tuple[Any, ...]], Plan],
         by_name: Mapping[str, Any],
     ) -> None:
         self._plan_of, self._by_name = plan_of, by_name
-        self._plans: dict[Hashable, tuple[Plan, Sequence[int]]] = {}
+        self._plans: dict[Hashable, Plan] = {}
 
     def __call__(
         self, f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
@@ -65,35 +68,49 @@ class _PlanByValues:
             given = {**self._by_name, **options}
             args += tuple([given.pop(name) for name in self._by_name])
             options = {name: given[name] for name in options if name in given}
-        key = tuple([told_apart(arg) if _is_static(arg) else type(arg) for arg in args])
-        found = self._plans.get(key)
-        if found is None:
-            if len(self._plans) >= MOST or not all(is_lasting(type(arg)) for arg in args):
+        key: list[Any] = []
+        tensors: list[Any] = []
+        for arg in args:
+            if _is_static(arg):
+                key.append(told_apart(arg))
+            elif type(arg) in _LISTS:
+                key.append((type(arg), *map(type, arg)))
+                tensors += arg
+            else:
+                key.append(type(arg))
+                tensors.append(arg)
+        plan = self._plans.get(tuple(key))
+        if plan is None:
+            types = [*map(type, (*args, *tensors))]
+            if len(self._plans) >= MOST or not all(map(is_lasting, types)):
                 return NotImplemented
-            at_tensors = [at for at, arg in enumerate(args) if not _is_static(arg)]
-            found = self._plans[key] = self._plan_of(args, at_tensors), at_tensors
-        plan, tensor_at = found
-        return plan(f, tuple([args[at] for at in tensor_at]), options)
+            plan = self._plans[tuple(key)] = self._plan_of(args)
+        return plan(f, tuple(tensors), options)
 
 
 def _plan_of(
     call_of: Callable[[Arguments], Call], op: str, chosen: str | None, names: Sequence[str],
-    args: tuple[Any, ...], tensor_at: Sequence[int],
+    args: tuple[Any, ...],
 ) -> Plan:  # fmt: skip
     """Return what runs the calls with tensors like these, and the same static arguments."""
-    types = [type(args[at]) for at in tensor_at]
+    trees = [arg if type(arg) in _LISTS else [arg] for arg in args if not _is_static(arg)]
+    types = [type(x) for tree in trees for x in tree]
     frameworks = set(map(framework_of_type, types))
     (name,) = frameworks if len(frameworks) == 1 else (None,)
-    if name in (None, KERAS):
+    if name in (None, KERAS) or not all(trees):  # an empty list may be the caller's log
         return no_plan
     backend = load(chosen or name)
     specs = [
-        ONE_TENSOR if at in tensor_at else partition(op, backend, arg)[1]
-        for at, arg in enumerate(args)
+        partition(op, backend, arg)[1] if _is_static(arg) or type(arg) in _LISTS else ONE_TENSOR
+        for arg in args
     ]
-    call = call_of(Arguments(op, backend, names, specs, len(tensor_at) == len(args)))
+    are_tensors = specs.count(ONE_TENSOR) == len(args)
+    call = call_of(Arguments(op, backend, names, specs, are_tensors))
     plan_of: Callable[..., Plan | None] = getattr(backend, "plan", lambda call, types: None)
     return plan_of(call, types) or functools.partial(_as_any_other, call)
+
+
+_LISTS = (list, tuple)
 
 
 def _is_static(arg: Any) -> bool:

@@ -68,7 +68,8 @@ def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] 
 
 
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
-    if not torch.compiler.is_dynamo_compiling() and len_function_stack():
+    is_traced = torch.compiler.is_dynamo_compiling()
+    if not is_traced and len_function_stack():
         reads = reads_now()
         if reads is not None:  # a rule that makes a graph calls this op
             inputs = reads.read_each(list(inputs))
@@ -77,7 +78,7 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         and has_no_derivative(call.f)
         and not any(isinstance(x, torch.fx.Proxy) for x in inputs)
     )
-    if torch.compiler.is_dynamo_compiling():
+    if is_traced:
         from cgshim_torch._compile.calls import traced
 
         return traced(call, inputs, without_rule)

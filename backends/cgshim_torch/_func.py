@@ -99,13 +99,13 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
             [torch.is_grad_enabled() and requires_grad_at_a_level(x) for x in inputs]
         )
     existing, start = Existing(call), sequence_number()
-    before = [versions_of(levels(x)) for x in inputs]
+    before = [versions_of([*levels(x)]) for x in inputs]
     refusals: dict[int, Refusal] = {}
     in_forward_mode = (level_now(), refusals) if forward_ad._current_level >= 0 else None
     outputs, rule = call.read(_constants.run(in_forward_mode, run_once, call, inputs), inputs)
     during = since(start)
     if any(
-        requires_grad_at_a_level(x) and versions_of(levels(x)) != was
+        requires_grad_at_a_level(x) and versions_of([*levels(x)]) != was
         for x, was in zip(inputs, before, strict=True)
     ):
         call.refuse_writing()

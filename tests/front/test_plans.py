@@ -112,6 +112,52 @@ def test_another_number_of_arguments(framework: Framework) -> None:
                                    np.array(UPSTREAM) * sum(range(2, count + 2)))  # fmt: skip
 
 
+@pytest.mark.parametrize("container", [list, tuple])
+def test_another_list_of_tensors(framework: Framework, container: Any) -> None:
+    """The rule reads what it was given; f may write to its list, which is its own."""
+
+    @op_custom_gradient
+    def weighed(tensors, factor):
+        own = list(tensors)
+        if container is list:
+            tensors.append(None)
+        value = sum(x * (at + 1) for at, x in enumerate(own)) * factor
+
+        def grad(upstream):
+            return container([(at + 3) * upstream * x for at, x in enumerate(own)]), 0 * factor
+
+        return value, grad
+
+    factor = framework.tensor(10.0)
+    for count in (1, 3, 2, 1, 0):
+        xs = container([framework.tensor([2.0 + at, 3.0]) for at in range(count)])
+        if not count:
+            assert float(np.asarray(framework.numpy(weighed(xs, factor)))) == 0
+            continue
+        value, pullback = op_vjp(weighed, xs, factor)
+        expected = sum((at + 1) * np.array([2.0 + at, 3.0]) for at in range(count)) * 10
+        np.testing.assert_allclose(framework.numpy(value), expected)
+        gradients, _ = pullback(framework.tensor(UPSTREAM))
+        assert len(gradients) == len(xs) == count
+        for at, gradient_of_one in enumerate(gradients):
+            expected = (at + 3) * np.array(UPSTREAM) * np.array([2.0 + at, 3.0])
+            np.testing.assert_allclose(framework.numpy(gradient_of_one), expected)
+
+
+def test_a_list_that_holds_what_is_no_tensor(framework: Framework) -> None:
+    @op_custom_gradient
+    def logged(x, log):
+        log.append(len(log))
+        return 2 * x, lambda upstream: (3 * upstream, None)
+
+    x, log = framework.tensor(X), list[int]()
+    for calls in (1, 2, 3):
+        np.testing.assert_allclose(
+            gradient(framework, lambda x: logged(x, log), x), 3 * np.array(UPSTREAM)
+        )
+        assert log == [*range(calls)]
+
+
 def test_a_changed_choice(framework: Framework, monkeypatch: pytest.MonkeyPatch) -> None:
     @op_custom_gradient
     def doubled(x):

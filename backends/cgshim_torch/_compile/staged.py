@@ -37,7 +37,8 @@ def staged(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     """Return the outputs of a call in the graph that is being made, or as in any other call if none
     is.
     """
-    if any(isinstance(x, Proxy) for x in inputs):
+    # a call for each of thousands of tensors would take longer than the rest
+    if not _OF_TORCH.issuperset(map(type, inputs)) and any(isinstance(x, Proxy) for x in inputs):
         return [_recorded(call, inputs)], ONE_TENSOR
     if jit_is_tracing() and not torch.is_inference_mode_enabled():
         # without gradients too: jit.trace then makes the graph again
@@ -51,6 +52,9 @@ def staged(call: Call, inputs: Sequence[Tensor]) -> Outputs:
     leaves = {id(node.variable): node.variable for node in following if hasattr(node, "variable")}
     # with Parameters
     return _Marked.apply(call.name, False, len(outputs), *outputs, *inputs, *leaves.values()), spec
+
+
+_OF_TORCH = frozenset([torch.Tensor, torch.nn.Parameter])
 
 
 def without_gradient(call: Call, inputs: Sequence[Tensor]) -> Outputs:

@@ -10,7 +10,7 @@ cycle.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -123,7 +123,7 @@ def with_rule(
         return constants(outputs, inputs), rule.output
     run = Run(call, rule, existing, [x.device for x in inputs], holdings, variables)
     run.default_device = default_device()
-    alive = list(map(functorch.unwrap_if_dead, inputs))
+    alive = [*map(functorch.unwrap_if_dead, inputs)]
     aliases = aliases_of(outputs, detached, alive)
     saved = _saved(run, holdings, detached, outputs, alive, aliases, during)
     return named(Attached, call.name)((run, saved, aliases), *alive, *variables), rule.output
@@ -157,66 +157,63 @@ def _saved(
     read it.
     """
     held, count, reads = [each.tensor for each in run.held], len(detached), reads_now()
-    residuals = _residuals(run, held, detached, outputs)
-    is_variable = set(map(id, run.variables))
+    known, is_variable = set(map(id, (*detached, *outputs))), set(map(id, run.variables))
+    residuals = _residuals(run, [t for t in held if id(t) not in known])
     needs_inputs = run.rule.needs_inputs or _may_read_residuals(
-        run, holdings, residuals, detached, outputs
+        run, holdings, residuals, known | is_variable
     )
     has_hooks = pack_hooks(True) is not None
     read = [*held]  # in a first order
     if run.rule.needs_inputs and not has_hooks:
         read += detached
     is_read = set(map(id, read))
-    refs = list(map(weakref.ref, detached + outputs))
+    # what the rule does not hold is gone as soon as these lists are empty, or somebody else reads it
+    seen = [t if id(t) in is_read else weakref.ref(t) for t in (*detached, *outputs)]
     detached.clear()
     outputs.clear()
-    saved: list[Tensor] = []
-    at: dict[int, int] = {}  # by the identity of what f saw
-    run.raw = []
-
-    def save(raw: Tensor | None, key: int, tensor: Tensor) -> int:
-        if key not in at:
-            at[key] = len(saved)
-            saved.append(recordable(tensor) if tensor.is_inference() else tensor)
-            # within a rule that makes a graph, a variable of that rule holds for the time what is
-            # connected
-            run.raw.append(raw if reads is None or raw is None else reads.raw_of(raw))
-        return at[key]
-
-    places: list[int | None] = []
-    for number, (ref, tensor) in enumerate(zip(refs, (*inputs, *aliases), strict=True)):
-        t = alive_in(ref)
-        if t is not None and (id(t) in is_read or t.dtype in FLOATS):
-            places.append(save(t, id(t), tensor))
+    entries: dict[int, tuple[Tensor | None, Tensor]] = {}  # by the identity of what f saw
+    keys: list[int] = []
+    for number, (t, tensor) in enumerate(zip(seen, (*inputs, *aliases), strict=True)):
+        if type(t) is weakref.ref and ((t := alive_in(t)) is None or t.dtype not in FLOATS):
+            t = None
+        key = -number - 1 if t is None else id(t)
+        keys.append(key)
+        if t is not None:
+            entries.setdefault(key, (t, tensor))
         elif number < count and needs_inputs:
-            places.append(save(None, -number - 1, tensor))
-        else:
-            places.append(None)
-    run.inputs_at = places[:count]
-    run.own_at = []
+            entries[key] = None, tensor
     for t in residuals:
-        place = save(t, id(t), t if reads is None else reads.read(t))
-        if t.requires_grad and id(t) not in is_variable and (t.is_leaf or _is_made_in(t, during)):
-            run.own_at.append(place)
+        entries.setdefault(id(t), (t, t if reads is None else reads.read(t)))
+    at = {key: place for place, key in enumerate(entries)}
+    run.raw = [t for t, _ in entries.values()]
+    if reads is not None:
+        # within a rule that makes a graph, a variable of that rule holds for the time what is
+        # connected
+        run.raw = [None if t is None else reads.raw_of(t) for t in run.raw]
+    saved = [recordable(t) if t.is_inference() else t for _, t in entries.values()]
+    run.inputs_at = [at.get(key) for key in keys[:count]]
+    run.own_at = [
+        at[id(t)] for t in residuals
+        if t.requires_grad and id(t) not in is_variable and (t.is_leaf or _is_made_in(t, during))
+    ]  # fmt: skip
     run.held_at = [at.get(id(t)) for t in held]
     if has_hooks:
         _empty(run)
     else:
-        run.versions = [0 if t is None else version_of(t) for t in run.raw]
+        run.versions = [0 if t is None or t.is_inference() else t._version for t in run.raw]
     holds_saved = run.is_emptied or any(t is not None for t in run.raw)
     run.holds_no_tensor = not (holds_saved or run.constants)
     _anchor(run, inputs)
     return saved
 
 
-def _residuals(
-    run: Run, held: list[Tensor], detached: Sequence[Tensor], outputs: Sequence[Tensor]
-) -> list[Tensor]:
-    """Return what the rule holds besides inputs and outputs; what existed before f ran is not
-    saved.
+def _residuals(run: Run, residuals: list[Tensor]) -> list[Tensor]:
+    """Return what the rule holds besides inputs and outputs, but for what existed before f ran, which
+    is not saved.
     """
-    reads, known = reads_now(), {id(t) for t in (*detached, *outputs)}
-    residuals = [t for t in held if id(t) not in known]
+    if not residuals:
+        return residuals
+    reads = reads_now()
     old = {
         id(t): t for t in residuals
         if run.existing.has(t) and not t.requires_grad and (reads is None or reads.read(t) is t)
@@ -226,21 +223,20 @@ def _residuals(
 
 
 def _may_read_residuals(
-    run: Run, holdings: Holdings, residuals: Sequence[Tensor], detached: Sequence[Tensor], outputs: Sequence[Tensor]
-) -> bool:  # fmt: skip
+    run: Run, holdings: Holdings, residuals: Sequence[Tensor], known: Collection[int]
+) -> bool:
     """Return True if the rule may read what f made of the inputs: their derivatives need the
-    inputs.
+    inputs. Known are the identities of inputs, outputs and variables.
     """
     if run.call.once_differentiable:
         return False
-    existing, known = run.existing, set(map(id, run.variables))
+    existing = run.existing
     if any(t.dtype in FLOATS and id(t) not in known for t in residuals) or any(
         id(x) not in existing.holders for x in holdings.objects
     ):
         return True
     if existing is NOTHING:
         return False
-    known.update(map(id, (*detached, *outputs)))
     return any(
         t.dtype in FLOATS and id(t) not in known and not existing.has(t)
         for t in Reach(run.call, most=MOST).tensors

@@ -274,7 +274,8 @@ class Plan:
                 items += x
             else:
                 items.append(x)
-        held, residuals, needs_inputs = set(), [], form.takes_arguments
+        held, given = set(), set(map(id, inputs))
+        residuals, needs_inputs = [], form.takes_arguments
         for x in items:
             if type(x) not in _TENSORS:
                 if type(x) in SIMPLE or (
@@ -289,14 +290,10 @@ class Plan:
             if x.requires_grad:
                 is_plain = False
                 break
-            for seen in inputs:
-                if x is seen:
-                    break
-            else:
-                if x is not output:  # neither the output nor an input
-                    is_plain = is_plain and not x.is_inference()
-                    residuals.append(x)
-                    needs_inputs = needs_inputs or x.dtype in FLOATS  # its derivative is by them
+            if x is not output and id(x) not in given:
+                is_plain = is_plain and not x.is_inference()
+                residuals.append(x)
+                needs_inputs = needs_inputs or x.dtype in FLOATS  # its derivative is by them
         if is_plain and not differentiated:
             return output
         raw: list[Tensor | None] = []
@@ -318,7 +315,7 @@ class Plan:
         if is_plain and form.names != ():
             is_plain = self._reads_libraries_alone(grad_fn, form.names)
         if not is_plain or output._is_view():
-            x = seen = result = output = grad_fn = None
+            x = result = output = grad_fn = None
             for tensors in (raw, residuals, items):
                 tensors.clear()
             return self._in_general(f, args, options, inputs, existing, start, versions, results)

@@ -78,14 +78,19 @@ class Run:
         self.held_at: list[int | None] = [None] * len(self.held)  # where each is saved
         # True if the rule can read nothing but what it holds
         self.names_libraries = not holdings.objects and library_names(rule.grad_fn) is not None
-        # False if, moreover, other tensors can be put there for a while
-        self.may_hide = not self.names_libraries or any(each.holder is None for each in self.held)
         self.lock = threading.RLock()  # while the rule holds other tensors
         if is_any_autocast_enabled():
             self.autocast = autocast_state(device_types())
 
     def complete(self) -> None:
         """Do nothing: a plain run becomes a whole one."""
+
+    @property
+    def may_hide(self) -> bool:
+        """False if the rule can read nothing but what it holds, and other tensors can be put there for
+        a while.
+        """
+        return not self.names_libraries or any(each.holder is None for each in self.held)
 
     def reads_no_change(self) -> bool:
         """Return True if what was changed in place, of what is saved, is not read by the first
@@ -110,7 +115,8 @@ class Run:
         """
         needed = needed[1 : 1 + len(self.devices)]
         if not self.is_emptied:
-            return self.gradients(self.inputs_among(self.raw), upstreams, self.variables, needed)
+            inputs = self.inputs_among(self.raw) if self.rule.needs_inputs else ()
+            return self.gradients(inputs, upstreams, self.variables, needed)
         own = [t.detach() if t.requires_grad else t for t in saved]
         with self.holding(own):
             return self.gradients(self.inputs_among(own), upstreams, self.variables, needed)
@@ -159,7 +165,7 @@ class Run:
                 [(kind, dtype, False) for kind, dtype, _ in autocast_state(device_types())]
             )
         try:
-            return under_autocast(state, function, *args)
+            return under_autocast(state, function, *args) if state else function(*args)
         finally:
             if torch.is_grad_enabled() is not before:
                 torch.set_grad_enabled(before)

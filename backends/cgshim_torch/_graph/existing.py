@@ -391,7 +391,7 @@ class Existing:
 
     def forget_changed(self) -> None:
         """Leave out what f has written to in place: that may be a function of the arguments now."""
-        self._tensors = {
+        self._tensors = self._tensors and {
             key: (ref, version)
             for key, (ref, version) in self._tensors.items()
             if (t := alive_in(ref)) is not None and version_of(t) == version
@@ -413,9 +413,12 @@ def version_of(t: Tensor) -> int:
     return 0 if t.is_inference() else int(t._version)
 
 
-def versions_of(tensors: Iterable[Tensor]) -> list[int]:
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
     """Return `version_of` each, without a call for each: there may be thousands."""
-    return [0 if t.is_inference() else t._version for t in tensors]
+    try:
+        return [t._version for t in tensors]
+    except RuntimeError:  # one was made in inference mode
+        return [*map(version_of, tensors)]
 
 
 # --- Another run of f leaves no trace -------------------------------------------------------------
