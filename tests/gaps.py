@@ -84,8 +84,8 @@ OF_VERSIONS: dict[tuple[str, str, str], str] = {
         "https://github.com/pytorch/pytorch/issues/91469"
     ),
     ("torch", ">=2.13", "test_a_second_order_is_never_dropped[aot_eager]"): (
-        "torch.compile loses the second order of a graph whose backward reads none of its inputs, as that of an op "
-        "whose rule keeps what f made of them; inductor refuses it; mended after 2.13: "
+        "torch.compile loses the second order of a graph whose backward reads none of its inputs, as that of an op, "
+        "whose rule keeps them without their graph, or what f made of them; inductor refuses it; mended after 2.13: "
         "https://github.com/pytorch/pytorch/issues/181581"
     ),
     ("torch", ">=2.13", "test_an_argument_that_a_rule_keeps_is_changed_in_place_later"): (
