@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+from jax.errors import UnexpectedTracerError
 from jax.extend.core import ClosedJaxpr, Literal
 from jax.interpreters import ad, batching, mlir
 
@@ -53,6 +54,7 @@ from cgshim_jax._rules import (
     is_tensor,
     message_of,
     refuse_captured,
+    refuse_captured_of_batch,
     type_of_upstream,
     zeros_of,
 )
@@ -443,7 +445,10 @@ def _batch_op(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *,
     if batched and op.of_batch is not None:
         flags = [i is not None or place in op.in_batch for place, i in enumerate(at)]
         front = lambda x, i, has: batching.bdim_at_front(x, i, axis.size) if has else x
-        outputs, have = op.of_batch(axis.size, flags, *map(front, operands, at, flags))
+        try:
+            outputs, have = op.of_batch(axis.size, flags, *map(front, operands, at, flags))
+        except UnexpectedTracerError as error:
+            refuse_captured_of_batch(op.call.name, error)
         return outputs, [0 if has else None for has in have]
     outputs = (_Over(op, axis, at) if batched else op)(operands)
     return outputs, [0 if batched else None] * len(outputs)

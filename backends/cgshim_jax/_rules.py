@@ -168,3 +168,12 @@ def refuse_captured(op: str, captured: Sequence[Array]) -> None:
         raise refusal(CustomGradientTypeError, op,
                       must="f must be given every tensor of compiled code that it reads",
                       got=f"a captured {describe(x)}", do="pass it as an argument")  # fmt: skip
+
+
+def refuse_captured_of_batch(op: str, error: Exception) -> NoReturn:
+    """Raise an error if a rule for batches reads a tensor of the vmap that calls it: JAX knows it no
+    more.
+    """
+    raise refusal(CustomGradientTypeError, op,
+                  must="a rule for batches must be given every tensor of a vmap that it reads",
+                  got="a captured one", do="pass it as an argument") from error  # fmt: skip

@@ -264,6 +264,27 @@ def test_a_tensor_of_compiled_code_that_f_reads_besides_is_refused():
     )
 
 
+@pytest.mark.parametrize(
+    "program", ["vmap", "vmap of grad", "grad of vmap", "vmap of three orders"]
+)
+def test_a_tensor_of_a_vmap_that_its_rule_reads_besides_is_refused(program):
+    def of_two(x, w):
+        op = op_custom_gradient(
+            lambda x: (2 * x, lambda u: 2 * u),
+            vmap=lambda size, in_batched, x: (w * x, lambda u: w * u, True),
+            name="scale",
+        )
+        return op(x)
+
+    mapped = PROGRAMS[program](lambda x, w: of_two(x, jax.lax.stop_gradient(w)), (0, 0))
+    with pytest.raises(CustomGradientTypeError) as error:
+        mapped(X, W)
+    assert str(error.value) == (
+        "scale: a rule for batches must be given every tensor of a vmap that it reads, "
+        "got a captured one; pass it as an argument"
+    )
+
+
 def test_check_gradients_maps_it():
     check_gradients(op_custom_gradient(lambda x: (x * x, lambda u: 2 * u * x),
                                        vmap=lambda size, in_batched, x: (x * x, lambda u: 2 * u * x, True)),
