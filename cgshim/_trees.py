@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
@@ -270,19 +272,33 @@ def _portable(op: str, backend: Backend, array: Any) -> Any:
 
 
 def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
-    """Return the keys of one of Python's containers, in flat order, each as written in a path; else
-    None.
+    """Return the keys of one of Python's containers, or the fields of a dataclass, in flat order,
+    each as written in a path; else None.
     """
     if isinstance(tree, (list, tuple)):
-        fields = fields_of(tree)
-        return [(at, f".{fields[at]}" if fields else f"[{at}]") for at in range(len(tree))]
+        named = fields_of(tree)
+        return [(at, f".{named[at]}" if named else f"[{at}]") for at in range(len(tree))]
     if type(tree) in (dict, OrderedDict, defaultdict):
         keys = list(tree)
         numbered = tree.copy()
         numbered.update(zip(keys, range(len(keys)), strict=True))
         order, _ = backend.tree_flatten(numbered)
         return [(keys[at], f"[{keys[at]!r}]") for at in order]
+    if is_dataclass(tree):
+        names = [field.name for field in fields(tree)]
+        numbered = copy(tree)
+        for at, name in enumerate(names):
+            object.__setattr__(numbered, name, at)
+        try:
+            order, _ = backend.tree_flatten(numbered)
+            return [(names[at], f".{names[at]}") for at in order]
+        except Exception:  # noqa: BLE001  # it is taken apart in another way than by its fields
+            return None
     return None
+
+
+def _child(tree: Any, key: Any) -> Any:
+    return getattr(tree, key) if is_dataclass(tree) else tree[key]
 
 
 def fields_of(x: Any) -> Sequence[str] | None:
@@ -310,14 +326,18 @@ def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
         )
     if not _has_children_of(tree, gradient):
         return None
-    return joined([_align(backend, tree[key], gradient[key]) for key, _ in children])
+    return joined(
+        [_align(backend, _child(tree, key), _child(gradient, key)) for key, _ in children]
+    )
 
 
 def _has_children_of(tree: Any, gradient: Any) -> bool:
-    """Return True if a gradient has the keys of one of Python's containers."""
+    """Return True if a gradient has the keys of one of Python's containers, or fields."""
     if isinstance(tree, dict):
         is_like = isinstance(gradient, Mapping) and len(gradient) == len(tree)
         return is_like and all(key in gradient for key in tree)
+    if is_dataclass(tree):
+        return type(gradient) is type(tree)
     is_like = isinstance(gradient, (list, tuple)) and len(gradient) == len(tree)
     # the fields of another namedtuple would not match by their places
     return is_like and fields_of(gradient) in (None, fields_of(tree))
@@ -340,6 +360,8 @@ def _paths(backend: Backend, tree: Any, name: str) -> list[str]:
     children = _children(backend, tree) if any(leaf is SLOT for leaf in leaves) else ()
     if children is not None:
         return [
-            path for key, suffix in children for path in _paths(backend, tree[key], name + suffix)
+            path
+            for key, suffix in children
+            for path in _paths(backend, _child(tree, key), name + suffix)
         ]
     return [f"{name} (leaf {at})" for at, leaf in enumerate(leaves) if leaf is SLOT]

@@ -97,6 +97,14 @@ def test_a_registered_dataclass_is_a_tree(compiler):
     assert of_x.tolist() == (3 * X + 2 * X + X).tolist()
 
 
+def test_none_is_no_gradient_of_a_branch_in_a_dataclass():
+    op = op_custom_gradient(
+        lambda affine: (affine.scale * affine.shift[0], lambda up: Affine(7 * up, None))
+    )
+    found = jax.grad(lambda x: op(Affine(x, [X, {"rest": X}])).sum())(X)
+    assert found.tolist() == [7, 7, 7]
+
+
 def test_an_equinox_module_is_an_argument(compiler):
     @op_custom_gradient
     def apply(mlp, x):

@@ -14,7 +14,7 @@ from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, vmap
 
-from cgshim import TransformationError, op_custom_gradient, op_vjp
+from cgshim import CustomGradientValueError, TransformationError, op_custom_gradient, op_vjp
 
 pytestmark = pytest.mark.usefixtures("compiling")
 COMPILERS = ["eager", "inductor"]  # of which the second has what aot_eager has, too
@@ -268,6 +268,38 @@ def test_a_tree_that_holds_all_tensors_of_a_call(tree):
         x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
         found = gradients_of(lambda x, w, function=function: function(tree(x, w)), x, w)
         torch.testing.assert_close(found, gradients_of(Product.apply, x, w))
+
+
+@dataclasses.dataclass
+class Linear:
+    w: object
+    bias: object = None
+    name: object = None
+
+
+torch.utils._pytree.register_dataclass(Linear)
+
+
+@pytest.mark.stays_in_graph
+@pytest.mark.parametrize("bias", [None, leaf(5.0, 7.0)])
+def test_none_in_a_dataclass_which_torch_takes_for_no_field(bias):
+    """Its registry takes a dataclass apart by the fields that are not None."""
+
+    def f(x, linear):
+        zero = 0 if linear.bias is None else linear.bias
+        return x * linear.w + zero, lambda u: (3 * u * linear.w, Linear(5 * u * x))
+
+    op = op_custom_gradient(f)
+    for function in (op, compiled(op, fullgraph=True)):
+        x, w = leaf(1.0, -2.0), leaf(2.0, 4.0)
+        found = gradients_of(lambda x, w, call=function: call(x, Linear(w, bias)), x, w)
+        torch.testing.assert_close(found, gradients_of(Product.apply, x, w))
+
+
+def test_a_field_of_a_dataclass_has_its_name_in_messages():
+    op = op_custom_gradient(lambda linear: (linear.w, lambda u: Linear(u.sum())), name="op")
+    with pytest.raises(CustomGradientValueError, match=r"^op: the gradient of linear\.w must have"):
+        op(Linear(leaf(1.0, -2.0))).sum().backward()
 
 
 @pytest.mark.stays_in_graph
