@@ -410,6 +410,23 @@ def test_f_that_differentiates_the_host_itself_is_refused():
             assert str(error.value) == REFUSED.replace("total", "exp")
 
 
+def test_a_batch_of_torchs_older_vmap_is_refused():
+    op = op_custom_gradient(
+        lambda x: (2 * x, lambda u: 7 * u), host_outputs=lambda x: x, vectorized=True, name="op"
+    )
+    x = leaf(X)
+    for batched in (
+        lambda: torch.autograd.grad(op(x), x, torch.eye(3), is_grads_batched=True),
+        lambda: torch.autograd.functional.jacobian(op, x, vectorize=True),
+    ):
+        with pytest.raises(TransformationError) as error:
+            batched()
+        assert str(error.value) == (
+            "the gradient of op: what runs on the host must be given tensors that have values, got a "
+            "batch of is_grads_batched, or of vectorize=True; use torch.func.vmap, jacrev or jacfwd"
+        )
+
+
 def test_a_constant_at_every_level():
     close(grad(lambda x: (x * total(x, W).detach()).sum())(X), value(X, W))
     close(

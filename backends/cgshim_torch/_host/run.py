@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cgshim.backend import CustomGradientTypeError, Tensor, refusal
+from cgshim.backend import CustomGradientTypeError, Tensor, TransformationError, refusal
 from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
 from cgshim_torch import _tensors
 from cgshim_torch._compile import trees
@@ -25,6 +25,7 @@ from cgshim_torch._host.names import call_of, over
 from cgshim_torch._versions.private import (
     below_autograd,
     forward_ad,
+    functorch,
     len_dispatch_stack,
     tags_of_host,
 )
@@ -37,7 +38,15 @@ _BACKEND: Any = _tensors  # all that a declaration asks of a backend is how it t
 def run(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the results for tensors that have values, on the device of the first one."""
     device = inputs[0].device if inputs else _CPU
-    arrays = [_tensors.convert_to_numpy(x) for x in inputs]
+    try:
+        arrays = [_tensors.convert_to_numpy(x) for x in inputs]
+    except RuntimeError:
+        if any(map(functorch.is_legacy_batchedtensor, inputs)):
+            raise refusal(TransformationError, call.name,
+                          must="what runs on the host must be given tensors that have values",
+                          got="a batch of is_grads_batched, or of vectorize=True",
+                          do="use torch.func.vmap, jacrev or jacfwd") from None  # fmt: skip
+        raise
     results, declared = call.run_for(inputs, arrays)
     return [_tensor(result, spec, device) for result, spec in zip(results, declared, strict=True)]
 
