@@ -298,7 +298,7 @@ def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
 
 
 def _child(tree: Any, key: Any) -> Any:
-    return getattr(tree, key) if is_dataclass(tree) else tree[key]
+    return getattr(tree, key) if isinstance(key, str) and is_dataclass(tree) else tree[key]
 
 
 def fields_of(x: Any) -> Sequence[str] | None:

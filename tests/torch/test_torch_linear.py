@@ -76,6 +76,14 @@ def test_a_tangent_of_one_number_is_what_the_rule_makes_of_one():
         torch.autograd.grad(crooked(x), x)
 
 
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_a_gradient_without_values(shape):
+    op = op_custom_jvp(lambda x: (x * x, lambda dx: 7 * dx * x))
+    x = torch.ones(shape, device="meta", requires_grad=True)
+    op(x).sum().backward()
+    assert (x.grad.shape, x.grad.is_meta) == (shape, True)
+
+
 def test_tangents_of_two_numbers_run_the_rule_thrice():
     """At two points, in one pass of autograd, and at a multiple of the first."""
     runs = []

@@ -93,10 +93,11 @@ def transposed_on_values(
     needed: Sequence[bool],
 ) -> Sequence[Tensor | None] | None:
     """Do what `transposed` does where nothing is recorded, in few steps; return None for a function
-    whose result is not like upstream, or not seen to be exactly linear, and for a batch of upstreams.
+    whose result is not like upstream, or not seen to be exactly linear, and for a batch of upstreams,
+    or one without values.
     """
-    is_batch = functorch.is_legacy_batchedtensor(upstream)
-    if is_batch or not FLOATS.issuperset([x.dtype for x in inputs]):
+    has_no_values = upstream.is_meta or functorch.is_legacy_batchedtensor(upstream)
+    if has_no_values or not FLOATS.issuperset([x.dtype for x in inputs]):
         return None
     if len(inputs) == 1 and inputs[0].numel() == 1 and not inputs[0].is_complex():
         return _transposed_number(fn, inputs[0], upstream)
