@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from cgshim import CustomGradientTypeError, op_custom_gradient
+from cgshim import CustomGradientTypeError, op_custom_gradient, op_custom_jvp
 
 
 class Sub(torch.Tensor):
@@ -264,3 +264,13 @@ def test_a_distributed_tensor(mesh, show):
         return type(y), y.placements, y.full_tensor().tolist(), leaf.grad.full_tensor().tolist()
 
     assert seen(ours(show)) == seen(by_hand(show))
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)])
+def test_a_jvp_rule_of_a_distributed_tensor(mesh, placement):
+    """The transpose is taken at tensors like the arguments: distributed ones."""
+    op = op_custom_jvp(lambda x: (x * x, lambda dx: 7 * dx * x))
+    leaf = distribute_tensor(MATRIX(), mesh, [placement]).requires_grad_()
+    (3 * op(leaf)).sum().backward()
+    assert leaf.grad.placements == (placement,)
+    torch.testing.assert_close(leaf.grad.full_tensor(), 21 * MATRIX())

@@ -15,6 +15,7 @@ from cgshim_torch._graph.levels import is_batch_of_none, levels
 from cgshim_torch._graph.walk import has_values
 from cgshim_torch._versions.private import disable_proxy_modes_tracing, functorch, get_proxy_mode
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 FACTOR = -256.0
 """a power of two, by which what is linear is larger to the last bit, as far as it multiplies and adds"""
 
@@ -60,9 +61,11 @@ def ramp(like: Tensor, place: int = 0) -> Tensor:
     """
     first = (1 + place / 4) / 128
     dtype = like.real.dtype if like.is_complex() else like.dtype
-    ramp = torch.arange(like.numel(), dtype=dtype, device=like.device).mul_(
-        first / max(like.numel(), 1)
-    )
+    if type(like) in _PLAIN:
+        ramp = torch.arange(like.numel(), dtype=dtype, device=like.device)
+    else:
+        ramp = torch.ones_like(like, dtype=dtype, requires_grad=False).reshape(-1).cumsum(0)
+    ramp.mul_(first / max(like.numel(), 1))
     ramp = ramp.add_(first).reshape(like.shape)
     return torch.complex(ramp, ramp / 2) if like.is_complex() else ramp
 
