@@ -95,12 +95,14 @@ def transposed_if_linear(
         refuse("one that JAX cannot transpose", False)
 
 
-def has_loops(jaxpr: Any) -> bool:
-    """Return True if a jaxpr has a scan, at any depth."""
+def calls(jaxpr: Any, is_wanted: Callable[[Any], bool]) -> bool:
+    """Return True if a jaxpr has such an operation, at any depth."""
     for eqn in jaxpr.eqns:
         inside = [_jaxpr_in(eqn), *eqn.params.get("branches", ())]
-        if eqn.primitive.name == "scan" or any(
-            has_loops(getattr(inner, "jaxpr", inner)) for inner in inside if inner is not None
+        if is_wanted(eqn) or any(
+            calls(getattr(inner, "jaxpr", inner), is_wanted)
+            for inner in inside
+            if inner is not None
         ):
             return True
     return False

@@ -42,7 +42,7 @@ from cgshim_jax import _private
 from cgshim_jax._axes import batched_type, fit, spread, vmap_over
 from cgshim_jax._linearity import (
     NotLinearError,
-    has_loops,
+    calls,
     require_linear,
     require_linear_op,
     transposed_if_linear,
@@ -209,7 +209,7 @@ class Linear:
             require_linear(jaxpr, len(captured))
         except NotLinearError as error:
             refuse_nonlinear_jvp(self.call.name, str(error))
-        if not has_loops(jaxpr.jaxpr):
+        if not calls(jaxpr.jaxpr, lambda eqn: eqn.primitive.name == "scan"):
             return eval_jaxpr(jaxpr, [*tangents, *captured])
         # JAX transposes no scan that carries values beside tangents: linearized, it is two
         zeros = [*map(zeros_of, types)]

@@ -31,6 +31,7 @@ from cgshim.backend import (
     tensors_inside,
 )
 from cgshim_jax._graph import depends_only_on
+from cgshim_jax._linearity import calls
 from cgshim_jax._primitives import Linear, Op, without_derivative, without_f
 from cgshim_jax._rules import as_tensor, is_differentiable, is_tensor, message_of, of_tangents
 from cgshim_jax._run import (
@@ -101,7 +102,10 @@ class Written(Op):
 
     def output(self) -> Any:
         """Return the output, with the rule for its derivative."""
-        outputs = self([self.inputs[i] for i in self.places])
+        arguments = [self.inputs[i] for i in self.places]
+        # a staged program holds this call: it would keep the tracers of the program alive
+        self.inputs = subvals(self.inputs, self.places, [None for _ in self.places])
+        outputs = self(arguments)
         return outputs if self.mapped else self.spec.combine(outputs)
 
     def primal(self, arguments: Sequence[Array]) -> Sequence[Array]:
@@ -187,7 +191,10 @@ class Written(Op):
                 raise NotAsWrittenError
             gradient_of = [i if is_differentiable(inputs[i]) else None for i in self.places]
             residuals, linear_of = traced(call, rules, arguments, outputs, forwards)
-            linear = dataclasses.replace(linear_of(gradient_of), owner=rule.grad_fn)
+            # the rule is a jaxpr: only the host keeps something as long as grad_fn lives
+            is_on_host = first.error is None and calls(first.jaxpr.jaxpr, _calls_host)
+            owner = rule.grad_fn if is_on_host else None
+            linear = dataclasses.replace(linear_of(gradient_of), owner=owner)
         for x in (*outputs, *residuals):
             if is_differentiated(x) and not depends_only_on(x, arguments):
                 raise NotAsWrittenError
@@ -229,6 +236,12 @@ def _refusing(linear: Linear, refusal: str, arguments: int) -> Linear:
         linear, rule=refusing(linear.rule), push=linear.push and refusing(linear.push),
         reads=[*linear.reads, *range(arguments)],
     )  # fmt: skip
+
+
+def _calls_host(eqn: Any) -> bool:
+    """Return True for a function on the host, and for an op whose f calls one."""
+    f = getattr(eqn.params.get("op"), "f", None)
+    return eqn.primitive.name == "cgshim_host" or (f is not None and calls(f.jaxpr, _calls_host))
 
 
 def _unconnected(call: Call, x: Any) -> str:

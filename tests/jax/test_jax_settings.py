@@ -49,6 +49,19 @@ def test_batches():
     x, y = jnp.array([[0.5, -2.0, 3.0]]), jnp.array([10.0])
     of_y = jax.jit(jax.grad(lambda y: jax.vmap(product, (0, None))(x, y[0]).sum()))(y)
     np.testing.assert_allclose(of_y, [16.5])
+    of_x = jax.grad(lambda x: jax.vmap(cube)(x).sum())(x)
+    np.testing.assert_allclose(of_x, 15 * x**2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("compiler", [lambda f: f, jax.jit, jax.checkpoint])
+def test_a_rule_for_batches(compiler):
+    f = lambda x: (x**3, lambda u: 15 * u * x**2)
+    op = op_custom_gradient(f, vmap=lambda size, in_batched, x: (*f(x), True))
+    x = jnp.array([[0.5, -2.0, 3.0]])
+    for loss in (lambda x: op(x).sum(), lambda x: jax.vmap(op)(x).sum()):
+        np.testing.assert_allclose(jax.grad(compiler(loss))(x), 15 * x**2, rtol=1e-6)
+        found = jax.vmap(compiler(jax.grad(lambda x: op(x).sum())))(x)
+        np.testing.assert_allclose(found, 15 * x**2, rtol=1e-6)
 
 
 def test_captured_tracers():
