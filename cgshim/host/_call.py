@@ -46,6 +46,11 @@ class HostFunction:
         self, function: Callable[..., Any], outputs: Any, *, vectorized: bool, name: str,
         also: tuple[Spec, ...] = (), takes_sizes: bool = False,
     ) -> None:  # fmt: skip
+        if isinstance(outputs, str):
+            raise refusal(CustomGradientTypeError, name,
+                          must="outputs must return the specs of what f returns", got=repr(outputs),
+                          do="declare them, or call NumPy on op_convert_to_numpy(x) in an op_custom_gradient without "
+                          "host_outputs, eagerly")  # fmt: skip
         self.function = function
         self.name = name
         self.vectorized = vectorized

@@ -18,8 +18,7 @@ from cgshim.backend import (
 )
 from cgshim.host._call import HostFunction
 from cgshim.host._framework import ForeignPair
-from cgshim.host._gradient import UNKNOWN, HostPair
-from cgshim.host._op import host_op, in_place_of, refusing
+from cgshim.host._op import host_op
 
 P = ParamSpec("P")
 
@@ -64,8 +63,7 @@ def op_host(
     outputs : callable or tree of Spec
         ``outputs(*specs)`` returns the shapes and dtypes of what f returns: a tree of `Spec`, or of
         anything with a shape and a dtype. It is given a `Spec` for each tensor, and f's options if
-        it has parameters for them. With ``outputs="unknown"`` f may return anything, and is called
-        eagerly alone: compiled programs refuse it.
+        it has parameters for them.
     vectorized : bool
         True if all arrays may have a leading batch axis, as under vmap. If not, f is called for
         each element of the batch, in one call on the host.
@@ -127,9 +125,6 @@ def op_host(
                       got="no outputs",
                       do="write op_host(outputs=lambda *specs: ...), which returns the specs of the results"
                       )  # fmt: skip
-    if isinstance(outputs, str) and outputs == UNKNOWN and backend is None:
-        refused = in_place_of(f, lambda *args, **options: (f(*args, **options), refusing(name)))
-        return CustomGradient(HostPair(refused, UNKNOWN, name=name), name=name)
     if backend is None:
         return host_op(HostFunction(f, outputs, vectorized=vectorized, name=name))
     if backend not in available_backends():

@@ -32,11 +32,8 @@ from cgshim.backend import (
     checked_pair,
     combine_each,
     is_differentiable,
-    is_traced,
     load,
-    name_of,
     not_converted,
-    on_numpy,
     partition,
     partition_each,
     refusal,
@@ -48,10 +45,6 @@ from cgshim.host._specs import Spec, spec_of
 
 KEEP = 8
 """for how many runs compiled programs keep what grad_fn holds"""
-
-
-UNKNOWN = "unknown"
-"""stands for outputs that nobody knows before f has run"""
 
 
 class Run:
@@ -164,8 +157,6 @@ class HostPair:
         backend = backend_or_numpy(args)
         inputs, specs = partition_each(self._name, backend, args)
         options = self._parameters.default_options | options  # which outputs may ask for
-        if self._outputs == UNKNOWN:
-            return self._at_once(backend, inputs, specs, options)
         have_gradients = [is_differentiable(x.dtype) for x in inputs]
         # nobody differentiates what a rule speaks for
         constants = combine_each(specs, list(map(backend.stop_gradient, inputs)))
@@ -210,28 +201,6 @@ class HostPair:
             forward_mode=self._push is not None,
         )  # fmt: skip
         return made, (self._f, self._outputs)
-
-    def _at_once(
-        self,
-        backend: Backend,
-        inputs: Sequence[Any],
-        specs: Sequence[TreeSpec],
-        options: Mapping[str, Any],
-    ) -> tuple[Any, Callable[..., Any]]:
-        """Return f's output and its rule where the arguments have values, whatever f returns."""
-        to_arrays = functools.partial(_arrays, self._name, backend)
-        arrays = to_arrays(inputs)
-        outputs, rule = on_numpy(self._run, combine_each(specs, arrays), options)
-
-        def to_tensors(values: Sequence[Any]) -> list[Any]:
-            return [None if x is None else backend.convert_to_tensor(x) for x in values]
-
-        def grad_fn(*upstreams: Any, needs_input_grad: Any) -> list[Any]:
-            needed = _flat(specs, needs_input_grad)
-            gradients, _ = rule(arrays, to_arrays(upstreams), needed=needed)
-            return combine_each([spec.without_static() for spec in specs], to_tensors(gradients))
-
-        return rule.output.combine(to_tensors(outputs)), grad_fn
 
     # --- On the host ------------------------------------------------------------------------------
 
@@ -324,19 +293,6 @@ class HostPair:
         output, grad_fn = checked_pair(self._name, self._f, self._f(*args, **options))
         as_result = lambda x: np.asarray(x) if isinstance(x, (bool, int, float, complex)) else x
         return with_leaves(load("numpy"), as_result, output), grad_fn
-
-
-def _arrays(op: str, backend: Backend, tensors: Sequence[Any]) -> list[Array]:
-    """Return the values of tensors as NumPy arrays; raise an error if they have none yet."""
-    try:
-        if is_traced():
-            raise NotImplementedError
-        return [locked(np.array(backend.convert_to_numpy(x))) for x in tensors]
-    except Exception as error:
-        raise refusal(TransformationError, op,
-                      must="what runs on the host with unknown outputs needs the values of its arguments",
-                      got=f"{type(error).__name__} from {name_of(backend)}",
-                      do="call it eagerly, or declare the outputs") from error  # fmt: skip
 
 
 def _flat(specs: Sequence[TreeSpec], trees: Sequence[Any]) -> list[Any]:

@@ -176,17 +176,3 @@ def test_a_foreign_function_in_compiled_code_at_two_orders():
     np.testing.assert_allclose(
         jax.jit(jax.vmap(first))(xs), w * (np.cos(xs) * xs + np.sin(xs)), rtol=1e-6
     )
-
-
-def test_unknown_outputs_in_compiled_code_are_refused():
-    op = op_host(lambda x: x[x > 0], outputs="unknown", name="positive")
-    rule = op_custom_gradient(
-        lambda x: (x[x > 0], lambda u: None), host_outputs="unknown", name="positive"
-    )
-    for program in (jax.jit(op), jax.jit(rule), jax.vmap(rule), jax.jit(jax.grad(total(rule)))):
-        with pytest.raises(TransformationError) as error:
-            program(jnp.ones((1, 3)))
-        assert str(error.value) == (
-            "positive: what runs on the host with unknown outputs needs the values of its arguments, got "
-            "TracerArrayConversionError from jax; call it eagerly, or declare the outputs"
-        )

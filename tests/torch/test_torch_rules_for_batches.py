@@ -401,22 +401,6 @@ def test_a_batch_of_a_vectorized_rule_on_the_host_is_one_call():
         assert runs == ["f", "rule"]
 
 
-def test_unknown_outputs_need_values():
-    op = op_custom_gradient(
-        lambda x: (x[x > 0], lambda u: None), host_outputs="unknown", name="positive"
-    )
-    check_close(
-        torch.compile(lambda x: op(x) * 2, backend="eager")(U), 2 * U[U > 0]
-    )  # a graph breaks there
-    for program in (vmap(op), grad(lambda x: op(x).sum())):
-        with pytest.raises(TransformationError) as error:
-            program(X)
-        assert str(error.value) == (
-            "positive: what runs on the host with unknown outputs needs the values of its arguments, got "
-            "RuntimeError from torch; call it eagerly, or declare the outputs"
-        )
-
-
 @pytest.mark.parametrize("kept", ["the argument", "what f has made"])
 def test_a_second_order_of_a_function_that_holds_nothing(kept):
     def one(x):
