@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from cgshim.backend import Call, RuleScope, Tensor, is_differentiable
-from cgshim_tensorflow._private import FunctionGradients, pack_tangents, tapes
-from cgshim_tensorflow._record import Listening, is_of_accumulator, running_rule
+from cgshim_tensorflow._private import FunctionGradients, function_in, pack_tangents, tapes
+from cgshim_tensorflow._record import attributes_of, is_of_accumulator, running_rule, told_of_all
 from cgshim_tensorflow._values import is_eager, values_of
 
 Backward = Callable[..., Sequence[Tensor | None]]
@@ -205,7 +205,7 @@ class Linearity:
     ) -> Sequence[Tensor | None]:
         """Run a rule, look at its operations, and return its gradients."""
         self._linear.update([u._id for u in upstreams if is_differentiable(u.dtype)])
-        with Listening(self.notice):
+        with told_of_all(self.notice):
             gradients = rule(*upstreams)
         self.conclude(gradients)
         if tf.executing_eagerly() and not self.fault:
@@ -220,11 +220,7 @@ class Linearity:
         """Return what the operations of a traced rule show."""
         linearity = cls()
         linearity._linear.update([u._id for u in upstreams if is_differentiable(u.dtype)])
-        for operation in graph.get_operations():
-            attributes = ("f", operation.get_attr("f")) if "f" in operation.node_def.attr else ()
-            linearity.notice(
-                operation.type, list(operation.inputs), attributes, list(operation.outputs)
-            )
+        linearity._notice_each(graph)
         linearity.conclude(gradients)
         return linearity
 
@@ -240,8 +236,36 @@ class Linearity:
                 known.update(dict.fromkeys([output._id for output in outputs], because))
                 return
         places = [at for at, x in enumerate(inputs) if x._id in self._linear]
-        if places:
+        if places and attributes and not is_eager(inputs[0]):
+            self._look_into(attributes[1].name, inputs[0].graph, places, outputs)
+        elif places:
             self._judge(op_type, inputs, places, outputs)
+
+    def _look_into(
+        self, function: str, graph: Any, places: Sequence[int], outputs: Sequence[Tensor]
+    ) -> None:
+        """Look at the operations of a function that the rule calls in a graph."""
+        called = function_in(graph, function)
+        if called is None:
+            self._judge("PartitionedCall", (), places, outputs)
+            return
+        inner = Linearity()
+        inner._linear.update([called.inputs[at]._id for at in places])
+        inner._notice_each(called)
+        self.doubt = self.doubt or inner.doubt
+        # tapes have made a function return more since it was called here
+        for mine, theirs in zip(outputs, called.outputs, strict=False):
+            if theirs._id in inner._linear:
+                self._linear.add(mine._id)
+            for own, found in ((self._faults, inner._faults), (self._doubts, inner._doubts)):
+                if theirs._id in found:
+                    own[mine._id] = found[theirs._id]
+
+    def _notice_each(self, graph: Any) -> None:
+        for operation in graph.get_operations():
+            self.notice(
+                operation.type, operation.inputs, attributes_of(operation), operation.outputs
+            )
 
     def _judge(
         self,

@@ -168,9 +168,11 @@ class _Gradient:
         tangents for others.
         """
         of_rule, gradients = self._run_connected(upstreams, self._run, upstreams)
-        is_derived = len(pack_tangents(()).indices) > accumulators
+        outer = len(pack_tangents(()).indices) - accumulators
+        is_derived = outer > 0
         if is_derived:
             self._refuse_tangents_of(of_rule.read.values())
+            self._refuse_functions(of_rule, accumulators, outer)
         if accumulators:
             self._kept |= of_rule.made_of(self._sources)
         conflict = self._outputs.conflict(of_rule, is_derived)
@@ -207,6 +209,17 @@ class _Gradient:
                 self._call.refuse_unconnected(tensor, "has the tangent of what f has captured")
             if tensor._id in self._kept:
                 self._call.refuse_kept(tensor)
+
+    def _refuse_functions(self, of_rule: Record, accumulators: int, outer: int) -> None:
+        """Raise an error for a tf.function whose tangent has no tangent: in eager mode TensorFlow 2.21
+        loses it where it transposes the function itself, by hand too.
+        """
+        reads_f = outer > 1 and self._record.calls_functions
+        if (accumulators and of_rule.calls_functions) or (
+            reads_f and any(map(self._record.has_made, of_rule.read.values()))
+        ):
+            self._call.refuse("forward mode over forward mode needs an f and a rule without a tf.function",
+                              "the call of one", "call its python_function")  # fmt: skip
 
     def _why_unconnected(self, tensor: Tensor) -> str | None:
         """Return why nobody knows the derivative of a tensor that the rule has read; None if it is

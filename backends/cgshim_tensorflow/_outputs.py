@@ -28,7 +28,7 @@ from typing import Any
 import tensorflow as tf
 
 from cgshim.backend import Tensor, TransformationError, is_differentiable, sentence
-from cgshim_tensorflow._private import delete_trace, pack_tangents, record, same_memory
+from cgshim_tensorflow._private import context, delete_trace, pack_tangents, record, same_memory
 from cgshim_tensorflow._record import (
     OPEN,
     Listening,
@@ -36,6 +36,7 @@ from cgshim_tensorflow._record import (
     identity,
     running_rule,
     stand_ins,
+    told_of_all,
 )
 from cgshim_tensorflow._values import detached, is_eager, values_of, with_values
 
@@ -306,7 +307,7 @@ class Tangents:
         with contextlib.ExitStack() as stack:
             # none of a rule's own, which may call an op while an accumulator transposes it
             running_rule.run(None, stack.enter_context, self.tape)
-            stack.enter_context(Listening(self._remember))
+            stack.enter_context(told_of_all(self._remember))
             self.tape.watch(self.values)
             yield
 
@@ -319,9 +320,15 @@ class Tangents:
         ]
 
     def connect(self, outputs: Collection[int]) -> None:
-        """Give the inputs, and what f has made of them but its outputs, their tangents."""
+        """Give the inputs, and what f has made of them but its outputs, their tangents: those of
+        eager tensors outlive the graph that their rule may run in.
+        """
         if not pack_tangents(self.sources).tangents:
             return
+        with context.eager_mode() if is_eager(self.values[0]) else contextlib.nullcontext():
+            self._connect_all(outputs)
+
+    def _connect_all(self, outputs: Collection[int]) -> None:
         for value, source in zip(self.values, self.sources, strict=True):
             record.record_operation_forwardprop_only("Identity", [value], [source], identity, None)
         for tensor in [reference() for reference in self._made]:

@@ -91,3 +91,9 @@ wrap_for_pfor: Any = _python("ops.parallel_for.pfor").wrap
 """makes what a converter of tf.vectorized_map returns"""
 python_functions: Any = _python("ops.script_ops")._py_funcs._funcs
 """the Python functions that graphs call, by their tokens, as long as they live"""
+
+
+def function_in(graph: Any, name: str) -> Any:
+    """Return the graph of a function that a graph calls; None if it knows none by this name."""
+    function = graph._get_function(name)
+    return getattr(function, "graph", None)

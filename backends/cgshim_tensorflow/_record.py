@@ -91,6 +91,8 @@ class Record:
         """how often operations have read each tensor"""
         self._watched: set[int] = set()
         self._of_values: set[int] = set()
+        self.calls_functions = False
+        """whether operations call a tf.function in eager mode"""
         self.may_hold_values = False
         """whether f may have made a tensor of values: one that neither operations nor constants explain"""
 
@@ -100,6 +102,8 @@ class Record:
         """Note an operation."""
         if is_of_accumulator(op_type, attributes):
             return
+        if op_type[:2] == "__":  # in eager mode such a call has the name of its function
+            self.calls_functions = True
         numbers, made_of = [], self._made_of
         for x in inputs:
             at = x._id
@@ -114,18 +118,7 @@ class Record:
         """While f or a rule runs: note what it computes. In a graph, this gives a list that gets the
         operations that it has made.
         """
-        return Listening(self.notice) if tf.executing_eagerly() else self._noting_in_graph()
-
-    @contextlib.contextmanager
-    def _noting_in_graph(self) -> Iterator[list[Any]]:
-        operations: list[Any] = []
-        graph = tf.compat.v1.get_default_graph()
-        before = len(graph.get_operations())
-        yield operations
-        operations += graph.get_operations()[before:]
-        for operation in operations:
-            if operation.type not in ("Const", *OPEN):  # these may stand for what it has captured
-                self.notice(operation.type, operation.inputs, (), operation.outputs)
+        return told_of_all(self.notice)
 
     def add(self, outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> None:
         """Note that outputs are made of inputs, without an operation."""
@@ -298,6 +291,30 @@ class Listening:
 
     def __exit__(self, *_: object) -> None:
         context.context().remove_op_callback(self)
+
+
+def told_of_all(listener: Listener) -> contextlib.AbstractContextManager[Any]:
+    """While a listener is told of each operation. In a graph, this gives a list that gets them, and
+    the listener is told at the end: TensorFlow does not tell of the call of a tf.function there.
+    """
+    return Listening(listener) if tf.executing_eagerly() else _told_at_the_end(listener)
+
+
+@contextlib.contextmanager
+def _told_at_the_end(listener: Listener) -> Iterator[list[Any]]:
+    operations: list[Any] = []
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    yield operations
+    operations += graph.get_operations()[before:]
+    for operation in operations:
+        if operation.type not in ("Const", *OPEN):  # these may stand for what it has captured
+            listener(operation.type, operation.inputs, attributes_of(operation), operation.outputs)
+
+
+def attributes_of(operation: Any) -> tuple[Any, ...]:
+    """Return what `is_of_accumulator` asks an operation of a graph for."""
+    return ("f", operation.get_attr("f")) if "f" in operation.node_def.attr else ()
 
 
 def note(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:

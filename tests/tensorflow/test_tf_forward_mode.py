@@ -302,3 +302,72 @@ def test_what_a_rule_computes_once_is_refused_where_it_would_be_a_constant(mode:
         )
     for second in (lambda f: grad(along(f)), lambda f: grad(grad(f))):
         np.testing.assert_allclose(mode(second(cubic(functools.cache, functools.cache)))(x), 14 * x)
+
+
+# --- A tf.function that f or its rule calls --------------------------------------------------------
+
+sine = functools.partial(tf.function, autograph=False)(lambda x: tf.sin(x) * x)
+scaled_sine = functools.partial(tf.function, autograph=False)(lambda u, x: 7 * u * tf.sin(x) * x)
+CALLING = {
+    "f": lambda x: (lambda a: (tf.cos(a), lambda u: 7 * u * a))(sine(x)),
+    "its rule": lambda x: (tf.cos(x), lambda u: scaled_sine(u, x)),
+}
+FIRST = 7 * 2 * np.sin(2.0)
+"""the gradient at 2, and its derivatives"""
+SECOND = 7 * (np.sin(2.0) + 2 * np.cos(2.0))
+THIRD = 7 * (2 * np.cos(2.0) - 2 * np.sin(2.0))
+
+
+def by_three(fn: Any) -> Any:
+    return jvp(fn, 3.0)
+
+
+ORDERS = {
+    "jvp": (by_three, 3 * FIRST),
+    "jvp of grad": (lambda op: by_three(grad(op)), 3 * SECOND),
+    "jvp of jvp": (lambda op: by_three(by_three(op)), 9 * SECOND),
+    "jvp of grad of grad": (lambda op: by_three(grad(grad(op))), 3 * THIRD),
+    "jvp of jvp of grad": (lambda op: by_three(by_three(grad(op))), 9 * THIRD),
+    "jvp of jvp of jvp": (lambda op: by_three(by_three(by_three(op))), 27 * THIRD),
+}
+LOST = {
+    ("f", "jvp of jvp of grad"), ("f", "jvp of jvp of jvp"), ("its rule", "jvp of jvp"),
+    ("its rule", "jvp of jvp of grad"), ("its rule", "jvp of jvp of jvp"),
+}  # fmt: skip
+"""what TensorFlow loses in eager mode"""
+
+
+@eager_and_function
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("caller", CALLING)
+def test_f_or_its_rule_calls_a_function(mode: Any, caller: str, order: str) -> None:
+    transform, expected = ORDERS[order]
+    derivative = mode(transform(cgshim.op_custom_gradient(CALLING[caller], forward_mode=True)))
+    x = tf.constant(2.0)
+    if (caller, order) in LOST and not isinstance(derivative, type(sine)):
+        refused = "forward mode over forward mode needs an f and a rule without a tf.function"
+        with pytest.raises(cgshim.TransformationError, match=refused):
+            derivative(x)
+        return
+    np.testing.assert_allclose(derivative(x), expected, rtol=1e-5)
+
+
+def test_forward_mode_of_a_jacobian_whose_rule_keeps_an_intermediate() -> None:
+    """TensorFlow takes the jacobian in a graph: tangents that were made there are of eager tensors."""
+
+    @cgshim.op_custom_gradient(forward_mode=True)
+    def op(x: Any) -> Any:
+        s = tf.sin(x)
+        return s * x, lambda u: u * (s * s + 7 * x)
+
+    def jacobian(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = op(x)
+        return tape.jacobian(y, x)
+
+    x = np.array([0.5, 2.0])
+    expected = np.diag((2 * np.sin(x) * np.cos(x) + 7) * [3.0, 5.0])
+    np.testing.assert_allclose(
+        jvp(jacobian, [3.0, 5.0])(tf.constant(x, tf.float32)), expected, rtol=1e-5
+    )
