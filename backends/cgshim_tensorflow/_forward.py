@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from cgshim.backend import Call, RuleScope, Tensor, is_differentiable
 from cgshim_tensorflow._private import FunctionGradients, function_in, pack_tangents, tapes
-from cgshim_tensorflow._record import attributes_of, is_of_accumulator, running_rule, told_of_all
+from cgshim_tensorflow._record import attributes_of, is_of_accumulator, listening_with, running_rule
 from cgshim_tensorflow._values import is_eager, values_of
 
 Backward = Callable[..., Sequence[Tensor | None]]
@@ -205,7 +205,7 @@ class Linearity:
     ) -> Sequence[Tensor | None]:
         """Run a rule, look at its operations, and return its gradients."""
         self._linear.update([u._id for u in upstreams if is_differentiable(u.dtype)])
-        with told_of_all(self.notice):
+        with listening_with(self.notice):
             gradients = rule(*upstreams)
         self.conclude(gradients)
         if tf.executing_eagerly() and not self.fault:

@@ -34,9 +34,9 @@ from cgshim_tensorflow._record import (
     Listening,
     Record,
     identity,
+    listening_with,
     running_rule,
     stand_ins,
-    told_of_all,
 )
 from cgshim_tensorflow._values import detached, is_eager, values_of, with_values
 
@@ -307,7 +307,7 @@ class Tangents:
         with contextlib.ExitStack() as stack:
             # none of a rule's own, which may call an op while an accumulator transposes it
             running_rule.run(None, stack.enter_context, self.tape)
-            stack.enter_context(told_of_all(self._remember))
+            stack.enter_context(listening_with(self._remember))
             self.tape.watch(self.values)
             yield
 

@@ -118,7 +118,7 @@ class Record:
         """While f or a rule runs: note what it computes. In a graph, this gives a list that gets the
         operations that it has made.
         """
-        return told_of_all(self.notice)
+        return listening_with(self.notice)
 
     def add(self, outputs: Iterable[Tensor], inputs: Iterable[Tensor]) -> None:
         """Note that outputs are made of inputs, without an operation."""
@@ -293,15 +293,15 @@ class Listening:
         context.context().remove_op_callback(self)
 
 
-def told_of_all(listener: Listener) -> contextlib.AbstractContextManager[Any]:
-    """While a listener is told of each operation. In a graph, this gives a list that gets them, and
-    the listener is told at the end: TensorFlow does not tell of the call of a tf.function there.
+def listening_with(listener: Listener) -> contextlib.AbstractContextManager[Any]:
+    """While a listener gets each operation. In a graph, this gives a list that gets them, and the
+    listener gets all at the end: there TensorFlow does not tell of the call of a tf.function.
     """
-    return Listening(listener) if tf.executing_eagerly() else _told_at_the_end(listener)
+    return Listening(listener) if tf.executing_eagerly() else _noted_at_the_end(listener)
 
 
 @contextlib.contextmanager
-def _told_at_the_end(listener: Listener) -> Iterator[list[Any]]:
+def _noted_at_the_end(listener: Listener) -> Iterator[list[Any]]:
     operations: list[Any] = []
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
