@@ -13,9 +13,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from benchmarks.measure import Medians, Rounds
+from benchmarks.measure import Medians
 
 START = "import sys, benchmarks; sys.path[:0] = {paths}; from benchmarks.worker import main; main()"
 """The cases are this checkout's, whichever cgshim they measure."""
@@ -24,7 +24,9 @@ START = "import sys, benchmarks; sys.path[:0] = {paths}; from benchmarks.worker 
 def measured_in_turns(
     checkouts: tuple[Path, Path], arguments: list[str], environment: dict[str, str]
 ) -> Iterator[tuple[int, Medians, Medians]]:
-    """For each case what a worker measures of each checkout; the arguments are the workers'."""
+    """For each case what a worker measures of each checkout, or why one of them cannot; the
+    arguments are the workers'.
+    """
     hear_first, say_second = os.pipe()
     hear_second, say_first = os.pipe()
     first = _worker(
@@ -60,26 +62,35 @@ def _results(worker: subprocess.Popen[str]) -> Iterator[Any]:
     return map(json.loads, worker.stdout)
 
 
-def in_turns(role: str, hear: str, say: str) -> Rounds:
+class Turns:
     """Rounds that wait for the other process's: the leader tells how many are left, the follower
     repeats it.
     """
-    heard, said = os.fdopen(int(hear)), os.fdopen(int(say), "w", buffering=1)
-    return lambda rounds: _lead(rounds, heard, said) if role == "lead" else _follow(heard, said)
 
+    def __init__(self, role: str, hear: str, say: str) -> None:
+        self._leads = role == "lead"
+        self._heard, self._said = os.fdopen(int(hear)), os.fdopen(int(say), "w", buffering=1)
 
-def _lead(rounds: int, heard: TextIO, said: TextIO) -> Iterator[int]:
-    for left in reversed(range(rounds)):
-        heard.readline()  # the first word says that the follower is ready
-        yield left
-        print(left, file=said)
-    heard.readline()
+    def problem_of_either(self, own: str) -> str:
+        """What keeps this process or the other from measuring the next case; "" if nothing does."""
+        print(" ".join(own.split()), file=self._said)
+        other = self._heard.readline().strip()
+        return own or other
 
+    def __call__(self, rounds: int) -> Iterator[int]:
+        return self._lead(rounds) if self._leads else self._follow()
 
-def _follow(heard: TextIO, said: TextIO) -> Iterator[int]:
-    left = 1
-    print("ready", file=said)
-    while left:
-        left = int(heard.readline())
-        yield left
-        print(left, file=said)
+    def _lead(self, rounds: int) -> Iterator[int]:
+        for left in reversed(range(rounds)):
+            self._heard.readline()  # the first word says that the follower is ready
+            yield left
+            print(left, file=self._said)
+        self._heard.readline()
+
+    def _follow(self) -> Iterator[int]:
+        left = 1
+        print("ready", file=self._said)
+        while left:
+            left = int(self._heard.readline())
+            yield left
+            print(left, file=self._said)

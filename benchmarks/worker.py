@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.cases import CASES, Case
-from benchmarks.measure import Medians, Rounds, peaks, times
+from benchmarks.measure import Medians, peaks, times
 from benchmarks.ops import BY_CGSHIM, arguments, by_keras
 from benchmarks.page import TABLES
-from benchmarks.turns import in_turns
+from benchmarks.turns import Turns
 
 
 def main() -> None:
@@ -26,23 +26,32 @@ def main() -> None:
         "--turns", nargs=3, default=None, help="measure in turns with another process"
     )
     options = parser.parse_args()
-    in_rounds = in_turns(*options.turns) if options.turns else range
+    turns = Turns(*options.turns) if options.turns else None
     framework = importlib.import_module(f"benchmarks.with_{options.backend}")
     for at, case in enumerate(CASES):
         is_by_hand = case.op in framework.BY_HAND or (case.op, case.use) in framework.BY_HAND
         is_asked_for = options.only in case.name and case.table in options.tables
         if is_by_hand and hasattr(framework, case.use) and is_asked_for:
-            print(
-                json.dumps([at, _measured(framework, case, options.seconds, in_rounds)]), flush=True
-            )
+            measured = _measured(framework, case, options.seconds, turns)
+            print(json.dumps([at, measured]), flush=True)
 
 
-def _measured(framework: Any, case: Case, seconds: float, in_rounds: Rounds) -> Medians:
-    sides = {name: _ready(framework, case, op) for name, op in _sides(framework, case).items()}
-    working = {name: run for name, run in sides.items() if run is not None}
+def _measured(framework: Any, case: Case, seconds: float, turns: Turns | None) -> Medians | str:
+    """The medians; of two checkouts, one of which does not have what the case needs, why not."""
+    working: dict[str, Callable[[], Any]] = {}
+    problem = ""
+    try:
+        sides = {name: _ready(framework, case, op) for name, op in _sides(framework, case).items()}
+        working = {name: run for name, run in sides.items() if run is not None}
+    except Exception as error:
+        if turns is None:
+            raise
+        problem = repr(error)
+    if turns and (problem := turns.problem_of_either(problem)):
+        return problem
     if case.measured == "peaks":
-        return peaks(working, "by hand", in_rounds)
-    return times(working, "by hand", seconds, in_rounds)
+        return peaks(working, "by hand", turns or range)
+    return times(working, "by hand", seconds, turns or range)
 
 
 def _sides(framework: Any, case: Case) -> dict[str, Callable[..., Any]]:
