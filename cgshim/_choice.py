@@ -290,12 +290,17 @@ def _name_of_framework(arguments: Sequence[Any]) -> str | None:
     """Return the name of the framework whose tensors the arguments hold; NumPy's if they hold only
     its arrays.
     """
-    name = _first(arguments)  # a long log among them is not read for it
-    if name in (None, "numpy"):  # arrays are constants beside a tree of tensors
-        name = _first(_leaves(arguments))
-    if name in (None, "numpy"):
-        name = _first_registered(arguments) or name
-    return name
+    fallback = _first(arguments)  # a long log among them is not read for it
+    if fallback not in (None, "numpy"):
+        return fallback
+    are_known = True
+    for leaf in _leaves(arguments):  # arrays are constants beside a tree of tensors
+        name = framework_of(leaf)
+        if name not in (None, "numpy"):
+            return name
+        fallback = fallback or name
+        are_known = are_known and (name is not None or type(leaf) in SIMPLE)
+    return fallback if are_known else _first_registered(arguments) or fallback
 
 
 def backend_or_numpy(arguments: Sequence[Any]) -> Backend:
@@ -330,26 +335,25 @@ def _leaves(tree: Any) -> Iterator[Any]:
     """Yield the leaves of a tree, which is read only as far as somebody asks; lists, tuples and dicts
     do not use optree, which torch.compile cannot trace.
     """
-    if type(tree) in (list, tuple):
-        for branch in tree:
-            yield from _leaves(branch)
-    elif type(tree) is dict:
-        for key in tree:
-            yield from _leaves(tree[key])
-    elif type(tree) in SIMPLE or framework_of(tree) is not None:
-        yield tree
-    else:
-        import optree
+    todo = [tree]  # the next one last
+    while todo:
+        x = todo.pop()
+        if type(x) is list or type(x) is tuple:
+            todo.extend(reversed(x))
+        elif type(x) is dict:
+            todo.extend(reversed(x.values()))
+        elif type(x) in SIMPLE or framework_of(x) is not None:
+            yield x
+        else:
+            import optree
 
-        yield from optree.tree_leaves(tree, none_is_leaf=True)
+            yield from optree.tree_leaves(x, none_is_leaf=True)
 
 
 def _first_registered(arguments: Sequence[Any]) -> str | None:
     """Return the framework that finds a tensor in a container that only its own tree registry
     knows.
     """
-    if all(type(leaf) in SIMPLE or framework_of(leaf) is not None for leaf in _leaves(arguments)):
-        return None
     imported = (
         [TRACER]
         if is_traced()

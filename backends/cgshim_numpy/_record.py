@@ -60,7 +60,8 @@ class Step:
         self.time = now()
         self.first_read = math.inf
         for parent in parents:
-            parent.first_read = min(parent.first_read, self.time)
+            if parent.first_read > self.time:
+                parent.first_read = self.time
 
 
 def in_boxes(value: Any, fun: Any, args: Sequence[Any], kwargs: Any) -> Any:
@@ -72,7 +73,9 @@ def in_boxes(value: Any, fun: Any, args: Sequence[Any], kwargs: Any) -> Any:
     for at, box in boxes:
         values[at] = box._value
     argvals = tuple(values)  # as of autograd's own primitives: its derivative of einsum adds one
-    result = in_boxes(value, fun, argvals, kwargs)  # which outer derivatives see
+    result = value
+    if not box_types.isdisjoint(map(type, argvals)):
+        result = in_boxes(value, fun, argvals, kwargs)  # which outer derivatives see
     places, nodes = tuple([at for at, _ in boxes]), tuple([box._node for _, box in boxes])
     return new_box(result, level, node_type(result, fun, argvals, kwargs, places, nodes))
 
@@ -82,7 +85,7 @@ notrace_primitives[Step] = notrace_primitives[VJPNode]
 
 
 class Record:
-    """What one run of f, and the runs of its rule, do with recorded values."""
+    """What one run of f, and the runs of its rule, do with recorded values; each runs within it."""
 
     def __init__(self, call: Call, args: Sequence[Any] = ()) -> None:
         """Prepare the record of a run of f on these; of its rule alone if there are none."""
@@ -93,6 +96,15 @@ class Record:
         # what the rule may read, or Python has read in it; None if all is known
         self.unrecorded: Any = None
         self.running = 0  # how many functions run on recorded values
+
+    def __enter__(self) -> None:
+        self.running += 1
+        _running.add(self)
+
+    def __exit__(self, *of_error: object) -> None:
+        self.running -= 1
+        if not self.running:
+            _running.discard(self)
 
     def leaf(self, value: Any, made_of: Sequence[Any] = ()) -> Leaf:
         """Return a recorded value that was made nobody knows how, of what has these nodes."""
@@ -134,6 +146,9 @@ class Record:
         """
         return id(x) not in self._constants or x.tobytes() != self._constants[id(x)][1]
 
+
+_running = set[Record]()
+"""the records on which a function runs now, in any thread"""
 
 _MOST = 1_000_000  # numbers in an array that is looked at
 
@@ -194,9 +209,9 @@ def records_of(x: Any) -> list[Record]:
 
 def is_live(x: Any, own: Record | None = None) -> bool:
     """Return True if a box is not only what runs have left that are over, or are one's own."""
-    return not is_recorded(x) or any(
-        record.running for record in records_of(x) if record is not own
-    )
+    if not is_recorded(x) or _running <= {own}:
+        return not is_recorded(x)
+    return any(record.running for record in records_of(x) if record is not own)
 
 
 def values_of(call: Call, arrays: Sequence[Array], own: Record | None = None) -> list[Array]:

@@ -87,26 +87,39 @@ class Run:
     def on_values(self, inputs: Sequence[Array], plain: PlainRules | None) -> Any:
         """Run f on values, and return its outputs as autograd takes them: one, or a tuple."""
         result = self.call.run(inputs)
-        if plain is not None and type(result) is tuple and len(result) == 2:
-            output, grad_fn = result
-            if (
-                type(output) in PLAIN
-                and output.dtype.kind == "f"
-                and plain.include(grad_fn, self.call.arguments)
-            ):
-                self.grad_fn = grad_fn
-                return output
+        if self._is_plain(result, plain):
+            self.grad_fn = result[1]
+            return result[0]
         outputs, rule = self.call.read(result, inputs)
         return self._keep(values_of(self.call, outputs), rule, inputs)
 
+    def _is_plain(self, result: Any, plain: PlainRules | None) -> bool:
+        """Return True for one array of floats, recorded or not, and a function of upstream."""
+        if plain is None or type(result) is not tuple or len(result) != 2:
+            return False
+        output, grad_fn = result
+        if self.record is not None and is_recorded(output):
+            output = output._value
+        return (
+            type(output) in PLAIN
+            and output.dtype.kind == "f"
+            and plain.include(grad_fn, self.call.arguments)
+        )
+
     def on_record(
-        self, values: Sequence[Array], args: Sequence[Any], closed_over: Sequence[Any]
+        self,
+        values: Sequence[Array],
+        args: Sequence[Any],
+        closed_over: Sequence[Any],
+        plain: PlainRules | None,
     ) -> Any:
         """Run f on values, recorded where they are those of boxes, and return its outputs as
         autograd takes them.
         """
         call, count = self.call, self.count
-        variables = [count + at for at in variables_among(closed_over, args[:count])]
+        variables: list[int] = []
+        if closed_over:
+            variables = [count + at for at in variables_among(closed_over, args[:count])]
         record = self.record = Record(call, args)
         pairs = zip(values, map(nodes_of, args), strict=True)
         self.leaves, self.closed_over = (
@@ -116,7 +129,7 @@ class Run:
         inputs, unseen = self.leaves[:count], dict[int, Any]()
         with self._recording(record):
             try:
-                outputs, rule = call(inputs)
+                result = call.run(inputs)
             except Exception:  # noqa: BLE001  # Numba and ctypes have their own
                 # f may take values alone, as compiled code does. If they are not what is wrong, it
                 # raises that again.
@@ -124,25 +137,36 @@ class Run:
                 # objects that nobody else has
                 own = [x._value[...] if isbox(x) else x for x in inputs]
                 unseen = {id(x): leaf for x, leaf in zip(own, inputs, strict=True) if isbox(leaf)}
-                outputs, rule = call(own)
+                result = call.run(own)
+            rule = None
+            if not (unseen or closed_over) and self._is_plain(result, plain):
+                outputs, grad_fn = result[:1], result[1]
+            else:
+                outputs, rule = call.read(result, inputs)
+                grad_fn = rule.grad_fn
             # of outputs and leaves, as the rule reads them; None for constants
             constants = {id(x) for x in inputs if not isbox(x)}
             self.steps = [None if id(y) in constants else self._end(y, unseen) for y in outputs]
             outputs = values_of(call, outputs, record)
         self.steps += [leaf._node if isbox(leaf) else None for leaf in self.leaves]
         self.variables = sorted(variables, key=lambda at: self.leaves[at]._node.first_read)
-        call.require_variables(rule, [args[at] for at in self.variables])
+        if rule is not None:
+            call.require_variables(rule, [args[at] for at in self.variables])
         if unseen:
-            grad_fn, record.unrecorded = replace_held(rule.grad_fn, unseen, is_tensor)
-            rule = rule.with_grad_fn(grad_fn)
-        record.f_has_returned(rule.grad_fn)
-        return self._keep(outputs, rule, inputs)
+            grad_fn, record.unrecorded = replace_held(grad_fn, unseen, is_tensor)
+        record.f_has_returned(grad_fn)
+        if rule is None:
+            self.grad_fn = grad_fn
+            return outputs[0]
+        return self._keep(outputs, rule.with_grad_fn(grad_fn) if unseen else rule, inputs)
+
+    def _recording(self, record: Record) -> contextlib.AbstractContextManager[Any]:
+        """Let the boxes that f closes over be recorded values, wherever f or its rule reads them."""
+        return self._with_leaves(record) if self.closed_over else record
 
     @contextlib.contextmanager
-    def _recording(self, record: Record) -> Iterator[None]:
-        """Let the boxes that f closes over be recorded values, wherever f or its rule reads them."""
+    def _with_leaves(self, record: Record) -> Iterator[None]:
         before = [(box.__class__, box._value, box._trace, box._node) for box in self.closed_over]
-        record.running += 1
         try:
             for box, leaf in zip(self.closed_over, self.leaves[self.count :], strict=True):
                 box.__class__, box._value, box._trace, box._node = (
@@ -151,9 +175,9 @@ class Run:
                     leaf._trace,
                     leaf._node,
                 )
-            yield
+            with record:
+                yield
         finally:
-            record.running -= 1
             for box, was in zip(self.closed_over, before, strict=True):
                 box.__class__, box._value, box._trace, box._node = was
 
@@ -197,8 +221,23 @@ class Run:
 
         autograd's gradients are the conjugates of those that rules take and give.
         """
+        try:
+            gradients, of_variables = self._asked(argnums, upstreams)
+        except Exception as error:
+            if isinstance(error, CustomGradientError) or not self.was_asked:
+                raise
+            self.call.refuse("a second order calls grad_fn once for each derivative of the output",
+                             f"a {type(error).__name__} in the second call",
+                             "let grad_fn keep what it reads")  # fmt: skip
+        self.was_asked = self.record is not None
+        return self.as_autograd(argnums, gradients, of_variables)
+
+    def _asked(
+        self, argnums: Sequence[int], upstreams: Sequence[Array]
+    ) -> tuple[Sequence[Array | None], Sequence[Array | None]]:
+        """Return the gradients of the inputs and of the variables, as the rule gives them."""
         if self.grad_fn is not None:
-            return self.as_autograd(argnums, _asked(self, upstreams[0]))
+            return _by_grad_fn(self, upstreams[0]), ()
         rule = self.rule
         needed = (
             [at in argnums for at in range(self.count)] if rule.takes_needs_input_grad else None
@@ -209,17 +248,8 @@ class Run:
             opened = lambda *args, **kwargs: with_boxes_opened(grad_fn(*args, **kwargs))
             rule = rule.with_grad_fn(functools.wraps(grad_fn)(opened))
         variables = [self.leaves[at] for at in self.variables]
-        try:
-            us = conjugated(upstreams)
-            gradients, of_variables = rule_scope.run(True, rule, self.inputs, us, variables, needed)
-        except Exception as error:
-            if isinstance(error, CustomGradientError) or not self.was_asked:
-                raise
-            self.call.refuse("a second order calls grad_fn once for each derivative of the output",
-                             f"a {type(error).__name__} in the second call",
-                             "let grad_fn keep what it reads")  # fmt: skip
-        self.was_asked = self.record is not None
-        return self.as_autograd(argnums, gradients, of_variables)
+        us = conjugated(upstreams)
+        return rule_scope.run(True, rule, self.inputs, us, variables, needed)  # type: ignore[no-any-return]
 
     def pushed(
         self, argnums: Sequence[int], outputs: Sequence[Array], tangents: Sequence[Array]
@@ -331,7 +361,7 @@ def output_under_autograd(
     )
     run = Run(call, len(inputs), values)
     if closed_over or not (is_first_order or call.once_differentiable):
-        output = run.on_record(values, args, closed_over)
+        output = run.on_record(values, args, closed_over, plain)
     else:
         output = run.on_values(values, plain if is_first_order else None)
     ans = in_boxes(output, _outputs_of, args, {"run": run})
@@ -351,10 +381,10 @@ def _vjp_of_outputs(
         values, ans = () if run.grad_fn else [x for x in values if isbox(x)], None
 
     def vjp(upstream: Any) -> Sequence[Array]:
-        if type(upstream) not in PLAIN or run.grad_fn is None:
+        if type(upstream) not in PLAIN or run.grad_fn is None or run.record is not None:
             by_rule = functools.partial(run.gradients, argnums)
             return run.connected(by_rule, as_arrays(run.per_output(upstream)), values, ans)
-        gradients = _asked(run, upstream)
+        gradients = _by_grad_fn(run, upstream)
         return (
             gradients
             if type(gradients) is tuple
@@ -365,7 +395,7 @@ def _vjp_of_outputs(
 
 
 @runs_op
-def _asked(run: Run, upstream: Any) -> Sequence[Array | None]:
+def _by_grad_fn(run: Run, upstream: Any) -> Sequence[Array | None]:
     """Return the gradients of the very function that f returned, where all about it is plain."""
     arguments, inputs, upstreams, shapes, dtypes = (
         run.call.arguments,
@@ -380,14 +410,15 @@ def _asked(run: Run, upstream: Any) -> Sequence[Array | None]:
         result = cast(Any, run.grad_fn)(*inputs, *upstreams)
     finally:
         rule_scope.leave(token)
+    value = result._value if run.record is not None and is_recorded(result) else result
     if (
-        type(result) in PLAIN
-        and [result.shape] == shapes
-        and [result.dtype] == dtypes
-        and result.dtype.kind == "f"
+        type(value) in PLAIN
+        and [value.shape] == shapes
+        and [value.dtype] == dtypes
+        and value.dtype.kind == "f"
     ):
         return (result,)  # as nearly all are
-    if isbox(upstream):  # autograd may put gradients into one box
+    if run.record is not None or isbox(upstream):  # autograd may put gradients into one box
         result = with_boxes_opened(result)
     return gradients_of_arguments(arguments, result, shapes, dtypes)
 

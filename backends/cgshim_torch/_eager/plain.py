@@ -340,8 +340,7 @@ class Plan:
             run.f, run.options, run.existing = f, options, existing
         if needs_inputs:
             run.versions = [0 if t is None else t._version for t in raw]
-            if len_function_stack():
-                run.default_device = default_device()
+            run.default_device = default_device()
         return self._apply((run, saved, alias), *args)
 
     def _reads_libraries_alone(

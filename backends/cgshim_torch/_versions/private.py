@@ -107,6 +107,8 @@ def default_device() -> torch.device | None:
     """Return where torch makes tensors in this thread, by the innermost mode that says so; None if none
     does.
     """
+    if not len_function_stack():
+        return None
     modes = map(function_mode_at, reversed(range(len_function_stack())))
     return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
 
