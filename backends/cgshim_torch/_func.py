@@ -35,7 +35,7 @@ from cgshim.backend import (
 )
 from cgshim_torch._eager.run import Run, named, rules, run_once, variables_of
 from cgshim_torch._eager.second_order import without_random_numbers
-from cgshim_torch._graph.existing import NOTHING, Existing, Holdings, versions_of
+from cgshim_torch._graph.existing import NOTHING, Holdings, existing_for, versions_of
 from cgshim_torch._graph.levels import (
     alive,
     batches_of,
@@ -98,14 +98,14 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor],
         call = call.with_needs_input_grad(
             [torch.is_grad_enabled() and requires_grad_at_a_level(x) for x in inputs]
         )
-    existing, start = Existing(call), sequence_number()
-    before = [versions_of([*levels(x)]) for x in inputs]
+    existing, start = existing_for(call), sequence_number()
+    before = [versions_of(levels(x)) for x in inputs]
     refusals: dict[int, Refusal] = {}
     in_forward_mode = (level_now(), refusals) if forward_ad._current_level >= 0 else None
     outputs, rule = call.read(_constants.run(in_forward_mode, run_once, call, inputs), inputs)
     during = since(start)
     if any(
-        requires_grad_at_a_level(x) and versions_of([*levels(x)]) != was
+        requires_grad_at_a_level(x) and versions_of(levels(x)) != was
         for x, was in zip(inputs, before, strict=True)
     ):
         call.refuse_writing()
@@ -176,7 +176,7 @@ class TransformedRun(Run):
         passed = [*inputs, *self.variables, *residuals, *outputs]
         at = {id(t): place for place, t in reversed(list(enumerate(passed)))}
         self.held_at = [at[id(t)] for t, _, _ in self.held]
-        with_graph = Holdings(*holdings.pullbacks).tensors
+        with_graph = Holdings(*holdings.pullbacks).tensors if holdings.pullbacks else ()
         self.with_graph_at = [at[id(t)] for t, _, _ in with_graph if t.requires_grad]
         self.is_partial = all(map(_is_partial, holdings.pullbacks))
         self.leaves, self.outputs = len(inputs) + len(self.variables), len(outputs)
@@ -305,7 +305,7 @@ def _is_partial(pullback: FunctionType) -> bool:
         [y for y, _ in connected], of, [u for _, u in connected], retain_graph=True, materialize_grads=True
     )  # fmt: skip
     pairs = [
-        [[*levels(g)][-1] for g in each] for each in zip(tree_leaves(gradients), there, strict=True)
+        [levels(g)[-1] for g in each] for each in zip(tree_leaves(gradients), there, strict=True)
     ]
     with outside_of_func():
         return all(torch.equal(*pair) for pair in pairs)

@@ -27,8 +27,8 @@ from cgshim_torch._graph.existing import (
     Held,
     Holdings,
     Reach,
+    existing_for,
     put,
-    reads_arguments_alone,
     version_of,
     versions_of,
 )
@@ -77,7 +77,7 @@ def attached(call: Call, inputs: Sequence[Tensor]) -> Outputs:
             [recording and functorch.unwrap_if_dead(x).requires_grad for x in inputs]
         )
     detached = [x.detach() for x in inputs] if recording else [*inputs]
-    existing = NOTHING if not recording or reads_arguments_alone(call) else Existing(call)
+    existing = existing_for(call) if recording else NOTHING
     start, versions = sequence_number(), versions_of(detached)
     return with_rule(call, inputs, detached, existing, start, versions, [run_once(call, detached)])
 

@@ -85,7 +85,7 @@ class Run:
     def complete(self) -> None:
         """Do nothing: a plain run becomes a whole one."""
 
-    @property
+    @functools.cached_property
     def may_hide(self) -> bool:
         """False if the rule can read nothing but what it holds, and other tensors can be put there for
         a while.

@@ -408,6 +408,11 @@ NOTHING = Existing(None)
 """of an f that reads its arguments alone"""
 
 
+def existing_for(call: Call) -> Existing:
+    """Return what f of a call could read before it ran."""
+    return NOTHING if reads_arguments_alone(call) else Existing(call)
+
+
 def version_of(t: Tensor) -> int:
     """Return how often a tensor was changed in place; in inference mode torch does not count."""
     return 0 if t.is_inference() else int(t._version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from cgshim.backend import Tensor
 from cgshim_torch._versions.private import forward_ad, functorch, outside_of_func
@@ -39,12 +39,12 @@ def recording_level() -> int | None:
     return -1 if forward_ad._current_level < 0 else None
 
 
-def levels(tensor: Tensor) -> Iterable[Tensor]:
-    """Yield a tensor, and what each transformation of torch.func has wrapped."""
-    yield tensor
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-        yield tensor
+def levels(tensor: Tensor) -> list[Tensor]:
+    """Return a tensor, and what each transformation of torch.func has wrapped, the innermost last."""
+    each = [tensor]
+    while functorch.is_functorch_wrapped_tensor(each[-1]):
+        each.append(functorch.get_unwrapped(each[-1]))
+    return each
 
 
 def requires_grad_at_a_level(tensor: Tensor) -> bool:

@@ -125,7 +125,7 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
         """Return a tensor of torch.func, which the rule itself has called: that wraps without
         asking this mode, and at several levels it makes tensors so.
         """
-        *_, inner = levels(t)
+        inner = levels(t)[-1]
         is_known = id(inner) in self._known and id(inner) not in self._substitutes
         if self._may_hide and not (is_known or self.existing.has(inner)):
             self._wrapped = inner

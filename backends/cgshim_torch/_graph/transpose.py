@@ -131,7 +131,7 @@ def _tolerance(tensor: Tensor) -> float:
 
 def _is_true(condition: Tensor) -> bool:
     """Return True if a condition holds for any element of a batch; False if it has no values."""
-    *_, condition = levels(condition)
+    condition = levels(condition)[-1]
     if (
         not has_values(condition)
         or torch.compiler.is_compiling()
