@@ -23,6 +23,16 @@ compiled = collections.Counter[str]()
 pytest_plugins = ["cgshim.testing.pytest_plugin"]
 
 
+def _take_off_path() -> None:
+    """pytest puts this folder on sys.path, where jax/ and torch/ would pass for the frameworks of
+    that name.
+    """
+    sys.path[:] = [entry for entry in sys.path if entry != str(HERE)]
+
+
+_take_off_path()  # before the conftest.py of a folder, which may import a framework
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--gpu-device", choices=["cuda", "cpu"],
@@ -32,20 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before the plug-in imports the frameworks
 def pytest_configure(config: pytest.Config) -> None:
-    _take_off_path()
     os.environ.setdefault("JAX_ENABLE_X64", "1")
     config.pluginmanager.register(gpus)
 
 
 def pytest_collection_finish() -> None:
     _take_off_path()
-
-
-def _take_off_path() -> None:
-    """pytest puts this folder on sys.path, where jax/ and torch/ would pass for the frameworks of
-    that name.
-    """
-    sys.path[:] = [entry for entry in sys.path if entry != str(HERE)]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
