@@ -88,12 +88,17 @@ def observe_tapes() -> None:
     @functools.wraps(push)
     def observed(*args: Any, **options: Any) -> Any:
         rule = running_rule.current
-        if rule and pack_tangents(()).indices and not running_rule.run(None, _tapes_record):
+        if rule and no_tape_records():
             rule.call.refuse("forward mode needs a rule that takes no derivative itself",
                              "op_vjp or a GradientTape in it", "use reverse mode")  # fmt: skip
         return push(*args, **options)
 
     tapes.push_new_tape = observed
+
+
+def no_tape_records() -> bool:
+    """Return True while an accumulator transposes what runs."""
+    return bool(pack_tangents(()).indices) and not running_rule.run(None, _tapes_record)
 
 
 def _tapes_record() -> bool:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from cgshim.backend import Tensor, is_differentiable
 from cgshim_tensorflow._fits import fit_of
-from cgshim_tensorflow._forward import Linearity
+from cgshim_tensorflow._forward import Linearity, no_tape_records
 from cgshim_tensorflow._record import running_rule
 from cgshim_tensorflow._values import values_of, with_values
 
@@ -56,6 +56,11 @@ def transposed(
     refuse: Callable[[str], NoReturn],
 ) -> Sequence[Tensor]:
     """Return the transpose of a linear function of tensors like the inputs, at upstreams."""
+    rule = running_rule.current
+    if rule and no_tape_records():
+        rule.call.refuse("forward mode calls jvp_fn, and does not transpose its transpose",
+                         "a tf.recompute_grad or tf.custom_gradient around the op",
+                         "leave that out, or use reverse mode")  # fmt: skip
     of_values = lambda *tangents: fn(*map(with_values, inputs, tangents))
     linearity = Linearity()
     _, pullback = vjp(

@@ -204,6 +204,23 @@ def test_a_tape_within_jvp_fn(mode: Any) -> None:
 
 
 @eager_and_function
+def test_what_transposes_a_jvp_rule_in_forward_mode_is_named(mode: Any) -> None:
+    """TensorFlow refuses it around any other function."""
+
+    @cgshim.op_custom_jvp
+    def op(x: Any) -> Any:
+        return x * x, lambda dx: 7.0 * x * dx
+
+    with pytest.raises(cgshim.TransformationError) as caught:
+        mode(jvp(tf.recompute_grad(op), 3.0))(tf.constant(2.0))
+    assert str(caught.value) == (
+        "op: forward mode calls jvp_fn, and does not transpose its transpose, got a tf.recompute_grad or "
+        "tf.custom_gradient around the op; leave that out, or use reverse mode"
+    )
+    assert mode(grad(tf.recompute_grad(op)))(tf.constant(2.0)).numpy() == 14
+
+
+@eager_and_function
 def test_slices_in_forward_mode(mode: Any) -> None:
     at = tf.constant([2, 0, 2])
 
