@@ -7,7 +7,6 @@ would broadcast what does not fit.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -74,14 +73,15 @@ class Fit(NamedTuple):
             re.sub(r"\W", "_", f"the gradient of {name()} must have its shape", flags=re.ASCII)
         ):
             sizes = tf.shape(values)
-            with (
-                contextlib.nullcontext()
-                if _is_compiled()
-                else _asserting(equal(sizes, expected), message)
-            ):
-                # The slice fails if the assertion does: XLA leaves assertions out, and so does
-                # Grappler if an AddN makes it believe them. Nothing is copied; a slice has an
-                # unknown size, which is not taken for x's.
+            agree = equal(sizes, expected)
+            if _is_compiled():
+                # XLA leaves assertions out, but makes no tensor of a negative size. A slice has no
+                # second derivative there.
+                return tf.reshape(values, tf.where(agree, expected, -2))
+            with _asserting(agree, message):
+                # The slice fails if the assertion does: Grappler leaves that out if an AddN makes
+                # it believe it. Nothing is copied; a slice has an unknown size, which is not taken
+                # for x's.
                 return tf.slice(values, expected - sizes, expected)
 
     def _at_its_places(

@@ -59,7 +59,7 @@ def transposed(
     rule = running_rule.current
     if rule and no_tape_records():
         rule.call.refuse("forward mode calls jvp_fn, and does not transpose its transpose",
-                         "a tf.recompute_grad or tf.custom_gradient around the op",
+                         "a tf.function, tf.recompute_grad or tf.custom_gradient around the op",
                          "leave that out, or use reverse mode")  # fmt: skip
     of_values = lambda *tangents: fn(*map(with_values, inputs, tangents))
     linearity = Linearity()

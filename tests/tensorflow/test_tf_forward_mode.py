@@ -214,8 +214,8 @@ def test_what_transposes_a_jvp_rule_in_forward_mode_is_named(mode: Any) -> None:
     with pytest.raises(cgshim.TransformationError) as caught:
         mode(jvp(tf.recompute_grad(op), 3.0))(tf.constant(2.0))
     assert str(caught.value) == (
-        "op: forward mode calls jvp_fn, and does not transpose its transpose, got a tf.recompute_grad or "
-        "tf.custom_gradient around the op; leave that out, or use reverse mode"
+        "op: forward mode calls jvp_fn, and does not transpose its transpose, got a tf.function, "
+        "tf.recompute_grad or tf.custom_gradient around the op; leave that out, or use reverse mode"
     )
     assert mode(grad(tf.recompute_grad(op)))(tf.constant(2.0)).numpy() == 14
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_modes import eager_and_function, function, grad, vectorized
+from tf_modes import eager_and_function, function, grad, jvp, vectorized
 
 import cgshim
 from cgshim_tensorflow._fits import equal
@@ -214,7 +214,8 @@ X = tf.constant([[1.0, 2.0, 4.0], [3.0, 5.0, 7.0]])
 
 
 RUNS = [(place, False, [None, None]) for place in PLACES]
-RUNS += [("gradient", False, None), ("gradient", True, [None, None]), ("loop", True, [None, None])]
+RUNS += [("gradient", False, None), ("loop", True, [None, None])]
+RUNS += [("gradient", True, shape) for shape in (None, [None, None], [None, 3])]
 
 
 @pytest.mark.parametrize(("place", "jit_compile", "shape"), RUNS)
@@ -238,6 +239,39 @@ def test_sizes_that_only_the_run_knows(
             tf.errors.InvalidArgumentError, match=r"the.gradient.of.x.must.have.its.shape"
         ):
             differentiate(cgshim.op_custom_gradient)
+
+
+def test_xla_does_not_broadcast_to_another_rank() -> None:
+    """A gradient of [3, 3] has the size of the 3 in each of its dimensions."""
+    square = lambda x: (x * x, lambda u: u[:, None] * tf.ones_like(x))
+    differentiate = function(
+        grad(cgshim.op_custom_gradient(square)),
+        input_signature=[tf.TensorSpec(None)],
+        jit_compile=True,
+    )
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=r"the.gradient.of.x.must.have.its.shape"
+    ):
+        differentiate(tf.ones(3))
+
+
+@pytest.mark.parametrize("shape", [None, [None, None]])
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda op: jvp(grad(op), np.array([[3.0, 1.0, 2.0]] * 2)),
+        lambda op: grad(jvp(op, np.array([[3.0, 1.0, 2.0]] * 2))),
+        lambda op: grad(grad(grad(op))),
+        lambda op: grad(grad(vectorized(op))),
+    ],
+    ids=["forward over reverse", "reverse over forward", "third order", "vectorized"],
+)
+def test_xla_checks_sizes_in_all_orders(derivative: Any, shape: Any) -> None:
+    op = cgshim.op_custom_gradient(lambda x: (x**4, lambda u: u * 7 * x**3), forward_mode=True)
+    compiled = function(
+        derivative(op), input_signature=[tf.TensorSpec(shape, tf.float32)], jit_compile=True
+    )
+    np.testing.assert_allclose(compiled(X), derivative(op)(X), rtol=1e-6)
 
 
 def test_an_add_that_grappler_rewrites_does_not_hide_a_gradient_of_another_size() -> None:
