@@ -27,6 +27,7 @@ from cgshim.backend import (
     not_converted,
     partition,
     refusal,
+    shape_of,
     value_of,
 )
 from cgshim.ops._numpy import function_of, ops, own_function
@@ -182,10 +183,12 @@ def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
     ``torch.Tensor.sum_to_size``, and TFP's ``fix_gradient_for_broadcasting``.
     """
     backend = backend_or_numpy([gradient, like])
-    wanted = tuple(like) if isinstance(like, (tuple, list)) else shape(like)
-    actual = shape(gradient)
-    # sizes of a graph's run
-    if None in (*wanted, *actual) and (own := own_function(backend, "sum_to_shape")):
+    is_shape = isinstance(like, (tuple, list))
+    wanted = shape_of(like if is_shape else convert_to_tensor(like).shape)
+    actual = shape_of(convert_to_tensor(gradient).shape)
+    is_known = all(size is not None and size is not ... for size in (*wanted, *actual))
+    # else they are sizes of a graph's run
+    if not is_known and (own := own_function(backend, "sum_to_shape")):
         return own(gradient, like)
     extra = len(actual) - len(wanted)
     if extra < 0 or any(size not in (1, actual[extra + at]) for at, size in enumerate(wanted)):
