@@ -16,7 +16,14 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from cgshim.backend import ONE_TENSOR, Call, PlainForm, runs_op
+from cgshim.backend import (
+    ONE_TENSOR,
+    Call,
+    PlainForm,
+    has_no_derivative,
+    output_without_rule,
+    runs_op,
+)
 from cgshim_numpy._arrays import Array, is_tensor
 from cgshim_numpy._autograd import derivatives, is_differentiating
 
@@ -79,6 +86,7 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
     holds_boxes, arguments, is_jvp = bool(rest), call.arguments, call.kind_of_rule.is_transpose
     rules = PlainRules(call, len(arguments.specs) if is_jvp else 1)
     differentiated = None if is_jvp else rules
+    without_rule = has_no_derivative(call.f)
 
     @runs_op
     def output_of(
@@ -96,6 +104,8 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
             return derivatives().output_under_autograd(
                 call.with_f(f, options), inputs, differentiated
             )
+        if without_rule:
+            return output_without_rule(call.with_f(f, options), inputs)
         if arguments.are_tensors:
             result = f(*inputs, **options) if options else f(*inputs)
         else:
