@@ -9,7 +9,7 @@ arrays, which costs more than a small one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +23,10 @@ from cgshim.backend import (
     describe,
     refusal,
 )
-from cgshim.host.backend import refuse_host_derivative
+from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
 from cgshim_jax._axes import mesh_axis
 from cgshim_jax._private import callback_sharding, is_exported, lowered_each_time, type_made_of
 from cgshim_jax._tracing import primitive
-
-if TYPE_CHECKING:
-    from cgshim.host.backend import HostCall, Spec
 
 Array = Any
 Types = tuple[tuple[tuple[int, ...], Any], ...]

@@ -8,7 +8,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 
@@ -38,13 +38,9 @@ Array = Any
 class HostFunction:
     """A function of NumPy arrays, with what it declares to return: its outputs."""
 
-    __slots__ = (
-        "_options", "_takes_all", "also", "declares", "function", "name", "takes_sizes", "vectorized",
-    )  # fmt: skip
-
     def __init__(
         self, function: Callable[..., Any], outputs: Any, *, vectorized: bool, name: str,
-        also: tuple[Spec, ...] = (), takes_sizes: bool = False,
+        numbers: Literal["returned", "given"] | None = None,
     ) -> None:  # fmt: skip
         if isinstance(outputs, str):
             raise refusal(CustomGradientTypeError, name,
@@ -54,12 +50,11 @@ class HostFunction:
         self.function = function
         self.name = name
         self.vectorized = vectorized
-        self.takes_sizes = takes_sizes
-        """True if it is a partial of the sizes of the batches, which all arrays then have"""
         self.declares = outputs
         """the specs of the results, or the author's function of the arguments' specs that returns them"""
-        self.also = also
-        """the specs of what function returns beside these results, in a tuple"""
+        self.numbers = numbers
+        """whether function returns the numbers of a run beside these results, or is given them as its first
+        argument: then all arrays have the batches that it takes, whose sizes the former is told"""
         parameters = inspect.signature(outputs).parameters.values() if callable(outputs) else ()
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
         self._options = frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
@@ -77,7 +72,10 @@ class HostFunction:
                               got=f"{type(error).__name__}: {error}",
                               do="write outputs=lambda *specs: ..., which is given a Spec for each tensor"
                               ) from error  # fmt: skip
-        return (outputs, *self.also) if self.also else outputs
+        return (outputs, NUMBER) if self.numbers == "returned" else outputs
+
+
+NUMBER = Spec((), "int32")  # JAX has no int64 by default
 
 
 def refuse_host_derivative(op: str) -> NoReturn:
@@ -87,16 +85,16 @@ def refuse_host_derivative(op: str) -> NoReturn:
                   do="call it within op_custom_gradient, and write the rule with ops that have one")  # fmt: skip
 
 
+_Declaration = tuple[Sequence[Spec], Sequence[Any], list[Spec], Any]
+"""the specs of inputs, the sizes of their batches, the specs of the results, and the tree of those of one element"""
+
+
 class HostCall:
     """A function on the host with its static arguments and options, over any number of batches.
 
     ``call.declared(backend, inputs)`` is known before it runs; ``call.run(arrays)`` runs it, and so
     does calling it. All work in any thread. Calls are equal if nobody can tell one from the other.
     """
-
-    __slots__ = (
-        "__weakref__", "_known", "are_tensors", "batches", "function", "name", "options", "specs",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -113,7 +111,7 @@ class HostCall:
         self.options = options
         self.batches = batches
         """for each batch, the innermost first, which inputs have a leading axis for it"""
-        self._known: tuple[Sequence[Spec], Sequence[Any], Any] | None = None
+        self._known: _Declaration | None = None
         """the last inputs and their declaration: f often runs next, and a compiled program runs it again"""
 
     def __repr__(self) -> str:
@@ -143,14 +141,13 @@ class HostCall:
         """Return the specs of the results for inputs of these specs, and the structure of the
         results. It asks outputs each time, which may read what has changed.
         """
-        sizes, tree = self._declaration(inputs)
+        known, structure = self._declaration(backend, inputs)
         # to compare symbolic sizes would be to decide about them
         are_known = all(isinstance(size, int) for x in inputs for size in x.shape)
-        self._known = (inputs, sizes, tree) if are_known else None
-        return self._flat(backend, sizes, tree)
+        self._known = known if are_known else None
+        return known[2], structure
 
-    def _declaration(self, inputs: Sequence[Spec]) -> tuple[Sequence[Any], Any]:
-        """Return the sizes of the batches of these inputs, and what outputs returns for one element."""
+    def _declaration(self, backend: Backend, inputs: Sequence[Spec]) -> tuple[_Declaration, Any]:
         sizes: list[Any] = []
         one = inputs
         for batched in reversed(self.batches):
@@ -162,16 +159,10 @@ class HostCall:
                 for x, has in zip(one, batched, strict=True)
             ]
         args = one if self.are_tensors else combine_each(self.specs, one)
-        return sizes, self.function.outputs(args, self.options)
-
-    def _flat(self, backend: Backend, sizes: Sequence[Any], tree: Any) -> tuple[list[Spec], Any]:
-        """Return the specs of the results over batches, and their structure in a backend: None for
-        one that is in no container.
-        """
-        if isinstance(tree, Spec):
-            return [self._over_sizes(sizes, tree)], None
-        leaves, structure = backend.tree_flatten(tree)
-        return [self._over_sizes(sizes, leaf) for leaf in leaves], structure
+        tree = self.function.outputs(args, self.options)
+        leaves, structure = ([tree], None) if isinstance(tree, Spec) else backend.tree_flatten(tree)
+        declared = [self._over_sizes(sizes, leaf) for leaf in leaves]
+        return (inputs, sizes, declared, tree), structure
 
     def _over_sizes(self, sizes: Sequence[Any], leaf: Any) -> Spec:
         if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
@@ -197,23 +188,23 @@ class HostCall:
         try:
             known = self._known
             # to make specs of the inputs would take longer than to compare them
-            if known is None or not all(map(_is_like, inputs, known[0])):
-                specs = list(map(spec_of, inputs))
-                known = self._known = specs, *self._declaration(specs)
-            _, sizes, tree = known
-            declared, structure = self._flat(load("numpy"), sizes, tree)
+            if known is None or not all(
+                x.shape == spec.shape and dtype_name(x.dtype) == spec.dtype
+                for x, spec in zip(inputs, known[0], strict=True)
+            ):
+                known, _ = self._declaration(load("numpy"), list(map(spec_of, inputs)))
+                self._known = known
+            _, sizes, declared, tree = known
             if 0 in sizes:  # there is no element to call f for
                 results = [np.zeros(spec.shape) for spec in declared]
             else:
-                results = on_numpy(_over_batches, self, list(map(locked, arrays)), sizes, structure)
+                structure = None if isinstance(tree, Spec) else load("numpy").tree_flatten(tree)[1]
+                run = _over_batches if sizes else _called
+                results = on_numpy(run, self, list(map(locked, arrays)), (), sizes, structure)
             return [_checked(self, results, at, spec) for at, spec in enumerate(declared)], declared
         except Exception as error:
             last_errors.append(error)
             raise
-
-
-def _is_like(x: Spec | Tensor | Array, spec: Spec) -> bool:
-    return bool(x.shape == spec.shape) and dtype_name(x.dtype) == spec.dtype
 
 
 last_errors: collections.deque[Exception] = collections.deque(maxlen=1)
@@ -224,53 +215,52 @@ last_errors: collections.deque[Exception] = collections.deque(maxlen=1)
 
 
 def _over_batches(
-    call: HostCall, arrays: Sequence[Array], sizes: Sequence[int], structure: Any
+    call: HostCall,
+    arrays: Sequence[Array],
+    taken: tuple[int, ...],
+    sizes: Sequence[int],
+    structure: Any,
 ) -> list[Array]:
-    """Return the results over batches of these sizes: as one call of f if it is vectorized, else in
-    a loop.
+    """Return the results over batches of these sizes, after those that f has taken: in a loop over
+    those that it does not take.
     """
-    if not sizes:
-        return _called(call, call.function.function, arrays, structure)
-    wide = [
-        np.expand_dims(x, [axis for axis, has in enumerate(batched) if not has])
-        for x, *batched in zip(arrays, *reversed(call.batches), strict=True)
-    ]
-    if call.function.vectorized and not call.function.takes_sizes:
-        return _called(call, call.function.function, wide, structure)
-    wide = [np.broadcast_to(x, (*sizes, *x.shape[len(sizes) :])) for x in wide]
-    if call.function.vectorized:
-        of_batch = functools.partial(call.function.function.func, sizes)  # type: ignore[attr-defined]
-        return _called(call, of_batch, wide, structure)
+    size, *inner = sizes
+    run = _over_batches if inner else _called
+    axis, batched = len(taken), call.batches[len(inner)]
+    # what is given numbers takes the batches of the runs
+    if call.function.vectorized and (call.function.numbers != "given" or batched[0]):
+        wide = [
+            x if has else np.expand_dims(x, axis) for x, has in zip(arrays, batched, strict=True)
+        ]
+        return run(call, wide, (*taken, size), inner, structure)
+    every = [itertools.repeat(slice(None))] * axis
     # with an ellipsis, numbers too are arrays
-    places: list[Any] = list(itertools.product(*map(range, sizes), [...]))
-    columns = [map(x.__getitem__, places) for x in wide]
-    function = call.function.function
-    rows = [
-        list(map(_copied, _called(call, function, row, structure)))
-        for row in zip(*columns, strict=True)
+    places = list(zip(*every, range(size), itertools.repeat(...)))
+    columns = [
+        map(x.__getitem__, places) if has else itertools.repeat(x, size)
+        for x, has in zip(arrays, batched, strict=True)
     ]
-    stacked = map(_stacked, zip(*rows, strict=True))
-    return [results.reshape(*sizes, *results.shape[1:]) for results in stacked]
-
-
-def _copied(result: Any) -> Any:
-    """Return a result that f does not change in its next call, for which it may use the same array
-    again.
-    """
-    return result if isinstance(result, _NUMBERS) else np.array(result)
-
-
-def _stacked(rows: Sequence[Any]) -> Array:
-    """Return arrays, or Python's numbers, as one array with a leading axis; numpy.stack is slow for
-    many numbers.
-    """
-    return np.stack(rows) if np.ndim(rows[0]) else np.array(rows)
+    rows = [run(call, row, taken, inner, structure) for row in zip(*columns, strict=True)]
+    # numpy.stack is slow for many numbers
+    return [
+        np.stack(results, axis) if np.ndim(results[0]) else np.array(results)
+        for results in zip(*rows, strict=True)
+    ]
 
 
 def _called(
-    call: HostCall, function: Callable[..., Any], arrays: Sequence[Array], structure: Any
+    call: HostCall,
+    arrays: Sequence[Array],
+    taken: tuple[int, ...],
+    rest: Sequence[int],
+    structure: Any,
 ) -> list[Any]:
-    """Return what f returns, flat."""
+    """Return what f returns, flat, for arrays with the batches that it has taken: the rest are none."""
+    function = call.function.function
+    if taken and call.function.numbers:
+        arrays = [np.broadcast_to(x, (*taken, *x.shape[len(taken) :])) for x in arrays]
+        if call.function.numbers == "returned":
+            function = functools.partial(function.func, taken)  # type: ignore[attr-defined]
     try:
         args = arrays if call.are_tensors else combine_each(call.specs, arrays)
         result = function(*args, **call.options)
@@ -280,8 +270,18 @@ def _called(
                           must="f must not write into its arguments, which others read",
                           got="a change in place", do="let it change a copy") from error  # fmt: skip
         raise
-    if structure is None and isinstance(result, (np.ndarray, np.generic)):
+    if structure is None and isinstance(result, np.generic):
         return [result]
+    is_array = structure is None and isinstance(result, np.ndarray)
+    leaves = [result] if is_array else _leaves(call, result, structure)
+    if len(taken) == len(call.batches):
+        return leaves
+    # f may use the same array again in its next call
+    return [leaf if isinstance(leaf, _NUMBERS) else np.array(leaf) for leaf in leaves]
+
+
+def _leaves(call: HostCall, result: Any, structure: Any) -> list[Any]:
+    """Return the leaves of what f has returned, which is structured as declared."""
     leaves, returned = load("numpy").tree_flatten(result)
     declared = load("numpy").tree_flatten(_ARRAY)[1] if structure is None else structure
     if returned != declared:

@@ -1,23 +1,31 @@
-"""op_host: make an op of a function that a framework cannot look into."""
+"""op_host: make an op of a function that a framework cannot look into: one of NumPy arrays, or of
+another framework's tensors, with that framework's own derivatives.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, overload
 
 from cgshim.backend import (
+    Backend,
     CustomGradient,
     CustomGradientTypeError,
     Parameters,
     available_backends,
+    backend_or_numpy,
     describe,
     function_name,
     load,
+    op_vjp,
+    partition,
     refusal,
+    use_backend,
+    with_leaves,
 )
 from cgshim.host._call import HostFunction
-from cgshim.host._framework import ForeignPair
+from cgshim.host._gradient import HostPair, declared_of_floats
 from cgshim.host._op import host_op
 
 P = ParamSpec("P")
@@ -130,3 +138,87 @@ def op_host(
     if backend not in available_backends():
         load(backend)  # which says what is missing
     return CustomGradient(ForeignPair(f, outputs, backend=backend, name=name), name=name)
+
+
+class ForeignPair(HostPair):
+    """f of an op whose f and grad_fn run in another framework: f there, and the pullback that
+    op_vjp makes of it.
+
+    The gradient is an op too, whose rule is the pullback of the gradient as a function in that
+    framework, and so on.
+    """
+
+    def __init__(self, f: Callable[..., Any], outputs: Any, *, backend: str, name: str) -> None:
+        pair = functools.wraps(f)(functools.partial(_pair, f, backend))
+        in_place = staticmethod(pair) if isinstance(f, staticmethod) else pair
+        super().__init__(in_place, outputs, name=name)
+        self._foreign = f
+        self._in = backend
+        self._gradient = self._backward
+        self._backward = CustomGradient(self._gradient_with_rule, name=f"the gradient of {name}")
+
+    def _gradient_with_rule(
+        self,
+        number: Any,
+        args: Sequence[Any],
+        upstreams: Sequence[Any],
+        needed: Sequence[Any],
+        /,
+        **options: Any,
+    ) -> tuple[Any, Callable[..., Any]]:
+        def grad_fn(*of_gradients: Any, needs_input_grad: Any) -> list[Any]:
+            _, next_grad_fn = self._next(args, upstreams, **options)
+            _, *of_floats, _ = needs_input_grad
+            return [None, *next_grad_fn(*of_gradients, needs_input_grad=of_floats), None]
+
+        backend = backend_or_numpy([args, upstreams])
+        constants = _with_tensors(backend, backend.stop_gradient, [args, upstreams])
+        return self._gradient(number, *constants, needed, **options), grad_fn
+
+    @functools.cached_property
+    def _next(self) -> ForeignPair:
+        """The gradient as a function of the arguments and the upstream gradients, with the rule of
+        the next order.
+        """
+        gradient = functools.partial(_gradient_in, self._foreign, self._in)
+        outputs = lambda args, upstreams: declared_of_floats(None, args, upstreams, None)
+        return ForeignPair(gradient, outputs, backend=self._in, name=self._name)
+
+
+def _pair(
+    f: Callable[..., Any], backend: str, /, *args: Any, **options: Any
+) -> tuple[Any, Callable[..., Any]]:
+    """Return f's output and its pullback, in NumPy arrays."""
+    framework = load(backend)
+    to_arrays = functools.partial(_with_tensors, framework, framework.convert_to_numpy)
+    to_tensors = functools.partial(_with_tensors, load("numpy"), framework.convert_to_tensor)
+    with use_backend(backend):
+        output, pullback = op_vjp(
+            functools.partial(f, **options), *map(to_tensors, args), as_in_rules=True
+        )
+
+    def grad_fn(upstream: Any) -> list[Any]:
+        with use_backend(backend):
+            return [*map(to_arrays, pullback(to_tensors(upstream)))]
+
+    return to_arrays(output), grad_fn
+
+
+def _gradient_in(
+    f: Callable[..., Any],
+    backend: str,
+    args: Sequence[Any],
+    upstreams: Sequence[Any],
+    **options: Any,
+) -> list[Any]:
+    """Return the gradients of the floats among the arguments, in tensors of f's framework."""
+    framework = load(backend)
+    output, pullback = op_vjp(functools.partial(f, **options), *args, as_in_rules=True)
+    _, spec = partition("op_host", framework, output)
+    gradients, _ = framework.tree_flatten(pullback(spec.without_static().combine(upstreams)))
+    return [g for g in gradients if framework.is_tensor(g)]
+
+
+def _with_tensors(backend: Backend, fn: Callable[[Any], Any], tree: Any) -> Any:
+    """Return a tree with fn's results for its tensors."""
+    return with_leaves(backend, lambda x: fn(x) if backend.is_tensor(x) else x, tree)

@@ -8,13 +8,12 @@ gone, f runs again for it.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import math
 import random
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,19 +21,19 @@ import numpy as np
 from cgshim.backend import (
     ONE_TENSOR,
     Arguments,
-    Backend,
     Call,
     Parameters,
     Rule,
+    RuleScope,
     TransformationError,
     TreeSpec,
     backend_or_numpy,
     checked_pair,
     combine_each,
     is_differentiable,
+    is_traced,
     load,
     not_converted,
-    partition,
     partition_each,
     refusal,
     with_leaves,
@@ -42,9 +41,6 @@ from cgshim.backend import (
 from cgshim.host._call import Array, HostFunction, locked
 from cgshim.host._op import host_op, of_object
 from cgshim.host._specs import Spec, spec_of
-
-KEEP = 8
-"""for how many runs compiled programs keep what grad_fn holds"""
 
 
 class Run:
@@ -61,14 +57,13 @@ class Runs:
     """
 
     def __init__(self, keep: int) -> None:
-        self.keep = keep
+        self._keep = keep
         self._rules: weakref.WeakKeyDictionary[Run, Rule] = weakref.WeakKeyDictionary()
         self._runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
         self._last: collections.OrderedDict[int, Run] = collections.OrderedDict()
         # not from 0: a number of another process, from a file or a pipe, must not be found here
         self._next = random.SystemRandom().randrange(_NUMBERS)
         self._lock = threading.Lock()
-        self._thread = threading.local()
 
     def add(self, rule: Rule, sizes: Sequence[int]) -> Any:
         """Return the number of a run with this rule; for a batch, as many as it has elements."""
@@ -77,14 +72,13 @@ class Runs:
             number = self._next
             self._next = (self._next + max(math.prod(sizes), 1)) % _NUMBERS
             self._rules[run], self._runs[number] = rule, run
-            made: list[Run] | None = getattr(self._thread, "made", None)
-            if made is not None:
-                made.append(run)
-            elif self.keep:
+            if made_here.current is not None:
+                made_here.current.append(run)
+            else:
                 self._last[number] = run
-                if len(self._last) > self.keep:
+                if len(self._last) > self._keep:
                     self._last.popitem(last=False)
-        return _numbers_from(number, sizes)
+        return _numbers_from(number, sizes) if sizes else np.int32(number)
 
     def find(self, numbers: Array, inputs: Sequence[Array]) -> Rule | None:
         """Return the rule of the run with these numbers, on inputs like these; None if it is gone."""
@@ -94,22 +88,15 @@ class Runs:
             if number in self._last:
                 self._last.move_to_end(number)
             rule = None if run is None else self._rules[run]
-        is_for_all = np.array_equal(numbers, _numbers_from(number, numbers.shape))
+        is_for_all = not numbers.ndim or np.array_equal(
+            numbers, _numbers_from(number, numbers.shape)
+        )
         same = rule is not None and list(rule.shapes) == [x.shape for x in inputs]
         return rule if is_for_all and same else None
 
-    @contextlib.contextmanager
-    def made_here(self) -> Iterator[list[Run]]:
-        """Yield a list of the runs that this thread makes meanwhile; there are none if f is only
-        traced.
-        """
-        before = getattr(self._thread, "made", None)
-        made: list[Run] = []
-        self._thread.made = made
-        try:
-            yield made
-        finally:
-            self._thread.made = before
+
+made_here: RuleScope[list[Run]] = RuleScope("cgshim_host_runs")
+"""the runs that this thread makes meanwhile"""
 
 
 @not_converted
@@ -123,7 +110,7 @@ class HostPair:
         f: Callable[..., Any],
         outputs: Any,
         *,
-        keep: int = KEEP,
+        keep: int = 8,
         forward_mode: bool = False,
         vectorized: bool = False,
         name: str,
@@ -134,24 +121,25 @@ class HostPair:
         self._outputs = outputs
         self._parameters = Parameters(f)
         self._runs = Runs(keep)
-        self._vectorized = vectorized
+        self._made_with: dict[str, Any] = {
+            "keep": keep, "forward_mode": forward_mode, "vectorized": vectorized, "name": name,
+        }  # fmt: skip
 
-        def on_host(run: Callable[..., Any], outputs: Any, name: str, *also: Spec) -> Any:
-            return host_op(HostFunction(
-                functools.partial(run, ()), outputs, vectorized=vectorized, name=name,
-                also=also, takes_sizes=True,
-            ))  # fmt: skip
+        def on_host(run: Callable[..., Any], outputs: Any, name: str, **options: Any) -> Any:
+            return host_op(HostFunction(run, outputs, vectorized=vectorized, name=name, **options))
 
-        self._forward = on_host(self._run_f, outputs, name, _NUMBER)
+        self._forward = on_host(
+            functools.partial(self._run_f, ()), outputs, name, numbers="returned"
+        )
         self._backward: Callable[..., Any] = on_host(
-            self._run_rule, declared_of_floats, f"the gradient of {name}"
+            self._run_rule, declared_of_floats, f"the gradient of {name}", numbers="given"
         )
-        self._push: Callable[..., Any] | None = (
-            on_host(self._run_jvp_fn, self._declared_tangents, f"the tangent of {name}")
-            if forward_mode
-            else None
-        )
+        self._push: Callable[..., Any] | None = None
         """f's own jvp_fn, where it is promised that f returns one"""
+        if forward_mode:
+            self._push = on_host(
+                self._run_jvp_fn, self._declared_tangents, f"the tangent of {name}", numbers="given"
+            )
 
     def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, ...]:
         backend = backend_or_numpy(args)
@@ -160,8 +148,11 @@ class HostPair:
         have_gradients = [is_differentiable(x.dtype) for x in inputs]
         # nobody differentiates what a rule speaks for
         constants = combine_each(specs, list(map(backend.stop_gradient, inputs)))
-        with self._runs.made_here() as runs:
+        runs: list[Run] = []
+        if is_traced():  # torch.compile cannot trace a scope, and no f runs
             output, number = self._forward(*constants, **options)
+        else:
+            output, number = made_here.run(runs, self._forward, *constants, **options)
         # a list, in which a framework puts the number of each level of derivatives
         held: list[Any] = [number, runs]
 
@@ -170,17 +161,10 @@ class HostPair:
             gradients = [next(flat) if has else None for has in have_gradients]
             return combine_each([spec.without_static() for spec in specs], gradients)
 
-        if self._push is None:
-            return output, grad_fn
-        push, (outputs, structure) = self._push, partition(self._name, backend, output)
-        structure = structure.without_static()
-        have_tangents = [is_differentiable(y.dtype) for y in outputs]
-
         def jvp_fn(*tangents: Any) -> Any:
-            flat = iter(push(held[0], args, tangents, **options))
-            return structure.combine([next(flat) if has else None for has in have_tangents])
+            return self._push(held[0], args, tangents, **options)  # type: ignore[misc]
 
-        return output, grad_fn, jvp_fn
+        return (output, grad_fn) if self._push is None else (output, grad_fn, jvp_fn)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., Any]:
         """Return the function of an object: a static first argument, which has no gradient."""
@@ -196,22 +180,17 @@ class HostPair:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what makes it: its runs are those of this process."""
-        made = functools.partial(
-            HostPair, keep=self._runs.keep, name=self._name, vectorized=self._vectorized,
-            forward_mode=self._push is not None,
-        )  # fmt: skip
-        return made, (self._f, self._outputs)
+        return functools.partial(HostPair, **self._made_with), (self._f, self._outputs)
 
     # --- On the host ------------------------------------------------------------------------------
 
     def _run_f(self, sizes: Sequence[int], /, *args: Any, **options: Any) -> tuple[Any, Any]:
         """Return f's output, and the number of this run, or those of this run for a batch."""
-        outputs, rule = self._run(args, options)
+        outputs, rule = self._run(*partition_each(self._name, load("numpy"), args), options)
         return rule.output.combine(outputs), self._runs.add(rule, sizes)
 
     def _run_rule(
         self,
-        sizes: Sequence[int],
         numbers: Any,
         args: Sequence[Any],
         upstreams: Sequence[Array],
@@ -220,70 +199,62 @@ class HostPair:
         **options: Any,
     ) -> list[Array]:
         """Return the gradients of the arguments that have one; needed is structured as they are."""
-        inputs, specs = partition_each(self._name, load("numpy"), args)
-        rule = self._runs.find(numbers, inputs)
-        if rule is None and (axis := _same_along(numbers)) is not None:
-            run: Any = lambda *trees: self._run_rule(sizes, *trees, needed, **options)  # type: ignore[call-arg]
-            return _one_by_one(run, axis, numbers, args, upstreams)
-        if rule is None:
-            _, rule = self._run(args, options)
+        inputs, specs, rule = self._found(numbers, args, options)
         gradients, _ = rule(inputs, list(upstreams), needed=_flat(specs, needed))
-        return _of_floats(gradients, inputs)
+        return [
+            _or_zeros(gradient, x)
+            for gradient, x in zip(gradients, inputs, strict=True)
+            if is_differentiable(x.dtype)
+        ]
 
     def _run_jvp_fn(
-        self,
-        sizes: Sequence[int],
-        numbers: Any,
-        args: Sequence[Any],
-        tangents: Sequence[Any],
-        /,
-        **options: Any,
-    ) -> list[Array]:
-        """Return the tangents of the outputs that have one."""
-        inputs, specs = partition_each(self._name, load("numpy"), args)
-        rule = self._runs.find(numbers, inputs)
-        if rule is None and (axis := _same_along(numbers)) is not None:
-            run: Any = lambda *trees: self._run_jvp_fn(sizes, *trees, **options)
-            return _one_by_one(run, axis, numbers, args, tangents)
-        if rule is None:
-            _, rule = self._run(args, options)
+        self, numbers: Any, args: Sequence[Any], tangents: Sequence[Any], /, **options: Any
+    ) -> Any:
+        """Return the tangent of the output, with zeros for what has none."""
+        inputs, specs, rule = self._found(numbers, args, options)
         if rule.jvp_fn is None:
             raise refusal(TransformationError, self._name,
                           must="forward mode on the host takes f's own jvp_fn",
                           got="a pair (output, grad_fn)", do="return (output, grad_fn, jvp_fn)")  # fmt: skip
         of_one = combine_each(specs, [Spec(x.shape[numbers.ndim :], x.dtype) for x in inputs])
-        declared = [
-            Spec((*numbers.shape, *y.shape), y.dtype)
-            for y in map(spec_of, self._declared(of_one, options))
-        ]
-        tangents_out = rule.tangents(
+        leaves, _ = load("numpy").tree_flatten(
+            self._declared_tangents(numbers, of_one, (), **options)
+        )
+        declared = [Spec((*numbers.shape, *y.shape), y.dtype) for y in map(spec_of, leaves)]
+        of_outputs = rule.tangents(
             _flat(specs, tangents), declared, lambda at: np.zeros_like(inputs[at])
         )
-        return _of_floats(tangents_out, declared)
-
-    def _declared(self, args: Sequence[Any], options: Mapping[str, Any]) -> list[Spec]:
-        """Return the specs of the outputs of f, of arguments or of their specs."""
-        outputs, _ = self._forward.held_function.function.outputs(args, options)
-        leaves = [outputs] if isinstance(outputs, Spec) else load("numpy").tree_flatten(outputs)[0]
-        return [leaf for leaf in leaves if hasattr(leaf, "dtype")]
+        return rule.output.combine([*map(_or_zeros, of_outputs, declared)])
 
     def _declared_tangents(
-        self, number: Any, args: Any, tangents: Any, **options: Any
-    ) -> list[Spec]:
-        return [y for y in self._declared(args, options) if is_differentiable(y.dtype)]
+        self, number: Any, args: Sequence[Any], tangents: Sequence[Any], /, **options: Any
+    ) -> Any:
+        """Declare a tangent for each tensor of the output."""
+        outputs, _ = self._forward.held_function.function.outputs(args, options)
+        return outputs
 
-    def _run(self, args: Sequence[Any], options: Mapping[str, Any]) -> tuple[list[Array], Rule]:
+    def _found(
+        self, numbers: Any, args: Sequence[Any], options: Mapping[str, Any]
+    ) -> tuple[list[Array], list[TreeSpec], Rule]:
+        """Return the arrays in the arguments, their specs, and the rule of the run with these
+        numbers; f runs again for one that is gone.
+        """
+        inputs, specs = partition_each(self._name, load("numpy"), args)
+        rule = self._runs.find(numbers, inputs)
+        if rule is None:
+            _, rule = self._run(inputs, specs, options)
+        return inputs, specs, rule
+
+    def _run(
+        self, inputs: Sequence[Array], specs: Sequence[TreeSpec], options: Mapping[str, Any]
+    ) -> tuple[list[Array], Rule]:
         """Run f on copies of the arguments: its rule keeps them, and a framework may use their
         memory again.
         """
-        numpy = load("numpy")
-        inputs, specs = partition_each(self._name, numpy, args)
-        names = self._parameters.names_of(len(args)) or [
-            f"argument {at}" for at in range(len(args))
-        ]
-        arguments = Arguments(
-            self._name, numpy, names, specs, all(spec is ONE_TENSOR for spec in specs)
-        )
+        count = len(specs)
+        names = self._parameters.names_of(count) or [f"argument {at}" for at in range(count)]
+        are_tensors = all(spec is ONE_TENSOR for spec in specs)
+        arguments = Arguments(self._name, load("numpy"), names, specs, are_tensors)
         return Call(arguments, self._f_of_arrays, options)([locked(np.array(x)) for x in inputs])
 
     def _f_of_arrays(self, *args: Any, **options: Any) -> Any:
@@ -302,47 +273,17 @@ def _flat(specs: Sequence[TreeSpec], trees: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _of_floats(derivatives: Sequence[Any], tensors: Sequence[Any]) -> list[Array]:
-    """Return the derivatives of or by the tensors that have one, with zeros for None."""
-    return [
-        np.zeros(x.shape, x.dtype) if derivative is None else derivative
-        for derivative, x in zip(derivatives, tensors, strict=True)
-        if is_differentiable(x.dtype)
-    ]
+def _or_zeros(derivative: Any, x: Any) -> Array:
+    """Return a derivative of or by what has this shape and dtype, or zeros for None."""
+    return np.zeros(x.shape, x.dtype) if derivative is None else derivative
 
 
-def with_tensors(backend: Backend, fn: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a tree with fn's results for its tensors."""
-    return with_leaves(backend, lambda x: fn(x) if backend.is_tensor(x) else x, tree)
-
-
-_NUMBER = Spec((), "int32")  # JAX has no int64 by default
 _NUMBERS = 2**31 - 1
 
 
 def _numbers_from(number: int, sizes: Sequence[int]) -> Array:
     """Return as many numbers as a batch has elements, in order."""
     return ((number + np.arange(math.prod(sizes))) % _NUMBERS).astype(np.int32).reshape(sizes)
-
-
-def _same_along(numbers: Array) -> int | None:
-    """Return an axis of a batch of which all elements have the same rules; None if there is none."""
-    same = (
-        at for at, size in enumerate(numbers.shape) if size > 1 and not np.ptp(numbers, at).any()
-    )
-    return next(same, None)
-
-
-def _one_by_one(run: Callable[..., list[Array]], axis: int, *trees: Any) -> list[Array]:
-    """Return the results for each element along an axis of the batch."""
-    numpy = load("numpy")
-
-    def of_one(at: int) -> list[Array]:
-        row = lambda x: x.take(at, axis) if numpy.is_tensor(x) else x
-        return run(*with_leaves(numpy, row, trees))
-
-    rows = [*map(of_one, range(trees[0].shape[axis]))]
-    return [np.stack(each, axis) for each in zip(*rows, strict=True)]
 
 
 def declared_of_floats(number: Any, args: Sequence[Any], upstreams: Any, needed: Any) -> list[Spec]:

@@ -29,7 +29,7 @@ from cgshim._dtypes import dtype_name
 from cgshim._registry import load
 from cgshim._trees import ONE_TENSOR, partition
 from cgshim.host._call import HostCall, HostFunction
-from cgshim.host._gradient import Runs
+from cgshim.host._gradient import Run, Runs, made_here
 from cgshim.testing.conformance import Framework
 
 
@@ -441,12 +441,16 @@ def test_a_run_for_a_batch_has_a_number_for_each_element() -> None:
 
 def test_runs_that_somebody_holds_are_remembered_as_long() -> None:
     runs = Runs(keep=0)
-    with runs.made_here() as held:
-        number = runs.add(_Rule(), ())  # type: ignore[arg-type]
-        elsewhere: list[Any] = []
+    held: list[Run] = []
+    elsewhere: list[Any] = []
+
+    def add_here_and_elsewhere() -> Any:
         thread = threading.Thread(target=lambda: elsewhere.append(runs.add(_Rule(), ())))  # type: ignore[arg-type]
         thread.start()
         thread.join()
+        return runs.add(_Rule(), ())  # type: ignore[arg-type]
+
+    number = made_here.run(held, add_here_and_elsewhere)
     assert runs.find(number, INPUTS) is not None
     assert runs.find(elsewhere[0], INPUTS) is None
     held.clear()
@@ -520,9 +524,9 @@ def test_f_runs_again_for_a_rule_that_is_gone(framework: Framework) -> None:
 
     pair = op.held_function
     _, number = pair._run_f((), np.array([1.0, 2.0]))  # type: ignore[attr-defined]
-    (gradient,) = pair._run_rule(
-        (), number, (np.array([3.0, 5.0]),), (np.array([1.0, 10.0]),), (True,)
-    )  # type: ignore[attr-defined]
+    (gradient,) = pair._run_rule(  # type: ignore[attr-defined]
+        number, (np.array([3.0, 5.0]),), (np.array([1.0, 10.0]),), (True,)
+    )
     np.testing.assert_array_equal(gradient, [21.0, 350.0])
     assert len(runs) == 2
     assert dtype_name(number.dtype) == "int32"

@@ -5,20 +5,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cgshim.backend import Tensor
+from cgshim.host.backend import HostCall, Spec
 from cgshim_torch._graph.levels import is_transformed, requires_grad
 from cgshim_torch._graph.reads import reads_now
 from cgshim_torch._host.names import name_of
 from cgshim_torch._host.run import OnHost, run
 from cgshim_torch._versions.private import fx_is_tracing, jit_is_tracing, len_dispatch_stack
 
-if TYPE_CHECKING:
-    from cgshim.host.backend import HostCall, Spec
-
-Tensor = Any
 _CONCRETE = (torch.Tensor, torch.nn.Parameter)
 
 
