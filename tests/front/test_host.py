@@ -21,6 +21,7 @@ from cgshim import (
     CustomGradientValueError,
     Spec,
     op_custom_gradient,
+    op_grad,
     op_host,
     op_vjp,
     use_backend,
@@ -539,6 +540,17 @@ def test_an_op_on_the_host_is_pickled_by_what_makes_it() -> None:
     _, pullback = op_vjp(again, np.array([1.0, 2.0]))
     np.testing.assert_array_equal(pullback(np.array([1.0, 5.0]))[0], [7.0, 35.0])
     assert again.name == "other"
+
+
+def test_an_op_of_another_framework_keeps_all_its_derivatives_when_it_is_pickled() -> None:
+    op = op_host(cubed, outputs=_same, backend="numpy", name="other")
+    again = pickle.loads(pickle.dumps(op))
+    slope = op_grad(op_grad(again))
+    assert float(slope(np.float64(2.0))) == 12.0
+
+
+def cubed(x: Any) -> Any:
+    return x * x * x
 
 
 def scaled_pair(x: Any) -> Any:
