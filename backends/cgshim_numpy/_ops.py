@@ -10,7 +10,7 @@ import contextlib
 import functools
 import importlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,11 +69,12 @@ _root = ""
 """autograd's as soon as somebody differentiates"""
 
 _NAMES = """
-array_split average cbrt clip convolve corrcoef correlate cov cumulative_prod cumulative_sum diff divmod ediff1d
-hsplit interp linalg.diagonal linalg.matrix_norm linalg.matrix_power linalg.norm linalg.svdvals linalg.trace
-linalg.vector_norm matrix_transpose matvec median modf nanmax nanmean nanmin nanprod nanstd nansum nanvar outer pad
-percentile polyval ptp quantile special.entr special.kl_div special.log_expit special.ndtr special.rel_entr
-special.xlog1py special.xlogy std trace trapezoid unstack unwrap var vdot vecdot vsplit
+array_split average broadcast_arrays broadcast_to cbrt clip convolve corrcoef correlate cov cumulative_prod
+cumulative_sum diag diagonal diff divmod ediff1d flip hsplit interp kron linalg.diagonal linalg.matrix_norm
+linalg.matrix_power linalg.norm linalg.svdvals linalg.trace linalg.vector_norm matrix_transpose matvec median meshgrid
+modf nanmax nanmean nanmin nanprod nanstd nansum nanvar outer pad percentile polyval ptp quantile repeat roll sort
+special.entr special.kl_div special.log_expit special.ndtr special.rel_entr special.xlog1py special.xlogy std
+take_along_axis tile trace trapezoid unstack unwrap var vdot vecdot vsplit
 """
 _DEFINED = frozenset(_NAMES.split())
 """by the front end, with a derivative"""
@@ -124,23 +125,6 @@ def index_add(x: Array, index: Array, values: Array, axis: int) -> Array:
     return result
 
 
-def np_flip(m: Array, axis: Axis = None) -> Array:
-    axes = axes_of(m, axis)
-    return m[tuple(slice(None, None, -1 if at in axes else None) for at in range(m.ndim))]
-
-
-def np_diagonal(a: Array, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
-    a = anp.moveaxis(a, (axis1, axis2), (-2, -1))
-    rows, columns = anp.arange(a.shape[-2]), anp.arange(a.shape[-1])
-    row, column = anp.nonzero(columns[None, :] - rows[:, None] == offset)
-    return a[..., row, column]
-
-
-def np_broadcast_arrays(*args: Array) -> tuple[Array, ...]:
-    shape = anp.broadcast_shapes(*[anp.shape(arg) for arg in args])
-    return tuple(arg + anp.zeros(shape, arg.dtype) for arg in args)
-
-
 def np_positive(x: Array) -> Array:
     return 1 * x
 
@@ -159,40 +143,10 @@ def np_astype(x: Array, dtype: Any) -> Array:
     return np_asarray(x, dtype)
 
 
-def np_broadcast_to(array: Array, shape: Any) -> Array:
-    array = anp.array(array)
-    return array + anp.zeros(shape, array.dtype)
-
-
-def np_meshgrid(*xi: Array, indexing: str = "xy") -> list[Array]:
-    if indexing not in ("xy", "ij"):
-        raise ValueError("Valid values for `indexing` are 'xy' and 'ij'.")
-    along = [anp.reshape(x, [-1] + [1] * (len(xi) - 1 - at)) for at, x in enumerate(xi)]
-    grid = np_broadcast_arrays(*along)
-    return [anp.swapaxes(x, 0, 1) for x in grid] if indexing == "xy" and xi[1:] else list(grid)
-
-
 def np_concatenate(arrays: Sequence[Array], /, axis: int | None = 0) -> Array:
     if axis is None:
         arrays, axis = [anp.ravel(array) for array in arrays], 0
     return anp.concatenate(arrays, axis)
-
-
-def np_sort(
-    a: Array, axis: int | None = -1, kind: Any = None, *, stable: bool | None = None
-) -> Array:
-    a, axis = (anp.ravel(a), -1) if axis is None else (a, axis)
-    return np_take_along_axis(a, anp.argsort(a, axis, "stable"), axis)
-
-
-def np_take_along_axis(arr: Array, indices: Any, axis: int | None = -1) -> Array:
-    arr, at_axis = (anp.ravel(arr), 0) if axis is None else (arr, axis % arr.ndim)
-    sizes = range(arr.ndim)
-    places = [
-        anp.reshape(anp.arange(arr.shape[at]), [-1 if at == other else 1 for other in sizes])
-        for at in sizes
-    ]
-    return arr[(*places[:at_axis], indices, *places[at_axis + 1 :])]
 
 
 # --- For arguments of which autograd has another function's derivative, or none -------------------
@@ -202,42 +156,9 @@ def np_transpose(a: Array, axes: Axis = None) -> Array:
     return anp.transpose(a, None if axes is None else axes_of(a, axes))
 
 
-def np_repeat(a: Array, repeats: Any, axis: int | None = None) -> Array:
-    size = anp.size(a) if axis is None else anp.shape(a)[axis]
-    return np_take(a, np.repeat(np.arange(size), repeats), axis)
-
-
-def np_tile(A: Array, reps: Any) -> Array:  # noqa: N803
-    counts = tuple(reps) if isinstance(reps, Iterable) else (reps,)
-    A = anp.reshape(A, (1,) * (len(counts) - anp.ndim(A)) + anp.shape(A))  # noqa: N806
-    for axis, count in enumerate(counts, A.ndim - len(counts)):
-        A = np_take(A, np.tile(np.arange(A.shape[axis]), count), axis)  # noqa: N806
-    return A
-
-
-def np_kron(a: Array, b: Array) -> Array:
-    ndim = max(anp.ndim(a), anp.ndim(b))
-    of_a, of_b = ((1,) * (ndim - anp.ndim(x)) + anp.shape(x) for x in (a, b))
-    a = anp.reshape(a, [n for size in of_a for n in (size, 1)])
-    b = anp.reshape(b, [n for size in of_b for n in (1, size)])
-    return anp.reshape(a * b, [m * n for m, n in zip(of_a, of_b, strict=True)])
-
-
-def np_roll(a: Array, shift: Any, axis: Any = None) -> Array:
-    if axis is None:
-        return anp.reshape(np_roll(anp.ravel(a), shift, 0), anp.shape(a))
-    for by, at in np.broadcast(shift, axis):
-        a = anp.roll(a, int(by), int(at))
-    return a
-
-
-def np_diag(v: Array, k: int = 0) -> Array:
-    return np_diagonal(v, k) if anp.ndim(v) == 2 else anp.diag(v, k)
-
-
 def np_where(condition: Array, *cases: Any) -> Array:
     shape = anp.broadcast_shapes(*map(anp.shape, (condition, *cases)))
-    wide = [np_broadcast_to(x, shape) if isbox(x) and x.shape != shape else x for x in cases]
+    wide = [x + anp.zeros(shape, x.dtype) if isbox(x) and x.shape != shape else x for x in cases]
     return anp.where(condition, *wide)
 
 

@@ -54,7 +54,7 @@ _PLACES = {name: f"experimental.numpy.{name}" for name in _ALIKE.split()} | {
     "special.betainc": "math.betainc", "special.i0": "math.special.bessel_i0", "special.i0e": "math.special.bessel_i0e",
     "relu": "nn.relu", "softplus": "math.softplus", "special.log_expit": "math.log_sigmoid",
     "special.i1": "math.special.bessel_i1", "special.i1e": "math.special.bessel_i1e", "zeros_like": "zeros_like",
-    "reshape": "reshape",
+    "reshape": "reshape", "unstack": "unstack",
 }  # fmt: skip
 
 

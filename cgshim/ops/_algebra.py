@@ -153,7 +153,6 @@ WITH_PARAMETERS = {
     "matrix_transpose": functools.partial(ops.swapaxes, axis1=-1, axis2=-2),
     "linalg.diagonal": functools.partial(ops.diagonal, axis1=-2, axis2=-1),
     "linalg.trace": functools.partial(ops.trace, axis1=-2, axis2=-1),
-    "vsplit": functools.partial(ops.split, axis=0),
     "linalg.svdvals": functools.partial(linalg.svd, compute_uv=False),
 }
 """what is another function with fixed parameters"""

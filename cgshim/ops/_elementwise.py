@@ -123,10 +123,6 @@ def expand_dims(a: Tensor, axis: Axis) -> Tensor:
     return a[tuple(None if at in new else slice(None) for at in range(ndim))]
 
 
-def hsplit(ary: Tensor, indices_or_sections: Any) -> Sequence[Tensor]:
-    return list(ops.split(ary, indices_or_sections, axis=min(1, len(ary.shape) - 1)))
-
-
 def ndim(a: Tensor) -> int:
     return len(shape(a))
 
@@ -145,13 +141,6 @@ def argwhere(a: Tensor) -> Tensor:
 
 def column_stack(tup: Sequence[Tensor]) -> Tensor:
     return ops.concatenate([x[:, None] if len(x.shape) == 1 else x for x in tup], axis=1)
-
-
-def array_split(ary: Tensor, indices_or_sections: Any, axis: int = 0) -> Sequence[Tensor]:
-    if isinstance(indices_or_sections, int):
-        parts = np.array_split(np.arange(ary.shape[axis]), indices_or_sections)
-        indices_or_sections = np.cumsum([part.size for part in parts])[:-1].tolist()
-    return list(ops.split(ary, indices_or_sections, axis=axis))
 
 
 def geomspace(
