@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,11 +69,12 @@ _root = ""
 
 _NAMES = """
 array_split average broadcast_arrays broadcast_to cbrt clip convolve corrcoef correlate cov cumulative_prod
-cumulative_sum diag diagonal diff divmod ediff1d flip hsplit interp kron linalg.diagonal linalg.matrix_norm
-linalg.matrix_power linalg.norm linalg.svdvals linalg.trace linalg.vector_norm matrix_transpose matvec median meshgrid
-modf nanmax nanmean nanmin nanprod nanstd nansum nanvar outer pad percentile polyval ptp quantile repeat roll sort
-special.entr special.kl_div special.log_expit special.ndtr special.rel_entr special.xlog1py special.xlogy std
-take_along_axis tile trace trapezoid unstack unwrap var vdot vecdot vsplit
+cumulative_sum diag diagonal diff divmod ediff1d fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftn flip
+hsplit interp kron linalg.diagonal linalg.matrix_norm linalg.matrix_power linalg.norm linalg.svdvals linalg.trace
+linalg.vector_norm matrix_transpose matvec median meshgrid modf nanmax nanmean nanmin nanprod nanstd nansum nanvar
+outer pad percentile polyval ptp quantile repeat roll sort special.entr special.kl_div special.log_expit special.ndtr
+special.rel_entr special.xlog1py special.xlogy std take_along_axis tile trace trapezoid unstack unwrap var vdot vecdot
+vsplit
 """
 _DEFINED = frozenset(_NAMES.split())
 """by the front end, with a derivative"""
@@ -178,44 +178,6 @@ def np_linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, **o
     steps = np.linspace(0.0, 1.0, num, endpoint)
     steps = steps.reshape(-1, *[1] * max(anp.ndim(start), anp.ndim(stop)))
     return start * (1.0 - steps) + stop * steps
-
-
-def np_fft_rfft(a: Array, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
-    return _half(anp.fft.fft(a, n, axis, norm), axis)
-
-
-def np_fft_rfftn(a: Array, s: Any = None, axes: Any = None, norm: str | None = None) -> Array:
-    return _half(anp.fft.fftn(a, s, axes, norm), -1 if axes is None else axes[-1])
-
-
-def np_fft_rfft2(a: Array, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Array:
-    return np_fft_rfftn(a, s, axes, norm)
-
-
-def _half(transformed: Array, axis: int) -> Array:
-    """Return what a transform of real numbers has beside its conjugates."""
-    return np_take(transformed, np.arange(transformed.shape[axis] // 2 + 1), axis)
-
-
-def np_fft_irfft(a: Array, n: int | None = None, axis: int = -1, norm: str | None = None) -> Array:
-    return _normed(anp.fft.irfft, a, n, axis, [axis], norm)
-
-
-def np_fft_irfftn(a: Array, s: Any = None, axes: Any = None, norm: str | None = None) -> Array:
-    axes = range(-(a.ndim if s is None else len(s)), 0) if axes is None else axes
-    return _normed(anp.fft.irfftn, a, s, axes, axes, norm)
-
-
-def np_fft_irfft2(a: Array, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Array:
-    return np_fft_irfftn(a, s, axes, norm)
-
-
-def _normed(
-    inverse: Callable[..., Array], a: Array, sizes: Any, axis: Any, axes: Axis, norm: str | None
-) -> Array:
-    """Return an inverse transform; autograd has the derivatives of norm=None and "ortho" alone."""
-    x = inverse(a, sizes, axis, None if norm in ("backward", "forward") else norm)
-    return x * math.prod([x.shape[at] for at in axes]) if norm == "forward" else x
 
 
 # --- As autograd wraps them -----------------------------------------------------------------------

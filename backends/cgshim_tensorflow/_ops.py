@@ -389,48 +389,18 @@ def _scaled(a: Tensor, n: int, norm: str | None, forward: bool) -> Tensor:
     return a * tf.constant(float(n) ** (-power if forward else power), a.dtype)
 
 
-def _transform(
-    of: Callable[..., Tensor], forward: bool, prepare: Callable[[Tensor], Tensor]
-) -> Callable[..., Tensor]:
+def _transform(of: Callable[..., Tensor], forward: bool) -> Callable[..., Tensor]:
     def transform(
         a: Tensor, n: int | None = None, axis: int = -1, norm: str | None = None
     ) -> Tensor:
-        a = _resized(tnp.moveaxis(prepare(a), axis, -1), n)
+        a = _resized(tnp.moveaxis(_complex(a), axis, -1), n)
         return tnp.moveaxis(_scaled(of(a), a.shape[-1], norm, forward), -1, axis)
 
     return transform
 
 
-np_fft_fft = _transform(tf.signal.fft, True, _complex)
-np_fft_ifft = _transform(tf.signal.ifft, False, _complex)
-np_fft_rfft = _transform(
-    tf.signal.rfft, True, lambda a: a if a.dtype.is_floating else tnp.true_divide(a, 1)
-)
-
-
-def np_fft_irfft(
-    a: Tensor, n: int | None = None, axis: int = -1, norm: str | None = None
-) -> Tensor:
-    a = tnp.moveaxis(_complex(a), axis, -1)
-    size: int = 2 * (a.shape[-1] - 1) if n is None else n
-    result = tf.signal.irfft(_resized(a, size // 2 + 1), [size])
-    return tnp.moveaxis(_scaled(result, size, norm, False), -1, axis)
-
-
-def _over_axes(one: Callable[..., Tensor], default: Axis) -> Callable[..., Tensor]:
-    def transform(
-        a: Tensor, s: Any = None, axes: Axis = default, norm: str | None = None
-    ) -> Tensor:
-        axes = tuple(range(len(a.shape))) if axes is None else tuple(axes)
-        for at, axis in enumerate(axes):
-            a = one(a, None if s is None else s[at], axis, norm)
-        return a
-
-    return transform
-
-
-np_fft_fft2, np_fft_fftn = _over_axes(np_fft_fft, (-2, -1)), _over_axes(np_fft_fft, None)
-np_fft_ifft2, np_fft_ifftn = _over_axes(np_fft_ifft, (-2, -1)), _over_axes(np_fft_ifft, None)
+np_fft_fft = _transform(tf.signal.fft, True)
+np_fft_ifft = _transform(tf.signal.ifft, False)
 
 
 # --- Loops and branches in a graph, in the signatures of jax.lax; in eager mode they are Python's
