@@ -68,13 +68,13 @@ _root = ""
 """autograd's as soon as somebody differentiates"""
 
 _NAMES = """
-array_split average broadcast_arrays broadcast_to cbrt clip convolve corrcoef correlate cov cumulative_prod
-cumulative_sum diag diagonal diff divmod ediff1d fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftn flip
-hsplit interp kron linalg.diagonal linalg.matrix_norm linalg.matrix_power linalg.norm linalg.svdvals linalg.trace
-linalg.vector_norm matrix_transpose matvec median meshgrid modf nanmax nanmean nanmin nanprod nanstd nansum nanvar
-outer pad percentile polyval ptp quantile repeat roll sort special.entr special.kl_div special.log_expit special.ndtr
-special.rel_entr special.xlog1py special.xlogy std take_along_axis tile trace trapezoid unstack unwrap var vdot vecdot
-vsplit
+array array_split asarray astype average broadcast_arrays broadcast_to cbrt clip convolve corrcoef correlate cov
+cumulative_prod cumulative_sum diag diagonal diff divmod ediff1d fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2
+fft.rfftn flip full_like hsplit interp kron linalg.diagonal linalg.matrix_norm linalg.matrix_power linalg.norm
+linalg.svdvals linalg.trace linalg.vector_norm matrix_transpose matvec median meshgrid modf nanmax nanmean nanmin
+nanprod nanstd nansum nanvar outer pad percentile polyval ptp quantile repeat roll sort special.entr special.kl_div
+special.log_expit special.ndtr special.rel_entr special.xlog1py special.xlogy std take_along_axis tile trace trapezoid
+unstack unwrap var vdot vecdot vsplit
 """
 _DEFINED = frozenset(_NAMES.split())
 """by the front end, with a derivative"""
@@ -97,7 +97,7 @@ def _reduction(name: str) -> Callable[..., Array]:
 def _reduction_in(name: str) -> Callable[..., Array]:
     """Return a reduction that may have a dtype."""
     return lambda a, axis=None, dtype=None, *, keepdims=False: getattr(anp, name)(
-        a if dtype is None else np_asarray(a, dtype), axis, keepdims=keepdims
+        a if dtype is None else derivatives().convert_to_tensor(a, dtype), axis, keepdims=keepdims
     )
 
 
@@ -129,18 +129,7 @@ def np_positive(x: Array) -> Array:
     return 1 * x
 
 
-def np_asarray(a: Any, dtype: Any = None) -> Array:
-    array = anp.array(a)
-    if isbox(array):
-        return derivatives().convert_to_tensor(array, dtype)
-    return array if dtype is None else np.array(a, dtype)
-
-
-np_array = np_copy = np_asarray
-
-
-def np_astype(x: Array, dtype: Any) -> Array:
-    return np_asarray(x, dtype)
+np_copy = np_positive
 
 
 def np_concatenate(arrays: Sequence[Array], /, axis: int | None = 0) -> Array:
@@ -160,14 +149,6 @@ def np_where(condition: Array, *cases: Any) -> Array:
     shape = anp.broadcast_shapes(*map(anp.shape, (condition, *cases)))
     wide = [x + anp.zeros(shape, x.dtype) if isbox(x) and x.shape != shape else x for x in cases]
     return anp.where(condition, *wide)
-
-
-def np_full_like(a: Array, fill_value: Any, dtype: Any = None) -> Array:
-    dtype = np.dtype(dtype or a.dtype)
-    if not isbox(fill_value) or dtype.kind not in "fc":
-        return anp.full_like(a, fill_value, dtype)
-    filled = fill_value + np.zeros(anp.shape(a), dtype)
-    return filled if filled.dtype == dtype else filled.astype(dtype)
 
 
 def np_linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, **options: Any) -> Any:

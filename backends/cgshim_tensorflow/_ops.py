@@ -40,11 +40,12 @@ trace tril triu vander dot vdot inner outer matmul tensordot einsum kron cross m
 ones_like full_like copy squeeze nonzero select compress
 """
 _PLACES = {name: f"experimental.numpy.{name}" for name in _ALIKE.split()} | {
-    "astype": "cast", "fft.fftshift": "signal.fftshift", "fft.ifftshift": "signal.ifftshift",
+    "fft.fftshift": "signal.fftshift", "fft.ifftshift": "signal.ifftshift",
     "invert": "bitwise.invert", "left_shift": "bitwise.left_shift", "right_shift": "bitwise.right_shift",
     "linalg.det": "linalg.det", "linalg.inv": "linalg.inv", "linalg.cholesky": "linalg.cholesky",
     "linalg.slogdet": "linalg.slogdet", "linalg.eigvalsh": "linalg.eigvalsh", "linalg.eigh": "linalg.eigh",
     "linalg.eigvals": "linalg.eigvals", "linalg.eig": "linalg.eig", "linalg.pinv": "linalg.pinv",
+    "linalg.matrix_rank": "linalg.matrix_rank", "linalg.solve_triangle": "linalg.triangular_solve",
     "special.logsumexp": "reduce_logsumexp", "top_k": "math.top_k",
     "special.erf": "math.erf", "special.erfc": "math.erfc", "special.erfinv": "math.erfinv",
     "special.gammaln": "math.lgamma", "special.digamma": "math.digamma", "special.psi": "math.digamma",
@@ -285,18 +286,6 @@ def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
     return tf.squeeze(solution, -1) if len(b.shape) == 1 else solution
 
 
-def np_linalg_solve_triangular(
-    a: Tensor, b: Tensor, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False
-) -> Tensor:
-    if unit_diagonal:
-        a = tf.linalg.set_diag(a, tf.ones_like(a[..., 0]))
-    if trans in (1, "T"):  # TensorFlow's adjoint conjugates
-        a = tf.math.conj(a)
-    adjoint, right = trans not in (0, "N"), b[:, None] if len(b.shape) == 1 else b
-    solution = tf.linalg.triangular_solve(a, right, lower=lower, adjoint=adjoint)
-    return tf.squeeze(solution, -1) if len(b.shape) == 1 else solution
-
-
 def np_linalg_svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True) -> Any:
     if not compute_uv:
         return tf.linalg.svd(a, compute_uv=False)
@@ -308,10 +297,6 @@ def np_linalg_qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     if mode not in ("reduced", "complete"):
         raise NotImplementedError(f"mode={mode!r}")
     return tuple(tf.linalg.qr(a, full_matrices=mode == "complete"))
-
-
-def np_linalg_matrix_rank(A: Tensor) -> Tensor:  # noqa: N803
-    return tf.cast(tf.linalg.matrix_rank(A), tf.int64)
 
 
 # --- For networks, by the names of jax.nn ---------------------------------------------------------
@@ -351,6 +336,9 @@ def np_asarray(a: Any, dtype: Any = None) -> Tensor:
     return _of_values(tnp.asarray(a, dtype), dtype, a)
 
 
+np_array = np_asarray  # nobody writes into a tensor
+
+
 def np_full(shape: Any, fill_value: Any, dtype: Any = None) -> Tensor:
     return _of_values(tnp.full(shape, fill_value), dtype, fill_value)
 
@@ -363,9 +351,6 @@ def np_linspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, *, dtype: Any = None
 ) -> Tensor:
     return _of_values(tnp.linspace(start, stop, num, endpoint), dtype, start, stop)
-
-
-np_array = np_asarray  # nobody writes into a tensor
 
 
 # --- Fourier transforms: TensorFlow has them of complex numbers and along the last axis -----------

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from cgshim.backend import Axis, Tensor, axes_of, checked_axis, dtype_name
-from cgshim_torch._tensors import convert_to_tensor, device_of_call
+from cgshim_torch._tensors import device_of_call
 
 
 def function_of_torch(name: str) -> Callable[..., Any] | None:
@@ -190,24 +190,22 @@ def np_prod(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool =
 
 
 def _reduction(
-    of: Callable[..., Tensor], as_input: Callable[[Tensor], Tensor] = lambda a: a
+    of: Callable[..., Tensor], as_input: Callable[..., Tensor] = lambda a: a
 ) -> Callable[..., Tensor]:
-    def reduce(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    def reduce(
+        a: Tensor, axis: Axis = None, *args: Any, keepdims: bool = False, **options: Any
+    ) -> Tensor:
         axes = axis if type(axis) is int and a.ndim else _axes(a, axis)
-        return of(as_input(a), axes, keepdim=keepdims)
+        return of(as_input(a, *args, **options), axes, keepdim=keepdims)
 
     return reduce
 
 
 np_max, np_min = _reduction(torch.amax), _reduction(torch.amin)
+np_mean = _reduction(torch.mean, as_float)
 np_any = _reduction(torch.any, lambda a: a.to(torch.bool))
 np_all = _reduction(torch.all, lambda a: a.to(torch.bool))
 np_special_logsumexp = _reduction(torch.logsumexp)
-
-
-def np_mean(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
-    axes = axis if type(axis) is int and a.ndim else _axes(a, axis)
-    return torch.mean(as_float(a, dtype), axes, keepdim=keepdims)
 
 
 def _cumulative(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -312,10 +310,6 @@ def np_imag(val: Tensor) -> Tensor:
     return val.imag if val.is_complex() else torch.zeros_like(val)
 
 
-def np_astype(x: Tensor, dtype: Any, /) -> Tensor:
-    return x.to(dtype_of(dtype))
-
-
 # --- Linear algebra -------------------------------------------------------------------------------
 
 
@@ -349,14 +343,9 @@ def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.solve(a, b)
 
 
-def np_linalg_solve_triangular(
-    a: Tensor, b: Tensor, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False
-) -> Tensor:
-    a, right = _in_one_dtype(as_float(a), as_float(b.unsqueeze(-1) if b.ndim == 1 else b))
-    if trans not in (0, "N"):
-        a, lower = a.mH if trans in (2, "C") else a.mT, not lower
-    solution = torch.linalg.solve_triangular(a, right, upper=not lower, unitriangular=unit_diagonal)
-    return solution.squeeze(-1) if b.ndim == 1 else solution
+def np_linalg_solve_triangle(a: Tensor, b: Tensor, lower: bool) -> Tensor:
+    a, b = _in_one_dtype(as_float(a), as_float(b))
+    return torch.linalg.solve_triangular(a, b, upper=not lower)
 
 
 def np_linalg_svd(a: Tensor, full_matrices: bool = True, compute_uv: bool = True) -> Any:
@@ -392,12 +381,6 @@ def np_special_gamma(z: Tensor) -> Tensor:
 
 
 # --- New tensors, within f and grad_fn on the device of the op's first tensor ---------------------
-
-
-def np_full_like(a: Tensor, fill_value: Any, dtype: Any = None) -> Tensor:
-    return torch.zeros_like(a, dtype=dtype_of(dtype)) + torch.as_tensor(
-        fill_value, dtype=dtype_of(dtype) or a.dtype
-    )
 
 
 def _filled(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -438,22 +421,6 @@ def np_linspace(
     steps = steps.reshape(-1, *[1] * max(end.ndim for end in ends))
     between = start * (1 - steps) + stop * steps
     return between if dtype is None else between.to(dtype_of(dtype))
-
-
-def _holds_tensor(a: Any) -> bool:
-    return (
-        any(map(_holds_tensor, a)) if isinstance(a, (list, tuple)) else isinstance(a, torch.Tensor)
-    )
-
-
-def np_asarray(a: Any, dtype: Any = None) -> Tensor:
-    if isinstance(a, (list, tuple)) and _holds_tensor(a):  # torch would read it, as a constant
-        return torch.stack([np_asarray(x, dtype) for x in a])
-    return convert_to_tensor(a, dtype_of(dtype))
-
-
-def np_array(object: Any, dtype: Any = None) -> Tensor:
-    return np_asarray(object, dtype).clone()
 
 
 def _frequencies(of: Callable[..., Tensor]) -> Callable[..., Tensor]:

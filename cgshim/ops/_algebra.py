@@ -149,6 +149,27 @@ def linalg_multi_dot(arrays: Sequence[Tensor]) -> Tensor:
     return functools.reduce(ops.matmul, arrays)
 
 
+def linalg_solve_triangular(
+    a: Tensor, b: Tensor, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False
+) -> Tensor:
+    """Solve by the triangle of a alone, with SciPy's parameters."""
+    if trans in (2, "C"):
+        a = ops.conj(a)
+    if trans not in (0, "N"):
+        a, lower = ops.swapaxes(a, -1, -2), not lower
+    if unit_diagonal:
+        one = ops.tril(ops.triu(ops.ones_like(a)))
+        a = ops.where(one == 1, one, a)
+    if len(b.shape) == 1:
+        return linalg.solve_triangle(a, b[:, None], lower)[:, 0]
+    return linalg.solve_triangle(a, b, lower)
+
+
+def linalg_solve_triangle(a: Tensor, b: Tensor, lower: bool) -> Tensor:
+    """Solve for the columns of b; a framework has its own way."""
+    return linalg.solve(ops.tril(a) if lower else ops.triu(a), b)
+
+
 WITH_PARAMETERS = {
     "matrix_transpose": functools.partial(ops.swapaxes, axis1=-1, axis2=-2),
     "linalg.diagonal": functools.partial(ops.diagonal, axis1=-2, axis2=-1),

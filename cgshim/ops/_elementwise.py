@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cgshim.backend import Axis, Tensor, checked_axis
+from cgshim.backend import Axis, Backend, Tensor, backend_or_numpy, checked_axis, dtype_name
 from cgshim.ops._numpy import ops
 from cgshim.ops._tensors import INEXACT, cast, convert_to_tensor, dtype, shape
 
@@ -180,6 +180,32 @@ def pad(
 
 
 _PAD_MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+
+
+def asarray(a: Any, dtype: Any = None) -> Tensor:
+    """Return numbers as a tensor; tensors in a list keep their gradients."""
+    kind = None if dtype is None else dtype_name(dtype)
+    return _as_array(backend_or_numpy([a]), a, kind)
+
+
+def _as_array(backend: Backend, a: Any, dtype: Any) -> Tensor:
+    is_list = isinstance(a, (list, tuple))
+    if is_list and any(map(backend.is_tensor, backend.tree_flatten(a)[0])):
+        return ops.stack([_as_array(backend, x, dtype) for x in a])
+    return backend.convert_to_tensor(a, dtype)
+
+
+def array(object: Any, dtype: Any = None) -> Tensor:
+    return ops.copy(asarray(object, dtype))
+
+
+def astype(x: Tensor, dtype: Any, /) -> Tensor:
+    return cast(x, dtype_name(dtype))
+
+
+def full_like(a: Tensor, fill_value: Any, dtype: Any = None) -> Tensor:
+    zeros = ops.zeros_like(a, dtype)
+    return cast(ops.add(zeros, fill_value), zeros.dtype)
 
 
 def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Tensor:  # noqa: N803

@@ -51,8 +51,8 @@ def kron(a: Tensor, b: Tensor) -> Tensor:
 
 def diag(v: Tensor, k: int = 0) -> Tensor:
     """Return a diagonal, or a matrix of one; the place before all others is a zero's."""
-    places = np.diag(_places(v) + 1, k)
-    return ops.take(ops.concatenate([ops.zeros(1, v.dtype), ops.ravel(v)]), places)
+    flat = ops.ravel(v)
+    return ops.take(ops.concatenate([ops.zeros_like(flat[:1]), flat]), np.diag(_places(v) + 1, k))
 
 
 def sort(

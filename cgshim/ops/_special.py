@@ -8,8 +8,8 @@ import math
 from typing import Any
 
 from cgshim.backend import Axis, Tensor
-from cgshim.ops._numpy import linalg, ops, special
-from cgshim.ops._tensors import as_float, cast, dtype, stop_gradient
+from cgshim.ops._numpy import ops, special
+from cgshim.ops._tensors import as_float, cast, stop_gradient
 
 
 def special_logsumexp(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
@@ -109,16 +109,3 @@ def top_k(operand: Tensor, k: int) -> tuple[Tensor, Tensor]:
     backwards = ops.argsort(ops.flip(operand, -1), axis=-1, stable=True)
     indices = operand.shape[-1] - 1 - ops.flip(backwards, -1)[..., :k]
     return ops.take_along_axis(operand, indices, axis=-1), indices
-
-
-def linalg_solve_triangular(
-    a: Tensor, b: Tensor, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False
-) -> Tensor:
-    """Solve by the triangle of a alone, with SciPy's parameters."""
-    if unit_diagonal:
-        one = cast(ops.eye(a.shape[-1]), dtype(a))
-        a = a * (1 - one) + one
-    triangle = ops.tril(a) if lower else ops.triu(a)
-    if trans not in (0, "N"):
-        triangle = ops.swapaxes(triangle, -1, -2)
-    return linalg.solve(ops.conj(triangle) if trans in (2, "C") else triangle, b)
