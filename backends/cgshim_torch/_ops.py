@@ -39,7 +39,7 @@ deg2rad rad2deg signbit sinc i0 nan_to_num angle logical_not logical_and logical
 bitwise_and bitwise_or bitwise_xor add subtract multiply divide remainder fmod floor_divide maximum
 minimum fmax fmin arctan2 less less_equal greater greater_equal not_equal copysign nextafter
 heaviside gcd lcm float_power where atleast_1d atleast_2d atleast_3d broadcast_to vstack hstack
-dstack column_stack hsplit vsplit moveaxis fliplr flipud kron allclose isclose frexp ldexp isneginf
+dstack column_stack hsplit vsplit moveaxis fliplr flipud kron corrcoef vander allclose isclose frexp ldexp isneginf
 isposinf isreal real ravel stack bincount argmax argmin linalg.det linalg.inv linalg.slogdet
 linalg.cholesky linalg.eigvalsh linalg.eigh linalg.eigvals linalg.eig linalg.svdvals linalg.pinv
 linalg.matrix_rank linalg.matrix_power linalg.qr linalg.cond linalg.multi_dot special.erf
@@ -54,12 +54,13 @@ _RENAMED = {
     "invert": "bitwise_not", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
     "equal": "eq", "rint": "round", "fabs": "abs", "special.psi": "special.digamma",
     "relu": "relu", "special.log_expit": "nn.functional.logsigmoid", "array_split": "tensor_split", "unstack": "unbind",
+    "cross": "linalg.cross",
 }  # fmt: skip
 _PARAMETERS = {
     "tril": "m=input k=diagonal", "triu": "m=input k=diagonal", "diag": "v=input k=diagonal",
     "diagflat": "v=input k=offset", "diagonal": "a=input axis1=dim1 axis2=dim2", "rot90": "m=input axes=dims",
     "roll": "a=input shift=shifts axis=dims", "swapaxes": "a=input axis1=axis0 axis2=axis1",
-    "array_split": "ary=input axis=dim", "unstack": "x=input axis=dim",
+    "array_split": "ary=input axis=dim", "unstack": "x=input axis=dim", "cross": "a=input b=other axis=dim",
     "fft.fftshift": "x=input axes=dim", "fft.ifftshift": "x=input axes=dim",
     **{f"fft.{which}fft{n}": "a=input axes=dim" for which in ("", "i", "r", "ir") for n in ("2", "n")},
 }  # fmt: skip

@@ -37,17 +37,6 @@ def outer(a: Tensor, b: Tensor) -> Tensor:
     return ops.ravel(a)[:, None] * ops.ravel(b)[None, :]
 
 
-def cross(a: Tensor, b: Tensor, axis: int = -1) -> Tensor:
-    """Return the cross product of vectors of three numbers."""
-    a, b = ops.moveaxis(a, axis, -1), ops.moveaxis(b, axis, -1)
-    if a.shape[-1] != 3 or b.shape[-1] != 3:
-        raise ValueError("cross takes vectors of dimension 3")
-    (a0, a1, a2), (b0, b1, b2) = unstack(a, axis=-1), unstack(b, axis=-1)
-    return ops.moveaxis(
-        ops.stack([a1 * b2 - a2 * b1, a2 * b0 - a0 * b2, a0 * b1 - a1 * b0], axis=-1), -1, axis
-    )
-
-
 def trace(a: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
     return ops.sum(ops.diagonal(a, offset=offset, axis1=axis1, axis2=axis2), axis=-1)
 
@@ -57,12 +46,6 @@ def polyval(p: Tensor, x: Tensor) -> Tensor:
     for coefficient in unstack(p):
         value = value * x + coefficient
     return value
-
-
-def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:  # noqa: N803
-    powers = range(x.shape[0] if N is None else N)
-    columns = [ops.power(x, float(power)) for power in powers]
-    return ops.stack(columns if increasing else columns[::-1], axis=-1)
 
 
 def convolve(a: Tensor, v: Tensor, mode: str = "full") -> Tensor:
@@ -84,12 +67,6 @@ def cov(m: Tensor, *, rowvar: bool = True, bias: bool = False, ddof: int | None 
     x = x - ops.mean(x, axis=-1, keepdims=True)
     free = free_of(x.shape[-1], (0 if bias else 1) if ddof is None else ddof)
     return ops.matmul(x, ops.conj(ops.transpose(x))) / free
-
-
-def corrcoef(x: Tensor) -> Tensor:
-    covariance = cov(x)
-    deviation = ops.sqrt(ops.diagonal(covariance))
-    return covariance / outer(deviation, deviation)
 
 
 # --- Linear algebra -------------------------------------------------------------------------------

@@ -32,15 +32,11 @@ def cbrt(x: Tensor) -> Tensor:
     return ops.sign(x) * ops.power(ops.absolute(x), 1.0 / 3.0)
 
 
-def nan_to_num(
-    x: Tensor, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
-) -> Tensor:
+def nan_to_num(x: Tensor, nan: float = 0.0) -> Tensor:
     if not dtype(x).startswith(INEXACT):
         return x
     largest = float(np.finfo(dtype(x)).max)
-    x = ops.where(ops.isnan(x), ops.full_like(x, nan), x)
-    x = ops.where(x == math.inf, ops.full_like(x, largest if posinf is None else posinf), x)
-    return ops.where(x == -math.inf, ops.full_like(x, -largest if neginf is None else neginf), x)
+    return ops.clip(ops.where(ops.isnan(x), ops.full_like(x, nan), x), -largest, largest)
 
 
 def divmod(x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,26 +46,6 @@ def divmod(x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]:
 def modf(x: Tensor) -> tuple[Tensor, Tensor]:
     whole = ops.trunc(x)
     return ops.where(ops.isinf(x), ops.zeros_like(x), x - whole), whole
-
-
-def select(condlist: Sequence[Tensor], choicelist: Sequence[Any], default: Any = 0) -> Tensor:
-    chosen = default
-    for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
-        chosen = ops.where(condition, choice, chosen)
-    return chosen
-
-
-def unwrap(p: Tensor, axis: int = -1, *, period: float = 2 * math.pi) -> Tensor:
-    steps = ops.diff(p, axis=axis)
-    wrapped = ops.remainder(steps + period / 2, period) - period / 2
-    wrapped = ops.where(
-        (wrapped == -period / 2) & (steps > 0), ops.full_like(wrapped, period / 2), wrapped
-    )
-    correction = ops.where(ops.absolute(steps) < period / 2, ops.zeros_like(steps), wrapped - steps)
-    first = ops.take(p, [0], axis=axis)
-    return p + ops.concatenate(
-        [ops.zeros_like(first), ops.cumsum(correction, axis=axis)], axis=axis
-    )
 
 
 def digitize(x: Tensor, bins: Any, right: bool = False) -> Tensor:
@@ -141,16 +117,6 @@ def argwhere(a: Tensor) -> Tensor:
 
 def column_stack(tup: Sequence[Tensor]) -> Tensor:
     return ops.concatenate([x[:, None] if len(x.shape) == 1 else x for x in tup], axis=1)
-
-
-def geomspace(
-    start: float, stop: float, num: int = 50, endpoint: bool = True, dtype: Any = None
-) -> Tensor:
-    of_start, of_stop = (
-        math.log(x) if isinstance(x, (int, float)) else ops.log(x) for x in (start, stop)
-    )
-    powers = ops.linspace(of_start, of_stop, num, endpoint=endpoint)
-    return ops.asarray(ops.exp(powers), dtype)
 
 
 def pad(

@@ -134,54 +134,11 @@ def _weights(a: Tensor) -> Tensor:
     return ops.where(ops.isnan(a), ops.zeros_like(a), ops.ones_like(a))
 
 
-def nanvar(a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
-    a = as_float(a)
-    deviation = a - nanmean(a, axis, keepdims=True)
-    deviation = ops.absolute(ops.where(ops.isnan(a), ops.zeros_like(a), deviation))
-    squares = ops.sum(deviation * deviation, axis=axis, keepdims=keepdims)
-    free = ops.sum(_weights(a), axis=axis, keepdims=keepdims) - ddof
-    return squares / ops.where(free > 0, free, ops.full_like(free, math.nan))
-
-
-def nanstd(a: Tensor, axis: Axis = None, *, ddof: float = 0, keepdims: bool = False) -> Tensor:
-    return ops.sqrt(nanvar(a, axis, ddof=ddof, keepdims=keepdims))
-
-
-def cumulative_sum(
-    x: Tensor, /, *, axis: int | None = None, include_initial: bool = False
-) -> Tensor:
-    return _cumulative(ops.cumsum, ops.zeros_like, x, axis, include_initial)
-
-
-def cumulative_prod(
-    x: Tensor, /, *, axis: int | None = None, include_initial: bool = False
-) -> Tensor:
-    return _cumulative(ops.cumprod, ops.ones_like, x, axis, include_initial)
-
-
-def _cumulative(
-    of: Callable[..., Tensor],
-    initial: Callable[..., Tensor],
-    x: Tensor,
-    axis: int | None,
-    include_initial: bool,
-) -> Tensor:
-    at = 0 if axis is None and len(x.shape) == 1 else axis
-    if at is None:
-        raise ValueError("axis must be given for an array of more than one dimension")
-    first = initial(ops.take(x, [0], axis=at))
-    return ops.concatenate([first, of(x, axis=at)], axis=at) if include_initial else of(x, axis=at)
-
-
 def diff(a: Tensor, n: int = 1, axis: int = -1) -> Tensor:
     a = ops.moveaxis(a, axis, -1)
     for _ in range(n):
         a = a[..., 1:] - a[..., :-1]
     return ops.moveaxis(a, -1, axis)
-
-
-def ediff1d(ary: Tensor) -> Tensor:
-    return diff(ops.ravel(ary))
 
 
 def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -1) -> Tensor:

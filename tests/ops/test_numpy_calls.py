@@ -127,3 +127,20 @@ def test_the_functions_of_a_backend_are_numpys(backend: str, name: str) -> None:
     module = cgshim._registry.load(backend)
     assert module.numpy_function(name) is not None
     assert module.numpy_function("no_such_function") is None
+
+
+@pytest.mark.parametrize("name", ["unwrap", "nanstd", "nanvar", "ediff1d"])
+def test_what_a_framework_lacks_is_refused(backend: str, name: str) -> None:
+    """NumPy and JAX have their own."""
+    x = compare.tensors(backend)["v"]
+    if backend in ("numpy", "jax"):
+        assert ops.convert_to_numpy(getattr(ops, name)(x)) == pytest.approx(
+            getattr(np, name)(ARRAYS["v"])
+        )
+        return
+    with pytest.raises(cgshim.BackendError) as error:
+        getattr(ops, name)(x)
+    assert str(error.value) == (
+        f"op_{name}: NumPy's {name} must exist in {backend}, got nothing that gives its numbers; "
+        f"call {backend}'s own function"
+    )
