@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from cgshim.ops import _algebra, _elementwise, _fourier, _moves, _numpy, _special, _statistics
+from cgshim.ops import _algebra, _elementwise, _numpy, _special, _statistics
 from cgshim.ops._control import cond as cond, scan as scan, while_loop as while_loop
 from cgshim.ops._numpy import (
     cached_function,
@@ -35,14 +35,11 @@ from cgshim.ops._tensors import (
 
 def _definition(name: str) -> Callable[..., Any] | None:
     """Return NumPy's function of this name in terms of others; None if it is not defined here."""
-    for module in (_statistics, _elementwise, _algebra, _fourier, _moves, _special):
+    for module in (_statistics, _elementwise, _algebra, _special):
         function = vars(module).get(name.replace(".", "_"))
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:
             return function
-    for made in (_algebra.WITH_PARAMETERS, _moves.MOVES, _fourier.OF_SEVERAL_AXES):
-        if name in made:
-            return made[name]
-    return None
+    return _algebra.WITH_PARAMETERS.get(name) or _elementwise.MOVES.get(name)
 
 
 _numpy.definition = _definition

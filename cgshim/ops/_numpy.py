@@ -191,11 +191,10 @@ _UNKNOWN: Any = object()
 
 def _are_numbers(options: dict[str, Any]) -> bool:
     """Return True if options hold numbers, names, and tuples of these, which need no look."""
-    for value in options.values():
-        is_simple = type(value) in SIMPLE
-        if not is_simple and not (type(value) is tuple and SIMPLE.issuperset(map(type, value))):
-            return False
-    return True
+    return all(
+        type(value) in SIMPLE or (type(value) is tuple and SIMPLE.issuperset(map(type, value)))
+        for value in options.values()
+    )
 
 
 def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> NumPyFunction | None:
