@@ -55,7 +55,7 @@ _PLACES = {name: f"experimental.numpy.{name}" for name in _ALIKE.split()} | {
     "special.betainc": "math.betainc", "special.i0": "math.special.bessel_i0", "special.i0e": "math.special.bessel_i0e",
     "relu": "nn.relu", "softplus": "math.softplus", "special.log_expit": "math.log_sigmoid",
     "special.i1": "math.special.bessel_i1", "special.i1e": "math.special.bessel_i1e", "zeros_like": "zeros_like",
-    "reshape": "reshape", "unstack": "unstack",
+    "reshape": "reshape", "unstack": "unstack", "angle": "math.angle",
 }  # fmt: skip
 
 
@@ -122,10 +122,6 @@ _OF_FLOATS = {
     "isinf": (tf.math.is_inf, _of_parts(tf.math.is_inf, tf.logical_or, tf.zeros_like)),
     "isfinite": (tf.math.is_finite, _of_parts(tf.math.is_finite, tf.logical_and, tf.ones_like)),
 }  # fmt: skip
-
-
-def np_angle(z: Tensor) -> Tensor:
-    return tf.math.angle(z) if z.dtype.is_complex else tf.math.atan2(tf.zeros_like(z), z)
 
 
 def _of_two_floats(of: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:

@@ -126,12 +126,8 @@ nanmax, nanmin = _of_the_rest("max", -math.inf), _of_the_rest("min", math.inf)
 
 def nanmean(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     a = as_float(a)
-    return average(_without_nan(a, 0.0), axis, _weights(a), keepdims=keepdims)
-
-
-def _weights(a: Tensor) -> Tensor:
-    """Return ones for the elements that are numbers."""
-    return ops.where(ops.isnan(a), ops.zeros_like(a), ops.ones_like(a))
+    weights = ops.where(ops.isnan(a), ops.zeros_like(a), ops.ones_like(a))
+    return average(_without_nan(a, 0.0), axis, weights, keepdims=keepdims)
 
 
 def diff(a: Tensor, n: int = 1, axis: int = -1) -> Tensor:
