@@ -191,22 +191,24 @@ def np_prod(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool =
 
 
 def _reduction(
-    of: Callable[..., Tensor], as_input: Callable[..., Tensor] = lambda a: a
+    of: Callable[..., Tensor], as_input: Callable[[Tensor], Tensor] = lambda a: a
 ) -> Callable[..., Tensor]:
-    def reduce(
-        a: Tensor, axis: Axis = None, *args: Any, keepdims: bool = False, **options: Any
-    ) -> Tensor:
+    def reduce(a: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
         axes = axis if type(axis) is int and a.ndim else _axes(a, axis)
-        return of(as_input(a, *args, **options), axes, keepdim=keepdims)
+        return of(as_input(a), axes, keepdim=keepdims)
 
     return reduce
 
 
 np_max, np_min = _reduction(torch.amax), _reduction(torch.amin)
-np_mean = _reduction(torch.mean, as_float)
 np_any = _reduction(torch.any, lambda a: a.to(torch.bool))
 np_all = _reduction(torch.all, lambda a: a.to(torch.bool))
 np_special_logsumexp = _reduction(torch.logsumexp)
+
+
+def np_mean(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
+    axes = axis if type(axis) is int and a.ndim else _axes(a, axis)
+    return torch.mean(as_float(a, dtype), axes, keepdim=keepdims)
 
 
 def _cumulative(of: Callable[..., Tensor]) -> Callable[..., Tensor]:

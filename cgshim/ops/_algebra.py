@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cgshim.backend import Axis, Tensor, axes_of
+from cgshim.backend import Axis, Tensor, axes_of, backend_or_numpy
 from cgshim.ops._elementwise import pad, unstack
-from cgshim.ops._numpy import fft, linalg, ops
+from cgshim.ops._numpy import fft, linalg, ops, own_function
 from cgshim.ops._tensors import as_float, cast, dtype, free_of, with_axes
 
 
@@ -135,14 +135,10 @@ def linalg_solve_triangular(
     if unit_diagonal:
         one = ops.tril(ops.triu(ops.ones_like(a)))
         a = ops.where(one == 1, one, a)
-    if len(b.shape) == 1:
-        return linalg.solve_triangle(a, b[:, None], lower)[:, 0]
-    return linalg.solve_triangle(a, b, lower)
-
-
-def linalg_solve_triangle(a: Tensor, b: Tensor, lower: bool) -> Tensor:
-    """Solve for the columns of b; a framework has its own way."""
-    return linalg.solve(ops.tril(a) if lower else ops.triu(a), b)
+    own = own_function(backend_or_numpy([a, b]), "linalg.solve_triangle")
+    if own is None:
+        return linalg.solve(ops.tril(a) if lower else ops.triu(a), b)
+    return own(a, b[:, None], lower)[:, 0] if len(b.shape) == 1 else own(a, b, lower)
 
 
 # --- Fourier transforms of real numbers, and along several axes, in terms of those along one -------

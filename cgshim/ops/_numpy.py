@@ -191,10 +191,11 @@ _UNKNOWN: Any = object()
 
 def _are_numbers(options: dict[str, Any]) -> bool:
     """Return True if options hold numbers, names, and tuples of these, which need no look."""
-    return all(
-        type(value) in SIMPLE or (type(value) is tuple and SIMPLE.issuperset(map(type, value)))
-        for value in options.values()
-    )
+    for value in options.values():
+        is_simple = type(value) in SIMPLE
+        if not is_simple and not (type(value) is tuple and SIMPLE.issuperset(map(type, value))):
+            return False
+    return True
 
 
 def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> NumPyFunction | None:

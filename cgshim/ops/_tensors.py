@@ -326,14 +326,11 @@ def as_float(x: Tensor) -> Tensor:
 def as_last(x: Tensor, axis: Axis) -> Tensor:
     """Return x with these axes moved to the end and joined into one."""
     axes = axes_of(x, axis)
-    if not axes:
-        return ops.expand_dims(x, -1)
+    moved = ops.moveaxis(x, axes, tuple(range(-len(axes), 0)))
     if len(axes) == 1:
-        return ops.moveaxis(x, axes[0], -1)
-    remaining = [at for at in range(len(x.shape)) if at not in axes]
-    return ops.reshape(
-        ops.transpose(x, (*remaining, *axes)), (*[x.shape[at] for at in remaining], -1)
-    )
+        return moved
+    remaining = moved.shape[: len(x.shape) - len(axes)]
+    return ops.reshape(moved, (*remaining, math.prod(moved.shape[len(remaining) :])))
 
 
 def with_axes(reduced: Tensor, x: Tensor, axis: Axis, keepdims: bool) -> Tensor:

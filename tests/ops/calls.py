@@ -201,7 +201,7 @@ CALLS = [
     *_each("fft.irfft", "c", "c, n=7", "reshape(c, (3, 2, 2)), axis=0", "c, norm='ortho'", "c, norm='backward'"),
     *_each("fft.hfft", "c"),
     *_each("fft.fft2 fft.ifft2 fft.fftn fft.ifftn", "n", "t", "n, norm='ortho'"), "fft.fftn(t, axes=(0, 1))",
-    *_each("fft.rfft2", "n"), *_each("fft.irfftn", "c"),
+    *_each("fft.rfft2 fft.rfftn", "n"), *_each("fft.irfftn fft.irfft2", "c"),
     *_each("fft.fftshift fft.ifftshift", "v", "n", "n, axes=0"), *_each("fft.fftfreq fft.rfftfreq", "8", "7, 0.5"),
     # new arrays
     *_each("zeros ones", "(2, 3)", "3", "2, dtype='int64'", "(2,), 'float32'"), "full((2,), 3.5)", "full(2, 7)",
