@@ -211,9 +211,10 @@ class _Staged(Op):
 
     def __init__(self, whole: ClosedJaxpr, linear: Linear) -> None:
         self.whole, self.linear, self.call = whole, linear, linear.call
-        jaxpr = whole.jaxpr
-        outputs = jaxpr.outvars[: len(linear.outputs)]
-        self.f = part_of(whole, jaxpr.invars, outputs, equations_for(outputs, jaxpr.eqns))
+        jaxpr, outputs = whole.jaxpr, whole.jaxpr.outvars[: len(linear.outputs)]
+        self.f = whole
+        if len(outputs) < len(jaxpr.outvars):  # it has residuals, too
+            self.f = part_of(whole, jaxpr.invars, outputs, equations_for(outputs, jaxpr.eqns))
 
     def forward(
         self, arguments: Sequence[Array]

@@ -364,6 +364,8 @@ def jaxpr_of(
     JAX's messages speak of the author's function.
     """
     whole = _make_jaxpr(_forgotten_if_it_fails(function), types, author or function)
+    if not whole.consts:
+        return whole, []
     jaxpr, ids = whole.jaxpr, {id(x) for x in known}
     captured = {
         v: constant
