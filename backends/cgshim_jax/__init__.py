@@ -139,7 +139,6 @@ def transposed(
 
 LIMITS = {
     (0, 6): [
-        "within jit, grad_fn runs when the op is called, and not when a derivative is taken",
         "shard_map refuses an op, in JAX's own words",
         "jax.experimental.checkify does not look into an op whose derivative is taken around checkify",
         "the second derivative of vmap of a jax.custom_vjp around an op fails",

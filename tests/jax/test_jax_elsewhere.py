@@ -107,8 +107,7 @@ def test_what_other_versions_lack_is_told_until_one_has_it(monkeypatch):
     monkeypatch.setattr(jax, "__version_info__", (0, 5, 3))
     told = cgshim_jax.version_limits()
     assert told[0] == (
-        "within jit, grad_fn runs when the op is called, and not when a derivative is taken "
-        "(from JAX 0.6 on it is as documented)"
+        "shard_map refuses an op, in JAX's own words (from JAX 0.6 on it is as documented)"
     )
     monkeypatch.setattr(jax, "__version_info__", (0, 6, 0))
     assert len(cgshim_jax.version_limits()) < len(told)
