@@ -40,7 +40,7 @@ class HostFunction:
 
     def __init__(
         self, function: Callable[..., Any], outputs: Any, *, vectorized: bool, name: str,
-        numbers: Literal["returned", "given"] | None = None,
+        numbers: Literal["returned", "passed"] | None = None,
     ) -> None:  # fmt: skip
         if isinstance(outputs, str):
             raise refusal(CustomGradientTypeError, name,
@@ -53,7 +53,7 @@ class HostFunction:
         self.declares = outputs
         """the specs of the results, or the author's function of the arguments' specs that returns them"""
         self.numbers = numbers
-        """whether function returns the numbers of a run beside these results, or is given them as its first
+        """whether function returns the numbers of a run beside these results, or is passed them as its first
         argument: then all arrays have the batches that it takes, whose sizes the former is told"""
         parameters = inspect.signature(outputs).parameters.values() if callable(outputs) else ()
         self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
@@ -228,7 +228,7 @@ def _over_batches(
     run = _over_batches if inner else _called
     axis, batched = len(taken), call.batches[len(inner)]
     # what is given numbers takes the batches of the runs
-    if call.function.vectorized and (call.function.numbers != "given" or batched[0]):
+    if call.function.vectorized and (call.function.numbers != "passed" or batched[0]):
         wide = [
             x if has else np.expand_dims(x, axis) for x, has in zip(arrays, batched, strict=True)
         ]

@@ -132,13 +132,13 @@ class HostPair:
             functools.partial(self._run_f, ()), outputs, name, numbers="returned"
         )
         self._backward: Callable[..., Any] = on_host(
-            self._run_rule, declared_of_floats, f"the gradient of {name}", numbers="given"
+            self._run_rule, declared_of_floats, f"the gradient of {name}", numbers="passed"
         )
         self._push: Callable[..., Any] | None = None
         """f's own jvp_fn, where it is promised that f returns one"""
         if forward_mode:
             self._push = on_host(
-                self._run_jvp_fn, self._declared_tangents, f"the tangent of {name}", numbers="given"
+                self._run_jvp_fn, self._declared_tangents, f"the tangent of {name}", numbers="passed"
             )
 
     def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, ...]:

@@ -49,6 +49,13 @@ def modf(x: Tensor) -> tuple[Tensor, Tensor]:
     return ops.where(ops.isinf(x), ops.zeros_like(x), x - whole), whole
 
 
+def select(condlist: Sequence[Tensor], choicelist: Sequence[Any], default: Any = 0) -> Tensor:
+    chosen = default
+    for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
+        chosen = ops.where(condition, choice, chosen)
+    return chosen
+
+
 def digitize(x: Tensor, bins: Any, right: bool = False) -> Tensor:
     """Return the bin of each number; bins must increase or decrease."""
     bins, side = _numbers_beside(x, bins), "left" if right else "right"
