@@ -138,7 +138,10 @@ class HostPair:
         """f's own jvp_fn, where it is promised that f returns one"""
         if forward_mode:
             self._push = on_host(
-                self._run_jvp_fn, self._declared_tangents, f"the tangent of {name}", numbers="passed"
+                self._run_jvp_fn,
+                self._declared_tangents,
+                f"the tangent of {name}",
+                numbers="passed",
             )
 
     def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, ...]:
