@@ -1,7 +1,7 @@
 """PyTorch, eager mode: the call that nearly everybody makes, from its first line to its gradient.
 
-f gets tensors of torch's own classes and returns one, and a function that holds tensors, lists of
-them and numbers. No transformation is active, and f reads nothing else that is differentiated. What
+f gets tensors of torch's own classes and returns one or a tuple of them, and a function that holds
+tensors, lists of them and numbers. No transformation is active, and f reads nothing else that is differentiated. What
 a small call costs is the number of Python functions that run, so this is one function, and its
 gradient another. Whatever is not plain goes on in `attach.py`, which is for all calls, with what
 was done here: f runs once.
@@ -28,6 +28,7 @@ from cgshim.backend import (
     combine_each,
     gradients_of_arguments,
     has_no_derivative,
+    partition,
     runs_op,
 )
 from cgshim_torch._eager.attach import Attached, with_rule
@@ -93,7 +94,7 @@ class PlainRun(Run):
             return
         grad_fn, plan = self.grad_fn, self.plan
         call = plan.call if self.f is None else plan.call.with_f(self.f, self.options)
-        rule = call.rule_of(grad_fn, ONE_TENSOR, self.specs)
+        rule = call.rule_of(grad_fn, self.form.output, self.specs)
         holdings = Holdings(grad_fn, existing=self.existing.holders)
         devices = [spec.device for spec in self.specs]
         Run.__init__(self, call, rule, self.existing, devices, holdings)
@@ -110,23 +111,26 @@ class PlainRun(Run):
     ) -> Sequence[Tensor | None]:  # fmt: skip
         """Return the gradients of the inputs, by the rule as it is."""
         # by this name, inputs and upstreams an op in grad_fn finds its backend
-        arguments = self.plan.call.arguments
+        arguments, form = self.plan.call.arguments, self.form
+        upstream = upstreams[0] if form.output is ONE_TENSOR else tuple(upstreams)
         inputs: Any = ()
         token = rules.enter(True)
         try:
-            if self.form.takes_arguments:
+            if form.takes_arguments:
                 inputs = self.raw[: len(self.specs)]
                 if self.plan.is_jvp:
-                    result = transposed_on_values(self.grad_fn, inputs, upstreams[0], needed[1:])
+                    result = transposed_on_values(self.grad_fn, inputs, upstream, needed[1:])
                     if result is None:
                         self.complete()
                         return Run.first_gradients(self, saved, upstreams, needed)
                     return result
                 if not arguments.are_tensors:
                     inputs = combine_each(arguments.specs, inputs)
-                result = self.grad_fn(*inputs, upstream=upstreams[0])
-            else:
+                result = self.grad_fn(*inputs, upstream=upstream)
+            elif form.is_flat:
                 result = self.grad_fn(*upstreams)
+            else:
+                result = self.grad_fn(upstream)
         finally:
             rules.leave(token)
             if torch.is_grad_enabled():
@@ -241,24 +245,40 @@ class Plan:
                 torch.set_grad_enabled(recording)
         result: Any = results[0]
         output: Any = None
+        y: Any = None
         grad_fn: Any = None
+        outputs: Sequence[Any] = ()
         form = None
         if type(result) is tuple and len(result) == 2:
             output, grad_fn = result
+            is_one = type(output) is torch.Tensor
+            if is_one or (type(output) is tuple and self._are_apart(output, inputs)):
+                outputs = (output,) if is_one else output
+            for y in outputs:
+                if y.requires_grad or y.__dict__:
+                    outputs = ()
             if (
-                type(output) is torch.Tensor
+                outputs
                 and type(grad_fn) is FunctionType
-                and not (output.requires_grad or output.__dict__)
                 and not (grad_fn.__defaults__ or grad_fn.__kwdefaults__)
             ):
                 form = self._form
-                if form is None or form.code is not grad_fn.__code__:
-                    form = self._new_form(grad_fn)
+                if (
+                    form is None
+                    or form.code is not grad_fn.__code__
+                    or (
+                        form.output is not ONE_TENSOR
+                        if is_one
+                        else form.output.count != len(output)
+                    )
+                ):
+                    form = self._new_form(grad_fn, output)
                 # where a gradient is taken, the loop below asks for this, too
                 if not form.is_plain or (not differentiated and _is_among(inputs, output)):
                     form = None
         if form is None:
-            x = result = output = grad_fn = None  # what is alive then, the rule holds
+            # what is alive then, the rule holds
+            x = y = result = output = outputs = grad_fn = None  # type: ignore[assignment]
             return self._in_general(f, args, options, inputs, existing, start, versions, results)
         if not recording:
             return output
@@ -274,7 +294,7 @@ class Plan:
                 items += x
             else:
                 items.append(x)
-        held, given = set(), set(map(id, inputs))
+        held, known = set(), set(map(id, (*inputs, *outputs)))
         residuals, needs_inputs = [], form.takes_arguments
         for x in items:
             if type(x) not in _TENSORS:
@@ -290,7 +310,7 @@ class Plan:
             if x.requires_grad:
                 is_plain = False
                 break
-            if x is not output and id(x) not in given:
+            if id(x) not in known:
                 is_plain = is_plain and not x.is_inference()
                 residuals.append(x)
                 needs_inputs = needs_inputs or x.dtype in FLOATS  # its derivative is by them
@@ -314,8 +334,8 @@ class Plan:
                 is_plain = is_plain and not existing.has(x)  # else rules may write to it
         if is_plain and form.names != ():
             is_plain = self._reads_libraries_alone(grad_fn, form.names)
-        if not is_plain or output._is_view():
-            x = result = output = grad_fn = None
+        if not is_plain or outputs[0]._is_view():
+            x = y = result = output = outputs = grad_fn = None  # type: ignore[assignment]
             for tensors in (raw, residuals, items):
                 tensors.clear()
             return self._in_general(f, args, options, inputs, existing, start, versions, results)
@@ -325,12 +345,15 @@ class Plan:
             if len(raw) == len(inputs)
             else [Spec(x.shape, x.dtype, x.device) for x in inputs]
         )
-        alias = output
-        if existing is not NOTHING or id(output) in held:  # else nobody holds it
-            alias = output.detach()
-        if id(output) in held:
-            raw.append(output)
-            saved.append(alias)
+        aliases = []
+        for y in outputs:
+            alias = y
+            if existing is not NOTHING or id(y) in held:  # else nobody holds it
+                alias = y.detach()
+            if id(y) in held:
+                raw.append(y)
+                saved.append(alias)
+            aliases.append(alias)
         raw += residuals
         saved += residuals
         run.plan, run.grad_fn, run.form = self, grad_fn, form
@@ -341,7 +364,7 @@ class Plan:
         if needs_inputs:
             run.versions = [0 if t is None else t._version for t in raw]
             run.default_device = default_device()
-        return self._apply((run, saved, alias), *args)
+        return self._apply((run, saved, aliases[0] if is_one else tuple(aliases)), *args)
 
     def _reads_libraries_alone(
         self, function: Any, names: Sequence[tuple[str, Any]] | None, options: Mapping[str, Any] = _NONE
@@ -373,10 +396,21 @@ class Plan:
             x in _TORCH or (name not in scope and _is_pure(name)) for name, x in self.names_in_f
         )
 
-    def _new_form(self, grad_fn: FunctionType) -> PlainForm:
-        """Return the form of a rule that is not the one before."""
-        convention = self.call.convention(self.call.arguments, grad_fn, ONE_TENSOR)
-        form = PlainForm(grad_fn.__code__, convention)
+    def _are_apart(self, outputs: tuple[Any, ...], inputs: Sequence[Tensor]) -> bool:
+        """Return True for floats none of which shows what another, or an input, does."""
+        for y in outputs:
+            if type(y) is not torch.Tensor or y.dtype not in FLOATS or y._is_view():
+                return False
+        return not self.is_jvp and len({*map(id, (*outputs, *inputs))}) == len(outputs) + len(
+            inputs
+        )
+
+    def _new_form(self, grad_fn: FunctionType, output: Any) -> PlainForm:
+        """Return the form of a rule that is not the one before, for an output like this."""
+        call = self.call
+        _, spec = partition(call.name, call.backend, output)
+        form = PlainForm(grad_fn.__code__, call.convention(call.arguments, grad_fn, spec))
+        form.output = spec
         form.names = library_names(grad_fn)
         self._form = form  # whole: another thread may take it
         return form
