@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from cgshim.backend import CustomGradientValueError, Tensor, describe, describe_spec, refusal
-from cgshim_tensorflow._private import is_compiled_by_xla
-from cgshim_tensorflow._record import stand_ins
+from cgshim_tensorflow._private import is_compiled_by_xla, record
+from cgshim_tensorflow._record import identity, stand_ins
 from cgshim_tensorflow._values import DENSE, SLICES, Kind, is_eager, kind_of, values_of
 
 Name = Callable[[], str]
@@ -73,15 +73,12 @@ class Fit(NamedTuple):
             re.sub(r"\W", "_", f"the gradient of {name()} must have its shape", flags=re.ASCII)
         ):
             sizes = tf.shape(values)
-            agree = equal(sizes, expected)
+            # The slice fails if the assertion does: XLA leaves assertions out, and so does Grappler
+            # if an AddN makes it believe them. Nothing is copied; a slice has an unknown size, which
+            # is not taken for x's.
             if _is_compiled():
-                # XLA leaves assertions out, but makes no tensor of a negative size. A slice has no
-                # second derivative there.
-                return tf.reshape(values, tf.where(agree, expected, -2))
-            with _asserting(agree, message):
-                # The slice fails if the assertion does: Grappler leaves that out if an AddN makes
-                # it believe it. Nothing is copied; a slice has an unknown size, which is not taken
-                # for x's.
+                return _slice_for_xla(values, expected - sizes, expected)
+            with _asserting(equal(sizes, expected), message):
                 return tf.slice(values, expected - sizes, expected)
 
     def _at_its_places(
@@ -126,6 +123,21 @@ def fit_of(x: Tensor) -> Fit:
         # XLA knows them, if asked where they are needed
         sizes = functools.partial(tf.shape, values) if _is_compiled() else lambda: known
     return Fit(shape, values.dtype, kind, kind.places(x), sizes)
+
+
+def _slice_for_xla(values: Tensor, begin: Tensor, size: Tensor) -> Tensor:
+    """Return all of the values, with a gradient that is upstream: that of a slice is an operation
+    for XLA that has none itself.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    with record.stop_recording(), graph.gradient_override_map({"IdentityN": _OF_ALL}):
+        whole, _ = tf.identity_n([tf.slice(values, begin, size), values])
+    record.record_operation("Identity", [whole], [values], identity)
+    return whole
+
+
+_OF_ALL = "cgshim-slice-of-all"
+tf.RegisterGradient(_OF_ALL)(lambda _, upstream, __: [None, upstream])
 
 
 def _is_compiled() -> bool:
