@@ -263,12 +263,10 @@ def np_concatenate(
     return torch.cat([array.reshape(-1) for array in arrays] if axis is None else arrays, axis or 0)
 
 
-def np_split(
-    ary: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0
-) -> Sequence[Tensor]:
+def np_split(ary: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
     if isinstance(indices_or_sections, int) and ary.shape[axis] % indices_or_sections:
         raise ValueError("array split does not result in an equal division")
-    return torch.tensor_split(ary, indices_or_sections, axis)
+    return list(torch.tensor_split(ary, indices_or_sections, axis))
 
 
 def np_repeat(a: Tensor, repeats: Any, axis: int | None = None) -> Tensor:
