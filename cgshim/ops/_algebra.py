@@ -159,11 +159,11 @@ def _half(transformed: Tensor, axis: int) -> Tensor:
 
 def fft_irfft(a: Tensor, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
     """Return the real part of the waves; each stands for two but those that have no conjugate."""
-    n = 2 * (a.shape[axis] - 1) if n is None else n
-    waves = np.arange(min(n // 2 + 1, a.shape[axis]))
+    size = 2 * (a.shape[axis] - 1) if n is None else n
+    waves = np.arange(min(size // 2 + 1, a.shape[axis]))
     waves_first = ops.moveaxis(ops.take(a, waves, axis=axis), axis, -1)
-    weights = cast(np.where(2 * waves % n, 2.0, 1.0), dtype(a))
-    return ops.moveaxis(ops.real(fft.ifft(waves_first * weights, n, -1, norm)), -1, axis)
+    weights = cast(np.where(2 * waves % size, 2.0, 1.0), dtype(a))
+    return ops.moveaxis(ops.real(fft.ifft(waves_first * weights, size, -1, norm)), -1, axis)
 
 
 def _over_axes(

@@ -248,7 +248,7 @@ class Plan:
         y: Any = None
         grad_fn: Any = None
         outputs: Sequence[Any] = ()
-        form = None
+        form, is_one = None, False
         if type(result) is tuple and len(result) == 2:
             output, grad_fn = result
             is_one = type(output) is torch.Tensor
@@ -334,7 +334,7 @@ class Plan:
                 is_plain = is_plain and not existing.has(x)  # else rules may write to it
         if is_plain and form.names != ():
             is_plain = self._reads_libraries_alone(grad_fn, form.names)
-        if not is_plain or outputs[0]._is_view():
+        if not is_plain or (is_one and output._is_view()):
             x = y = result = output = outputs = grad_fn = None  # type: ignore[assignment]
             for tensors in (raw, residuals, items):
                 tensors.clear()
