@@ -334,7 +334,7 @@ class Plan:
                 is_plain = is_plain and not existing.has(x)  # else rules may write to it
         if is_plain and form.names != ():
             is_plain = self._reads_libraries_alone(grad_fn, form.names)
-        if not is_plain or (is_one and output._is_view()):
+        if not is_plain or y._is_view():  # the last output: none of a tuple is a view
             x = y = result = output = outputs = grad_fn = None  # type: ignore[assignment]
             for tensors in (raw, residuals, items):
                 tensors.clear()
