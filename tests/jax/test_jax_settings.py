@@ -2,6 +2,8 @@
 more checks.
 """
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,7 +28,9 @@ if not hasattr(jax.config, "jax_custom_vjp3"):  # before JAX 0.9
 def _setting(request):
     before = getattr(jax.config, request.param)
     jax.config.update(request.param, SETTINGS[request.param])
+    gc.freeze()  # at the end of each trace the check for leaks would collect what tests have left
     yield
+    gc.unfreeze()
     jax.config.update(request.param, before)
 
 

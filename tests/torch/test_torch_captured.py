@@ -1,6 +1,7 @@
 """Tensors that reach f by another way than its arguments, and the backend's vjp."""
 
 import contextvars
+import functools
 import gc
 
 import pytest
@@ -364,3 +365,20 @@ def test_forward_mode_through_what_f_captured_is_refused(differentiate, read, fo
     with pytest.raises(CustomGradientTypeError, match="as an argument"):
         differentiate(fn, torch.tensor(5.0))
     assert fn(torch.tensor(5.0)) == read(lambda x: x * torch.tensor(5.0), torch.tensor(5.0))
+
+
+@functools.lru_cache
+def cached_weight() -> torch.Tensor:
+    return torch.tensor([2.0], requires_grad=True)
+
+
+def test_a_variable_that_something_frozen_holds_is_one() -> None:
+    """gc.get_referrers does not look at what gc.freeze has put aside: nobody seemed to hold it."""
+    cached_weight()
+    op = op_custom_gradient(lambda x: (x * cached_weight(), lambda u: 5 * u))
+    gc.freeze()
+    try:
+        with pytest.raises(CustomGradientTypeError, match="must take variables"):
+            op(torch.tensor([3.0], requires_grad=True))
+    finally:
+        gc.unfreeze()

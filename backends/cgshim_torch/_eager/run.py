@@ -240,6 +240,8 @@ def _is_made_by_f(
         return False
     if (is_new := is_new_leaf(leaf, during)) is not None:
         return is_new
+    if gc.get_freeze_count():  # who holds it may be frozen, which get_referrers does not look at
+        return False
     known = {*holdings.seen, *map(id, holdings.tensors), *map(id, ours)}
     holders = [x for x in gc.get_referrers(leaf) if type(x).__name__ != "frame"]
     is_made = all(id(x) in known for x in holders)
