@@ -90,6 +90,20 @@ def test_one_rule_for_a_tensor_and_for_tuples() -> None:
         torch.testing.assert_close(*torch.autograd.grad(total, x), torch.full_like(X, expected))
 
 
+def test_one_rule_for_a_tensor_and_for_a_tuple_of_one() -> None:
+    @op_custom_gradient
+    def op(x: Any, *, in_a_tuple: bool) -> Any:
+        rule = lambda upstream: 7 * upstream[0] if type(upstream) is tuple else 5 * upstream
+        return ((2 * x,) if in_a_tuple else 2 * x), rule
+
+    for in_a_tuple in (False, True, False):
+        x = X.clone().requires_grad_()
+        output = op(x, in_a_tuple=in_a_tuple)
+        total = (3 * (output[0] if in_a_tuple else output)).sum()
+        expected = torch.full_like(X, 21.0 if in_a_tuple else 15.0)
+        torch.testing.assert_close(*torch.autograd.grad(total, x), expected)
+
+
 def test_what_one_tensor_is_refused_for_is_refused_in_a_tuple() -> None:
     x = X.clone().requires_grad_()
     op = op_custom_gradient(lambda x: ((x * x, 5 * x), lambda a, b: (a + b)[:2]))

@@ -1,10 +1,10 @@
 """PyTorch, eager mode: the call that nearly everybody makes, from its first line to its gradient.
 
 f gets tensors of torch's own classes and returns one or a tuple of them, and a function that holds
-tensors, lists of them and numbers. No transformation is active, and f reads nothing else that is differentiated. What
-a small call costs is the number of Python functions that run, so this is one function, and its
-gradient another. Whatever is not plain goes on in `attach.py`, which is for all calls, with what
-was done here: f runs once.
+tensors, lists of them and numbers. No transformation is active, and f reads nothing else that is
+differentiated. What a small call costs is the number of Python functions that run, so this is one
+function, and its gradient another. Whatever is not plain goes on in `attach.py`, which is for all
+calls, with what was done here: f runs once.
 """
 
 from __future__ import annotations
@@ -266,11 +266,8 @@ class Plan:
                 if (
                     form is None
                     or form.code is not grad_fn.__code__
-                    or (
-                        form.output is not ONE_TENSOR
-                        if is_one
-                        else form.output.count != len(output)
-                    )
+                    or is_one is not (form.output is ONE_TENSOR)
+                    or form.output.count != len(outputs)
                 ):
                     form = self._new_form(grad_fn, output)
                 # where a gradient is taken, the loop below asks for this, too
@@ -401,9 +398,8 @@ class Plan:
         for y in outputs:
             if type(y) is not torch.Tensor or y.dtype not in FLOATS or y._is_view():
                 return False
-        return not self.is_jvp and len({*map(id, (*outputs, *inputs))}) == len(outputs) + len(
-            inputs
-        )
+        each = set(map(id, (*outputs, *inputs)))
+        return not self.is_jvp and len(each) == len(outputs) + len(inputs)
 
     def _new_form(self, grad_fn: FunctionType, output: Any) -> PlainForm:
         """Return the form of a rule that is not the one before, for an output like this."""
