@@ -37,6 +37,8 @@ from cgshim_tensorflow._values import is_eager
 Listener = Callable[[str, Sequence[Tensor], Any, Sequence[Tensor]], None]
 """takes an operation: its type, inputs, attributes and outputs"""
 OPEN = ("Placeholder", "PlaceholderWithDefault")
+_CALL = "PartitionedCall"
+"""how the type of each call of a function ends, of a stateful one too"""
 
 
 def may_be_recorded() -> bool:
@@ -61,7 +63,7 @@ def needed_among(tensors: Sequence[Tensor]) -> list[bool] | None:
 
 def is_of_accumulator(op_type: str, attributes: Any) -> bool:
     """Return True for the call of a function by which an accumulator derives another operation."""
-    if op_type[-15:] == "PartitionedCall":
+    if op_type.endswith(_CALL):
         called = next((value for key, value in itertools.pairwise(attributes) if key == "f"), None)
         op_type = str(getattr(called, "name", op_type))
     return "__jvp_" in op_type
@@ -313,8 +315,8 @@ def _noted_at_the_end(listener: Listener) -> Iterator[list[Any]]:
 
 
 def attributes_of(operation: Any) -> tuple[Any, ...]:
-    """Return what `is_of_accumulator` asks an operation of a graph for."""
-    return ("f", operation.get_attr("f")) if "f" in operation.node_def.attr else ()
+    """Return what `is_of_accumulator` asks an operation of a graph for: no other has a function."""
+    return ("f", operation.get_attr("f")) if operation.type.endswith(_CALL) else ()
 
 
 def note(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
