@@ -7,6 +7,7 @@ framework before somebody asks for it. A plug-in that fails is not imported agai
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -164,8 +165,5 @@ def imported_when_called(module: str, name: str) -> Callable[..., Any]:
     """Return a function of a module that is imported when it is first called, as a backend's part
     of another room is.
     """
-
-    def call(*args: Any) -> Any:
-        return getattr(import_module(module), name)(*args)
-
-    return call
+    imported = functools.cache(lambda: getattr(import_module(module), name))
+    return lambda *args: imported()(*args)
