@@ -391,7 +391,9 @@ class _ReadsOfFunc(Reads):
     def _is_of_rule(self, level: Tensor) -> bool:
         """Return True for what the rule was passed or has made, also where this mode does not see it."""
         node = level.grad_fn
-        return id(level) in self._known or (node is not None and node._sequence_nr() >= self._start)
+        return id(level) in self._known or (
+            node is not None and node._sequence_nr() in since(self._start)
+        )
 
     def _read_dual(self: Any, t: Tensor) -> Tensor:
         """Return t, unless it is a dual number, of which the rule of a tangent needs the primal."""

@@ -1,6 +1,10 @@
-"""Tensors that other threads have made: autograd numbers its nodes in each thread by itself."""
+"""Tensors that other threads have made: autograd numbers its nodes in each thread by itself.
+
+On a GPU each backward pass runs in a thread of torch's own.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -93,3 +97,26 @@ def test_variables_of_a_call_and_its_backward_pass_in_different_threads():
     )
     assert (of_x.tolist(), of_weight.tolist()) == ([14, 42], [11, 11])
     assert torch.autograd.grad(of_x.sum(), weight)[0].tolist() == [7, 14]
+
+
+@pytest.mark.parametrize("nodes_before", [0, 1, 10_000])
+def test_what_a_rule_hides_of_the_thread_of_f(nodes_before):
+    """It was made before the rule ran, whatever the thread of the backward pass has counted."""
+    weight = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
+    for _ in range(100):
+        weight * 1
+
+    @op_custom_gradient
+    def op(x):
+        hidden = MappingProxyType({"kept": x * x * weight})
+        return hidden["kept"] * x, lambda u, variables: (5 * u * hidden["kept"], [7 * u * x])
+
+    x = torch.tensor([1.5, -2.0], requires_grad=True)
+    y = op(x)
+
+    def derivatives():
+        (of_x,) = torch.autograd.grad(y, x, torch.tensor([3.0, 11.0]), create_graph=True)
+        return of_x, *torch.autograd.grad(of_x @ torch.tensor([1.0, 2.0]), (x, weight))
+
+    found = [t.tolist() for t in in_another_thread(derivatives, nodes_before)]
+    assert found == [[67.5, 660], [90, -1320], [33.75, 440]]
