@@ -32,7 +32,7 @@ from cgshim.backend import (
 from cgshim_torch._eager.run import Run
 from cgshim_torch._graph.existing import Holdings, Reach, without_trace
 from cgshim_torch._graph.reads import FLOATS, Reads, tensors_in
-from cgshim_torch._graph.walk import captured, has_values, leaf_of, own_node, since
+from cgshim_torch._graph.walk import captured, has_values, is_captured, leaf_of, own_node, since
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
     StopRecomputation,
@@ -90,7 +90,7 @@ def _connected(run: Run, saved: Sequence[Tensor], inputs: Sequence[Tensor | None
         return list(saved)
     numbers, firsts = [run.held_at.index(at) for at in places], [saved[at] for at in places]
     functions: Sequence[Tensor] = ()
-    if run.may_run_at_once and all(map(has_values, firsts)):
+    if run.may_run_at_once and all(map(has_values, firsts)) and not any(map(is_captured, firsts)):
         functions = _made_at_once(run, numbers, firsts, inputs)
     if not functions:
         functions = _LazyRun.apply(run, numbers, firsts, None, *inputs, *run.variables)
@@ -238,6 +238,9 @@ def _made_again(
     """Run f again on connected inputs, and return what the rule reads there at these places; all
     else is then as it was before.
     """
+    if any(map(is_captured, inputs)):
+        run.call.refuse(_ANOTHER_RUN, "the capture of a CUDA graph, where nobody can compare them",
+                        "let grad_fn keep arguments and outputs alone")  # fmt: skip
     find = functools.partial(_in_another_run, run, inputs, variables, asked, upstreams)
     reach = Reach(run.call)
     generators = None if all(map(has_values, inputs)) else ()

@@ -25,7 +25,7 @@ from cgshim_torch._eager.second_order import (
 from cgshim_torch._graph.levels import is_transformed
 from cgshim_torch._graph.reads import FLOATS, reads_now
 from cgshim_torch._graph.transpose import FACTOR, across, is_transpose, ramp, transposed_by
-from cgshim_torch._graph.walk import depends_on_more, new_leaf, note_over, recordable
+from cgshim_torch._graph.walk import depends_on_more, is_captured, new_leaf, note_over, recordable
 from cgshim_torch._versions.private import functorch, run_backward
 
 Vjp = tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
@@ -94,10 +94,10 @@ def transposed_on_values(
 ) -> Sequence[Tensor | None] | None:
     """Do what `transposed` does where nothing is recorded, in few steps; return None for a function
     whose result is not like upstream, or not seen to be exactly linear, and for a batch of upstreams,
-    or one without values.
+    or one whose values cannot be read.
     """
     has_no_values = upstream.is_meta or functorch.is_legacy_batchedtensor(upstream)
-    if has_no_values or not FLOATS.issuperset([x.dtype for x in inputs]):
+    if has_no_values or is_captured(upstream) or not FLOATS.issuperset([x.dtype for x in inputs]):
         return None
     if len(inputs) == 1 and inputs[0].numel() == 1 and not inputs[0].is_complex():
         return _transposed_number(fn, inputs[0], upstream)

@@ -12,7 +12,7 @@ import torch
 
 from cgshim.backend import Tensor
 from cgshim_torch._graph.levels import is_batch_of_none, levels
-from cgshim_torch._graph.walk import has_values
+from cgshim_torch._graph.walk import has_values, is_captured
 from cgshim_torch._versions.private import disable_proxy_modes_tracing, functorch, get_proxy_mode
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -132,11 +132,7 @@ def _tolerance(tensor: Tensor) -> float:
 def _is_true(condition: Tensor) -> bool:
     """Return True if a condition holds for any element of a batch; False if it has no values."""
     condition = levels(condition)[-1]
-    if (
-        not has_values(condition)
-        or torch.compiler.is_compiling()
-        or (condition.is_cuda and torch.cuda.is_current_stream_capturing())
-    ):
+    if not has_values(condition) or torch.compiler.is_compiling() or is_captured(condition):
         return False
     # torch.func.linearize
     with disable_proxy_modes_tracing() if get_proxy_mode() else contextlib.nullcontext():

@@ -35,6 +35,11 @@ def has_values(tensor: Tensor) -> bool:
     return not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
+def is_captured(tensor: Tensor) -> bool:
+    """Return True while a CUDA graph is captured: it would hold no number that is read."""
+    return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
 def recordable(tensor: Tensor) -> Tensor:
     """Return tensor so that autograd can record it: a copy if it was made in inference mode."""
     return tensor.clone() if tensor.is_inference() else tensor
