@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, Literal, TypeVar
 
 from cgshim._errors import BackendError, describe, refusal
@@ -199,6 +199,22 @@ def tensor_of_call() -> Tensor | None:
         return None
     # not all inputs are saved for a rule
     return next(iter([*running.get("upstreams", ()), *running["inputs"]]), None)
+
+
+@runs_op
+def _run_beside(
+    arguments: Any, inputs: Sequence[Tensor], function: Callable[..., T], args: Sequence[Any]
+) -> T:
+    return function(*args)
+
+
+def beside(backend: Backend, tensor: Tensor | None, function: Callable[..., T], /, *args: Any) -> T:
+    """Return what a function returns: what it makes belongs on the device of a tensor, if there is
+    one.
+    """
+    if tensor is None or is_traced():
+        return function(*args)
+    return _run_beside(SimpleNamespace(backend=backend), (tensor,), function, args)
 
 
 # --- Finding one by the types of the inputs -------------------------------------------------------

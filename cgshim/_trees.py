@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
-from cgshim._choice import framework_of, is_numpy_array, of_another_framework, value_of
+from cgshim._choice import beside, framework_of, is_numpy_array, of_another_framework, value_of
 from cgshim._errors import CustomGradientTypeError, describe, refusal
 from cgshim._foreign import is_traced
 from cgshim._held import SIMPLE, order_inside
@@ -179,9 +179,11 @@ SLOT = object()
 """marks the place of a tensor"""
 
 
-def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeSpec]:
+def partition(
+    op: str, backend: Backend, tree: Any, among: Sequence[Any] = ()
+) -> tuple[list[Tensor], TreeSpec]:
     """Return a tree's tensors and its spec; NumPy arrays and Keras Variables become the backend's
-    tensors.
+    tensors, where the first tensor of the tree is, or that among these trees.
     """
     if backend.is_tensor(tree):
         return [tree], ONE_TENSOR
@@ -190,7 +192,7 @@ def partition(op: str, backend: Backend, tree: Any) -> tuple[list[Tensor], TreeS
     leaves, structure = backend.tree_flatten(tree)
     if leaves and all(map(backend.is_tensor, leaves)):
         return leaves, TreeSpec(backend, [None] * len(leaves), list(range(len(leaves))), structure)
-    as_tensors = [as_tensor(op, backend, leaf) for leaf in leaves]
+    as_tensors = [as_tensor(op, backend, leaf, among or leaves) for leaf in leaves]
     tensor_at = [at for at, tensor in enumerate(as_tensors) if tensor is not None]
     if not tensor_at:
         return [], _WithoutTensor(backend, leaves, structure, tree)
@@ -209,7 +211,7 @@ def partition_each(
     tensors: list[Tensor] = []
     each: list[TreeSpec] = []
     for tree in trees:
-        tensor_leaves, spec = partition(op, backend, tree)
+        tensor_leaves, spec = partition(op, backend, tree, trees)
         tensors += tensor_leaves
         each.append(spec)
     return tensors, each
@@ -244,9 +246,9 @@ def subvals(values: Sequence[Any], places: Sequence[int], others: Sequence[Any])
     return full
 
 
-def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
-    """Return leaf as the backend's tensor; None if it is static; raise for another framework's
-    tensor.
+def as_tensor(op: str, backend: Backend, leaf: Any, among: Sequence[Any] = ()) -> Tensor | None:
+    """Return leaf as the backend's tensor, where the first tensor among these trees is; None if it
+    is static; raise for another framework's tensor.
     """
     if backend.is_tensor(leaf):
         return leaf
@@ -256,8 +258,11 @@ def as_tensor(op: str, backend: Backend, leaf: Any) -> Tensor | None:
     if backend.is_tensor(leaf):
         return leaf
     if is_numpy_array(leaf):
-        portable = leaf if is_traced() else _portable(op, backend, leaf)
-        return backend.convert_to_tensor(portable)
+        if is_traced():
+            return backend.convert_to_tensor(leaf)
+        tensors = filter(backend.is_tensor, backend.tree_flatten(list(among))[0])
+        portable = _portable(op, backend, leaf)
+        return beside(backend, next(tensors, None), backend.convert_to_tensor, portable)
     raise of_another_framework(op, backend, leaf)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from cgshim._choice import backend_or_numpy, value_of
+from cgshim._choice import backend_or_numpy, beside, value_of
 from cgshim._dtypes import is_complex, is_differentiable
 from cgshim._errors import (
     CustomGradientTypeError,
@@ -156,7 +156,8 @@ def op_value_and_grad(
         of_all = converted_as_caller(backend, fn)
         chosen = [_differentiable(op, backend, args[at], at) for at in numbers]
         output, pullback = _vjp(op, backend, of_chosen, chosen)
-        gradients = pullback(backend.convert_to_tensor(1.0, output.dtype))
+        one = beside(backend, output, backend.convert_to_tensor, 1.0, output.dtype)
+        gradients = pullback(one)
         return output, gradients if several else gradients[0]
 
     return value_and_gradient
@@ -326,7 +327,17 @@ def _fitting(
 
 
 def _upstream(op: str, backend: Backend, gradient: Any, output: Tensor, path: str) -> Tensor:
-    checked = check_gradient(op, backend, gradient, output.shape, output.dtype, lambda: path)
+    checked = beside(
+        backend,
+        output,
+        check_gradient,
+        op,
+        backend,
+        gradient,
+        output.shape,
+        output.dtype,
+        lambda: path,
+    )
     return zeros_like(backend, output) if checked is None else checked
 
 

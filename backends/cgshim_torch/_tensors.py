@@ -53,9 +53,12 @@ def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
     if isinstance(x, (np.ndarray, np.generic)) and not torch.compiler.is_compiling():
         # a copy: NumPy's memory may change, or be locked
         return known_constant(from_numpy(np.array(x))).to(device_of_call(), dtype)
-    return torch.as_tensor(
-        x, dtype=dtype, device=None if isinstance(x, torch.Tensor) else device_of_call()
-    )
+    if isinstance(x, torch.Tensor):
+        return torch.as_tensor(x, dtype=dtype)
+    device = device_of_call()
+    if device is not None and device.type != "cpu" and isinstance(x, (int, float, complex)):
+        return torch.full((), x, dtype=dtype, device=device)  # a copy would wait for the GPU
+    return torch.as_tensor(x, dtype=dtype, device=device)
 
 
 def device_of_call() -> torch.device | None:

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from cgshim import Spec, op_convert_to_tensor, op_custom_gradient, op_host, op_sum_to_shape, ops
+from cgshim import (
+    Spec,
+    op_convert_to_tensor,
+    op_custom_gradient,
+    op_custom_jvp,
+    op_embed_gradient,
+    op_grad,
+    op_host,
+    op_sum_to_shape,
+    op_vjp,
+    ops,
+)
 from cgshim_torch._versions.limits import STAYS_IN_GRAPH
 
 pytestmark = pytest.mark.gpu
@@ -36,6 +47,12 @@ def scale(x, w):
         upstream * 15.0 * x**2 * w,
         op_sum_to_shape(upstream * 7.0 * x**3, w),
     )
+
+
+@op_custom_jvp
+def pushed(x, w):
+    """The same, by its tangents."""
+    return x**3 * w, lambda of_x, of_w: of_x * 15.0 * x**2 * w + of_w * 7.0 * x**3
 
 
 @pytest.fixture
@@ -77,6 +94,68 @@ def test_what_a_rule_makes_is_where_the_tensors_are(tensors, device):
     [found] = torch.autograd.grad(shifted(x), x, upstream)
     assert found.device.type == device
     torch.testing.assert_close(found, upstream * torch.tensor([3.0, 11.0], device=device))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_arrays_of_numpy_are_constants_where_the_tensors_are(tensors, device, is_first):
+    @op_custom_gradient
+    def product(a, b):
+        return a * b, lambda u: (None, 5.0 * u * a) if is_first else (5.0 * u * b, None)
+
+    x, array = tensors[0], np.array([3.0, 11.0], "float32")
+    y = product(*([array, x] if is_first else [x, array]))
+    [found] = torch.autograd.grad(y, x, torch.tensor(UPSTREAM, device=device))
+    expected = 5.0 * torch.tensor(UPSTREAM, device=device) * torch.tensor(array, device=device)
+    torch.testing.assert_close(found, expected)
+
+
+def test_upstream_gradients_of_another_kind(tensors, device):
+    """None, numbers and arrays of NumPy are made where the output is."""
+    x = tensors[0].detach()
+    _, pullback = op_vjp(lambda x: (x**2, x**3, x.sum()), x)
+    [found] = pullback((np.array(UPSTREAM, "float32"), None, 2.0))
+    torch.testing.assert_close(found, 2.0 * x * torch.tensor(UPSTREAM, device=device) + 2.0)
+    kept = x.clone().requires_grad_()
+    embedded = op_embed_gradient(kept.detach().sum(), np.array(UPSTREAM, "float32"), kept)
+    [found] = torch.autograd.grad(embedded, kept)
+    torch.testing.assert_close(found, torch.tensor(UPSTREAM, device=device))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_a_transpose(tensors, order):
+    def differentiated(op):
+        found = gradients(op, tensors, min(order, 2))
+        if order < 3:
+            return found
+        y = op(*tensors)
+        for _ in range(order):
+            (y,) = torch.autograd.grad(y.square().sum(), tensors[:1], create_graph=True)
+        return (y.detach(),)
+
+    torch.testing.assert_close(differentiated(pushed), differentiated(ScaleByHand.apply))
+
+
+def test_what_a_rule_reads_of_an_object(tensors):
+    """A backward pass on a GPU is in a thread of torch's own."""
+    weight = torch.nn.Parameter(torch.full_like(tensors[1], 2.0))
+    for _ in range(100):
+        weight * 1
+
+    class Kept:
+        def __init__(self, x):
+            self.x = x
+
+    @op_custom_gradient
+    def hiding(x, w):
+        kept = Kept(x * weight)
+        return kept.x**3 * w / 8.0, lambda u, variables: (
+            (u * 15.0 * kept.x**2 * w / 4.0, (u * 7.0 * kept.x**3 / 8.0).sum(0)),
+            [None],
+        )
+
+    torch.testing.assert_close(
+        gradients(hiding, tensors, 2), gradients(ScaleByHand.apply, tensors, 2)
+    )
 
 
 def test_transforms_of_torch_func(tensors, device):
@@ -269,7 +348,8 @@ def test_graphs_of_cuda(tensors):
 
 
 @pytest.mark.only_on_gpu
-def test_a_captured_graph(tensors):
+@pytest.mark.parametrize("op", [scale, pushed], ids=["grad_fn", "jvp_fn"])
+def test_a_captured_graph(tensors, op):
     """A whole step, captured by torch.cuda.graph and replayed with other numbers."""
 
     def replayed(op):
@@ -289,4 +369,19 @@ def test_a_captured_graph(tensors):
         graph.replay()
         return [g.clone() for g in found]
 
-    torch.testing.assert_close(replayed(scale), replayed(ScaleByHand.apply))
+    torch.testing.assert_close(replayed(op), replayed(ScaleByHand.apply))
+
+
+@pytest.mark.only_on_gpu
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_nothing_waits_for_the_gpu(tensors, order):
+    total = op_grad(lambda x: scale(x, tensors[1].detach()).sum())
+    x = tensors[0].detach()
+    for mode in ("default", "error"):  # first what is done once
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            gradients(scale, tensors, order)
+            total(x)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
