@@ -324,6 +324,11 @@ def test_functions_on_the_host(tensors, device):
 
 
 @pytest.mark.only_on_gpu
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script",
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:The .grad attribute:UserWarning",
+)  # of inductor and Dynamo
 def test_graphs_of_cuda(tensors):
     """mode="reduce-overhead" replays CUDA graphs: each call reads its own arguments, in both
     directions.
@@ -376,12 +381,14 @@ def test_a_captured_graph(tensors, op):
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_nothing_waits_for_the_gpu(tensors, order):
-    total = op_grad(lambda x: scale(x, tensors[1].detach()).sum())
-    x = tensors[0].detach()
+    x, upstream = tensors[0].detach(), torch.tensor(UPSTREAM, device="cuda")
+    total = op_grad(lambda x: (scale(x, tensors[1].detach()) * upstream).sum())
     for mode in ("default", "error"):  # first what is done once
         torch.cuda.set_sync_debug_mode(mode)
         try:
-            gradients(scale, tensors, order)
+            found = torch.autograd.grad(scale(*tensors), tensors, upstream, create_graph=order > 1)
+            if order > 1:
+                torch.autograd.grad(found[0], tensors, upstream)
             total(x)
         finally:
             torch.cuda.set_sync_debug_mode("default")

@@ -50,6 +50,11 @@ def test_a_kernel_and_its_rule(ops, x):
     torch.testing.assert_close(found, 3.0 * gradient(torch.nn.functional.silu, x))
 
 
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script",
+    "ignore:.*should not be instantiated:DeprecationWarning",
+    "ignore:The .grad attribute:UserWarning",
+)  # of inductor and Dynamo
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_compiled(ops, x, mode):
     op, by_hand = ops

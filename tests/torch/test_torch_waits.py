@@ -8,6 +8,8 @@ from cgshim import TransformationError, op_custom_gradient, op_custom_jvp, op_su
 from cgshim_torch._eager import second_order, vjp
 from cgshim_torch._graph import transpose
 
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11
+
 READS = {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::_unique2"}
 UPSTREAM = torch.tensor([[2.0, -3.0], [0.5, 7.0]])
 
