@@ -469,6 +469,21 @@ def test_what_an_object_hides_is_found_where_the_rule_reads_it():
         torch.func.grad(lambda x: torch.vmap(op)(x).sum())(torch.ones(3))
 
 
+def test_what_an_object_hides_is_found_below_a_batch_of_torch_autograd():
+    @op_custom_gradient
+    def op(x):
+        box = Box(x * x)
+        return x * x * x, lambda u: u * 5 * box.tensor
+
+    x = leaf(2.0, 3.0)
+    (jacobian,) = torch.autograd.grad(
+        op(x), x, torch.eye(2), is_grads_batched=True, create_graph=True
+    )
+    assert jacobian.tolist() == [[20, 0], [0, 45]]
+    (second,) = torch.autograd.grad((jacobian * torch.tensor([[1.0, 10], [10, 7]])).sum(), x)
+    assert second.tolist() == [20, 210]
+
+
 TABLES = [torch.tensor([3.0, 5.0], dtype=torch.float64), *[torch.zeros(())] * 2000]
 NUMBERS_AND_A_TABLE = [*range(2000), torch.tensor([3.0, 5.0], dtype=torch.float64)]
 """where that is not looked for, which would take a while in each call"""

@@ -60,7 +60,13 @@ def differentiable_gradients(
         """
         if any(x is None for x in inputs):
             return reads.refused(t, "f has not returned, and that may depend on an argument")
-        constants = [u.detach() for u in upstreams]
+        # of a batch of torch.autograd nothing is left when that run comes; it must read the same anyway
+        constants = [
+            torch.ones(u.shape, dtype=u.dtype, device=u.device)
+            if functorch.is_legacy_batchedtensor(u)
+            else u.detach()
+            for u in upstreams
+        ]
         return _LazyRun.apply(run, [next(turns)], [t.detach()], constants, *inputs, *run.variables)[
             0
         ]
