@@ -274,3 +274,18 @@ def test_a_jvp_rule_of_a_distributed_tensor(mesh, placement):
     (3 * op(leaf)).sum().backward()
     assert leaf.grad.placements == (placement,)
     torch.testing.assert_close(leaf.grad.full_tensor(), 21 * MATRIX())
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)])
+def test_a_second_order_of_a_distributed_tensor(mesh, placement):
+    """Another run of f makes the same tensors, and each has its mesh, which is no tensor."""
+
+    def f(x):
+        square = torch.square(x)
+        return square * x, lambda u: 7 * u * square
+
+    leaf = distribute_tensor(MATRIX(), mesh, [placement]).requires_grad_()
+    y = op_custom_gradient(f)(leaf)
+    (of_leaf,) = torch.autograd.grad(y.sum(), leaf, create_graph=True)
+    (second,) = torch.autograd.grad((3 * of_leaf).sum(), leaf)
+    torch.testing.assert_close(second.full_tensor(), 42 * MATRIX())

@@ -468,8 +468,9 @@ def agree(a: Tensor, b: Tensor) -> bool:
             return bool(a.shape == b.shape)
         if hasattr(a, "__tensor_flatten__"):
             (names, context), of_b = a.__tensor_flatten__(), b.__tensor_flatten__()
-            return (names, context) == of_b and all(
-                agree(getattr(a, name), getattr(b, name)) for name in names
+            pairs = [(getattr(a, name), getattr(b, name)) for name in names]
+            return (names, context) == of_b and all(  # the mesh of a DTensor is such a part, too
+                agree(p, q) if isinstance(p, torch.Tensor) else p == q for p, q in pairs
             )
         # none if one ulp is more than that
         ulps = _ULPS * torch.finfo(a.dtype).eps if a.dtype in FLOATS else 0.0
