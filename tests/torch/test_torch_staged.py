@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import (
     track_tensor,
 )
 
-from cgshim import TransformationError, op_custom_gradient
+from cgshim import TransformationError, op_custom_gradient, op_custom_jvp, op_vjp
 
 X = torch.tensor([0.5, -1.25])
 REFUSED = (
@@ -222,13 +222,57 @@ def test_a_graph_of_a_gradient_by_torch_func_has_the_derivative_of_the_rule():
     torch.testing.assert_close(second, -7 * X.sin() * torch.tensor([2.0, -3.0]))
 
 
-def test_a_joint_graph_has_the_rule():
+by_tangents = op_custom_jvp(lambda x: (x.sin(), lambda dx: 7 * dx * x.cos()))
+
+
+@pytest.mark.parametrize("op", [sine, by_tangents])
+def test_a_joint_graph_has_the_rule(op):
     x = leaf()
     y = aot_function(
-        lambda x: sine(x) * 2, fw_compiler=lambda graph, _: make_boxed_func(graph.forward)
+        lambda x: op(x) * 2, fw_compiler=lambda graph, _: make_boxed_func(graph.forward)
     )(x)
     (gradient,) = torch.autograd.grad(y, x, torch.tensor([2.0, -3.0]))
     torch.testing.assert_close(gradient, 14 * X.cos() * torch.tensor([2.0, -3.0]))
+
+
+def pulled_back(x):
+    y, pullback = op_vjp(lambda x: 7 * x.sin(), x)
+    return y / 7, pullback
+
+
+def over_batch(size, in_batched, x):
+    return x.sin(), lambda upstream: upstream * 7 * x.cos(), True
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        grad(lambda x: op_custom_gradient(pulled_back)(x).sum()),
+        vmap(grad(op_custom_gradient(lambda x: over_batch(0, (), x)[:2], vmap=over_batch))),
+    ],
+)
+def test_a_graph_is_made_of_a_rule_that_must_draw_no_random_numbers(gradient, mode):
+    """The generators hold numbers where nothing else does."""
+    state = torch.get_rng_state()
+    graph = make_fx(gradient, tracing_mode=mode)(X)
+    torch.testing.assert_close(graph(2 * X), 7 * (2 * X).cos())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_a_graph_is_made_of_a_second_order_that_runs_f_again(mode):
+    def f(x):
+        square = torch.square(x)
+        return square * x, lambda upstream: 7 * upstream * square
+
+    def second(x):
+        x = x.detach().requires_grad_()
+        y = op_custom_gradient(f)(x)
+        (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return torch.autograd.grad((3 * first).sum(), x)[0]
+
+    torch.testing.assert_close(make_fx(second, tracing_mode=mode)(X)(2 * X), 84 * X)
 
 
 # linearize of torch 2.13

@@ -16,6 +16,7 @@ from cgshim_torch._graph.existing import Reach, put_in_modules
 from cgshim_torch._graph.levels import levels, requires_grad
 from cgshim_torch._versions.private import (
     FakeTensor,
+    FunctionalTensor,
     forward_ad,
     functorch,
     sequence_number,
@@ -32,7 +33,7 @@ def since(start: int) -> range:
 
 def has_values(tensor: Tensor) -> bool:
     """Return True if a tensor holds numbers, and not only a shape and a dtype."""
-    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+    return not (tensor.is_meta or isinstance(tensor, (FakeTensor, FunctionalTensor)))
 
 
 def is_captured(tensor: Tensor) -> bool:

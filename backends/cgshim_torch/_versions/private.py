@@ -13,12 +13,13 @@ from typing import Any
 
 import torch._functorch.autograd_function
 import torch._functorch.pyfunctorch
-import torch._subclasses
+import torch._subclasses.functional_tensor
 import torch.fx.experimental.proxy_tensor
 import torch.utils.checkpoint
 from torch.autograd import forward_ad as _forward_ad
 from torch.fx import _symbolic_trace
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _disable_current_modes
 
 from cgshim_torch._versions.limits import GIVES_AWAY_CALLBACK
 
@@ -78,6 +79,8 @@ disable_proxy_modes_tracing: Any = torch.fx.experimental.proxy_tensor.disable_pr
 """keeps operations out of the graph that make_fx is making"""
 FakeTensor: Any = torch._subclasses.FakeTensor
 """has a shape and no values: torch.export and torch.compile trace with such tensors"""
+FunctionalTensor: Any = torch._subclasses.functional_tensor.FunctionalTensor
+"""stands for one, where AOTAutograd traces"""
 tags_of_host: list[Any] = [
     tag for name, tag in torch.Tag.__members__.items() if name == "cudagraph_unsafe"
 ]
@@ -117,6 +120,16 @@ def outside_of_func() -> Any:
     """Let what follows run outside of all levels of torch.func."""
     is_outside = functorch.peek_interpreter_stack() is None
     return contextlib.nullcontext() if is_outside else temporarily_clear_interpreter_stack()
+
+
+def outside_of_modes() -> Any:
+    """Let what follows run outside of torch.func, and unseen by modes that see operations."""
+    if not len_dispatch_stack():
+        return outside_of_func()
+    entered = contextlib.ExitStack()
+    entered.enter_context(outside_of_func())
+    entered.enter_context(_disable_current_modes())
+    return entered
 
 
 def apply_over_batch(
