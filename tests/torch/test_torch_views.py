@@ -272,8 +272,10 @@ def test_a_jvp_rule_of_a_distributed_tensor(mesh, placement):
     op = op_custom_jvp(lambda x: (x * x, lambda dx: 7 * dx * x))
     leaf = distribute_tensor(MATRIX(), mesh, [placement]).requires_grad_()
     (3 * op(leaf)).sum().backward()
-    assert leaf.grad.placements == (placement,)
-    torch.testing.assert_close(leaf.grad.full_tensor(), 21 * MATRIX())
+    by_func = torch.func.grad(lambda x: (3 * op(x)).sum())(leaf.detach())
+    assert leaf.grad.placements == by_func.placements == (placement,)
+    for gradient in leaf.grad, by_func:
+        torch.testing.assert_close(gradient.full_tensor(), 21 * MATRIX())
 
 
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)])

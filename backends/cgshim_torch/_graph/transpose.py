@@ -61,7 +61,8 @@ def ramp(like: Tensor, place: int = 0) -> Tensor:
     """
     first = (1 + place / 4) / 128
     dtype = like.real.dtype if like.is_complex() else like.dtype
-    if type(like) in _PLAIN:
+    raw = like if torch.compiler.is_dynamo_compiling() else levels(like)[-1]
+    if type(raw) in _PLAIN:
         ramp = torch.arange(like.numel(), dtype=dtype, device=like.device)
     else:
         ramp = torch.ones_like(like, dtype=dtype, requires_grad=False).reshape(-1).cumsum(0)
