@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.interpreters import batching
 
 from cgshim_jax import _private
 from cgshim_jax._rules import as_tensor
@@ -31,6 +32,11 @@ def batched_type(kind: Any, axis: Any, operands: Sequence[Array]) -> Any:
     varying: set[Any] = set().union(*(_private.varies_over(x.aval) for x in arrays))
     own = varying.intersection(axis.spmd_name or ())  # the devices of a shard_map that share it
     return _private.varying_over(batch, _private.varies_over(batch) | own) if own else batch
+
+
+def at_front(x: Array, at: int | None, axis: Any) -> Array:
+    """Return an array with the batch that JAX is making now at its first axis, sharded as that is."""
+    return batching.bdim_at_front(x, at, axis.size, *filter(None, [mesh_axis(axis)]))
 
 
 def mesh_axis(axis: Any) -> Any:

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax.errors import UnexpectedTracerError
 from jax.extend.core import ClosedJaxpr, Literal
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from cgshim.backend import (
     Arguments,
@@ -39,7 +39,7 @@ from cgshim.backend import (
     subvals,
 )
 from cgshim_jax import _private
-from cgshim_jax._axes import batched_type, fit, spread, vmap_over
+from cgshim_jax._axes import at_front, batched_type, fit, spread, vmap_over
 from cgshim_jax._linearity import (
     NotLinearError,
     calls,
@@ -444,7 +444,7 @@ def _batch_op(axis: Any, operands: Sequence[Array], at: Sequence[int | None], *,
     batched = any(i is not None for i in at)  # JAX asks even where nothing is
     if batched and op.of_batch is not None:
         flags = [i is not None or place in op.in_batch for place, i in enumerate(at)]
-        front = lambda x, i, has: batching.bdim_at_front(x, i, axis.size) if has else x
+        front = lambda x, i, has: at_front(x, i, axis) if has else x
         try:
             outputs, have = op.of_batch(axis.size, flags, *map(front, operands, at, flags))
         except UnexpectedTracerError as error:
@@ -491,10 +491,7 @@ def _batch_of_attached(
 ) -> Any:
     count = len(operands) - len(linear.outputs)
     if any(i is not None for i in at):
-        values = [
-            batching.bdim_at_front(y, i, axis.size)
-            for y, i in zip(operands[count:], at[count:], strict=True)
-        ]
+        values = [at_front(y, i, axis) for y, i in zip(operands[count:], at[count:], strict=True)]
         operands = [*operands[:count], *values]
         at = [*at[:count], *(0 for _ in values)]
         linear = linear.over(axis, operands, [at[i] for i in linear.reads], dict(enumerate(at)))

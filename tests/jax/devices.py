@@ -132,6 +132,17 @@ def host_of_explicit_shardings(one, product):
                 yield found, 21 * X**2
 
 
+def rules_for_batches_of_explicit_shardings(one, product):
+    rule = lambda x: (x**3, lambda upstream: 7 * upstream * x**2)
+    op = op_custom_gradient(rule, vmap=lambda size, in_batched, x: (*rule(x), True))
+    with jax.set_mesh(EXPLICIT):
+        x = jax.device_put(X, NamedSharding(EXPLICIT, P("d")))
+        for compiler in (lambda f: f), jax.jit:
+            found = compiler(jax.vmap(jax.grad(lambda x: 3 * op(x))))(x)
+            assert jax.typeof(found).sharding.spec == P("d")
+            yield found, 21 * X**2
+
+
 def kept_outputs(one, product):
     def f(x):
         y = jax.lax.stop_gradient(jnp.exp(x))
@@ -173,7 +184,7 @@ def constants_in_a_shard_map(one, product):
 
 CHECKS = (
     pmap, shard_map, forward_shard_map, hessian_of_shared, sharded_jit, explicit_shardings, batches_of_what_is_sharded,
-    host_of_explicit_shardings, kept_outputs, constants_in_a_shard_map,
+    host_of_explicit_shardings, rules_for_batches_of_explicit_shardings, kept_outputs, constants_in_a_shard_map,
 )  # fmt: skip
 
 if __name__ == "__main__":
