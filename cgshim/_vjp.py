@@ -327,17 +327,8 @@ def _fitting(
 
 
 def _upstream(op: str, backend: Backend, gradient: Any, output: Tensor, path: str) -> Tensor:
-    checked = beside(
-        backend,
-        output,
-        check_gradient,
-        op,
-        backend,
-        gradient,
-        output.shape,
-        output.dtype,
-        lambda: path,
-    )
+    check = partial(check_gradient, op, backend, gradient, output.shape, output.dtype)
+    checked = beside(backend, output, check, lambda: path)
     return zeros_like(backend, output) if checked is None else checked
 
 
