@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from jax._src import api
 from jax._src.callback import (
     _callback_op_sharding,  # where a compiled program calls the host: 0.4 to 0.12
 )
@@ -49,6 +50,10 @@ types_tell_devices = any(hasattr(jax.core.ShapedArray, name) for name in ("mat",
 # Whether a rule of primitive_linearizations also returns residuals in a tree, since 0.11.1; ours
 # have none.
 has_structured_residuals = jax.__version_info__ >= (0, 11, 1)
+
+# What a compiled function has as `inline` if nobody asks for that: a member of an enumeration, since
+# 0.11.
+not_inlined: Any = getattr(getattr(api, "Inline", None), "AUTO", False)
 
 # How many arguments come before the error in checkify's functions: a context, since 0.11.
 checkify_contexts = int("ctx" in inspect.signature(checkify_jaxpr).parameters)

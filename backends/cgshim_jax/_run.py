@@ -55,6 +55,7 @@ from cgshim_jax._tracing import (
     keeping_calls,
     lowered,
     reads_a_value,
+    revived,
     watching,
 )
 
@@ -377,7 +378,7 @@ def watched(
     ) -> list[Array | None]:
         read, current = reading(residuals), subvals(inputs, places, residuals[: len(places)])
         needed = _needed(places, picked, len(inputs))
-        with _watching(call.name, read):
+        with _watching(call.name, held, read):
             by_input = apply_rule(rule, current, residuals[len(places) :], upstreams, needed=needed)
         return [None if g is None else read(g) for g in (by_input[places[at]] for at in picked)]
 
@@ -385,7 +386,7 @@ def watched(
 
     def push(residuals: list[Array], tangents: list[Array], picked: Sequence[int]) -> list[Array]:
         read = reading(residuals)
-        with _watching(call.name, read):
+        with _watching(call.name, held, read):
             return [*map(read, pushing(residuals, tangents, picked))]
 
     return Linear(
@@ -394,10 +395,10 @@ def watched(
 
 
 @contextlib.contextmanager
-def _watching(op: str, read: Callable[[Array], Array]) -> Iterator[None]:
-    """Run a rule whose reads are these."""
+def _watching(op: str, held: Sequence[Array], read: Callable[[Array], Array]) -> Iterator[None]:
+    """Run a rule that holds these tensors, and what f made of them, and whose reads are these."""
     try:
-        with watching(read):
+        with revived(held), watching(read):
             yield
     except UnexpectedTracerError:  # the tracers of a batch are gone
         raise refusal(TransformationError, op,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -199,7 +200,7 @@ class _Calls(_Watch):
 
     def process_primitive(self, primitive: Any, operands: Sequence[Any], parameters: Any) -> Any:
         if "inline" in parameters:
-            parameters = {**parameters, "inline": False}
+            parameters = {**parameters, "inline": _private.not_inlined}
         return self.parent_trace.process_primitive(primitive, operands, parameters)
 
 
@@ -251,6 +252,28 @@ def in_linear_function() -> Any:
 def watching(read: Callable[[Any], Any]) -> Any:
     """Return a context in which each operation reads `read(x)` where it would read x."""
     return _private.set_current_trace(_Watch(current_trace(), read))
+
+
+@contextlib.contextmanager
+def revived(tracers: Sequence[Any]) -> Iterator[None]:
+    """Let operations have tracers of derivatives that are over, for which a watch reads others.
+
+    From 0.11 on JAX invalidates the trace of jax.grad at its end, as that of jax.jit, and refuses
+    its tracers before the current trace gets an operation.
+    """
+    traces: list[Any] = []
+    for x in tracers:
+        while hasattr(x, "primal"):
+            traces.append(x._trace)
+            x = x.primal
+    over = [trace for trace in traces if getattr(trace, "_invalidated", False)]
+    for trace in over:
+        trace._invalidated = False
+    try:
+        yield
+    finally:
+        for trace in over:
+            trace._invalidated = True
 
 
 def as_read(tensors: Sequence[Array]) -> Sequence[Array]:
