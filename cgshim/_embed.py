@@ -202,7 +202,7 @@ def _index(op: str, fx: Tensor, x: Tensor, path: str) -> tuple[Any, ...]:
 
 def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: str) -> Tensor:
     """Return a gradient in the shape and the dtype of x."""
-    tensor = as_tensor(op, backend, gradient, (x,))
+    tensor = as_tensor(op, backend, gradient, x)
     if tensor is None:
         tensor = backend.convert_to_tensor(gradient)
     if is_complex(tensor.dtype) and not is_complex(x.dtype):

@@ -180,10 +180,10 @@ SLOT = object()
 
 
 def partition(
-    op: str, backend: Backend, tree: Any, among: Sequence[Any] = ()
+    op: str, backend: Backend, tree: Any, near: Tensor | None = None
 ) -> tuple[list[Tensor], TreeSpec]:
     """Return a tree's tensors and its spec; NumPy arrays and Keras Variables become the backend's
-    tensors, where the first tensor of the tree is, or that among these trees.
+    tensors, on the device of a near one, or of the first in the tree.
     """
     if backend.is_tensor(tree):
         return [tree], ONE_TENSOR
@@ -192,7 +192,9 @@ def partition(
     leaves, structure = backend.tree_flatten(tree)
     if leaves and all(map(backend.is_tensor, leaves)):
         return leaves, TreeSpec(backend, [None] * len(leaves), list(range(len(leaves))), structure)
-    as_tensors = [as_tensor(op, backend, leaf, among or leaves) for leaf in leaves]
+    if near is None:
+        near = next(filter(backend.is_tensor, leaves), None)
+    as_tensors = [as_tensor(op, backend, leaf, near) for leaf in leaves]
     tensor_at = [at for at, tensor in enumerate(as_tensors) if tensor is not None]
     if not tensor_at:
         return [], _WithoutTensor(backend, leaves, structure, tree)
@@ -210,8 +212,9 @@ def partition_each(
         return list(trees), [ONE_TENSOR] * len(trees)
     tensors: list[Tensor] = []
     each: list[TreeSpec] = []
+    near = next(filter(backend.is_tensor, trees), None)
     for tree in trees:
-        tensor_leaves, spec = partition(op, backend, tree, trees)
+        tensor_leaves, spec = partition(op, backend, tree, near)
         tensors += tensor_leaves
         each.append(spec)
     return tensors, each
@@ -246,9 +249,9 @@ def subvals(values: Sequence[Any], places: Sequence[int], others: Sequence[Any])
     return full
 
 
-def as_tensor(op: str, backend: Backend, leaf: Any, among: Sequence[Any] = ()) -> Tensor | None:
-    """Return leaf as the backend's tensor, where the first tensor among these trees is; None if it
-    is static; raise for another framework's tensor.
+def as_tensor(op: str, backend: Backend, leaf: Any, near: Tensor | None = None) -> Tensor | None:
+    """Return leaf as the backend's tensor, on the device of a near one; None if it is static; raise
+    for another framework's tensor.
     """
     if backend.is_tensor(leaf):
         return leaf
@@ -258,11 +261,8 @@ def as_tensor(op: str, backend: Backend, leaf: Any, among: Sequence[Any] = ()) -
     if backend.is_tensor(leaf):
         return leaf
     if is_numpy_array(leaf):
-        if is_traced():
-            return backend.convert_to_tensor(leaf)
-        tensors = filter(backend.is_tensor, backend.tree_flatten(list(among))[0])
-        portable = _portable(op, backend, leaf)
-        return beside(backend, next(tensors, None), backend.convert_to_tensor, portable)
+        portable = leaf if is_traced() else _portable(op, backend, leaf)
+        return beside(backend, near, backend.convert_to_tensor, portable)
     raise of_another_framework(op, backend, leaf)
 
 
