@@ -9,7 +9,7 @@ import sys
 import pytest
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-WORKERS = {"torch": "1"}  # in a process of its own, and in the one that counts
+WORKERS = {"jax": "1"}  # in a process of its own, and in the one that counts
 
 
 def test_tests_that_need_a_gpu_are_counted(backend: str) -> None:
