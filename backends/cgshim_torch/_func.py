@@ -52,7 +52,7 @@ from cgshim_torch._graph.levels import (
 )
 from cgshim_torch._graph.reads import FLOATS, Reads, reads_now, tensors_in, without_second_order
 from cgshim_torch._graph.transpose import ramp, transposed_by
-from cgshim_torch._graph.walk import captured, refuse_captured_tangents, since
+from cgshim_torch._graph.walk import captured, is_made_in, refuse_captured_tangents, since
 from cgshim_torch._versions.private import (
     alive_in,
     apply_over_batch,
@@ -390,10 +390,7 @@ class _ReadsOfFunc(Reads):
 
     def _is_of_rule(self, level: Tensor) -> bool:
         """Return True for what the rule was passed or has made, also where this mode does not see it."""
-        node = level.grad_fn
-        return id(level) in self._known or (
-            node is not None and node._sequence_nr() in since(self._start)
-        )
+        return id(level) in self._known or is_made_in(level, since(self._start))
 
     def _read_dual(self: Any, t: Tensor) -> Tensor:
         """Return t, unless it is a dual number, of which the rule of a tangent needs the primal."""

@@ -34,7 +34,7 @@ from cgshim_torch._graph.existing import (
 )
 from cgshim_torch._graph.levels import is_transformed, requires_grad
 from cgshim_torch._graph.reads import FLOATS, reads_now, without_derivative
-from cgshim_torch._graph.walk import recordable, since
+from cgshim_torch._graph.walk import is_made_in, recordable, since
 from cgshim_torch._versions.private import (
     SingleLevelFunction,
     alive_in,
@@ -116,7 +116,7 @@ def with_rule(
         # f's graph of the variables is let go: another run of f makes it again, if need be
         if not has_own_graph:
             for t in made:
-                if _is_made_in(t, during) and not t._is_view():
+                if is_made_in(t, during) and not t._is_view():
                     t.detach_()
         made.clear()
     if not (differentiated or variables):
@@ -137,11 +137,6 @@ def _made(outputs: Sequence[Tensor], holdings: Holdings) -> list[Tensor]:
     tensors = [each.tensor for each in holdings.tensors]
     held = tensors if reads is None else map(reads.read, tensors)
     return [t for t in (*outputs, *held) if t.requires_grad]
-
-
-def _is_made_in(t: Tensor, during: range) -> bool:
-    """Return True if a node of the graph with one of these numbers has made a tensor."""
-    return t.grad_fn is not None and t.grad_fn._sequence_nr() in during
 
 
 # --- What autograd saves --------------------------------------------------------------------------
@@ -194,7 +189,7 @@ def _saved(
     run.inputs_at = [at.get(key) for key in keys[:count]]
     run.own_at = [
         at[id(t)] for t in residuals
-        if t.requires_grad and id(t) not in is_variable and (t.is_leaf or _is_made_in(t, during))
+        if t.requires_grad and id(t) not in is_variable and (t.is_leaf or is_made_in(t, during))
     ]  # fmt: skip
     run.held_at = [at.get(id(t)) for t in held]
     if has_hooks:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from cgshim.backend import Call, Tensor, place_of
 from cgshim_torch._graph.existing import Existing
 from cgshim_torch._graph.levels import levels
-from cgshim_torch._graph.walk import since
+from cgshim_torch._graph.walk import is_made_in, since
 from cgshim_torch._versions.private import (
     forward_ad,
     functorch,
@@ -117,7 +117,7 @@ class Reads(TorchFunctionMode):  # type: ignore[misc]
             return self._read_wrapped(t)
         self._substituted = True
         # on a GPU in a thread of torch's own, which has made fewer nodes than f's
-        if t.grad_fn is not None and t.grad_fn._sequence_nr() in since(self._start):
+        if is_made_in(t, since(self._start)):
             why = "was made by code that torch does not show"
             return self.put(t, self.refused(t, why) if self._may_hide else t)
         with outside_of_func(), torch.enable_grad():

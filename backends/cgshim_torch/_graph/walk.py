@@ -31,6 +31,11 @@ def since(start: int) -> range:
     return range(start, sequence_number())
 
 
+def is_made_in(tensor: Tensor, during: range) -> bool:
+    """Return True if a node of the graph with one of these numbers has made a tensor."""
+    return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() in during
+
+
 def has_values(tensor: Tensor) -> bool:
     """Return True if a tensor holds numbers, and not only a shape and a dtype."""
     return not (tensor.is_meta or isinstance(tensor, (FakeTensor, FunctionalTensor)))

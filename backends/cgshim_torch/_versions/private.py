@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch._functorch.autograd_function
@@ -122,14 +122,12 @@ def outside_of_func() -> Any:
     return contextlib.nullcontext() if is_outside else temporarily_clear_interpreter_stack()
 
 
-def outside_of_modes() -> Any:
+@contextlib.contextmanager
+def outside_of_modes() -> Iterator[None]:
     """Let what follows run outside of torch.func, and unseen by modes that see operations."""
-    if not len_dispatch_stack():
-        return outside_of_func()
-    entered = contextlib.ExitStack()
-    entered.enter_context(outside_of_func())
-    entered.enter_context(_disable_current_modes())
-    return entered
+    unseen = _disable_current_modes() if len_dispatch_stack() else contextlib.nullcontext()
+    with outside_of_func(), unseen:
+        yield
 
 
 def apply_over_batch(
