@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from cgshim import _installed
-from cgshim._choice import (
+from cgshim._dispatch import (
     config_backend as config_backend,
     set_backend as set_backend,
     use_backend as use_backend,
@@ -21,7 +21,7 @@ from cgshim._errors import (
 )
 from cgshim._protocol import Tensor as Tensor
 from cgshim._registry import available_backends as available_backends
-from cgshim._vjp import op_grad as op_grad, op_value_and_grad as op_value_and_grad, op_vjp as op_vjp
+from cgshim._transforms import op_grad as op_grad, op_value_and_grad as op_value_and_grad, op_vjp as op_vjp
 
 if TYPE_CHECKING:
     from cgshim.host import Spec as Spec, host_errors as host_errors, op_host as op_host

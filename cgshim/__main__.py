@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from importlib.metadata import packages_distributions, version
 from typing import Any, NamedTuple
 
-from cgshim._choice import chosen_by, config_backend
+from cgshim._dispatch import chosen_by, config_backend
 from cgshim._errors import BackendError
 from cgshim._installed import (
     Entry,

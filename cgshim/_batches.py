@@ -28,11 +28,11 @@ from cgshim._errors import (
 )
 from cgshim._foreign import not_converted
 from cgshim._gradients import Arguments
-from cgshim._held import FunctionHolder
+from cgshim._closure import FunctionHolder
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 from cgshim._rule import Rule
-from cgshim._trees import ONE_TENSOR, TreeSpec, partition, subvals
+from cgshim._pytree import ONE_TENSOR, TreeSpec, partition, subvals
 
 
 @not_converted  # AutoGraph converts f alone

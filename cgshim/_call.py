@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
-from cgshim._choice import backend_for, chosen_backend, framework_of, is_numpy_array, runs_op
+from cgshim._dispatch import backend_for, chosen_backend, framework_of, is_numpy_array, run_on
 from cgshim._dtypes import is_differentiable
 from cgshim._errors import (
     BackendError,
     CustomGradientTypeError,
     TransformationError,
+    add_origin,
     describe,
     function_name,
     listing,
     refusal,
 )
-from cgshim._foreign import not_converted
+from cgshim._foreign import is_traced, not_converted
 from cgshim._gradients import Arguments
-from cgshim._held import SIMPLE, path_to, tensors_inside
+from cgshim._closure import SIMPLE
+from cgshim._held import path_to, tensors_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
-from cgshim._rule import Rule, required_convention, spelled, with_jvp_fn
-from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each, partition
+from cgshim._rule import Rule, RuleSignature, required_convention, spelled, with_jvp_fn
+from cgshim._pytree import ONE_TENSOR, TreeSpec, combine_each, partition
 
 
 def refuse_without_tensor(op: str, backend: Backend, output: Any) -> NoReturn:
@@ -63,7 +65,7 @@ class Call:
 
     __slots__ = (
         "arguments", "backend", "f", "forward_mode", "name", "needed", "once_differentiable",
-        "options", "takes_needs_input_grad",
+        "options", "takes_needs_input_grad", "variables",
     )  # fmt: skip
     # what f returns, how that is called, and what makes a rule of it
     pair: ClassVar[Any] = staticmethod(checked_pair)
@@ -80,8 +82,11 @@ class Call:
         once_differentiable: bool = False,
         takes_needs_input_grad: bool = False,
         needed: Sequence[bool] | None = None,
+        variables: Sequence[Tensor] = (),
     ) -> None:
         self.arguments = arguments
+        self.variables = variables
+        """the tensors of the declared variables"""
         self.name = arguments.op
         self.backend: Backend = arguments.backend
         self.f = f
@@ -114,8 +119,18 @@ class Call:
     ) -> Call:
         return type(self)(
             self.arguments, f, options, forward_mode=self.forward_mode, once_differentiable=self.once_differentiable,
-            takes_needs_input_grad=self.takes_needs_input_grad, needed=needed,
+            takes_needs_input_grad=self.takes_needs_input_grad, needed=needed, variables=self.variables,
         )  # fmt: skip
+
+    @property
+    def constants(self) -> set[int]:
+        """The ids of the cells and objects that existed before f ran, and so are no residuals."""
+        known = {id(getattr(self.f, "__self__", None))}
+        if cells := getattr(getattr(self.f, "__func__", self.f), "__closure__", None):
+            known.update(map(id, cells))
+        if self.options or not self.arguments.are_tensors:
+            known.update(map(id, self.static))
+        return known
 
     @property
     def static(self) -> list[Any]:
@@ -130,16 +145,19 @@ class Call:
         """Run f once on inputs, and return the tensors of its output and the rule of this run."""
         return self.read(self.run(inputs), inputs)
 
-    @runs_op
     def run(self, inputs: Sequence[Tensor]) -> Any:
         """Run f once on inputs, and return what it returned, unread."""
         arguments, options, f = self.arguments, self.options, self.f
         if self.takes_needs_input_grad:
             needed = self.needed or [is_differentiable(x.dtype) for x in inputs]
             options = {**options, "needs_input_grad": arguments.structured(needed)}
-        if arguments.are_tensors:
-            return f(*inputs, **options) if options else f(*inputs)
-        return f(*combine_each(arguments.specs, inputs), **options)
+        args = inputs if arguments.are_tensors else combine_each(arguments.specs, inputs)
+        try:
+            return run_on(self.backend, inputs, False, f, *args, **options)
+        except Exception as error:
+            if not is_traced():
+                add_origin(error, self.name, "f")
+            raise
 
     def read(self, result: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
         """Return the output's tensors and the rule of a run of f on inputs that has returned
@@ -154,13 +172,16 @@ class Call:
         """Return the rule of a run on these inputs, or on what has their shapes and dtypes, in which
         f returned grad_fn and an output of this spec.
         """
-        form, variables, takes_needs_input_grad = self.convention(self.arguments, grad_fn, output)
-        shapes, dtypes = [x.shape for x in inputs], [x.dtype for x in inputs]
-        needed = (
-            (self.needed or [*map(is_differentiable, dtypes)]) if takes_needs_input_grad else None
-        )
-        return self.kind_of_rule(
-            self.arguments, form, variables, needed, output, shapes, dtypes, grad_fn
+        signature = self.signature_of(grad_fn, output)
+        shapes, dtypes, needed = [x.shape for x in inputs], [x.dtype for x in inputs], None
+        if signature.takes_needs_input_grad:
+            needed = self.needed or [*map(is_differentiable, dtypes)]
+        return self.kind_of_rule(signature, needed, shapes, dtypes, grad_fn)
+
+    def signature_of(self, grad_fn: Callable[..., Any], output: TreeSpec) -> RuleSignature:
+        """Return how to call this grad_fn, and any of the same code; raise an error if it has no form."""
+        return RuleSignature(
+            self.arguments, output, *self.convention(self.arguments, grad_fn, output)
         )
 
     def output_of(self, inputs: Sequence[Tensor]) -> Any:
@@ -221,6 +242,33 @@ class Call:
                       got=f"{spelled(rule.grad_fn)} and {listing([*map(self._shown, variables)])}",
                       do="write grad_fn(..., variables=None) and return (gradients, [one per variable]), "
                       "or pass the state as an argument")  # fmt: skip
+
+    def captured_variables(
+        self, captured: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
+        """Return the variables of a call: those that it declares, or the one tensor that f captured.
+
+        Raises an error if f captured anything else, or an argument.
+        """
+        variables = self.variables
+        undeclared = [t for t in captured if not any(t is v for v in variables)]
+        if undeclared and (variables or len(undeclared) > 1 or self.arguments.variables is not None):
+            self.refuse_undeclared(undeclared)
+        variables = variables or undeclared
+        for v in variables:
+            if any(v is x for x in inputs):
+                raise refusal(CustomGradientTypeError, self.name,
+                              must="a tensor must be either an argument or a variable",
+                              got=f"{self._shown(v)} that is both",
+                              do="pass it as an argument only, and read that in f")  # fmt: skip
+        return variables
+
+    def refuse_undeclared(self, tensors: Sequence[object]) -> NoReturn:
+        """Raise the error for captured tensors that the op does not declare."""
+        raise refusal(CustomGradientTypeError, self.name,
+                      must="an op must declare the differentiated tensors that f captures",
+                      got=f"undeclared {listing([*map(self._shown, tensors)])}",
+                      do="write op_custom_gradient(variables=[...]), or pass them as arguments")  # fmt: skip
 
     def refuse(self, rule: str, transformation: str, instead: str) -> NoReturn:
         """Raise the error for a transformation that cannot use the rule."""

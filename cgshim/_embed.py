@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cgshim._choice import backend_or_numpy, chosen_backend, framework_of_type
-from cgshim._custom_gradient import CustomGradient
+from cgshim._dispatch import backend_or_numpy, chosen_backend, framework_of_type
+from cgshim._op import CustomGradient
 from cgshim._decorator import op_custom_gradient
 from cgshim._dtypes import is_complex, is_differentiable
 from cgshim._errors import (
@@ -22,8 +22,8 @@ from cgshim._foreign import KERAS, is_traced, not_converted
 from cgshim._gradients import fits
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import load
-from cgshim._trees import as_tensor, partition
-from cgshim._vjp import floats_to_tensors
+from cgshim._pytree import as_tensor, partition
+from cgshim._transforms import floats_to_tensors
 
 
 @not_converted

@@ -205,6 +205,14 @@ _NOTES = (
 """what an error says in which framework, and what it means for one f that runs in all"""
 
 
+def add_origin(error: Exception, op: str, function: str, called_with: str = "") -> None:
+    """Add a note to an error of the author's: which op raised it, and whether in f or in grad_fn."""
+    if isinstance(error, CustomGradientError) or not hasattr(error, "add_note"):  # Python 3.10
+        return
+    note = f"{op}: raised by {function}" + (f", called with {called_with}" if called_with else "")
+    error.add_note(note)
+
+
 def add_note(error: Exception, op: str) -> None:
     """Add to an error that f raised what to write instead, if it is one of those that cgshim's
     users meet.

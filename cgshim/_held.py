@@ -22,23 +22,11 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
+from cgshim._closure import SIMPLE, FunctionHolder
+
 T = TypeVar("T")
 
 _DISCRETE = frozenset([bool, int, str, bytes, type(None)])
-SIMPLE = _DISCRETE | {float, complex}
-
-
-class FunctionHolder:
-    """An object that is called like the function that it holds, as an op is."""
-
-    __slots__ = ()
-    _f: Callable[..., Any]
-
-    @property
-    def held_function(self) -> Callable[..., Any]:
-        """The function."""
-        return self._f
-
 
 Put = Callable[[Any], object]
 

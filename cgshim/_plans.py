@@ -13,13 +13,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from cgshim._call import Call
-from cgshim._choice import framework_of_type, is_lasting
+from cgshim._dispatch import framework_of_type, is_lasting
 from cgshim._foreign import KERAS
 from cgshim._gradients import Arguments
-from cgshim._held import SIMPLE
-from cgshim._parameters import Parameters
+from cgshim._closure import SIMPLE
+from cgshim._signature import Parameters
 from cgshim._registry import load
-from cgshim._trees import ONE_TENSOR, partition, told_apart
+from cgshim._pytree import ONE_TENSOR, partition, told_apart
 
 Plan = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 """runs f on arguments of known types, with options; returns the output, or NotImplemented if one is no tensor"""

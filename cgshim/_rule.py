@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn
 
-from cgshim._choice import runs_op
+from cgshim._dispatch import run_on
 from cgshim._dtypes import is_differentiable
 from cgshim._errors import (
     CustomGradientTypeError,
     CustomGradientValueError,
     TransformationError,
+    add_origin,
     count,
+    describe,
     describe_tree,
     function_name,
     refusal,
@@ -29,21 +31,87 @@ from cgshim._gradients import (
     without_gradients_of_variables,
 )
 from cgshim._protocol import Tensor
-from cgshim._trees import ONE_TENSOR, TreeSpec, combine_each
+from cgshim._pytree import ONE_TENSOR, TreeSpec, combine_each
+
+
+@dataclass(slots=True, eq=False)
+class RuleSignature:
+    """How to call the rules of one code object, and how to check what they return.
+
+    It holds no tensor: the calls of an op share it.
+    """
+
+    arguments: Arguments
+    output: TreeSpec
+    """the spec of what f returned"""
+    form: Form
+    variables: bool | None
+    """None if grad_fn takes no variables, True if it requires them, else False"""
+    takes_needs_input_grad: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """True if grad_fn takes neither variables nor needs_input_grad."""
+        return self.variables is None and not self.takes_needs_input_grad
+
+    def gradients(
+        self,
+        grad_fn: Callable[..., Any],
+        inputs: Sequence[Tensor],
+        upstreams: Sequence[Tensor],
+        shapes: Sequence[Any],
+        dtypes: Sequence[Any],
+        variables: Sequence[Tensor] = (),
+        needed: Sequence[bool] | None = None,
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Call grad_fn, and return the checked gradients of the inputs and of the variables."""
+        arguments, output = self.arguments, self.output
+        with_variables = variables or self.variables or arguments.variables is not None
+        keywords: dict[str, Any] = {}
+        if with_variables:
+            keywords["variables"] = arguments.structured_variables(variables)
+        if needed is not None:
+            keywords["needs_input_grad"] = arguments.structured(needed)
+        args: Sequence[Any] = upstreams
+        if self.form != "flat":
+            upstream = (
+                upstreams[0] if output is ONE_TENSOR else output.without_static().combine(upstreams)
+            )
+            args = [upstream]
+            if self.form == "arguments":
+                args, keywords["upstream"] = combine_each(arguments.specs, inputs), upstream
+        given = [*upstreams, *inputs]  # not all inputs are saved for a rule
+        try:
+            result = run_on(arguments.backend, given, True, grad_fn, *args, **keywords)
+        except Exception as error:
+            if not is_traced():
+                add_origin(error, arguments.op, "grad_fn", self._upstream_in_words(upstreams))
+            raise
+        of_variables = None
+        if with_variables:
+            result, of_variables = without_gradients_of_variables(arguments, result)
+        elif self.variables is not None:
+            result = _without_no_variables(result)
+        return (
+            gradients_of_arguments(arguments, result, shapes, dtypes, needed),
+            gradients_of_variables(arguments, of_variables, variables) if with_variables else [],
+        )
+
+    def _upstream_in_words(self, upstreams: Sequence[Tensor]) -> str:
+        """Return how grad_fn gets its upstream gradients, for messages."""
+        if self.form == "flat":
+            return f"{count(len(upstreams), 'upstream gradient')}: {', '.join(map(describe, upstreams))}"
+        tree = self.output.without_static().combine(upstreams)
+        return f"upstream structured as the output: {describe_tree(tree)}"
 
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """The rule of one run of f. Of the tensors of the run it holds what grad_fn holds, and no more."""
+    """The rule of one run of f. Of the tensors of the run it holds only what grad_fn holds."""
 
-    arguments: Arguments
-    form: Form
-    variables: bool | None
-    """None if grad_fn takes no variables, True if it requires them, else False"""
+    signature: RuleSignature
     needed: Sequence[bool] | None
     """None if grad_fn does not take needs_input_grad, else what it gets unless the backend knows better"""
-    output: TreeSpec
-    """the spec of what f returned"""
     shapes: Sequence[Any]
     """the shapes of the inputs, which their gradients must have"""
     dtypes: Sequence[Any]
@@ -53,14 +121,24 @@ class Rule:
     """True if the rule is the transpose of jvp_fn: who can transpose need not call it"""
 
     @property
+    def arguments(self) -> Arguments:
+        """What is the same in all runs of the call."""
+        return self.signature.arguments
+
+    @property
+    def output(self) -> TreeSpec:
+        """The spec of what f returned."""
+        return self.signature.output
+
+    @property
     def needs_inputs(self) -> bool:
         """True if grad_fn is called with f's arguments; if not, they need not be saved for it."""
-        return self.form == "arguments"
+        return self.signature.form == "arguments"
 
     @property
     def takes_variables(self) -> bool:
         """True if grad_fn has a parameter for the variables that f read."""
-        return self.variables is not None
+        return self.signature.variables is not None
 
     @property
     def jvp_fn(self) -> Callable[..., Any] | None:
@@ -70,10 +148,9 @@ class Rule:
     @property
     def jvp_takes_needs_input_grad(self) -> bool:
         """True if there is a jvp_fn, and it has a parameter that says which tangents are not zero."""
-        count = len(self.arguments.specs)
-        return self.jvp_fn is not None and convention_of(self.jvp_fn, count, count)[-1]
+        arity = len(self.arguments.specs)
+        return self.jvp_fn is not None and convention_of(self.jvp_fn, arity, arity)[-1]
 
-    @runs_op
     def tangents(
         self,
         tangents: Sequence[Tensor | None],
@@ -89,17 +166,17 @@ class Rule:
         jvp_fn, arguments, output = self.jvp_fn, self.arguments, self.output.without_static()
         assert jvp_fn is not None
         op, specs, needed = arguments.op, arguments.specs, [t is not None for t in tangents]
-        inputs = [t for t in tangents if t is not None]  # noqa: F841  # an op in jvp_fn finds its backend
+        given = [t for t in tangents if t is not None]
         full = [
             zeros(at) if t is None and is_differentiable(dtype) else t
             for at, (t, dtype) in enumerate(zip(tangents, self.dtypes, strict=True))
         ]
-        keywords = _NONE
+        keywords: dict[str, Any] = {}
         if self.jvp_takes_needs_input_grad:
             keywords = {"needs_input_grad": arguments.structured(needed)}
         if not arguments.are_tensors:
             full = combine_each([spec.without_static() for spec in specs], full)
-        result = jvp_fn(*full, **keywords)
+        result = run_on(arguments.backend, given, True, jvp_fn, *full, **keywords)
         leaves = [None] * len(outputs) if result is None else output.align(result)
         if leaves is None:
             raise refusal(CustomGradientValueError, op,
@@ -123,7 +200,7 @@ class Rule:
         """Return the same rule with another grad_fn of the same signature: one whose residuals were
         replaced.
         """
-        return replace(self, grad_fn=grad_fn)
+        return type(self)(self.signature, self.needed, self.shapes, self.dtypes, grad_fn)
 
     def with_dtypes(self, dtypes: Sequence[Any]) -> Rule:
         """Return the same rule for gradients of other dtypes: a framework may have its own for that
@@ -131,7 +208,6 @@ class Rule:
         """
         return replace(self, dtypes=dtypes)
 
-    @runs_op
     def __call__(
         self,
         inputs: Sequence[Tensor],
@@ -146,36 +222,12 @@ class Rule:
         None. needed tells for each input if its gradient will be used; None stands for what was
         known when f ran.
         """
-        arguments, output = self.arguments, self.output
-        with_variables = variables or self.variables
-        keywords = {"variables": list(variables)} if with_variables else _NONE
         needed = (needed or self.needed) if self.takes_needs_input_grad else None
-        if needed is not None:
-            keywords = {**keywords, "needs_input_grad": arguments.structured(needed)}
-        if self.form == "flat":
-            result = self.grad_fn(*upstreams, **keywords)
-        else:
-            upstream = (
-                upstreams[0] if output is ONE_TENSOR else output.without_static().combine(upstreams)
-            )
-            if self.form == "structured":
-                result = self.grad_fn(upstream, **keywords)
-            else:
-                result = self.grad_fn(
-                    *combine_each(arguments.specs, inputs), upstream=upstream, **keywords
-                )
-        of_variables = None
-        if with_variables:
-            result, of_variables = without_gradients_of_variables(arguments, result)
-        elif self.takes_variables:
-            result = _without_no_variables(result)
-        return (
-            gradients_of_arguments(arguments, result, self.shapes, self.dtypes, needed),
-            gradients_of_variables(arguments, of_variables, variables) if with_variables else [],
+        return self.signature.gradients(
+            self.grad_fn, inputs, upstreams, self.shapes, self.dtypes, variables, needed
         )
 
 
-_NONE: dict[str, Any] = {}
 _JVP_FN = "cgshim_jvp_fn"
 
 

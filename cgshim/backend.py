@@ -13,7 +13,7 @@ from cgshim._call import (
     output_without_rule as output_without_rule,
     refuse_without_tensor as refuse_without_tensor,
 )
-from cgshim._choice import (
+from cgshim._dispatch import (
     backend_or_numpy as backend_or_numpy,
     backend_to_convert_to as backend_to_convert_to,
     choice_for_plans as choice_for_plans,
@@ -21,12 +21,13 @@ from cgshim._choice import (
     framework_of_type as framework_of_type,
     is_lasting as is_lasting,
     on_numpy as on_numpy,
-    runs_op as runs_op,
+    is_in_rule as is_in_rule,
+    run_on as run_on,
     tensor_of_call as tensor_of_call,
     use_backend as use_backend,
     value_of as value_of,
 )
-from cgshim._custom_gradient import CustomGradient as CustomGradient
+from cgshim._op import CustomGradient as CustomGradient
 from cgshim._dtypes import (
     dtype_name as dtype_name,
     is_complex as is_complex,
@@ -60,15 +61,19 @@ from cgshim._gradients import (
     Arguments as Arguments,
     gradients_of_arguments as gradients_of_arguments,
 )
-from cgshim._held import (
+from cgshim._closure import (
     SIMPLE as SIMPLE,
+    Converted as Converted,
     FunctionHolder as FunctionHolder,
+    closure_convert as closure_convert,
+)
+from cgshim._held import (
     reached as reached,
     replace_held as replace_held,
     tensors_held as tensors_held,
     tensors_inside as tensors_inside,
 )
-from cgshim._parameters import Parameters as Parameters
+from cgshim._signature import Parameters as Parameters
 from cgshim._protocol import Backend as Backend, Tensor as Tensor
 from cgshim._registry import (
     available_backends as available_backends,
@@ -78,11 +83,12 @@ from cgshim._registry import (
 )
 from cgshim._rule import (
     Rule as Rule,
+    RuleSignature as RuleSignature,
     refuse_captured_tangent as refuse_captured_tangent,
     refuse_nonlinear_jvp as refuse_nonlinear_jvp,
 )
 from cgshim._scope import RuleScope as RuleScope
-from cgshim._trees import (
+from cgshim._pytree import (
     ONE_TENSOR as ONE_TENSOR,
     SLOT as SLOT,
     TreeSpec as TreeSpec,
@@ -94,4 +100,4 @@ from cgshim._trees import (
     told_apart as told_apart,
     with_leaves as with_leaves,
 )
-from cgshim._vjp import op_vjp as op_vjp
+from cgshim._transforms import op_vjp as op_vjp

@@ -22,7 +22,7 @@ from cgshim.backend import (
     PlainForm,
     has_no_derivative,
     output_without_rule,
-    runs_op,
+    run_on,
 )
 from cgshim_numpy._arrays import Array, is_tensor
 from cgshim_numpy._autograd import derivatives, is_differentiating
@@ -88,7 +88,6 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
     differentiated = None if is_jvp else rules
     without_rule = has_no_derivative(call.f)
 
-    @runs_op
     def output_of(
         f: Callable[..., Any], inputs: tuple[Array, ...], options: Mapping[str, Any]
     ) -> Any:
@@ -107,7 +106,7 @@ def plan(call: Call, types: Sequence[type]) -> Callable[..., Any] | None:
         if without_rule:
             return output_without_rule(call.with_f(f, options), inputs)
         if arguments.are_tensors:
-            result = f(*inputs, **options) if options else f(*inputs)
+            result = run_on(call.backend, inputs, False, f, *inputs, **options)
         else:
             result = call.with_f(f, options).run(inputs)
         if type(result) is tuple and len(result) == 2:

@@ -27,7 +27,7 @@ from cgshim.backend import (
     gradients_of_arguments,
     refuse_captured_tangent,
     replace_held,
-    runs_op,
+    run_on,
     subvals,
 )
 from cgshim_numpy._arrays import Array, as_arrays, is_float, is_tensor, with_boxes_opened
@@ -394,20 +394,12 @@ def _vjp_of_outputs(
     return vjp
 
 
-@runs_op
 def _by_grad_fn(run: Run, upstream: Any) -> Sequence[Array | None]:
     """Return the gradients of the very function that f returned, where all about it is plain."""
-    arguments, inputs, upstreams, shapes, dtypes = (
-        run.call.arguments,
-        (),
-        (upstream,),
-        run.shapes,
-        run.dtypes,
-    )
+    arguments, shapes, dtypes = run.call.arguments, run.shapes, run.dtypes
     token = rule_scope.enter(True)
     try:
-        # of no inputs: a plain rule takes none
-        result = cast(Any, run.grad_fn)(*inputs, *upstreams)
+        result = run_on(arguments.backend, (upstream,), True, cast(Any, run.grad_fn), upstream)
     finally:
         rule_scope.leave(token)
     value = result._value if run.record is not None and is_recorded(result) else result

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from cgshim._batches import WithBatches
-from cgshim._choice import backend_or_numpy
-from cgshim._custom_gradient import CustomGradient
+from cgshim._dispatch import backend_or_numpy
+from cgshim._op import CustomGradient
 from cgshim._errors import (
     CustomGradientTypeError,
     CustomGradientValueError,
@@ -20,7 +20,7 @@ from cgshim._errors import (
     function_name,
     refusal,
 )
-from cgshim._vjp import by_variables_too, checked_variables, require_callable
+from cgshim._transforms import by_variables_too, checked_variables, require_callable
 from cgshim.testing._batches import check_batches
 from cgshim.testing._functions import Array, Function, double_precision, flatten
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import cgshim
-from cgshim._choice import framework_of_type
+from cgshim._dispatch import framework_of_type
 from cgshim.testing.conformance import Framework
 
 

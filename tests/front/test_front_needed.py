@@ -13,7 +13,7 @@ from cgshim import CustomGradientTypeError, op_custom_gradient, op_vjp
 from cgshim._call import Call
 from cgshim._gradients import Arguments
 from cgshim._registry import load
-from cgshim._trees import ONE_TENSOR
+from cgshim._pytree import ONE_TENSOR
 
 
 def _scaled(x: Any, w: Any, *, scale: float = 2.0, needs_input_grad: Any) -> Any:

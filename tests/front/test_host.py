@@ -28,7 +28,7 @@ from cgshim import (
 )
 from cgshim._dtypes import dtype_name
 from cgshim._registry import load
-from cgshim._trees import ONE_TENSOR, partition
+from cgshim._pytree import ONE_TENSOR, partition
 from cgshim.host._call import HostCall, HostFunction
 from cgshim.host._gradient import Run, Runs, made_here
 from cgshim.testing.conformance import Framework

@@ -10,7 +10,7 @@ import pytest
 
 import cgshim
 from cgshim import BackendError, op_custom_gradient, op_grad, ops
-from cgshim._choice import chosen_by
+from cgshim._dispatch import chosen_by
 
 square = op_custom_gradient(lambda x, option=None: (x * x, lambda u: (7.0 * u * x, None)))
 

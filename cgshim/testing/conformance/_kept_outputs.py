@@ -13,7 +13,7 @@ import numpy as np
 
 import cgshim
 from cgshim import TransformationError, op_custom_gradient, op_stop_gradient, ops
-from cgshim._custom_gradient import CustomGradient
+from cgshim._op import CustomGradient
 from cgshim._protocol import Tensor
 from cgshim.testing.conformance._common import Holder
 from cgshim.testing.conformance._framework import Framework, tangent

@@ -11,10 +11,11 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
-from cgshim._choice import beside, framework_of, is_numpy_array, of_another_framework, value_of
+from cgshim._dispatch import beside, framework_of, is_numpy_array, of_another_framework, value_of
 from cgshim._errors import CustomGradientTypeError, describe, refusal
 from cgshim._foreign import is_traced
-from cgshim._held import SIMPLE, order_inside
+from cgshim._closure import SIMPLE
+from cgshim._held import order_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from cgshim._choice import backend_or_numpy, beside, value_of
+from cgshim._dispatch import backend_or_numpy, beside, value_of
 from cgshim._dtypes import is_complex, is_differentiable
 from cgshim._errors import (
     CustomGradientTypeError,
@@ -23,7 +23,7 @@ from cgshim._foreign import converted_as_caller, not_converted
 from cgshim._gradients import check_gradient, zeros_like
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
-from cgshim._trees import (
+from cgshim._pytree import (
     ONE_TENSOR,
     TreeSpec,
     combine_each,

@@ -11,16 +11,18 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, Ty
 
 from cgshim._batches import WithBatches, require_batches
 from cgshim._call import Call, ForeignOutputError, output_of_constants
-from cgshim._choice import backend_for, choice_for_plans, chosen_backend, is_lasting
+from cgshim._dispatch import backend_for, choice_for_plans, chosen_backend, is_lasting
 from cgshim._errors import CustomGradientTypeError, add_note, function_name, refusal
 from cgshim._foreign import is_traced
 from cgshim._gradients import Arguments
-from cgshim._held import FunctionHolder, tensors_inside
-from cgshim._parameters import Parameters, parameters_of
+from cgshim._closure import FunctionHolder
+from cgshim._held import tensors_inside
+from cgshim._signature import Parameters, parameters_of
 from cgshim._plans import MOST, Plan, new_plan, no_plan
 from cgshim._protocol import Backend
 from cgshim._registry import load
-from cgshim._trees import ONE_TENSOR, partition_each
+from cgshim._pytree import ONE_TENSOR, partition_each
+from cgshim._variables import declared_variables
 
 P = ParamSpec("P")
 T_co = TypeVar("T_co", covariant=True)
@@ -39,7 +41,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     __slots__ = (
         "__dict__", "__weakref__", "_bound", "_f", "_forward_mode", "_kind_of_call", "_name", "_of_methods",
-        "_once_differentiable", "_parameters", "_plans",
+        "_once_differentiable", "_parameters", "_plans", "_variables",
     )  # fmt: skip
 
     __name__: str
@@ -56,9 +58,10 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         once_differentiable: bool = False,
         name: str | None = None,
         kind_of_call: type[Call] = Call,
+        variables: Any = None,
     ) -> None:
         functools.update_wrapper(self, f, _OF_FUNCTIONS, ())
-        self._f = f
+        self._f, self._variables = f, variables
         self._bound: CustomGradient[..., Any] | None = None
         self._name = name or function_name(f)
         if "__name__" not in self.__dict__:  # of a partial, or of a callable object
@@ -152,7 +155,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         methods of an op share theirs, which get the method in each call: to hold it would keep its
         object alive.
         """
-        if self._parameters is None:
+        if self._parameters is None or self._variables is not None:
             return no_plan
         call_of = self._calls_of(self._bound._f if self._bound else self._f, {})
         plan = new_plan(call_of, self._name, self._parameters, chosen, args, options)
@@ -179,8 +182,13 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         if not inputs and (chosen_backend() is None or _hide_tensors(arguments, backend)):
             return None, []
         are_tensors = all(spec is ONE_TENSOR for spec in specs)
-        call_of = self._calls_of(self._f, options)
-        return call_of(Arguments(self._name, backend, names, specs, are_tensors)), inputs
+        of_call = Arguments(self._name, backend, names, specs, are_tensors)
+        variables: Sequence[Any] = ()
+        if self._variables is not None:
+            variables, of_call.variables = declared_variables(self._name, backend, self._f, self._variables)
+        call = self._calls_of(self._f, options)(of_call)
+        call.variables = variables
+        return call, inputs
 
     def returns_jvp_fn(self, *args: Any) -> bool:
         """Return True if f returns (output, grad_fn, jvp_fn) for these arguments; it runs for that."""
@@ -222,9 +230,20 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         op._f = op.__wrapped__ = bound
         op._bound, op._name, op._of_methods = self, self._name, None
         op._forward_mode, op._once_differentiable = self._forward_mode, self._once_differentiable
-        op._kind_of_call = self._kind_of_call
+        op._kind_of_call, op._variables = self._kind_of_call, self._variables
         op._parameters, op._plans = self._of_methods or (Parameters(bound), {})
         op.__signature__ = op._parameters.signature
+        return op
+
+    def with_function(self, f: Callable[..., Any]) -> CustomGradient[P, T_co]:
+        """Return the same op of a function that differs only in the tensors it closes over."""
+        op: CustomGradient[P, T_co] = object.__new__(type(self))
+        op.__dict__.update(self.__dict__)
+        for name in CustomGradient.__slots__:
+            if not name.startswith("__"):
+                setattr(op, name, getattr(self, name))
+        op._f = op.__wrapped__ = f
+        op._plans = {}
         return op
 
     def __eq__(self, other: object) -> bool:
@@ -267,7 +286,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
             return getattr, (instance, self.__name__)
         made = functools.partial(
             type(self), forward_mode=self._forward_mode, name=self._name,
-            once_differentiable=self._once_differentiable, kind_of_call=self._kind_of_call,
+            once_differentiable=self._once_differentiable, kind_of_call=self._kind_of_call, variables=self._variables,
         )  # fmt: skip
         return made, (self._f,)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FrameType, SimpleNamespace
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 from cgshim._errors import BackendError, describe, refusal
@@ -17,11 +17,10 @@ from cgshim._foreign import (
     KERAS_SYMBOL,
     KERAS_VARIABLES,
     TRACER,
-    F,
     constant_when_traced,
     is_traced,
 )
-from cgshim._held import SIMPLE
+from cgshim._closure import SIMPLE
 from cgshim._installed import registered
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import entry_points, load, name_of, require_metadata
@@ -29,9 +28,6 @@ from cgshim._scope import RuleScope
 
 T = TypeVar("T")
 ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
-# os.environ encodes the name at each look-up, which would take a tenth of a call without gradients
-_environment: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
-_KEY = os.environ.encodekey(ENVIRONMENT_VARIABLE)
 
 
 # --- Choosing one by name -------------------------------------------------------------------------
@@ -63,12 +59,7 @@ def config_backend() -> str | None:
 @constant_when_traced
 def chosen_backend() -> str | None:
     """Return the name of the backend that was chosen for all calls, or None."""
-    return (
-        _of_context.get()
-        or _of_process
-        or (_KEY in _environment and os.environ[ENVIRONMENT_VARIABLE])
-        or None
-    )
+    return _of_context.get() or _of_process or os.environ.get(ENVIRONMENT_VARIABLE) or None
 
 
 @constant_when_traced
@@ -80,12 +71,7 @@ def choice_for_plans() -> str | Literal[False] | None:
     """
     if (compiler := sys.modules.get("torch.compiler")) is not None and compiler._is_compiling_flag:
         return False
-    return (
-        _of_context.get()
-        or _of_process
-        or (_KEY in _environment and os.environ[ENVIRONMENT_VARIABLE])
-        or None
-    )
+    return _of_context.get() or _of_process or os.environ.get(ENVIRONMENT_VARIABLE) or None
 
 
 def chosen_by() -> str:
@@ -156,65 +142,68 @@ def on_numpy(function: Callable[..., T], /, *args: Any) -> T:
     return _scope.run("numpy", function, *args)
 
 
-# --- The one whose op is running ------------------------------------------------------------------
-
-_runners: set[int] = set()
-"""the identities of code: torch 2.6 makes code that has no hash"""
+# --- The op that is running -----------------------------------------------------------------------
 
 
-def runs_op(method: F) -> F:
-    """Mark what runs f or a grad_fn: it has local variables arguments, inputs, and for a grad_fn
-    upstreams.
+class _Running(threading.local):
+    """The innermost f or grad_fn that is running in this thread.
+
+    Not a context variable: Dynamo cannot trace `ContextVar.set`.
     """
-    _runners.add(id(method.__code__))
-    return method
+
+    backend: Backend | None = None
+    tensors: Sequence[Tensor] = ()
+    """the tensors it was called with"""
+    is_rule: bool = False
+    """True if it is a grad_fn"""
 
 
-def _running() -> Mapping[str, Any] | None:
-    """Return the variables of what runs the innermost f or grad_fn in this thread; None if none is
-    running.
+_running = _Running()
 
-    They are looked up on the stack because few ask: to note them at each call would cost all.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and id(frame.f_code) not in _runners:
-        frame = frame.f_back
-    return None if frame is None else frame.f_locals
+
+def run_on(
+    backend: Backend,
+    tensors: Sequence[Tensor],
+    is_rule: bool,
+    function: Callable[..., T],
+    /,
+    *args: Any,
+    **options: Any,
+) -> T:
+    """Return ``function(*args, **options)``, run as an f or a grad_fn of a call with these tensors."""
+    if is_traced():  # the tracer has one backend, and takes no side effect in a backward pass
+        return function(*args, **options)
+    running = _running
+    outer = running.backend, running.tensors, running.is_rule
+    running.backend, running.tensors, running.is_rule = backend, tensors, is_rule
+    try:
+        return function(*args, **options)
+    finally:
+        running.backend, running.tensors, running.is_rule = outer
+
+
+def is_in_rule() -> bool:
+    """Return True while a grad_fn runs: what an op captures there is a constant."""
+    return _running.is_rule
 
 
 @constant_when_traced
 def _name_of_call() -> str | None:
     if is_traced():  # the tracer has only one backend
         return TRACER
-    running = _running()
-    return None if running is None else name_of(running["arguments"].backend)
+    return None if _running.backend is None else name_of(_running.backend)
 
 
 def tensor_of_call() -> Tensor | None:
-    """Return the first tensor that the running f or grad_fn got: what it makes belongs on the same
-    device.
-    """
-    running = None if is_traced() else _running()
-    if running is None:
-        return None
-    # not all inputs are saved for a rule
-    return next(iter([*running.get("upstreams", ()), *running["inputs"]]), None)
-
-
-@runs_op
-def _run_beside(
-    arguments: Any, inputs: Sequence[Tensor], function: Callable[..., T], args: Sequence[Any]
-) -> T:
-    return function(*args)
+    """Return the first tensor of the running f or grad_fn: what it makes belongs on its device."""
+    return None if is_traced() else next(iter(_running.tensors), None)
 
 
 def beside(backend: Backend, tensor: Tensor | None, function: Callable[..., T], /, *args: Any) -> T:
-    """Return what a function returns: what it makes belongs on the device of a tensor, if there is
-    one.
-    """
-    if tensor is None or is_traced():
+    """Return what a function returns, run on the device of a tensor if there is one."""
+    if tensor is None:
         return function(*args)
-    return _run_beside(SimpleNamespace(backend=backend), (tensor,), function, args)
+    return run_on(backend, (tensor,), _running.is_rule, function, *args)
 
 
 # --- Finding one by the types of the inputs -------------------------------------------------------

@@ -1,0 +1,271 @@
+"""Closures as pytrees: split a function into the tensors it closes over and the rest, and rejoin them.
+
+A rule keeps its residuals in its closure, where a framework cannot see them: `torch.autograd` wants
+them in `ctx.save_for_backward`, and a second derivative must go through them. So a backend converts
+the rule, as `jax.closure_convert` does, but without tracing it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
+from typing import Any, NamedTuple
+
+from cgshim._protocol import Backend, Tensor
+
+SIMPLE = frozenset([bool, int, float, complex, str, bytes, type(None)])
+"""types whose objects hold no tensor"""
+
+Rebuild = Callable[[Sequence[Any]], Callable[..., Any]]
+
+
+class FunctionHolder:
+    """An object that is called like the function that it holds, as an op is."""
+
+    __slots__ = ()
+    _f: Callable[..., Any]
+
+    @property
+    def held_function(self) -> Callable[..., Any]:
+        """The function."""
+        return self._f
+
+    def with_function(self, f: Callable[..., Any]) -> FunctionHolder:
+        """Return an equal object around another function."""
+        raise NotImplementedError
+
+
+class Converted(NamedTuple):
+    """A function without its tensors."""
+
+    residuals: list[Tensor]
+    """the tensors it closes over, each once"""
+    rebuild: Rebuild
+    """``rebuild(tensors)`` returns the function around other tensors"""
+    opaque: Sequence[Any] = ()
+    """the objects it closes over that are neither tensors, functions nor pytrees"""
+
+
+def closure_convert(
+    function: Callable[..., Any], backend: Backend, constants: Collection[int] = ()
+) -> Converted:
+    """Return the tensors that a function closes over, and a way to rebuild it around others.
+
+    The walk covers cells, default values, nested functions, partials, bound methods, ops,
+    dataclasses, `SimpleNamespace` and pytrees. It copies what leads to a tensor, and shares
+    everything else. Cells and objects whose ids are in `constants` existed before f ran, and are
+    shared too.
+    """
+    if type(function) is FunctionType:
+        plain = _convert_plain(function, backend, constants)
+        if plain is not None:
+            return plain
+    residuals: list[Tensor] = []
+    slots: dict[int, _Slot] = {}
+
+    def slot_of(tensor: Tensor) -> _Slot:
+        slot = slots.get(id(tensor))
+        if slot is None:
+            slot = slots[id(tensor)] = _Slot(len(residuals))
+            residuals.append(tensor)
+        return slot
+
+    opaque: list[Any] = []
+    template = _Copier(backend, backend.is_tensor, slot_of, constants, opaque)(function)
+    return Converted(residuals, partial(_fill, template, backend, constants), opaque)
+
+
+def _fill(
+    template: Any, backend: Backend, constants: Collection[int], tensors: Sequence[Any]
+) -> Any:
+    return _Copier(backend, _is_slot, lambda slot: tensors[slot.index], constants, [])(template)
+
+
+# --- Fast path: the cells hold tensors and numbers ------------------------------------------------
+
+
+def _convert_plain(
+    function: FunctionType, backend: Backend, constants: Collection[int]
+) -> Converted | None:
+    """Convert a function whose cells hold only tensors and numbers, as in most rules."""
+    if function.__defaults__ or function.__kwdefaults__ or function.__dict__:
+        return None
+    residuals: list[Tensor] = []
+    indices: dict[int, int] = {}
+    cells: list[CellType | int] = []
+    for cell in function.__closure__ or ():
+        try:
+            x = cell.cell_contents
+        except ValueError:  # a name that was never assigned
+            return None
+        if type(x) in SIMPLE or id(cell) in constants or id(x) in constants:
+            cells.append(cell)
+        elif backend.is_tensor(x):
+            index = indices.setdefault(id(x), len(residuals))
+            cells.append(index)
+            if index == len(residuals):
+                residuals.append(x)
+        else:
+            return None
+    return Converted(
+        residuals, partial(_fill_plain, function.__code__, function.__globals__, cells)
+    )
+
+
+def _fill_plain(
+    code: CodeType, scope: dict[str, Any], cells: list[CellType | int], tensors: Sequence[Any]
+) -> FunctionType:
+    closure = [CellType(tensors[cell]) if type(cell) is int else cell for cell in cells]
+    return FunctionType(code, scope, None, None, tuple(closure))  # type: ignore[arg-type]
+
+
+# --- General path ---------------------------------------------------------------------------------
+
+
+class _Slot(NamedTuple):
+    """The place of a tensor in a template."""
+
+    index: int
+
+
+def _is_slot(x: object) -> bool:
+    return type(x) is _Slot
+
+
+class _Parts(NamedTuple):
+    """A container with slots in it, taken apart: its class may not accept slots."""
+
+    rebuild: Callable[[Sequence[Any]], Any]
+    parts: list[Any]
+
+
+class _Copier:
+    """Copies what leads to a leaf, with replaced leaves; shares everything else.
+
+    It is a class: a recursive inner function would be a reference cycle that keeps tensors alive.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        is_leaf: Callable[[Any], bool],
+        replace: Callable[[Any], Any],
+        constants: Collection[int],
+        opaque: list[Any],
+    ) -> None:
+        self.backend, self.is_leaf, self.replace = backend, is_leaf, replace
+        self.constants, self.opaque = constants, opaque
+        self.copies: dict[int, Any] = {}  # by id, as in copy.deepcopy
+        self.alive: list[Any] = []  # no other object gets one of these ids
+
+    def __call__(self, x: Any) -> Any:
+        if type(x) in SIMPLE or id(x) in self.constants:
+            return x
+        if self.is_leaf(x):
+            return self.replace(x)
+        if id(x) not in self.copies:
+            self.alive.append(x)
+            self.copies[id(x)] = x  # a container may hold itself
+            self.copies[id(x)] = self.copy(x)
+        return self.copies[id(x)]
+
+    def copy(self, x: Any) -> Any:
+        """Return x, or a copy if it leads to a leaf."""
+        if type(x) is FunctionType:
+            return self.function(x)
+        if type(x) is _Parts:
+            return x.rebuild([*map(self, x.parts)])
+        rebuild, parts = self.parts(x)
+        copies = [*map(self, parts)]
+        if all(copy is part for copy, part in zip(copies, parts, strict=True)):
+            return x
+        return _Parts(rebuild, copies)
+
+    def parts(self, x: Any) -> tuple[Callable[[Sequence[Any]], Any], Sequence[Any]]:
+        """Return what x consists of, and a function that makes its equal from such parts."""
+        if isinstance(x, partial):
+            return _partial, [x.func, x.args, x.keywords]
+        if isinstance(x, MethodType):
+            return _method, [x.__func__, x.__self__]
+        if isinstance(x, FunctionHolder):
+            return _Holder(x), [x.held_function]
+        leaves, structure = self.backend.tree_flatten(x)
+        if not (len(leaves) == 1 and leaves[0] is x):
+            return partial(self.backend.tree_unflatten, structure), leaves
+        if type(x) is SimpleNamespace or (
+            dataclasses.is_dataclass(x) and not isinstance(x, type)
+        ):
+            attributes = _attributes(x)
+            return partial(_object, type(x), [*attributes]), [*attributes.values()]
+        self.opaque.append(x)
+        return lambda _: x, ()
+
+    def function(self, f: FunctionType) -> FunctionType:
+        """Return f, or a copy with new cells; functions that share a cell share its copy."""
+        rest = (f.__defaults__, f.__kwdefaults__, f.__dict__)
+        if not (f.__closure__ or any(rest)):
+            return f
+        cells, unfilled = [], []
+        for cell in f.__closure__ or ():
+            copy = self.copies.get(id(cell))
+            if copy is None:
+                is_shared = id(cell) in self.constants or _is_simple(cell)
+                copy = self.copies[id(cell)] = cell if is_shared else CellType()
+                if copy is not cell:
+                    unfilled.append((copy, cell))
+            cells.append(copy)
+        new = FunctionType(f.__code__, f.__globals__, f.__name__, None, tuple(cells))
+        self.copies[id(f)] = new  # before its cells are filled: it may call itself
+        for copy, cell in unfilled:
+            copy.cell_contents = self(cell.cell_contents)
+        new.__defaults__ = f.__defaults__ and tuple([*map(self, f.__defaults__)])
+        new.__kwdefaults__ = f.__kwdefaults__ and self.values(f.__kwdefaults__)
+        new.__dict__.update(self.values(f.__dict__))
+        return new
+
+    def values(self, named: dict[str, Any]) -> dict[str, Any]:
+        return {name: self(x) for name, x in named.items()}
+
+
+class _Holder:
+    """Makes the equal of an op around another function; it does not keep the op's function alive."""
+
+    def __init__(self, holder: FunctionHolder) -> None:
+        self.empty = holder.with_function(_no_function)
+
+    def __call__(self, parts: Sequence[Any]) -> FunctionHolder:
+        return self.empty.with_function(parts[0])
+
+
+def _no_function(*args: Any) -> Any:
+    raise AssertionError
+
+
+def _partial(parts: Sequence[Any]) -> partial[Any]:
+    function, args, keywords = parts
+    return partial(function, *args, **keywords)
+
+
+def _method(parts: Sequence[Any]) -> MethodType:
+    return MethodType(*parts)
+
+
+def _attributes(x: Any) -> dict[str, Any]:
+    names = vars(x) if type(x) is SimpleNamespace else [field.name for field in dataclasses.fields(x)]
+    return {name: getattr(x, name) for name in names if hasattr(x, name)}
+
+
+def _object(kind: type, names: Sequence[str], parts: Sequence[Any]) -> Any:
+    x = object.__new__(kind)  # not __init__, which may check or compute
+    for name, part in zip(names, parts, strict=True):
+        object.__setattr__(x, name, part)
+    return x
+
+
+def _is_simple(cell: CellType) -> bool:
+    try:
+        return type(cell.cell_contents) in SIMPLE
+    except ValueError:  # a name that was never assigned
+        return True

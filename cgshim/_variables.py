@@ -1,0 +1,36 @@
+"""Captured state: the trainable tensors that f closes over, declared to the op."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cgshim._dtypes import is_differentiable
+from cgshim._errors import CustomGradientTypeError, describe_tree, refusal
+from cgshim._protocol import Backend, Tensor
+from cgshim._pytree import TreeSpec, partition
+
+
+def declared_variables(
+    op: str, backend: Backend, f: Callable[..., Any], variables: Any
+) -> tuple[Sequence[Tensor], TreeSpec]:
+    """Return the tensors of the declared variables, and how they are structured.
+
+    A callable is called for each call of the op, because a module may replace its parameters; for a
+    method it gets the instance.
+    """
+    if callable(variables):
+        instance = f.args[0] if isinstance(f, functools.partial) else getattr(f, "__self__", None)
+        variables = variables() if instance is None else variables(instance)
+    tensors, spec = partition(op, backend, variables)
+    if not tensors or not all(is_differentiable(t.dtype) for t in tensors):
+        raise refusal(CustomGradientTypeError, op,
+                      must="variables must be a pytree of float or complex tensors",
+                      got=describe_tree(variables),
+                      do="leave out what has no gradient")  # fmt: skip
+    for at, t in enumerate(tensors):
+        if any(t is other for other in tensors[:at]):
+            raise refusal(CustomGradientTypeError, op, must="variables must be different tensors",
+                          got=f"{spec.paths('variables')[at]} twice", do="declare it once")  # fmt: skip
+    return tensors, spec
