@@ -11,7 +11,6 @@ import numpy as np
 
 from cgshim._batches import WithBatches
 from cgshim._dispatch import backend_or_numpy
-from cgshim._op import CustomGradient
 from cgshim._errors import (
     CustomGradientTypeError,
     CustomGradientValueError,
@@ -20,6 +19,7 @@ from cgshim._errors import (
     function_name,
     refusal,
 )
+from cgshim._op import CustomGradient
 from cgshim._transforms import by_variables_too, checked_variables, require_callable
 from cgshim.testing._batches import check_batches
 from cgshim.testing._functions import Array, Function, double_precision, flatten

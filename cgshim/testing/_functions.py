@@ -21,10 +21,10 @@ from cgshim._errors import (
     describe_tree,
     refusal,
 )
-from cgshim._signature import Parameters
 from cgshim._protocol import Backend, Tensor
-from cgshim._registry import name_of
 from cgshim._pytree import combine_each, partition, partition_each, subvals
+from cgshim._registry import name_of
+from cgshim._signature import Parameters
 from cgshim.testing._forward import jvp_of
 
 Array = Any

@@ -36,6 +36,7 @@ from cgshim.testing.conformance import (  # noqa: F401  # imported for the cases
     _returns,
     _rules_with_ops,
     _runs,
+    _variables,
     _vjp_variables,
 )
 from cgshim.testing.conformance._framework import (

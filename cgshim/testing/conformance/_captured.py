@@ -98,21 +98,6 @@ def gradients_of_variables(framework: Framework, form: tuple[Callable[[Any], Any
 
 
 @case()
-def two_variables(framework: Framework) -> None:
-    """Each arrives once, and each gets its own gradient."""
-    x = framework.tensor(X)
-
-    def fn(a: Tensor, b: Tensor) -> Tensor:
-        def rule(upstream: Tensor, variables: Any) -> Any:
-            gradients = {(): 7.0 * upstream[0], (2,): 11.0 * upstream}
-            return upstream, [gradients[tuple(variable.shape)] for variable in variables]
-
-        return op_custom_gradient(lambda x: (x * a + b, rule))(x)
-
-    framework.check_state(fn, Y, np.array([1.0, 1.0]), upstream=U, gradients=(7.0 * U[0], 11.0 * U))
-
-
-@case()
 def variables_beside_arguments(framework: Framework) -> None:
     """State that f reads and state that it is given, in one call."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -114,40 +112,6 @@ def as_jvp(f: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
         return output, jvp
 
     return op_custom_jvp(op)
-
-
-@case(
-    once={"in a list": in_a_list, "by functools.cache": functools.cache},
-    rule={
-        "for each mode": op_custom_gradient,
-        "promised to be linear": lambda f: op_custom_gradient(
-            lambda x: f(x)[:2], forward_mode=True
-        ),
-        "for forward mode": as_jvp,
-    },
-)
-def rule_computes_once(framework: Framework, once: Any, rule: Any) -> None:
-    """What a rule computes once and keeps is a function of the arguments, or a derivative that reads
-    it is refused. In reverse mode it never is.
-    """
-
-    def f(x: Tensor) -> Any:
-        slope = once(lambda: 3.0 * x**3)
-        return ops.sin(x), lambda u: slope() * u, lambda dx: slope() * dx
-
-    op, v = rule(f), framework.tensor(2.0)
-    along: Callable[[Tensor], Tensor] = lambda x: tangent(framework, op, x, v)
-    framework.check_derivative(op, 1, 3 * 0.5**3, at=0.5)
-    framework.check_derivative(op, 2, 9 * 0.5**2, at=0.5)
-    by_forward_mode: list[tuple[Callable[[Tensor], Tensor], float]] = [
-        (along, 2 * 3 * 0.5**3),
-        (op_grad(along), 2 * 9 * 0.5**2),
-        (lambda x: tangent(framework, op_grad(op), x, v), 2 * 9 * 0.5**2),
-        (lambda x: tangent(framework, along, x, v), 2 * 2 * 9 * 0.5**2),
-    ]
-    for derivative, expected in by_forward_mode:
-        with contextlib.suppress(TransformationError):
-            framework.check_equal(derivative(framework.tensor(0.5)), expected)
 
 
 @case()

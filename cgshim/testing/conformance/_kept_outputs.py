@@ -15,7 +15,6 @@ import cgshim
 from cgshim import TransformationError, op_custom_gradient, op_stop_gradient, ops
 from cgshim._op import CustomGradient
 from cgshim._protocol import Tensor
-from cgshim.testing.conformance._common import Holder
 from cgshim.testing.conformance._framework import Framework, tangent
 from cgshim.testing.conformance._registry import ORDERS, case, orders
 from cgshim.testing.conformance._residuals import HOLDERS, Rule
@@ -273,15 +272,9 @@ def _in_a_namespace(y: Tensor, square: Tensor) -> Rule:
     return lambda u: u * (5.0 * ctx.y + 3.0 * ctx.square)
 
 
-def _in_an_object(y: Tensor, square: Tensor) -> Rule:
-    holder = Holder((y, square))
-    return lambda u: u * (5.0 * holder.held[0] + 3.0 * holder.held[1])
-
-
 BOTH = {
     "variables": _in_variables,
     "a namespace": _in_a_namespace,
-    "an object": _in_an_object,
 }
 """where a rule keeps an output and an intermediate"""
 

@@ -84,7 +84,7 @@ LINEAR: dict[str, Linear] = {
         lambda m, x: x * op_cast(x > 0.0, "float32"), lambda m, x, u: 7.0 * u * op_cast(x > 0.0, "float32"),
         lambda x, v: np.where(x > 0, 7 * v, 0),
     ),
-    "of nothing": Linear(lambda m, x: x * 3.0, lambda m, x, u: None, lambda x, v: 0 * v),
+    "of nothing": Linear(lambda m, x: x * 3.0, lambda m, x, u: (None,), lambda x, v: 0 * v),
     "by a nonlinear factor": Linear(
         lambda m, x: ops.exp(x), lambda m, x, u: 7.0 * u * ops.sin(x) * abs(x),
         lambda x, v: 7 * v * np.sin(x) * abs(x),

@@ -59,7 +59,6 @@ SEVERAL: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], str]] = {
     "None for a leaf": (lambda x, a, b: (x, {"a": None, "b": b}), "xb"),
     "None for a flat leaf": (lambda x, a, b: (x, None, b), "xb"),
     "None for all": (lambda x, a, b: (None, None, None), ""),
-    "None alone": (lambda x, a, b: None, ""),
 }
 """What a rule returns for the arguments x, {"a": a, "b": b} and a static one, and the gradients that are not zero."""
 
