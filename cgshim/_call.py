@@ -152,11 +152,12 @@ class Call:
             needed = self.needed or [is_differentiable(x.dtype) for x in inputs]
             options = {**options, "needs_input_grad": arguments.structured(needed)}
         args = inputs if arguments.are_tensors else combine_each(arguments.specs, inputs)
+        if is_traced():
+            return f(*args, **options)
         try:
             return run_on(self.backend, inputs, False, f, *args, **options)
         except Exception as error:
-            if not is_traced():
-                add_origin(error, self.name, "f")
+            add_origin(error, self.name, "f")
             raise
 
     def read(self, result: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:

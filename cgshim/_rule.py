@@ -77,16 +77,20 @@ class RuleSignature:
             upstream = (
                 upstreams[0] if output is ONE_TENSOR else output.without_static().combine(upstreams)
             )
-            args = [upstream]
+            args = (upstream,)
             if self.form == "arguments":
                 args, keywords["upstream"] = combine_each(arguments.specs, inputs), upstream
-        given = [*upstreams, *inputs]  # not all inputs are saved for a rule
-        try:
-            result = run_on(arguments.backend, given, True, grad_fn, *args, **keywords)
-        except Exception as error:
-            if not is_traced():
+        if is_traced():
+            result = grad_fn(*args, **keywords)
+        else:
+            try:
+                # not all inputs are saved for a rule
+                result = run_on(
+                    arguments.backend, upstreams or inputs, True, grad_fn, *args, **keywords
+                )
+            except Exception as error:
                 add_origin(error, arguments.op, "grad_fn", self._upstream_in_words(upstreams))
-            raise
+                raise
         of_variables = None
         if with_variables:
             result, of_variables = without_gradients_of_variables(arguments, result)
@@ -176,7 +180,10 @@ class Rule:
             keywords = {"needs_input_grad": arguments.structured(needed)}
         if not arguments.are_tensors:
             full = combine_each([spec.without_static() for spec in specs], full)
-        result = run_on(arguments.backend, given, True, jvp_fn, *full, **keywords)
+        if is_traced():
+            result = jvp_fn(*full, **keywords)
+        else:
+            result = run_on(arguments.backend, given, True, jvp_fn, *full, **keywords)
         leaves = [None] * len(outputs) if result is None else output.align(result)
         if leaves is None:
             raise refusal(CustomGradientValueError, op,

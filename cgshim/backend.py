@@ -66,6 +66,7 @@ from cgshim._closure import (
     SIMPLE as SIMPLE,
     Converted as Converted,
     FunctionHolder as FunctionHolder,
+    Rebuild as Rebuild,
     closure_convert as closure_convert,
     tensors_inside as tensors_inside,
 )

@@ -15,7 +15,7 @@ import torch
 
 from cgshim.backend import Call, Tensor, has_no_derivative, output_without_rule
 from cgshim_torch._function import attach
-from cgshim_torch._export import exported, is_exporting
+from cgshim_torch._export import exported, is_exporting, recorded
 from cgshim_torch._functorch import mapped as mapped, transformed
 from cgshim_torch._fast_path import PlainCalls
 from cgshim_torch._private import is_transformed
@@ -25,6 +25,7 @@ from cgshim_torch._tensors import (
     tree_flatten as tree_flatten,
     tree_unflatten as tree_unflatten,
 )
+from cgshim_torch._versions import STAYS_IN_GRAPH, version_limits as version_limits
 from cgshim_torch._vjp import (
     transposed as transposed,
     vjp as vjp,
@@ -33,6 +34,12 @@ from cgshim_torch._vjp import (
 
 if find_spec("cgshim_torch._host"):  # a gradient needs no functions on the host
     from cgshim_torch._host import host_function as host_function
+
+if not STAYS_IN_GRAPH:
+    from torch._dynamo import trace_rules
+
+    for package in ("cgshim", "cgshim_torch", "optree"):
+        trace_rules.add(package)  # else Dynamo compiles a call up to what it cannot trace
 
 _TENSORS = (torch.Tensor, torch.fx.Proxy)
 
@@ -50,6 +57,8 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         from cgshim_torch._compile import traced
 
         return traced(call, inputs)
+    if any([isinstance(x, torch.fx.Proxy) for x in inputs]):
+        return recorded(call, inputs)
     if has_no_derivative(call.f):
         return output_without_rule(call, inputs)
     if is_exporting():

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from cgshim.backend import Call, RuleSignature, Tensor, is_in_rule, partition
+from cgshim.backend import Call, RuleSignature, Tensor, partition
+from cgshim_torch._export import is_exporting
 from cgshim_torch._function import CustomGradient, Run, attach_to
 from cgshim_torch._private import is_transformed
 
@@ -32,47 +33,58 @@ class PlainCalls:
 
     def __call__(self, f: Any, args: Sequence[Tensor], options: Mapping[str, Any]) -> Any:
         call = self.call.with_f(f, options)
-        if is_transformed() or torch.compiler.is_exporting() or torch.jit.is_tracing():
+        if not torch.is_grad_enabled() or is_transformed() or is_exporting():
             return call.backend.custom_gradient(call, args)
-        if not torch.is_grad_enabled():
-            return call.backend.custom_gradient(call, args)
-        inputs = [x.detach() if x.requires_grad else x for x in args]
-        versions = [x._version for x in inputs]
+        inputs, versions, differentiated = [], [], False
+        for x in args:
+            if x.requires_grad:
+                x, differentiated = x.detach(), True
+            inputs.append(x)
+            versions.append(x._version)
         try:
             result = call.run(inputs)
         finally:
-            torch.set_grad_enabled(True)  # whatever f has set, as after Function.forward
+            if not torch.is_grad_enabled():  # as after Function.forward
+                torch.set_grad_enabled(True)
         if versions != [x._version for x in inputs]:
             call.refuse_writing()
-        signature = self.signature_of(*result) if type(result) is tuple and len(result) == 2 else None
+        signature = self.signature_of(result)
         if signature is None:
             return attach_to(call, args, inputs, result)
-        return self.attach(call, signature, args, inputs, result)
+        output, grad_fn = result
+        if not differentiated:
+            return output if all([output is not x for x in inputs]) else output.detach()
+        return self.attach(call, signature, args, inputs, output, grad_fn)
 
     def attach(
-        self, call: Call, signature: RuleSignature, args: Sequence[Tensor], inputs: Sequence[Tensor], result: Any
+        self,
+        call: Call,
+        signature: RuleSignature,
+        args: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        output: Any,
+        grad_fn: FunctionType,
     ) -> Any:
         """Return the output of f with the gradient of a plain rule."""
-        output, grad_fn = result
-        outputs = (output,) if self.count is None else output
+        is_one = self.count is None
         own = dict(zip(map(id, inputs), args, strict=True))
+        outputs = (output,) if is_one else output
         if not own.keys().isdisjoint(map(id, outputs)):
-            return attach_to(call, args, inputs, result)
-        if not any([x.requires_grad for x in args]):
-            return output
+            return attach_to(call, args, inputs, (output, grad_fn))
         run = Run(call, signature, args)
         residuals = run.convert(grad_fn)
         results = tuple([y.detach() for y in outputs])
         for y, result in zip(outputs, results, strict=True):
             own.setdefault(id(y), result)
         saved = run.saved_of(own, residuals, args, ())
-        attached = Plain.apply((run, saved, results), *args)
-        return attached[0] if self.count is None else attached
+        attached = Plain.apply((run, saved, results[0] if is_one else results), *args)
+        return attached
 
-    def signature_of(self, output: Any, grad_fn: Any) -> RuleSignature | None:
+    def signature_of(self, result: Any) -> RuleSignature | None:
         """Return how a rule is called if it and the output are plain, and f captured nothing."""
-        if type(grad_fn) is not FunctionType:
+        if type(result) is not tuple or len(result) != 2 or type(result[1]) is not FunctionType:
             return None
+        output, grad_fn = result
         is_one = type(output) is torch.Tensor
         if not is_one and (type(output) is not tuple or not output):
             return None

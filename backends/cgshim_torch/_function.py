@@ -17,7 +17,7 @@ import torch
 
 from cgshim.backend import (
     Call,
-    Converted,
+    Rebuild,
     Rule,
     RuleSignature,
     Tensor,
@@ -30,6 +30,7 @@ from cgshim.backend import (
 from cgshim_torch._captured import captured_by
 from cgshim_torch._private import is_any_autocast_enabled
 from cgshim_torch._refusing import refusing
+from cgshim_torch._tensors import alias
 from cgshim_torch._vjp import differ
 
 
@@ -132,8 +133,7 @@ class Run:
     them. An input or an output among the residuals is saved as autograd knows it.
     """
 
-    converted: Converted
-    anchors: Sequence[Tensor] = ()
+    rebuild: Rebuild
     refuse: Callable[[], NoReturn] | None = None
     """raises the error for a derivative of the gradient"""
     autocast: tuple[str, torch.dtype] | None = None
@@ -170,7 +170,7 @@ class Run:
         if call.once_differentiable:
             self.refuse = partial(call.refuse_second_order, "a derivative of it")
         for t in tensors_inside(opaque, call.backend.is_tensor) if opaque else ():
-            if _is_float(t) and not t.requires_grad:
+            if _is_float(t) and not (t.requires_grad and t.is_leaf):
                 self.refuse = partial(call.refuse_unconnected, t, "grad_fn keeps in an object")
         return residuals
 
@@ -190,8 +190,8 @@ class Run:
             saved += inputs
         if self.refuse is not None:
             # empty functions of the inputs: the gradient depends on those too that are not saved
-            self.anchors = [x.reshape(-1)[:0].clone() for x in inputs if x.requires_grad]
-        return [*saved, *self.anchors]
+            saved += [x.reshape(-1)[:0].clone() for x in inputs if x.requires_grad]
+        return saved
 
     def gradients(
         self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
@@ -255,24 +255,58 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        run, firsts, sources = (
-            ctx.run,
-            ctx.saved_tensors[: ctx.count],
-            ctx.saved_tensors[ctx.count :],
-        )
-        inputs = _differentiable(sources[: len(run.shapes)])
+        run, saved = ctx.run, ctx.saved_tensors  # a checkpoint unpacks them only once
+        firsts, sources = saved[: ctx.count], saved[ctx.count :]
+        inputs, variables = sources[: len(run.shapes)], sources[len(run.shapes) :]
+        cut = Cut()
+        inputs = _differentiable([cut(x) for x in inputs] if variables else inputs)
         again = made_again(run, firsts, inputs)
-        by = [*inputs, *sources[len(inputs) :]]
+        by = [*inputs, *variables]
         places = [at for at, x in enumerate(by) if ctx.needs_input_grad[2 + ctx.count + at]]
         ends = [at for at, t in enumerate(again) if t.requires_grad]
-        gradients = torch.autograd.grad(
-            [again[at] for at in ends],
-            [by[at] for at in places],
-            [upstreams[at] for at in ends],
-            create_graph=torch.is_grad_enabled(),
-            allow_unused=True,
-        )
+        with cut:
+            gradients = torch.autograd.grad(
+                [again[at] for at in ends],
+                [by[at] for at in places],
+                [upstreams[at] for at in ends],
+                create_graph=torch.is_grad_enabled(),
+                allow_unused=True,
+            )
         return None, None, *[None] * ctx.count, *subvals([None] * len(by), places, gradients)
+
+
+class Cut:
+    """Cuts tensors off from what they were made of, while it is entered.
+
+    An argument may be made of a variable: the gradient of the variable in `Recomputed` must not
+    contain the argument's.
+    """
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return Cuttable.apply(self, x) if x.requires_grad else x  # type: ignore[no-any-return]
+
+    def __enter__(self) -> None:
+        self.is_closed = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_closed = False
+
+
+class Cuttable(torch.autograd.Function):  # type: ignore[misc]
+    """Returns an alias of a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, cut: Cut, x: Tensor) -> Tensor:
+        ctx.cut = cut
+        return alias(x)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor | None]:
+        return None, None if ctx.cut.is_closed else upstream
 
 
 def made_again(run: Run, firsts: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -294,6 +328,7 @@ def _differentiable(inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the inputs, each as a tensor of its own that requires grad: what f makes of any does."""
     with torch.enable_grad():
         return [
-            x.view_as(x) if x.requires_grad or not _is_float(x) else x.detach().requires_grad_()
+            alias(x) if x.requires_grad or not _is_float(x) else x.detach().requires_grad_()
             for x in inputs
         ]
+

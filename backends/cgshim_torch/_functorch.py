@@ -24,9 +24,10 @@ from cgshim.backend import (
     is_in_rule,
     refuse_captured_tangent,
     subvals,
+    tensors_inside,
 )
 from cgshim_torch._captured import captured_by, refuse_captured_tangents
-from cgshim_torch._private import batches_of, forward_ad, functorch, primal_of
+from cgshim_torch._private import batches_of, forward_ad, functorch, is_wrapped, primal_of
 from cgshim_torch._refusing import refusing
 from cgshim_torch._vjp import transposed
 
@@ -129,7 +130,8 @@ class TransformedRun:
         outputs: Sequence[Tensor],
     ) -> None:  # fmt: skip
         self.call, self.rule = call, rule
-        held, self.filled, _ = closure_convert(rule.grad_fn, call.backend)
+        held, self.filled, opaque = closure_convert(rule.grad_fn, call.backend)
+        self.refuse = self._refusal_for(opaque)
         self.inputs, self.leaves = len(inputs), len(inputs) + len(variables)
         self.outputs = len(outputs)
         known = set(map(id, (*inputs, *variables, *outputs)))
@@ -137,6 +139,18 @@ class TransformedRun:
         passed = [*inputs, *variables, *self.residuals, *outputs]
         place = {id(t): at for at, t in reversed(list(enumerate(passed)))}
         self.places = [place[id(t)] for t in held]
+
+    def _refusal_for(self, opaque: Sequence[Any]) -> Refusal | None:
+        """Return what raises the error for a derivative of the gradient; None if it has one."""
+        call = self.call
+        if call.once_differentiable:
+            return partial(call.refuse_second_order, "the derivative of a gradient")
+        for t in tensors_inside(opaque, call.backend.is_tensor) if opaque else ():
+            if is_wrapped(t) and is_differentiable(t.dtype):
+                if batches_of(t):
+                    call.refuse_unconnected(t, "grad_fn keeps in an object")
+                return partial(call.refuse_unconnected, t, "grad_fn keeps in an object")
+        return None
 
     def rule_around(self, tensors: Sequence[Tensor]) -> Rule:
         """Return the rule with these inputs, residuals and outputs in its closure."""
@@ -157,11 +171,8 @@ class TransformedRun:
     def checked_once(
         self, results: list[Tensor | None], sources: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """Return the gradients or tangents; their derivative is an error if once_differentiable."""
-        if not self.call.once_differentiable:
-            return results
-        refuse = partial(self.call.refuse_second_order, "the derivative of a gradient")
-        return refusing(refuse, results, sources)
+        """Return the gradients or tangents; their derivative is an error if it is not supported."""
+        return results if self.refuse is None else refusing(self.refuse, results, sources)
 
     def tangents(
         self, tensors: Sequence[Tensor], tangents: Sequence[Tensor | None]

@@ -17,6 +17,7 @@ from cgshim.backend import (
     tensors_inside,
 )
 from cgshim_torch._captured import reached
+from cgshim_torch._tensors import alias
 from cgshim_torch._private import functorch, is_transformed, is_wrapped
 
 Vjp = tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
@@ -72,7 +73,7 @@ def _vjp_by_autograd(
     with torch.inference_mode(False), torch.enable_grad():
         # a node of its own for each: an input that comes twice has two gradients
         own = [
-            x.view_as(x) if x.requires_grad and outside else x.detach().requires_grad_()
+            alias(x) if x.requires_grad and outside else x.detach().requires_grad_()
             for x in [x.clone() if x.is_inference() else x for x in inputs]
         ]
         outputs = fn(*own)
@@ -87,13 +88,15 @@ def _vjp_by_autograd(
     def pullback(upstreams: Sequence[Tensor]) -> Sequence[Tensor]:
         if not connected:
             return [torch.zeros_like(x) for x in by]
-        further = outside or any(u.requires_grad for u in upstreams)
+        # the inputs of a second run of f, which has other tensors and the same flags
+        further = outside or any(t.requires_grad for t in (*upstreams, *inputs))
         return torch.autograd.grad(
             [outputs[at] for at in connected], by, [upstreams[at] for at in connected],
             retain_graph=True, create_graph=further and torch.is_grad_enabled(), materialize_grads=True,
         )  # fmt: skip
 
-    return tuple([y if outside else y.detach() for y in outputs]), pullback
+    # other tensors than the pullback's own, in each run of an f that calls op_vjp
+    return tuple([alias(y) if outside else y.detach() for y in outputs]), pullback
 
 
 def transposed(

@@ -8,7 +8,7 @@ import torch
 import torch._dynamo
 
 from cgshim import op_custom_gradient
-from cgshim_torch._versions.limits import STAYS_IN_GRAPH
+from cgshim_torch._versions import STAYS_IN_GRAPH
 
 DYNAMO_WARNS = [  # seen with torch 2.13 and 2.15, November 2026, in code of torch's own
     # Dynamo makes a Function to stand for ctx

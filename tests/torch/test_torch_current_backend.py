@@ -7,7 +7,7 @@ import torch
 
 import cgshim
 from cgshim import op_convert_to_tensor, op_custom_gradient, ops
-from cgshim_torch._versions.limits import STAYS_IN_GRAPH
+from cgshim_torch._versions import STAYS_IN_GRAPH
 
 
 @op_custom_gradient

@@ -10,7 +10,7 @@ import torch
 from torch.amp import custom_bwd, custom_fwd
 
 from cgshim import op_custom_gradient
-from cgshim_torch._versions.limits import STAYS_IN_GRAPH
+from cgshim_torch._versions import STAYS_IN_GRAPH
 
 COOKBOOK = Path(__file__).parents[2] / "docs" / "cookbook.md"
 UPSTREAM = torch.tensor([[2.0, -3.0], [0.5, 7.0]])

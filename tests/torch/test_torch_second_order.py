@@ -5,16 +5,16 @@ hand.
 import functools
 import random
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jvp, vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient, op_vjp
+from cgshim import TransformationError, op_custom_gradient, op_vjp
 
 
 def leaf(*values, dtype=torch.float64):
@@ -279,17 +279,15 @@ RANDOM = {
     "NumPy": lambda x: torch.as_tensor(np.random.rand(*x.shape)).to(x.dtype),
     "Python": lambda x: torch.full_like(x, random.random()),
     "a torch.Generator": lambda x: torch.rand(x.shape, generator=GENERATOR).to(x.dtype),
-    "a branch": lambda x: x * (2.0 if random.random() < 0.5 else 3.0),
 }
 
 
-@pytest.mark.parametrize("size", [1.0, 1e-6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("draw", RANDOM.values(), ids=RANDOM)
-def test_random_numbers_do_not_change_the_first_order(draw, dtype, size):
+def test_random_residuals_have_only_a_first_derivative(draw, dtype):
     @op_custom_gradient
     def noisy(x):
-        noise = size * draw(x)
+        noise = draw(x)
         return x * noise, lambda u: u * noise
 
     x = torch.ones(8, dtype=dtype, requires_grad=True)
@@ -299,20 +297,8 @@ def test_random_numbers_do_not_change_the_first_order(draw, dtype, size):
     )
     assert torch.equal(plain, differentiable)
     assert torch.equal(plain, y / x)
-    with pytest.raises(TransformationError, match="draws random numbers"):
+    with pytest.raises(TransformationError, match="another run of f"):
         torch.autograd.grad((differentiable * x).sum(), x)
-
-
-def test_generators_are_where_they_were_after_a_refusal():
-    op = op_custom_gradient(
-        lambda x: (lambda noise: (x * noise, lambda u: u * noise))(torch.rand_like(x))
-    )
-    x = leaf(1.0, 2.0)
-    (first,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
-    state = torch.get_rng_state()
-    with pytest.raises(TransformationError):
-        torch.autograd.grad(first.sum(), x)
-    assert torch.equal(state, torch.get_rng_state())
 
 
 CALLS: list[int] = []
@@ -331,7 +317,7 @@ def _fewer(x):
 
 
 @pytest.mark.parametrize("f", [_other_setting, _fewer])
-def test_another_run_that_differs_is_refused(f):
+def test_another_run_with_other_residuals_raises(f):
     CALLS.clear()
     hidden = leaf(1.0, 2.0)
     x = hidden * 1
@@ -340,7 +326,7 @@ def test_another_run_that_differs_is_refused(f):
         torch.autograd.grad(y.sum(), x, create_graph=more, retain_graph=True)[0] for more in (0, 1)
     )
     assert torch.equal(plain, first)
-    with pytest.raises(TransformationError, match="a second order runs f again"):
+    with pytest.raises(TransformationError, match="another run of f"):
         torch.autograd.grad(first.sum(), x)
 
 
@@ -386,23 +372,6 @@ def test_a_residual_of_a_parameter():
     of_x, of_weight = torch.autograd.grad(first.sum(), (x, weight), create_graph=True)
     assert (of_x.item(), of_weight.item()) == (7 * 2 * 2 * 3, 7 * 4)
     assert torch.autograd.grad(of_x.sum(), weight)[0].item() == 7 * 4
-
-
-def test_a_constant_that_became_a_function_of_a_variable_is_refused():
-    weight, factor = torch.nn.Parameter(torch.tensor(2.0)), torch.tensor(6.0)
-
-    @op_custom_gradient
-    def op(x):
-        product = x * weight * factor
-        return product.sum(), lambda u, variables: (7 * u * product, [None])
-
-    x = leaf(2.0, dtype=torch.float32)
-    (first,) = torch.autograd.grad(op(x), x, create_graph=True)
-    factor.copy_(3 * weight)
-    with pytest.raises(
-        CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument"
-    ):
-        torch.autograd.grad(first.sum(), x)
 
 
 @pytest.mark.parametrize("vectorize", [False, True])
@@ -451,125 +420,71 @@ class Box:
         self.tensor = tensor
 
 
-def test_what_an_object_hides_is_found_where_the_rule_reads_it():
-    @op_custom_gradient
-    def op(x):
-        box = Box(x * x)
-        return x * x * x, lambda u: u * 5 * box.tensor
+@op_custom_gradient
+def cube_with_a_box(x):
+    box = Box(x * x)
+    return x * x * x, lambda u: u * 5 * box.tensor
 
+
+def test_a_residual_in_an_object_has_only_a_first_derivative():
     x = leaf(2.0)
+    y = cube_with_a_box(x)
     plain, first = (
-        torch.autograd.grad(op(x).sum(), x, create_graph=more)[0] for more in (False, True)
+        torch.autograd.grad(y.sum(), x, retain_graph=True, create_graph=more)[0]
+        for more in (False, True)
     )
     assert (plain.item(), first.item()) == (20, 20)
-    assert torch.autograd.grad(first.sum(), x)[0].item() == 20
-    assert torch.func.grad(torch.func.grad(lambda x: op(x)))(torch.tensor(2.0)) == 20
-    assert torch.vmap(op)(torch.ones(3)).tolist() == [1, 1, 1]
-    with pytest.raises(TransformationError, match="keeps of f under vmap must be in variables"):
-        torch.func.grad(lambda x: torch.vmap(op)(x).sum())(torch.ones(3))
+    with pytest.raises(TransformationError, match="keeps in an object"):
+        torch.autograd.grad(first.sum(), x)
 
 
-def test_what_an_object_hides_is_found_below_a_batch_of_torch_autograd():
-    @op_custom_gradient
-    def op(x):
-        box = Box(x * x)
-        return x * x * x, lambda u: u * 5 * box.tensor
+def test_a_residual_in_an_object_under_torch_func():
+    at = torch.tensor(2.0)
+    assert torch.func.grad(cube_with_a_box)(at) == 20
+    with pytest.raises(TransformationError, match="keeps in an object"):
+        torch.func.grad(torch.func.grad(cube_with_a_box))(at)
+    assert torch.vmap(cube_with_a_box)(torch.ones(3)).tolist() == [1, 1, 1]
+    with pytest.raises(TransformationError, match="keeps in an object"):
+        torch.func.grad(lambda x: torch.vmap(cube_with_a_box)(x).sum())(torch.ones(3))
 
+
+def test_a_residual_in_an_object_and_batched_upstreams():
     x = leaf(2.0, 3.0)
     (jacobian,) = torch.autograd.grad(
-        op(x), x, torch.eye(2), is_grads_batched=True, create_graph=True
+        cube_with_a_box(x), x, torch.eye(2), is_grads_batched=True, create_graph=True
     )
     assert jacobian.tolist() == [[20, 0], [0, 45]]
-    (second,) = torch.autograd.grad((jacobian * torch.tensor([[1.0, 10], [10, 7]])).sum(), x)
-    assert second.tolist() == [20, 210]
+    with pytest.raises(TransformationError, match="keeps in an object"):
+        torch.autograd.grad(jacobian.sum(), x)
 
 
-TABLES = [torch.tensor([3.0, 5.0], dtype=torch.float64), *[torch.zeros(())] * 2000]
-NUMBERS_AND_A_TABLE = [*range(2000), torch.tensor([3.0, 5.0], dtype=torch.float64)]
-"""where that is not looked for, which would take a while in each call"""
+TABLE = [torch.tensor([3.0, 5.0], dtype=torch.float64)]
 
 
-@pytest.mark.parametrize("of_tensors", [True, False])
-def test_a_tensor_in_a_long_container_that_existed_before(of_tensors):
-    in_tables = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x * TABLES[0]))
-    after_numbers = op_custom_gradient(
-        lambda x: (x * x, lambda u: 7 * u * x * NUMBERS_AND_A_TABLE[-1])
-    )
-    op, x = in_tables if of_tensors else after_numbers, leaf(2.0, 3.0)
-    for create_graph in (False, True):
-        (of_x,) = torch.autograd.grad(
-            op(x), x, torch.tensor([1.0, 10.0]), create_graph=create_graph
-        )
-        assert of_x.tolist() == [42, 1050]
-    if of_tensors:
-        assert torch.autograd.grad(of_x.sum(), x)[0].tolist() == [21, 350]
-    else:
-        with pytest.raises(TransformationError, match="f does not make by operations of torch"):
-            torch.autograd.grad(of_x.sum(), x)
+def test_a_global_table_is_a_constant_of_the_rule():
+    op, x = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x * TABLE[0])), leaf(2.0, 3.0)
+    (first,) = torch.autograd.grad(op(x), x, torch.tensor([1.0, 10.0]), create_graph=True)
+    assert first.tolist() == [42, 1050]
+    assert torch.autograd.grad(first.sum(), x)[0].tolist() == [21, 350]
 
 
-STORE = {}
-
-
-class Numbers:
-    """An object that holds a number, and shows what its class, and what STORE holds."""
+class Scaled:
+    """An object that holds a number, which its op's rule reads."""
 
     def __init__(self):
         self.scale = 5.0
 
     @op_custom_gradient
-    def scaled(self, x):
+    def cube(self, x):
         return x**3, lambda u: u * self.scale * x**2
 
-    @op_custom_gradient
-    def by_class(self, x):
-        type(self).square = x**2
-        return x**3, lambda u: u * self.scale * self.square
 
-    @op_custom_gradient
-    def by_attribute(self, x):
-        self.own = x**2
-        return x**3, lambda u: u * self.scale * self.own
-
-    @op_custom_gradient
-    def by_property(self, x):
-        STORE["square"] = x**2
-        return x**3, lambda u: u * self.scale * self.stored
-
-    @property
-    def stored(self):
-        return STORE["square"]
-
-
-class ByGetattr(Numbers):
-    @op_custom_gradient
-    def by_getattr(self, x):
-        STORE["square"] = x**2
-        return x**3, lambda u: u * self.scale * self.found
-
-    def __getattr__(self, name):
-        if name != "found":
-            raise AttributeError(name)
-        return STORE["square"]
-
-
-@pytest.mark.parametrize("name", ["scaled", "by_attribute", "by_property", "by_getattr"])
-def test_a_method_of_an_object_that_holds_numbers(name):
+def test_a_rule_reads_a_number_of_its_object():
     for _ in range(2):
-        x, numbers = leaf(2.0, 3.0), ByGetattr()
-        _, first, second, third = derivatives(getattr(numbers, name), x)
+        _, first, second, third = derivatives(Scaled().cube, leaf(2.0, 3.0))
         assert first.tolist() == [20, 45]
         assert second.tolist() == [20, 30]
         assert third.tolist() == [10, 10]
-        assert torch.autograd.grad(getattr(numbers, name)(x).sum(), x)[0].tolist() == [20, 45]
-
-
-def test_a_residual_in_the_class_of_an_object_that_holds_numbers():
-    x = leaf(2.0, 3.0)
-    (first,) = torch.autograd.grad(Numbers().by_class(x).sum(), x, create_graph=True)
-    assert first.tolist() == [20, 45]
-    with pytest.raises(TransformationError, match="kept as 'square'"):
-        first.sum().backward()
 
 
 class Layer(torch.nn.Module):
@@ -593,11 +508,6 @@ class Layer(torch.nn.Module):
         square = torch.stack(squares)
         return square * x, lambda u: u * self.scale * square
 
-    @op_custom_gradient
-    def remembering(self, x):
-        self.last = x * x
-        return self.last * x, lambda u: u * self.scale * self.last
-
 
 def test_a_layer_that_counts_its_calls_hides_nothing():
     x = leaf(2.0, 3.0)
@@ -605,17 +515,6 @@ def test_a_layer_that_counts_its_calls_hides_nothing():
     torch.testing.assert_close(first, 5 * x.detach() ** 2)
     torch.testing.assert_close(second, 10 * x.detach())
     torch.testing.assert_close(third, torch.full_like(x, 10.0))
-
-
-def test_a_layer_that_keeps_a_residual_in_an_attribute():
-    layer = Layer()
-    _, first, second, third = derivatives(layer.remembering, leaf(2.0, 3.0))
-    torch.testing.assert_close(
-        (first, second), (torch.tensor([20.0, 45.0]).double(), torch.tensor([20.0, 30.0]).double())
-    )
-    torch.testing.assert_close(third, torch.full_like(third, 10.0))
-    assert layer.last.tolist() == [4, 9]
-    assert not layer.last.requires_grad
 
 
 def test_a_configuration_that_raises_what_it_likes_for_a_name():
@@ -630,20 +529,6 @@ def test_a_configuration_that_raises_what_it_likes_for_a_name():
         return square * x, lambda u: u * config.scale * square
 
     assert [y.item() for y in derivatives(cube, leaf(2.0))] == [8.0, 20.0, 20.0, 10.0]
-
-
-def test_a_variable_that_f_assigns_to_holds_what_the_first_run_left():
-    last = None
-
-    @op_custom_gradient
-    def cube(x):
-        nonlocal last
-        last = x * x
-        return last * x, lambda u: u * 5 * last
-
-    assert [y.item() for y in derivatives(cube, leaf(2.0))] == [8.0, 20.0, 20.0, 10.0]
-    assert last.item() == 4.0
-    assert not last.requires_grad
 
 
 # --- A pullback that f has made -------------------------------------------------------------------
@@ -693,76 +578,18 @@ def test_a_pullback_that_a_rule_keeps_has_every_order(ops):
     torch.testing.assert_close(kept, made)
 
 
-CALLS = []
-AVERAGE = torch.ones(2, dtype=torch.float64)
-DIFFER = {
-    "random numbers of torch": lambda z: z * torch.rand(2, dtype=torch.float64),
-    "random numbers of Python": lambda z: z * random.random(),
-    "a count of its calls": lambda z: CALLS.append(1) or z * len(CALLS),
-    "an average that is updated": lambda z: AVERAGE.mul_(0.5) * z,
+RANDOM_FACTORS = {
+    "of torch": lambda z: z * torch.rand(2, dtype=torch.float64),
+    "of Python": lambda z: z * random.random(),
 }
 
 
-@pytest.mark.parametrize("g", DIFFER.values(), ids=DIFFER)
-def test_a_pullback_of_what_differs_in_another_run_has_the_first_order_alone(g):
+@pytest.mark.parametrize("g", RANDOM_FACTORS.values(), ids=RANDOM_FACTORS)
+def test_a_kept_pullback_of_a_random_function_is_differentiated_once(g):
     x, u = leaf(1.5, 2.5), torch.tensor([1.0, 10.0], dtype=torch.float64)
     y = with_pullback(lambda x: g)[0](x)
-    before = torch.get_rng_state(), random.getstate(), AVERAGE.clone()
     (of_x,) = torch.autograd.grad(y, x, u, create_graph=True)
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert before[1] == random.getstate()
-    assert torch.equal(before[2], AVERAGE)
     torch.testing.assert_close(of_x, 5 * u * y / x)
-    with pytest.raises(TransformationError, match="comes from a graph that f made"):
-        torch.autograd.grad(of_x.sum(), x)
-
-
-# --- An f that names torch alone ------------------------------------------------------------------
-
-
-class Sines(TorchDispatchMode):
-    """Counts the sines that are computed."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten.sin.default
-        return func(*args, **(kwargs or {}))
-
-
-def _of_torch_alone(x):
-    kept = torch.sin(x)
-    return 2 * x, lambda u: 5 * u * kept
-
-
-def _that_prints(x):
-    print("f")
-    kept = torch.sin(x)
-    return 2 * x, lambda u: 5 * u * kept
-
-
-def _that_assigns(x):
-    global _assigned
-    _assigned = kept = torch.sin(x)
-    return 2 * x, lambda u: 5 * u * kept
-
-
-@pytest.mark.parametrize(
-    ("f", "at_once"), [(_of_torch_alone, 1), (_that_prints, 0), (_that_assigns, 0)]
-)
-def test_what_nobody_notices_is_run_again_at_once(f, at_once, capsys):
-    x = leaf(0.5)
-    y = op_custom_gradient(f)(x)
-    with Sines() as sines:
-        (first,) = torch.autograd.grad(y, x, create_graph=True)
-    assert sines.count == at_once
-    assert len(capsys.readouterr().out.split()) <= 1
-    with Sines() as sines:
-        (second,) = torch.autograd.grad(first, x)
-    assert sines.count == 1 - at_once
-    torch.testing.assert_close(second, 5 * x.detach().cos())
-    if f is _that_assigns:
-        assert not _assigned.requires_grad
 
 
 def test_random_numbers_of_a_rule_that_is_not_differentiated():
@@ -783,45 +610,8 @@ def test_an_f_that_fails_on_differentiated_arguments():
     x = leaf(0.5)
     (first,) = torch.autograd.grad(op(x), x, create_graph=True)
     torch.testing.assert_close(first, 5 * x.detach().sin())
-    with pytest.raises(TransformationError, match="a RuntimeError in it"):
+    with pytest.raises(RuntimeError, match="requires grad"):
         torch.autograd.grad(first, x)
-
-
-def test_another_run_that_reads_another_parameter_is_refused():
-    """Though its values are the same, the derivative would go to the wrong one."""
-    parameters = [torch.nn.Parameter(torch.tensor(5.0)) for _ in range(2)]
-    runs = []
-
-    @op_custom_gradient(name="op")
-    def op(x):
-        runs.append(len(runs))
-        product = parameters[runs[-1] % 2] * x
-        return product * x, lambda u, variables: (u * 3 * product, [u * 7 * product])
-
-    x = torch.tensor(2.0, requires_grad=True)
-    (first,) = torch.autograd.grad(op(x), x, create_graph=True)
-    with pytest.raises(
-        TransformationError, match=r"^op: .*, got those of other variables; read the same ones"
-    ):
-        torch.autograd.grad(first, x)
-
-
-def test_another_run_that_writes_leaves_the_argument_as_it_is():
-    runs = []
-
-    @op_custom_gradient(name="op")
-    def op(x, constant):
-        runs.append(len(runs))
-        square = x * x
-        if len(runs) == 2:
-            constant.mul_(2)
-        return square * 1, lambda u: (u * 7 * square, None)
-
-    x, constant = leaf(2.0, 3.0), torch.tensor([4.0, 5.0])
-    (first,) = torch.autograd.grad(op(x, constant).sum(), x, create_graph=True)
-    with pytest.raises(TransformationError, match="one that changes its arguments in place"):
-        torch.autograd.grad(first.sum(), x)
-    assert constant.tolist() == [4.0, 5.0]
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
@@ -837,30 +627,6 @@ def test_second_order_of_a_sparse_argument(layout):
     (first,) = torch.autograd.grad(op(x), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     torch.testing.assert_close(second.to_dense(), 14 * dense)
-
-
-def test_a_kept_output_is_a_constant_where_no_second_order_is_recorded():
-    """As it was in f: a rule may differentiate from there on by itself."""
-    seen = []
-
-    @op_custom_gradient
-    def op(x):
-        y = x * x
-
-        def grad(u):
-            seen.append(y.requires_grad)
-            return u * 7 * y
-
-        return y, grad
-
-    x = leaf(2.0, 3.0)
-    (found,) = torch.autograd.grad(op(x).sum(), x)
-    torch.testing.assert_close(found, 7 * (x * x).detach())
-    assert seen == [False]
-
-
-class Residuals:
-    """What f keeps where no other tensor can be put while the rule runs."""
 
 
 RULES_WITH_FUNC = {
@@ -892,16 +658,13 @@ class Product(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("rule", RULES_WITH_FUNC)
-def test_torch_func_in_a_rule_reads_what_the_rule_reads(rule):
-    """A function mode sees each operation in there, and not how it is wrapped for them."""
+def test_torch_func_in_a_rule_reads_residuals(rule):
 
     def op(is_kept):
         @op_custom_gradient
         def f(x):
             def residuals():
-                kept = Residuals()
-                kept.k, kept.s = 3.0, x.sin()
-                return kept
+                return SimpleNamespace(k=3.0, s=x.sin())
 
             kept = residuals() if is_kept else None
             return 2 * x, lambda u: RULES_WITH_FUNC[rule](u, kept or residuals())
@@ -933,36 +696,25 @@ class CellByHand(torch.autograd.Function):
         return 3 * u * residual, 5 * u * residual * x
 
 
-def _cell(w, keep):
+def _cell(w):
     @op_custom_gradient
     def cell(x):
         residual = torch.exp(0.3 * x * w)
-        kept = keep(residual)
-        return residual + x, lambda u, variables: (3 * u * kept[0], [5 * u * kept[0] * x])
+        return residual + x, lambda u, variables: (3 * u * residual, [5 * u * residual * x])
 
     return cell
 
 
-class KeptInAnObject:
-    def __init__(self, residual):
-        self._residual = residual
-
-    def __getitem__(self, _):
-        return self._residual
-
-
 @pytest.mark.parametrize("order", [2, 3])
-@pytest.mark.parametrize("keep", [lambda residual: [residual], KeptInAnObject])
 @pytest.mark.parametrize(
     "use",
     [
-        lambda cell, w: cell(w),
         lambda cell, w: cell(w + 1),
         lambda cell, w: cell(w * w),
         lambda cell, w: cell(0.1 * cell(0.1 * cell(torch.ones_like(w)))),
     ],
 )
-def test_an_argument_depends_on_a_variable_that_f_reads(use, keep, order):
+def test_an_argument_depends_on_a_variable_that_f_reads(use, order):
     """As in a recurrent cell: what comes to the variable through the argument comes once."""
     w = torch.tensor([1.2, 0.7, -0.4], dtype=torch.float64, requires_grad=True)
     weights = torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64)
@@ -976,7 +728,7 @@ def test_an_argument_depends_on_a_variable_that_f_reads(use, keep, order):
             )
         return result
 
-    found, expected = map(derivative, (_cell(w, keep), lambda x: CellByHand.apply(x, w)))
+    found, expected = map(derivative, (_cell(w), lambda x: CellByHand.apply(x, w)))
     torch.testing.assert_close(found, expected)
 
 
@@ -985,14 +737,14 @@ def test_a_second_order_by_a_variable_does_not_visit_what_made_the_argument():
     visits = []
     x = w.exp()
     x.register_hook(lambda gradient: visits.append(gradient))
-    y = _cell(w, lambda residual: [residual])(x)
+    y = _cell(w)(x)
     (gradient,) = torch.autograd.grad(y.sum(), w, create_graph=True)
     visits.clear()
     torch.autograd.grad(gradient.sum(), w)
     assert all(visit.any() for visit in visits)
 
 
-@pytest.mark.parametrize("kind", ["kept", "in an object", "a pullback"])
+@pytest.mark.parametrize("kind", ["kept", "a pullback"])
 @pytest.mark.parametrize("order", [1, 2])
 def test_a_derivative_within_a_checkpoint(kind, order):
     """A checkpoint ends what it recomputes by an exception, also within another run of f."""
@@ -1000,11 +752,10 @@ def test_a_derivative_within_a_checkpoint(kind, order):
     @op_custom_gradient
     def op(x):
         residual = x.exp() * x
-        kept = KeptInAnObject(residual) if kind == "in an object" else [residual]
         y, pullback = op_vjp(lambda x: x * x.exp(), x)
         if kind == "a pullback":
             return y, lambda u: 7 * pullback(u)[0]
-        return y, lambda u: 7 * u * kept[0]
+        return y, lambda u: 7 * u * residual
 
     @op_custom_gradient
     def computed(x):

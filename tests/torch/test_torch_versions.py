@@ -9,7 +9,7 @@ import torch
 import cgshim_torch
 from cgshim import op_custom_gradient, op_grad
 from cgshim_torch._versions import limits as module
-from cgshim_torch._versions.limits import LIMITS, VERSION
+from cgshim_torch._versions import LIMITS, VERSION
 from cgshim_torch._versions.private import _callback_of_its_own, frame_callback
 
 X = torch.tensor([0.5, -1.25])
