@@ -180,10 +180,9 @@ def run_on(
         _running.call = outer
 
 
-def is_in_f() -> bool:
-    """Return True while an f runs, and no grad_fn in it."""
-    backend, _, is_rule = _running.call
-    return backend is not None and not is_rule
+def is_in_op() -> bool:
+    """Return True while an f or a grad_fn runs."""
+    return _running.call[0] is not None
 
 
 def is_in_rule() -> bool:

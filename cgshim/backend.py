@@ -21,7 +21,7 @@ from cgshim._dispatch import (
     framework_of_type as framework_of_type,
     is_lasting as is_lasting,
     on_numpy as on_numpy,
-    is_in_f as is_in_f,
+    is_in_op as is_in_op,
     is_in_rule as is_in_rule,
     run_on as run_on,
     tensor_of_call as tensor_of_call,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cgshim.backend import Call, Tensor, tensors_inside
-from cgshim_torch._private import functorch, is_wrapped, tangent_of
+from cgshim_torch._private import functorch, is_wrapped, has_tangent
 
 Edge = tuple[Any, int]
 
@@ -46,7 +46,7 @@ def _below(t: Tensor, level: int) -> Tensor:
 def refuse_captured_tangents(call: Call) -> None:
     """Raise an error if f may read a tangent by another way than its arguments."""
     for t in tensors_inside([call.f, *call.options.values()], call.backend.is_tensor):
-        if tangent_of(t) is not None and not any(t is v for v in call.variables):
+        if has_tangent(t) and not any(t is v for v in call.variables):
             call.refuse_captured(t)
 
 

@@ -27,7 +27,7 @@ from cgshim.backend import (
     tensors_inside,
     with_leaves,
 )
-from cgshim_torch._captured import captured_by
+from cgshim_torch._captured import captured_by, edge_of, reached
 from cgshim_torch._private import is_any_autocast_enabled
 from cgshim_torch._refusing import refusing
 from cgshim_torch._tensors import alias
@@ -238,7 +238,7 @@ def connected(
     """Return the residuals; those that f made are functions of the inputs."""
     firsts = [residuals[at] for at in run.made]
     if any(t.requires_grad for t in firsts):  # a graph within f, such as that of a pullback
-        again = made_again(run, firsts, _differentiable(inputs))
+        again = made_again(run, firsts, _differentiable(inputs), variables)
     else:
         again = Recomputed.apply(run, len(firsts), *firsts, *inputs, *variables)
     return subvals(residuals, run.made, again)
@@ -260,7 +260,7 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
         inputs, variables = sources[: len(run.shapes)], sources[len(run.shapes) :]
         cut = Cut()
         inputs = _differentiable([cut(x) for x in inputs] if variables else inputs)
-        again = made_again(run, firsts, inputs)
+        again = made_again(run, firsts, inputs, variables)
         by = [*inputs, *variables]
         places = [at for at, x in enumerate(by) if ctx.needs_input_grad[2 + ctx.count + at]]
         ends = [at for at, t in enumerate(again) if t.requires_grad]
@@ -309,7 +309,9 @@ class Cuttable(torch.autograd.Function):  # type: ignore[misc]
         return None, None if ctx.cut.is_closed else upstream
 
 
-def made_again(run: Run, firsts: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+def made_again(
+    run: Run, firsts: Sequence[Tensor], inputs: Sequence[Tensor], variables: Sequence[Tensor]
+) -> list[Tensor]:
     """Run f again, as a checkpoint does, and return the residuals that it makes."""
     call = run.call
     with torch.enable_grad(), run.modes():
@@ -318,9 +320,13 @@ def made_again(run: Run, firsts: Sequence[Tensor], inputs: Sequence[Tensor]) -> 
     if len(residuals) != run.count or differ(firsts, [residuals[at] for at in run.made]):
         call.refuse_unconnected(firsts[0], "another run of f does not make again")
     again = [residuals[at] for at in run.made]
+    known = [*inputs, *variables]
+    stops = {edge_of(x): x for x in known if x.grad_fn is not None}
     for t, first in zip(again, firsts, strict=True):
         if not (t.requires_grad or t is first):
             call.refuse_unconnected(t, "f made where autograd does not see")
+        if any(all(leaf is not x for x in known) for leaf in reached([t], stops)):
+            call.refuse_unconnected(t, "f made of other tensors than its arguments and variables")
     return again
 
 

@@ -124,6 +124,8 @@ class TransformedRun:
     """One run of f: its converted rule, and which of the Function's tensors fill its slots."""
 
     host_refusals: dict[int, Refusal]
+    has_rule = True
+    """False if the rule cannot run in a vmap, because an object has its residuals"""
 
     def __init__(
         self, call: Call, rule: Rule, inputs: Sequence[Tensor], variables: Sequence[Tensor],
@@ -131,6 +133,9 @@ class TransformedRun:
     ) -> None:  # fmt: skip
         self.call, self.rule = call, rule
         held, self.filled, opaque = closure_convert(rule.grad_fn, call.backend)
+        if any(map(functorch.is_dead_tensor_wrapper, held)):
+            call.refuse("a pullback that grad_fn keeps must be one of op_vjp under torch.func",
+                        "one of torch.func.vjp", "let f or grad_fn call op_vjp")  # fmt: skip
         self.refuse = self._refusal_for(opaque)
         self.inputs, self.leaves = len(inputs), len(inputs) + len(variables)
         self.outputs = len(outputs)
@@ -147,13 +152,14 @@ class TransformedRun:
             return partial(call.refuse_second_order, "the derivative of a gradient")
         for t in tensors_inside(opaque, call.backend.is_tensor) if opaque else ():
             if is_wrapped(t) and is_differentiable(t.dtype):
-                if batches_of(t):
-                    call.refuse_unconnected(t, "grad_fn keeps in an object")
+                self.has_rule = not batches_of(t)
                 return partial(call.refuse_unconnected, t, "grad_fn keeps in an object")
         return None
 
     def rule_around(self, tensors: Sequence[Tensor]) -> Rule:
         """Return the rule with these inputs, residuals and outputs in its closure."""
+        if not self.has_rule and self.refuse is not None:
+            self.refuse()
         return self.rule.with_grad_fn(self.filled([tensors[at] for at in self.places]))
 
     def gradients(
@@ -189,6 +195,8 @@ class TransformedRun:
             self.call.refuse_forward_mode("jvp, jacfwd or a dual number")
         moving = [at for at, t in enumerate(tangents[: self.leaves]) if t is not None]
         ends = [at for at, y in enumerate(outputs) if is_differentiable(y.dtype)]
+        if not moving:
+            return [None] * self.outputs
         zeros = [torch.zeros_like(y) for y in outputs]
 
         def gradients(*upstreams: Tensor) -> list[Tensor]:

@@ -37,11 +37,15 @@ def primal_of(t: torch.Tensor) -> torch.Tensor:
     return _forward_ad.unpack_dual(t).primal  # type: ignore[no-any-return]
 
 
-def tangent_of(t: torch.Tensor) -> torch.Tensor | None:
-    """Return the tangent of a tensor, or of the tensor in a batch; None if it has none."""
-    while functorch.is_batchedtensor(t):
+def has_tangent(t: torch.Tensor) -> bool:
+    """Return True if a tensor has a tangent at any level."""
+    while True:
+        is_batch = functorch.is_batchedtensor(t)
+        if not is_batch and _forward_ad.unpack_dual(t).tangent is not None:
+            return True
+        if not is_wrapped(t):
+            return False
         t = functorch.get_unwrapped(t)
-    return _forward_ad.unpack_dual(t).tangent  # type: ignore[no-any-return]
 
 
 def batches_of(t: torch.Tensor) -> set[int]:

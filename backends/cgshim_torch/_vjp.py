@@ -12,7 +12,7 @@ from cgshim.backend import (
     Tensor,
     TransformationError,
     describe,
-    is_in_f,
+    is_in_op,
     refusal,
     tensors_inside,
 )
@@ -27,7 +27,7 @@ def vjp(fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /) -> Vjp
     run = lambda *xs: tuple(fn(*xs))
     if not (torch.compiler.is_dynamo_compiling() or is_transformed()):
         return _vjp_by_autograd(fn, inputs, ())
-    if is_in_f() and not torch.compiler.is_dynamo_compiling():
+    if is_in_op() and not torch.compiler.is_dynamo_compiling():
         return _vjp_that_runs_again(run, inputs)
     outputs, pullback = torch.func.vjp(run, *inputs)
     return outputs, lambda upstreams: pullback(tuple(upstreams))
@@ -43,7 +43,7 @@ def _vjp_that_runs_again(run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
     def pullback(upstreams: Sequence[Tensor]) -> Sequence[Tensor]:
         if is_random:
             raise refusal(TransformationError, "op_vjp",
-                          must="a pullback in f must not draw random numbers under torch.func",
+                          must="a pullback in an op must not draw random numbers under torch.func",
                           got="a function that does", do="draw them outside, and pass them as an argument")  # fmt: skip
         return torch.func.vjp(run, *inputs)[1](tuple(upstreams))  # type: ignore[no-any-return]
 

@@ -5,15 +5,12 @@ Rules are wrong on purpose, by the factors 3 and 5: a number that autodiff found
 pass.
 """
 
-import itertools
-from typing import Any
-
 import pytest
 import torch
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vjp, vmap
 
-from cgshim import CustomGradientTypeError, op_custom_gradient
+from cgshim import CustomGradientTypeError, TransformationError, op_custom_gradient
 
 
 class Line(torch.autograd.Function):
@@ -45,7 +42,7 @@ class ByHand(torch.nn.Module):
 
 
 class ByVariables(ByHand):
-    @op_custom_gradient
+    @op_custom_gradient(variables=lambda self: [self.w, self.b])
     def line(self, x):
         def rule(upstream, variables):
             w, _ = variables
@@ -57,15 +54,16 @@ class ByVariables(ByHand):
         return self.line(x)
 
 
-class ByAttributes(ByHand):
-    """The rule reads the state from the module, and keeps what f has made of it."""
+class ByResidual(ByHand):
+    """The rule keeps a product of the argument and a variable."""
 
-    @op_custom_gradient
+    @op_custom_gradient(variables=lambda self: {"w": self.w, "b": self.b})
     def line(self, x):
         product = self.w * x
 
         def rule(upstream, variables):
-            return 3 * upstream * self.w, [5 * upstream * product / self.w, 7 * upstream]
+            w = variables["w"]
+            return 3 * upstream * w, {"w": 5 * upstream * product / w, "b": 7 * upstream}
 
         return product + self.b, rule
 
@@ -73,7 +71,7 @@ class ByAttributes(ByHand):
         return self.line(x)
 
 
-OPS = [ByVariables, ByAttributes]
+OPS = [ByVariables, ByResidual]
 X, W, B = torch.tensor(2.0), torch.tensor(3.0), torch.tensor(-1.0)
 FACTORS = torch.tensor([1.0, 10.0])
 
@@ -130,58 +128,14 @@ def test_backward_through_an_ensemble(kind, order):
     torch.testing.assert_close(gradients(kind), gradients(ByHand))
 
 
-_far: list[Any] = []
-
-
-def read_from_a_list():
-    return _far[0]
-
-
-def read_from_an_iterator():
-    return next(_far[0])
-
-
-def call_that_reads_from_afar(keep, read):
-    op = op_custom_gradient(
-        lambda x: (x * read(), lambda upstream, variables: (5 * upstream, [7 * upstream]))
-    )
-
-    def call(w, x):
-        _far[:] = [keep(w)]
-        return op(x)
-
-    return call
-
-
-def test_a_batch_that_a_helper_of_f_reads():
-    batch = torch.tensor([1.0, 3.0], requires_grad=True)
-    y = vmap(call_that_reads_from_afar(lambda w: w, read_from_a_list), (0, None))(batch, X)
-    (gradient,) = torch.autograd.grad(y.sum(), batch)
-    assert gradient.tolist() == [7 * X.numel()] * 2
-
-
-def test_a_batch_that_f_reads_from_afar_is_refused():
-    """Nobody can tell whether it is the batch or an element of it that f has read."""
-    batch = torch.tensor([1.0, 3.0], requires_grad=True)
-    with pytest.raises(
-        CustomGradientTypeError, match=r"got a captured f32\[2\]; pass it as an argument"
-    ):
-        vmap(call_that_reads_from_afar(itertools.repeat, read_from_an_iterator), (0, None))(
-            batch, X
-        )
-
-
 # --- functional_call in eager mode ----------------------------------------------------------------
 
 PUT = {"a leaf": lambda w: w, "a clone": lambda w: w.clone(), "a function": lambda w: 2 * w * w}
 
 
 @pytest.mark.parametrize("put", PUT.values(), ids=PUT)
-@pytest.mark.parametrize("kind", OPS)
-def test_functional_call(kind, put):
-    """The rule runs after the module has its own Parameters back, and reads what f has read all the
-    same.
-    """
+def test_functional_call(put):
+    """The rule runs after the module has its own Parameters back, and gets those that f read."""
 
     def gradients(kind):
         w, b, x = (t.clone().requires_grad_() for t in (W, B, X))
@@ -195,7 +149,16 @@ def test_functional_call(kind, put):
             ],
         ]
 
-    torch.testing.assert_close(gradients(kind), gradients(ByHand))
+    torch.testing.assert_close(gradients(ByVariables), gradients(ByHand))
+
+
+def test_a_second_run_that_reads_another_state_is_an_error():
+    """f runs again after functional_call has put the module's own Parameters back."""
+    w, b, x = (t.clone().requires_grad_() for t in (W, B, X))
+    loss = call_of(ByResidual)(w, b, x) ** 2
+    (first,) = torch.autograd.grad(loss, w, create_graph=True)
+    with pytest.raises(TransformationError, match="another run of f does not make again"):
+        torch.autograd.grad(first, x)
 
 
 @pytest.mark.parametrize("kind", OPS)
@@ -209,8 +172,7 @@ def test_a_module_has_its_own_state_after_the_rule(kind):
 
 
 @pytest.mark.parametrize("first", ["the Parameters", "clones"])
-@pytest.mark.parametrize("kind", OPS)
-def test_the_step_of_maml(kind, first):
+def test_the_step_of_maml(first):
     def gradients(kind):
         module = kind(2.0, 1.0)
         fast = {
@@ -225,7 +187,7 @@ def test_the_step_of_maml(kind, first):
         (functional_call(module, fast, (X,)) ** 2).backward()
         return module.w.grad, module.b.grad
 
-    torch.testing.assert_close(gradients(kind), gradients(ByHand))
+    torch.testing.assert_close(gradients(ByVariables), gradients(ByHand))
 
 
 @pytest.mark.parametrize("kind", OPS)
@@ -242,26 +204,29 @@ def test_the_step_of_maml_by_torch_func(kind):
     torch.testing.assert_close(gradients(kind), gradients(ByHand))
 
 
-def test_a_tensor_that_no_module_holds_is_still_refused():
-    captured = W.clone().requires_grad_() * 2
-    op = op_custom_gradient(
-        lambda x: (x * captured, lambda upstream, variables: (upstream, [upstream]))
-    )
-    with pytest.raises(
-        CustomGradientTypeError, match=r"got a captured f32\[\]; pass it as an argument"
-    ):
-        op(X)
+def test_undeclared_state_is_an_error_under_torch_func():
+    class Undeclared(ByHand):
+        @op_custom_gradient
+        def line(self, x):
+            return x * self.w, lambda upstream, variables: (upstream * self.w, [upstream * x])
+
+        def forward(self, x):
+            return self.line(x)
+
+    call = call_of(Undeclared)
+    with pytest.raises(CustomGradientTypeError, match=r"undeclared f32\[\].*variables="):
+        grad(lambda w: call(w, B, X))(W)
 
 
 # --- Forward mode ---------------------------------------------------------------------------------
 
 
 class Forward(ByHand):
-    @op_custom_gradient(forward_mode=True)
+    @op_custom_gradient(forward_mode=True, variables=lambda self: [self.w, self.b])
     def forward(self, x):
-        def rule(upstream, variables=None):
-            of_x = 3 * upstream * self.w
-            return (of_x, [5 * upstream * x, 7 * upstream][: len(variables)]) if variables else of_x
+        def rule(upstream, variables):
+            w, _ = variables
+            return 3 * upstream * w, [5 * upstream * x, 7 * upstream]
 
         return x * self.w + self.b, rule
 
@@ -280,14 +245,10 @@ TANGENTS = {
 }
 
 
-@pytest.mark.parametrize("argument", ["constant", "differentiated too"])
-@pytest.mark.parametrize("differentiate", TANGENTS.values(), ids=TANGENTS)
-def test_a_tangent_of_the_state_is_refused(differentiate, argument):
+def test_a_tangent_of_a_variable():
     call = call_of(Forward)
-    with pytest.raises(
-        CustomGradientTypeError, match="f must be given every tensor that is differentiated"
-    ):
-        differentiate(lambda w: call(w, B, X if argument == "constant" else 2 * w), W)
+    assert jvp(lambda w: call(w, B, X), (W,), (torch.tensor(0.5),))[1].item() == 5 * 2 * 0.5
+    assert jvp(lambda w: call(w, B, 2 * w), (W,), (W,))[1].item() == 5 * 6 * 3 + 3 * 3 * 6
 
 
 @pytest.mark.parametrize("argument", ["constant", "differentiated too"])
@@ -307,23 +268,3 @@ def test_forward_over_reverse_of_the_state():
     call = call_of(Forward)
     assert hessian(lambda w: call(w, B, X) ** 2)(W).item() == 200
     assert jvp(lambda x: call(W, B, x), (X,), (X,))[1].item() == 18
-
-
-# --- Lazy modules ---------------------------------------------------------------------------------
-
-
-def test_f_initializes_a_lazy_module():
-    layer = torch.nn.LazyLinear(2)
-
-    @op_custom_gradient
-    def op(x):
-        y = layer(x)
-        return y, lambda u, variables: (
-            5 * u @ layer.weight,
-            [7 * torch.ones_like(v) for v in variables],
-        )
-
-    x = torch.ones(4, 3, requires_grad=True)
-    op(x).sum().backward()
-    torch.testing.assert_close(x.grad, 5 * layer.weight.sum(0).expand(4, 3))
-    assert {*layer.weight.grad.flatten().tolist(), *layer.bias.grad.tolist()} == {7}
