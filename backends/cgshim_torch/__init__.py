@@ -63,7 +63,7 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         return output_without_rule(call, inputs)
     if is_exporting():
         return exported(call, inputs)
-    return transformed(call, inputs) if inputs and is_transformed() else attach(call, inputs)
+    return transformed(call, inputs) if is_transformed() else attach(call, inputs)
 
 
 def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:

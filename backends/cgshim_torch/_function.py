@@ -238,7 +238,9 @@ def connected(
     """Return the residuals; those that f made are functions of the inputs."""
     firsts = [residuals[at] for at in run.made]
     if any(t.requires_grad for t in firsts):  # a graph within f, such as that of a pullback
-        again = made_again(run, firsts, _differentiable(inputs), variables)
+        inputs = _differentiable(inputs)
+        again = made_again(run, firsts, inputs)
+        require_connected(run.call, again, [*inputs, *variables])
     else:
         again = Recomputed.apply(run, len(firsts), *firsts, *inputs, *variables)
     return subvals(residuals, run.made, again)
@@ -251,6 +253,7 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, run: Run, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.run, ctx.count = run, count
         ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
         return tuple([t.detach() for t in tensors[:count]])
 
     @staticmethod
@@ -260,10 +263,14 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
         inputs, variables = sources[: len(run.shapes)], sources[len(run.shapes) :]
         cut = Cut()
         inputs = _differentiable([cut(x) for x in inputs] if variables else inputs)
-        again = made_again(run, firsts, inputs, variables)
+        again = made_again(run, firsts, inputs)
         by = [*inputs, *variables]
         places = [at for at, x in enumerate(by) if ctx.needs_input_grad[2 + ctx.count + at]]
-        ends = [at for at, t in enumerate(again) if t.requires_grad]
+        ends = [at for at, u in enumerate(upstreams) if u is not None]
+        require_connected(run.call, [again[at] for at in ends], by)
+        ends = [at for at in ends if again[at].requires_grad]
+        if not ends:
+            return (None,) * (2 + ctx.count + len(by))
         with cut:
             gradients = torch.autograd.grad(
                 [again[at] for at in ends],
@@ -309,9 +316,7 @@ class Cuttable(torch.autograd.Function):  # type: ignore[misc]
         return None, None if ctx.cut.is_closed else upstream
 
 
-def made_again(
-    run: Run, firsts: Sequence[Tensor], inputs: Sequence[Tensor], variables: Sequence[Tensor]
-) -> list[Tensor]:
+def made_again(run: Run, firsts: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Run f again, as a checkpoint does, and return the residuals that it makes."""
     call = run.call
     with torch.enable_grad(), run.modes():
@@ -319,15 +324,17 @@ def made_again(
     residuals = closure_convert(rule.grad_fn, call.backend, call.constants).residuals
     if len(residuals) != run.count or differ(firsts, [residuals[at] for at in run.made]):
         call.refuse_unconnected(firsts[0], "another run of f does not make again")
-    again = [residuals[at] for at in run.made]
-    known = [*inputs, *variables]
+    return [residuals[at] for at in run.made]
+
+
+def require_connected(call: Call, residuals: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+    """Raise an error for a residual that autograd does not see as a function of known tensors."""
     stops = {edge_of(x): x for x in known if x.grad_fn is not None}
-    for t, first in zip(again, firsts, strict=True):
-        if not (t.requires_grad or t is first):
+    for t in residuals:
+        if not t.requires_grad:
             call.refuse_unconnected(t, "f made where autograd does not see")
         if any(all(leaf is not x for x in known) for leaf in reached([t], stops)):
             call.refuse_unconnected(t, "f made of other tensors than its arguments and variables")
-    return again
 
 
 def _differentiable(inputs: Sequence[Tensor]) -> list[Tensor]:

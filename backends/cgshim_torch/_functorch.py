@@ -34,11 +34,12 @@ from cgshim_torch._vjp import transposed
 
 def transformed(call: Call, inputs: Sequence[Tensor]) -> Any:
     """Run f, and return its output with the gradient of its rule at every level."""
-    is_mapped = functorch.is_batchedtensor(max(inputs, key=functorch.maybe_get_level))
     if isinstance(call.f, WithBatches):
         return call.f.mapped(call, inputs)
-    if isinstance(call.f, Mapped) and is_mapped:
-        return tuple(OverBatch.apply(call.f, *inputs))
+    if isinstance(call.f, Mapped):
+        innermost = max(inputs, key=functorch.maybe_get_level)
+        if functorch.is_batchedtensor(innermost):
+            return tuple(OverBatch.apply(call.f, *inputs))
     result, refusals = _run_in_forward_mode(call, inputs)
     outputs, rule = call.read(result, inputs)
     variables = () if is_in_rule() else _variables_of(call, rule, outputs, inputs)

@@ -24,7 +24,7 @@ NONLINEAR = {
 
 def test_a_rule_that_has_a_gradient_at_some_upstreams_alone_is_refused():
     op = op_custom_gradient(
-        lambda x: (x * x, lambda u: 7 * u * x if u > 0 else None), forward_mode=True
+        lambda x: (x * x, lambda u: 7 * u * x if u > 0 else (None,)), forward_mode=True
     )
     with pytest.raises(TransformationError, match="needs a rule that is linear in upstream"):
         torch.func.jvp(op, (torch.tensor(2.0),), (torch.tensor(3.0),))
@@ -67,34 +67,12 @@ def test_a_tangent_that_numpy_computes_has_no_transpose(way):
             ways[way](op_custom_jvp(f))
 
 
-def test_a_tangent_of_one_number_is_what_the_rule_makes_of_one():
-    op = op_custom_jvp(lambda x: (x * x, lambda t: torch.tensor(7 * t.item())))
-    x = torch.tensor(2.0, requires_grad=True)
-    assert torch.autograd.grad(op(x), x, torch.tensor(3.0))[0] == 21
-    crooked = op_custom_jvp(lambda x: (x * x, lambda t: torch.tensor(abs(t.item()))))
-    with pytest.raises(TransformationError, match="jvp_fn must be linear in the tangents"):
-        torch.autograd.grad(crooked(x), x)
-
-
 @pytest.mark.parametrize("shape", [(), (2, 3)])
 def test_a_gradient_without_values(shape):
     op = op_custom_jvp(lambda x: (x * x, lambda dx: 7 * dx * x))
     x = torch.ones(shape, device="meta", requires_grad=True)
     op(x).sum().backward()
     assert (x.grad.shape, x.grad.is_meta) == (shape, True)
-
-
-def test_tangents_of_two_numbers_run_the_rule_thrice():
-    """At two points, in one pass of autograd, and at a multiple of the first."""
-    runs = []
-
-    def f(x, y):
-        return x * y, lambda dx, dy: runs.append(1) or 7 * dx * y + 11 * x * dy
-
-    x, y = torch.tensor(2.0, requires_grad=True), torch.tensor(5.0, requires_grad=True)
-    gradients = torch.autograd.grad(op_custom_jvp(f)(x, y), (x, y), torch.tensor(3.0))
-    assert gradients == (105, 66)
-    assert len(runs) == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex64])
