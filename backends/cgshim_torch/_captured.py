@@ -57,16 +57,18 @@ def edge_of(tensor: Tensor) -> Edge:
 def reached(tensors: Sequence[Tensor], stops: Mapping[Edge, Tensor]) -> list[Tensor]:
     """Return the leaves that tensors depend on, and the stops, where their graph is not followed."""
     found = {id(t): t for t in tensors if t.requires_grad and t.is_leaf}
-    todo = [edge_of(t) for t in tensors if t.grad_fn is not None]
+    edges = [edge_of(t) for t in tensors if t.grad_fn is not None]
     seen: set[Edge] = set()
-    while todo:
-        edge = todo.pop()
+    for edge in edges:  # which grows
         if edge[0] is None or edge in seen:
             continue
         seen.add(edge)
         t = stops[edge] if edge in stops else getattr(edge[0], "variable", None)
         if t is None:
-            todo += edge[0].next_functions
+            edges += edge[0].next_functions
         else:
             found[id(t)] = t
+    seen.clear()
+    while edges:  # free the graph from its leaves: from its roots, it is freed recursively
+        edges.pop()
     return [*found.values()]

@@ -27,7 +27,7 @@ from cgshim.backend import (
     tensors_inside,
 )
 from cgshim_torch._captured import captured_by, refuse_captured_tangents
-from cgshim_torch._private import batches_of, forward_ad, functorch, is_wrapped, primal_of
+from cgshim_torch._private import batches_of, forward_ad, functorch, is_wrapped, primal_of, unwrapped
 from cgshim_torch._refusing import refusing
 from cgshim_torch._vjp import transposed
 
@@ -40,7 +40,10 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Any:
         innermost = max(inputs, key=functorch.maybe_get_level)
         if functorch.is_batchedtensor(innermost):
             return tuple(OverBatch.apply(call.f, *inputs))
+    versions = [x._version for x in inputs]
     result, refusals = _run_in_forward_mode(call, inputs)
+    if versions != [x._version for x in inputs]:
+        call.refuse_writing()
     outputs, rule = call.read(result, inputs)
     variables = () if is_in_rule() else _variables_of(call, rule, outputs, inputs)
     if forward_ad._current_level >= 0 and not is_in_rule():
@@ -231,7 +234,8 @@ class Transformed(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, run = ctx.saved_tensors, ctx.run
+        # a pullback may be called after its level has ended
+        tensors, run = [unwrapped(t) for t in ctx.saved_tensors], ctx.run
         if all(u is None for u in upstreams):  # as of what f made, for the first order of an op around
             return (None,) * len(ctx.needs_input_grad)
         run.require_residuals(0)

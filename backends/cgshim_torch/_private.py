@@ -28,6 +28,13 @@ def is_wrapped(t: torch.Tensor) -> bool:
     return functorch.is_functorch_wrapped_tensor(t)  # type: ignore[no-any-return]
 
 
+def unwrapped(t: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without the levels of torch.func that have ended."""
+    while functorch.is_dead_tensor_wrapper(t):
+        t = functorch.get_unwrapped(t)
+    return t
+
+
 def primal_of(t: torch.Tensor) -> torch.Tensor:
     """Return a tensor without its tangent; `unpack_dual` has no batching rule (torch 2.13)."""
     if functorch.is_batchedtensor(t):

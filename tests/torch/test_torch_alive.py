@@ -59,7 +59,7 @@ def test_nothing_is_kept_alive(held, ending):
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_the_arguments_of_a_rule_that_does_not_need_them_are_freed_with_the_graph():
+def test_unused_arguments_are_freed_with_the_graph():
     op = op_custom_gradient(lambda x: (x * 2, lambda upstream: upstream * 7))
     x = torch.ones(3, requires_grad=True)
     hidden = x * 1
@@ -71,7 +71,7 @@ def test_the_arguments_of_a_rule_that_does_not_need_them_are_freed_with_the_grap
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_the_graph_that_f_records_of_its_parameters_is_not_kept():
+def test_the_graph_that_f_records_of_its_variable_is_not_kept():
     weight, alive = torch.nn.Parameter(torch.ones(3)), []
 
     @op_custom_gradient
@@ -90,19 +90,18 @@ def test_the_graph_that_f_records_of_its_parameters_is_not_kept():
 
 ARGUMENTS = {
     "an argument": lambda op, held: op(torch.ones(3, requires_grad=True), held),
-    "an option": lambda op, held: op(torch.ones(3, requires_grad=True), by=held),
     "a list of arguments": lambda op, held: op(torch.ones(3, requires_grad=True), [held]),
 }
 
 
 @pytest.mark.parametrize("give", ARGUMENTS.values(), ids=ARGUMENTS)
 @pytest.mark.usefixtures("no_collector")
-def test_tensors_that_f_was_given_are_freed_by_the_backward_pass(give):
-    """As those are that a Function saves with save_for_backward, though the graph is held."""
+def test_arguments_that_a_rule_keeps_are_freed_by_the_backward_pass(give):
+    """As with save_for_backward: though the graph is held."""
 
     @op_custom_gradient
-    def op(x, held=None, *, by=None):
-        factor = by if held is None else held if torch.is_tensor(held) else held[0]
+    def op(x, held):
+        factor = held if torch.is_tensor(held) else held[0]
         return x * factor, lambda u: (u * 7 * factor, None)
 
     held = torch.full((3,), 2.0)
@@ -126,18 +125,6 @@ def test_an_option_is_there_for_every_order():
     (first,) = torch.autograd.grad(y, x, create_graph=True, retain_graph=False)
     (second,) = torch.autograd.grad(first, x, create_graph=True)
     assert [first.item(), second.item(), torch.autograd.grad(second, x)[0].item()] == [60, 60, 30]
-
-
-@pytest.mark.usefixtures("no_collector")
-def test_the_functions_that_carry_names_are_not_kept_for_ever():
-    x, alive = torch.ones(3, requires_grad=True), []
-    for n in range(1200):
-        y = op_custom_gradient(lambda x: (x * 2, lambda u: 7 * u), name=f"op{n}")(x)
-        assert type(y.grad_fn).__name__ == f"op{n}Backward"
-        alive.append(weakref.ref(type(y.grad_fn)))
-    del y
-    gc.collect()
-    assert sum(each() is not None for each in alive) <= 1024
 
 
 DEEP = """
@@ -165,23 +152,23 @@ def keeps_its_own_graph(x):
         y = loop(own, own)
     return y.detach(), lambda u: torch.autograd.grad(y, own, u)[0]
 
-def let_go():
+def run():
     x = torch.ones(3)
     torch.func.grad(lambda x: op_custom_gradient(keeps_a_residual)(x).sum())(x)
     op_grad(lambda x: loop(x, x).sum())(x)
     for f in (reads_a_parameter, keeps_its_own_graph):
         op_custom_gradient(f)(x.requires_grad_()).sum().backward()
-    print("let go")
+    print("freed")
 
 threading.stack_size(2**18)
-thread = threading.Thread(target=let_go)
+thread = threading.Thread(target=run)
 thread.start()
 thread.join()
 """
 
 
-def test_a_deep_graph_is_let_go():
-    """torch lets go of nodes that Python has seen one within the other: here, deeper than the stack."""
+def test_a_deep_graph_is_freed():
+    """Nodes that Python holds are freed one within the other: here, deeper than the stack."""
     program = [sys.executable, "-c", DEEP]
     result = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout) == (0, "let go\n"), result.stderr
+    assert (result.returncode, result.stdout) == (0, "freed\n"), result.stderr

@@ -211,12 +211,12 @@ def test_a_derivative_of_a_vjp_with_respect_to_what_it_captures():
     assert (gradient.item(), by.grad.item()) == (300, 120)
 
 
-GLOBAL = torch.tensor(5.0, requires_grad=True)
+WEIGHT = torch.tensor(5.0, requires_grad=True)
 
 
 class Slope:
     def __init__(self):
-        self.by = GLOBAL
+        self.by = WEIGHT
 
     @op_custom_gradient
     def method(self, x):
@@ -224,9 +224,9 @@ class Slope:
 
 
 BY_A_RULE = {
-    "by a global name": op_custom_gradient(
-        lambda x: (x * 2, lambda upstream: 7 * upstream * GLOBAL)
-    ),
+    "in its closure": (
+        lambda by: op_custom_gradient(lambda x: (x * 2, lambda upstream: 7 * upstream * by))
+    )(WEIGHT),
     "in an attribute": Slope().method,
 }
 
@@ -236,7 +236,7 @@ def test_a_tensor_that_only_the_rule_reads_and_op_vjp(op):
     _, pullback = op_vjp(op, torch.tensor(2.0))
     (gradient,) = pullback(torch.tensor(3.0))
     assert gradient.item() == 105
-    assert torch.autograd.grad(gradient, GLOBAL)[0].item() == 21
+    assert torch.autograd.grad(gradient, WEIGHT)[0].item() == 21
 
 
 def test_pullbacks_many_times_and_without_dependence():
@@ -294,6 +294,6 @@ def test_forward_mode_through_a_captured_tensor_raises(differentiate, read, forw
             op_custom_gradient(lambda x: (x * w, lambda u: 7 * u), forward_mode=forward_mode), w
         )
 
-    with pytest.raises(CustomGradientTypeError, match="pass (it|them) as"):
+    with pytest.raises(CustomGradientTypeError, match=r"pass (it|them) as"):
         differentiate(fn, torch.tensor(5.0))
     assert fn(torch.tensor(5.0)) == read(lambda x: x * torch.tensor(5.0), torch.tensor(5.0))

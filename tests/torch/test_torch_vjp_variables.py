@@ -26,11 +26,12 @@ def recompute(layer):
         def grad(upstream, variables):
             parameters = dict(zip(names, variables, strict=True))
             again = lambda x: functional_call(layer, parameters, (x,), options)
-            _, pullback = op_vjp(again, x, variables=[v for v in variables if v.requires_grad])
-            gradients, of_trained = pullback(upstream)
+            trained = [v for v, is_trained in zip(variables, are_trained) if is_trained]
+            gradients, of_trained = op_vjp(again, x, variables=trained)[1](upstream)
             of_trained = iter(of_trained)
-            return gradients, [next(of_trained) if v.requires_grad else None for v in variables]
+            return gradients, [next(of_trained) if is_trained else None for is_trained in are_trained]
 
+        are_trained = [p.requires_grad for p in layer.parameters()]
         return layer(op_stop_gradient(x), **options), grad
 
     return recomputed
