@@ -55,6 +55,10 @@ class WithBatches(FunctionHolder):
         ]
         return self if f is self._f else WithBatches(f, rule)
 
+    def with_function(self, f: Callable[..., Any]) -> WithBatches:
+        """Return an equal object around another f."""
+        return WithBatches(f, self._rule)
+
     def __eq__(self, other: object) -> bool:
         """Return True if other is this, or if both are those of one method of an object."""
         return isinstance(other, WithBatches) and (self._f, self._rule) == (other._f, other._rule)
