@@ -1,0 +1,100 @@
+"""Boxes that f captures, and f around other values of them.
+
+Derivatives of captured boxes need f to run on their values at each level of derivatives. So f is
+copied with other values in its closure. Neither f nor a box is written to.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, TypeVar, cast
+
+from cgshim.backend import Call, closure_convert, is_in_rule
+from cgshim_numpy import _arrays
+from cgshim_numpy._arrays import Array, is_box, is_tensor
+from cgshim_numpy._private import innermost_level, level_of
+from cgshim_numpy._vjp import value_of
+
+T = TypeVar("T")
+
+
+class _Rules(threading.local):
+    """The innermost derivative at the time when the running rule was called."""
+
+    level = -1
+
+
+_rules = _Rules()
+
+
+def in_rule(rule: Callable[..., T], *args: Any) -> T:
+    """Return rule(*args); ops that it calls capture boxes of the levels so far as constants."""
+    outer, _rules.level = _rules.level, innermost_level()
+    try:
+        return rule(*args)
+    finally:
+        _rules.level = outer
+
+
+class Captured:
+    """The boxes that f and its options hold."""
+
+    def __init__(self, call: Call, inputs: Sequence[Array]) -> None:
+        self.call = call
+        held = (call.f, *call.options.values())
+        self.boxes, self.rebuild, _ = closure_convert(cast(Any, held), search(call, is_box))
+        for box in self.boxes:
+            if not is_tensor(box):  # a container in one box
+                call.refuse_captured(box)
+        level = _rules.level if is_in_rule() else -1
+        as_constant = lambda x: value_of(x) if is_box(x) and level_of(x) <= level else x
+        captured = [x for x in self.boxes if as_constant(x) is x]
+        declared = call.captured_variables(captured, inputs)
+        self.variables = [as_constant(v) for v in declared]
+        """what the rule gets as variables; the boxes among them are differentiated"""
+
+    def call_at(self, variables: Sequence[Array]) -> Call:
+        """Return the call of f around other values of the variables."""
+        if not self.boxes:
+            return self.call
+        places = {id(v): at for at, v in enumerate(self.variables)}
+        values = [variables[places[id(x)]] if id(x) in places else value_of(x) for x in self.boxes]
+        f, *options = cast(Any, self.rebuild(values))
+        return self.call.with_f(f, dict(zip(self.call.options, options, strict=True)))
+
+
+def search(call: Call, is_leaf: Callable[[Any], bool]) -> Any:
+    """Return what closure_convert needs of a backend, to search for other leaves than tensors.
+
+    Declared variables may be attributes of an object, so it searches objects too if there are any.
+    """
+    return (_ObjectSearch if call.variables else _Search)(is_leaf)
+
+
+class _Search:
+    tree_flatten = staticmethod(_arrays.tree_flatten)
+    tree_unflatten = staticmethod(_arrays.tree_unflatten)
+
+    def __init__(self, is_leaf: Callable[[Any], bool]) -> None:
+        self.is_tensor = is_leaf
+
+
+class _ObjectSearch(_Search):
+    @staticmethod
+    def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
+        leaves, structure = _arrays.tree_flatten(tree)
+        is_object = len(leaves) == 1 and leaves[0] is tree and hasattr(tree, "__dict__")
+        if not is_object or isinstance(tree, (type, ModuleType)):
+            return leaves, structure
+        return [*vars(tree).values()], tree
+
+    @staticmethod
+    def tree_unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
+        if not hasattr(structure, "__dict__"):
+            return _arrays.tree_unflatten(structure, leaves)
+        new = copy.copy(structure)
+        vars(new).update(zip(vars(structure), leaves, strict=True))
+        return new
