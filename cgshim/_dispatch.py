@@ -33,6 +33,8 @@ ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
 # --- Choosing one by name -------------------------------------------------------------------------
 
 _of_process: str | None = None
+# read once: a look-up in os.environ takes as long as NumPy's product of two scalars
+_of_environment: str | None = os.environ.get(ENVIRONMENT_VARIABLE) or None
 _scope: RuleScope[str] = RuleScope("cgshim_backend")
 _of_context = _scope.variable
 
@@ -59,7 +61,7 @@ def config_backend() -> str | None:
 @constant_when_traced
 def chosen_backend() -> str | None:
     """Return the name of the backend that was chosen for all calls, or None."""
-    return _of_context.get() or _of_process or os.environ.get(ENVIRONMENT_VARIABLE) or None
+    return _of_context.get() or _of_process or _of_environment
 
 
 @constant_when_traced
@@ -71,7 +73,7 @@ def choice_for_plans() -> str | Literal[False] | None:
     """
     if (compiler := sys.modules.get("torch.compiler")) is not None and compiler._is_compiling_flag:
         return False
-    return _of_context.get() or _of_process or os.environ.get(ENVIRONMENT_VARIABLE) or None
+    return _of_context.get() or _of_process or _of_environment
 
 
 def chosen_by() -> str:
@@ -80,7 +82,7 @@ def chosen_by() -> str:
         return "use_backend"
     if _of_process:
         return "set_backend"
-    return ENVIRONMENT_VARIABLE if os.environ.get(ENVIRONMENT_VARIABLE) else "the inputs' types"
+    return ENVIRONMENT_VARIABLE if _of_environment else "the inputs' types"
 
 
 def set_backend(name: str | None, /) -> None:
@@ -151,11 +153,8 @@ class _Running(threading.local):
     Not a context variable: Dynamo cannot trace `ContextVar.set`.
     """
 
-    backend: Backend | None = None
-    tensors: Sequence[Tensor] = ()
-    """the tensors it was called with"""
-    is_rule: bool = False
-    """True if it is a grad_fn"""
+    call: tuple[Backend | None, Sequence[Tensor], bool] = None, (), False
+    """its backend, the tensors it was called with, and True if it is a grad_fn"""
 
 
 _running = _Running()
@@ -174,52 +173,54 @@ def run_on(
     if is_traced():  # the tracer has one backend, and takes no side effect in a backward pass
         return function(*args, **options)
     running = _running
-    outer = running.backend, running.tensors, running.is_rule
-    running.backend, running.tensors, running.is_rule = backend, tensors, is_rule
+    outer, running.call = running.call, (backend, tensors, is_rule)
     try:
         return function(*args, **options)
     finally:
-        running.backend, running.tensors, running.is_rule = outer
+        running.call = outer
 
 
 def is_in_rule() -> bool:
     """Return True while a grad_fn runs: what an op captures there is a constant."""
-    return _running.is_rule
+    return _running.call[2]
 
 
 def is_in_f() -> bool:
     """Return True while an f runs, and no grad_fn in it."""
-    return _running.backend is not None and not _running.is_rule
+    backend, _, is_rule = _running.call
+    return backend is not None and not is_rule
 
 
 def run_outside_rule(function: Callable[..., T], /, *args: Any) -> T:
     """Return ``function(*args)``, run as if no grad_fn were running: it is differentiated itself."""
-    if is_traced() or not _running.is_rule:
+    if is_traced() or not is_in_rule():
         return function(*args)
-    _running.is_rule = False
+    outer = _running.call
+    _running.call = *outer[:2], False
     try:
         return function(*args)
     finally:
-        _running.is_rule = True
+        _running.call = outer
 
 
 @constant_when_traced
 def _name_of_call() -> str | None:
     if is_traced():  # the tracer has only one backend
         return TRACER
-    return None if _running.backend is None else name_of(_running.backend)
+    backend = _running.call[0]
+    return None if backend is None else name_of(backend)
 
 
 def tensor_of_call() -> Tensor | None:
     """Return the first tensor of the running f or grad_fn: what it makes belongs on its device."""
-    return None if is_traced() else next(iter(_running.tensors), None)
+    return None if is_traced() else next(iter(_running.call[1]), None)
 
 
 def beside(backend: Backend, tensor: Tensor | None, function: Callable[..., T], /, *args: Any) -> T:
     """Return what a function returns, run on the device of a tensor if there is one."""
     if tensor is None:
         return function(*args)
-    return run_on(backend, (tensor,), _running.is_rule, function, *args)
+    return run_on(backend, (tensor,), is_in_rule(), function, *args)
 
 
 # --- Finding one by the types of the inputs -------------------------------------------------------
