@@ -7,12 +7,12 @@ a primitive (`_primitive.py`), whose derivative is the rule that f returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cgshim.backend import BackendError, Call, imported_when_called
+from cgshim.backend import BackendError, Call, add_origin, imported_when_called, run_on
 from cgshim_numpy._arrays import (
     Array,
     convert_to_numpy as convert_to_numpy,
@@ -46,28 +46,36 @@ def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:
 
     Nearly all rules of an op have one code object. Its signature is checked in the first call.
     """
-    if call.takes_needs_input_grad or not _ARRAYS.issuperset(types):
+    arguments, backend = call.arguments, call.backend
+    is_plain = arguments.are_tensors and not call.takes_needs_input_grad
+    if not is_plain or not _ARRAYS.issuperset(types):
         return None
-    checked: Any = None
+    checked: CodeType | None = None
 
     def output_of(
         f: Callable[..., Any], inputs: Sequence[Array], options: Mapping[str, Any]
     ) -> Any:
         nonlocal checked
-        of_f = call.with_f(f, options)
         if innermost_level() >= 0:
-            tensors = all(map(is_tensor, inputs))
-            return custom_gradient(of_f, inputs) if tensors else NotImplemented
-        result = of_f.run(inputs)
-        if type(result) is not tuple or len(result) != 2 or type(result[1]) is not FunctionType:
-            return of_f.read_output(result, inputs)
-        output, rule = result
-        if rule.__code__ is checked and type(output) in _ARRAYS and output.dtype.kind in "biufc":
-            return output
-        read = of_f.read_output(result, inputs)
+            are_tensors = all(map(is_tensor, inputs))
+            return (
+                custom_gradient(call.with_f(f, options), inputs) if are_tensors else NotImplemented
+            )
+        try:
+            result = run_on(backend, inputs, False, f, *inputs, **options)
+        except Exception as error:
+            add_origin(error, call.name, "f")
+            raise
+        rule = result[-1] if type(result) is tuple and len(result) == 2 else None
+        code = rule.__code__ if type(rule) is FunctionType else None
+        if code is not None and code is checked:
+            output = result[0]
+            if type(output) in _ARRAYS and output.dtype.kind in "biufc":
+                return output
+        output = call.with_f(f, options).read_output(result, inputs)
         # a decorated function has another signature than its code
-        checked = rule.__code__ if read is output and not rule.__dict__ else checked
-        return read
+        checked = None if code is None or rule.__dict__ else code
+        return output
 
     return output_of
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar, cast
 
+import optree
+
 from cgshim.backend import Call, closure_convert, is_in_rule
-from cgshim_numpy import _arrays
-from cgshim_numpy._arrays import Array, is_box, is_tensor
+from cgshim_numpy._arrays import Array, is_box, is_tensor, tree_unflatten
 from cgshim_numpy._private import innermost_level, level_of
-from cgshim_numpy._vjp import value_of
+from cgshim_numpy._vjp import as_array, value_of
 
 T = TypeVar("T")
 
@@ -42,19 +43,24 @@ def in_rule(rule: Callable[..., T], *args: Any) -> T:
 class Captured:
     """The boxes that f and its options hold."""
 
+    boxes: Sequence[Array] = ()
+    variables: Sequence[Array] = ()
+    """what the rule gets as variables; the boxes among them are differentiated"""
+
     def __init__(self, call: Call, inputs: Sequence[Array]) -> None:
         self.call = call
+        if not (call.options or call.variables) and _holds_nothing(call.f):
+            return
         held = (call.f, *call.options.values())
         self.boxes, self.rebuild, _ = closure_convert(cast(Any, held), search(call, is_box))
-        for box in self.boxes:
-            if not is_tensor(box):  # a container in one box
-                call.refuse_captured(box)
         level = _rules.level if is_in_rule() else -1
-        as_constant = lambda x: value_of(x) if is_box(x) and level_of(x) <= level else x
+        as_constant = lambda x: _constant(x) if is_box(x) and level_of(x) <= level else x
         captured = [x for x in self.boxes if as_constant(x) is x]
+        for x in captured:
+            if not is_tensor(x) or call.option_of(x) is not None:  # a container in one box
+                call.refuse_captured(x)
         declared = call.captured_variables(captured, inputs)
         self.variables = [as_constant(v) for v in declared]
-        """what the rule gets as variables; the boxes among them are differentiated"""
 
     def call_at(self, variables: Sequence[Array]) -> Call:
         """Return the call of f around other values of the variables."""
@@ -66,6 +72,17 @@ class Captured:
         return self.call.with_f(f, dict(zip(self.call.options, options, strict=True)))
 
 
+def _constant(box: Array) -> Array:
+    return as_array(value_of(box))
+
+
+def _holds_nothing(f: Any) -> bool:
+    """Return True for a function whose closure is empty, as most are."""
+    return type(f) is FunctionType and not (
+        f.__closure__ or f.__defaults__ or f.__kwdefaults__ or f.__dict__
+    )
+
+
 def search(call: Call, is_leaf: Callable[[Any], bool]) -> Any:
     """Return what closure_convert needs of a backend, to search for other leaves than tensors.
 
@@ -75,8 +92,11 @@ def search(call: Call, is_leaf: Callable[[Any], bool]) -> Any:
 
 
 class _Search:
-    tree_flatten = staticmethod(_arrays.tree_flatten)
-    tree_unflatten = staticmethod(_arrays.tree_unflatten)
+    tree_unflatten = staticmethod(tree_unflatten)
+
+    @staticmethod
+    def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
+        return optree.tree_flatten(tree, none_is_leaf=True)  # type: ignore[return-value]
 
     def __init__(self, is_leaf: Callable[[Any], bool]) -> None:
         self.is_tensor = is_leaf
@@ -85,7 +105,7 @@ class _Search:
 class _ObjectSearch(_Search):
     @staticmethod
     def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
-        leaves, structure = _arrays.tree_flatten(tree)
+        leaves, structure = _Search.tree_flatten(tree)
         is_object = len(leaves) == 1 and leaves[0] is tree and hasattr(tree, "__dict__")
         if not is_object or isinstance(tree, (type, ModuleType)):
             return leaves, structure
@@ -94,7 +114,7 @@ class _ObjectSearch(_Search):
     @staticmethod
     def tree_unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
         if not hasattr(structure, "__dict__"):
-            return _arrays.tree_unflatten(structure, leaves)
+            return tree_unflatten(structure, leaves)
         new = copy.copy(structure)
         vars(new).update(zip(vars(structure), leaves, strict=True))
         return new

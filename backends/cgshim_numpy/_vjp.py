@@ -18,7 +18,7 @@ from autograd.extend import (
     vspace,
 )
 
-from cgshim_numpy._arrays import Array, is_box, is_float
+from cgshim_numpy._arrays import Array, is_box
 
 anp: Any = autograd_numpy  # autograd makes these functions where no type checker looks
 Gradients = Callable[[Sequence[Array]], Sequence[Array]]
