@@ -7,37 +7,15 @@ copied with other values in its closure. Neither f nor a box is written to.
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import optree
 
 from cgshim.backend import Call, closure_convert, is_in_rule
 from cgshim_numpy._arrays import Array, is_box, is_tensor, tree_unflatten
-from cgshim_numpy._private import innermost_level, level_of
 from cgshim_numpy._vjp import as_array, value_of
-
-T = TypeVar("T")
-
-
-class _Rules(threading.local):
-    """The innermost derivative at the time when the running rule was called."""
-
-    level = -1
-
-
-_rules = _Rules()
-
-
-def in_rule(rule: Callable[..., T], *args: Any) -> T:
-    """Return rule(*args); ops that it calls capture boxes of the levels so far as constants."""
-    outer, _rules.level = _rules.level, innermost_level()
-    try:
-        return rule(*args)
-    finally:
-        _rules.level = outer
 
 
 class Captured:
@@ -53,21 +31,20 @@ class Captured:
             return
         held = (call.f, *call.options.values())
         self.boxes, self.rebuild, _ = closure_convert(cast(Any, held), search(call, is_box))
-        level = _rules.level if is_in_rule() else -1
-        as_constant = lambda x: _constant(x) if is_box(x) and level_of(x) <= level else x
-        captured = [x for x in self.boxes if as_constant(x) is x]
+        captured = () if is_in_rule() else self.boxes
         for x in captured:
             if not is_tensor(x) or call.option_of(x) is not None:  # a container in one box
                 call.refuse_captured(x)
-        declared = call.captured_variables(captured, inputs)
-        self.variables = [as_constant(v) for v in declared]
+        self.variables = call.captured_variables(captured, inputs)
+        if is_in_rule():
+            self.variables = [*map(_constant, self.variables)]
 
     def call_at(self, variables: Sequence[Array]) -> Call:
         """Return the call of f around other values of the variables."""
         if not self.boxes:
             return self.call
         places = {id(v): at for at, v in enumerate(self.variables)}
-        values = [variables[places[id(x)]] if id(x) in places else value_of(x) for x in self.boxes]
+        values = [variables[places[id(x)]] if id(x) in places else _constant(x) for x in self.boxes]
         f, *options = cast(Any, self.rebuild(values))
         return self.call.with_f(f, dict(zip(self.call.options, options, strict=True)))
 

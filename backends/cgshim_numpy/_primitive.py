@@ -36,7 +36,7 @@ from cgshim_numpy._arrays import (
     tree_flatten,
     tree_unflatten,
 )
-from cgshim_numpy._captured import Captured, in_rule, search
+from cgshim_numpy._captured import Captured, search
 from cgshim_numpy._private import innermost_level, level_of
 from cgshim_numpy._vjp import (
     Reads,
@@ -272,7 +272,7 @@ class Run:
             needed = [at in argnums for at in range(len(rule.shapes))]
         if innermost_level() >= 0:
             rule = rule.with_grad_fn(_opening_boxes(rule.grad_fn))
-        of_inputs, of_variables = in_rule(rule, self.inputs, upstreams, self.variables, needed)
+        of_inputs, of_variables = rule(self.inputs, upstreams, self.variables, needed)
         gradients = [*of_inputs, *of_variables]
         return [self._zeros(at) if gradients[at] is None else gradients[at] for at in argnums]
 
@@ -300,7 +300,7 @@ class Run:
             refuse_captured_tangent(self.call.name)
         full = subvals([None] * count, argnums, tangents)
         values = [*map(value_of, outputs)]
-        pushed = in_rule(self.rule.tangents, full, values, self._zeros)
+        pushed = self.rule.tangents(full, values, self._zeros)
         return [
             np.zeros(y.shape, y.dtype) if t is None else t
             for t, y in zip(pushed, values, strict=True)
@@ -325,7 +325,8 @@ def _are_same(residuals: Sequence[Array], others: Sequence[Array]) -> bool:
     """Return True if two runs of f have made the same numbers."""
     if len(residuals) != len(others):
         return False
-    for x, y in zip(map(value_of, residuals), map(value_of, others), strict=True):
+    for tensors in zip(residuals, others, strict=True):
+        x, y = map(np.asarray, map(value_of, tensors))
         size = np.max(np.abs(x), initial=0.0, where=np.isfinite(x))
         rounding = (1e-5 if x.dtype.itemsize > 2 else 1e-2) * size
         if x.shape != y.shape or not np.allclose(x, y, rtol=0.0, atol=rounding, equal_nan=True):
