@@ -7,12 +7,12 @@ a primitive (`_primitive.py`), whose derivative is the rule that f returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 
-from cgshim.backend import BackendError, Call, add_origin, imported_when_called, run_on
+from cgshim.backend import Call, imported_when_called
 from cgshim_numpy._arrays import (
     Array,
     convert_to_numpy as convert_to_numpy,
@@ -26,9 +26,6 @@ from cgshim_numpy._arrays import (
     tree_unflatten as tree_unflatten,
 )
 from cgshim_numpy._private import innermost_level
-
-if TYPE_CHECKING:
-    from cgshim.host.backend import HostCall, Spec
 
 numpy_function = imported_when_called("cgshim_numpy._ops", "numpy_function")
 numpy_function_of = imported_when_called("cgshim_numpy._ops", "numpy_function_of")
@@ -46,35 +43,28 @@ def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:
 
     Nearly all rules of an op have one code object. Its signature is checked in the first call.
     """
-    arguments, backend = call.arguments, call.backend
-    is_plain = arguments.are_tensors and not call.takes_needs_input_grad
+    is_plain = call.arguments.are_tensors and not call.takes_needs_input_grad
     if not is_plain or not _ARRAYS.issuperset(types):
         return None
-    checked: CodeType | None = None
+    checked: Any = None
 
     def output_of(
         f: Callable[..., Any], inputs: Sequence[Array], options: Mapping[str, Any]
     ) -> Any:
         nonlocal checked
+        of_f = call.with_f(f, options)
         if innermost_level() >= 0:
             are_tensors = all(map(is_tensor, inputs))
-            return (
-                custom_gradient(call.with_f(f, options), inputs) if are_tensors else NotImplemented
-            )
-        try:
-            result = run_on(backend, inputs, False, f, *inputs, **options)
-        except Exception as error:
-            add_origin(error, call.name, "f")
-            raise
-        rule = result[-1] if type(result) is tuple and len(result) == 2 else None
-        code = rule.__code__ if type(rule) is FunctionType else None
-        if code is not None and code is checked:
-            output = result[0]
-            if type(output) in _ARRAYS and output.dtype.kind in "biufc":
-                return output
-        output = call.with_f(f, options).read_output(result, inputs)
+            return custom_gradient(of_f, inputs) if are_tensors else NotImplemented
+        result = of_f.run(inputs)
+        is_pair = type(result) is tuple and len(result) == 2
+        output, rule = result if is_pair else (None, None)
+        code = rule.__code__ if type(rule) is FunctionType else of_f
+        if code is checked and type(output) in _ARRAYS and output.dtype.kind in "biufc":
+            return output
+        output = of_f.read_output(result, inputs)
         # a decorated function has another signature than its code
-        checked = None if code is None or rule.__dict__ else code
+        checked = None if getattr(rule, "__dict__", True) else code
         return output
 
     return output_of
@@ -83,38 +73,28 @@ def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:
 _ARRAYS = frozenset([np.ndarray, *[np.dtype(code).type for code in "?bhilqBHILQefdFD"]])
 
 
-def host_function(
-    call: HostCall, inputs: Sequence[Array], declared: Sequence[Spec], /
-) -> list[Array]:
-    return call.run([*map(convert_to_numpy, inputs)])
+def host_function(call: Any, inputs: Sequence[Array], declared: Sequence[Any], /) -> list[Array]:
+    return call.run([*map(convert_to_numpy, inputs)])  # type: ignore[no-any-return]
 
 
-def vjp(
-    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
-) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
-    return derivatives().vjp(fn, inputs)  # type: ignore[no-any-return]
+def _with_autograd(name: str) -> Callable[..., Any]:
+    return lambda *args: getattr(derivatives(), name)(*args)
 
 
-def vjp_of_rules(
-    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
-) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
-    return derivatives().vjp_of_rules(fn, inputs)  # type: ignore[no-any-return]
-
-
-def transposed(*linear: Any) -> Sequence[Array]:
-    return derivatives().transposed(*linear)  # type: ignore[no-any-return]
+vjp, vjp_of_rules, transposed = map(_with_autograd, ("vjp", "vjp_of_rules", "transposed"))
 
 
 def version_limits() -> list[str]:
-    """Return what only other versions of autograd can do."""
-    try:
-        derivatives()
-    except BackendError as error:
-        return [str(error)]
-    return [] if installed_autograd() >= [1, 9] else [_BEFORE_1_9]
+    """Return what only newer versions of autograd can do."""
+    installed = installed_autograd()
+    return [text for version, text in _NEEDED if installed < version]
 
 
-_BEFORE_1_9 = (
-    "second derivatives and forward mode raise an error where f or its rule calls NumPy's own functions (np.sin), and not "
-    "those of autograd.numpy or cgshim.ops (from autograd 1.9 on it is as documented)"
-)
+_NEEDED = {
+    (1, 7): "derivatives need autograd 1.7 or later",
+    (
+        1,
+        9,
+    ): "second derivatives and forward mode where f or its rule calls NumPy's own functions (np.sin), not those of "
+    "autograd.numpy or cgshim.ops, need autograd 1.9 or later",
+}.items()

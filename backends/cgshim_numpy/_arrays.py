@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from typing import Any
 
 import numpy as np
@@ -30,22 +29,19 @@ _ML_DTYPES = (
 @functools.cache
 def derivatives() -> Any:
     """Import autograd, and return the half of the backend that uses it."""
-    if (installed := installed_autograd()) < [1, 7]:
+    if (installed := installed_autograd()) < (1, 7):
         raise refusal(BackendError, "cgshim", must="derivatives on NumPy need autograd 1.7 or later",
                       got=f"autograd {'.'.join(map(str, installed))}" if installed else "no autograd",
                       do="pip install 'autograd>=1.7'")  # fmt: skip
-    from cgshim_numpy import _ops, _primitive
+    from cgshim_numpy import _primitive
 
-    _ops.use_autograd()
     return _primitive
 
 
-def installed_autograd() -> list[int]:
-    """Return the numbers of autograd's version; none if it is not installed."""
-    try:
-        return [*map(int, re.findall(r"\d+", version("autograd"))[:2])]
-    except PackageNotFoundError:
-        return []
+def installed_autograd() -> tuple[int, ...]:
+    """Return the first numbers of autograd's version; none if it is not installed."""
+    found = [x.version for x in distributions(name="autograd")]
+    return tuple(map(int, re.findall(r"\d+", found[0])[:2])) if found else ()
 
 
 def is_box(x: Any) -> bool:
@@ -58,7 +54,7 @@ def is_tensor(x: Any, /) -> bool:
     if isinstance(x, (np.ndarray, np.generic)):
         is_number = x.dtype.kind in "biufc" or x.dtype.name in _ML_DTYPES
         return is_number and not isinstance(x, np.ma.MaskedArray)
-    return is_box(x) and hasattr(x, "dtype")  # boxes of containers have none
+    return is_box(x) and hasattr(type(x), "dtype")  # boxes of containers have none
 
 
 def is_float(x: Array) -> bool:
@@ -90,14 +86,14 @@ def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
     return leaves, structure
 
 
-def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
-    return optree.tree_unflatten(structure, leaves)
+tree_unflatten = optree.tree_unflatten
 
 
 def _opened(x: Any) -> Any:
     """Return the container that a box holds, with a box for each item."""
     if not is_box(x) or is_tensor(x):
         return x
-    if hasattr(x, "keys"):
-        return {key: x[key] for key in x}
-    return type(derivatives().value_of(x))([x[at] for at in range(len(x))])
+    kind = type(derivatives().value_of(x))
+    return kind(
+        {key: x[key] for key in x} if hasattr(x, "keys") else map(x.__getitem__, range(len(x)))
+    )

@@ -1,7 +1,6 @@
-"""Boxes that f captures, and f around other values of them.
+"""Boxes that f captures: found in its closure, and replaced in a copy of f.
 
-Derivatives of captured boxes need f to run on their values at each level of derivatives. So f is
-copied with other values in its closure. Neither f nor a box is written to.
+f runs on other values of them at each level of derivatives. Neither f nor a box is written to.
 """
 
 from __future__ import annotations
@@ -14,84 +13,58 @@ from typing import Any, cast
 import optree
 
 from cgshim.backend import Call, closure_convert, is_in_rule
-from cgshim_numpy._arrays import Array, is_box, is_tensor, tree_unflatten
+from cgshim_numpy._arrays import Array, is_box, is_tensor
 from cgshim_numpy._vjp import as_array, value_of
 
-
-class Captured:
-    """The boxes that f and its options hold."""
-
-    boxes: Sequence[Array] = ()
-    variables: Sequence[Array] = ()
-    """what the rule gets as variables; the boxes among them are differentiated"""
-
-    def __init__(self, call: Call, inputs: Sequence[Array]) -> None:
-        self.call = call
-        if not (call.options or call.variables) and _holds_nothing(call.f):
-            return
-        held = (call.f, *call.options.values())
-        self.boxes, self.rebuild, _ = closure_convert(cast(Any, held), search(call, is_box))
-        captured = () if is_in_rule() else self.boxes
-        for x in captured:
-            if not is_tensor(x) or call.option_of(x) is not None:  # a container in one box
-                call.refuse_captured(x)
-        self.variables = call.captured_variables(captured, inputs)
-        if is_in_rule():
-            self.variables = [*map(_constant, self.variables)]
-
-    def call_at(self, variables: Sequence[Array]) -> Call:
-        """Return the call of f around other values of the variables."""
-        if not self.boxes:
-            return self.call
-        places = {id(v): at for at, v in enumerate(self.variables)}
-        values = [variables[places[id(x)]] if id(x) in places else _constant(x) for x in self.boxes]
-        f, *options = cast(Any, self.rebuild(values))
-        return self.call.with_f(f, dict(zip(self.call.options, options, strict=True)))
+Captured = tuple[Sequence[Array], Callable[[Sequence[Any]], Any], Sequence[Array]]
+"""boxes that f and its options hold, what rebuilds these around other values, and the variables"""
 
 
-def _constant(box: Array) -> Array:
-    return as_array(value_of(box))
+def captured_by(call: Call, inputs: Sequence[Array]) -> Captured:
+    """Return the boxes that f captures, and the variables of the call.
 
-
-def _holds_nothing(f: Any) -> bool:
-    """Return True for a function whose closure is empty, as most are."""
-    return type(f) is FunctionType and not (
-        f.__closure__ or f.__defaults__ or f.__kwdefaults__ or f.__dict__
-    )
-
-
-def search(call: Call, is_leaf: Callable[[Any], bool]) -> Any:
-    """Return what closure_convert needs of a backend, to search for other leaves than tensors.
-
-    Declared variables may be attributes of an object, so it searches objects too if there are any.
+    The rule gets the variables; the boxes among them are differentiated. In a rule none are.
     """
-    return (_ObjectSearch if call.variables else _Search)(is_leaf)
+    names = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
+    is_empty = type(call.f) is FunctionType and not any(getattr(call.f, name) for name in names)
+    if is_empty and not (call.options or call.variables):
+        return (), tuple, ()
+    held = cast(Any, (call.f, *call.options.values()))
+    boxes, rebuild, _ = closure_convert(held, Search(call, is_box))
+    if is_in_rule():
+        return boxes, rebuild, [*map(constant, call.variables)]
+    for x in boxes:
+        if not is_tensor(x) or call.option_of(x) is not None:  # a container in one box
+            call.refuse_captured(x)
+    return boxes, rebuild, call.captured_variables(boxes, inputs)
 
 
-class _Search:
-    tree_unflatten = staticmethod(tree_unflatten)
-
-    @staticmethod
-    def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
-        return optree.tree_flatten(tree, none_is_leaf=True)  # type: ignore[return-value]
-
-    def __init__(self, is_leaf: Callable[[Any], bool]) -> None:
-        self.is_tensor = is_leaf
+def constant(x: Array) -> Array:
+    """Return the value of a box, below all levels of derivatives."""
+    return as_array(value_of(x))
 
 
-class _ObjectSearch(_Search):
-    @staticmethod
-    def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
-        leaves, structure = _Search.tree_flatten(tree)
-        is_object = len(leaves) == 1 and leaves[0] is tree and hasattr(tree, "__dict__")
-        if not is_object or isinstance(tree, (type, ModuleType)):
-            return leaves, structure
-        return [*vars(tree).values()], tree
+class Search:
+    """What closure_convert uses of a backend, to search for other leaves than all tensors.
 
-    @staticmethod
-    def tree_unflatten(structure: Any, leaves: Sequence[Any]) -> Any:
-        if not hasattr(structure, "__dict__"):
-            return tree_unflatten(structure, leaves)
+    Declared variables may be attributes of an object, so it searches objects if there are any.
+    """
+
+    __name__ = "cgshim_numpy"
+
+    def __init__(self, call: Call, is_leaf: Callable[[Any], bool]) -> None:
+        self.is_tensor, self.opens_objects = is_leaf, bool(call.variables)
+
+    def tree_flatten(self, tree: Any, /) -> tuple[list[Any], Any]:
+        leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
+        is_leaf = len(leaves) == 1 and leaves[0] is tree and self.opens_objects
+        if is_leaf and hasattr(tree, "__dict__") and not isinstance(tree, (type, ModuleType)):
+            return [*vars(tree).values()], tree
+        return leaves, structure  # type: ignore[return-value]
+
+    def tree_unflatten(self, structure: Any, leaves: Sequence[Any], /) -> Any:
+        if isinstance(structure, optree.PyTreeSpec):
+            return optree.tree_unflatten(structure, leaves)
         new = copy.copy(structure)
         vars(new).update(zip(vars(structure), leaves, strict=True))
         return new
