@@ -7,12 +7,15 @@ a primitive (`_primitive.py`), whose derivative is the rule that f returned.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from cgshim.backend import Call, imported_when_called
+from cgshim.backend import BackendError, Call, imported_when_called
+from cgshim_numpy import _arrays
 from cgshim_numpy._arrays import (
     Array,
     convert_to_numpy as convert_to_numpy,
@@ -27,6 +30,7 @@ from cgshim_numpy._arrays import (
 )
 from cgshim_numpy._private import innermost_level
 
+_arrays.import_derivatives = partial(import_module, "cgshim_numpy._primitive")
 numpy_function = imported_when_called("cgshim_numpy._ops", "numpy_function")
 numpy_function_of = imported_when_called("cgshim_numpy._ops", "numpy_function_of")
 mapped = None  # NumPy has no vmap, so a batching rule is never called
@@ -62,7 +66,7 @@ def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:
         code = rule.__code__ if type(rule) is FunctionType else of_f
         if code is checked and type(output) in _ARRAYS and output.dtype.kind in "biufc":
             return output
-        output = of_f.read_output(result, inputs)
+        output = of_f.read_output(result, [*filter(is_tensor, inputs)])
         # a decorated function has another signature than its code
         checked = None if getattr(rule, "__dict__", True) else code
         return output
@@ -86,15 +90,14 @@ vjp, vjp_of_rules, transposed = map(_with_autograd, ("vjp", "vjp_of_rules", "tra
 
 def version_limits() -> list[str]:
     """Return what only newer versions of autograd can do."""
-    installed = installed_autograd()
-    return [text for version, text in _NEEDED if installed < version]
+    try:
+        derivatives()
+    except BackendError as error:
+        return [str(error)]
+    return [] if installed_autograd() >= "1.9" else [_BEFORE_1_9]
 
 
-_NEEDED = {
-    (1, 7): "derivatives need autograd 1.7 or later",
-    (
-        1,
-        9,
-    ): "second derivatives and forward mode where f or its rule calls NumPy's own functions (np.sin), not those of "
-    "autograd.numpy or cgshim.ops, need autograd 1.9 or later",
-}.items()
+_BEFORE_1_9 = (
+    "second derivatives and forward mode raise an error where f or its rule calls NumPy's own functions (np.sin), not "
+    "those of autograd.numpy or cgshim.ops (from autograd 1.9 on it is as documented)"
+)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
+from collections.abc import Callable
 from importlib.metadata import distributions
 from typing import Any
 
@@ -26,22 +27,36 @@ _ML_DTYPES = (
 )  # NumPy calls their kind V, as for records
 
 
+import_derivatives: Callable[[], Any] = dict
+"""imports `_primitive.py`, which imports this file; the package's __init__ puts it here"""
+
+_waiting: list[Callable[[], None]] = []
+
+
 @functools.cache
 def derivatives() -> Any:
     """Import autograd, and return the half of the backend that uses it."""
-    if (installed := installed_autograd()) < (1, 7):
+    installed = installed_autograd()
+    if [*map(int, re.findall(r"\d+", installed)[:2])] < [1, 7]:
         raise refusal(BackendError, "cgshim", must="derivatives on NumPy need autograd 1.7 or later",
-                      got=f"autograd {'.'.join(map(str, installed))}" if installed else "no autograd",
+                      got=f"autograd {installed}" if installed else "no autograd",
                       do="pip install 'autograd>=1.7'")  # fmt: skip
-    from cgshim_numpy import _primitive
+    primitive = import_derivatives()
+    for act in _waiting:
+        act()
+    return primitive
 
-    return _primitive
+
+def when_derivatives_exist(act: Callable[[], None]) -> None:
+    """Act as soon as autograd is imported for derivatives; at once if it is."""
+    _waiting.append(act)
+    if derivatives.cache_info().currsize:
+        act()
 
 
-def installed_autograd() -> tuple[int, ...]:
-    """Return the first numbers of autograd's version; none if it is not installed."""
-    found = [x.version for x in distributions(name="autograd")]
-    return tuple(map(int, re.findall(r"\d+", found[0])[:2])) if found else ()
+def installed_autograd() -> str:
+    """Return autograd's version; an empty string if it is not installed."""
+    return next((found.version for found in distributions(name="autograd")), "")
 
 
 def is_box(x: Any) -> bool:
@@ -64,7 +79,7 @@ def is_float(x: Array) -> bool:
 
 def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
     if any(map(is_box, tree_flatten(x)[0])):
-        return derivatives().convert_box(x, dtype)
+        return derivatives().convert_to_tensor(x, dtype)
     return np.asarray(x, dtype=dtype)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cgshim.backend import SIMPLE, Axis, BackendError, axes_of, refusal
-from cgshim_numpy._arrays import convert_to_tensor, is_box as isbox
+from cgshim_numpy._arrays import derivatives, is_box as isbox, when_derivatives_exist
 
 Array = Any
 anp: Any = np  # autograd's as soon as somebody differentiates
@@ -96,7 +96,7 @@ def _reduction(name: str) -> Callable[..., Array]:
 def _reduction_in(name: str) -> Callable[..., Array]:
     """Return a reduction that may have a dtype."""
     return lambda a, axis=None, dtype=None, *, keepdims=False: getattr(anp, name)(
-        a if dtype is None else convert_to_tensor(a, dtype), axis, keepdims=keepdims
+        a if dtype is None else derivatives().convert_to_tensor(a, dtype), axis, keepdims=keepdims
     )
 
 
@@ -161,7 +161,7 @@ def np_linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, **o
 # --- As autograd wraps them -----------------------------------------------------------------------
 
 
-def use_autograd() -> None:
+def _use_autograd() -> None:
     """Take autograd's functions, which take its boxes, from now on."""
     global _root, anp, index_add
     from autograd import numpy
@@ -174,3 +174,6 @@ def use_autograd() -> None:
         None,
         lambda ans, x, index, values, axis: lambda upstream: np_take(upstream, index, axis),
     )
+
+
+when_derivatives_exist(_use_autograd)

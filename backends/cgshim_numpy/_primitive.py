@@ -28,7 +28,6 @@ from cgshim.backend import (
     subvals,
     tensors_inside,
 )
-from cgshim_numpy import _ops
 from cgshim_numpy._arrays import (
     Array,
     is_box,
@@ -41,7 +40,7 @@ from cgshim_numpy._vjp import (
     Reads,
     as_array,
     conjugated,
-    convert_box as convert_box,
+    convert_to_tensor as convert_to_tensor,
     read as read,
     transposed as transposed,
     value_of as value_of,
@@ -94,7 +93,6 @@ def _jvp_of_outputs(
 
 defvjp_argnums(_outputs_of, _vjp_of_outputs)
 defjvp_argnums(_outputs_of, _jvp_of_outputs)
-_ops.use_autograd()
 
 
 class Application:

@@ -109,7 +109,7 @@ def as_array(x: Any) -> Array:
     return np.asarray(x)[()] if type(x) in (float, complex) else x
 
 
-def convert_box(x: Any, dtype: Any) -> Array:
+def convert_to_tensor(x: Any, dtype: Any) -> Array:
     """Return a box, or a tree with boxes, as an array of this dtype."""
     if not is_box(x):
         return anp.array(x, dtype=dtype)
