@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:
             return custom_gradient(of_f, inputs) if are_tensors else NotImplemented
         result = of_f.run(inputs)
         is_pair = type(result) is tuple and len(result) == 2
-        output, rule = result if is_pair else (None, None)
+        output, rule = cast(Any, result if is_pair else (None, None))
         code = rule.__code__ if type(rule) is FunctionType else of_f
         if code is checked and type(output) in _ARRAYS and output.dtype.kind in "biufc":
             return output

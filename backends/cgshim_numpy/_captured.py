@@ -30,7 +30,7 @@ def captured_by(call: Call, inputs: Sequence[Array]) -> Captured:
     if is_empty and not (call.options or call.variables):
         return (), tuple, ()
     held = cast(Any, (call.f, *call.options.values()))
-    boxes, rebuild, _ = closure_convert(held, Search(call, is_box))
+    boxes, rebuild, _ = closure_convert(held, search(call, is_box))
     if is_in_rule():
         return boxes, rebuild, [*map(constant, call.variables)]
     for x in boxes:
@@ -44,14 +44,15 @@ def constant(x: Array) -> Array:
     return as_array(value_of(x))
 
 
-class Search:
-    """What closure_convert uses of a backend, to search for other leaves than all tensors.
+def search(call: Call, is_leaf: Callable[[Any], bool]) -> Any:
+    """Return what closure_convert uses of a backend, to search for other leaves than all tensors.
 
     Declared variables may be attributes of an object, so it searches objects if there are any.
     """
+    return _Search(call, is_leaf)
 
-    __name__ = "cgshim_numpy"
 
+class _Search:
     def __init__(self, call: Call, is_leaf: Callable[[Any], bool]) -> None:
         self.is_tensor, self.opens_objects = is_leaf, bool(call.variables)
 
@@ -60,7 +61,7 @@ class Search:
         is_leaf = len(leaves) == 1 and leaves[0] is tree and self.opens_objects
         if is_leaf and hasattr(tree, "__dict__") and not isinstance(tree, (type, ModuleType)):
             return [*vars(tree).values()], tree
-        return leaves, structure  # type: ignore[return-value]
+        return leaves, structure
 
     def tree_unflatten(self, structure: Any, leaves: Sequence[Any], /) -> Any:
         if isinstance(structure, optree.PyTreeSpec):

@@ -34,7 +34,7 @@ from cgshim_numpy._arrays import (
     is_float,
     is_tensor,
 )
-from cgshim_numpy._captured import Search, captured_by, constant
+from cgshim_numpy._captured import captured_by, constant, search
 from cgshim_numpy._private import level_of
 from cgshim_numpy._vjp import (
     Reads,
@@ -60,13 +60,11 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
         call = call.with_needs_input_grad([*map(is_box, inputs)])
     application = Application(call, inputs)
     ans = _outputs_of(*inputs, *application.variables, application=application)
-    application.own = ()  # of these the rule keeps what it needs
+    application.own = [], []  # of these the rule keeps what it needs
     return application.first.rule.output.combine(application.each(ans))
 
 
-@primitive
-def _outputs_of(*values: Array, application: Application) -> Any:
-    return application.outputs_of(values)
+_outputs_of: Any = primitive(lambda *values, application: application.outputs_of(values))
 
 
 def _vjp_of_outputs(argnums: Sequence[int], ans: Any, args: Sequence[Any], kwargs: Any) -> Any:
@@ -184,8 +182,11 @@ class Application:
         """Return the rule of another run of f, on boxes, and the error for the derivatives of what
         f made, if autograd does not know them.
         """
-        reads, residuals = Reads.count, [x for x in rule.residuals if id(x) in made]
-        unconnected = partial(self.call.refuse_unconnected, *residuals[:1], why=_READ.format("f"))
+        reads, residual = (
+            Reads.count,
+            next((x for x in rule.residuals if id(x) in made), rule.opaque),
+        )
+        unconnected = partial(self.call.refuse_unconnected, residual, _READ.format("f"))
         try:
             again = self.run(args)[1].converted()
         except TransformationError:
@@ -247,11 +248,11 @@ class Run:
         """Return the rule without its residuals."""
         # the cells of an f around other values are not those that existed before
         constants = () if self.variables else self.call.constants
-        return closure_convert(self.rule.grad_fn, Search(self.call, is_tensor), constants)
+        return closure_convert(self.rule.grad_fn, search(self.call, is_tensor), constants)
 
     def existing(self) -> set[int]:
         """Return the ids of the tensors and objects in f's closure."""
-        f = closure_convert(self.call.f, Search(self.call, is_tensor))
+        f = closure_convert(self.call.f, search(self.call, is_tensor))
         return {*map(id, f.residuals), *map(id, f.opaque)}
 
     def gradients(self, argnums: Sequence[int], upstreams: Sequence[Array]) -> list[Array]:

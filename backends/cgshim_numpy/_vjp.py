@@ -120,9 +120,7 @@ def convert_to_tensor(x: Any, dtype: Any) -> Array:
     return _cast(x, dtype) if dtype.kind in "fcV" else value_of(x).astype(dtype)
 
 
-@primitive
-def _cast(x: Array, dtype: Any) -> Array:
-    return as_array(x).astype(dtype)
+_cast: Any = primitive(lambda x, dtype: as_array(x).astype(dtype))
 
 
 def _cast_back(upstream: Array, dtype: Any) -> Array:
@@ -139,10 +137,6 @@ def without_derivative(x: Array, boxes: Sequence[Array], refuse: Callable[[], No
     return _without_derivative(*boxes, value=value_of(x), refuse=refuse)
 
 
-@primitive
-def _without_derivative(*boxes: Array, value: Array, refuse: Callable[[], NoReturn]) -> Array:
-    return value
-
-
+_without_derivative: Any = primitive(lambda *boxes, value, refuse: value)
 defvjp_argnums(_without_derivative, lambda argnums, ans, args, kwargs: lambda g: kwargs["refuse"]())
 defjvp_argnums(_without_derivative, lambda argnums, gs, ans, args, kwargs: kwargs["refuse"]())
