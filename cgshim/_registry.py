@@ -76,6 +76,8 @@ def is_importable(root: str) -> bool:
 
 def load(name: str) -> Backend:
     """Import and return the backend called name; raise a BackendError if it fails."""
+    if not isinstance(name, str):
+        raise _unknown(name)
     _import(name)
     return _backends[name]
 
@@ -89,8 +91,7 @@ def _import(name: str) -> bool:
     """Import a backend once; torch.compile takes no module as the constant that this returns."""
     if name in _backends:
         return True
-    entry = entry_points().get(name) if isinstance(name, str) else None
-    if entry is None:
+    if (entry := entry_points().get(name)) is None:
         raise _unknown(name)
     if name in _failures:
         raise BackendError(_failures[name])

@@ -41,7 +41,6 @@ from cgshim._errors import (
     CustomGradientTypeError as CustomGradientTypeError,
     CustomGradientValueError as CustomGradientValueError,
     TransformationError as TransformationError,
-    add_origin as add_origin,
     describe as describe,
     describe_spec as describe_spec,
     describe_tree as describe_tree,
