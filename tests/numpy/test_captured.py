@@ -239,3 +239,36 @@ def test_second_order_of_what_was_made_of_a_captured_box(argnums, expected):
     np.testing.assert_allclose(
         op_grad(op_grad(fn, first), second)(np.array(2.0), np.array(5.0)), expected
     )
+
+
+# --- Declared variables ---------------------------------------------------------------------------
+
+
+class Weighted:
+    """A layer whose rule reads the weight as a variable, and another attribute by itself."""
+
+    def __init__(self, weight, scale):
+        self.weight, self.scale = weight, scale
+
+    @op_custom_gradient(variables=lambda self: [self.weight])
+    def __call__(self, x):
+        def grad_fn(u, variables):
+            (w,) = variables
+            return 5.0 * u * w * self.scale, [3.0 * u * x * w * self.scale]
+
+        return x * self.weight, grad_fn
+
+
+@pytest.mark.parametrize(("order", "expected"), [(1, 3 * 2 * 7 * 0.5), (2, 3 * 2 * 0.5), (3, 0.0)])
+def test_declared_variable_of_an_object(order, expected):
+    """x w, with 3 x w s for the derivative by w."""
+    fn = lambda w: Weighted(w, np.array(0.5))(np.array(2.0))
+    for _ in range(order):
+        fn = op_grad(fn)
+    np.testing.assert_allclose(fn(np.array(7.0)), expected)
+
+
+def test_declared_variable_and_an_argument_in_a_mixed_derivative():
+    """5 w s for the derivative by x: by w, 5 s."""
+    by_x = lambda w: op_grad(lambda x: Weighted(w, np.array(0.5))(x))(np.array(2.0))
+    np.testing.assert_allclose(op_grad(by_x)(np.array(7.0)), 2.5)

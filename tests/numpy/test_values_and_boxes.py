@@ -8,7 +8,15 @@ from autograd import grad
 from autograd.differential_operators import make_jvp
 from autograd.tracer import isbox
 
-from cgshim import BackendError, op_convert_to_tensor, op_custom_gradient, op_grad, op_vjp, ops
+from cgshim import (
+    BackendError,
+    TransformationError,
+    op_convert_to_tensor,
+    op_custom_gradient,
+    op_grad,
+    op_vjp,
+    ops,
+)
 
 X = np.array([1.0, 2.0])
 
@@ -136,3 +144,33 @@ def test_a_function_of_a_list_is_numpys_own_again_after_a_derivative():
     assert joined(X) == 26.0
     np.testing.assert_array_equal(op_grad(joined)(X), [6.0, 10.0])
     assert type(ops.concatenate([X, X], dtype="float32")) is np.ndarray
+
+
+def test_f_cannot_write_to_its_arguments_under_a_derivative():
+    @op_custom_gradient(name="op")
+    def op(x):
+        x *= 2.0
+        return x * 1.0, lambda u: 2.0 * u
+
+    given = np.array([1.0, 2.0])
+    with pytest.raises(ValueError, match="read-only"):
+        op_grad(lambda x: ops.sum(op(x)))(given)
+    np.testing.assert_array_equal(given, [1.0, 2.0])
+
+
+class Holder:
+    """An object of the author's own."""
+
+
+def test_second_derivative_of_a_residual_in_an_attribute_names_the_object():
+    @op_custom_gradient(name="op")
+    def op(x):
+        holder = Holder()
+        holder.slope = 3.0 * x * x
+        return x * x * x, lambda u: u * holder.slope
+
+    np.testing.assert_array_equal(op_grad(op)(np.array(2.0)), 12.0)
+    with pytest.raises(
+        TransformationError, match=r"^op: .* got Holder that has tensors in its attr"
+    ):
+        op_grad(op_grad(op))(np.array(2.0))
