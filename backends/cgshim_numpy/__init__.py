@@ -99,5 +99,5 @@ def version_limits() -> list[str]:
 
 _BEFORE_1_9 = (
     "second derivatives and forward mode raise an error where f or its rule calls NumPy's own functions (np.sin), not "
-    "those of autograd.numpy or cgshim.ops (from autograd 1.9 on it is as documented)"
+    "those of autograd.numpy or cgshim.ops, and where a Python float is differentiated (use np.float64 or an array)"
 )
