@@ -257,7 +257,9 @@ class Run:
 
     def gradients(self, argnums: Sequence[int], upstreams: Sequence[Array]) -> list[Array]:
         """Return the gradients of some of the primitive's arguments, by the rule."""
-        needed = [at in argnums for at in range(len(self.rule.shapes))]
+        needed, wanted = None, {*argnums}
+        if self.rule.takes_needs_input_grad:
+            needed = [at in wanted for at in range(len(self.rule.shapes))]
         of_inputs, of_variables = self.rule(self.inputs, upstreams, self.variables, needed)
         gradients = [*of_inputs, *of_variables]
         return [self._zeros(at) if gradients[at] is None else gradients[at] for at in argnums]
@@ -287,8 +289,10 @@ class Run:
         return self.rule.tangents(subvals([None] * count, argnums, tangents), outputs, self._zeros)
 
     def _zeros(self, at: int) -> Array:
-        specs = [*zip(self.rule.shapes, self.rule.dtypes, strict=True)]
-        return np.zeros(*[*specs, *((v.shape, v.dtype) for v in self.variables)][at])
+        count = len(self.rule.shapes)
+        if at < count:
+            return np.zeros(self.rule.shapes[at], self.rule.dtypes[at])
+        return np.zeros(self.variables[at - count].shape, self.variables[at - count].dtype)
 
 
 def _are_same(residuals: Sequence[Array], others: Sequence[Array]) -> bool:
