@@ -3,14 +3,13 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from cgshim import _installed
+from cgshim._custom_jvp import op_custom_jvp as op_custom_jvp
+from cgshim._decorator import op_custom_gradient as op_custom_gradient
 from cgshim._dispatch import (
     config_backend as config_backend,
     set_backend as set_backend,
     use_backend as use_backend,
 )
-from cgshim._custom_jvp import op_custom_jvp as op_custom_jvp
-from cgshim._decorator import op_custom_gradient as op_custom_gradient
 from cgshim._embed import op_embed_gradient as op_embed_gradient
 from cgshim._errors import (
     BackendError as BackendError,
@@ -20,8 +19,12 @@ from cgshim._errors import (
     TransformationError as TransformationError,
 )
 from cgshim._protocol import Tensor as Tensor
-from cgshim._registry import available_backends as available_backends
-from cgshim._transforms import op_grad as op_grad, op_value_and_grad as op_value_and_grad, op_vjp as op_vjp
+from cgshim._registry import available_backends as available_backends, own_version as _own_version
+from cgshim._transforms import (
+    op_grad as op_grad,
+    op_value_and_grad as op_value_and_grad,
+    op_vjp as op_vjp,
+)
 
 if TYPE_CHECKING:
     from cgshim.host import Spec as Spec, host_errors as host_errors, op_host as op_host
@@ -41,7 +44,7 @@ def __getattr__(name: str) -> Any:
         If there is none of this name.
     """
     if name == "__version__":
-        return _installed.own_version()
+        return _own_version()
     if name in _OF_HOST:
         return getattr(importlib.import_module("cgshim.host"), name)
     if name.startswith("op_"):

@@ -3,145 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 from collections.abc import Collection, Sequence
-from importlib.metadata import packages_distributions, version
-from typing import Any, NamedTuple
+from importlib import metadata
+from typing import Any
 
 from cgshim._dispatch import chosen_by, config_backend
 from cgshim._errors import BackendError
-from cgshim._installed import (
-    Entry,
+from cgshim._registry import (
+    aliases,
     command_to_install,
+    entry_points,
     is_importable,
-    project_of,
-    registered,
-    requirement_of,
+    load,
+    owner_of,
     said,
 )
-from cgshim._registry import load
 
-
-class Row(NamedTuple):
-    """What the table says of a registered backend."""
-
-    name: str
-    plug_in: str
-    framework: str
-    supported: str
-    state: str
-
-    @property
-    def works(self) -> bool:
-        """True if the backend was loaded."""
-        return self.state == "ok"
-
-
-def backends(to_load: Collection[str]) -> list[Row]:
-    """Return a row for each registered backend, after the import of those that are to be loaded."""
-    return [
-        Row(
-            name,
-            f"{entry.value} ({entry.owner} {_version(entry.owner)})",
-            _framework(entry),
-            requirement_of(entry)[0] or "-",
-            _state(entry, name in to_load),
-        )
-        for name, entry in registered().backends.items()
-    ]
-
-
-def _framework(entry: Entry) -> str:
-    """Return the framework's distribution and its version, and those of the import roots that
-    belong to it.
-    """
-    if not is_importable(entry.name):
-        return "-"
-    aliases = sorted(root for root, name in registered().aliases.items() if name == entry.name)
-    aliased = [_distribution(root) if is_importable(root) else f"no {root}" for root in aliases]
-    return " with ".join(
-        [_distribution(entry.name, project_of(requirement_of(entry)[0])), *aliased]
-    )
-
-
-def _distribution(root: str, project: str = "") -> str:
-    """Return the distribution with an import root, and its version: it often is named as the root."""
-    for name in (project, root):
-        if name and (installed := _version(name)) != "?":
-            return f"{name} {installed}"
-    name = _distribution_with(root)
-    return f"{name} {_version(name)}" if name else "?"
-
-
-def _version(name: str) -> str:
-    """Return the version of a distribution; "?" if there is none, or its metadata cannot be read."""
-    with contextlib.suppress(Exception):
-        return version(name) or "?"
-    return "?"
-
-
-def _distribution_with(root: str) -> str:
-    """Return the name of the distribution that has installed an import root; "" if none tells."""
-    with contextlib.suppress(Exception):
-        return packages_distributions()[root][0]
-    return ""
-
-
-def _state(entry: Entry, is_to_load: bool) -> str:
-    if entry.fault is not None:
-        return entry.fault
-    if is_to_load:
-        try:
-            load(entry.name)
-        except BackendError as error:
-            return str(error)
-        return "ok"
-    if is_importable(entry.name):
-        return "found"
-    return f"missing: {command_to_install(entry) or f'install what is imported as {entry.name}'}"
-
-
-def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for row in [header, ["-" * width for width in widths], *rows]:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
-
-
-def _print_backends(to_load: Collection[str], required: Sequence[str]) -> bool:
-    """Print the backends, what is ignored, and the choice; return True if all required ones work."""
-    rows = backends(to_load)
-    _print_table(Row._fields, rows)
-    for entry in registered().ignored:
-        print(entry.fault)
-    for row in rows:
-        if row.works:
-            _print_limits(row.name)
-    print(f"chosen: {config_backend() or 'by call'}, by {chosen_by()}")
-    working = {row.name for row in rows if row.works}
-    missing = [name for name in required if name not in working]
-    for name in missing:
-        print(f"required, and not working here: {name}", file=sys.stderr)
-    return not missing
-
-
-def _print_limits(name: str) -> None:
-    """Print what only other versions of a loaded framework can, if its backend tells."""
-    backend: Any = load(name)
-    try:
-        for limit in getattr(backend, "version_limits", list)():
-            print(f"{name}: {limit}")
-    except Exception as error:  # noqa: BLE001  # a plug-in is others' code
-        owner = registered().backends[name].owner
-        print(f"{name}: version_limits of {owner} failed, {said(error)}")
+HEADER = ("name", "plug_in", "framework", "state")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is asked for; return 1 if something required is missing or does not conform, else
-    0.
-    """
+    """Print the table, or run the conformance cases; return 1 if something required does not work."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] == "conformance":
         from cgshim.testing.conformance._report import command  # it imports NumPy and every case
@@ -159,8 +42,70 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     required = [name for name in options.require.split(",") if name]
-    to_load = registered().backends if options.load else required
-    return 0 if _print_backends(to_load, required) else 1
+    rows = backends(entry_points() if options.load else required)
+    _print_table([HEADER, *rows])
+    working = [name for name, *_, state in rows if state == "ok"]
+    for name in working:
+        _print_limits(name)
+    print(f"chosen: {config_backend() or 'by call'}, by {chosen_by()}")
+    missing = [name for name in required if name not in working]
+    for name in missing:
+        print(f"required, and not working here: {name}", file=sys.stderr)
+    return int(bool(missing))
+
+
+def backends(to_load: Collection[str]) -> list[tuple[str, str, str, str]]:
+    """Return a row for each registered backend, after the import of those that are to be loaded."""
+    rows = []
+    for name, entry in entry_points().items():
+        owner = "?" if entry.dist is None else f"{owner_of(entry)} {entry.dist.version}"
+        roots = [name, *sorted(root for root, of in aliases().items() if of == name)]
+        framework = " with ".join(map(_version, roots)) if is_importable(name) else "-"
+        rows.append((name, f"{entry.value} ({owner})", framework, _state(name, name in to_load)))
+    return rows
+
+
+def _version(root: str) -> str:
+    """Return the distribution with an import root, and its version."""
+    if not is_importable(root):
+        return f"no {root}"
+    found = {root, *metadata.packages_distributions().get(root, ())}
+    installed = [
+        f"{dist.name} {dist.version}"
+        for name in found
+        for dist in metadata.distributions(name=name)
+    ]
+    return min(installed, default=f"{root} ?")
+
+
+def _state(name: str, is_to_load: bool) -> str:
+    if is_to_load:
+        try:
+            load(name)
+        except BackendError as error:
+            return str(error)
+        return "ok"
+    return (
+        "found" if is_importable(name) else f"missing: {command_to_install(entry_points()[name])}"
+    )
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in [rows[0], ["-" * width for width in widths], *rows[1:]]:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join(cells).rstrip())
+
+
+def _print_limits(name: str) -> None:
+    """Print what only other versions of a loaded framework can do, if its backend says that."""
+    backend: Any = load(name)
+    try:
+        for limit in getattr(backend, "version_limits", list)():
+            print(f"{name}: {limit}")
+    except Exception as error:  # noqa: BLE001  # a backend may be another library's code
+        owner = owner_of(entry_points()[name])
+        print(f"{name}: version_limits of {owner} failed, {said(error)}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from cgshim._call import Call
+from cgshim._closure import FunctionHolder
 from cgshim._dtypes import is_differentiable
 from cgshim._errors import (
     CustomGradientTypeError,
@@ -28,11 +29,10 @@ from cgshim._errors import (
 )
 from cgshim._foreign import not_converted
 from cgshim._gradients import Arguments
-from cgshim._closure import FunctionHolder
 from cgshim._protocol import Backend, Tensor
+from cgshim._pytree import ONE_TENSOR, TreeSpec, partition, subvals
 from cgshim._registry import name_of
 from cgshim._rule import Rule
-from cgshim._pytree import ONE_TENSOR, TreeSpec, partition, subvals
 
 
 @not_converted  # AutoGraph converts f alone
@@ -46,6 +46,10 @@ class WithBatches(FunctionHolder):
 
     def __call__(self, /, *args: Any, **options: Any) -> Any:
         return self._f(*args, **options)
+
+    def with_function(self, f: Callable[..., Any]) -> WithBatches:
+        """Return the same rule for batches beside another f."""
+        return WithBatches(f, self._rule)
 
     def __get__(self, instance: Any, owner: type | None = None) -> WithBatches:
         """Return f of an object, with its rule for batches, which gets the object too."""

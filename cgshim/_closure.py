@@ -194,16 +194,17 @@ class _Copier:
         leaves, structure = self.backend.tree_flatten(x)
         if not (len(leaves) == 1 and leaves[0] is x):
             return partial(self.backend.tree_unflatten, structure), leaves
-        if type(x) is SimpleNamespace or (
-            dataclasses.is_dataclass(x) and not isinstance(x, type)
-        ):
+        if type(x) is SimpleNamespace or (dataclasses.is_dataclass(x) and not isinstance(x, type)):
             attributes = _attributes(x)
             return partial(_object, type(x), [*attributes]), [*attributes.values()]
         self.opaque.append(x)
         return lambda _: x, ()
 
     def function(self, f: FunctionType) -> FunctionType:
-        """Return f, or a copy with new cells; functions that share a cell share its copy."""
+        """Return f, or a copy with new cells; functions that share a cell share its copy.
+
+        A function that leads to no leaf is shared: a framework may know it by its identity.
+        """
         rest = (f.__defaults__, f.__kwdefaults__, f.__dict__)
         if not (f.__closure__ or any(rest)):
             return f
@@ -223,7 +224,23 @@ class _Copier:
         new.__defaults__ = f.__defaults__ and tuple([*map(self, f.__defaults__)])
         new.__kwdefaults__ = f.__kwdefaults__ and self.values(f.__kwdefaults__)
         new.__dict__.update(self.values(f.__dict__))
-        return new
+        pairs = [(copy.cell_contents, cell.cell_contents) for copy, cell in unfilled]
+        pairs += [
+            *zip(new.__defaults__ or (), f.__defaults__ or (), strict=True),
+            *[(new.__dict__[name], x) for name, x in f.__dict__.items()],
+            *[
+                ((new.__kwdefaults__ or {})[name], x)
+                for name, x in (f.__kwdefaults__ or {}).items()
+            ],
+        ]
+        copied = [
+            copy for copy, cell in zip(cells, f.__closure__ or (), strict=True) if copy is not cell
+        ]
+        if len(copied) > len(unfilled) or any(x is not y and x is not new for x, y in pairs):
+            return new
+        self.copies.update({id(cell): cell for _, cell in unfilled})
+        self.copies[id(f)] = f
+        return f
 
     def values(self, named: dict[str, Any]) -> dict[str, Any]:
         return {name: self(x) for name, x in named.items()}
@@ -253,7 +270,9 @@ def _method(parts: Sequence[Any]) -> MethodType:
 
 
 def _attributes(x: Any) -> dict[str, Any]:
-    names = vars(x) if type(x) is SimpleNamespace else [field.name for field in dataclasses.fields(x)]
+    names = (
+        vars(x) if type(x) is SimpleNamespace else [field.name for field in dataclasses.fields(x)]
+    )
     return {name: getattr(x, name) for name in names if hasattr(x, name)}
 
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
+from cgshim._closure import SIMPLE
 from cgshim._errors import BackendError, describe, refusal
 from cgshim._foreign import (
     KERAS,
@@ -20,10 +21,8 @@ from cgshim._foreign import (
     constant_when_traced,
     is_traced,
 )
-from cgshim._closure import SIMPLE
-from cgshim._installed import registered
 from cgshim._protocol import Backend, Tensor
-from cgshim._registry import entry_points, load, name_of, require_metadata
+from cgshim._registry import aliases, entry_points, load, name_of, require_metadata
 from cgshim._scope import RuleScope
 
 T = TypeVar("T")
@@ -32,8 +31,9 @@ ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
 
 # --- Choosing one by name -------------------------------------------------------------------------
 
-_of_environment: str | None = os.environ.get(ENVIRONMENT_VARIABLE) or None
 _of_process: str | None = None
+# read once: a look-up in os.environ takes as long as NumPy's product of two scalars
+_of_environment: str | None = os.environ.get(ENVIRONMENT_VARIABLE) or None
 _scope: RuleScope[str] = RuleScope("cgshim_backend")
 _of_context = _scope.variable
 
@@ -261,7 +261,7 @@ def _find_framework(kind: type) -> str | None:
         root = base.__module__.partition(".")[0]
         if root == KERAS and base.__name__ in KERAS_VARIABLES:
             return KERAS
-        name = registered().aliases.get(root, root)
+        name = aliases().get(root, root)
         if name in entry_points() and root in sys.modules:
             return name
     return None

@@ -69,27 +69,6 @@ def _remembered_convention(
     return _read_convention(like_it, arguments, outputs)
 
 
-class PlainForm:
-    """How to call the rules of one code that have as few default values, for a tensor or a tuple of
-    tensors: with upstream, whole or one by one, and with the arguments or without them.
-    """
-
-    __slots__ = ("code", "is_flat", "is_plain", "names", "output", "takes_arguments")
-    names: Any
-    """what a backend knows of the names that the rule uses"""
-    output: Any
-    """the spec of the output, where a backend has noted it"""
-
-    def __init__(self, code: CodeType, convention: Convention) -> None:
-        form, variables, takes_needs_input_grad = convention
-        self.code = code
-        self.is_flat = form == "flat"
-        """True for ``grad(*upstreams)``"""
-        self.is_plain = form is not None and variables is None and not takes_needs_input_grad
-        self.takes_arguments = form == "arguments"
-        """True for ``grad(*args, upstream=...)``, False for ``grad(upstream)``"""
-
-
 def _read_convention(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
     try:
         signature = inspect.signature(grad_fn)

@@ -11,11 +11,10 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
+from cgshim._closure import SIMPLE
 from cgshim._dispatch import beside, framework_of, is_numpy_array, of_another_framework, value_of
 from cgshim._errors import CustomGradientTypeError, describe, refusal
 from cgshim._foreign import is_traced
-from cgshim._closure import SIMPLE
-from cgshim._held import order_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 
@@ -38,7 +37,7 @@ class TreeSpec:
     It keeps no tensor alive: the code that partitions a tree decides what does.
     """
 
-    __slots__ = ("_backend", "_static", "_structure", "_tensor_at", "converted", "count")
+    __slots__ = ("_backend", "_static", "_structure", "_tensor_at", "count")
 
     def __init__(
         self,
@@ -46,12 +45,9 @@ class TreeSpec:
         static: list[Any],
         tensor_at: list[int],
         structure: Any,
-        converted: Sequence[int] = (),
     ) -> None:
         self.count = len(tensor_at)
         """the number of tensors"""
-        self.converted = converted
-        """the identities of the leaves that became tensors, which are NumPy arrays and Keras Variables"""
         self._backend = backend
         self._static = static
         self._tensor_at = tensor_at
@@ -103,18 +99,7 @@ class TreeSpec:
     def key(self) -> Hashable:
         """What tells this spec from others; it is hashable if the static leaves are."""
         static = tuple(map(told_apart, self._static))
-        return self._structure, tuple(self._tensor_at), static, self._order()
-
-    def _order(self) -> Hashable:
-        """Return the order in which the tree holds its leaves: dicts of another order have the same
-        structure, but f may tell them apart.
-        """
-        slots = [object() for _ in self._static]
-        try:
-            tree = self._backend.tree_unflatten(self._structure, slots)
-        except Exception:  # noqa: BLE001  # of a class that looks at what it is made of
-            return None
-        return order_inside(tree, slots)
+        return self._structure, tuple(self._tensor_at), static
 
     def _skeleton(self) -> Any:
         """Return the tree with a slot for each tensor; None if a class in it takes tensors alone."""
@@ -200,9 +185,8 @@ def partition(
     if not tensor_at:
         return [], _WithoutTensor(backend, leaves, structure, tree)
     tensors = [as_tensors[at] for at in tensor_at]
-    converted = [id(leaves[at]) for at in tensor_at if as_tensors[at] is not leaves[at]]
     static = subvals(leaves, tensor_at, [None] * len(tensor_at))
-    return tensors, TreeSpec(backend, static, tensor_at, structure, converted)
+    return tensors, TreeSpec(backend, static, tensor_at, structure)
 
 
 def partition_each(

@@ -1,30 +1,53 @@
-"""Load the installed plug-ins: the module of each framework's backend.
+"""Find and load backends: the modules in the entry-point group `cgshim.backends`.
 
-A backend is a module that is registered, under its framework's import root, in the entry-point
-group `cgshim.backends`; cgshim's own four have no privileges over others. Nothing here imports a
-framework before somebody asks for it. A plug-in that fails is not imported again in this process.
+A backend is registered under the import root of its framework. Nothing here imports a framework
+before it is used. A backend that fails to load is not imported again in this process.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from cgshim._dtype_names import let_name_dtypes
 from cgshim._errors import BackendError, listing, refusal, sentence
 from cgshim._foreign import constant_when_traced
-from cgshim._installed import Entry, command_to_install, is_importable, registered, said
 from cgshim._protocol import REQUIRED, Backend
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
-def entry_points() -> dict[str, Entry]:
-    """Return every registered backend by its name, without importing any; one with a fault cannot
-    be loaded.
-    """
-    return registered().backends
+
+@functools.cache
+def entry_points() -> dict[str, EntryPoint]:
+    """Return the entry point of each registered backend by its name, without importing any."""
+    return dict(sorted(_registered("cgshim.backends").items()))
+
+
+@functools.cache
+def aliases() -> dict[str, str]:
+    """Return the backend's name for each import root whose types belong to another framework."""
+    return {root: entry.value for root, entry in _registered("cgshim.aliases").items()}
+
+
+def _registered(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by name; no other distribution replaces cgshim's own."""
+    from importlib import metadata  # takes 30 ms, and many programs do not need it
+
+    found = sorted(
+        metadata.entry_points(group=group), key=lambda entry: owner_of(entry) == "cgshim"
+    )
+    # values of Python's own types are among the arguments of every call
+    return {entry.name: entry for entry in found if entry.name not in sys.stdlib_module_names}
+
+
+def owner_of(entry: EntryPoint) -> str:
+    """Return the name of the distribution that registers an entry point."""
+    return "an unknown distribution" if entry.dist is None else entry.dist.name
 
 
 def available_backends() -> list[str]:
@@ -40,19 +63,21 @@ def available_backends() -> list[str]:
     >>> "numpy" in available_backends()
     True
     """
-    return [
-        name
-        for name, entry in entry_points().items()
-        if entry.fault is None and is_importable(name)
-    ]
+    return [name for name in entry_points() if is_importable(name)]
+
+
+def is_importable(root: str) -> bool:
+    """Return True if an import root is imported, or can be found; nothing is imported for this."""
+    try:
+        return sys.modules.get(root) is not None or find_spec(root) is not None
+    except Exception:  # noqa: BLE001  # finders are other libraries' code
+        return False
 
 
 def load(name: str) -> Backend:
-    """Import and return the backend called name; a BackendError says what is missing, and who
-    provides it.
-    """
+    """Import and return the backend called name; raise a BackendError if it fails."""
     if not isinstance(name, str):
-        raise BackendError(_unknown(name))
+        raise _unknown(name)
     _import(name)
     return _backends[name]
 
@@ -63,25 +88,20 @@ _failures: dict[str, str] = {}
 
 @constant_when_traced
 def _import(name: str) -> bool:
-    """Import the backend called name, once; torch.compile takes no module as the constant that this
-    returns.
-    """
+    """Import a backend once; torch.compile takes no module as the constant that this returns."""
     if name in _backends:
         return True
+    if (entry := entry_points().get(name)) is None:
+        raise _unknown(name)
     if name in _failures:
         raise BackendError(_failures[name])
-    entry = _entry(name)
     try:
-        module: Any = _module(entry)
+        module: Any = entry.load()
         missing = [member for member in REQUIRED if not callable(getattr(module, member, None))]
-        if not missing:
-            # which calls of others need, where they hold an object that may be a tree
-            module.tree_flatten([])
-    except (Exception, SystemExit) as error:
-        # a plug-in is others' code: name its owner for anything that it raises
-        is_no_module = isinstance(error, ModuleNotFoundError) and error.name == name
-        if is_no_module and not is_importable(name):  # it may be installed before the next call
-            raise BackendError(_without_framework(entry, error)) from error
+    except (Exception, SystemExit) as error:  # a backend may be another library's code
+        if not is_importable(name):  # it may be installed before the next call
+            raise refusal(BackendError, "cgshim", must=f"the backend {name!r} needs its framework",
+                          got=said(error), do=command_to_install(entry)) from error  # fmt: skip
         _failures[name] = _broken(entry, "must import", said(error))
         raise BackendError(_failures[name]) from error
     if missing:
@@ -90,32 +110,28 @@ def _import(name: str) -> bool:
         )
         raise BackendError(_failures[name])
     if hasattr(module, "dtype_name"):
-        for root in [name, *(root for root, of in registered().aliases.items() if of == name)]:
+        for root in [name, *(root for root, of in aliases().items() if of == name)]:
             let_name_dtypes(root, module.dtype_name)
     _backends[name] = module
     return True
 
 
-def _module(entry: Entry) -> ModuleType:
-    from importlib.metadata import EntryPoint
-
-    module = EntryPoint(entry.name, entry.value, entry.group).load()
-    if not isinstance(module, ModuleType):
-        raise TypeError(f"{entry.value} is no module")
-    return module
+def said(error: BaseException) -> str:
+    """Return an error's class and message, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def _entry(name: str) -> Entry:
-    """Return what is registered under a name, if it has no fault."""
-    entry = entry_points().get(name) or next(
-        (e for e in registered().ignored if e.name == name), None
-    )
-    if entry is None or entry.fault is not None:
-        raise BackendError(_unknown(name) if entry is None else entry.fault)
-    return entry
+def _broken(entry: EntryPoint, must: str, got: str) -> str:
+    owner = owner_of(entry)
+    return sentence("cgshim", must=f"the backend {entry.name!r} of {owner} {must}", got=got,
+                    do=f"fix or uninstall {owner}, and restart Python")  # fmt: skip
 
 
-# --- Why a backend cannot be had ------------------------------------------------------------------
+def command_to_install(entry: EntryPoint) -> str:
+    """Return how to install the framework of a backend."""
+    if owner_of(entry) == "cgshim":
+        return f"pip install 'cgshim[{entry.name}]'"
+    return f"install what is imported as {entry.name}"
 
 
 def require_metadata() -> None:
@@ -129,30 +145,13 @@ def require_metadata() -> None:
                       do="run pip install -e . (or pip install cgshim) in this environment")  # fmt: skip
 
 
-def _unknown(unknown: str) -> str:
+def _unknown(name: object) -> BackendError:
     require_metadata()
     here = available_backends()
-    missing = [
-        f"{name} ({command_to_install(entry) or f'by {entry.owner}'})"
-        for name, entry in entry_points().items()
-        if not (name in here or entry.fault)
-    ]
+    missing = [f"{n} ({command_to_install(e)})" for n, e in entry_points().items() if n not in here]
     could = f"; could be installed: {', '.join(missing)}" if missing else ""
-    unreadable = [entry.owner for entry in registered().ignored if not entry.name]
-    ignored = f"; ignored, as python -m cgshim says: {listing(unreadable)}" if unreadable else ""
-    return sentence("cgshim", must="a backend is named by its framework's import root", got=repr(unknown),
-                    do=f"installed: {', '.join(here)}{could}{ignored}")  # fmt: skip
-
-
-def _without_framework(entry: Entry, error: BaseException) -> str:
-    command = command_to_install(entry)
-    return sentence("cgshim", must=f"the backend {entry.name!r} needs its framework", got=said(error),
-                    do=f"run {command}" if command else f"install what is imported as {entry.name}")  # fmt: skip
-
-
-def _broken(entry: Entry, must: str, got: str) -> str:
-    return sentence("cgshim", must=f"the backend {entry.name!r} of {entry.owner} {must}", got=got,
-                    do=f"mend or uninstall {entry.owner}, and start Python anew")  # fmt: skip
+    return refusal(BackendError, "cgshim", must="a backend is named by its framework's import root",
+                   got=repr(name), do=f"installed: {', '.join(here)}{could}")  # fmt: skip
 
 
 @constant_when_traced
@@ -162,8 +161,19 @@ def name_of(backend: Backend) -> str:
 
 
 def imported_when_called(module: str, name: str) -> Callable[..., Any]:
-    """Return a function of a module that is imported when it is first called, as a backend's part
-    of another room is.
-    """
+    """Return a function of a module that is imported when it is first called."""
     imported = functools.cache(lambda: getattr(import_module(module), name))
     return lambda *args: imported()(*args)
+
+
+def own_version() -> str:
+    """Return cgshim's version, which the metadata of the installed distribution have."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("cgshim")
+    except metadata.PackageNotFoundError:
+        raise refusal(AttributeError, "cgshim.__version__",
+                      must="the version is read from the metadata of the installed distribution",
+                      got="none",
+                      do="run pip install -e . (or pip install cgshim) in this environment") from None  # fmt: skip

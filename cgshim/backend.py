@@ -57,7 +57,6 @@ from cgshim._foreign import (
     is_traced as is_traced,
     not_converted as not_converted,
 )
-from cgshim._forms import PlainForm as PlainForm
 from cgshim._gradients import (
     Arguments as Arguments,
     gradients_of_arguments as gradients_of_arguments,

@@ -57,7 +57,6 @@ _UFUNC = (
 )
 
 OF_VERSIONS: dict[tuple[str, str, str], str] = {
-    ("numpy", "<1.9", "test_f_runs_once_and_its_values_are_those_of_a_first_order"): _UFUNC,
     ("numpy", "<1.9", "test_numpys_own_functions_in_a_rule"): _UFUNC,
     ("jax", "<0.9", "test_a_promise_of_forward_mode_stages_no_eager_gradient"): _LINEARIZE,
     ("jax", "<0.9", "test_python_runs_once_below_eager_derivatives"): _LINEARIZE,

@@ -553,25 +553,6 @@ def test_refused_transformation(framework: Framework, refused: Refused) -> None:
     assert re.fullmatch(re.escape(f"op: {refused.text}").replace(r"\*", "[^;]+"), str(caught.value))
 
 
-def test_inner_op_that_captures_the_argument(framework: Framework) -> None:
-    """To some frameworks what is being differentiated is state, to others only their own objects
-    are.
-    """
-    three = framework.tensor(3.0)
-    inner_of = lambda x: cgshim.op_custom_gradient(
-        lambda c: (c * x * x, lambda upstream: 7.0 * upstream), name="op"
-    )
-    outer = cgshim.op_custom_gradient(
-        lambda x: (x * x * x, lambda u: u * inner_of(x)(three)), name="outer"
-    )
-    with pytest.raises(CustomGradientTypeError) as caught:
-        second(framework, outer)
-    assert str(caught.value) in (
-        f"op: {STATE['not taken'][2]}",
-        "op: f must be given every tensor that is differentiated, got a captured f32[]; pass it as an argument",
-    )
-
-
 def test_tensor_in_a_static_leaf(framework: Framework) -> None:
     f = lambda x: ((x * x, types.SimpleNamespace(held=x * 2.0)), lambda upstream: upstream[0])
     text = ("op: the output of f must hold its tensors in containers that the backend knows, "

@@ -1,94 +1,103 @@
 """NumPy, with the gradients of HIPS autograd.
 
-A call that nothing differentiates is plain NumPy (`_plain.py`), without autograd: that is imported
-when somebody differentiates (`_autograd.py`), and `_derivatives.py` with it. Under autograd a call
-is one primitive (`_run.py`): f runs on values, and the derivative calls its rule on values. If
-outer derivatives look on, f runs once all the same, on values that record what is made of them
-(`_record.py`): whatever the rule reads is a function of the arguments at each level that asks.
+A call that nothing differentiates is plain NumPy, and imports no autograd. Under autograd an op is
+a primitive (`_primitive.py`), whose derivative is the rule that f returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from types import FunctionType
+from typing import Any, cast
 
 import numpy as np
-import optree
 
-from cgshim.backend import Call, imported_when_called
-from cgshim_numpy import _autograd
+from cgshim.backend import BackendError, Call, imported_when_called
+from cgshim_numpy import _arrays
 from cgshim_numpy._arrays import (
-    BOXES,
     Array,
+    convert_to_numpy as convert_to_numpy,
+    convert_to_tensor as convert_to_tensor,
+    derivatives,
+    installed_autograd,
+    is_box,
     is_tensor as is_tensor,
+    stop_gradient as stop_gradient,
     tree_flatten as tree_flatten,
     tree_unflatten as tree_unflatten,
 )
-from cgshim_numpy._autograd import (
-    derivatives,
-    is_differentiating,
-    isbox,
-    version_limits as version_limits,
-)
-from cgshim_numpy._plain import plan as plan
+from cgshim_numpy._private import innermost_level
 
-if TYPE_CHECKING:
-    from cgshim.host.backend import HostCall, Spec
-
-
-def _import_derivatives() -> Any:
-    from cgshim_numpy import _derivatives
-
-    return _derivatives
-
-
-_autograd.import_derivatives = _import_derivatives
-
-
-def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
-    if any(map(isbox, optree.tree_leaves(x))):
-        return derivatives().convert_to_tensor(x, dtype)
-    return np.asarray(x, dtype=dtype)
-
-
-def convert_to_numpy(x: Array, /) -> Any:
-    return derivatives().convert_to_numpy(x) if isbox(x) else np.asarray(x)
-
-
-def stop_gradient(x: Array, /) -> Array:
-    return derivatives().stop_gradient(x) if isbox(x) else np.asarray(x)
-
-
+_arrays.import_derivatives = partial(import_module, "cgshim_numpy._primitive")
 numpy_function = imported_when_called("cgshim_numpy._ops", "numpy_function")
 numpy_function_of = imported_when_called("cgshim_numpy._ops", "numpy_function_of")
-
-
-def host_function(
-    call: HostCall, inputs: Sequence[Array], declared: Sequence[Spec], /
-) -> list[Array]:
-    return call.run([*map(convert_to_numpy, inputs)])
+mapped = None  # NumPy has no vmap, so a batching rule is never called
 
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
-    if is_differentiating() or not BOXES.isdisjoint(map(type, inputs)):
-        return derivatives().output_under_autograd(call, inputs)
-    return call.output_of(inputs)
+    if innermost_level() < 0 and not any(map(is_box, inputs)):
+        return call.output_of(inputs)
+    return derivatives().custom_gradient(call, inputs)
 
 
-mapped = None  # nothing maps an op in NumPy, so that a rule for batches is never called
+def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:
+    """Return the fast path for the calls of an op whose tensors have these types.
+
+    Nearly all rules of an op have one code object. Its signature is checked in the first call.
+    """
+    is_plain = call.arguments.are_tensors and not call.takes_needs_input_grad
+    if not is_plain or not _ARRAYS.issuperset(types):
+        return None
+    checked: Any = None
+
+    def output_of(
+        f: Callable[..., Any], inputs: Sequence[Array], options: Mapping[str, Any]
+    ) -> Any:
+        nonlocal checked
+        of_f = call.with_f(f, options)
+        if innermost_level() >= 0:
+            are_tensors = all(map(is_tensor, inputs))
+            return custom_gradient(of_f, inputs) if are_tensors else NotImplemented
+        result = of_f.run(inputs)
+        is_pair = type(result) is tuple and len(result) == 2
+        output, rule = cast(Any, result if is_pair else (None, None))
+        code = rule.__code__ if type(rule) is FunctionType else of_f
+        if code is checked and type(output) in _ARRAYS and output.dtype.kind in "biufc":
+            return output
+        output = of_f.read_output(result, [*filter(is_tensor, inputs)])
+        # a decorated function has another signature than its code
+        checked = None if getattr(rule, "__dict__", True) else code
+        return output
+
+    return output_of
 
 
-def vjp(
-    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
-) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
-    return derivatives().vjp(fn, inputs)  # type: ignore[no-any-return]
+_ARRAYS = frozenset([np.ndarray, *[np.dtype(code).type for code in "?bhilqBHILQefdFD"]])
 
 
-def vjp_of_rules(
-    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
-) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
-    return derivatives().vjp_of_rules(fn, inputs)  # type: ignore[no-any-return]
+def host_function(call: Any, inputs: Sequence[Array], declared: Sequence[Any], /) -> list[Array]:
+    return call.run([*map(convert_to_numpy, inputs)])  # type: ignore[no-any-return]
 
 
-def transposed(*linear: Any) -> Sequence[Array]:
-    return derivatives().transposed(*linear)  # type: ignore[no-any-return]
+def _with_autograd(name: str) -> Callable[..., Any]:
+    return lambda *args: getattr(derivatives(), name)(*args)
+
+
+vjp, vjp_of_rules, transposed = map(_with_autograd, ("vjp", "vjp_of_rules", "transposed"))
+
+
+def version_limits() -> list[str]:
+    """Return what only newer versions of autograd can do."""
+    try:
+        derivatives()
+    except BackendError as error:
+        return [str(error)]
+    return [] if installed_autograd() >= "1.9" else [_BEFORE_1_9]
+
+
+_BEFORE_1_9 = (
+    "second derivatives and forward mode raise an error where f or its rule calls NumPy's own functions (np.sin), not "
+    "those of autograd.numpy or cgshim.ops, and where a Python float is differentiated (use np.float64 or an array)"
+)

@@ -1,70 +1,114 @@
-"""NumPy: what an array is, the forms in which f, its rule and autograd take one, and trees of
-arrays.
+"""Arrays, trees of arrays, and the import of autograd.
+
+Nothing here imports autograd until something is differentiated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import re
+import sys
+from collections.abc import Callable
+from importlib.metadata import distributions
 from typing import Any
 
 import numpy as np
 import optree
 
-from cgshim_numpy._autograd import derivatives, is_differentiating, isbox
+from cgshim.backend import BackendError, refusal
 
 Array = Any
+"""an array, a NumPy scalar, or autograd's box of either"""
 
-BOXES = set[type]()
-"""the classes of boxes of arrays, from `_derivatives.py`"""
+_ML_DTYPES = (
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+)  # NumPy calls their kind V, as for records
 
-_ML_DTYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # of kind V, like records, but numbers
+
+import_derivatives: Callable[[], Any] = dict
+"""imports `_primitive.py`, which imports this file; the package's __init__ puts it here"""
+
+_waiting: list[Callable[[], None]] = []
+
+
+@functools.cache
+def derivatives() -> Any:
+    """Import autograd, and return the half of the backend that uses it."""
+    installed = installed_autograd()
+    if [*map(int, re.findall(r"\d+", installed)[:2])] < [1, 7]:
+        raise refusal(BackendError, "cgshim", must="derivatives on NumPy need autograd 1.7 or later",
+                      got=f"autograd {installed}" if installed else "no autograd",
+                      do="pip install 'autograd>=1.7'")  # fmt: skip
+    primitive = import_derivatives()
+    for act in _waiting:
+        act()
+    return primitive
+
+
+def when_derivatives_exist(act: Callable[[], None]) -> None:
+    """Act as soon as autograd is imported for derivatives; at once if it is."""
+    _waiting.append(act)
+    if derivatives.cache_info().currsize:
+        act()
+
+
+def installed_autograd() -> str:
+    """Return autograd's version; an empty string if it is not installed."""
+    return next((found.version for found in distributions(name="autograd")), "")
+
+
+def is_box(x: Any) -> bool:
+    """Return True for autograd's box of an array, a number or a container."""
+    autograd = sys.modules.get("autograd.extend")  # without it there are no boxes
+    return autograd is not None and isinstance(x, autograd.Box)
 
 
 def is_tensor(x: Any, /) -> bool:
-    if type(x) in BOXES:
-        return True
-    if (
-        type(x) is np.ndarray
-        or isinstance(x, np.generic)
-        # of which nobody knows a masked gradient
-        or (isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray))
-    ):
-        return x.dtype.kind in "biufc" or x.dtype.name in _ML_DTYPES
-    return not BOXES and isbox(x) and type(x) in derivatives().BOXES
+    if isinstance(x, (np.ndarray, np.generic)):
+        is_number = x.dtype.kind in "biufc" or x.dtype.name in _ML_DTYPES
+        return is_number and not isinstance(x, np.ma.MaskedArray)
+    return is_box(x) and hasattr(type(x), "dtype")  # boxes of containers have none
 
 
 def is_float(x: Array) -> bool:
-    """Return True if x has a gradient: floats, complex numbers, and bfloat16 and its like."""
+    """Return True if x has a gradient: floats, complex numbers, bfloat16 and similar dtypes."""
     return x.dtype.kind in "fcV"
 
 
-_OF_PYTHON: dict[type, Callable[[Any], Any]] = {float: np.float64, complex: np.complex128}
+def convert_to_tensor(x: Any, /, dtype: Any = None) -> Array:
+    if any(map(is_box, tree_flatten(x)[0])):
+        return derivatives().convert_to_tensor(x, dtype)
+    return np.asarray(x, dtype=dtype)
 
 
-def as_arrays(xs: Sequence[Any]) -> Sequence[Array]:
-    """Return the same values, with NumPy's numbers for Python's, which autograd boxes as they are."""
-    return [_OF_PYTHON[type(x)](x) if type(x) in _OF_PYTHON else x for x in xs]
+def convert_to_numpy(x: Array, /) -> Any:
+    return np.asarray(derivatives().read(x) if is_box(x) else x)
 
 
-# --- Trees, in which autograd may have put a container into one box -------------------------------
+def stop_gradient(x: Array, /) -> Array:
+    return np.asarray(derivatives().value_of(x) if is_box(x) else x)
 
-# in which optree opens boxes of containers; tree_unflatten makes the containers themselves, with
-# boxes in them
-NAMESPACE = "cgshim_numpy"
+
+# --- Trees: autograd may have put a whole container into one box ----------------------------------
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
-    flat = optree.tree_flatten(tree, none_is_leaf=True, namespace=NAMESPACE)
-    if not BOXES and is_differentiating() and any(map(isbox, flat[0])):
-        derivatives()
-        return tree_flatten(tree)
-    return flat
+    leaves, structure = optree.tree_flatten(tree, none_is_leaf=True)
+    if any(is_box(x) and not is_tensor(x) for x in leaves):
+        return tree_flatten(optree.tree_unflatten(structure, map(_opened, leaves)))
+    return leaves, structure
 
 
-def tree_unflatten(structure: Any, leaves: Sequence[Any], /) -> Any:
-    return optree.tree_unflatten(structure, leaves)
+tree_unflatten = optree.tree_unflatten
 
 
-def with_boxes_opened(tree: Any) -> Any:
-    """Return a tree with a container in the place of each box of a container."""
-    return tree if is_tensor(tree) else tree_unflatten(*reversed(tree_flatten(tree)))
+def _opened(x: Any) -> Any:
+    """Return the container that a box holds, with a box for each item."""
+    if not is_box(x) or is_tensor(x):
+        return x
+    kind = type(derivatives().value_of(x))
+    return kind(
+        {key: x[key] for key in x} if hasattr(x, "keys") else map(x.__getitem__, range(len(x)))
+    )

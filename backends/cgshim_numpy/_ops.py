@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cgshim.backend import SIMPLE, Axis, BackendError, axes_of, refusal
-from cgshim_numpy._autograd import derivatives, isbox, when_derivatives_exist
+from cgshim_numpy._arrays import derivatives, is_box as isbox, when_derivatives_exist
 
 Array = Any
 anp: Any = np  # autograd's as soon as somebody differentiates

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import cgshim
-from cgshim import _installed as installed, _registry as registry
+from cgshim import _registry as registry
 from cgshim._registry import load
 
 SITE = Path(np.__file__).parents[1]
@@ -79,12 +79,14 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         )
         (tmp_path / f"{framework}_plugin.py").write_text(module)
         monkeypatch.syspath_prepend(str(tmp_path))
-        installed.registered.cache_clear()
+        registry.entry_points.cache_clear()
+        registry.aliases.cache_clear()
         monkeypatch.setattr(registry, "_backends", dict(registry._backends))
         monkeypatch.setattr(registry, "_failures", {})
 
     yield install_it
-    installed.registered.cache_clear()
+    registry.entry_points.cache_clear()
+    registry.aliases.cache_clear()
     for name in set(sys.modules) - modules:
         if name.endswith("_plugin"):
             del sys.modules[name]

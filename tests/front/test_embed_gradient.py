@@ -354,15 +354,20 @@ def test_transformations(transformation, loss):
 
 # --- What it refuses ------------------------------------------------------------------------------
 
+NOT_FITTING = (
+    "embed: fx must be a scalar or one value for each leading index of x, and real if that is, got"
+)
+REDUCE = "reduce fx, or embed its real and imaginary part by themselves"
+
 REFUSED = {
     "an integer": (
         lambda x: {"x": {"a": x, "n": np.array([1, 2])}, "gx": {"a": x, "n": 1.0}},
-        "embed: x['n'] must be a float or complex tensor, got i64[2]; "
-        "convert it before fx is computed from it, or leave it out",
+        "embed: x must hold float or complex tensors alone, got {'a': f32[2,3], 'n': i64[2]}; "
+        "give what fx was computed from",
     ),
     "no tensor": (
         lambda x: {"x": ["a", 3]},
-        "embed: x must hold a float or complex tensor, got [str, int]; give what fx was computed from",
+        "embed: x must hold float or complex tensors alone, got [str, int]; give what fx was computed from",
     ),
     "two values": (
         lambda x: {"fx": (x, x)},
@@ -374,18 +379,16 @@ REFUSED = {
     ),
     "a shape of fx": (
         lambda x: {"fx": x[0]},
-        "embed: the shape of x must begin with the shape of fx, got f32[2,3] for fx f32[3]; "
-        "reduce fx to a scalar, or to one value for each leading index of x",
+        f"{NOT_FITTING} f32[2,3] for fx f32[3]; {REDUCE}",
     ),
     "a longer shape of fx": (
         lambda x: {"fx": x, "x": x[:, 0], "gx": 1.0},
-        "embed: the shape of x must begin with the shape of fx, got f32[2] for fx f32[2,3]; "
-        "reduce fx to a scalar, or to one value for each leading index of x",
+        f"{NOT_FITTING} f32[2] for fx f32[2,3]; {REDUCE}",
     ),
     "a shape of gx": (
         lambda x: {"gx": x[0]},
-        "embed: the gradient gx for x must have its shape, or be a scalar, got f32[3] for f32[2,3]; "
-        "sum over what was broadcast (op_sum_to_shape), or broadcast it",
+        "embed: the gradient of x must have its shape f32[2,3], got f32[3]; "
+        "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule",
     ),
     "a structure of gx": (
         lambda x: {"x": (x, x)},
@@ -398,13 +401,11 @@ REFUSED = {
     ),
     "a complex number": (
         lambda x: {"fx": 2j},
-        "embed: x must be complex when fx is, got f32[2,3] for fx {complex}[]; "
-        "embed the real and the imaginary part of fx by themselves",
+        f"{NOT_FITTING} f32[2,3] for fx {{complex}}[]; {REDUCE}",
     ),
     "a complex fx": (
         lambda x: {"fx": np.array([1j, 2], "complex64")},
-        "embed: x must be complex when fx is, got f32[2,3] for fx c64[2]; "
-        "embed the real and the imaginary part of fx by themselves",
+        f"{NOT_FITTING} f32[2,3] for fx c64[2]; {REDUCE}",
     ),
 }
 

@@ -27,8 +27,8 @@ from cgshim import (
     use_backend,
 )
 from cgshim._dtypes import dtype_name
-from cgshim._registry import load
 from cgshim._pytree import ONE_TENSOR, partition
+from cgshim._registry import load
 from cgshim.host._call import HostCall, HostFunction
 from cgshim.host._gradient import Run, Runs, made_here
 from cgshim.testing.conformance import Framework

@@ -5,14 +5,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 import cgshim
-from cgshim.__main__ import Row, main
+from cgshim.__main__ import main
 from cgshim._registry import entry_points, load
 
 OTHERS = [name for name in entry_points() if name != "numpy"]
 
 
 def test_the_table_names_every_backend_and_the_choice(capsys, monkeypatch):
-    monkeypatch.setenv("CGSHIM_BACKEND", "numpy")
+    monkeypatch.setattr("cgshim._dispatch._of_environment", "numpy")
     assert main([]) == 0
     printed = capsys.readouterr().out
     for name in ("numpy", "jax", "torch", "tensorflow"):
@@ -21,7 +21,7 @@ def test_the_table_names_every_backend_and_the_choice(capsys, monkeypatch):
 
 
 def test_without_a_choice_the_types_decide(capsys, monkeypatch):
-    monkeypatch.delenv("CGSHIM_BACKEND", raising=False)
+    monkeypatch.setattr("cgshim._dispatch._of_environment", None)
     assert main([]) == 0
     assert capsys.readouterr().out.endswith("chosen: by call, by the inputs' types\n")
 
@@ -48,16 +48,15 @@ def test_a_framework_is_not_imported_to_say_that_it_is_found(python, backend):
     assert not {"autograd", "jax", "tensorflow", "torch"} & set(modules.split())
 
 
-def test_the_version_that_is_found_and_those_supported(capsys, backend):
+def test_the_version_that_is_found(capsys, backend):
     main([])
-    name, plug_in, framework, supported, state = rows_of(capsys.readouterr().out)[backend]
+    name, plug_in, framework, state = rows_of(capsys.readouterr().out)[backend]
     assert (name, plug_in, state) == (
         backend,
         f"cgshim_{backend} (cgshim {cgshim.__version__})",
         "found",
     )
     assert framework.split()[1] == version(framework.split()[0])
-    assert re.fullmatch(rf"{backend}>=\d+\.\d+(\.\d+)?", supported)
 
 
 def test_the_version_of_autograd(capsys):
@@ -72,7 +71,6 @@ def test_autograd_is_missing(python, site_without):
     ).stdout
     assert rows_of(printed)["numpy"][2:] == [
         f"numpy {version('numpy')} with no autograd",
-        "numpy>=1.26",
         "ok",
     ]
     assert (
@@ -144,8 +142,3 @@ def test_conformance_of_an_unknown_backend(capsys):
     assert error.startswith(
         "cgshim: a backend is named by its framework's import root, got 'nonesuch'; installed: "
     )
-
-
-def test_a_backend_works_where_it_says_nothing_else():
-    assert Row("mine", "my_plug_in", "-", "-", "ok").works is True
-    assert Row("mine", "my_plug_in", "-", "-", "cgshim: it does not").works is False

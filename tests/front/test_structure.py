@@ -50,11 +50,7 @@ def test_no_file_imports_one_that_imports_it():
         < order.index("cgshim._dispatch")
     )
     assert order.index("cgshim._pytree") < order.index("cgshim._rule") < order.index("cgshim._call")
-    assert (
-        order.index("cgshim._call")
-        < order.index("cgshim._op")
-        < order.index("cgshim.backend")
-    )
+    assert order.index("cgshim._call") < order.index("cgshim._op") < order.index("cgshim.backend")
 
 
 def test_a_circle_would_be_seen(tmp_path):

@@ -29,7 +29,7 @@ def test_it_is_as_long_as_it_says():
 def test_it_conforms_but_for_what_it_refuses():
     results = conformance.run(config_backend())
     failed = {result.case: result.reason for result in results if result.outcome == "failed"}
-    assert len(failed) < len(results) / 10
+    assert len(failed) < len(results) / 9
     by_reason = {case: _why(case, reason) for case, reason in failed.items()}
     assert set(by_reason.values()) == {"bfloat16", "captured", "forward mode", "no transpose"}, (
         by_reason

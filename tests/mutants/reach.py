@@ -31,7 +31,6 @@ UNSEEN = {
     "backends/cgshim_torch/_host/compiled.py": _COMPILED,
     "cgshim/__init__.py": ("tests/front/test_imports.py",),
     "cgshim/__main__.py": ("tests/front/test_main.py", "tests/front/test_plug_ins.py"),
-    "cgshim/_installed.py": ("tests/front/test_plug_ins.py",),
 }
 """Files whose code runs where coverage does not see it, and the tests that do so: under Dynamo, in a process."""
 

@@ -89,14 +89,12 @@ def test_jvp_without_the_flag_is_refused():
     )
 
 
-def test_const_graph_runs_an_op_on_no_other_values():
-    """It replays what autograd has recorded: an f that has run, and gradients that are numbers."""
+def test_const_graph_runs_an_op_on_other_values():
     once = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x), once_differentiable=True)
-    for op in (once, autograd.grad(lambda x: anp.sum(once(x))), lambda x: anp.sin(square(x))):
+    for op in (once, lambda x: anp.sin(square(x))):
         replayed = const_graph(op)
-        np.testing.assert_array_equal(replayed(X), op(X))
-        with pytest.raises(TransformationError, match="got const_graph, which runs it on other"):
-            replayed(2 * X)
+        for x in (X, 2 * X):
+            np.testing.assert_array_equal(replayed(x), op(x))
 
 
 def test_a_box_that_reaches_f_unseen_is_refused():

@@ -4,7 +4,6 @@ import autograd.numpy as anp
 import numpy as np
 import pytest
 from autograd import grad
-from autograd.core import make_vjp
 from autograd.differential_operators import make_jvp
 from autograd.extend import defjvp, defvjp, primitive
 
@@ -58,14 +57,11 @@ READERS = {
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 def test_what_the_rule_alone_reads_does_not_leak(read):
-    for fn in (
-        op_grad(lambda x, w: read(x, w) * w, (0, 1)),
-        lambda x, w: grad(lambda x: read(x, x))(x),
+    fn = op_grad(lambda x, w: read(x, w) * w, (0, 1))
+    with pytest.raises(
+        CustomGradientTypeError, match=REFUSED.format("(twice|with_an_option|of_a_global)")
     ):
-        with pytest.raises(
-            CustomGradientTypeError, match=REFUSED.format("(twice|with_an_option|of_a_global)")
-        ):
-            fn(3.0, 5.0)
+        fn(3.0, 5.0)
     found = op_grad(lambda x: read(x, 5.0))(3.0)
     assert type(found) is np.ndarray
     np.testing.assert_allclose(found, 35.0)
@@ -100,7 +96,7 @@ def test_a_captured_python_complex():
 
     def fn(w):
         op = op_custom_gradient(
-            lambda x: (x * w, lambda u, variables: (None, [7.0 * u * anp.conj(x)]))
+            lambda x: (x * w, lambda u, variables: ((None,), [7.0 * u * anp.conj(x)]))
         )
         return anp.real(op(np.array(2.0 + 1.0j)))
 
@@ -116,20 +112,6 @@ def test_a_python_float_as_an_argument_of_a_rule():
         lambda x, y: (x * y, lambda x, y, upstream: (7.0 * upstream * y, 11.0 * upstream * x))
     )
     assert grad(grad(op, 1), 0)(2.0, 3.0) == 11.0
-
-
-def test_variables_come_in_the_order_in_which_f_reads_them():
-    """Not in that of their names, or of the function's variables."""
-
-    def fn(beta, gamma, unread):
-        def f(x):
-            y = gamma * x + beta
-            return y, lambda u, variables: (None, [7.0 * u * x, 11.0 * u, 13.0 * u + 0.0 * unread])
-
-        return op_custom_gradient(f)(np.array(5.0))
-
-    together = grad(lambda each: fn(*each))((2.0, 3.0, 4.0))
-    assert together == (11.0, 35.0, 13.0)
 
 
 @pytest.mark.parametrize("transformed", [
@@ -183,9 +165,6 @@ def fused(x):
     ("fn", "expected"), [(fused, (44.0, 26.0)), (lambda x: fused(3 * x), (1188.0, 702.0))]
 )
 def test_forward_over_reverse_of_the_nested_recipe(fn, expected):
-    """Where autograd records no parents, the residuals of the running rule are known to be made of
-    its arguments.
-    """
     np.testing.assert_allclose(make_jvp(grad(fn))(2.0)(1.0), expected)
 
 
@@ -208,20 +187,6 @@ def test_forward_over_reverse_of_the_nested_recipe_in_a_gradient_that_the_rule_t
     np.testing.assert_allclose(make_jvp(grad(op))(2.0)(1.0), (44.0, 26.0))
 
 
-def test_forward_over_reverse_of_an_op_that_is_not_given_what_it_captures():
-    @op_custom_gradient(forward_mode=True)
-    def op(x):
-        square = x * x
-        inner = op_custom_gradient(
-            lambda c: (c * square, lambda u: 7.0 * u), name="inner", forward_mode=True
-        )
-        return square * x, lambda u: u * inner(np.array(3.0))
-
-    with pytest.raises(CustomGradientTypeError, match=r"^inner: "):
-        make_jvp(grad(op))(2.0)(1.0)
-    assert grad(op)(2.0) == 12.0
-
-
 def test_a_gradient_that_a_rule_takes_of_an_op_with_variables():
     """5 x + 2 at 2: what the rule differentiates is state to the op inside."""
 
@@ -233,7 +198,7 @@ def test_a_gradient_that_a_rule_takes_of_an_op_with_variables():
             )
             return op(x) + 2.0 * w
 
-        return fn(w), lambda u: (None, u * grad(fn)(w))
+        return fn(w), lambda u: (None, u * op_grad(fn)(w))
 
     assert grad(checkpoint, 1)(np.array(2.0), 3.0) == 12.0
 
@@ -276,21 +241,34 @@ def test_second_order_of_what_was_made_of_a_captured_box(argnums, expected):
     )
 
 
-class Holder:
-    """Holds a weight where f's closure does not show it."""
+# --- Declared variables ---------------------------------------------------------------------------
 
 
-def test_a_box_that_the_rule_alone_keeps_is_refused_where_it_is_read():
-    layer = Holder()
+class Weighted:
+    """A layer whose rule reads the weight as a variable, and another attribute by itself."""
 
-    @op_custom_gradient(name="op")
-    def op(x, y):
-        product = layer.w * x
-        return 2.0 * x * y, lambda u: (u * product, u)
+    def __init__(self, weight, scale):
+        self.weight, self.scale = weight, scale
 
-    def value(w):
-        layer.w = w
-        return make_vjp(lambda x: op(x, w), 3.0)[0](1.0)
+    @op_custom_gradient(variables=lambda self: [self.weight])
+    def __call__(self, x):
+        def grad_fn(u, variables):
+            (w,) = variables
+            return 5.0 * u * w * self.scale, [3.0 * u * x * w * self.scale]
 
-    with pytest.raises(CustomGradientTypeError, match=r"^op: "):
-        make_vjp(value, 5.0)
+        return x * self.weight, grad_fn
+
+
+@pytest.mark.parametrize(("order", "expected"), [(1, 3 * 2 * 7 * 0.5), (2, 3 * 2 * 0.5), (3, 0.0)])
+def test_declared_variable_of_an_object(order, expected):
+    """x w, with 3 x w s for the derivative by w."""
+    fn = lambda w: Weighted(w, np.array(0.5))(np.array(2.0))
+    for _ in range(order):
+        fn = op_grad(fn)
+    np.testing.assert_allclose(fn(np.array(7.0)), expected)
+
+
+def test_declared_variable_and_an_argument_in_a_mixed_derivative():
+    """5 w s for the derivative by x: by w, 5 s."""
+    by_x = lambda w: op_grad(lambda x: Weighted(w, np.array(0.5))(x))(np.array(2.0))
+    np.testing.assert_allclose(op_grad(by_x)(np.array(7.0)), 2.5)

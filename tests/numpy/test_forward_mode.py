@@ -64,37 +64,28 @@ cubed = primitive(lambda u: u**3)
 defvjp(cubed, lambda ans, u: lambda g: 3 * g * u**2)
 
 NONLINEAR = {
-    "clip": (lambda x, u: anp.clip(u, -9.0, 9.0), "clip of upstream"),
-    "max": (lambda x, u: anp.max(u) * x, "max of upstream"),
-    "a comparison": (lambda x, u: u if u[0] > 0 else 2 * u, "greater of upstream"),
-    "quotient": (lambda x, u: u / u, "divide of upstream"),
-    "norm": (lambda x, u: u / anp.linalg.norm(u), "norm of upstream"),
-    "a constant in an array": (
-        lambda x, u: anp.array([u[0], u[1], 1.0]),
-        "a constant beside upstream",
-    ),
-    "ones": (lambda x, u: anp.ones_like(u), "a constant beside upstream"),
-    "a constant elsewhere": (lambda x, u: anp.where(x > 0, u, 1.0), "a constant beside upstream"),
-    "a value": (lambda x, u: 3 * getval(u), "a constant beside upstream"),
-    "a stopped factor": (lambda x, u: u * op_stop_gradient(u), "a constant made of upstream"),
-    "a value for a factor": (
-        lambda x, u: u * getval(u),
-        "a gradient that is not proportional to upstream",
-    ),
-    "a primitive of their own": (
-        lambda x, u: cubed(u),
-        "a gradient that is not proportional to upstream",
-    ),
+    "clip": lambda x, u: anp.clip(u, -9.0, 9.0),
+    "max": lambda x, u: anp.max(u) * x,
+    "a comparison": lambda x, u: u if u[0] > 0 else 2 * u,
+    "quotient": lambda x, u: u / u,
+    "norm": lambda x, u: u / anp.linalg.norm(u),
+    "a constant in an array": lambda x, u: anp.array([u[0], u[1], 1.0]),
+    "ones": lambda x, u: anp.ones_like(u),
+    "a constant elsewhere": lambda x, u: anp.where(x > 0, u, 1.0),
+    "a value": lambda x, u: 3 * getval(u),
+    "a stopped factor": lambda x, u: u * op_stop_gradient(u),
+    "a value for a factor": lambda x, u: u * getval(u),
+    "a primitive of their own": lambda x, u: cubed(u),
 }
 
 
-@pytest.mark.parametrize(("rule", "got"), NONLINEAR.values(), ids=NONLINEAR)
-def test_not_linear(rule, got):
+@pytest.mark.parametrize("rule", NONLINEAR.values(), ids=NONLINEAR)
+def test_not_linear(rule):
     with pytest.raises(TransformationError) as error:
         tangent(rule)
     assert str(error.value) == (
-        f"op: forward mode needs a rule that is linear in upstream, got {got}; "
-        "write it in linear operations, or use reverse mode"
+        "op: forward mode needs a rule that is linear in upstream, got gradients that are not, "
+        "or that autograd cannot differentiate; write it in linear operations, or use reverse mode"
     )
 
 

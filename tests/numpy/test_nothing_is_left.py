@@ -10,7 +10,6 @@ import pytest
 from autograd import grad
 
 from cgshim import CustomGradientError, op_custom_gradient, op_grad
-from cgshim_numpy._record import rule_scope
 
 X = np.array([1.0, 2.0])
 
@@ -52,7 +51,6 @@ def test_after_a_fault_all_is_as_before(where, order):
         derivative = lambda x, fn=derivative: anp.sum(op_grad(fn)(x))
     with pytest.raises(AuthorsError):
         derivative(X)
-    assert rule_scope.current is None
     faults.clear()
     np.testing.assert_allclose(op_grad(lambda x: anp.sum(op(x)))(X), 7.0 * X * X)
     captured = lambda w: anp.sum(op_custom_gradient(lambda x: (x * w * w, lambda u: u))(X))

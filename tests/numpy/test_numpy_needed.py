@@ -63,7 +63,7 @@ def test_a_call_that_nobody_differentiates_needs_nothing() -> None:
     np.testing.assert_array_equal(grad(lambda x: (x * product(X, W)).sum())(X), X * W)
 
 
-def test_f_is_told_once_in_a_second_order() -> None:
+def test_f_is_told_in_each_run_of_a_second_order() -> None:
     told = []
 
     @op_custom_gradient
@@ -73,4 +73,4 @@ def test_f_is_told_once_in_a_second_order() -> None:
         return x * x * w, lambda upstream: (upstream * slope, None)
 
     np.testing.assert_allclose(grad(lambda x: grad(lambda x: op(x, W).sum())(x).sum())(X), 2 * W)
-    assert told == [(True, False)]
+    assert told == [(True, False)] * 2

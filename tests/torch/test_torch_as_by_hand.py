@@ -82,7 +82,7 @@ def test_a_layer_that_is_used_twice_in_one_block_of_autocast(before):
     """autocast keeps the weight that it has cast: its graph was made before f ran."""
     layer, x = torch.nn.Linear(2, 2), torch.tensor([[1.0, 2.0]], requires_grad=True)
 
-    @op_custom_gradient
+    @op_custom_gradient(variables=[layer.weight, layer.bias])
     def op(x):
         y = layer(layer(x))
         assert y.dtype is torch.bfloat16
@@ -174,17 +174,8 @@ def _residual(x, bias):
     return square * x + bias, lambda u: (7 * u * square, 5 * u)
 
 
-CALLS = []
-
-
-def _in_general(x, bias):
-    CALLS.append(1)
-    return _residual(x, bias)
-
-
-@pytest.mark.parametrize("f", [_residual, _in_general])
 @pytest.mark.parametrize("changed", ["x", "bias"])
-def test_an_input_that_the_rule_does_not_keep_may_change(f, changed):
+def test_an_input_that_the_rule_does_not_keep_may_change(changed):
     """It is saved for a second order alone."""
 
     def gradients(function):
@@ -194,27 +185,23 @@ def test_an_input_that_the_rule_does_not_keep_may_change(f, changed):
         inputs[changed].mul_(100)
         return [g.tolist() for g in torch.autograd.grad(y, (x, bias), torch.tensor([1.0, 3.0]))]
 
-    assert gradients(op_custom_gradient(f)) == gradients(Residual.apply)
+    assert gradients(op_custom_gradient(_residual)) == gradients(Residual.apply)
 
 
-@pytest.mark.parametrize("f", [_residual, _in_general])
-def test_it_may_not_before_a_second_order(f):
+def test_it_may_not_before_a_second_order():
     x = leaf(2.0, 3.0)
     hidden = x * 1
-    y = op_custom_gradient(f)(hidden, leaf(1.0, 1.0))
+    y = op_custom_gradient(_residual)(hidden, leaf(1.0, 1.0))
     hidden.mul_(100)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
 @pytest.mark.parametrize("keep", ["x", "kept", "y"])
-@pytest.mark.parametrize("in_general", [False, True])
-def test_what_the_rule_keeps_may_not(keep, in_general):
-    log, tensors = [], {}
+def test_a_residual_must_not_change(keep):
+    tensors = {}
 
     def f(x):
-        if in_general:
-            log.append(1)
         kept = x * x
         y = kept * x
         tensors.update(x=x, kept=kept, y=y)

@@ -1,6 +1,4 @@
-"""Arguments that f writes into: refused where they are differentiated, because autograd would take
-them for the old.
-"""
+"""An f that writes to an argument raises an error."""
 
 import pytest
 import torch
@@ -38,11 +36,8 @@ DIFFERENTIATED = {
 
 @pytest.mark.parametrize("differentiate", DIFFERENTIATED.values(), ids=DIFFERENTIATED)
 def test_a_differentiated_argument(differentiate):
-    with pytest.raises(CustomGradientTypeError) as raised:
+    with pytest.raises(CustomGradientTypeError, match=r"double: f must not write .* in place"):
         differentiate(torch.tensor([1.0, 2.0]))
-    assert str(raised.value) == (
-        "double: f must not write into arguments that are differentiated, got a change in place; let it change a copy"
-    )
 
 
 def test_a_view_that_f_turns_in_place_counts_as_a_change():
@@ -53,18 +48,10 @@ def test_a_view_that_f_turns_in_place_counts_as_a_change():
         op(torch.ones(2, 3, requires_grad=True))
 
 
-def test_a_constant_is_changed_for_the_caller():
+def test_a_constant_argument_must_not_change_either():
     op = op_custom_gradient(
         lambda x, count: (x * count.add_(1.0), lambda upstream: (7.0 * upstream, None))
     )
     x, count = torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor(4.0)
-    (gradient,) = torch.autograd.grad(op(x, count), x, WEIGHTS)
-    assert gradient.tolist() == [21.0, 35.0]
-    assert count.item() == 5.0
-
-
-def test_without_a_derivative():
-    x = torch.tensor([1.0, 2.0], requires_grad=True)
-    with torch.no_grad():
-        assert double(x, WEIGHTS).tolist() == [6.0, 20.0]
-    assert x.tolist() == [2.0, 4.0]
+    with pytest.raises(CustomGradientTypeError, match="got a change in place"):
+        op(x, count)

@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
 from torch.utils.checkpoint import checkpoint
 
-from cgshim import CustomGradientTypeError, op_custom_gradient
+from cgshim import op_custom_gradient
 
 
 def leaf(*values, dtype=torch.float64):
@@ -36,14 +36,15 @@ def _recomputed(fn, own=True):
 def test_a_checkpoint_written_as_an_op():
     weight = torch.nn.Parameter(torch.tensor([3.0], dtype=torch.float64))
     scaled = op_custom_gradient(
-        lambda x: (x * weight, lambda u, variables: (7 * u * weight, [5 * u * x]))
+        lambda x: (x * weight, lambda u, variables: (7 * u * weight, [5 * u * x])),
+        variables=[weight],
     )
     x = leaf(2.0)
     _recomputed(lambda x: scaled(x) + 2 * weight)(x).backward()
     assert (x.grad.item(), weight.grad.item()) == (21, 12)
 
 
-def test_an_inner_op_that_captures_an_outer_argument_is_refused():
+def test_an_inner_op_takes_a_captured_argument_as_a_constant():
     @op_custom_gradient
     def cube(x):
         def rule(upstream):
@@ -53,12 +54,12 @@ def test_an_inner_op_that_captures_an_outer_argument_is_refused():
         return x**3, rule
 
     for x in (leaf(2.0), leaf(2.0) * 1):
-        y = cube(x)
-        assert torch.autograd.grad(y, x, retain_graph=True)[0].item() == 12
-        with pytest.raises(CustomGradientTypeError):
-            torch.autograd.grad(y, x, create_graph=True)
-    with pytest.raises(CustomGradientTypeError):
-        torch.func.grad(torch.func.grad(lambda x: cube(x)))(torch.tensor(2.0))
+        u = leaf(5.0)
+        (first,) = torch.autograd.grad(cube(x), x, u, create_graph=True)
+        by_u, by_x = torch.autograd.grad(first, (u, x), allow_unused=True)
+        assert (first.item(), by_u.item()) == (60, 12)
+        assert by_x is None or by_x.item() == 0
+    assert torch.func.grad(torch.func.grad(lambda x: cube(x)))(torch.tensor(2.0)) == 0
 
 
 def test_residuals_and_outputs_in_an_inner_op_that_is_given_the_arguments():
