@@ -33,7 +33,7 @@ def test_a_backend_that_does_not_import_fails_the_run(python, site_without) -> N
     assert result.returncode == 4
     assert last_error(result) == (
         f"ERROR: --backend {OTHERS[0]}: cgshim: the backend {OTHERS[0]!r} needs its framework, "
-        f"got ModuleNotFoundError: No module named {OTHERS[0]!r}; run pip install 'cgshim[{OTHERS[0]}]'"
+        f"got ModuleNotFoundError: No module named {OTHERS[0]!r}; pip install 'cgshim[{OTHERS[0]}]'"
     )
 
 
