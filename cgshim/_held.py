@@ -123,7 +123,7 @@ _HOLD_MORE = (partial, functools._lru_cache_wrapper, staticmethod, classmethod)
 # --- List what is held ----------------------------------------------------------------------------
 
 
-def tensors_inside(
+def objects_held(
     x: Any, is_tensor: Callable[[Any], bool], depth: int = 5, most: float = math.inf
 ) -> list[Any]:
     """Return the tensors that an object holds, down to a depth where configuration ends; each once.

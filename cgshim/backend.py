@@ -72,6 +72,7 @@ from cgshim._closure import (
 from cgshim._held import (
     reached as reached,
     replace_held as replace_held,
+    objects_held as objects_held,
     tensors_held as tensors_held,
 )
 from cgshim._signature import Parameters as Parameters

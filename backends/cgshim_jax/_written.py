@@ -28,7 +28,7 @@ from cgshim.backend import (
     TransformationError,
     place_of,
     subvals,
-    tensors_inside,
+    objects_held,
 )
 from cgshim_jax._graph import depends_only_on
 from cgshim_jax._linearity import calls
@@ -83,7 +83,7 @@ def _held_by(call: Call, is_wanted: Callable[[Any], bool], most: float = math.in
     """Yield f, its static arguments and its options, and all that these hold of what is wanted."""
     for each in (call.f, *call.static):
         yield each
-        yield from tensors_inside(each, is_wanted, _DEPTH, most)
+        yield from objects_held(each, is_wanted, _DEPTH, most)
 
 
 class Written(Op):
@@ -214,7 +214,7 @@ class Written(Op):
         ]  # fmt: skip
         before_f = {_key(x) for x in _held_by(self.call, _is_number)}
         unknown += [
-            x for x in tensors_inside(rule.grad_fn, _is_number, _DEPTH) if _key(x) not in before_f
+            x for x in objects_held(rule.grad_fn, _is_number, _DEPTH) if _key(x) not in before_f
         ]
         return _unconnected(self.call, unknown[0]) if unknown else ""
 

