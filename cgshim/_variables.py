@@ -10,6 +10,7 @@ from cgshim._dtypes import is_differentiable
 from cgshim._errors import CustomGradientTypeError, describe_tree, refusal
 from cgshim._protocol import Backend, Tensor
 from cgshim._pytree import TreeSpec, partition
+from cgshim._registry import name_of
 
 
 def declared_variables(
@@ -20,6 +21,11 @@ def declared_variables(
     A callable is called for each call of the op, because a module may replace its parameters; for a
     method it gets the instance.
     """
+    if not getattr(backend, "supports_variables", False):
+        raise refusal(CustomGradientTypeError, op,
+                      must="the backend must support declared variables",
+                      got=f"{name_of(backend)}, which does not yet",
+                      do="pass each one as an argument")  # fmt: skip
     if callable(variables):
         instance = f.args[0] if isinstance(f, functools.partial) else getattr(f, "__self__", None)
         variables = variables() if instance is None else variables(instance)

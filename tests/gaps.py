@@ -20,6 +20,27 @@ GAPS: dict[tuple[str, str], str] = {
 }
 """(backend, test or conformance case): the reason, with the framework's own issue"""
 
+_DECLARED = "the adapter is not rewritten yet: declared variables are an error on it (issue #50)"
+_CONSTANTS = (
+    "the adapter is not rewritten yet: what an op captures in a rule is an error, and not a constant "
+    "(issue #50)"
+)
+NOT_REWRITTEN: dict[str, str] = {
+    "declared_variables": _DECLARED,
+    "declared_variables_beside_an_argument": _DECLARED,
+    "declared_variables_in_a_second_derivative": _DECLARED,
+    "declared_variables_of_a_method": _DECLARED,
+    "declared_variables_that_are_frozen": _DECLARED,
+    "gradients_of_declared_variables_in_another_structure": _DECLARED,
+    "two_undeclared_variables": _DECLARED,
+    "undeclared_variable_beside_declared_ones": _DECLARED,
+    "inner_op_that_captures_a_residual_and_is_given_nothing_of_it": _CONSTANTS,
+    "inner_op_that_captures_an_intermediate_of_the_rule": _CONSTANTS,
+    "inner_op_that_captures_the_argument": _CONSTANTS,
+    "inner_op_that_captures_upstream": _CONSTANTS,
+}
+"""the conformance cases that the JAX and TensorFlow adapters fail until they are rewritten"""
+
 _LINEARIZE = (
     "JAX tells jax.linearize from reverse mode since 0.9: before, what promises forward mode is staged; "
     "https://docs.jax.dev/en/latest/changelog.html"
@@ -102,6 +123,8 @@ OF_VERSIONS: dict[tuple[str, str, str], str] = {
 def gaps_of(backend: str) -> dict[str, str]:
     """Return the gaps of a backend with the version of its framework that is installed."""
     always = {test: reason for (name, test), reason in GAPS.items() if name == backend}
+    if backend in ("jax", "tensorflow"):
+        always |= NOT_REWRITTEN
     rows = [
         (test, reason, versions)
         for (name, versions, test), reason in OF_VERSIONS.items()

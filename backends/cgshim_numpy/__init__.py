@@ -31,6 +31,7 @@ from cgshim_numpy._arrays import (
 from cgshim_numpy._private import innermost_level
 
 _arrays.import_derivatives = partial(import_module, "cgshim_numpy._primitive")
+supports_variables = True
 numpy_function = imported_when_called("cgshim_numpy._ops", "numpy_function")
 numpy_function_of = imported_when_called("cgshim_numpy._ops", "numpy_function_of")
 mapped = None  # NumPy has no vmap, so a batching rule is never called

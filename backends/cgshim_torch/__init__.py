@@ -41,6 +41,7 @@ if not STAYS_IN_GRAPH:
     for package in ("cgshim", "cgshim_torch", "optree"):
         trace_rules.add(package)  # else Dynamo compiles a call up to what it cannot trace
 
+supports_variables = True
 _TENSORS = (torch.Tensor, torch.fx.Proxy)
 
 

@@ -96,7 +96,7 @@ ARGUMENTS = {
 
 @pytest.mark.parametrize("give", ARGUMENTS.values(), ids=ARGUMENTS)
 @pytest.mark.usefixtures("no_collector")
-def test_arguments_that_a_rule_keeps_are_freed_by_the_backward_pass(give):
+def test_arguments_that_a_rule_keeps_are_freed(give):
     """As with save_for_backward: though the graph is held."""
 
     @op_custom_gradient

@@ -165,7 +165,8 @@ def test_without_gradients_the_graph_is_that_of_f():
     graphs = []
 
     def keep(module, _):
-        graphs.append([node.target for node in module.graph.nodes if node.op.startswith("call")])
+        calls = [node.target for node in module.graph.nodes if node.op.startswith("call")]
+        graphs.append([target for target in calls if target != "detach"])  # compiled to nothing
         return module
 
     cubed = op_custom_gradient(lambda x: (x * x * x, lambda upstream: upstream * 7))
@@ -192,7 +193,7 @@ def test_variables_leave_the_graph(refuses_whole_graph):
     x = leaf(2)
     value = torch.compile(lambda x: scaled(x) * 2, backend="aot_eager")(x)
     torch.testing.assert_close(gradients(value.sum(), x, weight), (6 * weight, 10 * x))
-    with refuses_whole_graph("cannot name the variables that f reads"):
+    with refuses_whole_graph("f reads variables"):
         torch.compile(lambda x: scaled(x) * 2, backend="aot_eager", fullgraph=True)(x)
 
 
@@ -200,7 +201,7 @@ def test_variables_leave_the_graph(refuses_whole_graph):
     "transformation", [torch.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())]
 )
 def test_transformations_leave_the_graph(transformation, refuses_whole_graph):
-    with refuses_whole_graph(r"would drop the rule of an op under torch\.func"):
+    with refuses_whole_graph(r"torch\.compile drops rules under torch\.func"):
         torch.compile(transformation(sine), backend="aot_eager", fullgraph=True)(torch.randn(3))
 
 

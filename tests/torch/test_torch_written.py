@@ -504,7 +504,7 @@ def second_order(op, x=X):
     return torch.autograd.grad(first.sum(), x)[0]
 
 
-def test_what_f_computes_from_its_output_has_the_derivative_of_f():
+def test_a_residual_that_f_computes_from_its_output():
     def f(x):
         y = x.exp()
         z = 2 * y
@@ -587,7 +587,7 @@ def test_only_a_residual_that_is_differentiated_is_checked():
         torch.autograd.grad((of_x + of_w).sum(), w)
 
 
-def test_a_residual_of_a_graph_that_f_began_raises_in_second_order():
+def test_a_residual_of_a_graph_that_f_began_raises():
     @op_custom_gradient
     def op(x):
         with torch.enable_grad():
