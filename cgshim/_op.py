@@ -11,16 +11,16 @@ from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeAlias, Ty
 
 from cgshim._batches import WithBatches, require_batches
 from cgshim._call import Call, ForeignOutputError, output_of_constants
+from cgshim._closure import FunctionHolder, tensors_inside
 from cgshim._dispatch import backend_for, choice_for_plans, chosen_backend, is_lasting
 from cgshim._errors import CustomGradientTypeError, add_note, function_name, refusal
 from cgshim._foreign import is_traced
 from cgshim._gradients import Arguments
-from cgshim._closure import FunctionHolder, tensors_inside
-from cgshim._signature import Parameters, parameters_of
 from cgshim._plans import MOST, Plan, new_plan, no_plan
 from cgshim._protocol import Backend
-from cgshim._registry import load
 from cgshim._pytree import ONE_TENSOR, partition_each
+from cgshim._registry import load
+from cgshim._signature import Parameters, parameters_of
 from cgshim._variables import declared_variables
 
 P = ParamSpec("P")

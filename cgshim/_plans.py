@@ -13,13 +13,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from cgshim._call import Call
+from cgshim._closure import SIMPLE
 from cgshim._dispatch import framework_of_type, is_lasting
 from cgshim._foreign import KERAS
 from cgshim._gradients import Arguments
-from cgshim._closure import SIMPLE
-from cgshim._signature import Parameters
-from cgshim._registry import load
 from cgshim._pytree import ONE_TENSOR, partition, told_apart
+from cgshim._registry import load
+from cgshim._signature import Parameters
 
 Plan = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 """runs f on arguments of known types, with options; returns the output, or NotImplemented if one is no tensor"""

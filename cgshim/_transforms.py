@@ -22,7 +22,6 @@ from cgshim._errors import (
 from cgshim._foreign import converted_as_caller, not_converted
 from cgshim._gradients import check_gradient, zeros_like
 from cgshim._protocol import Backend, Tensor
-from cgshim._registry import name_of
 from cgshim._pytree import (
     ONE_TENSOR,
     TreeSpec,
@@ -31,6 +30,7 @@ from cgshim._pytree import (
     partition_each,
     subvals,
 )
+from cgshim._registry import name_of
 
 Pullback: TypeAlias = Callable[[Any], tuple[Any, ...]]
 FlatVjp: TypeAlias = Callable[

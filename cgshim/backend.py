@@ -13,22 +13,29 @@ from cgshim._call import (
     output_without_rule as output_without_rule,
     refuse_without_tensor as refuse_without_tensor,
 )
+from cgshim._closure import (
+    SIMPLE as SIMPLE,
+    Converted as Converted,
+    FunctionHolder as FunctionHolder,
+    Rebuild as Rebuild,
+    closure_convert as closure_convert,
+    tensors_inside as tensors_inside,
+)
 from cgshim._dispatch import (
     backend_or_numpy as backend_or_numpy,
     backend_to_convert_to as backend_to_convert_to,
     choice_for_plans as choice_for_plans,
     framework_of as framework_of,
     framework_of_type as framework_of_type,
-    is_lasting as is_lasting,
-    on_numpy as on_numpy,
     is_in_op as is_in_op,
     is_in_rule as is_in_rule,
+    is_lasting as is_lasting,
+    on_numpy as on_numpy,
     run_on as run_on,
     tensor_of_call as tensor_of_call,
     use_backend as use_backend,
     value_of as value_of,
 )
-from cgshim._op import CustomGradient as CustomGradient
 from cgshim._dtypes import (
     dtype_name as dtype_name,
     is_complex as is_complex,
@@ -61,22 +68,26 @@ from cgshim._gradients import (
     Arguments as Arguments,
     gradients_of_arguments as gradients_of_arguments,
 )
-from cgshim._closure import (
-    SIMPLE as SIMPLE,
-    Converted as Converted,
-    FunctionHolder as FunctionHolder,
-    Rebuild as Rebuild,
-    closure_convert as closure_convert,
-    tensors_inside as tensors_inside,
-)
 from cgshim._held import (
+    objects_held as objects_held,
     reached as reached,
     replace_held as replace_held,
-    objects_held as objects_held,
     tensors_held as tensors_held,
 )
-from cgshim._signature import Parameters as Parameters
+from cgshim._op import CustomGradient as CustomGradient
 from cgshim._protocol import Backend as Backend, Tensor as Tensor
+from cgshim._pytree import (
+    ONE_TENSOR as ONE_TENSOR,
+    SLOT as SLOT,
+    TreeSpec as TreeSpec,
+    as_tensor as as_tensor,
+    combine_each as combine_each,
+    partition as partition,
+    partition_each as partition_each,
+    subvals as subvals,
+    told_apart as told_apart,
+    with_leaves as with_leaves,
+)
 from cgshim._registry import (
     available_backends as available_backends,
     imported_when_called as imported_when_called,
@@ -90,16 +101,5 @@ from cgshim._rule import (
     refuse_nonlinear_jvp as refuse_nonlinear_jvp,
 )
 from cgshim._scope import RuleScope as RuleScope
-from cgshim._pytree import (
-    ONE_TENSOR as ONE_TENSOR,
-    SLOT as SLOT,
-    TreeSpec as TreeSpec,
-    as_tensor as as_tensor,
-    combine_each as combine_each,
-    partition as partition,
-    partition_each as partition_each,
-    subvals as subvals,
-    told_apart as told_apart,
-    with_leaves as with_leaves,
-)
+from cgshim._signature import Parameters as Parameters
 from cgshim._transforms import op_vjp as op_vjp

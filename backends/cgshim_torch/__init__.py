@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from cgshim.backend import Call, Tensor, has_no_derivative, output_without_rule
-from cgshim_torch._function import attach
 from cgshim_torch._export import exported, is_exporting, recorded
-from cgshim_torch._functorch import mapped as mapped, transformed
 from cgshim_torch._fast_path import PlainCalls
+from cgshim_torch._function import attach
+from cgshim_torch._functorch import mapped as mapped, transformed
 from cgshim_torch._private import is_transformed
 from cgshim_torch._tensors import (
     convert_to_numpy as convert_to_numpy,
@@ -65,6 +65,15 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
     if is_exporting():
         return exported(call, inputs)
     return transformed(call, inputs) if is_transformed() else attach(call, inputs)
+
+
+def run_again(run: Callable[[], Any], refuse: Callable[[], NoReturn], /) -> Any:
+    """Run f for a derivative; raise an error if it draws random numbers."""
+    state = torch.get_rng_state()
+    result = run()
+    if not torch.equal(state, torch.get_rng_state()):
+        refuse()
+    return result
 
 
 def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cgshim.backend import Call, Tensor, tensors_inside
-from cgshim_torch._private import functorch, is_wrapped, has_tangent
+from cgshim_torch._private import functorch, has_tangent, is_wrapped
 
 Edge = tuple[Any, int]
 

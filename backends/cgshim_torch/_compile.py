@@ -10,13 +10,15 @@ from torch._dynamo.eval_frame import set_code_exec_strategy
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 
 from cgshim.backend import Call, CustomGradient, Tensor, has_no_derivative, output_without_rule
-from cgshim_torch._function import Run, attach
 from cgshim_torch._export import exported
-from cgshim_torch._functorch import transformed
-from cgshim_torch._private import is_transformed
+from cgshim_torch._function import Run, attach
+from cgshim_torch._functorch import Transformed, transformed
+from cgshim_torch._private import differentiates_other_graph, forward_ad, is_transformed
 
 _attached = torch.compiler.disable(attach, reason="cgshim: f reads variables, or its gradient is once_differentiable")
 _transformed = torch.compiler.disable(transformed, reason="cgshim: torch.compile drops rules under torch.func")
+_differentiates_other_graph = torch.compiler.assume_constant_result(differentiates_other_graph)
+_break_graph = torch.compiler.disable(lambda: None, reason="cgshim: torch.compile loses a pullback that f has made")
 _is_transformed = torch.compiler.assume_constant_result(is_transformed)
 
 
@@ -28,7 +30,8 @@ def run_calls_whole() -> bool:
     undoes this, so each traced call does it again.
     """
     skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-    for function in (CustomGradient.__call__, CustomGradient.__get__, Run.gradients):
+    functions = (CustomGradient.__call__, CustomGradient.__get__, Run.gradients)
+    for function in (*functions, Transformed.backward, Transformed.jvp):
         set_code_exec_strategy(function.__code__, skip)
     return True
 
@@ -38,7 +41,8 @@ def traced(call: Call, inputs: Sequence[Tensor]) -> Any:
     run_calls_whole()
     if has_no_derivative(call.f):
         return output_without_rule(call, inputs)
-    if _is_transformed():
+    # Dynamo guards the level that is read here
+    if forward_ad._current_level >= 0 or _is_transformed():
         return _transformed(call, inputs)
     if not torch.is_grad_enabled():
         return call.output_of(inputs)
@@ -78,6 +82,8 @@ class Traced(torch.autograd.Function):  # type: ignore[misc]
         device, dtype, enabled = ctx.autocast
         with torch.autocast(device, dtype, enabled):
             gradients, of_variables = ctx.rule(inputs, upstreams, variables, ctx.needs_input_grad[3 : 3 + len(inputs)])
+        if _differentiates_other_graph():
+            _break_graph()
         return None, None, None, *gradients, *of_variables, *[None for _ in (*inputs, *upstreams)]
 
 

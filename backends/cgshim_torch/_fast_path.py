@@ -15,8 +15,8 @@ import torch
 
 from cgshim.backend import Call, RuleSignature, Tensor, partition
 from cgshim_torch._export import is_exporting
-from cgshim_torch._function import CustomGradient, Run, attach_to
-from cgshim_torch._private import is_transformed
+from cgshim_torch._function import CustomGradient, Run, attach_to, versions_of
+from cgshim_torch._private import is_any_autocast_enabled, is_transformed
 
 
 class PlainCalls:
@@ -35,25 +35,25 @@ class PlainCalls:
         call = self.call.with_f(f, options)
         if not torch.is_grad_enabled() or is_transformed() or is_exporting():
             return call.backend.custom_gradient(call, args)
-        inputs, versions, differentiated = [], [], False
+        inputs, differentiated = [], False
         for x in args:
             if x.requires_grad:
                 x, differentiated = x.detach(), True
             inputs.append(x)
-            versions.append(x._version)
+        versions = versions_of(inputs)
         try:
             result = call.run(inputs)
         finally:
             if not torch.is_grad_enabled():  # as after Function.forward
                 torch.set_grad_enabled(True)
-        if versions != [x._version for x in inputs]:
+        if versions != versions_of(inputs):
             call.refuse_writing()
         signature = self.signature_of(result)
         if signature is None:
             return attach_to(call, args, inputs, result)
         output, grad_fn = result
         if not differentiated:
-            return output if all([output is not x for x in inputs]) else output.detach()
+            return attach_to(call, args, inputs, result)
         return self.attach(call, signature, args, inputs, output, grad_fn)
 
     def attach(
@@ -69,16 +69,14 @@ class PlainCalls:
         is_one = self.count is None
         own = dict(zip(map(id, inputs), args, strict=True))
         outputs = (output,) if is_one else output
-        if not own.keys().isdisjoint(map(id, outputs)):
+        if not own.keys().isdisjoint(map(id, outputs)) or len(set(map(id, outputs))) < len(outputs):
             return attach_to(call, args, inputs, (output, grad_fn))
         run = Run(call, signature, args)
         residuals = run.convert(grad_fn)
         results = tuple([y.detach() for y in outputs])
-        for y, result in zip(outputs, results, strict=True):
-            own.setdefault(id(y), result)
+        own.update(zip(map(id, outputs), results, strict=True))
         saved = run.saved_of(own, residuals, args, ())
-        attached = Plain.apply((run, saved, results[0] if is_one else results), *args)
-        return attached
+        return Plain.apply((run, saved, results[0] if is_one else results), *args)
 
     def signature_of(self, result: Any) -> RuleSignature | None:
         """Return how a rule is called if it and the output are plain, and f captured nothing."""
@@ -105,9 +103,10 @@ class Plain(CustomGradient):
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        run, saved = ctx.run, ctx.saved_tensors
-        if torch.is_grad_enabled() or run.autocast is not None or run.refuse is not None:
-            return None, *run.gradients(saved, upstreams, ctx.needs_input_grad[1:])
+        run = ctx.run
+        if torch.is_grad_enabled() or is_any_autocast_enabled() or run.autocast or run.refuse:
+            return CustomGradient.backward(ctx, *upstreams)
+        saved = ctx.saved_tensors if ctx.saves else ()
         gradients, _ = run.signature.gradients(
             run.rebuild(saved), saved[run.count :], upstreams, run.shapes, run.dtypes
         )

@@ -28,7 +28,8 @@ from cgshim.backend import (
     with_leaves,
 )
 from cgshim_torch._captured import captured_by, edge_of, reached
-from cgshim_torch._private import is_any_autocast_enabled
+from cgshim_torch._cut import Cut
+from cgshim_torch._private import forward_ad, is_any_autocast_enabled
 from cgshim_torch._refusing import refusing
 from cgshim_torch._tensors import alias
 from cgshim_torch._vjp import differ
@@ -40,14 +41,14 @@ def attach(call: Call, inputs: Sequence[Tensor]) -> Any:
     if call.takes_needs_input_grad:
         call = call.with_needs_input_grad([recording and x.requires_grad for x in inputs])
     if not recording:
-        return _without_graph(call, call.read_output(call.run(inputs), inputs))
+        return _without_graph(call, call.read_output(call.run(inputs), inputs), inputs)
     seen = [x.detach() for x in inputs]
-    versions = [x._version for x in seen]
+    versions = versions_of(seen)
     try:
         result = call.run(seen)
     finally:
         torch.set_grad_enabled(True)  # whatever f has set, as after Function.forward
-    if versions != [x._version for x in seen]:
+    if versions != versions_of(seen):
         call.refuse_writing()
     return attach_to(call, inputs, seen, result)
 
@@ -95,20 +96,29 @@ def _results_of(
     own, results = dict(given), []
     for y in outputs:
         result = given.get(id(y))  # an output may be an argument
-        if result is None:
+        if result is None and id(y) in own:
+            result = y.detach().clone()  # an output that comes twice may be written to once
+        elif result is None:
             # a view stays one: autograd forbids to write to what shows an input
             result = y if y._is_view() and not y.requires_grad else y.detach()
-            own.setdefault(id(y), result)
+            own[id(y)] = result
         results.append(result)
     return own, tuple(results)
 
 
-def _without_graph(call: Call, output: Any) -> Any:
-    """Return f's output, in which no tensor requires grad."""
-    if type(output) is torch.Tensor:
-        return output.detach() if output.requires_grad else output
-    cut = lambda t: t.detach() if isinstance(t, torch.Tensor) and t.requires_grad else t
-    return with_leaves(call.backend, cut, output)
+def _without_graph(call: Call, output: Any, inputs: Sequence[Tensor]) -> Any:
+    """Return f's output, in which no tensor requires grad, or is an argument."""
+
+    def cut(t: Any) -> Any:
+        is_tensor = isinstance(t, torch.Tensor)
+        return t.detach() if is_tensor and (t.requires_grad or any(t is x for x in inputs)) else t
+
+    return cut(output) if type(output) is torch.Tensor else with_leaves(call.backend, cut, output)
+
+
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the versions of tensors, which writing to them changes; inference tensors have none."""
+    return [0 if t.is_inference() else t._version for t in tensors]
 
 
 class CustomGradient(torch.autograd.Function):  # type: ignore[misc]
@@ -117,13 +127,15 @@ class CustomGradient(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, of_run: tuple[Run, Sequence[Tensor], Any], *primals: Tensor) -> Any:
         ctx.run, saved, results = of_run
+        ctx.saves = bool(saved)
         ctx.save_for_backward(*saved)
         return results
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = ctx.run.gradients(ctx.saved_tensors, upstreams, ctx.needs_input_grad[1:])
-        return None, *gradients
+        # several backward passes go through an op that saves nothing
+        saved = ctx.saved_tensors if ctx.saves else ()
+        return None, *ctx.run.gradients(saved, upstreams, ctx.needs_input_grad[1:])
 
 
 class Run:
@@ -199,26 +211,31 @@ class Run:
         """Return the rule's gradients of inputs and variables, which autograd may record."""
         residuals, rest, count = saved[: self.count], saved[self.count :], len(self.shapes)
         variables, inputs = rest[: self.variables], rest[self.variables :][:count]
-        further = torch.is_grad_enabled()
+        further = torch.is_grad_enabled() or forward_ad._current_level >= 0
         if further and self.made and self.refuse is None:
             residuals = connected(self, residuals, inputs, variables)
         rule = self.rule_around(residuals)
-        with self.modes(without_graph=further and self.refuse is not None):
+        with self.modes(upstreams, without_graph=further and self.refuse is not None):
             gradients, of_variables = rule(inputs, upstreams, variables, needed[:count])
         every = [*gradients, *of_variables]
         if further and self.refuse is not None:
             return refusing(self.refuse, every, [*saved, *upstreams])
         return every
 
-    def modes(self, without_graph: bool = False) -> AbstractContextManager[Any]:
-        """Return a context in which the rule runs: under the autocast of f."""
-        if self.autocast is None and not without_graph:
+    def modes(
+        self, tensors: Sequence[Tensor], without_graph: bool = False
+    ) -> AbstractContextManager[Any]:
+        """Return a context in which the rule runs on tensors: under the autocast of f."""
+        is_autocast = self.autocast is not None or is_any_autocast_enabled()
+        if not (is_autocast or without_graph):
             return _NO_CONTEXT
         modes = ExitStack()
         if without_graph:
             modes.enter_context(torch.no_grad())
         if self.autocast is not None:
             modes.enter_context(torch.autocast(*self.autocast))
+        elif is_autocast and tensors:
+            modes.enter_context(torch.autocast(tensors[0].device.type, enabled=False))
         return modes
 
 
@@ -264,7 +281,9 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
         cut = Cut()
         inputs = _differentiable([cut(x) for x in inputs] if variables else inputs)
         again = made_again(run, firsts, inputs)
-        by = [*inputs, *variables]
+        # a checkpoint or a hook returns copies of the variables that f reads
+        read = run.call.variables or captured_by(run.call, again, inputs)
+        by = [*inputs, *(read if len(read) == len(variables) else variables)]
         places = [at for at, x in enumerate(by) if ctx.needs_input_grad[2 + ctx.count + at]]
         ends = [at for at, u in enumerate(upstreams) if u is not None]
         require_connected(run.call, [again[at] for at in ends], by)
@@ -282,44 +301,10 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
         return None, None, *[None] * ctx.count, *subvals([None] * len(by), places, gradients)
 
 
-class Cut:
-    """Cuts tensors off from what they were made of, while it is entered.
-
-    An argument may be made of a variable: the gradient of the variable in `Recomputed` must not
-    contain the argument's.
-    """
-
-    def __init__(self) -> None:
-        self.is_closed = False
-
-    def __call__(self, x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            return Cuttable.apply(self, x) if x.requires_grad else x  # type: ignore[no-any-return]
-
-    def __enter__(self) -> None:
-        self.is_closed = True
-
-    def __exit__(self, *_: object) -> None:
-        self.is_closed = False
-
-
-class Cuttable(torch.autograd.Function):  # type: ignore[misc]
-    """Returns an alias of a tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, cut: Cut, x: Tensor) -> Tensor:
-        ctx.cut = cut
-        return alias(x)
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor | None]:
-        return None, None if ctx.cut.is_closed else upstream
-
-
 def made_again(run: Run, firsts: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Run f again, as a checkpoint does, and return the residuals that it makes."""
     call = run.call
-    with torch.enable_grad(), run.modes():
+    with torch.enable_grad(), run.modes(inputs):
         _, rule = call(inputs)
     residuals = closure_convert(rule.grad_fn, call.backend, call.constants).residuals
     if len(residuals) != run.count or differ(firsts, [residuals[at] for at in run.made]):

@@ -27,7 +27,15 @@ from cgshim.backend import (
     tensors_inside,
 )
 from cgshim_torch._captured import captured_by, refuse_captured_tangents
-from cgshim_torch._private import batches_of, forward_ad, functorch, is_wrapped, primal_of, unwrapped
+from cgshim_torch._function import versions_of
+from cgshim_torch._private import (
+    batches_of,
+    forward_ad,
+    functorch,
+    is_wrapped,
+    primal_of,
+    unwrapped,
+)
 from cgshim_torch._refusing import refusing
 from cgshim_torch._vjp import transposed
 
@@ -40,9 +48,9 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Any:
         innermost = max(inputs, key=functorch.maybe_get_level)
         if functorch.is_batchedtensor(innermost):
             return tuple(OverBatch.apply(call.f, *inputs))
-    versions = [x._version for x in inputs]
+    versions = versions_of(inputs)
     result, refusals = _run_in_forward_mode(call, inputs)
-    if versions != [x._version for x in inputs]:
+    if versions != versions_of(inputs):
         call.refuse_writing()
     outputs, rule = call.read(result, inputs)
     variables = () if is_in_rule() else _variables_of(call, rule, outputs, inputs)
@@ -254,8 +262,10 @@ class Transformed(torch.autograd.Function):  # type: ignore[misc]
             primals = list(map(primal_of, ctx.saved_tensors))
             pushed = ctx.run.tangents(primals, tangents)
             outputs = primals[len(primals) - len(pushed) :]
+            given = set(map(id, tangents))  # what the caller may write to must not be the caller's
             return tuple([
-                torch.zeros_like(y) if t is None and is_differentiable(y.dtype) else t
+                (torch.zeros_like(y) if is_differentiable(y.dtype) else None) if t is None
+                else t.clone() if id(t) in given else t
                 for t, y in zip(pushed, outputs, strict=True)
             ])  # fmt: skip
 

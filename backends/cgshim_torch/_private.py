@@ -63,3 +63,16 @@ def batches_of(t: torch.Tensor) -> set[int]:
             levels.add(functorch.maybe_get_level(t))
         t = functorch.get_unwrapped(t)
     return levels
+
+
+def differentiates_other_graph() -> bool:
+    """Return True if the backward graph that Dynamo traces calls a pullback of another graph.
+
+    Dynamo hands over its tensors without their graph, so the gradients would be zero (torch 2.13).
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._functorch.eager_transforms import _autograd_grad
+
+    graph = InstructionTranslator.current_tx().output.current_tracer.graph
+    calls = [node for node in graph.nodes if node.target is _autograd_grad]
+    return any(x.op == "placeholder" for call in calls for x in (*call.args[0], *call.args[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -18,8 +18,9 @@ from cgshim.backend import (
     tensors_inside,
 )
 from cgshim_torch._captured import reached
-from cgshim_torch._tensors import alias
+from cgshim_torch._cut import Cut
 from cgshim_torch._private import functorch, is_transformed, is_wrapped
+from cgshim_torch._tensors import alias
 
 Vjp = tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]
 
@@ -73,8 +74,11 @@ def _vjp_by_autograd(
     outside = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.enable_grad():
         # a node of its own for each: an input that comes twice has two gradients
+        cut = Cut()
         own = [
-            alias(x) if x.requires_grad and outside else x.detach().requires_grad_()
+            alias(cut(x) if variables else x)
+            if x.requires_grad and outside
+            else x.detach().requires_grad_()
             for x in [x.clone() if x.is_inference() else x for x in inputs]
         ]
         outputs = fn(*own)
@@ -91,10 +95,11 @@ def _vjp_by_autograd(
             return [torch.zeros_like(x) for x in by]
         # the inputs of a second run of f, which has other tensors and the same flags
         further = outside or any(t.requires_grad for t in (*upstreams, *inputs))
-        return torch.autograd.grad(
-            [outputs[at] for at in connected], by, [upstreams[at] for at in connected],
-            retain_graph=True, create_graph=further and torch.is_grad_enabled(), materialize_grads=True,
-        )  # fmt: skip
+        with cut:
+            return torch.autograd.grad(
+                [outputs[at] for at in connected], by, [upstreams[at] for at in connected],
+                retain_graph=True, create_graph=further and torch.is_grad_enabled(), materialize_grads=True,
+            )  # fmt: skip
 
     # other tensors than the pullback's own, in each run of an f that calls op_vjp
     return tuple([alias(y) if outside else y.detach() for y in outputs]), pullback
@@ -151,8 +156,9 @@ def _tolerance(x: Tensor, y: Tensor) -> dict[str, float]:
 
 def ramp(like: Tensor, place: int) -> Tensor:
     """Return a tensor of small numbers that are all different, and others at each place."""
-    numbers = torch.linspace(0.5, 1.0, max(like.numel(), 1), dtype=like.real.dtype, device=like.device)
-    return ((1.0 + place / 4.0) * numbers[: like.numel()]).reshape(like.shape).to(like.dtype)
+    counted = torch.ones_like(like, requires_grad=False).reshape(-1).cumsum(0)  # for DTensors too
+    numbers = 0.5 + counted / (2.0 * max(like.numel(), 1))
+    return ((1.0 + place / 4.0) * numbers).reshape(like.shape).to(like.dtype)
 
 
 def _alternating(like: Tensor) -> Tensor:

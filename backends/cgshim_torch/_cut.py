@@ -1,0 +1,44 @@
+"""Cut tensors off from what they were made of, for one derivative."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from cgshim.backend import Tensor
+from cgshim_torch._tensors import alias
+
+
+class Cut:
+    """Cuts tensors off from what they were made of, while it is entered.
+
+    An argument may be made of a variable: the variable's own gradient must not contain what comes
+    through the argument.
+    """
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return Cuttable.apply(self, x) if x.requires_grad else x  # type: ignore[no-any-return]
+
+    def __enter__(self) -> None:
+        self.is_closed = True
+
+    def __exit__(self, *_: object) -> None:
+        self.is_closed = False
+
+
+class Cuttable(torch.autograd.Function):  # type: ignore[misc]
+    """Returns an alias of a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, cut: Cut, x: Tensor) -> Tensor:
+        ctx.cut = cut
+        return alias(x)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[None, Tensor | None]:
+        return None, None if ctx.cut.is_closed else upstream
