@@ -253,7 +253,9 @@ class Call:
         """
         variables = self.variables
         undeclared = [t for t in captured if not any(t is v for v in variables)]
-        if undeclared and (variables or len(undeclared) > 1 or self.arguments.variables is not None):
+        if undeclared and (
+            variables or len(undeclared) > 1 or self.arguments.variables is not None
+        ):
             self.refuse_undeclared(undeclared)
         variables = variables or undeclared
         for v in variables:

@@ -80,7 +80,7 @@ def closure_convert(
 def _fill(
     template: Any, backend: Backend, constants: Collection[int], tensors: Sequence[Any]
 ) -> Any:
-    return _Copier(backend, _is_slot, lambda slot: tensors[slot.index], constants, [])(template)
+    return _Copier(backend, _is_slot, lambda slot: tensors[slot.number], constants, [])(template)
 
 
 # --- Fast path: the cells hold tensors and numbers ------------------------------------------------
@@ -127,7 +127,7 @@ def _fill_plain(
 class _Slot(NamedTuple):
     """The place of a tensor in a template."""
 
-    index: int
+    number: int
 
 
 def _is_slot(x: object) -> bool:
@@ -221,7 +221,7 @@ class _Copier:
         self.copies[id(f)] = new  # before its cells are filled: it may call itself
         for copy, cell in unfilled:
             copy.cell_contents = self(cell.cell_contents)
-        new.__defaults__ = f.__defaults__ and tuple([*map(self, f.__defaults__)])
+        new.__defaults__ = f.__defaults__ and (*map(self, f.__defaults__),)
         new.__kwdefaults__ = f.__kwdefaults__ and self.values(f.__kwdefaults__)
         new.__dict__.update(self.values(f.__dict__))
         pairs = [(copy.cell_contents, cell.cell_contents) for copy, cell in unfilled]
@@ -276,7 +276,7 @@ def _attributes(x: Any) -> dict[str, Any]:
     return {name: getattr(x, name) for name in names if hasattr(x, name)}
 
 
-def _object(kind: type, names: Sequence[str], parts: Sequence[Any]) -> Any:
+def _object(kind: Any, names: Sequence[str], parts: Sequence[Any]) -> Any:
     x = kind.__new__(kind)  # not __init__, which may check or compute
     for name, part in zip(names, parts, strict=True):
         object.__setattr__(x, name, part)  # a dataclass may be frozen

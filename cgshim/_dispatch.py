@@ -45,8 +45,8 @@ def config_backend() -> str | None:
     -------
     str or None
         The name from `use_backend` in this context, else `set_backend`, else the environment
-        variable CGSHIM_BACKEND when cgshim was imported. If none chooses: within f and grad_fn the backend of the op's call,
-        and "torch" in code that torch.compile traces.
+        variable CGSHIM_BACKEND when cgshim was imported. If none chooses: within f and grad_fn
+        the backend of the op's call, and "torch" in code that torch.compile traces.
 
     Examples
     --------

@@ -184,7 +184,9 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         of_call = Arguments(self._name, backend, names, specs, are_tensors)
         variables: Sequence[Any] = ()
         if self._variables is not None:
-            variables, of_call.variables = declared_variables(self._name, backend, self._f, self._variables)
+            variables, of_call.variables = declared_variables(
+                self._name, backend, self._f, self._variables
+            )
         call = self._calls_of(self._f, options)(of_call)
         call.variables = variables
         return call, inputs

@@ -215,7 +215,9 @@ def _vjp(
     def flat_fn(*tensors: Tensor) -> Sequence[Tensor]:
         nonlocal spec_of_output
         outputs, spec_of_output = partition(
-            op, backend, run_outside_rule(fn, *combine_each(specs, subvals(inputs, places, tensors)))
+            op,
+            backend,
+            run_outside_rule(fn, *combine_each(specs, subvals(inputs, places, tensors))),
         )
         return outputs
 

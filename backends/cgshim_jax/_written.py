@@ -26,9 +26,9 @@ from cgshim.backend import (
     Rule,
     RuleScope,
     TransformationError,
+    objects_held,
     place_of,
     subvals,
-    objects_held,
 )
 from cgshim_jax._graph import depends_only_on
 from cgshim_jax._linearity import calls

@@ -58,7 +58,7 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         from cgshim_torch._compile import traced
 
         return traced(call, inputs)
-    if any([isinstance(x, torch.fx.Proxy) for x in inputs]):
+    if any(isinstance(x, torch.fx.Proxy) for x in inputs):
         return recorded(call, inputs)
     if has_no_derivative(call.f):
         return output_without_rule(call, inputs)
@@ -81,7 +81,9 @@ def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:
     if has_no_derivative(call.f) or not all(issubclass(kind, torch.Tensor) for kind in types):
         return None
 
-    if not (call.takes_needs_input_grad or call.once_differentiable or call.kind_of_rule.is_transpose):
+    if not (
+        call.takes_needs_input_grad or call.once_differentiable or call.kind_of_rule.is_transpose
+    ):
         return PlainCalls(call)
     return lambda f, args, options: custom_gradient(call.with_f(f, options), args)
 

@@ -22,7 +22,7 @@ class Cut:
 
     def __call__(self, x: Tensor) -> Tensor:
         with torch.enable_grad():
-            return Cuttable.apply(self, x) if x.requires_grad else x  # type: ignore[no-any-return]
+            return Cuttable.apply(self, x) if x.requires_grad else x
 
     def __enter__(self) -> None:
         self.is_closed = True

@@ -57,9 +57,9 @@ def attach_to(call: Call, inputs: Sequence[Tensor], seen: Sequence[Tensor], resu
     """Return the output of a run of f on the detached inputs, with the gradient of its rule."""
     outputs, rule = call.read(result, seen)
     variables = _variables_of(call, rule, outputs, inputs)
-    if not any([x.requires_grad for x in (*inputs, *variables)]):
+    if not any(x.requires_grad for x in (*inputs, *variables)):
         return rule.output.combine(
-            [y.detach() if y.requires_grad or any([y is x for x in inputs]) else y for y in outputs]
+            [y.detach() if y.requires_grad or any(y is x for x in inputs) else y for y in outputs]
         )
     run = Run(call, rule.signature, inputs, rule.needed)
     residuals = run.convert(rule.grad_fn)
@@ -67,9 +67,7 @@ def attach_to(call: Call, inputs: Sequence[Tensor], seen: Sequence[Tensor], resu
     own, results = _results_of(outputs, inputs, seen)
     own.update((id(x), x) for x in variables)
     saved = run.saved_of(own, residuals, inputs, variables)
-    return rule.output.combine(
-        CustomGradient.apply((run, saved, results), *inputs, *variables)
-    )
+    return rule.output.combine(CustomGradient.apply((run, saved, results), *inputs, *variables))
 
 
 def _variables_of(
@@ -78,7 +76,7 @@ def _variables_of(
     """Return the variables of the call: declared, or the one tensor that f captured."""
     if is_in_rule() and not call.variables:
         return ()
-    captured = captured_by(call, outputs) if any([y.requires_grad for y in outputs]) else ()
+    captured = captured_by(call, outputs) if any(y.requires_grad for y in outputs) else ()
     if not (captured or call.variables):
         return ()
     variables = call.captured_variables(captured, inputs)
@@ -243,7 +241,7 @@ _NO_CONTEXT = nullcontext()
 
 
 def _is_float(t: Tensor) -> bool:
-    return t.is_floating_point() or t.is_complex()
+    return bool(t.is_floating_point() or t.is_complex())
 
 
 # --- Higher derivatives ---------------------------------------------------------------------------
@@ -291,7 +289,7 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
         if not ends:
             return (None,) * (2 + ctx.count + len(by))
         with cut:
-            gradients = torch.autograd.grad(
+            gradients: Sequence[Tensor | None] = torch.autograd.grad(
                 [again[at] for at in ends],
                 [by[at] for at in places],
                 [upstreams[at] for at in ends],
@@ -329,4 +327,3 @@ def _differentiable(inputs: Sequence[Tensor]) -> list[Tensor]:
             alias(x) if x.requires_grad or not _is_float(x) else x.detach().requires_grad_()
             for x in inputs
         ]
-

@@ -66,7 +66,9 @@ def _variables_of(
     call: Call, rule: Rule, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> Sequence[Tensor]:
     """Return the declared variables; what f captures besides is an error."""
-    captured = [t for t in captured_by(call, outputs, inputs) if not any(t is v for v in call.variables)]
+    captured = [
+        t for t in captured_by(call, outputs, inputs) if not any(t is v for v in call.variables)
+    ]
     if captured:
         call.refuse_undeclared(captured)
     if call.variables:
@@ -183,7 +185,9 @@ class TransformedRun:
 
     def require_residuals(self, levels: int) -> None:
         """Raise an error if a residual has no tangent from a host function at more levels."""
-        if len(self.host_refusals) > levels and any(is_differentiable(t.dtype) for t in self.residuals):
+        if len(self.host_refusals) > levels and any(
+            is_differentiable(t.dtype) for t in self.residuals
+        ):
             next(iter(self.host_refusals.values()))()
 
     def checked_once(
@@ -209,18 +213,18 @@ class TransformedRun:
         ends = [at for at, y in enumerate(outputs) if is_differentiable(y.dtype)]
         if not moving:
             return [None] * self.outputs
-        zeros = [torch.zeros_like(y) for y in outputs]
+        no_upstreams = [torch.zeros_like(y) for y in outputs]
 
         def gradients(*upstreams: Tensor) -> list[Tensor]:
-            every = self.gradients(tensors, subvals(zeros, ends, upstreams))
+            every = self.gradients(tensors, subvals(no_upstreams, ends, upstreams))
             return [
                 torch.zeros_like(tangents[at]) if every[at] is None else every[at] for at in moving
             ]
 
-        pushed = transposed(
+        result = transposed(
             gradients, [outputs[at] for at in ends], [tangents[at] for at in moving], self.call.refuse_nonlinear
         )  # fmt: skip
-        return subvals([None] * self.outputs, ends, pushed)
+        return subvals([None] * self.outputs, ends, result)
 
 
 class Transformed(torch.autograd.Function):  # type: ignore[misc]
@@ -244,14 +248,14 @@ class Transformed(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         # a pullback may be called after its level has ended
         tensors, run = [unwrapped(t) for t in ctx.saved_tensors], ctx.run
-        if all(u is None for u in upstreams):  # as of what f made, for the first order of an op around
+        if all(u is None for u in upstreams):  # an op around this one uses nothing of it
             return (None,) * len(ctx.needs_input_grad)
         run.require_residuals(0)
         outputs = tensors[len(tensors) - run.outputs :]
-        upstreams = [
+        full = [
             torch.zeros_like(y) if u is None else u for u, y in zip(upstreams, outputs, strict=True)
         ]
-        gradients = run.gradients(tensors, upstreams, ctx.needs_input_grad[1 : 1 + run.inputs])
+        gradients = run.gradients(tensors, full, ctx.needs_input_grad[1 : 1 + run.inputs])
         return None, *gradients, *[None] * (len(tensors) - run.leaves)
 
     @staticmethod

@@ -20,12 +20,12 @@ is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 def is_transformed() -> bool:
     """Return True if a transformation of torch.func, or a level of dual numbers, is active."""
-    return functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+    return bool(functorch.maybe_current_level() is not None or forward_ad._current_level >= 0)
 
 
 def is_wrapped(t: torch.Tensor) -> bool:
     """Return True for a tensor of a level of torch.func."""
-    return functorch.is_functorch_wrapped_tensor(t)  # type: ignore[no-any-return]
+    return bool(functorch.is_functorch_wrapped_tensor(t))
 
 
 def unwrapped(t: torch.Tensor) -> torch.Tensor:
@@ -40,8 +40,8 @@ def primal_of(t: torch.Tensor) -> torch.Tensor:
     if functorch.is_batchedtensor(t):
         inner = primal_of(functorch.get_unwrapped(t))
         dim, level = functorch.maybe_get_bdim(t), functorch.maybe_get_level(t)
-        return functorch._add_batch_dim(inner, dim, level)  # type: ignore[no-any-return]
-    return _forward_ad.unpack_dual(t).primal  # type: ignore[no-any-return]
+        return functorch._add_batch_dim(inner, dim, level)
+    return _forward_ad.unpack_dual(t).primal
 
 
 def has_tangent(t: torch.Tensor) -> bool:

@@ -87,7 +87,9 @@ def _vjp_by_autograd(
     outside = outside and (
         any(x.requires_grad for x in inputs)
         or bool({*map(id, reached(outputs, {}))} - {*map(id, own)})
-        or any(t.requires_grad for t in tensors_inside(fn, torch.is_tensor))  # a rule alone may read it
+        or any(
+            t.requires_grad for t in tensors_inside(fn, torch.is_tensor)
+        )  # a rule alone may read it
     )
 
     def pullback(upstreams: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -96,7 +98,7 @@ def _vjp_by_autograd(
         # the inputs of a second run of f, which has other tensors and the same flags
         further = outside or any(t.requires_grad for t in (*upstreams, *inputs))
         with cut:
-            return torch.autograd.grad(
+            return torch.autograd.grad(  # type: ignore[no-any-return]
                 [outputs[at] for at in connected], by, [upstreams[at] for at in connected],
                 retain_graph=True, create_graph=further and torch.is_grad_enabled(), materialize_grads=True,
             )  # fmt: skip

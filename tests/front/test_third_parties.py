@@ -74,7 +74,9 @@ def test_nobody_else_is_harmed(alien, entry_point):
 
 def test_the_framework_that_is_not_installed_is_the_owners_to_tell(install):
     install("alien", "alien_plugin", "import alien")
-    with pytest.raises(BackendError, match=r"could be installed: .*\balien \(install what is imported as alien\)"):
+    with pytest.raises(
+        BackendError, match=r"could be installed: .*\balien \(install what is imported as alien\)"
+    ):
         cgshim.set_backend("unknown")
 
 

@@ -26,10 +26,14 @@ def recompute(layer):
         def grad(upstream, variables):
             parameters = dict(zip(names, variables, strict=True))
             again = lambda x: functional_call(layer, parameters, (x,), options)
-            trained = [v for v, is_trained in zip(variables, are_trained) if is_trained]
+            trained = [
+                v for v, is_trained in zip(variables, are_trained, strict=False) if is_trained
+            ]
             gradients, of_trained = op_vjp(again, x, variables=trained)[1](upstream)
             of_trained = iter(of_trained)
-            return gradients, [next(of_trained) if is_trained else None for is_trained in are_trained]
+            return gradients, [
+                next(of_trained) if is_trained else None for is_trained in are_trained
+            ]
 
         are_trained = [p.requires_grad for p in layer.parameters()]
         return layer(op_stop_gradient(x), **options), grad
