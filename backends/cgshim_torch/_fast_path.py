@@ -86,7 +86,8 @@ class PlainCalls:
         is_one = type(output) is torch.Tensor
         if not is_one and (type(output) is not tuple or not output):
             return None
-        for y in (output,) if is_one else output:
+        outputs: Any = (output,) if is_one else output
+        for y in outputs:
             if type(y) is not torch.Tensor or y.requires_grad or y._is_view():
                 return None
         count = None if is_one else len(output)

@@ -286,16 +286,16 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
         ends = [at for at, u in enumerate(upstreams) if u is not None]
         require_connected(run.call, [again[at] for at in ends], by)
         ends = [at for at in ends if again[at].requires_grad]
-        if not ends:
-            return (None,) * (2 + ctx.count + len(by))
-        with cut:
-            gradients: Sequence[Tensor | None] = torch.autograd.grad(
-                [again[at] for at in ends],
-                [by[at] for at in places],
-                [upstreams[at] for at in ends],
-                create_graph=torch.is_grad_enabled(),
-                allow_unused=True,
-            )
+        gradients: Any = [None] * len(places)
+        if ends:
+            with cut:
+                gradients = torch.autograd.grad(
+                    [again[at] for at in ends],
+                    [by[at] for at in places],
+                    [upstreams[at] for at in ends],
+                    create_graph=torch.is_grad_enabled(),
+                    allow_unused=True,
+                )
         return None, None, *[None] * ctx.count, *subvals([None] * len(by), places, gradients)
 
 
