@@ -17,7 +17,7 @@ from cgshim.backend import (
     refusal,
     tensors_inside,
 )
-from cgshim_torch._captured import reached
+from cgshim_torch._captured import edge_of, reached
 from cgshim_torch._cut import Cut
 from cgshim_torch._private import functorch, is_transformed, is_wrapped
 from cgshim_torch._tensors import alias
@@ -64,6 +64,16 @@ def vjp_with_variables(
             raise refusal(CustomGradientTypeError, "op_vjp", must="variables must require grad",
                           got=describe(variable),
                           do="call its requires_grad_(), or pass it as an argument")  # fmt: skip
+        stops = {edge_of(v): v for v in variables if v is not variable and v.grad_fn is not None}
+        if any(
+            v is other
+            for v in reached([variable], stops)
+            for other in variables
+            if other is not variable
+        ):
+            raise refusal(CustomGradientTypeError, "op_vjp",
+                          must="variables must not be made of one another", got=describe(variable),
+                          do="pass the one as an argument of the other's function")  # fmt: skip
     return _vjp_by_autograd(fn, inputs, variables)
 
 
@@ -135,19 +145,21 @@ def transposed(
         else:
             checked = transpose
         there = pullback_there(upstreams)
-        products = [
-            _product(checked, points), _product(value, upstreams),
-            _product(there, elsewhere), _product(value_there, upstreams),
-        ]  # fmt: skip
-    pairs = zip([*checked, *products[::2]], [*there, *products[1::2]], strict=True)
-    if any(differ([x], [y], **_tolerance(x, y)) for x, y in pairs):
+        is_linear = (
+            not any(
+                differ([x], [y], **_tolerance(x, y)) for x, y in zip(checked, there, strict=True)
+            )
+            and _are_adjoint(checked, points, value, upstreams)
+            and _are_adjoint(there, elsewhere, value_there, upstreams)
+        )
+    if not is_linear:
         refuse("one that is not, as its values at two points show")
     return transpose
 
 
 def _tolerance(x: Tensor, y: Tensor) -> dict[str, float]:
-    """Return a tolerance for linear rules that are solvers, relative to the largest number."""
-    relative = 0.02 if x.dtype.itemsize > 2 else 0.1
+    """Return a tolerance relative to the largest number."""
+    relative = _relative(x)
     values = [_values_of(t).detach() for t in (x, y) if t.numel()]
     try:
         largest = max([float(t.abs().max()) for t in values], default=0.0)
@@ -158,21 +170,46 @@ def _tolerance(x: Tensor, y: Tensor) -> dict[str, float]:
 
 def ramp(like: Tensor, place: int) -> Tensor:
     """Return a tensor of small numbers that are all different, and others at each place."""
-    counted = torch.ones_like(like, requires_grad=False).reshape(-1).cumsum(0)  # for DTensors too
-    numbers = 0.5 + counted / (2.0 * max(like.numel(), 1))
+    numbers = 0.5 + _counted(like) / (2.0 * max(like.numel(), 1))
     return ((1.0 + place / 4.0) * numbers).reshape(like.shape).to(like.dtype)
 
 
 def _alternating(like: Tensor) -> Tensor:
     """Return -1, 3, -1, 3, ...: times these, numbers have other signs, another order and other ratios."""
-    return (4 * (torch.arange(like.numel(), device=like.device) % 2) - 1).reshape(like.shape)
+    return (4 * ((_counted(like) - 1) % 2) - 1).reshape(like.shape).to(like.dtype)
 
 
-def _product(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
-    """Return the real inner product."""
-    products = [(x * y.conj()).sum() for x, y in zip(xs, ys, strict=True)]
-    total = functools.reduce(torch.add, products)  # `sum` adds 0, which fails for an empty batch
-    return total.real if total.is_complex() else total
+def _counted(like: Tensor) -> Tensor:
+    """Return 1, 2, 3, ...: as many real numbers as like has, made by like's own class."""
+    is_double = like.dtype in (torch.float64, torch.complex128)
+    dtype = torch.float64 if is_double else torch.float32
+    return torch.ones_like(like, dtype=dtype, requires_grad=False).reshape(like.numel()).cumsum(0)
+
+
+def _are_adjoint(
+    gradients: Sequence[Tensor],
+    points: Sequence[Tensor],
+    values: Sequence[Tensor],
+    upstreams: Sequence[Tensor],
+) -> bool:
+    """Return True if <gradients, points> is <values, upstreams>, relative to the sum of all terms."""
+    terms = [
+        *[x * y.conj() for x, y in zip(gradients, points, strict=True)],
+        *[-x * y.conj() for x, y in zip(values, upstreams, strict=True)],
+    ]
+    # `sum` adds 0, which fails for an empty batch
+    total = _values_of(functools.reduce(torch.add, [t.sum() for t in terms]))
+    size = _values_of(functools.reduce(torch.add, [t.abs().sum() for t in terms]))
+    difference = (total.real if total.is_complex() else total).abs()
+    try:
+        return not bool((difference > _relative(terms[0]) * size).any())
+    except RuntimeError:  # of fake tensors
+        return True
+
+
+def _relative(x: Tensor) -> float:
+    """Return a tolerance for linear rules that are solvers."""
+    return 0.02 if x.dtype.itemsize > 2 else 0.1
 
 
 def differ(xs: Sequence[Tensor], ys: Sequence[Tensor], **tolerance: float) -> bool:

@@ -479,18 +479,6 @@ def test_a_rule_differentiates_a_helper_when_the_transformation_is_over(f):
     torch.testing.assert_close(kept[0](X)[0], 21 * X**3)
 
 
-def test_a_helper_by_variables_is_refused_when_the_transformation_is_over():
-    def scaled(w):
-        def f(x):
-            return x * w, lambda u, variables: op_vjp(lambda x: x * w, x, variables=variables)[1](u)
-
-        return op_custom_gradient(f)(X)
-
-    _, pullback = vjp(scaled, 2 * X)
-    with pytest.raises(CustomGradientTypeError, match="variables must require grad"):
-        pullback(X)
-
-
 # --- Rules without gradients ----------------------------------------------------------------------
 
 
