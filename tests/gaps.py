@@ -26,7 +26,8 @@ _CONSTANTS = (
     "(issue #50)"
 )
 NOT_REWRITTEN: dict[str, str] = {
-    "declared_variables": _DECLARED,
+    "declared_variables[a callable]": _DECLARED,
+    "declared_variables[a tree]": _DECLARED,
     "declared_variables_beside_an_argument": _DECLARED,
     "declared_variables_in_a_second_derivative": _DECLARED,
     "declared_variables_of_a_method": _DECLARED,
