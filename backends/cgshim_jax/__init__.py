@@ -23,15 +23,24 @@ from jax.lax import stop_gradient as stop_gradient
 from jax.numpy import asarray as convert_to_tensor  # noqa: F401  # a member of the backend
 from jax.tree_util import tree_unflatten as tree_unflatten
 
-from cgshim.backend import Call, Mapped, WithBatches, closure_convert, imported_when_called
+from cgshim.backend import (
+    Call,
+    Mapped,
+    WithBatches,
+    closure_convert,
+    imported_when_called,
+    tensors_inside,
+)
 from cgshim_jax._eager import CapturedError, EagerOp
 from cgshim_jax._linear import transpose
 from cgshim_jax._op import op, op_in_both_modes
+from cgshim_jax._private import is_mapped_now
 from cgshim_jax._tensors import (
     Array,
     are_traced,
     conjugate,
     convert_to_numpy as convert_to_numpy,
+    is_connected,
     is_differentiable,
     is_tensor as is_tensor,
     is_tracer,
@@ -57,7 +66,9 @@ def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
     if isinstance(call.f, WithBatches) and any(value_of(x) is None for x in inputs):
-        return call.f.mapped(call, inputs)  # something maps it, or may do so later
+        return call.f.mapped(call, inputs)  # vmap maps it, or may map it later
+    if isinstance(call.f, Mapped) and is_mapped_now(inputs):
+        return _map(call.f, inputs)
     held = _captured_tracers(call, inputs)
     if not held:
         try:
@@ -69,9 +80,10 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
 
 
 def _captured_tracers(call: Call, inputs: Sequence[Array]) -> list[Array]:
-    """Return the tracers among the declared variables and in f's closure that are no inputs."""
+    """Return the tracers among the variables, in f's closure and in objects that f holds."""
     function = partial(call.f, *call.static) if call.static else call.f
-    held = [*call.variables, *closure_convert(function, call.backend).residuals]
+    converted = closure_convert(function, call.backend)
+    held = [*call.variables, *converted.residuals, *tensors_inside(converted.opaque, is_tensor)]
     own = {id(x) for x in inputs}
     return [x for x in {id(x): x for x in held if is_tracer(x)}.values() if id(x) not in own]
 
@@ -81,7 +93,7 @@ def _without_captured(call: Call, inputs: Sequence[Array]) -> Any:
         eager = EagerOp(call)
         return eager.combined(_applied(eager, list(inputs)))
     output = call.output_of(inputs)
-    if any(map(is_tracer, jax.tree.leaves(output))):
+    if any(map(is_connected, jax.tree.leaves(output))):
         raise CapturedError
     return output
 
@@ -99,6 +111,10 @@ def _applied(f: Any, args: list[Array]) -> list[Array]:
 
 
 def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:
+    return _map(function, [*map(stop_gradient, inputs)])
+
+
+def _map(function: Mapped, inputs: Sequence[Array]) -> list[Array]:
     @custom_vmap
     def call(*tensors: Array) -> list[Array]:
         return list(function.run(None, [False] * len(tensors), *tensors)[0])
@@ -113,7 +129,7 @@ def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:
         outputs, have = function.run(size, batched, *whole)
         return list(outputs), list(have)
 
-    return call(*map(stop_gradient, inputs))
+    return call(*inputs)  # type: ignore[no-any-return]
 
 
 # --- Any function's gradient ----------------------------------------------------------------------

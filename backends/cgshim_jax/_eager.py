@@ -17,13 +17,21 @@ import jax.numpy as jnp
 from jax.errors import UnexpectedTracerError
 from jax.lax import stop_gradient
 
-from cgshim.backend import Call, Rule, closure_convert, describe, tensors_inside
+from cgshim.backend import (
+    Call,
+    CustomGradientError,
+    Rule,
+    closure_convert,
+    describe,
+    tensors_inside,
+)
 from cgshim_jax._op import Run, error_of, once_differentiable_error, push_by
 from cgshim_jax._tensors import (
     Array,
     are_traced,
     as_tensor,
     conjugate,
+    is_connected,
     is_differentiable,
     is_tensor,
     is_tracer,
@@ -74,7 +82,7 @@ class EagerOp:
 
     def _call(self, call: Call, args: Sequence[Array]) -> tuple[list[Array], Rule]:
         outputs, rule = call(args)
-        if any(map(is_tracer, outputs)) and not any(map(is_tracer, args)):
+        if not any(map(is_tracer, args)) and any(map(is_connected, outputs)):
             raise CapturedError
         self.spec = rule.output
         return outputs, rule
@@ -82,20 +90,23 @@ class EagerOp:
     def _run_on_tracers(self, call: Call, args: Sequence[Array]) -> Run:
         """Run f on the tracers of outer derivatives, or on their values if f reads these."""
         before, reads.happened = reads.happened, False
+        error: Exception | None = None
         sources = args
         try:
             outputs, rule = self._call(call, args)
-            is_opaque = reads.happened
         except (CapturedError, UnexpectedTracerError):
             raise
-        except Exception:  # noqa: BLE001  # JAX has several for an f that is opaque
+        except Exception as raised:  # noqa: BLE001  # JAX has several for an f that is opaque
+            error = raised.with_traceback(None)
             sources = [jnp.copy(value_of(x)) for x in args]  # no argument is another tensor too
             outputs, rule = self._call(call, sources)
-            is_opaque = True
         finally:
-            reads.happened = before
-        connected = ConnectedRule(call, rule, sources, outputs, is_opaque)
-        return Run(outputs, connected.residuals, connected)
+            is_opaque, reads.happened = reads.happened or error is not None, before
+        connected = ConnectedRule(call, rule, sources, outputs)
+        if connected.refusal is None and is_opaque:
+            connected.refusal = _unconnected_error(call, connected.residuals, error)
+        needed = tuple(rule.needed) if rule.needed is not None else None
+        return Run(outputs, connected.residuals, connected, needed)
 
     def _traced_op(self, args: Sequence[Array], needed: Sequence[bool] | None) -> TracedOp:
         """Return the call as jaxprs, made once; again if f or its rule uses needs_input_grad."""
@@ -141,9 +152,8 @@ class ConnectedRule(EagerRule):
     """The rule of a run in a higher derivative, rebuilt around args, outputs and residuals."""
 
     def __init__(
-        self, call: Call, rule: Rule, args: Sequence[Array], outputs: Sequence[Array],
-        is_opaque: bool,
-    ) -> None:  # fmt: skip
+        self, call: Call, rule: Rule, args: Sequence[Array], outputs: Sequence[Array]
+    ) -> None:
         super().__init__(call, rule, args, outputs)
         held, self.rebuild, opaque = closure_convert(rule.grad_fn, this_backend(), call.constants)
         index = {id(x): at for at, x in reversed([*enumerate(outputs)])}
@@ -154,26 +164,32 @@ class ConnectedRule(EagerRule):
         index |= {id(x): first_arg + at for at, x in enumerate(args)}
         self.count = len(held)
         self.reads = [index[id(x)] for x in held] + [*range(first_arg, first_arg + len(args))]
-        self.refusal = self.refusal or _unconnected_error(call, self.residuals, opaque, is_opaque)
+        if self.refusal is None:
+            self.refusal = _opaque_object_error(call, opaque)
 
     def bound(self, read: Sequence[Array]) -> tuple[Rule, Sequence[Any]]:
         """Return the rule around these tensors, and these arguments of f."""
         return self.rule.with_grad_fn(self.rebuild(read[: self.count])), read[self.count :]
 
 
-def _unconnected_error(
-    call: Call, residuals: Sequence[Array], opaque: Sequence[Any], is_opaque: bool
-) -> Exception | None:
-    """Return the error for derivatives of a rule that reads a float which has lost its derivative."""
+def _opaque_object_error(call: Call, opaque: Sequence[Any]) -> Exception | None:
+    """Return the error for the derivative of a float in an attribute of an object, if there is one."""
     for x in opaque:
         for tensor in tensors_inside(x, _is_float):
             where = f"grad_fn keeps in an attribute of {describe(x)}"
             return error_of(call.refuse_unconnected, tensor, where)
-    if not is_opaque:
-        return None
+    return None
+
+
+def _unconnected_error(
+    call: Call, residuals: Sequence[Array], error: Exception | None
+) -> Exception | None:
+    """Return the error for the derivative of a float that an opaque f made; f raised error, or None."""
     before = {id(x) for x in tensors_inside([call.f, *call.static], is_tensor)}
     for tensor in residuals:
-        if _is_float(tensor) and not is_tracer(tensor) and id(tensor) not in before:
+        if _is_float(tensor) and not is_connected(tensor) and id(tensor) not in before:
+            if isinstance(error, CustomGradientError):  # a function on the host
+                return error
             where = "f made of values that Python read"
             return error_of(call.refuse_unconnected, tensor, where)
     return None

@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cgshim_jax._tensors import Array, is_differentiable, is_tracer, typeof, zeros_of
+from cgshim_jax._tensors import Array, is_tracer, typeof, zeros_of
 
 Map = Callable[[Sequence[Array], Sequence[Array]], list[Array]]
 """a function of residuals and vectors, linear in the vectors"""
@@ -116,7 +116,8 @@ def _check_transpose(
     """
     point = [jnp.linspace(0.6, 1.7, x.size, dtype=x.dtype).reshape(x.shape) for x in types]
     pairs = zip(function(*point), vectors, strict=True), zip(point, result, strict=True)
-    sums = [[np.vdot(jnp.conj(a), b) for a, b in pair if is_differentiable(a)] for pair in pairs]
+    # real parts: the transpose of a map that is linear over the real numbers only
+    sums = [[np.real(np.vdot(jnp.conj(a), b)) for a, b in pair] for pair in pairs]
     scale = sum(np.abs(x) for each in sums for x in each)
     if np.abs(sum(sums[0]) - sum(sums[1])) > 1e-2 * scale:
         refuse("one that is not")

@@ -33,7 +33,9 @@ from cgshim_jax._tensors import (
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["outputs", "residuals"], meta_fields=["rule"]
+    jax.tree_util.register_dataclass,
+    data_fields=["outputs", "residuals"],
+    meta_fields=["rule", "needed"],
 )
 @dataclass
 class Run:
@@ -47,6 +49,8 @@ class Run:
     are the indices of the tensors ``read`` among outputs, residuals and args. ``rule.refusal`` is
     the error for the derivative of its gradients, or None.
     """
+    needed: tuple[bool, ...] | None = None
+    """the args whose gradients the rule returns; None for all"""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -148,7 +152,8 @@ def forward(
     """
     args = [*map(as_tensor, args)]
     f.check_captured(needed)
-    run = run or f.run(args, needed)
+    if run is None or (run.needed is not None and list(run.needed) != list(needed)):
+        run = f.run(args, needed)
     outputs = run.outputs
     if any(map(is_tracer, args)):
         outputs = op_in_both_modes(f, args, run)

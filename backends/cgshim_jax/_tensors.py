@@ -36,6 +36,16 @@ def is_tracer(x: object) -> bool:
     return isinstance(x, jax.core.Tracer)
 
 
+def is_connected(x: Array) -> bool:
+    """Return True if x is a function of a tensor that is differentiated, mapped or not known yet.
+
+    In a rule of a custom_jvp a constant may be a tracer too, but an operation on it returns none.
+    """
+    if not is_tracer(x) or not isinstance(x.dtype, np.dtype):
+        return is_tracer(x)
+    return is_tracer(jax.lax.neg(x) if is_differentiable(x) else jax.lax.bitwise_not(x))
+
+
 def is_differentiable(x: Any) -> bool:
     """Return True if x has a gradient."""
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))

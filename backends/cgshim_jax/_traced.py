@@ -50,7 +50,8 @@ class TracedOp:
         self.captured = [*captured, *unread]
         self.args = [*(inputs[i] for i in at), *self.captured]
         index = {id(v): len(inputs) + i for i, v in enumerate(variables)}
-        gradient_of = [*at, *(index.get(id(x)) for x in self.captured)]
+        of_captured = [index.get(id(x)) if self.takes_variables else None for x in self.captured]
+        gradient_of = [*at, *of_captured]
         self.rule.finish(gradient_of, len(self.jaxpr.outvars))
         self.untied = _untied(self.jaxpr, self.outputs_end, self.captured_at, len(self.captured))
 
@@ -68,7 +69,9 @@ class TracedOp:
                 or rule.takes_needs_input_grad
                 or rule.jvp_takes_needs_input_grad
             )
-            self.rule = TracedRule(self.call, rule, full, outputs, variables)
+            takes_any = rule.takes_variables or self.call.arguments.variables is not None
+            own = variables if takes_any else ()
+            self.rule = TracedRule(self.call, rule, full, outputs, own)
             return outputs, self.rule.connect(tracers, outputs)
 
         closed = jax.make_jaxpr(everything)(*[inputs[i] for i in at])

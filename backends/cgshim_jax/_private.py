@@ -1,0 +1,21 @@
+"""All that the backend uses of JAX beyond its documentation, each with its reason and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import take_current_trace
+
+
+def is_mapped_now(tensors: Sequence[Any]) -> bool:
+    """Return True if vmap is the innermost transformation of these tensors.
+
+    Then a rule for batches may call an op whose derivative is taken outside of vmap. JAX does not
+    tell which transformation is the innermost: `take_current_trace`, the name `BatchTrace` and
+    `Tracer._trace` are seen in 0.4.38 to 0.12.
+    """
+    with take_current_trace() as trace:
+        pass
+    is_vmap = type(trace).__name__ == "BatchTrace"
+    return is_vmap and any(getattr(x, "_trace", None) is trace for x in tensors)
