@@ -166,3 +166,25 @@ def transposed(
     function = lambda *xs: list(fn(*xs))
     types, vectors = [*map(typeof, inputs)], [*map(conjugate, upstreams)]
     return [*map(conjugate, transpose(function, types, vectors, refuse))]
+
+
+# --- Versions -------------------------------------------------------------------------------------
+
+LIMITS = {
+    (0, 6): [
+        "shard_map refuses an op, in JAX's own words",
+        "jax.experimental.checkify does not look into an op whose derivative is taken around checkify",
+        "the second derivative of vmap of a jax.custom_vjp around an op fails",
+    ],
+}
+"""what versions before this one cannot do, and later ones can"""
+
+
+def version_limits() -> list[str]:
+    """Return a sentence for each feature that the installed JAX lacks and a newer one has."""
+    return [
+        f"{limit} (from JAX {'.'.join(map(str, newer))} on it is as documented)"
+        for newer, limits in LIMITS.items()
+        for limit in limits
+        if jax.__version_info__ < newer
+    ]

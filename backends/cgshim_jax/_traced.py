@@ -16,8 +16,8 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Literal
 from jax.lax import stop_gradient
 
-from cgshim.backend import Call, CustomGradientError, Rule, is_in_rule, subvals
-from cgshim_jax._op import Run, error_of, once_differentiable_error, push_by
+from cgshim.backend import Call, Rule, is_in_rule, subvals
+from cgshim_jax._op import Run, once_differentiable_error, push_by
 from cgshim_jax._tensors import (
     Array,
     conjugate,
@@ -39,7 +39,7 @@ class TracedOp:
     def __init__(
         self, call: Call, inputs: Sequence[Array], at: Sequence[int], variables: Sequence[Array] = ()
     ) -> None:  # fmt: skip
-        self.call = call
+        self.call, self.inputs, self.variables = call, inputs, variables
         self._trace(inputs, at, variables)
         consts = self.constants
         self.captured_at = [i for i, c in enumerate(consts) if is_tracer(c)]
@@ -137,44 +137,32 @@ class TracedOp:
         return tied
 
     def check_captured(self, needed: Sequence[bool]) -> None:
-        """Raise the error if a tensor is differentiated that f captures and may not."""
-        first = len(self.jaxpr.invars)
-        if self.error is not None and any(
-            flag and any(x is y for y in self.refused)
-            for x, flag in zip(self.captured, needed[first:], strict=True)
-        ):
-            raise self.error
+        """Raise an error if a tensor is differentiated that f captures and is no variable."""
+        flags = needed[len(self.jaxpr.invars) :]
+        moving = {id(x) for x, flag in zip(self.captured, flags, strict=True) if flag}
+        if not moving:
+            return
+        found = [x for x in self.state if id(x) in moving]
+        variables = self.call.captured_variables(found, self.inputs)
+        self.require_variables(variables)
+        if self.takes_variables and {*map(id, variables)} - {*map(id, self.variables)}:
+            self.call.refuse_undeclared(self.state)
 
-    refused: Sequence[Array] = ()
-    """the captured tensors that may not be differentiated"""
-    error: Exception | None = None
 
-
-def trace_with_captured(
-    call: Call, inputs: Sequence[Array], held: Sequence[Array]
-) -> TracedOp:
+def trace_with_captured(call: Call, inputs: Sequence[Array], held: Sequence[Array]) -> TracedOp:
     """Return a call whose f captures tracers; held are the tracers in f's closure.
 
-    Called in a rule, it takes them as constants.
+    Called in a rule, it takes them as constants. A rule may take one variable that is not declared:
+    the one that f captures.
     """
     at = [i for i, x in enumerate(inputs) if is_tracer(x)]
-    declares = call.arguments.variables is not None
-    in_rule = is_in_rule()
-    floats = [x for x in held if is_differentiable(x)]
-    variables = call.variables if declares else [] if in_rule or len(floats) > 1 else floats
+    variables = call.variables or [x for x in held if is_differentiable(x)]
     traced = TracedOp(call, inputs, at, variables)
-    if in_rule:
-        traced.args[len(at) :] = map(stop_gradient, traced.captured)
-        return traced
     state = traced.state
-    try:
-        found = call.captured_variables(state, inputs)
-        traced.require_variables(found)
-    except CustomGradientError as error:
-        traced.error, traced.refused = error.with_traceback(None), [*state, *call.variables]
-        return traced
-    if traced.takes_variables and not declares and [*map(id, found)] != [*map(id, variables)]:
-        return TracedOp(call, inputs, at, found)
+    if traced.takes_variables and not call.variables and [*map(id, state)] != [*map(id, variables)]:
+        traced = TracedOp(call, inputs, at, state)
+    if is_in_rule():
+        traced.args[len(at) :] = map(stop_gradient, traced.captured)
     return traced
 
 
