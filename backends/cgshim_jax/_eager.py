@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.errors import UnexpectedTracerError
 from jax.lax import stop_gradient
@@ -36,7 +35,6 @@ from cgshim_jax._tensors import (
     is_tensor,
     is_tracer,
     reads,
-    this_backend,
     typeof,
     value_of,
 )
@@ -50,13 +48,13 @@ class CapturedError(Exception):
 class EagerOp:
     """A call, as a function of its inputs."""
 
-    def __init__(self, call: Call) -> None:
-        self.call = call
+    def __init__(self, call: Call, inputs: Sequence[Array]) -> None:
+        self.call, self.is_traced = call, are_traced(inputs)
         self.traced: TracedOp | None = None
 
     def outputs(self, args: Sequence[Array]) -> list[Array]:
         """Return f's outputs for a call that nothing differentiates."""
-        if are_traced(args):
+        if self.is_traced:
             return self._traced_op(args, None).outputs(args)
         return self._call(self.call, [*map(as_tensor, args)])[0]
 
@@ -155,7 +153,7 @@ class ConnectedRule(EagerRule):
         self, call: Call, rule: Rule, args: Sequence[Array], outputs: Sequence[Array]
     ) -> None:
         super().__init__(call, rule, args, outputs)
-        held, self.rebuild, opaque = closure_convert(rule.grad_fn, this_backend(), call.constants)
+        held, self.rebuild, opaque = closure_convert(rule.grad_fn, call.backend, call.constants)
         index = {id(x): at for at, x in reversed([*enumerate(outputs)])}
         own = {id(x) for x in args} | index.keys()
         self.residuals = [x for x in held if id(x) not in own]

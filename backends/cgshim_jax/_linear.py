@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cgshim_jax._tensors import Array, is_tracer, typeof, zeros_of
+from cgshim_jax._tensors import Array, is_tracer, zeros_of
 
 Map = Callable[[Sequence[Array], Sequence[Array]], list[Array]]
 """a function of residuals and vectors, linear in the vectors"""

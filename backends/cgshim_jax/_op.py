@@ -199,7 +199,9 @@ def error_of(function: Callable[..., Any], *args: Any) -> Exception:
 
 def once_differentiable_error(call: Call) -> Exception | None:
     """Return the error for the derivative of a gradient that is once_differentiable."""
-    return error_of(call.refuse_second_order, "its derivative") if call.once_differentiable else None
+    return (
+        error_of(call.refuse_second_order, "its derivative") if call.once_differentiable else None
+    )
 
 
 def push_by(

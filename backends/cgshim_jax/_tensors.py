@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.errors import ConcretizationTypeError
-from jax.extend.core import concrete_or_error
 from jax.lax import stop_gradient
-
-from cgshim.backend import Backend
 
 Array = Any
 
 # before 0.6 jax.core.get_aval does the same
 typeof: Any = getattr(jax, "typeof", None) or jax.core.get_aval
-
-
-def this_backend() -> Backend:
-    """Return the backend's module, as the front end wants it."""
-    return sys.modules["cgshim_jax"]  # type: ignore[return-value]
 
 
 def is_tensor(x: object) -> bool:
@@ -58,10 +48,7 @@ def as_tensor(x: Any) -> Array:
 
 def value_of(x: Array) -> Array | None:
     """Return the value below all derivatives of x; None if x is traced by jit, or a batch."""
-    try:
-        return concrete_or_error(None, x)
-    except ConcretizationTypeError:
-        return None
+    return x.to_concrete_value() if is_tracer(x) else x
 
 
 def are_traced(tensors: Any) -> bool:

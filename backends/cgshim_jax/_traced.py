@@ -36,6 +36,8 @@ class TracedOp:
     capture.
     """
 
+    is_traced = True
+
     def __init__(
         self, call: Call, inputs: Sequence[Array], at: Sequence[int], variables: Sequence[Array] = ()
     ) -> None:  # fmt: skip
@@ -109,9 +111,7 @@ class TracedOp:
         known = self._evaluate(args, [], [*residual_ends, *shared], first)
         residuals, known = known[: len(residual_ends)], known[len(residual_ends) :]
         constants = [*map(stop_gradient, args)]
-        outputs = self._evaluate(
-            [*constants, *map(stop_gradient, known)], shared, ends, rest
-        )
+        outputs = self._evaluate([*constants, *map(stop_gradient, known)], shared, ends, rest)
         return Run(self._tied(outputs, constants), residuals, self.rule)
 
     def _evaluate(
@@ -156,6 +156,7 @@ def trace_with_captured(call: Call, inputs: Sequence[Array], held: Sequence[Arra
     the one that f captures.
     """
     at = [i for i, x in enumerate(inputs) if is_tracer(x)]
+    call = call.with_needs_input_grad([is_tracer(x) and is_differentiable(x) for x in inputs])
     variables = call.variables or [x for x in held if is_differentiable(x)]
     traced = TracedOp(call, inputs, at, variables)
     state = traced.state

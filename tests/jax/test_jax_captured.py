@@ -1,7 +1,5 @@
 """Tensors that reach f by another way than its arguments."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
