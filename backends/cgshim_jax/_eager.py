@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.errors import UnexpectedTracerError
 from jax.lax import stop_gradient
 
@@ -32,7 +34,6 @@ from cgshim_jax._tensors import (
     conjugate,
     is_connected,
     is_differentiable,
-    is_tensor,
     is_tracer,
     reads,
     typeof,
@@ -102,7 +103,8 @@ class EagerOp:
             is_opaque, reads.happened = reads.happened or error is not None, before
         connected = ConnectedRule(call, rule, sources, outputs)
         if connected.refusal is None and is_opaque:
-            connected.refusal = _unconnected_error(call, connected.residuals, error)
+            made = [*connected.residuals, *connected.opaque]
+            connected.refusal = _unconnected_error(call, made, error)
         needed = tuple(rule.needed) if rule.needed is not None else None
         return Run(outputs, connected.residuals, connected, needed)
 
@@ -153,7 +155,9 @@ class ConnectedRule(EagerRule):
         self, call: Call, rule: Rule, args: Sequence[Array], outputs: Sequence[Array]
     ) -> None:
         super().__init__(call, rule, args, outputs)
-        held, self.rebuild, opaque = closure_convert(rule.grad_fn, call.backend, call.constants)
+        held, self.rebuild, self.opaque = closure_convert(
+            rule.grad_fn, call.backend, call.constants
+        )
         index = {id(x): at for at, x in reversed([*enumerate(outputs)])}
         own = {id(x) for x in args} | index.keys()
         self.residuals = [x for x in held if id(x) not in own]
@@ -163,7 +167,7 @@ class ConnectedRule(EagerRule):
         self.count = len(held)
         self.reads = [index[id(x)] for x in held] + [*range(first_arg, first_arg + len(args))]
         if self.refusal is None:
-            self.refusal = _opaque_object_error(call, opaque)
+            self.refusal = _opaque_object_error(call, self.opaque)
 
     def bound(self, read: Sequence[Array]) -> tuple[Rule, Sequence[Any]]:
         """Return the rule around these tensors, and these arguments of f."""
@@ -180,18 +184,17 @@ def _opaque_object_error(call: Call, opaque: Sequence[Any]) -> Exception | None:
 
 
 def _unconnected_error(
-    call: Call, residuals: Sequence[Array], error: Exception | None
+    call: Call, made: Sequence[Any], error: Exception | None
 ) -> Exception | None:
     """Return the error for the derivative of a float that an opaque f made; f raised error, or None."""
-    before = {id(x) for x in tensors_inside([call.f, *call.static], is_tensor)}
-    for tensor in residuals:
-        if _is_float(tensor) and not is_connected(tensor) and id(tensor) not in before:
+    before = {id(x) for x in tensors_inside([call.f, *call.static], _is_float)}
+    for x in made:
+        if _is_float(x) and not is_connected(x) and id(x) not in before:
             if isinstance(error, CustomGradientError):  # a function on the host
                 return error
-            where = "f made of values that Python read"
-            return error_of(call.refuse_unconnected, tensor, where)
+            return error_of(call.refuse_unconnected, x, "f made of values that Python read")
     return None
 
 
 def _is_float(x: object) -> bool:
-    return is_tensor(x) and is_differentiable(x)
+    return isinstance(x, (jax.Array, np.ndarray)) and is_differentiable(x)

@@ -92,7 +92,8 @@ class TracedOp:
 
     def outputs(self, args: Sequence[Array]) -> list[Array]:
         """Return f's outputs for a call that nothing differentiates."""
-        return self._evaluate(args, [], self.jaxpr.outvars[: self.outputs_end], self.jaxpr.eqns)
+        ends = self.jaxpr.outvars[: self.outputs_end]
+        return self._tied(self._evaluate(args, [], ends, self.jaxpr.eqns), args)
 
     def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
         """Return the outputs as constants, and the residuals as functions of the args.
@@ -129,7 +130,7 @@ class TracedOp:
         """Return the outputs, as functions of all args.
 
         A `jax.custom_vjp` counts the gradient of an output without the batch of a vmap once for
-        each member of the batch.
+        each member of the batch. The outputs of both methods must have the same batches.
         """
         tied = list(outputs)
         for output, arg in self.untied:
@@ -310,5 +311,5 @@ def tie(y: Array, x: Array) -> Array:
     if not all(isinstance(each.dtype, np.dtype) for each in (x, y)) or varies_over(typeof(x)):
         return y  # a key has no numbers, and y may be the same on all devices of a shard_map
     first = jnp.ravel(x)[0] if x.size else jnp.sum(x)
-    like = jax.lax.broadcast(first.real.astype(y.dtype), y.shape)
+    like = jnp.broadcast_to(first.real.astype(y.dtype), y.shape)
     return jax.lax.select(jnp.zeros((), bool), like, y)
