@@ -55,9 +55,10 @@ class EagerOp:
 
     def outputs(self, args: Sequence[Array]) -> list[Array]:
         """Return f's outputs for a call that nothing differentiates."""
+        none = [False] * len(args)
         if self.is_traced:
-            return self._traced_op(args, None).outputs(args)
-        return self._call(self.call, [*map(as_tensor, args)])[0]
+            return self._traced_op(args, none).outputs(args)
+        return self._call(self.call.with_needs_input_grad(none), [*map(as_tensor, args)])[0]
 
     def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
         """Run f for derivatives by the needed args."""
@@ -108,11 +109,11 @@ class EagerOp:
         needed = tuple(rule.needed) if rule.needed is not None else None
         return Run(outputs, connected.residuals, connected, needed)
 
-    def _traced_op(self, args: Sequence[Array], needed: Sequence[bool] | None) -> TracedOp:
+    def _traced_op(self, args: Sequence[Array], needed: Sequence[bool]) -> TracedOp:
         """Return the call as jaxprs, made once; again if f or its rule uses needs_input_grad."""
         made = self.traced
         if made is None or (made.takes_needs_input_grad and made.call.needed != needed):
-            call = self.call if needed is None else self.call.with_needs_input_grad(needed)
+            call = self.call.with_needs_input_grad(needed)
             made = self.traced = TracedOp(call, args, range(len(args)))
             self.spec = made.spec
             if made.captured:

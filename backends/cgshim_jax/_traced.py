@@ -113,7 +113,8 @@ class TracedOp:
         residuals, known = known[: len(residual_ends)], known[len(residual_ends) :]
         constants = [*map(stop_gradient, args)]
         outputs = self._evaluate([*constants, *map(stop_gradient, known)], shared, ends, rest)
-        return Run(self._tied(outputs, constants), residuals, self.rule)
+        asked = tuple(needed) if self.takes_needs_input_grad else None
+        return Run(self._tied(outputs, constants), residuals, self.rule, asked)
 
     def _evaluate(
         self, args: Sequence[Array], invars: Sequence[Any], outvars: Sequence[Any], eqns: Any
