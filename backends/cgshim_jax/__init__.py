@@ -114,11 +114,11 @@ def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:
 
 
 def _map(function: Mapped, inputs: Sequence[Array]) -> list[Array]:
-    @custom_vmap
+    @custom_vmap  # type: ignore[untyped-decorator]
     def call(*tensors: Array) -> list[Array]:
         return list(function.run(None, [False] * len(tensors), *tensors)[0])
 
-    @call.def_vmap
+    @call.def_vmap  # type: ignore[untyped-decorator]
     def _(size: int, in_batched: Sequence[bool], *tensors: Array) -> Any:
         batched = [is_in or at in function.in_batch for at, is_in in enumerate(in_batched)]
         whole = [

@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.errors import UnexpectedTracerError
 from jax.lax import stop_gradient
 
@@ -34,6 +32,7 @@ from cgshim_jax._tensors import (
     conjugate,
     is_connected,
     is_differentiable,
+    is_tensor,
     is_tracer,
     reads,
     typeof,
@@ -104,8 +103,7 @@ class EagerOp:
             is_opaque, reads.happened = reads.happened or error is not None, before
         connected = ConnectedRule(call, rule, sources, outputs)
         if connected.refusal is None and is_opaque:
-            made = [*connected.residuals, *connected.opaque]
-            connected.refusal = _unconnected_error(call, made, error)
+            connected.refusal = _unconnected_error(call, connected.residuals, error)
         needed = tuple(rule.needed) if rule.needed is not None else None
         return Run(outputs, connected.residuals, connected, needed)
 
@@ -156,9 +154,7 @@ class ConnectedRule(EagerRule):
         self, call: Call, rule: Rule, args: Sequence[Array], outputs: Sequence[Array]
     ) -> None:
         super().__init__(call, rule, args, outputs)
-        held, self.rebuild, self.opaque = closure_convert(
-            rule.grad_fn, call.backend, call.constants
-        )
+        held, self.rebuild, opaque = closure_convert(rule.grad_fn, call.backend, call.constants)
         index = {id(x): at for at, x in reversed([*enumerate(outputs)])}
         own = {id(x) for x in args} | index.keys()
         self.residuals = [x for x in held if id(x) not in own]
@@ -168,7 +164,7 @@ class ConnectedRule(EagerRule):
         self.count = len(held)
         self.reads = [index[id(x)] for x in held] + [*range(first_arg, first_arg + len(args))]
         if self.refusal is None:
-            self.refusal = _opaque_object_error(call, self.opaque)
+            self.refusal = _opaque_object_error(call, opaque)
 
     def bound(self, read: Sequence[Array]) -> tuple[Rule, Sequence[Any]]:
         """Return the rule around these tensors, and these arguments of f."""
@@ -185,7 +181,7 @@ def _opaque_object_error(call: Call, opaque: Sequence[Any]) -> Exception | None:
 
 
 def _unconnected_error(
-    call: Call, made: Sequence[Any], error: Exception | None
+    call: Call, made: Sequence[Array], error: Exception | None
 ) -> Exception | None:
     """Return the error for the derivative of a float that an opaque f made; f raised error, or None."""
     before = {id(x) for x in tensors_inside([call.f, *call.static], _is_float)}
@@ -198,4 +194,4 @@ def _unconnected_error(
 
 
 def _is_float(x: object) -> bool:
-    return isinstance(x, (jax.Array, np.ndarray)) and is_differentiable(x)
+    return is_tensor(x) and is_differentiable(x)

@@ -97,7 +97,7 @@ def transpose(
     try:
         result = jax.linear_transpose(function, *types)(list(vectors))
     except (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        refuse(f"one that JAX cannot transpose ({str(error) or 'not linear'})")
+        return refuse(f"one that JAX cannot transpose ({str(error) or 'not linear'})")  # type: ignore[no-any-return]
     if not any(map(is_tracer, [is_linear, *vectors, *result])):
         _check_transpose(function, types, vectors, result, refuse)
     return [jnp.where(is_linear, x, jnp.nan) if is_tracer(is_linear) else x for x in result]

@@ -31,6 +31,9 @@ from cgshim_jax._tensors import (
     zeros_of,
 )
 
+custom_vjp: Any = jax.custom_vjp
+custom_jvp: Any = jax.custom_jvp
+
 
 @functools.partial(
     jax.tree_util.register_dataclass,
@@ -53,7 +56,7 @@ class Run:
     """the args whose gradients the rule returns; None for all"""
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(custom_vjp, nondiff_argnums=(0,))
 def op(f: Any, args: list[Array], run: Run | None) -> list[Array]:
     """Return f's outputs at args; run is a run at args that has been made, or None."""
     return f.outputs(args) if run is None else run.outputs
@@ -61,7 +64,7 @@ def op(f: Any, args: list[Array], run: Run | None) -> list[Array]:
 
 def _forward(f: Any, args: Any, run: Any) -> tuple[list[Array], Saved]:
     needed = [x.perturbed for x in args]
-    return forward(f, *custom_vjp_primal_tree_values((args, run)), needed)
+    return forward(f, *custom_vjp_primal_tree_values((args, run)), needed)  # type: ignore[call-arg]
 
 
 def _backward(f: Any, saved: Saved, upstreams: Sequence[Any]) -> tuple[list[Array | None], None]:
@@ -71,13 +74,13 @@ def _backward(f: Any, saved: Saved, upstreams: Sequence[Any]) -> tuple[list[Arra
 op.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+@functools.partial(custom_jvp, nondiff_argnums=(0,))
 def op_in_both_modes(f: Any, args: list[Array], run: Run | None) -> list[Array]:
     """Return the outputs of an op that is differentiable in both modes.
 
     JAX forgets a custom_jvp in a scan whose gradient is differentiated again: there it finds `op`.
     """
-    return op(f, args, run)
+    return op(f, args, run)  # type: ignore[no-any-return]
 
 
 @functools.partial(op_in_both_modes.defjvp, symbolic_zeros=True)
@@ -87,7 +90,8 @@ def _derivative(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[
     outputs, saved = forward(f, args, run, [at in moving for at in range(len(args))])
     floats = [at for at, y in enumerate(outputs) if is_differentiable(y)]
     types = [saved.types[at] for at in floats]
-    zeros = [np.zeros(y.shape, jax.dtypes.float0) for y in outputs]
+    no_floats = (None if at in floats else y.shape for at, y in enumerate(outputs))
+    zeros = [None if shape is None else np.zeros(shape, jax.dtypes.float0) for shape in no_floats]
 
     def pull(read: Any, upstreams: Any) -> list[Array]:
         gradients = saved.gradients(read, subvals(zeros, floats, upstreams))
@@ -152,15 +156,15 @@ def forward(
     """
     args = [*map(as_tensor, args)]
     f.check_captured(needed)
-    if run is None or (run.needed is not None and list(run.needed) != list(needed)):
-        run = f.run(args, needed)
-    outputs = run.outputs
+    fits = run is not None and run.needed in (None, tuple(needed))
+    made: Run = run if fits else f.run(args, needed)  # type: ignore[assignment]
+    outputs = made.outputs
     if any(map(is_tracer, args)):
-        outputs = op_in_both_modes(f, args, run)
-    known = [*outputs, *run.residuals, *args]
-    read = [known[at] for at in run.rule.reads]
+        outputs = op_in_both_modes(f, args, made)
+    known = [*outputs, *made.residuals, *args]
+    read = [known[at] for at in made.rule.reads]
     types = tuple(map(typeof, args)), tuple(map(typeof, outputs))
-    return outputs, Saved(read, run.rule, *types)
+    return outputs, Saved(read, made.rule, *types)
 
 
 # --- Derivatives that raise an error --------------------------------------------------------------
@@ -171,11 +175,11 @@ def forbid_derivative(
 ) -> list[Any]:
     """Return the tensors, as functions of other tensors whose derivative raises the error."""
 
-    @jax.custom_jvp
+    @jax.custom_jvp  # type: ignore[untyped-decorator]
     def constants(tensors: list[Array], of: list[Array]) -> list[Array]:
         return tensors
 
-    @constants.defjvp
+    @constants.defjvp  # type: ignore[untyped-decorator]
     def _(primals: Any, tangents: Any) -> Any:
         leaves, structure = jax.tree.flatten(primals[0])
         moving = [t for t in jax.tree.leaves(tangents) if t.dtype != jax.dtypes.float0]
@@ -185,7 +189,7 @@ def forbid_derivative(
     def refuse(*_: Any) -> NoReturn:
         raise error
 
-    return constants(list(tensors), [x for x in of if is_differentiable(x)])
+    return constants(list(tensors), [x for x in of if is_differentiable(x)])  # type: ignore[no-any-return]
 
 
 def error_of(function: Callable[..., Any], *args: Any) -> Exception:

@@ -16,7 +16,7 @@ from jax.core import eval_jaxpr
 from jax.extend.core import Literal
 from jax.lax import stop_gradient
 
-from cgshim.backend import Call, Rule, is_in_rule, subvals
+from cgshim.backend import Call, Rule, closure_convert, is_in_rule, subvals
 from cgshim_jax._op import Run, once_differentiable_error, push_by
 from cgshim_jax._tensors import (
     Array,
@@ -42,42 +42,44 @@ class TracedOp:
         self, call: Call, inputs: Sequence[Array], at: Sequence[int], variables: Sequence[Array] = ()
     ) -> None:  # fmt: skip
         self.call, self.inputs, self.variables = call, inputs, variables
-        self._trace(inputs, at, variables)
-        consts = self.constants
-        self.captured_at = [i for i, c in enumerate(consts) if is_tracer(c)]
-        captured = [consts[i] for i in self.captured_at]
-        self.constants = subvals(consts, self.captured_at, [None] * len(captured))
+        found: Any = None
+
+        def everything(*tracers: Array) -> tuple[list[Array], list[Array]]:
+            nonlocal found
+            full = subvals(inputs, at, tracers)
+            outputs, rule = call(full)
+            takes_any = rule.takes_variables or call.arguments.variables is not None
+            found = rule, TracedRule(call, rule, full, outputs, variables if takes_any else ())
+            return outputs, found[1].connect(tracers, outputs)
+
+        closed = jax.make_jaxpr(everything)(*[inputs[i] for i in at])
+        rule, self.rule = found
+        empty = closure_convert(rule.grad_fn, call.backend)
+        self.empty_rule = rule.with_grad_fn(empty.rebuild([None] * len(empty.residuals)))
+        self.spec = rule.output
+        self.jaxpr, self.outputs_end = closed.jaxpr, self.spec.count
+        self.captured_at = [i for i, c in enumerate(closed.consts) if is_tracer(c)]
+        captured = [closed.consts[i] for i in self.captured_at]
+        self.constants = subvals(closed.consts, self.captured_at, [None] * len(captured))
         own = {id(x) for x in captured}
-        unread = [v for v in variables if is_tracer(v) and id(v) not in own]
-        self.captured = [*captured, *unread]
+        self.captured = captured + [v for v in variables if is_tracer(v) and id(v) not in own]
         self.args = [*(inputs[i] for i in at), *self.captured]
         index = {id(v): len(inputs) + i for i, v in enumerate(variables)}
         of_captured = [index.get(id(x)) if self.takes_variables else None for x in self.captured]
-        gradient_of = [*at, *of_captured]
-        self.rule.finish(gradient_of, len(self.jaxpr.outvars))
+        self.rule.finish([*at, *of_captured], len(self.jaxpr.outvars))
         self.untied = _untied(self.jaxpr, self.outputs_end, self.captured_at, len(self.captured))
 
-    def _trace(
-        self, inputs: Sequence[Array], at: Sequence[int], variables: Sequence[Array]
-    ) -> None:
-        def everything(*tracers: Array) -> tuple[list[Array], list[Array]]:
-            full = subvals(inputs, at, tracers)
-            outputs, rule = self.call(full)
-            self.outputs_end, self.spec = len(outputs), rule.output
-            self.takes_variables = rule.takes_variables
-            self.require_variables = lambda found: self.call.require_variables(rule, found)
-            self.takes_needs_input_grad = (
-                self.call.takes_needs_input_grad
-                or rule.takes_needs_input_grad
-                or rule.jvp_takes_needs_input_grad
-            )
-            takes_any = rule.takes_variables or self.call.arguments.variables is not None
-            own = variables if takes_any else ()
-            self.rule = TracedRule(self.call, rule, full, outputs, own)
-            return outputs, self.rule.connect(tracers, outputs)
+    @property
+    def takes_variables(self) -> bool:
+        """True if grad_fn has a parameter for variables."""
+        return bool(self.empty_rule.takes_variables)
 
-        closed = jax.make_jaxpr(everything)(*[inputs[i] for i in at])
-        self.jaxpr, self.constants = closed.jaxpr, list(closed.consts)
+    @property
+    def takes_needs_input_grad(self) -> bool:
+        """True if f, grad_fn or jvp_fn has a parameter for needs_input_grad."""
+        rule = self.empty_rule
+        in_rule = rule.takes_needs_input_grad or rule.jvp_takes_needs_input_grad
+        return bool(self.call.takes_needs_input_grad or in_rule)
 
     @property
     def state(self) -> list[Array]:
@@ -146,7 +148,7 @@ class TracedOp:
             return
         found = [x for x in self.state if id(x) in moving]
         variables = self.call.captured_variables(found, self.inputs)
-        self.require_variables(variables)
+        self.call.require_variables(self.empty_rule, variables)
         if self.takes_variables and {*map(id, variables)} - {*map(id, self.variables)}:
             self.call.refuse_undeclared(self.state)
 
@@ -182,14 +184,13 @@ class TracedMap:
         self, function: Callable[..., Sequence[Array | None]], like: Sequence[Array]
     ) -> None:
         self.error: Exception | None = None
+        self.at, self.count = list[int](), 0
 
         def given(*vectors: Array) -> list[Array]:
             results = function(*vectors)
-            self.at, self.count = (
-                [at for at, x in enumerate(results) if x is not None],
-                len(results),
-            )
-            return [results[at] for at in self.at]  # type: ignore[misc]
+            self.at = [at for at, x in enumerate(results) if x is not None]
+            self.count = len(results)
+            return [results[at] for at in self.at]
 
         try:
             closed = jax.make_jaxpr(given)(*like)
@@ -267,7 +268,7 @@ class TracedRule:
         full = [
             own[at] if at in own else zeros_of(self.input_types[at]) for at in self.float_inputs
         ]
-        return self.maps[1](read, full)  # type: ignore[return-value]
+        return self.maps[1](read, full)
 
 
 # --- Jaxprs ---------------------------------------------------------------------------------------

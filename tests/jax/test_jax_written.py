@@ -225,7 +225,6 @@ CONNECTED = {
     "a constant": lambda x, y: lambda u: jnp.asarray(5.0) * u * y,
 }
 UNCONNECTED = {
-    "a tensor": lambda x, y, e: lambda u: 5 * u * jnp.asarray(e),
     "a tensor of its own": lambda x, y, e: (lambda e: lambda u: 5 * u * e)(jnp.asarray(e)),
 }
 
