@@ -76,7 +76,6 @@ OF_VERSIONS: dict[tuple[str, str, str], str] = {
     ("jax", "<0.6", "test_the_residuals_are_those_of_a_custom_vjp[jit]"): _RECORDED,
     ("jax", "<0.6", "test_the_residuals_are_those_of_a_custom_vjp[<lambda>]"): _RECORDED,
     ("jax", "<0.6", "test_a_custom_vjp_inside_and_around"): _RECORDED,
-    ("jax", "<0.6", "test_a_recorded_call_is_one_operation"): _RECORDED,
     ("jax", "<0.6", "test_a_gradient_that_does_not_fit_is_refused_when_it_is_taken"): _RECORDED,
     ("jax", "<0.6", "test_a_rule_is_staged_once_for_all_gradients_of_a_program"): _RECORDED,
     ("torch", ">=2.13", "test_a_second_order_is_never_dropped[eager]"): (

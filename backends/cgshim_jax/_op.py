@@ -31,9 +31,6 @@ from cgshim_jax._tensors import (
     zeros_of,
 )
 
-custom_vjp: Any = jax.custom_vjp
-custom_jvp: Any = jax.custom_jvp
-
 
 @functools.partial(
     jax.tree_util.register_dataclass,
@@ -56,8 +53,7 @@ class Run:
     """the args whose gradients the rule returns; None for all"""
 
 
-@functools.partial(custom_vjp, nondiff_argnums=(0,))
-def op(f: Any, args: list[Array], run: Run | None) -> list[Array]:
+def _outputs(f: Any, args: list[Array], run: Run | None) -> list[Array]:
     """Return f's outputs at args; run is a run at args that has been made, or None."""
     return f.outputs(args) if run is None else run.outputs
 
@@ -71,11 +67,11 @@ def _backward(f: Any, saved: Saved, upstreams: Sequence[Any]) -> tuple[list[Arra
     return saved.gradients(saved.tensors, upstreams), None
 
 
+op: Any = jax.custom_vjp(_outputs, nondiff_argnums=(0,))
 op.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-@functools.partial(custom_jvp, nondiff_argnums=(0,))
-def op_in_both_modes(f: Any, args: list[Array], run: Run | None) -> list[Array]:
+def _op(f: Any, args: list[Array], run: Run | None) -> list[Array]:
     """Return the outputs of an op that is differentiable in both modes.
 
     JAX forgets a custom_jvp in a scan whose gradient is differentiated again: there it finds `op`.
@@ -83,7 +79,6 @@ def op_in_both_modes(f: Any, args: list[Array], run: Run | None) -> list[Array]:
     return op(f, args, run)  # type: ignore[no-any-return]
 
 
-@functools.partial(op_in_both_modes.defjvp, symbolic_zeros=True)
 def _derivative(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[Array]]:
     (args, run), (dots, _) = primals, tangents
     moving = [at for at, t in enumerate(dots) if not isinstance(t, SymbolicZero)]
@@ -113,6 +108,10 @@ def _derivative(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[
 
     pushed = linear_map(push, pull, saved.tensors, [dots[at] for at in moving], types)
     return outputs, subvals(zeros, floats, pushed)
+
+
+op_in_both_modes: Any = jax.custom_jvp(_op, nondiff_argnums=(0,))
+op_in_both_modes.defjvp(_derivative, symbolic_zeros=True)
 
 
 @functools.partial(
