@@ -65,7 +65,6 @@ OF_VERSIONS: dict[tuple[str, str, str], str] = {
     ("jax", "<0.8", "test_on_eight_simulated_devices"): _MESHES,
     ("jax", "<0.7", "test_on_four_devices"): _MESHES,
     ("jax", "<0.8", "test_the_optimised_program_is_that_of_a_custom_vjp[forward]"): _OPTIMISED,
-    ("jax", "<0.7", "test_a_program_calls_f_as_often_as_by_hand_or_less[equal calls]"): _OPTIMISED,
     ("jax", "<0.6", "test_the_gradient_of_what_is_checked_is_the_rules"): _CHECKIFY,
     ("jax", "<0.6", "test_errors_are_those_of_a_custom_vjp[vmap of jit-check]"): _CHECKIFY,
     (
