@@ -2,71 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import optree
+from optree import tree_unflatten as tree_unflatten
 
 from cgshim.backend import SLOT, framework_of
-from cgshim_tensorflow._private import WRAPPERS
+
+_NAMESPACE = "cgshim.tensorflow"
+_learned: set[type] = set()
+"""the classes that have been seen in trees and registered"""
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
     is_leaf = _holds_no_tensor if _learned else None
     leaves, structure = optree.tree_flatten(tree, is_leaf, none_is_leaf=True, namespace=_NAMESPACE)
-    if any(_learn(type(leaf)) for leaf in leaves):
+    if any(_learn(leaf) for leaf in leaves):
         return tree_flatten(tree)
     return leaves, structure
 
 
-_NAMESPACE = "cgshim.tensorflow"
-_learned: set[type] = set()
-"""the classes with `__tf_flatten__`, and those of attrs, that have been seen in trees"""
+def _learn(x: Any) -> bool:
+    """Register the class of a container; return False for any other, and for a known one.
 
-
-for _wrapper, _plain in WRAPPERS:  # taken for a plain list, dict or tuple
-    optree.register_pytree_node(
-        _wrapper,
-        lambda x, plain=_plain: ([plain(x)], None),  # type: ignore[misc]
-        lambda _, leaves: next(iter(leaves)),
-        namespace=_NAMESPACE,
-    )
-
-
-def _learn(kind: Any) -> bool:
-    """Register a class with `__tf_flatten__`, or one of attrs; return False for any other, and for
-    a known one.
+    Containers are objects with `__tf_flatten__`, those of attrs, and the wrappers that a tf.Module
+    puts around lists, dicts and tuples in its attributes.
     """
+    kind: Any = type(x)
     if kind in _learned:
         return False  # an object that holds no tensor
     names = [field.name for field in getattr(kind, "__attrs_attrs__", ())]
+    plain = next((plain for plain in (list, dict, tuple) if isinstance(x, plain)), None)
     if hasattr(kind, "__tf_flatten__"):
-        optree.register_pytree_node(
-            kind,
-            lambda x: x.__tf_flatten__()[::-1],  # type: ignore[attr-defined]
-            lambda static, parts: kind.__tf_unflatten__(static, tuple(parts)),
-            namespace=_NAMESPACE,
-        )
+        flatten = lambda x: x.__tf_flatten__()[::-1]
+        unflatten = lambda static, parts: kind.__tf_unflatten__(static, tuple(parts))
     elif names:
-        optree.register_pytree_node(
-            kind,
-            lambda x: ([getattr(x, name) for name in names], None),
-            lambda _, parts: _with_attributes(kind, zip(names, parts, strict=True)),
-            namespace=_NAMESPACE,
-        )
+        flatten = lambda x: ([getattr(x, name) for name in names], None)
+        unflatten = lambda _, parts: _with_attributes(kind, names, parts)
+    elif plain and kind.__module__.startswith("tensorflow."):
+        flatten, unflatten = lambda x: ([plain(x)], None), lambda _, parts: parts[0]
     else:
         return False
+    optree.register_pytree_node(kind, flatten, unflatten, namespace=_NAMESPACE)  # type: ignore[arg-type]
     _learned.add(kind)
     return True
 
 
-def _with_attributes(kind: type, attributes: Iterable[tuple[str, Any]]) -> Any:
-    """Return an object with these attributes, without its `__init__`: that has run when the object
-    was first made.
-    """
+def _with_attributes(kind: type, names: list[str], parts: Any) -> Any:
+    """Return an object with these attributes, without its `__init__`, which may check or compute."""
     x: Any = object.__new__(kind)
-    for name, value in attributes:
-        object.__setattr__(x, name, value)  # a frozen class has a __setattr__ of its own
+    for name, part in zip(names, parts, strict=True):
+        object.__setattr__(x, name, part)  # a frozen class has a __setattr__ of its own
     return x
 
 
