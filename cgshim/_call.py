@@ -19,8 +19,8 @@ from cgshim._errors import (
 )
 from cgshim._foreign import is_traced, not_converted
 from cgshim._gradients import Arguments
-from cgshim._closure import SIMPLE
-from cgshim._held import path_to, tensors_inside
+from cgshim._closure import SIMPLE, tensors_inside
+from cgshim._held import path_to
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 from cgshim._rule import Rule, RuleSignature, required_convention, spelled, with_jvp_fn

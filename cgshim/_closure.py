@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from cgshim._protocol import Backend, Tensor
@@ -258,9 +258,9 @@ def _attributes(x: Any) -> dict[str, Any]:
 
 
 def _object(kind: type, names: Sequence[str], parts: Sequence[Any]) -> Any:
-    x = object.__new__(kind)  # not __init__, which may check or compute
+    x = kind.__new__(kind)  # not __init__, which may check or compute
     for name, part in zip(names, parts, strict=True):
-        object.__setattr__(x, name, part)
+        object.__setattr__(x, name, part)  # a dataclass may be frozen
     return x
 
 
@@ -269,3 +269,44 @@ def _is_simple(cell: CellType) -> bool:
         return type(cell.cell_contents) in SIMPLE
     except ValueError:  # a name that was never assigned
         return True
+
+
+# --- Objects --------------------------------------------------------------------------------------
+
+
+def tensors_inside(x: Any, is_tensor: Callable[[Any], bool], depth: int = 6) -> list[Tensor]:
+    """Return the tensors that an object holds in attributes, containers and closures, each once."""
+    seen: dict[int, Any] = {}
+    level = [x]
+    for _ in range(depth):
+        parts: list[Any] = []
+        for x in level:
+            if id(x) not in seen and type(x) not in SIMPLE:
+                seen[id(x)] = x
+                parts += () if is_tensor(x) else _parts_of(x)
+        level = parts
+    return [x for x in (*seen.values(), *level) if is_tensor(x)]
+
+
+def _parts_of(x: Any) -> Sequence[Any]:
+    if isinstance(x, (type, ModuleType)):
+        return ()
+    if isinstance(x, FunctionType):
+        cells = [cell.cell_contents for cell in x.__closure__ or () if cell != _EMPTY]
+        return [*cells, x.__defaults__, x.__kwdefaults__, x.__dict__]
+    if isinstance(x, MethodType):
+        return [x.__func__, x.__self__]
+    if isinstance(x, partial):
+        return [x.func, x.args, x.keywords]
+    if isinstance(x, FunctionHolder):
+        return [x.held_function]
+    if isinstance(x, dict):
+        return [*x.values()]
+    if isinstance(x, (list, tuple, set, frozenset)):
+        return [*x]
+    slots = [name for kind in type(x).__mro__ for name in vars(kind).get("__slots__", ())]
+    attributes = getattr(x, "__dict__", {})
+    return [*attributes.values(), *[getattr(x, name) for name in slots if hasattr(x, name)]]
+
+
+_EMPTY = CellType()

@@ -187,6 +187,22 @@ def is_in_rule() -> bool:
     return _running.is_rule
 
 
+def is_in_f() -> bool:
+    """Return True while an f runs, and no grad_fn in it."""
+    return _running.backend is not None and not _running.is_rule
+
+
+def run_outside_rule(function: Callable[..., T], /, *args: Any) -> T:
+    """Return ``function(*args)``, run as if no grad_fn were running: it is differentiated itself."""
+    if is_traced() or not _running.is_rule:
+        return function(*args)
+    _running.is_rule = False
+    try:
+        return function(*args)
+    finally:
+        _running.is_rule = True
+
+
 @constant_when_traced
 def _name_of_call() -> str | None:
     if is_traced():  # the tracer has only one backend

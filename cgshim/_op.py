@@ -15,8 +15,7 @@ from cgshim._dispatch import backend_for, choice_for_plans, chosen_backend, is_l
 from cgshim._errors import CustomGradientTypeError, add_note, function_name, refusal
 from cgshim._foreign import is_traced
 from cgshim._gradients import Arguments
-from cgshim._closure import FunctionHolder
-from cgshim._held import tensors_inside
+from cgshim._closure import FunctionHolder, tensors_inside
 from cgshim._signature import Parameters, parameters_of
 from cgshim._plans import MOST, Plan, new_plan, no_plan
 from cgshim._protocol import Backend

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from cgshim._dispatch import backend_or_numpy, beside, value_of
+from cgshim._dispatch import backend_or_numpy, beside, run_outside_rule, value_of
 from cgshim._dtypes import is_complex, is_differentiable
 from cgshim._errors import (
     CustomGradientTypeError,
@@ -215,7 +215,7 @@ def _vjp(
     def flat_fn(*tensors: Tensor) -> Sequence[Tensor]:
         nonlocal spec_of_output
         outputs, spec_of_output = partition(
-            op, backend, fn(*combine_each(specs, subvals(inputs, places, tensors)))
+            op, backend, run_outside_rule(fn, *combine_each(specs, subvals(inputs, places, tensors)))
         )
         return outputs
 

@@ -21,6 +21,7 @@ from cgshim._dispatch import (
     framework_of_type as framework_of_type,
     is_lasting as is_lasting,
     on_numpy as on_numpy,
+    is_in_f as is_in_f,
     is_in_rule as is_in_rule,
     run_on as run_on,
     tensor_of_call as tensor_of_call,
@@ -66,12 +67,12 @@ from cgshim._closure import (
     Converted as Converted,
     FunctionHolder as FunctionHolder,
     closure_convert as closure_convert,
+    tensors_inside as tensors_inside,
 )
 from cgshim._held import (
     reached as reached,
     replace_held as replace_held,
     tensors_held as tensors_held,
-    tensors_inside as tensors_inside,
 )
 from cgshim._signature import Parameters as Parameters
 from cgshim._protocol import Backend as Backend, Tensor as Tensor

@@ -14,21 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from cgshim.backend import CustomGradientTypeError, Tensor, TransformationError, refusal
-from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
-from cgshim_torch import _tensors
-from cgshim_torch._compile import trees
-from cgshim_torch._func import take_as_constant
-from cgshim_torch._graph.levels import is_transformed, requires_grad
-from cgshim_torch._graph.reads import FLOATS
-from cgshim_torch._host.names import call_of, over
-from cgshim_torch._versions.private import (
-    below_autograd,
-    forward_ad,
-    functorch,
-    len_dispatch_stack,
-    tags_of_host,
+from cgshim.backend import (
+    CustomGradientTypeError,
+    Tensor,
+    TransformationError,
+    is_differentiable,
+    refusal,
 )
+from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
+from cgshim_torch import _tensors, _trees as trees
+from cgshim_torch._functorch import take_as_constant
+from cgshim_torch._host.names import call_of, over
+from cgshim_torch._host.private import below_autograd, len_dispatch_stack, tags_of_host
+from cgshim_torch._private import forward_ad, functorch, is_transformed
 
 _CPU = torch.device("cpu")
 trees.leaf_types |= {Spec}
@@ -86,8 +84,7 @@ class OnHost(torch.autograd.Function):  # type: ignore[misc]
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         _, ctx.op, *tensors = inputs
         ctx.set_materialize_grads(False)
-        if forward_ad._current_level >= 0:
-            ctx.like = [(y.shape, y.dtype, y.device) for y in output]
+        ctx.like = [torch.empty_like(y, device="meta") for y in output]
         if len_dispatch_stack() and not is_transformed():
             ctx.save_for_backward(*tensors)
 
@@ -105,10 +102,9 @@ class OnHost(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         take_as_constant(functools.partial(refuse_host_derivative, ctx.op))
-        # torch 2.13 wants zeros for a float, and for nothing else
         return tuple([
-            torch.zeros(shape, dtype=dtype, device=device) if dtype in FLOATS else None
-            for shape, dtype, device in ctx.like
+            torch.zeros(y.shape, dtype=y.dtype) if is_differentiable(y.dtype) else None
+            for y in ctx.like
         ])  # fmt: skip
 
     @staticmethod
@@ -143,7 +139,7 @@ def _fake(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
 
 
 def _differentiable(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
-    differentiated = torch.is_grad_enabled() and any(map(requires_grad, inputs))
+    differentiated = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     if differentiated or forward_ad._current_level >= 0:
         return _transformed(inputs, name)
     with below_autograd():

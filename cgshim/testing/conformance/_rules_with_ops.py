@@ -67,25 +67,6 @@ def checkpoint_round_state(framework: Framework, differentiate: Callable[..., An
         refused(block, *framework.tensors((2.0, 3.0)))
 
 
-@case()
-def state_differentiated_in_a_rule(framework: Framework) -> None:
-    """The framework's own trainable state, whose gradient a rule takes by the framework's own
-    means.
-    """
-
-    @op_custom_gradient
-    def op(x: Tensor, w: Tensor) -> Any:
-        def grad(u: Tensor) -> Any:
-            _, pullback = framework.differentiate_state(
-                lambda state: block(op_stop_gradient(x), state), w
-            )
-            return 3.0 * u, pullback(u)[0]
-
-        return op_stop_gradient(x * w + 2.0 * w), grad
-
-    framework.check_at(op, 2.0, 3.0, upstream=0.5, output=12.0, gradients=(1.5, 6.0))
-
-
 @case(order=orders(12.0, 30.0))
 def checkpoint_of_an_op(framework: Framework, order: tuple[int, float]) -> None:
     """An op without state in a checkpoint, in both orders: 3 x^2 by the op's rule, and 15 x by its

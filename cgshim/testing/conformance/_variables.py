@@ -130,8 +130,7 @@ def two_undeclared_variables(framework: Framework) -> None:
         return op_custom_gradient(lambda x: (x * a + b, rule))(x)
 
     a, b = framework.tensors((Y, 1.0))
-    error = refused(fn, a, b, by=framework.differentiate_state)
-    assert "variables=" in str(error), str(error)
+    refused(fn, a, b, by=framework.differentiate_state, says="variables=")
 
 
 @case()
@@ -143,8 +142,7 @@ def undeclared_variable_beside_declared_ones(framework: Framework) -> None:
         return op_custom_gradient(lambda x: (x * a + b, rule), variables=[a])(x)
 
     a, b = framework.tensors((Y, 1.0))
-    error = refused(fn, a, b, by=framework.differentiate_state)
-    assert "variables=" in str(error), str(error)
+    refused(fn, a, b, by=framework.differentiate_state, says="variables=")
 
 
 @case()

@@ -1,0 +1,72 @@
+"""The differentiated tensors that f captures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cgshim.backend import Call, Tensor, tensors_inside
+from cgshim_torch._private import functorch, is_wrapped, tangent_of
+
+Edge = tuple[Any, int]
+
+
+def captured_by(
+    call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()
+) -> list[Tensor]:
+    """Return the tensors that outputs depend on besides the inputs: variables, tensors in f's
+    closure, else leaves.
+
+    Under torch.func each level has a graph of its own.
+    """
+    known = [*inputs, *call.variables]
+    held = [t for t in tensors_inside(call.f, call.backend.is_tensor) if t.requires_grad]
+    names = {id(t): t for t in (*known, *held)}  # as f knows them
+    found: dict[int, Tensor] = {}
+    tensors: list[tuple[Tensor, Tensor]] = [(t, t) for t in names.values()]
+    while True:
+        stops = {edge_of(t): origin for t, origin in tensors if t.grad_fn is not None}
+        leaves = {id(t): origin for t, origin in tensors}
+        for t in reached(outputs, stops):
+            t = leaves.get(id(t), t)
+            if not any(t is x for x in inputs):
+                found[id(t)] = t
+        level = max([functorch.maybe_get_level(y) for y in outputs if is_wrapped(y)], default=None)
+        if level is None:
+            return [*found.values()]
+        outputs = [_below(y, level) for y in outputs]
+        tensors = [(_below(t, level), origin) for t, origin in tensors]
+
+
+def _below(t: Tensor, level: int) -> Tensor:
+    is_there = is_wrapped(t) and functorch.maybe_get_level(t) == level
+    return functorch.get_unwrapped(t) if is_there else t
+
+
+def refuse_captured_tangents(call: Call) -> None:
+    """Raise an error if f may read a tangent by another way than its arguments."""
+    for t in tensors_inside([call.f, *call.options.values()], call.backend.is_tensor):
+        if tangent_of(t) is not None and not any(t is v for v in call.variables):
+            call.refuse_captured(t)
+
+
+def edge_of(tensor: Tensor) -> Edge:
+    return tensor.grad_fn, tensor.output_nr
+
+
+def reached(tensors: Sequence[Tensor], stops: Mapping[Edge, Tensor]) -> list[Tensor]:
+    """Return the leaves that tensors depend on, and the stops, where their graph is not followed."""
+    found = {id(t): t for t in tensors if t.requires_grad and t.is_leaf}
+    todo = [edge_of(t) for t in tensors if t.grad_fn is not None]
+    seen: set[Edge] = set()
+    while todo:
+        edge = todo.pop()
+        if edge[0] is None or edge in seen:
+            continue
+        seen.add(edge)
+        t = stops[edge] if edge in stops else getattr(edge[0], "variable", None)
+        if t is None:
+            todo += edge[0].next_functions
+        else:
+            found[id(t)] = t
+    return [*found.values()]

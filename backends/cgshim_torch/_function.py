@@ -1,0 +1,299 @@
+"""Eager mode: run f on detached inputs, then attach its rule to the outputs by one Function.
+
+The rule's residuals are in `save_for_backward`: autograd frees them with the graph, notices changes
+in place, and shows them to checkpoints and to hooks on saved tensors. A first derivative calls the
+rule on them. A higher derivative also needs each residual as a function of the inputs: an input or
+an output is one already, and for the others f runs again (`Recomputed`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
+from cgshim.backend import (
+    Call,
+    Converted,
+    Rule,
+    RuleSignature,
+    Tensor,
+    closure_convert,
+    is_in_rule,
+    subvals,
+    tensors_inside,
+    with_leaves,
+)
+from cgshim_torch._captured import captured_by
+from cgshim_torch._private import is_any_autocast_enabled
+from cgshim_torch._refusing import refusing
+from cgshim_torch._vjp import differ
+
+
+def attach(call: Call, inputs: Sequence[Tensor]) -> Any:
+    """Run f, and return its output with the gradient of its rule."""
+    recording = torch.is_grad_enabled()
+    if call.takes_needs_input_grad:
+        call = call.with_needs_input_grad([recording and x.requires_grad for x in inputs])
+    if not recording:
+        return _without_graph(call, call.read_output(call.run(inputs), inputs))
+    seen = [x.detach() for x in inputs]
+    versions = [x._version for x in seen]
+    try:
+        result = call.run(seen)
+    finally:
+        torch.set_grad_enabled(True)  # whatever f has set, as after Function.forward
+    if versions != [x._version for x in seen]:
+        call.refuse_writing()
+    return attach_to(call, inputs, seen, result)
+
+
+def attach_to(call: Call, inputs: Sequence[Tensor], seen: Sequence[Tensor], result: Any) -> Any:
+    """Return the output of a run of f on the detached inputs, with the gradient of its rule."""
+    outputs, rule = call.read(result, seen)
+    variables = _variables_of(call, rule, outputs, inputs)
+    if not any([x.requires_grad for x in (*inputs, *variables)]):
+        return rule.output.combine(
+            [y.detach() if y.requires_grad or any([y is x for x in inputs]) else y for y in outputs]
+        )
+    run = Run(call, rule.signature, inputs, rule.needed)
+    residuals = run.convert(rule.grad_fn)
+    rule.grad_fn = None  # type: ignore[assignment]  # it would keep the residuals alive
+    own, results = _results_of(outputs, inputs, seen)
+    own.update((id(x), x) for x in variables)
+    saved = run.saved_of(own, residuals, inputs, variables)
+    return rule.output.combine(
+        CustomGradient.apply((run, saved, results), *inputs, *variables)
+    )
+
+
+def _variables_of(
+    call: Call, rule: Rule, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """Return the variables of the call: declared, or the one tensor that f captured."""
+    if is_in_rule() and not call.variables:
+        return ()
+    captured = captured_by(call, outputs) if any([y.requires_grad for y in outputs]) else ()
+    if not (captured or call.variables):
+        return ()
+    variables = call.captured_variables(captured, inputs)
+    call.require_variables(rule, variables)
+    return variables
+
+
+def _results_of(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], seen: Sequence[Tensor]
+) -> tuple[dict[int, Tensor], tuple[Tensor, ...]]:
+    """Return what the Function returns for the outputs, and f's inputs and outputs by id as autograd
+    is to know them.
+    """
+    given = dict(zip(map(id, seen), inputs, strict=True))
+    own, results = dict(given), []
+    for y in outputs:
+        result = given.get(id(y))  # an output may be an argument
+        if result is None:
+            # a view stays one: autograd forbids to write to what shows an input
+            result = y if y._is_view() and not y.requires_grad else y.detach()
+            own.setdefault(id(y), result)
+        results.append(result)
+    return own, tuple(results)
+
+
+def _without_graph(call: Call, output: Any) -> Any:
+    """Return f's output, in which no tensor requires grad."""
+    if type(output) is torch.Tensor:
+        return output.detach() if output.requires_grad else output
+    cut = lambda t: t.detach() if isinstance(t, torch.Tensor) and t.requires_grad else t
+    return with_leaves(call.backend, cut, output)
+
+
+class CustomGradient(torch.autograd.Function):  # type: ignore[misc]
+    """Returns the outputs of a run of f; its backward pass is the rule."""
+
+    @staticmethod
+    def forward(ctx: Any, of_run: tuple[Run, Sequence[Tensor], Any], *primals: Tensor) -> Any:
+        ctx.run, saved, results = of_run
+        ctx.save_for_backward(*saved)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = ctx.run.gradients(ctx.saved_tensors, upstreams, ctx.needs_input_grad[1:])
+        return None, *gradients
+
+
+class Run:
+    """One run of f, as the backward pass needs it. It holds no tensor.
+
+    Saved are the residuals, then the variables, and the inputs if the rule or a second run needs
+    them. An input or an output among the residuals is saved as autograd knows it.
+    """
+
+    converted: Converted
+    anchors: Sequence[Tensor] = ()
+    refuse: Callable[[], NoReturn] | None = None
+    """raises the error for a derivative of the gradient"""
+    autocast: tuple[str, torch.dtype] | None = None
+    variables: int = 0
+    made: Sequence[int] = ()
+    """the indices of the residuals that f made"""
+
+    def __init__(
+        self,
+        call: Call,
+        signature: RuleSignature,
+        inputs: Sequence[Tensor],
+        needed: Sequence[bool] | None = None,
+    ) -> None:
+        self.call, self.signature, self.needed = call, signature, needed
+        self.shapes, self.dtypes = [x.shape for x in inputs], [x.dtype for x in inputs]
+        if is_any_autocast_enabled() and inputs:
+            kind = inputs[0].device.type
+            if torch.is_autocast_enabled(kind):
+                self.autocast = kind, torch.get_autocast_dtype(kind)
+
+    def rule_around(self, residuals: Sequence[Tensor]) -> Rule:
+        """Return the rule with these residuals in its closure."""
+        grad_fn = self.rebuild(residuals)
+        return self.call.kind_of_rule(
+            self.signature, self.needed, self.shapes, self.dtypes, grad_fn
+        )
+
+    def convert(self, grad_fn: Any) -> list[Tensor]:
+        """Return the residuals of the rule, and keep the rest of it."""
+        call = self.call
+        residuals, self.rebuild, opaque = closure_convert(grad_fn, call.backend, call.constants)
+        self.count = len(residuals)
+        if call.once_differentiable:
+            self.refuse = partial(call.refuse_second_order, "a derivative of it")
+        for t in tensors_inside(opaque, call.backend.is_tensor) if opaque else ():
+            if _is_float(t) and not t.requires_grad:
+                self.refuse = partial(call.refuse_unconnected, t, "grad_fn keeps in an object")
+        return residuals
+
+    def saved_of(
+        self,
+        own: dict[int, Tensor],
+        residuals: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        variables: Sequence[Tensor],
+    ) -> list[Tensor]:
+        """Return what the backward pass needs; own are f's inputs and outputs by their ids."""
+        self.made = [at for at, t in enumerate(residuals) if id(t) not in own and _is_float(t)]
+        saved = [own.get(id(t), t) for t in residuals]
+        self.variables = len(variables)
+        saved += variables
+        if self.signature.form == "arguments" or (self.made and self.refuse is None):
+            saved += inputs
+        if self.refuse is not None:
+            # empty functions of the inputs: the gradient depends on those too that are not saved
+            self.anchors = [x.reshape(-1)[:0].clone() for x in inputs if x.requires_grad]
+        return [*saved, *self.anchors]
+
+    def gradients(
+        self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Return the rule's gradients of inputs and variables, which autograd may record."""
+        residuals, rest, count = saved[: self.count], saved[self.count :], len(self.shapes)
+        variables, inputs = rest[: self.variables], rest[self.variables :][:count]
+        further = torch.is_grad_enabled()
+        if further and self.made and self.refuse is None:
+            residuals = connected(self, residuals, inputs, variables)
+        rule = self.rule_around(residuals)
+        with self.modes(without_graph=further and self.refuse is not None):
+            gradients, of_variables = rule(inputs, upstreams, variables, needed[:count])
+        every = [*gradients, *of_variables]
+        if further and self.refuse is not None:
+            return refusing(self.refuse, every, [*saved, *upstreams])
+        return every
+
+    def modes(self, without_graph: bool = False) -> AbstractContextManager[Any]:
+        """Return a context in which the rule runs: under the autocast of f."""
+        if self.autocast is None and not without_graph:
+            return _NO_CONTEXT
+        modes = ExitStack()
+        if without_graph:
+            modes.enter_context(torch.no_grad())
+        if self.autocast is not None:
+            modes.enter_context(torch.autocast(*self.autocast))
+        return modes
+
+
+_NO_CONTEXT = nullcontext()
+
+
+def _is_float(t: Tensor) -> bool:
+    return t.is_floating_point() or t.is_complex()
+
+
+# --- Higher derivatives ---------------------------------------------------------------------------
+
+
+def connected(
+    run: Run, residuals: Sequence[Tensor], inputs: Sequence[Tensor], variables: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return the residuals; those that f made are functions of the inputs."""
+    firsts = [residuals[at] for at in run.made]
+    if any(t.requires_grad for t in firsts):  # a graph within f, such as that of a pullback
+        again = made_again(run, firsts, _differentiable(inputs))
+    else:
+        again = Recomputed.apply(run, len(firsts), *firsts, *inputs, *variables)
+    return subvals(residuals, run.made, again)
+
+
+class Recomputed(torch.autograd.Function):  # type: ignore[misc]
+    """Returns residuals; f runs again when, and only if, their derivative is taken."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Run, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.run, ctx.count = run, count
+        ctx.save_for_backward(*tensors)
+        return tuple([t.detach() for t in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        run, firsts, sources = (
+            ctx.run,
+            ctx.saved_tensors[: ctx.count],
+            ctx.saved_tensors[ctx.count :],
+        )
+        inputs = _differentiable(sources[: len(run.shapes)])
+        again = made_again(run, firsts, inputs)
+        by = [*inputs, *sources[len(inputs) :]]
+        places = [at for at, x in enumerate(by) if ctx.needs_input_grad[2 + ctx.count + at]]
+        ends = [at for at, t in enumerate(again) if t.requires_grad]
+        gradients = torch.autograd.grad(
+            [again[at] for at in ends],
+            [by[at] for at in places],
+            [upstreams[at] for at in ends],
+            create_graph=torch.is_grad_enabled(),
+            allow_unused=True,
+        )
+        return None, None, *[None] * ctx.count, *subvals([None] * len(by), places, gradients)
+
+
+def made_again(run: Run, firsts: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Run f again, as a checkpoint does, and return the residuals that it makes."""
+    call = run.call
+    with torch.enable_grad(), run.modes():
+        _, rule = call(inputs)
+    residuals = closure_convert(rule.grad_fn, call.backend, call.constants).residuals
+    if len(residuals) != run.count or differ(firsts, [residuals[at] for at in run.made]):
+        call.refuse_unconnected(firsts[0], "another run of f does not make again")
+    again = [residuals[at] for at in run.made]
+    for t, first in zip(again, firsts, strict=True):
+        if not (t.requires_grad or t is first):
+            call.refuse_unconnected(t, "f made where autograd does not see")
+    return again
+
+
+def _differentiable(inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the inputs, each as a tensor of its own that requires grad: what f makes of any does."""
+    with torch.enable_grad():
+        return [
+            x.view_as(x) if x.requires_grad or not _is_float(x) else x.detach().requires_grad_()
+            for x in inputs
+        ]

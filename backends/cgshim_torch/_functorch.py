@@ -1,0 +1,266 @@
+"""The transformations of torch.func, and dual numbers.
+
+f runs on the inputs as they are, so its residuals are functions of them at every level. They go
+through the Function as arguments, because each level sees other tensors than f did.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+
+from cgshim.backend import (
+    Call,
+    Mapped,
+    Rule,
+    Tensor,
+    WithBatches,
+    closure_convert,
+    is_differentiable,
+    is_in_rule,
+    refuse_captured_tangent,
+    subvals,
+)
+from cgshim_torch._captured import captured_by, refuse_captured_tangents
+from cgshim_torch._private import batches_of, forward_ad, functorch, primal_of
+from cgshim_torch._refusing import refusing
+from cgshim_torch._vjp import transposed
+
+
+def transformed(call: Call, inputs: Sequence[Tensor]) -> Any:
+    """Run f, and return its output with the gradient of its rule at every level."""
+    is_mapped = functorch.is_batchedtensor(max(inputs, key=functorch.maybe_get_level))
+    if isinstance(call.f, WithBatches):
+        return call.f.mapped(call, inputs)
+    if isinstance(call.f, Mapped) and is_mapped:
+        return tuple(OverBatch.apply(call.f, *inputs))
+    result, refusals = _run_in_forward_mode(call, inputs)
+    outputs, rule = call.read(result, inputs)
+    variables = () if is_in_rule() else _variables_of(call, rule, outputs, inputs)
+    if forward_ad._current_level >= 0 and not is_in_rule():
+        refuse_captured_tangents(call)
+    run = TransformedRun(call, rule, inputs, variables, outputs)
+    run.host_refusals = refusals
+    passed = [*inputs, *variables, *run.residuals, *with_batches(outputs, [*inputs, *variables])]
+    return rule.output.combine(Transformed.apply(run, *passed))
+
+
+def _variables_of(
+    call: Call, rule: Rule, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """Return the declared variables; what f captures besides is an error."""
+    captured = [t for t in captured_by(call, outputs, inputs) if not any(t is v for v in call.variables)]
+    if captured:
+        call.refuse_undeclared(captured)
+    if call.variables:
+        call.captured_variables((), inputs)
+        call.require_variables(rule, call.variables)
+    return call.variables
+
+
+def with_batches(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Return the outputs with each batch that a leaf has: torch takes the upstream gradient of an
+    output without it, which is a sum over the batch, for that of each member.
+    """
+    wide = list(outputs)
+    for at, y in enumerate(outputs):
+        for x in leaves if is_differentiable(y.dtype) else ():
+            if batches_of(x) - batches_of(wide[at]):
+                zero = torch.zeros_like(x.detach().flatten()[:0], dtype=y.dtype).sum()
+                wide[at] = wide[at] + zero.expand(y.shape)
+    return wide
+
+
+# --- Host functions in forward mode ---------------------------------------------------------------
+#
+# torch computes tangents while f runs, and a host function has none. In f its results are constants,
+# because the tangent of the op is the rule's; only a derivative of the rule needs theirs.
+
+Refusal = Callable[[], NoReturn]
+
+
+class _ForwardMode(threading.local):
+    level: int | None = None
+    """the level of torch.func at which f runs; None if no f runs in forward mode"""
+    refusals: dict[int, Refusal]
+    """raises the error of a host function, by the level of a tangent that it has not computed"""
+
+
+_forward_mode = _ForwardMode()
+
+
+def _run_in_forward_mode(call: Call, inputs: Sequence[Tensor]) -> tuple[Any, dict[int, Refusal]]:
+    """Run f; return what it returned, and the refusals of its host functions."""
+    state, refusals = _forward_mode, dict[int, Refusal]()
+    outer = state.level, getattr(state, "refusals", refusals)
+    state.level = _level() if forward_ad._current_level >= 0 else None
+    state.refusals = refusals
+    try:
+        return call.run(inputs), refusals
+    finally:
+        state.level, state.refusals = outer
+
+
+def take_as_constant(refuse: Refusal) -> None:
+    """Let the result of a host function be a constant in f; raise an error elsewhere."""
+    if _forward_mode.level is None or _level() > _forward_mode.level:
+        refuse()
+    _forward_mode.refusals[_level()] = refuse
+
+
+def _level() -> int:
+    return functorch.maybe_current_level() or 0
+
+
+# --- The Function ---------------------------------------------------------------------------------
+
+
+class TransformedRun:
+    """One run of f: its converted rule, and which of the Function's tensors fill its slots."""
+
+    host_refusals: dict[int, Refusal]
+
+    def __init__(
+        self, call: Call, rule: Rule, inputs: Sequence[Tensor], variables: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+    ) -> None:  # fmt: skip
+        self.call, self.rule = call, rule
+        held, self.filled, _ = closure_convert(rule.grad_fn, call.backend)
+        self.inputs, self.leaves = len(inputs), len(inputs) + len(variables)
+        self.outputs = len(outputs)
+        known = set(map(id, (*inputs, *variables, *outputs)))
+        self.residuals = [t for t in held if id(t) not in known]
+        passed = [*inputs, *variables, *self.residuals, *outputs]
+        place = {id(t): at for at, t in reversed(list(enumerate(passed)))}
+        self.places = [place[id(t)] for t in held]
+
+    def rule_around(self, tensors: Sequence[Tensor]) -> Rule:
+        """Return the rule with these inputs, residuals and outputs in its closure."""
+        return self.rule.with_grad_fn(self.filled([tensors[at] for at in self.places]))
+
+    def gradients(
+        self, tensors: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Any = None
+    ) -> list[Tensor | None]:
+        inputs, variables = tensors[: self.inputs], tensors[self.inputs : self.leaves]
+        gradients, of_variables = self.rule_around(tensors)(inputs, upstreams, variables, needed)
+        return self.checked_once([*gradients, *of_variables], [*tensors, *upstreams])
+
+    def require_residuals(self, levels: int) -> None:
+        """Raise an error if a residual has no tangent from a host function at more levels."""
+        if len(self.host_refusals) > levels and any(is_differentiable(t.dtype) for t in self.residuals):
+            next(iter(self.host_refusals.values()))()
+
+    def checked_once(
+        self, results: list[Tensor | None], sources: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """Return the gradients or tangents; their derivative is an error if once_differentiable."""
+        if not self.call.once_differentiable:
+            return results
+        refuse = partial(self.call.refuse_second_order, "the derivative of a gradient")
+        return refusing(refuse, results, sources)
+
+    def tangents(
+        self, tensors: Sequence[Tensor], tangents: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Return the tangents of the outputs: by jvp_fn, or by the transpose of the rule."""
+        outputs, rule = tensors[len(tensors) - self.outputs :], self.rule_around(tensors)
+        if any(t is not None for t in tangents[self.inputs : self.leaves]) and rule.jvp_fn:
+            refuse_captured_tangent(self.call.name)
+        if rule.jvp_fn is not None:
+            zeros = lambda at: torch.zeros_like(tensors[at])
+            pushed = rule.tangents(tangents[: self.inputs], outputs, zeros)
+            return self.checked_once(pushed, [*tensors, *[t for t in tangents if t is not None]])
+        if not self.call.forward_mode:
+            self.call.refuse_forward_mode("jvp, jacfwd or a dual number")
+        moving = [at for at, t in enumerate(tangents[: self.leaves]) if t is not None]
+        ends = [at for at, y in enumerate(outputs) if is_differentiable(y.dtype)]
+        zeros = [torch.zeros_like(y) for y in outputs]
+
+        def gradients(*upstreams: Tensor) -> list[Tensor]:
+            every = self.gradients(tensors, subvals(zeros, ends, upstreams))
+            return [
+                torch.zeros_like(tangents[at]) if every[at] is None else every[at] for at in moving
+            ]
+
+        pushed = transposed(
+            gradients, [outputs[at] for at in ends], [tangents[at] for at in moving], self.call.refuse_nonlinear
+        )  # fmt: skip
+        return subvals([None] * self.outputs, ends, pushed)
+
+
+class Transformed(torch.autograd.Function):  # type: ignore[misc]
+    """Returns the outputs of a run of f, with its rule for each mode, at each level."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(run: TransformedRun, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple([y.detach() for y in tensors[len(tensors) - run.outputs :]])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.run, *tensors = inputs
+        saved = [*tensors[: len(tensors) - len(output)], *output]
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, run = ctx.saved_tensors, ctx.run
+        if all(u is None for u in upstreams):  # as of what f made, for the first order of an op around
+            return (None,) * len(ctx.needs_input_grad)
+        run.require_residuals(0)
+        outputs = tensors[len(tensors) - run.outputs :]
+        upstreams = [
+            torch.zeros_like(y) if u is None else u for u, y in zip(upstreams, outputs, strict=True)
+        ]
+        gradients = run.gradients(tensors, upstreams, ctx.needs_input_grad[1 : 1 + run.inputs])
+        return None, *gradients, *[None] * (len(tensors) - run.leaves)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        # torch computes no tangents here: those of the outer levels are needed
+        ctx.run.require_residuals(1)
+        with forward_ad._set_fwd_grad_enabled(True):
+            primals = list(map(primal_of, ctx.saved_tensors))
+            pushed = ctx.run.tangents(primals, tangents)
+            outputs = primals[len(primals) - len(pushed) :]
+            return tuple([
+                torch.zeros_like(y) if t is None and is_differentiable(y.dtype) else t
+                for t, y in zip(pushed, outputs, strict=True)
+            ])  # fmt: skip
+
+
+# --- Rules for batches ----------------------------------------------------------------------------
+
+
+def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
+    return list(OverBatch.apply(function, *[x.detach() for x in inputs]))
+
+
+class OverBatch(torch.autograd.Function):  # type: ignore[misc]
+    """Runs a function for one element, or by the author's rule for the batch of a vmap."""
+
+    @staticmethod
+    def forward(function: Mapped, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(function.run(None, (), *inputs)[0])
+
+    @staticmethod
+    def setup_context(*_: Any) -> None:
+        """Save nothing: the inputs are constants."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], function: Mapped, *inputs: Tensor) -> Any:
+        size, dims = info.batch_size, in_dims[1:]
+        batched = [dim is not None or at in function.in_batch for at, dim in enumerate(dims)]
+        moved = [
+            x if not has else x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
+            for x, dim, has in zip(inputs, dims, batched, strict=True)
+        ]
+        outputs, have = function.run(size, batched, *moved)
+        return tuple(outputs), tuple([0 if has else None for has in have])

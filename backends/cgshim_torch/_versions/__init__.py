@@ -1,1 +1,0 @@
-"""PyTorch: what an installed version cannot do (`limits`), and what it does not document (`private`)."""
