@@ -21,7 +21,7 @@ from cgshim.backend import (
     imported_when_called,
     output_without_rule,
 )
-from cgshim_tensorflow._forward import has_tangent
+from cgshim_tensorflow._forward import count_accumulators
 from cgshim_tensorflow._op import run_op
 from cgshim_tensorflow._private import converted_as_caller as _converted_as_caller
 from cgshim_tensorflow._tensors import is_composite, values_of, with_values
@@ -67,7 +67,7 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
         tf.executing_eagerly() or any(map(is_composite, inputs))
     ):  # tf.vectorized_map may be around the graph
         inputs = [*map(tf.convert_to_tensor, inputs)]
-        if any(map(has_tangent, inputs)):
+        if count_accumulators(inputs):
             call.refuse("in a graph, an op with a rule for batches has derivatives in reverse mode",
                         "a ForwardAccumulator", "leave out vmap=, or use reverse mode")  # fmt: skip
         return call.f.mapped(call, inputs, converted_as_caller(call.f.held_function))

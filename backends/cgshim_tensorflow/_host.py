@@ -1,4 +1,4 @@
-"""Functions on the host: run at once on the values of eager tensors, or by tf.numpy_function."""
+"""Functions on the host: run at once on the values of eager tensors, or by `tf.numpy_function`."""
 
 from __future__ import annotations
 
@@ -12,48 +12,76 @@ import tensorflow as tf
 from cgshim.backend import (
     CustomGradientTypeError,
     CustomGradientValueError,
-    RuleScope,
     Tensor,
     describe,
+    is_in_f,
     refusal,
 )
 from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
-from cgshim_tensorflow._private import set_converter
+from cgshim_tensorflow._forward import (
+    call_in_transposition,
+    count_accumulators,
+    operation,
+    running_f,
+)
+from cgshim_tensorflow._private import is_recorded, set_converter
 from cgshim_tensorflow._tensors import is_composite
-
-running_f: RuleScope[bool] = RuleScope("cgshim_tensorflow_running_f")
-"""True while an op's f runs: there the op's rule has the tangents, and the results are constants"""
 
 
 def host_function(
     call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec], /
 ) -> Sequence[Tensor]:
-    """Return the results of a function on the host; their derivative is refused."""
+    """Return the results of a function on the host; a derivative of them raises an error."""
     for x in (*inputs, *declared):
-        if is_composite(x) or not _is_of_numbers(tf.as_dtype(x.dtype)):
+        if is_composite(x) or not _is_of_numbers(x.dtype):
             raise refusal(CustomGradientTypeError, call.name,
                           must="what runs on the host takes and returns dense arrays of numbers",
                           got=type(x).__name__ if is_composite(x) else describe(x),
                           do="convert it before")  # fmt: skip
-    is_made = False
+    tensors = [*map(tf.convert_to_tensor, inputs)]
+    if tf.executing_eagerly():
+        results = [*map(tf.constant, _run(call, [x.numpy() for x in tensors]))]
+    else:
+        results = _in_graph(call, tensors, declared)
+    if not results or not is_recorded():
+        return results
+    return _without_derivative(call.name, results, tensors)
 
-    def gradient(*upstreams: Tensor) -> Any:
-        if is_made or not running_f.current:
-            refuse_host_derivative(call.name)
+
+def _without_derivative(
+    name: str, results: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """Return the results, whose derivative raises an error.
+
+    Forward mode through an op needs no tangents of them. There they are constants in f and in its
+    rule, until a derivative of the rule needs them.
+    """
+    is_made = is_followed = False
+
+    def gradient(*upstreams: Tensor) -> Sequence[Tensor | None]:
+        nonlocal is_followed
+        is_followed = True
+        if is_made or not (is_in_f() or call_in_transposition()):
+            refuse_host_derivative(name)
         return [None] * len(inputs)
 
-    @tf.custom_gradient
-    def results(*tensors: Tensor) -> Any:
-        if tf.executing_eagerly():
-            return [*map(tf.constant, _run(call, [x.numpy() for x in tensors]))], gradient
-        return _in_graph(call, tensors, declared), gradient
-
-    outputs = results(*map(tf.convert_to_tensor, inputs)) if declared else []
+    f = running_f()
+    outputs = operation(name, results, gradient, inputs)
     is_made = True
-    return outputs  # type: ignore[no-any-return]
+    if is_followed and not call_in_transposition():
+        if count_accumulators([*f.inputs, *inputs]) > count_accumulators(f.inputs):
+            refuse_host_derivative(name)  # for an accumulator that f has opened
+        refuse = functools.partial(refuse_host_derivative, name)
+        f.without_tangents += [(y, refuse) for y in outputs]
+    return outputs
 
 
-def _is_of_numbers(dtype: tf.DType) -> bool:
+@functools.cache
+def _is_of_numbers(dtype: Any) -> bool:
+    try:
+        dtype = tf.as_dtype(dtype)
+    except TypeError:
+        return False
     return bool(dtype.is_floating or dtype.is_complex or dtype.is_integer or dtype.is_bool)
 
 
@@ -76,11 +104,14 @@ def _in_graph(
         for result, shape in zip(results, shapes, strict=True):
             if not shape.is_compatible_with(result.shape):
                 raise refusal(CustomGradientValueError, call.name,
-                              must=f"outputs must return the shape {shape} as when it was traced",
+                              must=f"outputs must return the shape {Spec(tuple(shape), result.dtype)} as when it was traced",
                               got=describe(result), do="return None for what depends on an unknown size")  # fmt: skip
         return results
 
-    results = tf.numpy_function(run, inputs, [tf.as_dtype(y.dtype) for y in declared], stateful=False)
+    if not declared:
+        return []
+    dtypes = [tf.as_dtype(y.dtype) for y in declared]
+    results = tf.numpy_function(run, inputs, dtypes, stateful=False)
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     set_converter(results[0].op, functools.partial(_over_iterations, call, declared))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -19,7 +19,15 @@ from cgshim.backend import (
     is_in_rule,
     tensors_inside,
 )
-from cgshim_tensorflow._forward import attach, call_in_transposition, has_tangent, operation
+from cgshim_tensorflow._forward import (
+    Pullback,
+    RunningF,
+    attach,
+    call_in_transposition,
+    check_linear,
+    count_accumulators,
+    operation,
+)
 from cgshim_tensorflow._private import is_recorded, is_watched
 from cgshim_tensorflow._tensors import dense, fitting, plain, values_of, with_values
 from cgshim_tensorflow._vectorized import register
@@ -36,48 +44,49 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
         return call.output_of(inputs)
     if call.takes_needs_input_grad:
         call = call.with_needs_input_grad(needed_among(inputs))
+    seen_by_f = inputs
     if call.once_differentiable:
         seen_by_f = [with_values(x, tf.stop_gradient(values_of(x))) for x in inputs]
-    else:
-        seen_by_f = inputs
+    f = RunningF(seen_by_f)
+    is_inner = is_in_rule()
+    held = [] if is_inner else held_by_f(call, [*arguments, *inputs])
     with tf.GradientTape() as tape:  # it reports which variables f reads
-        outputs, rule = call(seen_by_f)
-    variables, sources = call.variables, [*map(plain, call.variables)]
-    unknown: Sequence[Tensor] = ()
-    if is_in_rule():
-        sources = [*map(tf.stop_gradient, sources)]
-    else:
-        captured, unknown = captured_by_f(call, tape.watched_variables(), [*arguments, *inputs])
-        variables = call.captured_variables(captured, arguments)
-        sources = [*map(plain, variables)]
+        outputs, rule = f.run(call)
+    captured = [] if is_inner else [*tape.watched_variables(), *filter(is_watched, held)]
+    variables = call.captured_variables(captured, arguments)
     call.require_variables(rule, variables)
+    sources = [*map(plain, variables)]
+    if is_inner:  # the rule that runs has the derivatives by what the op captures
+        sources = [*map(tf.stop_gradient, sources)]
+    unknown = [] if tf.executing_eagerly() else [x for x in held if not is_watched(x)]
     needed = needed_among(inputs) if rule.takes_needs_input_grad else None
-    run = Run(call, rule, seen_by_f, [*map(plain, outputs)], variables, unknown, needed, outputs)
-    return rule.output.combine(run.attached([*map(values_of, inputs), *sources, *unknown]))
+    run = Run(call, rule, f, [*map(plain, outputs)], variables, unknown, needed, outputs)
+    return rule.output.combine(
+        run.attached([*map(values_of, inputs), *sources, *map(plain, unknown)])
+    )
 
 
 def needed_among(inputs: Sequence[Tensor]) -> list[bool] | None:
     """Return for each input if it is differentiated; None in a graph, whose caller may do that."""
     if not tf.executing_eagerly():
         return None
-    return [is_watched(x) or has_tangent(x) for x in map(values_of, inputs)]
+    return [is_watched(x) or count_accumulators([x]) > 0 for x in map(values_of, inputs)]
 
 
-def captured_by_f(
-    call: Call, read: Sequence[Tensor], given: Sequence[Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the captured tensors that are differentiated, and those that may be.
+def held_by_f(call: Call, given: Sequence[Tensor]) -> list[Tensor]:
+    """Return the float tensors that f may read without being given them.
 
-    The trainable variables that f has read are differentiated. The second list is of tensors of a
-    graph: a tape around the graph cannot be seen while it is traced.
+    It is called before f runs: f may keep what it has made.
     """
-    known = {id(x) for x in [*given, *read, *call.variables]}
+    known = {id(x) for x in [*given, *call.variables]}
     held = tensors_inside([call.f, *call.static], _is_plain)
-    held = [x for x in held if id(x) not in known and is_differentiable(x.dtype)]
-    watched = [x for x in held if is_watched(x)]
-    if tf.executing_eagerly():
-        return [*read, *watched], []
-    return [*read, *watched], [*map(plain, [x for x in held if not is_watched(x)])]
+    return [
+        x
+        for x in held
+        if id(x) not in known
+        and is_differentiable(x.dtype)
+        and not (isinstance(x, tf.Variable) and x.trainable)  # a tape reports it
+    ]
 
 
 def _is_plain(x: object) -> bool:
@@ -90,7 +99,7 @@ class Run:
 
     call: Call
     rule: Rule
-    inputs: Sequence[Tensor]
+    f: RunningF
     outputs: Sequence[Tensor]
     variables: Sequence[Tensor]
     unknown: Sequence[Tensor]
@@ -109,9 +118,11 @@ class Run:
         """
         pullback = functools.partial(self.gradients, sources)
         values = [*map(values_of, self.outputs)]
-        attached, orders = attach(self.call, self.rule, pullback, values, sources)
+        attached, transpositions = attach(self.call, self.rule, pullback, values, sources)
         self.keep(attached)
-        for _ in range(orders):
+        if transpositions and self.rule.jvp_fn is None and tf.executing_eagerly():
+            check_linear(self.of_constants(), *transpositions[0], self.call.refuse_nonlinear)
+        for _ in transpositions:
             attached, _ = attach(self.call, self.rule, pullback, values, sources)
             self.keep(attached)
         if not (isinstance(self.call.f, Mapped) or tf.executing_eagerly()):
@@ -121,7 +132,7 @@ class Run:
     def keep(self, attached: Sequence[Tensor]) -> None:
         """Rebuild the rule around the op's outputs."""
         own = [*map(with_values, self.outputs, attached)]
-        arguments = {id(x) for x in self.inputs}
+        arguments = {id(x) for x in self.f.inputs}
         others = {
             id(y): op_y
             for y, op_y in reversed([*zip(self.kept, own, strict=True)])
@@ -142,6 +153,8 @@ class Run:
         self, sources: Sequence[Tensor], *upstreams: Tensor | None
     ) -> Sequence[Tensor | None]:
         """Run the rule, and return a gradient for each of the sources."""
+        if self.f.without_tangents and call_in_transposition() is None:
+            self.require_tangents()
         full = [
             tf.zeros_like(y) if u is None else dense(u)
             for y, u in zip(map(values_of, self.outputs), upstreams, strict=True)
@@ -152,17 +165,34 @@ class Run:
             gradients = self.gradients_by_rule(full)
         return [*gradients, *[self.not_known(x, full) for x in self.unknown]]
 
+    def of_constants(self) -> Pullback:
+        """Return the gradients as a function that no outer tape or accumulator follows."""
+        stop = self.call.backend.stop_gradient
+        residuals, rebuild, _ = closure_convert(self.rule.grad_fn, self.call.backend)
+        rule = self.rule.with_grad_fn(rebuild([*map(stop, residuals)]))
+        f = RunningF([*map(stop, self.f.inputs)])
+        variables = [*map(stop, self.variables)]
+        run = replace(self, rule=rule, f=f, variables=variables)
+        return functools.partial(run.gradients, [*f.inputs, *variables])
+
+    def require_tangents(self) -> None:
+        """Raise an error if an accumulator follows the rule and a residual has no tangent."""
+        residuals, *_ = closure_convert(self.rule.grad_fn, self.call.backend)
+        for x, refuse in self.f.without_tangents:
+            if any(x is y for y in residuals) and count_accumulators(self.f.inputs):
+                refuse()
+
     def gradients_by_rule(self, upstreams: Sequence[Tensor]) -> list[Tensor | None]:
         structured = [*map(with_values, self.outputs, upstreams)]
-        of_inputs, of_variables = self.rule(self.inputs, structured, self.variables, self.needed)
-        pairs = zip([*of_inputs, *of_variables], [*self.inputs, *self.variables], strict=True)
+        of_inputs, of_variables = self.rule(self.f.inputs, structured, self.variables, self.needed)
+        pairs = zip([*of_inputs, *of_variables], [*self.f.inputs, *self.variables], strict=True)
         return [
             fitting(gradient, x, self.call.name, functools.partial(self.name_of, at))
             for at, (gradient, x) in enumerate(pairs)
         ]
 
     def name_of(self, at: int) -> str:
-        variable = at - len(self.inputs)
+        variable = at - len(self.f.inputs)
         return self.call.arguments.path(at) if variable < 0 else f"variables[{variable}]"
 
     def without_derivative(

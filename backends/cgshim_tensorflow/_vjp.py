@@ -54,6 +54,6 @@ def transposed(
     of_values: Any = lambda *tangents: fn(*map(with_values, inputs, tangents))
     ones = [tf.ones_like(values_of(x)) for x in inputs]
     if tf.executing_eagerly():
-        check_linear(of_values, ones, refuse)
+        check_linear(of_values, ones, of_values(*ones), refuse)
     _, pullback = vjp(of_values, ones)
     return pullback(upstreams)
