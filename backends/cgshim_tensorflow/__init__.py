@@ -21,13 +21,12 @@ from cgshim.backend import (
     imported_when_called,
     output_without_rule,
 )
-from cgshim_tensorflow._forward import count_accumulators
+from cgshim_tensorflow._forward import count_accumulators, transposed as transposed, vjp as vjp
 from cgshim_tensorflow._op import run_op
 from cgshim_tensorflow._private import converted_as_caller as _converted_as_caller
 from cgshim_tensorflow._tensors import is_composite, values_of, with_values
 from cgshim_tensorflow._trees import tree_flatten as tree_flatten, tree_unflatten as tree_unflatten
 from cgshim_tensorflow._vectorized import mapped as mapped
-from cgshim_tensorflow._vjp import transposed as transposed, vjp as vjp
 
 vjp_with_variables = vjp
 numpy_function = imported_when_called("cgshim_tensorflow._ops", "numpy_function")

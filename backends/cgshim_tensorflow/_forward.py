@@ -1,27 +1,24 @@
-"""Operations with a gradient of our own, and forward mode.
+"""Operations with a gradient of our own, and derivatives by TensorFlow's own means.
 
 A `tf.autodiff.ForwardAccumulator` has no rule of its own for such an operation. It calls the
 gradient while the operation is made, and differentiates the result with respect to the upstreams:
-this is the transpose of the rule, and so the tangent if the rule is linear.
+this is the transpose of the gradient, and so the tangent if the gradient is linear.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import Call, Rule, Tensor, is_differentiable, subvals
+from cgshim.backend import Call, Rule, Tensor, is_differentiable
 from cgshim_tensorflow._private import record
-from cgshim_tensorflow._tensors import dense
+from cgshim_tensorflow._tensors import dense, fitting, values_of, with_values
 
 Pullback = Callable[..., Sequence[Tensor | None]]
 """takes one upstream gradient for each output, and returns one gradient for each source"""
-Transposition = tuple[Sequence[Any], Sequence[Tensor | None]]
-"""what an accumulator that follows an operation has called the gradient with, and got"""
 
 
 class _State(threading.local):
@@ -29,36 +26,40 @@ class _State(threading.local):
     """the values and the gradient of the operation that is being made in a graph"""
     transposed: Call | None = None
     """the call whose rule an accumulator transposes: tapes record nothing there (TensorFlow 2.21)"""
-    f: RunningF | None = None
+    inputs: Sequence[Tensor] | None = ()
+    """the inputs of the f that is running; None while it is traced for `Run.require_traceable`"""
 
 
 _state = _State()
 
 
-@dataclass(slots=True, eq=False)
-class RunningF:
-    """The f of an op that is running."""
-
-    inputs: Sequence[Tensor] = ()
-    without_tangents: list[tuple[Tensor, Callable[[], NoReturn]]] = field(default_factory=list)
-    """the tensors that have no tangents in forward mode, with the error for who needs them"""
-
-    def run(self, call: Call) -> tuple[list[Tensor], Rule]:
-        outer, _state.f = _state.f, self
-        try:
-            return call(self.inputs)
-        finally:
-            _state.f = outer
-
-
-def running_f() -> RunningF:
-    """Return the innermost f that is running, and an empty one if none is."""
-    return _state.f or RunningF()
-
-
 def call_in_transposition() -> Call | None:
     """Return the call whose rule is being transposed; None if there is none."""
     return _state.transposed
+
+
+def in_transposition(call: Call, function: Callable[..., Any], *args: Any) -> Any:
+    outer, _state.transposed = _state.transposed, call
+    try:
+        return function(*args)
+    finally:
+        _state.transposed = outer
+
+
+def inputs_of_f() -> Sequence[Tensor] | None:
+    """Return the inputs of the f that is running; None while it must not call the host."""
+    return _state.inputs
+
+
+def run_f(
+    call: Call, inputs: Sequence[Tensor], known: Sequence[Tensor] | None
+) -> tuple[list[Tensor], Rule]:
+    """Run f on inputs; `inputs_of_f` returns the known ones meanwhile."""
+    outer, _state.inputs = _state.inputs, known
+    try:
+        return call(inputs)
+    finally:
+        _state.inputs = outer
 
 
 def operation(
@@ -112,33 +113,6 @@ def _operation(*_: Tensor) -> Any:
     return result
 
 
-def attach(
-    call: Call, rule: Rule, pullback: Pullback, values: Sequence[Tensor], sources: Sequence[Tensor]
-) -> tuple[list[Tensor], list[Transposition]]:
-    """Return the values with the pullback of a rule as their gradient, and its transpositions."""
-    transpositions: list[Transposition] = []
-    is_made = False
-
-    def gradient(*upstreams: Tensor | None) -> Sequence[Tensor | None]:
-        if is_made:
-            return pullback(*upstreams)
-        gradients = _transposable(call, rule, pullback, sources, upstreams)
-        transpositions.append((upstreams, gradients))
-        return gradients
-
-    outputs = operation(call.name, values, gradient, sources)
-    is_made = True
-    return outputs, transpositions
-
-
-def _in_transposition(call: Call, function: Callable[..., Any], *args: Any) -> Any:
-    outer, _state.transposed = _state.transposed, call
-    try:
-        return function(*args)
-    finally:
-        _state.transposed = outer
-
-
 def count_accumulators(tensors: Sequence[Tensor]) -> int:
     """Return how many accumulators follow any of the tensors: each transposes an operation at once."""
     count = 0
@@ -154,33 +128,52 @@ def count_accumulators(tensors: Sequence[Tensor]) -> int:
     return count
 
 
-def _transposable(
-    call: Call, rule: Rule, pullback: Pullback, sources: Sequence[Tensor], upstreams: Sequence[Any]
-) -> Sequence[Tensor | None]:
-    """Return gradients whose derivative with respect to the upstreams, transposed, is the tangent."""
-    if rule.jvp_fn is not None:
-        return _pushed(rule, sources, upstreams)
-    if not call.forward_mode:
-        call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
-    return [*map(dense, _in_transposition(call, pullback, *upstreams))]
+# --- Derivatives of any function ------------------------------------------------------------------
 
 
-def _pushed(
-    rule: Rule, sources: Sequence[Tensor], upstreams: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """Return zeros whose derivative with respect to the upstreams is the author's jvp_fn."""
-    count = len(rule.shapes)
-    floats = [at for at in range(count) if is_differentiable(sources[at].dtype)]
+def vjp(
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor] = ()
+) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
+    """Return fn's outputs at inputs, and its pullback to the inputs and the variables."""
+    if _state.transposed is not None:
+        _state.transposed.refuse("forward mode needs a rule that takes no derivative itself",
+                                 "op_vjp in it", "use reverse mode")  # fmt: skip
+    values = [tf.identity(values_of(x)) for x in inputs]  # two inputs may be one object
+    sources = [*values, *variables]
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(sources)
+        outputs = list(fn(*map(with_values, inputs, values)))
 
-    def jvp(*tangents: Tensor) -> list[Tensor]:
-        full = subvals([None] * count, floats, tangents)
-        outputs = rule.tangents(full, upstreams, lambda at: tf.zeros_like(sources[at]))
+    def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:
+        used = [
+            (values_of(y), tf.convert_to_tensor(fitting(u, y, "op_vjp", lambda: "the output")))
+            for y, u in zip(outputs, upstreams, strict=True)
+            if is_differentiable(y.dtype)
+        ]
+        gradients = tape.gradient(
+            [y for y, _ in used], sources, output_gradients=[u for _, u in used],
+            unconnected_gradients=tf.UnconnectedGradients.ZERO,
+        )  # fmt: skip
         return [
-            tf.zeros_like(u) if t is None else t for t, u in zip(outputs, upstreams, strict=True)
+            with_values(x, tf.convert_to_tensor(g))
+            for x, g in zip([*inputs, *variables], gradients, strict=True)
         ]
 
-    zeros = operation("jvp_fn", [tf.zeros_like(sources[at]) for at in floats], jvp, upstreams)
-    return subvals([None] * len(sources), floats, zeros)  # type: ignore[no-any-return]
+    return outputs, pullback
+
+
+def transposed(
+    fn: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    upstreams: Sequence[Tensor],
+    refuse: Callable[[str], NoReturn],
+) -> Sequence[Tensor]:
+    """Return the transpose of a linear function of tensors like the inputs, at upstreams."""
+    of_values: Any = lambda *tangents: fn(*map(with_values, inputs, tangents))
+    ones = [tf.ones_like(values_of(x)) for x in inputs]
+    if tf.executing_eagerly():
+        check_linear(of_values, ones, of_values(*ones), refuse)
+    return vjp(of_values, ones)[1](upstreams)
 
 
 # --- Is a function linear? ------------------------------------------------------------------------

@@ -19,10 +19,9 @@ from cgshim.backend import (
 )
 from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
 from cgshim_tensorflow._forward import (
-    call_in_transposition,
     count_accumulators,
+    inputs_of_f,
     operation,
-    running_f,
 )
 from cgshim_tensorflow._private import is_recorded, set_converter
 from cgshim_tensorflow._tensors import is_composite
@@ -53,26 +52,24 @@ def _without_derivative(
 ) -> Sequence[Tensor]:
     """Return the results, whose derivative raises an error.
 
-    Forward mode through an op needs no tangents of them. There they are constants in f and in its
-    rule, until a derivative of the rule needs them.
+    Forward mode through an op needs no tangents of them: they are constants in f.
     """
+    given = inputs_of_f()
+    if given is None:
+        refuse_host_derivative(name)
     is_made = is_followed = False
 
-    def gradient(*upstreams: Tensor) -> Sequence[Tensor | None]:
+    def gradient(*_: Tensor) -> Sequence[Tensor | None]:
         nonlocal is_followed
         is_followed = True
-        if is_made or not (is_in_f() or call_in_transposition()):
+        if is_made or not is_in_f():
             refuse_host_derivative(name)
         return [None] * len(inputs)
 
-    f = running_f()
     outputs = operation(name, results, gradient, inputs)
     is_made = True
-    if is_followed and not call_in_transposition():
-        if count_accumulators([*f.inputs, *inputs]) > count_accumulators(f.inputs):
-            refuse_host_derivative(name)  # for an accumulator that f has opened
-        refuse = functools.partial(refuse_host_derivative, name)
-        f.without_tangents += [(y, refuse) for y in outputs]
+    if is_followed and count_accumulators([*given, *inputs]) > count_accumulators(given):
+        refuse_host_derivative(name)  # for an accumulator that f has opened
     return outputs
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,21 +14,23 @@ from cgshim.backend import (
     Mapped,
     Rule,
     Tensor,
+    TransformationError,
     closure_convert,
     is_differentiable,
     is_in_rule,
+    subvals,
     tensors_inside,
 )
 from cgshim_tensorflow._forward import (
     Pullback,
-    RunningF,
-    attach,
     call_in_transposition,
     check_linear,
     count_accumulators,
+    in_transposition,
     operation,
+    run_f,
 )
-from cgshim_tensorflow._private import is_recorded, is_watched
+from cgshim_tensorflow._private import converted_as_caller, is_recorded, is_watched
 from cgshim_tensorflow._tensors import dense, fitting, plain, values_of, with_values
 from cgshim_tensorflow._vectorized import register
 
@@ -44,33 +46,36 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
         return call.output_of(inputs)
     if call.takes_needs_input_grad:
         call = call.with_needs_input_grad(needed_among(inputs))
-    seen_by_f = inputs
-    if call.once_differentiable:
-        seen_by_f = [with_values(x, tf.stop_gradient(values_of(x))) for x in inputs]
-    f = RunningF(seen_by_f)
+    seen = [*map(call.backend.stop_gradient, inputs)] if call.once_differentiable else inputs
     is_inner = is_in_rule()
     held = [] if is_inner else held_by_f(call, [*arguments, *inputs])
     with tf.GradientTape() as tape:  # it reports which variables f reads
-        outputs, rule = f.run(call)
+        outputs, rule = run_f(call, seen, seen)
     captured = [] if is_inner else [*tape.watched_variables(), *filter(is_watched, held)]
     variables = call.captured_variables(captured, arguments)
     call.require_variables(rule, variables)
     sources = [*map(plain, variables)]
     if is_inner:  # the rule that runs has the derivatives by what the op captures
         sources = [*map(tf.stop_gradient, sources)]
-    unknown = [] if tf.executing_eagerly() else [x for x in held if not is_watched(x)]
-    needed = needed_among(inputs) if rule.takes_needs_input_grad else None
-    run = Run(call, rule, f, [*map(plain, outputs)], variables, unknown, needed, outputs)
-    return rule.output.combine(
-        run.attached([*map(values_of, inputs), *sources, *map(plain, unknown)])
-    )
+    unknown = [plain(x) for x in held if not is_watched(x)]
+    run = Run(
+        call, rule, inputs=seen, outputs=[*map(plain, outputs)], variables=variables,
+        unknown=unknown, sources=[*map(values_of, inputs), *sources, *unknown], kept=outputs,
+        needed=needed_among(inputs) if rule.takes_needs_input_grad else None,
+    )  # fmt: skip
+    return rule.output.combine(run.attached())
 
 
 def needed_among(inputs: Sequence[Tensor]) -> list[bool] | None:
     """Return for each input if it is differentiated; None in a graph, whose caller may do that."""
     if not tf.executing_eagerly():
         return None
-    return [is_watched(x) or count_accumulators([x]) > 0 for x in map(values_of, inputs)]
+    return [*map(is_followed, inputs)]
+
+
+def is_followed(x: Tensor) -> bool:
+    """Return True if a tape or an accumulator follows a tensor."""
+    return is_watched(values_of(x)) or count_accumulators([values_of(x)]) > 0
 
 
 def held_by_f(call: Call, given: Sequence[Tensor]) -> list[Tensor]:
@@ -99,40 +104,60 @@ class Run:
 
     call: Call
     rule: Rule
-    f: RunningF
+    inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
     variables: Sequence[Tensor]
     unknown: Sequence[Tensor]
-    """captured tensors of a graph whose gradient nothing defines: it is NaN"""
+    """captured tensors that no tape watches; a tape around a graph may, and gets NaN"""
     needed: Sequence[bool] | None
+    sources: Sequence[Tensor]
+    """the tensors that the outputs are differentiated by"""
     kept: Sequence[Tensor]
     """the outputs that the rule may close over: those of f, and then those of the op"""
     kept_in_object: Tensor | None = None
     """an output in an object in which the rule cannot get the one of the op"""
 
-    def attached(self, sources: Sequence[Tensor]) -> list[Tensor]:
+    def attached(self) -> list[Tensor]:
         """Return the outputs as those of one operation of the sources.
 
         A rule that closes over an output reads the op's own from then on. An accumulator has
         transposed the rule before: so the operation is made again for each order of forward mode.
         """
-        pullback = functools.partial(self.gradients, sources)
-        values = [*map(values_of, self.outputs)]
-        attached, transpositions = attach(self.call, self.rule, pullback, values, sources)
-        self.keep(attached)
-        if transpositions and self.rule.jvp_fn is None and tf.executing_eagerly():
-            check_linear(self.of_constants(), *transpositions[0], self.call.refuse_nonlinear)
+        attached, transpositions = self.attach()
+        if transpositions:
+            self.check_forward_mode(*transpositions[0])
         for _ in transpositions:
-            attached, _ = attach(self.call, self.rule, pullback, values, sources)
-            self.keep(attached)
+            attached, _ = self.attach()
         if not (isinstance(self.call.f, Mapped) or tf.executing_eagerly()):
-            register(pullback, attached)
+            register(self.gradients, attached)
         return [*map(with_values, self.outputs, attached)]
+
+    def attach(self) -> tuple[list[Tensor], list[tuple[Any, Any]]]:
+        """Return the values of the outputs with their gradient.
+
+        The second result is the upstreams with which each accumulator has called the rule, and what
+        it got.
+        """
+        transpositions = []
+        is_made = False
+
+        def gradient(*upstreams: Tensor | None) -> Sequence[Tensor | None]:
+            if is_made:
+                return self.gradients(*upstreams)
+            gradients = self.transposable_gradients(upstreams)
+            transpositions.append((upstreams, gradients))
+            return gradients
+
+        values = [*map(values_of, self.outputs)]
+        attached = operation(self.call.name, values, gradient, self.sources)
+        is_made = True
+        self.keep(attached)
+        return attached, transpositions
 
     def keep(self, attached: Sequence[Tensor]) -> None:
         """Rebuild the rule around the op's outputs."""
         own = [*map(with_values, self.outputs, attached)]
-        arguments = {id(x) for x in self.f.inputs}
+        arguments = {id(x) for x in self.inputs}
         others = {
             id(y): op_y
             for y, op_y in reversed([*zip(self.kept, own, strict=True)])
@@ -149,67 +174,26 @@ class Run:
             if id(x) in others:
                 self.kept_in_object = x
 
-    def gradients(
-        self, sources: Sequence[Tensor], *upstreams: Tensor | None
-    ) -> Sequence[Tensor | None]:
+    # --- Reverse mode -----------------------------------------------------------------------------
+
+    def gradients(self, *upstreams: Tensor | None) -> Sequence[Tensor | None]:
         """Run the rule, and return a gradient for each of the sources."""
-        if self.f.without_tangents and call_in_transposition() is None:
-            self.require_tangents()
         full = [
             tf.zeros_like(y) if u is None else dense(u)
             for y, u in zip(map(values_of, self.outputs), upstreams, strict=True)
         ]
-        if self.call.once_differentiable or self.kept_in_object is not None:
-            gradients = self.without_derivative(sources, full)
-        else:
-            gradients = self.gradients_by_rule(full)
-        return [*gradients, *[self.not_known(x, full) for x in self.unknown]]
-
-    def of_constants(self) -> Pullback:
-        """Return the gradients as a function that no outer tape or accumulator follows."""
-        stop = self.call.backend.stop_gradient
-        residuals, rebuild, _ = closure_convert(self.rule.grad_fn, self.call.backend)
-        rule = self.rule.with_grad_fn(rebuild([*map(stop, residuals)]))
-        f = RunningF([*map(stop, self.f.inputs)])
-        variables = [*map(stop, self.variables)]
-        run = replace(self, rule=rule, f=f, variables=variables)
-        return functools.partial(run.gradients, [*f.inputs, *variables])
-
-    def require_tangents(self) -> None:
-        """Raise an error if an accumulator follows the rule and a residual has no tangent."""
-        residuals, *_ = closure_convert(self.rule.grad_fn, self.call.backend)
-        for x, refuse in self.f.without_tangents:
-            if any(x is y for y in residuals) and count_accumulators(self.f.inputs):
-                refuse()
-
-    def gradients_by_rule(self, upstreams: Sequence[Tensor]) -> list[Tensor | None]:
-        structured = [*map(with_values, self.outputs, upstreams)]
-        of_inputs, of_variables = self.rule(self.f.inputs, structured, self.variables, self.needed)
-        pairs = zip([*of_inputs, *of_variables], [*self.f.inputs, *self.variables], strict=True)
-        return [
+        structured = [*map(with_values, self.outputs, full)]
+        of_inputs, of_variables = self.rule(self.inputs, structured, self.variables, self.needed)
+        pairs = zip([*of_inputs, *of_variables], [*self.inputs, *self.variables], strict=True)
+        gradients = [
             fitting(gradient, x, self.call.name, functools.partial(self.name_of, at))
             for at, (gradient, x) in enumerate(pairs)
         ]
+        return [*self.with_checks(gradients), *[self.not_known(x, full) for x in self.unknown]]
 
     def name_of(self, at: int) -> str:
-        variable = at - len(self.f.inputs)
+        variable = at - len(self.inputs)
         return self.call.arguments.path(at) if variable < 0 else f"variables[{variable}]"
-
-    def without_derivative(
-        self, sources: Sequence[Tensor], upstreams: Sequence[Tensor]
-    ) -> list[Tensor | None]:
-        """Return gradients whose derivative raises an error."""
-        gradients = [*map(dense, self.gradients_by_rule([*map(tf.stop_gradient, upstreams)]))]
-        present = [g for g in gradients if g is not None]
-        if present:
-            present = operation(self.call.name, present, self.refuse, [*sources, *upstreams])
-        remaining = iter(present)
-        return [None if g is None else next(remaining) for g in gradients]
-
-    def refuse(self, *_: Any) -> NoReturn:
-        if self.kept_in_object is not None:
-            self.call.refuse_unconnected(self.kept_in_object, "is an attribute of an object of f")
-        self.call.refuse_second_order("a derivative of the gradient")
 
     def not_known(self, x: Tensor, upstreams: Sequence[Tensor]) -> Tensor:
         """Return NaN for the gradient of a captured tensor that only a tape around a graph watches.
@@ -222,3 +206,94 @@ class Run:
             return nan
         total = tf.add_n([tf.cast(tf.reduce_sum(u), x.dtype) for u in upstreams])
         return tf.math.multiply_no_nan(nan, total)
+
+    # --- Derivatives of the gradients -------------------------------------------------------------
+
+    def with_checks(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+        """Return the gradients again; their derivative is checked first where it may be wrong."""
+        residual = self.unconnected_residual()
+        is_checked = self.call.once_differentiable or self.kept_in_object is not None
+        if residual is None and not is_checked:
+            return gradients
+        present = [dense(g) for g in gradients if g is not None]
+
+        def derivative(*upstreams: Tensor | None) -> Sequence[Tensor | None]:
+            if self.call.once_differentiable:
+                self.call.refuse_second_order("a derivative of the gradient")
+            if self.kept_in_object is not None:
+                why = "is an attribute of an object of f"
+                self.call.refuse_unconnected(self.kept_in_object, why)
+            self.require_traceable(residual)
+            return [*upstreams, *[None] * len(self.sources)]
+
+        checked = operation(self.call.name, present, derivative, [*present, *self.sources])
+        remaining = iter(checked)
+        return [None if g is None else next(remaining) for g in gradients]
+
+    def unconnected_residual(self) -> Tensor | None:
+        """Return a residual that f has made and that is a constant, though an input is not one."""
+        if call_in_transposition() or not (tf.executing_eagerly() and is_recorded()):
+            return None
+        if not any(map(is_followed, self.inputs)):
+            return None
+        known = {id(x) for x in [*self.inputs, *self.kept, *self.variables]}
+        residuals, *_ = closure_convert(self.rule.grad_fn, self.call.backend, self.call.constants)
+        made = [x for x in residuals if id(x) not in known and is_differentiable(x.dtype)]
+        return next((x for x in made if not is_followed(x)), None)
+
+    def require_traceable(self, residual: Tensor) -> None:
+        """Raise an error if f reads the values of tensors in Python, or calls the host.
+
+        An f that can be traced has made such a residual by operations whose derivative is zero, as
+        a comparison.
+        """
+        call = self.call.with_f(converted_as_caller(self.call.f))
+        try:
+            traced = tf.function(lambda *xs: run_f(call, xs, None)[0])
+            traced.get_concrete_function(*map(tf.type_spec_from_value, self.inputs))
+        except TransformationError:
+            raise
+        except Exception:  # noqa: BLE001  # of TensorFlow or NumPy
+            call.refuse_unconnected(residual, "f has made of the values of tensors")
+
+    # --- Forward mode -----------------------------------------------------------------------------
+
+    def transposable_gradients(self, upstreams: Sequence[Any]) -> Sequence[Tensor | None]:
+        """Return gradients whose derivative with respect to the upstreams is the tangent."""
+        if self.rule.jvp_fn is not None:
+            return self.zeros_with_tangents(upstreams)
+        if not self.call.forward_mode:
+            self.call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
+        return [*map(dense, in_transposition(self.call, self.gradients, *upstreams))]
+
+    def zeros_with_tangents(self, upstreams: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return zeros whose derivative with respect to the upstreams is the author's jvp_fn."""
+        zeros = [*map(tf.zeros_like, self.sources[: len(self.inputs)])]
+        floats = [at for at, zero in enumerate(zeros) if is_differentiable(zero.dtype)]
+
+        def jvp(*tangents: Tensor) -> list[Tensor]:
+            full = subvals([None] * len(zeros), floats, tangents)
+            outputs = self.with_checks(self.rule.tangents(full, upstreams, zeros.__getitem__))
+            return [
+                tf.zeros_like(u) if t is None else t
+                for t, u in zip(outputs, upstreams, strict=True)
+            ]
+
+        pushed = operation(self.call.name, [zeros[at] for at in floats], jvp, upstreams)
+        return subvals([None] * len(self.sources), floats, pushed)  # type: ignore[no-any-return]
+
+    def check_forward_mode(self, upstreams: Any, gradients: Sequence[Tensor | None]) -> None:
+        """Raise an error for a captured tensor with a tangent, and for a rule that is not linear."""
+        if count_accumulators(self.unknown):
+            self.call.refuse_undeclared(self.unknown)
+        if self.rule.jvp_fn is None and tf.executing_eagerly():
+            known = gradients[: len(gradients) - len(self.unknown)]
+            check_linear(self.of_constants(), upstreams, known, self.call.refuse_nonlinear)
+
+    def of_constants(self) -> Pullback:
+        """Return the gradients as a function that no outer tape or accumulator follows."""
+        stop = self.call.backend.stop_gradient
+        residuals, rebuild, _ = closure_convert(self.rule.grad_fn, self.call.backend)
+        rule = self.rule.with_grad_fn(rebuild([*map(stop, residuals)]))
+        inputs, variables = [*map(stop, self.inputs)], [*map(stop, self.variables)]
+        return replace(self, rule=rule, inputs=inputs, variables=variables, unknown=()).gradients

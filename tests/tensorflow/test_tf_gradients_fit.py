@@ -17,7 +17,7 @@ import tensorflow as tf
 from tf_modes import eager_and_function, function, grad, jvp, vectorized
 
 import cgshim
-from cgshim_tensorflow._fits import equal
+
 
 VALUES = [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
 
