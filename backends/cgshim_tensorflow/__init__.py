@@ -7,7 +7,6 @@ in forward mode. `_vectorized` is the part of `tf.vectorized_map`, `_host` the p
 from __future__ import annotations
 
 import types
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +22,14 @@ from cgshim.backend import (
 )
 from cgshim_tensorflow._forward import count_accumulators, transposed as transposed, vjp as vjp
 from cgshim_tensorflow._op import run_op
-from cgshim_tensorflow._private import converted_as_caller as _converted_as_caller
-from cgshim_tensorflow._tensors import is_composite, values_of, with_values
-from cgshim_tensorflow._trees import tree_flatten as tree_flatten, tree_unflatten as tree_unflatten
+from cgshim_tensorflow._private import converted_as_caller as converted_as_caller
+from cgshim_tensorflow._tensors import (
+    is_composite,
+    tree_flatten as tree_flatten,
+    tree_unflatten as tree_unflatten,
+    values_of,
+    with_values,
+)
 from cgshim_tensorflow._vectorized import mapped as mapped
 
 vjp_with_variables = vjp
@@ -73,26 +77,16 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
     return run_op(call.with_f(converted_as_caller(call.f)), inputs)
 
 
-def converted_as_caller(function: Any) -> Any:
-    """Return a function with `if` and `while` on tensors, if AutoGraph has converted the caller."""
-    return function if tf.executing_eagerly() else _converted_as_caller(function)
-
-
 def tracing_type(op: Any) -> Any:
     """Return how tf.function tells an op that is an argument from others."""
     return _TypeOfOp(op)
 
 
 class _TypeOfOp(tf.types.experimental.TraceType):  # type: ignore[misc]
-    """The type of one op; the cache of a tf.function does not keep the op alive.
-
-    A method of an op equals other methods of the same object, and is kept.
-    """
+    """The type of one op. Methods of an op are equal if they are bound to the same object."""
 
     def __init__(self, op: Any) -> None:
-        is_method = hash(op) != object.__hash__(op)
-        self._op = (lambda: op) if is_method else weakref.ref(op)
-        self._hash = hash(op)
+        self._op = op
 
     def is_subtype_of(self, other: Any) -> bool:
         return self == other
@@ -101,13 +95,10 @@ class _TypeOfOp(tf.types.experimental.TraceType):  # type: ignore[misc]
         return self if all(self == other for other in others) else None
 
     def placeholder_value(self, _: Any) -> Any:
-        return self._op()
+        return self._op
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _TypeOfOp):
-            return NotImplemented
-        op = self._op()
-        return self is other or (op is not None and op == other._op())
+        return isinstance(other, _TypeOfOp) and bool(self._op == other._op)
 
     def __hash__(self) -> int:
-        return self._hash
+        return hash(self._op)

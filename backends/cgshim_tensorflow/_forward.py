@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from cgshim.backend import Call, Rule, Tensor, is_differentiable
-from cgshim_tensorflow._private import record
+from cgshim_tensorflow._private import record_operation
 from cgshim_tensorflow._tensors import dense, fitting, values_of, with_values
 
 Pullback = Callable[..., Sequence[Tensor | None]]
@@ -27,52 +27,42 @@ class _State(threading.local):
     transposed: Call | None = None
     """the call whose rule an accumulator transposes: tapes record nothing there (TensorFlow 2.21)"""
     inputs: Sequence[Tensor] | None = ()
-    """the inputs of the f that is running; None while it is traced for `Run.require_traceable`"""
+    """the inputs of the f that is running; None while it must not call the host"""
 
 
-_state = _State()
-
-
-def call_in_transposition() -> Call | None:
-    """Return the call whose rule is being transposed; None if there is none."""
-    return _state.transposed
+state = _State()
 
 
 def in_transposition(call: Call, function: Callable[..., Any], *args: Any) -> Any:
-    outer, _state.transposed = _state.transposed, call
+    outer, state.transposed = state.transposed, call
     try:
         return function(*args)
     finally:
-        _state.transposed = outer
-
-
-def inputs_of_f() -> Sequence[Tensor] | None:
-    """Return the inputs of the f that is running; None while it must not call the host."""
-    return _state.inputs
+        state.transposed = outer
 
 
 def run_f(
     call: Call, inputs: Sequence[Tensor], known: Sequence[Tensor] | None
 ) -> tuple[list[Tensor], Rule]:
-    """Run f on inputs; `inputs_of_f` returns the known ones meanwhile."""
-    outer, _state.inputs = _state.inputs, known
+    """Run f on inputs; `state.inputs` is the known ones meanwhile."""
+    outer, state.inputs = state.inputs, known
     try:
         return call(inputs)
     finally:
-        _state.inputs = outer
+        state.inputs = outer
 
 
 def operation(
     name: str, values: Sequence[Tensor], gradient: Pullback, sources: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Return the values as outputs of one operation of the sources with this gradient.
+    """Return new tensors, which nothing follows, as outputs of an operation with this gradient.
 
     Each accumulator that follows a source calls the gradient before this returns.
     """
     if tf.executing_eagerly():
-        outputs = [*map(tf.stop_gradient, values)]
-        record(name, outputs, sources, gradient)
-        return outputs
+        # tf.custom_gradient makes the same call, after inspections that take twice as long
+        record_operation(name, values, sources, gradient)
+        return list(values)
     is_made = is_followed = False
 
     def gradient_in_graph(*upstreams: Tensor | None) -> Sequence[Tensor | None]:
@@ -89,14 +79,14 @@ def operation(
         # gradient (TensorFlow 2.21). So it does not see another one, and is told of the gradient.
         unseen = [[*map(_unseen, tensors)] for tensors in (values, sources)]
         outputs = _in_graph(unseen[0], gradient_in_graph, unseen[1])
-        record(name, outputs, sources, gradient)
+        record_operation(name, outputs, sources, gradient)
     return outputs
 
 
 def _in_graph(
     values: Sequence[Tensor], gradient: Pullback, sources: Sequence[Tensor]
 ) -> list[Tensor]:
-    _state.result = list(values), gradient
+    state.result = list(values), gradient
     return list(_operation(*sources))
 
 
@@ -109,7 +99,7 @@ def _unseen(x: Tensor) -> Tensor:
 @tf.custom_gradient
 def _operation(*_: Tensor) -> Any:
     """Serve all calls: to decorate a function takes as long as to call it."""
-    result, _state.result = _state.result, None
+    result, state.result = state.result, None
     return result
 
 
@@ -124,7 +114,7 @@ def count_accumulators(tensors: Sequence[Tensor]) -> int:
 
     floats = [x for x in tensors if is_differentiable(x.dtype)]
     if floats:
-        operation("count_accumulators", floats, gradient, floats)
+        operation("count_accumulators", [*map(tf.stop_gradient, floats)], gradient, floats)
     return count
 
 
@@ -135,8 +125,8 @@ def vjp(
     fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor] = ()
 ) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
     """Return fn's outputs at inputs, and its pullback to the inputs and the variables."""
-    if _state.transposed is not None:
-        _state.transposed.refuse("forward mode needs a rule that takes no derivative itself",
+    if state.transposed is not None:
+        state.transposed.refuse("forward mode needs a rule that takes no derivative itself",
                                  "op_vjp in it", "use reverse mode")  # fmt: skip
     values = [tf.identity(values_of(x)) for x in inputs]  # two inputs may be one object
     sources = [*values, *variables]
@@ -196,9 +186,9 @@ def check_linear(
     ]
     with tf.GradientTape() as tape:
         tape.watch(first)
-        at_first = [*map(dense, function(*first))]
+        at_first = [*map(dense, function(*first), values)]
     moving = []
-    for a, b, both in zip(at_first, map(dense, function(*second)), values, strict=True):
+    for a, b, both in zip(at_first, map(dense, function(*second), values), values, strict=True):
         if (a is None) != (both is None):
             refuse("a gradient that is sometimes None")
         if a is not None and is_differentiable(a.dtype):
@@ -207,14 +197,15 @@ def check_linear(
             if not bool(tf.reduce_all(tf.abs(a + b - 1.37 * tf.stop_gradient(both)) <= size)):
                 refuse("a gradient that is not the sum of those of two parts of upstream")
     derivatives = tape.gradient(moving, first, output_gradients=moving) if moving else []
-    of_inputs = sum(_dot(d, x) for d, x in zip(derivatives, first) if d is not None)
+    pairs = zip(derivatives, first, strict=False)
+    of_inputs = sum(_dot(d, x) for d, x in pairs if d is not None)
     of_outputs = sum(_dot(y, y) for y in moving)
     if not abs(of_outputs - of_inputs) <= 1e-3 * abs(of_outputs):
         refuse("a gradient whose derivative is not the gradient itself")
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    return complex(tf.reduce_sum(dense(a) * tf.math.conj(b)).numpy()).real
+    return complex(tf.reduce_sum(dense(a, b) * tf.math.conj(b)).numpy()).real
 
 
 def _wave(x: Tensor, phase: int) -> Tensor:

@@ -18,11 +18,7 @@ from cgshim.backend import (
     refusal,
 )
 from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
-from cgshim_tensorflow._forward import (
-    count_accumulators,
-    inputs_of_f,
-    operation,
-)
+from cgshim_tensorflow._forward import count_accumulators, operation, state
 from cgshim_tensorflow._private import is_recorded, set_converter
 from cgshim_tensorflow._tensors import is_composite
 
@@ -54,7 +50,7 @@ def _without_derivative(
 
     Forward mode through an op needs no tangents of them: they are constants in f.
     """
-    given = inputs_of_f()
+    given = state.inputs
     if given is None:
         refuse_host_derivative(name)
     is_made = is_followed = False
@@ -90,9 +86,7 @@ def _run(call: HostCall, values: Iterable[Any]) -> list[Any]:
     return list(call.run(arrays))
 
 
-def _in_graph(
-    call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]
-) -> list[Tensor]:
+def _in_graph(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> list[Tensor]:
     """Return the results, of these specs, of an operation that will call the host."""
     shapes = [tf.TensorShape(None if ... in y.shape else y.shape) for y in declared]
 
@@ -100,8 +94,9 @@ def _in_graph(
         results = _run(call, arrays)
         for result, shape in zip(results, shapes, strict=True):
             if not shape.is_compatible_with(result.shape):
+                traced = Spec(tuple(shape), result.dtype)
                 raise refusal(CustomGradientValueError, call.name,
-                              must=f"outputs must return the shape {Spec(tuple(shape), result.dtype)} as when it was traced",
+                              must=f"outputs must return the shape {traced} as when it was traced",
                               got=describe(result), do="return None for what depends on an unknown size")  # fmt: skip
         return results
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,12 +23,12 @@ from cgshim.backend import (
 )
 from cgshim_tensorflow._forward import (
     Pullback,
-    call_in_transposition,
     check_linear,
     count_accumulators,
     in_transposition,
     operation,
     run_f,
+    state,
 )
 from cgshim_tensorflow._private import converted_as_caller, is_recorded, is_watched
 from cgshim_tensorflow._tensors import dense, fitting, plain, values_of, with_values
@@ -48,19 +48,21 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
         call = call.with_needs_input_grad(needed_among(inputs))
     seen = [*map(call.backend.stop_gradient, inputs)] if call.once_differentiable else inputs
     is_inner = is_in_rule()
-    held = [] if is_inner else held_by_f(call, [*arguments, *inputs])
+    held = held_by_f(call, [*arguments, *inputs])
     with tf.GradientTape() as tape:  # it reports which variables f reads
         outputs, rule = run_f(call, seen, seen)
-    captured = [] if is_inner else [*tape.watched_variables(), *filter(is_watched, held)]
-    variables = call.captured_variables(captured, arguments)
-    call.require_variables(rule, variables)
-    sources = [*map(plain, variables)]
-    if is_inner:  # the rule that runs has the derivatives by what the op captures
-        sources = [*map(tf.stop_gradient, sources)]
-    unknown = [plain(x) for x in held if not is_watched(x)]
+    captured = [*tape.watched_variables(), *filter(is_watched, held)]
+    if is_inner:  # the derivatives by what it captures belong to the rule that is running
+        variables = call.variables or (captured if rule.takes_variables else ())
+        sources, unknown = [tf.stop_gradient(plain(x)) for x in variables], []
+    else:
+        variables = call.captured_variables(captured, arguments)
+        call.require_variables(rule, variables)
+        unknown = [plain(x) for x in held if not is_watched(x)]
+        sources = [*map(plain, variables), *unknown]
     run = Run(
         call, rule, inputs=seen, outputs=[*map(plain, outputs)], variables=variables,
-        unknown=unknown, sources=[*map(values_of, inputs), *sources, *unknown], kept=outputs,
+        unknown=unknown, sources=[*map(values_of, inputs), *sources], kept=outputs,
         needed=needed_among(inputs) if rule.takes_needs_input_grad else None,
     )  # fmt: skip
     return rule.output.combine(run.attached())
@@ -149,6 +151,8 @@ class Run:
             return gradients
 
         values = [*map(values_of, self.outputs)]
+        if tf.executing_eagerly() or not isinstance(self.call.f, Mapped):
+            values = [*map(tf.stop_gradient, values)]
         attached = operation(self.call.name, values, gradient, self.sources)
         is_made = True
         self.keep(attached)
@@ -179,7 +183,7 @@ class Run:
     def gradients(self, *upstreams: Tensor | None) -> Sequence[Tensor | None]:
         """Run the rule, and return a gradient for each of the sources."""
         full = [
-            tf.zeros_like(y) if u is None else dense(u)
+            tf.zeros_like(y) if u is None else dense(u, y)
             for y, u in zip(map(values_of, self.outputs), upstreams, strict=True)
         ]
         structured = [*map(with_values, self.outputs, full)]
@@ -202,7 +206,7 @@ class Run:
         no tangent.
         """
         nan = tf.fill(tf.shape(x), tf.constant(float("nan"), x.dtype))
-        if call_in_transposition() is None:
+        if state.transposed is None:
             return nan
         total = tf.add_n([tf.cast(tf.reduce_sum(u), x.dtype) for u in upstreams])
         return tf.math.multiply_no_nan(nan, total)
@@ -215,7 +219,9 @@ class Run:
         is_checked = self.call.once_differentiable or self.kept_in_object is not None
         if residual is None and not is_checked:
             return gradients
-        present = [dense(g) for g in gradients if g is not None]
+        pairs = zip(gradients, self.sources, strict=False)
+        present = [dense(g, x) for g, x in pairs if g is not None]
+        values = [*map(tf.stop_gradient, present)]
 
         def derivative(*upstreams: Tensor | None) -> Sequence[Tensor | None]:
             if self.call.once_differentiable:
@@ -226,13 +232,13 @@ class Run:
             self.require_traceable(residual)
             return [*upstreams, *[None] * len(self.sources)]
 
-        checked = operation(self.call.name, present, derivative, [*present, *self.sources])
+        checked = operation(self.call.name, values, derivative, [*present, *self.sources])
         remaining = iter(checked)
         return [None if g is None else next(remaining) for g in gradients]
 
     def unconnected_residual(self) -> Tensor | None:
         """Return a residual that f has made and that is a constant, though an input is not one."""
-        if call_in_transposition() or not (tf.executing_eagerly() and is_recorded()):
+        if state.transposed or not (tf.executing_eagerly() and is_recorded()):
             return None
         if not any(map(is_followed, self.inputs)):
             return None
@@ -264,7 +270,7 @@ class Run:
             return self.zeros_with_tangents(upstreams)
         if not self.call.forward_mode:
             self.call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
-        return [*map(dense, in_transposition(self.call, self.gradients, *upstreams))]
+        return [*map(dense, in_transposition(self.call, self.gradients, *upstreams), self.sources)]
 
     def zeros_with_tangents(self, upstreams: Sequence[Tensor]) -> list[Tensor | None]:
         """Return zeros whose derivative with respect to the upstreams is the author's jvp_fn."""

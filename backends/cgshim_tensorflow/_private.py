@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.eager.record import (
     could_possibly_record,
-    record_operation,
+    record_operation as record_operation,
     should_record_backprop,
 )
 
@@ -31,24 +31,13 @@ def is_watched(tensor: Tensor) -> bool:
     return bool(should_record_backprop([getattr(tensor, "handle", tensor)]))
 
 
-def record(
-    name: str,
-    outputs: Sequence[Tensor],
-    sources: Sequence[Tensor],
-    gradient: Callable[..., Sequence[Tensor | None]],
-) -> None:
-    """Record eager outputs as those of one operation of the sources.
-
-    `tf.custom_gradient` calls the same function, after inspections that take twice as long.
-    """
-    record_operation(name, outputs, sources, gradient)
-
-
 def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that AutoGraph converts if it has converted the caller.
+    """Return a function with `if` and `while` on tensors, if AutoGraph has converted the caller.
 
     `tf.autograph.to_graph` converts in every case. Keras calls these two functions as well.
     """
+    if tf.executing_eagerly():
+        return function
     autograph = tf.__internal__.autograph
     return autograph.tf_convert(function, autograph.control_status_ctx())  # type: ignore[no-any-return]
 

@@ -1,13 +1,23 @@
-"""Tensors whose values are differentiated: dense ones, and composite ones (ragged, sparse, slices)."""
+"""Composite tensors (ragged, sparse, slices), gradients that fit them, and trees of tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import optree
 import tensorflow as tf
+from optree import tree_unflatten as tree_unflatten
 
-from cgshim.backend import CustomGradientValueError, Tensor, describe, describe_spec, refusal
+from cgshim.backend import (
+    SLOT,
+    CustomGradientValueError,
+    Tensor,
+    describe,
+    describe_spec,
+    framework_of,
+    refusal,
+)
 
 _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
@@ -37,9 +47,11 @@ def with_values(x: Tensor, values: Tensor) -> Tensor:
     return x.with_flat_values(values) if isinstance(x, tf.RaggedTensor) else x.with_values(values)
 
 
-def dense(x: Tensor) -> Tensor:
-    """Return slices as a dense tensor, and anything else as it is."""
-    return tf.convert_to_tensor(x) if isinstance(x, tf.IndexedSlices) else x
+def dense(x: Tensor, like: Tensor) -> Tensor:
+    """Return slices as a dense tensor of another's shape, and anything else as it is."""
+    if not isinstance(x, tf.IndexedSlices):
+        return x
+    return tf.math.unsorted_segment_sum(x.values, x.indices, tf.shape(like)[0])
 
 
 # --- Gradients ------------------------------------------------------------------------------------
@@ -95,3 +107,61 @@ def _misfit(op: str, name: Callable[[], str], x: Any, got: str) -> CustomGradien
     must = f"the gradient of {name()} must {kind} {describe_spec(values_of(x).shape, x.dtype)}"
     instead = "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule"
     return refusal(CustomGradientValueError, op, must=must, got=got, do=instead)
+
+
+# --- Trees, by optree, with the containers that only `tf.nest` knows -------------------------------
+
+_NAMESPACE = "cgshim.tensorflow"
+_learned: set[type] = set()
+"""the classes that have been seen in trees and registered"""
+
+
+def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
+    is_leaf = _holds_no_tensor if _learned else None
+    leaves, structure = optree.tree_flatten(tree, is_leaf, none_is_leaf=True, namespace=_NAMESPACE)
+    if any(_learn(leaf) for leaf in leaves):
+        return tree_flatten(tree)
+    return leaves, structure
+
+
+def _learn(x: Any) -> bool:
+    """Register the class of a container; return False for any other, and for a known one.
+
+    Containers are objects with `__tf_flatten__`, those of attrs, and the wrappers that a tf.Module
+    puts around lists, dicts and tuples in its attributes.
+    """
+    kind: Any = type(x)
+    if kind in _learned:
+        return False  # an object that holds no tensor
+    names = [field.name for field in getattr(kind, "__attrs_attrs__", ())]
+    plain = next((plain for plain in (list, dict, tuple) if isinstance(x, plain)), None)
+    if hasattr(kind, "__tf_flatten__"):
+        flatten = lambda x: x.__tf_flatten__()[::-1]
+        unflatten = lambda static, parts: kind.__tf_unflatten__(static, tuple(parts))
+    elif names:
+        flatten = lambda x: ([getattr(x, name) for name in names], None)
+        unflatten = lambda _, parts: _with_attributes(kind, names, parts)
+    elif plain and kind.__module__.startswith("tensorflow."):
+        flatten, unflatten = lambda x: ([plain(x)], None), lambda _, parts: parts[0]
+    else:
+        return False
+    optree.register_pytree_node(kind, flatten, unflatten, namespace=_NAMESPACE)  # type: ignore[arg-type]
+    _learned.add(kind)
+    return True
+
+
+def _with_attributes(kind: type, names: list[str], parts: Any) -> Any:
+    """Return an object with these attributes, without its `__init__`, which may check or compute."""
+    x: Any = object.__new__(kind)
+    for name, part in zip(names, parts, strict=True):
+        object.__setattr__(x, name, part)  # a frozen class has a __setattr__ of its own
+    return x
+
+
+def _holds_no_tensor(x: Any) -> bool:
+    """Return True if x is of a learned class and holds no tensor: then it is a leaf."""
+    if type(x) not in _learned:
+        return False
+    leaves = optree.tree_leaves(x, none_is_leaf=True, namespace=_NAMESPACE)
+    static = [leaf for leaf in leaves if leaf is not SLOT and framework_of(leaf) is None]
+    return len(static) == len(leaves) and any(leaf is not None for leaf in leaves)
