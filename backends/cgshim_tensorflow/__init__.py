@@ -22,7 +22,7 @@ from cgshim.backend import (
 )
 from cgshim_tensorflow._forward import count_accumulators, transposed as transposed, vjp as vjp
 from cgshim_tensorflow._op import run_op
-from cgshim_tensorflow._private import converted_as_caller as converted_as_caller
+from cgshim_tensorflow._private import converter
 from cgshim_tensorflow._tensors import (
     is_composite,
     tree_flatten as tree_flatten,
@@ -74,7 +74,11 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
             call.refuse("in a graph, an op with a rule for batches has derivatives in reverse mode",
                         "a ForwardAccumulator", "leave out vmap=, or use reverse mode")  # fmt: skip
         return call.f.mapped(call, inputs, converted_as_caller(call.f.held_function))
-    return run_op(call.with_f(converted_as_caller(call.f)), inputs)
+    return run_op(call, inputs)
+
+
+def converted_as_caller(function: Any) -> Any:
+    return converter()(function)
 
 
 def tracing_type(op: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from cgshim_tensorflow._forward import (
     run_f,
     state,
 )
-from cgshim_tensorflow._private import converted_as_caller, is_recorded, is_watched
+from cgshim_tensorflow._private import converter, is_recorded, is_watched
 from cgshim_tensorflow._tensors import dense, fitting, plain, values_of, with_values
 from cgshim_tensorflow._vectorized import register
 
@@ -41,7 +41,8 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
     The tapes around the op record f: so the residuals are functions of the inputs, and f runs once
     for all orders.
     """
-    inputs = [*map(plain, arguments)]
+    convert, inputs = converter(), [*map(plain, arguments)]
+    call = call.with_f(convert(call.f))
     if not is_recorded():
         return call.output_of(inputs)
     if call.takes_needs_input_grad:
@@ -61,7 +62,7 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
         unknown = [plain(x) for x in held if not is_watched(x)]
         sources = [*map(plain, variables), *unknown]
     run = Run(
-        call, rule, inputs=seen, outputs=[*map(plain, outputs)], variables=variables,
+        call, rule, convert, inputs=seen, outputs=[*map(plain, outputs)], variables=variables,
         unknown=unknown, sources=[*map(values_of, inputs), *sources], kept=outputs,
         needed=needed_among(inputs) if rule.takes_needs_input_grad else None,
     )  # fmt: skip
@@ -106,6 +107,7 @@ class Run:
 
     call: Call
     rule: Rule
+    convert: Callable[[Callable[..., Any]], Callable[..., Any]]
     inputs: Sequence[Tensor]
     outputs: Sequence[Tensor]
     variables: Sequence[Tensor]
@@ -151,7 +153,7 @@ class Run:
             return gradients
 
         values = [*map(values_of, self.outputs)]
-        if tf.executing_eagerly() or not isinstance(self.call.f, Mapped):
+        if tf.executing_eagerly() or self.variables:  # tf.custom_gradient looks for others
             values = [*map(tf.stop_gradient, values)]
         attached = operation(self.call.name, values, gradient, self.sources)
         is_made = True
@@ -187,7 +189,8 @@ class Run:
             for y, u in zip(map(values_of, self.outputs), upstreams, strict=True)
         ]
         structured = [*map(with_values, self.outputs, full)]
-        of_inputs, of_variables = self.rule(self.inputs, structured, self.variables, self.needed)
+        rule = self.rule.with_grad_fn(self.convert(self.rule.grad_fn))
+        of_inputs, of_variables = rule(self.inputs, structured, self.variables, self.needed)
         pairs = zip([*of_inputs, *of_variables], [*self.inputs, *self.variables], strict=True)
         gradients = [
             fitting(gradient, x, self.call.name, functools.partial(self.name_of, at))
@@ -253,14 +256,14 @@ class Run:
         An f that can be traced has made such a residual by operations whose derivative is zero, as
         a comparison.
         """
-        call = self.call.with_f(converted_as_caller(self.call.f))
+        run = lambda *xs: run_f(self.call.with_f(converter()(self.call.f)), xs, None)[0]
         try:
-            traced = tf.function(lambda *xs: run_f(call, xs, None)[0])
+            traced = tf.function(run)
             traced.get_concrete_function(*map(tf.type_spec_from_value, self.inputs))
         except TransformationError:
             raise
         except Exception:  # noqa: BLE001  # of TensorFlow or NumPy
-            call.refuse_unconnected(residual, "f has made of the values of tensors")
+            self.call.refuse_unconnected(residual, "f has made of the values of tensors")
 
     # --- Forward mode -----------------------------------------------------------------------------
 
@@ -292,7 +295,9 @@ class Run:
         """Raise an error for a captured tensor with a tangent, and for a rule that is not linear."""
         if count_accumulators(self.unknown):
             self.call.refuse_undeclared(self.unknown)
-        if self.rule.jvp_fn is None and tf.executing_eagerly():
+        if state.transposed is not None or not tf.executing_eagerly():
+            return
+        if self.rule.jvp_fn is None:
             known = gradients[: len(gradients) - len(self.unknown)]
             check_linear(self.of_constants(), upstreams, known, self.call.refuse_nonlinear)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,15 +32,15 @@ def is_watched(tensor: Tensor) -> bool:
     return bool(should_record_backprop([getattr(tensor, "handle", tensor)]))
 
 
-def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with `if` and `while` on tensors, if AutoGraph has converted the caller.
+def converter() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what converts functions with `if` and `while` on tensors, if the caller was converted.
 
     `tf.autograph.to_graph` converts in every case. Keras calls these two functions as well.
     """
     if tf.executing_eagerly():
-        return function
+        return lambda function: function
     autograph = tf.__internal__.autograph
-    return autograph.tf_convert(function, autograph.control_status_ctx())  # type: ignore[no-any-return]
+    return functools.partial(autograph.tf_convert, ctx=autograph.control_status_ctx())
 
 
 def set_converter(operation: Any, convert: Callable[[Any], list[Any]]) -> None:
