@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from cgshim.backend import Call, Rule, Tensor, is_differentiable
-from cgshim_tensorflow._private import record_operation
+from cgshim.backend import Call, Rule, Tensor, TransformationError, is_differentiable, refusal
+from cgshim_tensorflow._private import is_watched, record_operation
 from cgshim_tensorflow._tensors import dense, fitting, values_of, with_values
 
 Pullback = Callable[..., Sequence[Tensor | None]]
@@ -77,7 +77,7 @@ def operation(
     if is_followed:
         # In a graph an accumulator follows the IdentityN of a tf.custom_gradient, and not its
         # gradient (TensorFlow 2.21). So it does not see another one, and is told of the gradient.
-        unseen = [[*map(_unseen, tensors)] for tensors in (values, sources)]
+        unseen = [[*map(unseen, tensors)] for tensors in (values, sources)]
         outputs = _in_graph(unseen[0], gradient_in_graph, unseen[1])
         record_operation(name, outputs, sources, gradient)
     return outputs
@@ -90,7 +90,7 @@ def _in_graph(
     return list(_operation(*sources))
 
 
-def _unseen(x: Tensor) -> Tensor:
+def unseen(x: Tensor) -> Tensor:
     """Return a tensor of a graph that no tape and no accumulator relates to x."""
     graph = tf.compat.v1.get_default_graph()
     return graph.create_op("Identity", [tf.convert_to_tensor(x)], [x.dtype]).outputs[0]
@@ -132,6 +132,10 @@ def vjp(
     sources = [*values, *variables]
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(sources)
+        if sources and not any(map(is_watched, sources)):  # an accumulator transposes a function
+            raise refusal(TransformationError, "op_vjp",
+                          must="a derivative needs a tape that records",
+                          got="forward mode of the rule that takes it", do="use reverse mode")  # fmt: skip
         outputs = list(fn(*map(with_values, inputs, values)))
 
     def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:

@@ -129,11 +129,11 @@ class Run:
         """
         attached, transpositions = self.attach()
         if transpositions:
-            self.check_forward_mode(*transpositions[0])
+            self.check_forward_mode(*transpositions[0], orders=len(transpositions))
         for _ in transpositions:
             attached, _ = self.attach()
         if not (isinstance(self.call.f, Mapped) or tf.executing_eagerly()):
-            register(self.gradients, attached)
+            register(self.call, self.gradients, attached)
         return [*map(with_values, self.outputs, attached)]
 
     def attach(self) -> tuple[list[Tensor], list[tuple[Any, Any]]]:
@@ -164,9 +164,11 @@ class Run:
         """Rebuild the rule around the op's outputs."""
         own = [*map(with_values, self.outputs, attached)]
         arguments = {id(x) for x in self.inputs}
+        pairs = [*zip(self.kept, own, strict=True)]
+        pairs += [(values_of(y), values_of(op_y)) for y, op_y in pairs]
         others = {
             id(y): op_y
-            for y, op_y in reversed([*zip(self.kept, own, strict=True)])
+            for y, op_y in reversed(pairs)
             if is_differentiable(op_y.dtype) and id(y) not in arguments
         }
         converted = closure_convert(self.rule.grad_fn, self.call.backend, self.call.constants)
@@ -209,10 +211,8 @@ class Run:
         no tangent.
         """
         nan = tf.fill(tf.shape(x), tf.constant(float("nan"), x.dtype))
-        if state.transposed is None:
-            return nan
         total = tf.add_n([tf.cast(tf.reduce_sum(u), x.dtype) for u in upstreams])
-        return tf.math.multiply_no_nan(nan, total)
+        return nan + tf.math.multiply_no_nan(nan, total)
 
     # --- Derivatives of the gradients -------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Run:
         """Return the gradients again; their derivative is checked first where it may be wrong."""
         residual = self.unconnected_residual()
         is_checked = self.call.once_differentiable or self.kept_in_object is not None
-        if residual is None and not is_checked:
+        if state.transposed or (residual is None and not is_checked):
             return gradients
         pairs = zip(gradients, self.sources, strict=False)
         present = [dense(g, x) for g, x in pairs if g is not None]
@@ -241,7 +241,7 @@ class Run:
 
     def unconnected_residual(self) -> Tensor | None:
         """Return a residual that f has made and that is a constant, though an input is not one."""
-        if state.transposed or not (tf.executing_eagerly() and is_recorded()):
+        if not (tf.executing_eagerly() and is_recorded()):
             return None
         if not any(map(is_followed, self.inputs)):
             return None
@@ -291,15 +291,20 @@ class Run:
         pushed = operation(self.call.name, [zeros[at] for at in floats], jvp, upstreams)
         return subvals([None] * len(self.sources), floats, pushed)  # type: ignore[no-any-return]
 
-    def check_forward_mode(self, upstreams: Any, gradients: Sequence[Tensor | None]) -> None:
+    def check_forward_mode(
+        self, upstreams: Any, gradients: Sequence[Tensor | None], orders: int
+    ) -> None:
         """Raise an error for a captured tensor with a tangent, and for a rule that is not linear."""
+        if self.call.once_differentiable and (orders > 1 or any(map(is_watched, self.sources))):
+            self.call.refuse_second_order("a derivative of the tangent")
         if count_accumulators(self.unknown):
             self.call.refuse_undeclared(self.unknown)
         if state.transposed is not None or not tf.executing_eagerly():
             return
         if self.rule.jvp_fn is None:
             known = gradients[: len(gradients) - len(self.unknown)]
-            check_linear(self.of_constants(), upstreams, known, self.call.refuse_nonlinear)
+            refuse = self.call.refuse_nonlinear
+            in_transposition(self.call, check_linear, self.of_constants(), upstreams, known, refuse)
 
     def of_constants(self) -> Pullback:
         """Return the gradients as a function that no outer tape or accumulator follows."""

@@ -12,32 +12,41 @@ from typing import Any
 
 import tensorflow as tf
 
-from cgshim.backend import CustomGradientTypeError, Mapped, Tensor, refusal
-from cgshim_tensorflow._forward import Pullback, operation
+from cgshim.backend import Call, CustomGradientTypeError, Mapped, Tensor, refusal
+from cgshim_tensorflow._forward import Pullback, operation, unseen
 from cgshim_tensorflow._private import converted, set_converter
 
 
-def register(pullback: Pullback, outputs: Sequence[Tensor]) -> None:
+def register(call: Call, pullback: Pullback, outputs: Sequence[Tensor]) -> None:
     """Give the operation that has made the outputs a converter."""
-    set_converter(outputs[0].op, functools.partial(_over_iterations, pullback, outputs))
+    set_converter(outputs[0].op, functools.partial(_over_iterations, call, pullback, outputs))
 
 
-def _over_iterations(pullback: Pullback, outputs: Sequence[Tensor], pfor_input: Any) -> list[Any]:
+def _over_iterations(
+    call: Call, pullback: Pullback, outputs: Sequence[Tensor], pfor_input: Any
+) -> list[Any]:
     """Return the outputs and sources of all iterations, by one operation."""
     rule = _TracedRule(pullback, outputs)
     pfor_input.stack_inputs()
     tensors = [x.t for x in pfor_input.inputs]
     values, sources = tensors[: len(outputs)], tensors[len(outputs) :]
-    every: list[Tensor] = []
+    every, orders, is_made = values, 0, False
 
     def over_all(*upstreams: Tensor) -> list[Tensor | None]:
+        nonlocal orders
+        if not (is_made or call.forward_mode):
+            call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
+        orders += not is_made
         own = {id(y): (of_all, True) for y, of_all in zip(outputs, every, strict=True)}
         residuals = [
             own[id(x)] if id(x) in own else converted(pfor_input, x) for x in rule.residuals
         ]
         return rule.over_all(upstreams, residuals)
 
-    every[:] = operation("vectorized_map", values, over_all, sources)
+    every = operation(call.name, values, over_all, sources)
+    for _ in range(orders):  # as `Run.attached` does for one iteration
+        every = operation(call.name, values, over_all, sources)
+    is_made = True
     return [pfor_input.inputs[0]._replace(t=x, is_stacked=True) for x in [*every, *sources]]
 
 
@@ -103,7 +112,7 @@ def _call(traced: Any, args: Sequence[Tensor]) -> list[Tensor]:
 
     Called as usual, a tape would replace it by a function that returns more.
     """
-    types = [y.dtype for y in traced.outputs]
+    types, args = [y.dtype for y in traced.outputs], [*map(unseen, args)]
     return list(tf.raw_ops.StatefulPartitionedCall(args=args, Tout=types, f=traced))
 
 

@@ -62,7 +62,9 @@ def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:
     if has_no_derivative(call.f) or not all(issubclass(kind, torch.Tensor) for kind in types):
         return None
 
-    if not (call.takes_needs_input_grad or call.once_differentiable or call.kind_of_rule.is_transpose):
+    if not (
+        call.takes_needs_input_grad or call.once_differentiable or call.kind_of_rule.is_transpose
+    ):
         return PlainCalls(call)
     return lambda f, args, options: custom_gradient(call.with_f(f, options), args)
 

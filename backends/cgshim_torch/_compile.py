@@ -15,8 +15,12 @@ from cgshim_torch._export import exported
 from cgshim_torch._functorch import transformed
 from cgshim_torch._private import is_transformed
 
-_attached = torch.compiler.disable(attach, reason="cgshim: f reads variables, or its gradient is once_differentiable")
-_transformed = torch.compiler.disable(transformed, reason="cgshim: torch.compile drops rules under torch.func")
+_attached = torch.compiler.disable(
+    attach, reason="cgshim: f reads variables, or its gradient is once_differentiable"
+)
+_transformed = torch.compiler.disable(
+    transformed, reason="cgshim: torch.compile drops rules under torch.func"
+)
 _is_transformed = torch.compiler.assume_constant_result(is_transformed)
 
 
@@ -56,7 +60,15 @@ def traced(call: Call, inputs: Sequence[Tensor]) -> Any:
         outputs = [
             y.clone() if any(y is x or y._base is x for x in detached) else y for y in outputs
         ]
-        outputs = Traced.apply(rule, _autocast(inputs[0].device.type), (len(inputs), len(variables)), *inputs, *variables, *detached, *outputs)
+        outputs = Traced.apply(
+            rule,
+            _autocast(inputs[0].device.type),
+            (len(inputs), len(variables)),
+            *inputs,
+            *variables,
+            *detached,
+            *outputs,
+        )
     return rule.output.combine(outputs)
 
 
@@ -64,7 +76,9 @@ class Traced(torch.autograd.Function):  # type: ignore[misc]
     """Returns outputs whose gradients come from the rule on ctx; Dynamo saves what that closes over."""
 
     @staticmethod
-    def forward(ctx: Any, rule: Any, autocast: Any, counts: tuple[int, int], *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any, rule: Any, autocast: Any, counts: tuple[int, int], *tensors: Tensor
+    ) -> Any:
         ctx.rule, ctx.autocast, ctx.counts = rule, autocast, counts
         ctx.save_for_backward(*tensors)
         return tuple([y.detach() for y in tensors[2 * counts[0] + counts[1] :]])
@@ -77,7 +91,9 @@ class Traced(torch.autograd.Function):  # type: ignore[misc]
             x.detach()  # Dynamo knows a symbolic size in a backward graph by a tensor of that size
         device, dtype, enabled = ctx.autocast
         with torch.autocast(device, dtype, enabled):
-            gradients, of_variables = ctx.rule(inputs, upstreams, variables, ctx.needs_input_grad[3 : 3 + len(inputs)])
+            gradients, of_variables = ctx.rule(
+                inputs, upstreams, variables, ctx.needs_input_grad[3 : 3 + len(inputs)]
+            )
         return None, None, None, *gradients, *of_variables, *[None for _ in (*inputs, *upstreams)]
 
 

@@ -44,13 +44,20 @@ class PlainCalls:
             torch.set_grad_enabled(True)  # whatever f has set, as after Function.forward
         if versions != [x._version for x in inputs]:
             call.refuse_writing()
-        signature = self.signature_of(*result) if type(result) is tuple and len(result) == 2 else None
+        signature = (
+            self.signature_of(*result) if type(result) is tuple and len(result) == 2 else None
+        )
         if signature is None:
             return attach_to(call, args, inputs, result)
         return self.attach(call, signature, args, inputs, result)
 
     def attach(
-        self, call: Call, signature: RuleSignature, args: Sequence[Tensor], inputs: Sequence[Tensor], result: Any
+        self,
+        call: Call,
+        signature: RuleSignature,
+        args: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        result: Any,
     ) -> Any:
         """Return the output of f with the gradient of a plain rule."""
         output, grad_fn = result

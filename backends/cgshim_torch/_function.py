@@ -65,9 +65,7 @@ def attach_to(call: Call, inputs: Sequence[Tensor], seen: Sequence[Tensor], resu
     own, results = _results_of(outputs, inputs, seen)
     own.update((id(x), x) for x in variables)
     saved = run.saved_of(own, residuals, inputs, variables)
-    return rule.output.combine(
-        CustomGradient.apply((run, saved, results), *inputs, *variables)
-    )
+    return rule.output.combine(CustomGradient.apply((run, saved, results), *inputs, *variables))
 
 
 def _variables_of(

@@ -53,7 +53,9 @@ def _variables_of(
     call: Call, rule: Rule, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> Sequence[Tensor]:
     """Return the declared variables; what f captures besides is an error."""
-    captured = [t for t in captured_by(call, outputs, inputs) if not any(t is v for v in call.variables)]
+    captured = [
+        t for t in captured_by(call, outputs, inputs) if not any(t is v for v in call.variables)
+    ]
     if captured:
         call.refuse_undeclared(captured)
     if call.variables:
@@ -151,7 +153,9 @@ class TransformedRun:
 
     def require_residuals(self, levels: int) -> None:
         """Raise an error if a residual has no tangent from a host function at more levels."""
-        if len(self.host_refusals) > levels and any(is_differentiable(t.dtype) for t in self.residuals):
+        if len(self.host_refusals) > levels and any(
+            is_differentiable(t.dtype) for t in self.residuals
+        ):
             next(iter(self.host_refusals.values()))()
 
     def checked_once(
@@ -212,7 +216,9 @@ class Transformed(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         tensors, run = ctx.saved_tensors, ctx.run
-        if all(u is None for u in upstreams):  # as of what f made, for the first order of an op around
+        if all(
+            u is None for u in upstreams
+        ):  # as of what f made, for the first order of an op around
             return (None,) * len(ctx.needs_input_grad)
         run.require_residuals(0)
         outputs = tensors[len(tensors) - run.outputs :]

@@ -81,7 +81,9 @@ def _vjp_by_autograd(
     outside = outside and (
         any(x.requires_grad for x in inputs)
         or bool({*map(id, reached(outputs, {}))} - {*map(id, own)})
-        or any(t.requires_grad for t in tensors_inside(fn, torch.is_tensor))  # a rule alone may read it
+        or any(
+            t.requires_grad for t in tensors_inside(fn, torch.is_tensor)
+        )  # a rule alone may read it
     )
 
     def pullback(upstreams: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -129,7 +131,9 @@ def transposed(
 
 def ramp(like: Tensor, place: int) -> Tensor:
     """Return a tensor of small numbers that are all different, and others at each place."""
-    numbers = torch.linspace(0.5, 1.0, max(like.numel(), 1), dtype=like.real.dtype, device=like.device)
+    numbers = torch.linspace(
+        0.5, 1.0, max(like.numel(), 1), dtype=like.real.dtype, device=like.device
+    )
     return ((1.0 + place / 4.0) * numbers[: like.numel()]).reshape(like.shape).to(like.dtype)
 
 

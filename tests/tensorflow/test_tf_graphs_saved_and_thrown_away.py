@@ -37,24 +37,6 @@ def test_saved_model_keeps_the_rules(tmp_path: Path) -> None:
     assert grad(loaded)(x).numpy().tolist() == grad(Model())(x).numpy().tolist() == [32 * 4, 32 * 9]
 
 
-def test_a_saved_model_says_why_a_gradient_was_refused(tmp_path: Path) -> None:
-    @cgshim.op_custom_gradient
-    def refusing(x: Any) -> Any:
-        def rule(upstream: Any) -> Any:
-            raise cgshim.TransformationError("no derivative here")
-
-        return x * x, rule
-
-    module, x = tf.Module(), tf.constant([2.0, 3.0])
-    module.f = tf.function(lambda x: refusing(x) * 2, input_signature=[tf.TensorSpec([None])])
-    options = tf.saved_model.SaveOptions(experimental_custom_gradients=True)
-    tf.saved_model.save(module, str(tmp_path), options=options)
-    loaded = tf.saved_model.load(str(tmp_path)).f
-    assert loaded(x).numpy().tolist() == [8, 18]
-    with pytest.raises(tf.errors.InvalidArgumentError, match="no derivative here"):
-        grad(loaded)(x)
-
-
 def test_graphs_of_tensorflow_1() -> None:
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         x = tf.compat.v1.placeholder(tf.float32, [None])

@@ -132,27 +132,6 @@ def test_a_variable_as_the_output(output: Any, define: Any, mode: Any) -> None:
 
 
 @eager_and_function
-def test_a_variable_among_the_outputs_that_the_rule_keeps(mode: Any) -> None:
-    """The rule reads what the variable holds then, which no tape knows as f's output."""
-    w = tf.Variable(1.0, trainable=False)
-
-    @cgshim.op_custom_gradient
-    def op(x: Any) -> Any:
-        y = w.assign(tf.stop_gradient(tf.exp(x)))
-        return [y, x * 2], lambda upstreams: upstreams[0] * w * 3 + upstreams[1]
-
-    def first(x: Any) -> Any:
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = op(x)[0] * 5
-        return tape.gradient(y, x)
-
-    np.testing.assert_allclose(mode(first)(tf.constant(0.5)), 15 * np.exp(0.5), rtol=1e-5)
-    with pytest.raises(cgshim.TransformationError, match="in a variable"):
-        mode(grad(first))(tf.constant(0.5))
-
-
-@eager_and_function
 def test_a_constant_that_the_rule_keeps_beside_a_variable_among_the_outputs(mode: Any) -> None:
     w = tf.Variable(1.0, trainable=False)
 
