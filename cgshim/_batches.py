@@ -47,6 +47,10 @@ class WithBatches(FunctionHolder):
     def __call__(self, /, *args: Any, **options: Any) -> Any:
         return self._f(*args, **options)
 
+    def with_function(self, f: Callable[..., Any]) -> WithBatches:
+        """Return the same rule for batches beside another f."""
+        return WithBatches(f, self._rule)
+
     def __get__(self, instance: Any, owner: type | None = None) -> WithBatches:
         """Return f of an object, with its rule for batches, which gets the object too."""
         f, rule = [
