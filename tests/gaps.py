@@ -12,9 +12,9 @@ from packaging.specifiers import SpecifierSet
 GAPS: dict[tuple[str, str], str] = {
     (
         "tensorflow",
-        "test_a_rule_that_may_not_be_linear_is_refused_around_a_function_in_a_function",
+        "test_an_accumulator_around_a_function_looks_at_the_rules_in_it",
     ): (
-        "a ForwardAccumulator within a tf.function transposes another tf.function without telling that it does: "
+        "a ForwardAccumulator around a tf.function transposes the rules in it without telling that it does: "
         "https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/eager/forwardprop.py"
     ),
 }

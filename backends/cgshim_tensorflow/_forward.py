@@ -77,8 +77,8 @@ def operation(
     if is_followed:
         # In a graph an accumulator follows the IdentityN of a tf.custom_gradient, and not its
         # gradient (TensorFlow 2.21). So it does not see another one, and is told of the gradient.
-        unseen = [[*map(unseen, tensors)] for tensors in (values, sources)]
-        outputs = _in_graph(unseen[0], gradient_in_graph, unseen[1])
+        given = [[*map(unseen, tensors)] for tensors in (values, sources)]
+        outputs = _in_graph(given[0], gradient_in_graph, given[1])
         record_operation(name, outputs, sources, gradient)
     return outputs
 

@@ -236,6 +236,8 @@ class Run:
             return [*upstreams, *[None] * len(self.sources)]
 
         checked = operation(self.call.name, values, derivative, [*present, *self.sources])
+        if checked and not tf.executing_eagerly():
+            register(self.call, derivative, checked)
         remaining = iter(checked)
         return [None if g is None else next(remaining) for g in gradients]
 

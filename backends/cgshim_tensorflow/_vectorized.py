@@ -81,7 +81,8 @@ class _TracedRule:
         def of_one(rows: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
             own = iter(rows[1])
             read = [next(own) if is_stacked else x for x, is_stacked in residuals]
-            return _call(self._function, [*rows[0], *read])
+            # an accumulator follows what pfor makes of this call, and has no rule for the call
+            return _call(self._function, [*map(unseen, [*rows[0], *read])])
 
         rows = list(upstreams), [x for x, is_stacked in residuals if is_stacked]
         gradients = iter(tf.vectorized_map(of_one, rows) if any(self._present) else ())
@@ -112,7 +113,7 @@ def _call(traced: Any, args: Sequence[Tensor]) -> list[Tensor]:
 
     Called as usual, a tape would replace it by a function that returns more.
     """
-    types, args = [y.dtype for y in traced.outputs], [*map(unseen, args)]
+    types = [y.dtype for y in traced.outputs]
     return list(tf.raw_ops.StatefulPartitionedCall(args=args, Tout=types, f=traced))
 
 

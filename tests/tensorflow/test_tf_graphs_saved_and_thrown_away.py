@@ -9,7 +9,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import pytest
 import tensorflow as tf
 from tf_modes import grad, square
 

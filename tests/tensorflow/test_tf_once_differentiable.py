@@ -136,7 +136,7 @@ def test_a_captured_tensor_is_refused(mode: Any) -> None:
         )
         return grad(lambda x: op(tf.identity(x)))(x)
 
-    with pytest.raises(cgshim.CustomGradientTypeError, match="^op: grad_fn must take variables"):
+    with pytest.raises(cgshim.CustomGradientTypeError, match="grad_fn must take variables"):
         mode(gradient)(tf.constant(2.0))
 
 
@@ -149,7 +149,7 @@ def test_saved_model_has_the_first_order(tmp_path: Path) -> None:
     x = tf.constant([1.0, 2.0])
     np.testing.assert_allclose(grad(loaded)(x), 14 * np.sin([1.0, 2.0]), rtol=1e-5)
     with pytest.raises(
-        (LookupError, cgshim.TransformationError), match=r"No gradient defined|a copy of that graph"
+        (LookupError, cgshim.TransformationError), match=r"No gradient defined|once_differentiable"
     ):
         grad(grad(loaded))(x)
 
