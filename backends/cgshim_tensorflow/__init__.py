@@ -93,7 +93,7 @@ class _TypeOfOp(tf.types.experimental.TraceType):  # type: ignore[misc]
         self._op = op
 
     def is_subtype_of(self, other: Any) -> bool:
-        return self == other
+        return bool(self == other)
 
     def most_specific_common_supertype(self, others: Any) -> Any:
         return self if all(self == other for other in others) else None
@@ -102,7 +102,7 @@ class _TypeOfOp(tf.types.experimental.TraceType):  # type: ignore[misc]
         return self._op
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _TypeOfOp) and bool(self._op == other._op)
+        return isinstance(other, _TypeOfOp) and self._op == other._op
 
     def __hash__(self) -> int:
         return hash(self._op)

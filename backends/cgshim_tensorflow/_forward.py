@@ -96,7 +96,7 @@ def unseen(x: Tensor) -> Tensor:
     return graph.create_op("Identity", [tf.convert_to_tensor(x)], [x.dtype]).outputs[0]
 
 
-@tf.custom_gradient
+@tf.custom_gradient  # type: ignore[untyped-decorator]
 def _operation(*_: Tensor) -> Any:
     """Serve all calls: to decorate a function takes as long as to call it."""
     result, state.result = state.result, None

@@ -145,7 +145,7 @@ def _learn(x: Any) -> bool:
         flatten, unflatten = lambda x: ([plain(x)], None), lambda _, parts: parts[0]
     else:
         return False
-    optree.register_pytree_node(kind, flatten, unflatten, namespace=_NAMESPACE)  # type: ignore[arg-type]
+    optree.register_pytree_node(kind, flatten, unflatten, namespace=_NAMESPACE)
     _learned.add(kind)
     return True
 

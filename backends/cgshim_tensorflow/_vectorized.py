@@ -99,7 +99,7 @@ def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
     """
     run = lambda *xs: list(function.run(None, (), *xs)[0])
     if tf.executing_eagerly():
-        return run(*inputs)
+        return run(*inputs)  # type: ignore[no-untyped-call]
     arguments = [*map(tf.convert_to_tensor, inputs)]
     specs = [tf.TensorSpec(x.shape, x.dtype) for x in arguments]
     traced = tf.function(run, autograph=False).get_concrete_function(*specs)
