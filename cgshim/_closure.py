@@ -54,8 +54,8 @@ def closure_convert(
     """Return the tensors that a function closes over, and a way to rebuild it around others.
 
     The walk covers cells, default values, nested functions, partials, bound methods, ops,
-    dataclasses, `SimpleNamespace` and pytrees. It copies what leads to a tensor, and shares
-    everything else. Cells and objects whose ids are in `constants` existed before f ran, and are
+    dataclasses, ``SimpleNamespace`` and pytrees. It copies what leads to a tensor, and shares
+    everything else. Cells and objects whose ids are in ``constants`` existed before f ran, and are
     shared too.
     """
     if type(function) is FunctionType:
