@@ -58,9 +58,6 @@ TORCH_REWRITTEN: dict[str, str] = {
     "test_a_differentiated_argument[grad of vmap]": (
         "f that writes to its argument under grad of vmap is no error (issue #49)"
     ),
-    "test_a_graph_of_f_alone_needs_nothing": (
-        "f is told in torch.export that gradients are needed (issue #49)"
-    ),
     "test_a_graph_of_f_itself_and_the_first_order[_in_a_container-exp-True]": (
         "a graph that f makes itself is checked at the first derivative with create_graph (issue #49)"
     ),
