@@ -15,6 +15,7 @@ from cgshim._closure import SIMPLE
 from cgshim._dispatch import beside, framework_of, is_numpy_array, of_another_framework, value_of
 from cgshim._errors import CustomGradientTypeError, describe, refusal
 from cgshim._foreign import is_traced
+from cgshim._held import order_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 
@@ -102,7 +103,18 @@ class TreeSpec:
     def key(self) -> Hashable:
         """What tells this spec from others; it is hashable if the static leaves are."""
         static = tuple(map(told_apart, self._static))
-        return self._structure, tuple(self._tensor_at), static
+        return self._structure, tuple(self._tensor_at), static, self._order()
+
+    def _order(self) -> Hashable:
+        """Return the order in which the tree holds its leaves: dicts with other orders of keys have
+        one structure, and f may read the order.
+        """
+        slots = [object() for _ in self._static]
+        try:
+            tree = self._backend.tree_unflatten(self._structure, slots)
+        except Exception:  # noqa: BLE001  # of a class that checks its fields
+            return None
+        return order_inside(tree, slots)
 
     def _skeleton(self) -> Any:
         """Return the tree with a slot for each tensor; None if a class in it takes tensors alone."""

@@ -89,9 +89,6 @@ TORCH_REWRITTEN: dict[str, str] = {
     "test_arguments_and_variables_that_come_back_as_copies": (
         "a checkpoint returns copies of variables, which f does not read (issue #49)"
     ),
-    "test_dicts_whose_keys_have_another_order_are_other_arguments[aot_eager]": (
-        "the order of keys is not guarded in compiled host functions (issue #49)"
-    ),
     "test_f_of_a_jvp_fn_may_not_read_what_is_differentiated_besides": (
         "a captured tangent of an inner jvp is not seen (issue #49)"
     ),

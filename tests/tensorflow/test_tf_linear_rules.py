@@ -34,7 +34,7 @@ LINEAR: dict[str, tuple[Callable[[Any, Any], Any], list[float]]] = {
     "summed and stacked": (lambda x, u: tf.stack([tf.reduce_sum(u), 0 * u[0]]), [1, 1]),
     "einsum": (lambda x, u: tf.einsum("i,i->i", u, x), [2, -30]),
     "fft": (lambda x, u: tf.math.real(tf.signal.fft(tf.cast(u, tf.complex64))), [11, -9]),
-    "nothing": (lambda x, u: None, [0, 0]),
+    "nothing": (lambda x, u: (None,), [0, 0]),
 }
 NOT_LINEAR: dict[str, Callable[[Any, Any], Any]] = {
     "affine": lambda x, u: u + 1,

@@ -112,7 +112,7 @@ def test_per_sample_gradients_of_a_variable() -> None:
 
 @eager_and_function
 def test_a_rule_that_gives_no_gradient(mode: Any) -> None:
-    constant = cgshim.op_custom_gradient(lambda x: (tf.sin(x), lambda upstream: None))
+    constant = cgshim.op_custom_gradient(lambda x: (tf.sin(x), lambda upstream: (None,)))
     gradient = mode(grad(lambda x: vectorized(constant)(x) + x * x))(tf.constant([2.0, 3.0]))
     assert gradient.numpy().tolist() == [4, 6]
 
