@@ -323,7 +323,12 @@ def _parts_of(x: Any) -> Sequence[Any]:
         return [*x.values()]
     if isinstance(x, (list, tuple, set, frozenset)):
         return [*x]
-    slots = [name for kind in type(x).__mro__ for name in vars(kind).get("__slots__", ())]
+    slots = [
+        name
+        for kind in type(x).__mro__
+        for name in vars(kind).get("__slots__", ())
+        if not name.startswith("__")  # such as __weakref__, which a class of C may not have
+    ]
     attributes = getattr(x, "__dict__", {})
     return [*attributes.values(), *[getattr(x, name) for name in slots if hasattr(x, name)]]
 
