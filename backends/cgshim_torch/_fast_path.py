@@ -49,12 +49,9 @@ class PlainCalls:
         if versions != versions_of(inputs):
             call.refuse_writing()
         signature = self.signature_of(result)
-        if signature is None:
+        if signature is None or not differentiated:
             return attach_to(call, args, inputs, result)
-        output, grad_fn = result
-        if not differentiated:
-            return attach_to(call, args, inputs, result)
-        return self.attach(call, signature, args, inputs, output, grad_fn)
+        return self.attach(call, signature, args, inputs, *result)
 
     def attach(
         self,
