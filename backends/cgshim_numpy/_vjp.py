@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import autograd
 import numpy as np
-from autograd import make_vjp, numpy as autograd_numpy
+from autograd import numpy as autograd_numpy
 from autograd.builtins import tuple as tuple_of_boxes
 from autograd.extend import (
     defjvp,
@@ -20,6 +21,7 @@ from autograd.extend import (
 
 from cgshim_numpy._arrays import Array, is_box
 
+make_vjp: Any = autograd.make_vjp  # pyright infers a type without outputs
 anp: Any = autograd_numpy  # autograd makes these functions where no type checker looks
 Gradients = Callable[[Sequence[Array]], Sequence[Array]]
 
