@@ -32,7 +32,7 @@ from cgshim_torch._cut import Cut
 from cgshim_torch._private import forward_ad, is_any_autocast_enabled
 from cgshim_torch._refusing import refusing
 from cgshim_torch._tensors import alias
-from cgshim_torch._vjp import differ
+from cgshim_torch._vjp import differ, ramp
 
 
 def attach(call: Call, inputs: Sequence[Tensor]) -> Any:
@@ -255,7 +255,7 @@ def connected(
     if any(t.requires_grad for t in firsts):  # a graph within f, such as that of a pullback
         inputs = _differentiable(inputs)
         again = made_again(run, firsts, inputs)
-        require_connected(run.call, again, [*inputs, *variables])
+        require_connected(run, again, inputs, variables)
     else:
         again = Recomputed.apply(run, len(firsts), *firsts, *inputs, *variables)
     return subvals(residuals, run.made, again)
@@ -284,7 +284,12 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
         by = [*inputs, *(read if len(read) == len(variables) else variables)]
         places = [at for at, x in enumerate(by) if ctx.needs_input_grad[2 + ctx.count + at]]
         ends = [at for at, u in enumerate(upstreams) if u is not None]
-        require_connected(run.call, [again[at] for at in ends], by)
+        require_connected(
+            run,
+            [y if at in ends else None for at, y in enumerate(again)],
+            inputs,
+            by[len(inputs) :],
+        )
         ends = [at for at in ends if again[at].requires_grad]
         gradients: Any = [None] * len(places)
         if ends:
@@ -301,23 +306,70 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
 
 def made_again(run: Run, firsts: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Run f again, as a checkpoint does, and return the residuals that it makes."""
+    residuals = _residuals_of_run(run, inputs)
+    if len(residuals) != len(firsts) or differ(firsts, residuals):
+        run.call.refuse_unconnected(firsts[0], "another run of f does not make again")
+    return residuals
+
+
+def _residuals_of_run(run: Run, inputs: Sequence[Tensor]) -> list[Tensor]:
     call = run.call
     with torch.enable_grad(), run.modes(inputs):
         _, rule = call(inputs)
     residuals = closure_convert(rule.grad_fn, call.backend, call.constants).residuals
-    if len(residuals) != run.count or differ(firsts, [residuals[at] for at in run.made]):
-        call.refuse_unconnected(firsts[0], "another run of f does not make again")
-    return [residuals[at] for at in run.made]
+    return [residuals[at] for at in run.made] if len(residuals) == run.count else []
 
 
-def require_connected(call: Call, residuals: Sequence[Tensor], known: Sequence[Tensor]) -> None:
-    """Raise an error for a residual that autograd does not see as a function of known tensors."""
+def require_connected(
+    run: Run,
+    residuals: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    variables: Sequence[Tensor],
+) -> None:
+    """Raise an error for a residual that is neither a function of known tensors nor a constant."""
+    known = [*inputs, *variables]
     stops = {edge_of(x): x for x in known if x.grad_fn is not None}
+    apart = [t if t is not None and not t.requires_grad else None for t in residuals]
+    if any(t is not None for t in apart):
+        _require_constants(run, apart, inputs, variables)
     for t in residuals:
-        if not t.requires_grad:
-            call.refuse_unconnected(t, "f made where autograd does not see")
-        if any(all(leaf is not x for x in known) for leaf in reached([t], stops)):
-            call.refuse_unconnected(t, "f made of other tensors than its arguments and variables")
+        if t is not None and any(all(leaf is not x for x in known) for leaf in reached([t], stops)):
+            run.call.refuse_unconnected(
+                t, "f made of other tensors than its arguments and variables"
+            )
+
+
+def _require_constants(
+    run: Run,
+    residuals: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    variables: Sequence[Tensor],
+) -> None:
+    """Raise an error for a residual without a graph that changes with the inputs.
+
+    A mask such as ``(x > 0).to(x.dtype)`` does not change, or only on one side of the inputs: its
+    derivative is 0, as in a Function by hand. f runs again on both sides to see that.
+    """
+    below, above = [
+        [] if variables else _residuals_of_run(run, [_moved(x, sign) for x in inputs])
+        for sign in (-1.0, 1.0)
+    ]
+    for at, t in enumerate(residuals):
+        if t is not None and (
+            not len(below) == len(above) == len(residuals)
+            or not (below[at].shape == above[at].shape == t.shape)
+            or not bool(((below[at] == t) | (above[at] == t) | t.isnan()).all())
+        ):
+            run.call.refuse_unconnected(t, "f made where autograd does not see")
+
+
+def _moved(x: Tensor, sign: float) -> Tensor:
+    """Return an input close to x, with no element in the same ratio to x."""
+    if not _is_float(x):
+        return x
+    x = x.detach()
+    step = sign * torch.finfo(x.dtype).eps ** 0.5
+    return x + step * ramp(x, 0) * torch.where(x == 0, torch.ones_like(x), x)
 
 
 def _differentiable(inputs: Sequence[Tensor]) -> list[Tensor]:
