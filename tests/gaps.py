@@ -73,12 +73,6 @@ TORCH_REWRITTEN: dict[str, str] = {
     "test_a_scalar_gx_of_a_sparse_x_is_refused": (
         "the error of a scalar gx of a sparse x is torch's (issue #49)"
     ),
-    "test_a_tangent_in_an_option_is_refused[grad in jvp-constant]": (
-        "a tangent of an outer level in an option is not seen (issue #49)"
-    ),
-    "test_a_tangent_in_an_option_is_refused[grad in jvp-differentiated too]": (
-        "a tangent of an outer level in an option is not seen (issue #49)"
-    ),
     "test_a_tangent_is_refused": ("a compiled host function drops a tangent (issue #49)"),
     "test_an_input_that_the_rule_does_not_keep_may_change": (
         "inputs are saved for a second run of f, so they must not change in place (issue #49)"
@@ -88,9 +82,6 @@ TORCH_REWRITTEN: dict[str, str] = {
     ),
     "test_arguments_and_variables_that_come_back_as_copies": (
         "a checkpoint returns copies of variables, which f does not read (issue #49)"
-    ),
-    "test_f_of_a_jvp_fn_may_not_read_what_is_differentiated_besides": (
-        "a captured tangent of an inner jvp is not seen (issue #49)"
     ),
     "test_forward_mode_and_a_residual_in_an_object[_by_a_dual_number]": (
         "a dual number and a residual in an object end in torch's error (issue #49)"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cgshim.backend import Call, Tensor, tensors_inside
-from cgshim_torch._private import functorch, has_tangent, is_wrapped
+from cgshim_torch._private import functorch, is_wrapped
 
 Edge = tuple[Any, int]
 
@@ -41,13 +41,6 @@ def captured_by(
 def _below(t: Tensor, level: int) -> Tensor:
     is_there = is_wrapped(t) and functorch.maybe_get_level(t) == level
     return functorch.get_unwrapped(t) if is_there else t
-
-
-def refuse_captured_tangents(call: Call) -> None:
-    """Raise an error if f may read a tangent by another way than its arguments."""
-    for t in tensors_inside([call.f, *call.options.values()], call.backend.is_tensor):
-        if has_tangent(t) and not any(t is v for v in call.variables):
-            call.refuse_captured(t)
 
 
 def edge_of(tensor: Tensor) -> Edge:

@@ -44,17 +44,6 @@ def primal_of(t: torch.Tensor) -> torch.Tensor:
     return _forward_ad.unpack_dual(t).primal
 
 
-def has_tangent(t: torch.Tensor) -> bool:
-    """Return True if a tensor has a tangent at any level."""
-    while True:
-        is_batch = functorch.is_batchedtensor(t)
-        if not is_batch and _forward_ad.unpack_dual(t).tangent is not None:
-            return True
-        if not is_wrapped(t):
-            return False
-        t = functorch.get_unwrapped(t)
-
-
 def batches_of(t: torch.Tensor) -> set[int]:
     """Return the levels of the vmaps whose batch a tensor has."""
     levels = set()
