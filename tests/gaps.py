@@ -52,12 +52,6 @@ TORCH_REWRITTEN: dict[str, str] = {
     "test_a_deep_graph_is_freed": (
         "a graph of 6000 nodes overflows the stack of a small thread when it is freed (issue #49)"
     ),
-    "test_a_derivative_of_a_graph_by_torch_func_raises[jvp]": (
-        "forward mode of an exported graph is a zero tangent (issue #49)"
-    ),
-    "test_a_differentiated_argument[grad of vmap]": (
-        "f that writes to its argument under grad of vmap is no error (issue #49)"
-    ),
     "test_a_graph_of_f_itself_and_the_first_order[_in_a_container-exp-True]": (
         "a graph that f makes itself is checked at the first derivative with create_graph (issue #49)"
     ),
@@ -73,7 +67,6 @@ TORCH_REWRITTEN: dict[str, str] = {
     "test_a_scalar_gx_of_a_sparse_x_is_refused": (
         "the error of a scalar gx of a sparse x is torch's (issue #49)"
     ),
-    "test_a_tangent_is_refused": ("a compiled host function drops a tangent (issue #49)"),
     "test_an_input_that_the_rule_does_not_keep_may_change": (
         "inputs are saved for a second run of f, so they must not change in place (issue #49)"
     ),

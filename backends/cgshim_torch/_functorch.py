@@ -37,7 +37,7 @@ from cgshim_torch._private import (
     unwrapped,
 )
 from cgshim_torch._refusing import refusing
-from cgshim_torch._vjp import transposed
+from cgshim_torch._vjp import transposed, values_of
 
 
 def transformed(call: Call, inputs: Sequence[Tensor]) -> Any:
@@ -48,9 +48,10 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Any:
         innermost = max(inputs, key=functorch.maybe_get_level)
         if functorch.is_batchedtensor(innermost):
             return tuple(OverBatch.apply(call.f, *inputs))
-    versions = versions_of(inputs)
+    values = [*map(values_of, inputs)]  # a batch has no version of its own
+    versions = versions_of(values)
     result, refusals = _run_in_forward_mode(call, inputs)
-    if versions != versions_of(inputs):
+    if versions != versions_of(values):
         call.refuse_writing()
     outputs, rule = call.read(result, inputs)
     variables = () if is_in_rule() else _variables_of(call, rule, outputs, inputs)

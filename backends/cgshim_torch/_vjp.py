@@ -160,7 +160,7 @@ def transposed(
 def _tolerance(x: Tensor, y: Tensor) -> dict[str, float]:
     """Return a tolerance relative to the largest number."""
     relative = _relative(x)
-    values = [_values_of(t).detach() for t in (x, y) if t.numel()]
+    values = [values_of(t).detach() for t in (x, y) if t.numel()]
     try:
         largest = max([float(t.abs().max()) for t in values], default=0.0)
     except RuntimeError:  # of fake tensors
@@ -198,8 +198,8 @@ def _are_adjoint(
         *[-x * y.conj() for x, y in zip(values, upstreams, strict=True)],
     ]
     # `sum` adds 0, which fails for an empty batch
-    total = _values_of(functools.reduce(torch.add, [t.sum() for t in terms]))
-    size = _values_of(functools.reduce(torch.add, [t.abs().sum() for t in terms]))
+    total = values_of(functools.reduce(torch.add, [t.sum() for t in terms]))
+    size = values_of(functools.reduce(torch.add, [t.abs().sum() for t in terms]))
     difference = (total.real if total.is_complex() else total).abs()
     try:
         return not bool((difference > _relative(terms[0]) * size).any())
@@ -214,7 +214,7 @@ def _relative(x: Tensor) -> float:
 
 def differ(xs: Sequence[Tensor], ys: Sequence[Tensor], **tolerance: float) -> bool:
     """Return True if tensors differ by more than rounding; False where they have no values."""
-    for x, y in zip(map(_values_of, xs), map(_values_of, ys), strict=True):
+    for x, y in zip(map(values_of, xs), map(values_of, ys), strict=True):
         try:
             # nearly always they are equal, which takes one operation to see
             if not torch.equal(x, y):
@@ -226,7 +226,7 @@ def differ(xs: Sequence[Tensor], ys: Sequence[Tensor], **tolerance: float) -> bo
     return False
 
 
-def _values_of(t: Tensor) -> Tensor:
+def values_of(t: Tensor) -> Tensor:
     """Return a tensor, or the tensor of all members of a batch."""
     while is_wrapped(t):
         t = functorch.get_unwrapped(t)
