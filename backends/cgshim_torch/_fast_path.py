@@ -35,23 +35,24 @@ class PlainCalls:
         call = self.call.with_f(f, options)
         if not torch.is_grad_enabled() or is_transformed() or is_exporting():
             return call.backend.custom_gradient(call, args)
-        inputs, differentiated = [], False
         for x in args:
             if x.requires_grad:
-                x, differentiated = x.detach(), True
-            inputs.append(x)
-        versions = versions_of(inputs)
+                inputs: Sequence[Tensor] = [x.detach() if x.requires_grad else x for x in args]
+                versions = versions_of(inputs)
+                break
+        else:
+            inputs, versions = args, None
         try:
             result = call.run(inputs)
         finally:
             if not torch.is_grad_enabled():  # as after Function.forward
                 torch.set_grad_enabled(True)
-        if versions != versions_of(inputs):
+        if versions is not None and versions != versions_of(inputs):
             call.refuse_writing()
-        signature = self.signature_of(result)
-        if signature is None or not differentiated:
+        signature = self.signature_of(result, inputs)
+        if signature is None:
             return attach_to(call, args, inputs, result)
-        return self.attach(call, signature, args, inputs, *result)
+        return result[0] if versions is None else self.attach(call, signature, args, inputs, *result)
 
     def attach(
         self,
@@ -63,31 +64,35 @@ class PlainCalls:
         grad_fn: FunctionType,
     ) -> Any:
         """Return the output of f with the gradient of a plain rule."""
-        is_one = self.count is None
         own = dict(zip(map(id, inputs), args, strict=True))
-        outputs = (output,) if is_one else output
-        if not own.keys().isdisjoint(map(id, outputs)) or len(set(map(id, outputs))) < len(outputs):
-            return attach_to(call, args, inputs, (output, grad_fn))
+        if self.count is None:
+            results = own[id(output)] = output.detach()
+        else:
+            results = tuple([y.detach() for y in output])
+            own.update(zip(map(id, output), results, strict=True))
         run = Run(call, signature, args)
-        residuals = run.convert(grad_fn)
-        results = tuple([y.detach() for y in outputs])
-        own.update(zip(map(id, outputs), results, strict=True))
-        saved = run.saved_of(own, residuals, args, ())
-        return Plain.apply((run, saved, results[0] if is_one else results), *args)
+        saved = run.saved_of(own, run.convert(grad_fn), args, ())
+        return Plain.apply((run, saved, results), *args)
 
-    def signature_of(self, result: Any) -> RuleSignature | None:
-        """Return how a rule is called if it and the output are plain, and f captured nothing."""
+    def signature_of(self, result: Any, inputs: Sequence[Tensor]) -> RuleSignature | None:
+        """Return how a rule is called if it and the output are plain; None if f captured something
+        or returned an argument.
+        """
         if type(result) is not tuple or len(result) != 2 or type(result[1]) is not FunctionType:
             return None
         output, grad_fn = result
-        is_one = type(output) is torch.Tensor
-        if not is_one and (type(output) is not tuple or not output):
+        if type(output) is torch.Tensor:
+            outputs, count = result[:1], None
+        elif type(output) is tuple and len(set(map(id, output))) == len(output) > 0:
+            outputs, count = output, len(output)
+        else:
             return None
-        outputs: Any = (output,) if is_one else output
         for y in outputs:
             if type(y) is not torch.Tensor or y.requires_grad or y._is_view():
                 return None
-        count = None if is_one else len(output)
+            for x in inputs:
+                if x is y:
+                    return None
         if grad_fn.__code__ is not self.code or count != self.count:
             _, spec = partition(self.call.name, self.call.backend, output)
             signature = self.call.signature_of(grad_fn, spec)
@@ -104,7 +109,8 @@ class Plain(CustomGradient):
         run = ctx.run
         if torch.is_grad_enabled() or is_any_autocast_enabled() or run.autocast or run.refuse:
             return CustomGradient.backward(ctx, *upstreams)
-        saved = ctx.saved_tensors if ctx.saves else ()
+        # several backward passes go through an op that saves nothing
+        saved = ctx.saved_tensors if run.saves else ()
         gradients, _ = run.signature.gradients(
             run.rebuild(saved), saved[run.count :], upstreams, run.shapes, run.dtypes
         )

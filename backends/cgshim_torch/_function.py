@@ -125,14 +125,13 @@ class CustomGradient(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, of_run: tuple[Run, Sequence[Tensor], Any], *primals: Tensor) -> Any:
         ctx.run, saved, results = of_run
-        ctx.saves = bool(saved)
         ctx.save_for_backward(*saved)
         return results
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         # several backward passes go through an op that saves nothing
-        saved = ctx.saved_tensors if ctx.saves else ()
+        saved = ctx.saved_tensors if ctx.run.saves else ()
         return None, *ctx.run.gradients(saved, upstreams, ctx.needs_input_grad[1:])
 
 
@@ -192,15 +191,23 @@ class Run:
         variables: Sequence[Tensor],
     ) -> list[Tensor]:
         """Return what the backward pass needs; own are f's inputs and outputs by their ids."""
-        self.made = [at for at, t in enumerate(residuals) if id(t) not in own and _is_float(t)]
-        saved = [own.get(id(t), t) for t in residuals]
-        self.variables = len(variables)
-        saved += variables
+        saved, made = [], []
+        for at, t in enumerate(residuals):
+            known = own.get(id(t))
+            if known is None and _is_float(t):
+                made.append(at)
+            saved.append(t if known is None else known)
+        if made:
+            self.made = made
+        if variables:
+            self.variables = len(variables)
+            saved += variables
         if self.signature.form == "arguments" or (self.made and self.refuse is None):
             saved += inputs
         if self.refuse is not None:
             # empty functions of the inputs: the gradient depends on those too that are not saved
             saved += [x.reshape(-1)[:0].clone() for x in inputs if x.requires_grad]
+        self.saves = bool(saved)
         return saved
 
     def gradients(
