@@ -20,8 +20,9 @@ def captured_by(
     Under torch.func each level has a graph of its own.
     """
     known = [*inputs, *call.variables]
-    held = [t for t in tensors_inside(call.f, call.backend.is_tensor) if t.requires_grad]
-    names = {id(t): t for t in (*known, *held)}  # as f knows them
+    if not call.variables:  # the search takes longer than all else; undeclared ones are errors
+        known += [t for t in tensors_inside(call.f, call.backend.is_tensor) if t.requires_grad]
+    names = {id(t): t for t in known}  # as f knows them
     found: dict[int, Tensor] = {}
     tensors: list[tuple[Tensor, Tensor]] = [(t, t) for t in names.values()]
     while True:
