@@ -61,20 +61,11 @@ TORCH_REWRITTEN: dict[str, str] = {
     "test_a_kept_pullback_of_a_random_function": (
         "a pullback of a random function is run again at the first derivative with create_graph (issue #49)"
     ),
-    "test_a_nested_derivative_requires_grad_only_for_the_outside": (
-        "a result of nested op_grad requires grad (issue #49)"
-    ),
     "test_a_scalar_gx_of_a_sparse_x_is_refused": (
         "the error of a scalar gx of a sparse x is torch's (issue #49)"
     ),
     "test_an_input_that_the_rule_does_not_keep_may_change": (
         "inputs are saved for a second run of f, so they must not change in place (issue #49)"
-    ),
-    "test_another_run_of_f_has_the_default_device": (
-        "a second run of f has no default device (issue #49)"
-    ),
-    "test_arguments_and_variables_that_come_back_as_copies": (
-        "a checkpoint returns copies of variables, which f does not read (issue #49)"
     ),
     "test_forward_mode_and_a_residual_in_an_object[_by_a_dual_number]": (
         "a dual number and a residual in an object end in torch's error (issue #49)"
@@ -84,12 +75,6 @@ TORCH_REWRITTEN: dict[str, str] = {
     ),
     "test_no_grad_in_torch_func_needs_nothing": (
         "f is told under torch.func that gradients are needed (issue #49)"
-    ),
-    "test_saved_tensor_hooks_see_inputs_residuals_and_variables_once": (
-        "an argument beside a residual that f made is saved twice (issue #49)"
-    ),
-    "test_the_graph_that_f_records_of_its_variable_is_not_kept": (
-        "the graph that f records of a captured variable stays alive (issue #49)"
     ),
     "test_vmap_alone_needs_nothing": ("f is told under vmap that gradients are needed (issue #49)"),
 }

@@ -52,7 +52,9 @@ class PlainCalls:
         signature = self.signature_of(result, inputs)
         if signature is None:
             return attach_to(call, args, inputs, result)
-        return result[0] if versions is None else self.attach(call, signature, args, inputs, *result)
+        return (
+            result[0] if versions is None else self.attach(call, signature, args, inputs, *result)
+        )
 
     def attach(
         self,
@@ -107,7 +109,7 @@ class Plain(CustomGradient):
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         run = ctx.run
-        if torch.is_grad_enabled() or is_any_autocast_enabled() or run.autocast or run.refuse:
+        if torch.is_grad_enabled() or is_any_autocast_enabled() or not run.is_plain:
             return CustomGradient.backward(ctx, *upstreams)
         # several backward passes go through an op that saves nothing
         saved = ctx.saved_tensors if run.saves else ()

@@ -149,6 +149,8 @@ class Run:
     variables: int = 0
     made: Sequence[int] = ()
     """the indices of the residuals that f made"""
+    order: Sequence[int] = ()
+    """the places of all these tensors among the saved ones; empty if none is there twice"""
 
     def __init__(
         self,
@@ -163,6 +165,11 @@ class Run:
             kind = inputs[0].device.type
             if torch.is_autocast_enabled(kind):
                 self.autocast = kind, torch.get_autocast_dtype(kind)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a first derivative calls the rule on what is saved as it is."""
+        return not (self.autocast or self.refuse or self.order)
 
     def rule_around(self, residuals: Sequence[Tensor]) -> Rule:
         """Return the rule with these residuals in its closure."""
@@ -196,6 +203,8 @@ class Run:
             known = own.get(id(t))
             if known is None and _is_float(t):
                 made.append(at)
+                if t.requires_grad and not _leaves_besides([t], variables):
+                    t = t.detach()  # else the graph that f recorded of variables stays alive
             saved.append(t if known is None else known)
         if made:
             self.made = made
@@ -208,12 +217,17 @@ class Run:
             # empty functions of the inputs: the gradient depends on those too that are not saved
             saved += [x.reshape(-1)[:0].clone() for x in inputs if x.requires_grad]
         self.saves = bool(saved)
-        return saved
+        once = {id(t): t for t in saved}
+        if len(once) < len(saved):  # hooks that copy see each tensor once
+            places = {key: at for at, key in enumerate(once)}
+            self.order = [places[id(t)] for t in saved]
+        return [*once.values()]
 
     def gradients(
         self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
     ) -> list[Tensor | None]:
         """Return the rule's gradients of inputs and variables, which autograd may record."""
+        saved = [saved[at] for at in self.order] or saved
         residuals, rest, count = saved[: self.count], saved[self.count :], len(self.shapes)
         variables, inputs = rest[: self.variables], rest[self.variables :][:count]
         further = torch.is_grad_enabled() or forward_ad._current_level >= 0
@@ -284,7 +298,10 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
         firsts, sources = saved[: ctx.count], saved[ctx.count :]
         inputs, variables = sources[: len(run.shapes)], sources[len(run.shapes) :]
         cut = Cut()
-        inputs = _differentiable([cut(x) for x in inputs] if variables else inputs)
+        further = torch.is_grad_enabled()
+        if variables:
+            inputs = [cut(x) if further else x.detach() for x in inputs]
+        inputs = _differentiable(inputs)
         again = made_again(run, firsts, inputs)
         # a checkpoint or a hook returns copies of the variables that f reads
         read = run.call.variables or captured_by(run.call, again, inputs)
@@ -305,7 +322,8 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
                     [again[at] for at in ends],
                     [by[at] for at in places],
                     [upstreams[at] for at in ends],
-                    create_graph=torch.is_grad_enabled(),
+                    retain_graph=True,  # of what made the inputs
+                    create_graph=further,
                     allow_unused=True,
                 )
         return None, None, *[None] * ctx.count, *subvals([None] * len(by), places, gradients)
@@ -334,16 +352,20 @@ def require_connected(
     variables: Sequence[Tensor],
 ) -> None:
     """Raise an error for a residual that is neither a function of known tensors nor a constant."""
-    known = [*inputs, *variables]
-    stops = {edge_of(x): x for x in known if x.grad_fn is not None}
     apart = [t if t is not None and not t.requires_grad else None for t in residuals]
     if any(t is not None for t in apart):
         _require_constants(run, apart, inputs, variables)
     for t in residuals:
-        if t is not None and any(all(leaf is not x for x in known) for leaf in reached([t], stops)):
+        if t is not None and _leaves_besides([t], [*inputs, *variables]):
             run.call.refuse_unconnected(
                 t, "f made of other tensors than its arguments and variables"
             )
+
+
+def _leaves_besides(tensors: Sequence[Tensor], known: Sequence[Tensor]) -> list[Tensor]:
+    """Return the leaves that tensors depend on besides known tensors."""
+    stops = {edge_of(x): x for x in known if x.grad_fn is not None}
+    return [leaf for leaf in reached(tensors, stops) if all(leaf is not x for x in known)]
 
 
 def _require_constants(

@@ -86,21 +86,17 @@ def _vjp_by_autograd(
         # a node of its own for each: an input that comes twice has two gradients
         cut = Cut()
         own = [
-            alias(cut(x) if variables else x)
-            if x.requires_grad and outside
-            else x.detach().requires_grad_()
+            alias(cut(x) if variables else x) if x.requires_grad and outside else _new_leaf(x)
             for x in [x.clone() if x.is_inference() else x for x in inputs]
         ]
         outputs = fn(*own)
+    for x in own:
+        setattr(x, _RUNNING, not x.is_leaf)
     connected = [at for at, y in enumerate(outputs) if y.requires_grad]
     by = [*own, *variables]
-    outside = outside and (
-        any(x.requires_grad for x in inputs)
-        or bool({*map(id, reached(outputs, {}))} - {*map(id, own)})
-        or any(
-            t.requires_grad for t in tensors_inside(fn, torch.is_tensor)
-        )  # a rule alone may read it
-    )
+    # fn may hold what only a rule reads
+    sources = [*inputs, *reached([*outputs, *tensors_inside(fn, torch.is_tensor)], {})]
+    outside = outside and any(t.requires_grad and getattr(t, _RUNNING, True) for t in sources)
 
     def pullback(upstreams: Sequence[Tensor]) -> Sequence[Tensor]:
         if not connected:
@@ -115,6 +111,16 @@ def _vjp_by_autograd(
 
     # other tensors than the pullback's own, in each run of an f that calls op_vjp
     return tuple([alias(y) if outside else y.detach() for y in outputs]), pullback
+
+
+_RUNNING = "_cgshim_vjp_is_running"
+
+
+def _new_leaf(x: Tensor) -> Tensor:
+    """Return x as a leaf of an op_vjp, which is nothing outside of it once the function has run."""
+    leaf = x.detach().requires_grad_()
+    setattr(leaf, _RUNNING, True)
+    return leaf
 
 
 def transposed(

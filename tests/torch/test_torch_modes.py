@@ -288,21 +288,3 @@ def test_a_leaf_that_others_hold_is_trainable_state(where, kept_by_the_rule):
 
 
 # --- torch.set_default_device ---------------------------------------------------------------------
-
-
-def test_another_run_of_f_has_the_default_device():
-    """In a backward pass there is none: torch calls it without its modes."""
-
-    @op_custom_gradient
-    def op(x):
-        kept = x.sin() + torch.zeros(2)
-        return x * x, lambda upstream: upstream * 7 * kept
-
-    torch.set_default_device("meta")
-    try:
-        x = torch.ones(2, requires_grad=True)
-        (of_x,) = torch.autograd.grad(op(x).sum(), x, create_graph=True)
-        (second,) = torch.autograd.grad(of_x.sum(), x)
-    finally:
-        torch.set_default_device(None)
-    assert (second.device.type, second.shape) == ("meta", (2,))
