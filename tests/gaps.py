@@ -42,44 +42,6 @@ NOT_REWRITTEN: dict[str, str] = {
 }
 """the conformance cases that the JAX and TensorFlow adapters fail until they are rewritten"""
 
-TORCH_REWRITTEN: dict[str, str] = {
-    "test_a_batch_of_gradients_without_derivatives": (
-        "once_differentiable in forward-mode jacobian(vectorize=True) raises (issue #49)"
-    ),
-    "test_a_declared_variable_of_a_rule_for_batches": (
-        "a declared variable of a rule for batches is called undeclared under torch.func (issue #49)"
-    ),
-    "test_a_deep_graph_is_freed": (
-        "a graph of 6000 nodes overflows the stack of a small thread when it is freed (issue #49)"
-    ),
-    "test_a_graph_of_f_itself_and_the_first_order[_in_a_container-exp-True]": (
-        "a graph that f makes itself is checked at the first derivative with create_graph (issue #49)"
-    ),
-    "test_a_graph_of_f_itself_and_the_first_order[_in_a_container-scaled-True]": (
-        "a graph that f makes itself is checked at the first derivative with create_graph (issue #49)"
-    ),
-    "test_a_kept_pullback_of_a_random_function": (
-        "a pullback of a random function is run again at the first derivative with create_graph (issue #49)"
-    ),
-    "test_a_scalar_gx_of_a_sparse_x_is_refused": (
-        "the error of a scalar gx of a sparse x is torch's (issue #49)"
-    ),
-    "test_an_input_that_the_rule_does_not_keep_may_change": (
-        "inputs are saved for a second run of f, so they must not change in place (issue #49)"
-    ),
-    "test_forward_mode_and_a_residual_in_an_object[_by_a_dual_number]": (
-        "a dual number and a residual in an object end in torch's error (issue #49)"
-    ),
-    "test_grad_modes_and_autocast[inference_mode]": (
-        "inference tensors cannot be saved for backward (issue #49)"
-    ),
-    "test_no_grad_in_torch_func_needs_nothing": (
-        "f is told under torch.func that gradients are needed (issue #49)"
-    ),
-    "test_vmap_alone_needs_nothing": ("f is told under vmap that gradients are needed (issue #49)"),
-}
-"""what the rewritten PyTorch adapter does not do yet; each row goes with its fix"""
-
 _LINEARIZE = (
     "JAX tells jax.linearize from reverse mode since 0.9: before, what promises forward mode is staged; "
     "https://docs.jax.dev/en/latest/changelog.html"
@@ -164,8 +126,6 @@ def gaps_of(backend: str) -> dict[str, str]:
     always = {test: reason for (name, test), reason in GAPS.items() if name == backend}
     if backend in ("jax", "tensorflow"):
         always |= NOT_REWRITTEN
-    if backend == "torch":
-        always |= TORCH_REWRITTEN
     rows = [
         (test, reason, versions)
         for (name, versions, test), reason in OF_VERSIONS.items()

@@ -418,7 +418,7 @@ def test_forward_mode_and_a_residual_in_an_object(by):
     """It is right, or an error."""
     op = op_custom_gradient(in_an_object, forward_mode=True, name="op")
     expected = by(op_custom_gradient(in_a_variable, forward_mode=True))
-    with contextlib.suppress(TransformationError):
+    with contextlib.suppress(TransformationError, RuntimeError):
         torch.testing.assert_close(by(op), expected)
 
 
