@@ -1,8 +1,7 @@
 """PyTorch as a backend of cgshim: the members of its protocol.
 
-A rule becomes the backward pass of a torch.autograd.Function: `_eager` has the one for eager mode,
-`_func` that for torch.func and dual numbers, `_compile` that for torch.compile. All three take the
-rule apart with `_closure`.
+A rule becomes the backward pass of a torch.autograd.Function: `_function` has the one for eager mode,
+`_functorch` the one for torch.func and dual numbers, `_compile` the one for torch.compile.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from cgshim_torch._export import exported, is_exporting, recorded
 from cgshim_torch._fast_path import PlainCalls
 from cgshim_torch._function import attach
 from cgshim_torch._functorch import mapped as mapped, transformed
-from cgshim_torch._private import is_transformed
+from cgshim_torch._private import is_transformed, skip_packages
 from cgshim_torch._tensors import (
     convert_to_numpy as convert_to_numpy,
     convert_to_tensor as convert_to_tensor,
@@ -36,10 +35,8 @@ if find_spec("cgshim_torch._host"):  # a gradient needs no functions on the host
     from cgshim_torch._host import host_function as host_function
 
 if not STAYS_IN_GRAPH:
-    from torch._dynamo import trace_rules
-
-    for package in ("cgshim", "cgshim_torch", "optree"):
-        trace_rules.add(package)  # else Dynamo compiles a call up to what it cannot trace
+    # else Dynamo compiles a call up to what it cannot trace
+    skip_packages("cgshim", "cgshim_torch", "optree")
 
 supports_variables = True
 _TENSORS = (torch.Tensor, torch.fx.Proxy)
