@@ -26,6 +26,7 @@ from cgshim_torch._tensors import (
 )
 from cgshim_torch._versions import STAYS_IN_GRAPH, version_limits as version_limits
 from cgshim_torch._vjp import (
+    run_and_watch_randomness,
     transposed as transposed,
     vjp as vjp,
     vjp_with_variables as vjp_with_variables,
@@ -66,9 +67,8 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
 
 def run_again(run: Callable[[], Any], refuse: Callable[[], NoReturn], /) -> Any:
     """Run f for a derivative; raise an error if it draws random numbers."""
-    state = torch.get_rng_state()
-    result = run()
-    if not torch.equal(state, torch.get_rng_state()):
+    result, is_random = run_and_watch_randomness(run)
+    if is_random:
         refuse()
     return result
 

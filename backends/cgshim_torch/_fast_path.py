@@ -15,7 +15,7 @@ import torch
 
 from cgshim.backend import Call, RuleSignature, Tensor, partition
 from cgshim_torch._export import is_exporting
-from cgshim_torch._function import CustomGradient, Run, attach_to, versions_of
+from cgshim_torch._function import CustomGradient, Run, attach_to, run_on_detached
 from cgshim_torch._private import is_any_autocast_enabled, is_transformed
 
 
@@ -35,26 +35,16 @@ class PlainCalls:
         call = self.call.with_f(f, options)
         if not torch.is_grad_enabled() or is_transformed() or is_exporting():
             return call.backend.custom_gradient(call, args)
+        inputs, differentiated = [], False
         for x in args:
             if x.requires_grad:
-                inputs: Sequence[Tensor] = [x.detach() if x.requires_grad else x for x in args]
-                versions = versions_of(inputs)
-                break
-        else:
-            inputs, versions = args, None
-        try:
-            result = call.run(inputs)
-        finally:
-            if not torch.is_grad_enabled():  # as after Function.forward
-                torch.set_grad_enabled(True)
-        if versions is not None and versions != versions_of(inputs):
-            call.refuse_writing()
+                x, differentiated = x.detach(), True
+            inputs.append(x)
+        result = run_on_detached(call, inputs)
         signature = self.signature_of(result, inputs)
         if signature is None:
             return attach_to(call, args, inputs, result)
-        return (
-            result[0] if versions is None else self.attach(call, signature, args, inputs, *result)
-        )
+        return self.attach(call, signature, args, inputs, *result) if differentiated else result[0]
 
     def attach(
         self,

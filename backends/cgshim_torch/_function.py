@@ -9,7 +9,7 @@ an output is one already, and for the others f runs again (`Recomputed`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
 
@@ -22,6 +22,7 @@ from cgshim.backend import (
     RuleSignature,
     Tensor,
     closure_convert,
+    is_differentiable,
     is_in_rule,
     subvals,
     tensors_inside,
@@ -43,14 +44,20 @@ def attach(call: Call, inputs: Sequence[Tensor]) -> Any:
     if not recording:
         return _without_graph(call, call.read_output(call.run(inputs), inputs), inputs)
     seen = [x.detach() for x in inputs]
+    return attach_to(call, inputs, seen, run_on_detached(call, seen))
+
+
+def run_on_detached(call: Call, seen: Sequence[Tensor]) -> Any:
+    """Return what f returns, which must not write to its arguments."""
     versions = versions_of(seen)
     try:
         result = call.run(seen)
     finally:
-        torch.set_grad_enabled(True)  # whatever f has set, as after Function.forward
+        if not torch.is_grad_enabled():  # as after Function.forward
+            torch.set_grad_enabled(True)
     if versions != versions_of(seen):
         call.refuse_writing()
-    return attach_to(call, inputs, seen, result)
+    return result
 
 
 def attach_to(call: Call, inputs: Sequence[Tensor], seen: Sequence[Tensor], result: Any) -> Any:
@@ -186,7 +193,7 @@ class Run:
         if call.once_differentiable:
             self.refuse = partial(call.refuse_second_order, "a derivative of it")
         for t in tensors_inside(opaque, call.backend.is_tensor) if opaque else ():
-            if _is_float(t) and not (t.requires_grad and t.is_leaf):
+            if is_differentiable(t.dtype) and not (t.requires_grad and t.is_leaf):
                 self.refuse = partial(call.refuse_unconnected, t, "grad_fn keeps in an object")
         return residuals
 
@@ -201,7 +208,7 @@ class Run:
         saved, made = [], []
         for at, t in enumerate(residuals):
             known = own.get(id(t))
-            if known is None and _is_float(t):
+            if known is None and is_differentiable(t.dtype):
                 made.append(at)
                 if t.requires_grad and not _leaves_besides([t], variables):
                     t = t.detach()  # else the graph that f recorded of variables stays alive
@@ -234,35 +241,23 @@ class Run:
         if further and self.made and self.refuse is None:
             residuals = connected(self, residuals, inputs, variables)
         rule = self.rule_around(residuals)
-        with self.modes(upstreams, without_graph=further and self.refuse is not None):
+        records = torch.is_grad_enabled() and self.refuse is None
+        with self.autocast_of_f(upstreams), torch.set_grad_enabled(records):
             gradients, of_variables = rule(inputs, upstreams, variables, needed[:count])
         every = [*gradients, *of_variables]
         if further and self.refuse is not None:
             return refusing(self.refuse, every, [*saved, *upstreams])
         return every
 
-    def modes(
-        self, tensors: Sequence[Tensor], without_graph: bool = False
-    ) -> AbstractContextManager[Any]:
-        """Return a context in which the rule runs on tensors: under the autocast of f."""
-        is_autocast = self.autocast is not None or is_any_autocast_enabled()
-        if not (is_autocast or without_graph):
+    def autocast_of_f(self, tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        """Return a context with the autocast under which f ran."""
+        if self.autocast is None and not (is_any_autocast_enabled() and tensors):
             return _NO_CONTEXT
-        modes = ExitStack()
-        if without_graph:
-            modes.enter_context(torch.no_grad())
-        if self.autocast is not None:
-            modes.enter_context(torch.autocast(*self.autocast))
-        elif is_autocast and tensors:
-            modes.enter_context(torch.autocast(tensors[0].device.type, enabled=False))
-        return modes
+        off = (tensors[0].device.type, None, False)
+        return torch.autocast(*(self.autocast or off))  # type: ignore[no-any-return]
 
 
 _NO_CONTEXT = nullcontext()
-
-
-def _is_float(t: Tensor) -> bool:
-    return bool(t.is_floating_point() or t.is_complex())
 
 
 # --- Higher derivatives ---------------------------------------------------------------------------
@@ -339,7 +334,7 @@ def made_again(run: Run, firsts: Sequence[Tensor], inputs: Sequence[Tensor]) -> 
 
 def _residuals_of_run(run: Run, inputs: Sequence[Tensor]) -> list[Tensor]:
     call = run.call
-    with torch.enable_grad(), run.modes(inputs):
+    with torch.enable_grad(), run.autocast_of_f(inputs):
         _, rule = call(inputs)
     residuals = closure_convert(rule.grad_fn, call.backend, call.constants).residuals
     return [residuals[at] for at in run.made] if len(residuals) == run.count else []
@@ -394,7 +389,7 @@ def _require_constants(
 
 def _moved(x: Tensor, sign: float) -> Tensor:
     """Return an input close to x, with no element in the same ratio to x."""
-    if not _is_float(x):
+    if not is_differentiable(x.dtype):
         return x
     x = x.detach()
     step = sign * torch.finfo(x.dtype).eps ** 0.5
@@ -405,6 +400,8 @@ def _differentiable(inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the inputs, each as a tensor of its own that requires grad: what f makes of any does."""
     with torch.enable_grad():
         return [
-            alias(x) if x.requires_grad or not _is_float(x) else x.detach().requires_grad_()
+            alias(x)
+            if x.requires_grad or not is_differentiable(x.dtype)
+            else x.detach().requires_grad_()
             for x in inputs
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -39,8 +39,7 @@ def _vjp_that_runs_again(run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
     """Return a pullback that a rule may keep: it closes over inputs, which each level of torch.func
     replaces, and not over the graph of one level.
     """
-    state, outputs = torch.get_rng_state(), run(*inputs)
-    is_random = not torch.equal(state, torch.get_rng_state())
+    outputs, is_random = run_and_watch_randomness(lambda: run(*inputs))
 
     def pullback(upstreams: Sequence[Tensor]) -> Sequence[Tensor]:
         if is_random:
@@ -50,6 +49,12 @@ def _vjp_that_runs_again(run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
         return torch.func.vjp(run, *inputs)[1](tuple(upstreams))  # type: ignore[no-any-return]
 
     return outputs, pullback
+
+
+def run_and_watch_randomness(run: Callable[[], Any]) -> tuple[Any, bool]:
+    """Return what a function returns, and True if it draws random numbers of torch."""
+    state, result = torch.get_rng_state(), run()
+    return result, not torch.equal(state, torch.get_rng_state())
 
 
 def vjp_with_variables(
@@ -64,13 +69,9 @@ def vjp_with_variables(
             raise refusal(CustomGradientTypeError, "op_vjp", must="variables must require grad",
                           got=describe(variable),
                           do="call its requires_grad_(), or pass it as an argument")  # fmt: skip
-        stops = {edge_of(v): v for v in variables if v is not variable and v.grad_fn is not None}
-        if any(
-            v is other
-            for v in reached([variable], stops)
-            for other in variables
-            if other is not variable
-        ):
+        others = {id(v): v for v in variables if v is not variable}
+        stops = {edge_of(v): v for v in others.values() if v.grad_fn is not None}
+        if any(id(v) in others for v in reached([variable], stops)):
             raise refusal(CustomGradientTypeError, "op_vjp",
                           must="variables must not be made of one another", got=describe(variable),
                           do="pass the one as an argument of the other's function")  # fmt: skip
