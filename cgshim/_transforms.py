@@ -29,6 +29,7 @@ from cgshim._pytree import (
     partition,
     partition_each,
     subvals,
+    with_leaves,
 )
 from cgshim._registry import name_of
 
@@ -107,7 +108,7 @@ def op_vjp(
 
 @not_converted
 def op_value_and_grad(
-    fn: Callable[..., Any], argnums: int | Sequence[int] = 0
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
     """Return a function that returns both fn's scalar output and its gradient.
 
@@ -118,12 +119,15 @@ def op_value_and_grad(
     argnums : int or sequence of int
         The positional arguments, trees of float or complex tensors, to differentiate with respect
         to.
+    has_aux : bool
+        True if fn returns ``(output, aux)``: a pytree aux is returned as it is.
 
     Returns
     -------
     callable
-        It takes fn's parameters, and returns ``(output, gradient)``. The gradient is structured as
-        the argument; it is a tuple of gradients if argnums is a sequence.
+        It takes fn's parameters, and returns ``(output, gradient)``, or
+        ``((output, aux), gradient)``. The gradient is structured as the argument; it is a tuple of
+        gradients if argnums is a sequence.
 
     Raises
     ------
@@ -151,20 +155,24 @@ def op_value_and_grad(
         backend = backend_or_numpy(args)
 
         def of_chosen(*chosen: Any) -> Any:
-            return _real_scalar(op, backend, of_all(*subvals(args, numbers, chosen), **kwargs))
+            output = of_all(*subvals(args, numbers, chosen), **kwargs)
+            output, aux = _with_aux(op, output) if has_aux else (output, ())
+            return _real_scalar(op, backend, output), aux
 
         of_all = converted_as_caller(backend, fn)
         chosen = [_differentiable(op, backend, args[at], at) for at in numbers]
-        output, pullback = _vjp(op, backend, of_chosen, chosen)
+        (output, aux), pullback = _vjp(op, backend, of_chosen, chosen)
         one = beside(backend, output, backend.convert_to_tensor, 1.0, output.dtype)
-        gradients = pullback(one)
-        return output, gradients if several else gradients[0]
+        gradients = pullback((one, with_leaves(backend, lambda _: None, aux)))
+        return (output, aux) if has_aux else output, gradients if several else gradients[0]
 
     return value_and_gradient
 
 
 @not_converted
-def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+def op_grad(
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
     """Return a function that returns the gradient of fn's scalar output.
 
     Parameters
@@ -174,12 +182,14 @@ def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callabl
     argnums : int or sequence of int
         The positional arguments, trees of float or complex tensors, to differentiate with respect
         to.
+    has_aux : bool
+        True if fn returns ``(output, aux)``: a pytree aux is returned as it is.
 
     Returns
     -------
     callable
         It takes fn's parameters and returns the gradient, structured as the argument; a tuple if
-        argnums is a sequence.
+        argnums is a sequence. With has_aux it returns ``(gradient, aux)``.
 
     Raises
     ------
@@ -196,8 +206,14 @@ def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callabl
     -----
     The names and the semantics are those of ``jax.grad``.
     """
-    value_and_gradient = op_value_and_grad(fn, argnums)
-    return not_converted(lambda *args, **kwargs: value_and_gradient(*args, **kwargs)[1])
+    value_and_gradient = op_value_and_grad(fn, argnums, has_aux)
+
+    @not_converted
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, gradient = value_and_gradient(*args, **kwargs)
+        return (gradient, value[1]) if has_aux else gradient
+
+    return gradient
 
 
 def _vjp(
@@ -342,6 +358,15 @@ def _differentiable(op: str, backend: Backend, argument: Any, at: int) -> Any:
     raise refusal(CustomGradientTypeError, op,
                   must=f"argument {at} must hold float or complex tensors alone",
                   got=describe_tree(argument), do="convert it, or leave it out of argnums")  # fmt: skip
+
+
+def _with_aux(op: str, result: Any) -> tuple[Any, Any]:
+    """Return the output and aux of a function; raise an error if it returned no such pair."""
+    if isinstance(result, tuple) and len(result) == 2:
+        return result
+    raise refusal(CustomGradientTypeError, op,
+                  must="the function must return a pair (output, aux) with has_aux=True",
+                  got=describe_tree(result), do="return both, or leave out has_aux")  # fmt: skip
 
 
 def _real_scalar(op: str, backend: Backend, output: Any) -> Any:

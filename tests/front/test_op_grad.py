@@ -220,3 +220,34 @@ def test_an_upstream_of_another_float_is_cast(framework):
 def test_an_upstream_may_be_a_number(framework):
     _, pullback = op_vjp(lambda x: x * x, framework.tensor(2.0))
     framework.check_equal([pullback(3.0), pullback(3)], [(np.array(12.0),)] * 2)
+
+
+def _product_with_aux(x, y):
+    product = x * y
+    return ops.sum(product * product), {"product": product, "name": "aux", "twice": [2.0 * y]}
+
+
+def test_aux_comes_back_with_the_gradient(framework):
+    x, y = framework.tensor([2.0, 3.0]), framework.tensor([5.0, 7.0])
+    (value, aux), gradient = op_value_and_grad(_product_with_aux, argnums=1, has_aux=True)(x, y)
+    assert aux["name"] == "aux"
+    framework.check_equal(
+        [value, aux["product"], aux["twice"]],
+        [np.array(541.0), np.array([10, 21]), [np.array([10, 14])]],
+    )
+    framework.check_equal(gradient, np.array([40.0, 126.0]))
+    gradients, aux = op_grad(_product_with_aux, argnums=(0, 1), has_aux=True)(x, y)
+    expected = [np.array(x) for x in ([100, 294], [40, 126], [10, 21])]
+    framework.check_equal([*gradients, aux["product"]], expected)
+
+
+def test_a_gradient_of_a_gradient_with_aux(framework):
+    x, y = framework.tensor([2.0, 3.0]), framework.tensor([5.0, 7.0])
+    first = op_grad(_product_with_aux, has_aux=True)
+    second = op_grad(lambda x: ops.sum(first(x, y)[0]))
+    framework.check_equal(second(x), np.array([50.0, 98.0]))
+
+
+def test_a_function_without_aux(framework):
+    with pytest.raises(CustomGradientTypeError, match=r"must return a pair \(output, aux\)"):
+        op_grad(lambda x: ops.sum(x), has_aux=True)(framework.tensor([2.0]))
