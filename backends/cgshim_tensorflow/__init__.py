@@ -9,7 +9,7 @@ f. `_fits` checks what the rule returns, and `_forward` whether it is linear.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -117,3 +117,12 @@ def tracing_type(op: Any) -> Any:
     """
     is_method = hash(op) != object.__hash__(op)
     return default_types.Literal(op) if is_method else default_types.Weakref(weakref.ref(op))
+
+
+def jvp(
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], tangents: Sequence[Tensor], /
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    with tf.autodiff.ForwardAccumulator(list(inputs), list(tangents)) as accumulator:
+        outputs = list(fn(*inputs))
+    zero = tf.UnconnectedGradients.ZERO
+    return outputs, list(accumulator.jvp(outputs, unconnected_gradients=zero))

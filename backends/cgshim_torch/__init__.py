@@ -26,6 +26,7 @@ from cgshim_torch._tensors import (
 )
 from cgshim_torch._versions import STAYS_IN_GRAPH, version_limits as version_limits
 from cgshim_torch._vjp import (
+    jvp as jvp,
     run_and_watch_randomness,
     transposed as transposed,
     vjp as vjp,

@@ -51,6 +51,13 @@ def _vjp_that_runs_again(run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
     return outputs, pullback
 
 
+def jvp(
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], tangents: Sequence[Tensor], /
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    run = lambda *xs: tuple(fn(*xs))
+    return torch.func.jvp(run, tuple(inputs), tuple(tangents))  # type: ignore[no-any-return]
+
+
 def run_and_watch_randomness(run: Callable[[], Any]) -> tuple[Any, bool]:
     """Return what a function returns, and True if it draws random numbers of torch."""
     state, result = torch.get_rng_state(), run()
