@@ -83,6 +83,7 @@ docs/rules
 docs/transformations
 docs/versions
 docs/performance
+docs/glossary
 ```
 ```{toctree}
 :hidden:
