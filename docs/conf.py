@@ -70,6 +70,7 @@ NAVIGATION = """
 docs/install
 docs/learn
 docs/porting
+examples/porting/README
 docs/library-authors
 ```
 ```{toctree}
@@ -101,7 +102,7 @@ docs/reference/testing
 
 docs/writing-a-backend
 docs/reference/backend
-examples/*/README
+examples/cgshim-*/README
 ```
 ```{toctree}
 :hidden:
@@ -124,7 +125,7 @@ NOT_ON_THE_SITE = re.compile(
 def for_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
     """Write the directives that GitHub would print as text: tabs, columns, and the navigation."""
     text = NOT_ON_THE_SITE.sub("", source[0])
-    if docname == "docs/porting":
+    if docname in ("docs/porting", "examples/porting/README"):
         text = COLUMNS.sub(two_columns, text)
     source[0] = TABS.sub(tab_set, text) + (NAVIGATION if docname == root_doc else "")
 
