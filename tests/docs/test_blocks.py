@@ -150,7 +150,7 @@ def test_every_example_is_shown():
     shown = {path.resolve() for path, _ in included()}
     examples = {
         path
-        for folder in ("examples", "examples/published")
+        for folder in ("examples", "examples/minimal", "examples/published")
         for path in (ROOT / folder).glob("[!_]*.py")
     }
     assert examples == shown
