@@ -29,18 +29,19 @@ BACKENDS = ("numpy", "jax", "torch", "tensorflow")
 HEAD = """\
 # NumPy's functions
 
-`cgshim.ops` has these functions by NumPy's names. `nox -s ops` compares {calls} calls with NumPy 2 and writes this page; a
-test of each backend checks it. On the backends of its list a function returns NumPy's numbers, for NumPy's parameters and
-defaults. Elsewhere it raises a `BackendError`. `ops.special` has SciPy's functions.
+`cgshim.ops` has these functions by NumPy's names. `nox -s ops` compares {calls} calls with NumPy 2 and writes this
+page; a test of each backend checks it. On the backends of its list a function returns NumPy's numbers, for NumPy's
+parameters and defaults. Elsewhere it raises a `BackendError`. `ops.special` has SciPy's functions.
 
-- Dtypes are the framework's. Floats made without a dtype (`ops.ones(2)`, `ops.eye(3)`, `ops.linspace(0, 1, 5)`) have its
-  default: `torch.get_default_dtype()`, float32 on TensorFlow, float32 on JAX, or float64 if it is enabled.
-- NumPy has no `softmax`, `log_softmax`, `logsumexp`, `relu`, `sigmoid`, `softplus`, `one_hot` and `top_k`. They have the
-  parameters of `jax.nn` and `jax.lax`: `ops.softmax` sums over the last axis, SciPy's `ops.special.softmax` over all.
-  `ops.linalg.solve_triangular` is SciPy's.
+- Dtypes are the framework's. Floats made without a dtype (`ops.ones(2)`, `ops.eye(3)`, `ops.linspace(0, 1, 5)`) have
+  its default: `torch.get_default_dtype()`, float32 on TensorFlow, float32 on JAX, or float64 if it is enabled.
+- NumPy has no `softmax`, `log_softmax`, `logsumexp`, `relu`, `sigmoid`, `softplus`, `one_hot` and `top_k`. They have
+  the parameters of `jax.nn` and `jax.lax`: `ops.softmax` sums over the last axis, SciPy's `ops.special.softmax` over
+  all. `ops.linalg.solve_triangular` is SciPy's.
 - A function that is not listed raises an error on PyTorch and TensorFlow. On NumPy and JAX it is NumPy's, SciPy's or
   `jax.numpy`'s own.
-- On NumPy the derivative of a function or parameter that autograd lacks (`initial`, `method`, `prepend`) raises an error.
+- On NumPy the derivative of a function or parameter that autograd lacks (`initial`, `method`, `prepend`) raises an
+  error.
 
 For rules there are also `op_sum_to_shape`, the transpose of broadcasting, `op_index_add`, the transpose of a gather,
 `op_tree_map`, and `op_scan`, `op_while_loop` and `op_cond` with the signatures of `jax.lax`. `cgshim.op_<name>` is
