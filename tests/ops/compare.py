@@ -43,9 +43,9 @@ parameters and defaults. Elsewhere it raises a `BackendError`. `ops.special` has
 - On NumPy the derivative of a function or parameter that autograd lacks (`initial`, `method`, `prepend`) raises an
   error.
 
-For rules there are also `op_sum_to_shape`, the transpose of broadcasting, `op_index_add`, the transpose of a gather,
-`op_tree_map`, and `op_scan`, `op_while_loop` and `op_cond` with the signatures of `jax.lax`. `cgshim.op_<name>` is
-`cgshim.ops.<name>`.
+For rules, `cgshim.ops` also has `op_sum_to_shape`, the transpose of broadcasting, and `op_index_add`, the transpose of
+a gather. It has `op_tree_map`, and `op_scan`, `op_while_loop` and `op_cond` with the signatures of `jax.lax`.
+`cgshim.op_<name>` is `cgshim.ops.<name>`.
 
 ## Functions
 """
