@@ -106,12 +106,12 @@ OF_VERSIONS: dict[tuple[str, str, str], str] = {
     ),
     ("torch", ">=2.13", "test_a_second_order_is_never_dropped[aot_eager]"): (
         "torch.compile loses the second order of a graph whose backward reads none of its inputs, as that of an op, "
-        "whose rule keeps them without their graph, or what f made of them; inductor refuses it; mended after 2.13: "
+        "whose rule keeps them without their graph, or what f made of them; inductor refuses it; fixed after 2.13: "
         "https://github.com/pytorch/pytorch/issues/181581"
     ),
     ("torch", ">=2.13", "test_an_argument_that_a_rule_keeps_is_changed_in_place_later"): (
         "torch.compile reads what a Function has saved as it is in the backward pass, without torch's check that "
-        "nobody has changed it, by hand too: "
+        "it has not changed, by hand too: "
         "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/variables/higher_order_ops.py"
     ),
     ("torch", "<2.13", "test_torch_func_within_a_compiled_function[eager]"): _GRAPH_ENDS,
