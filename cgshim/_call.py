@@ -211,6 +211,11 @@ class Call:
         tensors that the rule can cover.
         """
         output, grad_fn = self.pair(self.name, self.f, result)
+        if len(result) == 3 and not self.forward_mode:
+            raise refusal(CustomGradientTypeError, self.name,
+                          must="an f that returns a jvp_fn needs forward_mode=True",
+                          got="(output, grad_fn, jvp_fn)",
+                          do="write op_custom_gradient(forward_mode=True)")  # fmt: skip
         if self.backend.is_tensor(output):
             return [output], ONE_TENSOR, grad_fn
         try:

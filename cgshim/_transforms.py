@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from cgshim._dispatch import backend_or_numpy, beside, run_outside_rule, value_of
 from cgshim._dtypes import is_complex, is_differentiable
@@ -22,7 +22,6 @@ from cgshim._foreign import converted_as_caller, not_converted
 from cgshim._gradients import check_gradient, zeros_like
 from cgshim._protocol import Backend, Tensor
 from cgshim._pytree import (
-    ONE_TENSOR,
     TreeSpec,
     combine_each,
     partition,
@@ -148,7 +147,7 @@ def op_jvp(
     require_callable("op_jvp", fn)
     op = f"op_jvp({function_name(fn)})"
     backend = backend_or_numpy([*primals, *tangents])
-    flat = _FlatFunction(op, backend, converted_as_caller(backend, fn), primals)
+    flat = _flat(op, backend, converted_as_caller(backend, fn), primals)
     if len(tangents) != len(primals):
         raise refusal(CustomGradientTypeError, op, must="each argument must have a tangent",
                       got=f"{count(len(tangents), 'tangent')} for {count(len(primals), 'argument')}",
@@ -157,9 +156,8 @@ def op_jvp(
     for at, (spec, tangent) in enumerate(zip(flat.specs, tangents, strict=True)):
         own = flat.inputs[len(given) : len(given) + spec.count]
         given += _fitting(op, backend, spec, own, tangent, f"argument {at}", "tangent")
-    outputs, pushed = jvp_of(backend)(
-        flat, [flat.inputs[at] for at in flat.places], [given[at] for at in flat.places]
-    )
+    moving = [given[at] for at in flat.places]
+    outputs, pushed = jvp_of(backend)(flat.function, flat.differentiable, moving)
     of_outputs = [
         t if is_differentiable(y.dtype) else None for y, t in zip(outputs, pushed, strict=True)
     ]
@@ -284,11 +282,11 @@ def _vjp(
     variables: Sequence[Tensor] | None = None,
     flat_vjp: FlatVjp | None = None,
 ) -> tuple[Any, Pullback]:
-    flat = _FlatFunction(op, backend, fn, args)
+    flat = _flat(op, backend, fn, args)
     inputs, places = flat.inputs, flat.places
     if variables:
         flat_vjp = by_variables_too(op, backend, variables)
-    outputs, flat_pullback = (flat_vjp or backend.vjp)(flat, [inputs[at] for at in places])
+    outputs, flat_pullback = (flat_vjp or backend.vjp)(flat.function, flat.differentiable)
     specs_of_gradients = [spec.without_static() for spec in flat.specs]
 
     @not_converted
@@ -301,23 +299,39 @@ def _vjp(
     return flat.output.combine(outputs), pullback
 
 
-class _FlatFunction:
-    """A function of the float and complex tensors in its arguments, which returns a list of tensors."""
+class _Flat(NamedTuple):
+    """A call as a function of the float and complex tensors in its arguments."""
 
-    def __init__(
-        self, op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[Any]
-    ) -> None:
-        self.op, self.backend, self.fn = op, backend, fn
-        args = [floats_to_tensors(backend, arg) for arg in args]
-        self.inputs, self.specs = partition_each(op, backend, args)
-        self.places = [at for at, x in enumerate(self.inputs) if is_differentiable(x.dtype)]
-        self.output: TreeSpec = ONE_TENSOR
-        """the spec of what the last run returned"""
+    function: Callable[..., Sequence[Tensor]]
+    inputs: Sequence[Tensor]
+    places: Sequence[int]
+    """the indices of the function's tensors among the inputs"""
+    specs: Sequence[TreeSpec]
+    specs_of_outputs: list[TreeSpec]
+    """one for each run"""
 
-    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
-        args = combine_each(self.specs, subvals(self.inputs, self.places, tensors))
-        outputs, self.output = partition(self.op, self.backend, run_outside_rule(self.fn, *args))
+    @property
+    def differentiable(self) -> list[Tensor]:
+        return [self.inputs[at] for at in self.places]
+
+    @property
+    def output(self) -> TreeSpec:
+        """The spec of the output of the last run."""
+        return self.specs_of_outputs[-1]
+
+
+def _flat(op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[Any]) -> _Flat:
+    inputs, specs = partition_each(op, backend, [floats_to_tensors(backend, arg) for arg in args])
+    places = [at for at, x in enumerate(inputs) if is_differentiable(x.dtype)]
+    specs_of_outputs: list[TreeSpec] = []
+
+    def function(*tensors: Tensor) -> Sequence[Tensor]:
+        args = combine_each(specs, subvals(inputs, places, tensors))
+        outputs, spec = partition(op, backend, run_outside_rule(fn, *args))
+        specs_of_outputs[:] = [spec]
         return outputs
+
+    return _Flat(function, inputs, places, specs, specs_of_outputs)
 
 
 def require_callable(op: str, fn: Any) -> None:

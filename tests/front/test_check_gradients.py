@@ -495,7 +495,8 @@ def test_forward_mode_is_checked_where_it_is_promised(backend, forward_modes):
 
 def test_forward_mode_is_checked_where_there_is_a_jvp_fn(backend):
     """That one is wrong: grad_fn alone would pass."""
-    op = op_custom_gradient(lambda x: (x * x, lambda u: 2 * u * x, lambda dx: 3 * dx * x))
+    f = lambda x: (x * x, lambda u: 2 * u * x, lambda dx: 3 * dx * x)
+    op = op_custom_gradient(f, forward_mode=True)
     message = raised(AssertionError, op, tensors(backend, VECTOR), order=1)
     assert "the tangent of output[" in message
     check_gradients(op, tensors(backend, VECTOR), modes="reverse")

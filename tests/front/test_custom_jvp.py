@@ -263,7 +263,8 @@ def test_both_rules_are_told(framework):
         told.append(needs_input_grad)
         return 3.0 * dx + 5.0 * dy
 
-    op = op_custom_gradient(lambda x, y: (x + y, lambda u: (7.0 * u, 11.0 * u), jvp))
+    f = lambda x, y: (x + y, lambda u: (7.0 * u, 11.0 * u), jvp)
+    op = op_custom_gradient(f, forward_mode=True)
     x, y, v = framework.tensors((2.0, 3.0, 5.0))
     framework.check_equal(tangent(framework, lambda y: op(x, y), y, v), 25.0)
     assert told[0][1]
@@ -277,10 +278,10 @@ def test_rules_that_disagree_are_told_apart(framework):
     """Each is compared with differences: the message says in which mode."""
     ops_of = {
         "reverse": op_custom_gradient(
-            lambda x: (x**3, lambda u: 7 * x**2 * u, lambda dx: 3 * x**2 * dx)
+            lambda x: (x**3, lambda u: 7 * x**2 * u, lambda dx: 3 * x**2 * dx), forward_mode=True
         ),
         "forward": op_custom_gradient(
-            lambda x: (x**3, lambda u: 3 * x**2 * u, lambda dx: 7 * x**2 * dx)
+            lambda x: (x**3, lambda u: 3 * x**2 * u, lambda dx: 7 * x**2 * dx), forward_mode=True
         ),
     }
     x = [framework.tensor([0.5, 2.0], "float64")]
@@ -293,7 +294,7 @@ def test_a_jvp_fn_gets_no_tangent_of_what_f_captures(framework):
     """A rule for each mode may have variables; forward mode has none."""
 
     def fn(w):
-        @op_custom_gradient(name="capturing")
+        @op_custom_gradient(name="capturing", forward_mode=True)
         def op(x):
             rule = lambda u, variables=None: (u * w, [u * x for _ in variables or []])
             return x * w, rule, lambda dx: dx * w
@@ -311,6 +312,12 @@ def test_what_is_no_function_is_refused():
     with pytest.raises(CustomGradientTypeError) as caught:
         op_custom_jvp(5)
     assert str(caught.value) == "op_custom_jvp: f must be callable, got int; decorate a function"
+
+
+def test_a_jvp_fn_without_a_promise_is_refused(framework):
+    op = op_custom_gradient(lambda x: (x * x, lambda u: u, lambda dx: dx), name="op")
+    with pytest.raises(CustomGradientTypeError, match=r"^op: .* needs forward_mode=True"):
+        op(framework.tensor(2.0))
 
 
 def test_a_third_that_is_no_function_is_refused(framework):

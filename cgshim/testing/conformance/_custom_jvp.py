@@ -191,7 +191,7 @@ def jvp_calls_ops(framework: Framework) -> None:
 # --- A rule for each mode -------------------------------------------------------------------------
 
 
-@op_custom_gradient
+@op_custom_gradient(forward_mode=True)
 def rounded(x: Tensor, y: Tensor) -> Any:
     """A straight-through estimator, with another slope in forward mode; both read a residual."""
     slope = ops.cos(x)
@@ -215,7 +215,7 @@ def both_rules(framework: Framework) -> None:
 def both_rules_keep_their_own(framework: Framework) -> None:
     """Residuals of jvp_fn alone are connected, too: in each mode around each mode."""
 
-    @op_custom_gradient
+    @op_custom_gradient(forward_mode=True)
     def op(x: Tensor) -> Any:
         own = ops.sin(x)
         return x**3, lambda u: 7.0 * u * x, lambda dx: 11.0 * own * dx
@@ -231,7 +231,8 @@ def both_rules_keep_their_own(framework: Framework) -> None:
 @case()
 def both_rules_need_not_be_linear(framework: Framework) -> None:
     """What the author gives for a mode is used as it is."""
-    op = op_custom_gradient(lambda x: (x * x, lambda u: u * abs(u), lambda dx: ops.exp(dx)))
+    f = lambda x: (x * x, lambda u: u * abs(u), lambda dx: ops.exp(dx))
+    op = op_custom_gradient(f, forward_mode=True)
     framework.check_at(op, X, upstream=U, output=X**2, gradients=(U * abs(U),))
     try:
         output_tangent = tangent(framework, op, *framework.tensors((X, U)))
