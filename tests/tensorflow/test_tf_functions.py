@@ -172,7 +172,7 @@ def test_the_error_of_a_rule_that_is_vectorized_reaches_the_user_as_it_is() -> N
         return x * x, rule
 
     op = cgshim.op_custom_gradient(refusing)
-    with pytest.raises(ValueError, match=r"^the author's own"):
+    with pytest.raises(ValueError, match=r"^the author's own$"):
         grad(lambda x: tf.vectorized_map(op, x))(tf.constant([2.0, 3.0]))
 
 
@@ -220,7 +220,7 @@ def test_cond_and_recompute_grad(mode: Any) -> None:
 def test_forward_mode_of_a_loop() -> None:
     forward = jvp(autograph_loop, 3.0)
     assert forward(tf.constant(2.0)).numpy() == 3 * 7 * 4 * 7 * 2
-    with pytest.raises(cgshim.TransformationError, match="call the op outside the loop"):
+    with pytest.raises(TypeError, match="out of scope"):  # TensorFlow's own
         tf.function(forward)(tf.constant(2.0))
 
 

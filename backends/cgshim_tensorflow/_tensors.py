@@ -1,0 +1,167 @@
+"""Composite tensors (ragged, sparse, slices), gradients that fit them, and trees of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optree
+import tensorflow as tf
+from optree import tree_unflatten as tree_unflatten
+
+from cgshim.backend import (
+    SLOT,
+    CustomGradientValueError,
+    Tensor,
+    describe,
+    describe_spec,
+    framework_of,
+    refusal,
+)
+
+_COMPOSITE = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
+
+
+def is_composite(x: object) -> bool:
+    return not isinstance(x, (tf.Tensor, tf.Variable)) and isinstance(x, _COMPOSITE)
+
+
+def plain(x: Tensor) -> Tensor:
+    """Return the value of a variable, and any other tensor as it is."""
+    return tf.convert_to_tensor(x) if isinstance(x, tf.Variable) else x
+
+
+def values_of(x: Tensor) -> Tensor:
+    """Return the part of a tensor that is differentiated: all of a dense one."""
+    if not is_composite(x):
+        return x
+    return x.flat_values if isinstance(x, tf.RaggedTensor) else x.values
+
+
+def with_values(x: Tensor, values: Tensor) -> Tensor:
+    """Return a tensor like x with other values."""
+    if not is_composite(x):
+        return values
+    if isinstance(x, tf.IndexedSlices):
+        return tf.IndexedSlices(values, x.indices, x.dense_shape)
+    return x.with_flat_values(values) if isinstance(x, tf.RaggedTensor) else x.with_values(values)
+
+
+def dense(x: Tensor, like: Tensor) -> Tensor:
+    """Return slices as a dense tensor of another's shape, and anything else as it is."""
+    if not isinstance(x, tf.IndexedSlices):
+        return x
+    return tf.math.unsorted_segment_sum(x.values, x.indices, tf.shape(like)[0])
+
+
+# --- Gradients ------------------------------------------------------------------------------------
+
+
+def fitting(gradient: Tensor | None, x: Tensor, op: str, name: Callable[[], str]) -> Tensor | None:
+    """Return the values of the gradient of x; raise an error if they do not fit those of x.
+
+    The front end has compared the shapes that are known statically. A gradient of a dense tensor
+    may be slices.
+    """
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices) and not is_composite(x):
+        if not gradient.values.shape[1:].is_compatible_with(x.shape[1:]):
+            raise _misfit(op, name, x, f"IndexedSlices with the values {describe(gradient.values)}")
+        return gradient
+    if (is_composite(x) or is_composite(gradient)) and not _has_places_of(gradient, x):
+        raise _misfit(op, name, x, f"a {type(gradient).__name__} {describe(gradient)}")
+    values, like = values_of(gradient), values_of(x)
+    if not values.shape.is_compatible_with(like.shape):
+        raise _misfit(op, name, x, describe(values))
+    if values.shape.is_fully_defined() and like.shape.is_fully_defined():
+        return values
+    message = str(_misfit(op, name, x, "another one when it runs"))
+    check = tf.debugging.assert_equal(tf.shape(values), tf.shape(like), message)
+    with tf.control_dependencies([check]):
+        return tf.reshape(values, tf.shape(like))
+
+
+def _has_places_of(gradient: Tensor, x: Tensor) -> bool:
+    """Return False if a gradient is another kind of tensor than x, or has its values elsewhere.
+
+    In a graph the places are not compared.
+    """
+    if type(gradient) is not type(x):
+        return False
+    pairs = zip(_places_of(gradient), _places_of(x), strict=False)
+    return all(
+        a is b
+        or not tf.executing_eagerly()
+        or (a.shape == b.shape and bool(tf.reduce_all(tf.equal(a, tf.cast(b, a.dtype)))))
+        for a, b in pairs
+    )
+
+
+def _places_of(x: Tensor) -> Sequence[Tensor]:
+    return x.nested_row_splits if isinstance(x, tf.RaggedTensor) else [x.indices]
+
+
+def _misfit(op: str, name: Callable[[], str], x: Any, got: str) -> CustomGradientValueError:
+    kind = f"be a {type(x).__name__} at the same places" if is_composite(x) else "have its shape"
+    must = f"the gradient of {name()} must {kind} {describe_spec(values_of(x).shape, x.dtype)}"
+    instead = "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule"
+    return refusal(CustomGradientValueError, op, must=must, got=got, do=instead)
+
+
+# --- Trees, by optree, with the containers that only `tf.nest` knows -------------------------------
+
+_NAMESPACE = "cgshim.tensorflow"
+_learned: set[type] = set()
+"""the classes that have been seen in trees and registered"""
+
+
+def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
+    is_leaf = _holds_no_tensor if _learned else None
+    leaves, structure = optree.tree_flatten(tree, is_leaf, none_is_leaf=True, namespace=_NAMESPACE)
+    if any(_learn(leaf) for leaf in leaves):
+        return tree_flatten(tree)
+    return leaves, structure
+
+
+def _learn(x: Any) -> bool:
+    """Register the class of a container; return False for any other, and for a known one.
+
+    Containers are objects with `__tf_flatten__`, those of attrs, and the wrappers that a tf.Module
+    puts around lists, dicts and tuples in its attributes.
+    """
+    kind: Any = type(x)
+    if kind in _learned:
+        return False  # an object that holds no tensor
+    names = [field.name for field in getattr(kind, "__attrs_attrs__", ())]
+    plain = next((plain for plain in (list, dict, tuple) if isinstance(x, plain)), None)
+    if hasattr(kind, "__tf_flatten__"):
+        flatten = lambda x: x.__tf_flatten__()[::-1]
+        unflatten = lambda static, parts: kind.__tf_unflatten__(static, tuple(parts))
+    elif names:
+        flatten = lambda x: ([getattr(x, name) for name in names], None)
+        unflatten = lambda _, parts: _with_attributes(kind, names, parts)
+    elif plain and kind.__module__.startswith("tensorflow."):
+        flatten, unflatten = lambda x: ([plain(x)], None), lambda _, parts: parts[0]
+    else:
+        return False
+    optree.register_pytree_node(kind, flatten, unflatten, namespace=_NAMESPACE)
+    _learned.add(kind)
+    return True
+
+
+def _with_attributes(kind: type, names: list[str], parts: Any) -> Any:
+    """Return an object with these attributes, without its `__init__`, which may check or compute."""
+    x: Any = object.__new__(kind)
+    for name, part in zip(names, parts, strict=True):
+        object.__setattr__(x, name, part)  # a frozen class has a __setattr__ of its own
+    return x
+
+
+def _holds_no_tensor(x: Any) -> bool:
+    """Return True if x is of a learned class and holds no tensor: then it is a leaf."""
+    if type(x) not in _learned:
+        return False
+    leaves = optree.tree_leaves(x, none_is_leaf=True, namespace=_NAMESPACE)
+    static = [leaf for leaf in leaves if leaf is not SLOT and framework_of(leaf) is None]
+    return len(static) == len(leaves) and any(leaf is not None for leaf in leaves)

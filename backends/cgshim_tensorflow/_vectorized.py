@@ -1,0 +1,131 @@
+"""`tf.vectorized_map`: it rewrites the body of a loop operation by operation.
+
+By itself it would drop the gradients of our operations. So each has a converter, which makes one
+operation of all iterations, whose gradient is the vectorized rule.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from cgshim.backend import Call, CustomGradientTypeError, Mapped, Tensor, refusal
+from cgshim_tensorflow._forward import Pullback, operation, unseen
+from cgshim_tensorflow._private import converted, set_converter
+
+
+def register(call: Call, pullback: Pullback, outputs: Sequence[Tensor]) -> None:
+    """Give the operation that has made the outputs a converter."""
+    set_converter(outputs[0].op, functools.partial(_over_iterations, call, pullback, outputs))
+
+
+def _over_iterations(
+    call: Call, pullback: Pullback, outputs: Sequence[Tensor], pfor_input: Any
+) -> list[Any]:
+    """Return the outputs and sources of all iterations, by one operation."""
+    rule = _TracedRule(pullback, outputs)
+    pfor_input.stack_inputs()
+    tensors = [x.t for x in pfor_input.inputs]
+    values, sources = tensors[: len(outputs)], tensors[len(outputs) :]
+    every, orders, is_made = values, 0, False
+
+    def over_all(*upstreams: Tensor) -> list[Tensor | None]:
+        nonlocal orders
+        if not (is_made or call.forward_mode):
+            call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
+        orders += not is_made
+        own = {id(y): (of_all, True) for y, of_all in zip(outputs, every, strict=True)}
+        residuals = [
+            own[id(x)] if id(x) in own else converted(pfor_input, x) for x in rule.residuals
+        ]
+        return rule.over_all(upstreams, residuals)
+
+    every = operation(call.name, values, over_all, sources)
+    for _ in range(orders):  # as `Run.attached` does for one iteration
+        every = operation(call.name, values, over_all, sources)
+    is_made = True
+    return [pfor_input.inputs[0]._replace(t=x, is_stacked=True) for x in [*every, *sources]]
+
+
+class _TracedRule:
+    """A rule as a function of its upstream gradients and its residuals."""
+
+    def __init__(self, pullback: Pullback, outputs: Sequence[Tensor]) -> None:
+        self._error: Exception | None = None
+        self._present: list[bool] = []
+        self.residuals: Sequence[Tensor] = ()
+
+        def rule(*upstreams: Tensor) -> list[Tensor]:
+            gradients = pullback(*upstreams)
+            self._present = [g is not None for g in gradients]
+            return [tf.convert_to_tensor(g) for g in gradients if g is not None]
+
+        specs = [tf.TensorSpec(y.shape, y.dtype) for y in outputs]
+        try:
+            with outputs[0].graph.as_default():
+                self._function = tf.function(rule, autograph=False).get_concrete_function(*specs)
+            self.residuals = self._function.captured_inputs
+        except Exception as error:  # noqa: BLE001  # the rule's own, raised where a gradient is taken
+            self._error = error.with_traceback(None)
+
+    def over_all(
+        self, upstreams: Sequence[Tensor], residuals: Sequence[tuple[Tensor, bool]]
+    ) -> list[Tensor | None]:
+        """Return the gradients of all iterations; a residual comes with whether it has a row for each."""
+        if self._error is not None:
+            raise self._error
+
+        def of_one(rows: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
+            own = iter(rows[1])
+            read = [next(own) if is_stacked else x for x, is_stacked in residuals]
+            # an accumulator follows what pfor makes of this call, and has no rule for the call
+            return _call(self._function, [*map(unseen, [*rows[0], *read])])
+
+        rows = list(upstreams), [x for x, is_stacked in residuals if is_stacked]
+        gradients = iter(tf.vectorized_map(of_one, rows) if any(self._present) else ())
+        return [next(gradients) if is_present else None for is_present in self._present]
+
+
+# --- Ops with a rule for batches ------------------------------------------------------------------
+
+
+def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
+    """Return what a function with a rule for batches returns for one iteration.
+
+    In a graph it is a function of its own, which a vectorized loop calls once for all iterations.
+    """
+    run = lambda *xs: list(function.run(None, (), *xs)[0])
+    if tf.executing_eagerly():
+        return run(*inputs)  # type: ignore[no-untyped-call]
+    arguments = [*map(tf.convert_to_tensor, inputs)]
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in arguments]
+    traced = tf.function(run, autograph=False).get_concrete_function(*specs)
+    outputs = _call(traced, [*arguments, *traced.captured_inputs])
+    set_converter(outputs[0].op, functools.partial(_over_batch, function, len(arguments)))
+    return outputs
+
+
+def _call(traced: Any, args: Sequence[Tensor]) -> list[Tensor]:
+    """Call a concrete function with its captured inputs as arguments.
+
+    Called as usual, a tape would replace it by a function that returns more.
+    """
+    types = [y.dtype for y in traced.outputs]
+    return list(tf.raw_ops.StatefulPartitionedCall(args=args, Tout=types, f=traced))
+
+
+def _over_batch(function: Mapped, count: int, pfor_input: Any) -> list[Any]:
+    """Return what a function returns for all iterations, by its rule for batches."""
+    if any(x.is_stacked for x in pfor_input.inputs[count:]):
+        raise refusal(CustomGradientTypeError, function.call.name,
+                      must="f must be given every tensor of compiled code that it reads",
+                      got="a captured one", do="pass it as an argument")  # fmt: skip
+    pfor_input.stack_inputs(function.in_batch)
+    inputs = pfor_input.inputs[:count]
+    stacked = next(x.t for x in inputs if x.is_stacked)
+    size = tf.shape(stacked)[0] if stacked.shape[0] is None else stacked.shape[0]
+    outputs, have = function.run(size, [x.is_stacked for x in inputs], *[x.t for x in inputs])
+    return [inputs[0]._replace(t=y, is_stacked=has) for y, has in zip(outputs, have, strict=True)]
