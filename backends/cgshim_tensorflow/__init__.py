@@ -25,6 +25,7 @@ from cgshim_tensorflow._op import run_op
 from cgshim_tensorflow._private import converter
 from cgshim_tensorflow._tensors import (
     is_composite,
+    is_weak,
     tree_flatten as tree_flatten,
     tree_unflatten as tree_unflatten,
     values_of,
@@ -38,12 +39,11 @@ numpy_function = imported_when_called("cgshim_tensorflow._ops", "numpy_function"
 numpy_function_of = imported_when_called("cgshim_tensorflow._ops", "numpy_function_of")
 host_function = imported_when_called("cgshim_tensorflow._host", "host_function")
 
-# tf.is_tensor is true of a Keras Variable too
 _TENSORS = (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
 
 def is_tensor(x: object, /) -> bool:
-    return isinstance(x, _TENSORS)
+    return isinstance(x, _TENSORS) or is_weak(x)
 
 
 def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:

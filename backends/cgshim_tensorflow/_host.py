@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import random
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from cgshim.backend import (
     CustomGradientTypeError,
     CustomGradientValueError,
     Tensor,
+    TransformationError,
     describe,
     is_in_op,
     is_in_rule,
@@ -36,7 +39,9 @@ def host_function(
                           do="convert it before")  # fmt: skip
     tensors = [*map(tf.convert_to_tensor, inputs)]
     if tf.executing_eagerly():
-        results = [*map(tf.constant, _run(call, [x.numpy() for x in tensors]))]
+        # NumPy does not read a scalar bfloat16 tensor (TensorFlow 2.21)
+        values = [x if x.shape.rank else x.numpy() for x in tensors]
+        results = [*map(tf.constant, _run(call, values))]
     else:
         results = _in_graph(call, tensors, declared)
     if not results or not is_recorded():
@@ -80,7 +85,7 @@ def _is_of_numbers(dtype: Any) -> bool:
 
 
 def _run(call: HostCall, values: Iterable[Any]) -> list[Any]:
-    """Return the results for these values, which f cannot write to."""
+    """Return the results for these values, whose memory f reads and cannot write to."""
     arrays = [np.asarray(value) for value in values]
     for array in arrays:
         array.flags.writeable = False
@@ -90,8 +95,13 @@ def _run(call: HostCall, values: Iterable[Any]) -> list[Any]:
 def _in_graph(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> list[Tensor]:
     """Return the results, of these specs, of an operation that will call the host."""
     shapes = [tf.TensorShape(None if ... in y.shape else y.shape) for y in declared]
+    own = random.SystemRandom().getrandbits(62)
 
-    def run(*arrays: Any) -> list[Any]:
+    def run(number: Any, *arrays: Any) -> list[Any]:
+        if number != own:  # TensorFlow numbers such functions from 0 in every process
+            raise refusal(TransformationError, call.name,
+                          must="a function on the host stays in its process",
+                          got="a graph of another process", do="save what does without it")  # fmt: skip
         results = _run(call, arrays)
         for result, shape in zip(results, shapes, strict=True):
             if not shape.is_compatible_with(result.shape):
@@ -104,7 +114,10 @@ def _in_graph(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]
     if not declared:
         return []
     dtypes = [tf.as_dtype(y.dtype) for y in declared]
-    results = tf.numpy_function(run, inputs, dtypes, stateful=False)
+    # XLA names the operation that it cannot compile
+    name = re.sub(r"[^A-Za-z0-9_.]", "_", f"host_function_{call.name}_without_jit_compile")
+    number = tf.constant(own, tf.int64)
+    results = tf.numpy_function(run, [number, *inputs], dtypes, stateful=False, name=name)
     for result, shape in zip(results, shapes, strict=True):
         result.set_shape(shape)
     set_converter(results[0].op, functools.partial(_over_iterations, call, declared))
@@ -113,7 +126,11 @@ def _in_graph(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]
 
 def _over_iterations(call: HostCall, declared: Sequence[Spec], pfor_input: Any) -> list[Any]:
     """Return the results of all iterations of a vectorized loop, by one call on the host."""
-    inputs = pfor_input.inputs
+    inputs = pfor_input.inputs[1:]
+    if any(x.is_sparse_stacked for x in inputs):
+        raise refusal(TransformationError, call.name,
+                      must="vectorized_map needs one shape for all iterations",
+                      got="the parts of sparse tensors", do="convert them to dense ones before")  # fmt: skip
     over = [Spec((None, *(() if ... in y.shape else y.shape)), y.dtype) for y in declared]
     results = _in_graph(call.over([x.is_stacked for x in inputs]), [x.t for x in inputs], over)
     return [inputs[0]._replace(t=y, is_stacked=True) for y in results]

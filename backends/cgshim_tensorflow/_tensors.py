@@ -26,9 +26,14 @@ def is_composite(x: object) -> bool:
     return not isinstance(x, (tf.Tensor, tf.Variable)) and isinstance(x, _COMPOSITE)
 
 
+def is_weak(x: object) -> bool:
+    """Return True for a WeakTensor of `tf.experimental.numpy`, which is no `tf.Tensor`."""
+    return isinstance(x, tf.experimental.BatchableExtensionType) and tf.is_tensor(x)
+
+
 def plain(x: Tensor) -> Tensor:
-    """Return the value of a variable, and any other tensor as it is."""
-    return tf.convert_to_tensor(x) if isinstance(x, tf.Variable) else x
+    """Return the value of a variable or of a weak tensor, and any other tensor as it is."""
+    return tf.convert_to_tensor(x) if isinstance(x, tf.Variable) or is_weak(x) else x
 
 
 def values_of(x: Tensor) -> Tensor:

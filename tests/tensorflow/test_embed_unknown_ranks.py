@@ -29,6 +29,6 @@ def test_a_scalar_value(gx, expected):
 def test_a_batch_of_values_is_refused():
     with pytest.raises(
         CustomGradientValueError,
-        match=r"^op_embed_gradient: the shape of x must begin with the shape",
+        match=r"^op_embed_gradient: fx must be a scalar or one value for each leading index",
     ):
         gradient(lambda x: op_embed_gradient(x, 7.0 * x, x))
