@@ -186,34 +186,21 @@ def test_an_output_that_f_has_read_too(transformation: str, highest: int) -> Non
     check(found, [15**order * np.exp(X) for order in range(1, highest + 1)], rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("transformation", "highest"),
-    [
-        (transformation, highest)
-        for transformation in TRANSFORMATIONS
-        for highest in ([1, 2, 3] if transformation.startswith("forward") else [1, 3])
-    ],
-)
+@to_each_order
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
 @pytest.mark.parametrize("place", ["cell", "object"])
 def test_what_f_made_of_its_output_has_fs_derivative(
     place: str, transformation: str, highest: int
 ) -> None:
-    """f's own derivative of 2 exp(x) is itself, and the rule's is 15 times that.
-
-    An accumulator cannot tell the two in a third order.
-    """
+    """f's own derivative of 2 exp(x) is itself, and the rule's is 15 times that."""
 
     @functools.partial(cgshim.op_custom_gradient, forward_mode=True)
     def op(x: Any) -> Any:
         y = tf.exp(x)
         return y, PLACES[place](2 * y)
 
-    derivatives = TRANSFORMATIONS[transformation](op, highest)
-    if highest == 3 and transformation.startswith("forward"):
-        with pytest.raises(cgshim.TransformationError, match="f computed from an output"):
-            derivatives(tf.constant(X))
-    else:
-        check(derivatives(tf.constant(X)), [30 * np.exp(X)] * highest)
+    found = TRANSFORMATIONS[transformation](op, highest)(tf.constant(X))
+    check(found, [30 * np.exp(X)] * highest)
 
 
 # --- Derivatives that a rule takes itself ---------------------------------------------------------
