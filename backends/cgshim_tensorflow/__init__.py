@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -87,11 +88,11 @@ def tracing_type(op: Any) -> Any:
     return _TypeOfOp(op)
 
 
+@dataclass(frozen=True)
 class _TypeOfOp(tf.types.experimental.TraceType):  # type: ignore[misc]
     """The type of one op. Methods of an op are equal if they are bound to the same object."""
 
-    def __init__(self, op: Any) -> None:
-        self._op = op
+    op: Any
 
     def is_subtype_of(self, other: Any) -> bool:
         return bool(self == other)
@@ -100,10 +101,4 @@ class _TypeOfOp(tf.types.experimental.TraceType):  # type: ignore[misc]
         return self if all(self == other for other in others) else None
 
     def placeholder_value(self, _: Any) -> Any:
-        return self._op
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _TypeOfOp) and self._op == other._op
-
-    def __hash__(self) -> int:
-        return hash(self._op)
+        return self.op

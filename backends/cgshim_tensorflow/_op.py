@@ -127,30 +127,28 @@ class Run:
         A rule that closes over an output reads the op's own from then on. An accumulator has
         transposed the rule before: so the operation is made again for each order of forward mode.
         """
-        attached, transpositions = self.attach()
-        if transpositions:
-            self.check_forward_mode(*transpositions[0], orders=len(transpositions))
-        for _ in transpositions:
+        attached, orders = self.attach()
+        if orders:
+            self.check_forward_mode(orders)
+        for _ in range(orders):
             attached, _ = self.attach()
         if not (isinstance(self.call.f, Mapped) or tf.executing_eagerly()):
             register(self.call, self.gradients, attached)
         return [*map(with_values, self.outputs, attached)]
 
-    def attach(self) -> tuple[list[Tensor], list[tuple[Any, Any]]]:
+    def attach(self) -> tuple[list[Tensor], int]:
         """Return the values of the outputs with their gradient.
 
-        The second result is the upstreams with which each accumulator has called the rule, and what
-        it got.
+        The second result is the number of accumulators that have transposed the rule.
         """
-        transpositions = []
-        is_made = False
+        orders, is_made = 0, False
 
         def gradient(*upstreams: Tensor | None) -> Sequence[Tensor | None]:
+            nonlocal orders
             if is_made:
                 return self.gradients(*upstreams)
-            gradients = self.transposable_gradients(upstreams)
-            transpositions.append((upstreams, gradients))
-            return gradients
+            orders += 1
+            return self.transposable_gradients(upstreams)
 
         values = [*map(values_of, self.outputs)]
         if tf.executing_eagerly() or self.variables:  # tf.custom_gradient looks for others
@@ -158,7 +156,7 @@ class Run:
         attached = operation(self.call.name, values, gradient, self.sources)
         is_made = True
         self.keep(attached)
-        return attached, transpositions
+        return attached, orders
 
     def keep(self, attached: Sequence[Tensor]) -> None:
         """Rebuild the rule around the op's outputs."""
@@ -190,6 +188,8 @@ class Run:
             tf.zeros_like(y) if u is None else dense(u, y)
             for y, u in zip(map(values_of, self.outputs), upstreams, strict=True)
         ]
+        if self.call.once_differentiable and state.transposed is None:
+            upstreams, full = full, [*map(tf.stop_gradient, full)]  # no outer tape keeps the rule
         structured = [*map(with_values, self.outputs, full)]
         rule = self.rule.with_grad_fn(self.convert(self.rule.grad_fn))
         of_inputs, of_variables = rule(self.inputs, structured, self.variables, self.needed)
@@ -198,7 +198,10 @@ class Run:
             fitting(gradient, x, self.call.name, functools.partial(self.name_of, at))
             for at, (gradient, x) in enumerate(pairs)
         ]
-        return [*self.with_checks(gradients), *[self.not_known(x, full) for x in self.unknown]]
+        return [
+            *self.with_checks(gradients, upstreams),
+            *[self.not_known(x, full) for x in self.unknown],
+        ]
 
     def name_of(self, at: int) -> str:
         variable = at - len(self.inputs)
@@ -216,7 +219,9 @@ class Run:
 
     # --- Derivatives of the gradients -------------------------------------------------------------
 
-    def with_checks(self, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    def with_checks(
+        self, gradients: Sequence[Tensor | None], upstreams: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
         """Return the gradients again; their derivative is checked first where it may be wrong."""
         residual = self.unconnected_residual()
         is_checked = self.call.once_differentiable or self.kept_in_object is not None
@@ -226,16 +231,17 @@ class Run:
         present = [dense(g, x) for g, x in pairs if g is not None]
         values = [*map(tf.stop_gradient, present)]
 
-        def derivative(*upstreams: Tensor | None) -> Sequence[Tensor | None]:
+        def derivative(*of_checked: Tensor | None) -> Sequence[Tensor | None]:
             if self.call.once_differentiable:
                 self.call.refuse_second_order("a derivative of the gradient")
             if self.kept_in_object is not None:
                 why = "is an attribute of an object of f"
                 self.call.refuse_unconnected(self.kept_in_object, why)
             self.require_traceable(residual)
-            return [*upstreams, *[None] * len(self.sources)]
+            return [*of_checked, *[None] * (len(sources) - len(present))]
 
-        checked = operation(self.call.name, values, derivative, [*present, *self.sources])
+        sources = [*present, *self.sources, *[u for u in upstreams if u is not None]]
+        checked = operation(self.call.name, values, derivative, sources)
         if checked and not tf.executing_eagerly():
             register(self.call, derivative, checked)
         remaining = iter(checked)
@@ -259,12 +265,15 @@ class Run:
         a comparison.
         """
         run = lambda *xs: run_f(self.call.with_f(converter()(self.call.f)), xs, None)[0]
+        specs = map(tf.type_spec_from_value, self.inputs)
         try:
-            traced = tf.function(run)
-            traced.get_concrete_function(*map(tf.type_spec_from_value, self.inputs))
+            graph = tf.function(run).get_concrete_function(*specs).graph
+            is_opaque = any("PyFunc" in operation.type for operation in graph.get_operations())
         except TransformationError:
             raise
         except Exception:  # noqa: BLE001  # of TensorFlow or NumPy
+            is_opaque = True
+        if is_opaque:
             self.call.refuse_unconnected(residual, "f has made of the values of tensors")
 
     # --- Forward mode -----------------------------------------------------------------------------
@@ -284,7 +293,9 @@ class Run:
 
         def jvp(*tangents: Tensor) -> list[Tensor]:
             full = subvals([None] * len(zeros), floats, tangents)
-            outputs = self.with_checks(self.rule.tangents(full, upstreams, zeros.__getitem__))
+            outputs = self.with_checks(
+                self.rule.tangents(full, upstreams, zeros.__getitem__), tangents
+            )
             return [
                 tf.zeros_like(u) if t is None else t
                 for t, u in zip(outputs, upstreams, strict=True)
@@ -293,20 +304,17 @@ class Run:
         pushed = operation(self.call.name, [zeros[at] for at in floats], jvp, upstreams)
         return subvals([None] * len(self.sources), floats, pushed)
 
-    def check_forward_mode(
-        self, upstreams: Any, gradients: Sequence[Tensor | None], orders: int
-    ) -> None:
+    def check_forward_mode(self, orders: int) -> None:
         """Raise an error for a captured tensor with a tangent, and for a rule that is not linear."""
         if self.call.once_differentiable and (orders > 1 or any(map(is_watched, self.sources))):
             self.call.refuse_second_order("a derivative of the tangent")
         if count_accumulators(self.unknown):
             self.call.refuse_undeclared(self.unknown)
-        if state.transposed is not None or not tf.executing_eagerly():
-            return
-        if self.rule.jvp_fn is None:
-            known = gradients[: len(gradients) - len(self.unknown)]
+        is_checked = tf.executing_eagerly() and state.transposed is None
+        if is_checked and self.rule.jvp_fn is None:
+            ones = [tf.ones_like(values_of(y)) for y in self.outputs]
             refuse = self.call.refuse_nonlinear
-            in_transposition(self.call, check_linear, self.of_constants(), upstreams, known, refuse)
+            in_transposition(self.call, check_linear, self.of_constants(), ones, refuse)
 
     def of_constants(self) -> Pullback:
         """Return the gradients as a function that no outer tape or accumulator follows."""

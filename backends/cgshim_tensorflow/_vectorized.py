@@ -7,7 +7,7 @@ operation of all iterations, whose gradient is the vectorized rule.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,22 +26,21 @@ def _over_iterations(
     call: Call, pullback: Pullback, outputs: Sequence[Tensor], pfor_input: Any
 ) -> list[Any]:
     """Return the outputs and sources of all iterations, by one operation."""
-    rule = _TracedRule(pullback, outputs)
     pfor_input.stack_inputs()
     tensors = [x.t for x in pfor_input.inputs]
     values, sources = tensors[: len(outputs)], tensors[len(outputs) :]
     every, orders, is_made = values, 0, False
+
+    def residual(x: Tensor) -> tuple[Tensor, bool]:
+        own = [of_all for y, of_all in zip(outputs, every, strict=True) if y is x]
+        return (own[0], True) if own else converted(pfor_input, x)
 
     def over_all(*upstreams: Tensor) -> list[Tensor | None]:
         nonlocal orders
         if not (is_made or call.forward_mode):
             call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
         orders += not is_made
-        own = {id(y): (of_all, True) for y, of_all in zip(outputs, every, strict=True)}
-        residuals = [
-            own[id(x)] if id(x) in own else converted(pfor_input, x) for x in rule.residuals
-        ]
-        return rule.over_all(upstreams, residuals)
+        return _gradients_over_all(pullback, outputs, upstreams, residual)
 
     every = operation(call.name, values, over_all, sources)
     for _ in range(orders):  # as `Run.attached` does for one iteration
@@ -50,43 +49,34 @@ def _over_iterations(
     return [pfor_input.inputs[0]._replace(t=x, is_stacked=True) for x in [*every, *sources]]
 
 
-class _TracedRule:
-    """A rule as a function of its upstream gradients and its residuals."""
+def _gradients_over_all(
+    pullback: Pullback,
+    outputs: Sequence[Tensor],
+    upstreams: Sequence[Tensor],
+    residual: Callable[[Tensor], tuple[Tensor, bool]],
+) -> list[Tensor | None]:
+    """Return the gradients of all iterations; a residual comes with whether it has a row for each."""
+    present: list[bool] = []
 
-    def __init__(self, pullback: Pullback, outputs: Sequence[Tensor]) -> None:
-        self._error: Exception | None = None
-        self._present: list[bool] = []
-        self.residuals: Sequence[Tensor] = ()
+    def rule(*upstreams: Tensor) -> list[Tensor]:
+        gradients = pullback(*upstreams)
+        present[:] = [g is not None for g in gradients]
+        return [tf.convert_to_tensor(g) for g in gradients if g is not None]
 
-        def rule(*upstreams: Tensor) -> list[Tensor]:
-            gradients = pullback(*upstreams)
-            self._present = [g is not None for g in gradients]
-            return [tf.convert_to_tensor(g) for g in gradients if g is not None]
+    specs = [tf.TensorSpec(y.shape, y.dtype) for y in outputs]
+    with outputs[0].graph.as_default():
+        traced = tf.function(rule, autograph=False).get_concrete_function(*specs)
+    residuals = [*map(residual, traced.captured_inputs)]
 
-        specs = [tf.TensorSpec(y.shape, y.dtype) for y in outputs]
-        try:
-            with outputs[0].graph.as_default():
-                self._function = tf.function(rule, autograph=False).get_concrete_function(*specs)
-            self.residuals = self._function.captured_inputs
-        except Exception as error:  # noqa: BLE001  # the rule's own, raised where a gradient is taken
-            self._error = error.with_traceback(None)
+    def of_one(rows: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
+        own = iter(rows[1])
+        read = [next(own) if is_stacked else x for x, is_stacked in residuals]
+        # an accumulator follows what pfor makes of this call, and has no rule for the call
+        return _call(traced, [*map(unseen, [*rows[0], *read])])
 
-    def over_all(
-        self, upstreams: Sequence[Tensor], residuals: Sequence[tuple[Tensor, bool]]
-    ) -> list[Tensor | None]:
-        """Return the gradients of all iterations; a residual comes with whether it has a row for each."""
-        if self._error is not None:
-            raise self._error
-
-        def of_one(rows: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
-            own = iter(rows[1])
-            read = [next(own) if is_stacked else x for x, is_stacked in residuals]
-            # an accumulator follows what pfor makes of this call, and has no rule for the call
-            return _call(self._function, [*map(unseen, [*rows[0], *read])])
-
-        rows = list(upstreams), [x for x, is_stacked in residuals if is_stacked]
-        gradients = iter(tf.vectorized_map(of_one, rows) if any(self._present) else ())
-        return [next(gradients) if is_present else None for is_present in self._present]
+    rows = list(upstreams), [x for x, is_stacked in residuals if is_stacked]
+    gradients = iter(tf.vectorized_map(of_one, rows) if any(present) else ())
+    return [next(gradients) if is_present else None for is_present in present]
 
 
 # --- Ops with a rule for batches ------------------------------------------------------------------
