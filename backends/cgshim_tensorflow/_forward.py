@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import tensorflow as tf
 
-from cgshim.backend import Call, Rule, Tensor, TransformationError, is_differentiable, refusal
+from cgshim.backend import Call, Tensor, TransformationError, is_differentiable, refusal
 from cgshim_tensorflow._private import record_operation
 from cgshim_tensorflow._tensors import dense, fitting, values_of, with_values
 
+T = TypeVar("T")
 Pullback = Callable[..., Sequence[Tensor | None]]
 """takes one upstream gradient for each output, and returns one gradient for each source"""
 
@@ -33,23 +34,14 @@ class _State(threading.local):
 state = _State()
 
 
-def in_transposition(call: Call, function: Callable[..., Any], *args: Any) -> Any:
-    outer, state.transposed = state.transposed, call
+def with_state(name: str, value: Any, function: Callable[..., T], *args: Any) -> T:
+    """Return what a function returns that runs while `state` has another value."""
+    outer = getattr(state, name)
+    setattr(state, name, value)
     try:
         return function(*args)
     finally:
-        state.transposed = outer
-
-
-def run_f(
-    call: Call, inputs: Sequence[Tensor], known: Sequence[Tensor] | None
-) -> tuple[list[Tensor], Rule]:
-    """Run f on inputs; `state.inputs` is the known ones meanwhile."""
-    outer, state.inputs = state.inputs, known
-    try:
-        return call(inputs)
-    finally:
-        state.inputs = outer
+        setattr(state, name, outer)
 
 
 def operation(
@@ -61,8 +53,9 @@ def operation(
     """
     if tf.executing_eagerly():
         # tf.custom_gradient makes the same call, after inspections that take twice as long
-        record_operation(name, values, sources, gradient)
-        return list(values)
+        outputs = [*map(tf.stop_gradient, values)]
+        record_operation(name, outputs, sources, gradient)
+        return outputs
     is_made = is_followed = False
 
     def gradient_in_graph(*upstreams: Tensor | None) -> Sequence[Tensor | None]:
@@ -81,6 +74,39 @@ def operation(
         outputs = _in_graph(given[0], gradient_in_graph, given[1])
         record_operation(name, outputs, sources, gradient)
     return outputs
+
+
+def operation_in_orders(
+    name: str,
+    values: Sequence[Tensor],
+    gradient: Pullback,
+    transposable: Pullback,
+    sources: Sequence[Tensor],
+    keep: Callable[[list[Tensor]], None] = lambda outputs: None,
+) -> tuple[list[Tensor], int]:
+    """Return the outputs of an operation, and how many accumulators follow its sources.
+
+    An accumulator transposes the gradient before the outputs exist: it calls the transposable one.
+    The gradient may be a function of the outputs. So the operation is made again for each order of
+    forward mode, and `keep` gets the outputs each time.
+    """
+    made = orders = 0
+
+    def gradient_of(number: int) -> Pullback:
+        def either(*upstreams: Tensor | None) -> Sequence[Tensor | None]:
+            nonlocal orders
+            if made > number:
+                return gradient(*upstreams)
+            orders += number == 0
+            return transposable(*upstreams)
+
+        return either
+
+    while made <= orders:
+        outputs = operation(name, values, gradient_of(made), sources)
+        made += 1
+        keep(outputs)
+    return outputs, orders
 
 
 def _in_graph(
@@ -104,18 +130,10 @@ def _operation(*_: Tensor) -> Any:
 
 
 def count_accumulators(tensors: Sequence[Tensor]) -> int:
-    """Return how many accumulators follow any of the tensors: each transposes an operation at once."""
-    count = 0
-
-    def gradient(*upstreams: Tensor) -> list[Tensor]:
-        nonlocal count
-        count += 1
-        return list(upstreams)
-
+    """Return how many accumulators follow any of the tensors."""
     floats = [x for x in tensors if is_differentiable(x.dtype)]
-    if floats:
-        operation("count_accumulators", [*map(tf.stop_gradient, floats)], gradient, floats)
-    return count
+    same = lambda *upstreams: upstreams
+    return operation_in_orders("count", floats, same, same, floats)[1] if floats else 0
 
 
 # --- Derivatives of any function ------------------------------------------------------------------

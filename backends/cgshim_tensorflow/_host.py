@@ -6,7 +6,7 @@ import functools
 import random
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +22,7 @@ from cgshim.backend import (
     refusal,
 )
 from cgshim.host.backend import HostCall, Spec, refuse_host_derivative
-from cgshim_tensorflow._forward import count_accumulators, operation, state
+from cgshim_tensorflow._forward import count_accumulators, operation_in_orders, state
 from cgshim_tensorflow._private import is_recorded, set_converter
 from cgshim_tensorflow._tensors import is_composite
 
@@ -59,18 +59,17 @@ def _without_derivative(
     given = state.inputs
     if given is None:
         refuse_host_derivative(name)
-    is_made = is_followed = False
 
-    def gradient(*_: Tensor) -> Sequence[Tensor | None]:
-        nonlocal is_followed
-        is_followed = True
-        if is_made or not is_in_op() or is_in_rule():
+    def refuse(*_: Tensor) -> NoReturn:
+        refuse_host_derivative(name)
+
+    def constant_in_f(*_: Tensor) -> Sequence[None]:
+        if not is_in_op() or is_in_rule():
             refuse_host_derivative(name)
         return [None] * len(inputs)
 
-    outputs = operation(name, results, gradient, inputs)
-    is_made = True
-    if is_followed and count_accumulators([*given, *inputs]) > count_accumulators(given):
+    outputs, orders = operation_in_orders(name, results, refuse, constant_in_f, inputs)
+    if orders and count_accumulators([*given, *inputs]) > count_accumulators(given):
         refuse_host_derivative(name)  # for an accumulator that f has opened
     return outputs
 

@@ -25,10 +25,10 @@ from cgshim_tensorflow._forward import (
     Pullback,
     check_linear,
     count_accumulators,
-    in_transposition,
     operation,
-    run_f,
+    operation_in_orders,
     state,
+    with_state,
 )
 from cgshim_tensorflow._private import converter, is_recorded, is_watched
 from cgshim_tensorflow._tensors import dense, fitting, plain, values_of, with_values
@@ -51,7 +51,7 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
     is_inner = is_in_rule()
     held = held_by_f(call, [*arguments, *inputs])
     with tf.GradientTape() as tape:  # it reports which variables f reads
-        outputs, rule = run_f(call, seen, seen)
+        outputs, rule = with_state("inputs", seen, call, seen)
     captured = [*tape.watched_variables(), *filter(is_watched, held)]
     if is_inner:  # the derivatives by what it captures belong to the rule that is running
         variables = call.variables or (captured if rule.takes_variables else ())
@@ -122,41 +122,19 @@ class Run:
     """an output in an object in which the rule cannot get the one of the op"""
 
     def attached(self) -> list[Tensor]:
-        """Return the outputs as those of one operation of the sources.
-
-        A rule that closes over an output reads the op's own from then on. An accumulator has
-        transposed the rule before: so the operation is made again for each order of forward mode.
-        """
-        attached, orders = self.attach()
+        """Return the outputs as those of one operation of the sources."""
+        values = [*map(values_of, self.outputs)]
+        if self.variables and not tf.executing_eagerly():  # tf.custom_gradient looks for others
+            values = [*map(tf.stop_gradient, values)]
+        attached, orders = operation_in_orders(
+            self.call.name, values, self.gradients, self.transposable_gradients,
+            self.sources, self.keep,
+        )  # fmt: skip
         if orders:
             self.check_forward_mode(orders)
-        for _ in range(orders):
-            attached, _ = self.attach()
         if not (isinstance(self.call.f, Mapped) or tf.executing_eagerly()):
             register(self.call, self.gradients, attached)
         return [*map(with_values, self.outputs, attached)]
-
-    def attach(self) -> tuple[list[Tensor], int]:
-        """Return the values of the outputs with their gradient.
-
-        The second result is the number of accumulators that have transposed the rule.
-        """
-        orders, is_made = 0, False
-
-        def gradient(*upstreams: Tensor | None) -> Sequence[Tensor | None]:
-            nonlocal orders
-            if is_made:
-                return self.gradients(*upstreams)
-            orders += 1
-            return self.transposable_gradients(upstreams)
-
-        values = [*map(values_of, self.outputs)]
-        if tf.executing_eagerly() or self.variables:  # tf.custom_gradient looks for others
-            values = [*map(tf.stop_gradient, values)]
-        attached = operation(self.call.name, values, gradient, self.sources)
-        is_made = True
-        self.keep(attached)
-        return attached, orders
 
     def keep(self, attached: Sequence[Tensor]) -> None:
         """Rebuild the rule around the op's outputs."""
@@ -176,9 +154,8 @@ class Run:
         if any(x is not y for x, y in zip(residuals, converted.residuals, strict=True)):
             self.rule = self.rule.with_grad_fn(converted.rebuild(residuals))
             self.kept = own
-        for x in tensors_inside(converted.opaque, _is_plain) if converted.opaque else ():
-            if id(x) in others:
-                self.kept_in_object = x
+        hidden = tensors_inside(converted.opaque, _is_plain)
+        self.kept_in_object = next((x for x in hidden if id(x) in others), None)
 
     # --- Reverse mode -----------------------------------------------------------------------------
 
@@ -229,7 +206,6 @@ class Run:
             return gradients
         pairs = zip(gradients, self.sources, strict=False)
         present = [dense(g, x) for g, x in pairs if g is not None]
-        values = [*map(tf.stop_gradient, present)]
 
         def derivative(*of_checked: Tensor | None) -> Sequence[Tensor | None]:
             if self.call.once_differentiable:
@@ -241,7 +217,7 @@ class Run:
             return [*of_checked, *[None] * (len(sources) - len(present))]
 
         sources = [*present, *self.sources, *[u for u in upstreams if u is not None]]
-        checked = operation(self.call.name, values, derivative, sources)
+        checked = operation(self.call.name, present, derivative, sources)
         if checked and not tf.executing_eagerly():
             register(self.call, derivative, checked)
         remaining = iter(checked)
@@ -264,11 +240,11 @@ class Run:
         An f that can be traced has made such a residual by operations whose derivative is zero, as
         a comparison.
         """
-        run = lambda *xs: run_f(self.call.with_f(converter()(self.call.f)), xs, None)[0]
+        run = lambda *xs: self.call.with_f(converter()(self.call.f))(xs)[0]
         specs = map(tf.type_spec_from_value, self.inputs)
         try:
-            graph = tf.function(run).get_concrete_function(*specs).graph
-            is_opaque = any("PyFunc" in operation.type for operation in graph.get_operations())
+            traced = with_state("inputs", None, tf.function(run).get_concrete_function, *specs)
+            is_opaque = any("PyFunc" in operation.type for operation in traced.graph.get_operations())
         except TransformationError:
             raise
         except Exception:  # noqa: BLE001  # of TensorFlow or NumPy
@@ -278,13 +254,13 @@ class Run:
 
     # --- Forward mode -----------------------------------------------------------------------------
 
-    def transposable_gradients(self, upstreams: Sequence[Any]) -> Sequence[Tensor | None]:
+    def transposable_gradients(self, *upstreams: Any) -> Sequence[Tensor | None]:
         """Return gradients whose derivative with respect to the upstreams is the tangent."""
         if self.rule.jvp_fn is not None:
             return self.zeros_with_tangents(upstreams)
         if not self.call.forward_mode:
             self.call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
-        return [*map(dense, in_transposition(self.call, self.gradients, *upstreams), self.sources)]
+        return [*map(dense, with_state("transposed", self.call, self.gradients, *upstreams), self.sources)]
 
     def zeros_with_tangents(self, upstreams: Sequence[Tensor]) -> list[Tensor | None]:
         """Return zeros whose derivative with respect to the upstreams is the author's jvp_fn."""
@@ -314,7 +290,7 @@ class Run:
         if is_checked and self.rule.jvp_fn is None:
             ones = [tf.ones_like(values_of(y)) for y in self.outputs]
             refuse = self.call.refuse_nonlinear
-            in_transposition(self.call, check_linear, self.of_constants(), ones, refuse)
+            with_state("transposed", self.call, check_linear, self.of_constants(), ones, refuse)
 
     def of_constants(self) -> Pullback:
         """Return the gradients as a function that no outer tape or accumulator follows."""

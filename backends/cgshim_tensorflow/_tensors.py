@@ -47,9 +47,9 @@ def with_values(x: Tensor, values: Tensor) -> Tensor:
     """Return a tensor like x with other values."""
     if not is_composite(x):
         return values
-    if isinstance(x, tf.IndexedSlices):
-        return tf.IndexedSlices(values, x.indices, x.dense_shape)
-    return x.with_flat_values(values) if isinstance(x, tf.RaggedTensor) else x.with_values(values)
+    own = values_of(x)
+    parts = [values if part is own else part for part in tf.nest.flatten(x, expand_composites=True)]
+    return tf.nest.pack_sequence_as(x, parts, expand_composites=True)
 
 
 def dense(x: Tensor, like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from cgshim.backend import Call, CustomGradientTypeError, Mapped, Tensor, refusal
-from cgshim_tensorflow._forward import Pullback, operation, unseen
+from cgshim_tensorflow._forward import Pullback, operation_in_orders, unseen
 from cgshim_tensorflow._private import converted, set_converter
 
 
@@ -29,23 +29,24 @@ def _over_iterations(
     pfor_input.stack_inputs()
     tensors = [x.t for x in pfor_input.inputs]
     values, sources = tensors[: len(outputs)], tensors[len(outputs) :]
-    every, orders, is_made = values, 0, False
+    every = [*values]
+
+    def keep(outputs: list[Tensor]) -> None:
+        every[:] = outputs
 
     def residual(x: Tensor) -> tuple[Tensor, bool]:
         own = [of_all for y, of_all in zip(outputs, every, strict=True) if y is x]
         return (own[0], True) if own else converted(pfor_input, x)
 
     def over_all(*upstreams: Tensor) -> list[Tensor | None]:
-        nonlocal orders
-        if not (is_made or call.forward_mode):
-            call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
-        orders += not is_made
         return _gradients_over_all(pullback, outputs, upstreams, residual)
 
-    every = operation(call.name, values, over_all, sources)
-    for _ in range(orders):  # as `Run.attached` does for one iteration
-        every = operation(call.name, values, over_all, sources)
-    is_made = True
+    def transposable(*upstreams: Tensor) -> list[Tensor | None]:
+        if not call.forward_mode:
+            call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
+        return over_all(*upstreams)
+
+    operation_in_orders(call.name, values, over_all, transposable, sources, keep)
     return [pfor_input.inputs[0]._replace(t=x, is_stacked=True) for x in [*every, *sources]]
 
 
