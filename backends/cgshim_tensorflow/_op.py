@@ -48,12 +48,11 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
     if call.takes_needs_input_grad:
         call = call.with_needs_input_grad(needed_among(inputs))
     seen = [*map(call.backend.stop_gradient, inputs)] if call.once_differentiable else inputs
-    is_inner = is_in_rule()
     held = held_by_f(call, [*arguments, *inputs])
     with tf.GradientTape() as tape:  # it reports which variables f reads
         outputs, rule = with_state("inputs", seen, call, seen)
     captured = [*tape.watched_variables(), *filter(is_watched, held)]
-    if is_inner:  # the derivatives by what it captures belong to the rule that is running
+    if is_in_rule():  # the derivatives by what it captures belong to the rule that is running
         variables = call.variables or (captured if rule.takes_variables else ())
         sources, unknown = [tf.stop_gradient(plain(x)) for x in variables], []
     else:
@@ -71,9 +70,7 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
 
 def needed_among(inputs: Sequence[Tensor]) -> list[bool] | None:
     """Return for each input if it is differentiated; None in a graph, whose caller may do that."""
-    if not tf.executing_eagerly():
-        return None
-    return [*map(is_followed, inputs)]
+    return [*map(is_followed, inputs)] if tf.executing_eagerly() else None
 
 
 def is_followed(x: Tensor) -> bool:
@@ -200,34 +197,40 @@ class Run:
         self, gradients: Sequence[Tensor | None], upstreams: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
         """Return the gradients again; their derivative is checked first where it may be wrong."""
-        residual = self.unconnected_residual()
-        is_checked = self.call.once_differentiable or self.kept_in_object is not None
-        if state.transposed or (residual is None and not is_checked):
+        refuse = None if state.transposed else self.refusal()
+        if refuse is None:
             return gradients
         pairs = zip(gradients, self.sources, strict=False)
         present = [dense(g, x) for g, x in pairs if g is not None]
+        sources = [*present, *self.sources, *[u for u in upstreams if u is not None]]
+        others = [None] * (len(sources) - len(present))
 
         def derivative(*of_checked: Tensor | None) -> Sequence[Tensor | None]:
-            if self.call.once_differentiable:
-                self.call.refuse_second_order("a derivative of the gradient")
-            if self.kept_in_object is not None:
-                why = "is an attribute of an object of f"
-                self.call.refuse_unconnected(self.kept_in_object, why)
-            self.require_traceable(residual)
-            return [*of_checked, *[None] * (len(sources) - len(present))]
+            refuse()
+            return [*of_checked, *others]
 
-        sources = [*present, *self.sources, *[u for u in upstreams if u is not None]]
         checked = operation(self.call.name, present, derivative, sources)
         if checked and not tf.executing_eagerly():
             register(self.call, derivative, checked)
         remaining = iter(checked)
         return [None if g is None else next(remaining) for g in gradients]
 
+    def refusal(self) -> Callable[[], None] | None:
+        """Return what raises an error for a derivative of the gradients; None if they have one.
+
+        It holds no more than it needs: an outer tape keeps it.
+        """
+        if self.call.once_differentiable:
+            return functools.partial(self.call.refuse_second_order, "a derivative of the gradient")
+        if self.kept_in_object is not None:
+            why = "is an attribute of an object of f"
+            return functools.partial(self.call.refuse_unconnected, self.kept_in_object, why)
+        residual = self.unconnected_residual()
+        return None if residual is None else functools.partial(self.require_traceable, residual)
+
     def unconnected_residual(self) -> Tensor | None:
         """Return a residual that f has made and that is a constant, though an input is not one."""
-        if not (tf.executing_eagerly() and is_recorded()):
-            return None
-        if not any(map(is_followed, self.inputs)):
+        if not (tf.executing_eagerly() and is_recorded() and any(map(is_followed, self.inputs))):
             return None
         known = {id(x) for x in [*self.inputs, *self.kept, *self.variables]}
         residuals, *_ = closure_convert(self.rule.grad_fn, self.call.backend, self.call.constants)
@@ -244,7 +247,9 @@ class Run:
         specs = map(tf.type_spec_from_value, self.inputs)
         try:
             traced = with_state("inputs", None, tf.function(run).get_concrete_function, *specs)
-            is_opaque = any("PyFunc" in operation.type for operation in traced.graph.get_operations())
+            is_opaque = any(
+                "PyFunc" in operation.type for operation in traced.graph.get_operations()
+            )
         except TransformationError:
             raise
         except Exception:  # noqa: BLE001  # of TensorFlow or NumPy
@@ -260,7 +265,11 @@ class Run:
             return self.zeros_with_tangents(upstreams)
         if not self.call.forward_mode:
             self.call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
-        return [*map(dense, with_state("transposed", self.call, self.gradients, *upstreams), self.sources)]
+        return [
+            *map(
+                dense, with_state("transposed", self.call, self.gradients, *upstreams), self.sources
+            )
+        ]
 
     def zeros_with_tangents(self, upstreams: Sequence[Tensor]) -> list[Tensor | None]:
         """Return zeros whose derivative with respect to the upstreams is the author's jvp_fn."""
@@ -298,4 +307,5 @@ class Run:
         residuals, rebuild, _ = closure_convert(self.rule.grad_fn, self.call.backend)
         rule = self.rule.with_grad_fn(rebuild([*map(stop, residuals)]))
         inputs, variables = [*map(stop, self.inputs)], [*map(stop, self.variables)]
-        return replace(self, rule=rule, inputs=inputs, variables=variables, unknown=()).gradients
+        run = replace(self, rule=rule, inputs=inputs, variables=variables, unknown=())
+        return lambda *upstreams: [*map(dense, run.gradients(*upstreams), run.sources)]

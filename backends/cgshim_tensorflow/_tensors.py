@@ -94,24 +94,21 @@ def _has_places_of(gradient: Tensor, x: Tensor) -> bool:
     """
     if type(gradient) is not type(x):
         return False
-    pairs = zip(_places_of(gradient), _places_of(x), strict=False)
-    return all(
+    parts = [tf.nest.flatten(each, expand_composites=True) for each in (gradient, x)]
+    return not tf.executing_eagerly() or all(
         a is b
-        or not tf.executing_eagerly()
+        or b is values_of(x)
         or (a.shape == b.shape and bool(tf.reduce_all(tf.equal(a, tf.cast(b, a.dtype)))))
-        for a, b in pairs
+        for a, b in zip(*parts, strict=False)
     )
-
-
-def _places_of(x: Tensor) -> Sequence[Tensor]:
-    return x.nested_row_splits if isinstance(x, tf.RaggedTensor) else [x.indices]
 
 
 def _misfit(op: str, name: Callable[[], str], x: Any, got: str) -> CustomGradientValueError:
     kind = f"be a {type(x).__name__} at the same places" if is_composite(x) else "have its shape"
-    must = f"the gradient of {name()} must {kind} {describe_spec(values_of(x).shape, x.dtype)}"
-    instead = "sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule"
-    return refusal(CustomGradientValueError, op, must=must, got=got, do=instead)
+    spec = describe_spec(values_of(x).shape, x.dtype)
+    return refusal(CustomGradientValueError, op,
+                   must=f"the gradient of {name()} must {kind} {spec}", got=got,
+                   do="sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule")  # fmt: skip
 
 
 # --- Trees, by optree, with the containers that only `tf.nest` knows -------------------------------
@@ -168,5 +165,5 @@ def _holds_no_tensor(x: Any) -> bool:
     if type(x) not in _learned:
         return False
     leaves = optree.tree_leaves(x, none_is_leaf=True, namespace=_NAMESPACE)
-    static = [leaf for leaf in leaves if leaf is not SLOT and framework_of(leaf) is None]
-    return len(static) == len(leaves) and any(leaf is not None for leaf in leaves)
+    is_static = all(leaf is not SLOT and framework_of(leaf) is None for leaf in leaves)
+    return is_static and any(leaf is not None for leaf in leaves)

@@ -86,7 +86,16 @@ def test_an_accumulator_around_a_function_looks_at_the_rules_in_it(place: Any) -
         grad(function)(tf.constant(2.0))
         with pytest.raises(cgshim.TransformationError):
             jvp(function, 3.0)(tf.constant(2.0))
+
+
+@pytest.mark.parametrize("place", [function_in_function, in_vectorized_map, in_while_loop])
+def test_an_accumulator_around_a_function(place: Any) -> None:
     assert jvp(tf.function(place(square)), 3.0)(tf.constant(2.0)).numpy() == 2 * 7 * 2 * 3
+
+
+def test_a_rule_that_may_not_be_linear_is_refused_around_a_function_in_a_function() -> None:
+    with pytest.raises(cgshim.TransformationError):
+        tf.function(jvp(tf.function(cgshim.op_custom_gradient(clip)), 3.0))(tf.constant(2.0))
 
 
 @eager_and_function
@@ -111,7 +120,7 @@ def test_forward_over_forward_of_an_op_in_a_rule(mode: Any) -> None:
 
 def test_a_branch_on_upstream_is_refused_though_linearity_was_promised() -> None:
     promised = cgshim.op_custom_gradient(by_value, forward_mode=True)
-    with pytest.raises(cgshim.TransformationError, match="got a gradient that is not the sum"):
+    with pytest.raises(cgshim.TransformationError, match="whose derivative is not the"):
         jvp(promised, 3.0)(tf.constant(2.0))
 
 
@@ -205,7 +214,8 @@ def test_a_derivative_within_the_rule_of_a_function() -> None:
 
     op, x = cgshim.op_custom_gradient(by_vjp, forward_mode=True), tf.constant(2.0)
     assert jvp(tf.function(op), 3.0)(x).numpy() == 3 * 28
-    assert tf.function(jvp(tf.function(op), 3.0))(x).numpy() == 3 * 28
+    with pytest.raises(cgshim.TransformationError, match="a rule that takes no derivative itself"):
+        tf.function(jvp(tf.function(op), 3.0))(x)
 
 
 @every_mode
@@ -286,11 +296,16 @@ ORDERS = {
     "jvp of jvp of grad": (lambda op: by_three(by_three(grad(op))), 9 * THIRD),
     "jvp of jvp of jvp": (lambda op: by_three(by_three(by_three(op))), 27 * THIRD),
 }
-LOST = {
-    ("f", "jvp of jvp of grad"), ("f", "jvp of jvp of jvp"), ("its rule", "jvp of jvp"),
-    ("its rule", "jvp of jvp of grad"), ("its rule", "jvp of jvp of jvp"),
-}  # fmt: skip
-"""what TensorFlow loses in eager mode"""
+
+
+@eager_and_function
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("caller", CALLING)
+def test_f_or_its_rule_calls_a_function(mode: Any, caller: str, order: str) -> None:
+    transform, expected = ORDERS[order]
+    derivative = mode(transform(cgshim.op_custom_gradient(CALLING[caller], forward_mode=True)))
+    x = tf.constant(2.0)
+    np.testing.assert_allclose(derivative(x), expected, rtol=1e-5)
 
 
 def test_forward_mode_of_a_jacobian_whose_rule_keeps_an_intermediate() -> None:

@@ -325,7 +325,6 @@ def test_autograph_warns_of_nothing_in_loops_and_branches() -> None:
     tf.get_logger().addHandler(handler)
     try:
 
-        @tf.function
         def loops(x: Any) -> Any:
             _, products = cgshim.ops.scan(lambda c, e: (c + e, c * e), x, tf.stack([x, x]))
             doubled = cgshim.ops.while_loop(lambda x: x < 100.0, lambda x: 2 * x, x)

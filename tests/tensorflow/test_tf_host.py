@@ -791,7 +791,7 @@ def test_saved_model_in_another_process(tmp_path: Any) -> None:
     program = [sys.executable, "-c", IN_ANOTHER_PROCESS, both, rule]
     found = subprocess.run(program, capture_output=True, text=True)
     expected = ": a function on the host stays in its process, got a graph of another process; save"
-    assert found.stdout.count(f"double{expected}") == 2, found.stderr[-1000:]
+    assert found.stdout.count(f"double{expected}") >= 2, found.stderr[-1000:]
 
 
 # --- Elsewhere ------------------------------------------------------------------------------------
