@@ -116,16 +116,10 @@ _TRANSPOSED = (
     "linear has the right tangent, any other a wrong one, as with tf.custom_gradient; "
     "https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/eager/forwardprop.py"
 )
-_LOST = (
-    "in eager mode forward mode over forward mode loses a tf.function that grad_fn calls; "
-    "https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/eager/forwardprop.py"
-)
 TENSORFLOW_REWRITTEN: dict[str, str] = {
     "test_an_accumulator_around_a_function_looks_at_the_rules_in_it[function_in_function]": _TRANSPOSED,
     "test_an_accumulator_around_a_function_looks_at_the_rules_in_it[in_vectorized_map]": _TRANSPOSED,
     "test_an_accumulator_around_a_function_looks_at_the_rules_in_it[in_while_loop]": _TRANSPOSED,
-    "test_f_or_its_rule_calls_a_function[its rule-jvp of jvp-eager]": _LOST,
-    "test_f_or_its_rule_calls_a_function[its rule-jvp of jvp of jvp-eager]": _LOST,
 }
 """what the rewritten TensorFlow adapter does not do; each row goes with its fix"""
 

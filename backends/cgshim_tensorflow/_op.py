@@ -163,7 +163,7 @@ class Run:
             for y, u in zip(map(values_of, self.outputs), upstreams, strict=True)
         ]
         if self.call.once_differentiable and state.transposed is None:
-            upstreams, full = full, [*map(tf.stop_gradient, full)]  # no outer tape keeps the rule
+            full = [*map(tf.stop_gradient, full)]  # no outer tape keeps what the rule computes
         structured = [*map(with_values, self.outputs, full)]
         rule = self.rule.with_grad_fn(self.convert(self.rule.grad_fn))
         of_inputs, of_variables = rule(self.inputs, structured, self.variables, self.needed)
@@ -298,8 +298,22 @@ class Run:
         is_checked = tf.executing_eagerly() and state.transposed is None
         if is_checked and self.rule.jvp_fn is None:
             ones = [tf.ones_like(values_of(y)) for y in self.outputs]
-            refuse = self.call.refuse_nonlinear
-            with_state("transposed", self.call, check_linear, self.of_constants(), ones, refuse)
+            rule, refuse = self.of_constants(), self.call.refuse_nonlinear
+            with_state("transposed", self.call, check_linear, rule, ones, refuse)
+            if orders > 1:
+                self.require_no_function(rule, ones)
+
+    def require_no_function(self, rule: Pullback, upstreams: Sequence[Tensor]) -> None:
+        """Raise an error for a rule that calls a tf.function.
+
+        An accumulator that transposes a rule in eager mode follows no function in it for an outer
+        accumulator (TensorFlow 2.21).
+        """
+        specs = map(tf.type_spec_from_value, upstreams)
+        traced = tf.function(rule, autograph=False).get_concrete_function(*specs)
+        if any("PartitionedCall" in operation.type for operation in traced.graph.get_operations()):
+            self.call.refuse("forward mode over forward mode needs a rule without a function",
+                             "a tf.function in it", "call the op within a tf.function, or use reverse mode")  # fmt: skip
 
     def of_constants(self) -> Pullback:
         """Return the gradients as a function that no outer tape or accumulator follows."""
