@@ -90,6 +90,7 @@ def operation_in_orders(
     The gradient may be a function of the outputs. So the operation is made again for each order of
     forward mode, and `keep` gets the outputs each time.
     """
+    outputs: list[Tensor] = []
     made = orders = 0
 
     def gradient_of(number: int) -> Pullback:

@@ -93,7 +93,8 @@ def _run(call: HostCall, values: Iterable[Any]) -> list[Any]:
 
 def _in_graph(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> list[Tensor]:
     """Return the results, of these specs, of an operation that will call the host."""
-    shapes = [tf.TensorShape(None if ... in y.shape else y.shape) for y in declared]
+    sizes: list[Any] = [None if ... in y.shape else y.shape for y in declared]
+    shapes = [*map(tf.TensorShape, sizes)]
     own = random.SystemRandom().getrandbits(62)
 
     def run(number: Any, *arrays: Any) -> list[Any]:

@@ -162,6 +162,7 @@ class Run:
             tf.zeros_like(y) if u is None else dense(u, y)
             for y, u in zip(map(values_of, self.outputs), upstreams, strict=True)
         ]
+        given = full
         if self.call.once_differentiable and state.transposed is None:
             full = [*map(tf.stop_gradient, full)]  # no outer tape keeps what the rule computes
         structured = [*map(with_values, self.outputs, full)]
@@ -173,7 +174,7 @@ class Run:
             for at, (gradient, x) in enumerate(pairs)
         ]
         return [
-            *self.with_checks(gradients, upstreams),
+            *self.with_checks(gradients, given),
             *[self.not_known(x, full) for x in self.unknown],
         ]
 
@@ -194,7 +195,7 @@ class Run:
     # --- Derivatives of the gradients -------------------------------------------------------------
 
     def with_checks(
-        self, gradients: Sequence[Tensor | None], upstreams: Sequence[Tensor | None]
+        self, gradients: Sequence[Tensor | None], upstreams: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
         """Return the gradients again; their derivative is checked first where it may be wrong."""
         refuse = None if state.transposed else self.refusal()
@@ -202,7 +203,7 @@ class Run:
             return gradients
         pairs = zip(gradients, self.sources, strict=False)
         present = [dense(g, x) for g, x in pairs if g is not None]
-        sources = [*present, *self.sources, *[u for u in upstreams if u is not None]]
+        sources = [*present, *self.sources, *upstreams]
         others = [None] * (len(sources) - len(present))
 
         def derivative(*of_checked: Tensor | None) -> Sequence[Tensor | None]:
@@ -313,7 +314,7 @@ class Run:
         traced = tf.function(rule, autograph=False).get_concrete_function(*specs)
         if any("PartitionedCall" in operation.type for operation in traced.graph.get_operations()):
             self.call.refuse("forward mode over forward mode needs a rule without a function",
-                             "a tf.function in it", "call the op within a tf.function, or use reverse mode")  # fmt: skip
+                             "a tf.function in it", "call the op in a tf.function, or use reverse mode")  # fmt: skip
 
     def of_constants(self) -> Pullback:
         """Return the gradients as a function that no outer tape or accumulator follows."""

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.eager.record import (
-    could_possibly_record,
-    record_operation as record_operation,
-    should_record_backprop,
-)
+from tensorflow.python.eager import record
 
 from cgshim.backend import Tensor
+
+record_operation = record.record_operation
+"""what `tf.custom_gradient` calls in eager mode"""
 
 
 def is_recorded() -> bool:
@@ -21,7 +20,7 @@ def is_recorded() -> bool:
 
     Without tapes an eager op costs what f costs.
     """
-    return bool(could_possibly_record()) or not tf.executing_eagerly()
+    return bool(record.could_possibly_record()) or not tf.executing_eagerly()
 
 
 def is_watched(tensor: Tensor) -> bool:
@@ -29,7 +28,7 @@ def is_watched(tensor: Tensor) -> bool:
 
     A watched tensor that f captures is a variable of the op, and `needs_input_grad` is exact.
     """
-    return bool(should_record_backprop([getattr(tensor, "handle", tensor)]))
+    return bool(record.should_record_backprop([getattr(tensor, "handle", tensor)]))
 
 
 def converter() -> Callable[[Callable[..., Any]], Callable[..., Any]]:

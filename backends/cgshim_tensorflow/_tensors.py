@@ -7,7 +7,6 @@ from typing import Any
 
 import optree
 import tensorflow as tf
-from optree import tree_unflatten as tree_unflatten
 
 from cgshim.backend import (
     SLOT,
@@ -62,7 +61,7 @@ def dense(x: Tensor, like: Tensor) -> Tensor:
 # --- Gradients ------------------------------------------------------------------------------------
 
 
-def fitting(gradient: Tensor | None, x: Tensor, op: str, name: Callable[[], str]) -> Tensor | None:
+def fitting(gradient: Tensor | None, x: Tensor, op: str, name: Callable[[], str]) -> Any:
     """Return the values of the gradient of x; raise an error if they do not fit those of x.
 
     The front end has compared the shapes that are known statically. A gradient of a dense tensor
@@ -114,6 +113,7 @@ def _misfit(op: str, name: Callable[[], str], x: Any, got: str) -> CustomGradien
 # --- Trees, by optree, with the containers that only `tf.nest` knows -------------------------------
 
 _NAMESPACE = "cgshim.tensorflow"
+tree_unflatten = optree.tree_unflatten
 _learned: set[type] = set()
 """the classes that have been seen in trees and registered"""
 
