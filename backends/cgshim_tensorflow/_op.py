@@ -18,6 +18,7 @@ from cgshim.backend import (
     closure_convert,
     is_differentiable,
     is_in_rule,
+    refuse_captured_tangent,
     subvals,
     tensors_inside,
 )
@@ -31,7 +32,14 @@ from cgshim_tensorflow._forward import (
     with_state,
 )
 from cgshim_tensorflow._private import converter, is_recorded, is_watched
-from cgshim_tensorflow._tensors import dense, fitting, plain, values_of, with_values
+from cgshim_tensorflow._tensors import (
+    dense,
+    fitting,
+    in_this_graph,
+    plain,
+    values_of,
+    with_values,
+)
 from cgshim_tensorflow._vectorized import register
 
 
@@ -42,6 +50,8 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
     for all orders.
     """
     convert, inputs = converter(), [*map(plain, arguments)]
+    if not tf.executing_eagerly():
+        inputs = [*map(in_this_graph, inputs)]
     call = call.with_f(convert(call.f))
     if not is_recorded():
         return call.output_of(inputs)
@@ -60,10 +70,11 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
         call.require_variables(rule, variables)
         unknown = [plain(x) for x in held if not is_watched(x)]
         sources = [*map(plain, variables), *unknown]
+    is_told = rule.takes_needs_input_grad or rule.jvp_takes_needs_input_grad
     run = Run(
         call, rule, convert, inputs=seen, outputs=[*map(plain, outputs)], variables=variables,
         unknown=unknown, sources=[*map(values_of, inputs), *sources], kept=outputs,
-        needed=needed_among(inputs) if rule.takes_needs_input_grad else None,
+        needed=needed_among(inputs) if is_told else None,
     )  # fmt: skip
     return rule.output.combine(run.attached())
 
@@ -275,7 +286,11 @@ class Run:
     def zeros_with_tangents(self, upstreams: Sequence[Tensor]) -> list[Tensor | None]:
         """Return zeros whose derivative with respect to the upstreams is the author's jvp_fn."""
         zeros = [*map(tf.zeros_like, self.sources[: len(self.inputs)])]
-        floats = [at for at, zero in enumerate(zeros) if is_differentiable(zero.dtype)]
+        floats = [
+            at
+            for at, zero in enumerate(zeros)
+            if is_differentiable(zero.dtype) and (self.needed is None or self.needed[at])
+        ]
 
         def jvp(*tangents: Tensor) -> list[Tensor]:
             full = subvals([None] * len(zeros), floats, tangents)
@@ -295,6 +310,8 @@ class Run:
         if self.call.once_differentiable and (orders > 1 or any(map(is_watched, self.sources))):
             self.call.refuse_second_order("a derivative of the tangent")
         if count_accumulators(self.unknown):
+            if self.rule.jvp_fn is not None:
+                refuse_captured_tangent(self.call.name)
             self.call.refuse_undeclared(self.unknown)
         is_checked = tf.executing_eagerly() and state.transposed is None
         if is_checked and self.rule.jvp_fn is None:

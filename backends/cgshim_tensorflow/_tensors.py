@@ -35,6 +35,15 @@ def plain(x: Tensor) -> Tensor:
     return tf.convert_to_tensor(x) if isinstance(x, tf.Variable) or is_weak(x) else x
 
 
+def in_this_graph(x: Tensor) -> Tensor:
+    """Return x as a tensor of the graph that is being built.
+
+    The gradient of a condition in a tf.function can read no other (TensorFlow 2.21).
+    """
+    graph = tf.compat.v1.get_default_graph()
+    return x if getattr(values_of(x), "graph", graph) is graph else tf.identity(x)
+
+
 def values_of(x: Tensor) -> Tensor:
     """Return the part of a tensor that is differentiated: all of a dense one."""
     if not is_composite(x):
