@@ -157,5 +157,6 @@ def compiled_by_xla(op):
     try:
         return xla(op)(X), X**3
     except tf.errors.InvalidArgumentError as error:  # XLA has no such operation, and names it
-        name = re.search(r"host_function_\w+", str(error)).group()
-        raise cgshim.TransformationError(f"XLA cannot compile {name}") from None
+        name = re.search(r"host_function_(\w+)_without_jit_compile", str(error)).group(1)
+        message = f"{name}: XLA cannot call the host, says TensorFlow"
+        raise cgshim.TransformationError(message) from None
