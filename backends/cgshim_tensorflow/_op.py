@@ -50,11 +50,11 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
     for all orders.
     """
     convert, inputs = converter(), [*map(plain, arguments)]
-    if not tf.executing_eagerly():
-        inputs = [*map(in_this_graph, inputs)]
     call = call.with_f(convert(call.f))
     if not is_recorded():
         return call.output_of(inputs)
+    if not tf.executing_eagerly():
+        inputs = [*map(in_this_graph, inputs)]
     if call.takes_needs_input_grad:
         call = call.with_needs_input_grad(needed_among(inputs))
     seen = [*map(call.backend.stop_gradient, inputs)] if call.once_differentiable else inputs
@@ -70,7 +70,9 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
         call.require_variables(rule, variables)
         unknown = [plain(x) for x in held if not is_watched(x)]
         sources = [*map(plain, variables), *unknown]
-    is_told = rule.takes_needs_input_grad or rule.jvp_takes_needs_input_grad
+    is_told = rule.takes_needs_input_grad
+    if rule.jvp_fn is not None:
+        is_told = is_told or rule.jvp_takes_needs_input_grad
     run = Run(
         call, rule, convert, inputs=seen, outputs=[*map(plain, outputs)], variables=variables,
         unknown=unknown, sources=[*map(values_of, inputs), *sources], kept=outputs,
