@@ -64,7 +64,7 @@ def main() -> None:
         _compare(other, backends, seconds, options.only, tables)
         return
     results = _results(backends, seconds, options.only, tables)
-    further = [] if options.only or "calls" not in tables else [*_rows_of_python()]
+    further = [] if options.only or "calls" not in tables else [*_facts_of_python()]
     print("\n".join(further))
     if not (options.quick or options.backends or options.only):
         page.write(results, tables, _about(), further)
@@ -83,9 +83,9 @@ def _results(
     return results
 
 
-def _rows_of_python() -> Iterator[str]:
-    yield _row_of_import()
-    yield _row_of_plans()
+def _facts_of_python() -> Iterator[str]:
+    yield _import_time()
+    yield _bytes_of_plans()
 
 
 def _compare(
@@ -137,20 +137,16 @@ def _environment(backend: str) -> dict[str, str]:
     return os.environ | ENVIRONMENT | keras
 
 
-def _row_of_import() -> str:
-    """Milliseconds of the processor that `import cgshim` takes, beyond Python's own start: the
-    least of each.
-    """
+def _import_time() -> str:
+    """Measure the processor time of `import cgshim` beyond Python's own start."""
     taken = [(_seconds_of("import cgshim"), _seconds_of("pass")) for _ in range(41)]
     with_import, without = map(min, zip(*taken, strict=True))
     milliseconds = 1e3 * (with_import - without)
-    return page.cells("", "import cgshim, in ms", "", milliseconds, MILLISECONDS_OF_IMPORT, "")
+    return f"`import cgshim` takes {milliseconds:.1f} ms (target {MILLISECONDS_OF_IMPORT})."
 
 
-def _row_of_plans() -> str:
-    """Bytes that an op remembers of a first call, for a module of ops: what it finds again in later
-    calls.
-    """
+def _bytes_of_plans() -> str:
+    """Measure the bytes that an op caches at its first call, for a module of ops."""
     x = np.array(0.7)
     ops = [op_custom_gradient(cube) for _ in range(OPS_OF_A_MODULE)]
     op_custom_gradient(cube)(x)  # once, for whatever is imported on first use
@@ -160,7 +156,7 @@ def _row_of_plans() -> str:
     gc.collect()
     remembered, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return f"|  | what an op remembers of its calls, in bytes |  | {remembered / OPS_OF_A_MODULE:.0f} |  |  |  |"
+    return f"An op keeps {remembered / OPS_OF_A_MODULE:.0f} bytes for its calls."
 
 
 def _seconds_of(code: str) -> float:

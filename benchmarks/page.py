@@ -1,12 +1,12 @@
-"""docs/performance.md: its text stands in performance.md beside this file, its tables are made here.
+"""Write docs/performance.md: the text of performance.md beside this file, and tables of the results.
 
-A table that was not measured this time is taken from the page as it is.
+A table that was not measured this time stays as it is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.cases import EVERYWHERE, Case
@@ -18,7 +18,8 @@ TABLES = ("programs", "functions", "calls")
 HEADER = "| backend | case | by hand | cgshim | target | | Keras |\n|---|---|--:|--:|--:|---|--:|"
 OF_PROGRAMS = "| program | framework | by hand | cgshim | ratio |\n|---|---|--:|--:|--:|"
 OF_FUNCTIONS = "| function | numpy | jax | torch | tensorflow |\n|---|--:|--:|--:|--:|"
-HEADERS = {"programs": OF_PROGRAMS, "functions": OF_FUNCTIONS, "calls": HEADER}
+OF_CALLS = "| case | numpy | jax | torch | tensorflow |\n|---|--:|--:|--:|--:|"
+HEADERS = {"programs": OF_PROGRAMS, "functions": OF_FUNCTIONS, "calls": OF_CALLS}
 RATIO, MICROSECONDS = 1.5, 0.5
 """what a function of cgshim.ops should not exceed: so many times the framework's own, and so much"""
 
@@ -26,7 +27,7 @@ Result = tuple[str, Case, Medians]
 
 
 def write(
-    results: Sequence[Result], tables: Sequence[str], about: str, further: Iterable[str]
+    results: Sequence[Result], tables: Sequence[str], about: str, further: Sequence[str]
 ) -> None:
     """Write the page with these tables; the others stay."""
     before = PAGE.read_text()
@@ -35,8 +36,9 @@ def write(
     for name in TABLES:
         if name in tables:
             own = [result for result in results if result[1].table == name]
-            body = [*rows[name](own), *(further if name == "calls" else [])]
-            blocks[name] = "\n".join([f"Measured {about}.\n", HEADERS[name], *body])
+            body = rows[name](own)
+            measured = " ".join([f"Measured {about}.", *(further if name == "calls" else [])])
+            blocks[name] = "\n".join([f"{measured}\n", HEADERS[name], *body])
         else:
             blocks[name] = _found(before, name)
     PAGE.write_text(TEXT.read_text().format(**blocks))
@@ -64,26 +66,40 @@ def _programs(results: Iterable[Result]) -> list[str]:
 
 
 def _functions(results: Iterable[Result]) -> list[str]:
-    """One row a function: the framework's own time, and the ratio to it, bold where it is more than
-    it should be.
-    """
+    """Return one row a function, with the ratio in bold if it is more than it should be."""
+    return _rows(results, lambda name: f"`{name}`", _exceeds_limit)
+
+
+def _calls(results: Iterable[Result]) -> list[str]:
+    """Return one row a case, with the ratio in bold if it misses its target."""
+    return _rows(results, str, _misses_target)
+
+
+def _rows(
+    results: Iterable[Result],
+    title: Callable[[str], str],
+    is_bold: Callable[[str, Case, Medians], bool],
+) -> list[str]:
     by_name: dict[str, dict[str, str]] = {}
     for backend, case, measured in results:
-        by_name.setdefault(case.name, {})[backend] = _beside_own(measured)
+        ratio = f"{measured['cgshim']['ratio']:.2f}"
+        bold = f"**{ratio}**" if is_bold(backend, case, measured) else ratio
+        keras = f" (Keras {measured['keras']['ratio']:.2f})" if "keras" in measured else ""
+        by_name.setdefault(case.name, {})[backend] = f"{amount(case, measured)}, {bold}{keras}"
     return [
-        f"| `{name}` | {' | '.join(row.get(backend, '') for backend in EVERYWHERE)} |"
+        f"| {title(name)} | {' | '.join(row.get(backend, '') for backend in EVERYWHERE)} |"
         for name, row in by_name.items()
     ]
 
 
-def _beside_own(measured: Medians) -> str:
+def _exceeds_limit(backend: str, case: Case, measured: Medians) -> bool:
     own, ratio = measured["by hand"]["median"], measured["cgshim"]["ratio"]
-    is_more = ratio * own > RATIO * own + MICROSECONDS * 1e-6
-    return f"{in_units(own)}, {f'**{ratio:.2f}**' if is_more else f'{ratio:.2f}'}"
+    return ratio * own > RATIO * own + MICROSECONDS * 1e-6
 
 
-def _calls(results: Iterable[Result]) -> list[str]:
-    return [row(*result) for result in results]
+def _misses_target(backend: str, case: Case, measured: Medians) -> bool:
+    target = case.targets.get(backend)
+    return target is not None and round(measured["cgshim"]["ratio"], 2) > target
 
 
 def row(backend: str, case: Case, measured: Medians) -> str:

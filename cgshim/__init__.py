@@ -22,6 +22,7 @@ from cgshim._protocol import Tensor as Tensor
 from cgshim._registry import available_backends as available_backends, own_version as _own_version
 from cgshim._transforms import (
     op_grad as op_grad,
+    op_jvp as op_jvp,
     op_value_and_grad as op_value_and_grad,
     op_vjp as op_vjp,
 )

@@ -132,9 +132,13 @@ class _CallOfMapped(Call):
     __slots__ = ()
 
     def require_variables(self, rule: Rule, variables: Sequence[Tensor]) -> None:
-        """Raise an error if f reads variables: what maps it maps what it is given alone."""
-        for variable in variables:
-            self.refuse_captured(variable)
+        """Raise an error if f reads variables: vmap maps only arguments."""
+        if variables:
+            self.refuse_undeclared(variables)
+
+    def refuse_undeclared(self, tensors: Sequence[object]) -> NoReturn:
+        """Raise the error for captured tensors, declared or not."""
+        self.refuse_captured(tensors[0])
 
 
 @not_converted

@@ -1,6 +1,4 @@
-"""Gradients from the framework itself, with JAX's names and semantics: op_vjp, op_grad,
-op_value_and_grad.
-"""
+"""Derivatives from the framework itself, with JAX's names and semantics."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ from typing import Any, TypeAlias
 from cgshim._dispatch import backend_or_numpy, beside, run_outside_rule, value_of
 from cgshim._dtypes import is_complex, is_differentiable
 from cgshim._errors import (
+    BackendError,
     CustomGradientTypeError,
     count,
     describe,
@@ -29,6 +28,7 @@ from cgshim._pytree import (
     partition,
     partition_each,
     subvals,
+    with_leaves,
 )
 from cgshim._registry import name_of
 
@@ -106,8 +106,69 @@ def op_vjp(
 
 
 @not_converted
+def op_jvp(
+    fn: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Any, Any]:
+    """Return a function's output and its derivative along tangents, by forward mode.
+
+    Parameters
+    ----------
+    fn : callable
+        Any function that the backend can differentiate in forward mode.
+    primals : tuple or list of trees of tensors
+        The arguments, tensors of any shape.
+    tangents : tuple or list of trees of tensors
+        One tangent for each argument, structured as it, in its shapes and dtypes; None is zero.
+
+    Returns
+    -------
+    output : tree of tensors
+        ``fn(*primals)``.
+    tangent : tree of tensors
+        The tangent of the output, structured as it, with None for all but float and complex tensors.
+
+    Raises
+    ------
+    CustomGradientTypeError, CustomGradientValueError
+        If the tangents do not fit the arguments.
+    TransformationError
+        If an op in fn has neither ``forward_mode=True`` nor a jvp_fn.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> op_jvp(lambda x: x * x, (np.array([2.0, 3.0]),), (np.array([1.0, 10.0]),))
+    (array([4., 9.]), array([ 4., 60.]))
+
+    Notes
+    -----
+    The name and the semantics are those of ``jax.jvp``. It uses ``jax.jvp``, ``torch.func.jvp``,
+    ``tf.autodiff.ForwardAccumulator`` or ``autograd.make_jvp``.
+    """
+    require_callable("op_jvp", fn)
+    op = f"op_jvp({function_name(fn)})"
+    backend = backend_or_numpy([*primals, *tangents])
+    flat = _FlatFunction(op, backend, converted_as_caller(backend, fn), primals)
+    if len(tangents) != len(primals):
+        raise refusal(CustomGradientTypeError, op, must="each argument must have a tangent",
+                      got=f"{count(len(tangents), 'tangent')} for {count(len(primals), 'argument')}",
+                      do="write None for a tangent of zero")  # fmt: skip
+    given: list[Any] = []
+    for at, (spec, tangent) in enumerate(zip(flat.specs, tangents, strict=True)):
+        own = flat.inputs[len(given) : len(given) + spec.count]
+        given += _fitting(op, backend, spec, own, tangent, f"argument {at}", "tangent")
+    outputs, pushed = jvp_of(backend)(
+        flat, [flat.inputs[at] for at in flat.places], [given[at] for at in flat.places]
+    )
+    of_outputs = [
+        t if is_differentiable(y.dtype) else None for y, t in zip(outputs, pushed, strict=True)
+    ]
+    return flat.output.combine(outputs), flat.output.without_static().combine(of_outputs)
+
+
+@not_converted
 def op_value_and_grad(
-    fn: Callable[..., Any], argnums: int | Sequence[int] = 0
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
     """Return a function that returns both fn's scalar output and its gradient.
 
@@ -118,12 +179,15 @@ def op_value_and_grad(
     argnums : int or sequence of int
         The positional arguments, trees of float or complex tensors, to differentiate with respect
         to.
+    has_aux : bool
+        True if fn returns ``(output, aux)``: a pytree aux is returned as it is.
 
     Returns
     -------
     callable
-        It takes fn's parameters, and returns ``(output, gradient)``. The gradient is structured as
-        the argument; it is a tuple of gradients if argnums is a sequence.
+        It takes fn's parameters, and returns ``(output, gradient)``, or
+        ``((output, aux), gradient)``. The gradient is structured as the argument; it is a tuple of
+        gradients if argnums is a sequence.
 
     Raises
     ------
@@ -151,20 +215,24 @@ def op_value_and_grad(
         backend = backend_or_numpy(args)
 
         def of_chosen(*chosen: Any) -> Any:
-            return _real_scalar(op, backend, of_all(*subvals(args, numbers, chosen), **kwargs))
+            output = of_all(*subvals(args, numbers, chosen), **kwargs)
+            output, aux = _with_aux(op, output) if has_aux else (output, ())
+            return _real_scalar(op, backend, output), aux
 
         of_all = converted_as_caller(backend, fn)
         chosen = [_differentiable(op, backend, args[at], at) for at in numbers]
-        output, pullback = _vjp(op, backend, of_chosen, chosen)
+        (output, aux), pullback = _vjp(op, backend, of_chosen, chosen)
         one = beside(backend, output, backend.convert_to_tensor, 1.0, output.dtype)
-        gradients = pullback(one)
-        return output, gradients if several else gradients[0]
+        gradients = pullback((one, with_leaves(backend, lambda _: None, aux)))
+        return (output, aux) if has_aux else output, gradients if several else gradients[0]
 
     return value_and_gradient
 
 
 @not_converted
-def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+def op_grad(
+    fn: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
     """Return a function that returns the gradient of fn's scalar output.
 
     Parameters
@@ -174,12 +242,14 @@ def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callabl
     argnums : int or sequence of int
         The positional arguments, trees of float or complex tensors, to differentiate with respect
         to.
+    has_aux : bool
+        True if fn returns ``(output, aux)``: a pytree aux is returned as it is.
 
     Returns
     -------
     callable
         It takes fn's parameters and returns the gradient, structured as the argument; a tuple if
-        argnums is a sequence.
+        argnums is a sequence. With has_aux it returns ``(gradient, aux)``.
 
     Raises
     ------
@@ -196,8 +266,14 @@ def op_grad(fn: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callabl
     -----
     The names and the semantics are those of ``jax.grad``.
     """
-    value_and_gradient = op_value_and_grad(fn, argnums)
-    return not_converted(lambda *args, **kwargs: value_and_gradient(*args, **kwargs)[1])
+    value_and_gradient = op_value_and_grad(fn, argnums, has_aux)
+
+    @not_converted
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, gradient = value_and_gradient(*args, **kwargs)
+        return (gradient, value[1]) if has_aux else gradient
+
+    return gradient
 
 
 def _vjp(
@@ -208,32 +284,40 @@ def _vjp(
     variables: Sequence[Tensor] | None = None,
     flat_vjp: FlatVjp | None = None,
 ) -> tuple[Any, Pullback]:
-    inputs, specs = partition_each(op, backend, [floats_to_tensors(backend, arg) for arg in args])
-    places = [at for at, x in enumerate(inputs) if is_differentiable(x.dtype)]
-    spec_of_output: TreeSpec = ONE_TENSOR
-
-    def flat_fn(*tensors: Tensor) -> Sequence[Tensor]:
-        nonlocal spec_of_output
-        outputs, spec_of_output = partition(
-            op,
-            backend,
-            run_outside_rule(fn, *combine_each(specs, subvals(inputs, places, tensors))),
-        )
-        return outputs
-
+    flat = _FlatFunction(op, backend, fn, args)
+    inputs, places = flat.inputs, flat.places
     if variables:
         flat_vjp = by_variables_too(op, backend, variables)
-    outputs, flat_pullback = (flat_vjp or backend.vjp)(flat_fn, [inputs[at] for at in places])
-    specs_of_gradients = [spec.without_static() for spec in specs]
+    outputs, flat_pullback = (flat_vjp or backend.vjp)(flat, [inputs[at] for at in places])
+    specs_of_gradients = [spec.without_static() for spec in flat.specs]
 
     @not_converted
     def pullback(upstream: Any) -> tuple[Any, ...]:
-        gradients = flat_pullback(_fitting(op, backend, spec_of_output, outputs, upstream))
+        gradients = flat_pullback(_fitting(op, backend, flat.output, outputs, upstream))
         of_inputs = subvals([None] * len(inputs), places, gradients[: len(places)])
         of_args = tuple(combine_each(specs_of_gradients, of_inputs))
         return of_args if variables is None else (of_args, list(gradients[len(places) :]))
 
-    return spec_of_output.combine(outputs), pullback
+    return flat.output.combine(outputs), pullback
+
+
+class _FlatFunction:
+    """A function of the float and complex tensors in its arguments, which returns a list of tensors."""
+
+    def __init__(
+        self, op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[Any]
+    ) -> None:
+        self.op, self.backend, self.fn = op, backend, fn
+        args = [floats_to_tensors(backend, arg) for arg in args]
+        self.inputs, self.specs = partition_each(op, backend, args)
+        self.places = [at for at, x in enumerate(self.inputs) if is_differentiable(x.dtype)]
+        self.output: TreeSpec = ONE_TENSOR
+        """the spec of what the last run returned"""
+
+    def __call__(self, *tensors: Tensor) -> Sequence[Tensor]:
+        args = combine_each(self.specs, subvals(self.inputs, self.places, tensors))
+        outputs, self.output = partition(self.op, self.backend, run_outside_rule(self.fn, *args))
+        return outputs
 
 
 def require_callable(op: str, fn: Any) -> None:
@@ -312,26 +396,36 @@ def floats_to_tensors(backend: Backend, tree: Any) -> Any:
 
 
 def _fitting(
-    op: str, backend: Backend, spec: TreeSpec, outputs: Sequence[Tensor], upstream: Any
+    op: str,
+    backend: Backend,
+    spec: TreeSpec,
+    tensors: Sequence[Tensor],
+    tree: Any,
+    of: str = "the output",
+    kind: str = "upstream gradient",
 ) -> list[Tensor]:
-    """Return the leaves of upstream, one per output; zeros for None, as for an integer output."""
-    leaves = spec.align(upstream)
+    """Return the leaves of a tree, one for each tensor; zeros for None, as for an integer tensor."""
+    leaves = [None] * spec.count if tree is None and kind == "tangent" else spec.align(tree)
     if leaves is None:
-        raise refusal(CustomGradientTypeError, op,
-                      must="the upstream gradients must be structured as the output",
-                      got=describe_tree(upstream),
-                      do=f"write them as {describe_tree(spec.combine(outputs))}")  # fmt: skip
-    paths = spec.paths("the output")
-    return [
-        _upstream(op, backend, leaf, output, path)
-        for leaf, output, path in zip(leaves, outputs, paths, strict=True)
-    ]
+        raise refusal(CustomGradientTypeError, op, must=f"the {kind}s must be structured as {of}",
+                      got=describe_tree(tree),
+                      do=f"write them as {describe_tree(spec.combine(tensors))}")  # fmt: skip
+    fitting = []
+    for leaf, x, path in zip(leaves, tensors, spec.paths(of), strict=True):
+        check = partial(check_gradient, op, backend, leaf, x.shape, x.dtype)
+        checked = beside(backend, x, check, partial(str, path), kind.split()[-1])
+        fitting.append(zeros_like(backend, x) if checked is None else checked)
+    return fitting
 
 
-def _upstream(op: str, backend: Backend, gradient: Any, output: Tensor, path: str) -> Tensor:
-    check = partial(check_gradient, op, backend, gradient, output.shape, output.dtype)
-    checked = beside(backend, output, check, lambda: path)
-    return zeros_like(backend, output) if checked is None else checked
+def jvp_of(backend: Backend) -> Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]]:
+    """Return the framework's forward mode: ``jvp(fn, inputs, tangents)`` of its backend returns the
+    outputs and their tangents.
+    """
+    if not hasattr(backend, "jvp"):
+        raise refusal(BackendError, name_of(backend), must="forward mode needs jvp(fn, inputs, tangents)",
+                      got="a backend without it", do='write it, or check modes=("reverse",)')  # fmt: skip
+    return backend.jvp  # type: ignore[no-any-return]
 
 
 def _differentiable(op: str, backend: Backend, argument: Any, at: int) -> Any:
@@ -342,6 +436,15 @@ def _differentiable(op: str, backend: Backend, argument: Any, at: int) -> Any:
     raise refusal(CustomGradientTypeError, op,
                   must=f"argument {at} must hold float or complex tensors alone",
                   got=describe_tree(argument), do="convert it, or leave it out of argnums")  # fmt: skip
+
+
+def _with_aux(op: str, result: Any) -> tuple[Any, Any]:
+    """Return the output and aux of a function; raise an error if it returned no such pair."""
+    if isinstance(result, tuple) and len(result) == 2:
+        return result
+    raise refusal(CustomGradientTypeError, op,
+                  must="the function must return a pair (output, aux) with has_aux=True",
+                  got=describe_tree(result), do="return both, or leave out has_aux")  # fmt: skip
 
 
 def _real_scalar(op: str, backend: Backend, output: Any) -> Any:

@@ -70,6 +70,7 @@ NAVIGATION = """
 docs/install
 docs/learn
 docs/porting
+examples/porting/README
 docs/library-authors
 ```
 ```{toctree}
@@ -83,6 +84,7 @@ docs/rules
 docs/transformations
 docs/versions
 docs/performance
+docs/glossary
 ```
 ```{toctree}
 :hidden:
@@ -100,7 +102,7 @@ docs/reference/testing
 
 docs/writing-a-backend
 docs/reference/backend
-examples/*/README
+examples/cgshim-*/README
 ```
 ```{toctree}
 :hidden:
@@ -108,6 +110,8 @@ examples/*/README
 
 CHANGELOG
 CONTRIBUTING
+CODE_OF_CONDUCT
+SECURITY
 ```
 """
 
@@ -123,7 +127,7 @@ NOT_ON_THE_SITE = re.compile(
 def for_the_site(app: Sphinx, docname: str, source: list[str]) -> None:
     """Write the directives that GitHub would print as text: tabs, columns, and the navigation."""
     text = NOT_ON_THE_SITE.sub("", source[0])
-    if docname == "docs/porting":
+    if docname in ("docs/porting", "examples/porting/README"):
         text = COLUMNS.sub(two_columns, text)
     source[0] = TABS.sub(tab_set, text) + (NAVIGATION if docname == root_doc else "")
 
@@ -171,22 +175,25 @@ def types_of_backends(app: Sphinx, docname: str, source: list[str]) -> None:
     app.config.autodoc_typehints = "signature" if docname == "docs/reference/backend" else "none"
 
 
-class FunctionsOfTheTable(SphinxTransform):
-    """Make each row of the table in docs/ops.md the place of its function: `cgshim.ops.sin` links
-    to it.
-    """
+class ListedFunctions(SphinxTransform):
+    """Make each function listed in docs/ops.md a target: `cgshim.ops.sin` links to it."""
 
     default_priority = 500
 
     def apply(self) -> None:
         if self.env.docname != "docs/ops":
             return
-        for row in self.document.findall(nodes.row):
-            name = next(row.findall(nodes.literal), nodes.literal()).astext()
-            if name and name not in vars(cgshim.ops):
-                place = f"cgshim.ops.{name}"
-                row["ids"].append(place)
-                self.env.domains.python_domain.note_object(place, "function", place, location=row)
+        for paragraph in self.document.findall(nodes.paragraph):
+            if not paragraph.astext().startswith("On numpy"):
+                continue
+            for literal in paragraph.findall(nodes.literal):
+                name = literal.astext()
+                if name not in vars(cgshim.ops):
+                    place = f"cgshim.ops.{name}"
+                    literal["ids"].append(place)
+                    self.env.domains.python_domain.note_object(
+                        place, "function", place, location=literal
+                    )
 
 
 def add_index(app: Sphinx, exception: Exception | None) -> None:
@@ -200,4 +207,4 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", types_of_backends)
     app.connect("autodoc-process-signature", without_modules)
     app.connect("build-finished", add_index)
-    app.add_transform(FunctionsOfTheTable)
+    app.add_transform(ListedFunctions)

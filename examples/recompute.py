@@ -1,5 +1,4 @@
-"""A part of a network that keeps its arguments alone and runs again in the backward pass: time for
-memory.
+"""Run a part of a network again in the backward pass instead of keeping its residuals.
 
 With `--memory SIZE` it measures by how much the peak memory of the process grows, on arrays of that
 size.
@@ -24,20 +23,21 @@ from cgshim import (
 )
 
 
-def recompute(fn):
-    """fn, with a rule that keeps nothing of what fn computes; fn must return the same each time it
-    runs.
+def recompute(fn, variables=None):
+    """Return fn with a rule that keeps only the arguments and runs fn again.
+
+    fn must return the same each time. variables lists the trainable tensors that it captures.
     """
 
-    @op_custom_gradient
+    @op_custom_gradient(variables=variables)
     def recomputed(*args, **options):
         run = partial(fn, **options)
 
-        def grad(upstream, variables=None):  # the trainable state that fn reads, if it reads any
+        def grad(upstream, variables=None):
             _, pullback = op_vjp(run, *args, variables=variables, as_in_rules=True)
             return pullback(upstream)
 
-        constants = map(op_stop_gradient, args)  # of which no framework records anything
+        constants = map(op_stop_gradient, args)  # so that the framework records nothing
         return run(*constants), grad
 
     return recomputed

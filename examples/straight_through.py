@@ -23,8 +23,8 @@ def rounded(x, levels):
 
 @op_custom_gradient
 def quantise(x, levels):
-    not_clipped = op_abs(x) <= 1.0
-    return rounded(x, levels), lambda upstream: upstream * op_cast(not_clipped, upstream.dtype)
+    not_clipped = op_cast(op_abs(x) <= 1.0, x.dtype)
+    return rounded(x, levels), lambda upstream: upstream * not_clipped
 
 
 def classify(images, weights, quantiser):

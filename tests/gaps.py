@@ -42,75 +42,6 @@ NOT_REWRITTEN: dict[str, str] = {
 }
 """the conformance cases that the JAX adapter fails until it is rewritten"""
 
-TORCH_REWRITTEN: dict[str, str] = {
-    "test_a_batch_of_gradients_without_derivatives": (
-        "once_differentiable in forward-mode jacobian(vectorize=True) raises (issue #49)"
-    ),
-    "test_a_declared_variable_of_a_rule_for_batches": (
-        "a declared variable of a rule for batches is called undeclared under torch.func (issue #49)"
-    ),
-    "test_a_deep_graph_is_freed": (
-        "a graph of 6000 nodes overflows the stack of a small thread when it is freed (issue #49)"
-    ),
-    "test_a_derivative_of_a_graph_by_torch_func_raises[jvp]": (
-        "forward mode of an exported graph is a zero tangent (issue #49)"
-    ),
-    "test_a_differentiated_argument[grad of vmap]": (
-        "f that writes to its argument under grad of vmap is no error (issue #49)"
-    ),
-    "test_a_graph_of_f_itself_and_the_first_order[_in_a_container-exp-True]": (
-        "a graph that f makes itself is checked at the first derivative with create_graph (issue #49)"
-    ),
-    "test_a_graph_of_f_itself_and_the_first_order[_in_a_container-scaled-True]": (
-        "a graph that f makes itself is checked at the first derivative with create_graph (issue #49)"
-    ),
-    "test_a_kept_pullback_of_a_random_function": (
-        "a pullback of a random function is run again at the first derivative with create_graph (issue #49)"
-    ),
-    "test_a_nested_derivative_requires_grad_only_for_the_outside": (
-        "a result of nested op_grad requires grad (issue #49)"
-    ),
-    "test_a_scalar_gx_of_a_sparse_x_is_refused": (
-        "the error of a scalar gx of a sparse x is torch's (issue #49)"
-    ),
-    "test_a_tangent_in_an_option_is_refused[grad in jvp-constant]": (
-        "a tangent of an outer level in an option is not seen (issue #49)"
-    ),
-    "test_a_tangent_in_an_option_is_refused[grad in jvp-differentiated too]": (
-        "a tangent of an outer level in an option is not seen (issue #49)"
-    ),
-    "test_a_tangent_is_refused": ("a compiled host function drops a tangent (issue #49)"),
-    "test_an_input_that_the_rule_does_not_keep_may_change": (
-        "inputs are saved for a second run of f, so they must not change in place (issue #49)"
-    ),
-    "test_another_run_of_f_has_the_default_device": (
-        "a second run of f has no default device (issue #49)"
-    ),
-    "test_arguments_and_variables_that_come_back_as_copies": (
-        "a checkpoint returns copies of variables, which f does not read (issue #49)"
-    ),
-    "test_f_of_a_jvp_fn_may_not_read_what_is_differentiated_besides": (
-        "a captured tangent of an inner jvp is not seen (issue #49)"
-    ),
-    "test_forward_mode_and_a_residual_in_an_object[_by_a_dual_number]": (
-        "a dual number and a residual in an object end in torch's error (issue #49)"
-    ),
-    "test_grad_modes_and_autocast[inference_mode]": (
-        "inference tensors cannot be saved for backward (issue #49)"
-    ),
-    "test_no_grad_in_torch_func_needs_nothing": (
-        "f is told under torch.func that gradients are needed (issue #49)"
-    ),
-    "test_saved_tensor_hooks_see_inputs_residuals_and_variables_once": (
-        "an argument beside a residual that f made is saved twice (issue #49)"
-    ),
-    "test_the_graph_that_f_records_of_its_variable_is_not_kept": (
-        "the graph that f records of a captured variable stays alive (issue #49)"
-    ),
-    "test_vmap_alone_needs_nothing": ("f is told under vmap that gradients are needed (issue #49)"),
-}
-"""what the rewritten PyTorch adapter does not do yet; each row goes with its fix"""
-
 _TRANSPOSED = (
     "a ForwardAccumulator transposes a tf.function that was traced before without telling: a rule that is "
     "linear has the right tangent, any other a wrong one, as with tf.custom_gradient; "
@@ -187,12 +118,12 @@ OF_VERSIONS: dict[tuple[str, str, str], str] = {
     ),
     ("torch", ">=2.13", "test_a_second_order_is_never_dropped[aot_eager]"): (
         "torch.compile loses the second order of a graph whose backward reads none of its inputs, as that of an op, "
-        "whose rule keeps them without their graph, or what f made of them; inductor refuses it; mended after 2.13: "
+        "whose rule keeps them without their graph, or what f made of them; inductor refuses it; fixed after 2.13: "
         "https://github.com/pytorch/pytorch/issues/181581"
     ),
     ("torch", ">=2.13", "test_an_argument_that_a_rule_keeps_is_changed_in_place_later"): (
         "torch.compile reads what a Function has saved as it is in the backward pass, without torch's check that "
-        "nobody has changed it, by hand too: "
+        "it has not changed, by hand too: "
         "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_dynamo/variables/higher_order_ops.py"
     ),
     ("torch", "<2.13", "test_torch_func_within_a_compiled_function[eager]"): _GRAPH_ENDS,
@@ -207,8 +138,6 @@ def gaps_of(backend: str) -> dict[str, str]:
     always = {test: reason for (name, test), reason in GAPS.items() if name == backend}
     if backend == "jax":
         always |= NOT_REWRITTEN
-    if backend == "torch":
-        always |= TORCH_REWRITTEN
     if backend == "tensorflow":
         always |= TENSORFLOW_REWRITTEN
     rows = [

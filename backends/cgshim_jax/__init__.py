@@ -155,3 +155,9 @@ def version_limits() -> list[str]:
         for limit in limits
         if jax.__version_info__ < newer
     ]
+
+
+def jvp(
+    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: Sequence[Array], /
+) -> tuple[Sequence[Array], Sequence[Array]]:
+    return jax.jvp(lambda *xs: list(fn(*xs)), list(inputs), list(tangents))  # type: ignore[no-any-return]

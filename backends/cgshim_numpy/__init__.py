@@ -86,7 +86,8 @@ def _with_autograd(name: str) -> Callable[..., Any]:
     return lambda *args: getattr(derivatives(), name)(*args)
 
 
-vjp, vjp_of_rules, transposed = map(_with_autograd, ("vjp", "vjp_of_rules", "transposed"))
+_OF_AUTOGRAD = ("vjp", "jvp", "vjp_of_rules", "transposed")
+vjp, jvp, vjp_of_rules, transposed = map(_with_autograd, _OF_AUTOGRAD)
 
 
 def version_limits() -> list[str]:

@@ -41,6 +41,7 @@ from cgshim_numpy._vjp import (
     as_array,
     conjugated,
     convert_to_tensor as convert_to_tensor,
+    jvp as jvp,
     read as read,
     transposed as transposed,
     value_of as value_of,

@@ -22,6 +22,7 @@ from autograd.extend import (
 from cgshim_numpy._arrays import Array, is_box
 
 make_vjp: Any = autograd.make_vjp  # pyright infers a type without outputs
+make_jvp: Any = autograd.make_jvp
 anp: Any = autograd_numpy  # autograd makes these functions where no type checker looks
 Gradients = Callable[[Sequence[Array]], Sequence[Array]]
 
@@ -38,6 +39,17 @@ def vjp(fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /) -> tuple
     pullback, (outputs, _) = make_vjp(fn_and_inputs)(floats)
     zeros = vspace(floats).zeros()
     return list(outputs), lambda upstreams: list(pullback((tuple(upstreams), zeros)))
+
+
+def jvp(
+    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: Sequence[Array], /
+) -> tuple[Sequence[Array], Sequence[Array]]:
+    # the inputs are outputs as well: so an output that does not depend on them has a tangent
+    def fn_and_inputs(floats: Any) -> Any:
+        return tuple_of_boxes((tuple_of_boxes(tuple(fn(*floats))), floats))
+
+    (outputs, _), (of_outputs, _) = make_jvp(fn_and_inputs)(tuple(inputs))(tuple(tangents))
+    return list(outputs), list(of_outputs)
 
 
 def vjp_of_rules(

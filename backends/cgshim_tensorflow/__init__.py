@@ -7,7 +7,7 @@ in forward mode. `_vectorized` is the part of `tf.vectorized_map`, `_host` the p
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,3 +102,12 @@ class _TypeOfOp(tf.types.experimental.TraceType):  # type: ignore[misc]
 
     def placeholder_value(self, _: Any) -> Any:
         return self.op
+
+
+def jvp(
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], tangents: Sequence[Tensor], /
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    with tf.autodiff.ForwardAccumulator(list(inputs), list(tangents)) as accumulator:
+        outputs = list(fn(*inputs))
+    zero = tf.UnconnectedGradients.ZERO
+    return outputs, list(accumulator.jvp(outputs, unconnected_gradients=zero))

@@ -1,8 +1,7 @@
 """PyTorch as a backend of cgshim: the members of its protocol.
 
-A rule becomes the backward pass of a torch.autograd.Function: `_eager` has the one for eager mode,
-`_func` that for torch.func and dual numbers, `_compile` that for torch.compile. All three take the
-rule apart with `_closure`.
+A rule becomes the backward pass of a torch.autograd.Function: `_function` has the one for eager mode,
+`_functorch` the one for torch.func and dual numbers, `_compile` the one for torch.compile.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from cgshim_torch._export import exported, is_exporting, recorded
 from cgshim_torch._fast_path import PlainCalls
 from cgshim_torch._function import attach
 from cgshim_torch._functorch import mapped as mapped, transformed
-from cgshim_torch._private import is_transformed
+from cgshim_torch._private import is_transformed, skip_packages
 from cgshim_torch._tensors import (
     convert_to_numpy as convert_to_numpy,
     convert_to_tensor as convert_to_tensor,
@@ -27,6 +26,8 @@ from cgshim_torch._tensors import (
 )
 from cgshim_torch._versions import STAYS_IN_GRAPH, version_limits as version_limits
 from cgshim_torch._vjp import (
+    jvp as jvp,
+    run_and_watch_randomness,
     transposed as transposed,
     vjp as vjp,
     vjp_with_variables as vjp_with_variables,
@@ -36,10 +37,8 @@ if find_spec("cgshim_torch._host"):  # a gradient needs no functions on the host
     from cgshim_torch._host import host_function as host_function
 
 if not STAYS_IN_GRAPH:
-    from torch._dynamo import trace_rules
-
-    for package in ("cgshim", "cgshim_torch", "optree"):
-        trace_rules.add(package)  # else Dynamo compiles a call up to what it cannot trace
+    # else Dynamo compiles a call up to what it cannot trace
+    skip_packages("cgshim", "cgshim_torch", "optree")
 
 supports_variables = True
 _TENSORS = (torch.Tensor, torch.fx.Proxy)
@@ -69,9 +68,8 @@ def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
 
 def run_again(run: Callable[[], Any], refuse: Callable[[], NoReturn], /) -> Any:
     """Run f for a derivative; raise an error if it draws random numbers."""
-    state = torch.get_rng_state()
-    result = run()
-    if not torch.equal(state, torch.get_rng_state()):
+    result, is_random = run_and_watch_randomness(run)
+    if is_random:
         refuse()
     return result
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cgshim.backend import Call, Tensor, tensors_inside
-from cgshim_torch._private import functorch, has_tangent, is_wrapped
+from cgshim_torch._private import functorch, is_wrapped
 
 Edge = tuple[Any, int]
 
@@ -20,8 +20,9 @@ def captured_by(
     Under torch.func each level has a graph of its own.
     """
     known = [*inputs, *call.variables]
-    held = [t for t in tensors_inside(call.f, call.backend.is_tensor) if t.requires_grad]
-    names = {id(t): t for t in (*known, *held)}  # as f knows them
+    if not call.variables:  # the search takes longer than all else; undeclared ones are errors
+        known += [t for t in tensors_inside(call.f, call.backend.is_tensor) if t.requires_grad]
+    names = {id(t): t for t in known}  # as f knows them
     found: dict[int, Tensor] = {}
     tensors: list[tuple[Tensor, Tensor]] = [(t, t) for t in names.values()]
     while True:
@@ -41,13 +42,6 @@ def captured_by(
 def _below(t: Tensor, level: int) -> Tensor:
     is_there = is_wrapped(t) and functorch.maybe_get_level(t) == level
     return functorch.get_unwrapped(t) if is_there else t
-
-
-def refuse_captured_tangents(call: Call) -> None:
-    """Raise an error if f may read a tangent by another way than its arguments."""
-    for t in tensors_inside([call.f, *call.options.values()], call.backend.is_tensor):
-        if has_tangent(t) and not any(t is v for v in call.variables):
-            call.refuse_captured(t)
 
 
 def edge_of(tensor: Tensor) -> Edge:

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._dynamo.eval_frame import set_code_exec_strategy
-from torch._dynamo.types import FrameAction, FrameExecStrategy
 
 from cgshim.backend import Call, CustomGradient, Tensor, has_no_derivative, output_without_rule
 from cgshim_torch._export import exported
 from cgshim_torch._function import Run, attach
 from cgshim_torch._functorch import Transformed, transformed
-from cgshim_torch._private import differentiates_other_graph, forward_ad, is_transformed
+from cgshim_torch._private import (
+    differentiates_other_graph,
+    forward_ad,
+    is_transformed,
+    skip_as_outermost_frame,
+)
 
 _attached = torch.compiler.disable(
     attach, reason="cgshim: f reads variables, or its gradient is once_differentiable"
@@ -35,10 +38,8 @@ def run_calls_whole() -> bool:
     Else it would compile a call up to what it cannot trace, when f has already run. A reset of Dynamo
     undoes this, so each traced call does it again.
     """
-    skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
-    functions = (CustomGradient.__call__, CustomGradient.__get__, Run.gradients)
-    for function in (*functions, Transformed.backward, Transformed.jvp):
-        set_code_exec_strategy(function.__code__, skip)
+    of_ops = (CustomGradient.__call__, CustomGradient.__get__)
+    skip_as_outermost_frame([*of_ops, Run.gradients, Transformed.backward, Transformed.jvp])
     return True
 
 

@@ -15,7 +15,7 @@ import torch
 
 from cgshim.backend import Call, RuleSignature, Tensor, partition
 from cgshim_torch._export import is_exporting
-from cgshim_torch._function import CustomGradient, Run, attach_to, versions_of
+from cgshim_torch._function import CustomGradient, Run, attach_to, run_on_detached
 from cgshim_torch._private import is_any_autocast_enabled, is_transformed
 
 
@@ -40,18 +40,11 @@ class PlainCalls:
             if x.requires_grad:
                 x, differentiated = x.detach(), True
             inputs.append(x)
-        versions = versions_of(inputs)
-        try:
-            result = call.run(inputs)
-        finally:
-            if not torch.is_grad_enabled():  # as after Function.forward
-                torch.set_grad_enabled(True)
-        if versions != versions_of(inputs):
-            call.refuse_writing()
-        signature = self.signature_of(result)
-        if signature is None or not differentiated:
+        result = run_on_detached(call, inputs)
+        signature = self.signature_of(result, inputs)
+        if signature is None:
             return attach_to(call, args, inputs, result)
-        return self.attach(call, signature, args, inputs, *result)
+        return self.attach(call, signature, args, inputs, *result) if differentiated else result[0]
 
     def attach(
         self,
@@ -63,31 +56,35 @@ class PlainCalls:
         grad_fn: FunctionType,
     ) -> Any:
         """Return the output of f with the gradient of a plain rule."""
-        is_one = self.count is None
         own = dict(zip(map(id, inputs), args, strict=True))
-        outputs = (output,) if is_one else output
-        if not own.keys().isdisjoint(map(id, outputs)) or len(set(map(id, outputs))) < len(outputs):
-            return attach_to(call, args, inputs, (output, grad_fn))
+        if self.count is None:
+            results = own[id(output)] = output.detach()
+        else:
+            results = tuple([y.detach() for y in output])
+            own.update(zip(map(id, output), results, strict=True))
         run = Run(call, signature, args)
-        residuals = run.convert(grad_fn)
-        results = tuple([y.detach() for y in outputs])
-        own.update(zip(map(id, outputs), results, strict=True))
-        saved = run.saved_of(own, residuals, args, ())
-        return Plain.apply((run, saved, results[0] if is_one else results), *args)
+        saved = run.saved_of(own, run.convert(grad_fn), args, ())
+        return Plain.apply((run, saved, results), *args)
 
-    def signature_of(self, result: Any) -> RuleSignature | None:
-        """Return how a rule is called if it and the output are plain, and f captured nothing."""
+    def signature_of(self, result: Any, inputs: Sequence[Tensor]) -> RuleSignature | None:
+        """Return how a rule is called if it and the output are plain; None if f captured something
+        or returned an argument.
+        """
         if type(result) is not tuple or len(result) != 2 or type(result[1]) is not FunctionType:
             return None
         output, grad_fn = result
-        is_one = type(output) is torch.Tensor
-        if not is_one and (type(output) is not tuple or not output):
+        if type(output) is torch.Tensor:
+            outputs, count = result[:1], None
+        elif type(output) is tuple and len(set(map(id, output))) == len(output) > 0:
+            outputs, count = output, len(output)
+        else:
             return None
-        outputs: Any = (output,) if is_one else output
         for y in outputs:
             if type(y) is not torch.Tensor or y.requires_grad or y._is_view():
                 return None
-        count = None if is_one else len(output)
+            for x in inputs:
+                if x is y:
+                    return None
         if grad_fn.__code__ is not self.code or count != self.count:
             _, spec = partition(self.call.name, self.call.backend, output)
             signature = self.call.signature_of(grad_fn, spec)
@@ -102,9 +99,10 @@ class Plain(CustomGradient):
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         run = ctx.run
-        if torch.is_grad_enabled() or is_any_autocast_enabled() or run.autocast or run.refuse:
+        if torch.is_grad_enabled() or is_any_autocast_enabled() or not run.is_plain:
             return CustomGradient.backward(ctx, *upstreams)
-        saved = ctx.saved_tensors if ctx.saves else ()
+        # several backward passes go through an op that saves nothing
+        saved = ctx.saved_tensors if run.saves else ()
         gradients, _ = run.signature.gradients(
             run.rebuild(saved), saved[run.count :], upstreams, run.shapes, run.dtypes
         )

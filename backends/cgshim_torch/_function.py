@@ -9,7 +9,7 @@ an output is one already, and for the others f runs again (`Recomputed`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NoReturn
 
@@ -22,6 +22,7 @@ from cgshim.backend import (
     RuleSignature,
     Tensor,
     closure_convert,
+    is_differentiable,
     is_in_rule,
     subvals,
     tensors_inside,
@@ -32,7 +33,7 @@ from cgshim_torch._cut import Cut
 from cgshim_torch._private import forward_ad, is_any_autocast_enabled
 from cgshim_torch._refusing import refusing
 from cgshim_torch._tensors import alias
-from cgshim_torch._vjp import differ
+from cgshim_torch._vjp import differ, ramp
 
 
 def attach(call: Call, inputs: Sequence[Tensor]) -> Any:
@@ -43,14 +44,20 @@ def attach(call: Call, inputs: Sequence[Tensor]) -> Any:
     if not recording:
         return _without_graph(call, call.read_output(call.run(inputs), inputs), inputs)
     seen = [x.detach() for x in inputs]
+    return attach_to(call, inputs, seen, run_on_detached(call, seen))
+
+
+def run_on_detached(call: Call, seen: Sequence[Tensor]) -> Any:
+    """Return what f returns, which must not write to its arguments."""
     versions = versions_of(seen)
     try:
         result = call.run(seen)
     finally:
-        torch.set_grad_enabled(True)  # whatever f has set, as after Function.forward
+        if not torch.is_grad_enabled():  # as after Function.forward
+            torch.set_grad_enabled(True)
     if versions != versions_of(seen):
         call.refuse_writing()
-    return attach_to(call, inputs, seen, result)
+    return result
 
 
 def attach_to(call: Call, inputs: Sequence[Tensor], seen: Sequence[Tensor], result: Any) -> Any:
@@ -125,14 +132,13 @@ class CustomGradient(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, of_run: tuple[Run, Sequence[Tensor], Any], *primals: Tensor) -> Any:
         ctx.run, saved, results = of_run
-        ctx.saves = bool(saved)
         ctx.save_for_backward(*saved)
         return results
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         # several backward passes go through an op that saves nothing
-        saved = ctx.saved_tensors if ctx.saves else ()
+        saved = ctx.saved_tensors if ctx.run.saves else ()
         return None, *ctx.run.gradients(saved, upstreams, ctx.needs_input_grad[1:])
 
 
@@ -150,6 +156,8 @@ class Run:
     variables: int = 0
     made: Sequence[int] = ()
     """the indices of the residuals that f made"""
+    order: Sequence[int] = ()
+    """the places of all these tensors among the saved ones; empty if none is there twice"""
 
     def __init__(
         self,
@@ -164,6 +172,11 @@ class Run:
             kind = inputs[0].device.type
             if torch.is_autocast_enabled(kind):
                 self.autocast = kind, torch.get_autocast_dtype(kind)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if a first derivative calls the rule on what is saved as it is."""
+        return not (self.autocast or self.refuse or self.order)
 
     def rule_around(self, residuals: Sequence[Tensor]) -> Rule:
         """Return the rule with these residuals in its closure."""
@@ -180,7 +193,7 @@ class Run:
         if call.once_differentiable:
             self.refuse = partial(call.refuse_second_order, "a derivative of it")
         for t in tensors_inside(opaque, call.backend.is_tensor) if opaque else ():
-            if _is_float(t) and not (t.requires_grad and t.is_leaf):
+            if is_differentiable(t.dtype) and not (t.requires_grad and t.is_leaf):
                 self.refuse = partial(call.refuse_unconnected, t, "grad_fn keeps in an object")
         return residuals
 
@@ -192,56 +205,59 @@ class Run:
         variables: Sequence[Tensor],
     ) -> list[Tensor]:
         """Return what the backward pass needs; own are f's inputs and outputs by their ids."""
-        self.made = [at for at, t in enumerate(residuals) if id(t) not in own and _is_float(t)]
-        saved = [own.get(id(t), t) for t in residuals]
-        self.variables = len(variables)
-        saved += variables
+        saved, made = [], []
+        for at, t in enumerate(residuals):
+            known = own.get(id(t))
+            if known is None and is_differentiable(t.dtype):
+                made.append(at)
+                if t.requires_grad and not _leaves_besides([t], variables):
+                    t = t.detach()  # else the graph that f recorded of variables stays alive
+            saved.append(t if known is None else known)
+        if made:
+            self.made = made
+        if variables:
+            self.variables = len(variables)
+            saved += variables
         if self.signature.form == "arguments" or (self.made and self.refuse is None):
             saved += inputs
         if self.refuse is not None:
             # empty functions of the inputs: the gradient depends on those too that are not saved
             saved += [x.reshape(-1)[:0].clone() for x in inputs if x.requires_grad]
-        return saved
+        self.saves = bool(saved)
+        once = {id(t): t for t in saved}
+        if len(once) < len(saved):  # hooks that copy see each tensor once
+            places = {key: at for at, key in enumerate(once)}
+            self.order = [places[id(t)] for t in saved]
+        return [*once.values()]
 
     def gradients(
         self, saved: Sequence[Tensor], upstreams: Sequence[Tensor], needed: Sequence[bool]
     ) -> list[Tensor | None]:
         """Return the rule's gradients of inputs and variables, which autograd may record."""
+        saved = [saved[at] for at in self.order] or saved
         residuals, rest, count = saved[: self.count], saved[self.count :], len(self.shapes)
         variables, inputs = rest[: self.variables], rest[self.variables :][:count]
         further = torch.is_grad_enabled() or forward_ad._current_level >= 0
         if further and self.made and self.refuse is None:
             residuals = connected(self, residuals, inputs, variables)
         rule = self.rule_around(residuals)
-        with self.modes(upstreams, without_graph=further and self.refuse is not None):
+        records = torch.is_grad_enabled() and self.refuse is None
+        with self.autocast_of_f(upstreams), torch.set_grad_enabled(records):
             gradients, of_variables = rule(inputs, upstreams, variables, needed[:count])
         every = [*gradients, *of_variables]
         if further and self.refuse is not None:
             return refusing(self.refuse, every, [*saved, *upstreams])
         return every
 
-    def modes(
-        self, tensors: Sequence[Tensor], without_graph: bool = False
-    ) -> AbstractContextManager[Any]:
-        """Return a context in which the rule runs on tensors: under the autocast of f."""
-        is_autocast = self.autocast is not None or is_any_autocast_enabled()
-        if not (is_autocast or without_graph):
+    def autocast_of_f(self, tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
+        """Return a context with the autocast under which f ran."""
+        if self.autocast is None and not (is_any_autocast_enabled() and tensors):
             return _NO_CONTEXT
-        modes = ExitStack()
-        if without_graph:
-            modes.enter_context(torch.no_grad())
-        if self.autocast is not None:
-            modes.enter_context(torch.autocast(*self.autocast))
-        elif is_autocast and tensors:
-            modes.enter_context(torch.autocast(tensors[0].device.type, enabled=False))
-        return modes
+        off = (tensors[0].device.type, None, False)
+        return torch.autocast(*(self.autocast or off))  # type: ignore[no-any-return]
 
 
 _NO_CONTEXT = nullcontext()
-
-
-def _is_float(t: Tensor) -> bool:
-    return bool(t.is_floating_point() or t.is_complex())
 
 
 # --- Higher derivatives ---------------------------------------------------------------------------
@@ -255,7 +271,7 @@ def connected(
     if any(t.requires_grad for t in firsts):  # a graph within f, such as that of a pullback
         inputs = _differentiable(inputs)
         again = made_again(run, firsts, inputs)
-        require_connected(run.call, again, [*inputs, *variables])
+        require_connected(run, again, inputs, variables)
     else:
         again = Recomputed.apply(run, len(firsts), *firsts, *inputs, *variables)
     return subvals(residuals, run.made, again)
@@ -277,14 +293,22 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
         firsts, sources = saved[: ctx.count], saved[ctx.count :]
         inputs, variables = sources[: len(run.shapes)], sources[len(run.shapes) :]
         cut = Cut()
-        inputs = _differentiable([cut(x) for x in inputs] if variables else inputs)
+        further = torch.is_grad_enabled()
+        if variables:
+            inputs = [cut(x) if further else x.detach() for x in inputs]
+        inputs = _differentiable(inputs)
         again = made_again(run, firsts, inputs)
         # a checkpoint or a hook returns copies of the variables that f reads
         read = run.call.variables or captured_by(run.call, again, inputs)
         by = [*inputs, *(read if len(read) == len(variables) else variables)]
         places = [at for at, x in enumerate(by) if ctx.needs_input_grad[2 + ctx.count + at]]
         ends = [at for at, u in enumerate(upstreams) if u is not None]
-        require_connected(run.call, [again[at] for at in ends], by)
+        require_connected(
+            run,
+            [y if at in ends else None for at, y in enumerate(again)],
+            inputs,
+            by[len(inputs) :],
+        )
         ends = [at for at in ends if again[at].requires_grad]
         gradients: Any = [None] * len(places)
         if ends:
@@ -293,7 +317,8 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
                     [again[at] for at in ends],
                     [by[at] for at in places],
                     [upstreams[at] for at in ends],
-                    create_graph=torch.is_grad_enabled(),
+                    retain_graph=True,  # of what made the inputs
+                    create_graph=further,
                     allow_unused=True,
                 )
         return None, None, *[None] * ctx.count, *subvals([None] * len(by), places, gradients)
@@ -301,29 +326,82 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
 
 def made_again(run: Run, firsts: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Run f again, as a checkpoint does, and return the residuals that it makes."""
+    residuals = _residuals_of_run(run, inputs)
+    if len(residuals) != len(firsts) or differ(firsts, residuals):
+        run.call.refuse_unconnected(firsts[0], "another run of f does not make again")
+    return residuals
+
+
+def _residuals_of_run(run: Run, inputs: Sequence[Tensor]) -> list[Tensor]:
     call = run.call
-    with torch.enable_grad(), run.modes(inputs):
+    with torch.enable_grad(), run.autocast_of_f(inputs):
         _, rule = call(inputs)
     residuals = closure_convert(rule.grad_fn, call.backend, call.constants).residuals
-    if len(residuals) != run.count or differ(firsts, [residuals[at] for at in run.made]):
-        call.refuse_unconnected(firsts[0], "another run of f does not make again")
-    return [residuals[at] for at in run.made]
+    return [residuals[at] for at in run.made] if len(residuals) == run.count else []
 
 
-def require_connected(call: Call, residuals: Sequence[Tensor], known: Sequence[Tensor]) -> None:
-    """Raise an error for a residual that autograd does not see as a function of known tensors."""
-    stops = {edge_of(x): x for x in known if x.grad_fn is not None}
+def require_connected(
+    run: Run,
+    residuals: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    variables: Sequence[Tensor],
+) -> None:
+    """Raise an error for a residual that is neither a function of known tensors nor a constant."""
+    apart = [t if t is not None and not t.requires_grad else None for t in residuals]
+    if any(t is not None for t in apart):
+        _require_constants(run, apart, inputs, variables)
     for t in residuals:
-        if not t.requires_grad:
-            call.refuse_unconnected(t, "f made where autograd does not see")
-        if any(all(leaf is not x for x in known) for leaf in reached([t], stops)):
-            call.refuse_unconnected(t, "f made of other tensors than its arguments and variables")
+        if t is not None and _leaves_besides([t], [*inputs, *variables]):
+            run.call.refuse_unconnected(
+                t, "f made of other tensors than its arguments and variables"
+            )
+
+
+def _leaves_besides(tensors: Sequence[Tensor], known: Sequence[Tensor]) -> list[Tensor]:
+    """Return the leaves that tensors depend on besides known tensors."""
+    stops = {edge_of(x): x for x in known if x.grad_fn is not None}
+    return [leaf for leaf in reached(tensors, stops) if all(leaf is not x for x in known)]
+
+
+def _require_constants(
+    run: Run,
+    residuals: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    variables: Sequence[Tensor],
+) -> None:
+    """Raise an error for a residual without a graph that changes with the inputs.
+
+    A mask such as ``(x > 0).to(x.dtype)`` does not change, or only on one side of the inputs: its
+    derivative is 0, as in a Function by hand. f runs again on both sides to see that.
+    """
+    below, above = [
+        [] if variables else _residuals_of_run(run, [_moved(x, sign) for x in inputs])
+        for sign in (-1.0, 1.0)
+    ]
+    for at, t in enumerate(residuals):
+        if t is not None and (
+            not len(below) == len(above) == len(residuals)
+            or not (below[at].shape == above[at].shape == t.shape)
+            or not bool(((below[at] == t) | (above[at] == t) | t.isnan()).all())
+        ):
+            run.call.refuse_unconnected(t, "f made where autograd does not see")
+
+
+def _moved(x: Tensor, sign: float) -> Tensor:
+    """Return an input close to x, with no element in the same ratio to x."""
+    if not is_differentiable(x.dtype):
+        return x
+    x = x.detach()
+    step = sign * torch.finfo(x.dtype).eps ** 0.5
+    return x + step * ramp(x, 0) * torch.where(x == 0, torch.ones_like(x), x)
 
 
 def _differentiable(inputs: Sequence[Tensor]) -> list[Tensor]:
     """Return the inputs, each as a tensor of its own that requires grad: what f makes of any does."""
     with torch.enable_grad():
         return [
-            alias(x) if x.requires_grad or not _is_float(x) else x.detach().requires_grad_()
+            alias(x)
+            if x.requires_grad or not is_differentiable(x.dtype)
+            else x.detach().requires_grad_()
             for x in inputs
         ]

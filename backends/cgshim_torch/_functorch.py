@@ -26,7 +26,7 @@ from cgshim.backend import (
     subvals,
     tensors_inside,
 )
-from cgshim_torch._captured import captured_by, refuse_captured_tangents
+from cgshim_torch._captured import captured_by
 from cgshim_torch._function import versions_of
 from cgshim_torch._private import (
     batches_of,
@@ -37,7 +37,7 @@ from cgshim_torch._private import (
     unwrapped,
 )
 from cgshim_torch._refusing import refusing
-from cgshim_torch._vjp import transposed
+from cgshim_torch._vjp import transposed, values_of
 
 
 def transformed(call: Call, inputs: Sequence[Tensor]) -> Any:
@@ -48,14 +48,13 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Any:
         innermost = max(inputs, key=functorch.maybe_get_level)
         if functorch.is_batchedtensor(innermost):
             return tuple(OverBatch.apply(call.f, *inputs))
-    versions = versions_of(inputs)
+    values = [*map(values_of, inputs)]  # a batch has no version of its own
+    versions = versions_of(values)
     result, refusals = _run_in_forward_mode(call, inputs)
-    if versions != versions_of(inputs):
+    if versions != versions_of(values):
         call.refuse_writing()
     outputs, rule = call.read(result, inputs)
     variables = () if is_in_rule() else _variables_of(call, rule, outputs, inputs)
-    if forward_ad._current_level >= 0 and not is_in_rule():
-        refuse_captured_tangents(call)
     run = TransformedRun(call, rule, inputs, variables, outputs)
     run.host_refusals = refusals
     passed = [*inputs, *variables, *run.residuals, *with_batches(outputs, [*inputs, *variables])]
@@ -154,10 +153,23 @@ class TransformedRun:
         self.inputs, self.leaves = len(inputs), len(inputs) + len(variables)
         self.outputs = len(outputs)
         known = set(map(id, (*inputs, *variables, *outputs)))
-        self.residuals = [t for t in held if id(t) not in known]
+        self.captured = self._captured_in_forward_mode()
+        # a captured tensor is passed only to learn its tangent
+        every = {id(t): t for t in (*held, *self.captured)}
+        self.residuals = [t for t in every.values() if id(t) not in known]
         passed = [*inputs, *variables, *self.residuals, *outputs]
         place = {id(t): at for at, t in reversed(list(enumerate(passed)))}
         self.places = [place[id(t)] for t in held]
+        self.places_of_captured = [place[id(t)] for t in self.captured]
+
+    def _captured_in_forward_mode(self) -> list[Tensor]:
+        """Return the tensors in f's closure and options, which must not have a tangent."""
+        call = self.call
+        if forward_ad._current_level < 0 or is_in_rule():
+            return []
+        found = tensors_inside([call.f, *call.options.values()], call.backend.is_tensor)
+        declared = set(map(id, call.variables))
+        return [t for t in found if id(t) not in declared and is_differentiable(t.dtype)]
 
     def _refusal_for(self, opaque: Sequence[Any]) -> Refusal | None:
         """Return what raises the error for a derivative of the gradient; None if it has one."""
@@ -200,6 +212,9 @@ class TransformedRun:
         self, tensors: Sequence[Tensor], tangents: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         """Return the tangents of the outputs: by jvp_fn, or by the transpose of the rule."""
+        for t, at in zip(self.captured, self.places_of_captured, strict=True):
+            if tangents[at] is not None:
+                self.call.refuse_captured(t)
         outputs, rule = tensors[len(tensors) - self.outputs :], self.rule_around(tensors)
         if any(t is not None for t in tangents[self.inputs : self.leaves]) and rule.jvp_fn:
             refuse_captured_tangent(self.call.name)

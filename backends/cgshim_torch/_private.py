@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -44,17 +44,6 @@ def primal_of(t: torch.Tensor) -> torch.Tensor:
     return _forward_ad.unpack_dual(t).primal
 
 
-def has_tangent(t: torch.Tensor) -> bool:
-    """Return True if a tensor has a tangent at any level."""
-    while True:
-        is_batch = functorch.is_batchedtensor(t)
-        if not is_batch and _forward_ad.unpack_dual(t).tangent is not None:
-            return True
-        if not is_wrapped(t):
-            return False
-        t = functorch.get_unwrapped(t)
-
-
 def batches_of(t: torch.Tensor) -> set[int]:
     """Return the levels of the vmaps whose batch a tensor has."""
     levels = set()
@@ -65,12 +54,33 @@ def batches_of(t: torch.Tensor) -> set[int]:
     return levels
 
 
+def skip_as_outermost_frame(functions: Sequence[Callable[..., Any]]) -> None:
+    """Let Dynamo trace functions only where a traced function calls them.
+
+    Dynamo has no public setting for that: `torch.compiler.disable` ends the graph of a caller too.
+    """
+    from torch._dynamo.eval_frame import set_code_exec_strategy
+    from torch._dynamo.types import FrameAction, FrameExecStrategy
+
+    skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    for function in functions:
+        set_code_exec_strategy(function.__code__, skip)
+
+
+def skip_packages(*names: str) -> None:
+    """Let Dynamo end the graph at calls of these packages, instead of tracing into them."""
+    from torch._dynamo import trace_rules
+
+    for name in names:
+        trace_rules.add(name)
+
+
 def differentiates_other_graph() -> bool:
     """Return True if the backward graph that Dynamo traces calls a pullback of another graph.
 
     Dynamo hands over its tensors without their graph, so the gradients would be zero (torch 2.13).
     """
-    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.symbolic_convert import InstructionTranslator  # slow to import
     from torch._functorch.eager_transforms import _autograd_grad
 
     graph = InstructionTranslator.current_tx().output.current_tracer.graph

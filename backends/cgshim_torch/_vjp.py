@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -39,8 +39,7 @@ def _vjp_that_runs_again(run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
     """Return a pullback that a rule may keep: it closes over inputs, which each level of torch.func
     replaces, and not over the graph of one level.
     """
-    state, outputs = torch.get_rng_state(), run(*inputs)
-    is_random = not torch.equal(state, torch.get_rng_state())
+    outputs, is_random = run_and_watch_randomness(lambda: run(*inputs))
 
     def pullback(upstreams: Sequence[Tensor]) -> Sequence[Tensor]:
         if is_random:
@@ -50,6 +49,19 @@ def _vjp_that_runs_again(run: Callable[..., tuple[Tensor, ...]], inputs: Sequenc
         return torch.func.vjp(run, *inputs)[1](tuple(upstreams))  # type: ignore[no-any-return]
 
     return outputs, pullback
+
+
+def jvp(
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], tangents: Sequence[Tensor], /
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    run = lambda *xs: tuple(fn(*xs))
+    return torch.func.jvp(run, tuple(inputs), tuple(tangents))  # type: ignore[no-any-return]
+
+
+def run_and_watch_randomness(run: Callable[[], Any]) -> tuple[Any, bool]:
+    """Return what a function returns, and True if it draws random numbers of torch."""
+    state, result = torch.get_rng_state(), run()
+    return result, not torch.equal(state, torch.get_rng_state())
 
 
 def vjp_with_variables(
@@ -64,13 +76,9 @@ def vjp_with_variables(
             raise refusal(CustomGradientTypeError, "op_vjp", must="variables must require grad",
                           got=describe(variable),
                           do="call its requires_grad_(), or pass it as an argument")  # fmt: skip
-        stops = {edge_of(v): v for v in variables if v is not variable and v.grad_fn is not None}
-        if any(
-            v is other
-            for v in reached([variable], stops)
-            for other in variables
-            if other is not variable
-        ):
+        others = {id(v): v for v in variables if v is not variable}
+        stops = {edge_of(v): v for v in others.values() if v.grad_fn is not None}
+        if any(id(v) in others for v in reached([variable], stops)):
             raise refusal(CustomGradientTypeError, "op_vjp",
                           must="variables must not be made of one another", got=describe(variable),
                           do="pass the one as an argument of the other's function")  # fmt: skip
@@ -86,21 +94,17 @@ def _vjp_by_autograd(
         # a node of its own for each: an input that comes twice has two gradients
         cut = Cut()
         own = [
-            alias(cut(x) if variables else x)
-            if x.requires_grad and outside
-            else x.detach().requires_grad_()
+            alias(cut(x) if variables else x) if x.requires_grad and outside else _new_leaf(x)
             for x in [x.clone() if x.is_inference() else x for x in inputs]
         ]
         outputs = fn(*own)
+    for x in own:
+        setattr(x, _RUNNING, not x.is_leaf)
     connected = [at for at, y in enumerate(outputs) if y.requires_grad]
     by = [*own, *variables]
-    outside = outside and (
-        any(x.requires_grad for x in inputs)
-        or bool({*map(id, reached(outputs, {}))} - {*map(id, own)})
-        or any(
-            t.requires_grad for t in tensors_inside(fn, torch.is_tensor)
-        )  # a rule alone may read it
-    )
+    # fn may hold what only a rule reads
+    sources = [*inputs, *reached([*outputs, *tensors_inside(fn, torch.is_tensor)], {})]
+    outside = outside and any(t.requires_grad and getattr(t, _RUNNING, True) for t in sources)
 
     def pullback(upstreams: Sequence[Tensor]) -> Sequence[Tensor]:
         if not connected:
@@ -115,6 +119,16 @@ def _vjp_by_autograd(
 
     # other tensors than the pullback's own, in each run of an f that calls op_vjp
     return tuple([alias(y) if outside else y.detach() for y in outputs]), pullback
+
+
+_RUNNING = "_cgshim_vjp_is_running"
+
+
+def _new_leaf(x: Tensor) -> Tensor:
+    """Return x as a leaf of an op_vjp, which is nothing outside of it once the function has run."""
+    leaf = x.detach().requires_grad_()
+    setattr(leaf, _RUNNING, True)
+    return leaf
 
 
 def transposed(
@@ -160,7 +174,7 @@ def transposed(
 def _tolerance(x: Tensor, y: Tensor) -> dict[str, float]:
     """Return a tolerance relative to the largest number."""
     relative = _relative(x)
-    values = [_values_of(t).detach() for t in (x, y) if t.numel()]
+    values = [values_of(t).detach() for t in (x, y) if t.numel()]
     try:
         largest = max([float(t.abs().max()) for t in values], default=0.0)
     except RuntimeError:  # of fake tensors
@@ -198,8 +212,8 @@ def _are_adjoint(
         *[-x * y.conj() for x, y in zip(values, upstreams, strict=True)],
     ]
     # `sum` adds 0, which fails for an empty batch
-    total = _values_of(functools.reduce(torch.add, [t.sum() for t in terms]))
-    size = _values_of(functools.reduce(torch.add, [t.abs().sum() for t in terms]))
+    total = values_of(functools.reduce(torch.add, [t.sum() for t in terms]))
+    size = values_of(functools.reduce(torch.add, [t.abs().sum() for t in terms]))
     difference = (total.real if total.is_complex() else total).abs()
     try:
         return not bool((difference > _relative(terms[0]) * size).any())
@@ -214,7 +228,7 @@ def _relative(x: Tensor) -> float:
 
 def differ(xs: Sequence[Tensor], ys: Sequence[Tensor], **tolerance: float) -> bool:
     """Return True if tensors differ by more than rounding; False where they have no values."""
-    for x, y in zip(map(_values_of, xs), map(_values_of, ys), strict=True):
+    for x, y in zip(map(values_of, xs), map(values_of, ys), strict=True):
         try:
             # nearly always they are equal, which takes one operation to see
             if not torch.equal(x, y):
@@ -226,7 +240,7 @@ def differ(xs: Sequence[Tensor], ys: Sequence[Tensor], **tolerance: float) -> bo
     return False
 
 
-def _values_of(t: Tensor) -> Tensor:
+def values_of(t: Tensor) -> Tensor:
     """Return a tensor, or the tensor of all members of a batch."""
     while is_wrapped(t):
         t = functorch.get_unwrapped(t)

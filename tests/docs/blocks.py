@@ -2,8 +2,9 @@
 top to its end.
 
 A page chooses its backend by `cgshim.set_backend("numpy")`, in whose place another one may be put.
-A block in a tab is for the framework that the tab's label, a line in bold type, names. It needs
-nothing but cgshim and that framework.
+A block in a tab is for the framework that the tab's label, a line in bold type, names. A block
+without a label that begins with `import torch` is for PyTorch, and so on. A block needs nothing but
+cgshim and its framework.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ BACKENDS = {
     "Keras": "tensorflow",
     "NumPy": "numpy",
 }
+IMPORT = re.compile(r"(?:>>> )?import (torch|jax|tensorflow)\n")
 PARTS = re.compile(
     r"^\*\*(?P<label>\w+)\*\*\n|^<!-- end of tabs -->|^```python\n(?P<code>.*?)^```$", re.M | re.S
 )
@@ -53,9 +55,17 @@ def run(path: Path, backend: str, **names: Any) -> dict[str, Any]:
     sys.modules[module.__name__] = module  # torch.compile imports the module of a function
     vars(module).update(names)
     for block in blocks(path.read_text()):
-        if block.label is None or BACKENDS[block.label] == backend:
+        if backend_of(block) in (None, backend):
             run_block(block, path, backend, vars(module))
     return vars(module)
+
+
+def backend_of(block: Block) -> str | None:
+    """Return the backend that a block is for, or None if it is for all."""
+    if block.label is not None:
+        return BACKENDS[block.label]
+    imported = IMPORT.match(block.code)
+    return imported[1] if imported else None
 
 
 def run_block(block: Block, path: Path, backend: str, names: dict[str, Any]) -> None:

@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 import cgshim
-from cgshim import CustomGradientTypeError, op_grad, op_value_and_grad, op_vjp, ops
+from cgshim import (
+    CustomGradientError,
+    CustomGradientTypeError,
+    TransformationError,
+    op_custom_gradient,
+    op_grad,
+    op_jvp,
+    op_value_and_grad,
+    op_vjp,
+    ops,
+)
 from cgshim.testing import check_gradients
 from cgshim.testing.conformance import Framework
 
@@ -220,3 +230,75 @@ def test_an_upstream_of_another_float_is_cast(framework):
 def test_an_upstream_may_be_a_number(framework):
     _, pullback = op_vjp(lambda x: x * x, framework.tensor(2.0))
     framework.check_equal([pullback(3.0), pullback(3)], [(np.array(12.0),)] * 2)
+
+
+def test_a_tangent(framework):
+    tensor = framework.tensor
+    primals = (tensor([2.0, 3.0]), {"y": tensor([5.0, 7.0]), "name": "static"})
+    tangents = (tensor([1.0, 10.0]), {"y": tensor([-1.0, 2.0]), "name": None})
+    fn = lambda x, tree: {"product": 3.0 * x * tree["y"], "constant": [tensor(1.0)]}
+    output, tangent = op_jvp(fn, primals, tangents)
+    expected = {"product": np.array([30.0, 63.0]), "constant": [np.array(1.0)]}
+    framework.check_equal(output, expected)
+    expected = {"product": np.array([9.0, 228.0]), "constant": [np.array(0.0)]}
+    framework.check_equal(tangent, expected)
+    _, tangent = op_jvp(fn, primals, (tangents[0], None))
+    framework.check_equal(tangent["product"], np.array([15.0, 210.0]))
+
+
+def test_a_tangent_is_that_of_the_rule(framework):
+    op = op_custom_gradient(lambda x: (x * x, lambda u: 7.0 * u * x), forward_mode=True)
+    x, dx = framework.tensor([2.0, 3.0]), framework.tensor([1.0, 10.0])
+    _, tangent = op_jvp(lambda x: 2.0 * op(x), (x,), (dx,))
+    framework.check_equal(tangent, np.array([28.0, 420.0]))
+    _, second = op_jvp(lambda x: op_jvp(op, (x,), (dx,))[1], (x,), (dx,))
+    framework.check_equal(second, np.array([7.0, 700.0]))
+    unpromised = op_custom_gradient(lambda x: (x * x, lambda u: 7.0 * u * x), name="square")
+    with pytest.raises(TransformationError, match=r"square: .*forward_mode=True"):
+        op_jvp(unpromised, (x,), (dx,))
+
+
+def test_tangents_that_do_not_fit(framework):
+    x = framework.tensor([2.0, 3.0])
+    for tangents, message in [
+        ((), "each argument must have a tangent, got 0 tangents for 1 argument"),
+        (((x, x),), "the tangents must be structured as argument 0"),
+        ((framework.tensor(1.0),), r"the tangent of argument 0 must have its shape f32\[2\]"),
+    ]:
+        with pytest.raises(CustomGradientError, match=rf"^op_jvp\(square\): {message}"):
+            op_jvp(square, (x,), tangents)
+
+
+def square(x):
+    return x * x
+
+
+def _product_with_aux(x, y):
+    product = x * y
+    return ops.sum(product * product), {"product": product, "name": "aux", "twice": [2.0 * y]}
+
+
+def test_aux_comes_back_with_the_gradient(framework):
+    x, y = framework.tensor([2.0, 3.0]), framework.tensor([5.0, 7.0])
+    (value, aux), gradient = op_value_and_grad(_product_with_aux, argnums=1, has_aux=True)(x, y)
+    assert aux["name"] == "aux"
+    framework.check_equal(
+        [value, aux["product"], aux["twice"]],
+        [np.array(541.0), np.array([10, 21]), [np.array([10, 14])]],
+    )
+    framework.check_equal(gradient, np.array([40.0, 126.0]))
+    gradients, aux = op_grad(_product_with_aux, argnums=(0, 1), has_aux=True)(x, y)
+    expected = [np.array(x) for x in ([100, 294], [40, 126], [10, 21])]
+    framework.check_equal([*gradients, aux["product"]], expected)
+
+
+def test_a_gradient_of_a_gradient_with_aux(framework):
+    x, y = framework.tensor([2.0, 3.0]), framework.tensor([5.0, 7.0])
+    first = op_grad(_product_with_aux, has_aux=True)
+    second = op_grad(lambda x: ops.sum(first(x, y)[0]))
+    framework.check_equal(second(x), np.array([50.0, 98.0]))
+
+
+def test_a_function_without_aux(framework):
+    with pytest.raises(CustomGradientTypeError, match=r"must return a pair \(output, aux\)"):
+        op_grad(lambda x: ops.sum(x), has_aux=True)(framework.tensor([2.0]))

@@ -1,14 +1,15 @@
-"""Whether a call of a NumPy function gives NumPy's numbers on a backend, or is refused; and
-docs/ops.md of it.
+"""Compare calls of cgshim.ops with NumPy on a backend, and write docs/ops.md.
 
-python compare.py docs/ops.md     writes the table, where all four frameworks are installed
+python compare.py docs/ops.md     needs all four frameworks
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import sys
+import textwrap
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,21 +29,25 @@ BACKENDS = ("numpy", "jax", "torch", "tensorflow")
 HEAD = """\
 # NumPy's functions
 
-What `cgshim.ops` gives on each backend, compared with NumPy 2 by {calls} calls (`nox -s ops` writes this page, and a
-test of each backend says whether it is true). **ok**: NumPy's numbers, for NumPy's parameters and defaults; dtypes are
-the framework's own. **refused**: one sentence, and never another number. The calls below the table are refused where
-the function itself is ok. `ops.special` has SciPy's functions. What stands in no row is refused on PyTorch and
-TensorFlow, and is NumPy's, SciPy's or `jax.numpy`'s own elsewhere; on NumPy the derivative of one that autograd does
-not know is refused. On NumPy too, a parameter that autograd does not know (`initial`, `method`, `prepend`) has NumPy's
-number for arrays, and is refused where a derivative is taken.
+`cgshim.ops` has these functions by NumPy's names. `nox -s ops` compares {calls} calls with NumPy 2 and writes this
+page; a test of each backend checks it. On the backends of its list a function returns NumPy's numbers, for NumPy's
+parameters and defaults. Elsewhere it raises a `BackendError`. `ops.special` has SciPy's functions.
 
-In one place NumPy's number does not rule: floats that are made without a dtype (`ops.ones(2)`, `ops.eye(3)`,
-`ops.linspace(0, 1, 5)`, `ops.full(2, 0.5)`, `ops.asarray([1.0])`) have the framework's default: that of
-`torch.get_default_dtype()` on PyTorch, float32 on TensorFlow, and on JAX float32, or float64 if it is enabled.
+- Dtypes are the framework's. Floats made without a dtype (`ops.ones(2)`, `ops.eye(3)`, `ops.linspace(0, 1, 5)`) have
+  its default: `torch.get_default_dtype()`, float32 on TensorFlow, float32 on JAX, or float64 if it is enabled.
+- NumPy has no `softmax`, `log_softmax`, `logsumexp`, `relu`, `sigmoid`, `softplus`, `one_hot` and `top_k`. They have
+  the parameters of `jax.nn` and `jax.lax`: `ops.softmax` sums over the last axis, SciPy's `ops.special.softmax` over
+  all. `ops.linalg.solve_triangular` is SciPy's.
+- A function that is not listed raises an error on PyTorch and TensorFlow. On NumPy and JAX it is NumPy's, SciPy's or
+  `jax.numpy`'s own.
+- On NumPy the derivative of a function or parameter that autograd lacks (`initial`, `method`, `prepend`) raises an
+  error.
 
-NumPy has no `softmax`, `log_softmax`, `logsumexp`, `relu`, `sigmoid`, `softplus`, `one_hot` and `top_k`. They have the
-parameters and defaults of `jax.nn` and `jax.lax`: `ops.softmax` goes along the last axis, `ops.special.softmax`, which
-is SciPy's, over all. `ops.linalg.solve_triangular` is SciPy's too.
+For rules, `cgshim.ops` also has `op_sum_to_shape`, the transpose of broadcasting, and `op_index_add`, the transpose of
+a gather. It has `op_tree_map`, and `op_scan`, `op_while_loop` and `op_cond` with the signatures of `jax.lax`.
+`cgshim.op_<name>` is `cgshim.ops.<name>`.
+
+## Functions
 """
 
 
@@ -170,16 +175,33 @@ def _summary(outcomes: list[tuple[str, str]]) -> tuple[str, list[str]]:
 
 def table(columns: dict[str, dict[str, tuple[str, list[str]]]]) -> Iterator[str]:
     yield HEAD.format(calls=len(CALLS))
-    yield f"| function | {' | '.join(columns)} |"
-    yield f"|---|{'---|' * len(columns)}"
+    groups: dict[str, list[str]] = {}
     for name in next(iter(columns.values())):
-        yield f"| `{name}` | {' | '.join(column[name][0] for column in columns.values())} |"
+        words = {backend: column[name][0] for backend, column in columns.items()}
+        wrong = {*words.values()} - {"ok", "refused"}
+        found_on = [backend for backend, word in words.items() if word == "ok"]
+        groups.setdefault("wrong" if wrong else ", ".join(found_on), []).append(name)
+    for found_on, names in groups.items():
+        yield from _paragraph(f"On {found_on}:", names)
+    yield "## Calls that are not supported\n\nOn these backends the function is supported, and this parameter is not.\n"
     for backend, column in columns.items():
-        yield f"\nRefused on {backend}: " + ", ".join(
-            f"`{call}`" for _, calls in column.values() for call in calls
-        )
+        calls = [call for _, refused in column.values() for call in refused]
+        yield from _paragraph(f"Not on {backend}:", calls)
+
+
+def _paragraph(title: str, items: list[str]) -> list[str]:
+    words = f"{title} {', '.join(f'`{item}`' for item in items)}"
+    breakable = re.sub(r"`[^`]*`", lambda item: item[0].replace(" ", "\0"), words)
+    lines = textwrap.wrap(breakable, 120, break_long_words=False, break_on_hyphens=False)
+    return ["\n".join(lines).replace("\0", " "), ""]
+
+
+def documented(page: str, title: str) -> dict[str, list[str]]:
+    """Return the items of each paragraph `{title} NAMES: items` of the page, by its names."""
+    found = re.findall(rf"^{title} ([\w, ]+): (.*?)\n\n", page + "\n", re.MULTILINE | re.DOTALL)
+    return {names: re.findall(r"`([^`]*)`", items) for names, items in found}
 
 
 if __name__ == "__main__":
     columns = {backend: rows(backend) for backend in BACKENDS}
-    Path(sys.argv[1]).write_text("\n".join(table(columns)) + "\n")
+    Path(sys.argv[1]).write_text("\n".join(table(columns)).rstrip() + "\n")

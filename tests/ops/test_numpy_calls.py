@@ -1,6 +1,4 @@
-"""NumPy's functions on every backend: NumPy's numbers and derivatives, or refused, as docs/ops.md
-says.
-"""
+"""NumPy's functions on every backend have NumPy's numbers and derivatives, or raise, as in docs/ops.md."""
 
 from __future__ import annotations
 
@@ -28,13 +26,10 @@ def test_a_call_has_numpys_numbers_or_is_refused(backend: str, call: str) -> Non
 
 
 def _documented(call: str, backend: str) -> str:
-    header, *rows = [
-        line.strip("| ").split(" | ") for line in DOCUMENT.splitlines() if line.startswith("| ")
-    ]
-    word = next(row[header.index(backend)] for row in rows if row[0] == f"`{name_of(call)}`")
-    refused = re.search(rf"^Refused on {backend}: (.*)$", DOCUMENT, re.MULTILINE)
-    assert refused is not None
-    return "refused" if f"`{call}`" in refused[1] else word
+    name, listed = name_of(call), compare.documented(DOCUMENT, "On")
+    (backends,) = [backends for backends, names in listed.items() if name in names]
+    refused = compare.documented(DOCUMENT, "Not on")[backend]
+    return "ok" if backend in backends.split(", ") and call not in refused else "refused"
 
 
 def _is_jaxs_own(backend: str, call: str) -> bool:

@@ -195,24 +195,6 @@ def test_each_level_of_torch_func_asks_for_its_own(take, expected):
     torch.testing.assert_close(take(), expected)
 
 
-def test_vmap_alone_needs_nothing():
-    assert told_f(vmap(product)(X, W)) == (False, False)
-    with torch.no_grad():
-        assert told_f(vmap(product)(leaf(X), W)) == (False, False)
-
-
-def test_no_grad_in_torch_func_needs_nothing():
-    """There torch records nothing at any level."""
-
-    def constant(x):
-        with torch.no_grad():
-            output = product(x, W)
-        assert output.max() == 10
-        return (output * x).sum()
-
-    torch.testing.assert_close(grad(constant)(X), X * W)
-
-
 def test_forward_mode_asks_for_all():
     linear = op_custom_gradient(_product, forward_mode=True)
     output, found = jvp(lambda x: linear(x, W), (X,), (torch.tensor([2.0, -3.0]),))

@@ -587,8 +587,10 @@ RANDOM_FACTORS = {
 def test_a_kept_pullback_of_a_random_function(g):
     x, u = leaf(1.5, 2.5), torch.tensor([1.0, 10.0], dtype=torch.float64)
     y = with_pullback(lambda x: g)[0](x)
-    (of_x,) = torch.autograd.grad(y, x, u, create_graph=True)
+    (of_x,) = torch.autograd.grad(y, x, u, retain_graph=True)
     torch.testing.assert_close(of_x, 5 * u * y / x)
+    with pytest.raises(TransformationError, match="another run of f"):
+        torch.autograd.grad(y, x, u, create_graph=True)
 
 
 def test_random_numbers_of_a_rule_that_is_not_differentiated():

@@ -1,5 +1,4 @@
-"""Run one backend's cells and keep the results, or write docs/transformations.md from all that were
-kept.
+"""Run the cells of one backend and keep the results, or write docs/transformations.md from all results.
 
 python report.py run torch results/     python report.py write results/ docs/transformations.md
 """
@@ -19,19 +18,19 @@ from gaps import gaps_of
 HEAD = """\
 # Transformations
 
-Written by `nox -s transformations`, which runs every cell. The op is `x**3` with a rule that is wrong on purpose,
-five times the true one: a cell is ok when the number is the rule's, and not autodiff's. A refusal is one sentence, and
-stands below the tables. A cell is empty where the framework has nothing of the kind.
+`nox -s transformations` runs every cell and writes this page. The op is `x**3` with a rule that is wrong on purpose,
+five times the true one. A cell is *ok* if the number is the rule's. *error (n)* is the error below the tables. A cell
+is empty if the framework has no such transformation.
 """
 
 ON_HOST = """\
 ## Functions on the host
 
-The same op with NumPy code for its f: `op_host` within `op_custom_gradient`, `op_custom_gradient(host_outputs=)`, and
+The same op, with NumPy code for `f`: `op_host` within `op_custom_gradient`, `op_custom_gradient(host_outputs=)`, and
 `op_host(backend=)`. "Compiled" is `jit`, `torch.compile`, and `tf.function` without XLA. A pipeline is a `DataLoader`
-with workers, or `tf.data`. What `torch.export` saves calls the host by name: in another process, only an `op_host` of a
-module is found. These rules keep arguments alone; the derivative of what the host returned is the rule's if it is the
-op's output, and refused if it is not.
+with workers, or `tf.data`. A saved `torch.export` program calls the host by name: another process finds only an
+`op_host` of a module. A rule may close over arguments and the op's output; the derivative of another result of the
+host is an error.
 """
 
 
@@ -52,12 +51,12 @@ def write(folder: Path, document: Path) -> int:
     lines = [HEAD, *_table("", cells.ROWS, columns, notes), "", ON_HOST]
     for table in cells.ON_HOST:
         lines += [f"### {table}", "", *_table(table, cells.HOST_ROWS, columns, notes), ""]
-    lines += ["## Refusals", "", *(f"{number}. {note}" for number, note in enumerate(notes, 1))]
+    lines += ["## Errors", "", *(f"{number}. {note}" for number, note in enumerate(notes, 1))]
     lines += [
         "",
         "## Known gaps",
         "",
-        "Each is a test that fails as long as its reason stands:",
+        "Each is a test that fails until its reason is gone:",
         "",
     ]
     gaps = [(backend, *gap) for backend in columns for gap in gaps_of(backend).items()]
@@ -73,7 +72,7 @@ def write(folder: Path, document: Path) -> int:
 
 
 def _table(table: str, rows: list[str], columns: dict[str, Any], notes: list[str]) -> list[str]:
-    """The lines of one table; refusals that it is the first to have go to the notes."""
+    """Return the lines of one table, and add its errors to the notes."""
     backends = {name: tables[table] for name, tables in columns.items() if table in tables}
     lines = [f"| transformation | {' | '.join(backends)} |", f"|---|{'---|' * len(backends)}"]
     for row in rows:
@@ -90,7 +89,8 @@ def _word(result: list[str] | None, notes: list[str]) -> str:
         return outcome
     if detail not in notes:
         notes.append(detail)
-    return f"{outcome} ({notes.index(detail) + 1})"
+    word = "error" if outcome == "refused" else outcome
+    return f"{word} ({notes.index(detail) + 1})"
 
 
 if __name__ == "__main__":

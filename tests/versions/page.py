@@ -1,4 +1,4 @@
-"""Write docs/versions.md from the results of cells: the page has what ran, and nothing else."""
+"""Write docs/versions.md from the results that are in the cache."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from table import CELLS, TABLE
 HEAD = """\
 # Versions
 
-Written by `nox -s versions`, which runs every conformance case on each version of a framework that cgshim supports, on
-the oldest and on the newest Python that have wheels of it. The page has what has run. A gap is a case that the version
-cannot pass; it is listed below with its reason.
+`nox -s versions` writes this page. It runs every conformance case on each supported version of a framework, on the
+oldest and the newest Python with wheels of it. A gap is a case that the version cannot pass; the reason is listed.
 """
 
 NAMES = {

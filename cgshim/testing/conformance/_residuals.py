@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cgshim import CustomGradientError, op_custom_gradient, op_stop_gradient, op_vjp, ops
+from cgshim import CustomGradientError, op_cast, op_custom_gradient, op_stop_gradient, op_vjp, ops
 from cgshim._protocol import Tensor
 from cgshim.testing.conformance._common import Holder, Pair, Record
 from cgshim.testing.conformance._framework import Framework
@@ -164,6 +164,18 @@ def _exp(holder: Callable[[Tensor], Rule], kind: str) -> Callable[[Tensor], Tens
         return y, holder(3.0 * y - 2.0 * y)
 
     return op
+
+
+@case(order=orders(5 * AT, 5.0, 0.0))
+def residual_that_is_a_mask(framework: Framework, order: tuple[int, float]) -> None:
+    """f makes numbers whose derivative is 0: 5 where x is greater than 0, for 2."""
+
+    @op_custom_gradient
+    def op(x: Tensor) -> Any:
+        mask = op_cast(x > 0.0, x.dtype)
+        return x * x * mask, lambda u: u * 5.0 * mask * x
+
+    framework.check_derivative(op, *order, at=AT)
 
 
 @case(order=orders(5 * AT**2, 10 * AT, 10.0))

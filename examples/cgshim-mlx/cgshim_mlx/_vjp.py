@@ -56,12 +56,12 @@ def pulled_back(
 
 def jvp(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: Sequence[Array], /
-) -> Sequence[Array]:
+) -> tuple[Sequence[Array], Sequence[Array]]:
     made: list[tuple[Array, Exception]] = []
-    _, of_outputs = _unusable.run(made, mx.jvp, fn, list(inputs), list(tangents))
+    outputs, of_outputs = _unusable.run(made, mx.jvp, fn, list(inputs), list(tangents))
     for at in Graph(of_outputs, [tangent for tangent, _ in made]).inputs() if made else ():
         raise made[at][1]
-    return of_outputs
+    return outputs, of_outputs
 
 
 def unusable(x: Array, error: Exception) -> Array:
