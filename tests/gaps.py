@@ -40,7 +40,19 @@ NOT_REWRITTEN: dict[str, str] = {
     "inner_op_that_captures_the_argument": _CONSTANTS,
     "inner_op_that_captures_upstream": _CONSTANTS,
 }
-"""the conformance cases that the JAX and TensorFlow adapters fail until they are rewritten"""
+"""the conformance cases that the JAX adapter fails until it is rewritten"""
+
+_TRANSPOSED = (
+    "a ForwardAccumulator transposes a tf.function that was traced before without telling: a rule that is "
+    "linear has the right tangent, any other a wrong one, as with tf.custom_gradient; "
+    "https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/python/eager/forwardprop.py"
+)
+TENSORFLOW_REWRITTEN: dict[str, str] = {
+    "test_an_accumulator_around_a_function_looks_at_the_rules_in_it[function_in_function]": _TRANSPOSED,
+    "test_an_accumulator_around_a_function_looks_at_the_rules_in_it[in_vectorized_map]": _TRANSPOSED,
+    "test_an_accumulator_around_a_function_looks_at_the_rules_in_it[in_while_loop]": _TRANSPOSED,
+}
+"""what the rewritten TensorFlow adapter does not do; each row goes with its fix"""
 
 _LINEARIZE = (
     "JAX tells jax.linearize from reverse mode since 0.9: before, what promises forward mode is staged; "
@@ -124,8 +136,10 @@ OF_VERSIONS: dict[tuple[str, str, str], str] = {
 def gaps_of(backend: str) -> dict[str, str]:
     """Return the gaps of a backend with the version of its framework that is installed."""
     always = {test: reason for (name, test), reason in GAPS.items() if name == backend}
-    if backend in ("jax", "tensorflow"):
+    if backend == "jax":
         always |= NOT_REWRITTEN
+    if backend == "tensorflow":
+        always |= TENSORFLOW_REWRITTEN
     rows = [
         (test, reason, versions)
         for (name, versions, test), reason in OF_VERSIONS.items()

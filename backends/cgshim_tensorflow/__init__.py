@@ -1,20 +1,17 @@
-"""TensorFlow's backend: rules as gradients on tapes, in graphs and in forward mode.
+"""TensorFlow's backend: a rule is the gradient of a `tf.custom_gradient`.
 
-A call comes in by `custom_gradient`. `_run` runs f, of which `_record` notes what it computes, and
-finds what it read; `_gradient` makes its rule the gradient of its outputs, which `_rule` records,
-and vectorizes. In a second order, and in forward mode, `_outputs` connects what the rule reads of
-f. `_fits` checks what the rule returns, and `_forward` whether it is linear.
+`_op` runs f and attaches its rule. `_forward` records operations with a gradient, and transposes it
+in forward mode. `_vectorized` is the part of `tf.vectorized_map`, `_host` the part of `op_host`.
 """
 
 from __future__ import annotations
 
-import weakref
+import types
 from collections.abc import Callable, Sequence
-from types import FunctionType
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from optree import tree_unflatten as tree_unflatten
 
 from cgshim.backend import (
     Call,
@@ -24,42 +21,30 @@ from cgshim.backend import (
     imported_when_called,
     output_without_rule,
 )
-from cgshim_tensorflow._gradient import attach_rule
-from cgshim_tensorflow._outputs import Tangents
-from cgshim_tensorflow._private import (
-    EagerTensor,
-    WeakTensor,
-    default_types,
-    pack_tangents,
+from cgshim_tensorflow._forward import count_accumulators, transposed as transposed, vjp as vjp
+from cgshim_tensorflow._op import run_op
+from cgshim_tensorflow._private import converter
+from cgshim_tensorflow._tensors import (
+    is_composite,
+    is_weak,
+    tree_flatten as tree_flatten,
+    tree_unflatten as tree_unflatten,
+    values_of,
+    with_values,
 )
-from cgshim_tensorflow._pullback import transposed as transposed, vjp as vjp
-from cgshim_tensorflow._record import (
-    converted_as_caller as converted_as_caller,
-    in_this_graph,
-    needed_among,
-)
-from cgshim_tensorflow._rule import mapped as mapped, run_again as run_again
-from cgshim_tensorflow._run import run_f
-from cgshim_tensorflow._trees import tree_flatten as tree_flatten
-from cgshim_tensorflow._values import detached, is_composite, values_of, with_values
+from cgshim_tensorflow._vectorized import mapped as mapped
 
+supports_variables = True
 vjp_with_variables = vjp
+numpy_function = imported_when_called("cgshim_tensorflow._ops", "numpy_function")
+numpy_function_of = imported_when_called("cgshim_tensorflow._ops", "numpy_function_of")
+host_function = imported_when_called("cgshim_tensorflow._host", "host_function")
+
+_TENSORS = (tf.Tensor, tf.Variable, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
 
 def is_tensor(x: object, /) -> bool:
-    return isinstance(x, _TENSORS)
-
-
-# tf.is_tensor is true of a Keras Variable too. The class of nearly all of them comes first.
-_TENSORS = (
-    EagerTensor,
-    tf.Tensor,
-    tf.Variable,
-    WeakTensor,
-    tf.RaggedTensor,
-    tf.SparseTensor,
-    tf.IndexedSlices,
-)
+    return isinstance(x, _TENSORS) or is_weak(x)
 
 
 def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
@@ -79,44 +64,44 @@ def stop_gradient(x: Tensor, /) -> Tensor:
     return with_values(x, tf.stop_gradient(values_of(x)))
 
 
-numpy_function = imported_when_called("cgshim_tensorflow._ops", "numpy_function")
-numpy_function_of = imported_when_called("cgshim_tensorflow._ops", "numpy_function_of")
-host_function = imported_when_called("cgshim_tensorflow._host", "host_function")
-
-
 def custom_gradient(call: Call, inputs: Sequence[Tensor], /) -> Any:
     """Run f, and return its output with its rule as the gradient."""
-    if type(call.f) is not FunctionType and has_no_derivative(call.f):
+    if type(call.f) is not types.FunctionType and has_no_derivative(call.f):
         return output_without_rule(call, inputs)
-    converted = in_this_graph(inputs)
     if isinstance(call.f, WithBatches) and not (
         tf.executing_eagerly() or any(map(is_composite, inputs))
-    ):
-        # a vectorized_map may be around the graph
-        if pack_tangents([*map(values_of, converted)]).tangents:
+    ):  # tf.vectorized_map may be around the graph
+        inputs = [*map(tf.convert_to_tensor, inputs)]
+        if count_accumulators(inputs):
             call.refuse("in a graph, an op with a rule for batches has derivatives in reverse mode",
                         "a ForwardAccumulator", "leave out vmap=, or use reverse mode")  # fmt: skip
-        return call.f.mapped(call, converted, converted_as_caller(call.f.held_function))
-    call = call.with_f(converted_as_caller(call.f))
-    if call.takes_needs_input_grad:
-        call = call.with_needs_input_grad(needed_among([*map(values_of, converted)]))
-    tensors, tangents = converted, None
-    if call.once_differentiable:
-        tensors = [*map(detached, converted)]
-    elif pack_tangents([*map(values_of, converted)]).tangents:
-        tangents = Tangents(call.name, converted)
-        tensors = tangents.stand_ins
-    run = run_f(call, tensors, inputs, tangents)
-    sources = [*map(values_of, converted), *map(tf.convert_to_tensor, run.variables), *run.unknown]
-    return run.rule.output.combine(attach_rule(call, run, tensors, sources))
+        return call.f.mapped(call, inputs, converted_as_caller(call.f.held_function))
+    return run_op(call, inputs)
+
+
+def converted_as_caller(function: Any) -> Any:
+    return converter()(function)
 
 
 def tracing_type(op: Any) -> Any:
-    """Return what tf.function knows an op by that it takes as an argument: the op itself, or what
-    a method is bound to.
-    """
-    is_method = hash(op) != object.__hash__(op)
-    return default_types.Literal(op) if is_method else default_types.Weakref(weakref.ref(op))
+    """Return how tf.function tells an op that is an argument from others."""
+    return _TypeOfOp(op)
+
+
+@dataclass(frozen=True)
+class _TypeOfOp(tf.types.experimental.TraceType):  # type: ignore[misc]
+    """The type of one op. Methods of an op are equal if they are bound to the same object."""
+
+    op: Any
+
+    def is_subtype_of(self, other: Any) -> bool:
+        return bool(self == other)
+
+    def most_specific_common_supertype(self, others: Any) -> Any:
+        return self if all(self == other for other in others) else None
+
+    def placeholder_value(self, _: Any) -> Any:
+        return self.op
 
 
 def jvp(

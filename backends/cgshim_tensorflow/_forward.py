@@ -1,340 +1,243 @@
-"""Forward mode: the transpose of a rule, which has to be seen to be linear in upstream.
+"""Operations with a gradient of our own, and derivatives by TensorFlow's own means.
 
-It is linear if each of its operations on upstream is known to be; in eager mode its numbers have to
-be proportional to upstream, too, for a rule may read them in Python.
+A `tf.autodiff.ForwardAccumulator` has no rule of its own for such an operation. It calls the
+gradient while the operation is made, and differentiates the result with respect to the upstreams:
+this is the transpose of the gradient, and so the tangent if the gradient is linear.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
-from cgshim.backend import Call, RuleScope, Tensor, is_differentiable
-from cgshim_tensorflow._private import FunctionGradients, function_in, pack_tangents, tapes
-from cgshim_tensorflow._record import attributes_of, is_of_accumulator, listening_with, running_rule
-from cgshim_tensorflow._values import is_eager, values_of
+from cgshim.backend import Call, Tensor, TransformationError, is_differentiable, refusal
+from cgshim_tensorflow._private import record_operation
+from cgshim_tensorflow._tensors import dense, fitting, values_of, with_values
 
-Backward = Callable[..., Sequence[Tensor | None]]
-"""takes one upstream gradient for each output, None if it was not used; returns one gradient for each source"""
+T = TypeVar("T")
+Pullback = Callable[..., Sequence[Tensor | None]]
+"""takes one upstream gradient for each output, and returns one gradient for each source"""
 
 
-class Transposition:
-    """The runs of rules by which an accumulator transposes them: each is observed, and judged when
-    all are done.
+class _State(threading.local):
+    result: Any = None
+    """the values and the gradient of the operation that is being made in a graph"""
+    transposed: Call | None = None
+    """the call whose rule an accumulator transposes: tapes record nothing there (TensorFlow 2.21)"""
+    inputs: Sequence[Tensor] | None = ()
+    """the inputs of the f that is running; None while it must not call the host"""
+
+
+state = _State()
+
+
+def with_state(name: str, value: Any, function: Callable[..., T], *args: Any) -> T:
+    """Return what a function returns that runs while `state` has another value."""
+    outer = getattr(state, name)
+    setattr(state, name, value)
+    try:
+        return function(*args)
+    finally:
+        setattr(state, name, outer)
+
+
+def operation(
+    name: str, values: Sequence[Tensor], gradient: Pullback, sources: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return new tensors, which nothing follows, as outputs of an operation with this gradient.
+
+    Each accumulator that follows a source calls the gradient before this returns.
     """
+    if tf.executing_eagerly():
+        # tf.custom_gradient makes the same call, after inspections that take twice as long
+        outputs = [*map(tf.stop_gradient, values)]
+        record_operation(name, outputs, sources, gradient)
+        return outputs
+    is_made = is_followed = False
 
-    def __init__(self, is_of_function: bool = False) -> None:
-        self._seen: list[tuple[Call, Linearity]] = []
-        self.is_of_function = is_of_function
-        """whether a whole tf.function is transposed, whose second derivatives are built with the first"""
+    def gradient_in_graph(*upstreams: Tensor | None) -> Sequence[Tensor | None]:
+        nonlocal is_followed
+        if is_made:
+            return gradient(*upstreams)
+        is_followed = True
+        return [None] * len(sources)
 
-    def run(self, transpose: Callable[..., Any], *args: Any) -> Any:
-        """Let an accumulator run rules; raise an error at the end for one that is not linear."""
-        result = transposition.run(self, transpose, *args)
-        for call, linearity in self._seen:
-            judge(call, linearity)
-        return result
-
-    def observe(
-        self, call: Call, rule: Callable[..., Sequence[Tensor | None]], upstreams: Sequence[Tensor]
-    ) -> Sequence[Tensor | None]:
-        """Run the rule, observe its operations, and return its gradients."""
-        linearity = Linearity()
-        self._seen.append((call, linearity))
-        # a rule within the rule is not this one
-        return transposition.run(None, linearity.observe, rule, upstreams)
-
-
-def judge(call: Call, linearity: Linearity) -> None:
-    """Raise an error for a rule that is not linear, or that may not be and was not promised to be."""
-    if not call.forward_mode and (linearity.doubt or linearity.fault):
-        call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
-    if linearity.fault:
-        call.refuse_nonlinear(linearity.fault)
+    outputs = _in_graph(values, gradient_in_graph, sources)
+    is_made = True
+    if is_followed:
+        # In a graph an accumulator follows the IdentityN of a tf.custom_gradient, and not its
+        # gradient (TensorFlow 2.21). So it does not see another one, and is told of the gradient.
+        given = [[*map(unseen, tensors)] for tensors in (values, sources)]
+        outputs = _in_graph(given[0], gradient_in_graph, given[1])
+        record_operation(name, outputs, sources, gradient)
+    return outputs
 
 
-transposition: RuleScope[Transposition | None] = RuleScope("cgshim_tensorflow_transposition")
-"""the one that is going on, if an accumulator is running the rule"""
+def operation_in_orders(
+    name: str,
+    values: Sequence[Tensor],
+    gradient: Pullback,
+    transposable: Pullback,
+    sources: Sequence[Tensor],
+    keep: Callable[[list[Tensor]], None] = lambda outputs: None,
+) -> tuple[list[Tensor], int]:
+    """Return the outputs of an operation, and how many accumulators follow its sources.
 
-
-@functools.cache
-def observe_functions() -> None:
-    """Observe the rules in each tf.function that an accumulator transposes from now on, while it
-    builds what gives the function's tangents.
+    An accumulator transposes the gradient before the outputs exist: it calls the transposable one.
+    The gradient may be a function of the outputs. So the operation is made again for each order of
+    forward mode, and `keep` gets the outputs each time.
     """
-    build = FunctionGradients._build_functions_for_outputs
+    outputs: list[Tensor] = []
+    made = orders = 0
 
-    @functools.wraps(build)
-    def observed(function: Any, outputs: Any, inference_args: Any, input_tangents: Any) -> Any:
-        if not input_tangents:
-            return build(function, outputs, inference_args, input_tangents)
-        transposed = Transposition(is_of_function=True)
-        return transposed.run(build, function, outputs, inference_args, input_tangents)
+    def gradient_of(number: int) -> Pullback:
+        def either(*upstreams: Tensor | None) -> Sequence[Tensor | None]:
+            nonlocal orders
+            if made > number:
+                return gradient(*upstreams)
+            orders += number == 0
+            return transposable(*upstreams)
 
-    FunctionGradients._build_functions_for_outputs = observed
+        return either
+
+    while made <= orders:
+        outputs = operation(name, values, gradient_of(made), sources)
+        made += 1
+        keep(outputs)
+    return outputs, orders
 
 
-@functools.cache
-def observe_tapes() -> None:
-    """Refuse from now on the tape that a rule opens while an accumulator transposes it: TensorFlow
-    2.21 lets it record nothing, and its gradients would be None.
+def _in_graph(
+    values: Sequence[Tensor], gradient: Pullback, sources: Sequence[Tensor]
+) -> list[Tensor]:
+    state.result = list(values), gradient
+    return list(_operation(*sources))
+
+
+def unseen(x: Tensor) -> Tensor:
+    """Return a tensor of a graph that no tape and no accumulator relates to x."""
+    graph = tf.compat.v1.get_default_graph()
+    return graph.create_op("Identity", [tf.convert_to_tensor(x)], [x.dtype]).outputs[0]
+
+
+@tf.custom_gradient  # type: ignore[untyped-decorator]
+def _operation(*_: Tensor) -> Any:
+    """Serve all calls: to decorate a function takes as long as to call it."""
+    result, state.result = state.result, None
+    return result
+
+
+def count_accumulators(tensors: Sequence[Tensor]) -> int:
+    """Return how many accumulators follow any of the tensors."""
+    floats = [x for x in tensors if is_differentiable(x.dtype)]
+    same = lambda *upstreams: upstreams
+    return operation_in_orders("count", floats, same, same, floats)[1] if floats else 0
+
+
+# --- Derivatives of any function ------------------------------------------------------------------
+
+
+def vjp(
+    fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor] = ()
+) -> tuple[Sequence[Tensor], Callable[[Sequence[Tensor]], Sequence[Tensor]]]:
+    """Return fn's outputs at inputs, and its pullback to the inputs and the variables."""
+    values = [tf.identity(values_of(x)) for x in inputs]  # two inputs may be one object
+    sources = [*values, *variables]
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        tape.watch(sources)
+        outputs = list(fn(*map(with_values, inputs, values)))
+
+    def pullback(upstreams: Sequence[Tensor]) -> list[Tensor]:
+        used = [
+            (values_of(y), tf.convert_to_tensor(fitting(u, y, "op_vjp", lambda: "the output")))
+            for y, u in zip(outputs, upstreams, strict=True)
+            if is_differentiable(y.dtype)
+        ]
+        gradients = tape.gradient(
+            [y for y, _ in used], sources, output_gradients=[u for _, u in used]
+        )
+        if all(g is None for g in gradients):
+            require_recording()
+        return [
+            with_values(x, tf.zeros_like(values_of(x)) if g is None else tf.convert_to_tensor(g))
+            for x, g in zip([*inputs, *variables], gradients, strict=True)
+        ]
+
+    return outputs, pullback
+
+
+def require_recording() -> None:
+    """Raise an error in forward mode of a rule: an accumulator lets no tape record there.
+
+    All gradients would be None, and be taken for zeros (TensorFlow 2.21).
     """
-    push = tapes.push_new_tape
-
-    @functools.wraps(push)
-    def observed(*args: Any, **options: Any) -> Any:
-        rule = running_rule.current
-        if rule and no_tape_records():
-            rule.call.refuse("forward mode needs a rule that takes no derivative itself",
-                             "op_vjp or a GradientTape in it", "use reverse mode")  # fmt: skip
-        return push(*args, **options)
-
-    tapes.push_new_tape = observed
-
-
-def no_tape_records() -> bool:
-    """Return True while an accumulator transposes what runs."""
-    return bool(pack_tangents(()).indices) and not running_rule.run(None, _tapes_record)
-
-
-def _tapes_record() -> bool:
     with tf.GradientTape() as tape:
-        x = tf.constant(0.0)
+        x = tf.zeros([])
         tape.watch(x)
         y = tf.identity(x)
-    return tape.gradient(y, x) is not None
+    if tape.gradient(y, x) is None:
+        raise refusal(TransformationError, state.transposed.name if state.transposed else "op_vjp",
+                      must="forward mode needs a rule that takes no derivative itself",
+                      got="op_vjp in it", do="use reverse mode")  # fmt: skip
 
 
-# --- Which operations are linear, and in what -----------------------------------------------------
+def transposed(
+    fn: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    upstreams: Sequence[Tensor],
+    refuse: Callable[[str], NoReturn],
+) -> Sequence[Tensor]:
+    """Return the transpose of a linear function of tensors like the inputs, at upstreams."""
+    of_values: Any = lambda *tangents: fn(*map(with_values, inputs, tangents))
+    ones = [tf.ones_like(values_of(x)) for x in inputs]
+    if tf.executing_eagerly():
+        check_linear(of_values, ones, refuse)
+    return vjp(of_values, ones)[1](upstreams)
 
 
-def _named(names: str) -> frozenset[str]:
-    return frozenset(names.split())
+# --- Is a function linear? ------------------------------------------------------------------------
 
 
-_SHAPES = _named("BroadcastGradientArgs OnesLike Rank Shape ShapeN Size VariableShape ZerosLike")
-"""these read a tensor's shape and not its values"""
+def check_linear(
+    function: Pullback, like: Sequence[Tensor], refuse: Callable[[str], NoReturn]
+) -> None:
+    """Refuse an eager function that is not linear, or that stops gradients.
 
-_NOT_LINEAR = _named("""
-    Abs Acos Acosh ApproximateEqual ArgMax ArgMin Asin Asinh Atan Atan2 Atanh BesselI0 BesselI0e BesselI1 BesselI1e
-    Betainc Ceil Cholesky ClipByValue ComplexAbs Cos Cosh Cumprod CumulativeLogsumexp Digamma EagerPyFunc Elu Equal Erf
-    Erfc Erfinv Exp Expm1 Floor FloorDiv FloorMod Greater GreaterEqual Igamma Igammac Inv InvertPermutation IsFinite
-    IsInf IsNan L2Loss LeakyRelu Less LessEqual Lgamma Log Log1p LogMatrixDeterminant LogSoftmax MatrixDeterminant
-    MatrixInverse Max MaxPool MaxPool3D Maximum Min Minimum Mod Multinomial Ndtri NextAfter NotEqual Polygamma Pow
-    PreventGradient Prod PyFunc PyFuncStateless Qr Reciprocal Relu Relu6 Rint Round Rsqrt SegmentMax SegmentMin
-    SegmentProd SelfAdjointEigV2 Selu Sigmoid Sign Sin Sinh Softmax SoftmaxCrossEntropyWithLogits Softplus Softsign
-    SparseSoftmaxCrossEntropyWithLogits Sqrt Square SquaredDifference StopGradient Svd Tan Tanh TopKV2 TruncateDiv
-    TruncateMod UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd Where Xlog1py Xlogy Zeta
-""")
-"""these are known not to be linear, whatever the author promised"""
-
-_FIRST = _named("""
-    AvgPool AvgPool3D BatchToSpace BatchToSpaceND BroadcastTo CheckNumerics Conj ConjugateTranspose Cumsum DepthToSpace
-    Diag DiagPart Div DivNoNan DynamicPartition EluGrad EnsureShape ExpandDims FFT FFT2D FFT3D FusedBatchNormGradV3
-    Gather GatherNd GatherV2 IFFT IFFT2D IFFT3D IRFFT IRFFT2D IRFFT3D Identity Imag LRNGrad LeakyReluGrad MatrixBandPart
-    MatrixDiag MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixDiagV2 MatrixDiagV3 Mean MirrorPad MirrorPadGrad
-    Neg Pad RFFT RFFT2D RFFT3D Real RealDiv Relu6Grad ReluGrad Reshape ResizeBicubic ResizeBilinear Reverse
-    ReverseSequence ReverseV2 Roll SegmentMean SegmentSum SeluGrad Slice Snapshot SoftplusGrad SoftsignGrad SpaceToBatch
-    SpaceToBatchND SpaceToDepth SplitV Squeeze StridedSlice Sum Tile Transpose Unpack UnsortedSegmentSum Xdivy
-""")
-_SECOND = _named("""
-    AvgPoolGrad InvGrad MatrixSolve MatrixTriangularSolve ReciprocalGrad RsqrtGrad SigmoidGrad Split SqrtGrad ScatterNd
-    TanhGrad
-""")
-_IN_EITHER = _named("""
-    BatchMatMul BatchMatMulV2 BatchMatMulV3 Conv2D Conv3D Cross DepthwiseConv2dNative Einsum MatMul Mul MulNoNan
-""")
-_TOGETHER = _named("Add AddN AddV2 BiasAdd Complex Pack Sub")
+    Its derivative at one point must be the function itself, which is compared at another point.
+    """
+    at = [_wave(x, phase) for phase, x in enumerate(like)]
+    with tf.GradientTape() as tape:
+        tape.watch(at)
+        first = function(*at)
+    other = [_wave(x, 0.6 * phase - 3.0) for phase, x in enumerate(like)]
+    second = function(*other)
+    if [y is None for y in first] != [y is None for y in second]:
+        refuse("a gradient that is sometimes None")
+    pairs = [
+        (y, dense(z, y))
+        for y, z in zip(first, second, strict=True)
+        if y is not None and is_differentiable(y.dtype)
+    ]
+    if not pairs:
+        return
+    weights = [_wave(z, phase) for phase, (_, z) in enumerate(pairs)]
+    back = tape.gradient([y for y, _ in pairs], at, output_gradients=weights)
+    by_derivative = sum(_dot(d, x) for d, x in zip(back, other, strict=True) if d is not None)
+    terms = [_dot(z, w) for (_, z), w in zip(pairs, weights, strict=True)]
+    if abs(sum(terms) - by_derivative) > 1e-3 * sum(map(abs, terms)):  # not of NaN
+        refuse("a gradient whose derivative is not the gradient itself")
 
 
-class _Linear(NamedTuple):
-    """The inputs in which an operation is linear."""
-
-    groups: tuple[slice, ...]
-    """it is linear in one group of inputs at a time, if the others are constant"""
-    together: bool = False
-    """it is linear in a group as a whole: if one of them is constant, and not zero, it is affine"""
-    underived: int | None = None
-    """the input for which TensorFlow has no derivative, though the operation is linear in it too"""
+def _dot(a: Tensor, b: Tensor) -> float:
+    return complex(tf.reduce_sum(dense(a, b) * tf.math.conj(b)).numpy()).real
 
 
-def _at(*places: int) -> tuple[slice, ...]:
-    return tuple([slice(place, place + 1) for place in places])
-
-
-_LINEAR: dict[str, _Linear] = {
-    **dict.fromkeys(_FIRST, _Linear(_at(0))),
-    **dict.fromkeys(_SECOND, _Linear(_at(1))),
-    **dict.fromkeys(_IN_EITHER, _Linear(_at(0, 1))),
-    **dict.fromkeys(_TOGETHER, _Linear((slice(None),), together=True)),
-    **dict.fromkeys(["Select", "SelectV2"], _Linear((slice(1, 3),), together=True)),
-    "ConcatV2": _Linear((slice(0, -1),), together=True),
-    "Conv2DBackpropFilter": _Linear(_at(0, 2)),
-    "Conv2DBackpropInput": _Linear(_at(1, 2)),
-    "Conv3DBackpropFilterV2": _Linear(_at(0, 2)),
-    "Conv3DBackpropInputV2": _Linear(_at(1, 2)),
-    "DepthwiseConv2dNativeBackpropFilter": _Linear(_at(0, 2)),
-    "DepthwiseConv2dNativeBackpropInput": _Linear(_at(1, 2)),
-    "MaxPoolGrad": _Linear(_at(2)),
-    "PadV2": _Linear((slice(0, 3, 2),), together=True, underived=2),
-    "SparseTensorDenseMatMul": _Linear(_at(1, 3)),
-    "StridedSliceGrad": _Linear(_at(4)),
-    "TensorScatterAdd": _Linear((slice(0, 3, 2),), together=True),
-    "TensorScatterUpdate": _Linear((slice(0, 3, 2),), together=True),
-}
-
-_TOLERANCE = 1e-3
-"""of the largest number: a linear rule may be a solver that stops early, or in 16 bits"""
-_OF_EACH = ("Cast", "IdentityN")
-"""these are linear, but for what becomes an integer"""
-
-
-class Linearity:
-    """What the operations of a rule show, one after the other."""
-
-    def __init__(self) -> None:
-        self._linear: set[int] = set()
-        self._faults: dict[int, str] = {}
-        self._doubts: dict[int, str] = {}
-        self.fault: str | None = None
-        """what shows that the rule is not linear, if anything does"""
-        self.doubt: str | None = None
-        """an operation on upstream that is not known to be linear, if there is one"""
-
-    def observe(
-        self, rule: Callable[..., Sequence[Tensor | None]], upstreams: Sequence[Tensor]
-    ) -> Sequence[Tensor | None]:
-        """Run a rule, look at its operations, and return its gradients."""
-        self._linear.update([u._id for u in upstreams if is_differentiable(u.dtype)])
-        with listening_with(self.notice):
-            gradients = rule(*upstreams)
-        self.conclude(gradients)
-        if tf.executing_eagerly() and not self.fault:
-            scaled = rule(*[-2 * u if is_differentiable(u.dtype) else u for u in upstreams])
-            self.require_homogeneous(gradients, scaled)
-        return gradients
-
-    @classmethod
-    def of_graph(
-        cls, graph: Any, upstreams: Iterable[Tensor], gradients: Iterable[Tensor]
-    ) -> Linearity:
-        """Return what the operations of a traced rule show."""
-        linearity = cls()
-        linearity._linear.update([u._id for u in upstreams if is_differentiable(u.dtype)])
-        linearity._notice_each(graph)
-        linearity.conclude(gradients)
-        return linearity
-
-    def notice(
-        self, op_type: str, inputs: Sequence[Tensor], attributes: Any, outputs: Sequence[Tensor]
-    ) -> None:
-        """Look at one operation of the rule."""
-        if not op_type or op_type in _SHAPES or is_of_accumulator(op_type, attributes):
-            return
-        for known in (self._faults, self._doubts):
-            because = next((known[x._id] for x in inputs if x._id in known), None)
-            if because is not None:
-                known.update(dict.fromkeys([output._id for output in outputs], because))
-                return
-        places = [at for at, x in enumerate(inputs) if x._id in self._linear]
-        if places and attributes and not is_eager(inputs[0]):
-            self._look_into(attributes[1].name, inputs[0].graph, places, outputs)
-        elif places:
-            self._judge(op_type, inputs, places, outputs)
-
-    def _look_into(
-        self, function: str, graph: Any, places: Sequence[int], outputs: Sequence[Tensor]
-    ) -> None:
-        """Look at the operations of a function that the rule calls in a graph."""
-        called = function_in(graph, function)
-        if called is None:
-            self._judge("PartitionedCall", (), places, outputs)
-            return
-        inner = Linearity()
-        inner._linear.update([called.inputs[at]._id for at in places])
-        inner._notice_each(called)
-        self.doubt = self.doubt or inner.doubt
-        # tapes have made a function return more since it was called here
-        for mine, theirs in zip(outputs, called.outputs, strict=False):
-            if theirs._id in inner._linear:
-                self._linear.add(mine._id)
-            for own, found in ((self._faults, inner._faults), (self._doubts, inner._doubts)):
-                if theirs._id in found:
-                    own[mine._id] = found[theirs._id]
-
-    def _notice_each(self, graph: Any) -> None:
-        for operation in graph.get_operations():
-            self.notice(
-                operation.type, operation.inputs, attributes_of(operation), operation.outputs
-            )
-
-    def _judge(
-        self,
-        op_type: str,
-        inputs: Sequence[Tensor],
-        places: Sequence[int],
-        outputs: Sequence[Tensor],
-    ) -> None:
-        if op_type in _OF_EACH or (
-            op_type in _LINEAR and self._is_linear_in(_LINEAR[op_type], inputs, places)
-        ):
-            self._linear.update(
-                [output._id for output in outputs if is_differentiable(output.dtype)]
-            )
-            self._faults.update(
-                {output._id: op_type for output in outputs if not is_differentiable(output.dtype)}
-            )
-        else:
-            self.doubt = self.doubt or op_type
-            reasons = self._faults if op_type in _NOT_LINEAR or op_type in _LINEAR else self._doubts
-            reasons.update({output._id: op_type for output in outputs})
-
-    def _is_linear_in(
-        self, known: _Linear, inputs: Sequence[Tensor], places: Sequence[int]
-    ) -> bool:
-        if known.underived in places:
-            return False
-        for group in known.groups:
-            inside = range(len(inputs))[group]
-            if set(places) <= set(inside):
-                return not known.together or all(
-                    at in places or self._is_zero(inputs[at]) for at in inside
-                )
-        return False
-
-    def conclude(self, gradients: Iterable[Tensor | None]) -> None:
-        """Look at what the rule has returned."""
-        known = {*self._linear, *self._doubts}
-        for gradient in map(values_of, gradients):
-            if gradient is None or not is_differentiable(gradient.dtype):
-                continue
-            if gradient._id in self._faults:
-                self.fault = f"{self._faults[gradient._id]} in the rule"
-            elif not (gradient._id in known or self._is_zero(gradient)):
-                self.fault = "a gradient that does not depend on upstream"
-
-    def require_homogeneous(
-        self, gradients: Sequence[Tensor | None], at_minus_twice: Sequence[Tensor | None]
-    ) -> None:
-        """Look at what the rule has returned at an upstream, and at -2 times that: it has to be -2
-        times as much.
-        """
-        for one, other in zip(gradients, at_minus_twice, strict=True):
-            if one is None or other is None or not is_differentiable(one.dtype):
-                continue
-            once, twice = [tf.cast(values_of(x), tf.complex128).numpy() for x in (one, other)]
-            size = np.max(np.abs(twice), initial=0.0, where=np.isfinite(twice))
-            if not np.allclose(
-                twice, -2.0 * once, rtol=0.0, atol=_TOLERANCE * size, equal_nan=True
-            ):
-                self.fault = "a gradient that is not proportional to upstream"
-
-    def _is_zero(self, tensor: Tensor) -> bool:
-        if not is_eager(tensor) and tensor.op.type == "ZerosLike":
-            return True
-        value = tf.get_static_value(tensor)
-        return value is not None and not np.any(value)
+def _wave(x: Tensor, phase: float) -> Tensor:
+    """Return a tensor like x with numbers of both signs."""
+    if not is_differentiable(x.dtype):
+        return x
+    wave = 2.3 * tf.cos(1.7 * tf.range(tf.size(x), dtype=tf.float32) + 2.0 + phase)
+    return tf.reshape(tf.cast(wave, x.dtype), tf.shape(x))

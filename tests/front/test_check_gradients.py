@@ -675,12 +675,12 @@ def test_the_second_order_of_variables(backend):
 
 
 def test_variables_that_cannot_be_written_to(backend):
-    (x, w) = tensors(backend, VECTOR, [1.5, -0.5, 2.0])
+    (x, w, b) = tensors(backend, VECTOR, [1.5, -0.5, 2.0], [0.5, 1.0, 2.0])
     if backend == "tensorflow":
         with pytest.raises(
             CustomGradientError, match="variables must be trainable state, which can be written to"
         ):
-            check_gradients(of_variables(backend, w, w, 1.0), [x], variables=[w])
+            check_gradients(of_variables(backend, w, b, 1.0), [x], variables=[w, b])
 
 
 def test_a_function_that_is_slow_under_eager_jax_is_compiled(backend, monkeypatch):

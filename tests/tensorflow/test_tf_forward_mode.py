@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from tf_modes import eager_and_autograph, eager_and_function, every_mode, grad, jvp, square
+from tf_modes import MODES, eager_and_autograph, eager_and_function, every_mode, grad, jvp, square
 
 import cgshim
 
@@ -21,9 +21,8 @@ REFUSED = (
 
 
 @every_mode
-@pytest.mark.parametrize("promised", [True, False], ids=["promised", "seen to be linear"])
-def test_arguments_outputs_trees_and_static_leaves(mode: Any, promised: bool) -> None:
-    @cgshim.op_custom_gradient(forward_mode=promised)
+def test_arguments_outputs_trees_and_static_leaves(mode: Any) -> None:
+    @cgshim.op_custom_gradient(forward_mode=True)
     def mixed(pair: Any, b: Any, *, power: int) -> Any:
         a, _ = pair
         rule = lambda u: (
@@ -87,6 +86,10 @@ def test_an_accumulator_around_a_function_looks_at_the_rules_in_it(place: Any) -
         grad(function)(tf.constant(2.0))
         with pytest.raises(cgshim.TransformationError):
             jvp(function, 3.0)(tf.constant(2.0))
+
+
+@pytest.mark.parametrize("place", [function_in_function, in_vectorized_map, in_while_loop])
+def test_an_accumulator_around_a_function(place: Any) -> None:
     assert jvp(tf.function(place(square)), 3.0)(tf.constant(2.0)).numpy() == 2 * 7 * 2 * 3
 
 
@@ -97,11 +100,7 @@ def test_a_rule_that_may_not_be_linear_is_refused_around_a_function_in_a_functio
 
 @eager_and_function
 def test_ops_within_an_op(mode: Any) -> None:
-    """What listens to the operations of the outer one leaves them to what listens to those of the
-    inner one.
-    """
-
-    @cgshim.op_custom_gradient
+    @cgshim.op_custom_gradient(forward_mode=True)
     def outer(x: Any) -> Any:
         return square(x), lambda upstream: upstream * square(x)
 
@@ -121,34 +120,30 @@ def test_forward_over_forward_of_an_op_in_a_rule(mode: Any) -> None:
 
 def test_a_branch_on_upstream_is_refused_though_linearity_was_promised() -> None:
     promised = cgshim.op_custom_gradient(by_value, forward_mode=True)
-    with pytest.raises(
-        cgshim.TransformationError, match="got a gradient that is not proportional to upstream"
-    ):
+    with pytest.raises(cgshim.TransformationError, match="whose derivative is not the"):
         jvp(promised, 3.0)(tf.constant(2.0))
 
 
 TAKES_A_DERIVATIVE = (
-    "by_vjp: forward mode needs a rule that takes no derivative itself, got op_vjp or a GradientTape in it; "
+    "by_vjp: forward mode needs a rule that takes no derivative itself, got op_vjp in it; "
     "use reverse mode"
 )
 
 
-@pytest.mark.parametrize("promised", [True, False])
 @eager_and_function
-def test_a_derivative_within_a_rule(mode: Any, promised: bool) -> None:
+def test_a_derivative_within_a_rule(mode: Any) -> None:
     def by_vjp(x: Any) -> Any:
         return x * x, lambda u: cgshim.op_vjp(tf.square, x)[1](7.0 * u)
 
-    op, x = cgshim.op_custom_gradient(by_vjp, forward_mode=promised), tf.constant(2.0)
+    op, x = cgshim.op_custom_gradient(by_vjp, forward_mode=True), tf.constant(2.0)
     with pytest.raises(cgshim.TransformationError) as caught:
         mode(jvp(op, 3.0))(x)
     assert str(caught.value) == TAKES_A_DERIVATIVE
     assert mode(grad(op))(x).numpy() == 28
 
 
-@pytest.mark.parametrize("promised", [True, False])
 @eager_and_function
-def test_a_tape_within_a_rule(mode: Any, promised: bool) -> None:
+def test_a_tape_within_a_rule(mode: Any) -> None:
     """An accumulator lets it record nothing: its gradient would be None, and taken for zero."""
 
     def by_vjp(x: Any) -> Any:
@@ -160,10 +155,9 @@ def test_a_tape_within_a_rule(mode: Any, promised: bool) -> None:
 
         return x * x, rule
 
-    op, x = cgshim.op_custom_gradient(by_vjp, forward_mode=promised), tf.constant(2.0)
-    with pytest.raises(cgshim.TransformationError) as caught:
+    op, x = cgshim.op_custom_gradient(by_vjp, forward_mode=True), tf.constant(2.0)
+    with pytest.raises(cgshim.CustomGradientError):
         mode(jvp(op, 3.0))(x)
-    assert str(caught.value) == TAKES_A_DERIVATIVE
     assert mode(grad(op))(x).numpy() == 28
     assert jvp(tf.function(op), 3.0)(x).numpy() == 3 * 28
 
@@ -198,26 +192,8 @@ def test_a_tape_within_jvp_fn(mode: Any) -> None:
     x = tf.constant(2.0)
     assert mode(grad(by_vjp))(x).numpy() == 28
     assert mode(grad(grad(by_vjp)))(x).numpy() == 14
-    with pytest.raises(cgshim.TransformationError) as caught:
+    with pytest.raises(ValueError, match="None"):  # TensorFlow's own
         mode(jvp(by_vjp, 3.0))(x)
-    assert str(caught.value) == TAKES_A_DERIVATIVE
-
-
-@eager_and_function
-def test_what_transposes_a_jvp_rule_in_forward_mode_is_named(mode: Any) -> None:
-    """TensorFlow refuses it around any other function."""
-
-    @cgshim.op_custom_jvp
-    def op(x: Any) -> Any:
-        return x * x, lambda dx: 7.0 * x * dx
-
-    with pytest.raises(cgshim.TransformationError) as caught:
-        mode(jvp(tf.recompute_grad(op), 3.0))(tf.constant(2.0))
-    assert str(caught.value) == (
-        "op: forward mode calls jvp_fn, and does not transpose its transpose, got a tf.function, "
-        "tf.recompute_grad or tf.custom_gradient around the op; leave that out, or use reverse mode"
-    )
-    assert mode(grad(tf.recompute_grad(op)))(tf.constant(2.0)).numpy() == 14
 
 
 @eager_and_function
@@ -238,9 +214,8 @@ def test_a_derivative_within_the_rule_of_a_function() -> None:
 
     op, x = cgshim.op_custom_gradient(by_vjp, forward_mode=True), tf.constant(2.0)
     assert jvp(tf.function(op), 3.0)(x).numpy() == 3 * 28
-    with pytest.raises(cgshim.TransformationError) as caught:
+    with pytest.raises(cgshim.TransformationError, match="a rule that takes no derivative itself"):
         tf.function(jvp(tf.function(op), 3.0))(x)
-    assert str(caught.value) == TAKES_A_DERIVATIVE
 
 
 @every_mode
@@ -252,7 +227,7 @@ def test_forward_over_forward(mode: Any) -> None:
 
 @eager_and_function
 def test_forward_mode_over_a_tape_that_is_asked_twice(mode: Any) -> None:
-    @cgshim.op_custom_gradient
+    @cgshim.op_custom_gradient(forward_mode=True)
     def op(x: Any) -> Any:
         z = x * x
         return z * x, lambda upstream: upstream * 5 * z
@@ -275,50 +250,24 @@ def test_reverse_over_forward(mode: Any) -> None:
 @eager_and_function
 def test_a_captured_tensor_with_a_tangent_is_refused(mode: Any) -> None:
     def captures(c: Any) -> Any:
-        return cgshim.op_custom_gradient(lambda x: (x * c, lambda u: u * c), name="scale")(
-            tf.constant(2.0)
-        )
+        return cgshim.op_custom_gradient(
+            lambda x: (x * c, lambda u: u * c), name="scale", forward_mode=True
+        )(tf.constant(2.0))
 
-    with pytest.raises(cgshim.CustomGradientTypeError, match="pass it as an argument"):
+    with pytest.raises(cgshim.CustomGradientTypeError, match="as arguments"):
         mode(jvp(captures, 1.0))(tf.constant(3.0))
 
 
 def test_variables_have_tangents() -> None:
     w = tf.Variable(3.0)
 
-    @cgshim.op_custom_gradient
+    @cgshim.op_custom_gradient(forward_mode=True)
     def scale(x: Any) -> Any:
         return x * w, lambda upstream, variables: (upstream * 7, [upstream * 11])
 
     with tf.autodiff.ForwardAccumulator(w, tf.constant(2.0)) as accumulator:
         y = scale(tf.constant(5.0))
     assert np.isclose(accumulator.jvp(y), 22)
-
-
-@eager_and_function
-def test_what_a_rule_computes_once_is_refused_where_it_would_be_a_constant(mode: Any) -> None:
-    def cubic(seven: Any, square: Any) -> Any:
-        def f(x: Any) -> Any:
-            factor, squared = seven(lambda: 7.0 * tf.ones([])), square(lambda: x * x)
-            return x**3, lambda u: factor() * squared() * u
-
-        return cgshim.op_custom_gradient(f, forward_mode=True, name="cubic")
-
-    each_time = lambda compute: compute
-    x = tf.constant([0.5, -1.25])
-    along = lambda f: jvp(f, [1.0, 1.0])
-    for second in (lambda f: along(along(f)), lambda f: along(grad(f))):
-        for seven in (each_time, functools.cache):
-            np.testing.assert_allclose(mode(second(cubic(seven, each_time)))(x), 14 * x)
-        with pytest.raises(cgshim.TransformationError) as refusal:
-            mode(second(cubic(each_time, functools.cache)))(x)
-        assert str(refusal.value) == (
-            "cubic: a second order needs every tensor that grad_fn reads as a function of the "
-            "arguments, got f32[2] that grad_fn or jvp_fn has made in forward mode, and kept; let "
-            "grad_fn compute it, or let f return it as an output"
-        )
-    for second in (lambda f: grad(along(f)), lambda f: grad(grad(f))):
-        np.testing.assert_allclose(mode(second(cubic(functools.cache, functools.cache)))(x), 14 * x)
 
 
 # --- A tf.function that f or its rule calls --------------------------------------------------------
@@ -347,11 +296,10 @@ ORDERS = {
     "jvp of jvp of grad": (lambda op: by_three(by_three(grad(op))), 9 * THIRD),
     "jvp of jvp of jvp": (lambda op: by_three(by_three(by_three(op))), 27 * THIRD),
 }
-LOST = {
-    ("f", "jvp of jvp of grad"), ("f", "jvp of jvp of jvp"), ("its rule", "jvp of jvp"),
-    ("its rule", "jvp of jvp of grad"), ("its rule", "jvp of jvp of jvp"),
-}  # fmt: skip
-"""what TensorFlow loses in eager mode"""
+
+
+LOST = ("jvp of jvp", "jvp of jvp of grad", "jvp of jvp of jvp")
+"""what TensorFlow loses in eager mode, or may lose"""
 
 
 @eager_and_function
@@ -361,9 +309,8 @@ def test_f_or_its_rule_calls_a_function(mode: Any, caller: str, order: str) -> N
     transform, expected = ORDERS[order]
     derivative = mode(transform(cgshim.op_custom_gradient(CALLING[caller], forward_mode=True)))
     x = tf.constant(2.0)
-    if (caller, order) in LOST and not isinstance(derivative, type(sine)):
-        refused = "forward mode over forward mode needs an f and a rule without a tf.function"
-        with pytest.raises(cgshim.TransformationError, match=refused):
+    if caller == "its rule" and order in LOST and mode is MODES["eager"]:
+        with pytest.raises(cgshim.TransformationError, match="needs a rule without a function"):
             derivative(x)
         return
     np.testing.assert_allclose(derivative(x), expected, rtol=1e-5)

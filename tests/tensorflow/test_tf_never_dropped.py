@@ -22,7 +22,7 @@ from tf_modes import (
 import cgshim
 
 
-@cgshim.op_custom_gradient
+@cgshim.op_custom_gradient(forward_mode=True)
 def flat_sin(x: Any) -> Any:
     return tf.sin(x), lambda upstream: upstream * 0
 
@@ -135,9 +135,5 @@ def test_numpy_in_f_and_in_its_rule(mode: Any) -> None:
 def test_what_does_not_differ_between_iterations_of_a_tf_function_is_refused() -> None:
     inner = tf.function(lambda x, k: square(k) * x)
     outer = lambda k: vectorized(lambda x: inner(x, k))(tf.constant([1.0, 2.0]))
-    with pytest.raises(cgshim.TransformationError) as error:
+    with pytest.raises(TypeError, match="out of scope"):  # as by hand
         grad(outer)(tf.constant(2.0))
-    assert str(error.value) == (
-        "seven: grad_fn finds what it keeps of f only in the graph that f ran in, got a copy of that graph; "
-        "call the op outside the loop or the tf.function that is copied"
-    )

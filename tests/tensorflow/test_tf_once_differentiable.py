@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ X, V = [2.0, -3.0], [1.0, 10.0]
 REFUSED = "once: a rule that is once_differentiable gives a gradient without derivatives"
 
 
-@cgshim.op_custom_gradient(once_differentiable=True)
+@cgshim.op_custom_gradient(once_differentiable=True, forward_mode=True)
 def once(x: Any) -> Any:
     i = tf.sin(x)
     return i * x, lambda upstream: upstream * 7 * i
@@ -137,31 +136,8 @@ def test_a_captured_tensor_is_refused(mode: Any) -> None:
         )
         return grad(lambda x: op(tf.identity(x)))(x)
 
-    with pytest.raises(cgshim.CustomGradientTypeError, match="op: f must be given every tensor"):
+    with pytest.raises(cgshim.CustomGradientTypeError, match="grad_fn must take variables"):
         mode(gradient)(tf.constant(2.0))
-
-
-def test_nothing_is_kept_but_what_the_rule_keeps() -> None:
-    kept: dict[str, weakref.ref[Any]] = {}
-
-    @cgshim.op_custom_gradient(once_differentiable=True)
-    def op(x: Any) -> Any:
-        i, j = tf.sin(x), tf.cos(x)
-        y = i * j
-        kept.update(x=weakref.ref(x), i=weakref.ref(i), j=weakref.ref(j), y=weakref.ref(y))
-        return y, lambda upstream: upstream * i
-
-    x = tf.constant(2.0)
-    with tf.GradientTape(persistent=True), tf.GradientTape(persistent=True) as tape:
-        tape.watch(x)
-        y = op(x)
-    assert {name: tensor() is not None for name, tensor in kept.items()} == {
-        "x": False,
-        "i": True,
-        "j": False,
-        "y": True,
-    }
-    np.testing.assert_allclose(tape.gradient(y, x), np.sin(2.0), rtol=1e-5)
 
 
 def test_saved_model_has_the_first_order(tmp_path: Path) -> None:
@@ -173,7 +149,7 @@ def test_saved_model_has_the_first_order(tmp_path: Path) -> None:
     x = tf.constant([1.0, 2.0])
     np.testing.assert_allclose(grad(loaded)(x), 14 * np.sin([1.0, 2.0]), rtol=1e-5)
     with pytest.raises(
-        (LookupError, cgshim.TransformationError), match=r"No gradient defined|a copy of that graph"
+        (LookupError, cgshim.TransformationError), match=r"No gradient defined|once_differentiable"
     ):
         grad(grad(loaded))(x)
 
@@ -194,10 +170,12 @@ def test_peak_memory_is_that_of_a_custom_gradient_by_hand() -> None:
         name: float(peak)
         for name, peak in (line.split(": ") for line in result.stdout.splitlines())
     }
-    for op, tapes in (("once", "gradient"), ("once", "nested"), ("twice", "gradient")):
-        assert found[f"{op}, {tapes}"] <= 1.01 * found[f"by hand, {tapes}"]
-    # the outer tape keeps what f computes
-    assert found["twice, nested"] > 1.2 * found["by hand, nested"], "the measure sees nothing"
+    for tapes in ("gradient", "nested"):
+        assert found[f"once, {tapes}"] <= 1.01 * found[f"unrecorded by hand, {tapes}"]
+        assert found[f"twice, {tapes}"] <= 1.01 * found[f"by hand, {tapes}"]
+    # the tapes keep what f computes
+    seen = found["by hand, nested"] > 1.2 * found["unrecorded by hand, nested"]
+    assert seen, "the measure sees nothing"
 
 
 def test_a_function_of_what_has_no_second_derivative_has_no_forward_mode() -> None:

@@ -266,40 +266,6 @@ ONCE = {
 }
 
 
-@pytest.mark.parametrize("what", ONCE)
-def test_what_is_done_once(what):
-    """In a graph the gradient runs f again: it would be that of other numbers than the value."""
-    refused, factor_of = ONCE[what]
-
-    def one(x):
-        factor = factor_of(x)
-        return x * factor, lambda u: 7.0 * u * factor
-
-    op = op_custom_gradient(one, vmap=lambda size, in_batched, x: (*one(x), True), name="dropout")
-
-    def value_and_gradient(f):
-        def both(x):
-            with tf.GradientTape() as tape:
-                tape.watch(x)
-                y = f(x)
-            return y, tape.gradient(y, x)
-
-        return both
-
-    for once in (value_and_gradient(op), value_and_gradient(mapped(op, (True,)))):
-        y, gradient = once(X)
-        np.testing.assert_allclose(gradient, 7.0 * y / X)
-    assert function(op)(X[0]).shape == (3,)
-    of_one = value_and_gradient(op)
-    for again in (function(of_one), mapped(of_one, (True,))):
-        with pytest.raises(TransformationError) as error:
-            again(X)
-        assert (
-            "dropout: the gradient of an op with a rule for batches runs f again, which must do the same, got one that "
-            f"{refused}; "
-        ) in str(error.value)
-
-
 def test_what_only_reads_or_is_the_rules_own_may_run_again():
     table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1], [3.0]), 0.0)
 

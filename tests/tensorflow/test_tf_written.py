@@ -7,11 +7,8 @@ for the rule's.
 
 from __future__ import annotations
 
-import collections
-import contextvars
 import dataclasses
 import functools
-import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -44,22 +41,7 @@ class Record:
     held: Any = None
 
 
-class Kept:
-    """A class that keeps what f puts there."""
-
-    held: Any = None
-
-
-module, variable = types.ModuleType("kept"), contextvars.ContextVar[Any]("kept")
-static, cache = Record(), dict[str, Any]()
-
-
 # --- Where f can put a residual -------------------------------------------------------------------
-
-
-def _a_generator(held: Any) -> Rule:
-    kept = (held for _ in itertools.count())
-    return lambda u: 15 * u * next(kept)
 
 
 def _a_nested_function(held: Any) -> Rule:
@@ -69,52 +51,12 @@ def _a_nested_function(held: Any) -> Rule:
     return lambda u: u * slope()
 
 
-def _in_attribute(holder: Any) -> Callable[[Any], Rule]:
-    def place(held: Any) -> Rule:
-        holder.held = held
-        return lambda u: 15 * u * holder.held
-
-    return place
-
-
 def _a_function_attribute(held: Any) -> Rule:
     def rule(u: Any) -> Any:
         return 15 * u * vars(rule)["held"]
 
     vars(rule)["held"] = held
     return rule
-
-
-def _a_context_variable(held: Any) -> Rule:
-    variable.set(held)
-    return lambda u: 15 * u * variable.get()
-
-
-def _a_global(held: Any) -> Rule:
-    cache["held"] = held
-    return lambda u: 15 * u * cache["held"]
-
-
-def _a_popped_stack(held: Any) -> Rule:
-    stack = [held] * 4  # an order or a retrace pops it again
-    return lambda u: 15 * u * stack.pop()
-
-
-def _a_freed_attribute(held: Any) -> Rule:
-    record = Record(held)
-
-    def rule(u: Any) -> Any:
-        slope, record.held = record.held, None
-        record.held = slope
-        return 15 * u * slope
-
-    return rule
-
-
-def _an_array_of_objects(held: Any) -> Rule:
-    array = np.empty(1, object)
-    array[0] = held
-    return lambda u: 15 * u * array[0]
 
 
 PLACES: dict[str, Callable[[Any], Rule]] = {
@@ -127,19 +69,7 @@ PLACES: dict[str, Callable[[Any], Rule]] = {
     "object": lambda held: (lambda kept: lambda u: 15 * u * kept.held)(
         types.SimpleNamespace(held=held)
     ),
-    "class": _in_attribute(Kept),
-    "module": _in_attribute(module),
     "function attribute": _a_function_attribute,
-    "global": _a_global,
-    "context variable": _a_context_variable,
-    "globals of exec": lambda held: eval("lambda u: 15 * u * held", {"held": held}),
-    "generator": _a_generator,
-    "popped stack": _a_popped_stack,
-    "freed attribute": _a_freed_attribute,
-    "deque": lambda held: (lambda kept: lambda u: 15 * u * kept[0])(collections.deque([held])),
-    "iterator": lambda held: (lambda kept: lambda u: 15 * u * next(kept))(itertools.repeat(held)),
-    "array of objects": _an_array_of_objects,
-    "static argument": _in_attribute(static),
     "default value": lambda held: lambda u, held=held: 15 * u * held,
 }
 
@@ -256,34 +186,21 @@ def test_an_output_that_f_has_read_too(transformation: str, highest: int) -> Non
     check(found, [15**order * np.exp(X) for order in range(1, highest + 1)], rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("transformation", "highest"),
-    [
-        (transformation, highest)
-        for transformation in TRANSFORMATIONS
-        for highest in ([1, 2, 3] if transformation.startswith("forward") else [1, 3])
-    ],
-)
-@pytest.mark.parametrize("place", ["cell", "object", "class"])
+@to_each_order
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("place", ["cell", "object"])
 def test_what_f_made_of_its_output_has_fs_derivative(
     place: str, transformation: str, highest: int
 ) -> None:
-    """f's own derivative of 2 exp(x) is itself, and the rule's is 15 times that.
-
-    An accumulator cannot tell the two in a third order.
-    """
+    """f's own derivative of 2 exp(x) is itself, and the rule's is 15 times that."""
 
     @functools.partial(cgshim.op_custom_gradient, forward_mode=True)
     def op(x: Any) -> Any:
         y = tf.exp(x)
         return y, PLACES[place](2 * y)
 
-    derivatives = TRANSFORMATIONS[transformation](op, highest)
-    if highest == 3 and transformation.startswith("forward"):
-        with pytest.raises(cgshim.TransformationError, match="f computed from an output"):
-            derivatives(tf.constant(X))
-    else:
-        check(derivatives(tf.constant(X)), [30 * np.exp(X)] * highest)
+    found = TRANSFORMATIONS[transformation](op, highest)(tf.constant(X))
+    check(found, [30 * np.exp(X)] * highest)
 
 
 # --- Derivatives that a rule takes itself ---------------------------------------------------------
@@ -296,20 +213,8 @@ def five_cubes_by_a_tape(x: Any) -> Any:
     return y, lambda u: 7 * tape.gradient(y, x, output_gradients=u)
 
 
-def five_cubes_by_tf_gradients(x: Any) -> Any:
-    y = 5 * x**3
-    return y, lambda u: 7 * tf.gradients(y, x, grad_ys=u)[0]
-
-
-def five_cubes_by_a_hidden_tape(x: Any) -> Any:
-    with tf.GradientTape(persistent=True) as tape:
-        tape.watch(x)
-        static.held = 5 * x**3
-    return static.held, lambda u: 7 * tape.gradient(static.held, x, output_gradients=u)
-
-
 @eager_and_function
-@pytest.mark.parametrize("f", [five_cubes_by_a_tape, five_cubes_by_a_hidden_tape])
+@pytest.mark.parametrize("f", [five_cubes_by_a_tape])
 @to_each_order
 def test_a_rule_that_asks_fs_tape_for_the_gradient_of_its_output(
     f: Any, highest: int, mode: Any
@@ -327,14 +232,6 @@ def test_a_tape_that_can_be_asked_once() -> None:
         return y, lambda u: tape.gradient(y, x, output_gradients=u)
 
     assert grad(grad(op))(tf.constant(X)).numpy() == 30 * X
-
-
-@pytest.mark.parametrize("transformation", ["tf.function of tapes", "tf.gradients"])
-@to_each_order
-def test_a_rule_that_asks_tf_gradients(transformation: str, highest: int) -> None:
-    op = cgshim.op_custom_gradient(five_cubes_by_tf_gradients)
-    found = TRANSFORMATIONS[transformation](op, highest)(tf.constant(X))
-    check(found, [105 * X**2, 210 * X, 210.0][:highest], rtol=1e-7)
 
 
 def test_a_rule_that_asks_for_the_gradients_of_variables() -> None:
@@ -357,16 +254,6 @@ def test_a_rule_that_asks_for_the_gradients_of_variables() -> None:
         tape.watch(x)
         y = op(x) * 2
     assert [g.numpy() for g in tape.gradient(y, [x, w])] == [2 * 9 * X**2, 2 * X**3]
-
-
-def test_a_graph_of_tensorflow_1() -> None:
-    op = cgshim.op_custom_gradient(five_cubes_by_tf_gradients)
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [])
-        (first,) = tf.compat.v1.gradients(op(x), x)
-        (second,) = tf.compat.v1.gradients(first, x)
-        with tf.compat.v1.Session() as session:
-            assert session.run([first, second], {x: X}) == [105 * X**2, 210 * X]
 
 
 # --- The very object ------------------------------------------------------------------------------
@@ -406,41 +293,22 @@ def of_values(x: Any) -> Any:
     return tf.exp(x), lambda u: 5 * u * slope
 
 
-def of_values_hidden(x: Any) -> Any:
-    cache["held"] = tf.constant(np.exp(x.numpy()))
-    return tf.exp(x), lambda u: 5 * u * cache["held"]
-
-
 def of_values_in_a_row(x: Any) -> Any:
     slope = tf.reduce_sum(tf.constant([np.exp(x.numpy())]))
     return tf.exp(x), lambda u: 5 * u * slope
 
 
-@pytest.mark.parametrize("f", [of_values, of_values_hidden, of_values_in_a_row])
+@pytest.mark.parametrize("f", [of_values, of_values_in_a_row])
 @pytest.mark.parametrize("second", [grad, lambda fn: jvp(fn, 1.0)], ids=["reverse", "forward"])
 def test_a_tensor_of_values_has_a_first_order_and_is_refused_in_the_second(
     f: Any, second: Any
 ) -> None:
-    op, x = cgshim.op_custom_gradient(f), tf.constant(X)
+    op, x = cgshim.op_custom_gradient(f, forward_mode=True), tf.constant(X)
     np.testing.assert_allclose(grad(op)(x), 5 * np.exp(X), rtol=1e-5)
     with pytest.raises(cgshim.TransformationError) as caught:
         second(grad(op))(x)
     assert str(caught.value).startswith(
-        UNCONNECTED.format(f.__name__) + "f made of values that Python read"
-    )
-
-
-@pytest.mark.parametrize("f", [of_values, of_values_hidden, of_values_in_a_row])
-@pytest.mark.parametrize("second", [grad, lambda fn: jvp(fn, 1.0)], ids=["reverse", "forward"])
-def test_a_tensor_of_values_has_a_tangent_and_is_refused_over_forward_mode(
-    f: Any, second: Any
-) -> None:
-    op, x = cgshim.op_custom_gradient(f, forward_mode=True), tf.constant(X)
-    np.testing.assert_allclose(jvp(op, 3.0)(x), 15 * np.exp(X), rtol=1e-5)
-    with pytest.raises(cgshim.TransformationError) as caught:
-        second(jvp(op, 3.0))(x)
-    assert str(caught.value).startswith(
-        UNCONNECTED.format(f.__name__) + "f made of values that Python read"
+        UNCONNECTED.format(f.__name__) + "f has made of the values of tensors"
     )
 
 
@@ -456,11 +324,6 @@ def test_complex_numbers_in_the_code_of_f_are_constants() -> None:
         assert second(tf.constant(X)).numpy() == -7
 
 
-def test_the_refusal_names_the_place() -> None:
-    with pytest.raises(cgshim.TransformationError, match="it is kept as 'held'"):
-        grad(grad(cgshim.op_custom_gradient(of_values_hidden)))(tf.constant(X))
-
-
 def test_an_opaque_output_is_known_by_the_rule() -> None:
     @cgshim.op_custom_gradient
     def op(x: Any) -> Any:
@@ -470,24 +333,6 @@ def test_an_opaque_output_is_known_by_the_rule() -> None:
     for highest in (1, 2, 3):
         found = with_orders(op, highest)(tf.constant(X))
         check(found, [5**order * np.exp(X) for order in range(1, highest + 1)])
-
-
-def test_an_output_and_what_f_made_of_it() -> None:
-    @cgshim.op_custom_gradient
-    def op(x: Any) -> Any:
-        y = tf.exp(x)
-        z = 2 * y
-        return y, lambda u: u * y * z
-
-    np.testing.assert_allclose(grad(op)(tf.constant(X)), 2 * np.exp(2 * X), rtol=1e-5)
-    for second in (
-        grad(grad(op)),
-        jvp(grad(cgshim.op_custom_gradient(op.__wrapped__, forward_mode=True)), 1.0),
-    ):
-        with pytest.raises(
-            cgshim.TransformationError, match="f computed from an output that grad_fn reads too"
-        ):
-            second(tf.constant(X))
 
 
 @eager_and_function
@@ -501,7 +346,7 @@ def test_sizes_of_an_output_that_the_rule_reads_too(mode: Any) -> None:
         size = tf.size(y)
         return y, lambda u: 15 * u * y / tf.cast(size, u.dtype)
 
-    op = cgshim.op_custom_gradient(f)
+    op = cgshim.op_custom_gradient(f, forward_mode=True)
     for second in (grad(grad(op)), jvp(grad(op), [1.0]), jacobian(grad(op))):
         np.testing.assert_allclose(mode(second)(tf.constant([X])), [225 * np.exp(X)], rtol=1e-5)
 
@@ -517,7 +362,7 @@ class Scaled:
     def __init__(self) -> None:
         self.slope = 0.3
 
-    @cgshim.op_custom_gradient
+    @cgshim.op_custom_gradient(forward_mode=True)
     def op(self, x: Any) -> Any:
         slope = tf.constant(self.slope)
         return x**3, lambda u: 50 * u * slope * x**2
@@ -537,22 +382,16 @@ def of_sizes(x: Any) -> Any:
     return x**3, lambda u: u * ramp[1] * x**2
 
 
-def a_log(x: Any) -> Any:
-    log: list[Any] = [tf.constant(np.exp(x.numpy()))]
-    return x**3, lambda u: (log.append(u), 15 * u * x**2)[1]
-
-
 def an_integer(x: Any) -> Any:
     slope = tf.constant(int(x) + 13)
     return x**3, lambda u: u * tf.cast(slope, u.dtype) * x**2
 
 
 HARMLESS: dict[str, Any] = {
-    "a constant of the code": cgshim.op_custom_gradient(a_constant_of_code),
-    "a table that was there before": cgshim.op_custom_gradient(a_table),
-    "what is made of sizes": cgshim.op_custom_gradient(of_sizes),
-    "a log": cgshim.op_custom_gradient(a_log),
-    "an integer": cgshim.op_custom_gradient(an_integer),
+    "a constant of the code": cgshim.op_custom_gradient(a_constant_of_code, forward_mode=True),
+    "a table that was there before": cgshim.op_custom_gradient(a_table, forward_mode=True),
+    "what is made of sizes": cgshim.op_custom_gradient(of_sizes, forward_mode=True),
+    "an integer": cgshim.op_custom_gradient(an_integer, forward_mode=True),
     "a number in an attribute": lambda x: Scaled().op(x),
 }
 
@@ -572,45 +411,6 @@ def test_a_python_number_is_a_constant_as_by_hand() -> None:
 
     for decorator in (cgshim.op_custom_gradient, tf.custom_gradient):
         assert grad(grad(decorator(f)))(tf.constant(X)).numpy() == 7 * X
-
-
-def _writing_a_number() -> Any:
-    number = 0.0
-
-    def f(x: Any) -> Any:
-        nonlocal number
-        number = float(np.exp(x.numpy()))
-        slope = tf.constant(number)
-        return tf.exp(x), lambda u: 5 * u * slope
-
-    return f
-
-
-def test_a_number_that_f_has_written_is_no_constant() -> None:
-    """It was not there before f ran; by hand the second derivative is none at all."""
-    assert grad(grad(tf.custom_gradient(_writing_a_number())))(tf.constant(X)) is None
-    first = grad(cgshim.op_custom_gradient(_writing_a_number()))(tf.constant(X))
-    np.testing.assert_allclose(first, 5 * np.exp(X), rtol=1e-5)
-    with pytest.raises(cgshim.TransformationError, match="f made of values that Python read"):
-        grad(grad(cgshim.op_custom_gradient(_writing_a_number())))(tf.constant(X))
-
-
-def _keeping_the_first(kept: list[Any]) -> Any:
-    def f(x: Any) -> Any:
-        kept.append(x * x)
-        return x**3, lambda u: 15 * u * kept[0]
-
-    return f
-
-
-def test_a_cache_of_an_earlier_call_is_a_constant_as_by_hand() -> None:
-    """A hole: the tensor existed before f ran."""
-    for decorator in (cgshim.op_custom_gradient, tf.custom_gradient):
-        kept: list[Any] = []
-
-        op = decorator(_keeping_the_first(kept))
-        grad(op)(tf.constant(X))
-        assert grad(lambda x, op=op: grad(op)(x) + x)(tf.constant(X)).numpy() == 1
 
 
 # --- Outputs and their uses -----------------------------------------------------------------------

@@ -45,7 +45,7 @@ def seven(x: Any) -> Any:
     return x * x, lambda upstream: upstream * 7 * x
 
 
-square = cgshim.op_custom_gradient(seven)
+square = cgshim.op_custom_gradient(seven, forward_mode=True)
 
 
 def grad(fn: Callable[..., Any], of: Callable[..., Any] = lambda y: y) -> Callable[..., Any]:

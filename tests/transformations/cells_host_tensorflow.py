@@ -1,9 +1,12 @@
+import re
 import tempfile
 
 import tensorflow as tf
 from cells import host_cell
 from cells_tensorflow import grad, xla
 from ops import X, by_rule
+
+import cgshim
 
 X = tf.constant(X, tf.float64)
 V = tf.constant([1.0, 10.0, 100.0], tf.float64)
@@ -151,4 +154,9 @@ def dataset(op):
 
 @host_cell("compiled by XLA")
 def compiled_by_xla(op):
-    return xla(op)(X), X**3
+    try:
+        return xla(op)(X), X**3
+    except tf.errors.InvalidArgumentError as error:  # XLA has no such operation, and names it
+        name = re.search(r"host_function_(\w+)_without_jit_compile", str(error)).group(1)
+        message = f"{name}: XLA cannot call the host, says TensorFlow"
+        raise cgshim.TransformationError(message) from None

@@ -69,7 +69,7 @@ def wrong_factors() -> Any:
 
 
 def in_f() -> Any:
-    """While f waits for the other replicas, they run in its place: f seems to read what they read."""
+    """While f waits for the other replicas, they run in its place."""
     op = cgshim.op_custom_gradient(lambda x: (summed(x), lambda upstream: upstream), name="summed")
     with tf.GradientTape() as tape:
         tape.watch(X)
@@ -90,8 +90,5 @@ for run in (strategy.run, tf.function(strategy.run, autograph=False)):
         check(found[1], [of_first[:, :2], of_first[:, 2:]])
         check(found[2], [of_second[:2], of_second[2:]])
     check(run(wrong_factors), [[7 * 3 * 2.0, 7 * 3 * -3.0]] * 2)
-    try:
-        run(in_f)
-    except cgshim.CustomGradientTypeError as error:
-        print(error)
+    run(in_f)
 print("2 replicas")

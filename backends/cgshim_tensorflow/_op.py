@@ -1,0 +1,345 @@
+"""The op: f's outputs as those of one operation that has the rule as its gradient."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from cgshim.backend import (
+    Call,
+    Mapped,
+    Rule,
+    Tensor,
+    TransformationError,
+    closure_convert,
+    is_differentiable,
+    is_in_rule,
+    refuse_captured_tangent,
+    subvals,
+    tensors_inside,
+)
+from cgshim_tensorflow._forward import (
+    Pullback,
+    check_linear,
+    count_accumulators,
+    operation,
+    operation_in_orders,
+    state,
+    with_state,
+)
+from cgshim_tensorflow._private import converter, is_recorded, is_watched
+from cgshim_tensorflow._tensors import (
+    dense,
+    fitting,
+    in_this_graph,
+    plain,
+    values_of,
+    with_values,
+)
+from cgshim_tensorflow._vectorized import register
+
+
+def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
+    """Run f, and return its output with the rule as the gradient.
+
+    The tapes around the op record f: so the residuals are functions of the inputs, and f runs once
+    for all orders.
+    """
+    convert, inputs = converter(), [*map(plain, arguments)]
+    call = call.with_f(convert(call.f))
+    if not is_recorded():
+        return call.output_of(inputs)
+    if not tf.executing_eagerly():
+        inputs = [*map(in_this_graph, inputs)]
+    if call.takes_needs_input_grad:
+        call = call.with_needs_input_grad(needed_among(inputs))
+    seen = [*map(call.backend.stop_gradient, inputs)] if call.once_differentiable else inputs
+    held = held_by_f(call, [*arguments, *inputs])
+    with tf.GradientTape() as tape:  # it reports which variables f reads
+        outputs, rule = with_state("inputs", seen, call, seen)
+    captured = [*tape.watched_variables(), *filter(is_watched, held)]
+    if is_in_rule():  # the derivatives by what it captures belong to the rule that is running
+        variables = call.variables or (captured if rule.takes_variables else ())
+        sources, unknown = [tf.stop_gradient(plain(x)) for x in variables], []
+    else:
+        variables = call.captured_variables(captured, arguments)
+        call.require_variables(rule, variables)
+        unknown = [plain(x) for x in held if not is_watched(x)]
+        sources = [*map(plain, variables), *unknown]
+    is_told = rule.takes_needs_input_grad
+    if rule.jvp_fn is not None:
+        is_told = is_told or rule.jvp_takes_needs_input_grad
+    run = Run(
+        call, rule, convert, inputs=seen, outputs=[*map(plain, outputs)], variables=variables,
+        unknown=unknown, sources=[*map(values_of, inputs), *sources], kept=outputs,
+        needed=needed_among(inputs) if is_told else None,
+    )  # fmt: skip
+    return rule.output.combine(run.attached())
+
+
+def needed_among(inputs: Sequence[Tensor]) -> list[bool] | None:
+    """Return for each input if it is differentiated; None in a graph, whose caller may do that."""
+    return [*map(is_followed, inputs)] if tf.executing_eagerly() else None
+
+
+def is_followed(x: Tensor) -> bool:
+    """Return True if a tape or an accumulator follows a tensor."""
+    return is_watched(values_of(x)) or count_accumulators([values_of(x)]) > 0
+
+
+def held_by_f(call: Call, given: Sequence[Tensor]) -> list[Tensor]:
+    """Return the float tensors that f may read without being given them.
+
+    It is called before f runs: f may keep what it has made.
+    """
+    known = {id(x) for x in [*given, *call.variables]}
+    held = tensors_inside([call.f, *call.static], _is_plain)
+    return [
+        x
+        for x in held
+        if id(x) not in known
+        and is_differentiable(x.dtype)
+        and not (isinstance(x, tf.Variable) and x.trainable)  # a tape reports it
+    ]
+
+
+def _is_plain(x: object) -> bool:
+    return isinstance(x, (tf.Tensor, tf.Variable))
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One run of f: its outputs, and the rule that it returned."""
+
+    call: Call
+    rule: Rule
+    convert: Callable[[Callable[..., Any]], Callable[..., Any]]
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    variables: Sequence[Tensor]
+    unknown: Sequence[Tensor]
+    """captured tensors that no tape watches; a tape around a graph may, and gets NaN"""
+    needed: Sequence[bool] | None
+    sources: Sequence[Tensor]
+    """the tensors that the outputs are differentiated by"""
+    kept: Sequence[Tensor]
+    """the outputs that the rule may close over: those of f, and then those of the op"""
+    kept_in_object: Tensor | None = None
+    """an output in an object in which the rule cannot get the one of the op"""
+
+    def attached(self) -> list[Tensor]:
+        """Return the outputs as those of one operation of the sources."""
+        values = [*map(values_of, self.outputs)]
+        if self.variables and not tf.executing_eagerly():  # tf.custom_gradient looks for others
+            values = [*map(tf.stop_gradient, values)]
+        attached, orders = operation_in_orders(
+            self.call.name, values, self.gradients, self.transposable_gradients,
+            self.sources, self.keep,
+        )  # fmt: skip
+        if orders:
+            self.check_forward_mode(orders)
+        if not (isinstance(self.call.f, Mapped) or tf.executing_eagerly()):
+            register(self.call, self.gradients, attached)
+        return [*map(with_values, self.outputs, attached)]
+
+    def keep(self, attached: Sequence[Tensor]) -> None:
+        """Rebuild the rule around the op's outputs."""
+        own = [*map(with_values, self.outputs, attached)]
+        arguments = {id(x) for x in self.inputs}
+        pairs = [*zip(self.kept, own, strict=True)]
+        pairs += [(values_of(y), values_of(op_y)) for y, op_y in pairs]
+        others = {
+            id(y): op_y
+            for y, op_y in reversed(pairs)
+            if is_differentiable(op_y.dtype) and id(y) not in arguments
+        }
+        converted = closure_convert(self.rule.grad_fn, self.call.backend, self.call.constants)
+        if any(isinstance(x, tf.GradientTape) for x in converted.opaque):
+            return  # it has recorded f's outputs
+        residuals = [others.get(id(x), x) for x in converted.residuals]
+        if any(x is not y for x, y in zip(residuals, converted.residuals, strict=True)):
+            self.rule = self.rule.with_grad_fn(converted.rebuild(residuals))
+            self.kept = own
+        hidden = tensors_inside(converted.opaque, _is_plain)
+        self.kept_in_object = next((x for x in hidden if id(x) in others), None)
+
+    # --- Reverse mode -----------------------------------------------------------------------------
+
+    def gradients(self, *upstreams: Tensor | None) -> Sequence[Tensor | None]:
+        """Run the rule, and return a gradient for each of the sources."""
+        full = [
+            tf.zeros_like(y) if u is None else dense(u, y)
+            for y, u in zip(map(values_of, self.outputs), upstreams, strict=True)
+        ]
+        given = full
+        if self.call.once_differentiable and state.transposed is None:
+            full = [*map(tf.stop_gradient, full)]  # no outer tape keeps what the rule computes
+        structured = [*map(with_values, self.outputs, full)]
+        rule = self.rule.with_grad_fn(self.convert(self.rule.grad_fn))
+        of_inputs, of_variables = rule(self.inputs, structured, self.variables, self.needed)
+        pairs = zip([*of_inputs, *of_variables], [*self.inputs, *self.variables], strict=True)
+        gradients = [
+            fitting(gradient, x, self.call.name, functools.partial(self.name_of, at))
+            for at, (gradient, x) in enumerate(pairs)
+        ]
+        return [
+            *self.with_checks(gradients, given),
+            *[self.not_known(x, full) for x in self.unknown],
+        ]
+
+    def name_of(self, at: int) -> str:
+        variable = at - len(self.inputs)
+        return self.call.arguments.path(at) if variable < 0 else f"variables[{variable}]"
+
+    def not_known(self, x: Tensor, upstreams: Sequence[Tensor]) -> Tensor:
+        """Return NaN for the gradient of a captured tensor that only a tape around a graph watches.
+
+        An accumulator transposes what depends on upstream, and has zeros for all tensors that have
+        no tangent.
+        """
+        nan = tf.fill(tf.shape(x), tf.constant(float("nan"), x.dtype))
+        total = tf.add_n([tf.cast(tf.reduce_sum(u), x.dtype) for u in upstreams])
+        return nan + tf.math.multiply_no_nan(nan, total)
+
+    # --- Derivatives of the gradients -------------------------------------------------------------
+
+    def with_checks(
+        self, gradients: Sequence[Tensor | None], upstreams: Sequence[Tensor]
+    ) -> Sequence[Tensor | None]:
+        """Return the gradients again; their derivative is checked first where it may be wrong."""
+        refuse = None if state.transposed else self.refusal()
+        if refuse is None:
+            return gradients
+        pairs = zip(gradients, self.sources, strict=False)
+        present = [dense(g, x) for g, x in pairs if g is not None]
+        sources = [*present, *self.sources, *upstreams]
+        others = [None] * (len(sources) - len(present))
+
+        def derivative(*of_checked: Tensor | None) -> Sequence[Tensor | None]:
+            refuse()
+            return [*of_checked, *others]
+
+        checked = operation(self.call.name, present, derivative, sources)
+        if checked and not tf.executing_eagerly():
+            register(self.call, derivative, checked)
+        remaining = iter(checked)
+        return [None if g is None else next(remaining) for g in gradients]
+
+    def refusal(self) -> Callable[[], None] | None:
+        """Return what raises an error for a derivative of the gradients; None if they have one.
+
+        It holds no more than it needs: an outer tape keeps it.
+        """
+        if self.call.once_differentiable:
+            return functools.partial(self.call.refuse_second_order, "a derivative of the gradient")
+        if self.kept_in_object is not None:
+            why = "is an attribute of an object of f"
+            return functools.partial(self.call.refuse_unconnected, self.kept_in_object, why)
+        residual = self.unconnected_residual()
+        return None if residual is None else functools.partial(self.require_traceable, residual)
+
+    def unconnected_residual(self) -> Tensor | None:
+        """Return a residual that f has made and that is a constant, though an input is not one."""
+        if not (tf.executing_eagerly() and is_recorded() and any(map(is_followed, self.inputs))):
+            return None
+        known = {id(x) for x in [*self.inputs, *self.kept, *self.variables]}
+        residuals, *_ = closure_convert(self.rule.grad_fn, self.call.backend, self.call.constants)
+        made = [x for x in residuals if id(x) not in known and is_differentiable(x.dtype)]
+        return next((x for x in made if not is_followed(x)), None)
+
+    def require_traceable(self, residual: Tensor) -> None:
+        """Raise an error if f reads the values of tensors in Python, or calls the host.
+
+        An f that can be traced has made such a residual by operations whose derivative is zero, as
+        a comparison.
+        """
+        run = lambda *xs: self.call.with_f(converter()(self.call.f))(xs)[0]
+        specs = map(tf.type_spec_from_value, self.inputs)
+        try:
+            traced = with_state("inputs", None, tf.function(run).get_concrete_function, *specs)
+            is_opaque = any(
+                "PyFunc" in operation.type for operation in traced.graph.get_operations()
+            )
+        except TransformationError:
+            raise
+        except Exception:  # noqa: BLE001  # of TensorFlow or NumPy
+            is_opaque = True
+        if is_opaque:
+            self.call.refuse_unconnected(residual, "f has made of the values of tensors")
+
+    # --- Forward mode -----------------------------------------------------------------------------
+
+    def transposable_gradients(self, *upstreams: Any) -> Sequence[Tensor | None]:
+        """Return gradients whose derivative with respect to the upstreams is the tangent."""
+        if self.rule.jvp_fn is not None:
+            return self.zeros_with_tangents(upstreams)
+        if not self.call.forward_mode:
+            self.call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
+        return [
+            *map(
+                dense, with_state("transposed", self.call, self.gradients, *upstreams), self.sources
+            )
+        ]
+
+    def zeros_with_tangents(self, upstreams: Sequence[Tensor]) -> list[Tensor | None]:
+        """Return zeros whose derivative with respect to the upstreams is the author's jvp_fn."""
+        zeros = [*map(tf.zeros_like, self.sources[: len(self.inputs)])]
+        floats = [
+            at
+            for at, zero in enumerate(zeros)
+            if is_differentiable(zero.dtype) and (self.needed is None or self.needed[at])
+        ]
+
+        def jvp(*tangents: Tensor) -> list[Tensor]:
+            full = subvals([None] * len(zeros), floats, tangents)
+            outputs = self.with_checks(
+                self.rule.tangents(full, upstreams, zeros.__getitem__), tangents
+            )
+            return [
+                tf.zeros_like(u) if t is None else t
+                for t, u in zip(outputs, upstreams, strict=True)
+            ]
+
+        pushed = operation(self.call.name, [zeros[at] for at in floats], jvp, upstreams)
+        return subvals([None] * len(self.sources), floats, pushed)
+
+    def check_forward_mode(self, orders: int) -> None:
+        """Raise an error for a captured tensor with a tangent, and for a rule that is not linear."""
+        if self.call.once_differentiable and (orders > 1 or any(map(is_watched, self.sources))):
+            self.call.refuse_second_order("a derivative of the tangent")
+        if count_accumulators(self.unknown):
+            if self.rule.jvp_fn is not None:
+                refuse_captured_tangent(self.call.name)
+            self.call.refuse_undeclared(self.unknown)
+        is_checked = tf.executing_eagerly() and state.transposed is None
+        if is_checked and self.rule.jvp_fn is None:
+            ones = [tf.ones_like(values_of(y)) for y in self.outputs]
+            rule, refuse = self.of_constants(), self.call.refuse_nonlinear
+            with_state("transposed", self.call, check_linear, rule, ones, refuse)
+            if orders > 1:
+                self.require_no_function(rule, ones)
+
+    def require_no_function(self, rule: Pullback, upstreams: Sequence[Tensor]) -> None:
+        """Raise an error for a rule that calls a tf.function.
+
+        An accumulator that transposes a rule in eager mode follows no function in it for an outer
+        accumulator (TensorFlow 2.21).
+        """
+        specs = map(tf.type_spec_from_value, upstreams)
+        traced = tf.function(rule, autograph=False).get_concrete_function(*specs)
+        if any("PartitionedCall" in operation.type for operation in traced.graph.get_operations()):
+            self.call.refuse("forward mode over forward mode needs a rule without a function",
+                             "a tf.function in it", "call the op in a tf.function, or use reverse mode")  # fmt: skip
+
+    def of_constants(self) -> Pullback:
+        """Return the gradients as a function that no outer tape or accumulator follows."""
+        stop = self.call.backend.stop_gradient
+        residuals, rebuild, _ = closure_convert(self.rule.grad_fn, self.call.backend)
+        rule = self.rule.with_grad_fn(rebuild([*map(stop, residuals)]))
+        inputs, variables = [*map(stop, self.inputs)], [*map(stop, self.variables)]
+        run = replace(self, rule=rule, inputs=inputs, variables=variables, unknown=())
+        return lambda *upstreams: [*map(dense, run.gradients(*upstreams), run.sources)]

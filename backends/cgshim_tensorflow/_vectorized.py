@@ -1,0 +1,122 @@
+"""`tf.vectorized_map`: it rewrites the body of a loop operation by operation.
+
+By itself it would drop the gradients of our operations. So each has a converter, which makes one
+operation of all iterations, whose gradient is the vectorized rule.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from cgshim.backend import Call, CustomGradientTypeError, Mapped, Tensor, refusal
+from cgshim_tensorflow._forward import Pullback, operation_in_orders, unseen
+from cgshim_tensorflow._private import converted, set_converter
+
+
+def register(call: Call, pullback: Pullback, outputs: Sequence[Tensor]) -> None:
+    """Give the operation that has made the outputs a converter."""
+    set_converter(outputs[0].op, functools.partial(_over_iterations, call, pullback, outputs))
+
+
+def _over_iterations(
+    call: Call, pullback: Pullback, outputs: Sequence[Tensor], pfor_input: Any
+) -> list[Any]:
+    """Return the outputs and sources of all iterations, by one operation."""
+    pfor_input.stack_inputs()
+    tensors = [x.t for x in pfor_input.inputs]
+    values, sources = tensors[: len(outputs)], tensors[len(outputs) :]
+    every = [*values]
+
+    def keep(outputs: list[Tensor]) -> None:
+        every[:] = outputs
+
+    def residual(x: Tensor) -> tuple[Tensor, bool]:
+        own = [of_all for y, of_all in zip(outputs, every, strict=True) if y is x]
+        return (own[0], True) if own else converted(pfor_input, x)
+
+    def over_all(*upstreams: Tensor) -> list[Tensor | None]:
+        return _gradients_over_all(pullback, outputs, upstreams, residual)
+
+    def transposable(*upstreams: Tensor) -> list[Tensor | None]:
+        if not call.forward_mode:
+            call.refuse_forward_mode("tf.autodiff.ForwardAccumulator")
+        return over_all(*upstreams)
+
+    operation_in_orders(call.name, values, over_all, transposable, sources, keep)
+    return [pfor_input.inputs[0]._replace(t=x, is_stacked=True) for x in [*every, *sources]]
+
+
+def _gradients_over_all(
+    pullback: Pullback,
+    outputs: Sequence[Tensor],
+    upstreams: Sequence[Tensor],
+    residual: Callable[[Tensor], tuple[Tensor, bool]],
+) -> list[Tensor | None]:
+    """Return the gradients of all iterations; a residual comes with whether it has a row for each."""
+    present: list[bool] = []
+
+    def rule(*upstreams: Tensor) -> list[Tensor]:
+        gradients = pullback(*upstreams)
+        present[:] = [g is not None for g in gradients]
+        return [tf.convert_to_tensor(g) for g in gradients if g is not None]
+
+    specs = [tf.TensorSpec(y.shape, y.dtype) for y in outputs]
+    with outputs[0].graph.as_default():
+        traced = tf.function(rule, autograph=False).get_concrete_function(*specs)
+    residuals = [*map(residual, traced.captured_inputs)]
+
+    def of_one(rows: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
+        own = iter(rows[1])
+        read = [next(own) if is_stacked else x for x, is_stacked in residuals]
+        # an accumulator follows what pfor makes of this call, and has no rule for the call
+        return _call(traced, [*map(unseen, [*rows[0], *read])])
+
+    rows = list(upstreams), [x for x, is_stacked in residuals if is_stacked]
+    gradients = iter(tf.vectorized_map(of_one, rows) if any(present) else ())
+    return [next(gradients) if is_present else None for is_present in present]
+
+
+# --- Ops with a rule for batches ------------------------------------------------------------------
+
+
+def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
+    """Return what a function with a rule for batches returns for one iteration.
+
+    In a graph it is a function of its own, which a vectorized loop calls once for all iterations.
+    """
+    run = lambda *xs: list(function.run(None, (), *xs)[0])
+    if tf.executing_eagerly():
+        return run(*inputs)  # type: ignore[no-untyped-call]
+    arguments = [*map(tf.convert_to_tensor, inputs)]
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in arguments]
+    traced = tf.function(run, autograph=False).get_concrete_function(*specs)
+    outputs = _call(traced, [*arguments, *traced.captured_inputs])
+    set_converter(outputs[0].op, functools.partial(_over_batch, function, len(arguments)))
+    return outputs
+
+
+def _call(traced: Any, args: Sequence[Tensor]) -> list[Tensor]:
+    """Call a concrete function with its captured inputs as arguments.
+
+    Called as usual, a tape would replace it by a function that returns more.
+    """
+    types = [y.dtype for y in traced.outputs]
+    return list(tf.raw_ops.StatefulPartitionedCall(args=args, Tout=types, f=traced))
+
+
+def _over_batch(function: Mapped, count: int, pfor_input: Any) -> list[Any]:
+    """Return what a function returns for all iterations, by its rule for batches."""
+    if any(x.is_stacked for x in pfor_input.inputs[count:]):
+        raise refusal(CustomGradientTypeError, function.call.name,
+                      must="f must be given every tensor of compiled code that it reads",
+                      got="a captured one", do="pass it as an argument")  # fmt: skip
+    pfor_input.stack_inputs(function.in_batch)
+    inputs = pfor_input.inputs[:count]
+    stacked = next(x.t for x in inputs if x.is_stacked)
+    size = tf.shape(stacked)[0] if stacked.shape[0] is None else stacked.shape[0]
+    outputs, have = function.run(size, [x.is_stacked for x in inputs], *[x.t for x in inputs])
+    return [inputs[0]._replace(t=y, is_stacked=has) for y, has in zip(outputs, have, strict=True)]
