@@ -40,7 +40,7 @@ NOT_REWRITTEN: dict[str, str] = {
     "inner_op_that_captures_the_argument": _CONSTANTS,
     "inner_op_that_captures_upstream": _CONSTANTS,
 }
-"""the conformance cases that the JAX and TensorFlow adapters fail until they are rewritten"""
+"""the conformance cases that the TensorFlow adapter fails until it is rewritten"""
 
 TORCH_REWRITTEN: dict[str, str] = {
     "test_a_batch_of_gradients_without_derivatives": (
@@ -193,7 +193,7 @@ OF_VERSIONS: dict[tuple[str, str, str], str] = {
 def gaps_of(backend: str) -> dict[str, str]:
     """Return the gaps of a backend with the version of its framework that is installed."""
     always = {test: reason for (name, test), reason in GAPS.items() if name == backend}
-    if backend in ("jax", "tensorflow"):
+    if backend == "tensorflow":
         always |= NOT_REWRITTEN
     if backend == "torch":
         always |= TORCH_REWRITTEN

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cgshim_jax
-from cgshim import TransformationError, op_custom_gradient
+from cgshim import op_custom_gradient
 
 X = jnp.arange(1.0, 1025.0).reshape(8, 128).astype(jnp.float32)
 
@@ -52,26 +52,6 @@ def test_an_op_in_a_kernel(use):
     if hasattr(jax.stages.Traced, "lower"):
         program = jax.jit(mine(False)).trace(X).lower(lowering_platforms=("tpu",))
         assert "tpu_custom_call" in program.as_text()
-
-
-# --- jet ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "use",
-    [lambda f: f, jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f))],
-    ids=["op", "jit", "grad", "jit of grad"],
-)
-def test_jet_is_refused(use):
-    from jax.experimental import jet
-
-    op = op_custom_gradient(lambda x: (x**3, lambda upstream: 7 * upstream * x), name="op")
-    with pytest.raises(TransformationError) as refusal:
-        jet.jet(use(op), (2.0,), ((1.0, 0.0),))
-    assert str(refusal.value) == (
-        "op: a rule gives one derivative at a time, got jax.experimental.jet; "
-        "nest jax.grad, or jax.jvp with op_custom_gradient(forward_mode=True)"
-    )
 
 
 # --- Messages -------------------------------------------------------------------------------------

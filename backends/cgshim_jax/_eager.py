@@ -1,0 +1,197 @@
+"""Calls whose f runs as a Python function: where all values are known, and where vmap maps f.
+
+A first derivative of known values calls the grad_fn that f returned: nothing is traced, and grad_fn
+may branch on values. In higher derivatives f runs on the tracers of the outer derivatives. So its
+residuals are connected by f's own operations, and grad_fn is rebuilt around the op's outputs.
+
+Calls in jit, and derivatives of batches, become jaxprs (`_traced`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax.errors import UnexpectedTracerError
+from jax.lax import stop_gradient
+
+from cgshim.backend import (
+    Call,
+    CustomGradientError,
+    Rule,
+    closure_convert,
+    describe,
+    tensors_inside,
+)
+from cgshim_jax._op import Run, error_of, once_differentiable_error, push_by
+from cgshim_jax._tensors import (
+    Array,
+    are_traced,
+    as_tensor,
+    conjugate,
+    is_connected,
+    is_differentiable,
+    is_tensor,
+    is_tracer,
+    reads,
+    typeof,
+    value_of,
+)
+from cgshim_jax._traced import TracedOp
+
+
+class CapturedError(Exception):
+    """f or its rule captures a tracer."""
+
+
+class EagerOp:
+    """A call, as a function of its inputs."""
+
+    def __init__(self, call: Call, inputs: Sequence[Array]) -> None:
+        self.call, self.is_traced = call, are_traced(inputs)
+        self.traced: TracedOp | None = None
+
+    def outputs(self, args: Sequence[Array]) -> list[Array]:
+        """Return f's outputs for a call that nothing differentiates."""
+        none = [False] * len(args)
+        if self.is_traced:
+            return self._traced_op(args, none).outputs(args)
+        return self._call(self.call.with_needs_input_grad(none), [*map(as_tensor, args)])[0]
+
+    def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
+        """Run f for derivatives by the needed args."""
+        if self.call.once_differentiable:
+            args = [*map(stop_gradient, args)]
+        needed = [flag and is_differentiable(x) for flag, x in zip(needed, args, strict=True)]
+        if any(value_of(x) is None for x in args):
+            return self._traced_op(args, needed).run(args, needed)
+        call = self.call.with_needs_input_grad(needed)
+        if any(map(is_tracer, args)):
+            return self._run_on_tracers(call, args)
+        outputs, rule = self._call(call, args)
+        return Run(outputs, [], EagerRule(call, rule, args, outputs))
+
+    def combined(self, outputs: Sequence[Array]) -> Any:
+        """Return the outputs in the structure that f returned."""
+        return self.spec.combine(outputs)
+
+    def check_captured(self, needed: Sequence[bool]) -> None:
+        """Do nothing: f captures no tracer."""
+
+    def _call(self, call: Call, args: Sequence[Array]) -> tuple[list[Array], Rule]:
+        outputs, rule = call(args)
+        if not any(map(is_tracer, args)) and any(map(is_connected, outputs)):
+            raise CapturedError
+        self.spec = rule.output
+        return outputs, rule
+
+    def _run_on_tracers(self, call: Call, args: Sequence[Array]) -> Run:
+        """Run f on the tracers of outer derivatives, or on their values if f reads these."""
+        before, reads.happened = reads.happened, False
+        error: Exception | None = None
+        sources = args
+        try:
+            outputs, rule = self._call(call, args)
+        except (CapturedError, UnexpectedTracerError):
+            raise
+        except Exception as raised:  # noqa: BLE001  # JAX has several for an f that is opaque
+            error = raised.with_traceback(None)
+            sources = [jnp.copy(value_of(x)) for x in args]  # no argument is another tensor too
+            outputs, rule = self._call(call, sources)
+        finally:
+            is_opaque, reads.happened = reads.happened or error is not None, before
+        connected = ConnectedRule(call, rule, sources, outputs)
+        if connected.refusal is None and is_opaque:
+            connected.refusal = _unconnected_error(call, connected.residuals, error)
+        needed = tuple(rule.needed) if rule.needed is not None else None
+        return Run(outputs, connected.residuals, connected, needed)
+
+    def _traced_op(self, args: Sequence[Array], needed: Sequence[bool]) -> TracedOp:
+        """Return the call as jaxprs, made once; again if f or its rule uses needs_input_grad."""
+        made = self.traced
+        if made is None or (made.takes_needs_input_grad and made.call.needed != needed):
+            call = self.call.with_needs_input_grad(needed)
+            made = self.traced = TracedOp(call, args, range(len(args)))
+            self.spec = made.spec
+            if made.captured:
+                raise CapturedError
+        return made
+
+
+class EagerRule:
+    """The rule of a run, called as f returned it, on the tensors that it closes over."""
+
+    def __init__(
+        self, call: Call, rule: Rule, args: Sequence[Array], outputs: Sequence[Array]
+    ) -> None:
+        self.rule, self.has_jvp = rule, rule.jvp_fn is not None
+        self.variables = call.variables
+        self.arg_types, self.types = [*map(typeof, args)], [*map(typeof, outputs)]
+        self.args = args if rule.needs_inputs else self.arg_types
+        self.refusal = once_differentiable_error(call)
+        self.reads = [*range(len(outputs), len(outputs) + len(args))] if self.refusal else []
+
+    def bound(self, read: Sequence[Array]) -> tuple[Rule, Sequence[Any]]:
+        """Return the rule around the tensors that it reads, and the arguments of f."""
+        return self.rule, self.args
+
+    def __call__(self, read: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
+        rule, args = self.bound(read)
+        gradients, _ = rule(args, [*map(conjugate, upstreams)], self.variables)
+        return [None if g is None else conjugate(g) for g in gradients]
+
+    def push(self, read: Sequence[Array], tangents: Sequence[Array | None]) -> list[Array]:
+        """Return the tangents of the outputs, by the author's jvp_fn."""
+        rule, _ = self.bound(read)
+        return push_by(rule, tangents, self.arg_types, self.types)
+
+
+class ConnectedRule(EagerRule):
+    """The rule of a run in a higher derivative, rebuilt around args, outputs and residuals."""
+
+    def __init__(
+        self, call: Call, rule: Rule, args: Sequence[Array], outputs: Sequence[Array]
+    ) -> None:
+        super().__init__(call, rule, args, outputs)
+        held, self.rebuild, opaque = closure_convert(rule.grad_fn, call.backend, call.constants)
+        index = {id(x): at for at, x in reversed([*enumerate(outputs)])}
+        own = {id(x) for x in args} | index.keys()
+        self.residuals = [x for x in held if id(x) not in own]
+        index |= {id(x): len(outputs) + at for at, x in enumerate(self.residuals)}
+        first_arg = len(outputs) + len(self.residuals)
+        index |= {id(x): first_arg + at for at, x in enumerate(args)}
+        self.count = len(held)
+        self.reads = [index[id(x)] for x in held] + [*range(first_arg, first_arg + len(args))]
+        if self.refusal is None:
+            self.refusal = _opaque_object_error(call, opaque)
+
+    def bound(self, read: Sequence[Array]) -> tuple[Rule, Sequence[Any]]:
+        """Return the rule around these tensors, and these arguments of f."""
+        return self.rule.with_grad_fn(self.rebuild(read[: self.count])), read[self.count :]
+
+
+def _opaque_object_error(call: Call, opaque: Sequence[Any]) -> Exception | None:
+    """Return the error for the derivative of a float in an attribute of an object, if there is one."""
+    for x in opaque:
+        for tensor in tensors_inside(x, _is_float):
+            where = f"grad_fn keeps in an attribute of {describe(x)}"
+            return error_of(call.refuse_unconnected, tensor, where)
+    return None
+
+
+def _unconnected_error(
+    call: Call, made: Sequence[Array], error: Exception | None
+) -> Exception | None:
+    """Return the error for the derivative of a float that an opaque f made; f raised error, or None."""
+    before = {id(x) for x in tensors_inside([call.f, *call.static], _is_float)}
+    for x in made:
+        if _is_float(x) and not is_connected(x) and id(x) not in before:
+            if isinstance(error, CustomGradientError):  # a function on the host
+                return error
+            return error_of(call.refuse_unconnected, x, "f made of values that Python read")
+    return None
+
+
+def _is_float(x: object) -> bool:
+    return is_tensor(x) and is_differentiable(x)
