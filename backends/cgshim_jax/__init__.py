@@ -76,7 +76,7 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
         except (CapturedError, UnexpectedTracerError):
             pass  # f captures a tracer in an object, or in a global
     traced = trace_with_captured(call, inputs, held)
-    return traced.spec.combine(_applied(traced, traced.args))
+    return traced.combined(_applied(traced, traced.args))
 
 
 def _captured_tracers(call: Call, inputs: Sequence[Array]) -> list[Array]:
@@ -104,10 +104,10 @@ def _applied(f: Any, args: list[Array]) -> list[Array]:
         return op_in_both_modes(f, args, None)  # type: ignore[no-any-return]
     try:
         return op(f, args, None)  # type: ignore[no-any-return]
-    except TypeError as error:  # raised by JAX for any custom_vjp
-        if "forward-mode" not in str(error):
+    except (NotImplementedError, TypeError) as error:  # raised by JAX for any custom_vjp
+        if "forward-mode" not in str(error) and "custom_lin" not in str(error):
             raise
-        return f.call.refuse_forward_mode("jvp, jacfwd or linearize")  # type: ignore[no-any-return]
+    return op_in_both_modes(f, args, None)  # type: ignore[no-any-return]  # by jvp_fn, or an error
 
 
 def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:

@@ -19,12 +19,13 @@ from jax.lax import stop_gradient
 from cgshim.backend import (
     Call,
     CustomGradientError,
+    Rebuild,
     Rule,
     closure_convert,
     describe,
     tensors_inside,
 )
-from cgshim_jax._op import Run, error_of, once_differentiable_error, push_by
+from cgshim_jax._op import Run, error_of, known_tensors, once_differentiable_error, push_by
 from cgshim_jax._tensors import (
     Array,
     are_traced,
@@ -50,22 +51,17 @@ class EagerOp:
 
     def __init__(self, call: Call, inputs: Sequence[Array]) -> None:
         self.call, self.is_traced = call, are_traced(inputs)
-        self.traced: TracedOp | None = None
 
     def outputs(self, args: Sequence[Array]) -> list[Array]:
         """Return f's outputs for a call that nothing differentiates."""
-        none = [False] * len(args)
-        if self.is_traced:
-            return self._traced_op(args, none).outputs(args)
-        return self._call(self.call.with_needs_input_grad(none), [*map(as_tensor, args)])[0]
+        call = self.call.with_needs_input_grad([False] * len(args))
+        return self._call(call, [*map(as_tensor, args)])[0]
 
     def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
         """Run f for derivatives by the needed args."""
         if self.call.once_differentiable:
             args = [*map(stop_gradient, args)]
         needed = [flag and is_differentiable(x) for flag, x in zip(needed, args, strict=True)]
-        if any(value_of(x) is None for x in args):
-            return self._traced_op(args, needed).run(args, needed)
         call = self.call.with_needs_input_grad(needed)
         if any(map(is_tracer, args)):
             return self._run_on_tracers(call, args)
@@ -87,7 +83,7 @@ class EagerOp:
         return outputs, rule
 
     def _run_on_tracers(self, call: Call, args: Sequence[Array]) -> Run:
-        """Run f on the tracers of outer derivatives, or on their values if f reads these."""
+        """Run f on tracers, or on the values of the tracers if f needs values."""
         before, reads.happened = reads.happened, False
         error: Exception | None = None
         sources = args
@@ -95,32 +91,30 @@ class EagerOp:
             outputs, rule = self._call(call, args)
         except (CapturedError, UnexpectedTracerError):
             raise
-        except Exception as raised:  # noqa: BLE001  # JAX has several for an f that is opaque
+        except Exception as raised:  # JAX has several for an f that is opaque
+            if any(value_of(x) is None for x in args):
+                raise
             error = raised.with_traceback(None)
             sources = [jnp.copy(value_of(x)) for x in args]  # no argument is another tensor too
             outputs, rule = self._call(call, sources)
         finally:
             is_opaque, reads.happened = reads.happened or error is not None, before
-        connected = ConnectedRule(call, rule, sources, outputs)
+        connected = EagerRule(call, rule, sources, outputs)
+        residuals, opaque = connected.connect(call, sources, outputs)
+        hidden = tensors_inside(opaque, _is_float)
+        if any(value_of(x) is None for x in hidden):
+            return TracedOp(call, args).run(args, call.needed)
+        if connected.refusal is None and hidden:
+            connected.refusal = _hidden_error(call, opaque)
         if connected.refusal is None and is_opaque:
-            connected.refusal = _unconnected_error(call, connected.residuals, error)
+            made = [x for at, x in enumerate(residuals) if at not in connected.known]
+            connected.refusal = _unconnected_error(call, made, error)
         needed = tuple(rule.needed) if rule.needed is not None else None
-        return Run(outputs, connected.residuals, connected, needed)
-
-    def _traced_op(self, args: Sequence[Array], needed: Sequence[bool]) -> TracedOp:
-        """Return the call as jaxprs, made once; again if f or its rule uses needs_input_grad."""
-        made = self.traced
-        if made is None or (made.takes_needs_input_grad and made.call.needed != needed):
-            call = self.call.with_needs_input_grad(needed)
-            made = self.traced = TracedOp(call, args, range(len(args)))
-            self.spec = made.spec
-            if made.captured:
-                raise CapturedError
-        return made
+        return Run(outputs, residuals, connected, needed)
 
 
 class EagerRule:
-    """The rule of a run, called as f returned it, on the tensors that it closes over."""
+    """The rule of a run: as f returned it, or rebuilt around residuals."""
 
     def __init__(
         self, call: Call, rule: Rule, args: Sequence[Array], outputs: Sequence[Array]
@@ -130,11 +124,26 @@ class EagerRule:
         self.arg_types, self.types = [*map(typeof, args)], [*map(typeof, outputs)]
         self.args = args if rule.needs_inputs else self.arg_types
         self.refusal = once_differentiable_error(call)
-        self.reads = [*range(len(outputs), len(outputs) + len(args))] if self.refusal else []
+        self.known = dict[int, int]()
+        self.rebuild: Rebuild | None = None
+
+    def connect(
+        self, call: Call, args: Sequence[Array], outputs: Sequence[Array]
+    ) -> tuple[list[Array], Sequence[Any]]:
+        """Let the rule read residuals; return them, and the opaque objects that the rule keeps."""
+        held, self.rebuild, opaque = closure_convert(self.rule.grad_fn, call.backend, call.constants)
+        residuals = [*held, *args] if self.rule.needs_inputs else held
+        self.known = known_tensors(residuals, args, outputs)
+        self.count, self.args = len(held), self.arg_types
+        return residuals, opaque
 
     def bound(self, read: Sequence[Array]) -> tuple[Rule, Sequence[Any]]:
         """Return the rule around the tensors that it reads, and the arguments of f."""
-        return self.rule, self.args
+        if self.rebuild is None:
+            return self.rule, self.args
+        rule = self.rule.with_grad_fn(self.rebuild(read[: self.count]))
+        args = read[self.count : self.count + len(self.args)]
+        return rule, args if rule.needs_inputs else self.args
 
     def __call__(self, read: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
         rule, args = self.bound(read)
@@ -147,37 +156,11 @@ class EagerRule:
         return push_by(rule, tangents, self.arg_types, self.types)
 
 
-class ConnectedRule(EagerRule):
-    """The rule of a run in a higher derivative, rebuilt around args, outputs and residuals."""
-
-    def __init__(
-        self, call: Call, rule: Rule, args: Sequence[Array], outputs: Sequence[Array]
-    ) -> None:
-        super().__init__(call, rule, args, outputs)
-        held, self.rebuild, opaque = closure_convert(rule.grad_fn, call.backend, call.constants)
-        index = {id(x): at for at, x in reversed([*enumerate(outputs)])}
-        own = {id(x) for x in args} | index.keys()
-        self.residuals = [x for x in held if id(x) not in own]
-        index |= {id(x): len(outputs) + at for at, x in enumerate(self.residuals)}
-        first_arg = len(outputs) + len(self.residuals)
-        index |= {id(x): first_arg + at for at, x in enumerate(args)}
-        self.count = len(held)
-        self.reads = [index[id(x)] for x in held] + [*range(first_arg, first_arg + len(args))]
-        if self.refusal is None:
-            self.refusal = _opaque_object_error(call, opaque)
-
-    def bound(self, read: Sequence[Array]) -> tuple[Rule, Sequence[Any]]:
-        """Return the rule around these tensors, and these arguments of f."""
-        return self.rule.with_grad_fn(self.rebuild(read[: self.count])), read[self.count :]
-
-
-def _opaque_object_error(call: Call, opaque: Sequence[Any]) -> Exception | None:
-    """Return the error for the derivative of a float in an attribute of an object, if there is one."""
-    for x in opaque:
-        for tensor in tensors_inside(x, _is_float):
-            where = f"grad_fn keeps in an attribute of {describe(x)}"
-            return error_of(call.refuse_unconnected, tensor, where)
-    return None
+def _hidden_error(call: Call, opaque: Sequence[Any]) -> Exception:
+    """Return the error for the derivative of a float in an attribute of one of these objects."""
+    x, tensor = next((x, t) for x in opaque for t in tensors_inside(x, _is_float))
+    where = f"grad_fn keeps in an attribute of {describe(x)}"
+    return error_of(call.refuse_unconnected, tensor, where)
 
 
 def _unconnected_error(

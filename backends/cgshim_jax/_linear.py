@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from cgshim_jax._tensors import Array, is_tracer, zeros_of
+from cgshim_jax._tensors import Array, is_tracer, typeof, value_of, zeros_of
 
 Map = Callable[[Sequence[Array], Sequence[Array]], list[Array]]
 """a function of residuals and vectors, linear in the vectors"""
@@ -74,6 +74,44 @@ mlir.register_lowering(_linear, mlir.lower_fun(_run, multiple_results=True))
 ad.primitive_jvps[_linear] = _jvp
 ad.primitive_transposes[_linear] = _transpose
 batching.fancy_primitive_batchers[_linear] = _batch
+
+
+# --- Outputs without a batch ---------------------------------------------------------------------
+
+
+def in_batch_of(args: Sequence[Array], outputs: Sequence[Array]) -> list[Array]:
+    """Return the outputs as constants, with a batch wherever one of the args has one.
+
+    A `jax.custom_vjp` counts the gradient of an output without the batch of a vmap once for each
+    member of the batch.
+    """
+    if all(value_of(x) is not None for x in args):
+        return list(outputs)
+    return list(_constants.bind(*outputs, *args, count=len(outputs)))
+
+
+def _constant_jvp(primals: Any, _: Any, *, count: int) -> Any:
+    outputs = _constants.bind(*primals, count=count)
+    return outputs, [ad.Zero(typeof(y).to_tangent_aval()) for y in outputs]
+
+
+def _batch_constants(axis: Any, operands: Any, at: Any, *, count: int) -> Any:
+    has_batch = any(i is not None for i in at)
+    outputs = [
+        batching.bdim_at_front(y, i, axis.size) if has_batch else y
+        for y, i in zip(operands[:count], at[:count], strict=True)
+    ]
+    tied = _constants.bind(*outputs, *operands[count:], count=count)
+    return tied, [0 if has_batch else None] * count
+
+
+_constants = Primitive("cgshim_constants")
+_constants.multiple_results = True
+_constants.def_impl(lambda *operands, count: operands[:count])
+_constants.def_abstract_eval(lambda *types, count: types[:count])
+mlir.register_lowering(_constants, lambda _, *operands, count: operands[:count])
+ad.primitive_jvps[_constants] = _constant_jvp
+batching.fancy_primitive_batchers[_constants] = _batch_constants
 
 
 # --- The transpose of a rule ----------------------------------------------------------------------

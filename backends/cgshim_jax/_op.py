@@ -20,7 +20,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 
 from cgshim.backend import Call, subvals
-from cgshim_jax._linear import linear_map, transpose
+from cgshim_jax._linear import in_batch_of, linear_map, transpose
 from cgshim_jax._tensors import (
     Array,
     as_tensor,
@@ -43,11 +43,11 @@ class Run:
 
     outputs: list[Array]
     residuals: list[Array]
-    """the tensors that the rule reads and that are neither args nor outputs"""
+    """the tensors that the rule reads"""
     rule: Any
-    """``rule(read, upstreams)`` returns one gradient or None for each of the args. ``rule.reads``
-    are the indices of the tensors ``read`` among outputs, residuals and args. ``rule.refusal`` is
-    the error for the derivative of its gradients, or None.
+    """``rule(residuals, upstreams)`` returns one gradient or None for each of the args. ``rule.known``
+    maps the indices of residuals that are outputs or args to indices of ``[*outputs, *args]``.
+    ``rule.refusal`` is the error for the derivative of its gradients, or None.
     """
     needed: tuple[bool, ...] | None = None
     """the args whose gradients the rule returns; None for all"""
@@ -55,7 +55,10 @@ class Run:
 
 def _outputs(f: Any, args: list[Array], run: Run | None) -> list[Array]:
     """Return f's outputs at args; run is a run at args that has been made, or None."""
-    return f.outputs(args) if run is None else run.outputs
+    if run is not None:
+        return run.outputs
+    outputs = f.outputs(args)
+    return in_batch_of(args, outputs) if f.is_traced else outputs  # type: ignore[no-any-return]
 
 
 def _forward(f: Any, args: Any, run: Any) -> tuple[list[Array], Saved]:
@@ -94,7 +97,7 @@ def _derivative(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[
         return [zeros_of(kinds[at]) if gradients[at] is None else gradients[at] for at in moving]
 
     def push(read: Any, tangents: Any) -> list[Array]:
-        if run is None and not f.call.forward_mode:
+        if run is None and not (f.call.forward_mode or saved.rule.has_jvp):
             f.call.refuse_forward_mode("jvp, jacfwd or linearize")
         if saved.rule.has_jvp:
             every = saved.rule.push(read, subvals([None] * len(args), moving, tangents))
@@ -159,11 +162,24 @@ def forward(
     made: Run = run if fits else f.run(args, needed)  # type: ignore[assignment]
     outputs = made.outputs
     if any(map(is_tracer, args)):
+        if not fits:
+            made.outputs = in_batch_of(args, outputs)
         outputs = op_in_both_modes(f, args, made)
-    known = [*outputs, *made.residuals, *args]
-    read = [known[at] for at in made.rule.reads]
+    known = [*outputs, *args]
+    read = subvals(made.residuals, [*made.rule.known], [known[at] for at in made.rule.known.values()])
+    if made.rule.refusal is not None:
+        read += args
     types = tuple(map(typeof, args)), tuple(map(typeof, outputs))
     return outputs, Saved(read, made.rule, *types)
+
+
+def known_tensors(
+    residuals: Sequence[Array], args: Sequence[Array], outputs: Sequence[Array]
+) -> dict[int, int]:
+    """Return ``rule.known``; an output that is one of the args is that."""
+    index = {id(y): at for at, y in reversed([*enumerate(outputs)])}
+    index |= {id(x): len(outputs) + at for at, x in enumerate(args)}
+    return {at: index[id(x)] for at, x in enumerate(residuals) if id(x) in index}
 
 
 # --- Derivatives that raise an error --------------------------------------------------------------
