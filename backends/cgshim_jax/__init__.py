@@ -100,7 +100,7 @@ def _without_captured(call: Call, inputs: Sequence[Array]) -> Any:
 
 def _applied(f: Any, args: list[Array]) -> list[Array]:
     """Return the outputs of an op; unpromised forward mode raises an error."""
-    if f.call.forward_mode or f.is_traced:
+    if f.call.forward_mode:
         return op_in_both_modes(f, args, None)  # type: ignore[no-any-return]
     try:
         return op(f, args, None)  # type: ignore[no-any-return]
