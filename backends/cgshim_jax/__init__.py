@@ -84,8 +84,7 @@ def _captured_tracers(call: Call, inputs: Sequence[Array]) -> list[Array]:
     function = partial(call.f, *call.static) if call.static else call.f
     converted = closure_convert(function, call.backend)
     held = [*call.variables, *converted.residuals, *tensors_inside(converted.opaque, is_tensor)]
-    own = {id(x) for x in inputs}
-    return [x for x in {id(x): x for x in held if is_tracer(x)}.values() if id(x) not in own]
+    return [*{id(x): x for x in held if is_tracer(x)}.values()]
 
 
 def _without_captured(call: Call, inputs: Sequence[Array]) -> Any:
@@ -100,7 +99,7 @@ def _without_captured(call: Call, inputs: Sequence[Array]) -> Any:
 
 def _applied(f: Any, args: list[Array]) -> list[Array]:
     """Return the outputs of an op; unpromised forward mode raises an error."""
-    if f.call.forward_mode:
+    if f.call.forward_mode or f.is_traced:
         return op_in_both_modes(f, args, None)  # type: ignore[no-any-return]
     try:
         return op(f, args, None)  # type: ignore[no-any-return]
