@@ -83,34 +83,47 @@ class EagerOp:
         return outputs, rule
 
     def _run_on_tracers(self, call: Call, args: Sequence[Array]) -> Run:
-        """Run f on tracers, or on the values of the tracers if f needs values."""
+        """Run f on constants where that is enough, so that f may be opaque, else on tracers."""
+        constants = [*map(stop_gradient, args)]
+        if self.is_traced:
+            run = self._run_on(call, constants)
+            if len(run.rule.known) == len(run.residuals):
+                return run
         before, reads.happened = reads.happened, False
-        error: Exception | None = None
-        sources = args
         try:
-            outputs, rule = self._call(call, args)
+            run = self._run_on(call, args)
         except (CapturedError, UnexpectedTracerError):
             raise
-        except Exception as raised:  # JAX has several for an f that is opaque
-            if any(value_of(x) is None for x in args):
-                raise
-            error = raised.with_traceback(None)
-            sources = [jnp.copy(value_of(x)) for x in args]  # no argument is another tensor too
-            outputs, rule = self._call(call, sources)
+        except Exception as error:  # noqa: BLE001  # JAX has several for an f that is opaque
+            values = [value_of(x) for x in args]
+            if any(x is None for x in values):
+                values = constants
+            # no argument is another tensor too
+            run = self._run_on(call, [*map(jnp.copy, values)])
+            self._forbid_unconnected(call, run, error.with_traceback(None))
+        else:
+            if reads.happened:
+                self._forbid_unconnected(call, run, None)
         finally:
-            is_opaque, reads.happened = reads.happened or error is not None, before
-        connected = EagerRule(call, rule, sources, outputs)
-        residuals, opaque = connected.connect(call, sources, outputs)
+            reads.happened = before
+        return run
+
+    def _run_on(self, call: Call, args: Sequence[Array]) -> Run:
+        outputs, rule = self._call(call, args)
+        connected = EagerRule(call, rule, args, outputs)
+        residuals, opaque = connected.connect(call, args, outputs)
         hidden = tensors_inside(opaque, _is_float)
         if any(value_of(x) is None for x in hidden):
             return TracedOp(call, args).run(args, call.needed)
         if connected.refusal is None and hidden:
             connected.refusal = _hidden_error(call, opaque)
-        if connected.refusal is None and is_opaque:
-            made = [x for at, x in enumerate(residuals) if at not in connected.known]
-            connected.refusal = _unconnected_error(call, made, error)
         needed = tuple(rule.needed) if rule.needed is not None else None
         return Run(outputs, residuals, connected, needed)
+
+    def _forbid_unconnected(self, call: Call, run: Run, error: Exception | None) -> None:
+        if run.rule.refusal is None:
+            made = [x for at, x in enumerate(run.residuals) if at not in run.rule.known]
+            run.rule.refusal = _unconnected_error(call, made, error)
 
 
 class EagerRule:
@@ -135,6 +148,7 @@ class EagerRule:
         residuals = [*held, *args] if self.rule.needs_inputs else held
         self.known = known_tensors(residuals, args, outputs)
         self.count, self.args = len(held), self.arg_types
+        self.rule = self.rule.with_grad_fn(self.rebuild([None] * len(held)))  # JAX keeps rules
         return residuals, opaque
 
     def bound(self, read: Sequence[Array]) -> tuple[Rule, Sequence[Any]]:

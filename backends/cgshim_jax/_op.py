@@ -90,6 +90,8 @@ def _derivative(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[
     types = [saved.types[at] for at in floats]
     no_floats = (None if at in floats else y.shape for at, y in enumerate(outputs))
     zeros = [None if shape is None else np.zeros(shape, jax.dtypes.float0) for shape in no_floats]
+    is_promised, none = run is not None or f.call.forward_mode, [None] * len(args)
+    tensors, saved.tensors = saved.tensors, []  # JAX keeps the two functions, so they keep none
 
     def pull(read: Any, upstreams: Any) -> list[Array]:
         gradients = saved.gradients(read, subvals(zeros, floats, upstreams))
@@ -97,10 +99,10 @@ def _derivative(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[
         return [zeros_of(kinds[at]) if gradients[at] is None else gradients[at] for at in moving]
 
     def push(read: Any, tangents: Any) -> list[Array]:
-        if run is None and not (f.call.forward_mode or saved.rule.has_jvp):
+        if not (is_promised or saved.rule.has_jvp):
             f.call.refuse_forward_mode("jvp, jacfwd or linearize")
         if saved.rule.has_jvp:
-            every = saved.rule.push(read, subvals([None] * len(args), moving, tangents))
+            every = saved.rule.push(read, subvals(none, moving, tangents))
             pushed = [matching(every[at], saved.types[at]) for at in floats]
         else:
             linear = lambda *upstreams: pull(read, upstreams)
@@ -109,7 +111,7 @@ def _derivative(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[
             return pushed
         return forbid_derivative(pushed, [*read, *tangents], saved.rule.refusal)
 
-    pushed = linear_map(push, pull, saved.tensors, [dots[at] for at in moving], types)
+    pushed = linear_map(push, pull, tensors, [dots[at] for at in moving], types)
     return outputs, subvals(zeros, floats, pushed)
 
 

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from jax_ops import CUBES, PRODUCTS, cube
 
-from cgshim import TransformationError, op_custom_gradient
+from cgshim import op_custom_gradient
 
 X = jnp.array([[0.5, -2.0, 3.0], [1.0, 2.0, -1.0]])
 Y = jnp.array([10.0, 100.0])
