@@ -144,7 +144,9 @@ class EagerRule:
         self, call: Call, args: Sequence[Array], outputs: Sequence[Array]
     ) -> tuple[list[Array], Sequence[Any]]:
         """Let the rule read residuals; return them, and the opaque objects that the rule keeps."""
-        held, self.rebuild, opaque = closure_convert(self.rule.grad_fn, call.backend, call.constants)
+        held, self.rebuild, opaque = closure_convert(
+            self.rule.grad_fn, call.backend, call.constants
+        )
         residuals = [*held, *args] if self.rule.needs_inputs else held
         self.known = known_tensors(residuals, args, outputs)
         self.count, self.args = len(held), self.arg_types
@@ -180,10 +182,14 @@ def _hidden_error(call: Call, opaque: Sequence[Any]) -> Exception:
 def _unconnected_error(
     call: Call, made: Sequence[Array], error: Exception | None
 ) -> Exception | None:
-    """Return the error for the derivative of a float that an opaque f made; f raised error, or None."""
+    """Return the error for the derivative of a float that an opaque f made; f raised error, or None.
+
+    If f raised an error, it has run on constants.
+    """
     before = {id(x) for x in tensors_inside([call.f, *call.static], _is_float)}
     for x in made:
-        if _is_float(x) and not is_connected(x) and id(x) not in before:
+        is_constant = error is not None or not is_connected(x)
+        if _is_float(x) and is_constant and id(x) not in before:
             if isinstance(error, CustomGradientError):  # a function on the host
                 return error
             return error_of(call.refuse_unconnected, x, "f made of values that Python read")

@@ -168,7 +168,9 @@ def forward(
             made.outputs = in_batch_of(args, outputs)
         outputs = op_in_both_modes(f, args, made)
     known = [*outputs, *args]
-    read = subvals(made.residuals, [*made.rule.known], [known[at] for at in made.rule.known.values()])
+    read = subvals(
+        made.residuals, [*made.rule.known], [known[at] for at in made.rule.known.values()]
+    )
     if made.rule.refusal is not None:
         read += args
     types = tuple(map(typeof, args)), tuple(map(typeof, outputs))

@@ -90,9 +90,7 @@ class TracedOp:
 
     def _evaluate(self, args: Sequence[Array]) -> list[Array]:
         inputs, captured = args[: len(self.inputs)], args[len(self.inputs) :] or self.captured
-        constants = subvals(
-            self.closed.consts, self.captured_at, captured[: len(self.captured_at)]
-        )
+        constants = subvals(self.closed.consts, self.captured_at, captured[: len(self.captured_at)])
         return eval_jaxpr(self.closed.jaxpr, constants, *inputs)  # type: ignore[no-any-return]
 
     def combined(self, outputs: Sequence[Array]) -> Any:

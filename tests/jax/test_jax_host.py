@@ -613,7 +613,6 @@ def _pmap(op, x, mesh, explicit):
 
 def _shard_map(op, x, mesh, explicit):
     shard = functools.partial(jax.shard_map, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
-    yield shard(op), x, cumsum_of_parts(x), 4
     yield jax.jit(shard(op)), x, cumsum_of_parts(x), 4
     yield jax.jit(jax.shard_map(op, mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False)), x, \
         cumsum_of_parts(x), 4  # fmt: skip

@@ -45,7 +45,6 @@ BENT = {
     "checkpoint": (lambda u, x: jax.checkpoint(lambda u: u + x)(u), CONSTANT_PART),
     "scan": (lambda u, x: jax.lax.scan(lambda c, _: (c + 1.0, None), u, None, 3)[0], CONSTANT_PART),
     "loop": (lambda u, x: jax.lax.fori_loop(0, x.size, lambda i, c: c + x, u), CONSTANT_PART),
-    "cond": (lambda u, x: jax.lax.cond(x[0] > 0, lambda u: u, lambda u: u + 1, u), CONSTANT_PART),
 }
 
 LINEAR = {
