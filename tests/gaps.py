@@ -116,7 +116,7 @@ _SCAN = (
     "JAX's TypeError (issue #50)"
 )
 _KERNEL = "Pallas lowers no primitive of our own (issue #50)"
-_CAST = "under vmap no number tells that a rule is not linear which JAX transposes (issue #50)"
+_CAST = "under vmap nothing tells that a cast, which JAX transposes, is not linear (issue #50)"
 JAX_REWRITTEN: dict[str, str] = {
     "test_a_callback_is_called_once_in_a_compiled_second_order": (
         "a callback beside a residual in jit is an error in the second derivative (issue #50)"
