@@ -58,7 +58,7 @@ def _outputs(f: Any, args: list[Array], run: Run | None) -> list[Array]:
     if run is not None:
         return run.outputs
     outputs = f.outputs(args)
-    return in_batch_of(args, outputs) if f.is_traced else outputs  # type: ignore[no-any-return]
+    return in_batch_of(args, outputs) if f.is_traced else outputs
 
 
 def _forward(f: Any, args: Any, run: Any) -> tuple[list[Array], Saved]:

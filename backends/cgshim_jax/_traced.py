@@ -82,7 +82,7 @@ class TracedOp:
         """Return f's outputs for a call that nothing differentiates."""
         return self._evaluate(args)[: self.spec.count]
 
-    def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
+    def run(self, args: Sequence[Array], needed: Sequence[bool] | None) -> Run:
         """Return the outputs and the residuals, as functions of the args."""
         results, end = self._evaluate(args), self.spec.count
         self.rule.gradient_of = self.rule.gradient_of[: len(args)]
@@ -214,6 +214,7 @@ class TracedRule:
             zeros_of(kind) if t is None else t
             for t, kind in zip(tangents, self.input_types, strict=False)
         ]
+        assert self.jvp is not None
         end = self.count + len(self.jvp.tracers_at)
         return self.jvp(read[self.count : end], full)
 
