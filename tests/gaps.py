@@ -133,6 +133,9 @@ JAX_REWRITTEN: dict[str, str] = {
     "test_an_op_in_a_kernel[op]": _KERNEL,
     "test_as_by_hand[second order of a scan]": _SCAN,
     "test_hessian_without_a_promise[cast]": _CAST,
+    "test_on_four_devices": (
+        "an eager function on the host has its result on the default device (issue #50)"
+    ),
     "test_on_simulated_devices": (
         "forward mode over vmap of explicit shardings raises an error of JAX (issue #50)"
     ),
