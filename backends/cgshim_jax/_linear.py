@@ -129,7 +129,11 @@ def transpose(
     raises an error, and compiled code returns NaN.
     """
     constant = function(*map(zeros_of, types))
-    is_linear = jnp.all(jnp.stack([jnp.all(c == 0) for c in constant])) if constant else True
+    is_linear = (
+        jnp.all(jnp.stack([jnp.all((c == 0) | jnp.isnan(c)) for c in constant]))
+        if constant
+        else True
+    )
     if not is_tracer(is_linear) and not is_linear:
         refuse("a constant one")
     try:
