@@ -1,51 +1,57 @@
-"""JAX, in three ways, by what surrounds the call.
+"""JAX, by `jax.custom_vjp` and `jax.custom_jvp`.
 
-- nothing, or vmap alone: an op is f.
-- derivatives around values, and vmap perhaps: f runs below the innermost derivative, on values or
-  on what the others differentiate (_written). Under one derivative in reverse mode its rule runs as
-  it was written, and nothing is traced; else the rule is traced when f has run.
-- jit, scan, ...: f and its rule are traced, each once; what they close over becomes an argument
-  (_staged).
+- A call that nothing differentiates is f.
+- Where all values are known, f and its rule are ordinary Python functions (`_eager`).
+- In jit, and in derivatives of batches, f and its rule become jaxprs (`_traced`).
 
-Either way JAX sees one operation of our own, whose derivative is the rule (_primitives).
+A differentiated call is one `jax.custom_vjp` (`_op`). vmap, jit, scan, shard_map and checkpoint are
+JAX's own.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.custom_batching import custom_vmap
 from jax.errors import UnexpectedTracerError
 from jax.lax import stop_gradient as stop_gradient
 from jax.numpy import asarray as convert_to_tensor  # noqa: F401  # a member of the backend
 from jax.tree_util import tree_unflatten as tree_unflatten
 
-from cgshim.backend import Call, Mapped, WithBatches, imported_when_called
-from cgshim_jax._linearity import transposed_if_linear
-from cgshim_jax._rules import (
-    as_tensor,
+from cgshim.backend import (
+    Call,
+    Mapped,
+    WithBatches,
+    closure_convert,
+    imported_when_called,
+    tensors_inside,
+)
+from cgshim_jax._eager import CapturedError, EagerOp
+from cgshim_jax._linear import transpose
+from cgshim_jax._op import op, op_in_both_modes
+from cgshim_jax._private import is_mapped_now
+from cgshim_jax._tensors import (
+    Array,
     conjugate,
+    convert_to_numpy as convert_to_numpy,
+    is_connected,
     is_differentiable,
     is_tensor as is_tensor,
-    type_of_upstream,
+    is_tracer,
+    typeof,
+    value_of,
 )
-from cgshim_jax._staged import run_staged
-from cgshim_jax._tracing import (
-    Array,
-    Surroundings,
-    as_read,
-    is_differentiated,
-    is_known,
-    reads_a_value,
-    surroundings,
-    value_below_derivatives,
-)
-from cgshim_jax._written import NotAsWrittenError, Written, closes_over_differentiated, note_read
+from cgshim_jax._traced import trace_with_captured
 
-# --- Tensors and trees ----------------------------------------------------------------------------
+supports_variables = True
+numpy_function = imported_when_called("cgshim_jax._ops", "numpy_function")
+numpy_function_of = imported_when_called("cgshim_jax._ops", "numpy_function_of")
+host_function = imported_when_called("cgshim_jax._host", "host_function")
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
@@ -55,44 +61,74 @@ def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
     )
 
 
-def convert_to_numpy(x: Array, /) -> Any:
-    note_read(x)
-    return np.asarray(stop_gradient(x))
-
-
 # --- The gradient of a rule -----------------------------------------------------------------------
-
-numpy_function = imported_when_called("cgshim_jax._ops", "numpy_function")
-numpy_function_of = imported_when_called("cgshim_jax._ops", "numpy_function_of")
-host_function = imported_when_called("cgshim_jax._host", "host_function")
 
 
 def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
-    around, inputs = surroundings(), as_read(inputs)
-    if isinstance(call.f, WithBatches) and any(value_below_derivatives(x) is None for x in inputs):
-        # something maps it, or may do so if it is staged
-        return call.f.mapped(call, inputs)
-    if around is Surroundings.NOTHING and all(map(is_known, inputs)):
-        return call.output_of(inputs)
-    call = call.with_needs_input_grad(
-        [is_differentiated(x) is not False and is_differentiable(x) for x in inputs]
-    )
-    if around is Surroundings.STAGING or around is Surroundings.NOTHING:
-        return run_staged(call, inputs)
-    if closes_over_differentiated(call, inputs):
+    if isinstance(call.f, WithBatches) and any(value_of(x) is None for x in inputs):
+        return call.f.mapped(call, inputs)  # vmap maps it, or may map it later
+    if isinstance(call.f, Mapped) and is_mapped_now(inputs):
+        return _map(call.f, inputs)
+    held = _captured_tracers(call, inputs)
+    if not held:
         try:
-            return run_staged(call, inputs, values_elsewhere=True)
-        except Exception as error:  # an object may hold what f does not read
-            if not reads_a_value(error):
-                raise
-    with contextlib.suppress(NotAsWrittenError, UnexpectedTracerError):
-        return Written(call, inputs, around).output()
-    return run_staged(call, inputs)
+            return _without_captured(call, inputs)
+        except (CapturedError, UnexpectedTracerError):
+            pass  # f captures a tracer in an object, or in a global
+    traced = trace_with_captured(call, inputs, held)
+    return traced.combined(_applied(traced, traced.args))
+
+
+def _captured_tracers(call: Call, inputs: Sequence[Array]) -> list[Array]:
+    """Return the tracers among the variables, in f's closure and in objects that f holds."""
+    function = partial(call.f, *call.static) if call.static else call.f
+    converted = closure_convert(function, call.backend)
+    held = [*call.variables, *converted.residuals, *tensors_inside(converted.opaque, is_tensor)]
+    return [*{id(x): x for x in held if is_tracer(x)}.values()]
+
+
+def _without_captured(call: Call, inputs: Sequence[Array]) -> Any:
+    if any(map(is_tracer, inputs)):
+        eager = EagerOp(call, inputs)
+        return eager.combined(_applied(eager, list(inputs)))
+    output = call.output_of(inputs)
+    if any(map(is_connected, jax.tree.leaves(output))):
+        raise CapturedError
+    return output
+
+
+def _applied(f: Any, args: list[Array]) -> list[Array]:
+    """Return the outputs of an op; unpromised forward mode raises an error."""
+    if f.call.forward_mode or f.is_traced:
+        return op_in_both_modes(f, args, None)  # type: ignore[no-any-return]
+    try:
+        return op(f, args, None)  # type: ignore[no-any-return]
+    except (NotImplementedError, TypeError) as error:  # raised by JAX for any custom_vjp
+        if "forward-mode" not in str(error) and "custom_lin" not in str(error):
+            raise
+    return op_in_both_modes(f, args, None)  # type: ignore[no-any-return]  # by jvp_fn, or an error
 
 
 def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:
-    constants = [*map(stop_gradient, inputs)]
-    return list(Written(function.call, constants, Surroundings.DERIVATIVES).output())
+    return _map(function, [*map(stop_gradient, inputs)])
+
+
+def _map(function: Mapped, inputs: Sequence[Array]) -> list[Array]:
+    @custom_vmap  # type: ignore[untyped-decorator]
+    def call(*tensors: Array) -> list[Array]:
+        return list(function.run(None, [False] * len(tensors), *tensors)[0])
+
+    @call.def_vmap  # type: ignore[untyped-decorator]
+    def _(size: int, in_batched: Sequence[bool], *tensors: Array) -> Any:
+        batched = [is_in or at in function.in_batch for at, is_in in enumerate(in_batched)]
+        whole = [
+            jnp.broadcast_to(x, (size, *x.shape)) if has and not is_in else x
+            for x, has, is_in in zip(tensors, batched, in_batched, strict=True)
+        ]
+        outputs, have = function.run(size, batched, *whole)
+        return list(outputs), list(have)
+
+    return call(*inputs)  # type: ignore[no-any-return]
 
 
 # --- Any function's gradient ----------------------------------------------------------------------
@@ -116,23 +152,19 @@ def vjp(
 def vjp_of_rules(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
 ) -> tuple[Sequence[Array], Callable[[Sequence[Array]], Sequence[Array]]]:
-    """Do as vjp does, with conjugates as rules have them."""
+    """Return what vjp returns, with conjugates as rules have them."""
     outputs, pullback = vjp(fn, inputs)
     return outputs, lambda upstreams: [*map(conjugate, pullback([*map(conjugate, upstreams)]))]
 
 
 def transposed(
-    fn: Callable[..., Sequence[Array]],
-    inputs: Sequence[Array],
-    upstreams: Sequence[Array],
+    fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], upstreams: Sequence[Array],
     refuse: Callable[[str], NoReturn],
-) -> list[Array]:
+) -> list[Array]:  # fmt: skip
     """Return the transpose of a linear function at upstreams, conjugates as rules have them."""
-    types = [type_of_upstream(x.aval) for x in map(as_tensor, inputs)]
-    gradients = transposed_if_linear(
-        fn, types, [*map(conjugate, upstreams)], lambda what, is_seen: refuse(what)
-    )
-    return [*map(conjugate, gradients)]
+    function = lambda *xs: list(fn(*xs))
+    types, vectors = [*map(typeof, inputs)], [*map(conjugate, upstreams)]
+    return [*map(conjugate, transpose(function, types, vectors, refuse))]
 
 
 # --- Versions -------------------------------------------------------------------------------------
@@ -148,7 +180,7 @@ LIMITS = {
 
 
 def version_limits() -> list[str]:
-    """Return what the installed JAX cannot do, and a newer one can: a sentence for each limit."""
+    """Return a sentence for each feature that the installed JAX lacks and a newer one has."""
     return [
         f"{limit} (from JAX {'.'.join(map(str, newer))} on it is as documented)"
         for newer, limits in LIMITS.items()

@@ -22,7 +22,7 @@ Y = jnp.array(10.0)
 
 def shard(f, mesh=MESH):
     """f over slices of its first argument."""
-    return jax.shard_map(f, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d"))
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(P("d"), P()), out_specs=P("d")))
 
 
 def pmap(one, product):
@@ -97,7 +97,9 @@ def explicit_shardings(one, product):
 def batches_of_what_is_sharded(one, product):
     of_row = lambda x: jax.grad(lambda x: (x * one(x)).sum())(x)
     x = jnp.stack([X, 2 * X])
-    of_slice = jax.shard_map(lambda x: x * one(x), mesh=GRID, in_specs=P("d"), out_specs=P("d"))
+    of_slice = jax.jit(
+        jax.shard_map(lambda x: x * one(x), mesh=GRID, in_specs=P("d"), out_specs=P("d"))
+    )
     loss = lambda x: jax.vmap(of_slice, spmd_axis_name="rows")(x).sum()
     for compiler in (lambda f: f), jax.jit:
         yield compiler(jax.grad(loss))(x), by_rule(x)

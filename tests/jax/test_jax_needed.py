@@ -200,9 +200,8 @@ def in_the_rule(x, w):
 
 
 @op_custom_gradient
-def in_f(x, w, *, needs_input_grad):
+def in_f(x, w):
     """A loss whose gradients are made in the forward pass, as fused kernels do."""
-    assert needs_input_grad == (True, True)
     y = jnp.tanh(x @ w)
     of_x, of_w = (1 - y * y) @ w.T, x.T @ (1 - y * y)
     return y.sum(), lambda upstream: (upstream * of_x, upstream * of_w)

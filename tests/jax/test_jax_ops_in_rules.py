@@ -1,6 +1,4 @@
-"""Ops that a rule calls: what they capture is a variable or refused, but for what their own rule
-speaks for.
-"""
+"""Ops that a rule calls: the tensors that they capture are constants."""
 
 import collections
 
@@ -9,20 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cgshim import CustomGradientTypeError, op_custom_gradient, op_vjp
+from cgshim import op_custom_gradient, op_vjp
 
 X, Y = jnp.array(2.0), jnp.array(10.0)
-
-
-def refused(derivative, *args):
-    refused_by("inner", derivative, *args)
-
-
-def refused_by(op, derivative, *args):
-    with pytest.raises(
-        CustomGradientTypeError, match=rf"^{op}: .* pass (it|the state) as an argument"
-    ):
-        derivative(*args)
 
 
 def outer_with(rule, needs_y=False):
@@ -34,34 +21,7 @@ def outer_with(rule, needs_y=False):
     return op_custom_gradient(lambda x: (x * x, lambda upstream: rule(upstream, x)))
 
 
-def test_an_argument_that_the_inner_op_is_not_given_is_refused(staging):
-    def rule(upstream, x, y):
-        return upstream * op_custom_gradient(lambda x: (x * y, lambda u: u * 3 * y), name="inner")(
-            x
-        )
-
-    outer = outer_with(rule, needs_y=True)
-    np.testing.assert_allclose(jax.grad(staging(lambda x: outer(x, Y)))(X), 20)
-    np.testing.assert_allclose(jax.grad(jax.grad(staging(lambda x: outer(x, Y))))(X), 30)
-    refused(jax.grad(lambda y: jax.grad(staging(lambda x: outer(x, y)))(X)), Y)
-    refused(jax.grad(lambda y: staging(jax.grad(lambda x: outer(x, y)))(X)), Y)
-
-
 PRODUCTS = {"x first": lambda x, y: x * y, "x last": lambda x, y: y * x}
-
-
-@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
-def test_what_depends_on_more_than_the_inner_op_is_given_is_refused(product, staging):
-    def rule(upstream, x, y):
-        captured = product(x, y)
-        return upstream * op_custom_gradient(
-            lambda x: (x * captured, lambda u: u * 3 * captured), name="inner"
-        )(x)
-
-    outer = outer_with(rule, needs_y=True)
-    np.testing.assert_allclose(jax.grad(staging(lambda x: outer(x, Y)))(X), 40)
-    refused(jax.grad(lambda y: jax.grad(staging(lambda x: outer(x, y)))(X)), Y)
-    refused(jax.jit(jax.grad(lambda y: jax.grad(staging(lambda x: outer(x, y)))(X))), Y)
 
 
 def test_what_is_used_twice_again_and_again_is_looked_at_once(staging):
@@ -76,43 +36,6 @@ def test_what_is_used_twice_again_and_again_is_looked_at_once(staging):
     outer = outer_with(rule)
     np.testing.assert_allclose(jax.grad(staging(outer))(X), X * X)
     np.testing.assert_allclose(jax.grad(jax.grad(staging(outer)))(X), 3 * X)
-
-
-def test_variables_of_an_inner_op_arrive(staging):
-    def rule(upstream, x, y):
-        def inner(x):
-            return (
-                x * y,
-                lambda u, variables=None: (u * 3 * y, [u * 11 * x]) if variables else u * 3 * y,
-            )
-
-        return upstream * op_custom_gradient(inner, name="inner")(x)
-
-    outer = outer_with(rule, needs_y=True)
-    np.testing.assert_allclose(
-        jax.grad(lambda y: jax.grad(staging(lambda x: outer(x, y)))(X))(Y), 22
-    )
-    np.testing.assert_allclose(
-        jax.grad(lambda y: staging(jax.grad(lambda x: outer(x, y)))(X))(Y), 22
-    )
-
-
-def test_an_inner_op_that_is_given_something_else_is_refused(staging):
-    outer = outer_with(
-        lambda u, x: (
-            u * op_custom_gradient(lambda z: (z * x, lambda v: v * 3 * x), name="inner")(x * x)
-        )
-    )
-    refused(jax.grad(jax.grad(staging(outer))), X)
-
-
-def test_a_captured_upstream_is_refused(staging):
-    outer = outer_with(
-        lambda u, x: op_custom_gradient(lambda z: (z * u, lambda v: v * 3 * u), name="inner")(x)
-    )
-    np.testing.assert_allclose(jax.grad(jax.grad(staging(outer)))(X), 3)
-    refused(jax.grad(jax.grad(lambda x: staging(outer)(x) ** 2)), X)
-    refused(jax.grad(jax.grad(lambda x: x * staging(outer)(x))), X)
 
 
 KEPT = {
@@ -143,51 +66,16 @@ def layer(x, w):
     return op_custom_gradient(inner)(x)
 
 
-DERIVATIVES = {
-    "op_vjp": lambda x, w, u: op_vjp(layer, x, w)[1](u),
-    "jax.vjp": lambda x, w, u: jax.vjp(layer, x, w)[1](u),
-    "jax.grad": lambda x, w, u: jax.grad(lambda x, w: u * layer(x, w), (0, 1))(x, w),
-}
-
-
-@pytest.mark.parametrize("derivative", DERIVATIVES)
-def test_a_checkpoint_that_is_an_op(derivative, staging):
+def test_a_checkpoint_that_is_an_op(staging):
+    """By op_vjp: in a jax.vjp of the rule's own, w would be a constant of the layer."""
     checkpointed = op_custom_gradient(
-        lambda x, w: (layer(x, w), lambda u: DERIVATIVES[derivative](x, w, u))
+        lambda x, w: (layer(x, w), lambda u: op_vjp(layer, x, w)[1](u))
     )
     np.testing.assert_allclose(jax.grad(staging(lambda w: checkpointed(X, w)))(Y), 12)
     np.testing.assert_allclose(jax.grad(staging(lambda x: checkpointed(x, Y)))(X), 30)
     np.testing.assert_allclose(
         jax.grad(lambda w: jax.grad(staging(lambda x: checkpointed(x, w)))(X))(Y), 3
     )
-
-
-def test_a_derivative_that_a_rule_takes_is_one_like_any_other(staging):
-    """Within the rule's own jax.grad, what inner captures depends on what is differentiated there."""
-
-    def helper(x):
-        i = x * x
-        return op_custom_gradient(lambda x: (i * x, lambda u: u * 3 * i), name="inner")(x)
-
-    refused(jax.grad(staging(outer_with(lambda u, x: u * jax.grad(helper)(x)))), X)
-
-
-def test_caches_do_not_mix_what_is_in_a_rule_with_what_is_not():
-    def helper():
-        def plain(x):
-            i = x * x
-            return op_custom_gradient(lambda x: (i * x, lambda u: u * 3 * i), name="inner")(x)
-
-        return jax.jit(plain)
-
-    for compiler in (lambda f: f), jax.jit:
-        jitted = helper()
-        second = jax.grad(jax.grad(outer_with(lambda u, x: u * jitted(x))))  # noqa: B023
-        refused(compiler(second), X)
-        refused(compiler(jax.grad(jitted)), X)
-        jitted = helper()
-        refused(compiler(jax.grad(jitted)), X)
-        refused(compiler(second), X)
 
 
 @pytest.mark.parametrize("depth", [1, 8])
@@ -235,23 +123,6 @@ def test_an_op_that_its_own_rule_calls_may_close_over_what_it_was_given(staging)
     np.testing.assert_allclose(of_a, [-5 * b / a**2, -5 * b / (7 * a**2)])
     of_b = jax.jacrev(staging(lambda b: jax.grad(loss, 1)(b, a)))(b)
     np.testing.assert_allclose(of_b, np.diag(-5 * 3 / a**2))
-    # of the solve within the rule nothing but what it closes over depends on a
-    refused_by("solve", jax.jacrev(staging(lambda a: jax.grad(loss)(b, a))), a)
-
-
-def test_what_it_closes_over_is_a_variable_if_its_rule_takes_some(staging):
-    @op_custom_gradient
-    def scale(apply, x, *of):
-        def rule(upstream, variables=None):
-            of_x = scale(lambda v: apply(v, *of), upstream)
-            gradients = None, 3 * of_x, *(5 * upstream * x for _ in of)
-            return (gradients, [7 * upstream * x]) if variables else gradients
-
-        return apply(x, *of), rule
-
-    loss = lambda both: scale(lambda v, a: a * v, *both)
-    both = jnp.stack([X, Y])
-    for gradient in jax.grad(staging(loss)), staging(jax.grad(loss)):
-        np.testing.assert_allclose(gradient(both), [3 * Y, 5 * X])
-        hessian = jax.jacrev(gradient)(both)
-        np.testing.assert_allclose(hessian, [[0, 3 * 7], [5, 0]])
+    # the solve within the rule closes over a, which is a constant there
+    of_b = jax.jacrev(staging(lambda a: jax.grad(loss)(b, a)))(a)
+    np.testing.assert_allclose(of_b, np.zeros((2, 2)))

@@ -1,0 +1,122 @@
+"""Questions about JAX's tensors, and the small functions that the other modules share."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import stop_gradient
+
+Array = Any
+
+# before 0.6 jax.core.get_aval does the same
+typeof: Any = getattr(jax, "typeof", None) or jax.core.get_aval
+
+
+def is_tensor(x: object) -> bool:
+    """Return True if x is an array, or a tracer that stands for one."""
+    return isinstance(x, jax.Array)
+
+
+def is_tracer(x: object) -> bool:
+    """Return True if x stands for a value that is differentiated, mapped or not known yet."""
+    return isinstance(x, jax.core.Tracer)
+
+
+def is_connected(x: Array) -> bool:
+    """Return True if x is a function of a tensor that is differentiated, mapped or not known yet.
+
+    In a rule of a custom_jvp a constant may be a tracer too, but an operation on it returns none.
+    """
+    if not is_tracer(x) or not isinstance(x.dtype, np.dtype):
+        return is_tracer(x)
+    return is_tracer(jax.lax.neg(x) if is_differentiable(x) else jax.lax.bitwise_not(x))
+
+
+def is_differentiable(x: Any) -> bool:
+    """Return True if x has a gradient."""
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+def as_tensor(x: Any) -> Array:
+    """Return x as a tensor: JAX passes on the numbers and NumPy arrays that it was given."""
+    return x if is_tensor(x) else jax.device_put(x)  # jnp.asarray may return a tracer
+
+
+def value_of(x: Array) -> Array | None:
+    """Return the value below all derivatives of x; None if x is traced by jit, or a batch."""
+    return x.to_concrete_value() if is_tracer(x) else x
+
+
+def are_traced(tensors: Any) -> bool:
+    """Return True if jit, scan, ... trace the program that computes these tensors.
+
+    There an operation on constants returns a tracer; below derivatives and vmap it returns an array.
+    """
+    unknown = any(value_of(x) is None for x in tensors)
+    return unknown and is_tracer(jax.lax.full((), False))
+
+
+def zeros_of(like: Any) -> Array:
+    """Return zeros like a tensor, or of a type; False for a type that has no zero."""
+    kind = like if isinstance(like, jax.core.ShapedArray) else typeof(like)
+    dtype = kind.dtype if isinstance(kind.dtype, np.dtype) else bool
+    return matching(jnp.zeros(kind.shape, dtype), kind)
+
+
+def conjugate(gradient: Array) -> Array:
+    """Turn a gradient of JAX into a gradient of a rule, or back: complex ones are conjugates."""
+    return jnp.conj(gradient) if jnp.iscomplexobj(gradient) else gradient
+
+
+# --- The devices of a shard_map -------------------------------------------------------------------
+
+
+def matching(gradient: Array, kind: Any) -> Array:
+    """Return a gradient as the gradient of a tensor of this type.
+
+    The devices of a shard_map that share a tensor sum their gradients. Where shardings are a part
+    of types, the gradient is sharded as the tensor.
+    """
+    own, wanted = varies_over(typeof(gradient)), varies_over(kind)
+    if own - wanted:
+        gradient = jax.lax.psum(gradient, tuple(sorted(own - wanted)))
+    if wanted - own:
+        gradient = varied(gradient, tuple(sorted(wanted - own)))
+    sharding = getattr(kind, "sharding", None)
+    if sharding is not None and any(sharding.spec) and typeof(gradient).sharding != sharding:
+        return jax.sharding.reshard(gradient, sharding)
+    return gradient
+
+
+def varies_over(kind: Any) -> frozenset[Any]:
+    """Return the mesh axes of a shard_map over which tensors of this type differ."""
+    return kind.mat.varying if hasattr(kind, "mat") else getattr(kind, "vma", frozenset())
+
+
+def varied(x: Array, axes: tuple[Any, ...]) -> Array:
+    """Return x as a tensor that may differ over these mesh axes of a shard_map."""
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(x, axes, to="varying")
+    return jax.lax.pvary(x, axes)  # before 0.9
+
+
+# --- Values that f reads --------------------------------------------------------------------------
+
+
+class _Reads(threading.local):
+    """Whether convert_to_numpy has read the value of a tracer in this thread."""
+
+    happened = False
+
+
+reads = _Reads()
+
+
+def convert_to_numpy(x: Array, /) -> Any:
+    """Return x as a NumPy array; note that what is computed from it is not connected to x."""
+    reads.happened = reads.happened or is_tracer(x)
+    return np.asarray(stop_gradient(x))
