@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
-from cgshim._closure import SIMPLE, tensors_inside
+from cgshim._closure import SIMPLE, path_to, tensors_inside
 from cgshim._dispatch import backend_for, chosen_backend, framework_of, is_numpy_array, run_on
 from cgshim._dtypes import is_differentiable
 from cgshim._errors import (
@@ -20,7 +20,6 @@ from cgshim._errors import (
 )
 from cgshim._foreign import is_traced, not_converted
 from cgshim._gradients import Arguments
-from cgshim._held import path_to
 from cgshim._protocol import Backend, Tensor
 from cgshim._pytree import ONE_TENSOR, TreeSpec, combine_each, partition
 from cgshim._registry import name_of

@@ -307,30 +307,69 @@ def tensors_inside(x: Any, is_tensor: Callable[[Any], bool], depth: int = 6) -> 
     return [x for x in (*seen.values(), *level) if is_tensor(x)]
 
 
-def _parts_of(x: Any) -> Sequence[Any]:
+def path_to(thing: Any, function: Any, depth: int = 6) -> str | None:
+    """Return where a function holds a thing, as Python writes it (``solver.history[0]``); None if
+    it is not found.
+    """
+    seen: dict[int, Any] = {}
+    level = [("", function)]
+    for _ in range(depth):
+        parts: list[tuple[str, Any]] = []
+        for path, x in level:
+            if x is thing:
+                return path
+            if id(x) not in seen and type(x) not in SIMPLE:
+                seen[id(x)] = x
+                # a cell has a name of its own, which begins a path
+                parts += [
+                    (path + at if at[:1] in ".[" else at, part) for at, part in _named_parts(x)
+                ]
+        level = parts
+    return None
+
+
+def _parts_of(x: Any) -> list[Any]:
+    return [part for _, part in _named_parts(x)]
+
+
+def _named_parts(x: Any) -> list[tuple[str, Any]]:
+    """Return what an object holds, and how Python writes where."""
     if isinstance(x, (type, ModuleType)):
-        return ()
+        return []
     if isinstance(x, FunctionType):
-        cells = [cell.cell_contents for cell in x.__closure__ or () if cell != _EMPTY]
-        return [*cells, x.__defaults__, x.__kwdefaults__, x.__dict__]
+        cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
+        named = [(name, cell.cell_contents) for name, cell in cells if cell != _EMPTY]
+        rest = (x.__defaults__, x.__kwdefaults__, x.__dict__)
+        return [*named, *[("", held) for held in rest if held]]
     if isinstance(x, MethodType):
-        return [x.__func__, x.__self__]
+        return [("self", x.__self__), ("", x.__func__)]
     if isinstance(x, partial):
-        return [x.func, x.args, x.keywords]
+        return [(".func", x.func), (".args", x.args), (".keywords", x.keywords)]
     if isinstance(x, FunctionHolder):
-        return [x.held_function]
+        return [("", x.held_function)]
     if isinstance(x, dict):
-        return [*x.values()]
-    if isinstance(x, (list, tuple, set, frozenset)):
-        return [*x]
+        return [(f"[{key!r}]", held) for key, held in x.items() if type(held) not in SIMPLE]
+    if isinstance(x, (list, tuple)):
+        return [(f"[{at}]", held) for at, held in enumerate(x) if type(held) not in SIMPLE]
+    if isinstance(x, (set, frozenset)):
+        return [("", held) for held in x]
+    return [(f".{name}", held) for name, held in _attributes_of(x).items()]
+
+
+def _attributes_of(x: Any) -> dict[str, Any]:
+    """Return the attributes and filled slots of an object; none of a proxy that makes them up."""
     slots = [
         name
         for kind in type(x).__mro__
         for name in vars(kind).get("__slots__", ())
         if not name.startswith("__")  # such as __weakref__, which a class of C may not have
     ]
-    attributes = getattr(x, "__dict__", {})
-    return [*attributes.values(), *[getattr(x, name) for name in slots if hasattr(x, name)]]
+    try:
+        attributes = getattr(x, "__dict__", {})
+        filled = {name: getattr(x, name) for name in slots if hasattr(x, name)}
+    except Exception:  # noqa: BLE001  # of the author of the class
+        return {}
+    return {**attributes, **filled} if isinstance(attributes, dict) else filled
 
 
 _EMPTY = CellType()

@@ -4,7 +4,6 @@ error in f to its mend.
 
 from __future__ import annotations
 
-import gc
 import re
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -141,18 +140,6 @@ def describe_tree(x: object) -> str:
 
 
 _LONG = 200
-
-
-def place_of(x: object) -> str | None:
-    """Return where something is kept, for messages: 'cache' for an attribute, a global or an item
-    of that name.
-    """
-    for holder in gc.get_referrers(x):
-        if type(holder) is dict:
-            for name, held in list(holder.items()):
-                if held is x and isinstance(name, str):
-                    return repr(name)
-    return None
 
 
 def listing(words: Sequence[str]) -> str:

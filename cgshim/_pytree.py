@@ -11,11 +11,10 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any
 
-from cgshim._closure import SIMPLE
+from cgshim._closure import SIMPLE, tensors_inside
 from cgshim._dispatch import beside, framework_of, is_numpy_array, of_another_framework, value_of
 from cgshim._errors import CustomGradientTypeError, describe, refusal
 from cgshim._foreign import is_traced
-from cgshim._held import order_inside
 from cgshim._protocol import Backend, Tensor
 from cgshim._registry import name_of
 
@@ -114,7 +113,8 @@ class TreeSpec:
             tree = self._backend.tree_unflatten(self._structure, slots)
         except Exception:  # noqa: BLE001  # of a class that checks its fields
             return None
-        return order_inside(tree, slots)
+        places = {id(slot): at for at, slot in enumerate(slots)}
+        return tuple(places[id(x)] for x in tensors_inside(tree, lambda x: id(x) in places, 20))
 
     def _skeleton(self) -> Any:
         """Return the tree with a slot for each tensor; None if a class in it takes tensors alone."""

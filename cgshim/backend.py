@@ -52,7 +52,6 @@ from cgshim._errors import (
     describe_spec as describe_spec,
     describe_tree as describe_tree,
     function_name as function_name,
-    place_of as place_of,
     refusal as refusal,
     sentence as sentence,
     shape_of as shape_of,
@@ -67,12 +66,6 @@ from cgshim._foreign import (
 from cgshim._gradients import (
     Arguments as Arguments,
     gradients_of_arguments as gradients_of_arguments,
-)
-from cgshim._held import (
-    objects_held as objects_held,
-    reached as reached,
-    replace_held as replace_held,
-    tensors_held as tensors_held,
 )
 from cgshim._op import CustomGradient as CustomGradient
 from cgshim._protocol import Backend as Backend, Tensor as Tensor

@@ -11,7 +11,7 @@ from autograd.extend import defvjp_argnums, primitive, vspace
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.tracer import getval, isbox
 
-from cgshim.backend import is_differentiable, replace_held
+from cgshim.backend import closure_convert, is_differentiable, tensors_inside
 
 tree_flatten = partial(optree.tree_flatten, none_is_leaf=True)
 tree_unflatten = optree.tree_unflatten
@@ -63,8 +63,12 @@ class Run:
             else:  # f has computed it where autograd does not see
                 unseen[id(y)] = op_y
         if unseen:
-            grad_fn, self.closed = replace_held(self.rule.grad_fn, unseen, is_tensor)
-            self.rule = self.rule.with_grad_fn(grad_fn)
+            call = self.call
+            converted = closure_convert(self.rule.grad_fn, call.backend, call.constants)
+            residuals = [unseen.get(id(x), x) for x in converted.residuals]
+            self.rule = self.rule.with_grad_fn(converted.rebuild(residuals))
+            in_objects = tensors_inside(converted.opaque, is_tensor)
+            self.closed = next((x for x in in_objects if id(x) in unseen), None)
 
 
 def custom_gradient(call, inputs):

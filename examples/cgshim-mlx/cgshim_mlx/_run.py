@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from cgshim.backend import RuleScope, tensors_held
+from cgshim.backend import RuleScope, tensors_inside
 from cgshim_mlx._arrays import Array, Arrays, handle, is_float, is_tensor, rebound, renewed, stopped
 from cgshim_mlx._graph import Graph, those_behind
 from cgshim_mlx._linear import transposed
@@ -100,7 +100,7 @@ class Run:
         self.beginnings = [handle(x) for x in self.given]
         in_options = filter(is_tensor, call.backend.tree_flatten(dict(call.options))[0])
         captured = {
-            id(x): x for x in [*in_options, *tensors_held(call.f, is_tensor)] if is_float(x)
+            id(x): x for x in [*in_options, *tensors_inside(call.f, is_tensor)] if is_float(x)
         }
         self.results, self.rule = _within_f.run(True, call, self.given)
         self.made = [handle(y) for y in self.results]
@@ -116,7 +116,7 @@ class Run:
         unread = captured.keys() - map(id, read) if self.running is None else ()
         self.held = [
             *self.given,
-            *(x for x in tensors_held(self.rule.grad_fn, is_tensor) if id(x) not in unread),
+            *(x for x in tensors_inside(self.rule.grad_fn, is_tensor) if id(x) not in unread),
         ]
         self.kept = [handle(x) for x in self.held]
         old = {id(x): x for x in self.given} | captured
@@ -181,7 +181,7 @@ class Run:
     def _pull(
         self, sources: Arrays, outputs: Arrays, held: Arrays, upstreams: Arrays
     ) -> list[Array]:
-        held_now = tensors_held(self.rule.grad_fn, is_tensor)  # before the rule changes that
+        held_now = tensors_inside(self.rule.grad_fn, is_tensor)  # before the rule changes that
         gradients = self._gradients(sources, outputs, held, upstreams)
         return self._differentiable(
             gradients, [*sources, *upstreams], [*outputs, *upstreams, *held], held_now
@@ -231,14 +231,16 @@ class Run:
         if Graph(results, known).has_a_derivative():
             found = (
                 x
-                for x in tensors_held(self.rule.grad_fn, is_tensor)
+                for x in tensors_inside(self.rule.grad_fn, is_tensor)
                 if Graph([x], known).has_a_derivative()
             )
             self.call.refuse_unconnected(
                 next(found, results[0]), "was made of what is differentiated elsewhere"
             )
         converted = self.rule.output.converted
-        for x in tensors_held(self.rule.grad_fn, lambda x: id(x) in converted) if converted else ():
+        for x in (
+            tensors_inside(self.rule.grad_fn, lambda x: id(x) in converted) if converted else ()
+        ):
             self.call.refuse_unconnected(x, "f has returned as an array of NumPy's")
         for x in self.new:
             if Graph([x]).is_an_array_alone and Graph(results, [x]).inputs():

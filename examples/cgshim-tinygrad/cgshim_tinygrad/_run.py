@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tinygrad import GlobalCounters, Tensor
 
-from cgshim.backend import RuleScope, tensors_held
+from cgshim.backend import RuleScope, tensors_inside
 from cgshim_tinygrad import _graph as graph
 from cgshim_tinygrad._tensors import (
     GIVEN,
@@ -65,7 +65,9 @@ class Run:
         self._vector = vector = flattened(floats)
         in_rule = _rule.current is not None
         captured = graph.without_gradient(vector, self.sources) if in_rule else vector
-        may_be_variables = tensors_held(self.call.f, is_tensor) if self.rule.takes_variables else []
+        may_be_variables = (
+            tensors_inside(self.call.f, is_tensor) if self.rule.takes_variables else []
+        )
         self.variables = [
             x for x in graph.nearest([captured], may_be_variables) if graph.is_differentiated(x)
         ]
@@ -83,7 +85,7 @@ class Run:
     def _refuse_captured(self) -> None:
         """Name a tensor that f reads."""
         options = filter(is_tensor, self.call.backend.tree_flatten(dict(self.call.options))[0])
-        found = graph.nearest(self.made, [*options, *tensors_held(self.call.f, is_tensor)])
+        found = graph.nearest(self.made, [*options, *tensors_inside(self.call.f, is_tensor)])
         self.call.refuse_captured([*found, *self.made][0])
 
     # --- The rule ---------------------------------------------------------------------------------
@@ -128,9 +130,11 @@ class Run:
         if call.once_differentiable:
             return lambda: call.refuse_second_order("tinygrad's derivative of a gradient")
         converted = self.rule.output.converted
-        for x in tensors_held(self.rule.grad_fn, lambda x: id(x) in converted) if converted else ():
+        for x in (
+            tensors_inside(self.rule.grad_fn, lambda x: id(x) in converted) if converted else ()
+        ):
             return lambda: call.refuse_unconnected(x, "f has returned as an array of NumPy's")
-        held = tensors_held(self.rule.grad_fn, is_tensor) if self.numbers else []
+        held = tensors_inside(self.rule.grad_fn, is_tensor) if self.numbers else []
         found = [x for x in [*held, *gradients] if x is not None and graph.reads(x, self.numbers)]
         if any(x is g for x in found for g in gradients):
             return lambda: call.refuse_unconnected(found[0], "f made of values that Python read")
