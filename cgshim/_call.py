@@ -308,12 +308,6 @@ class Call:
                     f"{describe(tensor)} that {why}",
                     "let grad_fn compute it, or let f return it as an output")  # fmt: skip
 
-    def refuse_kept(self, tensor: object) -> NoReturn:
-        """Raise the error for a rule that reads what its run for an outer tangent has made and kept:
-        there it is a constant.
-        """
-        self.refuse_unconnected(tensor, "grad_fn or jvp_fn has made in forward mode, and kept")
-
     def refuse_writing(self) -> NoReturn:
         """Raise the error for an f that has changed a differentiated argument in place."""
         raise refusal(CustomGradientTypeError, self.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from cgshim._dispatch import run_on
@@ -208,12 +208,6 @@ class Rule:
         replaced.
         """
         return type(self)(self.signature, self.needed, self.shapes, self.dtypes, grad_fn)
-
-    def with_dtypes(self, dtypes: Sequence[Any]) -> Rule:
-        """Return the same rule for gradients of other dtypes: a framework may have its own for that
-        of an input.
-        """
-        return replace(self, dtypes=dtypes)
 
     def __call__(
         self,

@@ -16,7 +16,6 @@ from cgshim._call import (
 from cgshim._closure import (
     SIMPLE as SIMPLE,
     Converted as Converted,
-    FunctionHolder as FunctionHolder,
     Rebuild as Rebuild,
     closure_convert as closure_convert,
     tensors_inside as tensors_inside,
@@ -31,7 +30,6 @@ from cgshim._dispatch import (
     is_in_rule as is_in_rule,
     is_lasting as is_lasting,
     on_numpy as on_numpy,
-    run_on as run_on,
     tensor_of_call as tensor_of_call,
     use_backend as use_backend,
     value_of as value_of,
@@ -63,10 +61,7 @@ from cgshim._foreign import (
     is_traced as is_traced,
     not_converted as not_converted,
 )
-from cgshim._gradients import (
-    Arguments as Arguments,
-    gradients_of_arguments as gradients_of_arguments,
-)
+from cgshim._gradients import Arguments as Arguments
 from cgshim._op import CustomGradient as CustomGradient
 from cgshim._protocol import Backend as Backend, Tensor as Tensor
 from cgshim._pytree import (
@@ -91,7 +86,6 @@ from cgshim._rule import (
     Rule as Rule,
     RuleSignature as RuleSignature,
     refuse_captured_tangent as refuse_captured_tangent,
-    refuse_nonlinear_jvp as refuse_nonlinear_jvp,
 )
 from cgshim._scope import RuleScope as RuleScope
 from cgshim._signature import Parameters as Parameters
