@@ -98,8 +98,7 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _print_limits(name: str) -> None:
-    """Print the limits that the installed version of a framework adds, if its backend reports any.
-    """
+    """Print the limits that the installed version of a framework adds, if its backend reports any."""
     backend: Any = load(name)
     try:
         for limit in getattr(backend, "version_limits", list)():

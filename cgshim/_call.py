@@ -41,8 +41,7 @@ def checked_pair(
     rule: str = "grad_fn",
     turns: str = "upstream gradients into gradients of the arguments",
 ) -> tuple[Any, Callable[..., Any]]:
-    """Return f's result if it is a pair (output, grad_fn); attach a third item, jvp_fn, to grad_fn.
-    """
+    """Return f's result if it is a pair (output, grad_fn); attach a third item, jvp_fn, to grad_fn."""
     if isinstance(result, tuple) and len(result) in lengths and all(map(callable, result[1:])):
         output, grad_fn, *jvp_fns = result
         return output, (with_jvp_fn(grad_fn, *jvp_fns) if jvp_fns else grad_fn)
@@ -121,8 +120,7 @@ class Call:
 
     @property
     def constants(self) -> set[int]:
-        """The ids of cells and objects that are older than the run of f, and so are no residuals.
-        """
+        """The ids of cells and objects that are older than the run of f, and so are no residuals."""
         known = {id(getattr(self.f, "__self__", None))}
         if cells := getattr(getattr(self.f, "__func__", self.f), "__closure__", None):
             known.update(map(id, cells))

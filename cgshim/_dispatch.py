@@ -188,8 +188,7 @@ def is_in_rule() -> bool:
 
 
 def run_outside_rule(function: Callable[..., T], /, *args: Any) -> T:
-    """Return ``function(*args)``, run as if no grad_fn were running, because it is differentiated.
-    """
+    """Return ``function(*args)``, run as if no grad_fn were running, because it is differentiated."""
     if is_traced() or not is_in_rule():
         return function(*args)
     backend, tensors, _ = _running.call

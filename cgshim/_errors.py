@@ -89,8 +89,7 @@ def describe_spec(shape: Any, dtype: object) -> str:
 
 
 def shape_of(shape: Any) -> tuple[Any, ...]:
-    """Return a framework's shape as a tuple: None for an unknown size, (...,) for an unknown rank.
-    """
+    """Return a framework's shape as a tuple: None for an unknown size, (...,) for an unknown rank."""
     if getattr(shape, "rank", 0) is None:  # TensorFlow's shape of unknown rank has no length
         return (...,)
     return tuple(shape)
@@ -151,8 +150,7 @@ def count(number: int, noun: str) -> str:
 
 
 def function_name(f: Any) -> str:
-    """Return a function's name for messages; a partial has its function's, an object its class's.
-    """
+    """Return a function's name for messages; a partial has its function's, an object its class's."""
     while hasattr(f, "func"):
         f = f.func
     return str(getattr(f, "__name__", type(f).__name__))
@@ -193,7 +191,7 @@ _NOTES = (
 
 def add_origin(error: Exception, op: str, function: str, called_with: str = "") -> None:
     """Add a note to the author's error: which op raised it, in f or in grad_fn."""
-    if isinstance(error, CustomGradientError) or not hasattr(error, "add_note"):  # Python 3.10 has no notes
+    if isinstance(error, CustomGradientError) or not hasattr(error, "add_note"):  # Python 3.10
         return
     note = f"{op}: raised by {function}" + (f", called with {called_with}" if called_with else "")
     error.add_note(note)
@@ -204,11 +202,11 @@ def add_note(error: Exception, op: str) -> None:
     text = f"{type(error).__name__}: {error}"
     for pattern, must, got, do in _NOTES:
         if re.search(pattern, text):
-            if must in "\n".join([text, *getattr(error, "__notes__", ())]):  # an inner op has added the note
+            if must in "\n".join([text, *getattr(error, "__notes__", ())]):  # by an inner op
                 return
             note = sentence(op, must=must, got=got, do=do)
             if hasattr(error, "add_note"):
                 error.add_note(note)
-            else:  # Python 3.10 has no notes
+            else:  # Python 3.10
                 error.args = (f"{error}\n{note}",)
             return
