@@ -58,7 +58,7 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
     if call.takes_needs_input_grad:
         call = call.with_needs_input_grad(needed_among(inputs))
     seen = [*map(call.backend.stop_gradient, inputs)] if call.once_differentiable else inputs
-    held = held_by_f(call, [*arguments, *inputs])
+    held = held_by_f(call)
     with tf.GradientTape() as tape:  # it reports which variables f reads
         outputs, rule = with_state("inputs", seen, call, seen)
     captured = [*tape.watched_variables(), *filter(is_watched, held)]
@@ -68,7 +68,8 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
     else:
         variables = call.captured_variables(captured, arguments)
         call.require_variables(rule, variables)
-        unknown = [plain(x) for x in held if not is_watched(x)]
+        given = {id(x) for x in [*arguments, *inputs]}
+        unknown = [plain(x) for x in held if not (is_watched(x) or id(x) in given)]
         sources = [*map(plain, variables), *unknown]
     is_told = rule.takes_needs_input_grad
     if rule.jvp_fn is not None:
@@ -91,12 +92,12 @@ def is_followed(x: Tensor) -> bool:
     return is_watched(values_of(x)) or count_accumulators([values_of(x)]) > 0
 
 
-def held_by_f(call: Call, given: Sequence[Tensor]) -> list[Tensor]:
+def held_by_f(call: Call) -> list[Tensor]:
     """Return the float tensors that f may read without being given them.
 
     It is called before f runs: f may keep what it has made.
     """
-    known = {id(x) for x in [*given, *call.variables]}
+    known = set(map(id, call.variables))
     held = tensors_inside([call.f, *call.static], _is_plain)
     return [
         x
