@@ -41,11 +41,11 @@ def op_embed_gradient(
         on its own part of x. For a complex x it is dfx/dRe(x) + i dfx/dIm(x), as in rules, on every
         backend.
     x : tree of tensors
-        What fx was computed from, of any float or complex dtype.
+        The tensors that fx was computed from, of any float or complex dtype.
     fx_gx_manually_stopped : bool
-        By default fx and gx are constants: the gradient of fx is gx with respect to x and zero with
-        respect to all else, and a derivative of that gradient is zero. If True, they are used as
-        they are: fx has its own gradients too (stop those through x), and the second derivative is
+        By default fx and gx are constants: the gradient of fx is gx with respect to x and zero
+        otherwise, and the derivative of this gradient is zero. If True, cgshim does not stop them:
+        fx keeps its own gradients too (stop the gradients through x), and the second derivative is
         the gradient of gx.
     name : str, optional
         The op's name in messages.
@@ -73,8 +73,7 @@ def op_embed_gradient(
 
     Notes
     -----
-    The parameters are those of ``tfp.math.custom_gradient``; POT's ``set_gradients(value, x, gx)``
-    is the same.
+    The parameters follow ``tfp.math.custom_gradient``. It is ``set_gradients(value, x, gx)`` of POT.
     """
     op = name or "op_embed_gradient"
     backend = backend_or_numpy([fx, gx, x])

@@ -98,8 +98,8 @@ def cases(
         The cases that the backend is known to fail, each with the reason.
     state : callable, optional
         ``state(fn, *values) -> (fn(*state), pullback)`` for a framework that keeps trainable state
-        in objects of its own, as torch does in its Parameters; by default whatever is being
-        differentiated is state.
+        in objects of its own, as torch does in its Parameters; by default the differentiated
+        tensors are state.
 
     Returns
     -------
