@@ -73,7 +73,8 @@ def op_embed_gradient(
 
     Notes
     -----
-    The parameters follow ``tfp.math.custom_gradient``. It is ``set_gradients(value, x, gx)`` of POT.
+    The parameters follow ``tfp.math.custom_gradient``. It is ``set_gradients(value, x, gx)`` of
+    POT.
     """
     op = name or "op_embed_gradient"
     backend = backend_or_numpy([fx, gx, x])

@@ -4,9 +4,9 @@ One line in the conftest.py of your tests, where pytest is started, turns it on:
 
     pytest_plugins = ["cgshim.testing.pytest_plugin"]
 
-A test may set ``backend`` itself, by ``parametrize`` or a fixture of that name. ``pytest --backend
-jax --backend torch``, or ``CGSHIM_BACKEND=jax pytest``, requests backends by name. A requested
-backend that cannot be imported fails the run; no test is skipped silently.
+A test may set ``backend`` itself, by ``parametrize`` or a fixture of that name.
+``pytest --backend jax --backend torch``, or ``CGSHIM_BACKEND=jax pytest``, requests backends by
+name. A requested backend that cannot be imported fails the run; no test is skipped silently.
 """
 
 from __future__ import annotations
