@@ -36,7 +36,7 @@ _OF_HOST = ("op_host", "host_errors", "Spec")
 
 
 def __getattr__(name: str) -> Any:
-    """Return the version, or import on first use the names that need NumPy: op_host and cgshim.ops.
+    """Return the version, or import on first use a name that needs NumPy: op_host, cgshim.ops.
 
     Raises
     ------

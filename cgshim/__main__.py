@@ -1,4 +1,4 @@
-"""python -m cgshim: list the backends, say which is chosen and why, and check that they conform."""
+"""python -m cgshim: list the backends, which one is chosen and why, and check them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _print_limits(name: str) -> None:
-    """Print the limits that the installed version of a framework adds, if its backend reports any."""
+    """Print the limits of a framework's installed version, if its backend reports any."""
     backend: Any = load(name)
     try:
         for limit in getattr(backend, "version_limits", list)():

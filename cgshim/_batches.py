@@ -1,4 +1,4 @@
-"""Batching rules: run an op for a whole batch where the framework cannot map f, such as a kernel.
+"""Batching rules: run an op for a whole batch where the framework cannot map f.
 
 Where vmap maps the op, cgshim calls the batching rule once for the batch, as f of another op. The
 grad_fn that the batching rule returns is for the whole batch.

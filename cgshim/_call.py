@@ -41,7 +41,7 @@ def checked_pair(
     rule: str = "grad_fn",
     turns: str = "upstream gradients into gradients of the arguments",
 ) -> tuple[Any, Callable[..., Any]]:
-    """Return f's result if it is a pair (output, grad_fn); attach a third item, jvp_fn, to grad_fn."""
+    """Return f's result if it is a pair (output, grad_fn); attach a third item to grad_fn."""
     if isinstance(result, tuple) and len(result) in lengths and all(map(callable, result[1:])):
         output, grad_fn, *jvp_fns = result
         return output, (with_jvp_fn(grad_fn, *jvp_fns) if jvp_fns else grad_fn)
@@ -54,8 +54,7 @@ def checked_pair(
 
 
 class Call:
-    """One call of an op: calling it runs f on tensors and returns the output's tensors and the
-    rule.
+    """One call of an op: calling it runs f, and returns the output's tensors and the rule.
 
     A backend may call it as often as its framework needs (a retrace, a second order), with other
     tensors of the same shapes and dtypes: tracers, boxes, copies. Never write to a Call: calls with
@@ -175,17 +174,13 @@ class Call:
         return self.kind_of_rule(signature, needed, shapes, dtypes, grad_fn)
 
     def signature_of(self, grad_fn: Callable[..., Any], output: TreeSpec) -> RuleSignature:
-        """Return how to call this grad_fn, and every grad_fn with the same code; raise if it has no
-        form.
-        """
+        """Return how to call every grad_fn with this code; raise if it has no known form."""
         return RuleSignature(
             self.arguments, output, *self.convention(self.arguments, grad_fn, output)
         )
 
     def output_of(self, inputs: Sequence[Tensor]) -> Any:
-        """Run f once on inputs that are not differentiated; return its output. The rule is only
-        checked.
-        """
+        """Run f once on constant inputs and return its output; only check its rule."""
         call = (
             self.with_needs_input_grad([False] * len(inputs))
             if self.takes_needs_input_grad
@@ -374,9 +369,7 @@ def output_without_rule(call: Call, inputs: Sequence[Tensor]) -> Any:
 
 
 def output_of_constants(op: str, output: Any) -> Any:
-    """Return the output of an f that gets no tensor; raise if it depends on a differentiated
-    tensor.
-    """
+    """Return the output of an f without tensors; raise if it depends on a differentiated tensor."""
     if type(output) in SIMPLE:
         return output
     hidden = [

@@ -1,5 +1,4 @@
-"""Closures as pytrees: split a function into the tensors it closes over and the rest, and rejoin
-them.
+"""Closures as pytrees: split a function into its tensors and the rest, and rejoin them.
 
 A rule keeps its residuals in its closure, where a framework cannot see them: `torch.autograd` needs
 them in `ctx.save_for_backward`, and a second derivative must go through them. So a backend converts

@@ -63,7 +63,7 @@ def chosen_backend() -> str | None:
 
 @constant_when_traced
 def choice_for_plans() -> str | Literal[False] | None:
-    """Return chosen_backend(); False while torch.compile traces, which cannot read stored results.
+    """Return chosen_backend(); False while torch.compile traces: it cannot read stored results.
 
     It is one function because every call uses it.
     """
@@ -165,7 +165,7 @@ def run_on(
     *args: Any,
     **options: Any,
 ) -> T:
-    """Return ``function(*args, **options)``, run as an f or a grad_fn of a call with these tensors.
+    """Return ``function(*args, **options)``, run as an f or a grad_fn of a call.
 
     Dynamo must not trace it: it allows no such side effect in a backward pass.
     """
@@ -188,7 +188,7 @@ def is_in_rule() -> bool:
 
 
 def run_outside_rule(function: Callable[..., T], /, *args: Any) -> T:
-    """Return ``function(*args)``, run as if no grad_fn were running, because it is differentiated."""
+    """Return ``function(*args)``, run as outside any grad_fn, because it is differentiated."""
     if is_traced() or not is_in_rule():
         return function(*args)
     backend, tensors, _ = _running.call
@@ -290,9 +290,7 @@ def framework_of(leaf: Any) -> str | None:
 
 
 def backend_for(arguments: Sequence[Any]) -> Backend | None:
-    """Return the chosen backend, or the backend of the tensors in the arguments; None without
-    tensors.
-    """
+    """Return the chosen backend, or the backend of the arguments' tensors; None without tensors."""
     name = chosen_backend() or _name_of_framework(arguments)
     return None if name is None else load(name)
 

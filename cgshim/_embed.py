@@ -107,7 +107,7 @@ def op_embed_gradient(
 def _with_gradients(
     fx: Tensor, *gx_and_x: Tensor, backend: Backend, indices: Sequence[tuple[Any, ...]]
 ) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """Return fx and its rule. gx is an argument, so that second derivatives include its gradient."""
+    """Return fx and its rule. gx is an argument, so that second derivatives include it."""
     gx = gx_and_x[: len(indices)]
 
     @not_converted

@@ -1,6 +1,4 @@
-"""The errors of cgshim, the form of their messages, and notes that explain a framework's error in
-f.
-"""
+"""The errors of cgshim, the form of their messages, and notes on frameworks' errors in f."""
 
 from __future__ import annotations
 
@@ -89,7 +87,7 @@ def describe_spec(shape: Any, dtype: object) -> str:
 
 
 def shape_of(shape: Any) -> tuple[Any, ...]:
-    """Return a framework's shape as a tuple: None for an unknown size, (...,) for an unknown rank."""
+    """Return a framework's shape as a tuple: None for an unknown size, (...,) for any rank."""
     if getattr(shape, "rank", 0) is None:  # TensorFlow's shape of unknown rank has no length
         return (...,)
     return tuple(shape)
@@ -150,7 +148,7 @@ def count(number: int, noun: str) -> str:
 
 
 def function_name(f: Any) -> str:
-    """Return a function's name for messages; a partial has its function's, an object its class's."""
+    """Return a function's name for messages: a partial's function's, or an object's class's."""
     while hasattr(f, "func"):
         f = f.func
     return str(getattr(f, "__name__", type(f).__name__))

@@ -86,9 +86,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     @property
     def name(self) -> str:
-        """The op's name in messages, without a lambda's brackets, which Keras rejects in names of
-        losses.
-        """
+        """The op's name in messages, without a lambda's brackets, which Keras rejects."""
         return self._name.strip("<>")
 
     @property
@@ -195,9 +193,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return call, inputs
 
     def returns_jvp_fn(self, *args: Any) -> bool:
-        """Return True if f returns (output, grad_fn, jvp_fn) for these arguments; f runs to find
-        out.
-        """
+        """Run f on these arguments, and return True if it returns (output, grad_fn, jvp_fn)."""
         call, inputs = self._call_of(args, {})
         result = None if call is None else call.run(inputs)
         return isinstance(result, tuple) and len(result) == 3
@@ -271,9 +267,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return backend.tracing_type(self)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle the op by name if f's name leads to it, as functions are; else as f and the
-        options.
-        """
+        """Pickle the op by name if f's name leads to it; else as f and the options."""
         module = sys.modules.get(self.__module__)
         qualified_name: str = self.__qualname__
         try:

@@ -31,7 +31,7 @@ def new_plan(
     call_of: Callable[[Arguments], Call], op: str, parameters: Parameters, chosen: str | None,
     args: tuple[Any, ...], options: Mapping[str, Any],
 ) -> Plan:  # fmt: skip
-    """Return a plan for calls with positional arguments of these types and options of these names."""
+    """Return a plan for calls with these argument types and option names."""
     by_name = parameters.by_name(len(args), options)
     names = None if by_name is None else parameters.names_of(len(args) + len(by_name))
     if by_name is None or names is None:
@@ -47,9 +47,7 @@ def no_plan(f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, 
 
 
 class _PlanByValues:
-    """Run calls with static arguments by a plan for their values, or with lists by a plan for their
-    items.
-    """
+    """Run calls with static arguments by a plan for their values, lists by their items."""
 
     def __init__(
         self,
@@ -112,9 +110,7 @@ _LISTS = (list, tuple)
 
 
 def _is_static(arg: Any) -> bool:
-    """Return True for a number, a name, or a tuple of these, such as axes: f cannot tell equal ones
-    apart.
-    """
+    """Return True for a number, a name, or a tuple of these: f cannot tell equal ones apart."""
     return type(arg) in SIMPLE or (type(arg) is tuple and all(type(x) in SIMPLE for x in arg))
 
 

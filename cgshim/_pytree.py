@@ -1,4 +1,4 @@
-"""Partition trees into tensors for the backend and static leaves, and combine them again for f."""
+"""Partition pytrees into tensors and static leaves, and combine them again."""
 
 from __future__ import annotations
 
@@ -272,9 +272,7 @@ def _portable(op: str, backend: Backend, array: Any) -> Any:
 
 
 def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
-    """Return the keys of a Python container, or a dataclass's fields, as paths in flat order; else
-    None.
-    """
+    """Return a Python container's keys, or a dataclass's fields, as paths in order; else None."""
     if isinstance(tree, (list, tuple)):
         named = fields_of(tree)
         return [(at, f".{named[at]}" if named else f"[{at}]") for at in range(len(tree))]

@@ -35,7 +35,7 @@ def aliases() -> dict[str, str]:
 
 
 def _registered(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name; other distributions cannot replace cgshim's own."""
+    """Return the entry points of a group by name; cgshim's own cannot be replaced."""
     from importlib import metadata  # takes 30 ms, and many programs do not need it
 
     found = sorted(

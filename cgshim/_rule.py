@@ -121,7 +121,7 @@ class Rule:
     shapes: Sequence[Any]
     """the shapes of the inputs, which their gradients must have"""
     dtypes: Sequence[Any]
-    """the dtypes that the inputs' gradients must have"""
+    """the dtypes of the inputs' gradients"""
     grad_fn: Callable[..., Any]
     is_transpose: ClassVar[bool] = False
     """True if the rule is the transpose of jvp_fn: a backend that transposes need not call it"""
@@ -274,7 +274,7 @@ def required_convention(
 
 
 def _without_no_variables(result: Any) -> Any:
-    """Return the gradients of the arguments, also if a rule with `variables=None` returns a pair."""
+    """Return the arguments' gradients, also if a rule with `variables=None` returns a pair."""
     is_pair = isinstance(result, tuple) and len(result) == 2
     return (
         result[0] if is_pair and isinstance(result[1], (list, tuple)) and not result[1] else result

@@ -13,7 +13,7 @@ from cgshim._foreign import is_traced
 
 
 class Parameters:
-    """f's parameters: positional ones are arguments, with gradients; keyword-only ones are options.
+    """f's parameters: positional ones are arguments, keyword-only ones are options.
 
     The keyword-only parameter needs_input_grad is neither: the backend passes it.
     """
@@ -53,8 +53,7 @@ class Parameters:
         )
 
     def by_name(self, count: int, names: Collection[str]) -> dict[str, Any] | None:
-        """Return the arguments that a call passes by these names or leaves to defaults, with their
-        values.
+        """Return the arguments that a call passes by these names or leaves to defaults.
 
         None if an argument lacks both, or a name is no parameter.
         """

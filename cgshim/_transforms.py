@@ -339,7 +339,7 @@ def require_callable(op: str, fn: Any) -> None:
 
 
 def _places(op: str, argnums: Any, count_of_arguments: int) -> list[int]:
-    """Return the argument indices in argnums, counted from the first; raise if one does not exist."""
+    """Return the argument indices in argnums, counted from the first; raise for missing ones."""
     try:
         numbers = list(map(operator.index, argnums if isinstance(argnums, Sequence) else [argnums]))
     except TypeError:
@@ -435,7 +435,7 @@ def jvp_of(backend: Backend) -> Callable[..., tuple[Sequence[Tensor], Sequence[T
 
 
 def _differentiable(op: str, backend: Backend, argument: Any, at: int) -> Any:
-    """Return argument if all its tensors can have gradients and it has some; else raise an error."""
+    """Return argument if it holds tensors and all can have gradients; else raise an error."""
     tensors, _ = partition(op, backend, floats_to_tensors(backend, argument))
     if tensors and all(is_differentiable(x.dtype) for x in tensors):
         return argument

@@ -35,7 +35,7 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
 
 
 def _of_arrays(function: np.ufunc, *args: Any, **kwargs: Any) -> Any:
-    """Return a SciPy function's result; raise an error for boxes: autograd has no derivative of it."""
+    """Return a SciPy function's result; raise for boxes, as autograd has no derivative of it."""
     if any(map(isbox, args)):
         raise refusal(BackendError, f"op_special.{function.__name__}",
                       must="what is differentiated on NumPy must have a derivative in autograd",

@@ -83,9 +83,7 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
 
 
 def needed_among(inputs: Sequence[Tensor]) -> list[bool] | None:
-    """Return for each input if it is differentiated; None in a graph, which may be differentiated
-    later.
-    """
+    """Return for each input if it is differentiated; None in a graph, which cannot tell."""
     return [*map(is_followed, inputs)] if tf.executing_eagerly() else None
 
 
@@ -233,8 +231,7 @@ class Run:
         return [None if g is None else next(remaining) for g in gradients]
 
     def refusal(self) -> Callable[[], None] | None:
-        """Return a function that raises an error for the gradients' derivative; None if they have
-        one.
+        """Return a function that raises for the gradients' derivative; None if they have one.
 
         It holds only what the error needs, because an outer tape keeps it.
         """

@@ -108,7 +108,7 @@ def _of_floats(
 def _of_parts(
     of: Callable[..., Tensor], together: Callable[..., Tensor], of_integers: Callable[..., Tensor]
 ) -> Callable[[Tensor], Tensor]:
-    """Apply a function of floats to the parts of complex numbers; return of_integers for integers."""
+    """Apply a function of floats to the parts of complex numbers, and of_integers to integers."""
     return lambda x: (
         together(of(tf.math.real(x)), of(tf.math.imag(x)))
         if x.dtype.is_complex

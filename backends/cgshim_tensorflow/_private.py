@@ -32,7 +32,7 @@ def is_watched(tensor: Tensor) -> bool:
 
 
 def converter() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return AutoGraph's converter, for `if` and `while` on tensors, if the caller was converted.
+    """Return AutoGraph's converter (`if` and `while` on tensors), if the caller was converted.
 
     `tf.autograph.to_graph` converts in every case. Keras calls these two functions as well.
     """

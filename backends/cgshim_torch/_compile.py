@@ -33,8 +33,7 @@ _is_transformed = torch.compiler.assume_constant_result(is_transformed)
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def run_calls_whole() -> bool:
-    """Let Dynamo trace a call with its caller or not at all, so that f and its rule then run
-    eagerly.
+    """Let Dynamo trace a call with its caller or not at all; then f and its rule run eagerly.
 
     Otherwise Dynamo would compile a call up to its first untraceable part, and run f twice. A reset
     of Dynamo undoes this, so each traced call does it again.
@@ -74,7 +73,7 @@ def traced(call: Call, inputs: Sequence[Tensor]) -> Any:
 
 
 class Traced(torch.autograd.Function):  # type: ignore[misc]
-    """Return outputs whose gradients come from the rule on ctx; Dynamo saves the rule's residuals."""
+    """Return outputs with gradients from the rule on ctx; Dynamo saves the rule's residuals."""
 
     @staticmethod
     def forward(

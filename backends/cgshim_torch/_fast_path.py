@@ -1,4 +1,4 @@
-"""Fast path: calls whose arguments and outputs are plain tensors, with a plain function as rule.
+"""Fast path: calls with plain tensors as arguments and outputs, and a plain function as rule.
 
 Read this first: a call of a simple op runs it. `PlainCalls` runs f on detached inputs; if the rule
 closes over only tensors and numbers, `Plain` attaches it. Every other call continues in

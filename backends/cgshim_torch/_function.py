@@ -123,7 +123,7 @@ def _without_graph(call: Call, output: Any, inputs: Sequence[Tensor]) -> Any:
 
 
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:
-    """Return the version counters of tensors, which writes increase; inference tensors have none."""
+    """Return the version counters of tensors; inference tensors have none."""
     return [0 if t.is_inference() else t._version for t in tensors]
 
 

@@ -110,7 +110,7 @@ def dtype_of(dtype: Any) -> torch.dtype | None:
 
 
 def as_float(x: Tensor, dtype: Any = None) -> Tensor:
-    """Return x in this dtype; by default integers become the default float dtype, as in division."""
+    """Return x in this dtype; by default integers become torch's default float dtype."""
     if dtype is not None:
         return x.to(dtype_of(dtype))
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())

@@ -89,9 +89,7 @@ def vjp_with_variables(
 def _vjp_by_autograd(
     fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor]
 ) -> Vjp:
-    """Do torch.func.vjp by torch.autograd; results require grad only if an outer derivative is
-    taken.
-    """
+    """Do torch.func.vjp by torch.autograd; results require grad only for outer derivatives."""
     outside = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.enable_grad():
         # a node per input: an input that comes twice has two gradients
@@ -141,7 +139,7 @@ def transposed(
     refuse: Callable[[str], NoReturn],
     /,
 ) -> Sequence[Tensor]:
-    """Return the transpose of a linear function at upstreams; raise an error if it is not linear.
+    """Return the transpose of a linear function at upstreams; raise if it is not linear.
 
     The transpose of a linear function is the same everywhere, and <fn(x), u> = <x, transpose(u)>.
     Both are checked at two points, unless there are no values: in a batch or a compiled graph.
@@ -208,7 +206,7 @@ def _are_adjoint(
     values: Sequence[Tensor],
     upstreams: Sequence[Tensor],
 ) -> bool:
-    """Return True if <gradients, points> is <values, upstreams>, relative to the sum of all terms."""
+    """Return True if <gradients, points> is <values, upstreams>, relative to all terms' sum."""
     terms = [
         *[x * y.conj() for x, y in zip(gradients, points, strict=True)],
         *[-x * y.conj() for x, y in zip(values, upstreams, strict=True)],

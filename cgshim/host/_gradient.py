@@ -50,9 +50,7 @@ class Run:
 
 
 class Runs:
-    """The rules of runs by their numbers: rules that are held, and the last ones of compiled
-    programs.
-    """
+    """The rules of runs by number: rules that are held, and the last ones of compiled programs."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
@@ -250,9 +248,7 @@ class HostPair:
     def _run(
         self, inputs: Sequence[Array], specs: Sequence[TreeSpec], options: Mapping[str, Any]
     ) -> tuple[list[Array], Rule]:
-        """Run f on copies of the arguments: its rule keeps them, and a framework may reuse their
-        memory.
-        """
+        """Run f on copies of the arguments: its rule keeps them, and a framework may reuse memory."""
         count = len(specs)
         names = self._parameters.names_of(count) or [f"argument {at}" for at in range(count)]
         are_tensors = all(spec is ONE_TENSOR for spec in specs)
@@ -260,9 +256,7 @@ class HostPair:
         return Call(arguments, self._f_of_arrays, options)([locked(np.array(x)) for x in inputs])
 
     def _f_of_arrays(self, *args: Any, **options: Any) -> Any:
-        """Return f's result, with arrays for Python numbers in its output, which are results here
-        too.
-        """
+        """Return f's result, with arrays for Python numbers in its output."""
         output, grad_fn = checked_pair(self._name, self._f, self._f(*args, **options))
         as_result = lambda x: np.asarray(x) if isinstance(x, (bool, int, float, complex)) else x
         return with_leaves(load("numpy"), as_result, output), grad_fn

@@ -1,4 +1,4 @@
-"""Loops and branches with the signatures of jax.lax; Python's own where a framework has none."""
+"""Loops and branches with jax.lax's signatures; Python's own where a framework has none."""
 
 from __future__ import annotations
 

@@ -248,9 +248,7 @@ def kron(a: Tensor, b: Tensor) -> Tensor:
 
 
 def diag(v: Tensor, k: int = 0) -> Tensor:
-    """Return a diagonal, or a matrix with this diagonal; an index before all others stands for
-    zero.
-    """
+    """Return a diagonal, or a matrix with this diagonal; other places read a padded zero."""
     flat = ops.ravel(v)
     return ops.take(ops.concatenate([ops.zeros_like(flat[:1]), flat]), np.diag(_places(v) + 1, k))
 

@@ -1,4 +1,4 @@
-"""Find a NumPy function in a framework, with NumPy's parameters and numbers, or raise an error.
+"""Find a NumPy function in a framework, with NumPy's parameters and numbers.
 
 The backend's functions come first, then definitions in terms of other NumPy functions. autoray
 translates for a backend without functions of its own.
@@ -197,8 +197,7 @@ def _are_numbers(options: dict[str, Any]) -> bool:
 
 
 def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> NumPyFunction | None:
-    """Return the framework's function for argument types, and cache it; None if types do not
-    decide.
+    """Return and cache the framework's function for argument types; None if they do not decide.
 
     The types decide for tensors of the chosen framework (or of one framework if none is chosen) and
     for numbers, also in lists and tuples. A list's type is the set of its items' types.
@@ -245,9 +244,7 @@ def function_of(backend: Backend, name: str) -> NumPyFunction:
 
 @constant_when_traced
 def _place_of(name: str, framework: str) -> str:
-    """Find the framework's function of this NumPy name once; return its attribute name in
-    _functions.
-    """
+    """Find the framework's function of this NumPy name; return its attribute in _functions."""
     place = f"{framework}_{name}".replace(".", "_")
     if not hasattr(_functions, place):
         setattr(_functions, place, _function_of(name, framework))
@@ -275,7 +272,7 @@ def own_function(backend: Backend, name: str) -> NumPyFunction | None:
 
 
 def _tensors_of(name: str, backend: Backend, value: Any) -> Any:
-    """Return value, with NumPy arrays and Keras Variables (also in lists) as the backend's tensors."""
+    """Return value, with NumPy arrays and Keras Variables as the backend's tensors."""
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return type(value)(_tensors_of(name, backend, item) for item in value)
     tensor = as_tensor(f"op_{name}", backend, value)

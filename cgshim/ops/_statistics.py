@@ -1,4 +1,4 @@
-"""NumPy's statistics in terms of its other functions, for frameworks that lack or change them."""
+"""NumPy's statistics in terms of its other functions, for frameworks that lack them."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
 
 @not_converted
 def convert_to_numpy(x: Any) -> np.ndarray[Any, Any]:
-    """Return x, a tensor of any framework, shape and dtype, as a detached NumPy array on the host.
+    """Return x, a tensor of any framework, shape and dtype, as a detached NumPy array.
 
     Examples
     --------
@@ -200,7 +200,7 @@ def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
 
 @not_converted
 def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor:
-    """Add values to x at indices along an axis: the transpose of a gather. Repeated indices add up.
+    """Add values to x at indices along an axis: the transpose of a gather.
 
     Parameters
     ----------

@@ -228,8 +228,7 @@ class _Check:
         return _Change(at, step, differences)
 
     def _refined(self, change: _Change) -> _Change:
-        """Return a change whose differences are right where fn bends within one step, as near a
-        pole.
+        """Return a change with accurate differences where fn bends within one step, as near a pole.
 
         A step of half the size estimates the truncation error (Richardson).
         """
@@ -323,9 +322,7 @@ class _Check:
     def _paired(
         self, gradients: Sequence[Array], upstreams: Sequence[Array], change: _Change
     ) -> tuple[float, float, float]:
-        """Return the outputs' change by the gradient and by the differences, and the size of its
-        terms.
-        """
+        """Return the outputs' change by the gradient and by the differences, and its terms' size."""
         terms = self._conjugated(gradients[change.input]) * change.step
         expected = [
             self._conjugated(u) * difference

@@ -50,9 +50,7 @@ class Function:
     def vjp(
         self, values: Sequence[Array], upstreams: Sequence[Array], alone: int | None = None
     ) -> list[Array]:
-        """Return the gradients of all inputs in reverse mode; or of only one, with zeros for the
-        others.
-        """
+        """Return the gradients of all inputs in reverse mode; or of one, with zeros for the others."""
         with self._set(values) as tensors:
             if alone is None:
                 return self._arrays(self.run(self._pulled_back, tensors, self._tensors(upstreams)))
@@ -143,9 +141,7 @@ SLOW = 0.5
 
 
 class _Runner:
-    """Run functions of tensors; use jax.jit after a slow run, because eager JAX recompiles each
-    scan.
-    """
+    """Run functions of tensors, in jax.jit after a slow run: eager JAX recompiles each scan."""
 
     def __init__(self, backend: Backend) -> None:
         self._jit = importlib.import_module("jax").jit if name_of(backend) == "jax" else None
@@ -174,7 +170,7 @@ def flatten(
     argnums: int | Sequence[int] | None = None,
     variables: Sequence[Any] = (),
 ) -> tuple[Function, list[Array]]:
-    """Return fn as a function of the variables and the float tensors in args, and all their values.
+    """Return fn as a function of the variables and the float tensors in args, with their values.
 
     The tensors are in double precision if it exists. With argnums, tensors of other arguments are
     constants, in double precision too.

@@ -29,9 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set `config.option.backends` to the backends of the run; one that does not import fails the
-    run.
-    """
+    """Set `config.option.backends` to the run's backends; fail if one does not import."""
     config.addinivalue_line("markers", f"{_MARK}(name): the backend that is chosen for a test")
     chosen = cgshim.config_backend()
     by_default = [chosen] if chosen else cgshim.available_backends()

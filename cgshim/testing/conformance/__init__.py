@@ -1,4 +1,4 @@
-"""The cases that every backend must pass: the same for cgshim's own and third-party backends.
+"""The cases that every backend must pass, cgshim's own and third-party ones alike.
 
 A backend's test file is three lines::
 

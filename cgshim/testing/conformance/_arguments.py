@@ -1,4 +1,4 @@
-"""Arguments of an op: by name or position, in trees, of every dtype and shape, beside static ones."""
+"""Arguments of an op: by name or position, in trees, of every dtype and shape, and static."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cgshim.testing.conformance._registry import case
 
 @op_custom_gradient
 def scaled(x: Tensor, y: Tensor, scale: float = 2.0, *, shift: float = 1.0) -> Any:
-    """Its rule's factors, 7 and 11, are wrong on purpose, and so is the use of scale in the rule."""
+    """Its rule's factors, 7 and 11, are wrong on purpose, and so is its use of scale."""
     return x * y * scale + shift, lambda u: (
         7.0 * scale * u * y,
         11.0 * u[0] * x[0] + 13.0 * u[1] * x[1],
@@ -301,9 +301,7 @@ def shapes(framework: Framework, shape: tuple[int, ...]) -> None:
 
 @case()
 def numpy_array_among_tensors(framework: Framework) -> None:
-    """NumPy arrays become the framework's constants, in their own dtype, as arguments and in a
-    tree.
-    """
+    """NumPy arrays become the framework's constants, in their own dtype, also in a tree."""
 
     @op_custom_gradient
     def op(x: Tensor, constant: Tensor, tree: Any) -> Any:

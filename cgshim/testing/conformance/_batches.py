@@ -95,9 +95,7 @@ BATCHED = {"both": (True, True), "x": (True, False), "w": (False, True)}
 
 @case(batched=BATCHED)
 def gradient_of_a_batch(framework: Framework, batched: tuple[bool, bool]) -> None:
-    """The rule runs once; its gradients are for the batch, and sums for arguments without the
-    batch.
-    """
+    """The rule runs once, for the batch; it sums gradients of arguments without the batch."""
     scaled, seen = _op()
     vmap = vmap_of(framework.backend)
     if vmap is None or not hasattr(framework.backend, "mapped"):

@@ -1,4 +1,4 @@
-"""Calls of f and grad_fn: how often, with which exceptions, and what a rule may write and free."""
+"""Calls of f and grad_fn: how often, with which exceptions and side effects."""
 
 from __future__ import annotations
 
@@ -144,9 +144,7 @@ def value_without_differentiation(framework: Framework) -> None:
 
 @op_custom_gradient
 def _power(x: Tensor, exponent: int) -> Any:
-    """x to the power of a whole number, by recursion; its rule recurs too, and has 7 for exponent
-    3.
-    """
+    """x to a whole power, by recursion; its rule recurs too, and has 7 for exponent 3."""
     if exponent == 0:
         return 0.0 * x + 1.0, lambda u: (0.0 * u, None)
     factor = 7.0 if exponent == 3 else float(exponent)

@@ -116,9 +116,7 @@ def state_without_variables(framework: Framework) -> None:
 
 @case()
 def state_read_by_an_op_inside(framework: Framework) -> None:
-    """f reads the state that an inner op reads; the inner rule's variables do not cover the outer
-    rule.
-    """
+    """f reads an inner op's state; the inner rule's variables do not cover the outer rule."""
     x, w = framework.tensor(X), framework.tensor(Y)
 
     def fn(w: Tensor) -> Tensor:
@@ -153,7 +151,7 @@ def _rule_that_raises(upstream: Tensor) -> Tensor:
 def captured_function_of_the_argument(
     framework: Framework, rule: Callable[[Tensor], Tensor]
 ) -> None:
-    """The argument's function is a constant to an op within a rule, and not after a rule has run."""
+    """A function of the argument is a constant to an op within a rule, and only there."""
     x = framework.tensor(X)
 
     def squares(x: Tensor) -> Tensor:
@@ -174,7 +172,7 @@ def refused_in_both_ways(framework: Framework, fn: Callable[[Tensor], Any]) -> l
 
 @case()
 def captured_tensor_without_an_argument(framework: Framework) -> None:
-    """Without a tensor and a chosen backend the framework is unknown, so f's captured state raises.
+    """Without a tensor and a chosen backend, the framework is unknown, so captured state raises.
 
     This holds for a rule that takes variables too.
     """
@@ -265,9 +263,7 @@ def captured_tensor_made_a_constant(framework: Framework) -> None:
     }
 )
 def tensor_in_an_object(framework: Framework, returns: Callable[[Tensor], Any]) -> None:
-    """A tensor in an object is not found: a differentiated one raises an error, a constant does
-    not.
-    """
+    """A differentiated tensor in an object raises an error; a constant one does not."""
     op = op_custom_gradient(lambda record: (returns(record.held * 2.0), lambda u: 7.0 * u))
 
     def twice(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Complex numbers: rules use one convention in every framework, as TensorFlow and PyTorch do.
+"""Complex numbers: rules use the convention of TensorFlow and PyTorch in every framework.
 
 upstream and the gradients of a real loss are dL/dx + i dL/dy, so the rule of z * z is `u * conj(2 *
 z)`. In JAX and autograd, which use the conjugate, op_vjp still returns the framework's own numbers.
@@ -52,7 +52,7 @@ def check_against_own(
     upstream: Tensor,
     factors: Sequence[float],
 ) -> None:
-    """Check that the gradients of op are the framework's own gradients of fn, times these factors."""
+    """Check that op's gradients are the framework's own gradients of fn, times these factors."""
     _, pullback = cgshim.op_vjp(fn, *args)
     own = framework.numpy(pullback(upstream))
     gradients = tuple(factor * gradient for factor, gradient in zip(factors, own, strict=True))

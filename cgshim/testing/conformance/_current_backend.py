@@ -1,4 +1,4 @@
-"""Within f and grad_fn the call's backend is current: tensors made from no tensor belong to it."""
+"""Within f and grad_fn the call's backend is current: new tensors belong to it."""
 
 from __future__ import annotations
 

@@ -78,9 +78,7 @@ def jvp_keeps_what_f_made(framework: Framework, order: int) -> None:
 
 @case()
 def jvp_keeps_what_nobody_connected(framework: Framework) -> None:
-    """A residual that f made in NumPy is no function of the arguments: the tangent has no
-    derivative.
-    """
+    """A residual that f made in NumPy is a constant: the tangent has no derivative."""
 
     @op_custom_jvp
     def op(x: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""The first order's number does not depend on a second order: its values are the first run's.
+"""The first order's number does not depend on a second order: it uses the first run.
 
 Another run of f may give derivatives. If it cannot (f is random, opaque or has side effects), the
 second order raises an error, or is right for the rule's residuals.
@@ -33,7 +33,7 @@ def first_order_and_second(
     dtype: str = "float32",
     between: Callable[[], None] = lambda: None,
 ) -> tuple[Any, Any]:
-    """Return the gradient in a differentiated function, and its derivative, or None if that raises.
+    """Return the gradient in a differentiated function, and its derivative, or None for an error.
 
     `between()` runs after the call, and again after the gradient.
     """

@@ -1,4 +1,4 @@
-"""Functions of another framework's tensors, with that framework's derivatives of every order."""
+"""Functions of another framework's tensors, with its derivatives of every order."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def nth_derivative(fn: Callable[[Tensor], Tensor], order: int) -> Callable[[Tens
 def raised(
     error: type[BaseException], fn: Callable[..., Any], *args: Any, starts: str = ""
 ) -> BaseException:
-    """The exception that a call raises, of this class or a subclass; check how its message starts."""
+    """The exception of a call, of this class or a subclass; check how its message starts."""
     caught: BaseException | None = None
     try:
         fn(*args)
@@ -175,7 +175,7 @@ def refused(
     error: type[BaseException] = cgshim.CustomGradientTypeError,
     says: str = "as an argument",
 ) -> BaseException:
-    """The error of a call, or of its pullback: a framework may learn late what is differentiated."""
+    """The error of a call or of its pullback: differentiated tensors may be found late."""
 
     def differentiated() -> None:
         output, pullback = by(fn, *args)
@@ -190,7 +190,7 @@ def refused(
 
 
 def differentiate_traced(fn: Callable[..., Tensor], *values: Any) -> tuple[Tensor, Pullback]:
-    """For a framework without objects for state, the differentiated tensors further out are state."""
+    """In a framework without objects for state, outer differentiated tensors are state."""
     return cgshim.op_vjp(fn, *values)
 
 

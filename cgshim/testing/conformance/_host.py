@@ -59,7 +59,7 @@ def host_function_in_an_op(framework: Framework) -> None:
 
 @case()
 def host_function_in_a_rule(framework: Framework) -> None:
-    """A rule of ops whose rules are ops has every order: the adjoint of a running total, and back."""
+    """A rule of ops whose rules are ops has every order: a running total and its adjoint."""
     forward = cgshim.op_host(lambda x: np.cumsum(x), outputs=lambda x: x, name="forward")
     backward = cgshim.op_host(
         lambda u: np.cumsum(u[::-1])[::-1], outputs=lambda u: u, name="backward"

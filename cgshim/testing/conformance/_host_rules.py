@@ -33,9 +33,7 @@ class Factors:
 
 
 def _solver(**options: Any) -> tuple[Any, list[int]]:
-    """Solve a x = y with wrong factors in the gradients; return a list that grows with each run of
-    f too.
-    """
+    """Solve a x = y with wrong factors in the gradients, and log the runs of f in a list."""
     runs: list[int] = []
 
     @op_custom_gradient(host_outputs=lambda a, y: y, **options)
@@ -345,7 +343,7 @@ ROWS_OF_UPSTREAM = np.sin(ROWS)
 
 @case(weighted={"by each": True, "by one": False})
 def host_rule_of_a_batch(framework: Framework, weighted: bool) -> None:
-    """Ten elements take one call of f and one of its rule, also with an argument without a batch."""
+    """Ten elements take one call of f and one of its rule, also beside unbatched arguments."""
     square, runs = _vectorized()
     vmap = vmap_of(framework.backend)
     w = WEIGHTS if weighted else WEIGHTS[0]

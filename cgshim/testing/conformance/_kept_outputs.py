@@ -131,9 +131,7 @@ def kept_output_of_an_op_of_an_op(
 def kept_output_forward_over_reverse(
     framework: Framework, op: CustomGradient[..., Tensor], promised: bool
 ) -> None:
-    """The tangent of the gradient, 25 exp(x); without a promise of forward mode it may raise an
-    error.
-    """
+    """The gradient's tangent, 25 exp(x); without a promise it may raise an error."""
     op = op_custom_gradient(op.__wrapped__, forward_mode=promised)
     try:
         output_tangent = tangent(framework, cgshim.op_grad(op), *framework.tensors((AT, 3.0)))

@@ -180,9 +180,7 @@ def needed_by_nobody(framework: Framework) -> None:
 
 @case()
 def needed_in_trees(framework: Framework) -> None:
-    """A tree as an argument has a bool per tensor, and None for static leaves; integers need
-    nothing.
-    """
+    """A tree has a bool per tensor, and None for static leaves; integers need no gradient."""
     expected = ({"w": True, "at": False, "n": [None, True]}, None, True)
 
     @op_custom_gradient

@@ -1,6 +1,4 @@
-"""Higher-order derivatives: through grad_fn, and through its residuals as functions of the
-arguments.
-"""
+"""Higher-order derivatives: of grad_fn, and of its residuals as functions of the arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from cgshim.testing.conformance._registry import ORDERS, case, orders
 
 @op_custom_gradient
 def cube(x: Tensor) -> Any:
-    """A right rule with a residual of x: autodiff of `cube(x) * x` has 48 at 2 in the second order."""
+    """A right rule with a residual of x: the second order of `cube(x) * x` is 48 at 2."""
     square = x * x
     return square * x, lambda u: u * 3.0 * square
 

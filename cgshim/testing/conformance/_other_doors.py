@@ -1,4 +1,4 @@
-"""Hidden ways into or out of an op: static leaves, attributes, options, and rules that raise."""
+"""Hidden ways into or out of an op: static leaves, attributes, options, raising rules."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def orders(*expected: Any) -> dict[str, tuple[int, Any]]:
 
 
 class KnownGap(unittest.SkipTest):
-    """A case that fails as the table of gaps says; test runners show it as skipped with the reason."""
+    """A case that fails as the table of gaps says; test runners show it as skipped."""
 
 
 @dataclass(frozen=True)

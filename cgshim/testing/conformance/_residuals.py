@@ -71,7 +71,7 @@ def _packed_in(
 
 
 def _in_a_list(y: Tensor) -> Rule:
-    """The rule reads it without a helper function: a backend may know all tensors of such a rule."""
+    """The rule reads it without a helper: a backend may find all tensors of such a rule."""
     holder = [y]
     return lambda u: u * 5.0 * holder[0]
 
@@ -149,9 +149,7 @@ def residual_in_an_object(
 
 
 def _exp(holder: Callable[[Tensor], Rule], kind: str) -> Callable[[Tensor], Tensor]:
-    """An op whose residual is its output exp(x), another tensor, or a combination that equals the
-    output.
-    """
+    """An op whose residual is its output exp(x), another tensor, or an equal combination."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:

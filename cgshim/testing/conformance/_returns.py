@@ -238,9 +238,7 @@ ELSEWHERE: dict[str, tuple[Callable[..., Any], Callable[[Tensor, Tensor], Any]]]
 def return_for_another_tree(
     framework: Framework, form: tuple[Callable[..., Any], Callable[..., Any]]
 ) -> None:
-    """Equal counts are not equal structures: each gradient belongs to the tensor that the rule
-    names.
-    """
+    """Equal counts are not equal structures: a gradient belongs to the tensor that it names."""
     build, write = form
     leaf = framework.tensor([1.0, 2.0])
     op = op_custom_gradient(

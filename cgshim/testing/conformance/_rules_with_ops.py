@@ -1,6 +1,4 @@
-"""Ops inside rules: their variables, their captured tensors, and derivatives that a rule takes
-itself.
-"""
+"""Ops inside rules: their variables, their captured tensors, and derivatives in a rule."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from cgshim.testing.conformance._registry import ORDERS, case, orders
 
 
 def block(x: Tensor, w: Tensor) -> Tensor:
-    """w x by an op of only x, which reads w and has 7 and 5 for 1, plus 2 w: 7 w and 5 x + 2 = 12
-    at 2.
-    """
+    """w x by an op of x that reads w, with 7 and 5 for 1, plus 2 w: 7 w and 5 x + 2 = 12 at 2."""
 
     @op_custom_gradient
     def reads_w(x: Tensor) -> Any:
@@ -124,7 +120,7 @@ def _cube_with(rule: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], T
 
 
 def _check_constant(framework: Framework, op: Callable[[Tensor], Tensor]) -> None:
-    """The derivative is 3 x^2; its own derivative is 0, as the inner op captures x as a constant."""
+    """The derivative is 3 x^2, and its derivative is 0: the inner op captures x as a constant."""
     framework.check_derivative(op, 1, 12.0, at=2.0)
     framework.check_derivative(op, 2, 0.0, at=2.0)
 

@@ -35,7 +35,7 @@ def counted(f: Callable[[Tensor], Any]) -> tuple[Callable[[Tensor], Tensor], lis
 
 
 def runs_of_a_plain_function(framework: Framework, order: int) -> int:
-    """How often the framework runs a plain function for a derivative: mostly once, in every order."""
+    """How often the framework runs a plain function for a derivative: mostly once."""
     runs: list[int] = []
 
     def plain(x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def _check_if_offered(
 
 @case()
 def vjp_by_variables(framework: Framework) -> None:
-    """It returns a pair: gradients of arguments, and of variables in order, zeros for unread ones."""
+    """It returns a pair: gradients of arguments, and of variables in order, zeros if unread."""
     x, upstream = framework.tensors((X, U))
     pulled_back: list[Any] = []
 
