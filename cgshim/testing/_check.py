@@ -60,18 +60,18 @@ def check_gradients(
     Parameters
     ----------
     fn : callable
-        An op, or any function of tensors. Tensors that it captures should be float64, as its
-        arguments will be.
+        An op, or any function of tensors. Captured tensors should be float64, because the arguments
+        are.
     args : sequence of trees of tensors
-        Where to check it; float and complex tensors, of any shape, are changed, the rest stays as
-        it is.
+        The point to check. Float and complex tensors, of any shape, are varied; other leaves stay
+        constant.
     order : int, optional
         The highest derivative to check: order n is compared with differences of order n - 1. By
         default 2, and 1 of an op that is ``once_differentiable``.
     modes : iterable of str, optional
-        "reverse", "forward" or both. By default forward mode is checked if an op promises it with
-        ``forward_mode=True`` or by a jvp_fn, and in any other function if nothing refuses it; if
-        named here, refusing it is an error.
+        "reverse", "forward" or both. By default forward mode is checked if an op has
+        ``forward_mode=True`` or a jvp_fn, and for any other function if it is supported. If you
+        name it here, it must be supported.
     argnums : int or sequence of int, optional
         The positional arguments whose gradients to check, as in ``op_grad``; by default all of
         them.
@@ -80,8 +80,8 @@ def check_gradients(
         Variables. Each is changed in place, as the arguments are, and has its value back
         afterwards.
     rtol, atol : float, optional
-        By default the step of the differences, 6e-6 in float64, and 4e-8 of the function's own
-        size and 4e-10 besides: if all derivatives are smaller, name an atol, or scale the function.
+        In float64, rtol is 6e-6 (the step of the differences) and atol 4e-8 of the function's size
+        plus 4e-10. If all derivatives are smaller, pass an atol, or scale the function.
     against : callable, optional
         The function for the differences: the surrogate of a function that has other derivatives on
         purpose. Its values may differ: for the identity with a reversed gradient use ``-x``.
@@ -89,8 +89,8 @@ def check_gradients(
     Raises
     ------
     AssertionError
-        If a derivative is wrong; it names the argument, the output and the index. If a difference
-        is not finite, it says so instead, because nothing is known there.
+        If a derivative is wrong, with the argument, the output and the index; or if a difference is
+        not finite, because it shows nothing.
     CustomGradientError
         If the op does not support a check: a gradient of a wrong shape, forward mode without a
         promise, a second order if it is ``once_differentiable``.
@@ -108,12 +108,11 @@ def check_gradients(
     on JAX too, whose switch for it is on only while they run; a framework without float64 is
     checked in its widest float.
 
-    An op with a rule for batches (``vmap=``) is mapped by the framework too, if that has a vmap:
-    outputs and gradients of a batch and its elements are compared with calls for one element after
-    the other.
+    An op with a batching rule (``vmap=``) is mapped too, if the framework has a vmap: outputs and
+    gradients of a batch and its elements are compared with calls for one element after the other.
 
-    Complex numbers are checked as any others: a framework's gradients are compared in its own
-    convention, while rules are written in one for all of them, ``u * conj(2 * z)`` for ``z * z``.
+    Complex gradients are compared in the framework's own convention. Rules use one convention on
+    all frameworks, ``u * conj(2 * z)`` for ``z * z``.
     """
     require_callable("check_gradients", fn)
     op = fn.name if isinstance(fn, CustomGradient) else function_name(fn)
