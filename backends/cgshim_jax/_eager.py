@@ -60,7 +60,7 @@ class EagerOp:
     def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
         """Run f for derivatives by the needed args."""
         if self.call.once_differentiable:
-            args = [*map(stop_gradient, args)]
+            args = [as_tensor(stop_gradient(x)) for x in args]
         needed = [flag and is_differentiable(x) for flag, x in zip(needed, args, strict=True)]
         call = self.call.with_needs_input_grad(needed)
         if any(map(is_tracer, args)):
