@@ -36,13 +36,12 @@ _OF_HOST = ("op_host", "host_errors", "Spec")
 
 
 def __getattr__(name: str) -> Any:
-    """Return the version, or what needs NumPy, imported when first used: op_host, and op_exp or
-    another of cgshim.ops.
+    """Return the version, or import on first use the names that need NumPy: op_host and cgshim.ops.
 
     Raises
     ------
     AttributeError
-        If there is none of this name.
+        If cgshim has no such name.
     """
     if name == "__version__":
         return _own_version()

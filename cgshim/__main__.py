@@ -1,4 +1,4 @@
-"""python -m cgshim: which backends there are, which is chosen and why, and whether they conform."""
+"""python -m cgshim: list the backends, say which is chosen and why, and check that they conform."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADER = ("name", "plug_in", "framework", "state")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table, or run the conformance cases; return 1 if something required does not work."""
+    """Print the table or run the conformance cases; return 1 if a required backend fails."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] == "conformance":
         from cgshim.testing.conformance._report import command  # it imports NumPy and every case
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def backends(to_load: Collection[str]) -> list[tuple[str, str, str, str]]:
-    """Return a row for each registered backend, after the import of those that are to be loaded."""
+    """Return a row for each registered backend, after importing the backends in to_load."""
     rows = []
     for name, entry in entry_points().items():
         owner = "?" if entry.dist is None else f"{owner_of(entry)} {entry.dist.version}"
@@ -66,7 +66,7 @@ def backends(to_load: Collection[str]) -> list[tuple[str, str, str, str]]:
 
 
 def _version(root: str) -> str:
-    """Return the distribution with an import root, and its version."""
+    """Return the distribution that provides an import root, and its version."""
     if not is_importable(root):
         return f"no {root}"
     found = {root, *metadata.packages_distributions().get(root, ())}
@@ -98,7 +98,7 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def _print_limits(name: str) -> None:
-    """Print what only other versions of a loaded framework can do, if its backend says that."""
+    """Print the limits that the installed version of a framework adds, if its backend reports any."""
     backend: Any = load(name)
     try:
         for limit in getattr(backend, "version_limits", list)():

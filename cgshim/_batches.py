@@ -1,11 +1,10 @@
-"""An op with a rule for batches, for what a framework cannot map by itself: a kernel, a library.
+"""Batching rules: run an op for a whole batch where the framework cannot map f, such as a kernel.
 
-Where the framework maps the op (vmap), the rule runs once for the batch, as f of an op of its own:
-the grad_fn that it returns is for the whole batch.
+Where vmap maps the op, cgshim calls the batching rule once for the batch, as f of another op. The
+grad_fn that the batching rule returns is for the whole batch.
 
-A derivative between the op and a vmap around it is of one element, and is mapped in its turn. So f,
-its gradient, the gradient of that, ... are functions that run for one element, or for a batch by the
-rule and its derivatives; and each is the derivative of the one before it.
+A vmap around a derivative maps the derivative of one element. So f, its gradient and the gradient's
+gradient each run for one element, or for a batch by the batching rule's derivatives.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from cgshim._registry import name_of
 from cgshim._rule import Rule
 
 
-@not_converted  # AutoGraph converts f alone
+@not_converted  # AutoGraph converts only f
 class WithBatches(FunctionHolder):
-    """f of an op that has a rule for batches: f itself, wherever nothing maps the op."""
+    """f of an op with a batching rule: f itself, unless vmap maps the op."""
 
     def __init__(self, f: Callable[..., Any], rule: Callable[..., Any]) -> None:
         functools.update_wrapper(self, f, updated=())
@@ -48,11 +47,11 @@ class WithBatches(FunctionHolder):
         return self._f(*args, **options)
 
     def with_function(self, f: Callable[..., Any]) -> WithBatches:
-        """Return the same rule for batches beside another f."""
+        """Return the same batching rule with another f."""
         return WithBatches(f, self._rule)
 
     def __get__(self, instance: Any, owner: type | None = None) -> WithBatches:
-        """Return f of an object, with its rule for batches, which gets the object too."""
+        """Bind f and its batching rule to an object."""
         f, rule = [
             each.__get__(instance, owner) if hasattr(each, "__get__") else each
             for each in (self._f, self._rule)
@@ -60,7 +59,7 @@ class WithBatches(FunctionHolder):
         return self if f is self._f else WithBatches(f, rule)
 
     def __eq__(self, other: object) -> bool:
-        """Return True if other is this, or if both are those of one method of an object."""
+        """Return True for the same object, or for the same method of the same object."""
         return isinstance(other, WithBatches) and (self._f, self._rule) == (other._f, other._rule)
 
     def __hash__(self) -> int:
@@ -72,8 +71,9 @@ class WithBatches(FunctionHolder):
     def mapped(
         self, call: Call, inputs: Sequence[Tensor], f: Callable[..., Any] | None = None
     ) -> Any:
-        """Return the output of a call that may be mapped, now or in compiled code that is mapped
-        later; f may be a converted one.
+        """Return the output of a call that vmap may map, now or later in compiled code.
+
+        f may be a version that AutoGraph converted.
         """
         specs: list[TreeSpec] = []
 
@@ -103,7 +103,7 @@ class WithBatches(FunctionHolder):
 
 
 def require_batches(op: str, backend: Backend) -> None:
-    """Raise an error for a backend that would not call a rule for batches."""
+    """Raise an error if the backend would not call a batching rule."""
     if not hasattr(backend, "mapped"):
         raise refusal(TransformationError, op,
                       must="a rule for batches needs a backend that calls it",
@@ -113,7 +113,7 @@ def require_batches(op: str, backend: Backend) -> None:
 def _which_have_batch(
     op: str, size: int | None, flags: Any, outputs: Sequence[Tensor], spec: TreeSpec
 ) -> list[bool]:
-    """Return for each tensor of the output if its first axis is the batch, from out_batched."""
+    """Return for each output tensor whether its first axis is the batch, from out_batched."""
     have = [flags] * len(outputs) if isinstance(flags, bool) else spec.align(flags)
     if have is None or not all(isinstance(flag, bool) for flag in have):
         raise refusal(CustomGradientTypeError, op,
@@ -132,7 +132,7 @@ class _CallOfMapped(Call):
     __slots__ = ()
 
     def require_variables(self, rule: Rule, variables: Sequence[Tensor]) -> None:
-        """Raise an error if f reads variables: vmap maps only arguments."""
+        """Raise an error if f reads variables, because vmap maps only arguments."""
         if variables:
             self.refuse_undeclared(variables)
 
@@ -143,7 +143,7 @@ class _CallOfMapped(Call):
 
 @not_converted
 class Mapped:
-    """A function of tensors that runs for one element, or for a batch: f of an op, or its derivative."""
+    """A function of tensors, f or its derivative, that runs for one element or for a batch."""
 
     def __init__(
         self, call: Call, run: Callable[..., Any], count: int, in_batch: Sequence[int] = ()
@@ -152,25 +152,25 @@ class Mapped:
         self._arguments = Arguments(call.name, call.backend, names, [ONE_TENSOR] * count, True)
         self._of = call
         self.run = run
-        """``run(size, batched, *inputs)`` returns the outputs, and which of them have the batch: it is
-        the first axis of these, and of the inputs that are batched. For one element the size is None.
+        """``run(size, batched, *inputs)`` returns the outputs, and which outputs have the batch as
+        their first axis. ``batched`` says the same of the inputs. For one element the size is None.
         """
         self.in_batch = in_batch
-        """which inputs are to have the batch in any case"""
+        """which inputs always have the batch"""
 
     @property
     def call(self) -> Call:
-        """The call whose f this is."""
+        """The call that this function belongs to."""
         return _CallOfMapped(self._arguments, self, {}, forward_mode=self._of.forward_mode,
                              once_differentiable=self._of.once_differentiable)  # fmt: skip
 
     def output(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Return the outputs, whose derivative is mapped as they are."""
+        """Return the outputs; vmap maps their derivative too."""
         outputs: list[Tensor] = self._of.backend.custom_gradient(self.call, inputs)
         return outputs
 
     def __call__(self, *inputs: Tensor) -> tuple[Any, ...]:
-        """Return the outputs and the derivatives: it is called below what differentiates them."""
+        """Return the outputs and the derivatives."""
         backend: Any = self._of.backend
         outputs = backend.mapped(self, inputs)
         count, ends = (
@@ -197,8 +197,9 @@ class Mapped:
     def _derivative(
         self, count: int, wanted: Sequence[int], ends: Sequence[int], *, forward: bool
     ) -> Mapped:
-        """Return the derivative of these outputs by the wanted ones of so many inputs, as a function
-        of all inputs and of upstreams, or of tangents.
+        """Return the derivative of these outputs by the wanted inputs.
+
+        It is a function of all inputs and of upstreams, or of tangents in forward mode.
         """
         backend: Any = self._of.backend
         vjp = getattr(backend, "vjp_of_rules", backend.vjp)
@@ -210,7 +211,7 @@ class Mapped:
                 inputs = subvals(tensors[:count], wanted, moving)
                 run = functools.partial(self.run, size, batched[:count], *inputs)
                 outputs, have[:] = self._again(run)
-                # what has no batch depends on nothing that moves
+                # an output without the batch does not depend on batched inputs
                 return [outputs[at] for at in ends if forward or have[at]]
 
             outputs, pullback = vjp(outputs_of, [tensors[at] for at in wanted])
@@ -228,7 +229,7 @@ class Mapped:
         return Mapped(self._of, run, total, [*self.in_batch, *wanted, *range(count, total)])
 
     def _again(self, run: Callable[[], Any]) -> Any:
-        """Run for a derivative what has run for the value; refuse what does not do the same again."""
+        """Run again for a derivative; raise an error if the second run differs from the first."""
         before = _states_of_generators()
         run_again = getattr(self._of.backend, "run_again", lambda run, refuse: run())
         result = run_again(run, self._refuse_another_run)
@@ -246,7 +247,7 @@ class Mapped:
 
 
 def _states_of_generators() -> list[Any]:
-    """Return the states of the generators of random numbers that Python and NumPy share."""
-    import numpy as np  # above, it would take half of the time of importing cgshim
+    """Return the states of the global random generators of Python and NumPy."""
+    import numpy as np  # imported here: it takes half of the time of importing cgshim
 
     return [random.getstate(), *[np.asarray(x).tobytes() for x in np.random.get_state()]]

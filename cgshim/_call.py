@@ -1,4 +1,4 @@
-"""One call of an op, as a backend sees it: tensors in, tensors and a rule out."""
+"""One call of an op, as a backend gets it: flat tensors in, flat tensors and a rule out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cgshim._rule import Rule, RuleSignature, required_convention, spelled, with
 
 
 def refuse_without_tensor(op: str, backend: Backend, output: Any) -> NoReturn:
-    """Raise the error for an output without tensors of an f that is given some."""
+    """Raise the error for an f that gets tensors and returns none."""
     raise refusal(CustomGradientTypeError, op,
                   must="the output of f must hold a tensor when an argument does", got=describe(output),
                   do=f"return a tensor of {name_of(backend)}")  # fmt: skip
@@ -41,7 +41,7 @@ def checked_pair(
     rule: str = "grad_fn",
     turns: str = "upstream gradients into gradients of the arguments",
 ) -> tuple[Any, Callable[..., Any]]:
-    """Return what f returned if it is a pair (output, grad_fn); a jvp_fn after them is grad_fn's."""
+    """Return f's result if it is a pair (output, grad_fn); attach a third item, jvp_fn, to grad_fn."""
     if isinstance(result, tuple) and len(result) in lengths and all(map(callable, result[1:])):
         output, grad_fn, *jvp_fns = result
         return output, (with_jvp_fn(grad_fn, *jvp_fns) if jvp_fns else grad_fn)
@@ -54,11 +54,11 @@ def checked_pair(
 
 
 class Call:
-    """What a backend gets: calling it runs f on tensors, and returns the output's tensors and the
+    """One call of an op: calling it runs f on tensors and returns the output's tensors and the
     rule.
 
     A backend may call it as often as its framework needs (a retrace, a second order), with other
-    tensors of the same shapes and dtypes: tracers, boxes, copies. Never write to it: calls with
+    tensors of the same shapes and dtypes: tracers, boxes, copies. Never write to a Call: calls with
     only tensors as arguments share one.
     """
 
@@ -66,7 +66,7 @@ class Call:
         "arguments", "backend", "f", "forward_mode", "name", "needed", "once_differentiable",
         "options", "takes_needs_input_grad", "variables",
     )  # fmt: skip
-    # what f returns, how that is called, and what makes a rule of it
+    # how to check f's result, how to call grad_fn, and which class wraps it
     pair: ClassVar[Any] = staticmethod(checked_pair)
     convention: ClassVar[Any] = staticmethod(required_convention)
     kind_of_rule: ClassVar[type[Rule]] = Rule
@@ -95,21 +95,18 @@ class Call:
         self.takes_needs_input_grad = takes_needs_input_grad
         """True if f takes needs_input_grad"""
         self.needed = needed
-        """for which inputs a gradient may be taken; None for all that have one"""
+        """which inputs may need a gradient; None for every differentiable input"""
 
     def with_f(self, f: Callable[..., Any], options: Mapping[str, Any] | None = None) -> Call:
-        """Return the same call with another f, a method of another object or a converted one, and
-        other options.
-        """
+        """Return the same call with another f (a bound method, a converted f) and other options."""
         if f is self.f and (options is None or not (options or self.options)):
             return self
         return self._with(f, self.options if options is None else options, self.needed)
 
     def with_needs_input_grad(self, needed: Sequence[bool] | None) -> Call:
-        """Return the same call that tells f and its rule, if they ask, for which inputs a gradient
-        may be taken.
+        """Return the same call, which passes needs_input_grad to f and grad_fn if they accept it.
 
-        The gradients of all others will never be used: f may compute and keep nothing for them.
+        The backend promises not to use other gradients, so f may skip computing and keeping them.
         """
         return self._with(self.f, self.options, needed)
 
@@ -123,7 +120,7 @@ class Call:
 
     @property
     def constants(self) -> set[int]:
-        """The ids of the cells and objects that existed before f ran, and so are no residuals."""
+        """The ids of cells and objects that are older than the run of f, and so are no residuals."""
         known = {id(getattr(self.f, "__self__", None))}
         if cells := getattr(getattr(self.f, "__func__", self.f), "__closure__", None):
             known.update(map(id, cells))
@@ -133,7 +130,7 @@ class Call:
 
     @property
     def static(self) -> list[Any]:
-        """What f gets besides tensors: its options, and what is static in its arguments."""
+        """The options and the static leaves of the arguments."""
         leaves = [*self.options.values()]
         if not self.arguments.are_tensors:
             for spec in self.arguments.specs:
@@ -141,11 +138,11 @@ class Call:
         return leaves
 
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
-        """Run f once on inputs, and return the tensors of its output and the rule of this run."""
+        """Run f once on inputs; return the output's tensors and the rule of this run."""
         return self.read(self.run(inputs), inputs)
 
     def run(self, inputs: Sequence[Tensor]) -> Any:
-        """Run f once on inputs, and return what it returned, unread."""
+        """Run f once on inputs and return its result unchecked."""
         arguments, options, f = self.arguments, self.options, self.f
         if self.takes_needs_input_grad:
             needed = self.needed or [is_differentiable(x.dtype) for x in inputs]
@@ -160,17 +157,16 @@ class Call:
             raise
 
     def read(self, result: Any, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Rule]:
-        """Return the output's tensors and the rule of a run of f on inputs that has returned
-        result.
-        """
+        """Return the output's tensors and the rule from the result of a run of f on inputs."""
         outputs, spec, grad_fn = self._partitioned(result, inputs)
         return outputs, self.rule_of(grad_fn, spec, inputs)
 
     def rule_of(
         self, grad_fn: Callable[..., Any], output: TreeSpec, inputs: Sequence[Tensor]
     ) -> Rule:
-        """Return the rule of a run on these inputs, or on what has their shapes and dtypes, in which
-        f returned grad_fn and an output of this spec.
+        """Return the rule of a run in which f returned grad_fn and an output of this spec.
+
+        Of inputs only the shapes and dtypes count.
         """
         signature = self.signature_of(grad_fn, output)
         shapes, dtypes, needed = [x.shape for x in inputs], [x.dtype for x in inputs], None
@@ -179,13 +175,15 @@ class Call:
         return self.kind_of_rule(signature, needed, shapes, dtypes, grad_fn)
 
     def signature_of(self, grad_fn: Callable[..., Any], output: TreeSpec) -> RuleSignature:
-        """Return how to call this grad_fn, and any of the same code; raise an error if it has no form."""
+        """Return how to call this grad_fn, and every grad_fn with the same code; raise if it has no
+        form.
+        """
         return RuleSignature(
             self.arguments, output, *self.convention(self.arguments, grad_fn, output)
         )
 
     def output_of(self, inputs: Sequence[Tensor]) -> Any:
-        """Run f once on inputs that nothing differentiates, and return its output; its rule is only
+        """Run f once on inputs that are not differentiated; return its output. The rule is only
         checked.
         """
         call = (
@@ -196,9 +194,7 @@ class Call:
         return call.read_output(call.run(inputs), inputs)
 
     def read_output(self, result: Any, inputs: Sequence[Tensor]) -> Any:
-        """Return the output of a run of f on inputs that has returned result; its rule is only
-        checked.
-        """
+        """Return the output from the result of a run of f on inputs. The rule is only checked."""
         outputs, spec, grad_fn = self._partitioned(result, inputs)
         self.convention(self.arguments, grad_fn, spec)
         return spec.combine(outputs)
@@ -206,9 +202,7 @@ class Call:
     def _partitioned(
         self, result: Any, inputs: Sequence[Tensor]
     ) -> tuple[list[Tensor], TreeSpec, Callable[..., Any]]:
-        """Return the output's tensors, its spec and grad_fn; raise an error if the output has no
-        tensors that the rule can cover.
-        """
+        """Return the output's tensors, its spec and grad_fn; raise if the output has no tensors."""
         output, grad_fn = self.pair(self.name, self.f, result)
         if len(result) == 3 and not self.forward_mode:
             raise refusal(CustomGradientTypeError, self.name,
@@ -236,7 +230,7 @@ class Call:
         return outputs, spec, grad_fn
 
     def require_variables(self, rule: Rule, variables: Sequence[Tensor]) -> None:
-        """Raise an error if f read variables and the rule takes none."""
+        """Raise an error if f reads variables and the rule does not accept any."""
         if not variables or rule.takes_variables:
             return
         for variable in variables:
@@ -251,9 +245,9 @@ class Call:
     def captured_variables(
         self, captured: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """Return the variables of a call: those that it declares, or the one tensor that f captured.
+        """Return the variables of a call: the declared ones, or the only tensor that f captured.
 
-        Raises an error if f captured anything else, or an argument.
+        Raises an error if f captured an argument, or other tensors besides the declared ones.
         """
         variables = self.variables
         undeclared = [t for t in captured if not any(t is v for v in variables)]
@@ -282,16 +276,16 @@ class Call:
         raise refusal(TransformationError, self.name, must=rule, got=transformation, do=instead)
 
     def refuse_forward_mode(self, transformation: str) -> NoReturn:
-        """Raise the error for forward mode without the author's promise: J v is the transpose of a
-        linear rule.
+        """Raise the error for forward mode without ``forward_mode=True``.
+
+        Forward mode computes J v as the transpose of a linear rule, so the author must promise
+        linearity.
         """
         self.refuse("forward mode needs a rule that is linear in upstream", transformation,
                     "if it is, say so with op_custom_gradient(forward_mode=True)")  # fmt: skip
 
     def refuse_nonlinear(self, what: str) -> NoReturn:
-        """Raise the error for forward mode if the rule turns out not to be linear, whatever was
-        promised.
-        """
+        """Raise the error for forward mode if the rule turns out not to be linear."""
         self.refuse("forward mode needs a rule that is linear in upstream", what,
                     "write it in linear operations, or use reverse mode")  # fmt: skip
 
@@ -301,21 +295,19 @@ class Call:
                     "leave out once_differentiable=True if the rule can be differentiated")  # fmt: skip
 
     def refuse_unconnected(self, tensor: object, why: str) -> NoReturn:
-        """Raise the error for the derivative of a tensor that grad_fn reads, of which nobody knows
-        how f made it.
-        """
+        """Raise the error for the derivative of a residual whose computation is not recorded."""
         self.refuse("a second order needs every tensor that grad_fn reads as a function of the arguments",
                     f"{describe(tensor)} that {why}",
                     "let grad_fn compute it, or let f return it as an output")  # fmt: skip
 
     def refuse_writing(self) -> NoReturn:
-        """Raise the error for an f that has changed a differentiated argument in place."""
+        """Raise the error for an f that changes a differentiated argument in place."""
         raise refusal(CustomGradientTypeError, self.name,
                       must="f must not write into arguments that are differentiated",
                       got="a change in place", do="let it change a copy")  # fmt: skip
 
     def refuse_captured(self, tensor: object) -> NoReturn:
-        """Raise the error for a differentiated tensor that reached f, but not as an argument."""
+        """Raise the error for a differentiated tensor that f captures."""
         option = self.option_of(tensor)
         got = (
             f"a captured {self._shown(tensor)}"
@@ -327,12 +319,12 @@ class Call:
                       do="pass it as an argument")  # fmt: skip
 
     def _shown(self, tensor: object) -> str:
-        """Return what a tensor is, and where f holds it if that is deep within something."""
+        """Describe a tensor, with the path where f holds it if the path is long."""
         path = path_to(tensor, self.f) or ""
         return f"{describe(tensor)} ({path})" if set(".[") & set(path) else describe(tensor)
 
     def option_of(self, tensor: object) -> str | None:
-        """Return the name of the option that holds a tensor; None if none does."""
+        """Return the name of the option that holds a tensor, or None."""
         for name, option in self.options.items():
             if any(held is tensor for held in (option, *self.backend.tree_flatten(option)[0])):
                 return name
@@ -347,8 +339,9 @@ class ForeignOutputError(BackendError):
         self._output = output
 
     def constant_of(self, inputs: Sequence[Tensor]) -> Any:
-        """Return the output if all inputs are NumPy arrays (constants for all frameworks) and no
-        backend is chosen.
+        """Return the output if all inputs are NumPy arrays and no backend is chosen.
+
+        NumPy arrays are constants for every framework.
         """
         if chosen_backend() or not all(map(is_numpy_array, inputs)):
             raise BackendError(*self.args) from None
@@ -356,23 +349,24 @@ class ForeignOutputError(BackendError):
 
 
 class WithoutDerivative:
-    """f of an op that has no derivative: it returns its output, and a rule that raises an error.
+    """f of an op without a derivative: it returns its output, and a rule that raises an error.
 
-    So a backend may refuse the derivative itself, in its own way, and ask for the output alone.
+    So a backend may raise its own error for the derivative, and compute only the output.
     """
 
     output: Callable[..., Any]
-    """``output(backend, tensors, specs, options)``: the output without the rule, for arguments of
-    these specs that hold these tensors"""
+    """``output(backend, tensors, specs, options)``: the output without the rule, for arguments with
+    these specs and tensors
+    """
 
 
 def has_no_derivative(f: Any) -> bool:
-    """Return True for such an f, or for a method that is one."""
+    """Return True for a `WithoutDerivative`, or a method that is one."""
     return isinstance(getattr(f, "func", f), WithoutDerivative)
 
 
 def output_without_rule(call: Call, inputs: Sequence[Tensor]) -> Any:
-    """Return the output of an op that has no derivative, for a backend that itself refuses one."""
+    """Return the output of an op without a derivative, for a backend that raises its own error."""
     if isinstance(call.f, WithoutDerivative):
         return call.f.output(call.backend, inputs, call.arguments.specs, call.options)
     output, _ = call.f(*combine_each(call.arguments.specs, inputs), **call.options)
@@ -380,8 +374,8 @@ def output_without_rule(call: Call, inputs: Sequence[Tensor]) -> Any:
 
 
 def output_of_constants(op: str, output: Any) -> Any:
-    """Return the output of an f that got no tensor; raise an error if it depends on a
-    differentiated tensor.
+    """Return the output of an f that gets no tensor; raise if it depends on a differentiated
+    tensor.
     """
     if type(output) in SIMPLE:
         return output

@@ -1,6 +1,7 @@
-"""Closures as pytrees: split a function into the tensors it closes over and the rest, and rejoin them.
+"""Closures as pytrees: split a function into the tensors it closes over and the rest, and rejoin
+them.
 
-A rule keeps its residuals in its closure, where a framework cannot see them: `torch.autograd` wants
+A rule keeps its residuals in its closure, where a framework cannot see them: `torch.autograd` needs
 them in `ctx.save_for_backward`, and a second derivative must go through them. So a backend converts
 the rule, as `jax.closure_convert` does, but without tracing it.
 """
@@ -22,7 +23,7 @@ Rebuild = Callable[[Sequence[Any]], Callable[..., Any]]
 
 
 class FunctionHolder:
-    """An object that is called like the function that it holds, as an op is."""
+    """An object that is called like the function that it holds; an op is one."""
 
     __slots__ = ()
     _f: Callable[..., Any]
@@ -33,7 +34,7 @@ class FunctionHolder:
         return self._f
 
     def with_function(self, f: Callable[..., Any]) -> FunctionHolder:
-        """Return an equal object around another function."""
+        """Return an equal object that holds another function."""
         raise NotImplementedError
 
 
@@ -45,7 +46,7 @@ class Converted(NamedTuple):
     rebuild: Rebuild
     """``rebuild(tensors)`` returns the function around other tensors"""
     opaque: Sequence[Any] = ()
-    """the objects it closes over that are neither tensors, functions nor pytrees"""
+    """the objects it closes over that are not tensors, functions or pytrees"""
 
 
 def closure_convert(
@@ -53,8 +54,8 @@ def closure_convert(
 ) -> Converted:
     """Return the tensors that a function closes over, and a way to rebuild it around others.
 
-    The walk covers cells, default values, nested functions, partials, bound methods, ops,
-    dataclasses, ``SimpleNamespace`` and pytrees. It copies what leads to a tensor, and shares
+    It visits cells, default values, nested functions, partials, bound methods, ops, dataclasses,
+    ``SimpleNamespace`` and pytrees. It copies the objects that lead to a tensor, and shares
     everything else. Cells and objects whose ids are in ``constants`` existed before f ran, and are
     shared too.
     """
@@ -98,7 +99,7 @@ def _convert_plain(
     for cell in function.__closure__ or ():
         try:
             x = cell.cell_contents
-        except ValueError:  # a name that was never assigned
+        except ValueError:  # a name that is not assigned yet
             return None
         if type(x) in SIMPLE or id(cell) in constants or id(x) in constants:
             cells.append(cell)
@@ -135,14 +136,14 @@ def _is_slot(x: object) -> bool:
 
 
 class _Parts(NamedTuple):
-    """A container with slots in it, taken apart: its class may not accept slots."""
+    """A container with slots, taken apart, because its class may not accept slots."""
 
     rebuild: Callable[[Sequence[Any]], Any]
     parts: list[Any]
 
 
 class _Copier:
-    """Copies what leads to a leaf, with replaced leaves; shares everything else.
+    """Copy the objects that lead to a leaf, with replaced leaves; share everything else.
 
     It is a class: a recursive inner function would be a reference cycle that keeps tensors alive.
     """
@@ -158,7 +159,7 @@ class _Copier:
         self.backend, self.is_leaf, self.replace = backend, is_leaf, replace
         self.constants, self.opaque = constants, opaque
         self.copies: dict[int, Any] = {}  # by id, as in copy.deepcopy
-        self.alive: list[Any] = []  # no other object gets one of these ids
+        self.alive: list[Any] = []  # keep the objects alive, so that their ids stay unique
 
     def __call__(self, x: Any) -> Any:
         if type(x) in SIMPLE or id(x) in self.constants:
@@ -184,7 +185,7 @@ class _Copier:
         return _Parts(rebuild, copies)
 
     def parts(self, x: Any) -> tuple[Callable[[Sequence[Any]], Any], Sequence[Any]]:
-        """Return what x consists of, and a function that makes its equal from such parts."""
+        """Return the parts of x, and a function that makes an equal object from other parts."""
         if isinstance(x, partial):
             return _partial, [x.func, x.args, x.keywords]
         if isinstance(x, MethodType):
@@ -203,7 +204,7 @@ class _Copier:
     def function(self, f: FunctionType) -> FunctionType:
         """Return f, or a copy with new cells; functions that share a cell share its copy.
 
-        A function that leads to no leaf is shared: a framework may know it by its identity.
+        A function that leads to no leaf is shared: a framework may cache by its identity.
         """
         rest = (f.__defaults__, f.__kwdefaults__, f.__dict__)
         if not (f.__closure__ or any(rest)):
@@ -247,7 +248,7 @@ class _Copier:
 
 
 class _Holder:
-    """Makes the equal of an op around another function; it does not keep the op's function alive."""
+    """Make the equal of an op with another function; do not keep the op's function alive."""
 
     def __init__(self, holder: FunctionHolder) -> None:
         self.empty = holder.with_function(_no_function)
@@ -286,7 +287,7 @@ def _object(kind: Any, names: Sequence[str], parts: Sequence[Any]) -> Any:
 def _is_simple(cell: CellType) -> bool:
     try:
         return type(cell.cell_contents) in SIMPLE
-    except ValueError:  # a name that was never assigned
+    except ValueError:  # a name that is not assigned yet
         return True
 
 
@@ -308,9 +309,7 @@ def tensors_inside(x: Any, is_tensor: Callable[[Any], bool], depth: int = 6) -> 
 
 
 def path_to(thing: Any, function: Any, depth: int = 6) -> str | None:
-    """Return where a function holds a thing, as Python writes it (``solver.history[0]``); None if
-    it is not found.
-    """
+    """Return the path to a thing in a function, such as ``solver.history[0]``, or None."""
     seen: dict[int, Any] = {}
     level = [("", function)]
     for _ in range(depth):
@@ -320,7 +319,7 @@ def path_to(thing: Any, function: Any, depth: int = 6) -> str | None:
                 return path
             if id(x) not in seen and type(x) not in SIMPLE:
                 seen[id(x)] = x
-                # a cell has a name of its own, which begins a path
+                # the name of a cell begins a path
                 parts += [
                     (path + at if at[:1] in ".[" else at, part) for at, part in _named_parts(x)
                 ]
@@ -333,7 +332,7 @@ def _parts_of(x: Any) -> list[Any]:
 
 
 def _named_parts(x: Any) -> list[tuple[str, Any]]:
-    """Return what an object holds, and how Python writes where."""
+    """Return the parts of an object, each with its path as Python code."""
     if isinstance(x, (type, ModuleType)):
         return []
     if isinstance(x, FunctionType):
@@ -357,12 +356,12 @@ def _named_parts(x: Any) -> list[tuple[str, Any]]:
 
 
 def _attributes_of(x: Any) -> dict[str, Any]:
-    """Return the attributes and filled slots of an object; none of a proxy that makes them up."""
+    """Return the attributes and filled slots of an object; none for a proxy that makes them up."""
     slots = [
         name
         for kind in type(x).__mro__
         for name in vars(kind).get("__slots__", ())
-        if not name.startswith("__")  # such as __weakref__, which a class of C may not have
+        if not name.startswith("__")  # such as __weakref__, which a C class may lack
     ]
     try:
         attributes = getattr(x, "__dict__", {})

@@ -1,6 +1,4 @@
-"""Find the backend of a call: the one that was chosen by name, or else the one whose tensors the
-call gets.
-"""
+"""Find the backend of a call: the chosen one, or the one whose tensors the call gets."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ ENVIRONMENT_VARIABLE = "CGSHIM_BACKEND"
 # --- Choosing one by name -------------------------------------------------------------------------
 
 _of_process: str | None = None
-# read once: a look-up in os.environ takes as long as NumPy's product of two scalars
+# read once: a lookup in os.environ takes as long as a product of two NumPy scalars
 _of_environment: str | None = os.environ.get(ENVIRONMENT_VARIABLE) or None
 _scope: RuleScope[str] = RuleScope("cgshim_backend")
 _of_context = _scope.variable
@@ -65,10 +63,9 @@ def chosen_backend() -> str | None:
 
 @constant_when_traced
 def choice_for_plans() -> str | Literal[False] | None:
-    """Return what chosen_backend does; False while torch.compile traces, which cannot read what
-    earlier calls stored.
+    """Return chosen_backend(); False while torch.compile traces, which cannot read stored results.
 
-    Each call asks it, so it is one function.
+    It is one function because every call uses it.
     """
     if (compiler := sys.modules.get("torch.compiler")) is not None and compiler._is_compiling_flag:
         return False
@@ -76,7 +73,7 @@ def choice_for_plans() -> str | Literal[False] | None:
 
 
 def chosen_by() -> str:
-    """Return what made the choice that chosen_backend returns, in words for messages."""
+    """Return what set the result of chosen_backend, in words for messages."""
     if _of_context.get():
         return "use_backend"
     if _of_process:
@@ -139,7 +136,7 @@ def use_backend(name: str, /) -> Iterator[None]:
 
 
 def on_numpy(function: Callable[..., T], /, *args: Any) -> T:
-    """Return what a function returns that runs with NumPy as the current backend."""
+    """Return a function's result, computed with NumPy as the current backend."""
     return _scope.run("numpy", function, *args)
 
 
@@ -153,7 +150,7 @@ class _Running(threading.local):
     """
 
     call: tuple[Backend | None, Sequence[Tensor], bool] = (None, (), False)
-    """its backend, the tensors it was called with, and True if it is a grad_fn"""
+    """the backend, the tensors of the call, and True if a grad_fn is running"""
 
 
 _running = _Running()
@@ -170,7 +167,7 @@ def run_on(
 ) -> T:
     """Return ``function(*args, **options)``, run as an f or a grad_fn of a call with these tensors.
 
-    Dynamo must not trace it: it takes no such side effect in a backward pass.
+    Dynamo must not trace it: it allows no such side effect in a backward pass.
     """
     outer = _running.call
     _running.call = backend, tensors, is_rule
@@ -186,12 +183,12 @@ def is_in_op() -> bool:
 
 
 def is_in_rule() -> bool:
-    """Return True while a grad_fn runs: what an op captures there is a constant."""
+    """Return True while a grad_fn runs: tensors that an op captures there are constants."""
     return _running.call[2]
 
 
 def run_outside_rule(function: Callable[..., T], /, *args: Any) -> T:
-    """Return ``function(*args)``, run as if no grad_fn were running: it is differentiated itself."""
+    """Return ``function(*args)``, run as if no grad_fn were running, because it is differentiated."""
     if is_traced() or not is_in_rule():
         return function(*args)
     backend, tensors, _ = _running.call
@@ -207,12 +204,12 @@ def _name_of_call() -> str | None:
 
 
 def tensor_of_call() -> Tensor | None:
-    """Return the first tensor of the running f or grad_fn: what it makes belongs on its device."""
+    """Return the first tensor of the running f or grad_fn: new tensors go to its device."""
     return None if is_traced() else next(iter(_running.call[1]), None)
 
 
 def beside(backend: Backend, tensor: Tensor | None, function: Callable[..., T], /, *args: Any) -> T:
-    """Return what a function returns, run on the device of a tensor if there is one."""
+    """Return a function's result, run on the device of a tensor if there is one."""
     if tensor is None or is_traced():
         return function(*args)
     return run_on(backend, (tensor,), is_in_rule(), function, *args)
@@ -225,9 +222,7 @@ _framework_of_type: dict[type, str | None] = {}
 
 @constant_when_traced
 def framework_of_type(kind: type) -> str | None:
-    """Return the name of the backend to whose framework a class belongs; subclasses and tracers do
-    too.
-    """
+    """Return the name of the backend whose framework defines a class, a subclass or a tracer."""
     try:
         return _framework_of_type[kind]
     except KeyError:
@@ -238,21 +233,22 @@ def framework_of_type(kind: type) -> str | None:
 
 
 def is_lasting(kind: type) -> bool:
-    """Return True if a module has a class under its name; others may be made in a loop: do not keep
-    them alive.
+    """Return True if a module has a class under its name.
+
+    Others may be made in a loop, so cgshim must not keep them alive.
     """
-    if kind.__module__ == "builtins":  # it does not name all of them: that of functions is one
+    if kind.__module__ == "builtins":  # it lacks some names, such as `function`
         return True
     named: Any = sys.modules.get(kind.__module__)
     for name in kind.__qualname__.split("."):
-        # not a module's __getattr__, which may warn
+        # read __dict__: a module's __getattr__ may warn
         named = getattr(named, "__dict__", {}).get(name)
     return named is kind
 
 
 def _find_framework(kind: type) -> str | None:
     require_metadata()
-    # of Keras 3, of Keras 2, and of that within TensorFlow
+    # Keras 3, Keras 2, and Keras within TensorFlow
     if any(base.__name__ == KERAS_SYMBOL and KERAS in base.__module__ for base in kind.__mro__):
         raise refusal(BackendError, "cgshim", must="an op is called with tensors of a framework",
                       got="a symbolic KerasTensor",
@@ -268,7 +264,7 @@ def _find_framework(kind: type) -> str | None:
 
 
 def value_of(leaf: Any) -> Any:
-    """Return the value of a Keras Variable; return anything else as it is."""
+    """Return the value of a Keras Variable; return anything else unchanged."""
     return leaf.value if framework_of_type(type(leaf)) == KERAS else leaf
 
 
@@ -278,15 +274,13 @@ def is_numpy_array(leaf: object) -> bool:
     return (
         numpy is not None
         and isinstance(leaf, (numpy.ndarray, numpy.generic))
-        # torch.compile shows no dtype of an array, and takes those of numbers alone
+        # torch.compile shows no dtype of an array, and supports only arrays of numbers
         and (is_traced() or load("numpy").is_tensor(leaf))
     )
 
 
 def framework_of(leaf: Any) -> str | None:
-    """Return the name of the backend whose tensor leaf is, or holds as a Keras Variable; None if it
-    is no tensor.
-    """
+    """Return the name of the backend of a tensor or Keras Variable; None for any other leaf."""
     name = framework_of_type(type(leaf))
     if name == KERAS:
         return framework_of(leaf.value)
@@ -296,18 +290,16 @@ def framework_of(leaf: Any) -> str | None:
 
 
 def backend_for(arguments: Sequence[Any]) -> Backend | None:
-    """Return the backend that was chosen, or the one whose tensors the arguments hold; None if they
-    hold none.
+    """Return the chosen backend, or the backend of the tensors in the arguments; None without
+    tensors.
     """
     name = chosen_backend() or _name_of_framework(arguments)
     return None if name is None else load(name)
 
 
 def _name_of_framework(arguments: Sequence[Any]) -> str | None:
-    """Return the name of the framework whose tensors the arguments hold; NumPy's if they hold only
-    its arrays.
-    """
-    fallback = _first(arguments)  # a long log among them is not read for it
+    """Return the framework of the tensors in the arguments; NumPy if they hold only its arrays."""
+    fallback = _first(arguments)  # without walking the containers: a long log may be among them
     if fallback not in (None, "numpy"):
         return fallback
     are_known = True
@@ -321,24 +313,21 @@ def _name_of_framework(arguments: Sequence[Any]) -> str | None:
 
 
 def backend_or_numpy(arguments: Sequence[Any]) -> Backend:
-    """Return the backend for the arguments; if they hold no tensor the one of the running op, and
-    else NumPy's.
-    """
+    """Return the backend for the arguments; without tensors the running op's, else NumPy."""
     return backend_for(arguments) or load(_name_of_call() or "numpy")
 
 
 def backend_to_convert_to(x: Any) -> Backend:
-    """Return the backend whose tensor x is to become: NumPy's arrays become tensors of the running
-    op's backend.
-    """
+    """Return the backend that converts x; a NumPy array goes to the running op's backend."""
     backend = backend_or_numpy([x])
     is_free = name_of(backend) == "numpy" and chosen_backend() is None
     return load(_name_of_call() or "numpy") if is_free else backend
 
 
 def _first(leaves: Iterable[Any]) -> str | None:
-    """Return the first framework among the leaves; NumPy comes last: its arrays are constants for
-    all frameworks.
+    """Return the first framework among the leaves.
+
+    NumPy comes last: its arrays are constants for every framework.
     """
     fallback = None
     for name in map(framework_of, leaves):
@@ -349,10 +338,11 @@ def _first(leaves: Iterable[Any]) -> str | None:
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
-    """Yield the leaves of a tree, which is read only as far as somebody asks; lists, tuples and dicts
-    do not use optree, which torch.compile cannot trace.
+    """Yield the leaves of a tree lazily.
+
+    Lists, tuples and dicts do not use optree, which torch.compile cannot trace.
     """
-    todo = [tree]  # the next one last
+    todo = [tree]  # a stack: the next item is last
     while todo:
         x = todo.pop()
         if type(x) is list or type(x) is tuple:
@@ -368,9 +358,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 
 def _first_registered(arguments: Sequence[Any]) -> str | None:
-    """Return the framework that finds a tensor in a container that only its own tree registry
-    knows.
-    """
+    """Return the framework whose own pytree registry finds a tensor in a container."""
     imported = (
         [TRACER]
         if is_traced()
@@ -382,14 +370,14 @@ def _first_registered(arguments: Sequence[Any]) -> str | None:
 
 
 def _is_loaded(name: str) -> bool:
-    """Return True for a backend that works, of a framework that is imported."""
-    with contextlib.suppress(BackendError):  # an error only if somebody asks for it
+    """Return True if the framework is imported and its backend loads."""
+    with contextlib.suppress(BackendError):  # the error is raised only when the backend is used
         return name in sys.modules and load(name) is not None
     return False
 
 
 def of_another_framework(op: str, backend: Backend, leaf: object) -> BackendError:
-    """Return the error for a tensor of one framework in a call of another."""
+    """Return the error for a tensor of one framework in a call of another framework."""
     name = name_of(backend)
     named = (
         f"{chosen_by()} chooses {name}"

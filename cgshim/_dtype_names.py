@@ -1,4 +1,4 @@
-"""The names of dtypes as frameworks and their backends give them."""
+"""The names of dtypes, as frameworks and their backends give them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ _named_by: dict[str, Callable[[Any], str]] = {}
 
 
 def let_name_dtypes(root: str, function: Callable[[Any], str]) -> None:
-    """Let a backend's function name the dtypes whose classes are defined under an import root."""
+    """Register a backend's function that names dtypes of classes under an import root."""
     _named_by[root] = function
 
 
 def unchecked_name(dtype: object) -> str:
-    """Return the name of a dtype, whatever it is: by its backend, or its own; torch.float32's is
-    "float32".
-    """
+    """Return the name of any dtype, from its backend or itself: "float32" for torch.float32."""
     named = _named_by.get(root_of(dtype))
     if named is not None:
         return named(dtype)
@@ -27,6 +25,6 @@ def unchecked_name(dtype: object) -> str:
 
 
 def root_of(dtype: object) -> str:
-    """Return the import root of a dtype's class, or of a dtype that is one."""
+    """Return the import root of a dtype's class, or of a dtype that is a class."""
     kind = dtype if isinstance(dtype, type) else type(dtype)
     return kind.__module__.partition(".")[0]

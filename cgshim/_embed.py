@@ -1,4 +1,4 @@
-"""op_embed_gradient: give a value the gradient that is known for it."""
+"""op_embed_gradient: give a value its known gradient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cgshim._transforms import floats_to_tensors
 def op_embed_gradient(
     fx: Any, gx: Any, x: Any, fx_gx_manually_stopped: bool = False, name: str | None = None
 ) -> Tensor:
-    """Return a value with the gradient that is known for it.
+    """Return a value with a known gradient.
 
     Parameters
     ----------
@@ -41,11 +41,11 @@ def op_embed_gradient(
         on its own part of x. For a complex x it is dfx/dRe(x) + i dfx/dIm(x), as in rules, on every
         backend.
     x : tree of tensors
-        What fx was computed from, of any float or complex dtype.
+        The tensors that fx was computed from, of any float or complex dtype.
     fx_gx_manually_stopped : bool
-        By default fx and gx are constants: the gradient of fx is gx with respect to x and zero with
-        respect to all else, and a derivative of that gradient is zero. If True, they are used as
-        they are: fx has its own gradients too (stop those through x), and the second derivative is
+        By default fx and gx are constants: the gradient of fx is gx with respect to x and zero
+        otherwise, and the derivative of this gradient is zero. If True, cgshim does not stop them:
+        fx keeps its own gradients too (stop the gradients through x), and the second derivative is
         the gradient of gx.
     name : str, optional
         The op's name in messages.
@@ -73,8 +73,8 @@ def op_embed_gradient(
 
     Notes
     -----
-    The parameters are those of ``tfp.math.custom_gradient``; POT's ``set_gradients(value, x, gx)``
-    is the same.
+    The parameters follow ``tfp.math.custom_gradient``. It is ``set_gradients(value, x, gx)`` of
+    POT.
     """
     op = name or "op_embed_gradient"
     backend = backend_or_numpy([fx, gx, x])
@@ -107,7 +107,7 @@ def op_embed_gradient(
 def _with_gradients(
     fx: Tensor, *gx_and_x: Tensor, backend: Backend, indices: Sequence[tuple[Any, ...]]
 ) -> tuple[Tensor, Callable[[Tensor], Any]]:
-    """Return fx and its rule. gx is an argument, so that the second order has its own gradient."""
+    """Return fx and its rule. gx is an argument, so that second derivatives include its gradient."""
     gx = gx_and_x[: len(indices)]
 
     @not_converted
@@ -134,7 +134,7 @@ def _value(op: str, backend: Backend, fx: Any, x: Tensor) -> Tensor:
 
 
 def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: str) -> Tensor:
-    """Return a gradient in the shape and the dtype of x; a scalar stands for every element."""
+    """Return a gradient in the shape and the dtype of x; a scalar applies to every element."""
     tensor = as_tensor(op, backend, gradient, x)
     if tensor is None:
         tensor = backend.convert_to_tensor(gradient)
@@ -150,9 +150,9 @@ def _gradient(op: str, backend: Backend, gradient: Any, x: Tensor, path: str) ->
 
 
 def _index(op: str, fx: Tensor, x: Tensor, path: str) -> tuple[Any, ...]:
-    """Return by which index a tensor like fx can be multiplied with one like x."""
+    """Return the index that broadcasts a tensor like fx against one like x."""
     batch, shape = shape_of(fx.shape), shape_of(x.shape)
-    is_value = all(size == 1 for size in batch)  # which is broadcast as a scalar
+    is_value = all(size == 1 for size in batch)  # one value broadcasts as a scalar
     is_batch = ... not in (*batch, *shape) and fits(shape[: len(batch)], batch)
     if not (is_value or is_batch) or (is_complex(fx.dtype) and not is_complex(x.dtype)):
         raise refusal(CustomGradientValueError, op,

@@ -1,5 +1,5 @@
-"""The errors of cgshim, and the one form of their messages; and notes that lead from a framework's own
-error in f to its mend.
+"""The errors of cgshim, the form of their messages, and notes that explain a framework's error in
+f.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class CustomGradientError(Exception):
     CustomGradientTypeError
     """
 
-    ag_pass_through = True  # TensorFlow's AutoGraph does not change an error that has this
+    ag_pass_through = True  # AutoGraph leaves an error with this attribute unchanged
 
 
 class CustomGradientTypeError(CustomGradientError, TypeError):
-    """Raised if a function or a rule has no form that cgshim knows."""
+    """Raised if cgshim does not support the form of a function or a rule."""
 
 
 class CustomGradientValueError(CustomGradientError, ValueError):
@@ -42,16 +42,15 @@ class BackendError(CustomGradientError, RuntimeError):
 
 
 class TransformationError(CustomGradientError, NotImplementedError):
-    """Raised if a transformation cannot apply the rule as it is."""
+    """Raised if a transformation cannot use the rule."""
 
 
 for _kind in (CustomGradientError, *CustomGradientError.__subclasses__()):
-    _kind.__module__ = "cgshim"  # where users find it, as a traceback shows
+    _kind.__module__ = "cgshim"  # the public name, for tracebacks
 
 
 def sentence(op: str, *, must: str, got: str, do: str) -> str:
-    """Return a message in the form of all: who, what must hold, what was found instead, and what to
-    do.
+    """Return a message that names the op, the requirement, the value found and the fix.
 
     Examples
     --------
@@ -62,7 +61,7 @@ def sentence(op: str, *, must: str, got: str, do: str) -> str:
 
 
 def refusal(kind: type[E], op: str, *, must: str, got: str, do: str) -> E:
-    """Return an error of this kind with such a message.
+    """Return an error of this kind with a message of that form.
 
     Examples
     --------
@@ -90,16 +89,14 @@ def describe_spec(shape: Any, dtype: object) -> str:
 
 
 def shape_of(shape: Any) -> tuple[Any, ...]:
-    """Return a framework's shape as a tuple; a size that is not known yet is None, an unknown rank
-    is (...,).
-    """
+    """Return a framework's shape as a tuple: None for an unknown size, (...,) for an unknown rank."""
     if getattr(shape, "rank", 0) is None:  # TensorFlow's shape of unknown rank has no length
         return (...,)
     return tuple(shape)
 
 
 def describe(x: object) -> str:
-    """Return what x is, in a word or two; never the contents of an array.
+    """Describe x in a word or two; never show the contents of an array.
 
     Examples
     --------
@@ -111,7 +108,7 @@ def describe(x: object) -> str:
         return "None"
     shape, dtype = getattr(x, "shape", None), getattr(x, "dtype", None)
     if shape is not None and dtype is not None and not isinstance(x, type):
-        # NumPy's, which are not tensors
+        # NumPy arrays that are not tensors
         masked = "a masked " if hasattr(x, "mask") and hasattr(x, "filled") else ""
         return masked + describe_spec(shape, dtype)
     if isinstance(x, (tuple, list)) and type(x) in (tuple, list):
@@ -120,7 +117,7 @@ def describe(x: object) -> str:
 
 
 def describe_tree(x: object) -> str:
-    """Return what x is and what it holds, as Python writes it; of what is large its type alone.
+    """Describe x and its contents as Python code; name only the type of a large object.
 
     Examples
     --------
@@ -143,17 +140,17 @@ _LONG = 200
 
 
 def listing(words: Sequence[str]) -> str:
-    """Return words as a sentence lists them: "x", "x and y", "x, y and z"."""
+    """Join words for a message: "x", "x and y", "x, y and z"."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number of things: "1 variable", "2 variables"."""
+    """Return a number with its noun: "1 variable", "2 variables"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def function_name(f: Any) -> str:
-    """Return a function's name for messages: a partial has its function's, an object its class's."""
+    """Return a function's name for messages; a partial has its function's, an object its class's."""
     while hasattr(f, "func"):
         f = f.func
     return str(getattr(f, "__name__", type(f).__name__))
@@ -182,18 +179,18 @@ _NOTES = (
         "call functions of cgshim.ops, such as ops.exp, which take tensors of all",
     ),
     (
-        # the second is oneDNN's, which TensorFlow takes where the processor has it
+        # oneDNN's message, which TensorFlow shows on some processors
         r"In\[[01]\] ndims must be >= 2|different ndims: (\[\d+\]|.* vs\. \[\d+\])|Shape must be rank 2 but is rank 1",
         "@ of TensorFlow takes matrices",
         "a vector",
         "write ops.matmul",
     ),
 )
-"""what an error says in which framework, and what it means for one f that runs in all"""
+"""a framework, a pattern of its errors, and what to write in an f that runs in every framework"""
 
 
 def add_origin(error: Exception, op: str, function: str, called_with: str = "") -> None:
-    """Add a note to an error of the author's: which op raised it, and whether in f or in grad_fn."""
+    """Add a note to the author's error: which op raised it, in f or in grad_fn."""
     if isinstance(error, CustomGradientError) or not hasattr(error, "add_note"):  # Python 3.10
         return
     note = f"{op}: raised by {function}" + (f", called with {called_with}" if called_with else "")
@@ -201,17 +198,15 @@ def add_origin(error: Exception, op: str, function: str, called_with: str = "") 
 
 
 def add_note(error: Exception, op: str) -> None:
-    """Add to an error that f raised what to write instead, if it is one of those that cgshim's
-    users meet.
-    """
+    """Add a note to an error that f raised: what to write instead, if the error is a known one."""
     text = f"{type(error).__name__}: {error}"
     for pattern, must, got, do in _NOTES:
         if re.search(pattern, text):
-            if must in "\n".join([text, *getattr(error, "__notes__", ())]):  # of an inner op
+            if must in "\n".join([text, *getattr(error, "__notes__", ())]):  # by an inner op
                 return
             note = sentence(op, must=must, got=got, do=do)
             if hasattr(error, "add_note"):
                 error.add_note(note)
-            else:  # Python 3.10 has no notes
+            else:  # Python 3.10
                 error.args = (f"{error}\n{note}",)
             return

@@ -1,4 +1,4 @@
-"""Find the form of a grad_fn, that is, how to call it, from its signature."""
+"""Find the form of a grad_fn (how to call it) from its signature."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ them, else False; and True if a parameter takes needs_input_grad."""
 
 
 def convention_of(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> Convention:
-    """Return the convention of grad_fn; a plain function is read once for all its closures."""
-    # decorated: has other code
+    """Return the convention of grad_fn; closures of one plain function share one reading."""
+    # a decorated function has other code
     if not isinstance(grad_fn, FunctionType) or hasattr(grad_fn, "__wrapped__"):
         return _read_convention(grad_fn, arguments, outputs)
     code = grad_fn.__code__
@@ -39,16 +39,16 @@ def convention_of(grad_fn: Callable[..., Any], arguments: int, outputs: int) -> 
         keyword_defaults = tuple(grad_fn.__kwdefaults__ or ())
         defaults = len(grad_fn.__defaults__ or ())
     except AttributeError:
-        # torch.compile hides them: assume that all but the upstream gradients have one
+        # torch.compile hides the names: assume that only upstream gradients lack a default
         keyword_defaults = code.co_varnames
         positional = code.co_varnames[: code.co_argcount]
         own = [name for name in positional if name not in _PASSED_BY_NAME]
         taken = "upstream" if "upstream" in own else own[0] if own else None
         beyond = positional[positional.index(taken) + 1 :] if taken else positional
         if taken == "upstream" or len(own) <= 1 or outputs == 1 or len(own) < outputs:
-            defaults = len(beyond)  # the rule takes one upstream gradient, or one tree of them
+            defaults = len(beyond)  # the rule gets one upstream gradient, or one tree of them
         elif len(own) > outputs or "variables" in positional:
-            return _read_convention(grad_fn, arguments, outputs)  # where torch.compile can
+            return _read_convention(grad_fn, arguments, outputs)  # where torch.compile supports it
         else:
             defaults = len(grad_fn.__defaults__ or ())
     return _convention_of_code(code, defaults, keyword_defaults, arguments, outputs)
@@ -73,7 +73,7 @@ def _read_convention(grad_fn: Callable[..., Any], arguments: int, outputs: int) 
     try:
         signature = inspect.signature(grad_fn)
     except ValueError:
-        # a function written in C without one: it gets one upstream, as most rules do
+        # a C function without a signature gets one upstream, as most rules do
         return "structured", None, False
     parameters = signature.parameters.values()
     keywords = {p.name: p for p in parameters if p.name in _PASSED_BY_NAME and p.kind not in _REST}
@@ -92,12 +92,10 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 def _form_of(
     signature: inspect.Signature, keywords: dict[str, Any], arguments: int, outputs: int
 ) -> Form | None:
-    """Return the form of a rule with this signature, which gets these keywords too; None if it
-    fits none.
-    """
+    """Return the form of a rule with this signature and these keywords; None if it fits none."""
     parameters = signature.parameters.values()
     if any(p.name in keywords and p.kind is p.POSITIONAL_ONLY for p in parameters):
-        return None  # what is passed by name would go to **kwargs
+        return None  # a keyword upstream would go to **kwargs
     own = [p for p in parameters if p.name not in keywords]
     positional = [p for p in own if p.kind in _BY_POSITION]
     required = sum(p.default is p.empty for p in positional)

@@ -1,4 +1,4 @@
-"""An op: it binds a call, finds its backend, and hands the call over."""
+"""An op: bind a call, find its backend, and pass the call to it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ S = TypeVar("S")
 
 
 class CustomGradient(FunctionHolder, Generic[P, T_co]):
-    """An op: it returns f's output, with the gradient of f's own rule. op_custom_gradient makes it.
+    """An op: return f's output, with f's own gradient. op_custom_gradient makes it.
 
-    What it runs is in slots: functools.wraps(other)(op) and the like may write anything into its
-    __dict__, __wrapped__ included, and it remains this op.
+    It keeps its state in slots: functools.wraps(other)(op) may write anything into its __dict__,
+    even __wrapped__.
     """
 
     __slots__ = (
@@ -46,7 +46,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     __name__: str
     __qualname__: str
     __wrapped__: Callable[P, tuple[T_co, Any]]
-    # TensorFlow's AutoGraph skips what has this; the backend converts f
+    # TensorFlow's AutoGraph skips objects with this; the backend converts f
     autograph_info__: ClassVar[None] = None
 
     def __init__(
@@ -63,16 +63,16 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self._f, self._variables = f, variables
         self._bound: CustomGradient[..., Any] | None = None
         self._name = name or function_name(f)
-        if "__name__" not in self.__dict__:  # of a partial, or of a callable object
+        if "__name__" not in self.__dict__:  # a partial or a callable object has none
             self.__name__ = self.__qualname__ = self._name
         self._kind_of_call = kind_of_call
         self._plans: dict[Any, Plan] = {}
-        self._parameters: Parameters | None = None  # a classmethod that is not bound has none
+        self._parameters: Parameters | None = None  # None for an unbound classmethod
         self._of_methods: tuple[Parameters, dict[Any, Plan]] | None = None
         if callable(f):
             self._parameters, of_methods = parameters_of(f)
             # for tools that do not follow __wrapped__, such as inspect.getfullargspec. Decorators
-            # that wrap an op set what to show; calls are still bound by f's own
+            # of an op may change __signature__; cgshim binds calls by f's own
             self.__signature__ = self._parameters.signature
             if isinstance(f, FunctionType) or hasattr(f, "binds_as_function"):
                 self._of_methods = of_methods, {}
@@ -86,19 +86,19 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
 
     @property
     def name(self) -> str:
-        """The op's name in messages; without the brackets of a lambda, which the name of a Keras
-        loss may not have.
+        """The op's name in messages, without a lambda's brackets, which Keras rejects in names of
+        losses.
         """
         return self._name.strip("<>")
 
     @property
     def forward_mode(self) -> bool:
-        """Whether the author promises that grad_fn is linear in upstream."""
+        """True if the author promises that grad_fn is linear in upstream."""
         return self._forward_mode
 
     @property
     def once_differentiable(self) -> bool:
-        """Whether the derivative of the gradient is refused."""
+        """True if the op raises an error for the derivative of its gradient."""
         return self._once_differentiable
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
@@ -133,7 +133,10 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return output
 
     def _output_of_constants(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the output of an f that gets no tensor; a list of numbers was meant to be one."""
+        """Return the output of an f that gets no tensor.
+
+        A list of numbers was meant as a tensor, so it raises an error.
+        """
         if any(map(_is_list_of_numbers, args)):
             raise refusal(CustomGradientTypeError, self._name,
                           must="a tensor must be among the arguments", got="a list of numbers",
@@ -147,12 +150,10 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     def _plan(
         self, chosen: str | None, key: Any, args: tuple[Any, ...], options: Mapping[str, Any]
     ) -> Plan:
-        """Return what runs the calls whose positional arguments have these types, and whose options
-        these names.
+        """Return the cached plan for these argument types and option names.
 
-        It is made at the first one, and found again by the types and the chosen backend. The
-        methods of an op share theirs, which get the method in each call: to hold it would keep its
-        object alive.
+        It is made at the first such call. The methods of an op share plans, which get the method in
+        each call, because a plan that holds it would keep its object alive.
         """
         if self._parameters is None or self._variables is not None:
             return no_plan
@@ -165,14 +166,16 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     def _call_of(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Call | None, list[Any]]:
-        """Return the call with these arguments and the tensors in them; the call is None if there
-        are none, unless a backend was chosen and none is hidden.
+        """Return the call with these arguments, and their tensors.
+
+        The call is None if there are no tensors, unless a backend is chosen and no tensor is
+        hidden.
         """
         if self._parameters is None:
             raise refusal(CustomGradientTypeError, self._name,
                           must=f"a {type(self._f).__name__} must be bound when it is called",
                           got="one that is not", do="call it as an attribute of its class")  # fmt: skip
-        # the slots: torch.compile guards a property, and the function in it
+        # read the slots: torch.compile guards a property and its function
         names, arguments, options = self._parameters.bind(self._name, args, kwargs)
         backend = backend_for(arguments)
         if backend is None:
@@ -192,7 +195,9 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return call, inputs
 
     def returns_jvp_fn(self, *args: Any) -> bool:
-        """Return True if f returns (output, grad_fn, jvp_fn) for these arguments; it runs for that."""
+        """Return True if f returns (output, grad_fn, jvp_fn) for these arguments; f runs to find
+        out.
+        """
         call, inputs = self._call_of(args, {})
         result = None if call is None else call.run(inputs)
         return isinstance(result, tuple) and len(result) == 3
@@ -200,7 +205,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
     def _calls_of(
         self, f: Callable[..., Any], options: Mapping[str, Any]
     ) -> Callable[[Arguments], Call]:
-        """Return what makes the calls of f with these options: it holds f, and not the op."""
+        """Return a factory of calls of f with these options: it holds f, and not the op."""
         assert self._parameters is not None
         return functools.partial(
             _made_call, self._kind_of_call, f, options, self._forward_mode, self._once_differentiable,
@@ -214,17 +219,18 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         self: CustomGradient[Concatenate[S, Q], T_co], instance: S, owner: type | None = None
     ) -> CustomGradient[Q, T_co]: ...
     def __get__(self, instance: Any, owner: type | None = None) -> CustomGradient[Any, T_co]:
-        """Return the op as a method: the instance is not an argument, but is captured by f."""
+        """Return the op as a method: f captures the instance, which is not an argument."""
         if instance is not None and type(self._f) is FunctionType and is_traced():
-            # torch.compile mistakes a method for f, or for the op
+            # torch.compile mistakes a method for f or the op
             return self._bound_to(functools.partial(self._f, instance))
         bind = getattr(self._f, "__get__", None)
         bound: Any = self._f if bind is None else bind(instance, owner)
         return self if bound is self._f else self._bound_to(bound)
 
     def _bound_to(self, bound: Callable[..., Any]) -> CustomGradient[Any, T_co]:
-        """Return the op of what f is for an object; without __init__, for each access to an
-        attribute makes one.
+        """Return the op of a bound f.
+
+        It skips __init__, because each attribute access makes one.
         """
         op: CustomGradient[Any, T_co] = object.__new__(type(self))
         op.__dict__.update(self.__dict__)
@@ -248,9 +254,7 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return op
 
     def __eq__(self, other: object) -> bool:
-        """Return True if other is this op, or if both are methods of the same op bound to the same
-        object.
-        """
+        """Return True for the same op, or for the same op's method of the same object."""
         if self._bound is None or not isinstance(other, CustomGradient):
             return self is other
         return self._bound is other._bound and self._f == other._f
@@ -259,15 +263,16 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
         return object.__hash__(self) if self._bound is None else hash((id(self._bound), self._f))
 
     def __tf_tracing_type__(self, context: Any) -> Any:
-        """Return TensorFlow's type of an op as an argument of a tf.function; it would use
-        __wrapped__ otherwise.
+        """Return TensorFlow's type of an op that is an argument of a tf.function.
+
+        Without it TensorFlow would use __wrapped__.
         """
         backend: Any = load("tensorflow")
         return backend.tracing_type(self)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle the op by name if f's name leads to it, as with functions and methods; else as f
-        and the options.
+        """Pickle the op by name if f's name leads to it, as functions are; else as f and the
+        options.
         """
         module = sys.modules.get(self.__module__)
         qualified_name: str = self.__qualname__
@@ -279,10 +284,10 @@ class CustomGradient(FunctionHolder, Generic[P, T_co]):
                 of_class, _, name = qualified_name.rpartition(".")
                 return getattr, (operator.attrgetter(of_class)(module), name)
         except AttributeError:
-            pass  # a local function, or an op that has another name than f
+            pass  # a local function, or an op that is not named after f
         f = self._f.held_function if isinstance(self._f, WithBatches) else self._f
         instance = getattr(f, "__self__", None)
-        # a method, which Python pickles by name
+        # Python pickles a method by name
         if isinstance(getattr(instance, self.__name__, None), CustomGradient):
             return getattr, (instance, self.__name__)
         made = functools.partial(
@@ -299,7 +304,7 @@ def _made_call(
     kind_of_call: type[Call], f: Callable[..., Any], options: Mapping[str, Any], forward_mode: bool,
     once_differentiable: bool, takes_needs_input_grad: bool, arguments: Arguments,
 ) -> Call:  # fmt: skip
-    """Return the call of an f that its backend can run."""
+    """Return the call that a backend runs for this f."""
     if isinstance(f, WithBatches):
         require_batches(arguments.op, arguments.backend)
     return kind_of_call(
@@ -313,13 +318,11 @@ def _is_list_of_numbers(arg: Any) -> bool:
 
 
 def _hide_tensors(arguments: Sequence[Any], backend: Backend) -> bool:
-    """Return True if tensors are where no backend sees them: in an object, or a list of numbers
-    that was meant to be one.
-    """
+    """Return True if tensors are hidden from the backend: in an object, or as a list of numbers."""
     return any(map(_is_list_of_numbers, arguments)) or bool(
         tensors_inside(arguments, backend.is_tensor)
     )
 
 
 _OF_FUNCTIONS = (*functools.WRAPPER_ASSIGNMENTS, "__isabstractmethod__")
-"""the attributes of f that its op has, too"""
+"""the attributes that an op copies from f"""

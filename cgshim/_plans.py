@@ -1,9 +1,8 @@
-"""Find what runs a call by the types of its arguments, and by the values of those that are static; a
-list of tensors counts as these.
+"""Cache plans by the types of the arguments and the values of static ones.
 
-Most calls of an op are alike: the backend is looked up, and the arguments are partitioned, at the
-first one. An option of f that is a number or a name may be passed at any place or by name, or left
-to its default value.
+Most calls of an op are alike: only the first one looks up the backend and partitions the arguments.
+A list of tensors counts as static values. An option of f that is a number or a name may be passed
+by position, by name, or left to its default.
 """
 
 from __future__ import annotations
@@ -22,18 +21,17 @@ from cgshim._registry import load
 from cgshim._signature import Parameters
 
 Plan = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
-"""runs f on arguments of known types, with options; returns the output, or NotImplemented if one is no tensor"""
+"""runs f on arguments of known types, with options; NotImplemented for an argument without tensors
+"""
 MOST = 64
-"""how many plans an op keeps at most: usually one for the types of its arguments in each backend"""
+"""the most plans that an op caches: usually one per backend for the same types"""
 
 
 def new_plan(
     call_of: Callable[[Arguments], Call], op: str, parameters: Parameters, chosen: str | None,
     args: tuple[Any, ...], options: Mapping[str, Any],
 ) -> Plan:  # fmt: skip
-    """Return what runs calls with positional arguments of the types of these, and with options of
-    these names.
-    """
+    """Return a plan for calls with positional arguments of these types and options of these names."""
     by_name = parameters.by_name(len(args), options)
     names = None if by_name is None else parameters.names_of(len(args) + len(by_name))
     if by_name is None or names is None:
@@ -44,13 +42,13 @@ def new_plan(
 
 
 def no_plan(f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """Leave to others the calls whose arguments are no tensors, or of several frameworks."""
+    """Decline calls without tensors or with several frameworks; the general path handles them."""
     return NotImplemented
 
 
 class _PlanByValues:
-    """Runs calls with static arguments, each by a plan for their values; or with lists of tensors,
-    each by one for what they hold.
+    """Run calls with static arguments by a plan for their values, or with lists by a plan for their
+    items.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ def _plan_of(
     call_of: Callable[[Arguments], Call], op: str, chosen: str | None, names: Sequence[str],
     args: tuple[Any, ...],
 ) -> Plan:  # fmt: skip
-    """Return what runs the calls with tensors like these, and the same static arguments."""
+    """Return the plan for calls with tensors like these and the same static arguments."""
     trees = [arg if type(arg) in _LISTS else [arg] for arg in args if not _is_static(arg)]
     types = [type(x) for tree in trees for x in tree]
     frameworks = set(map(framework_of_type, types))
@@ -114,14 +112,16 @@ _LISTS = (list, tuple)
 
 
 def _is_static(arg: Any) -> bool:
-    """Return True for a number, a name, or a tuple of such, as of axes: equal ones are the same to f."""
+    """Return True for a number, a name, or a tuple of these, such as axes: f cannot tell equal ones
+    apart.
+    """
     return type(arg) in SIMPLE or (type(arg) is tuple and all(type(x) in SIMPLE for x in arg))
 
 
 def _as_any_other(
     call: Call, f: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Any:
-    """Run a call as the backend runs any."""
+    """Run a call without a fast path."""
     if not all(map(call.backend.is_tensor, args)):
         return NotImplemented
     return call.backend.custom_gradient(call.with_f(f, options), args)

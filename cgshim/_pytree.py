@@ -1,6 +1,4 @@
-"""Trees of tensors and anything else: partition them for the backend, combine them again for the
-author.
-"""
+"""Partition trees into tensors for the backend and static leaves, and combine them again for f."""
 
 from __future__ import annotations
 
@@ -20,21 +18,21 @@ from cgshim._registry import name_of
 
 
 def told_apart(static: Any) -> Hashable:
-    """Return what tells a static value from others: 1, 1.0 and True are equal, but f may tell them
-    apart. Of a class that is not Python's own, only the same object is the same value.
+    """Return a key for a static value: f may tell 1, 1.0 and True apart.
+
+    For classes that are not Python's own, each object has its own key.
     """
     if type(static) is tuple:
         return tuple(map(told_apart, static))
     if type(static) in (float, complex):
-        return type(static), repr(static)  # NaN is no other than itself, and -0.0 is not 0.0
+        return type(static), repr(static)  # NaN equals itself here, and -0.0 differs from 0.0
     return type(static), static if type(static) in SIMPLE else id(static)
 
 
 class TreeSpec:
-    """A tree without its tensors, which are differentiated: its structure, and the rest, which is
-    static.
+    """A tree without its tensors: its structure and its static leaves.
 
-    It keeps no tensor alive: the code that partitions a tree decides what does.
+    It keeps no tensor alive: the code that partitions a tree decides which ones live.
     """
 
     __slots__ = ("_backend", "_static", "_structure", "_tensor_at", "converted", "count")
@@ -64,9 +62,7 @@ class TreeSpec:
         return self._backend.tree_unflatten(self._structure, leaves)
 
     def without_static(self) -> TreeSpec:
-        """Return the same tree with None for all that is not a tensor: the structure of the tree's
-        gradients.
-        """
+        """Return the tree with None for each static leaf, as gradients are structured."""
         if len(self._static) == self.count > 0:
             return self
         return TreeSpec(self._backend, [None] * len(self._static), self._tensor_at, self._structure)
@@ -76,9 +72,7 @@ class TreeSpec:
         return [leaf for leaf in self._static if leaf is not None]
 
     def align(self, gradient: Any) -> list[Any] | None:
-        """Return the leaves of a gradient of this tree, one per tensor; None if it is structured
-        otherwise.
-        """
+        """Return the leaves of this tree's gradient, one per tensor; None if the structure differs."""
         if gradient is None:
             return [None] * self.count
         if (leaves := self.align_exactly(gradient)) is not None:
@@ -87,7 +81,7 @@ class TreeSpec:
         return None if skeleton is None else _align(self._backend, skeleton, gradient)
 
     def align_exactly(self, gradient: Any) -> list[Any] | None:
-        """Return the leaves of a gradient structured as this very tree; None if it is not."""
+        """Return the leaves of a gradient with exactly this structure; None otherwise."""
         leaves, structure = self._backend.tree_flatten(gradient)
         return [leaves[at] for at in self._tensor_at] if structure == self._structure else None
 
@@ -100,13 +94,14 @@ class TreeSpec:
 
     @property
     def key(self) -> Hashable:
-        """What tells this spec from others; it is hashable if the static leaves are."""
+        """A key for this spec; it is hashable if the static leaves are."""
         static = tuple(map(told_apart, self._static))
         return self._structure, tuple(self._tensor_at), static, self._order()
 
     def _order(self) -> Hashable:
-        """Return the order in which the tree holds its leaves: dicts with other orders of keys have
-        one structure, and f may read the order.
+        """Return the order of the leaves in the tree.
+
+        Dicts with other orders of keys have one structure, and f may read the order.
         """
         slots = [object() for _ in self._static]
         try:
@@ -117,7 +112,7 @@ class TreeSpec:
         return tuple(places[id(x)] for x in tensors_inside(tree, lambda x: id(x) in places, 20))
 
     def _skeleton(self) -> Any:
-        """Return the tree with a slot for each tensor; None if a class in it takes tensors alone."""
+        """Return the tree with a slot for each tensor; None if a class in it accepts only tensors."""
         try:
             return self.combine([SLOT] * self.count)
         except Exception:  # noqa: BLE001  # of a class that looks at what it is made of
@@ -125,9 +120,7 @@ class TreeSpec:
 
 
 class _WithoutTensor(TreeSpec):
-    """What holds no tensor: it is handed over itself, so that a log in which f or its rule writes is
-    the caller's.
-    """
+    """A tree without tensors, passed as the caller's own object, so that f may write to a log."""
 
     __slots__ = ("_whole",)
 
@@ -183,8 +176,10 @@ SLOT = object()
 def partition(
     op: str, backend: Backend, tree: Any, near: Tensor | None = None
 ) -> tuple[list[Tensor], TreeSpec]:
-    """Return a tree's tensors and its spec; NumPy arrays and Keras Variables become the backend's
-    tensors, on the device of a near one, or of the first in the tree.
+    """Return a tree's tensors and its spec.
+
+    NumPy arrays and Keras Variables become the backend's tensors, on the device of ``near``, or of
+    the first tensor in the tree.
     """
     if backend.is_tensor(tree):
         return [tree], ONE_TENSOR
@@ -222,7 +217,7 @@ def partition_each(
 
 
 def combine_each(each: Sequence[TreeSpec], tensors: Sequence[Any]) -> list[Any]:
-    """Return the trees around these tensors, which come in one list."""
+    """Return the trees around tensors that come in one list."""
     rest = iter(tensors)
     return [
         next(rest) if spec is ONE_TENSOR else spec.combine(list(islice(rest, spec.count)))
@@ -231,13 +226,13 @@ def combine_each(each: Sequence[TreeSpec], tensors: Sequence[Any]) -> list[Any]:
 
 
 def with_leaves(backend: Backend, fn: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a tree with fn's results for its leaves."""
+    """Return a tree with fn applied to its leaves."""
     leaves, structure = backend.tree_flatten(tree)
     return backend.tree_unflatten(structure, list(map(fn, leaves)))
 
 
 def subvals(values: Sequence[Any], places: Sequence[int], others: Sequence[Any]) -> list[Any]:
-    """Return the values with the others in these places.
+    """Return the values with the others at these places.
 
     Examples
     --------
@@ -251,8 +246,9 @@ def subvals(values: Sequence[Any], places: Sequence[int], others: Sequence[Any])
 
 
 def as_tensor(op: str, backend: Backend, leaf: Any, near: Tensor | None = None) -> Tensor | None:
-    """Return leaf as the backend's tensor, on the device of a near one; None if it is static; raise
-    for another framework's tensor.
+    """Return leaf as the backend's tensor, on the device of ``near``; None if it is static.
+
+    Raises an error for another framework's tensor.
     """
     if backend.is_tensor(leaf):
         return leaf
@@ -268,9 +264,7 @@ def as_tensor(op: str, backend: Backend, leaf: Any, near: Tensor | None = None) 
 
 
 def _portable(op: str, backend: Backend, array: Any) -> Any:
-    """Return a NumPy array that all can read: in this machine's byte order, and in a dtype that
-    they know.
-    """
+    """Return a NumPy array in native byte order, and in a dtype that every framework supports."""
     if array.dtype.char in "gG":
         raise refusal(CustomGradientTypeError, op, must="a long double is NumPy's alone",
                       got=describe(array), do=f"cast it to a dtype of {name_of(backend)}")  # fmt: skip
@@ -278,8 +272,8 @@ def _portable(op: str, backend: Backend, array: Any) -> Any:
 
 
 def _children(backend: Backend, tree: Any) -> list[tuple[Any, str]] | None:
-    """Return the keys of one of Python's containers, or the fields of a dataclass, in flat order,
-    each as written in a path; else None.
+    """Return the keys of a Python container, or a dataclass's fields, as paths in flat order; else
+    None.
     """
     if isinstance(tree, (list, tuple)):
         named = fields_of(tree)
@@ -313,8 +307,9 @@ def fields_of(x: Any) -> Sequence[str] | None:
 
 
 def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
-    """Return the leaves of gradient at the slots of tree; None may replace a branch, and a list
-    equals a tuple.
+    """Return the leaves of gradient at the slots of tree.
+
+    None may replace a branch, and a list equals a tuple.
     """
     if tree is SLOT:
         return ONE_TENSOR.align(gradient)
@@ -338,19 +333,19 @@ def _align(backend: Backend, tree: Any, gradient: Any) -> list[Any] | None:
 
 
 def _has_children_of(tree: Any, gradient: Any) -> bool:
-    """Return True if a gradient has the keys of one of Python's containers, or fields."""
+    """Return True if a gradient has the keys of a Python container, or the fields."""
     if isinstance(tree, dict):
         is_like = isinstance(gradient, Mapping) and len(gradient) == len(tree)
         return is_like and all(key in gradient for key in tree)
     if is_dataclass(tree):
         return type(gradient) is type(tree)
     is_like = isinstance(gradient, (list, tuple)) and len(gradient) == len(tree)
-    # the fields of another namedtuple would not match by their places
+    # another namedtuple's fields must not match by position
     return is_like and fields_of(gradient) in (None, fields_of(tree))
 
 
 def joined(parts: Iterable[list[Any] | None]) -> list[Any] | None:
-    """Return the leaves of several aligned trees in one list; None if one is structured otherwise."""
+    """Return the leaves of several aligned trees in one list; None if one does not align."""
     leaves: list[Any] = []
     for part in parts:
         if part is None:

@@ -1,7 +1,7 @@
 """Find and load backends: the modules in the entry-point group `cgshim.backends`.
 
-A backend is registered under the import root of its framework. Nothing here imports a framework
-before it is used. A backend that fails to load is not imported again in this process.
+A backend is registered under the import root of its framework. No framework is imported before it
+is used. A backend that fails to load is not imported again in this process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def entry_points() -> dict[str, EntryPoint]:
-    """Return the entry point of each registered backend by its name, without importing any."""
+    """Return the entry point of each registered backend by name, without importing any."""
     return dict(sorted(_registered("cgshim.backends").items()))
 
 
@@ -35,13 +35,13 @@ def aliases() -> dict[str, str]:
 
 
 def _registered(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name; no other distribution replaces cgshim's own."""
+    """Return the entry points of a group by name; other distributions cannot replace cgshim's own."""
     from importlib import metadata  # takes 30 ms, and many programs do not need it
 
     found = sorted(
         metadata.entry_points(group=group), key=lambda entry: owner_of(entry) == "cgshim"
     )
-    # values of Python's own types are among the arguments of every call
+    # every call has arguments of Python's own types
     return {entry.name: entry for entry in found if entry.name not in sys.stdlib_module_names}
 
 
@@ -56,7 +56,7 @@ def available_backends() -> list[str]:
     Returns
     -------
     list of str
-        Sorted. This imports nothing.
+        Sorted. It imports no framework.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def available_backends() -> list[str]:
 
 
 def is_importable(root: str) -> bool:
-    """Return True if an import root is imported, or can be found; nothing is imported for this."""
+    """Return True if an import root is imported or can be found; import nothing."""
     try:
         return sys.modules.get(root) is not None or find_spec(root) is not None
     except Exception:  # noqa: BLE001  # finders are other libraries' code
@@ -128,15 +128,16 @@ def _broken(entry: EntryPoint, must: str, got: str) -> str:
 
 
 def command_to_install(entry: EntryPoint) -> str:
-    """Return how to install the framework of a backend."""
+    """Return the command that installs the framework of a backend."""
     if owner_of(entry) == "cgshim":
         return f"pip install 'cgshim[{entry.name}]'"
     return f"install what is imported as {entry.name}"
 
 
 def require_metadata() -> None:
-    """Raise an error if nothing is registered: no tensor would be known, and an op would be a plain
-    function.
+    """Raise an error if no backend is registered.
+
+    Without one, no tensor is recognized, and an op would be a plain function.
     """
     if not entry_points():
         raise refusal(BackendError, "cgshim",
@@ -156,18 +157,18 @@ def _unknown(name: object) -> BackendError:
 
 @constant_when_traced
 def name_of(backend: Backend) -> str:
-    """Return the name under which a loaded backend is registered."""
+    """Return the name under which a backend is registered."""
     return next(name for name, loaded in _backends.items() if loaded is backend)
 
 
 def imported_when_called(module: str, name: str) -> Callable[..., Any]:
-    """Return a function of a module that is imported when it is first called."""
+    """Return a function that imports its module at the first call."""
     imported = functools.cache(lambda: getattr(import_module(module), name))
     return lambda *args: imported()(*args)
 
 
 def own_version() -> str:
-    """Return cgshim's version, which the metadata of the installed distribution have."""
+    """Return cgshim's version from the metadata of its distribution."""
     from importlib import metadata
 
     try:

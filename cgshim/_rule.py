@@ -36,14 +36,14 @@ from cgshim._pytree import ONE_TENSOR, TreeSpec, combine_each
 
 @dataclass(slots=True, eq=False)
 class RuleSignature:
-    """How to call the rules of one code object, and how to check what they return.
+    """How to call the rules of one code object, and how to check their results.
 
     It holds no tensor: the calls of an op share it.
     """
 
     arguments: Arguments
     output: TreeSpec
-    """the spec of what f returned"""
+    """the spec of f's output"""
     form: Form
     variables: bool | None
     """None if grad_fn takes no variables, True if it requires them, else False"""
@@ -64,7 +64,7 @@ class RuleSignature:
         variables: Sequence[Tensor] = (),
         needed: Sequence[bool] | None = None,
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """Call grad_fn, and return the checked gradients of the inputs and of the variables."""
+        """Call grad_fn and return the checked gradients of the inputs and of the variables."""
         arguments, output = self.arguments, self.output
         with_variables = variables or self.variables or arguments.variables is not None
         keywords: dict[str, Any] = {}
@@ -111,47 +111,49 @@ class RuleSignature:
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """The rule of one run of f. Of the tensors of the run it holds only what grad_fn holds."""
+    """The rule of one run of f. It holds only the tensors that grad_fn holds."""
 
     signature: RuleSignature
     needed: Sequence[bool] | None
-    """None if grad_fn does not take needs_input_grad, else what it gets unless the backend knows better"""
+    """None if grad_fn has no needs_input_grad, else its value, unless the backend knows a better
+    one
+    """
     shapes: Sequence[Any]
     """the shapes of the inputs, which their gradients must have"""
     dtypes: Sequence[Any]
-    """the dtypes that the gradients of the inputs are to have"""
+    """the dtypes that the inputs' gradients must have"""
     grad_fn: Callable[..., Any]
     is_transpose: ClassVar[bool] = False
-    """True if the rule is the transpose of jvp_fn: who can transpose need not call it"""
+    """True if the rule is the transpose of jvp_fn: a backend that transposes need not call it"""
 
     @property
     def arguments(self) -> Arguments:
-        """What is the same in all runs of the call."""
+        """The part that all runs of the call share."""
         return self.signature.arguments
 
     @property
     def output(self) -> TreeSpec:
-        """The spec of what f returned."""
+        """The spec of f's output."""
         return self.signature.output
 
     @property
     def needs_inputs(self) -> bool:
-        """True if grad_fn is called with f's arguments; if not, they need not be saved for it."""
+        """True if grad_fn gets f's arguments; otherwise the backend need not save them."""
         return self.signature.form == "arguments"
 
     @property
     def takes_variables(self) -> bool:
-        """True if grad_fn has a parameter for the variables that f read."""
+        """True if grad_fn has a parameter for the variables."""
         return self.signature.variables is not None
 
     @property
     def jvp_fn(self) -> Callable[..., Any] | None:
-        """What f returned besides for forward mode; None if that transposes grad_fn."""
+        """The jvp_fn that f returned; None if forward mode transposes grad_fn."""
         return getattr(self.grad_fn, _JVP_FN, None)
 
     @property
     def jvp_takes_needs_input_grad(self) -> bool:
-        """True if there is a jvp_fn, and it has a parameter that says which tangents are not zero."""
+        """True if there is a jvp_fn with a parameter needs_input_grad."""
         arity = len(self.arguments.specs)
         return self.jvp_fn is not None and convention_of(self.jvp_fn, arity, arity)[-1]
 
@@ -161,11 +163,10 @@ class Rule:
         outputs: Sequence[Tensor],
         zeros: Callable[[int], Tensor],
     ) -> list[Tensor | None]:
-        """Return the tangents of the outputs, checked, by jvp_fn, from those of the inputs; None is
-        zero.
+        """Return the outputs' tangents, checked, by jvp_fn from the inputs' tangents; None is zero.
 
-        The outputs, or tensors like them, have their shapes and dtypes; ``zeros(at)`` is the tangent
-        of an input that has none. Forward mode alone calls it, where there is a jvp_fn.
+        ``outputs`` have the outputs' shapes and dtypes; ``zeros(at)`` is the zero tangent of an
+        input. Only forward mode calls this, and only with a jvp_fn.
         """
         jvp_fn, arguments, output = self.jvp_fn, self.arguments, self.output.without_static()
         assert jvp_fn is not None
@@ -200,13 +201,11 @@ class Rule:
 
     @property
     def takes_needs_input_grad(self) -> bool:
-        """True if grad_fn has a parameter that says for which arguments a gradient is needed."""
+        """True if grad_fn has a parameter needs_input_grad."""
         return self.needed is not None
 
     def with_grad_fn(self, grad_fn: Callable[..., Any]) -> Rule:
-        """Return the same rule with another grad_fn of the same signature: one whose residuals were
-        replaced.
-        """
+        """Return the same rule with other residuals: grad_fn must have the same signature."""
         return type(self)(self.signature, self.needed, self.shapes, self.dtypes, grad_fn)
 
     def __call__(
@@ -216,12 +215,11 @@ class Rule:
         variables: Sequence[Tensor] = (),
         needed: Sequence[bool] | None = None,
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """Return the gradients of the inputs and of the variables; if not needs_inputs, inputs may
-        be empty.
+        """Return the gradients of the inputs and of the variables.
 
-        upstreams holds one gradient per tensor output: zeros if the output was not used, never
-        None. needed tells for each input if its gradient will be used; None stands for what was
-        known when f ran.
+        If needs_inputs is False, inputs may be empty. upstreams holds one gradient per tensor
+        output: zeros for an unused output, never None. needed says for each input if its gradient
+        will be used; None stands for the flags that f got.
         """
         needed = (needed or self.needed) if self.takes_needs_input_grad else None
         return self.signature.gradients(
@@ -233,8 +231,8 @@ _JVP_FN = "cgshim_jvp_fn"
 
 
 def with_jvp_fn(grad_fn: Callable[..., Any], jvp_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a grad_fn that holds the rule for forward mode, too: it keeps what that keeps."""
-    if is_traced():  # torch.compile traces reverse mode alone
+    """Return a grad_fn that also holds jvp_fn and its residuals."""
+    if is_traced():  # torch.compile traces only reverse mode
         return grad_fn
 
     @functools.wraps(grad_fn)
@@ -252,7 +250,7 @@ def refuse_nonlinear_jvp(op: str, what: str) -> NoReturn:
 
 
 def refuse_captured_tangent(op: str) -> NoReturn:
-    """Raise the error for a tangent of what f reads without being given it."""
+    """Raise the error for a tangent of a tensor that f captures."""
     raise refusal(TransformationError, op,
                   must="jvp_fn gets the tangents of the arguments alone",
                   got="one of a captured tensor", do="pass it as an argument")  # fmt: skip
@@ -261,8 +259,8 @@ def refuse_captured_tangent(op: str) -> NoReturn:
 def required_convention(
     arguments: Arguments, grad_fn: Callable[..., Any], output: TreeSpec
 ) -> tuple[Form, bool | None, bool]:
-    """Return the convention of grad_fn; raise an error if it has none of the forms."""
-    # what `with_jvp_fn` has made is called as grad_fn is, whose code has been read before
+    """Return the convention of grad_fn; raise an error if it has no known form."""
+    # a grad_fn from `with_jvp_fn` is called like the original, whose code is read already
     function = getattr(grad_fn, "__wrapped__") if hasattr(grad_fn, _JVP_FN) else grad_fn  # noqa: B009
     form, variables, takes_needs_input_grad = convention_of(
         function, len(arguments.specs), output.count
@@ -276,9 +274,7 @@ def required_convention(
 
 
 def _without_no_variables(result: Any) -> Any:
-    """Return the gradients of the arguments, also from a rule with `variables=None` that returns a
-    pair.
-    """
+    """Return the gradients of the arguments, also if a rule with `variables=None` returns a pair."""
     is_pair = isinstance(result, tuple) and len(result) == 2
     return (
         result[0] if is_pair and isinstance(result[1], (list, tuple)) and not result[1] else result
@@ -286,7 +282,7 @@ def _without_no_variables(result: Any) -> Any:
 
 
 def spelled(grad_fn: Callable[..., Any]) -> str:
-    """Return a grad_fn for messages: its name and its parameters."""
+    """Return grad_fn's name and parameters, for messages."""
     try:
         return f"{function_name(grad_fn)}{inspect.signature(grad_fn)}"
     except ValueError:

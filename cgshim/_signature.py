@@ -13,10 +13,9 @@ from cgshim._foreign import is_traced
 
 
 class Parameters:
-    """f's parameters: the positional ones are arguments, with gradients; the keyword-only ones are
-    options.
+    """f's parameters: positional ones are arguments, with gradients; keyword-only ones are options.
 
-    A keyword-only parameter needs_input_grad is neither: f gets it from the backend.
+    The keyword-only parameter needs_input_grad is neither: the backend passes it.
     """
 
     __slots__ = (
@@ -24,14 +23,14 @@ class Parameters:
     )  # fmt: skip
 
     def __init__(self, f: Callable[..., Any] | inspect.Signature) -> None:
-        """Read the parameters of a function, or those of a signature."""
+        """Read the parameters of a function or a signature."""
         signature = f if isinstance(f, inspect.Signature) else signature_of(f)
         parameters = [p for p in signature.parameters.values() if (p.name, p.kind) != _NEEDED]
         self.takes_needs_input_grad = len(parameters) < len(signature.parameters)
         self.signature = (
             signature.replace(parameters=parameters) if self.takes_needs_input_grad else signature
         )
-        """these parameters as inspect shows them"""
+        """these parameters, as inspect shows them"""
         self.names = [p.name for p in parameters if p.kind in _POSITIONAL]
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
         self._have_no_name = [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]
@@ -41,13 +40,11 @@ class Parameters:
 
     @property
     def default_options(self) -> dict[str, Any]:
-        """The options that a call may leave out, with their values then."""
+        """The options with default values."""
         return {name: self._defaults[name] for name in self._options if name in self._defaults}
 
     def names_of(self, count: int) -> list[str] | None:
-        """Return the names of this many positional arguments; None if default values belong to
-        them.
-        """
+        """Return the names of this many positional arguments; None if they have default values."""
         beyond = count - len(self.names)
         if beyond < 0 or (beyond and self._rest is None):
             return None
@@ -56,8 +53,10 @@ class Parameters:
         )
 
     def by_name(self, count: int, names: Collection[str]) -> dict[str, Any] | None:
-        """Return the arguments that a call with this many positional ones leaves to these names and
-        to default values, with the latter; None if something lacks both, or a name is no parameter.
+        """Return the arguments that a call passes by these names or leaves to defaults, with their
+        values.
+
+        None if an argument lacks both, or a name is no parameter.
         """
         rest = self.names[count:]
         for name in names:
@@ -71,8 +70,9 @@ class Parameters:
     def bind(
         self, op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[list[str], tuple[Any, ...], Mapping[str, Any]]:
-        """Return the names, the arguments and the options; the same for a positional, keyword or
-        default argument.
+        """Return the names, the arguments and the options.
+
+        The result is the same for a positional, keyword or default argument.
         """
         if not (kwargs or self._options) and (names := self.names_of(len(args))) is not None:
             return names, args, kwargs
@@ -94,8 +94,9 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 def parameters_of(f: Callable[..., Any]) -> tuple[Parameters, Parameters]:
-    """Return the parameters of f, and of a method of f; those of code alone are read once, for ops
-    that are made in each call of a function.
+    """Return the parameters of f or of a method.
+
+    They are cached by code, for ops that are made in each call of a function.
     """
     # torch.compile cannot read all of these
     if (
@@ -116,7 +117,7 @@ def _parameters_of_code(code: CodeType) -> tuple[Parameters, Parameters]:
 
 
 def signature_of(f: Callable[..., Any]) -> inspect.Signature:
-    """Return f's signature; of a function in C that has none, one that takes anything."""
+    """Return f's signature; accept any arguments for a C function without one."""
     try:
         return inspect.signature(f)
     except ValueError:
@@ -124,10 +125,9 @@ def signature_of(f: Callable[..., Any]) -> inspect.Signature:
 
 
 def signature_of_method(signature: inspect.Signature) -> inspect.Signature:
-    """Return the signature of a method of a function with this one, whose first parameter takes the
-    instance.
+    """Return a method's signature: drop the first parameter, which gets the instance.
 
-    torch.compile would find the first one too in the signature of a method.
+    torch.compile would keep the first parameter in the signature of a method.
     """
     parameters = enumerate(signature.parameters.values())
     return signature.replace(

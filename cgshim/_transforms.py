@@ -45,8 +45,7 @@ def op_vjp(
     variables: Sequence[Tensor] | None = None,
     as_in_rules: bool = False,
 ) -> tuple[Any, Pullback]:
-    """Return a function's output and its pullback, which takes upstream gradients to gradients of
-    the arguments.
+    """Return a function's output and its pullback, from upstream gradients to gradients.
 
     Parameters
     ----------
@@ -56,13 +55,11 @@ def op_vjp(
         The arguments, tensors of any shape. Python floats among them are tensors, as in
         ``jax.vjp``.
     variables : list of float or complex tensors, optional
-        What fn reads without being given it, as a rule gets its ``variables``: on PyTorch tensors
-        that require grad, on TensorFlow Variables and tensors. JAX and NumPy differentiate by
-        arguments alone.
+        The tensors that fn captures: on PyTorch tensors that require grad, on TensorFlow Variables
+        and tensors. JAX and NumPy differentiate only by arguments.
     as_in_rules : bool
-        Take and return the gradients of complex numbers as rules do, dL/dx + i dL/dy; a rule that
-        calls op_vjp wants that. By default they are the framework's own: JAX's and autograd's are
-        the conjugates.
+        Take and return complex gradients as rules do, dL/dx + i dL/dy; set it in a rule. By default
+        they are the framework's own: JAX's and autograd's are the conjugates.
 
     Returns
     -------
@@ -141,7 +138,7 @@ def op_jvp(
 
     Notes
     -----
-    The name and the semantics are those of ``jax.jvp``. It uses ``jax.jvp``, ``torch.func.jvp``,
+    The name and the semantics follow ``jax.jvp``. It uses ``jax.jvp``, ``torch.func.jvp``,
     ``tf.autodiff.ForwardAccumulator`` or ``autograd.make_jvp``.
     """
     require_callable("op_jvp", fn)
@@ -201,7 +198,7 @@ def op_value_and_grad(
 
     Notes
     -----
-    The names and the semantics are those of ``jax.value_and_grad``.
+    The names and the semantics follow ``jax.value_and_grad``.
     """
     require_callable("op_grad", fn)
     op = f"op_grad({function_name(fn)})"
@@ -262,7 +259,7 @@ def op_grad(
 
     Notes
     -----
-    The names and the semantics are those of ``jax.grad``.
+    The names and the semantics follow ``jax.grad``.
     """
     value_and_gradient = op_value_and_grad(fn, argnums, has_aux)
 
@@ -305,7 +302,7 @@ class _Flat(NamedTuple):
     function: Callable[..., Sequence[Tensor]]
     inputs: Sequence[Tensor]
     places: Sequence[int]
-    """the indices of the function's tensors among the inputs"""
+    """the indices of the differentiated tensors among the inputs"""
     specs: Sequence[TreeSpec]
     specs_of_outputs: list[TreeSpec]
     """one for each run"""
@@ -316,7 +313,7 @@ class _Flat(NamedTuple):
 
     @property
     def output(self) -> TreeSpec:
-        """The spec of the output of the last run."""
+        """The spec of the last run's output."""
         return self.specs_of_outputs[-1]
 
 
@@ -335,16 +332,14 @@ def _flat(op: str, backend: Backend, fn: Callable[..., Any], args: Sequence[Any]
 
 
 def require_callable(op: str, fn: Any) -> None:
-    """Raise an error for what is no function."""
+    """Raise an error if fn is not callable."""
     if not callable(fn):
         raise refusal(CustomGradientTypeError, op, must="the function must be callable",
                       got=describe(fn), do="pass the function first")  # fmt: skip
 
 
 def _places(op: str, argnums: Any, count_of_arguments: int) -> list[int]:
-    """Return which arguments argnums names, counted from the first; raise an error if there are no
-    such arguments.
-    """
+    """Return the argument indices in argnums, counted from the first; raise if one does not exist."""
     try:
         numbers = list(map(operator.index, argnums if isinstance(argnums, Sequence) else [argnums]))
     except TypeError:
@@ -361,16 +356,14 @@ def _places(op: str, argnums: Any, count_of_arguments: int) -> list[int]:
 
 
 def checked_variables(op: str, backend: Backend, variables: Sequence[Any]) -> list[Tensor]:
-    """Return the variables as tensors of the backend; raise an error if not all are different
-    floats.
-    """
+    """Return the variables as the backend's tensors; raise unless all are different floats."""
     if not isinstance(variables, (list, tuple)):
         raise refusal(CustomGradientTypeError, op, must="variables must be a list of tensors",
                       got=describe(variables), do="write variables=[...]")  # fmt: skip
     tensors: dict[int, Tensor] = {}
     for variable in variables:
         tensor = value_of(variable)
-        # not so for a Keras Variable that casts itself whenever it is read
+        # a Keras Variable that casts itself makes a new tensor at each read
         is_one = tensor is value_of(variable)
         if not (is_one and backend.is_tensor(tensor) and is_differentiable(tensor.dtype)):
             raise refusal(CustomGradientTypeError, op,
@@ -384,9 +377,7 @@ def checked_variables(op: str, backend: Backend, variables: Sequence[Any]) -> li
 
 
 def by_variables_too(op: str, backend: Backend, variables: Sequence[Tensor]) -> FlatVjp:
-    """Return the backend's vjp whose pullback returns the gradients of inputs, then those of the
-    variables.
-    """
+    """Return the backend's vjp, with gradients of the inputs, then of the variables."""
     offered: FlatVjp | None = getattr(backend, "vjp_with_variables", None)
     if offered is None:
         raise refusal(CustomGradientTypeError, op,
@@ -418,7 +409,7 @@ def _fitting(
     of: str = "the output",
     kind: str = "upstream gradient",
 ) -> list[Tensor]:
-    """Return the leaves of a tree, one for each tensor; zeros for None, as for an integer tensor."""
+    """Return the leaves of a tree, one per tensor; zeros for None, as for an integer tensor."""
     leaves = [None] * spec.count if tree is None and kind == "tangent" else spec.align(tree)
     if leaves is None:
         raise refusal(CustomGradientTypeError, op, must=f"the {kind}s must be structured as {of}",
@@ -433,8 +424,9 @@ def _fitting(
 
 
 def jvp_of(backend: Backend) -> Callable[..., tuple[Sequence[Tensor], Sequence[Tensor]]]:
-    """Return the framework's forward mode: ``jvp(fn, inputs, tangents)`` of its backend returns the
-    outputs and their tangents.
+    """Return the backend's forward mode.
+
+    ``jvp(fn, inputs, tangents)`` returns the outputs and their tangents.
     """
     if not hasattr(backend, "jvp"):
         raise refusal(BackendError, name_of(backend), must="forward mode needs jvp(fn, inputs, tangents)",
@@ -443,7 +435,7 @@ def jvp_of(backend: Backend) -> Callable[..., tuple[Sequence[Tensor], Sequence[T
 
 
 def _differentiable(op: str, backend: Backend, argument: Any, at: int) -> Any:
-    """Return argument if it holds tensors and all of them can have gradients; else raise an error."""
+    """Return argument if all its tensors can have gradients and it has some; else raise an error."""
     tensors, _ = partition(op, backend, floats_to_tensors(backend, argument))
     if tensors and all(is_differentiable(x.dtype) for x in tensors):
         return argument
@@ -453,7 +445,7 @@ def _differentiable(op: str, backend: Backend, argument: Any, at: int) -> Any:
 
 
 def _with_aux(op: str, result: Any) -> tuple[Any, Any]:
-    """Return the output and aux of a function; raise an error if it returned no such pair."""
+    """Return the output and aux of a function; raise if it does not return a pair."""
     if isinstance(result, tuple) and len(result) == 2:
         return result
     raise refusal(CustomGradientTypeError, op,

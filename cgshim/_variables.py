@@ -16,7 +16,7 @@ from cgshim._registry import name_of
 def declared_variables(
     op: str, backend: Backend, f: Callable[..., Any], variables: Any
 ) -> tuple[Sequence[Tensor], TreeSpec]:
-    """Return the tensors of the declared variables, and how they are structured.
+    """Return the tensors of the declared variables, and their structure.
 
     A callable is called for each call of the op, because a module may replace its parameters; for a
     method it gets the instance.

@@ -1,6 +1,6 @@
-"""All that a backend may import from cgshim: see docs/writing-a-backend.md.
+"""Everything that a backend may import from cgshim: see docs/writing-a-backend.md.
 
-cgshim.host and cgshim.ops import nothing else of it either, as anybody could have written them.
+cgshim.host and cgshim.ops import only this from the front end, so they could be separate libraries.
 """
 
 from cgshim._axes import Axis as Axis, axes_of as axes_of, checked_axis as checked_axis

@@ -1,7 +1,7 @@
 """NumPy, with the gradients of HIPS autograd.
 
-A call that nothing differentiates is plain NumPy, and imports no autograd. Under autograd an op is
-a primitive (`_primitive.py`), whose derivative is the rule that f returned.
+A call that is not differentiated is plain NumPy, and imports no autograd. Under autograd an op is a
+primitive (`_primitive.py`), whose derivative is the rule that f returned.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ vjp, jvp, vjp_of_rules, transposed = map(_with_autograd, _OF_AUTOGRAD)
 
 
 def version_limits() -> list[str]:
-    """Return what only newer versions of autograd can do."""
+    """Return the limits that newer versions of autograd lift."""
     try:
         derivatives()
     except BackendError as error:

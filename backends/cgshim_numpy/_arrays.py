@@ -1,6 +1,6 @@
 """Arrays, trees of arrays, and the import of autograd.
 
-Nothing here imports autograd until something is differentiated.
+Nothing here imports autograd until a derivative is taken.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _ML_DTYPES = (
     "bfloat16",
     "float8_e4m3fn",
     "float8_e5m2",
-)  # NumPy calls their kind V, as for records
+)  # NumPy's kind for them is V, as for records
 
 
 import_derivatives: Callable[[], Any] = dict
-"""imports `_primitive.py`, which imports this file; the package's __init__ puts it here"""
+"""imports `_primitive.py`, which imports this module; the package's __init__ sets it"""
 
 _waiting: list[Callable[[], None]] = []
 
@@ -48,7 +48,7 @@ def derivatives() -> Any:
 
 
 def when_derivatives_exist(act: Callable[[], None]) -> None:
-    """Act as soon as autograd is imported for derivatives; at once if it is."""
+    """Call act when autograd is imported for derivatives; at once if it already is."""
     _waiting.append(act)
     if derivatives.cache_info().currsize:
         act()
@@ -61,7 +61,7 @@ def installed_autograd() -> str:
 
 def is_box(x: Any) -> bool:
     """Return True for autograd's box of an array, a number or a container."""
-    autograd = sys.modules.get("autograd.extend")  # without it there are no boxes
+    autograd = sys.modules.get("autograd.extend")  # without autograd there are no boxes
     return autograd is not None and isinstance(x, autograd.Box)
 
 

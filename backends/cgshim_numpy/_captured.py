@@ -17,13 +17,16 @@ from cgshim_numpy._arrays import Array, is_box, is_tensor
 from cgshim_numpy._vjp import as_array, value_of
 
 Captured = tuple[Sequence[Array], Callable[[Sequence[Any]], Any], Sequence[Array]]
-"""boxes that f and its options hold, what rebuilds these around other values, and the variables"""
+"""the boxes in f and its options, a function that rebuilds these around other values, and the
+variables
+"""
 
 
 def captured_by(call: Call, inputs: Sequence[Array]) -> Captured:
     """Return the boxes that f captures, and the variables of the call.
 
-    The rule gets the variables; the boxes among them are differentiated. In a rule none are.
+    The rule gets the variables, and cgshim differentiates the boxes among them. In a rule there are
+    none.
     """
     names = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__")
     is_empty = type(call.f) is FunctionType and not any(getattr(call.f, name) for name in names)
@@ -45,7 +48,7 @@ def constant(x: Array) -> Array:
 
 
 def search(call: Call, is_leaf: Callable[[Any], bool]) -> Any:
-    """Return what closure_convert uses of a backend, to search for other leaves than all tensors.
+    """Return the part of a backend that closure_convert uses, to search for other leaves.
 
     Declared variables may be attributes of an object, so it searches objects if there are any.
     """

@@ -1,7 +1,7 @@
-"""NumPy: its own functions for plain arrays, and for boxes those of autograd.
+"""NumPy's own functions for plain arrays, and autograd's for boxes.
 
-Autograd has no derivative of some, and a wrong one of others with some parameters: these are
-defined in terms of other functions, by the front end or here.
+autograd lacks the derivative of some, and has a wrong one of others with some parameters. The front
+end or this module defines these in terms of other functions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cgshim.backend import SIMPLE, Axis, BackendError, axes_of, refusal
 from cgshim_numpy._arrays import derivatives, is_box as isbox, when_derivatives_exist
 
 Array = Any
-anp: Any = np  # autograd's as soon as somebody differentiates
+anp: Any = np  # autograd's after the first derivative
 
 
 def numpy_function(name: str, /) -> Callable[..., Any] | None:
@@ -35,7 +35,7 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
 
 
 def _of_arrays(function: np.ufunc, *args: Any, **kwargs: Any) -> Any:
-    """Return what a function of SciPy returns, of which autograd has no derivative."""
+    """Return a SciPy function's result; raise an error for boxes: autograd has no derivative of it."""
     if any(map(isbox, args)):
         raise refusal(BackendError, f"op_special.{function.__name__}",
                       must="what is differentiated on NumPy must have a derivative in autograd",
@@ -45,10 +45,10 @@ def _of_arrays(function: np.ufunc, *args: Any, **kwargs: Any) -> Any:
 
 
 def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
-    """Return NumPy's or SciPy's own function where there are arrays and numbers alone."""
+    """Return NumPy's or SciPy's own function if there are only arrays and numbers."""
     leaves = frozenset().union(*(kind if type(kind) is frozenset else {kind} for kind in types))
     numbers = [kind for kind in leaves if not issubclass(kind, (np.ndarray, np.generic))]
-    # NumPy 1 lets a number beside an array of no axes decide the dtype
+    # NumPy 1 promotes a number beside an array without axes
     if not SIMPLE.issuperset(numbers) or (numbers and np.__version__.startswith("1.")):
         return None
     return _named("", name)
@@ -56,7 +56,7 @@ def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] 
 
 @functools.cache
 def _named(root: str, name: str) -> Callable[..., Any] | None:
-    """Return a function of NumPy or SciPy, or of their twin within a package."""
+    """Return a function of NumPy or SciPy, or of autograd's copy of these packages."""
     space, _, own = name.rpartition(".")
     module = "scipy.special" if space == "special" else f"numpy.{space}".rstrip(".")
     with contextlib.suppress(ImportError):
@@ -65,7 +65,7 @@ def _named(root: str, name: str) -> Callable[..., Any] | None:
 
 
 _root = ""
-"""autograd's as soon as somebody differentiates"""
+"""autograd's after the first derivative"""
 
 _NAMES = """
 array array_split asarray astype average broadcast_arrays broadcast_to cbrt clip convolve correlate cov diag diagonal
@@ -76,7 +76,7 @@ quantile repeat roll sort special.entr special.kl_div special.log_expit special.
 special.xlogy std take_along_axis tile trace trapezoid unstack var vdot vecdot vsplit
 """
 _DEFINED = frozenset(_NAMES.split())
-"""by the front end, with a derivative"""
+"""functions that the front end defines, with a derivative"""
 
 
 _SPECIAL = """
@@ -86,7 +86,7 @@ jn logit logsumexp multigammaln polygamma psi rgamma y0 y1 yn
 _OF_AUTOGRAD = frozenset(f"special.{name}" for name in _SPECIAL.split())
 
 
-# --- Without the parameters that autograd takes no notice of: where and initial -------------------
+# --- Without the parameters that autograd ignores: where and initial ------------------------------
 
 
 def _reduction(name: str) -> Callable[..., Array]:
@@ -94,7 +94,7 @@ def _reduction(name: str) -> Callable[..., Array]:
 
 
 def _reduction_in(name: str) -> Callable[..., Array]:
-    """Return a reduction that may have a dtype."""
+    """Return a reduction with a parameter dtype."""
     return lambda a, axis=None, dtype=None, *, keepdims=False: getattr(anp, name)(
         a if dtype is None else derivatives().convert_to_tensor(a, dtype), axis, keepdims=keepdims
     )
@@ -104,7 +104,7 @@ np_max, np_min = _reduction("max"), _reduction("min")
 np_sum, np_mean = _reduction_in("sum"), _reduction_in("mean")
 
 
-# --- By indices, of which autograd has the derivative ---------------------------------------------
+# --- By indices, for which autograd has the derivative --------------------------------------------
 
 
 def np_take(a: Array, indices: Any, axis: int | None = None) -> Array:
@@ -137,7 +137,7 @@ def np_concatenate(arrays: Sequence[Array], /, axis: int | None = 0) -> Array:
     return anp.concatenate(arrays, axis)
 
 
-# --- For arguments of which autograd has another function's derivative, or none -------------------
+# --- Arguments for which autograd has a wrong derivative, or none ---------------------------------
 
 
 def np_transpose(a: Array, axes: Axis = None) -> Array:
@@ -151,7 +151,7 @@ def np_where(condition: Array, *cases: Any) -> Array:
 
 
 def np_linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, **options: Any) -> Any:
-    if options or not (isbox(start) or isbox(stop)):  # autograd refuses boxes with options
+    if options or not (isbox(start) or isbox(stop)):  # autograd accepts no boxes with options
         return anp.linspace(start, stop, num, endpoint, **options)
     steps = np.linspace(0.0, 1.0, num, endpoint)
     steps = steps.reshape(-1, *[1] * max(anp.ndim(start), anp.ndim(stop)))
@@ -162,7 +162,7 @@ def np_linspace(start: Any, stop: Any, num: int = 50, endpoint: bool = True, **o
 
 
 def _use_autograd() -> None:
-    """Take autograd's functions, which take its boxes, from now on."""
+    """Use autograd's functions, which accept its boxes, from now on."""
     global _root, anp, index_add
     from autograd import numpy
     from autograd.extend import defvjp, primitive

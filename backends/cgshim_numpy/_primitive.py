@@ -1,9 +1,9 @@
 """An op under autograd: a primitive whose derivative is the rule that f returned.
 
-autograd asks a primitive for its derivative once per level of derivatives. At the innermost level
-of the values the arguments are arrays: f has run there for the output, and the rule is the very
-function that it returned. At every other level the arguments are boxes of the levels around it. f
-runs again on these, so that the residuals of its rule are functions of the arguments there.
+autograd calls a primitive's derivative once per level of derivatives. At the innermost level of the
+values the arguments are arrays: f has run there for the output, and the rule is the very function
+that it returned. At every other level the arguments are boxes of the levels around it. f runs again
+on these, so that the residuals of its rule are functions of the arguments there.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def custom_gradient(call: Call, inputs: Sequence[Array], /) -> Any:
         call = call.with_needs_input_grad([*map(is_box, inputs)])
     application = Application(call, inputs)
     ans = _outputs_of(*inputs, *application.variables, application=application)
-    application.own = [], []  # of these the rule keeps what it needs
+    application.own = [], []  # the rule holds the tensors that it needs
     return application.first.rule.output.combine(application.each(ans))
 
 
@@ -114,7 +114,7 @@ class Application:
         return outputs, Run(call, rule, inputs, variables)
 
     def outputs_of(self, values: Sequence[Array]) -> Any:
-        """Run f on arrays, and return its outputs as autograd takes them."""
+        """Run f on arrays, and return its outputs in autograd's form."""
         args = [*map(_read_only, map(as_array, values))]
         outputs, self.first = self.run(args)
         self.call.require_variables(self.first.rule, self.variables)
@@ -141,7 +141,7 @@ class Application:
         """Return the run of f for the level with these arguments, where ans is the op's output.
 
         It has the rule of the first run, around the arguments and outputs of this level. f runs
-        again only for residuals that it has made of the arguments.
+        again only for residuals that it makes from the arguments.
         """
         first = self.first
         if self.is_constant or not any(map(is_box, args)):
@@ -164,13 +164,13 @@ class Application:
                 refuse = partial(self.call.refuse_unconnected, x, "has tensors in its attributes")
         residuals = zip(rule.residuals, again.residuals, strict=True)
         tensors = [own.get(id(x), y if is_float(x) else x) for x, y in residuals]
-        # the first run's rule has the numbers that f drew, but only the second one's nodes are live
+        # the first run's rule has f's random numbers, but only the second one's nodes are live
         grad_fn = (again if nodes else rule).rebuild(tensors)
         inputs, variables = args[: self.count], args[self.count :]
         return Run(first.call, first.rule.with_grad_fn(grad_fn), inputs, variables, refuse)
 
     def _own_tensors(self, args: Sequence[Array], outputs: Sequence[Array]) -> dict[int, Array]:
-        """Return the arguments and outputs at a level, by the ids of those of the first run.
+        """Return the arguments and outputs at a level, by the ids of the first run's tensors.
 
         An output that f returns twice is the first one, and an argument remains an argument.
         """
@@ -180,8 +180,9 @@ class Application:
     def _made_again(
         self, args: Sequence[Array], rule: Converted, made: Sequence[int]
     ) -> tuple[Converted, Refuse | None]:
-        """Return the rule of another run of f, on boxes, and the error for the derivatives of what
-        f made, if autograd does not know them.
+        """Return the rule of another run of f on boxes, and the error for unknown derivatives.
+
+        The error is for residuals that f makes in a way that autograd does not record.
         """
         reads, residual = (
             Reads.count,
@@ -229,9 +230,10 @@ class Application:
 
 
 class Run:
-    """A run of f at one level of derivatives: its rule, and the tensors with which that is called.
+    """A run of f at one level of derivatives: its rule, and the rule's tensors.
 
-    `refuse` raises the error for the derivative of the rule. It is None if autograd has that.
+    `refuse` raises the error for the derivative of the rule. It is None if autograd has the
+    derivative.
     """
 
     def __init__(
@@ -247,7 +249,7 @@ class Run:
 
     def converted(self) -> Converted:
         """Return the rule without its residuals."""
-        # the cells of an f around other values are not those that existed before
+        # the cells of a rebuilt f are not the original ones
         constants = () if self.variables else self.call.constants
         return closure_convert(self.rule.grad_fn, search(self.call, is_tensor), constants)
 
@@ -297,7 +299,7 @@ class Run:
 
 
 def _are_same(residuals: Sequence[Array], others: Sequence[Array]) -> bool:
-    """Return True if two runs of f have made the same numbers."""
+    """Return True if two runs of f made the same numbers."""
     pairs = zip(map(value_of, residuals), map(value_of, others), strict=False)
     return len(residuals) == len(others) and all(itertools.starmap(_are_close, pairs))
 
@@ -310,7 +312,7 @@ def _are_close(x: Array, y: Array) -> bool:
 
 
 def _read_only(x: Array) -> Array:
-    """Return an array that f cannot write to, and that no other object is."""
+    """Return a new array that f cannot write to."""
     view = np.asarray(x)[()] if isinstance(x, np.generic) else x.view()
     if isinstance(view, np.ndarray):
         view.flags.writeable = False

@@ -23,12 +23,12 @@ from cgshim_numpy._arrays import Array, is_box
 
 make_vjp: Any = autograd.make_vjp  # pyright infers a type without outputs
 make_jvp: Any = autograd.make_jvp
-anp: Any = autograd_numpy  # autograd makes these functions where no type checker looks
+anp: Any = autograd_numpy  # type checkers do not find functions that autograd makes
 Gradients = Callable[[Sequence[Array]], Sequence[Array]]
 
 
 def vjp(fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /) -> tuple[Any, Gradients]:
-    # autograd accepts no subclass of NumPy's array, such as an array in a file
+    # autograd accepts no subclass of NumPy's array, such as a memmap
     floats = tuple([np.asarray(x) if isinstance(x, np.memmap) else x for x in inputs])
 
     def fn_and_inputs(floats: Any) -> Any:
@@ -44,7 +44,7 @@ def vjp(fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /) -> tuple
 def jvp(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], tangents: Sequence[Array], /
 ) -> tuple[Sequence[Array], Sequence[Array]]:
-    # the inputs are outputs as well: so an output that does not depend on them has a tangent
+    # the inputs are outputs as well, so that an independent output has a tangent
     def fn_and_inputs(floats: Any) -> Any:
         return tuple_of_boxes((tuple_of_boxes(tuple(fn(*floats))), floats))
 
@@ -55,7 +55,7 @@ def jvp(
 def vjp_of_rules(
     fn: Callable[..., Sequence[Array]], inputs: Sequence[Array], /
 ) -> tuple[Any, Gradients]:
-    """Do as vjp does, with the complex gradients that rules take and return."""
+    """Return vjp's result, with the complex gradients that rules accept and return."""
     outputs, pullback = vjp(fn, inputs)
     return outputs, lambda upstreams: conjugated(pullback(conjugated(upstreams)))
 
@@ -82,7 +82,7 @@ def transposed(
     elsewhere = [-x * (2 + _numbers_like(x, 1 + at)) for at, x in enumerate(point)]
     of_values, of_gradients = _products(fn(*elsewhere), upstreams), _products(elsewhere, gradients)
     size = np.abs(of_values).sum() + np.abs(of_gradients).sum()
-    # rounding in 16 bits is no reason to refuse, nor is a solver that stops early
+    # rounding in 16 bits is no reason to raise an error, nor is a solver that stops early
     tolerance = 1e-4 if all(x.dtype.itemsize > 2 for x in inputs) else 1e-2
     if np.abs(of_values.sum() - of_gradients.sum()) > tolerance * size:
         refuse("gradients that are not, or that autograd cannot differentiate")
@@ -104,11 +104,11 @@ def _products(xs: Sequence[Array], ys: Sequence[Array]) -> Array:
 # --- Boxes ----------------------------------------------------------------------------------------
 
 value_of: Callable[[Any], Any] = notrace_primitive(lambda x: x)
-"""returns the value that a box holds, below all levels of derivatives"""
+"""returns the value in a box, below all levels of derivatives"""
 
 
 class Reads:
-    """Counts the values read from boxes: autograd sees constants in what is made of these."""
+    """Counts the values that are read from boxes: autograd records no derivative of these."""
 
     count = 0
 
@@ -119,7 +119,7 @@ def read(x: Array) -> Array:
 
 
 def as_array(x: Any) -> Array:
-    """Return a NumPy scalar for a Python number, which autograd boxes as it is."""
+    """Return a NumPy scalar for a Python number, which autograd would box unchanged."""
     return np.asarray(x)[()] if type(x) in (float, complex) else x
 
 

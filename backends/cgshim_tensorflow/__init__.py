@@ -1,7 +1,7 @@
 """TensorFlow's backend: a rule is the gradient of a `tf.custom_gradient`.
 
 `_op` runs f and attaches its rule. `_forward` records operations with a gradient, and transposes it
-in forward mode. `_vectorized` is the part of `tf.vectorized_map`, `_host` the part of `op_host`.
+in forward mode. `_vectorized` supports `tf.vectorized_map`, and `_host` supports `op_host`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def is_tensor(x: object, /) -> bool:
 
 def convert_to_tensor(x: Any, /, dtype: Any = None) -> Tensor:
     dtype = None if dtype is None else tf.as_dtype(dtype)
-    if hasattr(x, "dtype"):  # a tensor or an array is cast; a number is read in its dtype at once
+    if hasattr(x, "dtype"):  # cast a tensor or an array; read a number in its dtype at once
         x = x if is_composite(x) else tf.convert_to_tensor(x)
         return x if dtype in (None, x.dtype) else tf.cast(x, dtype)
     return tf.convert_to_tensor(x, dtype)
@@ -84,7 +84,7 @@ def converted_as_caller(function: Any) -> Any:
 
 
 def tracing_type(op: Any) -> Any:
-    """Return how tf.function tells an op that is an argument from others."""
+    """Return the type by which tf.function tells ops as arguments apart."""
     return _TypeOfOp(op)
 
 

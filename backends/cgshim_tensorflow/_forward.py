@@ -1,4 +1,4 @@
-"""Operations with a gradient of our own, and derivatives by TensorFlow's own means.
+"""Operations with a custom gradient, and derivatives by TensorFlow's own means.
 
 A `tf.autodiff.ForwardAccumulator` has no rule of its own for such an operation. It calls the
 gradient while the operation is made, and differentiates the result with respect to the upstreams:
@@ -19,23 +19,24 @@ from cgshim_tensorflow._tensors import dense, fitting, values_of, with_values
 
 T = TypeVar("T")
 Pullback = Callable[..., Sequence[Tensor | None]]
-"""takes one upstream gradient for each output, and returns one gradient for each source"""
+"""maps one upstream gradient per output to one gradient per source"""
 
 
 class _State(threading.local):
     result: Any = None
-    """the values and the gradient of the operation that is being made in a graph"""
+    """the values and the gradient of the operation that a graph is adding"""
     transposed: Call | None = None
-    """the call whose rule an accumulator transposes: tapes record nothing there (TensorFlow 2.21)"""
+    """the call whose rule an accumulator transposes: tapes record nothing there (TensorFlow 2.21)
+    """
     inputs: Sequence[Tensor] | None = ()
-    """the inputs of the f that is running; None while it must not call the host"""
+    """the inputs of the running f; None while f must not call the host"""
 
 
 state = _State()
 
 
 def with_state(name: str, value: Any, function: Callable[..., T], *args: Any) -> T:
-    """Return what a function returns that runs while `state` has another value."""
+    """Return a function's result, with another value in `state` while it runs."""
     outer = getattr(state, name)
     setattr(state, name, value)
     try:
@@ -47,12 +48,13 @@ def with_state(name: str, value: Any, function: Callable[..., T], *args: Any) ->
 def operation(
     name: str, values: Sequence[Tensor], gradient: Pullback, sources: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Return new tensors, which nothing follows, as outputs of an operation with this gradient.
+    """Return new tensors as outputs of an operation with this gradient.
 
-    Each accumulator that follows a source calls the gradient before this returns.
+    No tape or accumulator follows `values`. Each accumulator that follows a source calls the
+    gradient before this returns.
     """
     if tf.executing_eagerly():
-        # tf.custom_gradient makes the same call, after inspections that take twice as long
+        # tf.custom_gradient makes the same call, after checks that take twice as long
         outputs = [*map(tf.stop_gradient, values)]
         record_operation(name, outputs, sources, gradient)
         return outputs
@@ -69,7 +71,7 @@ def operation(
     is_made = True
     if is_followed:
         # In a graph an accumulator follows the IdentityN of a tf.custom_gradient, and not its
-        # gradient (TensorFlow 2.21). So it does not see another one, and is told of the gradient.
+        # gradient (TensorFlow 2.21). So it misses a custom one, and must get the gradient.
         given = [[*map(unseen, tensors)] for tensors in (values, sources)]
         outputs = _in_graph(given[0], gradient_in_graph, given[1])
         record_operation(name, outputs, sources, gradient)
@@ -125,7 +127,7 @@ def unseen(x: Tensor) -> Tensor:
 
 @tf.custom_gradient  # type: ignore[untyped-decorator]
 def _operation(*_: Tensor) -> Any:
-    """Serve all calls: to decorate a function takes as long as to call it."""
+    """Return the shared operation: decorating a function takes as long as calling it."""
     result, state.result = state.result, None
     return result
 
@@ -172,7 +174,7 @@ def vjp(
 def require_recording() -> None:
     """Raise an error in forward mode of a rule: an accumulator lets no tape record there.
 
-    All gradients would be None, and be taken for zeros (TensorFlow 2.21).
+    All gradients would be None, and be read as zeros (TensorFlow 2.21).
     """
     with tf.GradientTape() as tape:
         x = tf.zeros([])
@@ -204,7 +206,7 @@ def transposed(
 def check_linear(
     function: Pullback, like: Sequence[Tensor], refuse: Callable[[str], NoReturn]
 ) -> None:
-    """Refuse an eager function that is not linear, or that stops gradients.
+    """Raise an error for an eager function that is not linear, or that stops gradients.
 
     Its derivative at one point must be the function itself, which is compared at another point.
     """

@@ -1,4 +1,4 @@
-"""Functions on the host: run at once on the values of eager tensors, or by `tf.numpy_function`."""
+"""Functions on the host: run eagerly on the values of tensors, or by `tf.numpy_function`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cgshim_tensorflow._tensors import is_composite
 def host_function(
     call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec], /
 ) -> Sequence[Tensor]:
-    """Return the results of a function on the host; a derivative of them raises an error."""
+    """Return a host function's results, whose derivative raises an error."""
     for x in (*inputs, *declared):
         if is_composite(x) or not _is_of_numbers(x.dtype):
             raise refusal(CustomGradientTypeError, call.name,
@@ -70,7 +70,7 @@ def _without_derivative(
 
     outputs, orders = operation_in_orders(name, results, refuse, constant_in_f, inputs)
     if orders and count_accumulators([*given, *inputs]) > count_accumulators(given):
-        refuse_host_derivative(name)  # for an accumulator that f has opened
+        refuse_host_derivative(name)  # for an accumulator that f opens
     return outputs
 
 
@@ -92,7 +92,7 @@ def _run(call: HostCall, values: Iterable[Any]) -> list[Any]:
 
 
 def _in_graph(call: HostCall, inputs: Sequence[Tensor], declared: Sequence[Spec]) -> list[Tensor]:
-    """Return the results, of these specs, of an operation that will call the host."""
+    """Return the results, of these specs, of an operation that calls the host later."""
     sizes: list[Any] = [None if ... in y.shape else y.shape for y in declared]
     shapes = [*map(tf.TensorShape, sizes)]
     own = random.SystemRandom().getrandbits(62)

@@ -1,4 +1,4 @@
-"""The op: f's outputs as those of one operation that has the rule as its gradient."""
+"""The op: f's outputs as outputs of one operation that has the rule as its gradient."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
         call = call.with_needs_input_grad(needed_among(inputs))
     seen = [*map(call.backend.stop_gradient, inputs)] if call.once_differentiable else inputs
     held = held_by_f(call)
-    with tf.GradientTape() as tape:  # it reports which variables f reads
+    with tf.GradientTape() as tape:  # it reports the variables that f reads
         outputs, rule = with_state("inputs", seen, call, seen)
     captured = [*tape.watched_variables(), *filter(is_watched, held)]
     if is_in_rule():  # the derivatives by what it captures belong to the rule that is running
@@ -83,7 +83,9 @@ def run_op(call: Call, arguments: Sequence[Tensor]) -> Any:
 
 
 def needed_among(inputs: Sequence[Tensor]) -> list[bool] | None:
-    """Return for each input if it is differentiated; None in a graph, whose caller may do that."""
+    """Return for each input if it is differentiated; None in a graph, which may be differentiated
+    later.
+    """
     return [*map(is_followed, inputs)] if tf.executing_eagerly() else None
 
 
@@ -93,9 +95,9 @@ def is_followed(x: Tensor) -> bool:
 
 
 def held_by_f(call: Call) -> list[Tensor]:
-    """Return the float tensors that f may read without being given them.
+    """Return the float tensors that f captures.
 
-    It is called before f runs: f may keep what it has made.
+    It runs before f, because f may keep its own results.
     """
     known = set(map(id, call.variables))
     held = tensors_inside([call.f, *call.static], _is_plain)
@@ -128,12 +130,12 @@ class Run:
     sources: Sequence[Tensor]
     """the tensors that the outputs are differentiated by"""
     kept: Sequence[Tensor]
-    """the outputs that the rule may close over: those of f, and then those of the op"""
+    """the outputs that the rule may close over: f's, and then the op's"""
     kept_in_object: Tensor | None = None
-    """an output in an object in which the rule cannot get the one of the op"""
+    """an output in an object in which the rule cannot get the op's output"""
 
     def attached(self) -> list[Tensor]:
-        """Return the outputs as those of one operation of the sources."""
+        """Return the outputs as outputs of one operation of the sources."""
         values = [*map(values_of, self.outputs)]
         if self.variables and not tf.executing_eagerly():  # tf.custom_gradient looks for others
             values = [*map(tf.stop_gradient, values)]
@@ -160,7 +162,7 @@ class Run:
         }
         converted = closure_convert(self.rule.grad_fn, self.call.backend, self.call.constants)
         if any(isinstance(x, tf.GradientTape) for x in converted.opaque):
-            return  # it has recorded f's outputs
+            return  # it recorded f's outputs
         residuals = [others.get(id(x), x) for x in converted.residuals]
         if any(x is not y for x, y in zip(residuals, converted.residuals, strict=True)):
             self.rule = self.rule.with_grad_fn(converted.rebuild(residuals))
@@ -178,7 +180,7 @@ class Run:
         ]
         given = full
         if self.call.once_differentiable and state.transposed is None:
-            full = [*map(tf.stop_gradient, full)]  # no outer tape keeps what the rule computes
+            full = [*map(tf.stop_gradient, full)]  # no outer tape keeps the rule's intermediates
         structured = [*map(with_values, self.outputs, full)]
         rule = self.rule.with_grad_fn(self.convert(self.rule.grad_fn))
         of_inputs, of_variables = rule(self.inputs, structured, self.variables, self.needed)
@@ -199,8 +201,8 @@ class Run:
     def not_known(self, x: Tensor, upstreams: Sequence[Tensor]) -> Tensor:
         """Return NaN for the gradient of a captured tensor that only a tape around a graph watches.
 
-        An accumulator transposes what depends on upstream, and has zeros for all tensors that have
-        no tangent.
+        An accumulator transposes results that depend on upstream, and has zeros for all tensors
+        that have no tangent.
         """
         nan = tf.fill(tf.shape(x), tf.constant(float("nan"), x.dtype))
         total = tf.add_n([tf.cast(tf.reduce_sum(u), x.dtype) for u in upstreams])
@@ -211,7 +213,7 @@ class Run:
     def with_checks(
         self, gradients: Sequence[Tensor | None], upstreams: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
-        """Return the gradients again; their derivative is checked first where it may be wrong."""
+        """Return the gradients, with a check of their derivative where it may be wrong."""
         refuse = None if state.transposed else self.refusal()
         if refuse is None:
             return gradients
@@ -231,9 +233,10 @@ class Run:
         return [None if g is None else next(remaining) for g in gradients]
 
     def refusal(self) -> Callable[[], None] | None:
-        """Return what raises an error for a derivative of the gradients; None if they have one.
+        """Return a function that raises an error for the gradients' derivative; None if they have
+        one.
 
-        It holds no more than it needs: an outer tape keeps it.
+        It holds only what the error needs, because an outer tape keeps it.
         """
         if self.call.once_differentiable:
             return functools.partial(self.call.refuse_second_order, "a derivative of the gradient")
@@ -244,7 +247,7 @@ class Run:
         return None if residual is None else functools.partial(self.require_traceable, residual)
 
     def unconnected_residual(self) -> Tensor | None:
-        """Return a residual that f has made and that is a constant, though an input is not one."""
+        """Return a residual that f made and that is a constant, though an input is not one."""
         if not (tf.executing_eagerly() and is_recorded() and any(map(is_followed, self.inputs))):
             return None
         known = {id(x) for x in [*self.inputs, *self.kept, *self.variables]}
@@ -255,8 +258,8 @@ class Run:
     def require_traceable(self, residual: Tensor) -> None:
         """Raise an error if f reads the values of tensors in Python, or calls the host.
 
-        An f that can be traced has made such a residual by operations whose derivative is zero, as
-        a comparison.
+        A traceable f makes such a residual by operations whose derivative is zero, such as a
+        comparison.
         """
         run = lambda *xs: self.call.with_f(converter()(self.call.f))(xs)[0]
         specs = map(tf.type_spec_from_value, self.inputs)
@@ -327,7 +330,7 @@ class Run:
     def require_no_function(self, rule: Pullback, upstreams: Sequence[Tensor]) -> None:
         """Raise an error for a rule that calls a tf.function.
 
-        An accumulator that transposes a rule in eager mode follows no function in it for an outer
+        An accumulator that transposes a rule eagerly follows no function in it for an outer
         accumulator (TensorFlow 2.21).
         """
         specs = map(tf.type_spec_from_value, upstreams)

@@ -1,7 +1,7 @@
-"""TensorFlow: NumPy's functions, by NumPy's names, with NumPy's parameters and numbers.
+"""NumPy's functions for TensorFlow, by NumPy's names, with NumPy's parameters and numbers.
 
-What tf.experimental.numpy or TensorFlow itself have alike is listed; what differs is a function
-here. Whatever stands in neither is defined by the front end in terms of these, or refused.
+Functions that tf.experimental.numpy or TensorFlow has alike are listed. Functions that differ are
+defined here. The front end defines the rest in terms of these, or raises an error.
 """
 
 from __future__ import annotations
@@ -80,8 +80,9 @@ def _of_two(of: Callable[..., Tensor], otherwise: Callable[..., Tensor]) -> Call
 
 
 def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Tensor] | None:
-    """Return the functions of two arguments that take Python numbers, and one that takes one axis
-    alone.
+    """Return a faster function for these types.
+
+    It takes two arguments, one of which may be a Python number, or one tensor with one axis.
     """
     if name == "expand_dims":
         return lambda a, axis: tf.expand_dims(a, index(axis))
@@ -89,7 +90,7 @@ def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Tenso
 
 
 def _number_in(number: Any, dtype: Any) -> Tensor:
-    """Return a number as a tensor, in the dtype if that can hold it; a tensor as it is."""
+    """Return a number as a tensor, in the dtype if that can hold it; keep a tensor."""
     if _has_dtype(number):
         return number
     is_float = dtype.is_floating and type(number) is not complex
@@ -100,14 +101,14 @@ def _number_in(number: Any, dtype: Any) -> Tensor:
 def _of_floats(
     of: Callable[..., Tensor], otherwise: Callable[[Tensor], Tensor]
 ) -> Callable[[Tensor], Tensor]:
-    """A function that TensorFlow has of floats alone, and what it is of integers."""
+    """Return a TensorFlow function of only floats, with another function for integers."""
     return lambda x: of(x) if x.dtype.is_floating else otherwise(x)
 
 
 def _of_parts(
     of: Callable[..., Tensor], together: Callable[..., Tensor], of_integers: Callable[..., Tensor]
 ) -> Callable[[Tensor], Tensor]:
-    """What such a function says of the parts of complex numbers, and of integers."""
+    """Apply a function of floats to the parts of complex numbers; return of_integers for integers."""
     return lambda x: (
         together(of(tf.math.real(x)), of(tf.math.imag(x)))
         if x.dtype.is_complex
@@ -125,7 +126,7 @@ _OF_FLOATS = {
 
 
 def _of_two_floats(of: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function that TensorFlow has of floats alone, for integers too."""
+    """Return a TensorFlow function of only floats, for integers too."""
     return lambda x1, x2: of(tnp.true_divide(x1, 1), tnp.true_divide(x2, 1))
 
 
@@ -159,7 +160,7 @@ def np_fmod(x1: Tensor, x2: Tensor) -> Tensor:
 
 
 def _but_nan(of: Callable[..., Tensor], x1: Tensor, x2: Tensor) -> Tensor:
-    """One of two numbers; the other one where one is a nan."""
+    """Choose one of two numbers; the other one where one is NaN."""
     isnan = _MADE["isnan"]
     return tnp.where(isnan(x1), x2, tnp.where(isnan(x2), x1, of(x1, x2)))
 
@@ -175,7 +176,7 @@ def np_copysign(x1: Tensor, x2: Tensor) -> Tensor:
 def _reduction(
     of: Callable[..., Tensor], otherwise: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
-    """TensorFlow's own reduction of floats, which tnp wraps."""
+    """Return TensorFlow's own reduction of floats, which tnp wraps."""
 
     def reduce(
         a: Any, axis: Axis = None, *args: Any, keepdims: bool = False, **options: Any
@@ -250,7 +251,7 @@ def np_index_add(x: Tensor, index: Tensor, values: Tensor, axis: int) -> Tensor:
 
 
 def np_sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
-    """For sizes that the graph does not know yet."""
+    """Sum to a shape with sizes that the graph does not know yet."""
     wanted = tf.shape(like) if tf.is_tensor(like) else tf.constant(like)
     _, axes = tf.raw_ops.BroadcastGradientArgs(s0=tf.shape(gradient), s1=wanted)
     return tf.reshape(tf.reduce_sum(gradient, axes), wanted)
@@ -307,7 +308,7 @@ def _softmax(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
 np_softmax, np_log_softmax = _softmax(tf.nn.softmax), _softmax(tf.nn.log_softmax)
 
 
-# --- New tensors: floats are TensorFlow's own, float32, unless a dtype or a tensor says otherwise --
+# --- New tensors: floats are float32, TensorFlow's default, unless a dtype or a tensor decides -----
 
 
 def _of_shape(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -318,7 +319,7 @@ np_zeros, np_ones = _of_shape(tf.zeros), _of_shape(tf.ones)
 
 
 def _of_values(made: Tensor, dtype: Any, *values: Any) -> Tensor:
-    """Return what tnp has made of values, which are float64 there if they are Python's floats."""
+    """Return tnp's result of values, with Python floats as float32 and not as tnp's float64."""
     if dtype is None and made.dtype == tf.float64:
         dtype = None if any(map(_has_dtype, tf.nest.flatten(values))) else tf.float32
     return made if dtype is None else tf.cast(made, dtype)
@@ -332,7 +333,7 @@ def np_asarray(a: Any, dtype: Any = None) -> Tensor:
     return _of_values(tnp.asarray(a, dtype), dtype, a)
 
 
-np_array = np_asarray  # nobody writes into a tensor
+np_array = np_asarray  # a tensor is immutable, so it needs no copy
 
 
 def np_full(shape: Any, fill_value: Any, dtype: Any = None) -> Tensor:
@@ -357,7 +358,7 @@ def _complex(a: Tensor) -> Tensor:
 
 
 def _resized(a: Tensor, n: int | None) -> Tensor:
-    """a with its last axis cut to a length, or filled with zeros to it."""
+    """Return a with its last axis cut to a length, or filled with zeros to it."""
     if n is None:
         return a
     a = a[..., :n]
@@ -365,7 +366,7 @@ def _resized(a: Tensor, n: int | None) -> Tensor:
 
 
 def _scaled(a: Tensor, n: int, norm: str | None, forward: bool) -> Tensor:
-    """TensorFlow scales by 1/n on the way back, which is what "backward" means."""
+    """Scale as norm says; TensorFlow scales by 1/n in the inverse, which is norm "backward"."""
     power = {None: 0.0, "backward": 0.0, "ortho": 0.5, "forward": 1.0}[norm]
     return a * tf.constant(float(n) ** (-power if forward else power), a.dtype)
 
@@ -384,8 +385,7 @@ np_fft_fft = _transform(tf.signal.fft, True)
 np_fft_ifft = _transform(tf.signal.ifft, False)
 
 
-# --- Loops and branches in a graph, in the signatures of jax.lax; in eager mode they are Python's
-# own ---------------
+# --- Loops and branches in a graph, with jax.lax's signatures; eager mode uses Python's -----------
 
 
 def _scan(
@@ -396,7 +396,7 @@ def _scan(
     reverse: bool,
     unroll: int | bool,
 ) -> tuple[Tree, Tree]:
-    """Take the first step outside of the loop, because it tells how y is structured."""
+    """Take the first step outside of the loop, because it shows the structure of y."""
     rows = tf.nest.flatten(xs)
     steps = tf.shape(rows[0])[0] if steps is None else steps
     place: Callable[[Any], Any] = lambda at: steps - 1 - at if reverse else at

@@ -1,4 +1,4 @@
-"""All that is taken from TensorFlow and is not documented. Seen in TensorFlow 2.18 and 2.21."""
+"""Undocumented names of TensorFlow. Seen in TensorFlow 2.18 and 2.21."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tensorflow.python.eager import record
 from cgshim.backend import Tensor
 
 record_operation = record.record_operation
-"""what `tf.custom_gradient` calls in eager mode"""
+"""`tf.custom_gradient` calls it in eager mode"""
 
 
 def is_recorded() -> bool:
-    """Return True if the derivative of what runs here may be taken.
+    """Return True if the derivative of the running code may be taken.
 
-    Without tapes an eager op costs what f costs.
+    Without tapes an eager op costs no more than f.
     """
     return bool(record.could_possibly_record()) or not tf.executing_eagerly()
 
 
 def is_watched(tensor: Tensor) -> bool:
-    """Return True if a tape records what is computed from a tensor or a variable.
+    """Return True if a tape records results of a tensor or a variable.
 
     A watched tensor that f captures is a variable of the op, and `needs_input_grad` is exact.
     """
@@ -32,7 +32,7 @@ def is_watched(tensor: Tensor) -> bool:
 
 
 def converter() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what converts functions with `if` and `while` on tensors, if the caller was converted.
+    """Return AutoGraph's converter, for `if` and `while` on tensors, if the caller was converted.
 
     `tf.autograph.to_graph` converts in every case. Keras calls these two functions as well.
     """
@@ -43,12 +43,12 @@ def converter() -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 def set_converter(operation: Any, convert: Callable[[Any], list[Any]]) -> None:
-    """Let `tf.vectorized_map` call ``convert(pfor_input)`` for an operation."""
+    """Make `tf.vectorized_map` call ``convert(pfor_input)`` for an operation."""
     operation.pfor_converter = convert
 
 
 def converted(pfor_input: Any, tensor: Tensor) -> tuple[Tensor, bool]:
-    """Return a tensor of the body of a vectorized loop for all iterations.
+    """Return a tensor in the body of a vectorized loop, for all iterations.
 
     The second result is True if the first axis is the iterations. `PFor.convert` would repeat the
     tensors that are the same for all.

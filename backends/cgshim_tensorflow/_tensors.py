@@ -31,7 +31,7 @@ def is_weak(x: object) -> bool:
 
 
 def plain(x: Tensor) -> Tensor:
-    """Return the value of a variable or of a weak tensor, and any other tensor as it is."""
+    """Return the value of a variable or of a weak tensor; keep any other tensor."""
     return tf.convert_to_tensor(x) if isinstance(x, tf.Variable) or is_weak(x) else x
 
 
@@ -45,7 +45,7 @@ def in_this_graph(x: Tensor) -> Tensor:
 
 
 def values_of(x: Tensor) -> Tensor:
-    """Return the part of a tensor that is differentiated: all of a dense one."""
+    """Return the differentiated part of a tensor: all of a dense one."""
     if not is_composite(x):
         return x
     return x.flat_values if isinstance(x, tf.RaggedTensor) else x.values
@@ -61,7 +61,7 @@ def with_values(x: Tensor, values: Tensor) -> Tensor:
 
 
 def dense(x: Tensor, like: Tensor) -> Tensor:
-    """Return slices as a dense tensor of another's shape, and anything else as it is."""
+    """Return slices as a dense tensor of like's shape; keep anything else."""
     if not isinstance(x, tf.IndexedSlices):
         return x
     return tf.math.unsorted_segment_sum(x.values, x.indices, tf.shape(like)[0])
@@ -71,7 +71,7 @@ def dense(x: Tensor, like: Tensor) -> Tensor:
 
 
 def fitting(gradient: Tensor | None, x: Tensor, op: str, name: Callable[[], str]) -> Any:
-    """Return the values of the gradient of x; raise an error if they do not fit those of x.
+    """Return the values of x's gradient; raise an error if they do not fit.
 
     The front end has compared the shapes that are known statically. A gradient of a dense tensor
     may be slices.
@@ -96,9 +96,9 @@ def fitting(gradient: Tensor | None, x: Tensor, op: str, name: Callable[[], str]
 
 
 def _has_places_of(gradient: Tensor, x: Tensor) -> bool:
-    """Return False if a gradient is another kind of tensor than x, or has its values elsewhere.
+    """Return False if a gradient is another kind of tensor than x, or has other indices.
 
-    In a graph the places are not compared.
+    In a graph the indices are not compared.
     """
     if type(gradient) is not type(x):
         return False
@@ -119,12 +119,12 @@ def _misfit(op: str, name: Callable[[], str], x: Any, got: str) -> CustomGradien
                    do="sum over what was broadcast (op_sum_to_shape), or broadcast it in the rule")  # fmt: skip
 
 
-# --- Trees, by optree, with the containers that only `tf.nest` knows -------------------------------
+# --- Trees, by optree, with the containers that only `tf.nest` supports ----------------------------
 
 _NAMESPACE = "cgshim.tensorflow"
 tree_unflatten = optree.tree_unflatten
 _learned: set[type] = set()
-"""the classes that have been seen in trees and registered"""
+"""the registered classes, found in trees"""
 
 
 def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
@@ -136,14 +136,14 @@ def tree_flatten(tree: Any, /) -> tuple[list[Any], Any]:
 
 
 def _learn(x: Any) -> bool:
-    """Register the class of a container; return False for any other, and for a known one.
+    """Register a container's class; return False for any other class, and for a registered one.
 
-    Containers are objects with `__tf_flatten__`, those of attrs, and the wrappers that a tf.Module
-    puts around lists, dicts and tuples in its attributes.
+    Containers are objects with `__tf_flatten__`, objects of attrs, and the wrappers that a
+    tf.Module puts around lists, dicts and tuples in its attributes.
     """
     kind: Any = type(x)
     if kind in _learned:
-        return False  # an object that holds no tensor
+        return False  # an object without tensors
     names = [field.name for field in getattr(kind, "__attrs_attrs__", ())]
     plain = next((plain for plain in (list, dict, tuple) if isinstance(x, plain)), None)
     if hasattr(kind, "__tf_flatten__"):
@@ -162,7 +162,10 @@ def _learn(x: Any) -> bool:
 
 
 def _with_attributes(kind: type, names: list[str], parts: Any) -> Any:
-    """Return an object with these attributes, without its `__init__`, which may check or compute."""
+    """Return an object with these attributes.
+
+    It skips `__init__`, which may check or compute.
+    """
     x: Any = object.__new__(kind)
     for name, part in zip(names, parts, strict=True):
         object.__setattr__(x, name, part)  # a frozen class has a __setattr__ of its own
@@ -170,7 +173,7 @@ def _with_attributes(kind: type, names: list[str], parts: Any) -> Any:
 
 
 def _holds_no_tensor(x: Any) -> bool:
-    """Return True if x is of a learned class and holds no tensor: then it is a leaf."""
+    """Return True if x is of a registered class and holds no tensor: then it is a leaf."""
     if type(x) not in _learned:
         return False
     leaves = optree.tree_leaves(x, none_is_leaf=True, namespace=_NAMESPACE)

@@ -1,6 +1,6 @@
-"""`tf.vectorized_map`: it rewrites the body of a loop operation by operation.
+"""`tf.vectorized_map`, which rewrites the body of a loop operation by operation.
 
-By itself it would drop the gradients of our operations. So each has a converter, which makes one
+By itself it would drop custom gradients. So each operation has a converter, which makes one
 operation of all iterations, whose gradient is the vectorized rule.
 """
 
@@ -18,7 +18,7 @@ from cgshim_tensorflow._private import converted, set_converter
 
 
 def register(call: Call, pullback: Pullback, outputs: Sequence[Tensor]) -> None:
-    """Give the operation that has made the outputs a converter."""
+    """Register a converter for the operation that made the outputs."""
     set_converter(outputs[0].op, functools.partial(_over_iterations, call, pullback, outputs))
 
 
@@ -56,7 +56,7 @@ def _gradients_over_all(
     upstreams: Sequence[Tensor],
     residual: Callable[[Tensor], tuple[Tensor, bool]],
 ) -> list[Tensor | None]:
-    """Return the gradients of all iterations; a residual comes with whether it has a row for each."""
+    """Return the gradients of all iterations; each residual has a flag for a row per iteration."""
     present: list[bool] = []
 
     def rule(*upstreams: Tensor) -> list[Tensor]:
@@ -72,7 +72,7 @@ def _gradients_over_all(
     def of_one(rows: tuple[list[Tensor], list[Tensor]]) -> list[Tensor]:
         own = iter(rows[1])
         read = [next(own) if is_stacked else x for x, is_stacked in residuals]
-        # an accumulator follows what pfor makes of this call, and has no rule for the call
+        # an accumulator follows pfor's rewrite of this call, and has no rule for the call
         return _call(traced, [*map(unseen, [*rows[0], *read])])
 
     rows = list(upstreams), [x for x, is_stacked in residuals if is_stacked]
@@ -80,11 +80,11 @@ def _gradients_over_all(
     return [next(gradients) if is_present else None for is_present in present]
 
 
-# --- Ops with a rule for batches ------------------------------------------------------------------
+# --- Ops with a batching rule ---------------------------------------------------------------------
 
 
 def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
-    """Return what a function with a rule for batches returns for one iteration.
+    """Return the results of a function with a batching rule, for one iteration.
 
     In a graph it is a function of its own, which a vectorized loop calls once for all iterations.
     """
@@ -102,14 +102,14 @@ def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
 def _call(traced: Any, args: Sequence[Tensor]) -> list[Tensor]:
     """Call a concrete function with its captured inputs as arguments.
 
-    Called as usual, a tape would replace it by a function that returns more.
+    In a plain call, a tape would replace it by a function that returns more.
     """
     types = [y.dtype for y in traced.outputs]
     return list(tf.raw_ops.StatefulPartitionedCall(args=args, Tout=types, f=traced))
 
 
 def _over_batch(function: Mapped, count: int, pfor_input: Any) -> list[Any]:
-    """Return what a function returns for all iterations, by its rule for batches."""
+    """Return a function's results for all iterations, by its batching rule."""
     if any(x.is_stacked for x in pfor_input.inputs[count:]):
         raise refusal(CustomGradientTypeError, function.call.name,
                       must="f must be given every tensor of compiled code that it reads",

@@ -1,7 +1,7 @@
 """PyTorch as a backend of cgshim: the members of its protocol.
 
-A rule becomes the backward pass of a torch.autograd.Function: `_function` has the one for eager mode,
-`_functorch` the one for torch.func and dual numbers, `_compile` the one for torch.compile.
+A rule becomes the backward pass of a torch.autograd.Function: in `_function` for eager mode, in
+`_functorch` for torch.func and dual numbers, in `_compile` for torch.compile.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if find_spec("cgshim_torch._host"):  # a gradient needs no functions on the host
     from cgshim_torch._host import host_function as host_function
 
 if not STAYS_IN_GRAPH:
-    # else Dynamo compiles a call up to what it cannot trace
+    # else Dynamo compiles a call up to the first untraceable part
     skip_packages("cgshim", "cgshim_torch", "optree")
 
 supports_variables = True
@@ -75,7 +75,7 @@ def run_again(run: Callable[[], Any], refuse: Callable[[], NoReturn], /) -> Any:
 
 
 def plan(call: Call, types: Sequence[type], /) -> Callable[..., Any] | None:
-    """Return what runs calls with tensors of these types: nothing but the choice of the mode."""
+    """Return the plan for calls with tensors of these types, which only selects the mode."""
     if has_no_derivative(call.f) or not all(issubclass(kind, torch.Tensor) for kind in types):
         return None
 
@@ -90,7 +90,7 @@ def numpy_function(name: str, /) -> Callable[..., Any] | None:
     from cgshim_torch import _ops
 
     own = f"np_{name.replace('.', '_')}"
-    if hasattr(_ops, own):  # torch.compile cannot trace globals() of that file
+    if hasattr(_ops, own):  # torch.compile cannot trace globals() of that module
         return getattr(_ops, own)  # type: ignore[no-any-return]
     return _ops.function_of_torch(name)
 

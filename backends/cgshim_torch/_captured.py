@@ -14,15 +14,15 @@ Edge = tuple[Any, int]
 def captured_by(
     call: Call, outputs: Sequence[Tensor], inputs: Sequence[Tensor] = ()
 ) -> list[Tensor]:
-    """Return the tensors that outputs depend on besides the inputs: variables, tensors in f's
-    closure, else leaves.
+    """Return the tensors that outputs depend on besides the inputs.
 
-    Under torch.func each level has a graph of its own.
+    They are variables, tensors in f's closure, or other leaves. Under torch.func each level has a
+    graph of its own.
     """
     known = [*inputs, *call.variables]
-    if not call.variables:  # the search takes longer than all else; undeclared ones are errors
+    if not call.variables:  # the search is slow; undeclared variables are errors
         known += [t for t in tensors_inside(call.f, call.backend.is_tensor) if t.requires_grad]
-    names = {id(t): t for t in known}  # as f knows them
+    names = {id(t): t for t in known}  # the objects that f holds
     found: dict[int, Tensor] = {}
     tensors: list[tuple[Tensor, Tensor]] = [(t, t) for t in names.values()]
     while True:
@@ -49,11 +49,11 @@ def edge_of(tensor: Tensor) -> Edge:
 
 
 def reached(tensors: Sequence[Tensor], stops: Mapping[Edge, Tensor]) -> list[Tensor]:
-    """Return the leaves that tensors depend on, and the stops, where their graph is not followed."""
+    """Return the leaves and the stops that tensors depend on; do not follow the graphs of stops."""
     found = {id(t): t for t in tensors if t.requires_grad and t.is_leaf}
     edges = [edge_of(t) for t in tensors if t.grad_fn is not None]
     seen: set[Edge] = set()
-    for edge in edges:  # which grows
+    for edge in edges:  # the list grows
         if edge[0] is None or edge in seen:
             continue
         seen.add(edge)
@@ -63,6 +63,6 @@ def reached(tensors: Sequence[Tensor], stops: Mapping[Edge, Tensor]) -> list[Ten
         else:
             found[id(t)] = t
     seen.clear()
-    while edges:  # free the graph from its leaves: from its roots, it is freed recursively
+    while edges:  # free the graph from its leaves: from its roots, freeing is recursive
         edges.pop()
     return [*found.values()]

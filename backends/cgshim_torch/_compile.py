@@ -1,4 +1,4 @@
-"""torch.compile: Dynamo traces f and its rule into the graph of the caller."""
+"""torch.compile: Dynamo traces f and its rule into the caller's graph."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ _is_transformed = torch.compiler.assume_constant_result(is_transformed)
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def run_calls_whole() -> bool:
-    """Let Dynamo trace a call with its caller or not at all: then f and its rule run as in eager mode.
+    """Let Dynamo trace a call with its caller or not at all, so that f and its rule then run
+    eagerly.
 
-    Else it would compile a call up to what it cannot trace, when f has already run. A reset of Dynamo
-    undoes this, so each traced call does it again.
+    Otherwise Dynamo would compile a call up to its first untraceable part, and run f twice. A reset
+    of Dynamo undoes this, so each traced call does it again.
     """
     of_ops = (CustomGradient.__call__, CustomGradient.__get__)
     skip_as_outermost_frame([*of_ops, Run.gradients, Transformed.backward, Transformed.jvp])
@@ -44,7 +45,7 @@ def run_calls_whole() -> bool:
 
 
 def traced(call: Call, inputs: Sequence[Tensor]) -> Any:
-    """Return f's output with its rule, in the graph that is being traced if possible."""
+    """Return f's output with its rule, if possible in the graph that Dynamo traces."""
     run_calls_whole()
     if has_no_derivative(call.f):
         return output_without_rule(call, inputs)
@@ -61,7 +62,7 @@ def traced(call: Call, inputs: Sequence[Tensor]) -> Any:
     outputs, rule = call.with_needs_input_grad([x.requires_grad for x in inputs])(detached)
     variables = call.variables
     if not variables and any(y.requires_grad for y in outputs):
-        return _attached(call, inputs)  # state that the op does not declare
+        return _attached(call, inputs)  # the op reads undeclared state
     call.require_variables(rule, variables)
     if any(x.requires_grad for x in (*inputs, *variables)):
         outputs = [
@@ -73,7 +74,7 @@ def traced(call: Call, inputs: Sequence[Tensor]) -> Any:
 
 
 class Traced(torch.autograd.Function):  # type: ignore[misc]
-    """Returns outputs whose gradients come from the rule on ctx; Dynamo saves what that closes over."""
+    """Return outputs whose gradients come from the rule on ctx; Dynamo saves the rule's residuals."""
 
     @staticmethod
     def forward(
@@ -88,7 +89,7 @@ class Traced(torch.autograd.Function):  # type: ignore[misc]
         count, more = ctx.counts
         inputs, variables = ctx.saved_tensors[:count], ctx.saved_tensors[count : count + more]
         for x in inputs:
-            x.detach()  # Dynamo knows a symbolic size in a backward graph by a tensor of that size
+            x.detach()  # a backward graph needs a tensor of that size to know a symbolic size
         device, dtype, enabled = ctx.autocast
         with torch.autocast(device, dtype, enabled):
             gradients, of_variables = ctx.rule(

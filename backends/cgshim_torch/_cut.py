@@ -1,4 +1,4 @@
-"""Cut tensors off from what they were made of, for one derivative."""
+"""Detach tensors from their graph, for one derivative."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cgshim_torch._tensors import alias
 
 
 class Cut:
-    """Cuts tensors off from what they were made of, while it is entered.
+    """Detaches tensors from their graph while it is entered.
 
-    An argument may be made of a variable: the variable's own gradient must not contain what comes
-    through the argument.
+    An argument may depend on a variable: the variable's own gradient must exclude the part through
+    the argument.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Cut:
 
 
 class Cuttable(torch.autograd.Function):  # type: ignore[misc]
-    """Returns an alias of a tensor."""
+    """Return an alias of a tensor."""
 
     @staticmethod
     def forward(ctx: Any, cut: Cut, x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Fast path: calls whose arguments and outputs are plain tensors, and whose rule is a plain function.
+"""Fast path: calls whose arguments and outputs are plain tensors, with a plain function as rule.
 
-Read this first: it is what a call of a simple op runs. `PlainCalls` runs f on detached inputs; if the
-rule closes over tensors and numbers only, `Plain` attaches it. Every other call continues in
-`_function.attach_to` with what f has returned, so f runs once.
+Read this first: a call of a simple op runs it. `PlainCalls` runs f on detached inputs; if the rule
+closes over only tensors and numbers, `Plain` attaches it. Every other call continues in
+`_function.attach_to` with f's result, so f runs once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cgshim_torch._private import is_any_autocast_enabled, is_transformed
 
 
 class PlainCalls:
-    """Runs the calls of an op whose arguments have the same types."""
+    """Run the calls of an op whose arguments have the same types."""
 
     __slots__ = ("call", "code", "count", "signature")
 
@@ -67,8 +67,9 @@ class PlainCalls:
         return Plain.apply((run, saved, results), *args)
 
     def signature_of(self, result: Any, inputs: Sequence[Tensor]) -> RuleSignature | None:
-        """Return how a rule is called if it and the output are plain; None if f captured something
-        or returned an argument.
+        """Return how to call a rule if it and the output are plain.
+
+        None if f captured something or returned an argument.
         """
         if type(result) is not tuple or len(result) != 2 or type(result[1]) is not FunctionType:
             return None
@@ -94,14 +95,14 @@ class PlainCalls:
 
 
 class Plain(CustomGradient):
-    """Returns a plain output of a run of f; its backward pass is the rule."""
+    """Return a plain output of f; the backward pass is the rule."""
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         run = ctx.run
         if torch.is_grad_enabled() or is_any_autocast_enabled() or not run.is_plain:
             return CustomGradient.backward(ctx, *upstreams)
-        # several backward passes go through an op that saves nothing
+        # an op that saves nothing allows several backward passes
         saved = ctx.saved_tensors if run.saves else ()
         gradients, _ = run.signature.gradients(
             run.rebuild(saved), saved[run.count :], upstreams, run.shapes, run.dtypes

@@ -48,7 +48,7 @@ def attach(call: Call, inputs: Sequence[Tensor]) -> Any:
 
 
 def run_on_detached(call: Call, seen: Sequence[Tensor]) -> Any:
-    """Return what f returns, which must not write to its arguments."""
+    """Run f on detached inputs; raise an error if it writes to them."""
     versions = versions_of(seen)
     try:
         result = call.run(seen)
@@ -80,7 +80,7 @@ def attach_to(call: Call, inputs: Sequence[Tensor], seen: Sequence[Tensor], resu
 def _variables_of(
     call: Call, rule: Rule, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Return the variables of the call: declared, or the one tensor that f captured."""
+    """Return the variables of the call: declared, or the only tensor that f captured."""
     if is_in_rule() and not call.variables:
         return ()
     captured = captured_by(call, outputs) if any(y.requires_grad for y in outputs) else ()
@@ -94,17 +94,18 @@ def _variables_of(
 def _results_of(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], seen: Sequence[Tensor]
 ) -> tuple[dict[int, Tensor], tuple[Tensor, ...]]:
-    """Return what the Function returns for the outputs, and f's inputs and outputs by id as autograd
-    is to know them.
+    """Return the Function's results for the outputs, and f's inputs and outputs by id.
+
+    autograd sees the latter in the form that is attached to the graph.
     """
     given = dict(zip(map(id, seen), inputs, strict=True))
     own, results = dict(given), []
     for y in outputs:
         result = given.get(id(y))  # an output may be an argument
         if result is None and id(y) in own:
-            result = y.detach().clone()  # an output that comes twice may be written to once
+            result = y.detach().clone()  # each copy of an output may be written to
         elif result is None:
-            # a view stays one: autograd forbids to write to what shows an input
+            # a view stays a view: autograd forbids writing to a view of an input
             result = y if y._is_view() and not y.requires_grad else y.detach()
             own[id(y)] = result
         results.append(result)
@@ -112,7 +113,7 @@ def _results_of(
 
 
 def _without_graph(call: Call, output: Any, inputs: Sequence[Tensor]) -> Any:
-    """Return f's output, in which no tensor requires grad, or is an argument."""
+    """Return f's output, in which no tensor requires grad or is an argument."""
 
     def cut(t: Any) -> Any:
         is_tensor = isinstance(t, torch.Tensor)
@@ -122,12 +123,12 @@ def _without_graph(call: Call, output: Any, inputs: Sequence[Tensor]) -> Any:
 
 
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:
-    """Return the versions of tensors, which writing to them changes; inference tensors have none."""
+    """Return the version counters of tensors, which writes increase; inference tensors have none."""
     return [0 if t.is_inference() else t._version for t in tensors]
 
 
 class CustomGradient(torch.autograd.Function):  # type: ignore[misc]
-    """Returns the outputs of a run of f; its backward pass is the rule."""
+    """Return the outputs of f; the backward pass is the rule."""
 
     @staticmethod
     def forward(ctx: Any, of_run: tuple[Run, Sequence[Tensor], Any], *primals: Tensor) -> Any:
@@ -137,16 +138,16 @@ class CustomGradient(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
-        # several backward passes go through an op that saves nothing
+        # an op that saves nothing allows several backward passes
         saved = ctx.saved_tensors if ctx.run.saves else ()
         return None, *ctx.run.gradients(saved, upstreams, ctx.needs_input_grad[1:])
 
 
 class Run:
-    """One run of f, as the backward pass needs it. It holds no tensor.
+    """One run of f, for the backward pass. It holds no tensor.
 
-    Saved are the residuals, then the variables, and the inputs if the rule or a second run needs
-    them. An input or an output among the residuals is saved as autograd knows it.
+    The Function saves the residuals, then the variables, and the inputs if the rule or a second run
+    needs them. It saves an input or an output in its attached form.
     """
 
     rebuild: Rebuild
@@ -157,7 +158,7 @@ class Run:
     made: Sequence[int] = ()
     """the indices of the residuals that f made"""
     order: Sequence[int] = ()
-    """the places of all these tensors among the saved ones; empty if none is there twice"""
+    """the indices of all these tensors among the saved ones; empty without duplicates"""
 
     def __init__(
         self,
@@ -175,7 +176,7 @@ class Run:
 
     @property
     def is_plain(self) -> bool:
-        """True if a first derivative calls the rule on what is saved as it is."""
+        """True if a first derivative calls the rule on the saved tensors unchanged."""
         return not (self.autocast or self.refuse or self.order)
 
     def rule_around(self, residuals: Sequence[Tensor]) -> Rule:
@@ -204,14 +205,14 @@ class Run:
         inputs: Sequence[Tensor],
         variables: Sequence[Tensor],
     ) -> list[Tensor]:
-        """Return what the backward pass needs; own are f's inputs and outputs by their ids."""
+        """Return the tensors that the backward pass needs; own are f's inputs and outputs by id."""
         saved, made = [], []
         for at, t in enumerate(residuals):
             known = own.get(id(t))
             if known is None and is_differentiable(t.dtype):
                 made.append(at)
                 if t.requires_grad and not _leaves_besides([t], variables):
-                    t = t.detach()  # else the graph that f recorded of variables stays alive
+                    t = t.detach()  # else the graph of the variables in f stays alive
             saved.append(t if known is None else known)
         if made:
             self.made = made
@@ -221,11 +222,11 @@ class Run:
         if self.signature.form == "arguments" or (self.made and self.refuse is None):
             saved += inputs
         if self.refuse is not None:
-            # empty functions of the inputs: the gradient depends on those too that are not saved
+            # empty functions of the inputs: the gradient depends on unsaved inputs too
             saved += [x.reshape(-1)[:0].clone() for x in inputs if x.requires_grad]
         self.saves = bool(saved)
         once = {id(t): t for t in saved}
-        if len(once) < len(saved):  # hooks that copy see each tensor once
+        if len(once) < len(saved):  # hooks that copy get each tensor once
             places = {key: at for at, key in enumerate(once)}
             self.order = [places[id(t)] for t in saved]
         return [*once.values()]
@@ -266,9 +267,9 @@ _NO_CONTEXT = nullcontext()
 def connected(
     run: Run, residuals: Sequence[Tensor], inputs: Sequence[Tensor], variables: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Return the residuals; those that f made are functions of the inputs."""
+    """Return the residuals, with those that f made as functions of the inputs."""
     firsts = [residuals[at] for at in run.made]
-    if any(t.requires_grad for t in firsts):  # a graph within f, such as that of a pullback
+    if any(t.requires_grad for t in firsts):  # a graph within f, such as a pullback's
         inputs = _differentiable(inputs)
         again = made_again(run, firsts, inputs)
         require_connected(run, again, inputs, variables)
@@ -278,7 +279,7 @@ def connected(
 
 
 class Recomputed(torch.autograd.Function):  # type: ignore[misc]
-    """Returns residuals; f runs again when, and only if, their derivative is taken."""
+    """Return residuals; f runs again if, and only if, their derivative is taken."""
 
     @staticmethod
     def forward(ctx: Any, run: Run, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -317,7 +318,7 @@ class Recomputed(torch.autograd.Function):  # type: ignore[misc]
                     [again[at] for at in ends],
                     [by[at] for at in places],
                     [upstreams[at] for at in ends],
-                    retain_graph=True,  # of what made the inputs
+                    retain_graph=True,  # the graph of the inputs
                     create_graph=further,
                     allow_unused=True,
                 )
@@ -371,8 +372,8 @@ def _require_constants(
 ) -> None:
     """Raise an error for a residual without a graph that changes with the inputs.
 
-    A mask such as ``(x > 0).to(x.dtype)`` does not change, or only on one side of the inputs: its
-    derivative is 0, as in a Function by hand. f runs again on both sides to see that.
+    A mask such as ``(x > 0).to(x.dtype)`` changes at most on one side of the inputs: its derivative
+    is 0, as in a hand-written Function. f runs again on both sides to check that.
     """
     below, above = [
         [] if variables else _residuals_of_run(run, [_moved(x, sign) for x in inputs])
@@ -388,7 +389,7 @@ def _require_constants(
 
 
 def _moved(x: Tensor, sign: float) -> Tensor:
-    """Return an input close to x, with no element in the same ratio to x."""
+    """Return an input close to x, with a different ratio to x in each element."""
     if not is_differentiable(x.dtype):
         return x
     x = x.detach()
@@ -397,7 +398,7 @@ def _moved(x: Tensor, sign: float) -> Tensor:
 
 
 def _differentiable(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the inputs, each as a tensor of its own that requires grad: what f makes of any does."""
+    """Return the inputs as separate tensors that require grad, so that f's results do too."""
     with torch.enable_grad():
         return [
             alias(x)

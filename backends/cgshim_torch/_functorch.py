@@ -1,7 +1,7 @@
 """The transformations of torch.func, and dual numbers.
 
-f runs on the inputs as they are, so its residuals are functions of them at every level. They go
-through the Function as arguments, because each level sees other tensors than f did.
+f runs on the inputs unchanged, so its residuals are functions of them at every level. The residuals
+are arguments of the Function, because each level sees other tensors than f did.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Any:
         innermost = max(inputs, key=functorch.maybe_get_level)
         if functorch.is_batchedtensor(innermost):
             return tuple(OverBatch.apply(call.f, *inputs))
-    values = [*map(values_of, inputs)]  # a batch has no version of its own
+    values = [*map(values_of, inputs)]  # a batch has no version counter of its own
     versions = versions_of(values)
     result, refusals = _run_in_forward_mode(call, inputs)
     if versions != versions_of(values):
@@ -64,7 +64,7 @@ def transformed(call: Call, inputs: Sequence[Tensor]) -> Any:
 def _variables_of(
     call: Call, rule: Rule, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Return the declared variables; what f captures besides is an error."""
+    """Return the declared variables; other captured tensors are errors."""
     captured = [
         t for t in captured_by(call, outputs, inputs) if not any(t is v for v in call.variables)
     ]
@@ -77,8 +77,10 @@ def _variables_of(
 
 
 def with_batches(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return the outputs with each batch that a leaf has: torch takes the upstream gradient of an
-    output without it, which is a sum over the batch, for that of each member.
+    """Return the outputs with each batch that a leaf has.
+
+    Otherwise torch would use the upstream gradient of an unbatched output, a sum over the batch,
+    for each element.
     """
     wide = list(outputs)
     for at, y in enumerate(outputs):
@@ -91,24 +93,24 @@ def with_batches(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Te
 
 # --- Host functions in forward mode ---------------------------------------------------------------
 #
-# torch computes tangents while f runs, and a host function has none. In f its results are constants,
-# because the tangent of the op is the rule's; only a derivative of the rule needs theirs.
+# torch computes tangents while f runs, and a host function has none. Its results are constants
+# in f, because the op's tangent is the rule's; only a derivative of the rule needs theirs.
 
 Refusal = Callable[[], NoReturn]
 
 
 class _ForwardMode(threading.local):
     level: int | None = None
-    """the level of torch.func at which f runs; None if no f runs in forward mode"""
+    """the level of torch.func at which f runs; None outside forward mode"""
     refusals: dict[int, Refusal]
-    """raises the error of a host function, by the level of a tangent that it has not computed"""
+    """raise a host function's error, by the level of its missing tangent"""
 
 
 _forward_mode = _ForwardMode()
 
 
 def _run_in_forward_mode(call: Call, inputs: Sequence[Tensor]) -> tuple[Any, dict[int, Refusal]]:
-    """Run f; return what it returned, and the refusals of its host functions."""
+    """Run f; return its result, and the errors of its host functions."""
     state, refusals = _forward_mode, dict[int, Refusal]()
     outer = state.level, getattr(state, "refusals", refusals)
     state.level = _level() if forward_ad._current_level >= 0 else None
@@ -120,7 +122,7 @@ def _run_in_forward_mode(call: Call, inputs: Sequence[Tensor]) -> tuple[Any, dic
 
 
 def take_as_constant(refuse: Refusal) -> None:
-    """Let the result of a host function be a constant in f; raise an error elsewhere."""
+    """Make the result of a host function a constant in f; raise an error elsewhere."""
     if _forward_mode.level is None or _level() > _forward_mode.level:
         refuse()
     _forward_mode.refusals[_level()] = refuse
@@ -134,7 +136,7 @@ def _level() -> int:
 
 
 class TransformedRun:
-    """One run of f: its converted rule, and which of the Function's tensors fill its slots."""
+    """One run of f: its converted rule, and the Function's tensors that fill its slots."""
 
     host_refusals: dict[int, Refusal]
     has_rule = True
@@ -154,7 +156,7 @@ class TransformedRun:
         self.outputs = len(outputs)
         known = set(map(id, (*inputs, *variables, *outputs)))
         self.captured = self._captured_in_forward_mode()
-        # a captured tensor is passed only to learn its tangent
+        # a captured tensor is passed only for its tangent
         every = {id(t): t for t in (*held, *self.captured)}
         self.residuals = [t for t in every.values() if id(t) not in known]
         passed = [*inputs, *variables, *self.residuals, *outputs]
@@ -172,7 +174,9 @@ class TransformedRun:
         return [t for t in found if id(t) not in declared and is_differentiable(t.dtype)]
 
     def _refusal_for(self, opaque: Sequence[Any]) -> Refusal | None:
-        """Return what raises the error for a derivative of the gradient; None if it has one."""
+        """Return a function that raises the error for the gradient's derivative; None if it has
+        one.
+        """
         call = self.call
         if call.once_differentiable:
             return partial(call.refuse_second_order, "the derivative of a gradient")
@@ -196,7 +200,7 @@ class TransformedRun:
         return self.checked_once([*gradients, *of_variables], [*tensors, *upstreams])
 
     def require_residuals(self, levels: int) -> None:
-        """Raise an error if a residual has no tangent from a host function at more levels."""
+        """Raise an error if a residual lacks a host function's tangent at more levels."""
         if len(self.host_refusals) > levels and any(
             is_differentiable(t.dtype) for t in self.residuals
         ):
@@ -205,13 +209,13 @@ class TransformedRun:
     def checked_once(
         self, results: list[Tensor | None], sources: Sequence[Tensor]
     ) -> list[Tensor | None]:
-        """Return the gradients or tangents; their derivative is an error if it is not supported."""
+        """Return the gradients or tangents, with an error for an unsupported derivative."""
         return results if self.refuse is None else refusing(self.refuse, results, sources)
 
     def tangents(
         self, tensors: Sequence[Tensor], tangents: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        """Return the tangents of the outputs: by jvp_fn, or by the transpose of the rule."""
+        """Return the outputs' tangents by jvp_fn, or by the transpose of the rule."""
         for t, at in zip(self.captured, self.places_of_captured, strict=True):
             if tangents[at] is not None:
                 self.call.refuse_captured(t)
@@ -243,7 +247,7 @@ class TransformedRun:
 
 
 class Transformed(torch.autograd.Function):  # type: ignore[misc]
-    """Returns the outputs of a run of f, with its rule for each mode, at each level."""
+    """Return the outputs of f, with its rule for each mode, at each level."""
 
     generate_vmap_rule = True
 
@@ -263,7 +267,7 @@ class Transformed(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, *upstreams: Tensor) -> tuple[Tensor | None, ...]:
         # a pullback may be called after its level has ended
         tensors, run = [unwrapped(t) for t in ctx.saved_tensors], ctx.run
-        if all(u is None for u in upstreams):  # an op around this one uses nothing of it
+        if all(u is None for u in upstreams):  # an op around this one uses none of its outputs
             return (None,) * len(ctx.needs_input_grad)
         run.require_residuals(0)
         outputs = tensors[len(tensors) - run.outputs :]
@@ -275,13 +279,13 @@ class Transformed(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        # torch computes no tangents here: those of the outer levels are needed
+        # torch computes no tangents here: outer levels need theirs
         ctx.run.require_residuals(1)
         with forward_ad._set_fwd_grad_enabled(True):
             primals = list(map(primal_of, ctx.saved_tensors))
             pushed = ctx.run.tangents(primals, tangents)
             outputs = primals[len(primals) - len(pushed) :]
-            given = set(map(id, tangents))  # what the caller may write to must not be the caller's
+            given = set(map(id, tangents))  # results are writable, so they alias no tangent
             return tuple([
                 (torch.zeros_like(y) if is_differentiable(y.dtype) else None) if t is None
                 else t.clone() if id(t) in given else t
@@ -289,7 +293,7 @@ class Transformed(torch.autograd.Function):  # type: ignore[misc]
             ])  # fmt: skip
 
 
-# --- Rules for batches ----------------------------------------------------------------------------
+# --- Batching rules -------------------------------------------------------------------------------
 
 
 def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
@@ -297,7 +301,7 @@ def mapped(function: Mapped, inputs: Sequence[Tensor], /) -> list[Tensor]:
 
 
 class OverBatch(torch.autograd.Function):  # type: ignore[misc]
-    """Runs a function for one element, or by the author's rule for the batch of a vmap."""
+    """Run a function for one element, or by the author's batching rule for a vmap."""
 
     @staticmethod
     def forward(function: Mapped, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
-"""PyTorch: NumPy's functions, by NumPy's names, with NumPy's parameters and numbers.
+"""NumPy's functions for PyTorch, by NumPy's names, with NumPy's parameters and numbers.
 
-Lists name what PyTorch has under the same or another name, or with other names of parameters; what
-differs is a function here. The front end defines the rest in terms of these, or raises an error.
+Lists name PyTorch's functions under the same or another name, or with renamed parameters. Functions
+that differ are defined here. The front end defines the rest, or raises an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cgshim_torch._tensors import device_of_call
 
 
 def function_of_torch(name: str) -> Callable[..., Any] | None:
-    """Return what PyTorch has for a name of NumPy for which there is no np_<name> here."""
+    """Return PyTorch's function for a NumPy name that has no np_<name> here."""
     if name in _OF_FLOATS:
         return _of_floats(_OF_FLOATS[name])
     function: Any = torch
@@ -67,22 +67,23 @@ _PARAMETERS = {
 _SAME = {name: name for name in (*_ALIKE.split(), *_PARAMETERS)} | _RENAMED
 
 
-# --- Of a tensor and a Python number --------------------------------------------------------------
+# --- A tensor and a Python number -----------------------------------------------------------------
 
 _NUMBERS = (bool, int, float, complex)
 _TAKE_A_NUMBER = {
     "add", "subtract", "multiply", "divide", "remainder", "floor_divide",
     "less", "less_equal", "greater", "greater_equal", "equal", "not_equal",
 }  # fmt: skip
-"""the functions that take one as the second argument"""
+"""the functions that accept a number as the second argument"""
 
 _OF_LISTS = {"reshape": torch.reshape, "concatenate": torch.cat}
-"""torch's own, which raise a TypeError for what only ours take"""
+"""torch's own, which raise a TypeError for arguments that only ours accept"""
 
 
 def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] | None:
-    """Return the function of two arguments, one of which is a tensor and one a Python number, or
-    one that takes less than NumPy's.
+    """Return a faster function for these types.
+
+    It takes two arguments, a tensor and a Python number, or accepts less than NumPy's.
     """
     if frozenset in map(type, types):
         return _OF_LISTS.get(name)
@@ -98,7 +99,7 @@ def numpy_function_of(name: str, types: Sequence[Any], /) -> Callable[..., Any] 
 
 
 def _as_tensor(number: complex, x: Tensor) -> Tensor:
-    """Return a number as a tensor, in x's dtype if that can hold it, and on its device."""
+    """Return a number as a tensor on x's device, in x's dtype if that can hold it."""
     holds = x.is_floating_point() and type(number) is not complex  # result_type takes 2 us
     dtype = x.dtype if holds else torch.result_type(x, number)
     return torch.scalar_tensor(number, dtype=dtype, device=x.device)
@@ -109,7 +110,7 @@ def dtype_of(dtype: Any) -> torch.dtype | None:
 
 
 def as_float(x: Tensor, dtype: Any = None) -> Tensor:
-    """Return x in the dtype; without one, integers in the default float dtype, as torch divides."""
+    """Return x in this dtype; by default integers become the default float dtype, as in division."""
     if dtype is not None:
         return x.to(dtype_of(dtype))
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
@@ -123,7 +124,7 @@ def np_sign(x: Tensor) -> Tensor:
 def np_clip(
     a: Tensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
 ) -> Tensor:
-    """Clip by maximum and minimum: torch.clamp has another derivative at its bounds than NumPy."""
+    """Clip by maximum and minimum: torch.clamp has another derivative than NumPy at its bounds."""
     low, high = (a_min if min is None else min), (a_max if max is None else max)
     for of, bound in ((torch.maximum, low), (torch.minimum, high)):
         if bound is not None:
@@ -139,7 +140,7 @@ _OF_FLOATS = {
 
 
 def _of_floats(of: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function that PyTorch has of floats alone, for integers too."""
+    """Return a function that also accepts integers, for a PyTorch function of only floats."""
     return lambda *args, **options: of(
         *[as_float(arg) if isinstance(arg, torch.Tensor) else arg for arg in args], **options
     )
@@ -155,7 +156,7 @@ def _in_one_dtype(*tensors: Tensor) -> list[Tensor]:
 
 
 def _flat(a: Tensor, axis: int | None) -> tuple[Tensor, int]:
-    """Return the array and the axis along which to go; NumPy flattens it if there is none."""
+    """Return the array and the axis; without an axis NumPy flattens the array."""
     return (a.reshape(-1), 0) if axis is None else (a, axis)
 
 
@@ -185,7 +186,7 @@ def np_sum(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = 
 def np_prod(a: Tensor, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Tensor:
     if a.ndim == 0 or (axis is None and not keepdims):
         return torch.prod(a, dtype=dtype_of(dtype))
-    for at in sorted(axes_of(a, axis), reverse=True):  # torch takes one at a time
+    for at in sorted(axes_of(a, axis), reverse=True):  # torch accepts one axis at a time
         a = torch.prod(a, at, keepdim=keepdims, dtype=dtype_of(dtype))
     return a
 
@@ -281,7 +282,7 @@ def np_flip(m: Tensor, axis: Axis = None) -> Tensor:
 def np_take(a: Tensor, indices: Any, axis: int | None = None) -> Tensor:
     a, axis = _flat(a, axis)
     at = torch.as_tensor(indices, device=a.device)
-    at = at.long() if at.dtype in (torch.bool, torch.uint8) else at  # torch's masks
+    at = at.long() if at.dtype in (torch.bool, torch.uint8) else at  # torch would read masks
     return a[(slice(None),) * checked_axis(a.ndim, axis) + (at,)]
 
 
@@ -332,14 +333,14 @@ def np_einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
 def np_tensordot(a: Tensor, b: Tensor, axes: Any = 2) -> Tensor:
     axes = (range(-axes, 0), range(axes)) if isinstance(axes, int) else axes
     of_a, of_b = (list(axis) if isinstance(axis, Iterable) else [axis] for axis in axes)
-    if [a.shape[at] for at in of_a] != [b.shape[at] for at in of_b]:  # torch broadcasts ones
+    if [a.shape[at] for at in of_a] != [b.shape[at] for at in of_b]:  # torch broadcasts 1s
         raise ValueError("shape-mismatch for sum")
     return torch.tensordot(*_in_one_dtype(a, b), [of_a, of_b])
 
 
 def np_linalg_solve(a: Tensor, b: Tensor) -> Tensor:
     a, b = _in_one_dtype(as_float(a), as_float(b))
-    if 1 < b.ndim < a.ndim:  # torch might take a matrix for a stack of vectors
+    if 1 < b.ndim < a.ndim:  # torch might read a matrix as a stack of vectors
         b = b[(None,) * (a.ndim - b.ndim)]
     return torch.linalg.solve(a, b)
 
@@ -366,7 +367,7 @@ np_softmax, np_log_softmax = _softmax(torch.softmax), _softmax(torch.log_softmax
 
 
 def np_softplus(x: Tensor) -> Tensor:
-    # from its default of 20 on torch leaves out what a float64 still shows
+    # torch's default of 20 omits terms that a float64 shows
     return torch.nn.functional.softplus(x, threshold=40.0)
 
 
@@ -400,7 +401,7 @@ np_zeros_like, np_ones_like = _filled_like(torch.zeros_like), _filled_like(torch
 
 def np_full(shape: Any, fill_value: Any, dtype: Any = None) -> Tensor:
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    if isinstance(fill_value, torch.Tensor):  # torch.full would read it, as a constant
+    if isinstance(fill_value, torch.Tensor):  # torch.full would read it as a constant
         return torch.broadcast_to(fill_value, sizes).to(dtype_of(dtype) or fill_value.dtype)
     return torch.full(sizes, fill_value, dtype=dtype_of(dtype), device=device_of_call())
 
@@ -417,7 +418,7 @@ def np_linspace(
     ends = [end for end in (start, stop) if isinstance(end, torch.Tensor)]
     if not ends:
         return torch.linspace(start, stop, num, dtype=dtype_of(dtype), device=device_of_call())
-    # torch.linspace would read them, as constants
+    # torch.linspace would read them as constants
     steps = torch.linspace(0, 1, num, dtype=as_float(ends[0]).dtype, device=ends[0].device)
     steps = steps.reshape(-1, *[1] * max(end.ndim for end in ends))
     between = start * (1 - steps) + stop * steps

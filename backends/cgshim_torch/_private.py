@@ -1,4 +1,4 @@
-"""The names of PyTorch that are not documented, each with its reason. Seen in 2.6 to 2.15."""
+"""Undocumented names of PyTorch, each with its reason. Seen in 2.6 to 2.15."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import torch
 from torch.autograd import forward_ad as _forward_ad
 
 functorch: Any = torch._C._functorch
-"""the levels of torch.func: `autograd.Function` has a second, slower form for them, and the outputs
-of an op must have each batch that an argument has"""
+"""the levels of torch.func: `autograd.Function` has a second, slower form for them, and an op's
+outputs must have each batch that an argument has
+"""
 forward_ad: Any = _forward_ad
-"""documented, except `_current_level`, which is -1 if no dual numbers are in use, and
-`_set_fwd_grad_enabled`, without which a `jvp` static method computes no tangents further out"""
+"""documented, except `_current_level`, which is -1 without dual numbers, and
+`_set_fwd_grad_enabled`, without which a `jvp` static method computes no outer tangents
+"""
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
-"""the public function takes a device type, and costs as much as an operation"""
+"""the public function needs a device type, and costs as much as an operation"""
 
 
 def is_transformed() -> bool:
@@ -45,7 +47,7 @@ def primal_of(t: torch.Tensor) -> torch.Tensor:
 
 
 def batches_of(t: torch.Tensor) -> set[int]:
-    """Return the levels of the vmaps whose batch a tensor has."""
+    """Return the vmap levels whose batch a tensor has."""
     levels = set()
     while is_wrapped(t):
         if functorch.is_batchedtensor(t):
@@ -57,7 +59,7 @@ def batches_of(t: torch.Tensor) -> set[int]:
 def skip_as_outermost_frame(functions: Sequence[Callable[..., Any]]) -> None:
     """Let Dynamo trace functions only where a traced function calls them.
 
-    Dynamo has no public setting for that: `torch.compiler.disable` ends the graph of a caller too.
+    Dynamo has no public setting for that: `torch.compiler.disable` ends a caller's graph too.
     """
     from torch._dynamo.eval_frame import set_code_exec_strategy
     from torch._dynamo.types import FrameAction, FrameExecStrategy
@@ -68,7 +70,7 @@ def skip_as_outermost_frame(functions: Sequence[Callable[..., Any]]) -> None:
 
 
 def skip_packages(*names: str) -> None:
-    """Let Dynamo end the graph at calls of these packages, instead of tracing into them."""
+    """Make Dynamo break the graph at calls of these packages, instead of tracing into them."""
     from torch._dynamo import trace_rules
 
     for name in names:
@@ -76,9 +78,9 @@ def skip_packages(*names: str) -> None:
 
 
 def differentiates_other_graph() -> bool:
-    """Return True if the backward graph that Dynamo traces calls a pullback of another graph.
+    """Return True if the traced backward graph calls a pullback of another graph.
 
-    Dynamo hands over its tensors without their graph, so the gradients would be zero (torch 2.13).
+    Dynamo passes its tensors without their graph, so the gradients would be zero (torch 2.13).
     """
     from torch._dynamo.symbolic_convert import InstructionTranslator  # slow to import
     from torch._functorch.eager_transforms import _autograd_grad

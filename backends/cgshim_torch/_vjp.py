@@ -1,4 +1,4 @@
-"""Derivatives of any function, as op_vjp and op_grad take them."""
+"""Derivatives of any function, for op_vjp and op_grad."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def vjp(fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], /) -> Vjp
 
 
 def _vjp_that_runs_again(run: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor]) -> Vjp:
-    """Return a pullback that a rule may keep: it closes over inputs, which each level of torch.func
-    replaces, and not over the graph of one level.
+    """Return a pullback that a rule may keep.
+
+    It closes over inputs, which each level of torch.func replaces, and not over one level's graph.
     """
     outputs, is_random = run_and_watch_randomness(lambda: run(*inputs))
 
@@ -59,7 +60,7 @@ def jvp(
 
 
 def run_and_watch_randomness(run: Callable[[], Any]) -> tuple[Any, bool]:
-    """Return what a function returns, and True if it draws random numbers of torch."""
+    """Return a function's result, and True if it draws random numbers of torch."""
     state, result = torch.get_rng_state(), run()
     return result, not torch.equal(state, torch.get_rng_state())
 
@@ -88,10 +89,12 @@ def vjp_with_variables(
 def _vjp_by_autograd(
     fn: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], variables: Sequence[Tensor]
 ) -> Vjp:
-    """Do torch.func.vjp by torch.autograd; the results require grad only if something outside does."""
+    """Do torch.func.vjp by torch.autograd; results require grad only if an outer derivative is
+    taken.
+    """
     outside = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.enable_grad():
-        # a node of its own for each: an input that comes twice has two gradients
+        # a node per input: an input that comes twice has two gradients
         cut = Cut()
         own = [
             alias(cut(x) if variables else x) if x.requires_grad and outside else _new_leaf(x)
@@ -102,7 +105,7 @@ def _vjp_by_autograd(
         setattr(x, _RUNNING, not x.is_leaf)
     connected = [at for at, y in enumerate(outputs) if y.requires_grad]
     by = [*own, *variables]
-    # fn may hold what only a rule reads
+    # fn may hold tensors that only a rule reads
     sources = [*inputs, *reached([*outputs, *tensors_inside(fn, torch.is_tensor)], {})]
     outside = outside and any(t.requires_grad and getattr(t, _RUNNING, True) for t in sources)
 
@@ -125,7 +128,7 @@ _RUNNING = "_cgshim_vjp_is_running"
 
 
 def _new_leaf(x: Tensor) -> Tensor:
-    """Return x as a leaf of an op_vjp, which is nothing outside of it once the function has run."""
+    """Return x as a leaf of an op_vjp, which is a constant after the function has run."""
     leaf = x.detach().requires_grad_()
     setattr(leaf, _RUNNING, True)
     return leaf
@@ -138,11 +141,10 @@ def transposed(
     refuse: Callable[[str], NoReturn],
     /,
 ) -> Sequence[Tensor]:
-    """Return the transpose of a linear function at upstreams; refuse one that is seen not to be
-    linear.
+    """Return the transpose of a linear function at upstreams; raise an error if it is not linear.
 
     The transpose of a linear function is the same everywhere, and <fn(x), u> = <x, transpose(u)>.
-    Both are checked at two points, where there are values: not in a batch or a compiled graph.
+    Both are checked at two points, unless there are no values: in a batch or a compiled graph.
     """
     points = [ramp(x, at) for at, x in enumerate(inputs)]
     value, pullback = vjp(fn, points)
@@ -153,7 +155,7 @@ def transposed(
     value_there, pullback_there = vjp(fn, elsewhere)
     with torch.no_grad():
         if any(map(functorch.is_legacy_batchedtensor, upstreams)):
-            # of is_grads_batched or vectorize=True, which cannot be compared
+            # is_grads_batched or vectorize=True: not comparable
             upstreams = [ramp(y, at) for at, y in enumerate(value)]
             checked = pullback(upstreams)
         else:
@@ -177,19 +179,19 @@ def _tolerance(x: Tensor, y: Tensor) -> dict[str, float]:
     values = [values_of(t).detach() for t in (x, y) if t.numel()]
     try:
         largest = max([float(t.abs().max()) for t in values], default=0.0)
-    except RuntimeError:  # of fake tensors
+    except RuntimeError:  # fake tensors
         largest = 0.0
     return {"rtol": relative, "atol": relative * largest if largest < float("inf") else 0.0}
 
 
 def ramp(like: Tensor, place: int) -> Tensor:
-    """Return a tensor of small numbers that are all different, and others at each place."""
+    """Return a tensor of different small numbers, which depend on place."""
     numbers = 0.5 + _counted(like) / (2.0 * max(like.numel(), 1))
     return ((1.0 + place / 4.0) * numbers).reshape(like.shape).to(like.dtype)
 
 
 def _alternating(like: Tensor) -> Tensor:
-    """Return -1, 3, -1, 3, ...: times these, numbers have other signs, another order and other ratios."""
+    """Return -1, 3, -1, 3, ...: as factors they change signs, order and ratios."""
     return (4 * ((_counted(like) - 1) % 2) - 1).reshape(like.shape).to(like.dtype)
 
 
@@ -217,7 +219,7 @@ def _are_adjoint(
     difference = (total.real if total.is_complex() else total).abs()
     try:
         return not bool((difference > _relative(terms[0]) * size).any())
-    except RuntimeError:  # of fake tensors
+    except RuntimeError:  # fake tensors
         return True
 
 
@@ -227,21 +229,21 @@ def _relative(x: Tensor) -> float:
 
 
 def differ(xs: Sequence[Tensor], ys: Sequence[Tensor], **tolerance: float) -> bool:
-    """Return True if tensors differ by more than rounding; False where they have no values."""
+    """Return True if tensors differ by more than rounding; False if they have no values."""
     for x, y in zip(map(values_of, xs), map(values_of, ys), strict=True):
         try:
-            # nearly always they are equal, which takes one operation to see
+            # mostly they are equal, which one operation shows
             if not torch.equal(x, y):
                 torch.testing.assert_close(x, y, equal_nan=True, **tolerance)
         except AssertionError:
             return True
-        except RuntimeError:  # of fake tensors
+        except RuntimeError:  # fake tensors
             return False
     return False
 
 
 def values_of(t: Tensor) -> Tensor:
-    """Return a tensor, or the tensor of all members of a batch."""
+    """Return a tensor, or the tensor of a batch's elements."""
     while is_wrapped(t):
         t = functorch.get_unwrapped(t)
     return t

@@ -1,8 +1,8 @@
-"""f and grad_fn on the host: both are NumPy code, and what grad_fn keeps may be any Python object.
+"""f and grad_fn on the host: both are NumPy code, and grad_fn may keep any Python object.
 
-A rule cannot travel through a compiled program. So a number travels, and the host remembers whose
-it is: as long as the rule's owner lives if f ran at once, else for the last few runs. If a rule is
-gone, f runs again for it.
+A rule cannot pass through a compiled program. So a run's number passes, and the host finds the rule
+by it. If f ran eagerly the rule lives as long as its owner, else for the last few runs. If a rule
+is gone, f runs again for it.
 """
 
 from __future__ import annotations
@@ -44,15 +44,13 @@ from cgshim.host._specs import Spec, spec_of
 
 
 class Run:
-    """A run of f on the host: whoever holds it keeps its rule alive. A search of what grad_fn holds
-    finds no more.
-    """
+    """A run of f on the host: an object that holds it keeps its rule alive."""
 
     __slots__ = ("__weakref__",)
 
 
 class Runs:
-    """The rules of runs by their numbers: those that somebody holds, and the last ones of compiled
+    """The rules of runs by their numbers: rules that are held, and the last ones of compiled
     programs.
     """
 
@@ -61,12 +59,12 @@ class Runs:
         self._rules: weakref.WeakKeyDictionary[Run, Rule] = weakref.WeakKeyDictionary()
         self._runs: weakref.WeakValueDictionary[int, Run] = weakref.WeakValueDictionary()
         self._last: collections.OrderedDict[int, Run] = collections.OrderedDict()
-        # not from 0: a number of another process, from a file or a pipe, must not be found here
+        # random, so that a number of another process (a file, a pipe) is not found here
         self._next = random.SystemRandom().randrange(_NUMBERS)
         self._lock = threading.Lock()
 
     def add(self, rule: Rule, sizes: Sequence[int]) -> Any:
-        """Return the number of a run with this rule; for a batch, as many as it has elements."""
+        """Return the number of a run with this rule; for a batch, one per element."""
         run = Run()
         with self._lock:
             number = self._next
@@ -135,7 +133,7 @@ class HostPair:
             self._run_rule, declared_of_floats, f"the gradient of {name}", numbers="passed"
         )
         self._push: Callable[..., Any] | None = None
-        """f's own jvp_fn, where it is promised that f returns one"""
+        """f's own jvp_fn, if the author promises that f returns one"""
         if forward_mode:
             self._push = on_host(
                 self._run_jvp_fn,
@@ -147,16 +145,16 @@ class HostPair:
     def __call__(self, /, *args: Any, **options: Any) -> tuple[Any, ...]:
         backend = backend_or_numpy(args)
         inputs, specs = partition_each(self._name, backend, args)
-        options = self._parameters.default_options | options  # which outputs may ask for
+        options = self._parameters.default_options | options  # outputs may have parameters for them
         have_gradients = [is_differentiable(x.dtype) for x in inputs]
-        # nobody differentiates what a rule speaks for
+        # no derivative is taken of tensors that a rule covers
         constants = combine_each(specs, list(map(backend.stop_gradient, inputs)))
         runs: list[Run] = []
-        if is_traced():  # torch.compile cannot trace a scope, and no f runs
+        if is_traced():  # torch.compile cannot trace a scope, and f does not run
             output, number = self._forward(*constants, **options)
         else:
             output, number = made_here.run(runs, self._forward, *constants, **options)
-        # a list, in which a framework puts the number of each level of derivatives
+        # a list: a framework puts the number of each derivative level in it
         held: list[Any] = [number, runs]
 
         def grad_fn(*upstreams: Any, needs_input_grad: Any) -> list[Any]:
@@ -170,7 +168,7 @@ class HostPair:
         return (output, grad_fn) if self._push is None else (output, grad_fn, jvp_fn)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Callable[..., Any]:
-        """Return the function of an object: a static first argument, which has no gradient."""
+        """Return the function of an object, which is a static first argument without a gradient."""
         if instance is None or isinstance(self._f, staticmethod):
             return self
         return of_object(self._of_object, instance)
@@ -182,13 +180,13 @@ class HostPair:
         )[1:]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle what makes it: its runs are those of this process."""
+        """Pickle the constructor's arguments: the runs belong to this process."""
         return functools.partial(HostPair, **self._made_with), (self._f, self._outputs)
 
     # --- On the host ------------------------------------------------------------------------------
 
     def _run_f(self, sizes: Sequence[int], /, *args: Any, **options: Any) -> tuple[Any, Any]:
-        """Return f's output, and the number of this run, or those of this run for a batch."""
+        """Return f's output, and the number of this run, or one per element of a batch."""
         outputs, rule = self._run(*partition_each(self._name, load("numpy"), args), options)
         return rule.output.combine(outputs), self._runs.add(rule, sizes)
 
@@ -201,7 +199,7 @@ class HostPair:
         /,
         **options: Any,
     ) -> list[Array]:
-        """Return the gradients of the arguments that have one; needed is structured as they are."""
+        """Return the gradients of the arguments that have one; needed is structured like them."""
         inputs, specs, rule = self._found(numbers, args, options)
         gradients, _ = rule(inputs, list(upstreams), needed=_flat(specs, needed))
         return [
@@ -213,7 +211,7 @@ class HostPair:
     def _run_jvp_fn(
         self, numbers: Any, args: Sequence[Any], tangents: Sequence[Any], /, **options: Any
     ) -> Any:
-        """Return the tangent of the output, with zeros for what has none."""
+        """Return the tangent of the output, with zeros for missing tangents."""
         inputs, specs, rule = self._found(numbers, args, options)
         if rule.jvp_fn is None:
             raise refusal(TransformationError, self._name,
@@ -239,8 +237,9 @@ class HostPair:
     def _found(
         self, numbers: Any, args: Sequence[Any], options: Mapping[str, Any]
     ) -> tuple[list[Array], list[TreeSpec], Rule]:
-        """Return the arrays in the arguments, their specs, and the rule of the run with these
-        numbers; f runs again for one that is gone.
+        """Return the argument arrays, their specs, and the rule of the run with these numbers.
+
+        f runs again if the rule is gone.
         """
         inputs, specs = partition_each(self._name, load("numpy"), args)
         rule = self._runs.find(numbers, inputs)
@@ -251,8 +250,8 @@ class HostPair:
     def _run(
         self, inputs: Sequence[Array], specs: Sequence[TreeSpec], options: Mapping[str, Any]
     ) -> tuple[list[Array], Rule]:
-        """Run f on copies of the arguments: its rule keeps them, and a framework may use their
-        memory again.
+        """Run f on copies of the arguments: its rule keeps them, and a framework may reuse their
+        memory.
         """
         count = len(specs)
         names = self._parameters.names_of(count) or [f"argument {at}" for at in range(count)]
@@ -261,8 +260,8 @@ class HostPair:
         return Call(arguments, self._f_of_arrays, options)([locked(np.array(x)) for x in inputs])
 
     def _f_of_arrays(self, *args: Any, **options: Any) -> Any:
-        """Return what f returns, with arrays for Python's numbers in its output: on the host these
-        are results too.
+        """Return f's result, with arrays for Python numbers in its output, which are results here
+        too.
         """
         output, grad_fn = checked_pair(self._name, self._f, self._f(*args, **options))
         as_result = lambda x: np.asarray(x) if isinstance(x, (bool, int, float, complex)) else x
@@ -270,14 +269,14 @@ class HostPair:
 
 
 def _flat(specs: Sequence[TreeSpec], trees: Sequence[Any]) -> list[Any]:
-    """Return the leaves of trees that are structured as these are, one for each tensor."""
+    """Return the leaves of trees with these specs, one per tensor."""
     return [
         leaf for spec, tree in zip(specs, trees, strict=True) for leaf in spec.align(tree) or ()
     ]
 
 
 def _or_zeros(derivative: Any, x: Any) -> Array:
-    """Return a derivative of or by what has this shape and dtype, or zeros for None."""
+    """Return a derivative with this shape and dtype, or zeros for None."""
     return np.zeros(x.shape, x.dtype) if derivative is None else derivative
 
 
@@ -285,7 +284,7 @@ _NUMBERS = 2**31 - 1
 
 
 def _numbers_from(number: int, sizes: Sequence[int]) -> Array:
-    """Return as many numbers as a batch has elements, in order."""
+    """Return one number per element of a batch, in order."""
     return ((number + np.arange(math.prod(sizes))) % _NUMBERS).astype(np.int32).reshape(sizes)
 
 

@@ -34,7 +34,7 @@ from cgshim.ops._tensors import (
 
 
 def _definition(name: str) -> Callable[..., Any] | None:
-    """Return NumPy's function of this name in terms of others; None if it is not defined here."""
+    """Return cgshim's own definition of this NumPy function, or None."""
     for module in (_statistics, _elementwise, _algebra, _special):
         function = vars(module).get(name.replace(".", "_"))
         if isinstance(function, FunctionType) and function.__module__ == module.__name__:

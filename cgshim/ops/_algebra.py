@@ -78,7 +78,7 @@ def linalg_norm(x: Tensor, ord: Any = None, axis: Axis = None, keepdims: bool = 
     if ord is None or len(axes) == 1:
         ord = 2 if ord is None else ord
         return linalg_vector_norm(x, axis=axes, keepdims=keepdims, ord=ord)
-    moved = ops.moveaxis(x, axes, (-2, -1))  # a ValueError if these are not two
+    moved = ops.moveaxis(x, axes, (-2, -1))  # moveaxis raises ValueError unless there are two axes
     return with_axes(linalg_matrix_norm(moved, ord=ord), x, axes, keepdims)
 
 
@@ -127,7 +127,7 @@ def linalg_multi_dot(arrays: Sequence[Tensor]) -> Tensor:
 def linalg_solve_triangular(
     a: Tensor, b: Tensor, trans: Any = 0, lower: bool = False, unit_diagonal: bool = False
 ) -> Tensor:
-    """Solve by the triangle of a alone, with SciPy's parameters."""
+    """Solve with one triangle of a, with SciPy's parameters."""
     if trans in (2, "C"):
         a = ops.conj(a)
     if trans not in (0, "N"):
@@ -141,7 +141,7 @@ def linalg_solve_triangular(
     return own(a, b[:, None], lower)[:, 0] if len(b.shape) == 1 else own(a, b, lower)
 
 
-# --- Fourier transforms of real numbers, and along several axes, in terms of those along one -------
+# --- Fourier transforms of real numbers, and along several axes -----------------------------------
 
 
 def fft_rfft(a: Tensor, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
@@ -153,12 +153,12 @@ def fft_rfftn(a: Tensor, s: Any = None, axes: Any = None, norm: str | None = Non
 
 
 def _half(transformed: Tensor, axis: int) -> Tensor:
-    """Return what a transform of real numbers has beside its conjugates."""
+    """Return half of a transform of real numbers; the other half is its conjugate."""
     return ops.take(transformed, np.arange(transformed.shape[axis] // 2 + 1), axis=axis)
 
 
 def fft_irfft(a: Tensor, n: int | None = None, axis: int = -1, norm: str | None = None) -> Tensor:
-    """Return the real part of the waves; each stands for two but those that have no conjugate."""
+    """Return the real part of the waves; each counts twice, unless it is its own conjugate."""
     size = 2 * (a.shape[axis] - 1) if n is None else n
     waves = np.arange(min(size // 2 + 1, a.shape[axis]))
     waves_first = ops.moveaxis(ops.take(a, waves, axis=axis), axis, -1)
@@ -195,4 +195,4 @@ WITH_PARAMETERS = {
     "fft.rfft2": functools.partial(fft.rfftn, axes=(-2, -1)),
     "fft.irfft2": functools.partial(fft.irfftn, axes=(-2, -1)),
 }
-"""what is another function with fixed parameters"""
+"""functions that are another function with fixed parameters"""

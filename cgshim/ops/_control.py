@@ -1,4 +1,4 @@
-"""Loops and branches with the signatures of jax.lax: Python's own if the framework offers none."""
+"""Loops and branches with the signatures of jax.lax; Python's own where a framework has none."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *op
 
     Notes
     -----
-    The signature is that of ``jax.lax.cond``.
+    The signature follows ``jax.lax.cond``.
     """
     backend = backend_or_numpy([pred, *operands])
     own = own_function(backend, "lax.cond")
@@ -64,8 +64,7 @@ def cond(pred: Any, true_fun: Callable[..., T], false_fun: Callable[..., T], *op
 def while_loop(
     cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Tree
 ) -> Tree:
-    """Apply ``body_fun`` to a value, first ``init_val``, while ``cond_fun`` of it is true; return
-    the last value.
+    """Apply ``body_fun`` to a value while ``cond_fun`` of it is true, and return the last value.
 
     Parameters
     ----------
@@ -93,7 +92,7 @@ def while_loop(
 
     Notes
     -----
-    The signature is that of ``jax.lax.while_loop``; JAX has no reverse mode through it.
+    The signature follows ``jax.lax.while_loop``. JAX has no reverse mode for it.
     """
     backend = backend_or_numpy([init_val])
     value = with_leaves(backend, backend.convert_to_tensor, init_val)
@@ -116,8 +115,7 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
 ) -> tuple[Tree, Tree]:
-    """Return the last carry and the stacked outputs of ``carry, y = f(carry, x)`` over the first
-    axis of xs.
+    """Return the last carry and the stacked ``y`` of ``carry, y = f(carry, x)`` along xs.
 
     Parameters
     ----------
@@ -132,8 +130,8 @@ def scan(
     reverse : bool
         Go from the last x to the first; each y stands at its x's place.
     unroll : int or bool
-        How many steps JAX writes out in one turn of its loop, or True for all. Elsewhere it changes
-        nothing.
+        How many steps JAX writes out in one turn of its loop, or True for all. Other backends
+        ignore it.
 
     Returns
     -------
@@ -158,7 +156,7 @@ def scan(
 
     Notes
     -----
-    The signature is that of ``jax.lax.scan``.
+    The signature follows ``jax.lax.scan``.
     """
     if not isinstance(unroll, int) or (unroll < 1 and unroll is not False):
         raise refusal(CustomGradientTypeError, "op_scan",
@@ -181,9 +179,7 @@ def scan(
 
 
 def _keeping(op: str, what: str, backend: Backend, body: Callable[..., Any]) -> Callable[..., Any]:
-    """Return body with a check: its value, or the first of its pair, must be of the same kind as
-    its first argument.
-    """
+    """Check that body returns a value, or a first item, of the same kind as its first argument."""
 
     def checked(value: Tree, *rest: Any) -> Any:
         result = body(value, *rest)

@@ -1,4 +1,4 @@
-"""NumPy's functions of elements and shapes in terms of its other functions."""
+"""NumPy's elementwise and shape functions in terms of its other functions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def select(condlist: Sequence[Tensor], choicelist: Sequence[Any], default: Any =
 
 
 def digitize(x: Tensor, bins: Any, right: bool = False) -> Tensor:
-    """Return the bin of each number; bins must increase or decrease."""
+    """Return the index of each number's bin; bins must increase or decrease."""
     bins, side = _numbers_beside(x, bins), "left" if right else "right"
     places = ops.searchsorted(bins, x, side=side)
     if bins.shape[0] < 2:
@@ -74,7 +74,7 @@ def interp(x: Tensor, xp: Any, fp: Any) -> Tensor:
 
 
 def _numbers_beside(x: Tensor, numbers: Any) -> Tensor:
-    """Return a list of numbers as a tensor, of x's dtype if x has floats; a tensor as it is."""
+    """Return a list of numbers as a tensor, of x's dtype if x has floats; keep a tensor."""
     kind = dtype(x) if dtype(x).startswith(INEXACT) else None
     return convert_to_tensor(numbers, kind) if isinstance(numbers, (list, tuple)) else numbers
 
@@ -209,16 +209,16 @@ def logspace(
     return ops.asarray(ops.power(base, ops.linspace(start, stop, num, endpoint=endpoint)), dtype)
 
 
-# --- What only moves elements: NumPy itself moves their places, and one gather the elements --------
+# --- Functions that only move elements: NumPy moves their indices, and one gather the elements -----
 
 
 def _places(x: Tensor) -> np.ndarray[Any, Any]:
-    """Return an array shaped as x, of where each element is in x made flat."""
+    """Return an array shaped as x, with each element's index in the flattened x."""
     return np.arange(np.prod(np.shape(x), dtype=int)).reshape(np.shape(x))
 
 
 def _moved(name: str, x: Tensor, *args: Any, **options: Any) -> Any:
-    """Return what NumPy's function of this name makes of a tensor, or the list of such."""
+    """Apply a NumPy function that moves elements to a tensor, or to a list of tensors."""
     places = getattr(np, name)(_places(x), *args, **options)
     if isinstance(places, list):
         return [ops.take(x, each) for each in places]
@@ -226,7 +226,7 @@ def _moved(name: str, x: Tensor, *args: Any, **options: Any) -> Any:
 
 
 def _each_moved(name: str, *xs: Tensor, **options: Any) -> Any:
-    """Return what NumPy's function of this name makes of each of several tensors."""
+    """Apply such a function to each of several tensors."""
     places = getattr(np, name)(*map(_places, xs), **options)
     return type(places)([ops.take(x, at) for x, at in zip(xs, places, strict=True)])
 
@@ -241,14 +241,16 @@ MOVES: dict[str, Callable[..., Any]] = {
 
 
 def kron(a: Tensor, b: Tensor) -> Tensor:
-    """Multiply the elements of a and of b that NumPy's product brings together."""
+    """Multiply the elements of a and b that NumPy's product pairs."""
     of_a = np.kron(_places(a), np.ones(np.shape(b), int))
     of_b = np.kron(np.ones(np.shape(a), int), _places(b))
     return ops.take(a, of_a) * ops.take(b, of_b)
 
 
 def diag(v: Tensor, k: int = 0) -> Tensor:
-    """Return a diagonal, or a matrix of one; the place before all others is a zero's."""
+    """Return a diagonal, or a matrix with this diagonal; an index before all others stands for
+    zero.
+    """
     flat = ops.ravel(v)
     return ops.take(ops.concatenate([ops.zeros_like(flat[:1]), flat]), np.diag(_places(v) + 1, k))
 

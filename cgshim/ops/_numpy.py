@@ -1,7 +1,7 @@
-"""Find a NumPy function in a framework: with NumPy's parameters and numbers, or not at all.
+"""Find a NumPy function in a framework, with NumPy's parameters and numbers, or raise an error.
 
-The framework's backend comes first; then a definition in terms of other NumPy functions; autoray
-translates for a backend that offers no functions itself.
+The backend's functions come first, then definitions in terms of other NumPy functions. autoray
+translates for a backend without functions of its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NumPyFunction = Callable[..., Any]
 
 
 class Namespace:
-    """NumPy's functions, or those with a prefix: linalg., fft. and (SciPy's) special."""
+    """NumPy's functions, or the functions with a prefix: linalg., fft. and (SciPy's) special."""
 
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
@@ -52,11 +52,9 @@ class Namespace:
 
 
 def cached_function(name: str, namespace: dict[str, Any]) -> NumPyFunction:
-    """Return the function of this NumPy name, for the tensors of any backend, and keep it in its
-    namespace.
-    """
+    """Return the function of this NumPy name for every backend, and cache it in its namespace."""
     function = not_converted(_function_named(name))
-    if not is_traced():  # torch.compile would have to undo it
+    if not is_traced():  # torch.compile would have to undo the write
         namespace[name.rpartition(".")[2]] = function
     return function
 
@@ -69,7 +67,7 @@ def _function_named(name: str) -> NumPyFunction:
     hint = ""
     if not ("." in name or own.startswith("_")):
         place = _place_in_namespace(name)
-        if hasattr(np, name):  # a number, a dtype, a module
+        if hasattr(np, name):  # a number, a dtype or a module
             hint = f"; write numpy.{name}"
         elif place:
             hint = f"; call ops.{place}.{name}"
@@ -79,7 +77,7 @@ def _function_named(name: str) -> NumPyFunction:
 
 
 def _place_in_namespace(name: str) -> str | None:
-    """Return which of linalg, fft and special has a function of this name."""
+    """Return linalg, fft or special: the module that has a function of this name."""
     for space in ("linalg", "fft", "special"):
         if _is_function(f"{space}.{name}"):
             return space
@@ -96,7 +94,7 @@ _ALIASES = {
     "logsumexp": "special.logsumexp",
     **{f"linalg.{name}": name for name in ("cross", "matmul", "matrix_transpose", "outer", "tensordot", "vecdot")},
 }  # fmt: skip
-"""other names that NumPy, the array API standard or jax.nn has for a function"""
+"""other names of a function in NumPy, the array API standard or jax.nn"""
 
 
 def _is_function(name: str) -> bool:
@@ -108,7 +106,7 @@ def _is_function(name: str) -> bool:
 
 
 def _is_elementwise(name: str) -> bool:
-    """Return True if all arguments are tensors, for which a number may stand."""
+    """Return True if every argument is a tensor or a number that stands for one."""
     space, _, own = name.rpartition(".")
     if space == "special":
         return own not in ("softmax", "log_softmax", "logsumexp")
@@ -118,8 +116,8 @@ def _is_elementwise(name: str) -> bool:
 def _numpy_named(name: str) -> NumPyFunction:
     elementwise = _is_elementwise(name)
 
-    # Most calls have one or two arguments, or one and an axis: by these names, and without a call
-    # of what could be a helper, to find the way takes half the time.
+    # Most calls have one or two arguments, or one and an axis. Code by these names, without
+    # helpers, takes half the time.
     def function(
         x: Any = _NOTHING, y: Any = _NOTHING, /, *rest: Any, axis: Any = _NOTHING, **options: Any
     ) -> Any:
@@ -147,7 +145,7 @@ def _numpy_named(name: str) -> NumPyFunction:
                     options["axis"] = axis
                 if way is not None and (not options or _are_numbers(options)):
                     return way(x, **options) if y is _NOTHING else way(x, y, *rest, **options)
-            except (TypeError, NotImplementedError):  # below in our words
+            except (TypeError, NotImplementedError):  # reported below
                 pass
         if axis is not _NOTHING:
             options["axis"] = axis
@@ -159,7 +157,7 @@ def _numpy_named(name: str) -> NumPyFunction:
 
 
 _NOTHING: Any = object()
-"""stands for an argument that is not there"""
+"""marks a missing argument"""
 
 
 def _passed(*args: Any) -> list[Any]:
@@ -167,7 +165,7 @@ def _passed(*args: Any) -> list[Any]:
 
 
 def _looked_at(name: str, elementwise: bool, args: Sequence[Any], options: dict[str, Any]) -> Any:
-    """Call the framework's function of this name with arguments whose types do not tell all."""
+    """Call the framework's function of this name, with arguments whose types do not decide."""
     backend = backend_or_numpy([*args, *options.values()])
     args = [_tensors_of(name, backend, arg) for arg in args]
     options = {key: _tensors_of(name, backend, value) for key, value in options.items()}
@@ -185,12 +183,12 @@ def _looked_at(name: str, elementwise: bool, args: Sequence[Any], options: dict[
 
 _ways: dict[Any, NumPyFunction | None] = {}
 _MOST = 10_000
-"""so many are remembered"""
+"""the most types that are cached"""
 _UNKNOWN: Any = object()
 
 
 def _are_numbers(options: dict[str, Any]) -> bool:
-    """Return True if options hold numbers, names, and tuples of these, which need no look."""
+    """Return True if options hold only numbers, names, and tuples of these."""
     for value in options.values():
         is_simple = type(value) in SIMPLE
         if not is_simple and not (type(value) is tuple and SIMPLE.issuperset(map(type, value))):
@@ -199,11 +197,11 @@ def _are_numbers(options: dict[str, Any]) -> bool:
 
 
 def _learnt(key: tuple[Any, ...], args: Sequence[Any], elementwise: bool) -> NumPyFunction | None:
-    """Return the framework's function for arguments of the key's types, and keep it; None if they
-    must be looked at.
+    """Return the framework's function for argument types, and cache it; None if types do not
+    decide.
 
-    The types tell where all is clear: tensors of the framework that is chosen, or of one where none
-    is, and numbers, also in lists and tuples. A list's type is the set of its elements' types.
+    The types decide for tensors of the chosen framework (or of one framework if none is chosen) and
+    for numbers, also in lists and tuples. A list's type is the set of its items' types.
     """
     name, chosen, *types = key
     leaves = [leaf for arg in args for leaf in (arg if type(arg) in (list, tuple) else (arg,))]
@@ -230,25 +228,25 @@ def _with_numbers(function: NumPyFunction, backend: Backend, *args: Any, **kwarg
 
 
 ops = Namespace()
-"""for the definitions of functions in terms of other functions"""
+"""the namespace that definitions call"""
 linalg, fft, special = Namespace("linalg."), Namespace("fft."), Namespace("special.")
 
 definition: Callable[[str], NumPyFunction | None] = lambda name: None
-"""returns such a definition, or None; cgshim.ops puts its own here: definitions import this file"""
+"""returns such a definition, or None; cgshim.ops sets it, because definitions import this module"""
 
-# torch.compile reads attributes only when used, but a whole dict
+# torch.compile reads an object's attributes lazily, but a whole dict
 _functions = types.SimpleNamespace()
 
 
 def function_of(backend: Backend, name: str) -> NumPyFunction:
-    """Return the framework's function of this NumPy name, or a definition in terms of others."""
+    """Return the framework's function of this NumPy name, or cgshim's definition."""
     return getattr(_functions, _place_of(name, name_of(backend)))  # type: ignore[no-any-return]
 
 
 @constant_when_traced
 def _place_of(name: str, framework: str) -> str:
-    """Find the framework's function of this NumPy name, once; return the attribute of _functions
-    that holds it.
+    """Find the framework's function of this NumPy name once; return its attribute name in
+    _functions.
     """
     place = f"{framework}_{name}".replace(".", "_")
     if not hasattr(_functions, place):
@@ -271,15 +269,13 @@ def _function_of(name: str, framework: str) -> NumPyFunction:
 
 
 def own_function(backend: Backend, name: str) -> NumPyFunction | None:
-    """Return what the backend offers under this name; None if it offers no functions."""
+    """Return the backend's function of this name; None if it has none."""
     lookup: Callable[[str], NumPyFunction | None] | None = getattr(backend, "numpy_function", None)
     return lookup(name) if lookup else None
 
 
 def _tensors_of(name: str, backend: Backend, value: Any) -> Any:
-    """Return value; NumPy arrays and Keras Variables, also in its lists, become tensors of the
-    backend.
-    """
+    """Return value, with NumPy arrays and Keras Variables (also in lists) as the backend's tensors."""
     if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
         return type(value)(_tensors_of(name, backend, item) for item in value)
     tensor = as_tensor(f"op_{name}", backend, value)

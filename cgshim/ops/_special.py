@@ -1,6 +1,4 @@
-"""What NumPy lacks, in terms of its functions: SciPy's special functions, and what networks are made
-of, with the parameters and defaults of jax.nn and jax.lax.
-"""
+"""Functions that NumPy lacks: SciPy's special functions, and those of jax.nn and jax.lax."""
 
 from __future__ import annotations
 
@@ -77,7 +75,7 @@ def special_ndtr(x: Tensor) -> Tensor:
     return 0.5 * special.erfc(x * -math.sqrt(0.5))
 
 
-# --- What networks are made of --------------------------------------------------------------------
+# --- Neural networks -------------------------------------------------------------------------------
 
 
 def softmax(x: Tensor, axis: Axis = -1) -> Tensor:
@@ -89,7 +87,7 @@ def log_softmax(x: Tensor, axis: Axis = -1) -> Tensor:
 
 
 def relu(x: Tensor) -> Tensor:
-    """Return the positive part, whose derivative at 0 is 0; a nan stays."""
+    """Return the positive part, with derivative 0 at 0; NaN stays NaN."""
     return ops.where(x <= 0, ops.zeros_like(x), x)
 
 
@@ -98,14 +96,14 @@ def softplus(x: Tensor) -> Tensor:
 
 
 def one_hot(x: Tensor, num_classes: int, *, dtype: Any = None, axis: int = -1) -> Tensor:
-    """Return ones where the class is x; where x is no class, there are zeros."""
+    """Return ones at the index x, and zeros where x is out of range."""
     classes = ops.arange(num_classes)
     encoded = ops.moveaxis(ops.expand_dims(x, -1) == classes, -1, axis)
     return cast(encoded, ops.ones(()).dtype if dtype is None else dtype)
 
 
 def top_k(operand: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the largest numbers of the last axis, and where they are: of equal ones the first."""
+    """Return the largest numbers of the last axis and their indices; of equal ones the first."""
     backwards = ops.argsort(ops.flip(operand, -1), axis=-1, stable=True)
     indices = operand.shape[-1] - 1 - ops.flip(backwards, -1)[..., :k]
     return ops.take_along_axis(operand, indices, axis=-1), indices

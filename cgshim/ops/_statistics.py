@@ -1,6 +1,4 @@
-"""NumPy's statistics in terms of its other functions, for frameworks that lack them or mean
-something else.
-"""
+"""NumPy's statistics in terms of its other functions, for frameworks that lack or change them."""
 
 from __future__ import annotations
 
@@ -88,9 +86,9 @@ def _quantile(a: Tensor, q: float, axis: Axis, keepdims: bool) -> Tensor:
     place = q * (ordered.shape[-1] - 1)
     below, above = math.floor(place), math.ceil(place)
     low, high = ordered[..., below], ordered[..., above]
-    part = place - below  # of infinities there is no difference
+    part = place - below  # the difference of infinities is NaN
     between = low * (1 - part) + high * part if part else low
-    missing = ops.any(ops.isnan(ordered), axis=-1)  # with a nan, the order means nothing
+    missing = ops.any(ops.isnan(ordered), axis=-1)  # with a NaN the order means nothing
     return with_axes(
         ops.where(missing, ops.full_like(between, math.nan), between), a, axis, keepdims
     )
@@ -111,7 +109,7 @@ def _without_nan(a: Tensor, instead: float) -> Tensor:
 
 
 def _of_the_rest(name: str, instead: float) -> Callable[..., Tensor]:
-    """Return NumPy's function of this name, with another number for each nan."""
+    """Return NumPy's function of this name, with NaN replaced by another number."""
     return lambda a, axis=None, **options: getattr(ops, name)(
         _without_nan(a, instead), axis=axis, **options
     )
@@ -120,7 +118,7 @@ def _of_the_rest(name: str, instead: float) -> Callable[..., Tensor]:
 nansum, nanprod = _of_the_rest("sum", 0.0), _of_the_rest("prod", 1.0)
 nancumsum = _of_the_rest("cumsum", 0.0)
 nanargmax, nanargmin = _of_the_rest("argmax", -math.inf), _of_the_rest("argmin", math.inf)
-# of no number at all they are infinite, not NumPy's nan with a warning
+# an empty input gives inf, not NumPy's NaN with a warning
 nanmax, nanmin = _of_the_rest("max", -math.inf), _of_the_rest("min", math.inf)
 
 

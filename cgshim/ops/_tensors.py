@@ -69,8 +69,7 @@ def convert_to_tensor(x: Any, dtype: Any = None) -> Tensor:
 
 @not_converted
 def cast(x: Any, dtype: Any) -> Tensor:
-    """Return x, a tensor of any shape, in another dtype (a name such as "float32", or the
-    framework's own).
+    """Return x, a tensor of any shape, in another dtype (the framework's, or a name).
 
     Examples
     --------
@@ -82,8 +81,7 @@ def cast(x: Any, dtype: Any) -> Tensor:
 
 @not_converted
 def convert_to_numpy(x: Any) -> np.ndarray[Any, Any]:
-    """Return x, a tensor of any framework, shape and dtype, as a NumPy array: on the host, not
-    differentiated.
+    """Return x, a tensor of any framework, shape and dtype, as a detached NumPy array on the host.
 
     Examples
     --------
@@ -97,7 +95,7 @@ def convert_to_numpy(x: Any) -> np.ndarray[Any, Any]:
 
 @not_converted
 def stop_gradient(x: Any) -> Tensor:
-    """Return x, a tensor of any shape, as a constant: the same value, and no gradient.
+    """Return x, a tensor of any shape, as a constant: the same value without a gradient.
 
     Examples
     --------
@@ -122,8 +120,7 @@ def is_tensor(x: object) -> bool:
 
 @not_converted
 def shape(x: Any) -> tuple[Any, ...]:
-    """Return the shape of a tensor as a tuple; None stands for a size that a graph does not know
-    yet.
+    """Return the shape of a tensor as a tuple; None stands for a size that a graph leaves open.
 
     Examples
     --------
@@ -135,8 +132,7 @@ def shape(x: Any) -> tuple[Any, ...]:
 
 @not_converted
 def dtype(x: Any) -> str:
-    """Return the name of a tensor's dtype, the same in every framework: "float32", "bfloat16",
-    "int64".
+    """Return the framework-free name of a tensor's dtype: "float32", "bfloat16", "int64".
 
     Examples
     --------
@@ -146,20 +142,19 @@ def dtype(x: Any) -> str:
     return dtype_name(convert_to_tensor(x).dtype)
 
 
-# --- The transposes of broadcasting and of gathering ----------------------------------------------
+# --- Transposes of broadcasting and of gathering --------------------------------------------------
 
 
 @not_converted
 def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
-    """Sum a gradient over what was broadcast: the transpose of broadcasting ``like`` to the
-    gradient's shape.
+    """Sum a gradient over the broadcast axes: the transpose of broadcasting ``like``.
 
     Parameters
     ----------
     gradient : tensor
-        Its shape is one to which like's can be broadcast; any dtype.
+        Of a shape to which like broadcasts, and any dtype.
     like : tensor or tuple of int
-        What was broadcast, or its shape.
+        The tensor that was broadcast, or its shape.
 
     Returns
     -------
@@ -187,7 +182,7 @@ def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
     wanted = shape_of(like if is_shape else convert_to_tensor(like).shape)
     actual = shape_of(convert_to_tensor(gradient).shape)
     is_known = all(size is not None and size is not ... for size in (*wanted, *actual))
-    # else they are sizes of a graph's run
+    # else the sizes are known only when the graph runs
     if not is_known and (own := own_function(backend, "sum_to_shape")):
         return own(gradient, like)
     extra = len(actual) - len(wanted)
@@ -205,8 +200,7 @@ def sum_to_shape(gradient: Tensor, like: Any) -> Tensor:
 
 @not_converted
 def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor:
-    """Add values to x at indices along an axis, twice at an index that comes twice: the transpose
-    of a gather.
+    """Add values to x at indices along an axis: the transpose of a gather. Repeated indices add up.
 
     Parameters
     ----------
@@ -256,16 +250,15 @@ def index_add(x: Tensor, index: Tensor, values: Tensor, axis: int = 0) -> Tensor
 
 @not_converted
 def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
-    """Return a tree of fn's results for each tensor of a tree, and for the tensors at its place in
-    the rest.
+    """Apply fn to each tensor of a tree, and to the tensors at its place in the other trees.
 
     Parameters
     ----------
     fn : callable
         Takes one tensor for each tree.
     tree, *rest : tree
-        Of what the backend's registry knows (lists, dicts, modules), with the same structure. A
-        leaf that is not a tensor stays as it is in the first.
+        Containers of the backend's registry (lists, dicts, modules), of the same structure. A leaf
+        of the first that is not a tensor stays as it is.
 
     Returns
     -------
@@ -297,29 +290,29 @@ def tree_map(fn: Callable[..., Any], tree: Tree, *rest: Tree) -> Tree:
     return spec.combine([fn(*each) for each in zip(tensors, *columns, strict=True)])
 
 
-# --- What the definitions of NumPy's functions share: floats, and the axes of a reduction ----------
+# --- Shared by the definitions of NumPy's functions: floats and reduced axes ------------------------
 
 
 INEXACT = ("float", "bfloat", "complex")
-"""the beginnings of the names of dtypes that have fractions"""
+"""prefixes of the names of dtypes that have fractions"""
 
 
 def count_of(x: Tensor, axis: Axis) -> Any:
     """Return how many elements a reduction over these axes combines."""
     sizes = [x.shape[at] for at in axes_of(x, axis)]
-    if None in sizes:  # a graph does not know it yet
+    if None in sizes:  # a graph leaves the size open
         return ops.sum(ops.ones_like(as_float(x)), axis=axis, keepdims=True)
     return math.prod(sizes)
 
 
 def free_of(count: Any, ddof: float) -> Any:
-    """Return the degrees of freedom, of which there are not less than none."""
+    """Return the degrees of freedom, at least 0."""
     free = count - ddof
     return max(free, 0) if isinstance(free, (int, float)) else ops.maximum(free, 0.0)
 
 
 def as_float(x: Tensor) -> Tensor:
-    """Return x; if it holds integers or booleans, in the dtype of the framework's division."""
+    """Return x; integers and booleans become the dtype of the framework's division."""
     return x if dtype(x).startswith(INEXACT) else ops.true_divide(cast(x, "int64"), 1)
 
 

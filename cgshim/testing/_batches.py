@@ -1,4 +1,4 @@
-"""A rule for batches, compared with calls for one element after the other."""
+"""Compare a batching rule with calls for one element after the other."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ Map = Callable[
 """`vmap(fn, batched, inputs)` maps fn over the first axis of the inputs that are batched."""
 
 SIZE = 3
-"""of the batch"""
+"""the batch size"""
 
 
 def vmap_of(backend: Backend) -> Map | None:
-    """Return the framework's vmap: that of its backend, or else our own; None if it has none."""
+    """Return the backend's vmap, or cgshim's own for the framework; None if there is none."""
     return getattr(backend, "vmap", None) or _VMAPS.get(name_of(backend))
 
 
 def check_batches(
     op: str, function: Function, values: Sequence[Array], random: np.random.Generator, rtol: float | None
 ) -> None:  # fmt: skip
-    """Compare what the rule for batches returns with calls for each element: outputs, the gradient of
-    a batch, and the gradients of its elements; all inputs are batched, and then each alone.
+    """Compare the batching rule with calls for each element.
+
+    It compares outputs, the gradient of a batch, and the gradients of its elements: with all inputs
+    batched, and then with only one.
     """
     vmap = vmap_of(function.backend)
     if vmap is None:
@@ -51,7 +53,7 @@ def check_batches(
 
 
 class _Batch:
-    """A batch, and its elements."""
+    """A batch and its elements."""
 
     def __init__(
         self, op: str, function: Function, vmap: Map, batched: Sequence[bool], inputs: Sequence[Array],
@@ -62,7 +64,7 @@ class _Batch:
         self.rtol = np.finfo(inputs[0].dtype).eps ** (1 / 3) if rtol is None else rtol
 
     def check(self, random: np.random.Generator) -> None:
-        """Compare the outputs and both gradients with those of the elements."""
+        """Compare the outputs and both gradients with the results for the elements."""
         of_rows = [self.function(row) for row in self.rows]
         outputs = [np.stack(each) for each in zip(*of_rows, strict=True)]
         self._compare(

@@ -31,14 +31,14 @@ HIGHER_ORDER = (
 )
 
 DIRECTIONS = 2
-"""how many random directions change each argument; one shows a wrong derivative with probability one"""
+"""how many random directions change each argument; one shows a wrong derivative almost surely"""
 
 _FAR = 1000.0
-"""how much larger a change is than one that may be lost beside it"""
+"""the ratio of changes at which the smaller one is lost"""
 
 # The frameworks' own checkers (torch.autograd.gradcheck and gradgradcheck,
 # jax.test_util.check_grads, tf.test.compute_gradient, autograd.test_util.check_grads) do not
-# suffice: none names argument, output and index together, takes a surrogate or knows others'
+# suffice: none names argument, output and index together, takes a surrogate or supports other
 # backends; JAX's needs a global switch for float64 and TensorFlow's has no second order. One
 # checker on the Backend protocol has all that; the tests compare its verdicts with theirs.
 
@@ -55,8 +55,7 @@ def check_gradients(
     atol: float | None = None,
     against: Callable[..., Any] | None = None,
 ) -> None:
-    """Compare the derivatives of a function with central differences, for each argument and output
-    separately.
+    """Compare the derivatives of a function with central differences, per argument and output.
 
     Parameters
     ----------
@@ -67,8 +66,8 @@ def check_gradients(
         Where to check it; float and complex tensors, of any shape, are changed, the rest stays as
         it is.
     order : int, optional
-        The highest derivative to check: those of order n are compared with differences of those of
-        order n - 1. By default 2, and 1 of an op that is ``once_differentiable``.
+        The highest derivative to check: order n is compared with differences of order n - 1. By
+        default 2, and 1 of an op that is ``once_differentiable``.
     modes : iterable of str, optional
         "reverse", "forward" or both. By default forward mode is checked if an op promises it with
         ``forward_mode=True`` or by a jvp_fn, and in any other function if nothing refuses it; if
@@ -77,15 +76,15 @@ def check_gradients(
         The positional arguments whose gradients to check, as in ``op_grad``; by default all of
         them.
     variables : list of float or complex tensors, optional
-        Trainable state that fn reads without being given it, in double precision: PyTorch's
-        Parameters, TensorFlow's Variables. Each is changed in place, as the arguments are, and has
-        its value back afterwards.
+        Trainable state that fn captures, in double precision: PyTorch's Parameters, TensorFlow's
+        Variables. Each is changed in place, as the arguments are, and has its value back
+        afterwards.
     rtol, atol : float, optional
         By default the step of the differences, 6e-6 in float64, and 4e-8 of the function's own
         size and 4e-10 besides: if all derivatives are smaller, name an atol, or scale the function.
     against : callable, optional
         The function for the differences: the surrogate of a function that has other derivatives on
-        purpose. Its values may be others: that of the identity with a reversed gradient is ``-x``.
+        purpose. Its values may differ: for the identity with a reversed gradient use ``-x``.
 
     Raises
     ------
@@ -93,8 +92,8 @@ def check_gradients(
         If a derivative is wrong; it names the argument, the output and the index. If a difference
         is not finite, it says so instead, because nothing is known there.
     CustomGradientError
-        For what the op refuses: a gradient of a wrong shape, forward mode that was asked for and is
-        not promised, a second order if it is ``once_differentiable``.
+        If the op does not support a check: a gradient of a wrong shape, forward mode without a
+        promise, a second order if it is ``once_differentiable``.
 
     Examples
     --------
@@ -107,11 +106,11 @@ def check_gradients(
     -----
     Directions and upstream gradients are random and the same in every run. The checks use float64,
     on JAX too, whose switch for it is on only while they run; a framework without float64 is
-    checked in what it has.
+    checked in its widest float.
 
     An op with a rule for batches (``vmap=``) is mapped by the framework too, if that has a vmap:
-    outputs, the gradients of a batch and those of its elements are compared with calls for one
-    element after the other.
+    outputs and gradients of a batch and its elements are compared with calls for one element after
+    the other.
 
     Complex numbers are checked as any others: a framework's gradients are compared in its own
     convention, while rules are written in one for all of them, ``u * conj(2 * z)`` for ``z * z``.
@@ -131,7 +130,7 @@ def check_gradients(
     with double_precision(backend):
         if variables:
             variables = checked_variables(op, backend, variables)
-            # it raises an error where a framework has no such state
+            # raises an error if the framework has no such state
             by_variables_too(op, backend, variables)
         derived, values = flatten(op, backend, fn, args, argnums, variables)
         differenced = (
@@ -205,8 +204,9 @@ class _Check:
     atol: float | None
 
     def __call__(self, modes: Sequence[str], demanded: bool) -> None:
-        """Check these modes; if forward mode is not demanded, an error that refuses it ends that
-        part.
+        """Check these modes.
+
+        If forward mode is not demanded, an error from it ends that part.
         """
         changes = [
             self._change(at, _random(self.random, value) * np.maximum(1, abs(value)))
@@ -228,8 +228,10 @@ class _Check:
         return _Change(at, step, differences)
 
     def _refined(self, change: _Change) -> _Change:
-        """Return a change whose differences are right where the function bends within one step, as
-        near a pole: by a step of half the size, too, the error by order is known (Richardson).
+        """Return a change whose differences are right where fn bends within one step, as near a
+        pole.
+
+        A step of half the size estimates the truncation error (Richardson).
         """
         half = self._change(change.input, change.step / 2)
         pairs = zip(half.differences, change.differences, strict=True)
@@ -255,11 +257,10 @@ class _Check:
     # --- In reverse mode <gradient, step> is <upstream, difference> ---
 
     def _check_reverse(self, changes: Sequence[_Change]) -> None:
-        """Check with a random upstream of one output at a time, and then with others of all outputs
-        at once.
+        """Check with a random upstream of one output at a time, and then of all outputs at once.
 
-        The last ones have another scale and the other sign, for a rule such as `abs(u)`; those of
-        each input alone tell a rule that is asked for no other gradient.
+        The last upstreams have another scale and sign, for a rule such as `abs(u)`. Gradients of
+        only one input test a rule that skips the other gradients.
         """
         outputs, upstreams = self.derived(self.values), list[Array]()
         for at, output in enumerate(outputs):
@@ -273,7 +274,7 @@ class _Check:
         self._compare_in_reverse(changes, outputs, upstreams, together)
         if evened := self._evened(changes, outputs, upstreams):
             self._compare_in_reverse(changes, outputs, evened, together)
-        state = len(self.derived.variables)  # its gradients are always needed
+        state = len(self.derived.variables)  # the gradients of state are always needed
         for at in range(state, len(self.values) if len(self.values) > 1 else 0):
             own = [change for change in changes if change.input == at]
             through = f"{together}, needed alone"
@@ -282,8 +283,9 @@ class _Check:
     def _evened(
         self, changes: Sequence[_Change], outputs: Sequence[Array], upstreams: Sequence[Array]
     ) -> list[Array] | None:
-        """Return upstreams that are smaller where an output changes more, if some change far more:
-        what is wrong in the others would be lost beside them, as it is not in forward mode.
+        """Return smaller upstreams for outputs that change far more than others.
+
+        Otherwise errors in the other outputs would be lost, unlike in forward mode.
         """
         per_output = zip(*(change.differences for change in changes), strict=True)
         sizes = [abs(np.stack(each)).max(axis=0) for each in per_output]
@@ -321,8 +323,8 @@ class _Check:
     def _paired(
         self, gradients: Sequence[Array], upstreams: Sequence[Array], change: _Change
     ) -> tuple[float, float, float]:
-        """Return the outputs' change by the gradient, by the differences, and the size of the
-        latter's terms.
+        """Return the outputs' change by the gradient and by the differences, and the size of its
+        terms.
         """
         terms = self._conjugated(gradients[change.input]) * change.step
         expected = [
@@ -339,7 +341,7 @@ class _Check:
     def _fail_in_reverse(
         self, through: str, gradients: Sequence[Array], upstreams: Sequence[Array], input: int
     ) -> NoReturn:
-        """Raise the error for the element of the input whose gradient is furthest off."""
+        """Raise the error for the input's element with the largest gradient error."""
         comparisons = [
             (self._paired(gradients, upstreams, self._refined(self._change(input, unit))), spelled)
             for spelled, unit in _units(self.values[input])
@@ -379,12 +381,10 @@ class _Check:
             what = f"the tangent of {output} along {self.derived.inputs[change.input]}"
             self._fail(what, "forward", tangent[index], expected[index])
 
-    # --- What is close enough, and what is not ---
+    # --- Tolerances ---
 
     def _tolerance(self, input: int, size: Any, of_function: Any) -> Any:
-        """Return what a difference of this size may be off by, of a function of that size, be they
-        ever so small.
-        """
+        """Return the allowed error of a difference of this size, of a function of that size."""
         step = _step_size(self.values[input])
         rounding = min(step, 1000 * step**2) * of_function + 10 * step**2
         return (rounding if self.atol is None else self.atol) + (
@@ -403,8 +403,9 @@ class _Check:
 
 
 def _step_size(value: Array) -> float:
-    """Return the step at which a central difference's errors by order and by rounding are equal:
-    the step squared.
+    """Return the step at which truncation and rounding errors of central differences balance.
+
+    That error is the step squared.
     """
     return float(np.finfo(value.dtype).eps ** (1 / 3))
 

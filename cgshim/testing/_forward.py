@@ -13,6 +13,6 @@ Jvp = Callable[[Function, Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]
 
 
 def jvp_of(backend: Backend) -> Jvp:
-    """Return the framework's forward mode: the tangents that the backend's `jvp` returns."""
+    """Return the backend's forward mode, which returns only tangents."""
     jvp = _jvp_of(backend)
     return lambda fn, inputs, tangents: list(jvp(fn, inputs, tangents)[1])

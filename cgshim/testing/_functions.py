@@ -1,6 +1,4 @@
-"""Functions as the checker sees them: only float tensors, with a name for each, and NumPy arrays in
-and out.
-"""
+"""Functions in the checker's form: named float tensors, with NumPy arrays in and out."""
 
 from __future__ import annotations
 
@@ -32,17 +30,15 @@ Array = Any
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A function of float and complex tensors that returns such tensors; calls take and return
-    arrays.
+    """A function of float and complex tensors that returns such tensors; calls use arrays.
 
-    What it reads without being given it, its variables, comes first among the values, and is
-    written to for each call.
+    Its variables come first among the values, and each call writes to them.
     """
 
     backend: Backend
     on_tensors: Callable[..., Sequence[Tensor]]
     inputs: Sequence[str]
-    """the name of each in messages, those of the variables first"""
+    """the name of each input in messages, variables first"""
     outputs: Sequence[str]
     variables: Sequence[Any]
     run: _Runner
@@ -54,8 +50,8 @@ class Function:
     def vjp(
         self, values: Sequence[Array], upstreams: Sequence[Array], alone: int | None = None
     ) -> list[Array]:
-        """Return the gradients of the inputs, by the framework's reverse mode; or of one alone, and
-        zeros.
+        """Return the gradients of all inputs in reverse mode; or of only one, with zeros for the
+        others.
         """
         with self._set(values) as tensors:
             if alone is None:
@@ -64,7 +60,7 @@ class Function:
             _, pullback = self.backend.vjp(
                 lambda x: self.on_tensors(*subvals(tensors, [at], [x])), [tensors[at]]
             )
-            # not compiled: there each gradient may be needed
+            # eager: a compiled call may need each gradient
             gradient = pullback(self._tensors(upstreams))
             return subvals(
                 [np.zeros_like(value) for value in values], [alone], self._arrays(gradient)
@@ -101,7 +97,7 @@ class Function:
 
     @contextlib.contextmanager
     def _set(self, values: Sequence[Array]) -> Iterator[list[Tensor]]:
-        """Let the variables have the first of these values; yield the others as tensors."""
+        """Set the variables to the first of these values; yield the others as tensors."""
         count = len(self.variables)
         before = [self.backend.convert_to_numpy(variable).copy() for variable in self.variables]
         try:
@@ -115,8 +111,8 @@ class Function:
             _assign(variable, value)
 
     def has_conjugate_gradients(self) -> bool:
-        """Return True if a complex gradient is the conjugate of the derivative, which for z * z at
-        1j is 2j.
+        """Return True if a complex gradient is the conjugate of the derivative (2j for z * z at
+        1j).
         """
         at_1j, one = self._tensors([np.asarray(1j, "complex64"), np.asarray(1, "complex64")])
         _, pullback = self.backend.vjp(lambda z: [z * z], [at_1j])
@@ -131,10 +127,10 @@ class Function:
 
 
 def _assign(variable: Any, value: Array) -> None:
-    """Let trainable state have a value, by the framework's own way to write to it."""
+    """Set trainable state to a value, by the framework's own way to write to it."""
     if hasattr(variable, "assign"):
         variable.assign(value)
-    elif hasattr(variable, "requires_grad"):  # PyTorch's, whose gradient is not that of the copy
+    elif hasattr(variable, "requires_grad"):  # PyTorch: the copy must not be recorded
         variable.data.copy_(variable.data.new_tensor(value))
     else:
         raise refusal(CustomGradientTypeError, "check_gradients",
@@ -143,12 +139,12 @@ def _assign(variable: Any, value: Array) -> None:
 
 
 SLOW = 0.5
-"""seconds in which a function is slow: more than jax.jit takes for most, and less than eager JAX for a scan"""
+"""seconds after which a function is slow: jax.jit takes less for most, eager JAX more for a scan"""
 
 
 class _Runner:
-    """Runs functions of tensors; in jax.jit once one was slow, for eager JAX compiles the body of a
-    scan each time.
+    """Run functions of tensors; use jax.jit after a slow run, because eager JAX recompiles each
+    scan.
     """
 
     def __init__(self, backend: Backend) -> None:
@@ -178,11 +174,10 @@ def flatten(
     argnums: int | Sequence[int] | None = None,
     variables: Sequence[Any] = (),
 ) -> tuple[Function, list[Array]]:
-    """Return fn as a function of the variables and the float tensors in args, and the values of all
-    of them.
+    """Return fn as a function of the variables and the float tensors in args, and all their values.
 
-    The tensors are in double precision if it exists. With argnums they are only those in these
-    arguments; the others stay as they are, in double precision too.
+    The tensors are in double precision if it exists. With argnums, tensors of other arguments are
+    constants, in double precision too.
     """
     names, arguments, options = Parameters(fn).bind(op, tuple(args), {})
     tensors, specs = partition_each(op, backend, arguments)
@@ -235,13 +230,13 @@ def _widened(backend: Backend, x: Tensor) -> Tensor:
     wide = "complex128" if is_complex(x.dtype) else "float64"
     try:
         return backend.convert_to_tensor(backend.convert_to_numpy(x), wide)
-    except TypeError:  # a framework without that dtype
+    except TypeError:  # a framework without this dtype
         return x
 
 
 @contextlib.contextmanager
 def double_precision(backend: Backend) -> Iterator[None]:
-    """Enable float64 in a block: JAX has it only with its own switch, which is on only there."""
+    """Enable float64 in a block: JAX needs its own switch, which is on only there."""
     if name_of(backend) != "jax":
         yield
         return

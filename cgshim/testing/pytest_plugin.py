@@ -1,13 +1,12 @@
-"""A pytest plug-in: tests that take `backend` run on every backend that is installed, or on those
-that were asked for.
+"""A pytest plug-in: run tests that take `backend` on every installed or requested backend.
 
 One line in the conftest.py of your tests, where pytest is started, turns it on::
 
     pytest_plugins = ["cgshim.testing.pytest_plugin"]
 
-A test that says itself what ``backend`` is, by ``parametrize`` or by a fixture of that name, gets that.
-``pytest --backend jax --backend torch``, or ``CGSHIM_BACKEND=jax pytest``, asks for backends by
-name. What was asked for and cannot be imported fails the run; nothing is skipped silently.
+A test may set ``backend`` itself, by ``parametrize`` or a fixture of that name.
+``pytest --backend jax --backend torch``, or ``CGSHIM_BACKEND=jax pytest``, requests backends by
+name. A requested backend that cannot be imported fails the run; no test is skipped silently.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """From here on `config.option.backends` are the backends of the run; one that does not import
-    fails the run.
+    """Set `config.option.backends` to the backends of the run; one that does not import fails the
+    run.
     """
     config.addinivalue_line("markers", f"{_MARK}(name): the backend that is chosen for a test")
     chosen = cgshim.config_backend()
@@ -53,9 +52,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes a backend runs once for each backend of the run, if it does not say itself
-    what that is.
-    """
+    """Run a test that takes a backend once per backend, unless the test parametrizes it."""
     if "backend" in metafunc.fixturenames and not _has_its_own(metafunc):
         mark = getattr(pytest.mark, _MARK)
         backends = metafunc.config.option.backends
@@ -70,10 +67,10 @@ def _has_its_own(metafunc: pytest.Metafunc) -> bool:
     return "backend" in fixtures or any("backend" in map(str.strip, each) for each in names)
 
 
-# a fixture that a test names is not for Hypothesis, which runs it many times
+# Hypothesis forbids function-scoped fixtures that a test names, because it reruns the test
 @pytest.fixture(autouse=True)
 def backend_in_use(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Choose the backend that a test takes by `cgshim.use_backend`, for the length of the test."""
+    """Choose the backend that a test takes by `cgshim.use_backend`, while the test runs."""
     mark = request.node.get_closest_marker(_MARK)
     if mark is None:
         yield

@@ -1,8 +1,7 @@
-"""PyTorch: functions on the host: the run of a call, its derivative, and the operation of graphs.
+"""Functions on the host: the run of a call, its derivative, and the operation in graphs.
 
-Constants go to NumPy and back. The derivative is refused at every level, and only one that is
-taken. A graph that is being made, and what has no values, see the operation cgshim::host, which
-finds the call by its name.
+Constants go to NumPy and back. Taking a derivative raises an error at every level. A traced graph,
+and tensors without values, use the operation cgshim::host, which finds the call by its name.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from cgshim_torch._private import forward_ad, functorch, is_transformed
 
 _CPU = torch.device("cpu")
 trees.leaf_types |= {Spec}
-_BACKEND: Any = _tensors  # all that a declaration asks of a backend is how it takes trees apart
+_BACKEND: Any = _tensors  # a declaration needs only the backend's pytree functions
 
 
 def run(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -50,7 +49,7 @@ def run(call: HostCall, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _tensor(array: Any, spec: Spec, device: torch.device) -> Tensor:
-    """Return a tensor in the memory of an array if it can be there; f may have locked it since."""
+    """Return a tensor in the memory of an array if possible; f may have locked it since."""
     dtype = _dtype_of(spec.dtype)
     tensor = _tensors.from_numpy(array if array.flags.writeable else array.copy())
     return tensor if device == _CPU and tensor.dtype is dtype else tensor.to(device, dtype)
@@ -58,7 +57,7 @@ def _tensor(array: Any, spec: Spec, device: torch.device) -> Tensor:
 
 @functools.cache
 def _dtype_of(name: str) -> torch.dtype:
-    """Return the dtype that has this name in NumPy: "int" is its int64, and not torch.int."""
+    """Return the dtype of this NumPy name: "int" is NumPy's int64, and not torch.int."""
     dtype = getattr(torch, name if name == "bfloat16" else np.dtype(name).name, None)
     if not isinstance(dtype, torch.dtype):
         raise refusal(CustomGradientTypeError, "op_host",
@@ -71,7 +70,7 @@ def _dtype_of(name: str) -> torch.dtype:
 
 
 class OnHost(torch.autograd.Function):  # type: ignore[misc]
-    """A call, or the one of a name, in autograd and at each level of torch.func."""
+    """A call, or the call of a name, in autograd and at each level of torch.func."""
 
     @staticmethod
     def forward(call: HostCall | str, op: str, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -95,7 +94,7 @@ class OnHost(torch.autograd.Function):  # type: ignore[misc]
             return (None,) * len(ctx.needs_input_grad)
         if not ctx.saved_tensors:
             refuse_host_derivative(ctx.op)
-        # torch.compile makes the graph of all derivatives; those that are not taken get zeros when
+        # torch.compile makes the graph of all derivatives; unused ones get zeros when
         # it runs
         return None, None, *torch.ops.cgshim.zero_upstreams(taken, list(ctx.saved_tensors), ctx.op)
 
@@ -151,7 +150,7 @@ def _transformed(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
 
 
 def _zeros(upstreams: Sequence[Tensor], inputs: Sequence[Tensor], op: str) -> list[Tensor]:
-    """Return the gradients of a compiled program for upstreams of zero; refuse any others."""
+    """Return the gradients of a compiled program for zero upstreams; raise an error for others."""
     if any(map(torch.any, upstreams)):
         refuse_host_derivative(op)
     return list(map(torch.zeros_like, inputs))
@@ -161,7 +160,7 @@ _library = torch.library.Library("cgshim", "FRAGMENT")
 
 
 def _define(schema: str, concrete: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    """Define an operation by its result for tensors with values, and for those without."""
+    """Define an operation by its results for tensors with values, and for tensors without."""
     name = schema.partition("(")[0]
     _library.define(schema, tags=tags_of_host)
     _library.impl(name, concrete, "CompositeExplicitAutograd")
@@ -170,7 +169,7 @@ def _define(schema: str, concrete: Callable[..., Any], fake: Callable[..., Any])
 
 _define("host(Tensor[] inputs, str call) -> Tensor[]", _concrete, _fake)
 _library.impl("host", _differentiable, "Autograd")
-# before any level, so that none is left out
+# before any level, so that every level gets it
 _library.impl("host", _transformed, "FuncTorchDynamicLayerFrontMode")
 _define(
     "zero_upstreams(Tensor[] upstreams, Tensor[] inputs, str op) -> Tensor[]",
@@ -179,15 +178,15 @@ _define(
 )
 
 
-# --- The operations by which inductor's programs call the host ------------------------------------
+# --- The operations with which inductor's programs call the host ----------------------------------
 #
-# The derivatives are in the graph before inductor gets it. So a program needs no kernel for
-# autograd, which would cost it a call of Python at each run; and the C++ wrapper of 2.13 crashes on
-# a list of results, so one is no list.
+# Inductor gets a graph that has the derivatives. So a program needs no autograd kernel, which
+# would cost a Python call in each run. The C++ wrapper of 2.13 crashes on a list of results, so
+# one result is no list.
 
 
 def in_program(inputs: Sequence[Tensor], name: str) -> list[Tensor]:
-    """Return the results of cgshim::host by the operation that stands for it in a program."""
+    """Return the results of cgshim::host by its operation in an inductor program."""
     if len(_fake(inputs, name)) == 1:
         return [torch.ops.cgshim.host_to_one(inputs, name)]
     return list(torch.ops.cgshim.host_to_many(inputs, name))

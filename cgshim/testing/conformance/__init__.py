@@ -1,4 +1,4 @@
-"""What every backend has to get right: the same cases for cgshim's own and third-party backends.
+"""The cases that every backend must pass: the same for cgshim's own and third-party backends.
 
 A backend's test file is three lines::
 
@@ -6,8 +6,8 @@ A backend's test file is three lines::
     def test_conformance(case):
         case()
 
-A gap is strict: a case that stands in the table and passes all the same fails, so that the table
-stays true.
+A gap is strict: a case that is in the table and passes counts as a failure, so that the table stays
+true.
 """
 
 from cgshim.testing.conformance import (  # noqa: F401  # imported for the cases that they register

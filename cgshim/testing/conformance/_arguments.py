@@ -1,6 +1,4 @@
-"""What an op may be called with: by name or position, in trees, of every dtype and shape, beside
-what is static.
-"""
+"""Arguments of an op: by name or position, in trees, of every dtype and shape, beside static ones."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from cgshim.testing.conformance._registry import case
 
 @op_custom_gradient
 def scaled(x: Tensor, y: Tensor, scale: float = 2.0, *, shift: float = 1.0) -> Any:
-    """Its rule's factors, 7 and 11, are wrong on purpose, and so is what scale does to them."""
+    """Its rule's factors, 7 and 11, are wrong on purpose, and so is the use of scale in the rule."""
     return x * y * scale + shift, lambda u: (
         7.0 * scale * u * y,
         11.0 * u[0] * x[0] + 13.0 * u[1] * x[1],
@@ -51,7 +49,7 @@ def arguments(framework: Framework, call: tuple[Callable[..., Tensor], float, fl
 
 @case()
 def default_reaches_the_rule(framework: Framework) -> None:
-    """A rule that is called with f's arguments is given all of them, however few the caller wrote."""
+    """A rule that is called with f's arguments gets all of them, defaults too."""
 
     @op_custom_gradient
     def op(x: Tensor, scale: float = 2.0, power: int = 3) -> Any:
@@ -89,9 +87,7 @@ def same_tensor_twice(framework: Framework) -> None:
 
 @case()
 def state_as_an_argument(framework: Framework) -> None:
-    """A Parameter or a Variable that f is given is an argument like another; grad_fn takes no
-    variables.
-    """
+    """A Parameter or a Variable as an argument is a plain argument; grad_fn takes no variables."""
     x, w = framework.tensor(X), np.array([3.0, 4.0])
     op = op_custom_gradient(lambda x, w: (x * w, lambda u: (7.0 * u * w, 11.0 * u * x)))
     framework.check_state(
@@ -117,7 +113,7 @@ TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], tuple[Any, Any
         lambda t: (t["a"][0][0], t["b"].second[0][0]),
     ),
 }
-"""How a tree is built around two tensors, and how they are found in it."""
+"""How to build a tree around two tensors, and how to read them from it."""
 
 
 @case(tree=TREES)
@@ -138,7 +134,7 @@ def argument_tree(
 def argument_tree_of_a_rule(
     framework: Framework, tree: tuple[Callable[..., Any], Callable[..., Any]]
 ) -> None:
-    """A rule that is called with f's arguments is given the same tree."""
+    """A rule that is called with f's arguments gets the same tree."""
     build, find = tree
 
     @op_custom_gradient
@@ -154,7 +150,7 @@ def argument_tree_of_a_rule(
     framework.check_at(op, build(X, Y), 4.0, upstream=U, gradients=gradients)
 
 
-# --- What is static -------------------------------------------------------------------------------
+# --- Static arguments -----------------------------------------------------------------------------
 
 
 class Colour(enum.Enum):
@@ -164,7 +160,7 @@ class Colour(enum.Enum):
 
 
 class Config:
-    """An object of the user's own, which compares by identity and cannot be hashed."""
+    """A user's object, which compares by identity and is unhashable."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -190,7 +186,7 @@ STATIC: dict[str, Any] = {
 
 @case(static=STATIC)
 def static_argument(framework: Framework, static: Any) -> None:
-    """What is no tensor reaches f and grad_fn as the very object that it is."""
+    """f and grad_fn get a static argument as the same object."""
 
     @op_custom_gradient
     def op(x: Tensor, alone: Any, tree: Any, *, option: Any) -> Any:
@@ -236,7 +232,7 @@ def log_among_the_arguments(framework: Framework) -> None:
 
 @case()
 def empty_log_among_the_arguments(framework: Framework) -> None:
-    """What is structured as the arguments has no part of what f has written to one of them."""
+    """Gradients are structured as the arguments were before f wrote to one of them."""
     flags = []
 
     @op_custom_gradient
@@ -273,9 +269,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
 
 @case(dtype=FLOATS)
 def dtypes(framework: Framework, dtype: str) -> None:
-    """The numbers go through unchanged, in the dtype that they have; what complex ones mean is in
-    _complex.py.
-    """
+    """The numbers and their dtype stay unchanged; _complex.py tests the complex convention."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7 * u * x))
     x, upstream = framework.tensor(X, dtype), framework.tensor(U, dtype)
     framework.check(op, x, upstream=upstream, output=X * X, gradients=(7.0 * U * X,))
@@ -284,7 +278,7 @@ def dtypes(framework: Framework, dtype: str) -> None:
 
 @case(dtype=INTEGERS)
 def integer_argument(framework: Framework, dtype: str) -> None:
-    """Integers and booleans take part, without a gradient, and reach f in the dtype that they have."""
+    """Integers and booleans have no gradient, and reach f in their own dtype."""
 
     @op_custom_gradient
     def op(x: Tensor, n: Tensor) -> Any:
@@ -307,7 +301,9 @@ def shapes(framework: Framework, shape: tuple[int, ...]) -> None:
 
 @case()
 def numpy_array_among_tensors(framework: Framework) -> None:
-    """NumPy arrays become the framework's constants, in their own dtype, alone and in a tree."""
+    """NumPy arrays become the framework's constants, in their own dtype, as arguments and in a
+    tree.
+    """
 
     @op_custom_gradient
     def op(x: Tensor, constant: Tensor, tree: Any) -> Any:
@@ -323,7 +319,7 @@ def numpy_array_among_tensors(framework: Framework) -> None:
 
 @case()
 def numpy_array_before_tensors(framework: Framework) -> None:
-    """Where another framework's tensor comes later, it decides."""
+    """A later tensor of another framework decides the backend."""
     op = op_custom_gradient(lambda c, x: (c * x, lambda u: (None, 7.0 * u * c)))
     constant = np.array([3.0, 4.0], "float32")
     framework.check_at(lambda x: op(constant, x), X, upstream=U, gradients=(7.0 * U * constant,))

@@ -1,4 +1,4 @@
-"""A rule for batches: called where the framework maps an op, and nowhere else."""
+"""A batching rule is called where the framework maps an op, and nowhere else."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ US = np.array([[1.0, 10.0], [-2.0, 3.0], [0.5, -4.0]])
 
 
 def _op(**options: Any) -> tuple[Any, list[Any]]:
-    """Return an op of a vector and a number that is wrong on purpose, and more so over a batch: the
-    factors say which rule ran; and a list of what the rule for batches gets.
+    """Return an op of a vector and a number, and a list of its batching rule's arguments.
+
+    Its gradients are wrong on purpose. Other factors over a batch show which rule ran.
     """
     seen: list[Any] = []
 
@@ -53,7 +54,7 @@ def _op(**options: Any) -> tuple[Any, list[Any]]:
 
 
 def _is_refused(framework: Framework, fn: Any, *args: Any) -> bool:
-    """Check that a backend without `mapped` says so, and return whether it is one."""
+    """Return True if the backend lacks `mapped`; check that it then raises an error."""
     if hasattr(framework.backend, "mapped"):
         return False
     error = raised(TransformationError, fn, *args)
@@ -78,7 +79,7 @@ def rule_for_batches_beside_one_element(framework: Framework) -> None:
 
 
 def _expected(batched: Sequence[bool]) -> tuple[Any, Any, Any]:
-    """Return the inputs, the outputs and the gradients by the rule for batches."""
+    """Return the inputs, the outputs and the gradients of the batching rule."""
     x, w = (XS if batched[0] else XS[0]), (WS if batched[1] else WS[0])
     column = np.reshape(w, (-1, 1))
     of_x, of_w = 70 * US * column, 110 * (US * x).sum(-1)
@@ -94,7 +95,9 @@ BATCHED = {"both": (True, True), "x": (True, False), "w": (False, True)}
 
 @case(batched=BATCHED)
 def gradient_of_a_batch(framework: Framework, batched: tuple[bool, bool]) -> None:
-    """The rule runs once, its gradients are for the batch, and sums where an argument has none."""
+    """The rule runs once; its gradients are for the batch, and sums for arguments without the
+    batch.
+    """
     scaled, seen = _op()
     vmap = vmap_of(framework.backend)
     if vmap is None or not hasattr(framework.backend, "mapped"):
@@ -110,7 +113,7 @@ def gradient_of_a_batch(framework: Framework, batched: tuple[bool, bool]) -> Non
 
 @case(batched=BATCHED)
 def gradients_of_the_elements_of_a_batch(framework: Framework, batched: tuple[bool, bool]) -> None:
-    """Each element has its own gradient: where it is taken all that it is taken of has the batch."""
+    """Each element has its own gradient: all differentiated arguments have the batch."""
     scaled, seen = _op()
     vmap = vmap_of(framework.backend)
     if vmap is None or not hasattr(framework.backend, "mapped"):
@@ -129,7 +132,7 @@ def gradients_of_the_elements_of_a_batch(framework: Framework, batched: tuple[bo
 
 @case()
 def random_numbers_in_a_rule_for_batches(framework: Framework) -> None:
-    """The gradient of each element runs f again: its numbers would be others than those of the value."""
+    """The gradient of each element runs f again, with other random numbers than the value's."""
     vmap = vmap_of(framework.backend)
     if vmap is None or not hasattr(framework.backend, "mapped"):
         return

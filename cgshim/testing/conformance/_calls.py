@@ -1,6 +1,4 @@
-"""How f and grad_fn are called: how often, what becomes of their exceptions, and of what a rule
-writes and frees.
-"""
+"""Calls of f and grad_fn: how often, with which exceptions, and what a rule may write and free."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from cgshim.testing.conformance._runs import counted
 
 @case()
 def f_runs_once(framework: Framework) -> None:
-    """In a plain call, and in one that is differentiated."""
+    """f runs once, in a plain call and in a differentiated one."""
     op, runs = counted(lambda x: (x * x, lambda u: 7.0 * u * x))
     op(framework.tensor(X))
     assert len(runs) == 1
@@ -30,7 +28,7 @@ def f_runs_once(framework: Framework) -> None:
 
 @case()
 def f_without_tensors(framework: Framework) -> None:
-    """There is nothing to differentiate, and f's output is returned: no framework is asked."""
+    """Without tensors f's output is returned, and no framework is used."""
     op = op_custom_gradient(lambda x, mode: (x * 3.0, lambda u: 7.0 * u))
     assert op(2.0, "mode") == 6.0
     assert isinstance(op(2.0, "mode"), float)
@@ -38,9 +36,7 @@ def f_without_tensors(framework: Framework) -> None:
 
 @case()
 def f_raises(framework: Framework) -> None:
-    """Its own exception arrives, unchanged, and f has run once, whether or not it is
-    differentiated.
-    """
+    """f's own exception arrives unchanged after one run, differentiated or not."""
     fault, runs = AuthorsError("of f"), []
 
     @op_custom_gradient
@@ -76,7 +72,7 @@ def grad_fn_raises(framework: Framework) -> None:
 
 @case()
 def after_a_fault(framework: Framework) -> None:
-    """What went wrong leaves nothing behind: the next call is right."""
+    """The call after an error is right."""
     broken = [True]
 
     @op_custom_gradient
@@ -96,7 +92,7 @@ def after_a_fault(framework: Framework) -> None:
 
 @case()
 def pullback_twice(framework: Framework) -> None:
-    """A rule may be asked again, with another upstream gradient."""
+    """A pullback may be called twice, with other upstream gradients."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7.0 * u * x))
     _, pullback = cgshim.op_vjp(op, framework.tensor(X))
     for upstream in (U, np.array([1.0, 0.5])):
@@ -105,7 +101,7 @@ def pullback_twice(framework: Framework) -> None:
 
 @case()
 def ops_within_ops(framework: Framework) -> None:
-    """An op that f calls is a part of f's value; its rule is not asked for, the outer one is."""
+    """f may call an op as part of its value; only the outer rule is called."""
     inner = op_custom_gradient(lambda x: (x * 3.0, lambda u: 1000.0 * u))
     outer = op_custom_gradient(lambda x: (inner(x) * x, lambda u: 7.0 * u * x))
     framework.check_at(
@@ -115,7 +111,7 @@ def ops_within_ops(framework: Framework) -> None:
 
 @case()
 def calls_of_one_op(framework: Framework) -> None:
-    """Each call has its own residuals, and its own static arguments, in the loss that they share."""
+    """Each call in a loss has its own residuals and static arguments."""
     op = op_custom_gradient(lambda x, scale: (x * scale, lambda u: (7.0 * scale * u * x, None)))
     y = np.array([5.0, 6.0])
     of_x, of_y = 7.0 * (2.0 + 5.0 * 3.0 * y) * U * X, 7.0 * 3.0 * U * 5.0 * X * y
@@ -127,9 +123,7 @@ def calls_of_one_op(framework: Framework) -> None:
 
 @case()
 def constants_among_what_is_differentiated(framework: Framework) -> None:
-    """An argument that nobody differentiates costs nothing and changes nothing, nor does a call of
-    such alone.
-    """
+    """A constant argument changes nothing, nor does a call with only constants."""
     op = op_custom_gradient(lambda x, y: (x * y, lambda u: (7.0 * u * y, 11.0 * u * x)))
     c = np.array([3.0, 4.0])
     constant = framework.tensor(c)
@@ -141,7 +135,7 @@ def constants_among_what_is_differentiated(framework: Framework) -> None:
 
 @case()
 def value_without_differentiation(framework: Framework) -> None:
-    """A call that nobody differentiates is f's value, as the framework's tensor."""
+    """The value without differentiation is f's value, as the framework's tensor."""
     op = op_custom_gradient(lambda x, y: ({"s": x * y}, lambda u: (u["s"], u["s"])))
     output = op(*framework.tensors((X, Y)))
     assert framework.backend.is_tensor(output["s"])
@@ -150,8 +144,8 @@ def value_without_differentiation(framework: Framework) -> None:
 
 @op_custom_gradient
 def _power(x: Tensor, exponent: int) -> Any:
-    """x to the power of a whole number, by itself; its rule calls it too, and has 7 for the
-    exponent 3.
+    """x to the power of a whole number, by recursion; its rule recurs too, and has 7 for exponent
+    3.
     """
     if exponent == 0:
         return 0.0 * x + 1.0, lambda u: (0.0 * u, None)
@@ -161,13 +155,11 @@ def _power(x: Tensor, exponent: int) -> Any:
 
 @case(order=orders(7 * 4.0, 7 * 2 * 2.0, 7 * 2 * 1.0))
 def op_that_calls_itself(framework: Framework, order: tuple[int, float]) -> None:
-    """In f, where the outer rule speaks, and in the rule, where each order asks for the next lower
-    power's.
-    """
+    """In f the outer rule counts; in the rule, each order uses the rule of the next lower power."""
     framework.check_derivative(lambda x: _power(x, 3), *order, at=2.0)
 
 
-# --- The rule that a first derivative calls is the very function that f returned ------------------
+# --- A first derivative calls the very function that f returned -----------------------------------
 
 AT, UPSTREAM = np.array([0.5, -2.0]), np.array([3.0, 7.0])
 
@@ -200,7 +192,7 @@ def the_rule_is_the_object_that_f_returned(framework: Framework) -> None:
 
 @case()
 def what_a_rule_writes_into_a_list_and_a_dict(framework: Framework) -> None:
-    """They are f's own, the op's option and a static argument; the last two outlive the call."""
+    """They are f's own, an option and a static argument; the last two outlive the call."""
     log: list[Tensor] = []
     table = {"calls": 0}
 
@@ -217,7 +209,7 @@ def what_a_rule_writes_into_a_list_and_a_dict(framework: Framework) -> None:
         return 2.0 * x, grad
 
     class Table:
-        """What no registry takes apart."""
+        """An object that no registry takes apart."""
 
         def __getitem__(self, key: str) -> int:
             return table[key]

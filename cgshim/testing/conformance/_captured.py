@@ -1,6 +1,4 @@
-"""What f reads without being given it: trainable state, other tensors that are differentiated, and
-constants.
-"""
+"""Captured tensors of f: trainable state, other differentiated tensors, and constants."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ from cgshim.testing.conformance._framework import Framework, refused
 from cgshim.testing.conformance._registry import case
 
 Rule = Callable[..., Any]
-"""`rule(upstream, variables)`: the gradient of x and those of the variables"""
+"""`rule(upstream, variables)`: the gradient of x and the gradients of the variables"""
 
 TAKING_VARIABLES: dict[str, Callable[[Rule], Rule]] = {
     "grad(upstream, variables)": lambda rule: lambda upstream, variables: rule(upstream, variables),
@@ -52,20 +50,18 @@ TAKING_VARIABLES: dict[str, Callable[[Rule], Rule]] = {
 
 
 def _reads(w: Tensor, write: Callable[[Rule], Rule], rule: Rule) -> Callable[[Tensor], Tensor]:
-    """An op of x alone, whose f reads w."""
+    """An op of only x, whose f reads w."""
     return op_custom_gradient(lambda x: (x * w, write(rule)))
 
 
 def _reads_without_variables(w: Tensor) -> Callable[[Tensor], Tensor]:
-    """An op of x alone, whose f reads w, and whose rule takes no variables."""
+    """An op of only x, whose f reads w, and whose rule takes no variables."""
     return op_custom_gradient(lambda x: (x * w, lambda upstream: upstream))
 
 
 @case(write=TAKING_VARIABLES)
 def variables(framework: Framework, write: Callable[[Rule], Rule]) -> None:
-    """The state that f read arrives, and the rule's gradients for it are used: 11 is wrong on
-    purpose.
-    """
+    """The rule gets the state that f reads, and its gradients are used: 11 is wrong on purpose."""
     x = framework.tensor(X)
 
     def fn(w: Tensor) -> Tensor:
@@ -99,7 +95,7 @@ def gradients_of_variables(framework: Framework, form: tuple[Callable[[Any], Any
 
 @case()
 def variables_beside_arguments(framework: Framework) -> None:
-    """State that f reads and state that it is given, in one call."""
+    """Captured state and state as an argument, in one call."""
 
     def fn(w: Tensor, x: Tensor) -> Tensor:
         def rule(upstream: Tensor, variables: Any) -> Any:
@@ -113,15 +109,15 @@ def variables_beside_arguments(framework: Framework) -> None:
 
 @case()
 def state_without_variables(framework: Framework) -> None:
-    """A rule without variables is refused where f read state."""
+    """A rule without variables raises an error if f reads state."""
     x, w = framework.tensor(X), framework.tensor(Y)
     refused(lambda w: _reads_without_variables(w)(x), w, by=framework.differentiate_state)
 
 
 @case()
 def state_read_by_an_op_inside(framework: Framework) -> None:
-    """What an inner op reads, f reads: the inner rule, which takes variables, does not speak for
-    the outer one.
+    """f reads the state that an inner op reads; the inner rule's variables do not cover the outer
+    rule.
     """
     x, w = framework.tensor(X), framework.tensor(Y)
 
@@ -138,7 +134,7 @@ def state_read_by_an_op_inside(framework: Framework) -> None:
 
 @case()
 def captured_tensor_that_is_differentiated(framework: Framework) -> None:
-    """Never a silent zero: what is differentiated must come in as an argument."""
+    """A captured differentiated tensor raises an error, and never has a silent zero gradient."""
     x, w = framework.tensor(X), framework.tensor(Y)
     refused(lambda w: _reads_without_variables(w)(x), w)
 
@@ -157,9 +153,7 @@ def _rule_that_raises(upstream: Tensor) -> Tensor:
 def captured_function_of_the_argument(
     framework: Framework, rule: Callable[[Tensor], Tensor]
 ) -> None:
-    """It is a constant to an op that a rule calls, and to no other: not to one that is called after
-    a rule has run.
-    """
+    """The argument's function is a constant to an op within a rule, and not after a rule has run."""
     x = framework.tensor(X)
 
     def squares(x: Tensor) -> Tensor:
@@ -180,8 +174,9 @@ def refused_in_both_ways(framework: Framework, fn: Callable[[Tensor], Any]) -> l
 
 @case()
 def captured_tensor_without_an_argument(framework: Framework) -> None:
-    """Where f is given no tensor and no backend is chosen, nobody knows its framework in time: not
-    even a rule that takes variables may run.
+    """Without a tensor and a chosen backend the framework is unknown, so f's captured state raises.
+
+    This holds for a rule that takes variables too.
     """
 
     def twice(w: Tensor) -> Tensor:
@@ -196,7 +191,7 @@ def captured_tensor_without_an_argument(framework: Framework) -> None:
 
 @case()
 def state_read_without_an_argument(framework: Framework) -> None:
-    """If a backend is chosen, that is the framework of a call without tensors."""
+    """A chosen backend is the framework of a call without tensors."""
 
     def twice(w: Tensor) -> Tensor:
         op = op_custom_gradient(
@@ -211,9 +206,7 @@ def state_read_without_an_argument(framework: Framework) -> None:
 
 @case()
 def option_that_is_differentiated(framework: Framework) -> None:
-    """An option has no gradient: a tensor that is differentiated and comes as one is refused, not
-    given zero.
-    """
+    """An option has no gradient: a differentiated tensor as an option raises an error."""
 
     @op_custom_gradient
     def op(x: Tensor, *, power: int = 1, scale: Any) -> Any:
@@ -234,7 +227,7 @@ def option_that_is_differentiated(framework: Framework) -> None:
 
 @case()
 def captured_tensor_beside_an_option(framework: Framework) -> None:
-    """An option that nobody differentiates is not blamed for a captured tensor that somebody does."""
+    """The error for a captured tensor does not blame a constant option."""
 
     def twice(w: Tensor) -> Tensor:
         op = op_custom_gradient(lambda x, *, scale: (x * w * scale, lambda upstream: upstream))
@@ -246,7 +239,7 @@ def captured_tensor_beside_an_option(framework: Framework) -> None:
 
 @case()
 def captured_constant(framework: Framework) -> None:
-    """Capturing what nobody differentiates is fine, in f and in its rule."""
+    """f and its rule may capture constants."""
     c = np.array([3.0, 4.0])
     constant = framework.tensor(c)
     op = op_custom_gradient(lambda x: (x * constant, lambda u: 7.0 * u * constant))
@@ -255,9 +248,7 @@ def captured_constant(framework: Framework) -> None:
 
 @case()
 def captured_tensor_made_a_constant(framework: Framework) -> None:
-    """A differentiated tensor under stop_gradient is a constant, which f may read; its gradient is
-    zero.
-    """
+    """A tensor under stop_gradient is a constant, which f may read; its gradient is zero."""
 
     def fn(w: Tensor, x: Tensor) -> Tensor:
         constant = cgshim.op_stop_gradient(w)
@@ -274,7 +265,9 @@ def captured_tensor_made_a_constant(framework: Framework) -> None:
     }
 )
 def tensor_in_an_object(framework: Framework, returns: Callable[[Tensor], Any]) -> None:
-    """No tensor is seen among the arguments: autodiff's number is refused, and a constant is not."""
+    """A tensor in an object is not found: a differentiated one raises an error, a constant does
+    not.
+    """
     op = op_custom_gradient(lambda record: (returns(record.held * 2.0), lambda u: 7.0 * u))
 
     def twice(x: Tensor) -> Tensor:
@@ -297,11 +290,11 @@ OUTPUTS: dict[str, Callable[[Any, Any], Any]] = {
     "with None and what is static": lambda y, z: {"y": (y, None, "static"), "n": 3},
     "twice the same": lambda y, z: [y, y],
 }
-"""What f returns of two tensors that it has made."""
+"""f's output, built from two new tensors"""
 
 
 def first_tensor(framework: Framework, tree: Any) -> Tensor:
-    """What comes first in a tree, of tensors and what is static."""
+    """The first item in a tree of tensors and static leaves."""
     leaves, _ = framework.backend.tree_flatten(tree)
     return next(filter(framework.backend.is_tensor, leaves))
 
@@ -312,9 +305,7 @@ def _no_rule(upstream: Any) -> Any:
 
 @case(pack=OUTPUTS)
 def numpy_arrays_alone(framework: Framework, pack: Callable[[Any, Any], Any]) -> None:
-    """The output is the framework's, by itself and in what is differentiated; the rule is never
-    asked.
-    """
+    """The output is the framework's, also in a differentiated function; the rule never runs."""
 
     @op_custom_gradient
     def op(array: Any, tree: Any, mode: Any = None, *, scale: float = 1.0) -> Any:
@@ -333,7 +324,7 @@ def numpy_arrays_alone(framework: Framework, pack: Callable[[Any, Any], Any]) ->
 def numpy_arrays_beside_a_captured_tensor(
     framework: Framework, pack: Callable[[Any, Any], Any]
 ) -> None:
-    """What is captured and differentiated is refused, wherever in the output it is."""
+    """A captured differentiated tensor raises an error, wherever in the output it is."""
 
     def read(w: Tensor) -> Tensor:
         op = op_custom_gradient(
@@ -347,7 +338,7 @@ def numpy_arrays_beside_a_captured_tensor(
 
 @case(dtype={"float32": "float32", "int32": "int32", "complex64": "complex64"})
 def numpy_array_of_another_byte_order(framework: Framework, dtype: str) -> None:
-    """A constant as any other, with the numbers that it has."""
+    """It is a constant, with its own numbers."""
     swapped = np.array([3.0, 4.0]).astype(np.dtype(dtype).newbyteorder())
 
     @op_custom_gradient

@@ -1,6 +1,4 @@
-"""What many cases begin with: the numbers at which they ask an op, a product with a wrong rule, a
-few classes.
-"""
+"""Shared by many cases: inputs, a product with a wrong rule, and a few classes."""
 
 from __future__ import annotations
 
@@ -14,13 +12,11 @@ from cgshim._protocol import Tensor
 from cgshim.testing.conformance._framework import Framework
 
 X, Y, U = np.array([1.0, 2.0]), 5.0, np.array([2.0, -3.0])
-"""x, a y of another shape, and an upstream gradient for what has the shape of x"""
+"""x, a y of another shape, and an upstream gradient in the shape of x"""
 
 
 def wrong_gradients(x: Any, y: Any, upstream: Any) -> tuple[Any, Any]:
-    """Gradients for x * y, wrong on purpose, differently for each element: what autodiff finds has
-    other factors.
-    """
+    """Gradients for x * y, wrong on purpose for each element, unlike autodiff's."""
     return 7.0 * y * upstream, 11.0 * x[0] * upstream[0] + 13.0 * x[1] * upstream[1]
 
 
@@ -28,7 +24,7 @@ OF_X, OF_Y = wrong_gradients(X, Y, U)
 
 
 def check_product(framework: Framework, op: Callable[..., Tensor]) -> None:
-    """Check that op is x * y, with those gradients."""
+    """Check that op is x * y, with those wrong gradients."""
     framework.check_at(op, X, Y, upstream=U, output=X * Y, gradients=(OF_X, OF_Y))
 
 
@@ -54,4 +50,4 @@ class Record:
 
 
 class AuthorsError(Exception):
-    """What goes wrong in the code of an author."""
+    """An error in the author's code."""

@@ -1,8 +1,7 @@
-"""Complex numbers: one convention of rules for every framework, that of TensorFlow and PyTorch.
+"""Complex numbers: rules use one convention in every framework, as TensorFlow and PyTorch do.
 
 upstream and the gradients of a real loss are dL/dx + i dL/dy, so the rule of z * z is `u * conj(2 *
-z)`. Where the framework has the conjugate, as JAX and autograd do, op_vjp hands out the framework's
-own numbers all the same.
+z)`. In JAX and autograd, which use the conjugate, op_vjp still returns the framework's own numbers.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ def square(z: Tensor) -> Tensor:
 
 @op_custom_gradient(forward_mode=True)
 def crooked_square(z: Tensor) -> Any:
-    """z * z, with 7 for 1."""
+    """z * z, with 7 for 1 in its rule."""
     return z * z, lambda u: 7.0 * u * ops.conj(2.0 * z)
 
 
 def own_gradient(fn: Function, z: Tensor, upstream: Tensor) -> Any:
-    """What the framework's vjp of the function itself gives."""
+    """The framework's own vjp of the function."""
     return cgshim.op_vjp(fn, z)[1](upstream)[0]
 
 
@@ -53,9 +52,7 @@ def check_against_own(
     upstream: Tensor,
     factors: Sequence[float],
 ) -> None:
-    """Check that the gradients of op are the framework's own of fn, in its own convention, times
-    these factors.
-    """
+    """Check that the gradients of op are the framework's own gradients of fn, times these factors."""
     _, pullback = cgshim.op_vjp(fn, *args)
     own = framework.numpy(pullback(upstream))
     gradients = tuple(factor * gradient for factor, gradient in zip(factors, own, strict=True))
@@ -79,7 +76,7 @@ def complex_second_order(framework: Framework, dtype: str) -> None:
 
 @case(order={"1": 1, "2": 2})
 def complex_foreign_function(framework: Framework, order: int) -> None:
-    """Of other frameworks, whose own gradients may be the conjugates of this one's."""
+    """A function of another framework, whose own gradients may be conjugate."""
     z, u, v = (framework.tensor(values, "complex64") for values in (Z, UPSTREAM, ANOTHER))
 
     def cubic(z: Tensor) -> Tensor:
@@ -96,7 +93,7 @@ def complex_foreign_function(framework: Framework, order: int) -> None:
 
 @case(dtype=COMPLEX)
 def complex_vjp_in_a_rule(framework: Framework, dtype: str) -> None:
-    """With 7 for 1, of what is not holomorphic."""
+    """op_vjp in a rule, times 7, of a function that is not holomorphic."""
     z, u, v = (framework.tensor(values, dtype) for values in (Z, UPSTREAM, ANOTHER))
 
     def cubic(z: Tensor) -> Tensor:
@@ -117,9 +114,7 @@ def complex_vjp_in_a_rule(framework: Framework, dtype: str) -> None:
 
 @case(order={"1": 1, "2": 2})
 def complex_kept_output(framework: Framework, order: int) -> None:
-    """The output that a rule keeps, with the rule's derivative: 5 exp(z), as of exp(5 z - 4 w) at w
-    = z.
-    """
+    """The rule keeps the output: 5 exp(z), as for exp(5 z - 4 w) at w = z."""
 
     @op_custom_gradient
     def op(z: Tensor) -> Any:
@@ -143,7 +138,7 @@ def complex_kept_output(framework: Framework, order: int) -> None:
 
 @case(dtype=COMPLEX)
 def complex_product_of_two(framework: Framework, dtype: str) -> None:
-    """Two arguments, and a residual that is neither argument nor output."""
+    """Two arguments, and a residual that is neither an argument nor an output."""
 
     @op_custom_gradient
     def op(z: Tensor, w: Tensor) -> Any:
@@ -157,7 +152,7 @@ def complex_product_of_two(framework: Framework, dtype: str) -> None:
 # --- Between real and complex ---------------------------------------------------------------------
 
 Change = tuple[Callable[[Tensor, str], Tensor], Callable[[Tensor, Tensor, str], Tensor]]
-"""A function of z, and its rule: what it returns for z and u is taken 7 times."""
+"""A function of z, and its rule, whose result for z and u is multiplied by 7."""
 
 TO_REAL: dict[str, Change] = {
     "real": (lambda z, dtype: ops.real(z), lambda z, u, dtype: op_cast(u, dtype)),
@@ -181,7 +176,7 @@ FACTOR = 1.0 + 2.0j
 
 @case(dtype=COMPLEX)
 def real_to_complex(framework: Framework, dtype: str) -> None:
-    """The gradient of a real number is real: the real part of what it would be."""
+    """The gradient of a real number is the real part of the complex gradient."""
 
     def scaled(x: Tensor) -> Tensor:
         z = op_cast(x, dtype)
@@ -197,7 +192,7 @@ def real_to_complex(framework: Framework, dtype: str) -> None:
 
 @case()
 def complex_and_real_arguments(framework: Framework) -> None:
-    """Nothing happens to real tensors beside complex ones."""
+    """Real tensors beside complex ones have unchanged gradients."""
 
     def scaled(z: Tensor, x: Tensor) -> Tensor:
         return z * op_cast(x, "complex64")
@@ -216,7 +211,7 @@ def complex_and_real_arguments(framework: Framework) -> None:
 
 @case(dtype=COMPLEX)
 def complex_forward_mode(framework: Framework, dtype: str) -> None:
-    """J v is 2 z v in every convention, and 7 times that here."""
+    """J v is 2 z v in every convention, and 7 times as large here."""
     z, v = framework.tensor(Z, dtype), framework.tensor(ANOTHER, dtype)
     output_tangent = tangent(framework, crooked_square, z, v)
     framework.check_equal(output_tangent, 14.0 * np.array(Z) * np.array(ANOTHER))
@@ -224,7 +219,7 @@ def complex_forward_mode(framework: Framework, dtype: str) -> None:
 
 @op_custom_jvp
 def squared_size(z: Tensor) -> Any:
-    """|z| ** 2, with 7 for 1: linear over the real numbers alone."""
+    """|z| ** 2, with 7 for 1: linear only over the real numbers."""
     return ops.real(z * ops.conj(z)), lambda dz: 14.0 * ops.real(ops.conj(z) * dz)
 
 
@@ -246,7 +241,7 @@ def complex_jvp(framework: Framework, jvp: tuple[Function, Function, list[comple
 
 @case()
 def complex_variable(framework: Framework) -> None:
-    """Complex state that f reads: its gradient is in the convention too."""
+    """The gradient of complex state that f reads is in the same convention."""
     z, w, u = (framework.tensor(values, "complex64") for values in (Z, ANOTHER, UPSTREAM))
 
     def fn(w: Tensor) -> Tensor:

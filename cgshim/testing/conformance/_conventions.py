@@ -19,7 +19,7 @@ Rule = Callable[..., Any]
 
 
 class Output(NamedTuple):
-    """A structure for the two tensors that f computes."""
+    """A structure for f's two output tensors."""
 
     pack: Callable[[Any, Any], Any]
     flat: Callable[[Any], Sequence[Any]]
@@ -96,7 +96,7 @@ def _function(grad_fn: Rule) -> Rule:
 
 
 def _method(grad_fn: Rule) -> Rule:
-    """grad_fn as it would stand in the body of a class, with self before its own parameters."""
+    """grad_fn as a method in a class body, with self before its own parameters."""
 
     def method(self: object, /, *args: Any, **kwargs: Any) -> Any:
         return grad_fn(*args, **kwargs)
@@ -125,7 +125,7 @@ TWO_TENSORS = {name: output for name, output in OUTPUTS.items() if output.tensor
 
 
 def _gradients(x: Tensor, y: Tensor, upstreams: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Those of x * y, and of a second output y * y if there is one."""
+    """The gradients of x * y, and of a second output y * y if there is one."""
     of_x, of_y = wrong_gradients(x, y, upstreams[0])
     for upstream in upstreams[1:]:
         of_y = of_y + 17.0 * y * upstream
@@ -171,9 +171,7 @@ def flat_form_of_two(framework: Framework, write: Any, kind: Any, output: Output
 
 @case()
 def kerass_portable_form(framework: Framework) -> None:
-    """Keras's documented rule asks whether upstream came by name, as here, or alone, as on Keras's
-    own backends.
-    """
+    """Keras's documented rule checks whether upstream is a keyword, as here, or positional."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:

@@ -1,6 +1,4 @@
-"""Within f and grad_fn the backend of the call is the current one: what they make without a tensor
-belongs to it.
-"""
+"""Within f and grad_fn the call's backend is current: tensors made from no tensor belong to it."""
 
 from __future__ import annotations
 
@@ -103,7 +101,7 @@ def backend_after_an_error_in_f(framework: Framework) -> None:
 
 @case()
 def arrays_within_f_stay_arrays_in_functions(framework: Framework) -> None:
-    """A function of NumPy's arrays alone is NumPy's, so that a kernel of theirs works within f."""
+    """An op of only NumPy arrays returns arrays, so that NumPy code works within f."""
     is_chosen = cgshim.config_backend() is not None
 
     @op_custom_gradient

@@ -78,7 +78,9 @@ def jvp_keeps_what_f_made(framework: Framework, order: int) -> None:
 
 @case()
 def jvp_keeps_what_nobody_connected(framework: Framework) -> None:
-    """What f made in NumPy is no function of the arguments: the tangent has no derivative."""
+    """A residual that f made in NumPy is no function of the arguments: the tangent has no
+    derivative.
+    """
 
     @op_custom_jvp
     def op(x: Tensor) -> Any:
@@ -105,7 +107,7 @@ def in_a_list(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
 
 
 def as_jvp(f: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """Return f, which gives a rule for each mode, with the one for forward mode alone."""
+    """Return f, whose output has a rule for each mode, with only the forward-mode rule."""
 
     def op(x: Tensor) -> Any:
         output, _, jvp = f(x)
@@ -129,7 +131,7 @@ def jvp_around_each_mode(framework: Framework) -> None:
 
 @case()
 def jvp_of_trees(framework: Framework) -> None:
-    """Tangents are structured as arguments and output; what is static or an integer has none."""
+    """Tangents are structured as arguments and output, with None for static leaves and integers."""
     seen = []
 
     @op_custom_jvp
@@ -159,7 +161,7 @@ def jvp_of_trees(framework: Framework) -> None:
 
 @case()
 def jvp_without_a_tangent(framework: Framework) -> None:
-    """None is zero."""
+    """A tangent of None is zero."""
     op = op_custom_jvp(lambda x: (ops.sin(x), lambda dx: None))
     framework.check_at(op, X, upstream=U, output=np.sin(X), gradients=(0 * X,))
     framework.check_equal(tangent(framework, op, *framework.tensors((X, U))), 0 * X)
@@ -213,7 +215,7 @@ def both_rules(framework: Framework) -> None:
 
 @case()
 def both_rules_keep_their_own(framework: Framework) -> None:
-    """Residuals of jvp_fn alone are connected, too: in each mode around each mode."""
+    """jvp_fn's own residuals are connected too: in each mode around each mode."""
 
     @op_custom_gradient(forward_mode=True)
     def op(x: Tensor) -> Any:
@@ -230,13 +232,13 @@ def both_rules_keep_their_own(framework: Framework) -> None:
 
 @case()
 def both_rules_need_not_be_linear(framework: Framework) -> None:
-    """What the author gives for a mode is used as it is."""
+    """Each mode uses its own rule as it is."""
     f = lambda x: (x * x, lambda u: u * abs(u), lambda dx: ops.exp(dx))
     op = op_custom_gradient(f, forward_mode=True)
     framework.check_at(op, X, upstream=U, output=X**2, gradients=(U * abs(U),))
     try:
         output_tangent = tangent(framework, op, *framework.tensors((X, U)))
-    except TransformationError as error:  # a framework may follow linear operations alone
+    except TransformationError as error:  # a framework may support only linear operations
         starts = "<lambda>: jvp_fn must be linear in the tangents, got "
         if not str(error).startswith(starts):
             raise
@@ -255,7 +257,7 @@ def both_rules_once(framework: Framework) -> None:
     raised(TransformationError, second, framework.tensor(0.5), starts="only_once: ")
 
 
-# --- What is wrong --------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 NONLINEAR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "affine": lambda x, d: d + 1.0,
@@ -273,7 +275,7 @@ NONLINEAR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @case(jvp=NONLINEAR)
 def nonlinear_jvp(framework: Framework, jvp: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Reverse mode has no transpose of it."""
+    """Reverse mode cannot transpose a nonlinear jvp_fn."""
     op = op_custom_jvp(lambda x: (x * x, lambda dx: jvp(x, dx)), name="crooked")
 
     def differentiated(x: Tensor, u: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""The examples that the documentation of other systems leads with, in this one's words."""
+"""The leading examples in the documentation of other systems, written with cgshim."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ from cgshim.testing.conformance._registry import case
 
 @op_custom_gradient
 def log1pexp(x: Tensor) -> Any:
-    """log(1 + exp(x)), with the gradient that is exact for large x, where autodiff may have inf /
-    inf.
-    """
+    """log(1 + exp(x)), with a gradient that is exact for large x; autodiff may have inf / inf."""
     e = cgshim.op_exp(x)
     return cgshim.op_log(1.0 + e), lambda upstream: upstream * (1.0 - 1.0 / (1.0 + e))
 
 
 @op_custom_gradient
 def log1pexp_of_core_ops(x: Tensor) -> Any:
-    """The same, in the functions of cgshim alone."""
+    """The same, only with functions of cgshim."""
     e = cgshim.op_exp(x)
     one = cgshim.op_convert_to_tensor(1.0, cgshim.op_dtype(x))
 
@@ -105,7 +103,7 @@ def line_with_captured_weights(framework: Framework) -> None:
 
 @case()
 def shuffle_with_a_rule(framework: Framework) -> None:
-    """A function that has no derivative, with one that hands the upstream gradient through."""
+    """A function without a derivative, with a rule that returns the upstream gradient."""
 
     def shuffled(x: Tensor) -> Tensor:
         return cgshim.op_stop_gradient(cgshim.op_concatenate([x[2:], x[:1], x[1:2]]))

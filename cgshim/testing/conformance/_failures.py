@@ -1,4 +1,4 @@
-"""What went wrong in a case, in one line, and where."""
+"""The reason and the place of a failed case, each in one line."""
 
 from __future__ import annotations
 

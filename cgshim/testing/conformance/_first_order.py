@@ -1,8 +1,7 @@
-"""The first order's number never depends on whether a second is asked for: its values are those of
-the first run.
+"""The first order's number does not depend on a second order: its values are the first run's.
 
-Another run of f may give derivatives. Where it cannot (f is random, opaque, has changed something),
-the second order is refused, or right for the rule's residuals; it is never another number.
+Another run of f may give derivatives. If it cannot (f is random, opaque or has side effects), the
+second order raises an error, or is right for the rule's residuals.
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ def first_order_and_second(
     dtype: str = "float32",
     between: Callable[[], None] = lambda: None,
 ) -> tuple[Any, Any]:
-    """The gradient inside a function that is differentiated, and its derivative: None where that is
-    refused.
+    """Return the gradient in a differentiated function, and its derivative, or None if that raises.
 
-    `between()` happens after the call, and again after the gradient.
+    `between()` runs after the call, and again after the gradient.
     """
     one = framework.tensor(np.ones_like(at), dtype)
 
@@ -66,7 +64,7 @@ def check_close(actual: Any, expected: Any, dtype: str) -> None:
 def check_both(
     derivatives: tuple[Any, Any], first: Any, second: Any, dtype: str = "float32"
 ) -> None:
-    """Compare a first order with what is right, and a second one unless it was refused."""
+    """Compare a first order, and a second one unless it raised an error."""
     check_close(derivatives[0], first, dtype)
     if derivatives[1] is not None:
         check_close(derivatives[1], second, dtype)
@@ -74,9 +72,7 @@ def check_both(
 
 @case(exp=EXPONENTIALS)
 def opaque_intermediate(framework: Framework, exp: Exponential) -> None:
-    """A residual that f's own operations do not connect with the argument is a constant, as it is
-    in the framework.
-    """
+    """A residual that f's own operations do not connect with the argument is a constant."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -95,7 +91,7 @@ _python_generator = random.Random(0)
 Draw = Callable[[], float]
 
 DRAWS: dict[str, Draw] = {
-    "numpy.random": lambda: float(np.random.normal()),  # what old code draws from
+    "numpy.random": lambda: float(np.random.normal()),  # the generator of legacy code
     "a NumPy Generator": lambda: float(_numpy_generator.normal()),
     "random": lambda: random.gauss(0.0, 1.0),
     "a random.Random": lambda: _python_generator.gauss(0.0, 1.0),
@@ -104,7 +100,7 @@ DRAWS: dict[str, Draw] = {
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
-    """Every run of a case draws the same numbers, and leaves no trace in those of whoever runs it."""
+    """Seed every run of a case alike, and restore the generators of the test run."""
     of_numpy, of_python = np.random.get_state(), random.getstate()
     np.random.seed(1)
     random.seed(1)
@@ -140,7 +136,7 @@ def random_intermediate(framework: Framework, draw: Draw, size: float, dtype: st
 @case(draw=DRAWS)
 @seeded()
 def random_branch(framework: Framework, draw: Draw) -> None:
-    """f does one of two things, by a draw: both orders are of the one that it did."""
+    """A draw picks a branch of f; both orders use this branch."""
     done: list[str] = []
 
     @op_custom_gradient
@@ -159,9 +155,7 @@ def random_branch(framework: Framework, draw: Draw) -> None:
 @case(draw=DRAWS)
 @seeded()
 def random_output(framework: Framework, draw: Draw) -> None:
-    """A rule that keeps no more than its output needs no other run of f: the second order is there,
-    and right.
-    """
+    """A rule that keeps only its output needs no other run of f: the second order is right."""
     outputs: list[Any] = []
 
     @op_custom_gradient
@@ -179,7 +173,7 @@ def random_output(framework: Framework, draw: Draw) -> None:
 @case(draw=DRAWS, residual={"an argument": False, "an intermediate": True})
 @seeded()
 def random_number_in_the_rule(framework: Framework, draw: Draw, residual: bool) -> None:
-    """A Python float that f drew, and its rule keeps."""
+    """f draws a Python float, and its rule keeps it."""
     drawn: list[float] = []
 
     @op_custom_gradient
@@ -199,7 +193,7 @@ def random_number_in_the_rule(framework: Framework, draw: Draw, residual: bool) 
         check_close(second, drawn[0] * (4.0 if residual else 1.0), "float32")
 
 
-# --- What f reads or writes has changed -----------------------------------------------------------
+# --- f reads or writes changing state -------------------------------------------------------------
 
 
 @case()
@@ -237,7 +231,7 @@ def changed_setting_of_the_rule(framework: Framework) -> None:
 
 @case()
 def counting_f(framework: Framework) -> None:
-    """State of f's own, which every run of it changes."""
+    """Every run of f changes its own state."""
     state = np.zeros(1, "float32")
 
     @op_custom_gradient
@@ -252,7 +246,7 @@ def counting_f(framework: Framework) -> None:
 
 @case(is_tensor={"a tensor": True, "a NumPy array": False})
 def argument_changed_in_place(framework: Framework, is_tensor: bool) -> None:
-    """f doubles a constant argument: an error where tensors can be written to."""
+    """f doubles a constant argument in place: an error where tensors are writable."""
 
     @op_custom_gradient
     def op(x: Tensor, factor: Tensor) -> Any:
@@ -263,7 +257,7 @@ def argument_changed_in_place(framework: Framework, is_tensor: bool) -> None:
     factor = framework.tensor(2.0) if is_tensor else np.array(2.0, "float32")
     try:
         derivatives = first_order_and_second(framework, lambda x: op(x, factor), 3.0)
-    except (CustomGradientTypeError, ValueError):  # NumPy's own for a read-only array
+    except (CustomGradientTypeError, ValueError):  # NumPy's error for a read-only array
         return
     check_both(derivatives, 3 * 9 * 4.0, 3 * 6 * 4.0)
 

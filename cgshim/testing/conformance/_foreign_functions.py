@@ -1,6 +1,4 @@
-"""Functions of another framework's tensors: their derivatives, of every order, are those of that
-framework.
-"""
+"""Functions of another framework's tensors, with that framework's derivatives of every order."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ X, W, UPSTREAM = np.array([1.0, 2.0, 4.0]), 3.0, np.array([1.0, -2.0, 5.0])
 
 
 def other_frameworks(framework: Framework) -> list[str]:
-    """The other frameworks of this run; NumPy is always one."""
+    """The other frameworks of this run, always with NumPy."""
     return [
         name
         for name in cgshim.available_backends()
@@ -67,7 +65,7 @@ def foreign_function_at_the_third_order(framework: Framework) -> None:
 
 @case()
 def foreign_function_of_trees(framework: Framework) -> None:
-    """Integers and what is no tensor have no gradient; options are static."""
+    """Integers and static leaves have no gradient; options are static."""
     index = framework.tensor(1, "int32")
 
     def f(params: Any, index: Any, kind: str, *, scale: float) -> Any:

@@ -1,6 +1,4 @@
-"""What a case may ask of a framework: tensors, gradients, trainable state. All of it stands on the
-Backend protocol.
-"""
+"""The framework of a case: tensors, gradients, trainable state, all by the Backend protocol."""
 
 from __future__ import annotations
 
@@ -19,18 +17,20 @@ from cgshim._registry import load
 from cgshim.testing._forward import jvp_of
 
 with contextlib.suppress(ImportError):
-    importlib.import_module("ml_dtypes")  # registers bfloat16 with NumPy, where it is installed
+    importlib.import_module("ml_dtypes")  # registers bfloat16 with NumPy, if installed
 
 Pullback = Callable[[Tensor], tuple[Any, ...]]
 Gradients = Callable[..., tuple[Tensor, Pullback]]
-"""`gradients(fn, *values) -> (fn(*state), pullback)`, where state are the framework's own objects for the values."""
+"""`gradients(fn, *values) -> (fn(*state), pullback)`: state is the framework's objects for the
+values.
+"""
 
 _BEFORE_IMPORT = {"jax": {"JAX_ENABLE_X64": "1"}}
-"""the environment variables that a framework needs, before it is imported, to have float64"""
+"""the environment variables that enable float64, set before the import of a framework"""
 
 
 class Framework:
-    """One framework, by the backend that is registered for it."""
+    """One framework, by its registered backend."""
 
     def __init__(self, name: str, state: Gradients | None = None) -> None:
         for variable, value in _BEFORE_IMPORT.get(name, {}).items():
@@ -38,7 +38,9 @@ class Framework:
         self.name = name
         self.backend = load(name)
         self.differentiate_state = state or _OBJECTS.get(name, differentiate_traced)
-        """`differentiate_state(fn, *values)`: fn's output for trainable state, and the pullback to that state"""
+        """`differentiate_state(fn, *values)`: fn's output for trainable state, and the pullback to
+        that state
+        """
 
     def __repr__(self) -> str:
         return f"<framework {self.name}>"
@@ -58,9 +60,7 @@ class Framework:
         return self.backend.tree_unflatten(structure, arrays)
 
     def tensors(self, tree: Any) -> Any:
-        """A tree with tensors for its Python floats and NumPy arrays: float32 for floats, otherwise
-        in their dtype.
-        """
+        """A tree with tensors for its Python floats (float32) and NumPy arrays (their dtype)."""
         leaves, structure = self.backend.tree_flatten(tree)
         return self.backend.tree_unflatten(structure, [self._tensor_for(leaf) for leaf in leaves])
 
@@ -74,19 +74,19 @@ class Framework:
     def check_at(
         self, fn: Callable[..., Any], *numbers: Any, upstream: Any, **expected: Any
     ) -> None:
-        """As `check`, of the tensors for these numbers."""
+        """Like `check`, with tensors for these numbers."""
         self.check(fn, *self.tensors(numbers), upstream=self.tensors(upstream), **expected)
 
     def check_state(
         self, fn: Callable[..., Any], *numbers: Any, upstream: Any, **expected: Any
     ) -> None:
-        """As `check_at`, of the framework's own trainable state."""
+        """Like `check_at`, with the framework's trainable state."""
         self.check_at(fn, *numbers, upstream=upstream, by=self.differentiate_state, **expected)
 
     def check_derivative(
         self, fn: Callable[[Tensor], Tensor], order: int, expected: Any, *, at: Any
     ) -> None:
-        """Compare the derivative of this order at some numbers with what is expected."""
+        """Compare the derivative of this order with the expected one."""
         self.check_equal(nth_derivative(fn, order)(self.tensor(at)), expected)
 
     def check(
@@ -98,9 +98,7 @@ class Framework:
         gradients: tuple[Any, ...],
         by: Gradients = cgshim.op_vjp,
     ) -> None:
-        """Compare what fn gives for args, and its gradients, with what is expected: `...` stands
-        for whatever it is.
-        """
+        """Compare fn's output for args, and its gradients; `...` accepts anything."""
         actual, pullback = by(fn, *args)
         if output is not ...:
             self.check_equal(actual, output)
@@ -122,7 +120,7 @@ class Framework:
                 assert leaf is want or leaf == want, f"{leaf!r} is not {want!r}"
 
     def _check_dtypes(self, gradients: Any, args: Any) -> None:
-        """Every gradient has the dtype of what it is the gradient of."""
+        """Check that every gradient has its argument's dtype."""
         (flat, _), (leaves, _) = map(self.backend.tree_flatten, (gradients, args))
         for gradient, leaf in zip(flat, leaves, strict=True):
             if gradient is not None and self.backend.is_tensor(leaf):
@@ -130,9 +128,7 @@ class Framework:
                 assert got == wanted, f"a gradient in {got} for an argument in {wanted}"
 
     def is_state(self, variable: Any, state: Any) -> bool:
-        """Whether a rule was handed this very state; of what is traced, only its shape and dtype
-        can be known.
-        """
+        """Return True if a rule's variable is this state; traced, compare only shape and dtype."""
         if self.differentiate_state is not differentiate_traced:
             return variable is state
         return (variable.shape, variable.dtype) == (state.shape, state.dtype)
@@ -161,9 +157,7 @@ def nth_derivative(fn: Callable[[Tensor], Tensor], order: int) -> Callable[[Tens
 def raised(
     error: type[BaseException], fn: Callable[..., Any], *args: Any, starts: str = ""
 ) -> BaseException:
-    """The exception that a call raises, of this very class or one below it, with a message that
-    starts so.
-    """
+    """The exception that a call raises, of this class or a subclass; check how its message starts."""
     caught: BaseException | None = None
     try:
         fn(*args)
@@ -181,9 +175,7 @@ def refused(
     error: type[BaseException] = cgshim.CustomGradientTypeError,
     says: str = "as an argument",
 ) -> BaseException:
-    """The error of a call, or at the latest of its pullback: a framework may not know sooner what
-    is differentiated.
-    """
+    """The error of a call, or of its pullback: a framework may learn late what is differentiated."""
 
     def differentiated() -> None:
         output, pullback = by(fn, *args)
@@ -198,9 +190,7 @@ def refused(
 
 
 def differentiate_traced(fn: Callable[..., Tensor], *values: Any) -> tuple[Tensor, Pullback]:
-    """Where a framework has no objects for state, it is whatever is being differentiated further
-    out.
-    """
+    """For a framework without objects for state, the differentiated tensors further out are state."""
     return cgshim.op_vjp(fn, *values)
 
 

@@ -1,6 +1,4 @@
-"""What rules are written with: op_sum_to_shape, the transpose of broadcasting, op_tree_map, and
-conversions.
-"""
+"""Helpers of rules: op_sum_to_shape, op_tree_map and conversions."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ def _product(x: Any, w: Any) -> Any:
 
 
 def _summed(gradient: Any, shape: tuple[int, ...]) -> Any:
-    """Sum over what NumPy broadcasts to the gradient's shape, one element at a time."""
+    """Sum over NumPy's broadcast axes, one element at a time."""
     total = np.zeros(shape)
     places = np.broadcast_to(np.arange(total.size).reshape(shape), gradient.shape)
     np.add.at(total.reshape(-1), places.ravel(), gradient.ravel())
@@ -69,7 +67,7 @@ def sum_to_shape_in_a_rule(
 def second_order_of_sum_to_shape(
     framework: Framework, shapes: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:
-    """The derivative of the gradient by x, which is 3 u w summed, with respect to w."""
+    """The derivative of the gradient by x (3 u w, summed) with respect to w."""
     x, w = _numbers(shapes[0], 0.5), _numbers(shapes[1], -2.0)
     upstream, weights = _numbers((x * w).shape, 1.5), _numbers(x.shape, 5.0)
 
@@ -84,9 +82,7 @@ def second_order_of_sum_to_shape(
 
 @case()
 def tree_map_in_a_rule(framework: Framework) -> None:
-    """It reads tensors alone: what is static in a tree stays as it is, and None where a gradient
-    has nothing.
-    """
+    """It maps only tensors: static leaves stay as they are, and None in a gradient stays None."""
 
     def tree_of(w: Any, number: Any, last: Any, name: Any = "a name", count: Any = 4) -> Any:
         return {"w": w, "deep": [number, name, (last, count)]}
@@ -118,7 +114,7 @@ def tree_map_in_a_rule(framework: Framework) -> None:
 
 @case(dtype={"without a dtype": None, "to its own dtype": "float32", "to another dtype": "float16"})
 def convert_to_tensor_keeps_the_gradient(framework: Framework, dtype: str | None) -> None:
-    """Of what is differentiated: by op_vjp, and further out than a rule that converts."""
+    """The gradient stays in op_vjp, and around a rule that converts."""
     x, u = np.array([1.0, -2.0]), np.array([2.0, -3.0])
 
     def converted(x: Tensor) -> Tensor:
@@ -135,7 +131,7 @@ def convert_to_tensor_keeps_the_gradient(framework: Framework, dtype: str | None
 
 @case()
 def cast_to_integers_has_no_derivative(framework: Framework) -> None:
-    """Of what is cut off there is none, in a function or in a rule."""
+    """A tensor that is cut off has no derivative, in a function or in a rule."""
 
     def cut(x: Tensor) -> Tensor:
         return op_cast(op_cast(x, "int32"), "float32")
@@ -160,6 +156,6 @@ SOURCES: dict[str, Any] = {
 
 @case(source=SOURCES | {"a tensor": None})
 def dtype_that_does_not_exist(framework: Framework, source: Any) -> None:
-    """A TypeError, and not the default dtype."""
+    """It raises a TypeError, and does not use the default dtype."""
     source = framework.tensor([1.0, 2.0]) if source is None else source
     raised(TypeError, framework.backend.convert_to_tensor, source, "float7")

@@ -1,6 +1,4 @@
-"""Functions of NumPy arrays as ops: what they are given, what they return, and that they have no
-derivative.
-"""
+"""Functions of NumPy arrays as ops: their arguments and results, and no derivative."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ def host_result(framework: Framework) -> None:
 
 @case()
 def host_function_in_an_op(framework: Framework) -> None:
-    """The rule keeps what the host returned: a constant at first order."""
+    """The rule keeps the host's result: a constant at first order."""
     total, calls = _total()
 
     @op_custom_gradient
@@ -61,9 +59,7 @@ def host_function_in_an_op(framework: Framework) -> None:
 
 @case()
 def host_function_in_a_rule(framework: Framework) -> None:
-    """A rule in ops whose rules are ops has every order: here the adjoint of a running total, and
-    its adjoint.
-    """
+    """A rule of ops whose rules are ops has every order: the adjoint of a running total, and back."""
     forward = cgshim.op_host(lambda x: np.cumsum(x), outputs=lambda x: x, name="forward")
     backward = cgshim.op_host(
         lambda u: np.cumsum(u[::-1])[::-1], outputs=lambda u: u, name="backward"
@@ -152,13 +148,13 @@ FORWARD: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     "two functions": (_of_two_functions, lambda x, v: 7.0 * x * v),
     "in the rule": (_calls_it_in_the_rule, lambda x, v: 7.0 * np.exp(x) * v),
 }
-"""f with its rule, and the J v that follows; the derivative of exp itself is never needed"""
+"""f with its rule, and the resulting J v; the derivative of exp itself is never needed"""
 V = np.array([2.0, -3.0, 0.5])
 
 
 @case(forward=FORWARD)
 def host_function_in_forward_mode(framework: Framework, forward: Any) -> None:
-    """The op's rule has the tangent, so nobody needs one of what the host returned."""
+    """The op's rule has the tangent, so the host's result needs none."""
     f, expected = forward
     op = op_custom_gradient(f, forward_mode=True)
     output_tangent = tangent(framework, op, framework.tensor(X), framework.tensor(V))
@@ -174,7 +170,7 @@ def _derivative_of_gradient(framework: Framework, f: Callable[[Any], Any]) -> An
 
 @case()
 def host_function_in_forward_mode_over_a_gradient(framework: Framework) -> None:
-    """The derivative of a residual that is an output is the rule's; any other result has none."""
+    """A residual that is an output has the rule's derivative; any other result has none."""
     derivative = _derivative_of_gradient(framework, _keeps_the_output)
     framework.check_equal(derivative, 49.0 * np.exp(X) * V * UPSTREAM)
     for f in (_keeps_the_result, _calls_it_in_the_rule):
@@ -185,7 +181,7 @@ def host_function_in_forward_mode_over_a_gradient(framework: Framework) -> None:
 
 @case()
 def host_result_has_no_tangent(framework: Framework) -> None:
-    """Nor where f takes the tangent of a result itself: no rule speaks for that."""
+    """The tangent of a result within f raises an error too, because no rule covers it."""
     x, v = framework.tensors((X, V))
 
     @op_custom_gradient(forward_mode=True)
@@ -200,9 +196,7 @@ def host_result_has_no_tangent(framework: Framework) -> None:
 
 @case()
 def host_trees_options_and_static_arguments(framework: Framework) -> None:
-    """All that is not a tensor reaches f as it is; outputs gets the options for which it has
-    parameters.
-    """
+    """f gets static arguments unchanged; outputs gets the options that it has parameters for."""
 
     def outputs(pair: Any, kind: Any, *, rows: int) -> Any:
         assert kind == "sum"
@@ -233,7 +227,7 @@ DTYPES = {dtype: dtype for dtype in ("float32", "float16", "int32", "bool", "com
 
 @case(dtype=DTYPES)
 def host_dtypes(framework: Framework, dtype: str) -> None:
-    """f sees the tensor's dtype, and what it returns is cast to the declared one."""
+    """f gets the tensor's dtype, and its result is cast to the declared one."""
     seen = []
 
     @cgshim.op_host(outputs=lambda x: x)
@@ -256,7 +250,7 @@ def host_shapes(framework: Framework, shape: tuple[int, ...]) -> None:
 
 @case()
 def host_memory_is_nobody_elses(framework: Framework) -> None:
-    """f may return a buffer that it uses again, a view of its argument, or the argument itself."""
+    """f may return a buffer that it reuses, a view of its argument, or the argument itself."""
     buffer = np.zeros(3, "float32")
 
     @cgshim.op_host(outputs=lambda x: (x, x, x))
@@ -274,7 +268,7 @@ def host_memory_is_nobody_elses(framework: Framework) -> None:
 
 @case()
 def host_function_runs_on_numpy(framework: Framework) -> None:
-    """Ops within f get NumPy arrays, whatever is chosen outside."""
+    """Ops within f get NumPy arrays, whichever backend is chosen outside."""
 
     @cgshim.op_host(outputs=lambda x: x)
     def doubled(x: Any) -> Any:
@@ -334,7 +328,7 @@ def host_mistakes(framework: Framework, bad: tuple[type[Exception], str, Any, An
 
 @case()
 def host_error(framework: Framework) -> None:
-    """What f raises arrives as it was raised."""
+    """An error of f arrives as it was raised."""
     sent = ZeroDivisionError("of the user's")
 
     def broken(x: Any) -> Any:

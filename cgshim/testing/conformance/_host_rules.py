@@ -1,4 +1,4 @@
-"""f and grad_fn as NumPy code: what grad_fn keeps is any Python object."""
+"""f and grad_fn as NumPy code: grad_fn may keep any Python object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ A, Y, UPSTREAM = np.array([[2.0, 1.0], [0.0, 4.0]]), np.array([1.0, 2.0]), np.ar
 
 
 class Factors:
-    """What a solver of the user's own keeps; no framework can look into it."""
+    """A residual of the user's own class; no framework can look into it."""
 
     __slots__ = ("_inverse",)
 
@@ -33,8 +33,8 @@ class Factors:
 
 
 def _solver(**options: Any) -> tuple[Any, list[int]]:
-    """Solve a x = y with a wrong factor for each gradient, and a list that grows with each run of
-    f.
+    """Solve a x = y with wrong factors in the gradients; return a list that grows with each run of
+    f too.
     """
     runs: list[int] = []
 
@@ -95,7 +95,7 @@ def log_among_the_arguments_of_a_host_rule(framework: Framework) -> None:
 
 @case()
 def host_rules_of_many_calls(framework: Framework) -> None:
-    """Each call keeps its own, however many come before the first gradient is taken."""
+    """Each call keeps its own rule, however many calls precede the first gradient."""
     solve, runs = _solver(keep=2)
     matrices = [A + at * np.eye(2) for at in range(5)]
     y, upstream = framework.tensor(Y), framework.tensor(UPSTREAM)
@@ -142,9 +142,7 @@ def host_rule_in_each_form(framework: Framework, f: Callable[..., Any]) -> None:
 
 @case()
 def host_rule_with_trees_and_options(framework: Framework) -> None:
-    """Integers and what is not a tensor have no gradient; None is a gradient of zero; options are
-    static.
-    """
+    """Integers and static leaves have no gradient; None is a zero gradient; options are static."""
 
     def outputs(params: Any, index: Any, kind: Any) -> Any:
         return {"y": params["w"], "n": cgshim.Spec((), "int32")}
@@ -190,7 +188,7 @@ def host_rule_of_python_numbers(framework: Framework) -> None:
 
 @case()
 def host_rule_keeps_its_arguments(framework: Framework) -> None:
-    """The rule may keep what f was given: a framework may use that memory again."""
+    """The rule may keep f's arguments: a framework may reuse their memory."""
 
     @op_custom_gradient(host_outputs=lambda x: x)
     def square(x: Any) -> Any:
@@ -268,7 +266,7 @@ def host_jvp(framework: Framework) -> None:
 
 @case()
 def host_jvp_with_options(framework: Framework) -> None:
-    """What outputs does not ask for it is not given, and a static argument has no spec."""
+    """outputs gets only options that it has parameters for, and no spec for a static argument."""
 
     @op_custom_gradient(host_outputs=lambda x, power: x, forward_mode=True)
     def op(x: Any, power: int, *, scale: float = 1.0) -> Any:
@@ -283,7 +281,7 @@ def host_jvp_with_options(framework: Framework) -> None:
 
 @case()
 def host_jvp_that_is_not_there(framework: Framework) -> None:
-    """The promise is that f returns a jvp_fn."""
+    """f promises a jvp_fn and returns none."""
     pair = lambda x: (2.0 * x, lambda upstream: 2.0 * upstream)
     op = op_custom_gradient(host_outputs=lambda x: x, forward_mode=True, name="pair")(pair)
     x, v = framework.tensors((np.array([1.0, 2.0]), np.array([3.0, 5.0])))
@@ -294,7 +292,7 @@ def host_jvp_that_is_not_there(framework: Framework) -> None:
 
 @case()
 def host_results_of_unknown_shapes(framework: Framework) -> None:
-    """Nobody knows how many there are before f has run: eagerly f may call NumPy itself."""
+    """Unknown shapes are known only after f has run: eagerly f may call NumPy itself."""
 
     @op_custom_gradient(once_differentiable=True, name="positive")
     def positive(x: Any, table: Any) -> Any:
@@ -324,9 +322,7 @@ def host_results_of_unknown_shapes(framework: Framework) -> None:
 
 
 def _vectorized(**options: Any) -> tuple[Any, list[str]]:
-    """Return x * x * w of a vector and a number, or of many, with a rule that is wrong on purpose;
-    and a list of what ran.
-    """
+    """x * x * w of a vector and a number, or of many, with a wrong rule; and a list of the runs."""
     runs: list[str] = []
 
     @op_custom_gradient(host_outputs=lambda x, w: x, vectorized=True, **options)
@@ -349,7 +345,7 @@ ROWS_OF_UPSTREAM = np.sin(ROWS)
 
 @case(weighted={"by each": True, "by one": False})
 def host_rule_of_a_batch(framework: Framework, weighted: bool) -> None:
-    """One call of f and one of its rule for ten elements, also where an argument has no batch."""
+    """Ten elements take one call of f and one of its rule, also with an argument without a batch."""
     square, runs = _vectorized()
     vmap = vmap_of(framework.backend)
     w = WEIGHTS if weighted else WEIGHTS[0]

@@ -1,6 +1,4 @@
-"""Rules that keep an output of f: it stands for the op's own output, whose derivative is the
-rule's, in every order.
-"""
+"""Rules that keep an output of f: it stands for the op's output, with the rule's derivative."""
 
 from __future__ import annotations
 
@@ -21,15 +19,15 @@ from cgshim.testing.conformance._residuals import HOLDERS, Rule
 
 AT = 0.5
 EXP = float(np.exp(AT))
-"""what the op of this file gives there; its n-th derivative is 5^n times that, for its rule has 5 for 1"""
+"""the op's value there; its n-th derivative is 5^n times as large, because its rule has 5 for 1"""
 
 
 def opaque_exp(x: Tensor) -> Tensor:
-    """exp, through which no autodiff can see."""
+    """exp, which autodiff cannot trace."""
     return op_stop_gradient(ops.exp(x))
 
 
-# --- Where a rule may keep it ---------------------------------------------------------------------
+# --- Places of a kept output ----------------------------------------------------------------------
 
 PLACES = {
     name: HOLDERS[name]
@@ -53,12 +51,12 @@ PLACES = {
         ),
     )
 }
-"""those where every framework must find it; `residual` has more, where it may be refused"""
+"""places that every framework must find; `residual` has more, which a framework may reject"""
 
 
 @case(order=ORDERS, holder=PLACES)
 def kept_output(framework: Framework, order: int, holder: Callable[[Tensor], Rule]) -> None:
-    """Autodiff finds 0 in the second order, for f is opaque; a second run of f finds 0 too."""
+    """Autodiff finds 0 in the second order, because f is opaque; a second run of f finds 0 too."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -92,16 +90,14 @@ def kept_output_of_a_tree(framework: Framework, order: int, form: Callable[[Tens
 
 @op_custom_gradient
 def five_exp(x: Tensor) -> Any:
-    """exp, of an f that is opaque; its rule keeps the output, and has 5 for 1."""
+    """exp with an opaque f; its rule keeps the output, and has 5 for 1."""
     y = opaque_exp(x)
     return y, lambda u: u * 5.0 * y
 
 
 @op_custom_gradient
 def seen_through(x: Tensor) -> Any:
-    """The same, of an f that autodiff could see through: it would find 5 and not 25 in the second
-    order.
-    """
+    """The same with a traceable f: autodiff would find 5 and not 25 in the second order."""
     y = ops.exp(x)
     return y, lambda u: u * 5.0 * y
 
@@ -113,7 +109,7 @@ OPS: dict[str, CustomGradient[..., Tensor]] = {"opaque": five_exp, "seen through
 def kept_output_of_an_expression(
     framework: Framework, op: Callable[[Tensor], Tensor], order: int
 ) -> None:
-    """op(2 x) * x, where the upstream gradient is itself differentiated."""
+    """op(2 x) * x, where the upstream gradient itself is differentiated."""
     value = float(np.exp(2 * AT))
     expected = (
         order * 2 ** (order - 1) * 5 ** (order - 1) * value + AT * 2**order * 5**order * value
@@ -135,8 +131,8 @@ def kept_output_of_an_op_of_an_op(
 def kept_output_forward_over_reverse(
     framework: Framework, op: CustomGradient[..., Tensor], promised: bool
 ) -> None:
-    """The tangent of the gradient, 25 exp(x); where forward mode is not promised, it may be
-    refused.
+    """The tangent of the gradient, 25 exp(x); without a promise of forward mode it may raise an
+    error.
     """
     op = op_custom_gradient(op.__wrapped__, forward_mode=promised)
     try:
@@ -149,9 +145,7 @@ def kept_output_forward_over_reverse(
 
 @case(order=ORDERS)
 def kept_output_of_an_op_inside(framework: Framework, order: int) -> None:
-    """f's output is that of another op, whose rule has 5: the outer rule's 3 is asked, in every
-    order.
-    """
+    """f returns another op's output, whose rule has 5; every order uses the outer rule's 3."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -181,7 +175,7 @@ CUTS: dict[str, Callable[[Tensor], Tensor]] = {
 def kept_output_of_which_another_is_made(
     framework: Framework, cut: Callable[[Tensor], Tensor], order: int
 ) -> None:
-    """The rule reads both. Where f is seen through, a framework may refuse."""
+    """The rule reads both outputs. If f is traceable, a framework may raise an error."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -200,7 +194,7 @@ def kept_output_of_which_another_is_made(
 
 @case(order=ORDERS)
 def kept_output_that_is_returned_twice(framework: Framework, order: int) -> None:
-    """Each place is an output, and what the rule keeps may be either: they have one derivative."""
+    """Each copy is an output, and the rule may keep either: they have one derivative."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -216,7 +210,7 @@ def kept_output_that_is_returned_twice(framework: Framework, order: int) -> None
 
 @case(order=ORDERS)
 def kept_output_that_is_returned_twice_is_the_first(framework: Framework, order: int) -> None:
-    """Where the places have other derivatives."""
+    """The copies have different derivatives."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -235,7 +229,7 @@ def kept_output_that_is_returned_twice_is_the_first(framework: Framework, order:
 
 @case(order=ORDERS)
 def kept_output_beside_others(framework: Framework, order: int) -> None:
-    """Of two outputs the rule keeps one, on which the gradient through both depends."""
+    """The rule keeps one of two outputs, and the gradient through both depends on it."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -251,7 +245,7 @@ def kept_output_beside_others(framework: Framework, order: int) -> None:
 
 @case(order=ORDERS)
 def kept_outputs_that_depend_on_each_other(framework: Framework, order: int) -> None:
-    """Sine and cosine, each of which the rule needs for the other: it has 3 for 1 and -5 for -1."""
+    """Sine and cosine: the rule needs each for the other, and has 3 for 1 and -5 for -1."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -276,16 +270,14 @@ BOTH = {
     "variables": _in_variables,
     "a namespace": _in_a_namespace,
 }
-"""where a rule keeps an output and an intermediate"""
+"""how a rule keeps an output and an intermediate"""
 
 
 @case(order=ORDERS, holder=BOTH)
 def kept_output_beside_an_intermediate(
     framework: Framework, order: int, holder: Callable[[Tensor, Tensor], Rule]
 ) -> None:
-    """The output's derivative is the rule's, the intermediate's (x * x) is that of f's own
-    operations.
-    """
+    """The output has the rule's derivative; the intermediate (x * x) has f's own."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -331,7 +323,7 @@ def returned_argument(
 def returned_argument_of_a_constant(
     framework: Framework, order: tuple[int, float], rule: Callable[[Tensor, Tensor], Rule]
 ) -> None:
-    """Where it is not differentiated, the rule still reads it, and not the output."""
+    """Where the argument is constant, the rule still reads it, and not the output."""
     op, x = _returning(rule), framework.tensor(AT)
     framework.check_derivative(lambda b: op(x, b), *order, at=3.0)
 
@@ -366,7 +358,7 @@ def kept_output_in_mixed_partials(framework: Framework, of: int) -> None:
 
 @case()
 def kept_output_does_not_keep_other_gradients(framework: Framework) -> None:
-    """A gradient penalty over a vector: every element gets the rule of its own output."""
+    """A gradient penalty over a vector: each element gets the rule of its own output."""
 
     def penalty(x: Tensor) -> Tensor:
         y = five_exp(x)

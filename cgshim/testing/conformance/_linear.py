@@ -1,6 +1,4 @@
-"""Forward mode where it is promised: J v is the transpose of a rule that is linear in upstream; no
-other has one.
-"""
+"""Forward mode by promise: J v is the transpose of a rule that is linear in upstream."""
 
 from __future__ import annotations
 
@@ -24,18 +22,16 @@ from cgshim.testing.conformance._registry import case
 
 VECTOR, UPSTREAM = np.array([1.0, 2.0, -3.0]), np.array([2.0, -3.0, 0.5])
 MATRIX = np.array([[1.0, 2.0], [-3.0, 0.5], [4.0, -1.0]])
-"""for which a rule has 7 times the transpose"""
+"""the rule has 7 times its transpose"""
 
 
 class Linear(NamedTuple):
-    """A function, its rule (linear in u, with factors that are wrong on purpose), and the J v that
-    follows.
-    """
+    """A function, its linear rule (with wrong factors on purpose), and the resulting J v."""
 
     f: Callable[[Tensor, Tensor], Tensor]
-    """of MATRIX and x"""
+    """f of MATRIX and x"""
     rule: Callable[[Tensor, Tensor, Tensor], Any]
-    """of MATRIX, x and upstream"""
+    """the rule of MATRIX, x and upstream"""
     tangent: Callable[[Any, Any], Any]
     at: Any = VECTOR
 
@@ -146,7 +142,7 @@ NONLINEAR: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @case(rule=NONLINEAR)
 def nonlinear_rule(framework: Framework, rule: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """What was promised is seen not to hold."""
+    """A rule that breaks the promise raises an error."""
     op = op_custom_gradient(
         lambda x: (x * x, lambda u: rule(x, u)), forward_mode=True, name="promising"
     )
@@ -174,7 +170,7 @@ NONLINEAR_IN_TWO: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def nonlinear_rule_of_two_outputs(
     framework: Framework, rule: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
-    """It is a multiple where both are, and yet no sum."""
+    """It is homogeneous, but not additive."""
     op = op_custom_gradient(
         lambda x: ((x * x, 2.0 * x), lambda a, b: rule(a, b)), forward_mode=True, name="promising"
     )
@@ -187,9 +183,7 @@ def nonlinear_rule_of_two_outputs(
 def nonlinear_rule_in_reverse(
     framework: Framework, rule: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
-    """In reverse mode it is the author's: clipping, signs and noise are what such rules are written
-    for.
-    """
+    """In reverse mode a nonlinear rule is allowed: clipping, signs and noise are common."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: rule(x, u)), forward_mode=True)
     expected = framework.numpy(rule(*framework.tensors((VECTOR, UPSTREAM))))
     framework.check_at(op, VECTOR, upstream=UPSTREAM, output=VECTOR**2, gradients=(expected,))

@@ -1,7 +1,6 @@
 """needs_input_grad: f and grad_fn learn which arguments need a gradient.
 
-A backend may say that it is needed where it cannot tell. It must never say that it is not where the
-gradient is used.
+A backend that cannot tell may pass True. It must never pass False for a gradient that is used.
 """
 
 from __future__ import annotations
@@ -60,9 +59,7 @@ TAKING_NEEDED: dict[str, Callable[[Rule], Rule]] = {
 
 @case(write=TAKING_NEEDED)
 def needed_form(framework: Framework, write: Callable[[Rule], Rule]) -> None:
-    """However grad_fn takes them, it gets a bool for each argument; True for those that are
-    differentiated.
-    """
+    """Each form of grad_fn gets a bool per argument: True for differentiated ones."""
 
     @op_custom_gradient
     def op(x: Tensor, y: Tensor) -> Any:
@@ -82,11 +79,11 @@ ASKED: dict[str, Asked] = {
     "the second": (False, True),
     "both": (True, True),
 }
-"""which of the arguments are differentiated"""
+"""which arguments are differentiated"""
 
 
 def _of_asked(framework: Framework, op: Callable[..., Tensor], asked: Asked) -> None:
-    """Check the gradients of those arguments, with constants for the others."""
+    """Check the gradients of these arguments; the others are constants."""
     arguments = framework.tensors((X, Y))
 
     def of_asked(*differentiated: Tensor) -> Tensor:
@@ -102,16 +99,14 @@ def _of_asked(framework: Framework, op: Callable[..., Tensor], asked: Asked) -> 
 
 
 def _covers(needed: Any, asked: Asked) -> bool:
-    """Return True if the flags of both arguments are bools, and True for those that are
-    differentiated.
-    """
+    """Return True if the flags of both arguments are bools, and True for differentiated ones."""
     covered = [flag or not is_asked for flag, is_asked in zip(needed, asked, strict=True)]
     return set(map(type, needed)) == {bool} and all(covered)
 
 
 @case(asked=ASKED)
 def needed_by_grad_fn(framework: Framework, asked: Asked) -> None:
-    """A rule that leaves out what is not needed gives all that is."""
+    """A rule that skips unneeded gradients returns all needed ones."""
 
     @op_custom_gradient
     def op(x: Tensor, y: Tensor) -> Any:
@@ -129,7 +124,7 @@ def needed_by_grad_fn(framework: Framework, asked: Asked) -> None:
 
 @case(asked=ASKED)
 def needed_by_f(framework: Framework, asked: Asked) -> None:
-    """f may compute gradients beside the output, as fused kernels do: the rule needs no others."""
+    """f may compute gradients beside the output, as fused kernels do: the rule uses only these."""
 
     @op_custom_gradient
     def op(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
@@ -150,7 +145,7 @@ def needed_by_f(framework: Framework, asked: Asked) -> None:
 
 @case(asked=ASKED)
 def needed_by_f_alone(framework: Framework, asked: Asked) -> None:
-    """Without the flags, a rule may meet None where f has made nothing; that gradient is unused."""
+    """Without the flags a rule may read None where f skipped a gradient; it is unused."""
 
     @op_custom_gradient
     def op(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
@@ -168,7 +163,7 @@ def needed_by_f_alone(framework: Framework, asked: Asked) -> None:
 
 @case()
 def needed_by_nobody(framework: Framework) -> None:
-    """A call that nobody differentiates, and a call without a tensor: f gets the flags too."""
+    """f gets the flags too in a call that is not differentiated, and in a call without a tensor."""
     seen: list[Any] = []
 
     @op_custom_gradient
@@ -185,8 +180,8 @@ def needed_by_nobody(framework: Framework) -> None:
 
 @case()
 def needed_in_trees(framework: Framework) -> None:
-    """An argument that is a tree has a bool for each tensor, and None for what is static; integers
-    need nothing.
+    """A tree as an argument has a bool per tensor, and None for static leaves; integers need
+    nothing.
     """
     expected = ({"w": True, "at": False, "n": [None, True]}, None, True)
 
@@ -228,7 +223,7 @@ def needed_in_a_method(framework: Framework) -> None:
 
 @case()
 def needed_and_variables(framework: Framework) -> None:
-    """The flags are those of the arguments; a variable's gradient is always asked for."""
+    """The flags are for arguments; the rule always returns a variable's gradient."""
     x, y = framework.tensor(2.0), framework.tensor(3.0)
 
     def fn(w: Tensor) -> Tensor:
@@ -269,7 +264,7 @@ def needed_of_wrong_shape(framework: Framework) -> None:
 
 @case()
 def integers_need_nothing(framework: Framework) -> None:
-    """What a rule returns for a tensor that has no gradient is dropped."""
+    """A gradient for a tensor without one is dropped."""
     op = op_custom_gradient(
         lambda x, n: (x * 3.0, lambda upstream, needs_input_grad: (7.0 * upstream, upstream[0]))
     )
@@ -287,13 +282,11 @@ RESIDUALS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def _square(of_x: Callable[..., Tensor], takes_needs_input_grad: bool) -> Callable[..., Tensor]:
-    """x * y**2, with the right rule, which leaves out what is not needed; or the same op that asks
-    for nothing.
-    """
+    """x * y**2 with the right rule, which skips unneeded gradients, or without needs_input_grad."""
 
     def with_flags(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
         output = x * y * y
-        made = 2.0 * y if needs_input_grad[1] else None  # which another run of f has to connect
+        made = 2.0 * y if needs_input_grad[1] else None  # a second order runs f again for it
 
         def grad(upstream: Tensor, needs_input_grad: Any) -> Any:
             needs_x, needs_y = needs_input_grad
@@ -314,7 +307,7 @@ def _square(of_x: Callable[..., Tensor], takes_needs_input_grad: bool) -> Callab
 def needed_in_every_order(
     framework: Framework, of_x: Callable[..., Tensor], takes_needs_input_grad: bool
 ) -> None:
-    """Each order asks for other arguments; the numbers are those of an op that leaves nothing out."""
+    """Each order needs other arguments; the numbers equal those of an op that skips nothing."""
     x, y, one = framework.tensors((2.0, 3.0, 1.0))
     op = _square(of_x, takes_needs_input_grad)
 
@@ -331,7 +324,7 @@ def needed_in_every_order(
 
 @case()
 def needed_in_forward_mode(framework: Framework) -> None:
-    """Forward mode transposes the rule, which is asked for every argument that has a tangent."""
+    """Forward mode transposes the rule, with True for every argument that has a tangent."""
 
     def f(x: Tensor, y: Tensor, *, needs_input_grad: Any = None) -> Any:
         assert needs_input_grad[0]
@@ -359,7 +352,7 @@ def needed_once(framework: Framework) -> None:
     framework.check_at(lambda x: op(x, y), X, upstream=U, gradients=(np.array([42.0, -105.0]),))
 
 
-# --- What is no form ------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 NO_FORMS: dict[str, Rule] = {
     "by position alone": lambda upstream, needs_input_grad, /: upstream,
@@ -380,7 +373,7 @@ def needed_in_no_form(framework: Framework, grad: Rule) -> None:
 
 @case()
 def needed_from_the_caller(framework: Framework) -> None:
-    """The flags are the framework's to tell."""
+    """The caller cannot pass the flags."""
 
     @op_custom_gradient
     def op(x: Tensor, *, needs_input_grad: Any = None, **options: Any) -> Any:

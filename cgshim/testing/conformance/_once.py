@@ -1,4 +1,4 @@
-"""once_differentiable=True: the gradient of the rule, and no derivative of it."""
+"""once_differentiable=True: the rule's gradient has no derivative."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def once_first_order(framework: Framework) -> None:
 
 @case()
 def once_first_order_where_a_second_may_follow(framework: Framework) -> None:
-    """The gradient's number inside a function that is differentiated is the same; what does not use
-    it goes on.
-    """
+    """The gradient in a differentiated function is unchanged; code that does not use it works."""
     y = framework.tensor(3.0)
 
     def fn(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,7 +62,7 @@ def once_first_order_where_a_second_may_follow(framework: Framework) -> None:
 
 @case()
 def once_value_of_what_is_refused_later(framework: Framework) -> None:
-    """Nobody is refused before the derivative of the gradient is really asked for."""
+    """The error comes only when the derivative of the gradient is taken."""
     gradient = lambda x: cgshim.op_vjp(once, x, framework.tensor(3.0))[1](framework.tensor(0.5))[0]
     output, pullback = cgshim.op_vjp(gradient, framework.tensor(2.0))
     framework.check_equal(output, 42.0)
@@ -95,7 +93,7 @@ def once_higher_orders(framework: Framework, order: int) -> None:
 
 @case()
 def once_whose_rule_reads_no_argument(framework: Framework) -> None:
-    """Its gradient is no constant: the rule may have read by a way that no framework sees."""
+    """The gradient is no constant: the rule may read tensors in a way that no framework sees."""
     op = op_custom_gradient(seven, once_differentiable=True, name="only_once")
     x = framework.tensor(2.0)
     framework.check_equal(cgshim.op_grad(op)(x), 7.0)
@@ -107,9 +105,7 @@ F: dict[str, Any] = {"reads its argument": crooked_square, "reads nothing": seve
 
 @case(f=F, promised={"promised": True, "not promised": False})
 def once_forward_over_reverse(framework: Framework, f: Any, promised: bool) -> None:
-    """The tangent of a gradient is a derivative of it too, whether or not the rule is linear in
-    upstream.
-    """
+    """The tangent of a gradient is a derivative of it too, also for a linear rule."""
     op = op_custom_gradient(f, once_differentiable=True, forward_mode=promised, name="only_once")
     x, v = framework.tensors((2.0, 3.0))
     raised(TransformationError, tangent, framework, cgshim.op_grad(op), x, v, starts="only_once: ")
@@ -127,7 +123,7 @@ def once_tangent_has_no_derivative(framework: Framework, by: Any) -> None:
 
 @case()
 def once_in_a_rule_of_another_op(framework: Framework) -> None:
-    """A rule that calls it has the first order for its second, and nothing for its third."""
+    """A rule that calls such an op has a second order from its first, and no third."""
     y = framework.tensor(3.0)
     op = op_custom_gradient(lambda x: (x * x, lambda u: u * once(x, y)))
     framework.check_derivative(op, 2, 84.0, at=2.0)
@@ -136,7 +132,7 @@ def once_in_a_rule_of_another_op(framework: Framework) -> None:
 
 @case()
 def once_runs_f_once(framework: Framework) -> None:
-    """As often as a function in its place is run, also where a second order may follow."""
+    """f runs as often as a plain function, also if a second order may follow."""
     runs: list[int] = []
     plain_runs: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Derivatives of derivatives: through grad_fn, and through its residuals as functions of the
+"""Higher-order derivatives: through grad_fn, and through its residuals as functions of the
 arguments.
 """
 
@@ -18,9 +18,7 @@ from cgshim.testing.conformance._registry import ORDERS, case, orders
 
 @op_custom_gradient
 def cube(x: Tensor) -> Any:
-    """Right, with a residual that depends on x: autodiff of `cube(x) * x` has to find 48 at 2 in
-    the second order.
-    """
+    """A right rule with a residual of x: autodiff of `cube(x) * x` has 48 at 2 in the second order."""
     square = x * x
     return square * x, lambda u: u * 3.0 * square
 
@@ -34,7 +32,7 @@ def crooked_cube(x: Tensor) -> Any:
 
 @op_custom_gradient
 def crooked_cube_of_arguments(x: Tensor) -> Any:
-    """The same, with a rule that asks for the argument in the place of a residual."""
+    """The same, with a rule that takes the argument instead of a residual."""
     return x * x * x, lambda *args, upstream: upstream * 5.0 * args[0] * args[0]
 
 
@@ -53,7 +51,7 @@ CUBES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[float, ...]]] = {
     "of arguments": (lambda x: crooked_cube_of_arguments(x) * x, (81.0, 162.0, 180.0, 120.0)),
     "in a tree": (lambda x: crooked_cube_in_a_tree(x)["y"] * x, (81.0, 162.0, 180.0, 120.0)),
 }
-"""Functions, with their value at 3 and their first three derivatives there."""
+"""Functions, with the value and the first three derivatives at 3."""
 
 
 @case(order=ORDERS, function=CUBES)
@@ -78,7 +76,7 @@ def second_order_in_upstream(framework: Framework) -> None:
 
 @case(partial={"xx": (0, 0, 21.0), "xy": (0, 1, 14.0), "yx": (1, 0, 20.0), "yy": (1, 1, 0.0)})
 def mixed_partials(framework: Framework, partial: tuple[int, int, float]) -> None:
-    """Of a rule that says 7 x y and 5 x x for the gradients of x x y."""
+    """The rule has 7 x y and 5 x x for the gradients of x x y."""
 
     @op_custom_gradient
     def op(x: Tensor, y: Tensor) -> Any:
@@ -101,14 +99,14 @@ def gradient_of_a_gradient_penalty(framework: Framework) -> None:
 
 @case()
 def through_several_ops(framework: Framework) -> None:
-    """The chain of two rules, differentiated twice: each is asked at the other's value."""
+    """The chain of two rules, differentiated twice: each gets the other's value."""
     double = op_custom_gradient(lambda x: (2.0 * x, lambda u: 3.0 * u))
     framework.check_derivative(lambda x: crooked_cube(double(x)), 2, 10.0 * 4.0 * 3.0 * 3.0, at=2.0)
 
 
 @case()
 def mask_beside_a_residual(framework: Framework) -> None:
-    """Of a rule that keeps booleans, and a tensor that is made again for the second order."""
+    """The rule keeps booleans, and a tensor that f makes again for the second order."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -127,9 +125,7 @@ def mask_beside_a_residual(framework: Framework) -> None:
 
 @op_custom_gradient
 def fused(x: Tensor) -> Any:
-    """A kernel that returns the value x^3 and its first derivative; 11 and 13 x are wrong on
-    purpose.
-    """
+    """A kernel that returns x^3 and its first derivative; 11 and 13 x are wrong on purpose."""
     value, first = x * x * x, 11.0 * x * x
 
     @op_custom_gradient
@@ -162,9 +158,7 @@ def nested_recipe(
 
 @case(op=NESTED)
 def nested_recipe_of_an_expression(framework: Framework, op: Callable[[Tensor], Tensor]) -> None:
-    """At 3 x, where the first order is asked for with an upstream gradient that is itself
-    differentiated.
-    """
+    """At 3 x, where the upstream gradient of the first order itself is differentiated."""
     first_slope, second_slope = 11.0 * 36.0, 13.0 * 6.0
     expected = 2 * 3.0 * first_slope + 9.0 * second_slope * 2.0
     framework.check_derivative(lambda x: op(3.0 * x) * x, 2, expected, at=2.0)

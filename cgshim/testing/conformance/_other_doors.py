@@ -1,6 +1,4 @@
-"""What could leave an op, or enter its rule, unnoticed: static leaves, attributes, options, and
-rules that forbid.
-"""
+"""Hidden ways into or out of an op: static leaves, attributes, options, and rules that raise."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ WRAPPERS: dict[str, Callable[[Any], Any]] = {
 
 @case(wrap=WRAPPERS)
 def tensor_in_a_static_leaf(framework: Framework, wrap: Callable[[Any], Any]) -> None:
-    """No rule speaks for it: its gradient would be autodiff's, or none."""
+    """No rule covers the tensor: its gradient would be autodiff's, or missing."""
     op = op_custom_gradient(
         lambda x: ({"y": x * x, "rest": wrap(x * 3.0)}, lambda u: 7.0 * u["y"]), name="leaking"
     )
@@ -60,18 +58,18 @@ def tensor_in_a_static_leaf(framework: Framework, wrap: Callable[[Any], Any]) ->
 
 @case(wrap=WRAPPERS)
 def static_leaf_without_tensors(framework: Framework, wrap: Callable[[Any], Any]) -> None:
-    """It goes out as the object that it is, gradient or none."""
+    """It leaves the op as the same object, differentiated or not."""
     leaf = wrap(3.0)
     op = op_custom_gradient(lambda x: ((x * x, leaf), lambda u: 7.0 * u[0] * x))
     assert op(framework.tensor(X))[1] is leaf
     framework.check_at(lambda x: op(x)[0], X, upstream=U, output=X * X, gradients=(7.0 * U * X,))
 
 
-# --- What grad_fn alone reads ---------------------------------------------------------------------
+# --- Tensors that only grad_fn reads --------------------------------------------------------------
 
 
 class Layer:
-    """An object with a weight, which the rule of its op reads and f does not."""
+    """An object with a weight, which the op's rule reads and f does not."""
 
     def __init__(self, w: Tensor) -> None:
         self.w = w
@@ -106,14 +104,12 @@ READERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def tensor_that_the_rule_alone_reads(
     framework: Framework, read: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
-    """Refused; or the gradients are the rule's, and plain tensors: 0 for what the output does not
-    depend on.
-    """
+    """Raises an error, or has the rule's gradients as plain tensors: 0 for independent ones."""
     x, w, upstream = framework.tensors((X, Y, U))
     try:
         output, pullback = cgshim.op_vjp(read, x, w)
         gradients = pullback(upstream)
-    except CustomGradientTypeError:  # a captured tensor is refused
+    except CustomGradientTypeError:  # a captured tensor raises an error
         return
     _check_plain(output, 2.0 * X)
     _check_plain(gradients[0], 7.0 * U * Y)
@@ -124,9 +120,7 @@ def tensor_that_the_rule_alone_reads(
 def tensor_that_the_rule_alone_reads_inside(
     framework: Framework, read: Callable[..., Tensor]
 ) -> None:
-    """A derivative that is taken while w is differentiated: of the gradient, 7 u w, there is one by
-    w.
-    """
+    """The gradient, 7 u w, has a derivative by w, taken while w is differentiated."""
     x, upstream = framework.tensor(1.0), framework.tensor(2.0)
 
     def gradient(w: Tensor) -> Tensor:
@@ -142,12 +136,12 @@ def tensor_that_the_rule_alone_reads_inside(
 
 
 def _check_plain(actual: Any, expected: Any) -> None:
-    """A tensor of the framework, with these numbers, and nothing that belongs to a derivative."""
+    """Check a tensor's numbers, and that no derivative is attached."""
     assert type(actual).__name__ != "ArrayBox"
     np.testing.assert_allclose(op_convert_to_numpy(actual), expected, rtol=1e-5)
 
 
-# --- Rules that say more, or less, than a gradient ------------------------------------------------
+# --- Rules with extra gradients or none ------------------------------------------------------------
 
 PAIRS: dict[str, Callable[[Tensor], Any]] = {
     "a list": lambda g: (g, []),
@@ -158,9 +152,7 @@ PAIRS: dict[str, Callable[[Tensor], Any]] = {
 
 @case(write=PAIRS)
 def pair_without_variables(framework: Framework, write: Callable[[Tensor], Any]) -> None:
-    """A rule with `variables=None` that always returns (gradients, [one for each variable]), where
-    f read none.
-    """
+    """A rule with `variables=None` may return (gradients, [one per variable]) if f reads none."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -179,12 +171,12 @@ def pair_without_variables_of_two_arguments(framework: Framework) -> None:
 
 
 class ForbiddenError(NotImplementedError):
-    """What an author raises where there is no gradient: None would say zero."""
+    """An author's error where there is no gradient: None would mean zero."""
 
 
 @case()
 def rule_that_forbids(framework: Framework) -> None:
-    """The output is there; who asks for a gradient gets the author's own exception."""
+    """The output exists; taking its gradient raises the author's error."""
     fault = ForbiddenError("not differentiable")
 
     def forbid(upstream: Tensor) -> Any:
@@ -199,7 +191,7 @@ def rule_that_forbids(framework: Framework) -> None:
 
 @case()
 def rule_that_forbids_the_second_order(framework: Framework) -> None:
-    """By an op in the rule that forbids: the first order stays."""
+    """An op in the rule forbids the second order: the first one works."""
     fault = ForbiddenError("not twice differentiable")
 
     def forbid(upstream: Tensor) -> Any:

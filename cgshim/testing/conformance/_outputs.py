@@ -1,4 +1,4 @@
-"""What f may return as its output, and what the rule gets for the parts that nobody used."""
+"""The outputs that f may return, and the upstream gradients of unused ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def output_is_the_input(framework: Framework) -> None:
 
 @case()
 def output_holds_the_input(framework: Framework) -> None:
-    """And twice, beside what was computed from it."""
+    """The output holds the input twice, beside a computed tensor."""
     op = op_custom_gradient(
         lambda x: ((x, x * x, x), lambda u: 7.0 * u[0] + 11.0 * u[1] + 13.0 * u[2])
     )
@@ -48,7 +48,7 @@ def output_twice_the_same(framework: Framework) -> None:
 
 @case()
 def output_of_another_shape_and_dtype(framework: Framework) -> None:
-    """The upstream gradient is the output's, not the argument's."""
+    """The upstream gradient has the output's shape and dtype, not the argument's."""
     wide = framework.tensor([[1.0], [3.0], [5.0]], "float16")
 
     @op_custom_gradient
@@ -67,7 +67,7 @@ def output_of_another_shape_and_dtype(framework: Framework) -> None:
 
 @case()
 def output_does_not_depend_on_the_input(framework: Framework) -> None:
-    """Autodiff would find no gradient: the rule's is still the one."""
+    """Autodiff would find no gradient: the rule's is used."""
     constant = framework.tensor([3.0, 4.0])
     op = op_custom_gradient(lambda x: (constant, lambda u: 7.0 * u * x))
     framework.check_at(op, X, upstream=U, output=np.array([3.0, 4.0]), gradients=(7.0 * U * X,))
@@ -75,9 +75,7 @@ def output_does_not_depend_on_the_input(framework: Framework) -> None:
 
 @case()
 def output_numpy_array(framework: Framework) -> None:
-    """A NumPy array that f returns, from a routine that knows no framework, is the framework's
-    tensor outside.
-    """
+    """A NumPy array that f returns becomes the framework's tensor."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -100,9 +98,7 @@ def output_with_static_leaves(framework: Framework) -> None:
 
 @case()
 def output_with_a_static_argument(framework: Framework) -> None:
-    """A configuration that holds tensors may go through, as f was given it: what it holds was not
-    made by f.
-    """
+    """A configuration that holds tensors may pass through f unchanged: f did not make them."""
     config = types.SimpleNamespace(held=framework.tensor([3.0, 4.0]))
     op = op_custom_gradient(
         lambda x, config: ({"y": x * config.held, "config": config}, lambda u: (7.0 * u["y"], None))
@@ -120,9 +116,7 @@ USED: dict[str, tuple[int, Any, Any]] = {
 
 @case(used=USED)
 def unused_outputs(framework: Framework, used: tuple[int, Any, Any]) -> None:
-    """The upstream gradients of what the loss does not use are zeros, of their outputs' shapes and
-    dtype.
-    """
+    """The upstream gradients of unused outputs are zeros, with the outputs' shapes and dtype."""
     at, upstream, expected = used
     seen: list[Any] = []
 
@@ -143,9 +137,7 @@ def unused_outputs(framework: Framework, used: tuple[int, Any, Any]) -> None:
 
 @case()
 def integer_output(framework: Framework) -> None:
-    """Beside a float one it goes out as it is; its upstream gradient is zeros of its own shape and
-    dtype.
-    """
+    """An integer output is unchanged; its upstream gradient is zeros of its own shape and dtype."""
     seen: list[Any] = []
 
     @op_custom_gradient
@@ -167,9 +159,7 @@ def integer_output(framework: Framework) -> None:
 
 @case()
 def integers_alone(framework: Framework) -> None:
-    """Where there is nothing to differentiate on one side, there is no gradient on the other, and
-    no error.
-    """
+    """With only integers on one side, the other side has no gradient, and no error is raised."""
     whole = framework.tensor([3, 4], "int32")
     to_integers = op_custom_gradient(lambda x: (whole, lambda u: 0.0 * x))
     of_integers = op_custom_gradient(lambda n: (n + n, lambda u: None))

@@ -1,4 +1,4 @@
-"""The cases by name, and what runs them."""
+"""The cases by name, and the functions that run them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _bodies: dict[str, Body] = {}
 
 
 def case(**tables: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a body, once for each combination of the rows of its tables."""
+    """Register a case, once for each combination of the rows of its tables."""
 
     def register(body: Callable[..., None]) -> Callable[..., None]:
         for rows in itertools.product(*(table.items() for table in tables.values())):
@@ -33,37 +33,33 @@ def case(**tables: Mapping[str, Any]) -> Callable[[Callable[..., None]], Callabl
 
 
 ORDERS = {"1": 1, "2": 2, "3": 3}
-"""of derivatives, as a table"""
+"""orders of derivatives, as a table"""
 
 
 def orders(*expected: Any) -> dict[str, tuple[int, Any]]:
-    """A table of orders, from the first on, each with what is expected of it."""
+    """A table of orders from the first on, each with its expected value."""
     return {str(order): (order, value) for order, value in enumerate(expected, start=1)}
 
 
 class KnownGap(unittest.SkipTest):
-    """A case that fails as the table of gaps says; test runners show it as skipped, with the
-    table's reason.
-    """
+    """A case that fails as the table of gaps says; test runners show it as skipped with the reason."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One case for one backend: calling it raises where the backend is wrong."""
+    """One case for one backend: calling it raises an error if the backend fails."""
 
     framework: Framework
     name: str
     gap: str | None = None
-    """why it is known to fail, if it is"""
+    """why it is known to fail, or None"""
 
     @property
-    def __name__(self) -> str:  # what pytest calls a parameter
+    def __name__(self) -> str:  # pytest names a parameter by it
         return self.name
 
     def __call__(self) -> None:
-        """Run it; a KnownGap where it fails as it is known to, an AssertionError where it no longer
-        does.
-        """
+        """Run the case; raise KnownGap for a known failure, AssertionError for a gap that passes."""
         if self.gap is None:
             _bodies[self.name](self.framework)
             return
@@ -71,7 +67,7 @@ class Case:
             _bodies[self.name](self.framework)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # whatever goes wrong is the gap
+        except BaseException as error:  # any error is the gap
             raise KnownGap(self.gap) from error
         raise AssertionError(
             f"{self.name} passes on {self.framework.name}: take it off the table of gaps ({self.gap})"
@@ -79,14 +75,14 @@ class Case:
 
 
 class Result(NamedTuple):
-    """How one case went."""
+    """The result of one case."""
 
     case: str
     outcome: Literal["passed", "failed", "gap"]
     reason: str
-    """what went wrong, in one line, or the reason of the gap; empty for a pass"""
+    """the error in one line, or the reason of the gap; empty for a pass"""
     place: str = ""
-    """the file and the line of what went wrong, in the backend if its code raised it, else in the case"""
+    """file and line of the error: in the backend if its code raised it, else in the case"""
 
 
 def cases(
@@ -102,20 +98,20 @@ def cases(
         The cases that the backend is known to fail, each with the reason.
     state : callable, optional
         ``state(fn, *values) -> (fn(*state), pullback)`` for a framework that keeps trainable state
-        in objects of its own, as torch does in its Parameters; by default whatever is being
-        differentiated is state.
+        in objects of its own, as torch does in its Parameters; by default the differentiated
+        tensors are state.
 
     Returns
     -------
     list of Case
-        Functions without arguments, which raise where the backend is wrong.
+        Functions without arguments, which raise an error if the backend fails.
 
     Raises
     ------
     BackendError
-        Where there is no such backend, or its framework cannot be imported.
+        If there is no such backend, or its framework cannot be imported.
     ValueError
-        Where gaps names a case that does not exist.
+        If gaps names a case that does not exist.
 
     Examples
     --------
@@ -133,7 +129,7 @@ def cases(
 def run(
     name: str, *, gaps: Mapping[str, str] | None = None, state: Gradients | None = None
 ) -> list[Result]:
-    """Run every conformance case for one backend, and tell how each went.
+    """Run every conformance case for one backend, and return the results.
 
     Parameters
     ----------
@@ -148,7 +144,7 @@ def run(
     Raises
     ------
     BackendError
-        Where there is no such backend, or its framework cannot be imported.
+        If there is no such backend, or its framework cannot be imported.
 
     Examples
     --------
@@ -159,7 +155,7 @@ def run(
 
 
 def result_of(case: Case) -> Result:
-    """Run a case, and return how it went; only KeyboardInterrupt gets out of it."""
+    """Run a case and return its result; only KeyboardInterrupt is raised."""
     try:
         case()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""python -m cgshim conformance: each case as it is done, and what went wrong, counted."""
+"""python -m cgshim conformance: print each case when it is done, and count the failures."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cgshim.testing.conformance._registry import Case, Result, cases, result_of
 
 
 def command(arguments: Sequence[str]) -> int:
-    """Run the cases that the arguments ask for, and print each one when it is done.
+    """Run the requested cases, and print each one when it is done.
 
     Parameters
     ----------
     arguments : sequence of str
-        What stands after ``python -m cgshim conformance``.
+        The arguments of ``python -m cgshim conformance``.
 
     Returns
     -------
@@ -78,7 +78,7 @@ def read_gaps(path: Path) -> dict[str, str]:
     Raises
     ------
     ValueError
-        If a line is none, or a case has two.
+        If a line has another form, or a case has two lines.
     """
     gaps: dict[str, str] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -98,9 +98,7 @@ def read_gaps(path: Path) -> dict[str, str]:
 
 
 def matches(expression: str, name: str) -> bool:
-    """Return True if a name contains the words of an expression, which `or`, `and` and `not` may
-    join.
-    """
+    """Return True if a name matches an expression of words with `or`, `and` and `not`."""
     return any(
         all(_contains(name, word) for word in part.split(" and "))
         for part in expression.split(" or ")
@@ -115,9 +113,7 @@ def _contains(name: str, word: str) -> bool:
 
 
 def _print_each(name: str, chosen: Sequence[Case]) -> int:
-    """Print a row for each case; the name of the one that runs stands there already, for it may
-    crash Python.
-    """
+    """Print a row for each case; print the name first, because the case may crash Python."""
     width = max(len(case.name) for case in chosen)
     print(f"{'case'.ljust(width)}  outcome")
     results: list[Result] = []

@@ -1,7 +1,7 @@
 """Residuals in each place where grad_fn may keep them.
 
-Every derivative is right. A float tensor in an attribute of an object has a right first derivative;
-a higher one is right or an error.
+Every derivative is right. For a float tensor in an attribute of an object, a higher derivative may
+raise an error.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ FACTORS = {
     "an intermediate": 1.0,
     "made of an output": 1.0,
 }
-"""what each further derivative multiplies by, of exp with 5 for 1 in its rule: an output's derivative is the rule's,
-and that of all else is that of f's operations, even where these begin with an output"""
+"""the factor of each further derivative of exp, with 5 for 1 in the rule: an output has the rule's
+derivative, and any other residual f's own, even if it depends on an output
+"""
 
 
 def check(
@@ -41,7 +42,7 @@ def check(
     framework.check_derivative(op, order, expected, at=AT)
 
 
-# --- Residuals in what f has made -----------------------------------------------------------------
+# --- Residuals in objects that f makes ------------------------------------------------------------
 
 Rule = Callable[[Tensor], Tensor]
 
@@ -54,13 +55,13 @@ class Slope(Holder):
 
 
 class ListOfTheirOwn(list[Any]):
-    """A container of the user's own."""
+    """A user's own container."""
 
 
 def _packed_in(
     pack: Callable[[Tensor], Any], read: Callable[[Any], Tensor]
 ) -> Callable[[Tensor], Rule]:
-    """A rule that keeps its residual packed into something, and reads it from there."""
+    """A rule that keeps its residual in a container and reads it from there."""
 
     def hold(y: Tensor) -> Rule:
         packed = pack(y)
@@ -70,7 +71,7 @@ def _packed_in(
 
 
 def _in_a_list(y: Tensor) -> Rule:
-    """By the rule itself, with no function between: a backend may know all that such a rule reads."""
+    """The rule reads it without a helper function: a backend may know all tensors of such a rule."""
     holder = [y]
     return lambda u: u * 5.0 * holder[0]
 
@@ -131,7 +132,7 @@ OBJECTS: dict[str, Callable[[Tensor], Rule]] = {
     "a method of an object": lambda y: Slope(y).grad,
     "a container of their own": _packed_in(lambda y: ListOfTheirOwn([y]), lambda packed: packed[0]),
 }
-"""places where a higher derivative may be an error"""
+"""places for which a higher derivative may raise an error"""
 
 
 @case(holder=HOLDERS, kind={name: name for name in FACTORS}, order=ORDERS)
@@ -148,8 +149,8 @@ def residual_in_an_object(
 
 
 def _exp(holder: Callable[[Tensor], Rule], kind: str) -> Callable[[Tensor], Tensor]:
-    """An op whose residual is its output exp(x), is not, or is three times the output less twice
-    the same.
+    """An op whose residual is its output exp(x), another tensor, or a combination that equals the
+    output.
     """
 
     @op_custom_gradient
@@ -168,7 +169,7 @@ def _exp(holder: Callable[[Tensor], Rule], kind: str) -> Callable[[Tensor], Tens
 
 @case(order=orders(5 * AT, 5.0, 0.0))
 def residual_that_is_a_mask(framework: Framework, order: tuple[int, float]) -> None:
-    """f makes numbers whose derivative is 0: 5 where x is greater than 0, for 2."""
+    """f makes numbers with derivative 0: 5 where x is greater than 0, instead of 2."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -180,7 +181,7 @@ def residual_that_is_a_mask(framework: Framework, order: tuple[int, float]) -> N
 
 @case(order=orders(5 * AT**2, 10 * AT, 10.0))
 def residual_in_a_derivative_of_its_own(framework: Framework, order: tuple[int, float]) -> None:
-    """The rule asks for the derivative that f has taken of x^3: 5 for 3, and all orders follow."""
+    """The rule uses f's own derivative of x^3, with 5 for 3, and every order follows."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -192,7 +193,7 @@ def residual_in_a_derivative_of_its_own(framework: Framework, order: tuple[int, 
 
 
 class Scaled:
-    """An object with a constant, which its rule reads."""
+    """An object with a constant that its rule reads."""
 
     def __init__(self, scale: Tensor) -> None:
         self.scale = scale
@@ -204,6 +205,6 @@ class Scaled:
 
 @case()
 def constant_of_an_object(framework: Framework) -> None:
-    """A tensor that existed before f ran is a constant."""
+    """A tensor that is older than the run of f is a constant."""
     op = Scaled(framework.tensor(5.0)).square
     framework.check_derivative(op, 2, 5.0, at=AT)

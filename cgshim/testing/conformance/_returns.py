@@ -1,4 +1,4 @@
-"""Everything that a grad_fn may return, and what is read from it."""
+"""Everything that a grad_fn may return, and how cgshim reads it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class SamePoint(NamedTuple):
 
 
 class Swapped(NamedTuple):
-    """And one with the same fields in another order."""
+    """A container with the same fields in another order."""
 
     y: Any
     x: Any
 
 
 class Checked(Point):
-    """A container that looks at what it is made of."""
+    """A container that checks its fields."""
 
     def __new__(cls, x: Any, y: Any) -> Checked:
         assert x.shape is not None
@@ -60,7 +60,9 @@ SEVERAL: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Any], str]] = {
     "None for a flat leaf": (lambda x, a, b: (x, None, b), "xb"),
     "None for all": (lambda x, a, b: (None, None, None), ""),
 }
-"""What a rule returns for the arguments x, {"a": a, "b": b} and a static one, and the gradients that are not zero."""
+"""the result of a rule for the arguments x, {"a": a, "b": b} and a static one, and its nonzero
+gradients
+"""
 
 
 @case(form=SEVERAL)
@@ -89,7 +91,7 @@ def return_for_several_arguments(
 
 @case()
 def return_without_what_a_call_leaves_out(framework: Framework) -> None:
-    """A call need not give the last arguments, and neither need the rule; but not one in between."""
+    """A call may omit the last arguments, and so may the rule; but not one in between."""
 
     @op_custom_gradient
     def clip(x: Tensor, low: float, high: float = 9.0, name: str | None = None) -> Any:
@@ -184,7 +186,7 @@ TREES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Any
     "a one-list in a list": (lambda x, y: [[x], y], lambda x, y: [[x], y]),
     "a one-list in a list, flat": (lambda x, y: [[x], y], lambda x, y: [x, y]),
 }
-"""A tree around two tensors, and what a rule returns for it."""
+"""A tree around two tensors, and the rule's result for it."""
 
 
 @case(form=TREES)
@@ -228,15 +230,16 @@ ELSEWHERE: dict[str, tuple[Callable[..., Any], Callable[[Tensor, Tensor], Any]]]
     "a list that is too short": (lambda x, y: [x, y], lambda x, y: [x]),
     "a generator": (lambda x, y: [x, y], lambda x, y: (g for g in (x, y))),
 }
-"""A tree around two tensors of one shape, and what a rule returns that has as many leaves, or other ones."""
+"""A tree around two tensors of one shape, and a rule's result with as many leaves, or other ones.
+"""
 
 
 @case(form=ELSEWHERE)
 def return_for_another_tree(
     framework: Framework, form: tuple[Callable[..., Any], Callable[..., Any]]
 ) -> None:
-    """Equal counts are not equal structures: no gradient lands at another tensor than the rule has
-    named.
+    """Equal counts are not equal structures: each gradient belongs to the tensor that the rule
+    names.
     """
     build, write = form
     leaf = framework.tensor([1.0, 2.0])
@@ -250,7 +253,7 @@ def return_for_another_tree(
 
 @case()
 def return_a_namedtuple_for_several_arguments(framework: Framework) -> None:
-    """By position, as any tuple; refused where its fields are the arguments in another order."""
+    """Read by position, as any tuple; an error if its fields are the arguments in another order."""
     y = np.array([5.0, 7.0])
     right = op_custom_gradient(lambda x, y: (x * y, lambda u: Point(7.0 * u, 11.0 * u)))
     framework.check_at(right, X, y, upstream=U, gradients=(7.0 * U, 11.0 * U))
@@ -270,14 +273,14 @@ def return_none_for_a_branch(framework: Framework) -> None:
 
 @case()
 def return_a_python_number(framework: Framework) -> None:
-    """A gradient that is the same whatever comes in needs no tensor."""
+    """A constant gradient needs no tensor."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7))
     framework.check_at(op, 2.0, upstream=3.0, gradients=(7.0,))
 
 
 @case()
 def return_a_python_complex(framework: Framework) -> None:
-    """For a complex argument; for a real one it is refused as a complex tensor is."""
+    """For a complex argument; for a real one it raises an error, as a complex tensor does."""
     op = op_custom_gradient(lambda x: (x * x, lambda u: 7.0 + 0.0j))
     z, upstream = (framework.tensor(number, "complex64") for number in (2.0, 3.0))
     framework.check(op, z, upstream=upstream, gradients=(7.0,))
@@ -288,7 +291,7 @@ def return_a_python_complex(framework: Framework) -> None:
 
 @case()
 def return_a_list_in_the_place_of_variables(framework: Framework) -> None:
-    """Where f has read none, a list in the second place is the second argument's gradient."""
+    """If f reads no variables, a list in the second place is the second argument's gradient."""
     rule = lambda u, variables=None: (7.0 * u, [11.0 * u])
     op = op_custom_gradient(lambda x, rest: (x * rest[0], rule))
     framework.check_at(op, X, [np.array([3.0, 4.0])], upstream=U, gradients=(7.0 * U, [11.0 * U]))
@@ -302,7 +305,7 @@ def return_a_numpy_array(framework: Framework) -> None:
 
 @case()
 def return_a_mask(framework: Framework) -> None:
-    """What upstream times a mask is in TensorFlow: 1.0 for each number."""
+    """TensorFlow's product of upstream and a mask: 1.0 for each number."""
     mask = framework.tensor([1.0, 0.0]) > 0
     _, pullback = cgshim.op_vjp(
         op_custom_gradient(lambda x: (x * x, lambda u: mask)), framework.tensor(X)
@@ -318,7 +321,7 @@ CASTS = {f"{returned} for {wanted}": (returned, wanted) for returned, wanted in
 
 @case(dtypes=CASTS)
 def return_another_float(framework: Framework, dtypes: tuple[str, str]) -> None:
-    """A gradient in another float is cast to the dtype of the argument."""
+    """A gradient in another float dtype is cast to the argument's."""
     returned, wanted = dtypes
     x, upstream = framework.tensor(X, wanted), framework.tensor(U, wanted)
     gradient = framework.tensor([7.0, -9.0], returned)

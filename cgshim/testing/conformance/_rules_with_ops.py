@@ -1,4 +1,6 @@
-"""Ops inside rules: what they read, what they capture, and derivatives that a rule takes itself."""
+"""Ops inside rules: their variables, their captured tensors, and derivatives that a rule takes
+itself.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from cgshim.testing.conformance._registry import ORDERS, case, orders
 
 
 def block(x: Tensor, w: Tensor) -> Tensor:
-    """w x by an op of x alone, which reads w and has 7 and 5 for 1 in its rule, and 2 w: 7 w and 5
-    x + 2 = 12 at 2.
+    """w x by an op of only x, which reads w and has 7 and 5 for 1, plus 2 w: 7 w and 5 x + 2 = 12
+    at 2.
     """
 
     @op_custom_gradient
@@ -33,7 +35,7 @@ def block(x: Tensor, w: Tensor) -> Tensor:
 
 
 def recompute(fn: Callable[..., Any], differentiate: Callable[..., Any]) -> Callable[..., Any]:
-    """fn, with a rule that keeps nothing but the arguments: a checkpoint."""
+    """fn, with a rule that keeps only the arguments: a checkpoint."""
 
     @op_custom_gradient
     def recomputed(*args: Tensor) -> Any:
@@ -51,8 +53,9 @@ CHECKPOINTS: dict[str, Callable[..., Any]] = {
 
 @case(differentiate=CHECKPOINTS)
 def checkpoint_round_state(framework: Framework, differentiate: Callable[..., Any]) -> None:
-    """What the rule differentiates is state to the op inside; a framework with state of its own may
-    refuse it.
+    """The tensors that the rule differentiates are state to the inner op.
+
+    A framework with its own state may raise an error.
     """
     try:
         framework.check_at(
@@ -63,15 +66,13 @@ def checkpoint_round_state(framework: Framework, differentiate: Callable[..., An
             output=12.0,
             gradients=(10.5, 6.0),
         )
-    except CustomGradientTypeError:  # so it is outside of rules too
+    except CustomGradientTypeError:  # then it raises outside of rules too
         refused(block, *framework.tensors((2.0, 3.0)))
 
 
 @case(order=orders(12.0, 30.0))
 def checkpoint_of_an_op(framework: Framework, order: tuple[int, float]) -> None:
-    """An op without state in a checkpoint, in both orders: 3 x^2 by the op's rule, and 15 x by its
-    rule's.
-    """
+    """An op without state in a checkpoint: 3 x^2 by its rule, and 15 x by its rule's derivative."""
     slope = op_custom_gradient(lambda x: (3.0 * x * x, lambda u: u * 15.0 * x))
     op = op_custom_gradient(lambda x: (x * x * x, lambda u: u * slope(x)))
     checkpoint = recompute(op, CHECKPOINTS["op_vjp"])
@@ -90,9 +91,7 @@ def _product(x: Tensor, w: Tensor) -> Tensor:
 
 @op_custom_gradient
 def product_with_its_vjp(x: Tensor, w: Tensor) -> Any:
-    """Its rule takes the gradients of the product by op_vjp, and multiplies them by 7 and 11, wrong
-    on purpose.
-    """
+    """Its rule takes the gradients of the product by op_vjp, times 7 and 11, wrong on purpose."""
 
     def grad(upstream: Tensor) -> Any:
         of_x, of_w = cgshim.op_vjp(_product, x, w)[1](upstream)
@@ -116,11 +115,11 @@ def second_order_through_op_vjp_in_a_rule(framework: Framework) -> None:
     )  # fmt: skip
 
 
-# --- An inner op captures what is differentiated --------------------------------------------------
+# --- An inner op captures a differentiated tensor -------------------------------------------------
 
 
 def _cube_with(rule: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """x^3, whose rule of x and upstream is given."""
+    """x^3 with this rule of x and upstream."""
     return op_custom_gradient(lambda x: (x * x * x, lambda u: rule(x, u)))
 
 
@@ -132,7 +131,7 @@ def _check_constant(framework: Framework, op: Callable[[Tensor], Tensor]) -> Non
 
 @case()
 def inner_op_that_captures_the_argument(framework: Framework) -> None:
-    """3 x^2 by an op of 3 alone, whose f reads x."""
+    """3 x^2 by an op of only 3, whose f reads x."""
     three = framework.tensor(3.0)
     rule = lambda x, u: u * op_custom_gradient(lambda c: (c * x * x, lambda u: 7.0 * u))(three)
     _check_constant(framework, _cube_with(rule))
@@ -166,7 +165,7 @@ def inner_op_that_captures_a_residual_and_is_given_nothing_of_it(framework: Fram
 
 @case()
 def inner_op_that_captures_upstream(framework: Framework) -> None:
-    """It is a constant there: the derivative by upstream is 0."""
+    """Upstream is a constant there: the derivative by upstream is 0."""
     op = _cube_with(
         lambda x, u: op_custom_gradient(lambda x: (3.0 * x * x * u, lambda v: 7.0 * v * x * u))(x)
     )
@@ -210,7 +209,7 @@ INNER_OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def inner_op_that_is_given(
     framework: Framework, inner: Callable[..., Tensor], order: tuple[int, float]
 ) -> None:
-    """5 x for 6 x in the second order: the inner rule's number."""
+    """The second order is 5 x for 6 x: the inner rule's number."""
     framework.check_derivative(_cube_with(inner), *order, at=2.0)
 
 
@@ -246,7 +245,7 @@ def inner_op_that_captures_an_output(framework: Framework, order: tuple[int, flo
 def inner_rule_that_keeps_what_the_inner_op_captured(
     framework: Framework, order: tuple[int, float]
 ) -> None:
-    """A kernel of x^4 with two derivatives, of which the inner rule keeps the second one."""
+    """A kernel of x^4 with two derivatives; the inner rule keeps the second one."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -259,7 +258,7 @@ def inner_rule_that_keeps_what_the_inner_op_captured(
 
 @case(order=orders(5.0 * EXP, 35.0 * EXP))
 def inner_rule_that_keeps_the_outer_output(framework: Framework, order: tuple[int, float]) -> None:
-    """5 and 7 for 1."""
+    """The rules have 5 and 7 for 1."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -274,7 +273,7 @@ def inner_rule_that_keeps_the_outer_output(framework: Framework, order: tuple[in
 def inner_rule_that_keeps_the_outer_argument(
     framework: Framework, order: tuple[int, float]
 ) -> None:
-    """The inner op is given x, and its rule reads it under its outer name."""
+    """The inner op gets x, and its rule reads x under its outer name."""
     rule = lambda x, u: (
         u * op_custom_gradient(lambda arg: (3.0 * x * arg, lambda u: u * 13.0 * x))(x)
     )
@@ -283,7 +282,7 @@ def inner_rule_that_keeps_the_outer_argument(
 
 @case(order=orders(135.0, 270.0, 270.0))
 def inner_op_that_returns_integers(framework: Framework, order: tuple[int, float]) -> None:
-    """Indices that an op in f finds are constants in every order: (3 s)^3, with 5 for 3."""
+    """Indices from an op in f are constants in every order: (3 s)^3, with 5 for 3."""
 
     @op_custom_gradient
     def how_many_are_large(x: Tensor) -> Any:
@@ -308,7 +307,7 @@ DEPTH = 8
 
 
 def _nested(depth: int, w: Tensor, runs: list[int]) -> Callable[[Tensor], Tensor]:
-    """w x, doubled at each of the levels, every one of which is an op that captures w."""
+    """w x, doubled at each level; each level is an op that captures w."""
     inner = _nested(depth - 1, w, runs) if depth > 1 else (lambda x: x * w)
 
     @op_custom_gradient

@@ -1,5 +1,6 @@
-"""How often f runs, and that it may be opaque: where a rule keeps arguments, outputs and integers,
-f runs once.
+"""How often f runs, and that it may be opaque.
+
+If a rule keeps only arguments, outputs and integers, f runs once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cgshim.testing.conformance._registry import ORDERS, case
 
 AT = 0.5
 
-# --- f runs as often as a function in its place would ---------------------------------------------
+# --- f runs as often as a plain function would ----------------------------------------------------
 
 
 def counted(f: Callable[[Tensor], Any]) -> tuple[Callable[[Tensor], Tensor], list[int]]:
@@ -34,9 +35,7 @@ def counted(f: Callable[[Tensor], Any]) -> tuple[Callable[[Tensor], Tensor], lis
 
 
 def runs_of_a_plain_function(framework: Framework, order: int) -> int:
-    """How often the framework itself runs a function for a derivative: most of them once, in every
-    order.
-    """
+    """How often the framework runs a plain function for a derivative: mostly once, in every order."""
     runs: list[int] = []
 
     def plain(x: Tensor) -> Tensor:
@@ -75,13 +74,13 @@ def _keeps_all_of_these(framework: Framework, x: Tensor) -> Any:
 
 
 CUBE = (5 * AT**2, 10 * AT, 10.0)
-# The derivative of 5 y / x, where that of y is 5 y / x: 20 y / x^2, and with that 60 y / x^3.
+# The derivative of 5 y / x, if y has 5 y / x: 20 y / x^2, and from it 60 y / x^3.
 QUOTIENT = (5 * AT**2, 20 * AT, 60.0)
-# The same of 2 y / x + 3 x^2: 2 y / x^2 + 12 x, and with that 10 - 4 + 12.
+# The derivative of 2 y / x + 3 x^2: 2 y / x^2 + 12 x, and from it 10 - 4 + 12.
 BOTH = (5 * AT**2, 14 * AT, 18.0)
 
 Residuals = tuple[Callable[[Framework, Tensor], Any], Sequence[float]]
-"""f whose rule keeps something, and the first three derivatives that follow"""
+"""f whose rule keeps something, and the first three derivatives"""
 
 RESIDUALS: dict[str, Residuals] = {
     "an argument": (lambda framework, x: (x * x * x, lambda u: u * 5.0 * x * x), CUBE),
@@ -101,7 +100,7 @@ RESIDUALS: dict[str, Residuals] = {
 
 @case(residuals=RESIDUALS, order=ORDERS)
 def f_is_not_run_again(framework: Framework, residuals: Residuals, order: int) -> None:
-    """Where the rule keeps arguments, outputs and integers alone: in no order."""
+    """f does not run again in any order if the rule keeps only arguments, outputs and integers."""
     f, expected = residuals
     op, runs = counted(lambda x: f(framework, x))
     framework.check_derivative(op, order, expected[order - 1], at=AT)
@@ -149,7 +148,7 @@ EXPONENTIALS: dict[str, Exponential] = {
 
 @case(exp=EXPONENTIALS, order=ORDERS)
 def opaque_f(framework: Framework, exp: Exponential, order: int) -> None:
-    """f has values, in every order, and is not run again for a rule that keeps its output."""
+    """f has values in every order, and does not run again for a rule that keeps its output."""
 
     def f(x: Tensor) -> Any:
         y = exp(framework, x)
@@ -164,9 +163,7 @@ def opaque_f(framework: Framework, exp: Exponential, order: int) -> None:
 
 @case(order=ORDERS)
 def intermediate_of_a_plain_f(framework: Framework, order: int) -> None:
-    """None of this refuses a second order that can be had: f is deterministic, and its intermediate
-    has derivatives.
-    """
+    """A deterministic f with differentiable intermediates always has a second order."""
 
     def f(x: Tensor) -> Any:
         square = x * x

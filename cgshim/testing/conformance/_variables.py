@@ -19,7 +19,7 @@ from cgshim.testing.conformance._registry import case
 
 
 class Module:
-    """An object with two trainable tensors of one shape and a tensor that is frozen."""
+    """An object with two trainable tensors of one shape and a frozen tensor."""
 
     def __init__(self, a: Tensor, b: Tensor, frozen: Tensor) -> None:
         self.a, self.b, self.frozen = a, b, frozen
@@ -31,7 +31,7 @@ class Module:
             total = cgshim.ops.sum(upstream)
             return 5.0 * upstream * a, [3.0 * total * b, 99.0 * total * frozen, 7.0 * total * a]
 
-        return x * self.b * self.frozen * self.a, grad  # it reads them in another order
+        return x * self.b * self.frozen * self.a, grad  # in another order than declared
 
 
 def _op(variables: Any, declare: Callable[[Any], Any] = lambda v: v) -> Callable[[Tensor], Tensor]:
@@ -58,7 +58,7 @@ DECLARED: dict[str, Callable[[Any], Any]] = {
 
 @case(declare=DECLARED)
 def declared_variables(framework: Framework, declare: Callable[[Any], Any]) -> None:
-    """Each variable gets its own gradient, in the order and the structure of the declaration."""
+    """Each variable gets its own gradient, in the order and structure of the declaration."""
     x = framework.tensor(X)
     fn = lambda a, b: _op({"z": a, "a": (b,)}, declare)(x)
     framework.check_state(
@@ -86,7 +86,7 @@ def declared_variables_beside_an_argument(framework: Framework) -> None:
 
 @case()
 def declared_variables_that_are_frozen(framework: Framework) -> None:
-    """The rule gets them as declared, and the gradient of the argument is the rule's."""
+    """The rule gets frozen variables as declared, and the argument's gradient is the rule's."""
     a, b = framework.tensors((2.0, 3.0))
     op = _op({"z": a, "a": (b,)})
     framework.check_at(op, X, upstream=U, output=X * 6.0, gradients=(5.0 * U,))
@@ -95,7 +95,7 @@ def declared_variables_that_are_frozen(framework: Framework) -> None:
 
 @case()
 def declared_variables_in_a_second_derivative(framework: Framework) -> None:
-    """x w, with 5 w^3 and 3 x w^2 for the gradients: by w again, 6 x w."""
+    """x w, with gradients 5 w^3 and 3 x w^2: the derivative by w is 6 x w."""
 
     def op_of(w: Tensor) -> Callable[[Tensor], Tensor]:
         def f(x: Tensor) -> Any:
@@ -122,7 +122,7 @@ def declared_variables_in_a_second_derivative(framework: Framework) -> None:
 
 @case()
 def two_undeclared_variables(framework: Framework) -> None:
-    """Their order would depend on the framework, so two must be declared."""
+    """Their order would depend on the framework, so two variables must be declared."""
     x = framework.tensor(X)
 
     def fn(a: Tensor, b: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def undeclared_variable_beside_declared_ones(framework: Framework) -> None:
 
 @case()
 def variable_that_is_an_argument(framework: Framework) -> None:
-    """Half of its gradient would be lost."""
+    """Otherwise half of its gradient would be lost."""
 
     def fn(w: Tensor) -> Tensor:
         rule = lambda upstream, variables: (3.0 * upstream, [5.0 * upstream])

@@ -1,6 +1,6 @@
-"""op_vjp by what a function reads without being given it: beside any function, and in a rule.
+"""op_vjp with captured variables: of any function, and in a rule.
 
-A backend without `vjp_with_variables` differentiates by arguments alone, and must say so.
+A backend without `vjp_with_variables` must raise an error.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from cgshim.testing.conformance._registry import case
 def _check_if_offered(
     framework: Framework, fn: Callable[..., Any], *numbers: Any, **expected: Any
 ) -> bool:
-    """Check fn by state, and return True; False where op_vjp has refused its variables, as it then
-    must.
-    """
+    """Check fn by state and return True; return False if op_vjp must, and does, raise an error."""
     if hasattr(framework.backend, "vjp_with_variables"):
         framework.check_state(fn, *numbers, **expected)
         return True
@@ -34,9 +32,7 @@ def _check_if_offered(
 
 @case()
 def vjp_by_variables(framework: Framework) -> None:
-    """A pair: the gradients of arguments, and those of variables in their order, zeros for one that
-    is not read.
-    """
+    """It returns a pair: gradients of arguments, and of variables in order, zeros for unread ones."""
     x, upstream = framework.tensors((X, U))
     pulled_back: list[Any] = []
 
@@ -61,7 +57,7 @@ def vjp_by_no_variables(framework: Framework) -> None:
 
 
 def _recomputed(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """fn with 7 times its gradients, which its rule takes by running it again."""
+    """fn with 7 times its gradients, which its rule takes by running fn again."""
 
     @op_custom_gradient
     def op(x: Tensor) -> Any:
@@ -75,7 +71,7 @@ def _recomputed(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 @case()
 def vjp_by_the_variables_of_a_rule(framework: Framework) -> None:
-    """What the pullback returns is what the rule returns."""
+    """The rule returns the pullback's result."""
 
     def fn(w: Tensor, x: Tensor) -> Tensor:
         return _recomputed(lambda x: x * x * w)(x)
@@ -86,7 +82,7 @@ def vjp_by_the_variables_of_a_rule(framework: Framework) -> None:
 
 @case()
 def second_order_by_the_variables_of_a_rule(framework: Framework) -> None:
-    """The gradient 7 u 2 x w^3 of the argument, differentiated by the variable and by the argument."""
+    """The gradient 7 u 2 x w^3 of the argument, differentiated by the variable and the argument."""
     upstream, v = framework.tensor(U), np.array([1.0, 10.0])
 
     def gradient(w: Tensor, x: Tensor) -> Tensor:
