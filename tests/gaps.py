@@ -38,13 +38,10 @@ _SCAN = (
 )
 _KERNEL = "Pallas lowers no primitive of our own (issue #50)"
 _CAST = "under vmap nothing tells that a cast, which JAX transposes, is not linear (issue #50)"
-_JVP_FN = "a jvp_fn beside a captured tensor, or that asks for the arguments in jit (issue #50)"
 JAX_REWRITTEN: dict[str, str] = {
     "test_a_callback_is_called_once_in_a_compiled_second_order": (
         "a callback beside a residual in jit is an error in the second derivative (issue #50)"
     ),
-    "test_a_jvp_fn_gets_no_tangent_of_what_f_captures[jax]": _JVP_FN,
-    "test_a_jvp_fn_is_told_which_tangents_are_zero[jax]": _JVP_FN,
     "test_a_hessian_of_an_op_in_both_modes[jacfwd-jacrev-scan]": _SCAN,
     "test_a_second_order_of_once_differentiable_is_refused[scan-both modes-forward over reverse]": _SCAN,
     "test_a_second_order_of_once_differentiable_is_refused[scan-reverse-forward over reverse]": _SCAN,

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 
-from cgshim.backend import Call, subvals
+from cgshim.backend import Call, refuse_captured_tangent, subvals
 from cgshim_jax._linear import in_batch_of, linear_map, transpose
 from cgshim_jax._tensors import (
     Array,
@@ -90,7 +90,7 @@ def _derivative(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[
     types = [saved.types[at] for at in floats]
     no_floats = (None if at in floats else y.shape for at, y in enumerate(outputs))
     zeros = [None if shape is None else np.zeros(shape, jax.dtypes.float0) for shape in no_floats]
-    is_promised, none = run is not None or f.call.forward_mode, [None] * len(args)
+    is_promised = run is not None or f.call.forward_mode
     tensors, saved.tensors = saved.tensors, []  # JAX keeps the two functions, so they keep none
 
     def pull(read: Any, upstreams: Any) -> list[Array]:
@@ -99,10 +99,12 @@ def _derivative(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[
         return [zeros_of(kinds[at]) if gradients[at] is None else gradients[at] for at in moving]
 
     def push(read: Any, tangents: Any) -> list[Array]:
-        if not (is_promised or saved.rule.has_jvp):
+        if not is_promised:
             f.call.refuse_forward_mode("jvp, jacfwd or linearize")
         if saved.rule.has_jvp:
-            every = saved.rule.push(read, subvals(none, moving, tangents))
+            if any(at >= len(saved.rule.input_types) for at in moving):
+                refuse_captured_tangent(f.call.name)
+            every = saved.rule.push(read, subvals([None] * len(args), moving, tangents))
             pushed = [matching(every[at], saved.types[at]) for at in floats]
         else:
             linear = lambda *upstreams: pull(read, upstreams)

@@ -186,7 +186,7 @@ class TracedRule:
         def gradients(*of_floats: Array) -> list[Array | None]:
             upstreams = [y if is_differentiable(y) else zeros_of(y) for y in outputs]
             upstreams = subvals(upstreams, self.floats, [*map(conjugate, of_floats)])
-            of_inputs, of_variables = rule(inputs, upstreams, variables)
+            of_inputs, of_variables = rule(inputs, upstreams, variables, rule.needed)
             return [None if g is None else conjugate(g) for g in (*of_inputs, *of_variables)]
 
         def tangents(*of_inputs: Array) -> list[Array]:
