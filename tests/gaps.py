@@ -37,7 +37,6 @@ _SCAN = (
     "JAX's TypeError (issue #50)"
 )
 _KERNEL = "Pallas lowers no primitive of our own (issue #50)"
-_CAST = "under vmap nothing tells that a cast, which JAX transposes, is not linear (issue #50)"
 JAX_REWRITTEN: dict[str, str] = {
     "test_a_callback_is_called_once_in_a_compiled_second_order": (
         "a callback beside a residual in jit is an error in the second derivative (issue #50)"
@@ -53,7 +52,6 @@ JAX_REWRITTEN: dict[str, str] = {
     "test_an_op_in_a_kernel[loop]": _KERNEL,
     "test_an_op_in_a_kernel[op]": _KERNEL,
     "test_as_by_hand[second order of a scan]": _SCAN,
-    "test_hessian_without_a_promise[cast]": _CAST,
     "test_on_four_devices": (
         "an eager function on the host has its result on the default device (issue #50)"
     ),
@@ -62,7 +60,6 @@ JAX_REWRITTEN: dict[str, str] = {
     ),
     "test_one_of_several_outputs[scan-hessian-False]": _SCAN,
     "test_one_of_several_outputs[scan-hessian-True]": _SCAN,
-    "test_rule_that_is_not_linear[cast]": _CAST,
 }
 """what the rewritten JAX adapter does not do yet; each row goes with its fix"""
 
