@@ -150,7 +150,8 @@ class EagerRule:
         residuals = [*held, *args] if self.rule.needs_inputs else held
         self.known = known_tensors(residuals, args, outputs)
         self.count, self.args = len(held), self.input_types
-        self.rule = self.rule.with_grad_fn(self.rebuild([None] * len(held)))  # JAX keeps rules
+        # JAX keeps rules; the instance of a method cannot be None
+        self.rule = self.rule.with_grad_fn(self.rebuild([()] * len(held)))
         return residuals, opaque
 
     def bound(self, read: Sequence[Array]) -> tuple[Rule, Sequence[Any]]:

@@ -140,22 +140,23 @@ def transpose(
         result = transposed(list(vectors))
     except (AssertionError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
         return refuse(f"one that JAX cannot transpose ({str(error) or 'not linear'})")  # type: ignore[no-any-return]
-    if not is_tracer(is_linear) and not _is_transpose(function, types, transposed, vectors):
+    kinds = [*map(typeof, vectors)]
+    if not is_tracer(is_linear) and not _is_transpose(function, transposed, types, kinds):
         refuse("one that is not")
     return [jnp.where(is_linear, x, jnp.nan) if is_tracer(is_linear) else x for x in result]
 
 
 def _is_transpose(
     function: Callable[..., list[Array]],
-    types: Sequence[Any],
     transposed: Callable[[list[Array]], Sequence[Array]],
-    like: Sequence[Array],
+    types: Sequence[Any],
+    types_out: Sequence[Any],
 ) -> bool:
     """Compare the transpose with the function at a point; return True where values are not known.
 
     JAX's transpose of a cast to integers is zero, and raises no error.
     """
-    point, vectors = ([*map(_trial_vector, of)] for of in (types, like))
+    point, vectors = ([*map(_trial_vector, of)] for of in (types, types_out))
     pairs = (
         zip(function(*point), vectors, strict=True),
         zip(point, transposed(vectors), strict=True),
@@ -167,5 +168,5 @@ def _is_transpose(
     return is_tracer(is_off) or not is_off
 
 
-def _trial_vector(like: Any) -> Array:
-    return jnp.linspace(0.6, 1.7, like.size, dtype=like.dtype).reshape(like.shape)
+def _trial_vector(kind: Any) -> Array:
+    return jnp.linspace(0.6, 1.7, kind.size, dtype=kind.dtype).reshape(kind.shape)

@@ -90,7 +90,7 @@ def _derivative(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[
     types = [saved.types[at] for at in floats]
     no_floats = (None if at in floats else y.shape for at, y in enumerate(outputs))
     zeros = [None if shape is None else np.zeros(shape, jax.dtypes.float0) for shape in no_floats]
-    is_promised = run is not None or f.call.forward_mode
+    is_promised, none = run is not None or f.call.forward_mode, [None] * len(args)
     tensors, saved.tensors = saved.tensors, []  # JAX keeps the two functions, so they keep none
 
     def pull(read: Any, upstreams: Any) -> list[Array]:
@@ -104,7 +104,7 @@ def _derivative(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[
         if saved.rule.has_jvp:
             if any(at >= len(saved.rule.input_types) for at in moving):
                 refuse_captured_tangent(f.call.name)
-            every = saved.rule.push(read, subvals([None] * len(args), moving, tangents))
+            every = saved.rule.push(read, subvals(none, moving, tangents))
             pushed = [matching(every[at], saved.types[at]) for at in floats]
         else:
             linear = lambda *upstreams: pull(read, upstreams)
