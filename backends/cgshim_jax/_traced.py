@@ -47,8 +47,8 @@ class TracedOp:
             traced = TracedRule(call, rule, tracers, outputs, variables if takes_any else ())
             residuals = traced.residuals_of(tracers, outputs)
             empty = closure_convert(rule.grad_fn, call.backend)
-            # no tracer may leave the trace
-            found = rule.with_grad_fn(empty.rebuild([None] * len(empty.residuals))), traced
+            # JAX's check for leaks finds what the rule would keep
+            found = rule.with_grad_fn(empty.rebuild([()] * len(empty.residuals))), traced
             return outputs, residuals
 
         self.closed = jax.make_jaxpr(everything)(*inputs)
@@ -188,7 +188,7 @@ class TracedRule:
         def gradients(*of_floats: Array) -> list[Array | None]:
             upstreams = [y if is_differentiable(y) else zeros_of(y) for y in outputs]
             upstreams = subvals(upstreams, self.floats, [*map(conjugate, of_floats)])
-            of_inputs, of_variables = rule(inputs, upstreams, variables)
+            of_inputs, of_variables = rule(inputs, upstreams, variables, rule.needed)
             return [None if g is None else conjugate(g) for g in (*of_inputs, *of_variables)]
 
         def tangents(*of_inputs: Array) -> list[Array]:

@@ -1,4 +1,6 @@
-"""Declared variables under jit, checkpoint and cond, which do not say what is differentiated."""
+"""Declared variables where nothing tells yet if they are differentiated: under jit, checkpoint, cond."""
+
+import collections
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +12,16 @@ from cgshim import CustomGradientValueError, op_custom_gradient
 W, C, X = jnp.array(2.0), jnp.array(3.0), jnp.array(5.0)
 
 
-def scale(of_variables, forward_mode=False):
-    """w * c * x by an op that declares w and c, with 7 w c for the rule of x."""
+def scale(of_variables, runs=None, forward_mode=False):
+    """w * c * x by an op that closes over w and c, with 7 w c for the rule of x."""
 
     def loss(w, c, x):
         def f(x):
-            def rule(upstream, variables):
-                w, c = variables
-                return 7 * upstream * w * c, of_variables(upstream, w, c, x)
+            (collections.Counter() if runs is None else runs).update("f")
+
+            def rule(upstream, variables=None):
+                of_x = 7 * upstream * w * c
+                return (of_x, of_variables(upstream, w, c, x)) if variables else of_x
 
             return w * c * x, rule
 
@@ -88,7 +92,7 @@ def test_in_every_order(staged):
 def test_a_rule_with_one_gradient_too_few_says_so(staged):
     for argnums in 0, 2, (0, 1):
         with pytest.raises(
-            CustomGradientValueError, match="gradients of variables structured as declared"
+            CustomGradientValueError, match="gradients of variables structured as declared, got"
         ):
             jax.grad(staged(scale(of_one)), argnums)(W, C, X)
 
@@ -97,3 +101,23 @@ def test_forward_mode(staged):
     loss = staged(scale(of_both, forward_mode=True))
     assert jax.jvp(lambda w: loss(w, C, X), (W,), (10.0,))[1] == 550
     assert jax.jvp(lambda x: loss(W, C, x), (X,), (10.0,))[1] == 420
+
+
+def test_f_runs_once():
+    runs = collections.Counter()
+    loss = jax.jit(scale(of_both, runs))
+    assert [jax.grad(loss, a)(W, C, X) for a in (0, 2)] == [55, 42]
+    assert loss(W, C, X) == 30
+    assert runs["f"] == 1
+
+
+def test_no_tracer_leaves_a_call():
+    with jax.checking_leaks():
+        assert jax.jit(scale(of_both))(W, C, X) == 30
+        assert jax.grad(jax.jit(scale(of_both)))(W, C, X) == 55
+        assert (
+            jax.jit(
+                lambda w, x: op_custom_gradient(lambda x: (w * x, lambda u, variables: 1 / 0))(x)
+            )(W, X)
+            == 10
+        )
