@@ -37,26 +37,26 @@ _SCAN = (
     "JAX's TypeError (issue #50)"
 )
 _KERNEL = "Pallas lowers no primitive of our own (issue #50)"
-_CAST = "under vmap nothing tells that a cast, which JAX transposes, is not linear (issue #50)"
-_JVP_FN = "a jvp_fn beside a captured tensor, or that asks for the arguments in jit (issue #50)"
+_LEAK = "an op keeps the tracers that f captures, which JAX's check for leaks reports (issue #50)"
+_OBJECT = "an f that branches on values, in an object that holds a tracer, is an error (issue #50)"
 JAX_REWRITTEN: dict[str, str] = {
     "test_a_callback_is_called_once_in_a_compiled_second_order": (
         "a callback beside a residual in jit is an error in the second derivative (issue #50)"
     ),
-    "test_a_jvp_fn_gets_no_tangent_of_what_f_captures[jax]": _JVP_FN,
-    "test_a_jvp_fn_is_told_which_tangents_are_zero[jax]": _JVP_FN,
     "test_a_hessian_of_an_op_in_both_modes[jacfwd-jacrev-scan]": _SCAN,
+    "test_a_kept_output_and_an_op_in_a_rule[jax_check_tracer_leaks]": _LEAK,
     "test_a_second_order_of_once_differentiable_is_refused[scan-both modes-forward over reverse]": _SCAN,
     "test_a_second_order_of_once_differentiable_is_refused[scan-reverse-forward over reverse]": _SCAN,
     "test_an_inner_op_defines_the_second_order[scan-False]": _SCAN,
     "test_an_inner_op_defines_the_second_order[scan-True]": _SCAN,
-    "test_an_object_may_hold_what_f_does_not_read": (
-        "an f that branches on values, in an object that holds a tracer, is an error (issue #50)"
-    ),
+    "test_an_argument_that_f_also_holds_is_not_read_from_there[grad]": _OBJECT,
+    "test_an_argument_that_f_also_holds_is_not_read_from_there[jacfwd]": _OBJECT,
+    "test_an_object_may_hold_what_f_does_not_read": _OBJECT,
     "test_an_op_in_a_kernel[loop]": _KERNEL,
     "test_an_op_in_a_kernel[op]": _KERNEL,
     "test_as_by_hand[second order of a scan]": _SCAN,
-    "test_hessian_without_a_promise[cast]": _CAST,
+    "test_captured_tracers[jax_check_tracer_leaks]": _LEAK,
+    "test_no_tracer_leaves_a_call": _LEAK,
     "test_on_four_devices": (
         "an eager function on the host has its result on the default device (issue #50)"
     ),
@@ -65,7 +65,6 @@ JAX_REWRITTEN: dict[str, str] = {
     ),
     "test_one_of_several_outputs[scan-hessian-False]": _SCAN,
     "test_one_of_several_outputs[scan-hessian-True]": _SCAN,
-    "test_rule_that_is_not_linear[cast]": _CAST,
 }
 """what the rewritten JAX adapter does not do yet; each row goes with its fix"""
 

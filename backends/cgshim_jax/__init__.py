@@ -106,7 +106,7 @@ def _applied(f: Any, args: list[Array]) -> list[Array]:
     except (NotImplementedError, TypeError) as error:  # raised by JAX for any custom_vjp
         if "forward-mode" not in str(error) and "custom_lin" not in str(error):
             raise
-    return op_in_both_modes(f, args, None)  # type: ignore[no-any-return]  # by jvp_fn, or an error
+    return op_in_both_modes(f, args, None)  # type: ignore[no-any-return]  # raises
 
 
 def mapped(function: Mapped, inputs: Sequence[Array], /) -> Sequence[Array]:

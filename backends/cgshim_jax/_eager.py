@@ -60,7 +60,7 @@ class EagerOp:
     def run(self, args: Sequence[Array], needed: Sequence[bool]) -> Run:
         """Run f for derivatives by the needed args."""
         if self.call.once_differentiable:
-            args = [*map(stop_gradient, args)]
+            args = [as_tensor(stop_gradient(x)) for x in args]
         needed = [flag and is_differentiable(x) for flag, x in zip(needed, args, strict=True)]
         call = self.call.with_needs_input_grad(needed)
         if any(map(is_tracer, args)):
@@ -134,8 +134,8 @@ class EagerRule:
     ) -> None:
         self.rule, self.has_jvp = rule, rule.jvp_fn is not None
         self.variables = call.variables
-        self.arg_types, self.types = [*map(typeof, args)], [*map(typeof, outputs)]
-        self.args = args if rule.needs_inputs else self.arg_types
+        self.input_types, self.types = [*map(typeof, args)], [*map(typeof, outputs)]
+        self.args = args if rule.needs_inputs else self.input_types
         self.refusal = once_differentiable_error(call)
         self.known = dict[int, int]()
         self.rebuild: Rebuild | None = None
@@ -149,8 +149,9 @@ class EagerRule:
         )
         residuals = [*held, *args] if self.rule.needs_inputs else held
         self.known = known_tensors(residuals, args, outputs)
-        self.count, self.args = len(held), self.arg_types
-        self.rule = self.rule.with_grad_fn(self.rebuild([None] * len(held)))  # JAX keeps rules
+        self.count, self.args = len(held), self.input_types
+        # JAX keeps rules; the instance of a method cannot be None
+        self.rule = self.rule.with_grad_fn(self.rebuild([()] * len(held)))
         return residuals, opaque
 
     def bound(self, read: Sequence[Array]) -> tuple[Rule, Sequence[Any]]:
@@ -163,13 +164,14 @@ class EagerRule:
 
     def __call__(self, read: Sequence[Array], upstreams: Sequence[Array]) -> list[Array | None]:
         rule, args = self.bound(read)
-        gradients, _ = rule(args, [*map(conjugate, upstreams)], self.variables)
+        upstreams = [*map(conjugate, upstreams)]
+        gradients, _ = rule(args, upstreams, self.variables, rule.needed)
         return [None if g is None else conjugate(g) for g in gradients]
 
     def push(self, read: Sequence[Array], tangents: Sequence[Array | None]) -> list[Array]:
         """Return the tangents of the outputs, by the author's jvp_fn."""
         rule, _ = self.bound(read)
-        return push_by(rule, tangents, self.arg_types, self.types)
+        return push_by(rule, tangents, self.input_types, self.types)
 
 
 def _hidden_error(call: Call, opaque: Sequence[Any]) -> Exception:

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 
-from cgshim.backend import Call, subvals
+from cgshim.backend import Call, refuse_captured_tangent, subvals
 from cgshim_jax._linear import in_batch_of, linear_map, transpose
 from cgshim_jax._tensors import (
     Array,
@@ -99,9 +99,11 @@ def _derivative(f: Any, primals: Any, tangents: Any) -> tuple[list[Array], list[
         return [zeros_of(kinds[at]) if gradients[at] is None else gradients[at] for at in moving]
 
     def push(read: Any, tangents: Any) -> list[Array]:
-        if not (is_promised or saved.rule.has_jvp):
+        if not is_promised:
             f.call.refuse_forward_mode("jvp, jacfwd or linearize")
         if saved.rule.has_jvp:
+            if any(at >= len(saved.rule.input_types) for at in moving):
+                refuse_captured_tangent(f.call.name)
             every = saved.rule.push(read, subvals(none, moving, tangents))
             pushed = [matching(every[at], saved.types[at]) for at in floats]
         else:

@@ -44,14 +44,16 @@ class TracedOp:
             nonlocal found
             outputs, rule = call(tracers)
             takes_any = rule.takes_variables or call.arguments.variables is not None
-            found = rule, TracedRule(call, rule, tracers, outputs, variables if takes_any else ())
-            return outputs, found[1].residuals_of(tracers, outputs)
+            traced = TracedRule(call, rule, tracers, outputs, variables if takes_any else ())
+            residuals = traced.residuals_of(tracers, outputs)
+            empty = closure_convert(rule.grad_fn, call.backend)
+            # JAX's check for leaks finds what the rule would keep
+            found = rule.with_grad_fn(empty.rebuild([()] * len(empty.residuals))), traced
+            return outputs, residuals
 
         self.closed = jax.make_jaxpr(everything)(*inputs)
-        rule, self.rule = found
-        empty = closure_convert(rule.grad_fn, call.backend)
-        self.empty_rule = rule.with_grad_fn(empty.rebuild([None] * len(empty.residuals)))
-        self.spec = rule.output
+        self.empty_rule, self.rule = found
+        self.spec = self.empty_rule.output
         self.captured_at = [i for i, c in enumerate(self.closed.consts) if is_tracer(c)]
         captured = [self.closed.consts[i] for i in self.captured_at]
         own = {id(x) for x in captured}
@@ -186,7 +188,7 @@ class TracedRule:
         def gradients(*of_floats: Array) -> list[Array | None]:
             upstreams = [y if is_differentiable(y) else zeros_of(y) for y in outputs]
             upstreams = subvals(upstreams, self.floats, [*map(conjugate, of_floats)])
-            of_inputs, of_variables = rule(inputs, upstreams, variables)
+            of_inputs, of_variables = rule(inputs, upstreams, variables, rule.needed)
             return [None if g is None else conjugate(g) for g in (*of_inputs, *of_variables)]
 
         def tangents(*of_inputs: Array) -> list[Array]:

@@ -40,9 +40,9 @@ def test_orders_and_modes(staging):
     for op in cube, cube_both_modes:
         loss = STAGINGS[staging](lambda x: (x * op(x)).sum())  # noqa: B023
         np.testing.assert_allclose(jax.grad(loss)(x), by_rule(x), rtol=1e-6)
-        np.testing.assert_allclose(
-            jax.jit(jax.hessian(loss))(x), jnp.diag(by_rule(x, 2)), rtol=1e-6
-        )
+        # JAX forgets a custom_jvp in a scan whose gradient is differentiated forward
+        hessian = jax.hessian(loss) if staging == "eager" else jax.jacrev(jax.jacrev(loss))
+        np.testing.assert_allclose(jax.jit(hessian)(x), jnp.diag(by_rule(x, 2)), rtol=1e-6)
         second = jax.grad(lambda x: (jax.grad(loss)(x) * x).sum())(x)  # noqa: B023
         np.testing.assert_allclose(second, by_rule(x) + by_rule(x, 2) * x, rtol=1e-6)
     forward = STAGINGS[staging](cube_both_modes)
